@@ -1,0 +1,30 @@
+# ferry_test(NAME name SOURCES file... [LIBS library...] [LABELS label...] [TIMEOUT seconds] [OWN_MAIN])
+#
+# Builds a GoogleTest program and registers each of its tests with ctest. The sources see src/ and tests/.
+# TIMEOUT holds for each single test, 120 s by default. OWN_MAIN: the sources define main().
+# Labels with a meaning: `threads` also runs under the thread sanitizer, `slow` is left out of sanitizer runs,
+# `long` runs only under `./scripts/test --long`.
+function(ferry_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "OWN_MAIN" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS")
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
+    message(FATAL_ERROR "ferry_test: NAME and SOURCES are needed; not understood: '${arg_UNPARSED_ARGUMENTS}'")
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  if(arg_OWN_MAIN)
+    set(gtest GTest::gtest)
+  else()
+    set(gtest GTest::gtest_main)
+  endif()
+
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${arg_NAME} PRIVATE ferry::ferry ${gtest} ${arg_LIBS})
+
+  set(labels ${arg_LABELS})
+  list(JOIN labels "\\;" labels) # a plain list would be taken apart on its way through gtest_discover_tests
+  # At test time, so that an emulator or a launcher is in force for discovery too.
+  gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                       PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${labels}")
+endfunction()

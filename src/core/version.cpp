@@ -1,0 +1,9 @@
+#include "ferry/version.hpp"
+
+namespace ferry {
+
+std::string_view version() noexcept {
+  return FERRY_VERSION;
+}
+
+}  // namespace ferry
