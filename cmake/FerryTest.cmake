@@ -22,9 +22,11 @@ function(ferry_test)
   target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${arg_NAME} PRIVATE ferry::ferry ${gtest} ${arg_LIBS})
 
-  set(labels ${arg_LABELS})
-  list(JOIN labels "\\;" labels) # a plain list would be taken apart on its way through gtest_discover_tests
-  # At test time, so that an emulator or a launcher is in force for discovery too.
-  gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${labels}")
+  # Discovered at test time, so that the emulator set in FerryCompile is in force for it.
+  gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT})
+
+  # gtest_discover_tests would take a list of labels apart; a file that ctest reads after it sets them.
+  set(labels ${CMAKE_CURRENT_BINARY_DIR}/${arg_NAME}_labels.cmake)
+  file(WRITE ${labels} "set_tests_properties(\${${arg_NAME}_TESTS} PROPERTIES LABELS \"${arg_LABELS}\")\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
 endfunction()
