@@ -1,0 +1,82 @@
+// What an exchange asks of a backend: one object for each exchange and rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "ferry/error.hpp"
+#include "ferry/exchange.hpp"
+
+namespace ferry {
+
+// What check() raises, gathered by a lane's calls since the last check. Zero counts mean nothing happened.
+struct Findings {
+  BadId bad_id;
+  BadSource bad_source;
+  Overflow overflow;
+};
+
+struct Capabilities {
+  bool device_memory = false;  // tokens, ids and rows lie in device memory
+  bool streams = false;
+};
+
+// A dispatch, checked and complete: every default is filled in. Exactly one of `ids` and `plan` is given.
+struct DispatchCall {
+  int lane = 0;
+  Tokens tokens;
+  Ids ids;
+  Plan plan;
+  const float* weights = nullptr;
+  Format format;
+  ArrivalsMemory memory;
+  bool weigh_rows = false;
+  const void* dot_rows = nullptr;
+  int sm_limit = 0;
+};
+
+struct CombineCall {
+  int lane = 0;
+  Outputs outputs;
+  Plan plan;
+  Result result;
+  const float* weights = nullptr;       // one a row
+  const float* home_weights = nullptr;  // [N, K]; only with exact
+  Reduction reduction = Reduction::partial;
+  const float* row_values = nullptr;
+  float* route_values = nullptr;
+  int sm_limit = 0;
+};
+
+// Calls of a lane come in order; calls of different lanes may come from different threads at once. Waits inside end
+// with TimeoutError, PeerLostError, or with the error of a peer that refused or of options that differ.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual Capabilities capabilities() const = 0;
+  virtual Sizes sizes() const = 0;
+
+  virtual void dispatch_send(const DispatchCall& call, Stream stream) = 0;
+  virtual Arrivals dispatch_receive(int lane, Stream stream) = 0;
+  virtual void combine_send(const CombineCall& call, Stream stream) = 0;
+  virtual void combine_receive(int lane, Stream stream) = 0;
+  virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream stream) = 0;
+  virtual const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) = 0;
+
+  // This rank's own call is refused: takes its number and tells the peers, whose call ends with the same error.
+  virtual void refuse(Operation operation, int lane, const Error& error) noexcept = 0;
+
+  // What the lane's calls have found, cleared by reading.
+  virtual Findings take_findings(int lane) = 0;
+
+  virtual LoadCounts load() const = 0;
+  virtual WireCounts wire() const = 0;
+};
+
+// Throws UnsupportedError when this build or machine has no such backend. `config` is complete.
+std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
+std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
+std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
+
+}  // namespace ferry
