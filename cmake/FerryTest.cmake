@@ -22,6 +22,10 @@ function(ferry_test)
   target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${arg_NAME} PRIVATE ferry::ferry ${gtest} ${arg_LIBS})
 
+  if("threads" IN_LIST arg_LABELS)
+    add_dependencies(tests_threads ${arg_NAME})
+  endif()
+
   # Discovered at test time, so that the emulator set in FerryCompile is in force for it.
   gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT})
 
