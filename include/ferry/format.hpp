@@ -17,6 +17,8 @@ struct Fp8Options {
   bool column_major = false;  // scales arrive as [blocks, leading dimension] instead of [rows, blocks]
   bool power_of_two = false;  // scale = 2^ceil(log2(s / 448))
   bool packed = false;        // power-of-two scales as biased exponents, four to an int32 (needs power_of_two)
+
+  bool operator==(const Fp8Options&) const = default;
 };
 
 // A format is a value: cheap to copy, compared by content, chosen for each dispatch.
@@ -35,9 +37,13 @@ struct Format {
   // Up to four parts a row that Ferry moves without looking at them, such as values already quantised and
   // their scales. Each is a multiple of 16 bytes.
   static Format opaque(std::initializer_list<std::int64_t> bytes);
+
+  bool operator==(const Format&) const = default;
 };
 
-// bf16, fp16, fp32, fp8, fp8-pow2, fp8-columns, ... or opaque:1024+64
+// Names: bf16, fp16, fp32; fp8, followed by any of -columns, -pow2, -packed, each at most once (packed needs pow2);
+// opaque: and one to four sizes in bytes, as in opaque:1024+64. to_string writes the options in this order;
+// parse_format takes them in any, and throws UsageError for anything else.
 std::string to_string(const Format& format);
 Format parse_format(const std::string& name);
 
