@@ -1,0 +1,24 @@
+#include "core/environment.hpp"
+
+#include <cstdlib>
+
+namespace ferry {
+
+namespace {
+
+void take(std::string& value, const char* name) {
+  const char* found = std::getenv(name);
+  if (found != nullptr && *found != '\0') value = found;
+}
+
+}  // namespace
+
+Environment Environment::read() {
+  Environment environment;
+  take(environment.shm_dir, "FERRY_SHM_DIR");
+  take(environment.mpi_module, "FERRY_MPI_MODULE");
+  take(environment.traces, "FERRY_TRACES");
+  return environment;
+}
+
+}  // namespace ferry

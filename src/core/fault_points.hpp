@@ -1,0 +1,52 @@
+// Named points inside the protocol, where tests stall, delay, throw or kill a rank.
+#pragma once
+
+#include <array>
+#include <atomic>
+
+namespace ferry {
+
+enum class FaultPoint : int {
+  construct_mapped,    // symmetric memory is mapped, the exchange not yet usable
+  dispatch_begin,      // the call has its number, nothing is written
+  dispatch_rows_sent,  // rows lie at the peers, no flag does
+  dispatch_posted,     // flags lie at the peers
+  dispatch_waited,     // every peer's flag has come, nothing is read
+  dispatch_done,       // arrivals are laid out
+  combine_begin,
+  combine_rows_sent,
+  combine_posted,
+  combine_waited,
+  combine_done,
+  metadata_begin,
+  metadata_posted,
+  metadata_waited,
+  route_values_begin,
+  route_values_sent,
+  route_values_posted,
+  route_values_waited,
+};
+
+inline constexpr std::array kFaultPoints = {
+    FaultPoint::construct_mapped,  FaultPoint::dispatch_begin,      FaultPoint::dispatch_rows_sent,
+    FaultPoint::dispatch_posted,   FaultPoint::dispatch_waited,     FaultPoint::dispatch_done,
+    FaultPoint::combine_begin,     FaultPoint::combine_rows_sent,   FaultPoint::combine_posted,
+    FaultPoint::combine_waited,    FaultPoint::combine_done,        FaultPoint::metadata_begin,
+    FaultPoint::metadata_posted,   FaultPoint::metadata_waited,     FaultPoint::route_values_begin,
+    FaultPoint::route_values_sent, FaultPoint::route_values_posted, FaultPoint::route_values_waited,
+};
+
+const char* to_string(FaultPoint point);
+
+// Called by every rank of the process at every point, from the rank's own thread. It may sleep, throw or not
+// return.
+using FaultHook = void (*)(FaultPoint point, int rank);
+
+extern std::atomic<FaultHook> fault_hook;  // null except in tests
+
+// One relaxed load where no hook stands: backends call it freely.
+inline void fault_point(FaultPoint point, int rank) {
+  if (const FaultHook hook = fault_hook.load(std::memory_order_relaxed)) hook(point, rank);
+}
+
+}  // namespace ferry

@@ -1,0 +1,41 @@
+// One mapping of memory, unmapped by its owner.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace ferry {
+
+class Mapping {
+ public:
+  Mapping() = default;
+  ~Mapping();
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  // All zero at first, with huge pages where the system grants them; at least one page. SystemError when
+  // refused.
+  static Mapping anonymous(std::int64_t bytes);
+  static Mapping anonymous_shared(std::int64_t bytes);  // kept by children of fork()
+  static Mapping file(int descriptor, std::int64_t bytes);
+
+  // Gives every page its memory now. SystemError when there is not enough: a later access would have failed.
+  void populate() const;
+
+  std::byte* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  static Mapping map(std::int64_t bytes, int flags, int descriptor);
+
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace ferry
