@@ -44,7 +44,7 @@ struct BadId {
 
 class BadIdError : public UsageError {
  public:
-  BadIdError(const std::string& message, const BadId& bad) : UsageError(message), bad(bad) {}
+  BadIdError(const std::string& message, const BadId& found) : UsageError(message), bad(found) {}
   const BadId bad;
 };
 
@@ -57,7 +57,7 @@ struct BadSource {
 
 class BadSourceError : public UsageError {
  public:
-  BadSourceError(const std::string& message, const BadSource& bad) : UsageError(message), bad(bad) {}
+  BadSourceError(const std::string& message, const BadSource& found) : UsageError(message), bad(found) {}
   const BadSource bad;
 };
 
@@ -71,8 +71,8 @@ struct Overflow {
 
 class OverflowError : public Error {
  public:
-  OverflowError(const std::string& message, const Overflow& overflow)
-      : Error(ErrorCode::overflow, message), overflow(overflow) {}
+  OverflowError(const std::string& message, const Overflow& found)
+      : Error(ErrorCode::overflow, message), overflow(found) {}
   const Overflow overflow;
 };
 
@@ -102,22 +102,22 @@ std::string describe(const WaitRecord& record);
 
 class TimeoutError : public Error {
  public:
-  TimeoutError(const std::string& message, const WaitRecord& record)
-      : Error(ErrorCode::timeout, message), record(record) {}
+  TimeoutError(const std::string& message, const WaitRecord& found)
+      : Error(ErrorCode::timeout, message), record(found) {}
   const WaitRecord record;
 };
 
 class PeerLostError : public Error {
  public:
-  PeerLostError(const std::string& message, const WaitRecord& record)
-      : Error(ErrorCode::peer_lost, message), record(record) {}
+  PeerLostError(const std::string& message, const WaitRecord& found)
+      : Error(ErrorCode::peer_lost, message), record(found) {}
   const WaitRecord record;
 };
 
 class SystemError : public Error {
  public:
-  SystemError(const std::string& message, int error_number)
-      : Error(ErrorCode::system, message), error_number(error_number) {}
+  SystemError(const std::string& message, int code_of_system)
+      : Error(ErrorCode::system, message), error_number(code_of_system) {}
   const int error_number;  // errno
 };
 
