@@ -16,7 +16,8 @@ quietly() {
   local log=build/logs/$1.log
   shift
   "$@" >"$log" 2>&1 </dev/null && return
-  printf '%s\nfailed: %s; the end of %s:\n' "$(tail -n 60 "$log")" "$*" "$log" >&2
+  tail -n 60 "$log" >&2
+  printf 'this was the end of %s\n' "$log" >&2
   return 1
 }
 
