@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "ferry/format.hpp"
+#include "format/fp8_block.hpp"
 #include "layout/host_device.hpp"
 
 namespace ferry {
@@ -29,18 +30,13 @@ struct PartList {
 };
 
 inline constexpr std::int64_t kRowAlignment = 16;  // bytes: parts of a message, rows of values
-inline constexpr std::int64_t kFp8Block = 128;     // columns that share a scale
+inline constexpr std::int64_t kScaleBytes = 4;     // an fp32 scale, or a word of packed ones
 inline constexpr std::int64_t kMaxPartBytes = 1ll
                                               << 30;  // of a row; keeps every product of sizes within 64 bits
 inline constexpr std::int64_t kColumnAlignment = 4;   // elements: columns start at multiples of it
 
 FERRY_HD constexpr std::int64_t padded(std::int64_t bytes) {
   return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
-}
-
-// Blocks of a row of the fp8 format, the last one possibly shorter.
-FERRY_HD constexpr std::int64_t fp8_blocks(std::int64_t hidden) {
-  return (hidden + kFp8Block - 1) / kFp8Block;
 }
 
 // The parts of a row of `hidden` columns. The format must have passed check_format.
@@ -87,7 +83,8 @@ FERRY_HD void store_part_row(const PartLayout& part, void* base, std::int64_t ro
   char* const to = static_cast<char*>(base);
   const char* const from = static_cast<const char*>(wire);
   for (std::int64_t e = 0; e < elements_of(part); ++e)
-    std::memcpy(to + element_offset(part, row, e, leading), from + e * part.element_bytes, part.element_bytes);
+    std::memcpy(to + element_offset(part, row, e, leading), from + e * part.element_bytes,
+                part.element_bytes);
 }
 
 // Zeroes one row of the part, nothing else: what zero_padding does to padding rows.

@@ -1,0 +1,30 @@
+#include "ferry/types.hpp"
+
+namespace ferry {
+namespace {
+
+template <class Enum, std::size_t Count>
+const char* name_of(Enum value, const char* const (&names)[Count]) {
+  const auto index = static_cast<std::size_t>(value);
+  return index < Count ? names[index] : "unknown";
+}
+
+}  // namespace
+
+const char* to_string(DType type) {
+  return name_of(type, {"bf16", "fp16", "fp32"});
+}
+
+const char* to_string(Layout layout) {
+  return name_of(layout, {"expert_major", "expert_padded", "rank_major"});
+}
+
+const char* to_string(Reduction reduction) {
+  return name_of(reduction, {"partial", "exact", "unreduced"});
+}
+
+const char* to_string(BackendKind backend) {
+  return name_of(backend, {"reference", "cpu", "cuda"});
+}
+
+}  // namespace ferry

@@ -1,0 +1,55 @@
+// The scale of a block of fp8 values: 128 columns of a row, the last block possibly shorter.
+//
+//   amax  = max |float(x)| over the block, NaN ignored (0 if nothing is left)
+//   s     = max(amax, 1e-4f)
+//
+//   plain          scale = s / 448                     q = e4m3(x * (448 / s))
+//   power of two   scale = 2^ceil(log2(s / 448))       q = e4m3(x * (1 / scale))
+//
+// Every operation is an IEEE fp32 operation, rounded once; s / 448 is rounded before the power of two at or
+// above it is taken, from its bits; 1 / scale is exact. An infinity in the block makes s and both scales
+// infinite, the factor 0, and so every finite value 0, with its sign, and every infinity, as every NaN, 7F.
+//
+// Packed scales are the biased exponents of power-of-two scales (the byte scale's bits >> 23; 255 for
+// infinity), the exponent of block b in byte b % 4 of the little-endian int32 b / 4; bytes past the last
+// block are 0.
+#pragma once
+
+#include <cstdint>
+
+#include "format/e4m3.hpp"
+
+namespace ferry {
+
+inline constexpr std::int64_t kFp8Block = 128;
+
+FERRY_HD constexpr std::int64_t fp8_blocks(std::int64_t hidden) {
+  return (hidden + kFp8Block - 1) / kFp8Block;
+}
+
+struct Fp8Scale {
+  float scale;   // what is stored: value = scale * q
+  float factor;  // what values are multiplied by before they are rounded to e4m3
+};
+
+// The smallest power of two that is not below `value`, a positive normal number or infinity.
+FERRY_HD constexpr float power_of_two_at_least(float value) {
+  const std::uint32_t fraction = bits_of(value) & 0x007FFFFFu;
+  const std::uint32_t exponent = bits_of(value) & kFp32Infinity;
+  return float_of(fraction == 0 ? exponent : exponent + 0x00800000u);
+}
+
+// `amax` is not NaN.
+FERRY_HD constexpr Fp8Scale fp8_scale(float amax, bool power_of_two) {
+  const float s = amax > 1e-4f ? amax : 1e-4f;
+  if (!power_of_two) return {s / kE4m3Max, kE4m3Max / s};
+  const float scale = power_of_two_at_least(s / kE4m3Max);
+  return {scale, 1.0f / scale};
+}
+
+// A power-of-two scale as its biased exponent.
+FERRY_HD constexpr std::uint8_t packed_scale(float scale) {
+  return static_cast<std::uint8_t>(bits_of(scale) >> 23);
+}
+
+}  // namespace ferry
