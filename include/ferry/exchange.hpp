@@ -21,7 +21,8 @@ struct Tokens {
   std::int64_t count = 0;                         // N
   DType type = DType::bf16;                       // of the values; opaque parts have none
 
-  static Tokens rows(const void* data, std::int64_t count, DType type = DType::bf16, std::int64_t stride = 0) {
+  static Tokens rows(const void* data, std::int64_t count, DType type = DType::bf16,
+                     std::int64_t stride = 0) {
     return {.parts = {data}, .strides = {stride}, .count = count, .type = type};
   }
 };
@@ -52,63 +53,66 @@ struct ArrivedPart {
   std::int64_t leading_dimension = 0;  // column_major scales: elements from column to column; 0 for rows
 };
 
-// Totals in host memory, written by the call itself after everything else; `call` is stored last, with release.
+// Totals in host memory, written by the call itself after everything else; `call` is stored last, with
+// release.
 struct HostTotals {
   std::uint64_t call = 0;
   std::int64_t total = 0;
 };
 
-// What dispatch returns. Memory belongs to the lane, until its next dispatch, or to the caller (ArrivalsMemory).
-// Groups are this rank's experts, in local order; for rank_major the source ranks. Rows past the total are never
-// written or read. See docs/contract.md for the order of rows.
+// What dispatch returns. Memory belongs to the lane, until its next dispatch, or to the caller
+// (ArrivalsMemory). Groups are this rank's experts, in local order; for rank_major the source ranks. Rows
+// past the total are never written or read. See docs/contract.md for the order of rows.
 struct Arrivals {
-  void* data = nullptr;                          // values: parts[0].data
+  void* data = nullptr;  // values: parts[0].data
   std::array<ArrivedPart, kMaxParts> parts{};
-  int groups = 0;                                // G
-  std::int64_t capacity = 0;                     // rows; expert_padded: rows an expert
-  const std::int32_t* counts = nullptr;          // [G] rows of a group, padding not counted
-  const std::int32_t* row_offsets = nullptr;     // [G+1] first row of a group
-  const std::int32_t* total = nullptr;           // one number: row_offsets[G]
-  const std::int32_t* group_expert = nullptr;    // [G] global expert id of a group; rank_major: -1
-  const Source* source = nullptr;                // [total]
-  const float* weight = nullptr;                 // [total], rank_major [total, top_k]; null without weights
-  const std::int32_t* local_ids = nullptr;       // rank_major [total, top_k]: local expert, or -1
-  const std::int32_t* group_of_row = nullptr;    // [total] if memory was given for it
-  const float* dots = nullptr;                   // [total] if DispatchOptions::dot_rows was given
+  int groups = 0;                              // G
+  std::int64_t capacity = 0;                   // rows; expert_padded: rows an expert
+  const std::int32_t* counts = nullptr;        // [G] rows of a group, padding not counted
+  const std::int32_t* row_offsets = nullptr;   // [G+1] first row of a group
+  const std::int32_t* total = nullptr;         // one number: row_offsets[G]
+  const std::int32_t* group_expert = nullptr;  // [G] global expert id of a group; rank_major: -1
+  const Source* source = nullptr;              // [total]
+  const float* weight = nullptr;               // [total], rank_major [total, top_k]; null without weights
+  const std::int32_t* local_ids = nullptr;     // rank_major [total, top_k]: local expert, or -1
+  const std::int32_t* group_of_row = nullptr;  // [total] if memory was given for it
+  const float* dots = nullptr;                 // [total] if DispatchOptions::dot_rows was given
   const HostTotals* host = nullptr;
-  std::uint64_t call = 0;                        // call number on the lane
+  std::uint64_t call = 0;  // call number on the lane
   Plan plan;
 };
 
 struct DispatchOptions {
-  std::optional<Format> format;  // default: Config::format
+  std::optional<Format> format{};  // default: Config::format
   int lane = 0;
-  int sm_limit = 0;              // GPU backends: most blocks at once; 0: no limit
+  int sm_limit = 0;  // GPU backends: most blocks at once; 0: no limit
   ArrivalsMemory memory{};
-  bool weigh_rows = false;       // values arrive multiplied by their weight: round(w * x); not with fp8, opaque, rank_major
-  const void* dot_rows = nullptr;  // rows v [total, hidden] of Config::wire type: dots[row] = dot(x before weighing, v)
+  bool weigh_rows =
+      false;  // values arrive multiplied by their weight: round(w * x); not with fp8, opaque, rank_major
+  const void* dot_rows =
+      nullptr;  // rows v [total, hidden] of Config::wire type: dots[row] = dot(x before weighing, v)
 };
 
 // The experts' outputs, row for row as the arrivals lay. Rows past the total are never read.
 struct Outputs {
   const void* data = nullptr;
-  DType type = DType::bf16;    // rounded to Config::wire where they differ
-  std::int64_t stride = 0;     // bytes from row to row; 0: dense
+  DType type = DType::bf16;  // rounded to Config::wire where they differ
+  std::int64_t stride = 0;   // bytes from row to row; 0: dense
 };
 
 // Where combine writes: [tokens, hidden]; unreduced [tokens, top_k, hidden] with `stride` from slot to slot.
 struct Result {
   void* data = nullptr;
   DType type = DType::bf16;
-  std::int64_t stride = 0;     // bytes from row to row; 0: dense
+  std::int64_t stride = 0;  // bytes from row to row; 0: dense
 };
 
 struct CombineOptions {
-  const float* weights = nullptr;       // weights that travelled: Arrivals::weight, one a row
-  const float* home_weights = nullptr;  // [tokens, top_k] at home instead; neither: every weight is 1
-  std::optional<Reduction> reduction;   // default: Config::reduction
-  const float* row_values = nullptr;    // one fp32 a row that comes home ...
-  float* route_values = nullptr;        // ... as [tokens, top_k], 0 where masked or dropped
+  const float* weights = nullptr;        // weights that travelled: Arrivals::weight, one a row
+  const float* home_weights = nullptr;   // [tokens, top_k] at home instead; neither: every weight is 1
+  std::optional<Reduction> reduction{};  // default: Config::reduction
+  const float* row_values = nullptr;     // one fp32 a row that comes home ...
+  float* route_values = nullptr;         // ... as [tokens, top_k], 0 where masked or dropped
   int lane = 0;
   int sm_limit = 0;
 };
@@ -135,16 +139,16 @@ struct WireCounts {
 
 class Backend;
 
-// Owns the buffers of one configuration on one rank. Construction and every operation are collective: all ranks
-// call the same operations of a lane in the same order. Host backends work in the calling thread and return when
-// the operation is done; two lanes may be used by two threads at once. Errors of a call (UsageError, OverflowError)
-// leave the exchange usable; TimeoutError and PeerLostError are final for the group. A call that this rank refuses
-// ends the peers' call of that number with the same error.
+// Owns the buffers of one configuration on one rank. Construction and every operation are collective: all
+// ranks call the same operations of a lane in the same order. Host backends work in the calling thread and
+// return when the operation is done; two lanes may be used by two threads at once. Errors of a call
+// (UsageError, OverflowError) leave the exchange usable; TimeoutError and PeerLostError are final for the
+// group. A call that this rank refuses ends the peers' call of that number with the same error.
 class Exchange {
  public:
   Exchange(Rank rank, Config config);
   ~Exchange();
-  Exchange(const Exchange&) = delete;             // owns memory that peers write to
+  Exchange(const Exchange&) = delete;  // owns memory that peers write to
   Exchange& operator=(const Exchange&) = delete;
 
   const Config& config() const;  // with every default filled in
@@ -152,7 +156,8 @@ class Exchange {
   Sizes sizes() const;
   std::int64_t capacity() const;
 
-  // Sends every token to the ranks of its experts and lays the arrivals out. `weights` [count, top_k] or null.
+  // Sends every token to the ranks of its experts and lays the arrivals out. `weights` [count, top_k] or
+  // null.
   Arrivals dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                     const DispatchOptions& options = {}, Stream stream = {});
   Arrivals dispatch(const Tokens& tokens, const Ids& ids, const float* weights, Stream stream) {
@@ -162,8 +167,8 @@ class Exchange {
   Arrivals dispatch(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
                     const DispatchOptions& options = {}, Stream stream = {});
 
-  // The split form. The send half waits for no peer's data; tokens, ids and weights may be reused after it. The
-  // receive half may run in another thread. Between halves nothing of Ferry runs.
+  // The split form. The send half waits for no peer's data; tokens, ids and weights may be reused after it.
+  // The receive half may run in another thread. Between halves nothing of Ferry runs.
   void dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                      const DispatchOptions& options = {}, Stream stream = {});
   void dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
@@ -171,19 +176,20 @@ class Exchange {
   Arrivals dispatch_receive(int lane = 0, Stream stream = {});
 
   // Brings the experts' outputs home and adds them. `result` may be empty if only route_values are wanted.
-  void combine(const Outputs& outputs, const Plan& plan, const Result& result, const CombineOptions& options = {},
-               Stream stream = {});
-  // Home weights with `partial` need a round trip of their own and are refused in the split form. The plan, the
-  // result and home weights are used by the receive half too and must live until it ends.
+  void combine(const Outputs& outputs, const Plan& plan, const Result& result,
+               const CombineOptions& options = {}, Stream stream = {});
+  // Home weights with `partial` need a round trip of their own and are refused in the split form. The plan,
+  // the result and home weights are used by the receive half too and must live until it ends.
   void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                     const CombineOptions& options = {}, Stream stream = {});
   void combine_receive(int lane = 0, Stream stream = {});
 
   // Carries one fp32 a route [tokens, top_k] to its row: values[row], padding 0.
-  void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0, Stream stream = {});
+  void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0,
+                    Stream stream = {});
 
-  // Gradients of combine: rows of dy times their weight (as Arrivals), and d_weights[token, slot] = dot(dy, v) brought
-  // home. `outputs` are the rows combine was given, in Config::wire type.
+  // Gradients of combine: rows of dy times their weight (as Arrivals), and d_weights[token, slot] = dot(dy,
+  // v) brought home. `outputs` are the rows combine was given, in Config::wire type.
   Arrivals combine_backward(const Tokens& d_result, const Plan& plan, const float* home_weights,
                             const Outputs& outputs, float* d_weights, const DispatchOptions& options = {},
                             Stream stream = {});
@@ -191,9 +197,9 @@ class Exchange {
   // [sum, prefix before me, maximum] of the ranks' counts, at a fixed address of the lane.
   const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {});
 
-  // Throws what the lane's calls since the last check found: BadIdError, OverflowError, BadSourceError. Host backends
-  // call it at the end of every call unless Config::check_calls is off; the call has been carried out all the same,
-  // and its arrivals are to be had by last_arrivals().
+  // Throws what the lane's calls since the last check found: BadIdError, OverflowError, BadSourceError. Host
+  // backends call it at the end of every call unless Config::check_calls is off; the call has been carried
+  // out all the same, and its arrivals are to be had by last_arrivals().
   void check(int lane = 0);
   const Arrivals& last_arrivals(int lane = 0) const;
 

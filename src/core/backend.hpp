@@ -24,12 +24,12 @@ struct Capabilities {
 // A dispatch, checked and complete: every default is filled in. Exactly one of `ids` and `plan` is given.
 struct DispatchCall {
   int lane = 0;
-  Tokens tokens;
-  Ids ids;
-  Plan plan;
+  Tokens tokens{};
+  Ids ids{};
+  Plan plan{};
   const float* weights = nullptr;
-  Format format;
-  ArrivalsMemory memory;
+  Format format{};
+  ArrivalsMemory memory{};
   bool weigh_rows = false;
   const void* dot_rows = nullptr;
   int sm_limit = 0;
@@ -37,19 +37,20 @@ struct DispatchCall {
 
 struct CombineCall {
   int lane = 0;
-  Outputs outputs;
-  Plan plan;
-  Result result;
+  Outputs outputs{};
+  Plan plan{};
+  Result result{};
   const float* weights = nullptr;       // one a row
-  const float* home_weights = nullptr;  // [N, K]; only with exact
+  const float* home_weights = nullptr;  // [N, K]; with partial only in the fused form
   Reduction reduction = Reduction::partial;
   const float* row_values = nullptr;
   float* route_values = nullptr;
   int sm_limit = 0;
 };
 
-// Calls of a lane come in order; calls of different lanes may come from different threads at once. Waits inside end
-// with TimeoutError, PeerLostError, or with the error of a peer that refused or of options that differ.
+// Calls of a lane come in order; calls of different lanes may come from different threads at once. Waits
+// inside end with TimeoutError, PeerLostError, or with the error of a peer that refused or of options that
+// differ.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -57,14 +58,22 @@ class Backend {
   virtual Capabilities capabilities() const = 0;
   virtual Sizes sizes() const = 0;
 
+  // The fused forms. Tokens, ids, weights and outputs stay the caller's until these return, so a backend may
+  // read them late. `combine` also takes home weights with partial.
+  virtual Arrivals dispatch(const DispatchCall& call, Stream stream) = 0;
+  virtual void combine(const CombineCall& call, Stream stream) = 0;
+
+  // The halves. What a send half was given may be reused after it; plan, result and home weights stay.
   virtual void dispatch_send(const DispatchCall& call, Stream stream) = 0;
   virtual Arrivals dispatch_receive(int lane, Stream stream) = 0;
   virtual void combine_send(const CombineCall& call, Stream stream) = 0;
   virtual void combine_receive(int lane, Stream stream) = 0;
-  virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream stream) = 0;
+  virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
+                            Stream stream) = 0;
   virtual const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) = 0;
 
-  // This rank's own call is refused: takes its number and tells the peers, whose call ends with the same error.
+  // This rank's own call is refused: takes its number and tells the peers, whose call ends with the same
+  // error.
   virtual void refuse(Operation operation, int lane, const Error& error) noexcept = 0;
 
   // What the lane's calls have found, cleared by reading.
@@ -78,5 +87,9 @@ class Backend {
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
+
+// What an exchange of this backend will map on a rank.
+Sizes reference_backend_sizes(const Config& config, int rank);
+Sizes cpu_backend_sizes(const Config& config, int rank);
 
 }  // namespace ferry

@@ -1,0 +1,160 @@
+#include "core/checks.hpp"
+
+#include <cstdint>
+
+#include "core/configuration.hpp"
+#include "core/text.hpp"
+#include "format/parts.hpp"
+#include "layout/message.hpp"
+
+namespace ferry {
+namespace {
+
+constexpr std::int64_t kAlign = 16;  // of rows, in bytes: what one access moves
+
+bool aligned(const void* pointer, std::int64_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+// Rows of `row_bytes`, `stride` apart (0: dense), that are read or written.
+void check_rows(const char* what, const void* data, std::int64_t stride, std::int64_t row_bytes) {
+  if (data == nullptr) throw UsageError(str(what, ": no memory given"));
+  if (!aligned(data, kAlign)) throw UsageError(str(what, ": the address must be a multiple of ", kAlign));
+  if (stride != 0 && (stride < row_bytes || stride % kAlign != 0)) {
+    throw UsageError(str(what, ": stride = ", stride, " bytes for rows of ", row_bytes,
+                         ", must be at least that and a multiple of ", kAlign));
+  }
+}
+
+void check_message_fits(const Config& config, const Format& format) {
+  const std::int64_t largest = message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
+  const std::int64_t wanted = message_layout(parts_of(format, config.hidden), config.top_k).bytes;
+  if (wanted > largest) {
+    throw UsageError(str("dispatch: a message of format ", to_string(format), " takes ", wanted,
+                         " bytes, the configuration (", to_string(config.format), ") has ", largest));
+  }
+}
+
+void check_weighing(const Config& config, const DispatchCall& call) {
+  const bool typed = call.format.kind != FormatKind::fp8_e4m3 && call.format.kind != FormatKind::opaque;
+  if ((call.weigh_rows || call.dot_rows != nullptr) && !typed) {
+    throw UsageError(
+        str("dispatch: rows of format ", to_string(call.format), " cannot be weighed or multiplied"));
+  }
+  if ((call.weigh_rows || call.dot_rows != nullptr) && config.layout == Layout::rank_major) {
+    throw UsageError("dispatch: a rank_major row stands for several routes: it has no one weight");
+  }
+  if (call.weigh_rows && call.weights == nullptr && call.tokens.count > 0) {
+    throw UsageError("dispatch: weigh_rows needs weights");
+  }
+}
+
+void check_arrivals_memory(const Config& config, int rank, const DispatchCall& call) {
+  const PartList parts = parts_of(call.format, config.hidden);
+  for (int p = 0; p < parts.count; ++p) {
+    const void* part = call.memory.parts[static_cast<std::size_t>(p)];
+    if (part == nullptr && !config.own_arrivals && row_capacity(config, rank) > 0) {
+      throw UsageError(str("dispatch: own_arrivals is off and no memory was given for part ", p));
+    }
+    if (!aligned(part, kAlign)) {
+      throw UsageError(str("dispatch: memory of part ", p, " must be at a multiple of ", kAlign, " bytes"));
+    }
+  }
+  if (!aligned(call.memory.plan, kAlign)) {
+    throw UsageError(str("dispatch: memory of the plan must be at a multiple of ", kAlign, " bytes"));
+  }
+}
+
+}  // namespace
+
+void check_dispatch(const Config& config, int rank, const DispatchCall& call) {
+  const std::int64_t tokens = call.tokens.count;
+  if (tokens < 0 || tokens > config.max_tokens) {
+    throw UsageError(
+        str("dispatch: ", tokens, " tokens on rank ", rank, ", max_tokens is ", config.max_tokens));
+  }
+  check_format(call.format, config.hidden, call.tokens.type);
+  check_message_fits(config, call.format);
+  check_weighing(config, call);
+  check_arrivals_memory(config, rank, call);
+  if (!call.plan.empty()) {
+    check_plan(config, rank, call.plan);
+    if (call.plan.tokens() != tokens) {
+      throw UsageError(
+          str("dispatch: ", tokens, " tokens with a plan of ", call.plan.tokens(), " on rank ", rank));
+    }
+  }
+  if (tokens == 0) return;
+  if (call.plan.empty() && call.ids.data == nullptr) throw UsageError("dispatch: no ids given");
+  const PartList parts = parts_of(call.format, config.hidden);
+  for (int p = 0; p < parts.count; ++p) {
+    const auto i = static_cast<std::size_t>(p);
+    const bool values = call.format.kind == FormatKind::fp8_e4m3;  // enter in their own type, scales do not
+    const std::int64_t row = values ? config.hidden * bytes_of(call.tokens.type) : parts.part[p].row_bytes;
+    if (values && p > 0) break;
+    check_rows("tokens", call.tokens.parts[i], call.tokens.strides[i], row);
+  }
+}
+
+void check_plan(const Config& config, int rank, const Plan& plan) {
+  const PlanShape shape = plan_shape(config);
+  const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
+  if (plan.empty()) throw UsageError("no plan given");
+  if (plan.bytes() < bytes) {
+    throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes));
+  }
+  const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
+  if (header.magic != kPlanMagic || header.check != header_check(header)) {
+    throw UsageError("plan: unfinished or damaged: its header does not agree with itself");
+  }
+  if (header.config_hash != places_hash(config)) {
+    throw UsageError("plan: made by an exchange of another configuration or placement");
+  }
+  if (header.rank != rank) {
+    throw UsageError(str("plan: made on rank ", header.rank, ", used on rank ", rank));
+  }
+}
+
+void check_combine(const Config& config, int rank, const CombineCall& call, bool split) {
+  check_plan(config, rank, call.plan);
+  const bool wants_routes = call.reduction != Reduction::partial;
+  if (wants_routes && config.reduction == Reduction::partial) {
+    throw UsageError(str("combine: ", to_string(call.reduction),
+                         " needs more staging than the configuration's ", to_string(config.reduction),
+                         ": configure the larger one"));
+  }
+  if (config.layout == Layout::rank_major) {
+    if (wants_routes || call.weights != nullptr || call.home_weights != nullptr ||
+        call.row_values != nullptr || call.route_values != nullptr) {
+      throw UsageError(
+          "combine: rank_major rows are sums already: only partial, without weights or row values");
+    }
+  }
+  if (call.weights != nullptr && call.home_weights != nullptr) {
+    throw UsageError("combine: weights of the rows and home weights exclude each other");
+  }
+  if (call.reduction == Reduction::unreduced && (call.weights != nullptr || call.home_weights != nullptr)) {
+    throw UsageError("combine: unreduced rows are not multiplied: weights are refused");
+  }
+  if (split && call.home_weights != nullptr && call.reduction == Reduction::partial) {
+    throw UsageError("combine: in the split form partial takes the weights that travelled, not home weights");
+  }
+  if (call.outputs.data != nullptr) {
+    check_rows("outputs", call.outputs.data, call.outputs.stride,
+               config.hidden * bytes_of(call.outputs.type));
+  }
+  if (call.result.data != nullptr) {
+    check_rows("result", call.result.data, call.result.stride, config.hidden * bytes_of(call.result.type));
+  }
+  const bool rows_here = call.plan.total() > 0, tokens_here = call.plan.tokens() > 0;
+  if (rows_here && tokens_here) {
+    if ((call.outputs.data == nullptr) != (call.result.data == nullptr)) {
+      throw UsageError("combine: outputs and result go together");
+    }
+    if ((call.row_values == nullptr) != (call.route_values == nullptr)) {
+      throw UsageError("combine: row_values and route_values go together");
+    }
+  }
+}
+
+}  // namespace ferry

@@ -1,0 +1,62 @@
+// What one token's message to one rank looks like, and one row of combine's staging.
+//
+//   dispatch  | part 0 | part 1 ... | token, position | ids [K] | weights [K] |     every part padded to 16
+//   bytes partial   | values | route values [K] |     one row for each (token, rank) exact     | values |
+//   weight, value |        one row for each (token, slot); unreduced likewise
+#pragma once
+
+#include <cstdint>
+
+#include "format/parts.hpp"
+#include "layout/host_device.hpp"
+
+namespace ferry {
+
+// Who the message is about. `position` is where the receiver stands in the token's ascending list of ranks:
+// its place in combine's staging at home.
+struct MessageHead {
+  std::int32_t token;
+  std::int32_t position;
+};
+
+struct MessageLayout {
+  std::int64_t part_offset[kMaxParts];
+  std::int64_t head_offset;
+  std::int64_t ids_offset;      // int32 [K], global
+  std::int64_t weights_offset;  // fp32 [K]
+  std::int64_t bytes;           // of a message, a multiple of 16
+};
+
+FERRY_HD constexpr MessageLayout message_layout(const PartList& parts, std::int32_t top_k) {
+  MessageLayout layout{};
+  std::int64_t end = 0;
+  for (int p = 0; p < parts.count; ++p) {
+    layout.part_offset[p] = end;
+    end += parts.part[p].wire_bytes;
+  }
+  layout.head_offset = end;
+  layout.ids_offset = end + static_cast<std::int64_t>(sizeof(MessageHead));
+  layout.weights_offset = layout.ids_offset + 4 * std::int64_t{top_k};
+  layout.bytes = (layout.weights_offset + 4 * std::int64_t{top_k} + 15) / 16 * 16;
+  return layout;
+}
+
+// Tail of an exact row.
+struct RouteTail {
+  float weight;
+  float value;
+};
+
+struct CombineRowLayout {
+  std::int64_t tail_offset;  // partial: fp32 [K]; exact and unreduced: RouteTail
+  std::int64_t bytes;
+};
+
+// One size for every reduction, so that staging for exact holds partial as well.
+FERRY_HD constexpr CombineRowLayout combine_row_layout(DType wire, std::int32_t hidden, std::int32_t top_k) {
+  const std::int64_t values = hidden * (wire == DType::fp32 ? 4LL : 2LL);
+  const std::int64_t tail = top_k > 1 ? 4LL * top_k : static_cast<std::int64_t>(sizeof(RouteTail));
+  return {.tail_offset = values, .bytes = (values + tail + 15) / 16 * 16};
+}
+
+}  // namespace ferry

@@ -1,0 +1,107 @@
+// Where the arrays of a plan lie in its storage: the one source for the size query, for backends that fill a
+// plan and for those that read it. The storage holds indices only, never pointers.
+#pragma once
+
+#include <cstdint>
+
+#include "ferry/plan.hpp"
+#include "layout/host_device.hpp"
+
+namespace ferry {
+
+// The numbers that fix a plan's storage, the same on every rank.
+struct PlanShape {
+  std::int32_t ranks = 0;
+  std::int32_t experts = 0;
+  std::int32_t top_k = 0;
+  std::int32_t max_tokens = 0;
+  std::int64_t capacity = 0;  // most rows of any rank, all groups together
+
+  FERRY_HD constexpr std::int32_t most_ranks() const { return top_k < ranks ? top_k : ranks; }  // of a token
+};
+
+struct PlanHeader {
+  std::uint64_t magic;        // kPlanMagic once the plan is complete, 0 while it is being written
+  std::uint64_t config_hash;  // of everything that decides places
+  std::uint64_t placement_version;
+  std::uint64_t call;  // call number of the dispatch that made it
+  PlanShape shape;
+  std::int32_t rank;
+  std::int32_t tokens;   // N
+  std::int64_t total;    // rows here: row_offsets[G]
+  std::int64_t dropped;  // routes (rank_major: rows) dropped on all ranks
+  std::uint64_t check;   // header_check() of all the above: a damaged header is refused
+};
+
+inline constexpr std::uint64_t kPlanMagic = 0x004e414c50595246;  // "FRYPLAN"
+
+FERRY_HD constexpr std::uint64_t header_check(const PlanHeader& header) {
+  const std::uint64_t fields[] = {header.config_hash,
+                                  header.placement_version,
+                                  header.call,
+                                  static_cast<std::uint64_t>(header.shape.ranks),
+                                  static_cast<std::uint64_t>(header.shape.experts),
+                                  static_cast<std::uint64_t>(header.shape.top_k),
+                                  static_cast<std::uint64_t>(header.shape.max_tokens),
+                                  static_cast<std::uint64_t>(header.shape.capacity),
+                                  static_cast<std::uint64_t>(header.rank),
+                                  static_cast<std::uint64_t>(header.tokens),
+                                  static_cast<std::uint64_t>(header.total),
+                                  static_cast<std::uint64_t>(header.dropped)};
+  std::uint64_t hash = header.magic;
+  for (const std::uint64_t field : fields) hash = (hash ^ field) * 0x9e3779b97f4a7c15 + (hash >> 29);
+  return hash;
+}
+
+constexpr std::int64_t align_up(std::int64_t value, std::int64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+// Pointers into a plan's storage. R, E, K, T as in PlanShape, P = most_ranks().
+struct PlanView {
+  PlanHeader* header;
+  std::int32_t* counts;          // [R, E] routes of every rank to every expert
+  std::int32_t* tokens_between;  // [R, R] tokens that rank s sends to rank d
+  // This rank's tokens.
+  std::int32_t* route_expert;  // [T, K] global id, -1 masked
+  std::int32_t* route_rank;    // [T, K] destination, -1 masked
+  std::int32_t* route_row;     // [T, K] row there, -1 masked or dropped
+  std::int32_t* token_ranks;   // [T, P] destinations of a token, ascending, then -1
+  std::int32_t* sent_tokens;   // [R, T] token of the i-th message to a rank
+  // What arrives here. Message i of source s is (s, i).
+  std::int32_t* came_token;     // [R, T] its token at the source
+  std::int32_t* came_position;  // [R, T] where this rank stands in that token's list of ranks
+  std::int32_t* came_rows;      // [R, T, K] row here of each slot, -1 elsewhere, masked or dropped
+  Source* sources;              // [capacity] of every row here
+  std::int64_t bytes;           // of the storage
+};
+
+FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {
+  const std::int64_t ranks = shape.ranks, slots = std::int64_t{shape.max_tokens} * shape.top_k;
+  const std::int64_t messages = ranks * shape.max_tokens;
+  std::int64_t end = 0;
+  // One chain of arrays, each from a multiple of 16 bytes.
+  auto take = [&](std::int64_t bytes) {
+    const std::int64_t begin = end;
+    end = (begin + bytes + 15) / 16 * 16;
+    return reinterpret_cast<std::uintptr_t>(storage) + static_cast<std::uintptr_t>(begin);
+  };
+  auto ints = [&](std::int64_t count) { return reinterpret_cast<std::int32_t*>(take(count * 4)); };
+  PlanView view{};
+  view.header = reinterpret_cast<PlanHeader*>(take(sizeof(PlanHeader)));
+  view.counts = ints(ranks * shape.experts);
+  view.tokens_between = ints(ranks * ranks);
+  view.route_expert = ints(slots);
+  view.route_rank = ints(slots);
+  view.route_row = ints(slots);
+  view.token_ranks = ints(std::int64_t{shape.max_tokens} * shape.most_ranks());
+  view.sent_tokens = ints(messages);
+  view.came_token = ints(messages);
+  view.came_position = ints(messages);
+  view.came_rows = ints(messages * shape.top_k);
+  view.sources = reinterpret_cast<Source*>(take(shape.capacity * static_cast<std::int64_t>(sizeof(Source))));
+  view.bytes = end;
+  return view;
+}
+
+}  // namespace ferry
