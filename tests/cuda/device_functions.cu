@@ -1,0 +1,42 @@
+// Calls the functions that are for host and device from device code, where a call of what the device lacks is
+// an error. Compiled only: that the compiler accepts it is the test.
+#include <cstdint>
+
+#include "format/bf16.hpp"
+#include "format/e4m3.hpp"
+#include "format/fp16.hpp"
+#include "format/fp8_block.hpp"
+#include "format/parts.hpp"
+#include "layout/exchange_layout.hpp"
+#include "layout/message.hpp"
+#include "layout/plan_layout.hpp"
+
+namespace ferry {
+
+__global__ void use_formats(const float* values, float* results) {
+  const float value = values[threadIdx.x];
+  const Fp8Scale scale = fp8_scale(value, threadIdx.x % 2 == 0);
+  float sum = fused_multiply_add(scale.scale, scale.factor, canonical(value));
+  sum += bf16_to_fp32(fp32_to_bf16(value));
+  sum += fp16_to_fp32(fp32_to_fp16(value));
+  sum += e4m3_to_fp32(fp32_to_e4m3(value));
+  sum += static_cast<float>(packed_scale(value));
+  results[threadIdx.x] = sum;
+}
+
+__global__ void use_parts(PartList parts, void* base, const void* wire, std::int64_t capacity) {
+  const std::int64_t row = threadIdx.x;
+  const std::int64_t leading = leading_dimension(parts.part[0], capacity);
+  if (row * parts.part[0].row_bytes >= part_bytes_total(parts.part[0], capacity)) return;
+  store_part_row(parts.part[0], base, row, leading, wire);
+  zero_part_row(parts.part[0], base, row + 1, leading);
+}
+
+__global__ void use_layouts(ExchangeShape exchange, PlanShape plan, PartList parts, void* storage,
+                            std::int64_t* sizes) {
+  sizes[0] = exchange_layout(exchange).bytes();
+  sizes[1] = message_layout(parts, plan.top_k).bytes;
+  sizes[2] = static_cast<std::int64_t>(header_check(*view_plan(storage, plan).header));
+}
+
+}  // namespace ferry
