@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -84,14 +85,16 @@ class Channel {
 
   Letter& letter(int at, int from, std::uint64_t call) const;
   Own& own(int at) const;
+  std::byte* note(int at, int from) const;
   void take_number(Operation operation, std::span<const CallOption> options);
   void await_previous();
-  void deliver(int peer, Letter& letter);
-  WaitRecord record(int peer, std::uint64_t call) const;
-  std::uint64_t last_seen(int peer) const;
-  [[noreturn]] void raise_refusal(int peer, const Letter& letter) const;
-  [[noreturn]] void raise_any_refusal() const;
-  void compare(int peer, const Letter& letter) const;
+  void await(int peer, const std::atomic<std::uint64_t>* instead);
+  bool all_posted() const;
+  void post_refusal(int peer, const ErrorRecord& refusal);
+  void finish_post(int peer);
+  [[noreturn]] void raise_refusal(int peer, const Letter& in) const;
+  void raise_any_refusal() const;
+  void compare(int peer, const Letter& in) const;
 
   Rank rank_;
   const SymmetricMemory* memory_;

@@ -1,0 +1,31 @@
+// Notices when a peer's process ends, whether or not it said so.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+namespace ferry {
+
+class GroupControl;
+
+class ProcessWatch {
+ public:
+  explicit ProcessWatch(const GroupControl& control);
+  ~ProcessWatch();
+  ProcessWatch(const ProcessWatch&) = delete;  // owns descriptors
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
+
+  // A rank whose process has ended (a zombie counts) without a word, or -1. Never blocks. Ranks that are
+  // threads of this process are not found: they cannot end that way.
+  int find_ended();
+
+ private:
+  bool open(int rank);
+  bool ended(int rank);
+
+  const GroupControl& control_;
+  std::mutex mutex_;              // lanes may wait in threads of their own
+  std::vector<int> descriptors_;  // [ranks] pidfd, or -1
+};
+
+}  // namespace ferry

@@ -1,0 +1,49 @@
+// How a rank waits for a flag in shared memory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "core/group_control.hpp"
+#include "core/process_watch.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+
+// A wait ends when `flag` has reached a value, or `instead` has (null: none).
+struct Signal {
+  const std::atomic<std::uint64_t>* flag;
+  const std::atomic<std::uint64_t>* instead = nullptr;
+
+  // Acquire for what lies behind the flag; sequentially consistent for the sake of Doorbell.
+  bool reached(std::uint64_t value) const {
+    return flag->load(std::memory_order_seq_cst) >= value ||
+           (instead != nullptr && instead->load(std::memory_order_seq_cst) >= value);
+  }
+};
+
+class Waiter {
+ public:
+  // `local_ranks`: how many ranks share this host's processors.
+  Waiter(GroupControl& control, int rank, int local_ranks);
+
+  // Blocks until the signal has reached record.expected. Otherwise fails the group with `record` (or meets
+  // its failure) and throws that. Threads of several lanes may wait at once.
+  void wait(const Signal& signal, const WaitRecord& record, double deadline);
+
+ private:
+  struct Loss;
+
+  bool spin(const Signal& signal, std::uint64_t value) const;
+  bool sleep(const Signal& signal, std::uint64_t value, double seconds);
+  Loss find_loss(int peer);
+  void fail(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& reason);
+
+  GroupControl& control_;
+  int rank_;
+  int spins_;
+  ProcessWatch watch_;
+};
+
+}  // namespace ferry

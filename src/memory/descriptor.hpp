@@ -1,0 +1,29 @@
+// An open file, closed by its owner.
+#pragma once
+
+#include <utility>
+
+namespace ferry {
+
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+
+  // A file that another process of this host (or this one) has open, for reading and writing. SystemError.
+  static Descriptor of_process(int process, int number);
+
+  bool valid() const { return number_ >= 0; }
+  int number() const { return number_; }
+
+ private:
+  int number_ = -1;
+};
+
+}  // namespace ferry

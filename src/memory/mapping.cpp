@@ -1,0 +1,48 @@
+#include "memory/mapping.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/system_error.hpp"
+
+namespace ferry {
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+Mapping Mapping::map(std::int64_t bytes, int flags, int descriptor) {
+  Mapping mapping;
+  mapping.bytes_ = std::max<std::int64_t>(bytes, 1);  // the system maps no empty range
+  void* data = mmap(nullptr, mapping.bytes_, PROT_READ | PROT_WRITE, flags, descriptor, 0);
+  if (data == MAP_FAILED) throw system_error(str("cannot map ", bytes, " bytes of memory"), errno);
+  mapping.data_ = static_cast<std::byte*>(data);
+  madvise(data, mapping.bytes_, MADV_HUGEPAGE);  // a wish: where it is not granted, small pages serve as well
+  return mapping;
+}
+
+Mapping Mapping::anonymous(std::int64_t bytes) {
+  return map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+}
+
+Mapping Mapping::anonymous_shared(std::int64_t bytes) {
+  return map(bytes, MAP_SHARED | MAP_ANONYMOUS, -1);
+}
+
+Mapping Mapping::file(int descriptor, std::int64_t bytes) {
+  return map(bytes, MAP_SHARED, descriptor);
+}
+
+void Mapping::populate() const {
+  // Unlike a plain access, which would end the process by a signal, this reports a full file system as an
+  // error.
+  while (madvise(data_, bytes_, MADV_POPULATE_WRITE) != 0) {
+    if (errno == EINTR || errno == EAGAIN) continue;
+    throw system_error(str("cannot get ", bytes_, " bytes of memory"), errno);
+  }
+}
+
+}  // namespace ferry

@@ -1,0 +1,60 @@
+#include "memory/shared_file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <string>
+
+#include "core/environment.hpp"
+#include "core/system_error.hpp"
+
+namespace ferry {
+
+namespace {
+
+// A file system without a limit of its own has no blocks to count.
+std::int64_t free_bytes(int descriptor) {
+  struct statvfs status{};
+  if (fstatvfs(descriptor, &status) != 0 || status.f_blocks == 0)
+    return std::numeric_limits<std::int64_t>::max();
+  return static_cast<std::int64_t>(status.f_bavail * status.f_frsize);
+}
+
+std::int64_t bytes_held(int descriptor) {
+  struct stat status{};
+  return fstat(descriptor, &status) == 0 ? static_cast<std::int64_t>(status.st_blocks) * 512 : 0;
+}
+
+SystemError full(const std::string& directory, std::int64_t wanted, std::int64_t available, int error) {
+  return system_error(str("shared memory in ", directory, " is too small: ", wanted, " bytes wanted, ",
+                          available, " bytes free (FERRY_SHM_DIR names another directory)"),
+                      error);
+}
+
+}  // namespace
+
+SharedFile::SharedFile(std::int64_t bytes) {
+  const std::string directory = Environment::read().shm_dir;
+  descriptor_ = Descriptor(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!descriptor_.valid())
+    throw system_error(str("cannot make a file without a name in ", directory), errno);
+
+  const std::int64_t size = std::max<std::int64_t>(bytes, 1);
+  const std::int64_t available = free_bytes(descriptor_.number());
+  if (available < size) throw full(directory, size, available, ENOSPC);
+  if (ftruncate(descriptor_.number(), size) != 0) throw full(directory, size, available, errno);
+  mapping_ = Mapping::file(descriptor_.number(), size);
+  try {
+    mapping_.populate();
+  } catch (const SystemError&) {
+    // Others took the space since it was counted; what this file has got of it is free again in a moment.
+    throw full(directory, size, free_bytes(descriptor_.number()) + bytes_held(descriptor_.number()), ENOSPC);
+  }
+}
+
+}  // namespace ferry

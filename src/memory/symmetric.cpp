@@ -1,0 +1,138 @@
+#include "memory/symmetric.hpp"
+
+#include <unistd.h>
+
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "core/error_record.hpp"
+#include "core/text.hpp"
+#include "ferry/error.hpp"
+#include "memory/descriptor.hpp"
+#include "memory/shared_file.hpp"
+
+namespace ferry {
+
+namespace {
+
+// Every rank throws the error of the first rank that has one.
+void agree(const Rank& rank, const std::exception_ptr& mine) {
+  const ErrorRecord record = mine ? ErrorRecord::of(mine) : ErrorRecord{};
+  std::vector<ErrorRecord> records(rank.size());
+  rank.all_gather(&record, records.data(), sizeof record);
+  for (int peer = 0; peer < rank.size(); ++peer) {
+    if (records[peer].kind != ErrorRecord::Kind::none) records[peer].raise(str("rank ", peer, ": "));
+  }
+}
+
+void compare_sizes(const Rank& rank, std::int64_t bytes) {
+  std::vector<std::int64_t> sizes(rank.size());
+  rank.all_gather(&bytes, sizes.data(), sizeof bytes);
+  for (int peer = 0; peer < rank.size(); ++peer) {
+    if (sizes[peer] == sizes[0]) continue;
+    throw UsageError(str("symmetric memory has one size: rank 0 asks for ", sizes[0], " bytes, rank ", peer,
+                         " for ", sizes[peer]));
+  }
+}
+
+// Runs `make` on this rank and returns if it succeeded on all of them.
+template <class Make>
+void make_on_all(const Rank& rank, Make make) {
+  std::exception_ptr error;
+  try {
+    make();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  agree(rank, error);
+}
+
+// Regions on offer to the threads of this process. A rank that fails withdraws its offer, so that a late peer
+// finds nothing instead of memory that is gone.
+class Offers {
+ public:
+  void put(const std::shared_ptr<Mapping>& region) {
+    const std::lock_guard lock(mutex_);
+    regions_[region.get()] = region;
+  }
+  void withdraw(const std::shared_ptr<Mapping>& region) {
+    const std::lock_guard lock(mutex_);
+    regions_.erase(region.get());
+  }
+  std::shared_ptr<Mapping> take(const Mapping* key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = regions_.find(key);
+    return found == regions_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const Mapping*, std::shared_ptr<Mapping>> regions_;
+};
+
+Offers& offers() {
+  static Offers instance;
+  return instance;
+}
+
+struct Offer {
+  explicit Offer(std::shared_ptr<Mapping> offered) : region(std::move(offered)) { offers().put(region); }
+  ~Offer() { offers().withdraw(region); }
+  Offer(const Offer&) = delete;
+  Offer& operator=(const Offer&) = delete;
+
+  std::shared_ptr<Mapping> region;
+};
+
+}  // namespace
+
+SymmetricMemory::SymmetricMemory(const Rank& rank, std::int64_t bytes)
+    : rank_(rank.index()), bytes_(bytes), regions_(rank.size()) {
+  compare_sizes(rank, bytes);
+  if (rank.same_process()) {
+    share_with_threads(rank);
+  } else {
+    share_with_processes(rank);
+  }
+}
+
+void SymmetricMemory::share_with_threads(const Rank& rank) {
+  make_on_all(rank, [&] {
+    regions_[rank_] = std::make_shared<Mapping>(Mapping::anonymous(bytes_));
+    regions_[rank_]->populate();
+  });
+  const Offer offer(regions_[rank_]);
+  const Mapping* mine = offer.region.get();
+  std::vector<const Mapping*> all(rank.size());
+  rank.all_gather(&mine, all.data(), sizeof mine);
+  make_on_all(rank, [&] {
+    for (int peer = 0; peer < rank.size(); ++peer) {
+      regions_[peer] = offers().take(all[peer]);
+      if (!regions_[peer]) throw UsageError(str("rank ", peer, " has given up its symmetric memory"));
+    }
+  });
+}
+
+void SymmetricMemory::share_with_processes(const Rank& rank) {
+  struct Address {
+    int process, descriptor;
+  };
+  std::optional<SharedFile> file;
+  make_on_all(rank, [&] { file.emplace(bytes_); });
+  const Address mine{getpid(), file->descriptor().number()};
+  std::vector<Address> all(rank.size());
+  rank.all_gather(&mine, all.data(), sizeof mine);
+  make_on_all(rank, [&] {
+    for (int peer = 0; peer < rank.size(); ++peer) {
+      regions_[peer] =
+          peer == rank_
+              ? std::make_shared<Mapping>(file->take_mapping())
+              : std::make_shared<Mapping>(Mapping::file(
+                    Descriptor::of_process(all[peer].process, all[peer].descriptor).number(), bytes_));
+    }
+  });
+}
+
+}  // namespace ferry
