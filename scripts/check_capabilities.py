@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""usage: check_capabilities.py BUILD_DIRECTORY
+
+Fails when docs/capabilities.md names a test that the build does not have, or a row of its table names none.
+The table has a column "test"; tests stand there in backticks, as ctest lists them or, for tests that are instantiated
+with parameters, as Suite.Test.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+
+def tests_of(build):
+    listing = subprocess.run(["ctest", "--test-dir", build, "-N"], check=True, capture_output=True, text=True).stdout
+    names = set(re.findall(r"^ *Test +#\d+: (.+?)\s*$", listing, re.MULTILINE))
+    plain = {re.sub(r"/[^.]*$", "", re.sub(r"^[^.]*/(?=[^.]*\.)", "", name)) for name in names}
+    return names | plain
+
+
+def rows_of(path):
+    """The rows of every table with a column "test": (text of the row, text of that column)."""
+    column = None
+    for line in path.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.startswith("|"):
+            column = None
+        elif column is None:
+            column = cells.index("test") if "test" in cells else None
+        elif not set(line) <= set("|-: ") and column < len(cells) and any(cells):
+            yield line, cells[column]
+
+
+def main():
+    known = tests_of(sys.argv[1])
+    problems = []
+    rows = list(rows_of(pathlib.Path(__file__).parent.parent / "docs/capabilities.md"))
+    if not rows:
+        problems.append("docs/capabilities.md has no table with a column 'test'")
+    for row, cell in rows:
+        named = re.findall(r"`([^`]+)`", cell)
+        if not named:
+            problems.append(f"names no test: {row}")
+        problems += [f"no such test: {name}" for name in named if name not in known]
+    print("\n".join(problems) or f"{len(rows)} capabilities, each with a test that exists")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
