@@ -46,8 +46,8 @@ install_debs() {
   say "installing Debian packages: ${missing[*]}"
   ((EUID == 0)) || command -v sudo >/dev/null ||
     die "neither root nor sudo. Have root run: apt-get install --no-install-recommends ${missing[*]}"
-  quietly apt-update as_root apt-get update
-  quietly apt-install as_root apt-get install --yes --no-install-recommends "${missing[@]}"
+  quietly apt-update as_root apt-get update || say "going on with the package lists that are there"
+  quietly apt-install as_root apt-get install --option Acquire::Retries=3 --yes --no-install-recommends "${missing[@]}"
 }
 
 install_pips() {
