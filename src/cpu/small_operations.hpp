@@ -1,0 +1,14 @@
+// Operations that carry a few numbers instead of rows.
+#pragma once
+
+#include "cpu/lane.hpp"
+
+namespace ferry::cpu {
+
+// One fp32 a route [N, K] to its row: row_values[row], 0 on padding inside the total.
+void carry_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values);
+
+// Leaves [sum, prefix before this rank, maximum] of the ranks' counts in lane.metadata.
+void exchange_metadata(Lane& lane, std::int32_t count);
+
+}  // namespace ferry::cpu
