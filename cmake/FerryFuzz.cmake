@@ -1,24 +1,29 @@
-# ferry_fuzzer(NAME name SOURCES file... CORPUS folder)
+# ferry_fuzzer(NAME name SOURCES file... SEEDS file)
 #
 # Builds a libFuzzer program and registers it with ctest under the label `fuzz`; nothing without fuzzing instrumentation
-# (preset `fuzz`). New inputs go to the build tree; one that is worth keeping is copied into CORPUS by hand.
+# (preset `fuzz`). SEEDS is a program that writes the first inputs into the folder it is given; inputs that reach new
+# code are added there, in the build tree.
 set(FERRY_FUZZ_SECONDS 30 CACHE STRING "How long ctest lets each fuzzer run")
 
 function(ferry_fuzzer)
   if(NOT FERRY_SANITIZE MATCHES fuzzer)
     return()
   endif()
-  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;CORPUS" "SOURCES")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;SEEDS" "SOURCES")
 
   add_executable(${arg_NAME} ${arg_SOURCES})
-  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
-  target_link_libraries(${arg_NAME} PRIVATE ferry::ferry)
   target_link_options(${arg_NAME} PRIVATE -fsanitize=fuzzer)
+  add_executable(${arg_NAME}_seeds ${arg_SEEDS})
+  foreach(program IN ITEMS ${arg_NAME} ${arg_NAME}_seeds)
+    target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+    target_link_libraries(${program} PRIVATE ferry::ferry)
+  endforeach()
   add_dependencies(fuzzers ${arg_NAME})
 
-  set(found ${CMAKE_CURRENT_BINARY_DIR}/${arg_NAME}_corpus)
-  file(MAKE_DIRECTORY ${found})
+  set(corpus ${CMAKE_CURRENT_BINARY_DIR}/${arg_NAME}_corpus)
+  add_custom_command(TARGET ${arg_NAME} POST_BUILD COMMAND ${arg_NAME}_seeds ${corpus})
+  add_dependencies(${arg_NAME} ${arg_NAME}_seeds)
   add_test(NAME ${arg_NAME} COMMAND ${arg_NAME} -max_total_time=${FERRY_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
-                                    ${found} ${CMAKE_CURRENT_SOURCE_DIR}/${arg_CORPUS})
+                                    ${corpus})
   set_tests_properties(${arg_NAME} PROPERTIES LABELS fuzz)
 endfunction()

@@ -1,0 +1,247 @@
+#include "trace/npy.hpp"
+
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <utility>
+
+#include "core/text.hpp"
+#include "ferry/error.hpp"
+#include "trace/npy_header.hpp"
+
+namespace ferry::trace {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "elements are used as they lie in the file");
+
+constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::size_t kVersionOffset = kMagic.size();
+constexpr std::size_t kLengthOffset = kVersionOffset + 2;
+constexpr std::size_t kHeaderMultiple = 64;  // where data may start
+
+[[noreturn]] void fail(const std::string& file, std::size_t offset, const std::string& message) {
+  throw UsageError(str(file, ": offset ", offset, ": ", message));
+}
+
+[[noreturn]] void fail_system(const std::string& path, const char* what) {
+  const int error = errno;
+  throw SystemError(str(path, ": can not ", what, ": ", std::strerror(error)), error);
+}
+
+template <class T>
+T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+void require_bytes(const std::string& file, const std::vector<std::byte>& content, std::size_t offset,
+                   std::size_t bytes, const char* what) {
+  const std::size_t left = content.size() - offset;
+  if (left < bytes) {
+    fail(file, offset, str(what, ": expected ", bytes, " bytes, found ", left));
+  }
+}
+
+// Elements of `shape`; refuses what could not be addressed, so that later arithmetic can not overflow.
+std::uint64_t count_elements(const std::string& file, std::size_t offset, const NpyHeader& header) {
+  const std::uint64_t most = std::numeric_limits<std::int64_t>::max() / bytes_of(header.type);
+  std::uint64_t size = 1;
+  for (const std::uint64_t dimension : header.shape) {
+    if (dimension != 0 && size > most / dimension) {
+      fail(file, offset,
+           str("expected a shape of at most ", most, " elements, found ", shape_text(header.shape)));
+    }
+    size *= dimension;
+  }
+  return size;
+}
+
+// "3, 8222, 6"
+std::string joined(std::span<const std::uint64_t> shape) {
+  std::string text;
+  for (const std::uint64_t dimension : shape) text += str(text.empty() ? "" : ", ", dimension);
+  return text;
+}
+
+std::string header_text(NpyType type, std::span<const std::uint64_t> shape) {
+  const char* comma = shape.size() == 1 ? "," : "";  // a tuple of one
+  std::string text =
+      str("{'descr': '", descr(type), "', 'fortran_order': False, 'shape': (", joined(shape), comma, "), }");
+  const std::size_t unpadded = kLengthOffset + 2 + text.size() + 1;
+  text.append((kHeaderMultiple - unpadded % kHeaderMultiple) % kHeaderMultiple, ' ');
+  return text + '\n';
+}
+
+template <class T>
+void write(const std::string& path, NpyType type, std::span<const std::uint64_t> shape,
+           std::span<const T> data) {
+  const std::string header = header_text(type, shape);
+  errno = 0;
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  if (!out) fail_system(path, "open for writing");
+  const auto length = static_cast<std::uint16_t>(header.size());
+  out << kMagic << '\x01' << '\x00';
+  out.write(reinterpret_cast<const char*>(&length), sizeof length);
+  out << header;
+  out.write(reinterpret_cast<const char*>(data.data()), static_cast<std::streamsize>(data.size_bytes()));
+  out.close();
+  if (!out) fail_system(path, "write");
+}
+
+}  // namespace
+
+std::size_t bytes_of(NpyType type) {
+  switch (type) {
+    case NpyType::uint8:
+    case NpyType::int8:
+      return 1;
+    case NpyType::uint16:
+    case NpyType::int16:
+    case NpyType::float16:
+      return 2;
+    case NpyType::uint32:
+    case NpyType::int32:
+    case NpyType::float32:
+      return 4;
+    case NpyType::uint64:
+    case NpyType::int64:
+      return 8;
+  }
+  return 0;
+}
+
+bool is_integer(NpyType type) {
+  return type != NpyType::float16 && type != NpyType::float32;
+}
+
+const char* descr(NpyType type) {
+  static constexpr const char* kDescr[] = {"|u1", "|i1", "<u2", "<i2", "<u4",
+                                           "<i4", "<u8", "<i8", "<f2", "<f4"};
+  return kDescr[static_cast<int>(type)];
+}
+
+std::string shape_text(std::span<const std::uint64_t> shape) {
+  return str("[", joined(shape), "]");
+}
+
+NpyArray::NpyArray(std::string file, std::vector<std::byte> content)
+    : file_(std::move(file)), content_(std::move(content)) {
+  require_bytes(file_, content_, 0, kLengthOffset, "magic and version");
+  if (std::memcmp(content_.data(), kMagic.data(), kMagic.size()) != 0) {
+    fail(file_, 0, "expected the magic of an NPY file (93 4e 55 4d 50 59), found something else");
+  }
+  const int major = std::to_integer<int>(content_[kVersionOffset]);
+  const int minor = std::to_integer<int>(content_[kVersionOffset + 1]);
+  if (major < 1 || major > 3 || minor != 0) {
+    fail(file_, kVersionOffset, str("expected version 1.0, 2.0 or 3.0, found ", major, ".", minor));
+  }
+
+  const std::size_t length_bytes = major == 1 ? 2 : 4;
+  require_bytes(file_, content_, kLengthOffset, length_bytes, "header length");
+  const std::byte* length_at = content_.data() + kLengthOffset;
+  const std::size_t length = major == 1 ? load<std::uint16_t>(length_at) : load<std::uint32_t>(length_at);
+  const std::size_t header_offset = kLengthOffset + length_bytes;
+  require_bytes(file_, content_, header_offset, length, "header");
+
+  const auto* text = reinterpret_cast<const char*>(content_.data() + header_offset);
+  NpyHeader header = parse_npy_header(file_, header_offset, {text, length});
+  size_ = count_elements(file_, header_offset, header);
+  type_ = header.type;
+  shape_ = std::move(header.shape);
+  data_offset_ = header_offset + length;
+
+  const std::uint64_t expected = size_ * bytes_of(type_);
+  const std::uint64_t found = content_.size() - data_offset_;
+  if (found != expected) {
+    fail(file_, data_offset_,
+         str("data of shape ", shape_text(shape_), ", type ", descr(type_), ": expected ", expected,
+             " bytes, found ", found));
+  }
+}
+
+std::int64_t NpyArray::integer(std::uint64_t i) const {
+  const std::byte* at = element(i);
+  switch (type_) {
+    case NpyType::uint8:
+      return load<std::uint8_t>(at);
+    case NpyType::int8:
+      return load<std::int8_t>(at);
+    case NpyType::uint16:
+      return load<std::uint16_t>(at);
+    case NpyType::int16:
+      return load<std::int16_t>(at);
+    case NpyType::uint32:
+      return load<std::uint32_t>(at);
+    case NpyType::int32:
+      return load<std::int32_t>(at);
+    case NpyType::int64:
+      return load<std::int64_t>(at);
+    default:
+      break;
+  }
+  const auto value = load<std::uint64_t>(at);
+  constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
+  if (value > static_cast<std::uint64_t>(kMax)) {
+    fail(file_, data_offset_ + i * sizeof value,
+         str("expected an integer of at most ", kMax, ", found ", value));
+  }
+  return static_cast<std::int64_t>(value);
+}
+
+float NpyArray::real(std::uint64_t i) const {
+  if (type_ == NpyType::float16) return half_to_float(load<std::uint16_t>(element(i)));
+  return load<float>(element(i));
+}
+
+NpyArray read_npy(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (error) throw SystemError(str(path, ": can not open: ", error.message()), error.value());
+  if (!std::filesystem::is_regular_file(status)) throw UsageError(str(path, ": expected a regular file"));
+
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail_system(path, "open");
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) throw SystemError(str(path, ": can not tell its size: ", error.message()), error.value());
+
+  std::vector<std::byte> content(size);
+  in.read(reinterpret_cast<char*>(content.data()), static_cast<std::streamsize>(size));
+  if (in.bad()) fail_system(path, "read");
+  content.resize(static_cast<std::size_t>(in.gcount()));  // shorter if the file shrank meanwhile
+  return NpyArray(path, std::move(content));
+}
+
+void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
+               std::span<const std::int32_t> data) {
+  write(path, NpyType::int32, shape, data);
+}
+
+void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
+               std::span<const std::int64_t> data) {
+  write(path, NpyType::int64, shape, data);
+}
+
+void write_npy(const std::string& path, std::span<const std::uint64_t> shape, std::span<const float> data) {
+  write(path, NpyType::float32, shape, data);
+}
+
+float half_to_float(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000u) << 16;
+  const std::uint32_t exponent = (bits >> 10) & 0x1f;
+  const std::uint32_t fraction = bits & 0x3ffu;
+  if (exponent == 0) {  // zero or denormal: fraction * 2^-24, exact in float
+    const float value = std::ldexp(static_cast<float>(fraction), -24);
+    return sign ? -value : value;
+  }
+  const std::uint32_t wide =
+      exponent == 0x1f ? 0xffu : exponent + 112;  // bias 15 -> 127; infinities and NaN stay so
+  return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
+}
+
+}  // namespace ferry::trace

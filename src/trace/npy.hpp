@@ -1,0 +1,65 @@
+// NPY files, format versions 1.0, 2.0 and 3.0: little endian, C order, up to four dimensions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ferry::trace {
+
+enum class NpyType { uint8, int8, uint16, int16, uint32, int32, uint64, int64, float16, float32 };
+
+std::size_t bytes_of(NpyType type);
+bool is_integer(NpyType type);
+const char* descr(NpyType type);  // as it stands in a header, such as "<i4"
+
+// An array as it lay in its file.
+class NpyArray {
+ public:
+  // Takes the bytes of a whole file; `file` is its name in messages. Throws UsageError with offset, expected
+  // and found for anything but one complete array. Allocates nothing that grows with what the header claims.
+  NpyArray(std::string file, std::vector<std::byte> content);
+
+  const std::string& file() const { return file_; }
+  NpyType type() const { return type_; }
+  const std::vector<std::uint64_t>& shape() const { return shape_; }
+  std::uint64_t size() const { return size_; }  // elements
+
+  // Element i in C order, i < size(). Throws UsageError if it does not fit: uint64 above the largest int64.
+  std::int64_t integer(std::uint64_t i) const;  // is_integer(type())
+  float real(std::uint64_t i) const;            // !is_integer(type()); exact
+
+ private:
+  const std::byte* element(std::uint64_t i) const {
+    return content_.data() + data_offset_ + i * bytes_of(type_);
+  }
+
+  std::string file_;
+  std::vector<std::byte> content_;
+  std::size_t data_offset_ = 0;
+  NpyType type_ = NpyType::uint8;
+  std::vector<std::uint64_t> shape_;
+  std::uint64_t size_ = 0;
+};
+
+// Reads a whole regular file. Throws SystemError if it can not be opened or read, UsageError if it is no
+// regular file.
+NpyArray read_npy(const std::string& path);
+
+// Writes a version 1.0 file, replacing what is there. shape[0] * shape[1] * ... = data.size(). Throws
+// SystemError.
+void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
+               std::span<const std::int32_t> data);
+void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
+               std::span<const std::int64_t> data);
+void write_npy(const std::string& path, std::span<const std::uint64_t> shape, std::span<const float> data);
+
+// "[3, 8222, 6]"
+std::string shape_text(std::span<const std::uint64_t> shape);
+
+// IEEE binary16 bits as the float of the same value.
+float half_to_float(std::uint16_t bits);
+
+}  // namespace ferry::trace

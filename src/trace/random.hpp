@@ -1,0 +1,48 @@
+// Random numbers that are the same on every machine; the standard library's distributions are not.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "trace/portable_math.hpp"
+
+namespace ferry::trace {
+
+// splitmix64 (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number generators").
+class Random {
+ public:
+  // Streams of one seed do not overlap in practice: each starts at a mixed, so unrelated, state.
+  Random(std::uint64_t seed, std::uint64_t stream) : state_(mix(mix(seed) + stream)) {}
+
+  std::uint64_t bits() { return mix(state_ += 0x9e3779b97f4a7c15u); }
+
+  // In (0, 1): neither end is ever drawn.
+  double uniform() { return (static_cast<double>(bits() >> 11) + 0.5) * 0x1p-53; }
+
+  // Below `bound` > 0. The bias of the remainder, bound / 2^64, is far below what a trace can show.
+  std::uint64_t below(std::uint64_t bound) { return bits() % bound; }
+
+  // Standard exponential.
+  double exponential() { return -portable_ln(uniform()); }
+
+  // Standard normal, by Marsaglia's polar method.
+  double normal() {
+    for (;;) {
+      const double x = 2 * uniform() - 1;
+      const double y = 2 * uniform() - 1;
+      const double square = x * x + y * y;
+      if (square > 0 && square < 1) return x * std::sqrt(-2 * portable_ln(square) / square);
+    }
+  }
+
+ private:
+  static std::uint64_t mix(std::uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+
+  std::uint64_t state_;
+};
+
+}  // namespace ferry::trace

@@ -1,0 +1,197 @@
+#include "trace/recorded.hpp"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "core/text.hpp"
+#include "ferry/error.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::trace {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+
+struct KnownModel {
+  std::string_view folder;
+  int experts;
+};
+constexpr std::array kKnownModels = {KnownModel{"deepseek_v2_lite", 64}, KnownModel{"olmoe_1b_7b", 64}};
+
+std::size_t element(std::int64_t n) {
+  return static_cast<std::size_t>(n);
+}
+
+// layers, tokens and top_k from the shape; everything else stays as it is.
+Trace shape_of(const NpyArray& ids) {
+  std::vector<std::uint64_t> shape = ids.shape();
+  if (shape.size() == 2) shape.insert(shape.begin(), 1);
+  if (shape.size() != 3) {
+    throw UsageError(str(ids.file(),
+                         ": expected ids of shape [layers, tokens, top_k] or [tokens, top_k], found ",
+                         shape_text(ids.shape())));
+  }
+  const bool fits = shape[0] >= 1 && shape[0] <= kMaxInt && shape[1] >= 1 && shape[1] <= kMaxInt &&
+                    shape[2] >= 1 && shape[2] <= kMaxTopK;
+  if (!fits) {
+    throw UsageError(str(ids.file(), ": expected 1 to ", kMaxInt, " layers and tokens, top_k 1 to ", kMaxTopK,
+                         ", found shape ", shape_text(ids.shape())));
+  }
+  Trace trace;
+  trace.layers = static_cast<int>(shape[0]);
+  trace.tokens = static_cast<std::int64_t>(shape[1]);
+  trace.top_k = static_cast<int>(shape[2]);
+  return trace;
+}
+
+std::int64_t largest_id(const NpyArray& ids) {
+  std::int64_t largest = -1;
+  for (std::uint64_t i = 0; i < ids.size(); ++i) largest = std::max(largest, ids.integer(i));
+  return largest;
+}
+
+// E, and in `why` how it was found.
+int choose_experts(const NpyArray& ids, int given, int known, std::string& why) {
+  if (given > 0) {
+    why = "as given";
+    return given;
+  }
+  if (known > 0) {
+    why = "known from the folder";
+    return known;
+  }
+  const std::int64_t largest = largest_id(ids);
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  if (largest >= kMost) {
+    throw UsageError(str(ids.file(), ": expected ids below ", kMost, ", found ", largest));
+  }
+  std::int64_t experts = 1;
+  while (experts <= largest) experts *= 2;
+  why = "assumed: least power of two above the largest id, " + std::to_string(largest);
+  return static_cast<int>(experts);
+}
+
+void read_ids(const NpyArray& array, Trace& trace) {
+  trace.ids.resize(element(static_cast<std::int64_t>(array.size())));
+  for (std::uint64_t i = 0; i < array.size(); ++i) {
+    const std::int64_t id = array.integer(i);
+    if (id < -1 || id >= trace.experts) {
+      const auto k = static_cast<std::uint64_t>(trace.top_k);
+      const auto tokens = static_cast<std::uint64_t>(trace.tokens);
+      throw UsageError(str(array.file(), ": expected ids from -1 to ", trace.experts - 1, " (", trace.experts,
+                           " experts), found ", id, " at layer ", i / k / tokens, ", token ", i / k % tokens,
+                           ", slot ", i % k));
+    }
+    trace.ids[i] = static_cast<std::int32_t>(id);
+  }
+}
+
+void read_weights(const NpyArray& array, const NpyArray& ids, Trace& trace) {
+  if (is_integer(array.type())) {
+    throw UsageError(str(array.file(), ": expected weights of type <f2 or <f4, found ", descr(array.type())));
+  }
+  if (array.shape() != ids.shape()) {
+    throw UsageError(str(array.file(), ": expected the shape of the ids, ", shape_text(ids.shape()),
+                         ", found ", shape_text(array.shape())));
+  }
+  trace.weights.resize(trace.ids.size());
+  for (std::uint64_t i = 0; i < array.size(); ++i) trace.weights[i] = array.real(i);
+}
+
+void read_lengths(const NpyArray& array, Trace& trace) {
+  if (!is_integer(array.type()) || array.shape().size() != 1) {
+    throw UsageError(str(array.file(), ": expected integers of shape [sequences], found type ",
+                         descr(array.type()), ", shape ", shape_text(array.shape())));
+  }
+  std::int64_t left = trace.tokens;
+  for (std::uint64_t i = 0; i < array.size(); ++i) {
+    const std::int64_t length = array.integer(i);
+    if (length < 0 || length > left) {
+      throw UsageError(str(array.file(), ": sequence ", i, ": expected a length from 0 to ", left,
+                           " (the ids have ", trace.tokens, " tokens), found ", length));
+    }
+    trace.sequence_lengths.push_back(length);
+    left -= length;
+  }
+  if (left != 0) {
+    throw UsageError(str(array.file(), ": expected lengths that sum to ", trace.tokens, " tokens, found ",
+                         trace.tokens - left));
+  }
+}
+
+int known_experts(const fs::path& file) {
+  const std::string folder = fs::absolute(file).parent_path().filename().string();
+  for (const KnownModel& model : kKnownModels) {
+    if (model.folder == folder) return model.experts;
+  }
+  return 0;
+}
+
+std::optional<NpyArray> read_if_there(const std::string& path) {
+  if (!fs::exists(path)) return std::nullopt;
+  return read_npy(path);
+}
+
+const NpyArray* pointer(const std::optional<NpyArray>& array) {
+  return array ? &*array : nullptr;
+}
+
+std::string find_ids(const std::string& name, const std::string& directory) {
+  if (name.ends_with(".npy")) return name;
+  if (directory.empty()) {
+    throw UsageError(str(
+        "recorded trace '", name, "': no directory given and FERRY_TRACES is not set; set it to the folder ",
+        "that holds recorded traces, give a path that ends in .npy, or use a synthesised trace "
+        "such as synth:decode"));
+  }
+  const std::string base = (fs::path(directory) / name).string();
+  for (const char* ending : {".ids.npy", ".exact_top8.npy"}) {
+    if (fs::exists(base + ending)) return base + ending;
+  }
+  throw UsageError(
+      str("recorded trace '", name, "': found neither ", base, ".ids.npy nor ", base, ".exact_top8.npy"));
+}
+
+}  // namespace
+
+Trace trace_from_arrays(const NpyArray& ids, const NpyArray* weights, const NpyArray* lengths, int experts,
+                        int known_experts) {
+  if (!is_integer(ids.type())) {
+    throw UsageError(str(ids.file(), ": expected ids of an integer type, found ", descr(ids.type())));
+  }
+  Trace trace = shape_of(ids);
+  std::string why;
+  trace.experts = choose_experts(ids, experts, known_experts, why);
+  read_ids(ids, trace);
+  if (weights) read_weights(*weights, ids, trace);
+  if (!weights) trace.weights.assign(trace.ids.size(), 1.0f / static_cast<float>(trace.top_k));
+  if (lengths) read_lengths(*lengths, trace);
+  trace.name = ids.file();
+  trace.source = "recorded: " + ids.file() + "; " + std::to_string(trace.experts) + " experts (" + why +
+                 "); weights " +
+                 (weights ? "recorded" : "not recorded, 1/" + std::to_string(trace.top_k) + " each");
+  return trace;
+}
+
+Trace open_recorded(const std::string& name, const std::string& directory, int experts) {
+  const std::string path = find_ids(name, directory);
+  const NpyArray ids = read_npy(path);
+  std::optional<NpyArray> weights, lengths;
+  constexpr std::string_view kEnding = ".ids.npy";
+  if (path.ends_with(kEnding)) {
+    const std::string base = path.substr(0, path.size() - kEnding.size());
+    weights = read_if_there(base + ".weights.npy");
+    lengths = read_if_there(base + ".seqlens.npy");
+  }
+  Trace trace = trace_from_arrays(ids, pointer(weights), pointer(lengths), experts, known_experts(path));
+  trace.name = name;
+  return trace;
+}
+
+}  // namespace ferry::trace

@@ -1,0 +1,206 @@
+// The recipe, for each layer by itself:
+// * ln(popularity) of an expert is normal, standard deviation 0.65 (decode) or 0.9 (prefill);
+// * 1 % of the experts are hot: popularity 4 to 8 times the mean;
+// * the experts form 8 blocks of neighbours; each block's popularity is multiplied by a lognormal factor;
+// * a token keeps each expert of the token before it with probability 0.15, and fills up by Gumbel-top-k on
+//   ln(popularity). With group-limited routing it first chooses 4 of 8 groups, those of kept experts before
+//   others, then by the sum of the two highest scores in the group, and fills up from these alone.
+// Gumbel-top-k is drawn as a race: expert e arrives after an exponential time of rate popularity(e), and the
+// first arrivals win. The score ln(popularity) + Gumbel noise is -ln(time), so a softmax over scores weighs
+// by 1 / time.
+#include "trace/synth.hpp"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+
+#include "trace/portable_math.hpp"
+#include "trace/random.hpp"
+
+namespace ferry {
+namespace trace {
+namespace {
+
+constexpr int kBlocks = 8;
+constexpr int kHotPercent = 1;
+
+struct Recipe {
+  double sigma;  // of ln(popularity)
+  double keep;   // probability that a token keeps an expert of the token before it
+};
+
+Recipe recipe_of(Workload workload) {
+  switch (workload) {
+    case Workload::decode:
+      return {.sigma = 0.65, .keep = 0.15};
+    case Workload::prefill:
+      return {.sigma = 0.9, .keep = 0.15};
+    case Workload::uniform:
+      break;
+  }
+  return {.sigma = 0, .keep = 0};
+}
+
+void heat(std::vector<double>& popularity, Random& random) {
+  const std::size_t experts = popularity.size();
+  const double mean =
+      std::accumulate(popularity.begin(), popularity.end(), 0.0) / static_cast<double>(experts);
+  std::vector<std::size_t> order(experts);
+  std::iota(order.begin(), order.end(), 0);
+  const std::size_t hot = (experts * kHotPercent + 50) / 100;
+  for (std::size_t i = 0; i < hot; ++i) {
+    std::swap(order[i], order[i + random.below(experts - i)]);
+    popularity[order[i]] = (4 + 4 * random.uniform()) * mean;
+  }
+}
+
+void tilt_blocks(std::vector<double>& popularity, double sigma, Random& random) {
+  std::array<double, kBlocks> factors{};
+  for (double& factor : factors) factor = portable_exp(sigma * random.normal());
+  for (std::size_t e = 0; e < popularity.size(); ++e)
+    popularity[e] *= factors[e * kBlocks / popularity.size()];
+}
+
+std::vector<double> draw_popularity(const SynthSpec& spec, Random& random) {
+  std::vector<double> popularity(static_cast<std::size_t>(spec.experts), 1.0);
+  if (spec.workload == Workload::uniform) return popularity;
+  const double sigma = recipe_of(spec.workload).sigma;
+  for (double& p : popularity) p = portable_exp(sigma * random.normal());
+  heat(popularity, random);
+  tilt_blocks(popularity, spec.block_sigma, random);
+  return popularity;
+}
+
+// An expert and when it arrived in the race.
+struct Arrival {
+  double time;
+  int expert;
+
+  bool operator<(const Arrival& other) const {
+    return std::pair(time, expert) < std::pair(other.time, other.expert);
+  }
+};
+
+// Routes the tokens of one layer, one after another.
+class Router {
+ public:
+  Router(const SynthSpec& spec, int layer)
+      : random_(spec.seed, static_cast<std::uint64_t>(layer)),
+        keep_(recipe_of(spec.workload).keep),
+        grouped_(spec.grouped),
+        top_k_(static_cast<std::size_t>(spec.top_k)),
+        popularity_(draw_popularity(spec, random_)) {}
+
+  // The experts of the next token, first arrival first.
+  const std::vector<Arrival>& next() {
+    std::erase_if(chosen_, [&](const Arrival&) { return random_.uniform() >= keep_; });
+    race();
+    if (grouped_) leave_four_groups();
+    const auto missing = static_cast<std::ptrdiff_t>(top_k_ - chosen_.size());
+    std::partial_sort(racing_.begin(), racing_.begin() + missing, racing_.end());
+    chosen_.insert(chosen_.end(), racing_.begin(), racing_.begin() + missing);
+    std::sort(chosen_.begin(), chosen_.end());
+    return chosen_;
+  }
+
+ private:
+  void race() {
+    racing_.clear();
+    for (int e = 0; e < static_cast<int>(popularity_.size()); ++e) {
+      const double time = random_.exponential() / popularity_[static_cast<std::size_t>(e)];
+      const bool kept =
+          std::any_of(chosen_.begin(), chosen_.end(), [&](const Arrival& a) { return a.expert == e; });
+      if (!kept) racing_.push_back({time, e});
+    }
+  }
+
+  std::size_t group_of(int expert) const {
+    return static_cast<std::size_t>(expert) * kGroups / popularity_.size();
+  }
+
+  // Takes the experts of all but the token's groups out of the race.
+  void leave_four_groups() {
+    struct Group {
+      double first = 1, second = 1;  // times of the two first arrivals; 1 where there is none
+      int arrivals = 0;
+      bool kept = false;
+      bool chosen = false;
+      double product() const { return first * second; }
+    };
+    std::array<Group, kGroups> groups{};
+    for (const Arrival& arrival : chosen_) groups[group_of(arrival.expert)].kept = true;
+    for (const Arrival& arrival : racing_) {
+      Group& group = groups[group_of(arrival.expert)];
+      if (group.arrivals == 0 || arrival.time < group.first) {
+        group.second = group.arrivals == 0 ? 1 : group.first;
+        group.first = arrival.time;
+      } else if (group.arrivals == 1 || arrival.time < group.second) {
+        group.second = arrival.time;
+      }
+      ++group.arrivals;
+    }
+    std::array<std::size_t, kGroups> order{};
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      if (groups[a].kept != groups[b].kept) return groups[a].kept;
+      return std::pair(groups[a].product(), a) < std::pair(groups[b].product(), b);
+    });
+    for (int i = 0; i < kGroupsOfToken; ++i) groups[order[static_cast<std::size_t>(i)]].chosen = true;
+    std::erase_if(racing_, [&](const Arrival& arrival) { return !groups[group_of(arrival.expert)].chosen; });
+  }
+
+  Random random_;
+  const double keep_;
+  const bool grouped_;
+  const std::size_t top_k_;
+  const std::vector<double> popularity_;
+  std::vector<Arrival> chosen_;  // of the last token
+  std::vector<Arrival> racing_;
+};
+
+void append(const std::vector<Arrival>& chosen, Trace& trace) {
+  double sum = 0;
+  for (const Arrival& arrival : chosen) sum += 1 / arrival.time;
+  for (const Arrival& arrival : chosen) {
+    trace.ids.push_back(arrival.expert);
+    trace.weights.push_back(static_cast<float>(1 / arrival.time / sum));
+  }
+}
+
+std::string source_text(const SynthSpec& spec) {
+  std::string text = "synthesised: ";
+  if (spec.workload == Workload::uniform) {
+    text += "uniform routing";
+  } else {
+    text += "lognormal popularity, sigma " + std::string(spec.workload == Workload::decode ? "0.65" : "0.9") +
+            ", 1 % hot experts, 15 % of a token's experts kept by the next";
+  }
+  if (spec.grouped) text += ", at most 4 of 8 groups a token";
+  return text + "; seed " + std::to_string(spec.seed) + "; weights renormalised";
+}
+
+}  // namespace
+}  // namespace trace
+
+Trace synthesise(const SynthSpec& spec) {
+  trace::check(spec);
+  Trace out;
+  out.name = trace::to_string(spec);
+  out.source = trace::source_text(spec);
+  out.layers = spec.layers;
+  out.tokens = spec.tokens;
+  out.top_k = spec.top_k;
+  out.experts = spec.experts;
+  out.sequence_lengths = {spec.tokens};
+  const auto routes = static_cast<std::size_t>(spec.layers * spec.tokens * spec.top_k);
+  out.ids.reserve(routes);
+  out.weights.reserve(routes);
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    trace::Router router(spec, layer);
+    for (std::int64_t token = 0; token < spec.tokens; ++token) trace::append(router.next(), out);
+  }
+  return out;
+}
+
+}  // namespace ferry
