@@ -1,8 +1,6 @@
 #include "reference/expected.hpp"
 
 #include <algorithm>
-#include <set>
-#include <utility>
 
 namespace ferry::reference {
 
@@ -25,14 +23,17 @@ std::int64_t dispatch_messages(const Places& places, int rank) {
 }
 
 std::int64_t combine_messages(const Places& places, int rank, Reduction reduction) {
-  std::int64_t routes = 0;
-  std::set<std::pair<int, int>> tokens;
-  for (const PlacedRow& row : places.ranks[rank].rows) {
-    if (row.state != RowState::kept || row.source.rank == rank) continue;
-    ++routes;
-    tokens.insert({row.source.rank, row.source.token});
+  std::int64_t messages = 0;
+  for (int home = 0; home < places.size(); ++home) {
+    if (home == rank) continue;
+    if (reduction == Reduction::partial) {
+      messages += places.tokens_between[home * places.size() + rank];
+      continue;
+    }
+    messages += std::count_if(places.ranks[rank].rows.begin(), places.ranks[rank].rows.end(),
+                              [&](const PlacedRow& row) { return row.source.rank == home; });
   }
-  return reduction == Reduction::partial ? static_cast<std::int64_t>(tokens.size()) : routes;
+  return messages;
 }
 
 }  // namespace ferry::reference

@@ -14,8 +14,8 @@ StepMetadata step_metadata(const std::vector<std::int32_t>& counts, int rank);
 // Messages `rank` writes to other ranks: a dispatch needs one for each (token, remote rank).
 std::int64_t dispatch_messages(const Places& places, int rank);
 
-// Rows `rank` writes to other ranks: partial, one for each (token, remote home) with a row kept here;
-// otherwise one for each route.
+// Rows `rank` writes to other ranks: partial, one for each (token, remote home); otherwise one for each route
+// kept here.
 std::int64_t combine_messages(const Places& places, int rank, Reduction reduction);
 
 }  // namespace ferry::reference

@@ -1,0 +1,40 @@
+// Where a rank of the reference backend lays out what its peers read: its whole inputs, in its own symmetric
+// memory.
+//
+// For each lane: the channel, then two generations of [ids, numbers, rows]. A call of a lane uses one
+// generation.
+#pragma once
+
+#include <cstdint>
+
+#include "ferry/config.hpp"
+
+namespace ferry::reference {
+
+struct Stage {
+  std::int64_t channel;   // bytes
+  std::int64_t dispatch;  // ids [T, K] int64, weights or values [T, K] fp32, rows of tokens
+  std::int64_t combine;   // rows [most rows of a rank] of the wire type, weights and values of rows
+  std::int64_t slots;     // T * K
+  std::int64_t rows;      // most rows of a rank
+
+  explicit Stage(const Config& config);
+
+  std::int64_t lane_bytes() const { return channel + 2 * (dispatch + combine); }
+  std::int64_t channel_of(int lane) const { return lane * lane_bytes(); }
+  std::int64_t dispatch_of(int lane, int generation) const {
+    return channel_of(lane) + channel + generation * (dispatch + combine);
+  }
+  std::int64_t combine_of(int lane, int generation) const { return dispatch_of(lane, generation) + dispatch; }
+};
+
+// What a rank says about its call beside the staged bytes.
+struct Note {
+  std::int64_t count = 0;         // tokens (dispatch), rows (combine), the count itself (metadata)
+  std::int32_t weighted = 0;      // weights were given; says nothing when there is nothing to weigh
+  std::int32_t rows_given = 0;    // combine: outputs
+  std::int32_t values_given = 0;  // combine: row values
+  std::int32_t empty = 0;         // neither rows nor tokens: the three above say nothing
+};
+
+}  // namespace ferry::reference
