@@ -8,7 +8,7 @@
 namespace ferry {
 
 inline constexpr std::uint8_t kE4m3Nan = 0x7F;
-inline constexpr std::uint32_t kE4m3Largest = 0x7E;
+inline constexpr float kE4m3Lowest = 0x1p-6f;  // smallest normal value
 inline constexpr float kE4m3Max = 448.0f;
 
 FERRY_HD constexpr float e4m3_to_fp32(std::uint8_t bits) {
@@ -22,15 +22,12 @@ FERRY_HD constexpr float e4m3_to_fp32(std::uint8_t bits) {
 
 // To nearest, ties to even; infinities and what is too large become the largest value, NaN becomes 7F.
 FERRY_HD constexpr std::uint8_t fp32_to_e4m3(float value) {
-  const std::uint32_t bits = bits_of(value);
-  const std::uint32_t magnitude = bits & ~kFp32Sign;
-  const std::uint32_t sign = bits >> 24 & 0x80u;
-  const std::uint32_t normal = (magnitude - (120u << 23) + 0x7FFFFu + (magnitude >> 20 & 1)) >> 20;
-  // Adding 2^14, whose last place is the smallest e4m3 denormal, rounds to multiples of that denormal.
-  const std::uint32_t denormal = bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f);
-  const std::uint32_t rounded = magnitude < bits_of(0x1p-6f) ? denormal : normal;
-  const std::uint32_t finite = magnitude < bits_of(kE4m3Max) ? rounded : kE4m3Largest;
-  return static_cast<std::uint8_t>(magnitude > kFp32Infinity ? kE4m3Nan : (sign | finite));
+  const std::int32_t magnitude = smaller(magnitude_of(value), magnitude_of(kE4m3Max));
+  const std::uint32_t nan = mask_nan(bits_of(value));
+  const std::uint32_t sign = bits_of(value) & kFp32Sign & ~nan;
+  // A NaN has become 448, 7E: with the last bit and no sign it is 7F.
+  const std::uint32_t bits = narrow_magnitude(magnitude, 3, kE4m3Lowest) | (nan & 1);
+  return static_cast<std::uint8_t>((sign | bits << 24) >> 24);
 }
 
 }  // namespace ferry

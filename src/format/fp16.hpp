@@ -7,20 +7,23 @@
 
 namespace ferry {
 
-inline constexpr std::uint16_t kFp16Nan = 0x7FFF;
-inline constexpr std::uint32_t kFp16Infinity = 0x7C00;
+inline constexpr std::int32_t kFp16Infinity = 0x7C00;
+inline constexpr float kFp16Lowest = 0x1p-14f;  // smallest normal value
+inline constexpr float kFp16Over = 65520.0f;    // rounds to infinity, as all above it
 
 // The value as an operand of arithmetic: exact; a NaN keeps its payload, which canonical() removes from the
 // result.
 FERRY_HD constexpr float fp16_value(std::uint16_t bits) {
-  const std::uint32_t magnitude = bits & 0x7FFFu;
+  const std::int32_t magnitude = bits & 0x7FFF;
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-  const std::uint32_t normal = (magnitude << 13) + (112u << 23);  // exponent bias 15 -> 127
-  const std::uint32_t special = magnitude << 13 | kFp32Infinity;
-  // A denormal is its bits times 2^-24, a normal fp32: no denormal arithmetic, which a processor may flush.
-  const std::uint32_t denormal = bits_of(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
-  const std::uint32_t finite = magnitude < 0x0400u ? denormal : normal;
-  return float_of(sign | (magnitude >= kFp16Infinity ? special : finite));
+  const std::int32_t denormal = ~mask_above(magnitude, 0x03FF);
+  const std::int32_t special = mask_above(magnitude, kFp16Infinity - 1);
+  // Exponent bias 15 -> 127, 31 -> 255. A denormal is read as if it had the leading one of a normal value,
+  // which is then subtracted: no denormal arithmetic, which a processor may flush.
+  const std::int32_t exponents = (112 << 23) + (special & (112 << 23)) + (denormal & (1 << 23));
+  const float value =
+      float_of((magnitude << 13) + exponents) - float_of(denormal & magnitude_of(kFp16Lowest));
+  return float_of(sign | bits_of(value));
 }
 
 FERRY_HD constexpr float fp16_to_fp32(std::uint16_t bits) {
@@ -28,15 +31,12 @@ FERRY_HD constexpr float fp16_to_fp32(std::uint16_t bits) {
 }
 
 FERRY_HD constexpr std::uint16_t fp32_to_fp16(float value) {
-  const std::uint32_t bits = bits_of(value);
-  const std::uint32_t magnitude = bits & ~kFp32Sign;
-  const std::uint32_t sign = bits >> 16 & 0x8000u;
-  const std::uint32_t normal = (magnitude - (112u << 23) + 0xFFFu + (magnitude >> 13 & 1)) >> 13;
-  // Adding 0.5, whose last place is the smallest fp16 denormal, rounds to multiples of that denormal.
-  const std::uint32_t denormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
-  const std::uint32_t rounded = magnitude < bits_of(0x1p-14f) ? denormal : normal;
-  const std::uint32_t finite = magnitude < bits_of(65520.0f) ? rounded : kFp16Infinity;
-  return static_cast<std::uint16_t>(is_nan_bits(bits) ? kFp16Nan : (sign | finite));
+  const std::int32_t magnitude = smaller(magnitude_of(value), magnitude_of(kFp16Over));
+  const std::uint32_t nan = mask_nan(bits_of(value));
+  const std::uint32_t sign = bits_of(value) & kFp32Sign & ~nan;
+  // A NaN has become infinity: with all fraction bits and no sign it is 7FFF.
+  const std::uint32_t bits = narrow_magnitude(magnitude, 10, kFp16Lowest) | (nan & 0x03FFu);
+  return static_cast<std::uint16_t>((sign | bits << 16) >> 16);
 }
 
 }  // namespace ferry

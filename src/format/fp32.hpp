@@ -19,18 +19,61 @@ FERRY_HD constexpr float float_of(std::uint32_t bits) {
   return __builtin_bit_cast(float, bits);
 }
 
+FERRY_HD constexpr float float_of(std::int32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+
 inline constexpr std::uint32_t kFp32Sign = 0x80000000u;
-inline constexpr std::uint32_t kFp32Infinity = 0x7F800000u;
+inline constexpr std::int32_t kFp32Infinity = 0x7F800000u;
 inline constexpr std::uint32_t kFp32Nan = 0x7FFFFFFFu;  // the canonical one
 
-FERRY_HD constexpr bool is_nan_bits(std::uint32_t bits) {
-  return (bits & ~kFp32Sign) > kFp32Infinity;
+// The bits without the sign, which order as the magnitudes do.
+FERRY_HD constexpr std::int32_t magnitude_of(std::uint32_t bits) {
+  return static_cast<std::int32_t>(bits & ~kFp32Sign);
+}
+
+FERRY_HD constexpr std::int32_t magnitude_of(float value) {
+  return magnitude_of(bits_of(value));
+}
+
+// All ones where the magnitude is above the limit, otherwise 0.
+//
+// Where a result is stored in fewer bits, vectorisers compute as much of it as they can in those bits and
+// convert every operand to them, choices too. So the conversions use masks, smaller() and larger(), and put
+// a result together in the top bits of a word, which is then shifted down.
+FERRY_HD constexpr std::int32_t mask_above(std::int32_t magnitude, std::int32_t limit) {
+  return (limit - magnitude) >> 31;
+}
+
+FERRY_HD constexpr std::int32_t smaller(std::int32_t a, std::int32_t b) {
+  return a < b ? a : b;
+}
+
+FERRY_HD constexpr std::int32_t larger(std::int32_t a, std::int32_t b) {
+  return a > b ? a : b;
+}
+
+FERRY_HD constexpr std::uint32_t mask_nan(std::uint32_t bits) {
+  return static_cast<std::uint32_t>(mask_above(magnitude_of(bits), kFp32Infinity));
+}
+
+// Rounds a magnitude to a type of fewer bits, to nearest, ties to even: `fraction` bits after the point,
+// `lowest` the smallest normal value. Gives the type's bits, for denormals too, and runs on past its largest
+// exponent.
+//
+// The trick: c is the power of two whose last place in fp32 is the type's last place at this magnitude.
+// Adding it rounds, and the difference of the bits counts the last places.
+FERRY_HD constexpr std::uint32_t narrow_magnitude(std::int32_t magnitude, int fraction, float lowest) {
+  const std::int32_t exponent = larger(magnitude & kFp32Infinity, magnitude_of(lowest));
+  const std::int32_t c = exponent + ((23 - fraction) << 23);
+  const std::int32_t sum = magnitude_of(float_of(magnitude) + float_of(c));
+  return static_cast<std::uint32_t>((sum - c) + ((exponent - magnitude_of(lowest)) >> (23 - fraction)));
 }
 
 // A computed fp32: every NaN becomes the canonical one.
 FERRY_HD constexpr float canonical(float value) {
   const std::uint32_t bits = bits_of(value);
-  return float_of(is_nan_bits(bits) ? kFp32Nan : bits);
+  return float_of(magnitude_of(bits) > kFp32Infinity ? kFp32Nan : bits);
 }
 
 // a * b + c, rounded once.

@@ -35,7 +35,7 @@ struct Fp8Scale {
 // The smallest power of two that is not below `value`, a positive normal number or infinity.
 FERRY_HD constexpr float power_of_two_at_least(float value) {
   const std::uint32_t fraction = bits_of(value) & 0x007FFFFFu;
-  const std::uint32_t exponent = bits_of(value) & kFp32Infinity;
+  const std::uint32_t exponent = bits_of(value) & 0x7F800000u;
   return float_of(fraction == 0 ? exponent : exponent + 0x00800000u);
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kLine = 64;  // bytes of a cache line
 
-FERRY_HD std::int64_t smaller(std::int64_t a, std::int64_t b) {
+FERRY_HD std::int64_t least(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
 
@@ -45,7 +45,7 @@ FERRY_HD void stream_line(char* out, const char* in) {
 // Whole lines are streamed; what belongs to lines shared with neighbours goes through the cache.
 void copy_streaming(char* out, const char* in, std::int64_t bytes) {
   const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out) % kLine);
-  const std::int64_t head = smaller(bytes, (kLine - misaligned) % kLine);
+  const std::int64_t head = least(bytes, (kLine - misaligned) % kLine);
   const std::int64_t lines_end = head + (bytes - head) / kLine * kLine;
   copy_cached(out, in, head);
   for (std::int64_t at = head; at < lines_end; at += kLine) stream_line(out + at, in + at);
@@ -77,7 +77,7 @@ constexpr std::int64_t kPiece = 16 * 1024;
 
 void copy_to_many(void* const* outs, int count, const void* in, std::int64_t bytes, Store store) {
   for (std::int64_t at = 0; at < bytes; at += kPiece) {
-    const std::int64_t piece = smaller(kPiece, bytes - at);
+    const std::int64_t piece = least(kPiece, bytes - at);
     for (int i = 0; i < count; ++i) {
       copy_by(store, static_cast<char*>(outs[i]) + at, static_cast<const char*>(in) + at, piece);
     }

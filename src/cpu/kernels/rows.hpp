@@ -17,7 +17,7 @@ FERRY_HD void for_blocks(void* row, std::int64_t columns, Store store, Write wri
   alignas(kLine) char buffer[kBlock * kBytes];
   char* const out = static_cast<char*>(row);
   for (std::int64_t first = 0; first < columns; first += kBlock) {
-    const std::int64_t count = smaller(kBlock, columns - first);
+    const std::int64_t count = least(kBlock, columns - first);
     if (store == Store::streaming) {
       write(buffer, first, count);
       copy_streaming(out + first * kBytes, buffer, count * kBytes);

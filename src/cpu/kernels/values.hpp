@@ -49,7 +49,7 @@ struct Fp32 {
   FERRY_HD static Bits round(float value) { return bits_of(canonical(value)); }
   FERRY_HD static std::int32_t magnitude(Bits bits) {
     const auto positive = static_cast<std::int32_t>(bits & ~kFp32Sign);
-    return positive > static_cast<std::int32_t>(kFp32Infinity) ? 0 : positive;
+    return positive > kFp32Infinity ? 0 : positive;
   }
   FERRY_HD static float value_of_magnitude(std::int32_t magnitude) {
     return float_of(static_cast<Bits>(magnitude));
