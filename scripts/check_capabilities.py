@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """usage: check_capabilities.py BUILD_DIRECTORY
 
 Fails when docs/capabilities.md names a test that the build does not have, or a row of its table names none.
