@@ -1,0 +1,18 @@
+#include <gtest/gtest.h>
+
+#include "stress/stress.hpp"
+
+namespace ferry {
+namespace {
+
+TEST(StressLong, OneMillionJitteredCallsReadNothingStale) {
+  stress(3, 1000000);
+}
+
+TEST(StressLong, HundredThousandCallsLeaveNoGrowth) {
+  EXPECT_NO_THROW(Group::threads(4).run([](Rank rank) { play_without_growth(rank, 100000); }));
+  EXPECT_NO_THROW(Group::processes(4).run([](Rank rank) { play_without_growth(rank, 100000); }));
+}
+
+}  // namespace
+}  // namespace ferry

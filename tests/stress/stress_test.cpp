@@ -1,0 +1,18 @@
+#include <gtest/gtest.h>
+
+#include "stress/stress.hpp"
+
+namespace ferry {
+namespace {
+
+TEST(Stress, JitteredCallsReadNothingStale) {
+  for (const int ranks : {2, 3, 4}) stress(ranks, 2000);
+}
+
+TEST(Stress, CallsLeaveNoGrowth) {
+  EXPECT_NO_THROW(Group::threads(4).run([](Rank rank) { play_without_growth(rank, 3000); }));
+  EXPECT_NO_THROW(Group::processes(4).run([](Rank rank) { play_without_growth(rank, 3000); }));
+}
+
+}  // namespace
+}  // namespace ferry
