@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -148,28 +149,22 @@ TEST_P(Faults, SurvivorsBuildANewGroup) {
   EXPECT_EQ(calls, 1);
 }
 
+std::string case_name(const testing::TestParamInfo<Faults::ParamType>& test) {
+  std::string name = str(to_string(std::get<0>(test.param)), "_", name_of(std::get<1>(test.param)));
+  std::replace_if(name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+  return name;
+}
+
 // After the last point of a call nobody waits for the victim in that call; the next one notices.
 INSTANTIATE_TEST_SUITE_P(Threads, Faults,
                          testing::Combine(testing::ValuesIn(kFaultPoints),
                                           testing::Values(Fault::stall, Fault::raise),
                                           testing::Values(false)),
-                         [](const auto& info) {
-                           std::string name =
-                               str(to_string(std::get<0>(info.param)), "_", name_of(std::get<1>(info.param)));
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
-                           return name;
-                         });
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Processes, Faults,
                          testing::Combine(testing::ValuesIn(kFaultPoints),
                                           testing::Values(Fault::stall, Fault::kill), testing::Values(true)),
-                         [](const auto& info) {
-                           std::string name =
-                               str(to_string(std::get<0>(info.param)), "_", name_of(std::get<1>(info.param)));
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
-                           return name;
-                         });
+                         case_name);
 
 }  // namespace
 }  // namespace ferry
