@@ -15,9 +15,10 @@ void Dispatch::prepare_arrivals() {
   for (int p = 0; p < parts_.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     void* own = config.own_arrivals ? lane_.array<std::byte>(lane_.arrays.parts[p]) : nullptr;
-    arrivals_.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
-                          .row_bytes = parts_.part[p].row_bytes,
-                          .leading_dimension = leading_dimension(parts_.part[p], rows)};
+    arrivals_.parts[i] = {
+        .data = memory.parts[i] != nullptr ? memory.parts[i] : own,
+        .row_bytes = parts_.part[p].columns ? parts_.part[p].element_bytes : parts_.part[p].row_bytes,
+        .leading_dimension = leading_dimension(parts_.part[p], rows)};
   }
   arrivals_.data = arrivals_.parts[0].data;
   arrivals_.groups = groups_of(config, me);

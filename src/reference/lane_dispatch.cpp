@@ -164,6 +164,13 @@ void Lane::finish_plan(const World& world, const Places& places, const PlanView&
 
 namespace {
 
+// Never null, so that "nothing here" and "not asked for" differ.
+template <class T>
+T* data_of(std::vector<T>& values) {
+  values.reserve(1);
+  return values.data();
+}
+
 // Copies the entries that are defined: those of kept and padding rows.
 template <class T>
 void copy_defined(const std::vector<PlacedRow>& rows, const std::vector<T>& from, std::int64_t per_row,
@@ -208,12 +215,12 @@ void Lane::write_arrivals(const World& world, const Places& places) {
   arrivals_.total = &arrived_.row_offsets.back();
   arrivals_.group_expert = arrived_.group_expert.data();
   arrivals_.source = arrivals_.plan.sources().data();
-  if (world.weighted) arrivals_.weight = arrived_.notes.weight.data();
+  if (world.weighted) arrivals_.weight = data_of(arrived_.notes.weight);
   if (world.weighted && memory.weight != nullptr) {
     copy_defined(here.rows, arrived_.notes.weight, slots, memory.weight);
     arrivals_.weight = memory.weight;
   }
-  if (by_source) arrivals_.local_ids = arrived_.notes.local_ids.data();
+  if (by_source) arrivals_.local_ids = data_of(arrived_.notes.local_ids);
   if (by_source && memory.local_ids != nullptr) {
     copy_defined(here.rows, arrived_.notes.local_ids, slots, memory.local_ids);
     arrivals_.local_ids = memory.local_ids;
@@ -225,7 +232,7 @@ void Lane::write_arrivals(const World& world, const Places& places) {
   if (dispatch_.dot_rows != nullptr) {
     arrived_.dots = row_dots(world, places, shared_.me(), static_cast<const std::byte*>(dispatch_.dot_rows),
                              shared_.config.wire);
-    arrivals_.dots = arrived_.dots.data();
+    arrivals_.dots = data_of(arrived_.dots);
   }
   arrivals_.host = &arrived_.totals;
   arrivals_.call = channel_.call();

@@ -1,0 +1,75 @@
+// One dispatch on one rank: the caller's memory, the call, and every defined byte compared with the
+// reference.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "contract/buffer.hpp"
+#include "contract/case.hpp"
+#include "contract/step.hpp"
+#include "ferry/exchange.hpp"
+
+namespace ferry::contract {
+
+class DispatchPlay {
+ public:
+  DispatchPlay(Exchange& exchange, const Case& c, const Step& step);
+
+  // The whole call, in halves if the case says so; then compares and checks what check() reports.
+  void run();
+  // The same, by a plan instead of ids.
+  void run_by(const Plan& plan);
+
+  // The halves alone. After the send half the caller's inputs are overwritten, as the contract allows.
+  void send(const Plan& plan = {});
+  void receive();
+  void compare();
+
+  // The call as it stands, for tests that want it to fail.
+  Arrivals call(const Plan& plan = {});
+
+  DispatchOptions& options() { return options_; }
+  Tokens& tokens() { return tokens_; }
+  const float* weights();
+  Ids ids();
+
+  const Arrivals& arrivals() const { return arrivals_; }
+  // The arrivals' defined values of part `part` of a row, for tests with an idea of their own.
+  const std::byte* row(int part, std::int64_t row) const;
+
+ private:
+  void make_inputs();
+  void make_memory();
+  void overwrite_inputs();
+  void compare_groups() const;
+  void compare_notes() const;
+  void compare_part(int part) const;
+  void compare_plan() const;
+  void compare_inputs() const;
+  std::vector<std::byte> background(const void* memory, std::int64_t bytes) const;
+
+  Exchange& exchange_;
+  const Case& case_;
+  const Step& step_;
+  int rank_;
+  const reference::RankInputs& mine_;
+  const reference::RankPlaces& places_;
+  std::int64_t capacity_rows_;  // all groups together
+
+  std::vector<Buffer> inputs_;
+  Buffer ids_, weights_, dot_rows_;
+  std::vector<Buffer> parts_;
+  Buffer weight_, local_ids_, group_of_row_, plan_;
+  std::vector<std::byte> dot_values_;
+  Tokens tokens_;
+  DispatchOptions options_;
+  bool inputs_overwritten_ = false;
+  Arrivals arrivals_;
+};
+
+// Calls check() and compares what it throws with what the step must lead to.
+void require_findings(Exchange& exchange, int lane, const reference::Places& places);
+
+}  // namespace ferry::contract

@@ -1,0 +1,62 @@
+// Runs the body of a test as every rank of a group, for each backend and kind of group.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "contract/case.hpp"
+#include "contract/check.hpp"
+#include "contract/combine_play.hpp"
+#include "contract/dispatch_play.hpp"
+#include "contract/step.hpp"
+#include "ferry/ferry.hpp"
+
+namespace ferry::contract {
+
+// Who runs a test: which backend, and whether ranks are threads or processes.
+struct Setup {
+  BackendKind backend = BackendKind::cpu;
+  bool processes = false;
+};
+
+std::string name_of(const Setup& setup);
+
+// FERRY_SEED, or a fresh number; printed once.
+std::uint64_t base_seed();
+
+// A seed of its own for each number of a test.
+std::uint64_t seed_of(std::uint64_t number);
+
+Group make_group(const Setup& setup, int ranks);
+
+// Runs `body` as every rank; a failure becomes a failure of the running test that says what was played.
+void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body);
+
+// One dispatch and one combine of a case, compared with the reference on every rank. False: the test has
+// failed.
+bool play(const Setup& setup, Case c);
+
+// Both on one rank, for bodies of run_ranks.
+void play_step(Exchange& exchange, const Case& c, const Step& step, const reference::Outcome& outcome);
+
+class Contract : public testing::TestWithParam<Setup> {
+ protected:
+  Case small_case(std::uint64_t number) const;
+
+  bool play(const Case& c) const { return contract::play(GetParam(), c); }
+  void run(int ranks, const std::string& what, const std::function<void(Rank)>& body) const {
+    run_ranks(GetParam(), ranks, what, body);
+  }
+  // A configuration with the backend under test.
+  Config on_backend(Config config) const {
+    config.backend = GetParam().backend;
+    return config;
+  }
+};
+
+inline constexpr int kRankCounts[] = {1, 2, 3, 4, 8};
+
+}  // namespace ferry::contract

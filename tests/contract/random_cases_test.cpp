@@ -1,0 +1,88 @@
+// Random cases: the two backends against the oracle, over everything a configuration and a call can say.
+//
+// FERRY_CASES sets how many, FERRY_SEED repeats a run, FERRY_CASE plays one case of it.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <string>
+
+#include "contract/harness.hpp"
+
+namespace ferry::contract {
+namespace {
+
+int number_from(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+// How often each value of a property has been played.
+class Tally {
+ public:
+  void add(const Case& c) {
+    ++total_;
+    ++ranks_[str("R = ", c.ranks)];
+    ++layouts_[to_string(c.config.layout)];
+    ++formats_[to_string(c.config.format).substr(0, to_string(c.config.format).find(':'))];
+    ++reductions_[to_string(c.reduction)];
+    const std::int64_t slots = std::int64_t{c.config.top_k} * (c.full ? c.config.max_tokens : 0);
+    many_routes_ += slots >= 1024;
+    wide_ += c.config.hidden >= 2048;
+  }
+
+  void print() const {
+    std::cout << total_ << " cases: " << many_routes_ << " with N*K >= 1024, " << wide_
+              << " with H >= 2048\n";
+    for (const auto* group : {&ranks_, &layouts_, &formats_, &reductions_}) {
+      for (const auto& [name, count] : *group) std::cout << "  " << name << ": " << count;
+      std::cout << "\n";
+    }
+    std::cout << std::flush;
+  }
+
+  void require_coverage() const {
+    EXPECT_GE(many_routes_, 200);
+    EXPECT_GE(wide_, 100);
+    EXPECT_EQ(ranks_.size(), 5u);
+    EXPECT_EQ(layouts_.size(), 3u);
+    EXPECT_GE(formats_.size(), 5u);
+    for (const auto* group : {&ranks_, &layouts_, &formats_}) {
+      for (const auto& [name, count] : *group) EXPECT_GE(count, 50) << name;
+    }
+  }
+
+ private:
+  int total_ = 0, many_routes_ = 0, wide_ = 0;
+  std::map<std::string, int> ranks_, layouts_, formats_, reductions_;
+};
+
+CaseSize size_of_case(int number) {
+  if (number % 8 == 3) return CaseSize::many_routes;
+  if (number % 16 == 5) return CaseSize::wide;
+  return CaseSize::small;
+}
+
+// Mostly the CPU backend with threads; the reference and processes have their share.
+Setup setup_of_case(int number) {
+  if (number % 10 == 7) return {BackendKind::cpu, true};
+  if (number % 10 == 9) return {BackendKind::reference, number % 20 == 9};
+  return {BackendKind::cpu, false};
+}
+
+TEST(RandomCases, AgreeWithTheReference) {
+  const int cases = number_from("FERRY_CASES", 2000), only = number_from("FERRY_CASE", -1);
+  Tally tally;
+  for (int number = 0; number < cases; ++number) {
+    if (only >= 0 && number != only) continue;
+    Case c = draw_case(seed_of(static_cast<std::uint64_t>(number)), size_of_case(number));
+    ASSERT_TRUE(play(setup_of_case(number), c)) << "case " << number;
+    tally.add(c);
+  }
+  tally.print();
+  if (cases >= 2000 && only < 0) tally.require_coverage();
+}
+
+}  // namespace
+}  // namespace ferry::contract
