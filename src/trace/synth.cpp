@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "trace/portable_math.hpp"
@@ -24,6 +26,7 @@ namespace {
 
 constexpr int kBlocks = 8;
 constexpr int kHotPercent = 1;
+constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct Recipe {
   double sigma;  // of ln(popularity)
@@ -82,6 +85,25 @@ struct Arrival {
   }
 };
 
+// A group of experts, as one token sees it.
+struct Group {
+  std::size_t number = 0;
+  double first = kNever, second = kNever;  // times of its two first arrivals
+  bool kept = false;                       // it holds an expert kept from the token before
+
+  void add(double time) {
+    second = std::min(second, std::max(first, time));
+    first = std::min(first, time);
+  }
+
+  // The sum of the two highest scores is -ln(first * second); a group of one expert has one score.
+  double product() const { return second == kNever ? first : first * second; }
+
+  bool operator<(const Group& other) const {
+    return std::tuple(!kept, product(), number) < std::tuple(!other.kept, other.product(), other.number);
+  }
+};
+
 // Routes the tokens of one layer, one after another.
 class Router {
  public:
@@ -94,7 +116,7 @@ class Router {
 
   // The experts of the next token, first arrival first.
   const std::vector<Arrival>& next() {
-    std::erase_if(chosen_, [&](const Arrival&) { return random_.uniform() >= keep_; });
+    keep_some();
     race();
     if (grouped_) leave_four_groups();
     const auto missing = static_cast<std::ptrdiff_t>(top_k_ - chosen_.size());
@@ -105,6 +127,14 @@ class Router {
   }
 
  private:
+  void keep_some() {
+    std::size_t kept = 0;
+    for (const Arrival arrival : chosen_) {
+      if (random_.uniform() < keep_) chosen_[kept++] = arrival;
+    }
+    chosen_.resize(kept);
+  }
+
   void race() {
     racing_.clear();
     for (int e = 0; e < static_cast<int>(popularity_.size()); ++e) {
@@ -121,33 +151,14 @@ class Router {
 
   // Takes the experts of all but the token's groups out of the race.
   void leave_four_groups() {
-    struct Group {
-      double first = 1, second = 1;  // times of the two first arrivals; 1 where there is none
-      int arrivals = 0;
-      bool kept = false;
-      bool chosen = false;
-      double product() const { return first * second; }
-    };
     std::array<Group, kGroups> groups{};
+    for (std::size_t i = 0; i < groups.size(); ++i) groups[i].number = i;
     for (const Arrival& arrival : chosen_) groups[group_of(arrival.expert)].kept = true;
-    for (const Arrival& arrival : racing_) {
-      Group& group = groups[group_of(arrival.expert)];
-      if (group.arrivals == 0 || arrival.time < group.first) {
-        group.second = group.arrivals == 0 ? 1 : group.first;
-        group.first = arrival.time;
-      } else if (group.arrivals == 1 || arrival.time < group.second) {
-        group.second = arrival.time;
-      }
-      ++group.arrivals;
-    }
-    std::array<std::size_t, kGroups> order{};
-    std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      if (groups[a].kept != groups[b].kept) return groups[a].kept;
-      return std::pair(groups[a].product(), a) < std::pair(groups[b].product(), b);
-    });
-    for (int i = 0; i < kGroupsOfToken; ++i) groups[order[static_cast<std::size_t>(i)]].chosen = true;
-    std::erase_if(racing_, [&](const Arrival& arrival) { return !groups[group_of(arrival.expert)].chosen; });
+    for (const Arrival& arrival : racing_) groups[group_of(arrival.expert)].add(arrival.time);
+    std::sort(groups.begin(), groups.end());
+    std::array<bool, kGroups> chosen{};
+    for (std::size_t i = 0; i < kGroupsOfToken; ++i) chosen[groups[i].number] = true;
+    std::erase_if(racing_, [&](const Arrival& arrival) { return !chosen[group_of(arrival.expert)]; });
   }
 
   Random random_;

@@ -125,4 +125,15 @@ TEST_F(RecordedTraces, DeepSeekLite) {
   }
 }
 
+// 4.55 was measured over more domains than these two: hence 0.1.
+TEST_F(RecordedTraces, DeepSeekLiteDistinctRanks) {
+  const auto placement = ferry::Placement::blocks(64, 8);
+  for (const char* name : {"deepseek_v2_lite/intent", "deepseek_v2_lite/summary"}) {
+    const Trace trace = open(folder_, name);
+    double sum = 0;
+    for (int layer = 0; layer < trace.layers; ++layer) sum += ferry::distinct_ranks(trace, layer, placement);
+    EXPECT_NEAR(sum / trace.layers, 4.55, 0.1) << name;
+  }
+}
+
 }  // namespace
