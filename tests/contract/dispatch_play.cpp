@@ -24,10 +24,7 @@ DispatchPlay::DispatchPlay(Exchange& exchange, const Case& c, const Step& step)
   options_.weigh_rows = step.world.weigh_rows;
   if (c.caller_memory) make_memory();
   if (!c.dots) return;
-  Random random =
-      Random::of({c.seed, 77, static_cast<std::uint64_t>(step.index), static_cast<std::uint64_t>(rank_)});
-  const std::int64_t values = static_cast<std::int64_t>(places_.rows.size()) * c.config.hidden;
-  dot_values_ = random_rows(random, c.config.wire, values, c.any_bits);
+  dot_values_ = make_dot_rows(c, step, rank_);
   dot_rows_ = strided_buffer(dot_values_, static_cast<std::int64_t>(places_.rows.size()),
                              c.config.hidden * bytes_of(c.config.wire), 0);
   options_.dot_rows = dot_rows_.data();
@@ -125,6 +122,15 @@ void DispatchPlay::run_by(const Plan& plan) {
   }
   compare();
   exchange_.check(case_.lane);  // what the ids led to was reported when the plan was made
+}
+
+void DispatchPlay::run_backward(const Plan& plan, float* d_weights) {
+  DispatchOptions options = options_;
+  options.weigh_rows = false;  // both are what the operation is about
+  options.dot_rows = nullptr;
+  arrivals_ = exchange_.combine_backward(tokens_, plan, weights(), {dot_rows_.data(), case_.config.wire},
+                                         d_weights, options);
+  compare();
 }
 
 void DispatchPlay::compare() {

@@ -22,6 +22,10 @@ class DispatchPlay {
   // The same, by a plan instead of ids.
   void run_by(const Plan& plan);
 
+  // combine_backward: the case must weigh rows and want dots. Compares the rows; d_weights is the caller's to
+  // compare.
+  void run_backward(const Plan& plan, float* d_weights);
+
   // The halves alone. After the send half the caller's inputs are overwritten, as the contract allows.
   void send(const Plan& plan = {});
   void receive();

@@ -1,8 +1,12 @@
 #include "contract/harness.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <random>
+
+#include "reference/combine.hpp"
+#include "reference/expected.hpp"
 
 namespace ferry::contract {
 
@@ -44,20 +48,94 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
   }
 }
 
-void play_step(Exchange& exchange, const Case& c, const Step& step, const reference::Outcome& outcome) {
+Plan play_step(Exchange& exchange, const Case& c, const Step& step, const reference::Outcome& outcome) {
   DispatchPlay dispatch(exchange, c, step);
   dispatch.run();
   CombinePlay(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight).run();
+  return dispatch.arrivals().plan.copy();
 }
 
-bool play(const Setup& setup, Case c) {
-  c.config.backend = setup.backend;
-  const Step step = make_step(c);
+void play_route_values(Exchange& exchange, const Case& c, const Step& step, const Plan& plan) {
+  const int rank = exchange.rank().index();
+  std::vector<std::vector<float>> values;
+  for (int source = 0; source < c.ranks; ++source) {
+    Random random = Random::of({c.seed, 99, static_cast<std::uint64_t>(source)});
+    values.push_back(random_floats(random, step.places.tokens(source) * c.config.top_k));
+  }
+  Buffer mine(static_cast<std::int64_t>(values[rank].size()) * 4);
+  std::copy(values[rank].begin(), values[rank].end(), mine.as<float>());
+  const std::vector<reference::PlacedRow>& rows = step.places.ranks[rank].rows;
+  Buffer got(static_cast<std::int64_t>(rows.size()) * 4);
+  exchange.route_values(mine.as<float>(), plan, got.as<float>(), c.lane);
+  got.require_guards("row values");
+  const std::vector<float> expected = reference::values_at_rows(step.places, values, rank);
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    if (rows[row].state == reference::RowState::untouched) continue;
+    require_equal(got.as<float>()[row], expected[row], str("row value ", row));
+  }
+}
+
+bool play(const Setup& setup, const Case& c, const Step& step) {
   const reference::Outcome outcome = make_outcome(c, step);
   const bool failed_before = testing::Test::HasFailure();
   run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     play_step(exchange, c, step, outcome);
+  });
+  return failed_before || !testing::Test::HasFailure();
+}
+
+bool play(const Setup& setup, Case c) {
+  c.config.backend = setup.backend;
+  return play(setup, c, make_step(c));
+}
+
+namespace {
+
+void require_traffic(const Exchange& exchange, const Case& c, const std::vector<const Step*>& played) {
+  const int rank = exchange.rank().index();
+  std::int64_t sent = 0, returned = 0;
+  for (const Step* step : played) {
+    sent += reference::dispatch_messages(step->places, rank);
+    returned += reference::combine_messages(step->places, rank, c.reduction);
+  }
+  require_equal(exchange.wire().dispatch_messages, sent, "messages of dispatches");
+  require_equal(exchange.wire().combine_messages, returned, "messages of combines");
+}
+
+void require_load(const Exchange& exchange, const Case& c, const std::vector<const Step*>& played) {
+  std::vector<std::int64_t> experts(c.config.experts), ranks(c.ranks);
+  for (const Step* step : played) {
+    for (std::size_t i = 0; i < step->places.counts.size(); ++i) {
+      const int expert = static_cast<int>(i) % c.config.experts;
+      experts[expert] += step->places.counts[i];
+      ranks[step->world.config.placement.place(expert).rank] += step->places.counts[i];
+    }
+  }
+  const LoadCounts load = exchange.load();
+  require_equal(load.dispatches, static_cast<std::int64_t>(played.size()), "dispatches counted");
+  require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
+  require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
+}
+
+}  // namespace
+
+bool play_sequence(const Setup& setup, Case c) {
+  c.config.backend = setup.backend;
+  const Step first = make_step(c, 0), second = make_step(c, 1), again = with_values(c, first, 2);
+  const reference::Outcome outcomes[] = {make_outcome(c, first), make_outcome(c, second),
+                                         make_outcome(c, again)};
+  const bool failed_before = testing::Test::HasFailure();
+  run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    const Plan kept = play_step(exchange, c, first, outcomes[0]);
+    play_step(exchange, c, second, outcomes[1]);
+    DispatchPlay replay(exchange, c, again);
+    replay.run_by(kept);
+    CombinePlay(exchange, c, again, outcomes[2], kept, replay.arrivals().weight).run();
+    if (c.config.layout != Layout::rank_major) play_route_values(exchange, c, first, kept);
+    require_traffic(exchange, c, {&first, &second, &again});
+    require_load(exchange, c, {&first, &second});
   });
   return failed_before || !testing::Test::HasFailure();
 }

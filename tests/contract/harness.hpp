@@ -39,8 +39,18 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
 // failed.
 bool play(const Setup& setup, Case c);
 
-// Both on one rank, for bodies of run_ranks.
-void play_step(Exchange& exchange, const Case& c, const Step& step, const reference::Outcome& outcome);
+// The same with these inputs instead of the case's own.
+bool play(const Setup& setup, const Case& c, const Step& step);
+
+// More of one exchange: two steps, a dispatch by the plan kept from the first, route values, traffic and load
+// counts.
+bool play_sequence(const Setup& setup, Case c);
+
+// For bodies of run_ranks. Dispatch and combine; returns a copy of the plan.
+Plan play_step(Exchange& exchange, const Case& c, const Step& step, const reference::Outcome& outcome);
+
+// Carries values to the rows by a plan of `step`.
+void play_route_values(Exchange& exchange, const Case& c, const Step& step, const Plan& plan);
 
 class Contract : public testing::TestWithParam<Setup> {
  protected:

@@ -77,7 +77,7 @@ TEST(RandomCases, AgreeWithTheReference) {
   for (int number = 0; number < cases; ++number) {
     if (only >= 0 && number != only) continue;
     Case c = draw_case(seed_of(static_cast<std::uint64_t>(number)), size_of_case(number));
-    ASSERT_TRUE(play(setup_of_case(number), c)) << "case " << number;
+    ASSERT_TRUE(play_sequence(setup_of_case(number), c)) << "case " << number;
     tally.add(c);
   }
   tally.print();

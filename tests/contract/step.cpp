@@ -11,7 +11,16 @@ namespace ferry::contract {
 namespace {
 
 // Streams of numbers that must not depend on one another.
-enum Stream : std::uint64_t { kTokens = 1, kIds, kValues, kWeights, kOutputs, kHomeWeights, kRowValues };
+enum Stream : std::uint64_t {
+  kTokens = 1,
+  kIds,
+  kValues,
+  kWeights,
+  kOutputs,
+  kHomeWeights,
+  kRowValues,
+  kDotRows
+};
 
 Random stream(const Case& c, Stream which, int step, int rank) {
   return Random::of({c.seed, which, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank)});
@@ -178,6 +187,12 @@ Step with_values(const Case& c, const Step& routed, int index) {
   draw_values(c, index, step.world);
   step.places = routed.places;
   return step;
+}
+
+std::vector<std::byte> make_dot_rows(const Case& c, const Step& step, int rank) {
+  Random random = stream(c, kDotRows, step.index, rank);
+  const auto rows = static_cast<std::int64_t>(step.places.ranks[rank].rows.size());
+  return random_rows(random, c.config.wire, rows * c.config.hidden, c.any_bits);
 }
 
 reference::Outcome make_outcome(const Case& c, const Step& step) {
