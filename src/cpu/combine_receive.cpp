@@ -83,7 +83,7 @@ const RouteTail& Combine::staged_tail(std::int64_t row) const {
 // A route's row in the wire type, or null: masked, dropped or damaged. `slot` picks the scratch row.
 const void* Combine::row_at_home(std::int64_t route, int slot) {
   const std::int32_t row = plan_.route_row[route];
-  if (row == -1) return nullptr;
+  if (row == -1 || !lane_.usable(plan_.route_rank[route], shared_.ranks(), route)) return nullptr;
   if (!stays_home(route)) return staged(route);
   if (!lane_.usable(row, plan_.header->total, route)) return nullptr;
   if (call_.outputs.type == shared_.config.wire) return output_row(row);
@@ -140,7 +140,8 @@ void Combine::bring_values(std::int64_t token) {
   const int top_k = shared_.config.top_k, most_ranks = plan_.header->shape.most_ranks();
   for (int slot = 0; slot < top_k; ++slot) {
     const std::int64_t route = token * top_k + slot;
-    const std::int32_t row = plan_.route_row[route];
+    std::int32_t row = plan_.route_row[route];
+    if (row != -1 && !lane_.usable(plan_.route_rank[route], shared_.ranks(), route)) row = -1;
     float value = 0;
     if (row != -1 && stays_home(route)) {
       if (lane_.usable(row, plan_.header->total, route)) value = call_.row_values[row];

@@ -12,9 +12,11 @@ void Dispatch::prepare_arrivals() {
   const std::int64_t rows = row_capacity(config, me);
   const ArrivalsMemory& memory = call_.memory;
   arrivals_ = {};
+  std::int64_t end = lane_.arrays.parts;
   for (int p = 0; p < parts_.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
-    void* own = config.own_arrivals ? lane_.array<std::byte>(lane_.arrays.parts[p]) : nullptr;
+    void* own = config.own_arrivals ? lane_.array<std::byte>(end) : nullptr;
+    end = align_up(end + part_bytes_total(parts_.part[p], rows), 64);
     arrivals_.parts[i] = {
         .data = memory.parts[i] != nullptr ? memory.parts[i] : own,
         .row_bytes = parts_.part[p].columns ? parts_.part[p].element_bytes : parts_.part[p].row_bytes,

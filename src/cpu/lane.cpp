@@ -23,8 +23,11 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.row_offsets = take(4 * (groups + 1));
   if (config.own_arrivals) {
     const std::int64_t begin = arrays.bytes;
-    const PartList parts = parts_of(config.format, config.hidden);
-    for (int p = 0; p < parts.count; ++p) arrays.parts[p] = take(part_bytes_total(parts.part[p], rows));
+    // Holds the parts of every format whose messages are not larger than the configuration's: a row takes on
+    // arrival what it takes in a message, or less. Columns start at multiples of a few rows, parts at
+    // multiples of 64 bytes.
+    const std::int64_t row = wire_bytes(parts_of(config.format, config.hidden));
+    arrays.parts = take((rows + kColumnAlignment - 1) * row + kMaxParts * 64);
     arrays.parts_bytes = arrays.bytes - begin;
   }
   return arrays;
