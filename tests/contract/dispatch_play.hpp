@@ -40,6 +40,7 @@ class DispatchPlay {
   Ids ids();
 
   const Arrivals& arrivals() const { return arrivals_; }
+  const std::vector<Buffer>& part_memory() const { return parts_; }
   // The arrivals' defined values of part `part` of a row, for tests with an idea of their own.
   const std::byte* row(int part, std::int64_t row) const;
 

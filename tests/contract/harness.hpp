@@ -57,6 +57,7 @@ class Contract : public testing::TestWithParam<Setup> {
   Case small_case(std::uint64_t number) const;
 
   bool play(const Case& c) const { return contract::play(GetParam(), c); }
+  bool play(const Case& c, const Step& step) const { return contract::play(GetParam(), c, step); }
   void run(int ranks, const std::string& what, const std::function<void(Rank)>& body) const {
     run_ranks(GetParam(), ranks, what, body);
   }

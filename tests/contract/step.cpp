@@ -60,9 +60,11 @@ std::vector<std::int64_t> draw_ids(const Case& c, Random& random, std::int64_t t
     std::vector<std::int64_t> list(c.config.top_k, -1);
     const bool whole_masked = random.chance(c.masked_tokens);
     for (std::int64_t& id : list) {
-      const int expert = draw_expert(c, random, placement);
       if (whole_masked || random.chance(c.masked)) continue;
-      if (c.duplicates || std::find(list.begin(), list.end(), expert) == list.end()) id = expert;
+      for (int attempt = 0; attempt < 20 && id < 0; ++attempt) {
+        const int expert = draw_expert(c, random, placement);
+        if (c.duplicates || std::find(list.begin(), list.end(), expert) == list.end()) id = expert;
+      }
     }
     random.shuffle(list);
     for (std::int64_t& id : list) {

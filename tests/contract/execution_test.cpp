@@ -1,0 +1,392 @@
+// Ways of calling: halves, lanes, kept plans, damaged plans, sizes, metadata.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+#include "contract/harness.hpp"
+#include "contract/jitter.hpp"
+#include "layout/plan_layout.hpp"
+#include "reference/expected.hpp"
+
+namespace ferry::contract {
+namespace {
+
+TEST_P(Contract, OneRankPermutesAndPermutesBack) {
+  Case c = small_case(1);
+  c.ranks = 1;
+  c.config.top_k = 3;
+  c.config.reduction = Reduction::unreduced;
+  c.masked = 0.2;
+  c.full = true;
+  const Step step = make_step(c);
+  run(1, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    DispatchPlay played(exchange, c, step);
+    played.run();
+    require_equal(exchange.wire().dispatch_bytes, std::int64_t{0}, "bytes to other ranks");
+    // Experts that do nothing: every slot gets its own token back, a masked one zeros.
+    const std::int64_t row = c.config.hidden * 2;
+    Buffer result(c.config.max_tokens * 3 * row);
+    exchange.combine({played.arrivals().data}, played.arrivals().plan, {result.data()});
+    std::vector<std::byte> expected;
+    for (int i = 0; i < c.config.max_tokens * 3; ++i) {
+      if (step.world.ranks[0].ids[i] < 0) expected.resize(expected.size() + row);
+      if (step.world.ranks[0].ids[i] < 0) continue;
+      const auto token = step.world.ranks[0].parts[0].begin() + i / 3 * row;
+      expected.insert(expected.end(), token, token + row);
+    }
+    result.require_image(expected, 2, "rows brought back");
+  });
+}
+
+TEST_P(Contract, SplitHalves) {
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+      for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+        Case c = small_case(ranks);
+        c.ranks = ranks;
+        c.config.experts = 3 * ranks;
+        c.config.layout = layout;
+        if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+        c.reduction = c.config.reduction = layout == Layout::rank_major ? Reduction::partial : reduction;
+        c.values = layout != Layout::rank_major;
+        c.split = true;
+        play(c);
+      }
+    }
+  }
+}
+
+TEST_P(Contract, TheReceiveHalfMayRunInAnotherThread) {
+  Case c = small_case(1);
+  c.ranks = 3;
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      DispatchPlay dispatch(exchange, c, step);
+      dispatch.send();
+      std::thread([&] { dispatch.receive(); }).join();
+      dispatch.compare();
+      CombinePlay combine(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight);
+      combine.send();
+      std::thread([&] { combine.receive(); }).join();
+      combine.compare();
+    }
+  });
+}
+
+TEST_P(Contract, HalvesOutOfOrderAreRefused) {
+  Case c = small_case(1);
+  c.config.lanes = 2;
+  const Step step = make_step(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    const auto refused = [](const auto& call) {
+      try {
+        call();
+      } catch (const UsageError&) {
+        return true;
+      }
+      return false;
+    };
+    require(refused([&] { exchange.dispatch_receive(); }), "a receive half without a send half");
+    require(refused([&] { exchange.combine_receive(1); }), "a combine's receive half without a send half");
+    DispatchPlay dispatch(exchange, c, step);
+    dispatch.send();
+    DispatchPlay second(exchange, c, step);
+    require(refused([&] { second.call(); }), "a dispatch between two halves");
+    require(refused([&] { exchange.combine_receive(); }), "the receive half of another operation");
+    dispatch.receive();
+    dispatch.compare();
+  });
+}
+
+// d0, d1, c0, c1 with the lanes in another order on odd ranks.
+TEST_P(Contract, TwoLanesInDifferentOrder) {
+  Case c = small_case(1);
+  c.ranks = 4;
+  c.config.lanes = 2;
+  c.caller_memory = false;
+  Case lanes[] = {c, c};
+  lanes[1].lane = 1;
+  const Jitter jitter;
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    const int first = rank.index() % 2, second = 1 - first;
+    for (int index = 0; index < 20; ++index) {
+      const Step steps[] = {make_step(c, 2 * index), make_step(c, 2 * index + 1)};
+      const reference::Outcome outcomes[] = {make_outcome(c, steps[0]), make_outcome(c, steps[1])};
+      DispatchPlay dispatch0(exchange, lanes[0], steps[0]), dispatch1(exchange, lanes[1], steps[1]);
+      DispatchPlay* dispatches[] = {&dispatch0, &dispatch1};
+      dispatches[first]->send();
+      dispatches[second]->send();
+      dispatches[second]->receive();
+      dispatches[first]->receive();
+      std::vector<CombinePlay> combines;
+      for (const int lane : {0, 1}) {
+        dispatches[lane]->compare();
+        const Arrivals& rows = dispatches[lane]->arrivals();
+        combines.emplace_back(exchange, lanes[lane], steps[lane], outcomes[lane], rows.plan, rows.weight);
+      }
+      combines[second].send();
+      combines[first].send();
+      combines[first].receive();
+      combines[second].receive();
+      for (const CombinePlay& combine : combines) combine.compare();
+    }
+  });
+}
+
+TEST_P(Contract, TwoThreadsDriveALaneEach) {
+  Case c = small_case(1);
+  c.ranks = 3;
+  c.config.lanes = 2;
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    std::exception_ptr failures[2];
+    const auto drive = [&](int lane) {
+      try {
+        Case mine = c;
+        mine.lane = lane;
+        mine.split = lane == 1;
+        for (int index = 0; index < 50; ++index) {
+          const Step step = make_step(mine, 2 * index + lane);
+          play_step(exchange, mine, step, make_outcome(mine, step));
+        }
+      } catch (...) {
+        failures[lane] = std::current_exception();
+      }
+    };
+    std::thread other(drive, 1);
+    drive(0);
+    other.join();
+    for (const std::exception_ptr& failure : failures) {
+      if (failure) std::rethrow_exception(failure);
+    }
+  });
+}
+
+TEST_P(Contract, APlanServesManyCalls) {
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+      Case c = small_case(ranks);
+      c.ranks = ranks;
+      c.config.top_k = 3;
+      c.config.layout = layout;
+      c.config.format = Format::fp32();
+      c.type = DType::fp32;
+      if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+      Case forward = c;  // fp8 there, bf16 back
+      forward.config.format = Format::fp8_e4m3();
+      forward.type = DType::bf16;
+      Case backward = forward;
+      backward.config.format = Format::bf16();
+      const Step routed = make_step(forward);
+      const Step again = with_values(backward, routed, 5), other = make_step(forward, 6);
+      const reference::Outcome outcomes[] = {make_outcome(c, routed), make_outcome(c, again),
+                                             make_outcome(c, other)};
+      run(ranks, describe(c), [&](Rank rank) {
+        Exchange exchange(rank, c.config);
+        const Plan plan = play_step(exchange, forward, routed, outcomes[0]);
+        play_step(exchange, forward, other, outcomes[2]);  // the lane's own plan is another one now
+        for (int repeat = 0; repeat < 3; ++repeat) {
+          DispatchPlay replay(exchange, backward, again);
+          replay.run_by(plan);
+          CombinePlay(exchange, backward, again, outcomes[1], plan, replay.arrivals().weight).run();
+        }
+      });
+    }
+  }
+}
+
+// Tables of a plan's storage that hold int32 entries, and how many.
+struct Table {
+  const char* name;
+  std::int32_t* PlanView::* entries;
+  std::int64_t count;
+};
+
+std::vector<Table> tables_of(const PlanShape& shape) {
+  const std::int64_t slots = std::int64_t{shape.max_tokens} * shape.top_k;
+  const std::int64_t messages = std::int64_t{shape.ranks} * shape.max_tokens;
+  return {{"counts", &PlanView::counts, std::int64_t{shape.ranks} * shape.experts},
+          {"tokens_between", &PlanView::tokens_between, std::int64_t{shape.ranks} * shape.ranks},
+          {"route_expert", &PlanView::route_expert, slots},
+          {"route_rank", &PlanView::route_rank, slots},
+          {"route_row", &PlanView::route_row, slots},
+          {"token_ranks", &PlanView::token_ranks, std::int64_t{shape.max_tokens} * shape.most_ranks()},
+          {"sent_tokens", &PlanView::sent_tokens, messages},
+          {"came_token", &PlanView::came_token, messages},
+          {"came_position", &PlanView::came_position, messages},
+          {"came_rows", &PlanView::came_rows, messages * shape.top_k}};
+}
+
+// Runs one call by a damaged plan: it ends, keeps to its memory, and what came out is right unless some rank
+// reports.
+template <class Call, class Compare>
+void require_damage_is_survived(Exchange& exchange, const std::string& what, Call call, Compare compare) {
+  bool reported = false;
+  try {
+    call();
+    exchange.check();
+  } catch (const BadSourceError& error) {
+    reported = true;
+    require(error.bad.count > 0 && error.bad.index >= 0, what, ": an empty report");
+  }
+  std::vector<char> all(exchange.rank().size());
+  exchange.rank().all_gather(&reported, all.data(), 1);
+  if (std::find(all.begin(), all.end(), 1) != all.end()) return;
+  try {
+    compare();
+  } catch (const Mismatch& mismatch) {
+    require(false, what, ": no rank reports, and ", mismatch.what());
+  }
+}
+
+TEST_P(Contract, DamagedPlansAreSurvivedAndReported) {
+  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+    Case c = small_case(1);
+    c.ranks = 3;
+    c.config.experts = 6;
+    c.full = true;
+    c.caller_memory = true;
+    c.reduction = c.config.reduction = reduction;
+    c.values = true;
+    const Step step = make_step(c);
+    const reference::Outcome outcome = make_outcome(c, step);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      Exchange exchange(rank, c.config);
+      const Plan good = play_step(exchange, c, step, outcome);
+      const PlanShape shape = static_cast<const PlanHeader*>(good.storage())->shape;
+      for (const Table& table : tables_of(shape)) {
+        for (const std::int32_t garbage : {-2, 0x7FFFFFFF, -0x7FFFFFFF - 1, 1 << 20}) {
+          for (const bool all : {false, true}) {
+            const Plan bad = good.copy();
+            std::int32_t* entries = view_plan(bad.storage(), shape).*table.entries;
+            if (rank.index() == 1)
+              std::fill_n(all ? entries : entries + table.count / 2, all ? table.count : 1, garbage);
+            const std::string what = str(table.name, all ? " all " : " one ", garbage);
+            CombinePlay combine(exchange, c, step, outcome, bad, nullptr);
+            combine.options().weights = nullptr;
+            reference::Outcome unweighted = outcome;
+            unweighted.weighted = false;
+            CombinePlay plain(exchange, c, step, unweighted, bad, nullptr);
+            require_damage_is_survived(
+                exchange, "combine, " + what, [&] { plain.call(); }, [&] { plain.compare(); });
+            DispatchPlay dispatch(exchange, c, step);
+            require_damage_is_survived(exchange, "dispatch, " + what, [&] { dispatch.call(bad); }, [] {});
+            rank.barrier();
+          }
+        }
+      }
+      play_step(exchange, c, step, outcome);  // as usable as before
+    });
+  }
+}
+
+TEST_P(Contract, PlansOfAnotherExchangeAreRefused) {
+  Case c = small_case(1), other = small_case(2);
+  other.config.experts = c.config.experts + 1;
+  const Step step = make_step(c), other_step = make_step(other);
+  const reference::Outcome outcome = make_outcome(c, step), other_outcome = make_outcome(other, other_step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config), second(rank, other.config);
+    const Plan own = play_step(exchange, c, step, outcome),
+               foreign = play_step(second, other, other_step, other_outcome);
+    const Plan damaged = own.copy();
+    static_cast<PlanHeader*>(damaged.storage())->total += 1000;
+    for (const Plan& plan : {foreign, damaged, Plan()}) {
+      bool refused = false;
+      try {
+        CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+        combine.call();
+      } catch (const UsageError&) {
+        refused = true;
+      }
+      require(refused, "a plan that is not this exchange's went through");
+    }
+    play_step(exchange, c, step, outcome);
+  });
+}
+
+std::int64_t mapped_bytes() {
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+TEST_P(Contract, TheSizeQueryIsExact) {
+  for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+    Case c = small_case(1);
+    c.config.layout = layout;
+    c.config.max_tokens = 256;
+    c.config.hidden = 2048;
+    c.config.top_k = 4;
+    c.config.lanes = 2;
+    run(1, describe(c), [&](Rank rank) {
+      const Sizes query = size_of(c.config, 1, 0);
+      const std::int64_t before = mapped_bytes();
+      const Exchange exchange(rank, c.config);
+      const std::int64_t grown = mapped_bytes() - before;
+      require_equal(exchange.sizes().total(), query.total(), "Exchange::sizes");
+      require_equal(exchange.capacity(), capacity_of(c.config, 1, 0), "capacity");
+      require(query.total() > 8 << 20, "too small to tell: ", query.total());
+      if (c.config.backend == BackendKind::reference)
+        return;  // takes its lane's memory when it is first used
+      require(std::abs(grown - query.total()) <= 2 << 20, "mapped ", grown, " bytes, the query says ",
+              query.total());
+    });
+  }
+}
+
+// The reference stages whole inputs: the bound is the CPU backend's.
+TEST(ContractOfCpu, MemoryStaysWithinItsBound) {
+  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+    const int ranks = 8;
+    Config config{
+        .experts = 256, .top_k = 8, .hidden = 7168, .max_tokens = 4096, .backend = BackendKind::cpu};
+    config.reduction = reduction;
+    const Sizes sizes = size_of(config, ranks, 3);
+    const double staging_rows = 4096.0 * 8;  // T*K, and T*min(K, R)
+    const double bound = 2 * (ranks * 4096.0 * 7168 * 2 + staging_rows * 7168 * 2);
+    const auto symmetric =
+        static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
+    EXPECT_LE(symmetric, 1.05 * bound);
+    EXPECT_GE(symmetric, bound);
+    const double rows = static_cast<double>(capacity_of(config, ranks, 3)) * 7168 * 2;
+    EXPECT_NEAR(static_cast<double>(sizes.arrivals), rows, 0.05 * rows);
+  }
+}
+
+TEST_P(Contract, StepMetadata) {
+  for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    Case c = small_case(ranks);
+    c.ranks = ranks;
+    run(ranks, describe(c), [&](Rank rank) {
+      Exchange exchange(rank, c.config);
+      const StepMetadata* address = nullptr;
+      Random random(c.seed);
+      for (int call = 0; call < 20; ++call) {
+        std::vector<std::int32_t> counts;
+        for (int r = 0; r < ranks; ++r) counts.push_back(random.chance(0.3) ? 0 : random.below(100000));
+        const StepMetadata* got = exchange.metadata(counts[rank.index()]);
+        const StepMetadata expected = reference::step_metadata(counts, rank.index());
+        require_equal(got->sum, expected.sum, "sum");
+        require_equal(got->prefix, expected.prefix, "prefix");
+        require_equal(got->maximum, expected.maximum, "maximum");
+        require(address == nullptr || got == address, "the address has changed");
+        address = got;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ferry::contract

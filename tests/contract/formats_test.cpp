@@ -1,0 +1,164 @@
+// What values look like when they arrive.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "contract/harness.hpp"
+
+namespace ferry::contract {
+namespace {
+
+// A case for each number of ranks and layout, with values of every bit pattern among them.
+template <class Play>
+void for_each_shape(Case base, Play play) {
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+      for (const bool any_bits : {false, true}) {
+        Case c = base;
+        c.ranks = ranks;
+        c.config.experts = 2 * ranks + 1;
+        c.config.layout = layout;
+        c.config.alignment = layout == Layout::rank_major ? 1 : 4;
+        c.weights_from = WeightsFrom::nowhere;
+        c.any_bits = any_bits;
+        play(c);
+      }
+    }
+  }
+}
+
+TEST_P(Contract, Bf16) {
+  Case c = small_case(1);
+  for_each_shape(c, [&](const Case& each) { play(each); });
+}
+
+TEST_P(Contract, Fp16AndFp32) {
+  for (const Format& format : {Format::fp16(), Format::fp32()}) {
+    Case c = small_case(1);
+    c.config.format = format;
+    c.type = natural_type(format);
+    for_each_shape(c, [&](const Case& each) { play(each); });
+  }
+}
+
+TEST_P(Contract, Fp8WithScales) {
+  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+    Case c = small_case(1);
+    c.config.hidden = 272;  // two blocks and a short one
+    c.config.format = Format::fp8_e4m3();
+    c.type = type;
+    for_each_shape(c, [&](const Case& each) { play(each); });
+  }
+}
+
+TEST_P(Contract, ColumnMajorScales) {
+  Case c = small_case(1);
+  c.config.hidden = 400;
+  c.config.format = Format::fp8_e4m3({.column_major = true});
+  for_each_shape(c, [&](const Case& each) { play(each); });
+}
+
+TEST_P(Contract, PowerOfTwoScales) {
+  for (const bool columns : {false, true}) {
+    for (const bool packed : {false, true}) {
+      Case c = small_case(1);
+      c.config.hidden = 656;  // six blocks: a packed word is partly used
+      c.config.format = Format::fp8_e4m3({.column_major = columns, .power_of_two = true, .packed = packed});
+      for_each_shape(c, [&](const Case& each) { play(each); });
+    }
+  }
+}
+
+TEST_P(Contract, PowerOfTwoScalesArePowersOfTwo) {
+  Case c = small_case(2);
+  c.config.hidden = 256;
+  c.config.format = Format::fp8_e4m3({.power_of_two = true});
+  c.full = true;
+  const Step step = make_step(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    DispatchPlay played(exchange, c, step);
+    played.run();
+    for (int row = 0; row < *played.arrivals().total; ++row) {
+      float scales[2];
+      std::memcpy(scales, played.row(1, row), sizeof scales);
+      for (const float scale : scales) {
+        int exponent = 0;
+        require(std::frexp(scale, &exponent) == 0.5f, "row ", row, ": scale ", scale);
+      }
+    }
+  });
+}
+
+TEST_P(Contract, OpaqueParts) {
+  for (const Format& format :
+       {Format::opaque({16}), Format::opaque({1024, 64}), Format::opaque({48, 16, 2048, 32})}) {
+    Case c = small_case(1);
+    c.config.format = format;
+    for_each_shape(c, [&](const Case& each) { play(each); });
+  }
+}
+
+TEST_P(Contract, OneExchangeCarriesSeveralFormats) {
+  for (const bool caller_memory : {false, true}) {
+    Case c = small_case(caller_memory);
+    c.config.format = Format::fp32();  // the largest message
+    c.config.hidden = 512;
+    c.caller_memory = caller_memory;
+    run(c.ranks, describe(c), [&](Rank rank) {
+      Exchange exchange(rank, c.config);
+      for (const Format& format :
+           {Format::bf16(), Format::fp8_e4m3(), Format::opaque({64, 256, 16}), Format::fp32(),
+            Format::fp8_e4m3({.column_major = true}), Format::fp16()}) {
+        Case call = c;
+        call.config.format = format;
+        call.type = natural_type(format);
+        const Step step = make_step(call);
+        play_step(exchange, call, step, make_outcome(call, step));
+      }
+    });
+  }
+}
+
+TEST_P(Contract, HiddenSizes) {
+  for (const int hidden : {64, 1000, 2688, 2880, 5120, 7168, 7424}) {
+    for (const Format& format : {Format::bf16(), Format::fp8_e4m3()}) {
+      Case c = small_case(static_cast<std::uint64_t>(hidden));
+      c.config.hidden = hidden;
+      c.config.max_tokens = 3;
+      c.config.format = format;
+      const bool fits = format.kind != FormatKind::fp8_e4m3 || hidden % 16 == 0;
+      if (fits) {
+        play(c);
+        continue;
+      }
+      run(c.ranks, describe(c), [&](Rank rank) {
+        bool refused = false;
+        try {
+          Exchange exchange(rank, c.config);
+        } catch (const UsageError& error) {
+          refused = std::string(error.what()).find(std::to_string(hidden)) != std::string::npos;
+        }
+        require(refused, "H = ", hidden, " was not refused with its number");
+      });
+    }
+  }
+}
+
+TEST_P(Contract, InputStrides) {
+  for (const int gap : {0, 16, 48, 4096}) {
+    for (const Format& format : {Format::bf16(), Format::fp8_e4m3(), Format::opaque({32, 16})}) {
+      Case c = small_case(static_cast<std::uint64_t>(gap));
+      c.input_gap = gap;
+      c.config.format = format;
+      play(c);
+      c.split = true;
+      play(c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry::contract

@@ -1,0 +1,382 @@
+// Whole layers and whole exchanges: agreement between backends and between numbers of ranks, gradients,
+// recorded routing, load, and ranks that do not agree.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "contract/experts.hpp"
+#include "contract/harness.hpp"
+#include "ferry/trace.hpp"
+#include "reference/combine.hpp"
+#include "reference/dispatch.hpp"
+#include "reference/numbers.hpp"
+
+namespace ferry::contract {
+namespace {
+
+TEST_P(Contract, BackendsGiveTheSameBytes) {
+  const Format formats[] = {Format::bf16(),
+                            Format::fp16(),
+                            Format::fp32(),
+                            Format::fp8_e4m3(),
+                            Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
+                            Format::opaque({128, 32})};
+  std::uint64_t number = 0;
+  for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+    for (const Format& format : formats) {
+      Case c = small_case(++number);
+      c.ranks = 3;
+      c.config.layout = layout;
+      c.config.format = format;
+      c.config.zero_padding = true;
+      c.config.alignment = layout == Layout::rank_major ? 1 : 4;
+      c.type = natural_type(format);
+      c.any_bits = number % 2 == 0;
+      c.weights_from = layout == Layout::rank_major ? WeightsFrom::nowhere : WeightsFrom::rows;
+      const Step step = make_step(c);
+      const reference::Outcome outcome = make_outcome(c, step);
+      run(c.ranks, describe(c), [&](Rank rank) {
+        // The caller's memory is poisoned alike, so whole buffers must agree, not only the defined bytes.
+        std::vector<std::vector<std::byte>> seen[2];
+        for (const BackendKind backend : {BackendKind::reference, BackendKind::cpu}) {
+          Config config = c.config;
+          config.backend = backend;
+          Exchange exchange(rank, config);
+          DispatchPlay dispatch(exchange, c, step);
+          dispatch.run();
+          const Arrivals& rows = dispatch.arrivals();
+          CombinePlay combine(exchange, c, step, outcome, rows.plan, rows.weight);
+          combine.run();
+          auto& bytes = seen[backend == BackendKind::cpu];
+          for (const Buffer& part : dispatch.part_memory())
+            bytes.emplace_back(part.span().begin(), part.span().end());
+          bytes.emplace_back(combine.result_memory().span().begin(), combine.result_memory().span().end());
+        }
+        for (std::size_t i = 0; i < seen[0].size(); ++i)
+          require_equal_bytes(seen[1][i], seen[0][i], 1, str("buffer ", i));
+      });
+    }
+  }
+}
+
+TEST_P(Contract, ExactDoesNotDependOnTheRanks) {
+  constexpr int kTokens = 16, kTopK = 4, kExperts = 16, kHidden = 48;
+  Random random(seed_of(1));
+  std::vector<std::int64_t> ids;
+  for (int i = 0; i < kTokens * kTopK; ++i) ids.push_back(random.chance(0.1) ? -1 : random.below(kExperts));
+  const std::vector<float> weights = random_floats(random, kTokens * kTopK);
+  const std::vector<std::byte> values = random_rows(random, DType::bf16, kTokens * kHidden, false);
+  std::vector<std::byte> expected(values.size());
+  for (int i = 0; i < kTokens * kHidden; ++i) {
+    float sum = 0;
+    for (int slot = 0; slot < kTopK; ++slot) {
+      const int route = i / kHidden * kTopK + slot;
+      if (ids[route] < 0) continue;
+      const float x = reference::load(DType::bf16, values.data() + i * 2);
+      sum = std::fma(weights[route], expert_value(static_cast<int>(ids[route]), x, DType::bf16), sum);
+    }
+    reference::store(DType::bf16, sum, expected.data() + i * 2);
+  }
+  for (const int ranks : {1, 2, 4, 8}) {
+    Config config =
+        on_backend({.experts = kExperts, .top_k = kTopK, .hidden = kHidden, .max_tokens = kTokens});
+    config.reduction = Reduction::exact;
+    config.repeats = true;
+    config.placement = draw_placement(random, kExperts, ranks);
+    const int mine = kTokens / ranks;
+    run(ranks, str("R = ", ranks), [&](Rank rank) {
+      Exchange exchange(rank, config);
+      const std::int64_t bytes = mine * kHidden * 2, first = rank.index() * bytes;
+      Buffer tokens(bytes), result(bytes);
+      std::memcpy(tokens.data(), values.data() + first, bytes);
+      const std::int64_t* my_ids = ids.data() + rank.index() * mine * kTopK;
+      const float* my_weights = weights.data() + rank.index() * mine * kTopK;
+      const Arrivals rows = exchange.dispatch(Tokens::rows(tokens.data(), mine), my_ids, my_weights);
+      const std::vector<std::byte> made = apply_experts(rows, kHidden, DType::bf16);
+      Buffer outputs(static_cast<std::int64_t>(made.size()));
+      std::memcpy(outputs.data(), made.data(), made.size());
+      exchange.combine({outputs.data()}, rows.plan, {result.data()}, {.weights = rows.weight});
+      require_equal_bytes(result.span(), std::span(expected).subspan(first, bytes), 2, "result");
+    });
+  }
+}
+
+// Rows weighed and multiplied with the outputs, and the products brought home.
+TEST_P(Contract, BackwardOfCombine) {
+  for (const int ranks : kRankCounts) {
+    for (const Format& format : {Format::bf16(), Format::fp16(), Format::fp32()}) {
+      Case c = small_case(ranks);
+      c.ranks = ranks;
+      c.config.top_k = 3;
+      c.config.hidden = 336;
+      c.config.alignment = 4;
+      c.config.format = format;
+      c.config.wire = c.outputs = ranks % 2 ? DType::bf16 : DType::fp32;
+      c.type = natural_type(format);
+      c.masked = 0.2;
+      const Step forward = make_step(c);
+      const reference::Outcome outcome = make_outcome(c, forward);
+      Case back = c;
+      back.weigh_rows = back.dots = true;
+      const Step gradient = with_values(back, forward, 3);
+      reference::Outcome dots = make_outcome(back, gradient);
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::vector<std::byte> v = make_dot_rows(back, gradient, rank);
+        dots.ranks[rank].row_values =
+            reference::row_dots(gradient.world, gradient.places, rank, v.data(), c.config.wire);
+      }
+      run(ranks, describe(back), [&](Rank rank) {
+        Exchange exchange(rank, c.config);
+        const Plan plan = play_step(exchange, c, forward, outcome);
+        const std::vector<float> expected = reference::values_home(gradient.places, dots, rank.index());
+        Buffer d_weights(static_cast<std::int64_t>(expected.size()) * 4);
+        DispatchPlay backward(exchange, back, gradient);
+        backward.run_backward(plan, d_weights.as<float>());
+        std::vector<std::byte> image(expected.size() * 4);
+        std::memcpy(image.data(), expected.data(), image.size());
+        d_weights.require_image(image, 4, "d_weights");
+      });
+    }
+  }
+}
+
+// Forward and backward through a layer of elementwise experts in fp32, against sums in double over the whole
+// layer.
+TEST_P(Contract, GradientsAgreeWithADenseLayer) {
+  Case c = small_case(1);
+  c.ranks = 4;
+  c.config.experts = 12;
+  c.config.top_k = 3;
+  c.config.hidden = 64;
+  c.config.format = Format::fp32();
+  c.type = c.outputs = c.result = c.config.wire = DType::fp32;
+  const Step forward = make_step(c), gradient = with_values(c, forward, 1);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    const reference::RankInputs &x_in = forward.world.ranks[rank.index()],
+                                &g_in = gradient.world.ranks[rank.index()];
+    const auto tokens = static_cast<int>(x_in.tokens), hidden = c.config.hidden, top_k = c.config.top_k;
+    Exchange exchange(rank, c.config);
+    DispatchPlay ahead(exchange, c, forward);
+    ahead.run();
+    const Plan plan = ahead.arrivals().plan.copy();
+    const std::vector<std::byte> made = apply_experts(ahead.arrivals(), hidden, DType::fp32);
+    Buffer outputs(static_cast<std::int64_t>(made.size())), result(tokens * hidden * 4),
+        d_input(tokens * hidden * 4);
+    std::memcpy(outputs.data(), made.data(), made.size());
+    exchange.combine({outputs.data(), DType::fp32}, plan, {result.data(), DType::fp32},
+                     {.weights = ahead.arrivals().weight});
+
+    // Gradients of the sums: by the rows, then by the experts, then home.
+    Buffer g(tokens * hidden * 4), weights(tokens * top_k * 4), d_weights(tokens * top_k * 4);
+    std::memcpy(g.data(), g_in.parts[0].data(), g_in.parts[0].size());
+    std::copy(x_in.weights.begin(), x_in.weights.end(), weights.as<float>());
+    const Arrivals d_rows =
+        exchange.combine_backward(Tokens::rows(g.data(), tokens, DType::fp32), plan, weights.as<float>(),
+                                  {outputs.data(), DType::fp32}, d_weights.as<float>());
+    const std::vector<std::byte> d_made =
+        apply_experts(d_rows, hidden, DType::fp32);  // linear: its own gradient
+    Buffer d_outputs(static_cast<std::int64_t>(d_made.size()));
+    std::memcpy(d_outputs.data(), d_made.data(), d_made.size());
+    exchange.combine({d_outputs.data(), DType::fp32}, plan, {d_input.data(), DType::fp32});
+
+    const auto value = [&](const reference::RankInputs& in, int token, int column) {
+      return double{reference::load(DType::fp32, in.parts[0].data() + (token * hidden + column) * 4)};
+    };
+    const auto near = [](double got, double expected, double scale, const std::string& what) {
+      require(std::fabs(got - expected) <= 1e-5 * scale + 1e-30, what, ": got ", got, ", expected ",
+              expected);
+    };
+    for (int token = 0; token < tokens; ++token) {
+      double sum = 0, magnitude = 0;  // of weight times factor
+      for (int slot = 0; slot < top_k; ++slot) {
+        const int route = token * top_k + slot;
+        if (x_in.ids[route] < 0) continue;
+        const double factor = factor_of(static_cast<int>(x_in.ids[route]));
+        sum += x_in.weights[route] * factor;
+        magnitude += std::fabs(x_in.weights[route] * factor);
+        double product = 0, scale = 0;
+        for (int column = 0; column < hidden; ++column) {
+          const double term = value(g_in, token, column) * factor * value(x_in, token, column);
+          product += term;
+          scale += std::fabs(term);
+        }
+        near(d_weights.as<float>()[route], product, scale, str("d_weights of token ", token, " slot ", slot));
+      }
+      for (int column = 0; column < hidden; ++column) {
+        const double x = value(x_in, token, column), dy = value(g_in, token, column);
+        const int at = token * hidden + column;
+        near(result.as<float>()[at], sum * x, magnitude * std::fabs(x), str("y of token ", token));
+        near(d_input.as<float>()[at], sum * dy, magnitude * std::fabs(dy), str("dx of token ", token));
+      }
+    }
+  });
+}
+
+TEST_P(Contract, LoadIsCounted) {
+  Case c = small_case(1);
+  c.ranks = 3;
+  c.config.experts = 7;
+  c.config.lanes = 2;
+  c.masked = 0.2;
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    std::vector<std::int64_t> experts(7), ranks(3);
+    for (int index = 0; index < 6; ++index) {
+      Case call = c;
+      call.lane = index % 2;
+      const Step step = make_step(call, index);
+      DispatchPlay(exchange, call, step).run();
+      for (const reference::RankInputs& inputs : step.world.ranks) {
+        for (const std::int64_t id : inputs.ids) {
+          if (id < 0) continue;
+          ++experts[id];
+          ++ranks[exchange.config().placement.place(static_cast<int>(id)).rank];
+        }
+      }
+    }
+    const LoadCounts load = exchange.load();
+    require_equal(load.dispatches, std::int64_t{6}, "dispatches");
+    require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
+    require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
+  });
+}
+
+// What a rank is told when its call is not the others'.
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST_P(Contract, DifferentConfigurationsAreNamed) {
+  const Case c = small_case(1);
+  struct Change {
+    const char* name;
+    std::function<void(Config&)> apply;
+  };
+  const Change changes[] = {{"experts", [](Config& g) { g.experts += 1; }},
+                            {"top_k", [](Config& g) { g.top_k += 1; }},
+                            {"hidden", [](Config& g) { g.hidden += 16; }},
+                            {"max_tokens", [](Config& g) { g.max_tokens += 1; }},
+                            {"layout", [](Config& g) { g.layout = Layout::rank_major; }},
+                            {"alignment", [](Config& g) { g.alignment = 2; }},
+                            {"capacity", [](Config& g) { g.capacity = 64; }},
+                            {"repeats", [](Config& g) { g.repeats = true; }},
+                            {"zero_padding", [](Config& g) { g.zero_padding = true; }},
+                            {"format", [](Config& g) { g.format = Format::fp32(); }},
+                            {"wire", [](Config& g) { g.wire = DType::fp16; }},
+                            {"reduction", [](Config& g) { g.reduction = Reduction::exact; }},
+                            {"lanes", [](Config& g) { g.lanes = 3; }},
+                            {"deadline", [](Config& g) { g.deadline = 12; }},
+                            {"placement", [](Config& g) {
+                               std::vector<ExpertPlace> places = Placement::blocks(g.experts, 2).places();
+                               std::swap(places[0], places[7]);
+                               g.placement = Placement::table(places, 2);
+                             }}};
+  for (const Change& change : changes) {
+    run(c.ranks, change.name, [&](Rank rank) {
+      Config config = c.config;
+      if (rank.index() == 1) change.apply(config);
+      const std::string text = refusal([&] { Exchange exchange(rank, config); });
+      require(text.find(change.name) != std::string::npos, "a difference in ", change.name, " gives: '", text,
+              "'");
+    });
+  }
+}
+
+TEST_P(Contract, DifferentOptionsAreNamed) {
+  Case c = small_case(1);
+  c.ranks = 3;
+  c.full = true;
+  c.config.reduction = Reduction::exact;
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    const Plan plan = play_step(exchange, c, step, outcome);
+    const bool odd = rank.index() == 1;
+    const auto require_named = [&](const char* name, const std::function<void()>& call) {
+      const std::string text = refusal(call);
+      require(text.find(name) != std::string::npos, "a difference in ", name, " gives: '", text, "'");
+      play_step(exchange, c, step, outcome);  // as usable as before
+    };
+    require_named("format", [&] {
+      DispatchPlay dispatch(exchange, c, step);
+      if (odd) dispatch.options().format = Format::fp8_e4m3();
+      dispatch.call();
+    });
+    require_named("plan", [&] { DispatchPlay(exchange, c, step).call(odd ? plan : Plan()); });
+    require_named("weights", [&] {
+      DispatchPlay dispatch(exchange, c, step);
+      exchange.dispatch(dispatch.tokens(), dispatch.ids(), odd ? nullptr : dispatch.weights(),
+                        dispatch.options());
+    });
+    require_named("weigh_rows", [&] {
+      DispatchPlay dispatch(exchange, c, step);
+      dispatch.options().weigh_rows = odd;
+      dispatch.call();
+    });
+    require_named("reduction", [&] {
+      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+      combine.options().reduction = odd ? Reduction::exact : Reduction::partial;
+      combine.call();
+    });
+  });
+}
+
+// Steps of a trace with whatever routing it holds.
+void play_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout) {
+  Case c;
+  c.seed = seed_of(ranks);
+  c.ranks = ranks;
+  c.config.backend = setup.backend;
+  c.config.experts = trace.experts;
+  c.config.top_k = trace.top_k;
+  c.config.hidden = 32;
+  c.config.max_tokens = 48;
+  c.config.layout = layout;
+  if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+  for (const int layer : {0, trace.layers / 2, trace.layers - 1}) {
+    std::vector<std::vector<std::int64_t>> ids;
+    std::vector<std::vector<float>> weights;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Share part = share(trace, {.layer = layer, .rank = rank, .ranks = ranks, .tokens_per_rank = 48});
+      ids.emplace_back(part.ids.begin(), part.ids.end());
+      weights.push_back(part.weights);
+    }
+    Step step = step_of_ids(c, ids, layer);
+    for (int rank = 0; rank < ranks; ++rank) step.world.ranks[rank].weights = weights[rank];
+    play(setup, c, step);
+  }
+}
+
+TEST_P(Contract, RecordedRouting) {
+  const char* folder = std::getenv("FERRY_TRACES");
+  if (folder == nullptr && std::getenv("CI") != nullptr) FAIL() << "FERRY_TRACES is not set";
+  const std::string name =
+      folder != nullptr ? "olmoe_1b_7b/github" : "synth:decode:experts=64,tokens=512,layers=3";
+  const Trace trace = open_trace(name);
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+      play_trace(GetParam(), trace, ranks, layout);
+    }
+  }
+}
+
+TEST_P(Contract, RandomCasesSlice) {
+  for (int number = 0; number < 60; ++number) {
+    const Case c = draw_case(seed_of(static_cast<std::uint64_t>(number)), CaseSize::small);
+    ASSERT_TRUE(play_sequence(GetParam(), c)) << "case " << number;
+  }
+}
+
+}  // namespace
+}  // namespace ferry::contract

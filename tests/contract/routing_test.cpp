@@ -1,0 +1,242 @@
+// What a router may ask for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "contract/harness.hpp"
+
+namespace ferry::contract {
+namespace {
+
+constexpr Layout kLayouts[] = {Layout::expert_major, Layout::expert_padded, Layout::rank_major};
+
+// A case of rank_major takes no weights into its combine.
+Case with_layout(Case c, Layout layout) {
+  c.config.layout = layout;
+  if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+  return c;
+}
+
+TEST_P(Contract, TopKFromOneToSixteen) {
+  std::uint64_t number = 0;
+  for (const int ranks : kRankCounts) {
+    for (const int top_k : {1, 2, 4, 6, 8, 16}) {
+      for (const int experts : {ranks, 8 * ranks, 32 * ranks, 256}) {
+        Case c = small_case(++number);
+        c.ranks = ranks;
+        c.config.top_k = top_k;
+        c.config.experts = experts;
+        c.config.hidden = 32;
+        c.config.max_tokens = 5;
+        play(c);
+      }
+    }
+  }
+}
+
+TEST_P(Contract, MaskedSlots) {
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : kLayouts) {
+      Case c = with_layout(small_case(ranks), layout);
+      c.ranks = ranks;
+      c.config.top_k = 6;
+      c.config.max_tokens = 20;
+      c.masked = 0.3;
+      c.masked_tokens = 0.2;
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, TokensWithoutExpertsGiveZero) {
+  Case c = small_case(1);
+  c.masked_tokens = 1;
+  c.full = true;
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    DispatchPlay dispatch(exchange, c, step);
+    dispatch.run();
+    require_equal(*dispatch.arrivals().total, 0, "rows");
+    CombinePlay combine(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight);
+    combine.run();
+    const auto all = combine.result_memory().span();
+    require(
+        !all.empty() && std::all_of(all.begin(), all.end(), [](std::byte b) { return b == std::byte{0}; }),
+        "the result is not +0");
+  });
+}
+
+TEST_P(Contract, DuplicateExperts) {
+  for (const int ranks : kRankCounts) {
+    Case c = small_case(ranks);
+    c.ranks = ranks;
+    c.config.top_k = 4;
+    c.config.repeats = true;
+    std::vector<std::vector<std::int64_t>> ids(ranks);
+    for (auto& list : ids) list = {3, 3, 5, 3, 1, 1, 1, 1};
+    const Step step = step_of_ids(c, ids);
+    ASSERT_EQ(step.places.route(0, 0, 0).row + 1, step.places.route(0, 0, 1).row);  // two rows, in slot order
+    play(c, step);
+    c.reduction = c.config.reduction = Reduction::exact;
+    play(c, step);
+  }
+}
+
+TEST_P(Contract, AllRoutesOfATokenOnOneRank) {
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : kLayouts) {
+      Case c = with_layout(small_case(ranks), layout);
+      c.ranks = ranks;
+      c.config.experts = 6 * ranks;
+      c.config.top_k = 6;
+      c.routing = Routing::one_rank;
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, BadIdsAreSkippedAndCounted) {
+  for (const int ranks : kRankCounts) {
+    for (const IdType type : {IdType::int32, IdType::int64}) {
+      Case c = small_case(ranks);
+      c.ranks = ranks;
+      c.config.top_k = 4;
+      c.bad_ids = 0.2;
+      c.ids = type;
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, BadIdsAreReportedByTheCallItself) {
+  Case c = small_case(2);
+  c.config.check_calls = true;
+  const Step step = step_of_ids(c, {{0, 1, 9, -1, 2, 8}, {3, 4}});
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    DispatchPlay dispatch(exchange, c, step);
+    bool thrown = false;
+    try {
+      dispatch.call();
+    } catch (const BadIdError& error) {
+      thrown = true;
+      require_equal(error.bad.rank, 0, "rank");
+      require_equal(error.bad.token, 1, "token");
+      require_equal(error.bad.slot, 0, "slot");
+      require_equal(error.bad.id, 9, "id");
+      require_equal(error.bad.count, 2, "count");
+      require(std::string(error.what()).find("id 9") != std::string::npos, "message: ", error.what());
+    }
+    require_equal(thrown, rank.index() == 0, "thrown");
+    const Arrivals& rows = exchange.last_arrivals();  // carried out all the same
+    CombinePlay(exchange, c, step, outcome, rows.plan, rows.weight).run();
+  });
+}
+
+TEST_P(Contract, IdTypesGiveTheSameResult) {
+  for (const int ranks : kRankCounts) {
+    Case c = small_case(ranks);
+    c.ranks = ranks;
+    c.config.top_k = 3;
+    const Step step = make_step(c);
+    for (const IdType type : {IdType::int32, IdType::int64}) {
+      c.ids = type;
+      play(c, step);
+    }
+  }
+}
+
+TEST_P(Contract, RanksWithoutTokens) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (int subset = 0; subset < 1 << ranks; ++subset) {
+      Case c = with_layout(small_case(subset), kLayouts[subset % 3]);
+      c.ranks = ranks;
+      for (int rank = 0; rank < ranks; ++rank) c.tokens.push_back((subset >> rank) & 1 ? 5 : 0);
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, TokensVaryForAThousandSteps) {
+  Case c = small_case(1);
+  c.ranks = 3;
+  c.config.experts = 7;
+  c.config.hidden = 16;
+  c.config.max_tokens = 6;
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    for (int index = 0; index < 1000; ++index) {
+      const Step step = make_step(c, index);
+      play_step(exchange, c, step, make_outcome(c, step));
+    }
+  });
+}
+
+TEST_P(Contract, MostTokensAndOneMore) {
+  Case c = small_case(1);
+  c.ranks = 3;
+  c.full = true;
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    play_step(exchange, c, step, outcome);
+    DispatchPlay too_many(exchange, c, step);
+    if (rank.index() == 1) too_many.tokens().count = c.config.max_tokens + 1;
+    bool refused = false;
+    try {
+      too_many.call();
+    } catch (const UsageError& error) {
+      refused = true;
+      const std::string text = error.what();
+      require(text.find(str(c.config.max_tokens + 1)) != std::string::npos, "message: ", text);
+      require(text.find(str(c.config.max_tokens)) != std::string::npos, "message: ", text);
+    }
+    require(refused, "a call with too many tokens went through");
+    play_step(exchange, c, step, outcome);  // the exchange is as usable as before
+  });
+}
+
+TEST_P(Contract, ExtremeSkew) {
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : kLayouts) {
+      for (const Routing routing : {Routing::one_expert, Routing::one_rank}) {
+        Case c = with_layout(small_case(ranks), layout);
+        c.ranks = ranks;
+        c.config.experts = 4 * ranks;
+        c.config.top_k = 4;
+        c.config.max_tokens = 12;
+        c.routing = routing;
+        c.full = true;
+        play(c);
+      }
+    }
+  }
+}
+
+TEST_P(Contract, AnyPlacement) {
+  for (const int ranks : kRankCounts) {
+    for (int draw = 0; draw < 8; ++draw) {
+      Case c = with_layout(small_case(draw), kLayouts[draw % 3]);
+      c.ranks = ranks;
+      c.config.experts = 3 * ranks + draw;  // mostly not divisible
+      c.config.top_k = 3;
+      Random random(c.seed);
+      c.config.placement = draw_placement(random, c.config.experts, ranks);
+      play(c);
+    }
+  }
+  // One rank holds everything, the others nothing.
+  Case c = small_case(99);
+  c.ranks = 3;
+  c.config.experts = 4;
+  c.config.placement = Placement::table({{1, 3}, {1, 1}, {1, 0}, {1, 2}}, 3);
+  play(c);
+}
+
+}  // namespace
+}  // namespace ferry::contract

@@ -1,0 +1,304 @@
+// How rows arrive: order, offsets, padding, capacity. Several of these look at the rows without the oracle.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "contract/harness.hpp"
+#include "contract/jitter.hpp"
+
+namespace ferry::contract {
+namespace {
+
+using Route = std::tuple<int, int, int>;  // rank, token, slot
+
+// Routes of every rank to one expert, in the order of the contract.
+std::vector<Route> routes_to(const Step& step, int expert) {
+  std::vector<Route> routes;
+  const int top_k = step.world.config.top_k;
+  for (int rank = 0; rank < step.world.size(); ++rank) {
+    for (std::size_t i = 0; i < step.world.ranks[rank].ids.size(); ++i) {
+      if (step.world.ranks[rank].ids[i] == expert) {
+        routes.emplace_back(rank, static_cast<int>(i) / top_k, static_cast<int>(i) % top_k);
+      }
+    }
+  }
+  return routes;
+}
+
+Case row_case(Case c, int ranks) {
+  c.ranks = ranks;
+  c.config.experts = 5 * ranks + 1;
+  c.config.top_k = 4;
+  c.config.max_tokens = 16;
+  c.masked = 0.1;
+  return c;
+}
+
+// Dispatches the case and hands the arrivals to `look` on every rank.
+using Look = std::function<void(const DispatchPlay& played, const Step& step, int rank)>;
+void dispatch_and_look(const Setup& setup, const Case& c, const Look& look) {
+  const Step step = make_step(c);
+  run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    DispatchPlay played(exchange, c, step);
+    played.run();
+    look(played, step, rank.index());
+  });
+}
+
+TEST_P(Contract, RowsOfAnExpertAreItsTokens) {
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
+      Case c = row_case(small_case(ranks), ranks);
+      c.config.layout = layout;
+      c.config.alignment = 4;
+      dispatch_and_look(GetParam(), c, [&](const DispatchPlay& played, const Step& step, int) {
+        const Arrivals& rows = played.arrivals();
+        const std::int64_t row_bytes = c.config.hidden * 2;
+        for (int group = 0; group < rows.groups; ++group) {
+          const std::vector<Route> routes = routes_to(step, rows.group_expert[group]);
+          require_equal(rows.counts[group], static_cast<int>(routes.size()), "rows of an expert");
+          for (int i = 0; i < rows.counts[group]; ++i) {
+            const std::int64_t row = rows.row_offsets[group] + i;
+            const Source& source = rows.source[row];
+            require(Route(source.rank, source.token, source.slot) == routes[i], "row ", row,
+                    " is another route");
+            const std::byte* sent = step.world.ranks[source.rank].parts[0].data() + source.token * row_bytes;
+            require(std::memcmp(played.row(0, row), sent, row_bytes) == 0, "row ", row, " has other values");
+          }
+        }
+      });
+    }
+  }
+}
+
+// The sources of all ranks' rows.
+std::vector<Source> all_sources(const Rank& rank, const Arrivals& rows) {
+  std::vector<std::int32_t> totals(rank.size());
+  rank.all_gather(rows.total, totals.data(), sizeof totals[0]);
+  std::vector<Source> mine(*std::max_element(totals.begin(), totals.end()));
+  if (mine.empty()) return {};
+  std::copy_n(rows.source, *rows.total, mine.begin());
+  std::vector<Source> all(mine.size() * totals.size());
+  rank.all_gather(mine.data(), all.data(), mine.size() * sizeof(Source));
+  return all;
+}
+
+TEST_P(Contract, SourcesAreABijection) {
+  for (const int ranks : kRankCounts) {
+    const Case c = row_case(small_case(ranks), ranks);
+    const Step step = make_step(c);
+    run(ranks, describe(c), [&](Rank rank) {
+      Exchange exchange(rank, c.config);
+      DispatchPlay played(exchange, c, step);
+      played.run();
+      const std::vector<Source> all = all_sources(rank, played.arrivals());
+      std::set<Route> seen;
+      std::size_t rows = 0;
+      for (const Source& source : all) {
+        if (source.rank < 0) continue;
+        ++rows;
+        seen.emplace(source.rank, source.token, source.slot);
+      }
+      std::set<Route> routed;
+      for (int expert = 0; expert < c.config.experts; ++expert) {
+        for (const Route& route : routes_to(step, expert)) routed.insert(route);
+      }
+      require_equal(rows, seen.size(), "rows of different sources");
+      require(seen == routed, "rows come from ", seen.size(), " routes of ", routed.size());
+    });
+  }
+}
+
+TEST_P(Contract, RowOffsetsAreAlignedPrefixSums) {
+  for (const int ranks : kRankCounts) {
+    Case c = row_case(small_case(ranks), ranks);
+    c.config.alignment = 8;
+    dispatch_and_look(GetParam(), c, [&](const DispatchPlay& played, const Step&, int) {
+      const Arrivals& rows = played.arrivals();
+      require_equal(rows.row_offsets[0], 0, "first offset");
+      for (int group = 0; group < rows.groups; ++group) {
+        const int end = rows.row_offsets[group] + rows.counts[group];
+        require_equal(rows.row_offsets[group + 1], (end + 7) / 8 * 8, str("offset ", group + 1));
+      }
+      require_equal(*rows.total, rows.row_offsets[rows.groups], "total");
+    });
+  }
+}
+
+TEST_P(Contract, GroupsStandInLocalOrder) {
+  Case c = small_case(1);
+  c.ranks = 2;
+  c.config.experts = 5;
+  c.config.placement = Placement::table({{1, 1}, {0, 1}, {1, 0}, {0, 0}, {1, 2}}, 2, 17);
+  c.routing = Routing::one_expert;  // every other group is empty
+  dispatch_and_look(GetParam(), c, [&](const DispatchPlay& played, const Step&, int rank) {
+    const std::vector<int> expected = rank == 0 ? std::vector<int>{3, 1} : std::vector<int>{2, 0, 4};
+    require_equal(played.arrivals().groups, static_cast<int>(expected.size()), "groups");
+    for (int group = 0; group < played.arrivals().groups; ++group) {
+      require_equal(played.arrivals().group_expert[group], expected[group], str("expert of group ", group));
+    }
+  });
+}
+
+TEST_P(Contract, AlignmentAndPadding) {
+  for (const int ranks : {1, 3, 8}) {
+    for (const int alignment : {1, 4, 8, 16, 32, 64, 128, 256}) {
+      for (const bool zero : {false, true}) {
+        Case c = row_case(small_case(alignment), ranks);
+        c.config.alignment = alignment;
+        c.config.zero_padding = zero;
+        c.config.layout = zero ? Layout::expert_padded : Layout::expert_major;
+        c.config.format = alignment % 3 == 1 ? Format::fp8_e4m3({.column_major = true}) : Format::bf16();
+        play(c);
+        c.config.layout = Layout::expert_major;
+        play(c);
+      }
+    }
+  }
+}
+
+TEST_P(Contract, OnlyUniqueTokensTravel) {
+  Case c = small_case(1);
+  c.ranks = 4;
+  c.config.experts = 32;
+  c.config.top_k = 8;
+  c.config.max_tokens = 64;
+  c.config.hidden = 1024;
+  c.full = true;
+  const Step step = make_step(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    DispatchPlay(exchange, c, step).run();
+    std::set<std::pair<int, int>> pairs;  // (token, remote rank)
+    const std::vector<std::int64_t>& ids = step.world.ranks[rank.index()].ids;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const int to = static_cast<int>(ids[i]) / 8;
+      if (to != rank.index()) pairs.insert({static_cast<int>(i) / 8, to});
+    }
+    const double expected = static_cast<double>(pairs.size()) * (2 * 1024 + 8 + 8 * 8);
+    const double bytes = static_cast<double>(exchange.wire().dispatch_bytes);
+    require_equal(exchange.wire().dispatch_messages, static_cast<std::int64_t>(pairs.size()), "messages");
+    require(bytes > 0.97 * expected && bytes < 1.03 * expected, bytes, " bytes, expected about ", expected);
+  });
+}
+
+TEST_P(Contract, RankMajorRows) {
+  for (const int ranks : kRankCounts) {
+    for (const bool weighted : {true, false}) {
+      Case c = row_case(small_case(ranks), ranks);
+      c.config.layout = Layout::rank_major;
+      c.weights_from = WeightsFrom::nowhere;
+      c.weighted = weighted;
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, TheOrderIsTheSameUnderJitter) {
+  Case c = row_case(small_case(1), 4);
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  const Jitter jitter;
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    for (int repeat = 0; repeat < 100; ++repeat) play_step(exchange, c, step, outcome);
+  });
+}
+
+TEST_P(Contract, RowsPastTheCapacityAreDroppedInOrder) {
+  for (const int ranks : kRankCounts) {
+    for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+      Case c = row_case(small_case(ranks), ranks);
+      c.config.layout = layout;
+      c.config.alignment = layout == Layout::rank_major ? 1 : 4;
+      c.config.capacity = layout == Layout::expert_padded ? 4 : 12;
+      c.full = true;
+      c.values = layout != Layout::rank_major;
+      if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, OverflowNamesTheCapacityNeeded) {
+  Case c = small_case(1);
+  c.config.check_calls = true;
+  c.config.experts = 2;
+  c.config.top_k = 1;
+  c.config.layout = Layout::expert_padded;
+  c.config.alignment = 2;
+  c.config.capacity = 2;
+  const Step step = step_of_ids(c, {{1, 1, 1}, {1, 0, 1}});  // 5 rows for expert 1, on rank 1
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    DispatchPlay played(exchange, c, step);
+    bool thrown = false;
+    try {
+      played.call();
+    } catch (const OverflowError& error) {
+      thrown = true;
+      require_equal(error.overflow.rank, 1, "rank");
+      require_equal(error.overflow.capacity, 2, "capacity");
+      require_equal(error.overflow.needed, 6, "needed");
+      require_equal(error.overflow.dropped, 3, "dropped");
+      require(std::string(error.what()).find("needs 6") != std::string::npos, "message: ", error.what());
+    }
+    require(thrown, "no overflow was reported");
+    require_equal(exchange.last_arrivals().counts[0], rank.index() == 0 ? 1 : 2, "rows kept");
+  });
+}
+
+TEST_P(Contract, WeightsTravelUnchanged) {
+  for (const int ranks : kRankCounts) {
+    Case c = row_case(small_case(ranks), ranks);
+    c.weights_from = WeightsFrom::nowhere;
+    Step step = make_step(c);
+    for (reference::RankInputs& inputs : step.world.ranks) {  // any bits: NaN with a payload, -0, denormals
+      Random random(c.seed);
+      for (float& weight : inputs.weights) {
+        const auto bits = static_cast<std::uint32_t>(random.chance(0.2) ? 0x7FC12345 : random.next());
+        std::memcpy(&weight, &bits, sizeof weight);
+      }
+    }
+    play(c, step);
+  }
+}
+
+TEST_P(Contract, HostTotalsCarryTheCallNumber) {
+  Case c = row_case(small_case(1), 2);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    std::uint64_t last = 0;
+    for (int index = 0; index < 5; ++index) {
+      const Step step = make_step(c, index);
+      DispatchPlay played(exchange, c, step);
+      played.run();
+      require(played.arrivals().call > last, "call number ", played.arrivals().call, " after ", last);
+      require_equal(played.arrivals().host->call, played.arrivals().call, "host call number");
+      require_equal(played.arrivals().host->total, *played.arrivals().total, "host total");
+      last = played.arrivals().call;
+    }
+  });
+}
+
+TEST_P(Contract, RowsPastTheTotalAreNeverRead) {
+  // Everything a combine must not read is NaN, behind the last row too.
+  for (const int ranks : kRankCounts) {
+    for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
+      Case c = row_case(small_case(ranks), ranks);
+      c.config.alignment = 16;
+      c.reduction = c.config.reduction = reduction;
+      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
+      play(c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry::contract

@@ -1,0 +1,297 @@
+// What combine brings home.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "contract/experts.hpp"
+#include "contract/harness.hpp"
+#include "contract/jitter.hpp"
+#include "reference/combine.hpp"
+#include "reference/numbers.hpp"
+
+namespace ferry::contract {
+namespace {
+
+constexpr DType kTypes[] = {DType::bf16, DType::fp16, DType::fp32};
+
+Case sum_case(Case c, int ranks) {
+  c.ranks = ranks;
+  c.config.experts = 4 * ranks;
+  c.config.top_k = 4;
+  c.config.max_tokens = 10;
+  c.config.hidden = 80;
+  return c;
+}
+
+TEST_P(Contract, WeightedSums) {
+  for (const int ranks : kRankCounts) {
+    for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+      for (const WeightsFrom from : {WeightsFrom::nowhere, WeightsFrom::rows, WeightsFrom::home}) {
+        for (const DType wire : kTypes) {
+          Case c = sum_case(small_case(ranks), ranks);
+          c.reduction = c.config.reduction = reduction;
+          c.weights_from = from;
+          c.config.wire = wire;
+          c.outputs = kTypes[ranks % 3];
+          c.result = wire == DType::bf16 ? DType::fp32 : DType::bf16;
+          c.any_bits = ranks == 3;
+          play(c);
+        }
+      }
+    }
+  }
+}
+
+// |y - sum w v| in double, against the bound that the order of roundings gives.
+void require_within_bound(const Case& c, const Step& step, const reference::Outcome& outcome, int rank,
+                          const CombinePlay& played) {
+  const int hidden = c.config.hidden, top_k = c.config.top_k;
+  const bool partial = c.reduction == Reduction::partial;
+  for (int token = 0; token < step.places.tokens(rank); ++token) {
+    for (int column = 0; column < hidden; ++column) {
+      double sum = 0, magnitude = 0;
+      std::vector<double> on_rank(c.ranks);
+      for (int slot = 0; slot < top_k; ++slot) {
+        const reference::RoutePlace& route = step.places.route(rank, token, slot);
+        if (route.row < 0) continue;
+        const reference::RankOutputs& there = outcome.ranks[route.destination];
+        const std::byte* v = there.rows.data() + (route.row * hidden + column) * bytes_of(c.outputs);
+        const double term = double{there.weights[route.row]} * reference::load(c.outputs, v);
+        sum += term;
+        magnitude += std::fabs(term);
+        on_rank[route.destination] += term;
+      }
+      const std::byte* got = played.result_memory().data() + (token * hidden + column) * bytes_of(c.result);
+      const double y = reference::load(c.result, got);
+      double bound =
+          std::fabs(y) * (c.result == DType::bf16 ? 0x1p-8 : 0x1p-24) + (top_k + 1) * 0x1p-24 * magnitude;
+      for (const double p : on_rank) bound += partial ? std::fabs(p) * 0x1p-8 : 0;
+      require(std::fabs(y - sum) <= bound, "token ", token, " column ", column, ": ", y, " is not within ",
+              bound, " of ", sum);
+    }
+  }
+}
+
+TEST_P(Contract, SumsAreWithinTheirErrorBound) {
+  for (const int ranks : kRankCounts) {
+    for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+      Case c = sum_case(small_case(ranks), ranks);
+      c.config.top_k = 8;
+      c.reduction = c.config.reduction = reduction;
+      c.result = ranks % 2 ? DType::bf16 : DType::fp32;
+      const Step step = make_step(c);
+      const reference::Outcome outcome = make_outcome(c, step);
+      run(ranks, describe(c), [&](Rank rank) {
+        Exchange exchange(rank, c.config);
+        DispatchPlay dispatch(exchange, c, step);
+        dispatch.run();
+        CombinePlay combine(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight);
+        combine.run();
+        require_within_bound(c, step, outcome, rank.index(), combine);
+      });
+    }
+  }
+}
+
+TEST_P(Contract, UnreducedRows) {
+  for (const int ranks : kRankCounts) {
+    for (const DType wire : kTypes) {
+      Case c = sum_case(small_case(ranks), ranks);
+      c.reduction = c.config.reduction = Reduction::unreduced;
+      c.weights_from = WeightsFrom::nowhere;
+      c.config.wire = c.outputs = wire;
+      c.result = ranks % 2 ? wire : DType::fp32;
+      c.masked = 0.2;
+      c.any_bits = true;  // moved rows keep every bit
+      c.values = true;
+      c.result_gap = 32;
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, PartialSendsOneRowForEachTokenAndRank) {
+  Case c = sum_case(small_case(1), 4);
+  c.config.top_k = 8;
+  c.config.max_tokens = 64;
+  c.config.hidden = 1024;
+  c.full = true;
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    play_step(exchange, c, step, outcome);
+    std::set<std::pair<int, std::int64_t>> pairs;  // (remote home, token) with a row here
+    for (int home = 0; home < c.ranks; ++home) {
+      if (home == rank.index()) continue;
+      for (std::int64_t i = 0; i < static_cast<std::int64_t>(step.world.ranks[home].ids.size()); ++i) {
+        if (step.world.ranks[home].ids[i] / 4 == rank.index()) pairs.insert({home, i / 8});
+      }
+    }
+    const auto expected = static_cast<double>(pairs.size()) * 2 * 1024;
+    const auto bytes = static_cast<double>(exchange.wire().combine_bytes);
+    require_equal(exchange.wire().combine_messages, static_cast<std::int64_t>(pairs.size()),
+                  "rows sent home");
+    require(bytes > 0.97 * expected && bytes < 1.03 * expected, bytes, " bytes, expected about ", expected);
+  });
+}
+
+TEST_P(Contract, SumsAreTheSameUnderJitter) {
+  Case c = sum_case(small_case(1), 4);
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  const Jitter jitter;
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    DispatchPlay dispatch(exchange, c, step);
+    dispatch.run();
+    for (int repeat = 0; repeat < 1000; ++repeat) {
+      CombinePlay(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight).run();
+    }
+  });
+}
+
+// One pass through a layer of elementwise experts; the result of this rank's tokens.
+std::vector<std::byte> through_layer(Exchange& exchange, const Case& c, const Step& step) {
+  DispatchPlay dispatch(exchange, c, step);
+  dispatch.run();
+  const Arrivals& rows = dispatch.arrivals();
+  const std::vector<std::byte> outputs = apply_experts(rows, c.config.hidden, DType::bf16);
+  std::vector<std::byte> result(step.places.tokens(exchange.rank().index()) * c.config.hidden * 2);
+  Buffer padded_outputs(static_cast<std::int64_t>(outputs.size()) + 16), padded_result(result.size() + 16);
+  std::memcpy(padded_outputs.data(), outputs.data(), outputs.size());
+  exchange.combine({padded_outputs.data()}, rows.plan, {padded_result.data()}, {.weights = rows.weight});
+  std::memcpy(result.data(), padded_result.data(), result.size());
+  return result;
+}
+
+TEST_P(Contract, ATokenDoesNotFeelItsBatch) {
+  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+    Case c = sum_case(small_case(1), 3);
+    c.full = true;
+    c.config.reduction = reduction;
+    const Step batch = make_step(c);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      Exchange exchange(rank, c.config);
+      const std::vector<std::byte> together = through_layer(exchange, c, batch);
+      const std::int64_t row = c.config.hidden * 2;
+      for (int token = 0; token < c.config.max_tokens; ++token) {
+        // Only this token of rank 1.
+        std::vector<std::vector<std::int64_t>> ids(c.ranks);
+        const auto first = batch.world.ranks[1].ids.begin() + token * c.config.top_k;
+        ids[1].assign(first, first + c.config.top_k);
+        Step alone = step_of_ids(c, ids);
+        const auto values = batch.world.ranks[1].parts[0].begin() + token * row;
+        alone.world.ranks[1].parts[0].assign(values, values + row);
+        const auto weights = batch.world.ranks[1].weights.begin() + token * c.config.top_k;
+        alone.world.ranks[1].weights.assign(weights, weights + c.config.top_k);
+        const std::vector<std::byte> single = through_layer(exchange, c, alone);
+        if (rank.index() != 1) continue;
+        require_equal_bytes(single, std::span(together).subspan(token * row, row), 2, str("token ", token));
+      }
+    });
+  }
+}
+
+TEST_P(Contract, StridedResultsAndOutputs) {
+  for (const int ranks : kRankCounts) {
+    for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
+      Case c = sum_case(small_case(ranks), ranks);
+      c.reduction = c.config.reduction = reduction;
+      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
+      c.output_gap = 16 * ranks;
+      c.result_gap = 48;
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, RowValuesBothWays) {
+  for (const int ranks : kRankCounts) {
+    for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
+      Case c = sum_case(small_case(ranks), ranks);
+      c.masked = 0.2;
+      c.config.alignment = 4;
+      c.reduction = c.config.reduction = reduction;
+      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
+      c.values = true;
+      const Step step = make_step(c);
+      const reference::Outcome outcome = make_outcome(c, step);
+      run(ranks, describe(c), [&](Rank rank) {
+        Exchange exchange(rank, c.config);
+        const Plan plan = play_step(exchange, c, step, outcome);
+        play_route_values(exchange, c, step, plan);
+        // Values alone, without rows.
+        CombinePlay values(exchange, c, step, outcome, plan, nullptr);
+        values.options().weights = nullptr;
+        values.outputs() = {};
+        values.result() = {};
+        values.call();
+        values.compare();
+      });
+    }
+  }
+}
+
+TEST_P(Contract, RankMajorRowsAreSumsAlready) {
+  for (const int ranks : kRankCounts) {
+    for (const DType wire : kTypes) {
+      Case c = sum_case(small_case(ranks), ranks);
+      c.config.layout = Layout::rank_major;
+      c.config.wire = wire;
+      c.weights_from = WeightsFrom::nowhere;
+      c.any_bits = ranks > 3;
+      play(c);
+      c.split = true;
+      play(c);
+    }
+  }
+}
+
+TEST_P(Contract, WhatCannotBeAddedIsRefused) {
+  Case c = sum_case(small_case(1), 2);
+  c.config.layout = Layout::rank_major;
+  c.config.reduction = Reduction::exact;
+  c.weights_from = WeightsFrom::nowhere;
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  Case major = sum_case(small_case(2), 2);
+  major.reduction = major.config.reduction = Reduction::unreduced;
+  major.weights_from = WeightsFrom::nowhere;
+  const Step major_step = make_step(major);
+  const reference::Outcome major_outcome = make_outcome(major, major_step);
+  const auto refused = [](CombinePlay& combine, const char* what) {
+    try {
+      combine.call();
+    } catch (const UsageError&) {
+      return;
+    }
+    require(false, what, " was not refused");
+  };
+  run(c.ranks, describe(c), [&](Rank rank) {
+    const float weights[64 * 4] = {};
+    Exchange exchange(rank, c.config);
+    const Plan plan = play_step(exchange, c, step, outcome);
+    for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
+      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+      combine.options().reduction = reduction;
+      refused(combine, to_string(reduction));
+    }
+    CombinePlay weighted(exchange, c, step, outcome, plan, nullptr);
+    weighted.options().home_weights = weights;
+    refused(weighted, "a weight of a rank_major row");
+    play_step(exchange, c, step, outcome);
+
+    Exchange unreduced(rank, major.config);
+    const Plan major_plan = play_step(unreduced, major, major_step, major_outcome);
+    CombinePlay weighed(unreduced, major, major_step, major_outcome, major_plan, nullptr);
+    weighed.options().home_weights = weights;
+    refused(weighed, "a weight of an unreduced row");
+  });
+}
+
+}  // namespace
+}  // namespace ferry::contract
