@@ -34,8 +34,9 @@ fs::path folder_of_this_program() {
 std::vector<fs::path> places() {
   const std::string named = Environment::read().mpi_module;
   if (!named.empty()) return {named};
-  return {folder_of_this_library() / kModule, folder_of_this_program() / kModule,
-          fs::path(FERRY_MODULE_DIR) / kModule};
+  const fs::path program = folder_of_this_program();
+  return {folder_of_this_library() / kModule, program / kModule,
+          program.parent_path() / FERRY_LIBDIR / kModule, fs::path(FERRY_FULL_LIBDIR) / kModule};
 }
 
 // Never unloaded: MPI does not start twice in one process.

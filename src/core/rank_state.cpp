@@ -20,6 +20,8 @@ RankState::RankState(std::shared_ptr<GroupControl> control, int rank, Topology t
 }
 
 void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {
+  if (control_->failed())
+    control_->throw_failure({Operation::barrier, step_ + 1, rank_, -1, step_ + 1, step_});
   const auto* from = static_cast<const std::byte*>(mine);
   auto* to = static_cast<std::byte*>(all);
   std::size_t done = 0;

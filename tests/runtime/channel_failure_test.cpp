@@ -1,0 +1,93 @@
+// Calls whose peers do not come.
+#include <gtest/gtest.h>
+
+#include "runtime/channel_support.hpp"
+#include "runtime/kinds.hpp"
+
+namespace ferry::test {
+namespace {
+
+class ChannelFailures : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, ChannelFailures, testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return name(kind.param); });
+
+TEST_P(ChannelFailures, ADeadlineLeavesARecordWithEveryRank) {
+  constexpr double kDeadline = 0.3;
+  run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
+    Line line(rank, kDeadline);
+    for (int i = 0; i < 6; ++i) line.exchange();
+    rank.barrier();
+    if (rank.index() == 3) {
+      sleep_seconds(1.0);
+      thrown<TimeoutError>([&] { line.channel.begin(Operation::combine, {}); });
+      return;
+    }
+    const Stopwatch watch;
+    const auto error = thrown<TimeoutError>([&] { line.exchange(Operation::combine); });
+    FERRY_CHECK(watch.seconds() > 0.9 * kDeadline && watch.seconds() < kDeadline + 1.0, str(watch.seconds()));
+    const WaitRecord& record = error.record;
+    FERRY_CHECK(record.operation == Operation::combine && record.call == 7, describe(record));
+    FERRY_CHECK(record.rank == rank.index() && record.peer == 3, describe(record));
+    FERRY_CHECK(record.expected == 7 && record.seen <= 7, describe(record));
+    // Final, for the lane and for the group.
+    thrown<TimeoutError>([&] { line.channel.begin(Operation::dispatch, {}); });
+    thrown<TimeoutError>([&] { rank.barrier(); });
+    thrown<TimeoutError>([&] { SymmetricMemory(rank, 64); });
+  });
+}
+
+TEST_P(ChannelFailures, APeerThatLeavesIsMissed) {
+  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+    Line line(rank, 30);
+    line.exchange();
+    if (rank.index() == 0) return;
+    const Stopwatch watch;
+    const auto error = thrown<PeerLostError>([&] { line.exchange(); });
+    FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
+    check_text(error, "rank 0 has left");
+    FERRY_CHECK(error.record.peer == 0 && error.record.call == 2, describe(error.record));
+  });
+}
+
+TEST_P(ChannelFailures, APeerThatLeavesAfterItsPartIsNot) {
+  run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
+    Line line(rank, 30);
+    for (int i = 0; i < 50; ++i) line.exchange();
+    line.send(Operation::dispatch, {});
+    if (rank.index() == 0) return;
+    sleep_seconds(0.02 * rank.index());
+    line.receive([] {});
+  });
+}
+
+TEST_P(ChannelFailures, ARefusalByARankThatThenThrowsIsStillItsError) {
+  try {
+    run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+      Line line(rank, 30);
+      line.exchange();
+      if (rank.index() == 1) {
+        const UsageError error("bad argument");
+        line.channel.refuse(Operation::dispatch, error);
+        throw error;
+      }
+      sleep_seconds(0.05);
+      // Rank 1 may be lost by now: a call that has not begun meets that, one that has gets the refusal.
+      try {
+        line.send(Operation::dispatch, {});
+      } catch (const PeerLostError& lost) {
+        check_text(lost, "bad argument");
+        return;
+      }
+      check_text(thrown<UsageError>([&] { line.receive([] {}); }), "rank 1 refused dispatch 2: bad argument");
+    });
+    FAIL() << "run() threw nothing";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "bad argument");
+  } catch (const std::runtime_error& error) {
+    EXPECT_EQ(GetParam(), Kind::custom_processes);
+    EXPECT_STREQ(error.what(), "ended badly: rank 1 with status 256");
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,96 @@
+// One lane's channel in symmetric memory of its own, and calls that check every note.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "core/channel.hpp"
+#include "core/text.hpp"
+#include "memory/symmetric.hpp"
+#include "runtime/support.hpp"
+
+namespace ferry::test {
+
+inline constexpr std::int64_t kNoteBytes = 520;
+inline constexpr int kNoteWords = kNoteBytes / 8;
+
+struct Line {
+  Line(const Rank& as, double deadline)
+      : rank(as),
+        memory(rank, 128 + Channel::bytes(rank.size(), kNoteBytes)),
+        channel(rank, memory, 128, kNoteBytes, deadline) {}
+
+  std::uint64_t word(std::uint64_t call, int from, int to, int index) const {
+    return ((call * 31 + static_cast<std::uint64_t>(from)) * 31 + static_cast<std::uint64_t>(to)) * 1009 +
+           static_cast<std::uint64_t>(index);
+  }
+
+  void write_note(int peer) {
+    auto* words = reinterpret_cast<std::uint64_t*>(channel.note_to(peer));
+    for (int i = 0; i < kNoteWords; ++i) words[i] = word(channel.call(), rank.index(), peer, i);
+  }
+
+  // `pause` runs halfway, so that a peer that is too early is caught.
+  template <class Pause>
+  void check_note(int peer, Pause pause) {
+    const auto* words = reinterpret_cast<const std::uint64_t*>(channel.note_from(peer));
+    for (int i = 0; i < kNoteWords; ++i) {
+      if (i == kNoteWords / 2) pause();
+      FERRY_CHECK(
+          words[i] == word(channel.call(), peer, rank.index(), i),
+          str("call ", channel.call(), ": note of rank ", peer, " on rank ", rank.index(), ", word ", i));
+    }
+  }
+
+  template <class Act>
+  void for_peers(Act act) {
+    for (int peer = 0; peer < rank.size(); ++peer) {
+      if (peer != rank.index()) act(peer);
+    }
+  }
+
+  void send(Operation operation, std::span<const CallOption> options) {
+    channel.begin(operation, options);
+    for_peers([&](int peer) { write_note(peer); });
+    for_peers([&](int peer) { channel.post(peer); });
+  }
+
+  template <class Pause>
+  void receive(Pause pause) {
+    for_peers([&](int peer) {
+      channel.wait(peer);
+      check_note(peer, pause);
+    });
+  }
+
+  void exchange(Operation operation = Operation::dispatch, std::span<const CallOption> options = {}) {
+    send(operation, options);
+    receive([] {});
+  }
+
+  Rank rank;
+  SymmetricMemory memory;
+  Channel channel;
+};
+
+// The message of the error that `act` throws.
+template <class Wanted>
+Wanted thrown(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Wanted& error) {
+    return error;
+  } catch (const std::exception& error) {
+    throw std::runtime_error(str("another error was thrown: ", error.what()));
+  }
+  throw std::runtime_error("nothing was thrown");
+}
+
+inline void check_text(const std::exception& error, const std::string& text) {
+  FERRY_CHECK(std::string(error.what()).find(text) != std::string::npos,
+              str("'", error.what(), "' lacks '", text, "'"));
+}
+
+}  // namespace ferry::test

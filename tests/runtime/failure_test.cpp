@@ -1,0 +1,142 @@
+// Groups that fail: who gets which error, how soon, and what comes after.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+
+#include "core/text.hpp"
+#include "runtime/kinds.hpp"
+
+namespace ferry::test {
+namespace {
+
+class Failures : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Failures, testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return name(kind.param); });
+
+bool starts_ranks(Kind kind) {
+  return kind == Kind::threads || kind == Kind::processes;
+}
+
+template <class Wanted>
+Wanted expect_throw(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Wanted& error) {
+    return error;
+  }
+  throw std::runtime_error("nothing was thrown");
+}
+
+// What run() throws where it starts the ranks; a custom group's ranks end each by itself.
+template <class Wanted>
+void expect_run_throws(Kind kind, int ranks, double deadline, const std::string& text,
+                       const std::function<void(Rank)>& body) {
+  try {
+    run_ranks(kind, ranks, deadline, body);
+    FAIL() << "run() threw nothing";
+  } catch (const Wanted& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  } catch (const std::runtime_error& error) {
+    EXPECT_EQ(kind, Kind::custom_processes) << error.what();
+    EXPECT_STREQ(error.what(), "ended badly: rank 2 with status 256");
+  }
+}
+
+TEST_P(Failures, ARankThatThrowsIsLostToTheOthersAtOnce) {
+  expect_run_throws<UsageError>(GetParam(), 4, 30, "seventeen", [](const Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 2) throw UsageError("seventeen is too many");
+    const Stopwatch watch;
+    const PeerLostError error = expect_throw<PeerLostError>([&] { rank.barrier(); });
+    FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
+    FERRY_CHECK(std::string(error.what()).find("rank 2 ended by an error: seventeen is too many") !=
+                    std::string::npos,
+                error.what());
+    FERRY_CHECK(error.record.rank == rank.index() && error.record.peer == 2, describe(error.record));
+    // Final: the same again.
+    FERRY_CHECK(expect_throw<PeerLostError>([&] { rank.barrier(); }).record.peer == 2, "");
+  });
+}
+
+TEST_P(Failures, RunThrowsTheFirstErrorNotItsConsequences) {
+  if (!starts_ranks(GetParam())) GTEST_SKIP() << "a custom group starts no ranks";
+  expect_run_throws<UnsupportedError>(GetParam(), 4, 30, "not here", [](const Rank& rank) {
+    if (rank.index() == 3) throw UnsupportedError("not here");
+    rank.barrier();
+  });
+}
+
+TEST_P(Failures, ARankThatHasLeftIsMissedByThoseWhoWait) {
+  run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 1) return;
+    const Stopwatch watch;
+    const PeerLostError error = expect_throw<PeerLostError>([&] { rank.barrier(); });
+    FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
+    FERRY_CHECK(std::string(error.what()).find("rank 1 has left") != std::string::npos, error.what());
+    FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
+  });
+}
+
+TEST_P(Failures, ARankMayLeaveOnceItHasDoneItsPart) {
+  run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
+    for (int round = 0; round < 20; ++round) rank.barrier();
+    if (rank.index() == 0) sleep_seconds(0.05);
+    rank.barrier();  // the others may be gone when rank 0 looks
+  });
+}
+
+TEST_P(Failures, ADeadlineNamesTheRankThatDidNotCome) {
+  constexpr double kDeadline = 0.3;
+  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 2) {
+      sleep_seconds(1.0);
+      expect_throw<TimeoutError>([&] { rank.barrier(); });
+      return;
+    }
+    const Stopwatch watch;
+    const TimeoutError error = expect_throw<TimeoutError>([&] { rank.barrier(); });
+    FERRY_CHECK(watch.seconds() > 0.9 * kDeadline && watch.seconds() < kDeadline + 1.0, str(watch.seconds()));
+    const WaitRecord& record = error.record;
+    FERRY_CHECK(record.operation == Operation::barrier && record.rank == rank.index() && record.peer == 2,
+                describe(record));
+    FERRY_CHECK(record.expected == record.call && record.seen < record.expected, describe(record));
+    FERRY_CHECK(std::string(error.what()).find("rank 2") != std::string::npos, error.what());
+  });
+}
+
+TEST_P(Failures, SurvivorsBuildANewGroup) {
+  constexpr int kRanks = 4, kLost = 1;
+  const Meeting survivors(kRanks - 1);
+  const auto body = [&](const Rank& rank) {
+    rank.barrier();
+    if (rank.index() == kLost) return;
+    expect_throw<PeerLostError>([&] { rank.barrier(); });
+    const int mine = rank.index() > kLost ? rank.index() - 1 : rank.index();
+    Group::custom(survivors.bootstrap(mine)).run([&](const Rank& again) {
+      FERRY_CHECK(again.size() == kRanks - 1 && again.index() == mine, "");
+      for (int i = 0; i < 100; ++i) again.barrier();
+    });
+    expect_throw<PeerLostError>([&] { rank.barrier(); });  // the old one stays what it is
+  };
+  run_ranks(GetParam(), kRanks, 30, body);
+}
+
+TEST_P(Failures, AFailureDuringAFailureIsSurvived) {
+  if (!starts_ranks(GetParam())) GTEST_SKIP() << "a custom group starts no ranks";
+  for (int round = 0; round < 20; ++round) {
+    try {
+      run_ranks(GetParam(), 4, 30, [](const Rank& rank) { throw UsageError(str("rank ", rank.index())); });
+      FAIL();
+    } catch (const UsageError& error) {
+      EXPECT_EQ(std::string(error.what()).substr(0, 5), "rank ");
+    } catch (const PeerLostError&) {
+      FAIL() << "a consequence was thrown instead of a cause";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,140 @@
+// Meeting, gathering and waiting for one another, in every kind of group.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/text.hpp"
+#include "runtime/kinds.hpp"
+
+namespace ferry::test {
+namespace {
+
+class Groups : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Groups, testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return name(kind.param); });
+
+constexpr double kDeadline = 30;
+
+std::vector<unsigned char> part_of(std::uint64_t seed_value, int rank, std::size_t bytes) {
+  Random random(seed_value + 1000003 * static_cast<std::uint64_t>(rank));
+  std::vector<unsigned char> part(bytes);
+  for (unsigned char& byte : part) byte = static_cast<unsigned char>(random());
+  return part;
+}
+
+void check_gather(const Rank& rank, std::uint64_t seed_value, std::size_t bytes) {
+  constexpr std::size_t kGuard = 64;
+  const std::vector<unsigned char> mine = part_of(seed_value, rank.index(), bytes);
+  std::vector<unsigned char> all(rank.size() * bytes + kGuard, 0xA5);
+  rank.all_gather(mine.data(), all.data(), bytes);
+  for (int peer = 0; peer < rank.size(); ++peer) {
+    const std::vector<unsigned char> wanted = part_of(seed_value, peer, bytes);
+    FERRY_CHECK(bytes == 0 || std::memcmp(all.data() + peer * bytes, wanted.data(), bytes) == 0,
+                str("rank ", rank.index(), " got wrong bytes of rank ", peer, ", ", bytes, " bytes"));
+  }
+  for (std::size_t i = 0; i < kGuard; ++i)
+    FERRY_CHECK(all[rank.size() * bytes + i] == 0xA5, "guard is overwritten");
+}
+
+TEST_P(Groups, GatherBytesOfEveryRank) {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    run_ranks(GetParam(), ranks, kDeadline, [ranks](const Rank& rank) {
+      FERRY_CHECK(rank.size() == ranks, "");
+      std::uint64_t round = seed();
+      for (const std::size_t bytes : {0, 1, 8, 4095, 4096, 4097, 50000}) check_gather(rank, ++round, bytes);
+    });
+  }
+}
+
+TEST_P(Groups, GatherInOrderUnderJitter) {
+  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+    Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
+    for (int round = 0; round < 500; ++round) {
+      if (below(jitter, 20) == 0) sleep_seconds(below(jitter, 200) * 1e-6);
+      check_gather(rank, seed() + static_cast<std::uint64_t>(round), 16);
+    }
+  });
+}
+
+TEST_P(Groups, BarrierEndsAfterEveryoneHasCome) {
+  using Times = std::chrono::steady_clock::duration;
+  run_ranks(GetParam(), 5, kDeadline, [](const Rank& rank) {
+    Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
+    for (int round = 0; round < 50; ++round) {
+      sleep_seconds(below(jitter, 1000) * 1e-6);
+      const Times came = std::chrono::steady_clock::now().time_since_epoch();
+      rank.barrier();
+      const Times went = std::chrono::steady_clock::now().time_since_epoch();
+      std::vector<Times> all(rank.size());
+      rank.all_gather(&came, all.data(), sizeof came);
+      FERRY_CHECK(*std::max_element(all.begin(), all.end()) <= went, str("round ", round));
+    }
+  });
+}
+
+TEST_P(Groups, RunAgain) {
+  if (GetParam() == Kind::custom_threads || GetParam() == Kind::custom_processes) {
+    const Meeting meeting(1);
+    Group group = Group::custom(meeting.bootstrap(0));
+    for (int i = 0; i < 3; ++i) group.run([](const Rank& rank) { rank.barrier(); });
+    return;
+  }
+  Group group = GetParam() == Kind::threads ? Group::threads(3) : Group::processes(3);
+  EXPECT_THROW(group.run([](const Rank& rank) {
+    if (rank.index() == 1) throw UsageError("once");
+    rank.barrier();
+  }),
+               UsageError);
+  for (int i = 0; i < 3; ++i) group.run([](const Rank& rank) { rank.barrier(); });
+}
+
+TEST_P(Groups, KnowWhetherRanksAreThreads) {
+  const bool threads = GetParam() == Kind::threads || GetParam() == Kind::custom_threads;
+  run_ranks(GetParam(), 3, kDeadline, [threads](const Rank& rank) {
+    FERRY_CHECK(rank.same_process() == threads, str("rank ", rank.index()));
+  });
+}
+
+TEST(Group, DividesRanksIntoNodes) {
+  Group group = Group::threads(6, 2);
+  EXPECT_EQ(group.size(), 6);
+  group.run([](const Rank& rank) {
+    const Topology topology = rank.topology();
+    FERRY_CHECK(topology.nodes == 2 && topology.local_ranks == 3, "");
+    FERRY_CHECK(topology.node_of(rank.index()) == rank.index() / 3, "");
+    FERRY_CHECK(topology.local_rank_of(rank.index()) == rank.index() % 3, "");
+  });
+}
+
+TEST(Group, RefusesImpossibleArguments) {
+  EXPECT_THROW(Group::threads(0), UsageError);
+  EXPECT_THROW(Group::threads(4, 3), UsageError);
+  EXPECT_THROW(Group::processes(-1), UsageError);
+  EXPECT_THROW(Group::processes(4, 0), UsageError);
+  EXPECT_THROW(Group::custom({}), UsageError);
+  const Meeting meeting(2);
+  Bootstrap bootstrap = meeting.bootstrap(0);
+  bootstrap.rank = 2;
+  EXPECT_THROW(Group::custom(bootstrap), UsageError);
+  Group group = Group::threads(1);
+  EXPECT_THROW(group.set_deadline(0), UsageError);
+  EXPECT_THROW(group.set_deadline(-1), UsageError);
+}
+
+TEST(Group, NamesABootstrapThatMixesRanksUp) {
+  Bootstrap bootstrap;
+  bootstrap.rank = 0;
+  bootstrap.ranks = 2;
+  bootstrap.all_gather = [](const void* mine, void* all, std::size_t bytes) {
+    std::memcpy(all, mine, bytes);
+    std::memcpy(static_cast<std::byte*>(all) + bytes, mine, bytes);
+  };
+  bootstrap.barrier = [] {};
+  Group group = Group::custom(bootstrap);
+  EXPECT_THROW(group.run([](const Rank&) {}), UsageError);
+}
+
+}  // namespace
+}  // namespace ferry::test

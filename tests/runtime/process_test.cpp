@@ -1,0 +1,206 @@
+// Ranks that die, stop or exit, and what their processes leave behind.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <new>
+
+#include "runtime/channel_support.hpp"
+
+namespace ferry::test {
+namespace {
+
+// Memory that the test and its ranks' processes see.
+template <class T>
+class Seen {
+ public:
+  Seen()
+      : value_(new(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T{}) {
+  }
+  ~Seen() { munmap(value_, sizeof(T)); }
+  T& operator*() const { return *value_; }
+  T* operator->() const { return value_; }
+
+ private:
+  T* value_;
+};
+
+template <class Wanted>
+Wanted run_throws(Group group, const std::function<void(Rank)>& body) {
+  try {
+    group.run(body);
+  } catch (const Wanted& error) {
+    return error;
+  }
+  throw std::runtime_error("run() threw nothing");
+}
+
+void expect_no_child_left() {
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+}
+
+class Kills : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Kills, testing::Values(Kind::processes, Kind::custom_processes),
+                         [](const auto& kind) { return name(kind.param); });
+
+TEST_P(Kills, AreNoticedWithinASecondByEveryone) {
+  struct Notes {
+    std::atomic<int> noticed;
+  };
+  Seen<Notes> notes;
+  const auto body = [&](const Rank& rank) {
+    Line line(rank, 30);
+    for (int i = 0; i < 10; ++i) line.exchange();
+    if (rank.index() == 1) raise(SIGKILL);
+    const Stopwatch watch;
+    const auto error = thrown<PeerLostError>([&] { line.exchange(); });
+    FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
+    check_text(error, "rank 1 (process ");
+    FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
+    FERRY_CHECK(error.record.operation == Operation::dispatch && error.record.call == 11,
+                describe(error.record));
+    ++notes->noticed;
+  };
+  try {
+    run_ranks(GetParam(), 4, 30, body);
+    FAIL() << "run() threw nothing";
+  } catch (const PeerLostError& error) {
+    EXPECT_NE(std::string(error.what()).find("was killed by signal 9 (Killed)"), std::string::npos)
+        << error.what();
+    EXPECT_EQ(error.record.peer, 1);
+  } catch (const std::runtime_error& error) {
+    EXPECT_EQ(GetParam(), Kind::custom_processes) << error.what();
+    EXPECT_STREQ(error.what(), "ended badly: rank 1 with status 9");
+  }
+  EXPECT_EQ(notes->noticed, 3);
+  expect_no_child_left();
+}
+
+TEST_P(Kills, AreNoticedBeforeTheGroupHasMet) {
+  const Stopwatch watch;
+  EXPECT_ANY_THROW(run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 0) raise(SIGKILL);
+    SymmetricMemory(rank, 1 << 20);
+  }));
+  EXPECT_LT(watch.seconds(), 2.0);
+}
+
+TEST(Processes, KilledAtAnyMomentNeverHangTheRest) {
+  Random random(seed());
+  for (int round = 0; round < 30; ++round) {
+    const int victim = below(random, 4);
+    const int microseconds = below(random, 4000);
+    const Stopwatch watch;
+    EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
+      if (rank.index() == victim) {
+        // A second thread, so that the kill falls anywhere.
+        timer_t timer;
+        sigevent event{};
+        event.sigev_notify = SIGEV_SIGNAL;
+        event.sigev_signo = SIGKILL;
+        timer_create(CLOCK_MONOTONIC, &event, &timer);
+        const itimerspec when{{0, 0}, {0, 1000 + 1000 * microseconds}};
+        timer_settime(timer, 0, &when, nullptr);
+      }
+      while (true) {
+        Line line(rank, 30);
+        for (int i = 0; i < 20; ++i) line.exchange();
+      }
+    }),
+                 PeerLostError);
+    EXPECT_LT(watch.seconds(), 2.0);
+  }
+  expect_no_child_left();
+}
+
+TEST(Processes, ThatExitInTheirBodyAreLost) {
+  const auto error = run_throws<PeerLostError>(Group::processes(3), [](const Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 2) _exit(5);
+    rank.barrier();
+  });
+  check_text(error, "rank 2 (process ");
+  check_text(error, "exited with status 5");
+}
+
+TEST(Processes, ThatStopAreTimedOutAndEnded) {
+  Seen<std::atomic<int>> typed;
+  Group group = Group::processes(4);
+  group.set_deadline(0.3);
+  const Stopwatch watch;
+  const auto error = run_throws<TimeoutError>(group, [&](const Rank& rank) {
+    Line line(rank, 0.3);
+    line.exchange();
+    rank.barrier();
+    if (rank.index() == 2) raise(SIGSTOP);
+    const Stopwatch waited;
+    const auto timeout = thrown<TimeoutError>([&] { line.exchange(); });
+    FERRY_CHECK(waited.seconds() < 1.3, str(waited.seconds()));
+    FERRY_CHECK(timeout.record.peer == 2, describe(timeout.record));
+    ++*typed;
+  });
+  EXPECT_EQ(*typed, 3);
+  EXPECT_EQ(error.record.peer, 2);
+  check_text(error, "rank 2 was killed because it did not end within 2.3 s");
+  EXPECT_LT(watch.seconds(), 4.0);
+  expect_no_child_left();
+}
+
+TEST(Processes, PassEveryErrorToTheParentAsItIs) {
+  const auto run = [](const std::function<void()>& act) {
+    Group::processes(2).run([&](const Rank& rank) {
+      if (rank.index() == 1) act();
+      rank.barrier();
+    });
+  };
+  const BadId bad{.rank = 1, .token = 2, .slot = 3, .id = 4, .count = 5};
+  const auto bad_id = thrown<BadIdError>([&] { run([&] { throw BadIdError("id", bad); }); });
+  EXPECT_STREQ(bad_id.what(), "id");
+  EXPECT_TRUE(bad_id.bad.rank == 1 && bad_id.bad.token == 2 && bad_id.bad.slot == 3 && bad_id.bad.id == 4 &&
+              bad_id.bad.count == 5);
+  const BadSource source{.rank = 6, .index = 7, .count = 8};
+  const auto bad_source =
+      thrown<BadSourceError>([&] { run([&] { throw BadSourceError("source", source); }); });
+  EXPECT_TRUE(bad_source.bad.rank == 6 && bad_source.bad.index == 7 && bad_source.bad.count == 8);
+  const Overflow overflow{.rank = 1, .capacity = 2, .needed = 3, .dropped = 4};
+  const auto over = thrown<OverflowError>([&] { run([&] { throw OverflowError("over", overflow); }); });
+  EXPECT_TRUE(over.overflow.rank == 1 && over.overflow.capacity == 2 && over.overflow.needed == 3 &&
+              over.overflow.dropped == 4);
+  const WaitRecord wait{Operation::combine, 1, 0, 1, 3, 2};
+  EXPECT_EQ(thrown<TimeoutError>([&] { run([&] { throw TimeoutError("late", wait); }); }).record.expected,
+            3u);
+  EXPECT_EQ(thrown<PeerLostError>([&] { run([&] { throw PeerLostError("lost", wait); }); }).record.call, 1u);
+  EXPECT_EQ(thrown<SystemError>([&] { run([] { throw SystemError("system", 28); }); }).error_number, 28);
+  thrown<UnsupportedError>([&] { run([] { throw UnsupportedError("not here"); }); });
+  EXPECT_STREQ(thrown<std::runtime_error>([&] { run([] { throw std::out_of_range("far"); }); }).what(),
+               "far");
+}
+
+TEST(Processes, EndWhenTheirParentDies) {
+  Seen<std::array<std::atomic<int>, 2>> processes;
+  const int status = run_process([&] {
+    const pid_t parent = getpid();
+    Group::processes(2).run([&](const Rank& rank) {
+      (*processes)[rank.index()] = getpid();
+      rank.barrier();
+      if (rank.index() == 0) kill(parent, SIGKILL);
+      sleep_seconds(60);
+    });
+  });
+  EXPECT_TRUE(WIFSIGNALED(status));
+  const Stopwatch watch;
+  for (const auto& process : *processes) {
+    ASSERT_GT(process, 0);
+    while (kill(process, 0) == 0 && watch.seconds() < 5) sleep_seconds(0.01);
+    EXPECT_LT(watch.seconds(), 5) << "process " << process << " outlived its parent";
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test

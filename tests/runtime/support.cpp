@@ -1,0 +1,169 @@
+#include "runtime/support.hpp"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <iostream>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "core/text.hpp"
+
+namespace ferry::test {
+
+void fail_check(const char* file, int line, const std::string& text) {
+  throw std::runtime_error(str(file, ":", line, ": ", text));
+}
+
+std::uint64_t seed() {
+  static const std::uint64_t value = [] {
+    const char* given = std::getenv("FERRY_SEED");
+    const std::uint64_t chosen = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
+    std::cout << "FERRY_SEED=" << chosen << std::endl;
+    return chosen;
+  }();
+  return value;
+}
+
+void sleep_seconds(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+struct Meeting::Shared {
+  static constexpr int kRanks = 16;
+  std::atomic<int> arrived[2];
+  std::atomic<int> read[2];
+  std::byte slots[2][kRanks][kBytes];
+};
+
+Meeting::Meeting(int ranks) : ranks_(ranks) {
+  void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED || ranks > Shared::kRanks) throw std::runtime_error("no memory to meet in");
+  shared_ =
+      std::shared_ptr<Shared>(static_cast<Shared*>(memory), [](Shared* p) { munmap(p, sizeof(Shared)); });
+}
+
+Bootstrap Meeting::bootstrap(int rank) const {
+  auto round = std::make_shared<int>(0);
+  // Everybody arrives, everybody reads, and only then the slots of this parity serve again.
+  const auto all_gather = [shared = shared_, ranks = ranks_, rank, round](const void* mine, void* all,
+                                                                          std::size_t bytes) {
+    if (bytes > kBytes) throw std::runtime_error("too much to gather");
+    const int turn = *round / 2 + 1, side = *round % 2;
+    ++*round;
+    while (shared->read[side].load() < (turn - 1) * ranks) std::this_thread::yield();
+    std::memcpy(shared->slots[side][rank], mine, bytes);
+    ++shared->arrived[side];
+    while (shared->arrived[side].load() < turn * ranks) std::this_thread::yield();
+    for (int peer = 0; peer < ranks; ++peer) {
+      std::memcpy(static_cast<std::byte*>(all) + peer * bytes, shared->slots[side][peer], bytes);
+    }
+    ++shared->read[side];
+  };
+  Bootstrap bootstrap;
+  bootstrap.rank = rank;
+  bootstrap.ranks = ranks_;
+  bootstrap.all_gather = all_gather;
+  bootstrap.barrier = [all_gather, ranks = ranks_] {
+    const char mine = 0;
+    std::vector<char> all(ranks);
+    all_gather(&mine, all.data(), 1);
+  };
+  return bootstrap;
+}
+
+std::string name(Kind kind) {
+  switch (kind) {
+    case Kind::threads:
+      return "threads";
+    case Kind::processes:
+      return "processes";
+    case Kind::custom_threads:
+      return "custom_threads";
+    case Kind::custom_processes:
+      return "custom_processes";
+  }
+  return "unknown";
+}
+
+namespace {
+
+void run_custom(const Meeting& meeting, int rank, double deadline, const std::function<void(Rank)>& body) {
+  Group group = Group::custom(meeting.bootstrap(rank));
+  group.set_deadline(deadline);
+  group.run(body);
+}
+
+void run_custom_threads(int ranks, double deadline, const std::function<void(Rank)>& body) {
+  const Meeting meeting(ranks);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        run_custom(meeting, rank, deadline, body);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!first) first = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+[[noreturn]] void be_process(const std::function<void()>& body) {
+  int status = 0;
+  try {
+    body();
+  } catch (const std::exception& error) {
+    std::cerr << "process " << getpid() << ": " << error.what() << std::endl;
+    status = 1;
+  }
+  std::cout.flush();
+  _exit(status);
+}
+
+void run_custom_processes(int ranks, double deadline, const std::function<void(Rank)>& body) {
+  const Meeting meeting(ranks);
+  std::vector<pid_t> processes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    processes.push_back(fork());
+    if (processes.back() == 0) be_process([&] { run_custom(meeting, rank, deadline, body); });
+  }
+  std::string ends;
+  for (int rank = 0; rank < ranks; ++rank) {
+    int status = 0;
+    waitpid(processes[rank], &status, 0);
+    if (status != 0) ends += str(" rank ", rank, " with status ", status);
+  }
+  if (!ends.empty()) throw std::runtime_error("ended badly:" + ends);
+}
+
+}  // namespace
+
+void run_ranks(Kind kind, int ranks, double deadline, const std::function<void(Rank)>& body) {
+  if (kind == Kind::custom_threads) return run_custom_threads(ranks, deadline, body);
+  if (kind == Kind::custom_processes) return run_custom_processes(ranks, deadline, body);
+  Group group = kind == Kind::threads ? Group::threads(ranks) : Group::processes(ranks);
+  group.set_deadline(deadline);
+  group.run(body);
+}
+
+int run_process(const std::function<void()>& body) {
+  const pid_t process = fork();
+  if (process == 0) be_process(body);
+  int status = 0;
+  waitpid(process, &status, 0);
+  return status;
+}
+
+}  // namespace ferry::test

@@ -1,0 +1,71 @@
+// What the tests of groups share: kinds of groups, checks that cross processes, random numbers.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "ferry/error.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::test {
+
+// A body may run in another process, where a failed EXPECT would go unseen: it throws instead, and run()
+// passes it on.
+[[noreturn]] void fail_check(const char* file, int line, const std::string& text);
+
+#define FERRY_CHECK(condition, text)                                                                        \
+  do {                                                                                                      \
+    if (!(condition)) ::ferry::test::fail_check(__FILE__, __LINE__, std::string(#condition ": ") + (text)); \
+  } while (false)
+
+// FERRY_SEED, or a fresh one; printed once.
+std::uint64_t seed();
+
+using Random = std::mt19937_64;
+inline int below(Random& random, int bound) {
+  return static_cast<int>(random() % static_cast<std::uint64_t>(bound));
+}
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+void sleep_seconds(double seconds);
+
+// A means to meet that knows nothing of Ferry: memory shared by threads and forked processes alike. Make it
+// before they start. One thread a rank; gathers at most kBytes.
+class Meeting {
+ public:
+  static constexpr std::size_t kBytes = 1024;
+
+  explicit Meeting(int ranks);
+  Bootstrap bootstrap(int rank) const;
+
+ private:
+  struct Shared;
+  int ranks_;
+  std::shared_ptr<Shared> shared_;
+};
+
+enum class Kind { threads, processes, custom_threads, custom_processes };
+std::string name(Kind kind);
+
+// Runs `body` as every rank of a group of that kind; throws what the first failed rank threw (custom: its
+// text).
+void run_ranks(Kind kind, int ranks, double deadline, const std::function<void(Rank)>& body);
+
+// Runs `body` in a forked process and returns its wait status. An exception is printed and ends it with
+// status 1.
+int run_process(const std::function<void()>& body);
+
+}  // namespace ferry::test
