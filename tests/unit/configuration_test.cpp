@@ -1,0 +1,156 @@
+#include "core/configuration.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "core/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+namespace {
+
+constexpr int kRanks = 4;
+
+Config sound() {
+  return {.experts = 10, .top_k = 4, .hidden = 64, .max_tokens = 16};
+}
+
+// The message of the error that completing it throws, or "".
+std::string refusal(const Config& config) {
+  try {
+    complete(config, kRanks);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Configuration, CompletesThePlacement) {
+  EXPECT_EQ(complete(sound(), kRanks).placement, Placement::blocks(10, kRanks));
+}
+
+TEST(Configuration, RefusesWithTheNumbers) {
+  struct Bad {
+    Config config;
+    const char* names;
+  };
+  auto with = [](auto change) {
+    Config config = sound();
+    change(config);
+    return config;
+  };
+  const Bad bad[] = {
+      {with([](Config& c) { c.experts = 0; }), "experts = 0"},
+      {with([](Config& c) { c.top_k = 33; }), "top_k = 33"},
+      {with([](Config& c) { c.top_k = 0; }), "top_k = 0"},
+      {with([](Config& c) { c.hidden = -8; }), "hidden = -8"},
+      {with([](Config& c) { c.hidden = 7; }), "14 bytes"},
+      {with([](Config& c) { c.max_tokens = 0; }), "max_tokens = 0"},
+      {with([](Config& c) { c.alignment = 0; }), "alignment = 0"},
+      {with([](Config& c) { c.lanes = 0; }), "lanes = 0"},
+      {with([](Config& c) { c.deadline = 0; }), "deadline = 0"},
+      {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
+      {with([](Config& c) { c.alignment = 8, c.capacity = 20; }), "capacity = 20"},
+      {with([](Config& c) { c.alignment = 8, c.layout = Layout::rank_major; }), "alignment = 8"},
+      {with([](Config& c) { c.placement = Placement::blocks(10, 3); }), "10 experts on 3 ranks"},
+      {with([](Config& c) { c.placement = Placement::blocks(9, 4); }), "9 experts on 4 ranks"},
+      {with([](Config& c) { c.max_tokens = 1 << 24, c.top_k = 32, c.experts = 1024; }), "rows"},
+  };
+  for (const Bad& each : bad) {
+    EXPECT_NE(refusal(each.config).find(each.names), std::string::npos)
+        << each.names << " in: " << refusal(each.config);
+  }
+  EXPECT_EQ(refusal(sound()), "");
+}
+
+TEST(Configuration, DefaultCapacityHoldsAnyRoutingWithoutRepeats) {
+  // 10 experts on 4 ranks: 3, 3, 2, 2 of them; a token reaches a rank with at most min(4, local) routes.
+  Config config = complete(sound(), kRanks);
+  EXPECT_EQ(row_capacity(config, 0), kRanks * 16 * 3);
+  EXPECT_EQ(row_capacity(config, 3), kRanks * 16 * 2);
+  config.alignment = 8;
+  EXPECT_EQ(row_capacity(config, 0), (kRanks * 16 * 3 + 3 * 7) / 8 * 8);
+  config.alignment = 1;
+  config.repeats = true;
+  EXPECT_EQ(row_capacity(config, 0), kRanks * 16 * 4);
+  config.layout = Layout::expert_padded;
+  EXPECT_EQ(group_capacity(config, 0), kRanks * 16 * 4);
+  EXPECT_EQ(row_capacity(config, 3), kRanks * 16 * 4 * 2);
+  config.layout = Layout::rank_major;
+  EXPECT_EQ(row_capacity(config, 2), kRanks * 16);
+}
+
+TEST(Configuration, SizeQueryKeepsTheBound) {
+  // The bound: 2 * lanes * (R*T messages + T*min(K, R) rows); a message is the values, one token head, K ids
+  // and weights.
+  const Config config{.experts = 256, .top_k = 8, .hidden = 7168, .max_tokens = 4096};
+  const Sizes sizes = size_of(config, 8);
+  const double message = 7168 * 2, staging = 2.0 * (8.0 * 4096 * message + 4096.0 * 8 * message);
+  const auto symmetric = static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
+  EXPECT_NEAR(symmetric / staging, 1.0, 0.05) << symmetric << " bytes against " << staging;
+  EXPECT_EQ(sizes.arrivals, capacity_of(config, 8) * 7168 * 2);
+
+  Config exact = config;
+  exact.reduction = Reduction::exact;
+  const auto rows = static_cast<double>(size_of(exact, 8).combine_staging);
+  EXPECT_NEAR(rows / (2.0 * 4096 * 8 * message), 1.0, 0.05);
+}
+
+TEST(Configuration, PlacesHashTellsWhatDecidesPlaces) {
+  const Config config = complete(sound(), kRanks);
+  Config other = config;
+  other.format = Format::fp16();
+  other.wire = DType::fp32;
+  EXPECT_EQ(places_hash(config), places_hash(other));
+  other.alignment = 2;
+  EXPECT_NE(places_hash(config), places_hash(other));
+  other = config;
+  other.placement =
+      Placement::table({{1, 0}, {0, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}, {2, 0}, {2, 1}, {3, 0}, {3, 1}}, 4);
+  EXPECT_NE(places_hash(config), places_hash(other));
+}
+
+// The ranks' configurations differ in one field: every rank names it.
+std::string difference(const Config& config_of_rank_1) {
+  std::string message;
+  std::array<std::string, kRanks> messages;
+  Group::threads(kRanks).run([&](Rank rank) {
+    try {
+      agree(rank, rank.index() == 1 ? config_of_rank_1 : sound());
+    } catch (const UsageError& error) {
+      messages[static_cast<std::size_t>(rank.index())] = error.what();
+    }
+  });
+  for (const std::string& each : messages) {
+    EXPECT_NE(each, "");
+    message = each;
+  }
+  return message;
+}
+
+TEST(Configuration, DifferencesHaveANameOnEveryRank) {
+  Config config = sound();
+  config.max_tokens = 17;
+  EXPECT_EQ(difference(config), "configurations differ: max_tokens is 16 on rank 0 and 17 on rank 1");
+  config = sound();
+  config.format = Format::fp8_e4m3();
+  EXPECT_EQ(difference(config), "configurations differ: format is bf16 on rank 0 and fp8 on rank 1");
+  config = sound();
+  config.placement =
+      Placement::table({{0, 0}, {0, 2}, {0, 1}, {1, 0}, {1, 1}, {1, 2}, {2, 0}, {2, 1}, {3, 0}, {3, 1}}, 4);
+  EXPECT_EQ(
+      difference(config),
+      "configurations differ: placement: place of expert 1 (rank.local) is 0.1 on rank 0 and 0.2 on rank 1");
+}
+
+TEST(Configuration, ARankThatRefusesItsOwnEndsTheOthers) {
+  Config config = sound();
+  config.top_k = 40;
+  EXPECT_NE(difference(config).find("rank 1 refused its configuration: configuration: top_k = 40"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace ferry
