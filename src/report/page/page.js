@@ -1,0 +1,446 @@
+"use strict";
+// Draws the page from the run it holds. Every number shown stands in an element whose data-path says where the JSON has
+// it, or is part of a label (data-label): a name, a tick of an axis.
+
+const run = JSON.parse(document.getElementById("run").textContent);
+const at = (path) => path.split(".").reduce((value, key) => value[key], run);
+const byId = (id) => document.getElementById(id);
+const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
+
+// ---- Numbers as people read them
+
+const fixed = [0, 1, 2].map((digits) =>
+  new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+const threeDigits = (value) => fixed[value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2].format(value);
+const timeUnits = [[1, "µs"], [1e3, "ms"], [1e6, "s"]];
+const byteUnits = [[1, "B"], [1e3, "kB"], [1e6, "MB"], [1e9, "GB"], [1e12, "TB"]];
+// The largest unit that the value reaches, once it is rounded.
+const unitOf = (value, units) => units.reduce((chosen, unit) => (value >= 0.9995 * unit[0] ? unit : chosen));
+const scaled = (value, units) => {
+  const [size, name] = unitOf(value, units);
+  return `${name === "B" ? fixed[0].format(value) : threeDigits(value / size)} ${name}`;
+};
+
+const as = {
+  count: (value) => fixed[0].format(value),
+  mean: (value) => fixed[1].format(value),
+  time: (value) => scaled(value, timeUnits),
+  bytes: (value) => scaled(value, byteUnits),
+  rate: (value) => `${scaled(value, byteUnits)}/s`,
+  share: (value) => `${fixed[1].format(value * 100)} %`,
+  times: (value) => `${fixed[2].format(value)} ×`,
+  error: (value) => value.toExponential(1),
+  text: (value) => value,
+  passed: (value) => (value ? "passed" : "failed"),
+};
+
+const shown = (path, kind) => {
+  const value = at(path);
+  return value === null ? "none" : as[kind](value);
+};
+const number = (path, kind = "count") => `<span data-path="${path}">${escaped(shown(path, kind))}</span>`;
+const text = (path) => number(path, "text");
+const label = (words) => `<span data-label>${escaped(words)}</span>`;
+
+const R = run.configuration.ranks;
+const E = run.configuration.experts;
+const phases = ["dispatch", "experts", "combine"];
+const percent = (part, whole) => `${((100 * part) / whole).toFixed(3)}%`;
+const indices = (n) => Array.from({ length: n }, (_, i) => i);
+const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
+
+// At most `most` round numbers in (0, limit].
+function ticks(limit, most) {
+  if (!(limit > 0)) return [];
+  const rough = limit / most;
+  const decade = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((m) => m * decade).find((s) => s >= rough * 0.999999);
+  return indices(Math.floor(limit / step + 1e-9)).map((i) => (i + 1) * step);
+}
+
+// ---- Header
+
+function drawHeader() {
+  document.title = `Ferry run: ${run.played.trace}, ${R} ranks`;
+  byId("title").innerHTML = `${text("played.trace")} over ${number("configuration.ranks")} ${R === 1 ? "rank" : "ranks"}`;
+  byId("subtitle").innerHTML =
+    `${number("played.steps")} steps of ${number("played.tokens_per_rank")} tokens a rank, ` +
+    `top ${number("configuration.top_k")} of ${number("configuration.experts")} experts, ` +
+    `hidden ${number("configuration.hidden")}, ${text("configuration.backend")} backend`;
+  const { passed, total } = run.checks;
+  const verdict = byId("verdict");
+  verdict.classList.toggle("failed", passed < total);
+  verdict.innerHTML = total === 0 ? `Nothing was checked: ${number("checks.passed")} of ${number("checks.total")}`
+    : `${passed === total ? "✓" : "✕"} ${number("checks.passed")} of ${number("checks.total")} checks passed`;
+}
+
+const figure = (name, value, note) =>
+  `<div class="figure"><span class="name">${name}</span><b>${value}</b><small>${note}</small></div>`;
+
+function flowFigure(direction, name) {
+  const flow = run[direction];
+  const note = flow.share_of_memcpy === null ? "memcpy was not measured"
+    : `${number(`${direction}.share_of_memcpy`, "share")} of memcpy`;
+  return figure(`${name} bandwidth`, number(`${direction}.bytes_per_second`, "rate"), note);
+}
+
+function drawHeadline() {
+  const p50 = (what) => number(`latency.${what}.p50_us`, "time");
+  const p99 = (what) => `${label("p99")} ${number(`latency.${what}.p99_us`, "time")}`;
+  byId("headline").innerHTML =
+    figure("Dispatch, median", p50("dispatch"), p99("dispatch")) +
+    figure("Combine, median", p50("combine"), p99("combine")) +
+    figure("Step, median", p50("step"), p99("step")) +
+    figure("Tokens a second", number("tokens_per_second"), "all ranks together") +
+    flowFigure("dispatch", "Dispatch") +
+    flowFigure("combine", "Combine") +
+    figure("Wire bytes", number("dispatch.wire_bytes", "bytes"), `combine ${number("combine.wire_bytes", "bytes")}`) +
+    figure("Busiest rank", number("load.busiest_rank.over_mean", "times"),
+           `rank ${number("load.busiest_rank.index")}, of the mean`);
+}
+
+// ---- Latency: positions on a logarithmic scale
+
+function drawLatency() {
+  const rows = [...phases, "step"];
+  const values = rows.flatMap((row) => [run.latency[row].p50_us, run.latency[row].max_us]);
+  const low = Math.max(0.1, Math.min(...values) / 1.25);
+  const high = Math.max(low * 10, largest(values) * 1.12);
+  const place = (us) => percent(Math.log(Math.max(us, low) / low), Math.log(high / low));
+
+  const marks = indices(14).map((i) => 10 ** (i - 2))
+    .flatMap((decade) => (high / low > 300 ? [decade] : [decade, 2 * decade, 5 * decade]))
+    .filter((us) => us >= low && us <= high);
+  const grid = marks.map((us) => `<s style="left:${place(us)}"></s>`).join("");
+  const scale = marks.map((us) => `<span data-label style="left:${place(us)}">${tickTime(us)}</span>`).join("");
+  const figures = ["p50", "p90", "p99", "max", "mean"];
+
+  const line = (row) => {
+    const path = (figureName) => `latency.${row}.${figureName}_us`;
+    const mark = (figureName) => `<i class="${figureName}" data-path="${path(figureName)}" style="left:${place(at(path(figureName)))}"
+      aria-label="${row} ${figureName}: ${shown(path(figureName), "time")}"></i>`;
+    const { p50_us, max_us } = run.latency[row];
+    return `<div class="row ${row}" role="row"><span class="name" role="rowheader"><span class="swatch"></span>${row}</span>
+      <div class="range" data-low="${low}" data-high="${high}">${grid}
+        <u style="left:${place(p50_us)};right:calc(100% - ${place(max_us)})"></u>
+        ${["max", "p99", "p90", "p50"].map(mark).join("")}</div>` +
+      figures.map((f) => `<span class="number" role="cell"><small data-label>${f}</small>${number(path(f), "time")}</span>`).join("") +
+      "</div>";
+  };
+  byId("latency").innerHTML =
+    `<div class="row head" role="row"><span></span><div class="range">${scale}</div>` +
+    figures.map((f) => `<span class="number" data-label>${f}</span>`).join("") + "</div>" + rows.map(line).join("");
+}
+
+// 200 µs, 1 ms: ticks carry no digits they do not need.
+function tickTime(us) {
+  const [size, name] = unitOf(us, timeUnits);
+  return `${+(us / size).toPrecision(12)} ${name}`;
+}
+
+// ---- Timeline: rectangles lie at their microseconds; the picture's view box chooses the part shown
+
+function drawTimeline() {
+  const steps = run.timeline.spans_us;
+  const laneHeight = R <= 16 ? 20 : 10;
+  const begins = steps.map((step) => step.reduce((first, rank) => Math.min(first, rank[0][0]), Infinity));
+  const ends = steps.map((step) => step.reduce((last, rank) => Math.max(last, rank[2][1]), -Infinity));
+  const first = begins[0];
+  const last = Math.max(largest(ends), first + 1e-3);
+  const fewSteps = Math.min(steps.length, Math.max(1, Math.min(6, Math.floor(600 / R))));
+  const view = { from: first, to: Math.max(ends[fewSteps - 1], first + 1e-3) };
+
+  const name = (rank) => (laneHeight >= 20 || rank % 8 === 0 ? label(R <= 16 ? `rank ${rank}` : rank) : "<span></span>");
+  const bars = steps.map((step, s) => step.map((spans, r) => spans.map(([begin, end], p) =>
+    `<rect class="${phases[p]}" data-path="timeline.spans_us.${s}.${r}.${p}" x="${begin}" width="${end - begin}" ` +
+    `y="${r * laneHeight + 1}" height="${laneHeight - 2}"/>`).join("")).join("")).join("");
+  const edges = begins.map((us) => `<path d="M${us} 0V${R * laneHeight}"/>`).join("");
+
+  byId("timeline").innerHTML = `<div class="lanes-frame">
+    <div></div><div class="axis above"></div>
+    <div class="lane-names" style="display:grid;grid-auto-rows:${laneHeight}px">${indices(R).map(name).join("")}</div>
+    <svg class="lanes" tabindex="0" role="img" preserveAspectRatio="none" style="height:${R * laneHeight + 2}px"
+      aria-label="Phases of every rank over time; arrow keys move, plus and minus zoom">${edges}${bars}</svg>
+    <div class="axis below"></div></div>`;
+  byId("timeline-note").innerHTML = run.timeline.steps === run.played.steps
+    ? `All ${number("timeline.steps")} steps, from the start of the run. Drag to move.`
+    : `The first ${number("timeline.steps")} of ${number("played.steps")} steps, from the start of the run; all other figures come from all steps. Drag to move.`;
+  byId("phases").innerHTML = phases.map((p) => `<li class="${p}"><span class="swatch"></span>${p}</li>`).join("");
+
+  const svg = document.querySelector(".lanes");
+  const show = () => {
+    const width = view.to - view.from;
+    const inside = (us) => us >= view.from && us <= view.to;
+    svg.setAttribute("viewBox", `${view.from} -1 ${width} ${R * laneHeight + 2}`);
+    const pixels = svg.clientWidth || 600;
+    let free = -Infinity;
+    document.querySelector(".axis.above").innerHTML = begins.map((us, step) => {
+      const x = ((us - view.from) / width) * pixels;
+      if (!inside(us) || x < free || x > pixels - 50) return "";
+      free = x + 60;
+      return `<span data-label style="left:${percent(us - view.from, width)}">step ${step}</span>`;
+    }).join("");
+    const gap = ticks(width, pixels < 500 ? 3 : 7)[0];
+    const firstTick = Math.ceil(view.from / gap);
+    document.querySelector(".axis.below").innerHTML = indices(Math.floor(view.to / gap) - firstTick + 1)
+      .map((i) => (firstTick + i) * gap)
+      .filter((us) => us > view.from + width * 0.03 && us < view.to - width * 0.03)
+      .map((us) => `<span data-label style="left:${percent(us - view.from, width)}">${tickTime(us)}</span>`).join("");
+  };
+
+  const moveTo = (from, width) => {
+    const fitting = Math.min(Math.max(width, 1e-1), last - first);
+    view.from = Math.min(Math.max(from, first), last - fitting);
+    view.to = view.from + fitting;
+    show();
+  };
+  const moves = {
+    earlier: () => moveTo(view.from - (view.to - view.from) / 2, view.to - view.from),
+    later: () => moveTo(view.from + (view.to - view.from) / 2, view.to - view.from),
+    in: () => zoom(0.5, 0.5),
+    out: () => zoom(2, 0.5),
+    all: () => moveTo(first, last - first),
+  };
+  const zoom = (factor, around) => {
+    const width = view.to - view.from;
+    moveTo(view.from + around * width * (1 - factor), width * factor);
+  };
+  document.querySelectorAll("[data-move]").forEach((button) =>
+    button.addEventListener("click", moves[button.dataset.move]));
+  const keys = { ArrowLeft: "earlier", ArrowRight: "later", "+": "in", "-": "out" };
+  svg.addEventListener("keydown", (event) => {
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    moves[keys[event.key]]();
+  });
+  svg.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;  // the wheel alone scrolls the page
+    event.preventDefault();
+    zoom(event.deltaY < 0 ? 0.8 : 1.25, event.offsetX / svg.clientWidth);
+  }, { passive: false });
+  svg.addEventListener("pointerdown", (event) => {
+    const start = { x: event.clientX, from: view.from, width: view.to - view.from };
+    const drag = (move) => moveTo(start.from - ((move.clientX - start.x) / svg.clientWidth) * start.width, start.width);
+    const stop = () => svg.removeEventListener("pointermove", drag);
+    svg.setPointerCapture(event.pointerId);
+    svg.addEventListener("pointermove", drag);
+    svg.addEventListener("pointerup", stop, { once: true });
+    svg.addEventListener("pointercancel", stop, { once: true });
+  });
+  addEventListener("resize", show);
+  show();
+}
+
+function spanWords(path) {
+  const [, , step, rank, phase] = path.split(".");
+  const [begin, end] = at(path);
+  return `rank ${rank}, step ${step}, ${phases[phase]}: ${as.time(end - begin)}, from ${as.time(begin)}`;
+}
+
+// ---- Traffic: shades are shares of the largest number off the diagonal
+
+function heatMap(direction) {
+  const flow = run[direction];
+  const dense = R > 16;
+  const remote = largest(flow.traffic_bytes.flatMap((row, from) => row.filter((_, to) => to !== from)));
+  const sums = largest([...flow.sent_bytes, ...flow.received_bytes]);
+  const [size, unit] = unitOf(Math.max(remote, 1), byteUnits);
+  const inUnit = (bytes) => (unit === "B" ? fixed[0].format(bytes) : threeDigits(bytes / size));
+
+  const cell = (path, bytes, whole, classes, words) => {
+    const share = whole > 0 ? bytes / whole : 0;
+    const shade = classes === "cell" || (dense && classes === "sum") ? ` style="--v:${share.toFixed(4)}"` : "";
+    const all = classes + (classes === "cell" && share > 0.55 ? " deep" : "") + (dense && classes === "sum" ? " shaded" : "");
+    return `<span role="cell" class="${all}"${shade} data-path="${direction}.${path}" data-unit="${unit}" ` +
+      `aria-label="${words}: ${as.bytes(bytes)}">${dense ? "" : inUnit(bytes)}</span>`;
+  };
+  const header = (rank) => (dense && rank % 8 ? "<span></span>" : `<span class="name" role="columnheader" data-label>${rank}</span>`);
+  const line = (from) => `<div role="row">${header(from)}` +
+    flow.traffic_bytes[from].map((bytes, to) => cell(`traffic_bytes.${from}.${to}`, bytes, remote,
+      from === to ? "local" : "cell", from === to ? `rank ${from} keeps` : `rank ${from} to rank ${to}`)).join("") +
+    cell(`sent_bytes.${from}`, flow.sent_bytes[from], sums, "sum", `rank ${from} sends`) + "</div>";
+
+  const columns = `auto repeat(${R}, minmax(${dense ? 0 : 40}px, ${dense ? "1fr" : "62px"})) minmax(${dense ? 0 : 52}px, ${dense ? "1fr" : "72px"})`;
+  return `<div class="heat-frame"><div class="heat${dense ? " dense" : ""}" role="table" aria-label="Bytes from rank to rank, ${direction}"
+      style="grid-template-columns:${columns};--cell:${dense ? Math.max(8, Math.floor(640 / R)) : 34}px">
+    <div role="row"><span class="name">${dense ? "" : "from ↓ to →"}</span>${indices(R).map(header).join("")}<span class="name">${dense ? "" : "sends"}</span></div>
+    ${indices(R).map(line).join("")}
+    <div role="row"><span class="name">${dense ? "" : "receives"}</span>` +
+    indices(R).map((to) => cell(`received_bytes.${to}`, flow.received_bytes[to], sums, "sum", `rank ${to} receives`)).join("") +
+    `<span></span></div></div></div>
+    <div class="scale"><span>none</span><i></i><span data-label>${as.bytes(remote)}</span>
+      <i class="local-mark"></i><span>stays on its rank: ${number(`${direction}.local_bytes`, "bytes")} in all</span></div>
+    <p class="notes"><span>${dense ? "Rows send, columns receive; last column and row: all that a rank sends and receives."
+      : `In ${unit}, over all steps. Rows send, columns receive.`}</span>
+      <span>${number(`${direction}.wire_bytes`, "bytes")} on the wire in ${number(`${direction}.messages`)} messages</span>
+      <span>${number(`${direction}.moved_bytes`, "bytes")} moved</span></p>`;
+}
+
+function drawTraffic() {
+  const directions = ["dispatch", "combine"];
+  byId("traffic").innerHTML = directions.map((d) => `<div id="traffic-${d}">${heatMap(d)}</div>`).join("");
+  press("direction", "dispatch", (chosen) =>
+    directions.forEach((d) => (byId(`traffic-${d}`).hidden = d !== chosen)));
+}
+
+// ---- Load: bars as tall as their counts, in a picture one unit wide for each of them
+
+function bars({ path, values, busiest, mean, words, odd }) {
+  const top = Math.max(1, largest(values)) * 1.04;
+  const wide = values.length > 128 ? 1 : 0.8;
+  const marks = ticks(top, 4);
+  return `<div class="bars"><div class="ticks"><span data-label style="bottom:0">0</span>${marks.map((t) =>
+      `<span data-label style="bottom:${percent(t, top)}">${as.count(t)}</span>`).join("")}</div>
+    <svg viewBox="0 0 ${values.length} ${top}" preserveAspectRatio="none" role="group" data-order="number"
+      aria-label="${words}">
+      <g transform="matrix(1 0 0 -1 0 ${top})">
+        ${marks.map((t) => `<path class="grid" d="M0 ${t}H${values.length}"/>`).join("")}
+        ${values.map((value, i) => `<rect class="${i === busiest ? "busiest" : odd(i) ? "odd" : ""}" role="img"
+          data-path="${path}.${i}" x="${i + (1 - wide) / 2}" width="${wide}" height="${value}"
+          aria-label="${barWords(path, i, value)}"/>`).join("")}
+        <path class="mean" d="M0 ${mean}H${values.length}"/>
+      </g></svg>
+    <div></div><div class="axis below"></div></div>`;
+}
+
+function barWords(path, i, value) {
+  return path.endsWith("expert") ? `expert ${i} on rank ${run.load.rank_of_expert[i]}, routes: ${as.count(value)}`
+    : `rank ${i}, rows: ${as.count(value)}`;
+}
+
+const meanNote = (path, what) => `<span><span class="dash"></span>mean ${number(path, "mean")} ${what}</span>`;
+
+function drawExperts() {
+  const { routes_per_expert, rank_of_expert, busiest_expert } = run.load;
+  byId("experts").innerHTML = bars({
+    path: "load.routes_per_expert", values: routes_per_expert, busiest: busiest_expert.index, mean: busiest_expert.mean,
+    words: "Routes to each expert", odd: (i) => rank_of_expert[i] % 2 === 1,
+  }) + `<p class="notes"><span class="hot">busiest: expert ${number("load.busiest_expert.index")} on rank
+      ${number(`load.rank_of_expert.${busiest_expert.index}`)}, ${number("load.busiest_expert.over_mean", "times")} the mean</span>
+    ${meanNote("load.busiest_expert.mean", "routes")}
+    <span>${number("load.idle_experts")} of ${number("configuration.experts")} experts idle</span>
+    <span>${number("load.dropped_routes")} routes dropped</span>
+    <span>shades alternate from rank to rank</span></p>`;
+
+  const svg = byId("experts").querySelector("svg");
+  const axis = byId("experts").querySelector(".axis");
+  const rects = [...svg.querySelectorAll("rect")];
+  const byLoad = indices(E).sort((a, b) => routes_per_expert[b] - routes_per_expert[a] || a - b);
+  const wide = +rects[0].getAttribute("width");
+  press("order", "number", (order) => {
+    svg.dataset.order = order;
+    const chosen = order === "load" ? byLoad : indices(E);
+    chosen.forEach((expert, place) => rects[expert].setAttribute("x", place + (1 - wide) / 2));
+    const marks = order === "load" ? [] : [0, ...ticks(E - 1, 8)];
+    axis.innerHTML = order === "load" ? `<span style="left:50%">experts, busiest first</span>`
+      : marks.map((i) => tickBelow(i, E)).join("");
+  });
+}
+
+// The first and last would stand out of the picture if they were centred.
+const tickBelow = (i, n) => {
+  const edge = i === 0 && n > 16 ? ";transform:none" : "";
+  return `<span data-label style="left:${percent(edge ? 0 : i + 0.5, n)}${edge}">${i}</span>`;
+};
+
+function drawRanks() {
+  const { rows_per_rank, busiest_rank } = run.load;
+  byId("ranks").innerHTML = bars({
+    path: "load.rows_per_rank", values: rows_per_rank, busiest: busiest_rank.index, mean: busiest_rank.mean,
+    words: "Rows that arrived on each rank", odd: () => false,
+  }) + `<p class="notes"><span class="hot">busiest: rank ${number("load.busiest_rank.index")},
+      ${number("load.busiest_rank.over_mean", "times")} the mean</span>${meanNote("load.busiest_rank.mean", "rows")}</p>`;
+  byId("ranks").querySelector(".axis").innerHTML =
+    indices(R).filter((i) => R <= 16 || i % 8 === 0).map((i) => tickBelow(i, R)).join("");
+}
+
+// ---- Checks and facts
+
+function drawChecks() {
+  byId("checks").innerHTML = run.checks.list.map((check, i) => {
+    const path = (field) => `checks.list.${i}.${field}`;
+    const error = check.error === null ? "" : `, relative error ${number(path("error"), "error")}`;
+    const allowed = check.tolerance === null ? "" : ` of ${number(path("tolerance"), "error")} allowed`;
+    return `<li class="${check.passed ? "" : "failed"}"><b>${number(path("passed"), "passed")}</b><div>${text(path("name"))}
+      <small>${number(path("compared"))} compared, ${number(path("wrong"))} wrong${error}${allowed}</small>
+      ${check.detail ? `<small>${text(path("detail"))}</small>` : ""}</div></li>`;
+  }).join("");
+}
+
+function facts(title, entries) {
+  const lines = entries.filter(([, path]) => at(path) !== null && at(path) !== "")
+    .map(([name, path, kind = "text", after = ""]) => `<dt>${name}</dt><dd>${number(path, kind)}${after}</dd>`);
+  return `<div><h2>${title}</h2><dl>${lines.join("")}</dl></div>`;
+}
+
+function drawFacts() {
+  const kind = run.played.synthesised ? "synthesised" : "recorded";
+  byId("facts").innerHTML =
+    facts("Played", [
+      ["Trace", "played.trace", "text", `, ${kind}`], ["What it is", "played.description"], ["Recipe", "played.recipe"],
+      ["Seed", "played.seed"], ["Layers", "played.layers", "count"], ["Tokens", "played.tokens", "count", " in a layer"],
+      ["A rank and step", "played.tokens_per_rank", "count", " tokens"], ["Steps", "played.steps", "count"],
+    ]) +
+    facts("Exchange", [
+      ["Backend", "configuration.backend"], ["Ranks", "configuration.ranks", "count"], ["Ranks are", "configuration.group"],
+      ["Experts", "configuration.experts", "count"], ["Top k", "configuration.top_k", "count"],
+      ["Hidden", "configuration.hidden", "count"], ["Most tokens", "configuration.max_tokens", "count", " a rank"],
+      ["Layout", "configuration.layout"], ["Format", "configuration.format"], ["Reduction", "configuration.reduction"],
+      ["Wire rows", "configuration.wire"], ["Experts are", "configuration.expert_function"],
+    ]) +
+    facts("Machine", [
+      ["Processor", "machine.cpu"], ["Cores", "machine.cores", "count"], ["Memory", "machine.memory_bytes", "bytes"],
+      ...(run.machine.memcpy_bytes_per_second > 0 ? [["Memcpy", "machine.memcpy_bytes_per_second", "rate", " read and written"],
+        ["by threads", "machine.memcpy_threads", "count"]] : []),
+      ["Started", "started_at"], ["Ferry", "ferry_version"], ["Command", "command"],
+    ]);
+}
+
+// ---- What answers to the reader
+
+// Buttons [data-<name>] of which one is pressed.
+function press(name, first, choose) {
+  const buttons = [...document.querySelectorAll(`button[data-${name}]`)];
+  const chosen = (value) => {
+    buttons.forEach((b) => b.setAttribute("aria-pressed", b.dataset[name] === value));
+    choose(value);
+  };
+  buttons.forEach((b) => b.addEventListener("click", () => chosen(b.dataset[name])));
+  chosen(first);
+}
+
+function answerPointer() {
+  const tip = byId("tip");
+  const hide = () => (tip.hidden = true);
+  addEventListener("pointermove", (event) => {
+    const target = event.target.closest?.("main [data-path]");
+    const words = target && (target.getAttribute("aria-label") || (target.closest(".lanes") && spanWords(target.dataset.path)));
+    if (!words) return hide();
+    tip.textContent = words;
+    tip.hidden = false;
+    const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8);
+    const above = event.clientY + 18 + tip.offsetHeight > innerHeight;
+    tip.style.transform = `translate(${Math.max(8, left)}px, ${event.clientY + (above ? -10 - tip.offsetHeight : 18)}px)`;
+  });
+  addEventListener("scroll", hide, { passive: true });
+  document.addEventListener("pointerleave", hide);
+}
+
+function answerTheme() {
+  byId("theme").addEventListener("click", () => {
+    const now = document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
+  });
+}
+
+drawHeader();
+drawHeadline();
+drawLatency();
+drawTimeline();
+drawTraffic();
+drawExperts();
+drawRanks();
+drawChecks();
+drawFacts();
+answerPointer();
+answerTheme();
