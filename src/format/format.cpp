@@ -34,6 +34,7 @@ Format parse_opaque(std::string_view name) {
   for (int part = 0; part < kMaxParts; ++part) {
     const std::size_t plus = std::min(rest.find('+'), rest.size());
     format.part_bytes[part] = parse_bytes(name, rest.substr(0, plus));
+    if (format.part_bytes[part] == 0) refuse(name, "a part of 0 bytes");
     if (plus == rest.size()) {
       check_format(format, 0, DType::bf16);
       return format;

@@ -1,0 +1,93 @@
+// Formats and small words as text.
+#include <gtest/gtest.h>
+
+#include "ferry/error.hpp"
+#include "ferry/format.hpp"
+
+namespace ferry {
+namespace {
+
+TEST(FormatNames, ThereAndBack) {
+  const std::pair<Format, const char*> names[] = {
+      {Format::bf16(), "bf16"},
+      {Format::fp16(), "fp16"},
+      {Format::fp32(), "fp32"},
+      {Format::fp8_e4m3(), "fp8"},
+      {Format::fp8_e4m3({.power_of_two = true}), "fp8-pow2"},
+      {Format::fp8_e4m3({.power_of_two = true, .packed = true}), "fp8-pow2-packed"},
+      {Format::fp8_e4m3({.column_major = true}), "fp8-columns"},
+      {Format::fp8_e4m3({.column_major = true, .power_of_two = true}), "fp8-columns-pow2"},
+      {Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
+       "fp8-columns-pow2-packed"},
+      {Format::opaque({1024}), "opaque:1024"},
+      {Format::opaque({1024, 64}), "opaque:1024+64"},
+      {Format::opaque({16, 32, 48, 64}), "opaque:16+32+48+64"},
+  };
+  for (const auto& [format, name] : names) {
+    EXPECT_EQ(to_string(format), name);
+    EXPECT_EQ(parse_format(name), format) << name;
+  }
+}
+
+TEST(FormatNames, OptionsInAnyOrder) {
+  EXPECT_EQ(parse_format("fp8-packed-pow2-columns"), parse_format("fp8-columns-pow2-packed"));
+}
+
+std::string refusal(const std::string& name) {
+  try {
+    parse_format(name);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(FormatNames, RefusesTheRest) {
+  for (const char* name : {"",
+                           "bf17",
+                           "BF16",
+                           "bf16 ",
+                           "fp8-",
+                           "fp8-pow",
+                           "fp8-pow2-pow2",
+                           "fp8--pow2",
+                           "fp8pow2",
+                           "fp8-packed",
+                           "fp8-columns-packed",
+                           "opaque",
+                           "opaque:",
+                           "opaque:16+",
+                           "opaque:+16",
+                           "opaque:16++16",
+                           "opaque:1k",
+                           "opaque:16,16",
+                           "opaque:99999999999999999999",
+                           "opaque:16+16+16+16+16",
+                           "opaque:15",
+                           "opaque:0",
+                           "opaque:-16",
+                           "opaque:16+0"}) {
+    EXPECT_NE(refusal(name), "") << "'" << name << "' was taken";
+  }
+  EXPECT_TRUE(
+      refusal("fp8-pow3").starts_with("format 'fp8-pow3': '-pow3' is no option of fp8; known: bf16,"));
+  EXPECT_TRUE(refusal("opaque:1x").starts_with("format 'opaque:1x': '1x' is no number of bytes; known:"));
+}
+
+TEST(FormatNames, OpaqueIsCheckedWhenMade) {
+  EXPECT_THROW(Format::opaque({}), UsageError);
+  EXPECT_THROW(Format::opaque({16, 16, 16, 16, 16}), UsageError);
+  EXPECT_THROW(Format::opaque({17}), UsageError);
+}
+
+TEST(Names, OfSmallWords) {
+  EXPECT_STREQ(to_string(DType::fp16), "fp16");
+  EXPECT_STREQ(to_string(Layout::expert_padded), "expert_padded");
+  EXPECT_STREQ(to_string(Reduction::unreduced), "unreduced");
+  EXPECT_STREQ(to_string(BackendKind::cuda), "cuda");
+  EXPECT_STREQ(to_string(static_cast<DType>(7)), "unknown");
+  EXPECT_STREQ(to_string(static_cast<DType>(-1)), "unknown");
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,55 @@
+// A second source for number formats: tables of values in double and searches in them. Shares nothing with
+// src/format.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ferry/format.hpp"
+
+namespace ferry::test {
+
+// A type of up to 16 bits as the list of its values that are not negative, by their bits.
+class NumberTable {
+ public:
+  static const NumberTable& bf16();
+  static const NumberTable& fp16();
+  static const NumberTable& e4m3();
+  static const NumberTable& of(DType type) { return type == DType::bf16 ? bf16() : fp16(); }
+
+  // Bits of the nearest value; a tie goes to even bits.
+  std::uint32_t encode(double value) const;
+
+  // NaN where the bits are one.
+  double decode(std::uint32_t bits) const;
+
+  // Between the values of `bits` and `bits` + 1, which may be what would follow the largest.
+  double midpoint(std::uint32_t bits) const { return (values_[bits] + values_[bits + 1]) / 2; }
+
+  std::uint32_t largest() const { return static_cast<std::uint32_t>(values_.size()) - 2; }
+  std::uint32_t over() const { return saturates_ ? largest() : largest() + 1; }  // what is too large becomes
+  std::uint32_t sign() const { return sign_; }
+  std::uint32_t nan() const { return sign_ - 1; }
+
+ private:
+  NumberTable(int exponent_bits, int fraction_bits, bool saturates);
+
+  std::vector<double> values_;  // finite ones, and at the end the one that would follow
+  std::uint32_t sign_;
+  bool saturates_;
+};
+
+// What is left of a value after being stored as `type`, and its bits there.
+std::uint32_t encode(DType type, float value);
+float decode(DType type, std::uint32_t bits);
+
+struct Fp8Block {
+  float scale = 0;
+  std::uint8_t exponent = 0;  // the scale as a biased exponent
+  std::vector<std::uint8_t> values;
+};
+
+// One block of up to 128 values.
+Fp8Block encode_fp8_block(const std::vector<float>& values, bool power_of_two);
+
+}  // namespace ferry::test

@@ -1,0 +1,189 @@
+// What formats are made of, where their parts lie, and what is refused.
+#include "format/parts.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "ferry/error.hpp"
+#include "format/support.hpp"
+
+namespace ferry::test {
+namespace {
+
+void expect_rows(const PartLayout& part, std::int64_t row_bytes, std::int64_t wire_bytes) {
+  EXPECT_FALSE(part.columns);
+  EXPECT_EQ(part.row_bytes, row_bytes);
+  EXPECT_EQ(part.wire_bytes, wire_bytes);
+  EXPECT_EQ(elements_of(part), 1);
+}
+
+void expect_columns(const PartLayout& part, std::int64_t elements, std::int64_t wire_bytes) {
+  EXPECT_TRUE(part.columns);
+  EXPECT_EQ(part.element_bytes, 4);
+  EXPECT_EQ(part.row_bytes, 4 * elements);
+  EXPECT_EQ(part.wire_bytes, wire_bytes);
+  EXPECT_EQ(elements_of(part), elements);
+}
+
+TEST(Parts, OfPlainFormats) {
+  EXPECT_EQ(parts_of(Format::bf16(), 7168).count, 1);
+  expect_rows(parts_of(Format::bf16(), 7168).part[0], 14336, 14336);
+  expect_rows(parts_of(Format::fp16(), 1000).part[0], 2000, 2000);
+  expect_rows(parts_of(Format::fp32(), 1000).part[0], 4000, 4000);
+}
+
+TEST(Parts, OfFp8) {
+  const PartList rows = parts_of(Format::fp8_e4m3(), 7424);  // 58 blocks
+  EXPECT_EQ(rows.count, 2);
+  expect_rows(rows.part[0], 7424, 7424);
+  expect_rows(rows.part[1], 232, 240);
+  expect_columns(parts_of(Format::fp8_e4m3({.column_major = true}), 7424).part[1], 58, 240);
+  // A short last block has a scale too; 15 words of four exponents hold 58 and two to spare.
+  expect_rows(parts_of(Format::fp8_e4m3(), 144).part[1], 8, 16);
+  const Fp8Options packed{.power_of_two = true, .packed = true};
+  expect_rows(parts_of(Format::fp8_e4m3(packed), 7424).part[1], 60, 64);
+  const Fp8Options packed_columns{.column_major = true, .power_of_two = true, .packed = true};
+  expect_columns(parts_of(Format::fp8_e4m3(packed_columns), 7424).part[1], 15, 64);
+}
+
+TEST(Parts, OfOpaqueRows) {
+  const PartList parts = parts_of(Format::opaque({1024, 64, 16, 48}), 0);
+  ASSERT_EQ(parts.count, 4);
+  expect_rows(parts.part[0], 1024, 1024);
+  expect_rows(parts.part[1], 64, 64);
+  expect_rows(parts.part[2], 16, 16);
+  expect_rows(parts.part[3], 48, 48);
+  EXPECT_EQ(wire_bytes(parts), 1152);
+}
+
+TEST(Parts, ColumnsStartAtMultiplesOfFourElements) {
+  const PartLayout columns = parts_of(Format::fp8_e4m3({.column_major = true}), 256).part[1];
+  EXPECT_EQ(leading_dimension(columns, 0), 0);
+  EXPECT_EQ(leading_dimension(columns, 1), 4);
+  EXPECT_EQ(leading_dimension(columns, 4), 4);
+  EXPECT_EQ(leading_dimension(columns, 5), 8);
+  EXPECT_EQ(part_bytes_total(columns, 5), 2 * 8 * 4);
+  EXPECT_EQ(element_offset(columns, 3, 1, 8), (8 + 3) * 4);
+  const PartLayout rows = parts_of(Format::fp8_e4m3(), 256).part[1];
+  EXPECT_EQ(leading_dimension(rows, 5), 0);
+  EXPECT_EQ(part_bytes_total(rows, 5), 5 * 8);
+  EXPECT_EQ(element_offset(rows, 3, 0, 0), 24);
+}
+
+const Format kFormats[] = {Format::bf16(),
+                           Format::fp32(),
+                           Format::fp8_e4m3(),
+                           Format::fp8_e4m3({.column_major = true}),
+                           Format::fp8_e4m3({.power_of_two = true, .packed = true}),
+                           Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
+                           Format::opaque({96, 16, 32})};
+
+// Every byte of the memory belongs to at most one (row, byte of the row), and stays inside.
+TEST(Parts, RowsDoNotOverlap) {
+  for (const Format& format : kFormats) {
+    const PartList parts = parts_of(format, 1040);
+    for (int p = 0; p < parts.count; ++p) {
+      const PartLayout& part = parts.part[p];
+      const std::int64_t capacity = 7, leading = leading_dimension(part, capacity);
+      std::set<std::int64_t> taken;
+      for (std::int64_t row = 0; row < capacity; ++row) {
+        for (std::int64_t e = 0; e < elements_of(part); ++e) {
+          const std::int64_t start = element_offset(part, row, e, leading);
+          for (std::int64_t b = start; b < start + part.element_bytes; ++b) {
+            ASSERT_TRUE(b >= 0 && b < part_bytes_total(part, capacity)) << to_string(format) << " part " << p;
+            ASSERT_TRUE(taken.insert(b).second) << to_string(format) << " part " << p << " byte " << b;
+          }
+        }
+      }
+      ASSERT_EQ(static_cast<std::int64_t>(taken.size()), capacity * part.row_bytes);
+    }
+  }
+}
+
+TEST(Parts, StoreAndZeroTouchTheirRowOnly) {
+  Random random(seed());
+  SCOPED_TRACE("FERRY_SEED=" + std::to_string(seed()));
+  for (const Format& format : kFormats) {
+    const PartList parts = parts_of(format, 1040);
+    for (int p = 0; p < parts.count; ++p) {
+      const PartLayout& part = parts.part[p];
+      const std::int64_t capacity = 6, leading = leading_dimension(part, capacity),
+                         row = below(random, capacity);
+      Memory wire(part.wire_bytes), memory(part_bytes_total(part, capacity)), expected(memory.bytes());
+      for (std::int64_t i = 0; i < wire.bytes(); ++i) wire.data()[i] = static_cast<std::byte>(random());
+
+      store_part_row(part, memory.data(), row, leading, wire.data());
+      for (std::int64_t b = 0; b < part.row_bytes; ++b) {
+        const std::int64_t at =
+            element_offset(part, row, b / part.element_bytes, leading) + b % part.element_bytes;
+        expected.data()[at] = wire.data()[b];
+      }
+      ASSERT_TRUE(memory.equals(expected) && memory.guards_intact()) << to_string(format) << " part " << p;
+
+      zero_part_row(part, memory.data(), row, leading);
+      for (std::int64_t b = 0; b < part.row_bytes; ++b) {
+        const std::int64_t at =
+            element_offset(part, row, b / part.element_bytes, leading) + b % part.element_bytes;
+        expected.data()[at] = std::byte{0};
+      }
+      ASSERT_TRUE(memory.equals(expected) && memory.guards_intact()) << to_string(format) << " part " << p;
+    }
+  }
+}
+
+// The message of the UsageError that check_format throws, or "".
+std::string refusal(const Format& format, std::int64_t hidden, DType input) {
+  try {
+    check_format(format, hidden, input);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+Format opaque_unchecked(std::int64_t a, std::int64_t b, std::int64_t c = 0) {
+  return {.kind = FormatKind::opaque, .part_bytes = {a, b, c}};
+}
+
+TEST(CheckFormat, Takes) {
+  for (const std::int64_t hidden : {64, 1000, 2688, 2880, 5120, 7168, 7424, 8}) {
+    EXPECT_EQ(refusal(Format::bf16(), hidden, DType::bf16), "");
+    EXPECT_EQ(refusal(Format::fp16(), hidden, DType::fp16), "");
+    EXPECT_EQ(refusal(Format::fp32(), hidden, DType::fp32), "");
+  }
+  EXPECT_EQ(refusal(Format::fp32(), 4, DType::fp32), "");
+  for (const DType type : kTypes) EXPECT_EQ(refusal(Format::fp8_e4m3(), 16, type), "");
+  EXPECT_EQ(refusal(Format::fp8_e4m3({.power_of_two = true, .packed = true}), 2880, DType::bf16), "");
+  EXPECT_EQ(refusal(opaque_unchecked(16, 0), -1, DType::bf16), "");
+  EXPECT_EQ(refusal(opaque_unchecked(kMaxPartBytes, 48, 16), 0, DType::bf16), "");
+}
+
+TEST(CheckFormat, RefusesWithTheNumbers) {
+  EXPECT_EQ(refusal(Format::bf16(), 1001, DType::bf16),
+            "format bf16: a row of 1001 bf16 values is 2002 bytes as it enters, must be a multiple of 16");
+  EXPECT_EQ(refusal(Format::fp32(), 6, DType::fp32),
+            "format fp32: a row of 6 fp32 values is 24 bytes as it enters, must be a multiple of 16");
+  EXPECT_EQ(refusal(Format::fp8_e4m3(), 1000, DType::bf16),
+            "format fp8: a row of 1000 fp8 values is 1000 bytes as it arrives, must be a multiple of 16");
+  EXPECT_EQ(refusal(Format::bf16(), 0, DType::bf16), "format bf16: rows of 0 columns");
+  EXPECT_EQ(refusal(Format::fp8_e4m3(), -16, DType::bf16), "format fp8: rows of -16 columns");
+  EXPECT_EQ(refusal(Format::fp16(), 64, DType::bf16), "format fp16 takes fp16 tokens, these are bf16");
+  EXPECT_EQ(refusal(Format::fp8_e4m3({.packed = true}), 64, DType::bf16),
+            "format fp8-packed: packed scales are powers of two, set power_of_two");
+  EXPECT_EQ(refusal({.kind = static_cast<FormatKind>(9)}, 64, DType::bf16), "format: kind 9 is unknown");
+}
+
+TEST(CheckFormat, RefusesOpaqueSizes) {
+  const std::string must = " bytes, must be a multiple of 16 from 16 to 1073741824";
+  EXPECT_EQ(refusal(opaque_unchecked(0, 0), 64, DType::bf16), "format opaque: part 0 is 0" + must);
+  EXPECT_EQ(refusal(opaque_unchecked(1024, 8), 64, DType::bf16), "format opaque: part 1 is 8" + must);
+  EXPECT_EQ(refusal(opaque_unchecked(-16, 0), 64, DType::bf16), "format opaque: part 0 is -16" + must);
+  EXPECT_EQ(refusal(opaque_unchecked(kMaxPartBytes + 16, 0), 64, DType::bf16),
+            "format opaque: part 0 is 1073741840" + must);
+  EXPECT_EQ(refusal(opaque_unchecked(16, 0, 16), 64, DType::bf16),
+            "format opaque: part 2 follows a part of 0 bytes");
+}
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,196 @@
+// Rows converted, weighed, summed and multiplied, value by value, against plain loops over the oracle's
+// numbers.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+
+#include "cpu/kernels.hpp"
+#include "format/oracle.hpp"
+#include "format/support.hpp"
+
+namespace ferry::test {
+namespace {
+
+using cpu::Store;
+
+constexpr std::int64_t kColumns[] = {0,   1,   7,   8,   15,  16,  17,  31,  33,  64,
+                                     100, 129, 255, 256, 257, 511, 512, 513, 1000};
+
+class Rows : public testing::TestWithParam<const cpu::Kernels*> {
+ protected:
+  const cpu::Kernels& kernels_ = *GetParam();
+  Random random_{seed()};
+  testing::ScopedTrace trace_{__FILE__, __LINE__, "FERRY_SEED=" + std::to_string(seed())};
+
+  Memory random_row(DType type, std::int64_t columns) {
+    Memory row(columns * bytes_of(type), below(random_, 64));
+    fill_random(random_, type, row);
+    return row;
+  }
+  Memory empty_row(DType type, std::int64_t columns) {
+    return Memory(columns * bytes_of(type), random_() % 2 == 0 ? 16 * below(random_, 4) : below(random_, 64));
+  }
+  Store any_store() { return random_() % 2 == 0 ? Store::cached : Store::streaming; }
+  float random_weight() { return decode(DType::fp32, random_bits(random_, DType::fp32)); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Isa, Rows, testing::ValuesIn(cpu::available_kernels()),
+                         [](const auto& instance) { return instance.param->name; });
+
+// A conversion to the same type moves bits; any other rounds, and makes NaN canonical.
+std::uint32_t converted(DType to, DType from, std::uint32_t bits) {
+  return to == from ? bits : encode(to, decode(from, bits));
+}
+
+TEST_P(Rows, ConvertEvery16BitValue) {
+  for (const DType from : {DType::bf16, DType::fp16}) {
+    Memory in(65536 * 2);
+    for (std::uint32_t code = 0; code < 65536; ++code) in.set_bits(from, code, code);
+    for (const DType to : kTypes) {
+      Memory out(65536 * bytes_of(to));
+      kernels_.convert_row(out.data(), to, in.data(), from, 65536, Store::cached);
+      ASSERT_TRUE(out.guards_intact());
+      for (std::uint32_t code = 0; code < 65536; ++code) {
+        ASSERT_EQ(out.bits(to, code), converted(to, from, code))
+            << to_string(from) << " " << std::hex << code << " to " << to_string(to);
+      }
+    }
+  }
+}
+
+TEST_P(Rows, ConvertAnyLength) {
+  for (const DType from : kTypes) {
+    for (const DType to : kTypes) {
+      for (const std::int64_t columns : kColumns) {
+        const Memory in = random_row(from, columns);
+        Memory out = empty_row(to, columns);
+        kernels_.convert_row(out.data(), to, in.data(), from, columns, any_store());
+        cpu::stream_fence();
+        ASSERT_TRUE(out.guards_intact()) << columns;
+        for (std::int64_t c = 0; c < columns; ++c) {
+          ASSERT_EQ(out.bits(to, c), converted(to, from, in.bits(from, c)))
+              << columns << " columns, column " << c;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Rows, Weigh) {
+  for (const DType type : kTypes) {
+    for (const std::int64_t columns : kColumns) {
+      const Memory in = random_row(type, columns);
+      const float weight = random_weight();
+      Memory out = empty_row(type, columns);
+      kernels_.weigh_row(out.data(), in.data(), type, weight, columns, any_store());
+      cpu::stream_fence();
+      ASSERT_TRUE(out.guards_intact()) << columns;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const float product = weight * decode(type, in.bits(type, c));
+        ASSERT_EQ(out.bits(type, c), encode(type, product)) << columns << " columns, column " << c;
+      }
+    }
+  }
+}
+
+std::uint32_t expected_sum(const cpu::RowSum& sum, const std::vector<Memory>& rows, std::int64_t column) {
+  float a = 0.0f;
+  for (int r = 0; r < sum.count; ++r) {
+    std::uint32_t bits = rows[r].bits(sum.row_type, column);
+    if (sum.row_type != sum.wire_type) bits = encode(sum.wire_type, decode(sum.row_type, bits));
+    const float v = decode(sum.wire_type, bits);
+    a = sum.weights != nullptr ? std::fma(sum.weights[r], v, a) : a + v;
+  }
+  return encode(sum.out_type, a);
+}
+
+TEST_P(Rows, WeightedSum) {
+  for (const DType row_type : kTypes) {
+    for (const DType wire_type : kTypes) {
+      for (const DType out_type : kTypes) {
+        for (int repeat = 0; repeat < 40; ++repeat) {
+          const int count = repeat < 10 ? repeat : static_cast<int>(below(random_, 35));
+          const std::int64_t columns = kColumns[below(random_, std::size(kColumns))];
+          std::vector<Memory> rows;
+          std::vector<const void*> pointers;
+          std::vector<float> weights;
+          for (int r = 0; r < count; ++r) {
+            rows.push_back(random_row(row_type, columns));
+            weights.push_back(random_weight());
+          }
+          for (const Memory& row : rows) pointers.push_back(row.data());
+          Memory out = empty_row(out_type, columns);
+          const cpu::RowSum sum{.out = out.data(),
+                                .out_type = out_type,
+                                .rows = pointers.data(),
+                                .row_type = row_type,
+                                .wire_type = wire_type,
+                                .weights = repeat % 3 == 0 ? nullptr : weights.data(),
+                                .count = count,
+                                .columns = columns,
+                                .store = any_store()};
+          kernels_.weighted_sum(sum);
+          cpu::stream_fence();
+          ASSERT_TRUE(out.guards_intact());
+          for (std::int64_t c = 0; c < columns; ++c) {
+            ASSERT_EQ(out.bits(out_type, c), expected_sum(sum, rows, c))
+                << to_string(row_type) << " by " << to_string(wire_type) << " to " << to_string(out_type)
+                << ", " << count << " rows, " << columns << " columns, column " << c;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Rows, NoRowsSumToPositiveZero) {
+  Memory out(100 * 4);
+  kernels_.weighted_sum({.out = out.data(), .out_type = DType::fp32, .columns = 100});
+  for (int c = 0; c < 100; ++c) ASSERT_EQ(out.bits(DType::fp32, c), 0u);
+}
+
+float expected_dot(const Memory& a, DType a_type, const Memory& b, DType b_type, std::int64_t columns) {
+  std::array<float, 256> acc{};
+  for (std::int64_t c = 0; c < columns; ++c) {
+    acc[c % 256] =
+        std::fma(decode(a_type, a.bits(a_type, c)), decode(b_type, b.bits(b_type, c)), acc[c % 256]);
+  }
+  std::array<float, 32> s{};
+  for (int g = 0; g < 32; ++g) {
+    const float* x = &acc[8 * g];
+    s[g] = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+  }
+  for (int half = 16; half >= 1; half /= 2) {
+    for (int g = 0; g < half; ++g) s[g] = s[g] + s[g + half];
+  }
+  return s[0];
+}
+
+TEST_P(Rows, Dot) {
+  for (const DType a_type : kTypes) {
+    for (const DType b_type : kTypes) {
+      for (const std::int64_t columns : {0, 1, 8, 255, 256, 257, 300, 1000, 7168}) {
+        // Now and then a row without infinities and NaN, which would make every result NaN.
+        Memory a = random_row(a_type, columns), b = random_row(b_type, columns);
+        if (random_() % 4 != 0) {
+          for (std::int64_t c = 0; c < columns; ++c) {
+            if (!std::isfinite(decode(a_type, a.bits(a_type, c)))) a.set_bits(a_type, c, 0);
+            if (!std::isfinite(decode(b_type, b.bits(b_type, c)))) b.set_bits(b_type, c, 0);
+            if (std::fabs(decode(a_type, a.bits(a_type, c))) > 1e9f) a.set_bits(a_type, c, 0);
+            if (std::fabs(decode(b_type, b.bits(b_type, c))) > 1e9f) b.set_bits(b_type, c, 0);
+          }
+        }
+        const float result = kernels_.dot(a.data(), a_type, b.data(), b_type, columns);
+        ASSERT_EQ(encode(DType::fp32, result),
+                  encode(DType::fp32, expected_dot(a, a_type, b, b_type, columns)));
+        std::uint32_t bits;
+        std::memcpy(&bits, &result, sizeof bits);
+        ASSERT_EQ(bits, encode(DType::fp32, result)) << "a NaN that is not canonical";
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test

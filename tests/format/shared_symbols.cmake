@@ -1,0 +1,17 @@
+# Fails if an object that only some processors can run holds a function or variable that the linker would merge with
+# others of its name. NM, OBJECTS: the tool and the library's objects.
+foreach(object IN LISTS OBJECTS)
+  if(NOT object MATCHES "/kernels/avx[0-9]+\\.cpp")
+    continue()
+  endif()
+  execute_process(COMMAND ${NM} --demangle ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^\n]* [VWuvw] [^\n]*" shared "${symbols}")
+  if(shared)
+    message(FATAL_ERROR "${object} shares: ${shared}")
+  endif()
+  list(APPEND looked_at ${object})
+endforeach()
+list(LENGTH looked_at count)
+if(count EQUAL 0)
+  message(FATAL_ERROR "no objects to look at")
+endif()

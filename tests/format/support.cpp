@@ -1,0 +1,52 @@
+#include "format/support.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+
+namespace ferry::test {
+
+std::uint64_t seed() {
+  static const std::uint64_t value = [] {
+    const char* given = std::getenv("FERRY_SEED");
+    const std::uint64_t chosen = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
+    std::cout << "FERRY_SEED=" << chosen << std::endl;
+    return chosen;
+  }();
+  return value;
+}
+
+Memory::Memory(std::int64_t bytes, std::int64_t offset)
+    : block_(static_cast<std::size_t>(bytes + 2 * kGuard + 64 + offset), kPoison), bytes_(bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(block_.data()) + kGuard;
+  start_ = kGuard + static_cast<std::int64_t>((64 - address % 64) % 64) + offset;
+}
+
+bool Memory::guards_intact() const {
+  const auto poisoned = [](std::byte byte) { return byte == kPoison; };
+  return std::all_of(block_.begin(), block_.begin() + start_, poisoned) &&
+         std::all_of(block_.begin() + start_ + bytes_, block_.end(), poisoned);
+}
+
+std::uint32_t random_bits(Random& random, DType type) {
+  const std::uint64_t word = random();
+  const auto raw = static_cast<std::uint32_t>(word >> 32);
+  const std::uint32_t bits = type == DType::fp32 ? raw : raw >> 16;
+  if (word % 16 == 0) return bits;  // any bits at all
+  const std::uint32_t sign = type == DType::fp32 ? 0x80000000u : 0x8000u;
+  const std::uint32_t exponent = type == DType::fp32 ? 0x7F800000u : type == DType::bf16 ? 0x7F80u : 0x7C00u;
+  const std::uint32_t unit = exponent & (0u - exponent);   // last bit of the exponent
+  if (word % 128 == 1) return bits & (sign | exponent);    // zero, powers of two, infinity
+  if (word % 128 == 2) return bits & (sign | (unit - 1));  // denormals
+  // An exponent near that of 1.
+  const std::uint32_t one = exponent / 2 / unit * unit;
+  const std::uint32_t near = one - 6 * unit + static_cast<std::uint32_t>(word >> 8 & 7) * unit;
+  return (bits & (sign | (unit - 1))) | near;
+}
+
+void fill_random(Random& random, DType type, Memory& row) {
+  for (std::int64_t i = 0; i < row.bytes() / bytes_of(type); ++i)
+    row.set_bits(type, i, random_bits(random, type));
+}
+
+}  // namespace ferry::test
