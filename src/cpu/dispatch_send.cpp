@@ -9,10 +9,11 @@ namespace ferry::cpu {
 namespace {
 
 std::int64_t format_number(const Format& format) {
-  std::int64_t number = static_cast<std::int64_t>(format.kind);
-  number = number * 8 + format.fp8.column_major * 4 + format.fp8.power_of_two * 2 + format.fp8.packed;
-  for (const std::int64_t bytes : format.part_bytes) number = number * 1000003 + bytes;
-  return number;
+  std::uint64_t number = static_cast<std::uint64_t>(format.kind);  // unsigned: it may wrap around
+  number = number * 8 + format.fp8.column_major * 4u + format.fp8.power_of_two * 2u + format.fp8.packed;
+  for (const std::int64_t bytes : format.part_bytes)
+    number = number * 1000003 + static_cast<std::uint64_t>(bytes);
+  return static_cast<std::int64_t>(number);
 }
 
 }  // namespace
