@@ -168,7 +168,7 @@ void Channel::refuse(Operation operation, const Error& error) noexcept {
       await_previous();
       take_number(operation, {});
     }
-  } catch (const Error&) {
+  } catch (...) {
     return;  // the group has failed: there is nobody to tell, and the next begin() throws it
   }
   const ErrorRecord refusal = ErrorRecord::of(error);
