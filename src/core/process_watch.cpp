@@ -30,17 +30,23 @@ bool ProcessWatch::open(int rank) {
   throw system_error(str("cannot watch process ", process, " of rank ", rank), errno);
 }
 
-bool ProcessWatch::ended(int rank) {
+bool ProcessWatch::ended(int rank, int milliseconds) {
   if (descriptors_[rank] < 0 && !open(rank)) return true;
-  pollfd entry{descriptors_[rank], POLLIN, 0};  // a negative descriptor is skipped by poll
-  return poll(&entry, 1, 0) > 0;
+  if (descriptors_[rank] < 0) return false;
+  pollfd entry{descriptors_[rank], POLLIN, 0};
+  return poll(&entry, 1, milliseconds) > 0;
+}
+
+bool ProcessWatch::ends_within(int rank, int milliseconds) {
+  const std::lock_guard lock(mutex_);
+  return ended(rank, milliseconds);
 }
 
 int ProcessWatch::find_ended() {
   const std::lock_guard lock(mutex_);
   for (int rank = 0; rank < control_.ranks(); ++rank) {
     // In this order: a rank that left said so before its process ended.
-    if (ended(rank) && control_.presence_of(rank) == Presence::present) return rank;
+    if (ended(rank, 0) && control_.presence_of(rank) == Presence::present) return rank;
   }
   return -1;
 }

@@ -19,9 +19,12 @@ class ProcessWatch {
   // threads of this process are not found: they cannot end that way.
   int find_ended();
 
+  // Whether the process of `rank` has ended or does so within this time.
+  bool ends_within(int rank, int milliseconds);
+
  private:
   bool open(int rank);
-  bool ended(int rank);
+  bool ended(int rank, int milliseconds);
 
   const GroupControl& control_;
   std::mutex mutex_;              // lanes may wait in threads of their own

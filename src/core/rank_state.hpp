@@ -29,6 +29,9 @@ class RankState {
     waiter_.wait(signal, record, deadline);
   }
 
+  // See Waiter.
+  void require_process(const WaitRecord& record) { waiter_.require_process(record); }
+
  private:
   void gather_step(const std::byte* mine, std::byte* all, std::size_t bytes, std::size_t stride);
 

@@ -76,6 +76,14 @@ void Waiter::wait(const Signal& signal, const WaitRecord& asked, double deadline
   control_.throw_failure(record);
 }
 
+void Waiter::require_process(const WaitRecord& record) {
+  // A process loses its files some time before it counts as ended.
+  constexpr int kEndingMilliseconds = 500;
+  if (!watch_.ends_within(record.peer, kEndingMilliseconds)) return;
+  fail(ErrorRecord::Kind::peer_lost, record, death_of(record.peer));
+  control_.throw_failure(record);
+}
+
 bool Waiter::spin(const Signal& signal, std::uint64_t value) const {
   for (int i = 0; i < spins_; ++i) {
     pause();
@@ -105,7 +113,11 @@ Waiter::Loss Waiter::find_loss(int peer) {
   if (control_.presence_of(peer) == Presence::left) return {peer, str("rank ", peer, " has left the group")};
   const int ended = watch_.find_ended();
   if (ended < 0) return {};
-  return {ended, str("rank ", ended, " (process ", control_.process_of(ended), ") has died")};
+  return {ended, death_of(ended)};
+}
+
+std::string Waiter::death_of(int rank) const {
+  return str("rank ", rank, " (process ", control_.process_of(rank), ") has died");
 }
 
 void Waiter::fail(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& reason) {

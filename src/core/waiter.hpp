@@ -32,12 +32,17 @@ class Waiter {
   // its failure) and throws that. Threads of several lanes may wait at once.
   void wait(const Signal& signal, const WaitRecord& record, double deadline);
 
+  // For when something of record.peer is not there: if its process has ended, or is just ending, fails the
+  // group with `record` and throws that.
+  void require_process(const WaitRecord& record);
+
  private:
   struct Loss;
 
   bool spin(const Signal& signal, std::uint64_t value) const;
   bool sleep(const Signal& signal, std::uint64_t value, double seconds);
   Loss find_loss(int peer);
+  std::string death_of(int rank) const;
   void fail(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& reason);
 
   GroupControl& control_;

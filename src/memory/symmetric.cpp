@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/error_record.hpp"
+#include "core/rank_state.hpp"
 #include "core/text.hpp"
 #include "ferry/error.hpp"
 #include "memory/descriptor.hpp"
@@ -86,6 +87,21 @@ struct Offer {
   std::shared_ptr<Mapping> region;
 };
 
+// Where another process finds a region.
+struct Address {
+  int process, descriptor;
+};
+
+Mapping map_of_peer(const Rank& rank, int peer, const Address& address, std::int64_t bytes) {
+  try {
+    return Mapping::file(Descriptor::of_process(address.process, address.descriptor).number(), bytes);
+  } catch (const SystemError&) {
+    // A peer that dies takes its file along: then that is the error.
+    rank.state().require_process({Operation::construct, 0, rank.index(), peer, 0, 0});
+    throw;
+  }
+}
+
 }  // namespace
 
 SymmetricMemory::SymmetricMemory(const Rank& rank, std::int64_t bytes)
@@ -116,9 +132,6 @@ void SymmetricMemory::share_with_threads(const Rank& rank) {
 }
 
 void SymmetricMemory::share_with_processes(const Rank& rank) {
-  struct Address {
-    int process, descriptor;
-  };
   std::optional<SharedFile> file;
   make_on_all(rank, [&] { file.emplace(bytes_); });
   const Address mine{getpid(), file->descriptor().number()};
@@ -126,11 +139,8 @@ void SymmetricMemory::share_with_processes(const Rank& rank) {
   rank.all_gather(&mine, all.data(), sizeof mine);
   make_on_all(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
-      regions_[peer] =
-          peer == rank_
-              ? std::make_shared<Mapping>(file->take_mapping())
-              : std::make_shared<Mapping>(Mapping::file(
-                    Descriptor::of_process(all[peer].process, all[peer].descriptor).number(), bytes_));
+      regions_[peer] = std::make_shared<Mapping>(peer == rank_ ? file->take_mapping()
+                                                               : map_of_peer(rank, peer, all[peer], bytes_));
     }
   });
 }

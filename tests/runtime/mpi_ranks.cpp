@@ -1,0 +1,52 @@
+// Run by mpirun as several processes: one exchange of notes, or one rank's error.
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "runtime/channel_support.hpp"
+
+namespace ferry::test {
+namespace {
+
+void exchange_notes(int ranks) {
+  Group group = Group::mpi();
+  FERRY_CHECK(group.size() == ranks, str(group.size()));
+  for (int round = 0; round < 2; ++round) {
+    group.run([](const Rank& rank) {
+      Line line(rank, 30);
+      for (int i = 0; i < 200; ++i) line.exchange();
+      rank.barrier();
+    });
+  }
+}
+
+void lose_a_rank() {
+  try {
+    Group::mpi().run([](const Rank& rank) {
+      rank.barrier();
+      if (rank.index() == 1) throw UsageError("one too many");
+      check_text(thrown<PeerLostError>([&] { rank.barrier(); }), "rank 1 ended by an error: one too many");
+    });
+  } catch (const UsageError& error) {
+    check_text(error, "one too many");
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test
+
+int main(int argc, char** argv) {
+  try {
+    if (argc != 3)
+      throw std::invalid_argument("two arguments are needed: notes or loss, and the number of ranks");
+    if (std::string(argv[1]) == "notes") {
+      ferry::test::exchange_notes(std::atoi(argv[2]));
+    } else {
+      ferry::test::lose_a_rank();
+    }
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,126 @@
+// A custom group of processes that share nothing but a socket each: programs started by themselves.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "runtime/channel_support.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kRanks = 4;
+
+void send_all(int socket, const void* data, std::size_t bytes) {
+  FERRY_CHECK(write(socket, data, bytes) == static_cast<ssize_t>(bytes), "the test lost its socket");
+}
+
+void receive_all(int socket, void* data, std::size_t bytes) {
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t got = read(socket, static_cast<char*>(data) + done, bytes - done);
+    FERRY_CHECK(got > 0, "the test lost its socket");
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+Bootstrap by_socket(int rank, int socket) {
+  Bootstrap bootstrap;
+  bootstrap.rank = rank;
+  bootstrap.ranks = kRanks;
+  bootstrap.all_gather = [socket](const void* mine, void* all, std::size_t bytes) {
+    send_all(socket, &bytes, sizeof bytes);
+    send_all(socket, mine, bytes);
+    receive_all(socket, all, kRanks * bytes);
+  };
+  bootstrap.barrier = [gather = bootstrap.all_gather] {
+    char all[kRanks];
+    gather("", all, 1);
+  };
+  return bootstrap;
+}
+
+// The stranger's main program.
+int be_rank(int rank, int socket, bool killed) {
+  try {
+    Group::custom(by_socket(rank, socket)).run([&](const Rank& as) {
+      Line line(as, 30);
+      for (int i = 0; i < 100; ++i) line.exchange();
+      if (!killed) return as.barrier();
+      if (rank == 3) raise(SIGKILL);
+      const Stopwatch watch;
+      check_text(thrown<PeerLostError>([&] { line.exchange(); }), "rank 3 (process ");
+      FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
+    });
+  } catch (const std::exception& error) {
+    std::cerr << "rank " << rank << ": " << error.what() << std::endl;
+    return 1;
+  }
+  return 0;
+}
+
+pid_t start_stranger(int rank, int socket, bool killed) {
+  const pid_t process = fork();
+  if (process != 0) return process;
+  const std::string rank_text = std::to_string(rank), socket_text = std::to_string(socket);
+  execl("/proc/self/exe", "stranger", rank_text.c_str(), socket_text.c_str(), killed ? "1" : "0", nullptr);
+  _exit(127);
+}
+
+// Serves the strangers' gathers until all of them have closed their sockets.
+void serve(const int (&sockets)[kRanks]) {
+  while (true) {
+    std::string all;
+    for (const int socket : sockets) {
+      std::size_t bytes = 0;
+      if (read(socket, &bytes, sizeof bytes) <= 0) return;
+      std::string part(bytes, '\0');
+      receive_all(socket, part.data(), bytes);
+      all += part;
+    }
+    for (const int socket : sockets) send_all(socket, all.data(), all.size());
+  }
+}
+
+void run_strangers(bool killed) {
+  int ours[kRanks];
+  pid_t processes[kRanks];
+  for (int rank = 0; rank < kRanks; ++rank) {
+    int pair[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    ours[rank] = pair[0];
+    processes[rank] = start_stranger(rank, pair[1], killed);
+    close(pair[1]);
+  }
+  serve(ours);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    int status = 0;
+    waitpid(processes[rank], &status, 0);
+    EXPECT_EQ(status, killed && rank == 3 ? SIGKILL : 0) << "rank " << rank;
+    close(ours[rank]);
+  }
+}
+
+TEST(Strangers, MeetAndExchange) {
+  run_strangers(false);
+}
+
+TEST(Strangers, NoticeThatOneOfThemWasKilled) {
+  run_strangers(true);
+}
+
+}  // namespace
+}  // namespace ferry::test
+
+int main(int argc, char** argv) {
+  signal(SIGPIPE, SIG_IGN);
+  if (argc == 4 && std::string(argv[0]) == "stranger") {
+    return ferry::test::be_rank(std::atoi(argv[1]), std::atoi(argv[2]), argv[3][0] == '1');
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
