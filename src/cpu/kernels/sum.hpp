@@ -6,99 +6,114 @@
 namespace ferry::cpu {
 namespace {
 
-// The value of a row of type Row as the wire carries it.
-template <class Row, class Wire>
-struct Carried {
-  FERRY_HD static float value(typename Row::Bits bits) { return Wire::value(Wire::round(Row::value(bits))); }
+constexpr int kRowsAPass = 4;
+
+// Up to four rows of a block, by name: the vectoriser has to see each pointer and weight as a constant of its
+// loop.
+struct Pass {
+  const char* row[kRowsAPass];
+  float weight[kRowsAPass];
 };
 
-template <class Type>
-struct Carried<Type, Type> {
-  FERRY_HD static float value(typename Type::Bits bits) { return Type::value(bits); }
-};
+// Rows as the wire carries them, where that is not how they lie.
+using Carried = char[kRowsAPass][kBlock * sizeof(float)];
 
-struct Weighted {
-  FERRY_HD static float add(float sum, float weight, float value) {
-    return fused_multiply_add(weight, value, sum);
+Pass pass_of(const RowSum& sum, int begin, std::int64_t first, std::int64_t columns, Carried& carried) {
+  const std::int64_t bytes = sum.row_type == DType::fp32 ? 4 : 2;
+  Pass pass;
+  for (int i = 0; i < kRowsAPass; ++i) {
+    const int row = begin + i < sum.count ? begin + i : begin;
+    pass.row[i] = static_cast<const char*>(sum.rows[row]) + first * bytes;
+    pass.weight[i] = sum.weights ? sum.weights[row] : 1.0f;  // fma(1, v, a) is a + v
+    if (sum.row_type == sum.wire_type) continue;
+    convert_row(carried[i], sum.wire_type, pass.row[i], sum.row_type, columns, Store::cached);
+    pass.row[i] = carried[i];
   }
-};
+  return pass;
+}
 
-struct Unweighted {
-  FERRY_HD static float add(float sum, float, float value) { return sum + value; }
-};
-
-// Adds four rows, in order, to the sums of a block: four rows a pass load and store the sums a quarter as
-// often.
-template <class Row, class Wire, class Weighting>
-void add_four(float* __restrict sums, const void* const* rows, const float* weights, std::int64_t first,
-              std::int64_t columns) {
-  using Value = Carried<Row, Wire>;
-  constexpr std::int64_t kBytes = sizeof(typename Row::Bits);
-  const char* const __restrict row0 = static_cast<const char*>(rows[0]) + first * kBytes;
-  const char* const __restrict row1 = static_cast<const char*>(rows[1]) + first * kBytes;
-  const char* const __restrict row2 = static_cast<const char*>(rows[2]) + first * kBytes;
-  const char* const __restrict row3 = static_cast<const char*>(rows[3]) + first * kBytes;
-  const float w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
+// Calls use(column, sum) with the sum of kRows rows, in order, added to start(column).
+template <class Row, int kRows, class Start, class Use>
+FERRY_HD void add_rows(const Pass& pass, std::int64_t columns, Start start, Use use) {
+  const char* const __restrict row0 = pass.row[0];
+  const char* const __restrict row1 = pass.row[1];
+  const char* const __restrict row2 = pass.row[2];
+  const char* const __restrict row3 = pass.row[3];
+  const float weight0 = pass.weight[0], weight1 = pass.weight[1], weight2 = pass.weight[2],
+              weight3 = pass.weight[3];
   for (std::int64_t c = 0; c < columns; ++c) {
-    float sum = sums[c];
-    sum = Weighting::add(sum, w0, Value::value(load<Row>(row0, c)));
-    sum = Weighting::add(sum, w1, Value::value(load<Row>(row1, c)));
-    sum = Weighting::add(sum, w2, Value::value(load<Row>(row2, c)));
-    sum = Weighting::add(sum, w3, Value::value(load<Row>(row3, c)));
-    sums[c] = sum;
+    float sum = fused_multiply_add(weight0, Row::value(load<Row>(row0, c)), start(c));
+    if constexpr (kRows > 1) sum = fused_multiply_add(weight1, Row::value(load<Row>(row1, c)), sum);
+    if constexpr (kRows > 2) sum = fused_multiply_add(weight2, Row::value(load<Row>(row2, c)), sum);
+    if constexpr (kRows > 3) sum = fused_multiply_add(weight3, Row::value(load<Row>(row3, c)), sum);
+    use(c, sum);
   }
 }
 
-template <class Row, class Wire, class Weighting>
-void add_one(float* __restrict sums, const void* row, float weight, std::int64_t first,
-             std::int64_t columns) {
-  using Value = Carried<Row, Wire>;
-  constexpr std::int64_t kBytes = sizeof(typename Row::Bits);
-  const char* const __restrict values = static_cast<const char*>(row) + first * kBytes;
-  for (std::int64_t c = 0; c < columns; ++c) {
-    sums[c] = Weighting::add(sums[c], weight, Value::value(load<Row>(values, c)));
+// The last pass rounds; the first starts from +0. Loops without sums in memory serve up to four rows.
+template <class Row, class Out, int kRows>
+void pass_rows(char* __restrict out, float* __restrict sums, const Pass& pass, bool start, bool last,
+               std::int64_t columns) {
+  auto zero = [](std::int64_t) { return 0.0f; };
+  auto stored = [=](std::int64_t c) { return sums[c]; };
+  auto keep = [=](std::int64_t c, float sum) { sums[c] = sum; };
+  auto round = [=](std::int64_t c, float sum) { store<Out>(out, c, Out::round(sum)); };
+  if (start && last) {
+    add_rows<Row, kRows>(pass, columns, zero, round);
+  } else if (start) {
+    add_rows<Row, kRows>(pass, columns, zero, keep);
+  } else if (last) {
+    add_rows<Row, kRows>(pass, columns, stored, round);
+  } else {
+    add_rows<Row, kRows>(pass, columns, stored, keep);
   }
 }
 
-template <class Row, class Wire, class Weighting>
-void sum_block(float* sums, const RowSum& sum, std::int64_t first, std::int64_t columns) {
-  constexpr float kNoWeights[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-  __builtin_memset(sums, 0, static_cast<std::size_t>(columns) * sizeof(float));
-  int row = 0;
-  for (; row + 4 <= sum.count; row += 4) {
-    add_four<Row, Wire, Weighting>(sums, sum.rows + row, sum.weights ? sum.weights + row : kNoWeights, first,
-                                   columns);
-  }
-  for (; row < sum.count; ++row) {
-    add_one<Row, Wire, Weighting>(sums, sum.rows[row], sum.weights ? sum.weights[row] : 1.0f, first, columns);
+// One or two rows wait for memory more than they compute, and the processor's own prefetching starts late on
+// every page of a row. With more rows the memory is busy anyway, and prefetching only gets in the way.
+void prefetch_ahead(const RowSum& sum, std::int64_t first) {
+  constexpr std::int64_t kAhead = 2048, kLength = 1024;  // bytes
+  if (sum.count > 2) return;
+  const std::int64_t begin = first * (sum.row_type == DType::fp32 ? 4 : 2) + kAhead;
+  for (int row = 0; row < sum.count; ++row) {
+    const char* const at = static_cast<const char*>(sum.rows[row]) + begin;
+    for (std::int64_t line = 0; line < kLength; line += kLine) __builtin_prefetch(at + line);
   }
 }
 
-template <class Out>
-void round_block(char* __restrict out, const float* __restrict sums, std::int64_t columns) {
-  for (std::int64_t c = 0; c < columns; ++c) store<Out>(out, c, Out::round(sums[c]));
-}
-
-using SumBlock = void (*)(float* sums, const RowSum& sum, std::int64_t first, std::int64_t columns);
-
-SumBlock sum_block_of(const RowSum& sum) {
-  return with_type(sum.row_type, [&sum](auto row) {
-    return with_type(sum.wire_type, [&sum](auto wire) -> SumBlock {
-      using Row = decltype(row);
-      using Wire = decltype(wire);
-      return sum.weights ? sum_block<Row, Wire, Weighted> : sum_block<Row, Wire, Unweighted>;
-    });
-  });
+template <class Row, class Out>
+void sum_block(char* out, float* sums, const RowSum& sum, std::int64_t first, std::int64_t columns) {
+  alignas(kLine) Carried carried;
+  for (int row = 0; row < sum.count; row += kRowsAPass) {
+    const Pass pass = pass_of(sum, row, first, columns, carried);
+    const bool start = row == 0, last = row + kRowsAPass >= sum.count;
+    switch (sum.count - row) {
+      case 1:
+        pass_rows<Row, Out, 1>(out, sums, pass, start, last, columns);
+        break;
+      case 2:
+        pass_rows<Row, Out, 2>(out, sums, pass, start, last, columns);
+        break;
+      case 3:
+        pass_rows<Row, Out, 3>(out, sums, pass, start, last, columns);
+        break;
+      default:
+        pass_rows<Row, Out, 4>(out, sums, pass, start, last, columns);
+    }
+  }
 }
 
 void weighted_sum(const RowSum& sum) {
-  const SumBlock add_rows = sum_block_of(sum);
-  with_type(sum.out_type, [&](auto out_type) {
-    using Out = decltype(out_type);
-    for_blocks<Out>(sum.out, sum.columns, sum.store, [&](char* out, std::int64_t first, std::int64_t count) {
-      alignas(kLine) float sums[kBlock];
-      add_rows(sums, sum, first, count);
-      round_block<Out>(out, sums, count);
+  if (sum.count == 0) return zero(sum.out, sum.columns * (sum.out_type == DType::fp32 ? 4 : 2));
+  with_type(sum.out_type, [&sum](auto out_type) {
+    with_type(sum.wire_type, [&sum](auto wire_type) {
+      using Out = decltype(out_type);
+      for_blocks<Out>(sum.out, sum.columns, sum.store,
+                      [&](char* out, std::int64_t first, std::int64_t count) {
+                        alignas(kLine) float sums[kBlock];
+                        prefetch_ahead(sum, first);
+                        sum_block<decltype(wire_type), Out>(out, sums, sum, first, count);
+                      });
     });
   });
 }
