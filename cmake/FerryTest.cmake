@@ -27,7 +27,8 @@ function(ferry_test)
   endif()
 
   # Discovered at test time, so that the emulator set in FerryCompile is in force for it.
-  gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT})
+  gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
+                       PROPERTIES TIMEOUT ${arg_TIMEOUT})
 
   # gtest_discover_tests would take a list of labels apart; a file that ctest reads after it sets them.
   set(labels ${CMAKE_CURRENT_BINARY_DIR}/${arg_NAME}_labels.cmake)
