@@ -12,10 +12,11 @@ namespace ferry::reference {
 namespace {
 
 std::int64_t number_of(const Format& format) {
-  std::int64_t number = static_cast<std::int64_t>(format.kind) * 8 + format.fp8.column_major * 4 +
-                        format.fp8.power_of_two * 2 + format.fp8.packed;
-  for (const std::int64_t bytes : format.part_bytes) number = number * 1000003 + bytes;
-  return number;
+  std::uint64_t number = static_cast<std::uint64_t>(format.kind) * 8 + format.fp8.column_major * 4u +
+                         format.fp8.power_of_two * 2u + format.fp8.packed;  // unsigned: it may wrap around
+  for (const std::int64_t bytes : format.part_bytes)
+    number = number * 1000003 + static_cast<std::uint64_t>(bytes);
+  return static_cast<std::int64_t>(number);
 }
 
 std::int64_t round_up(std::int64_t bytes, std::int64_t multiple) {

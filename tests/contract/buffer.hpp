@@ -1,6 +1,7 @@
 // Memory of the caller as a test sees it: poisoned before a call, with guards around it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,6 +17,14 @@ inline constexpr std::byte kNan{0xFF};     // every value of these bytes is NaN:
 class Buffer {
  public:
   explicit Buffer(std::int64_t bytes = 0, std::byte fill = kPoison);
+
+  // A buffer that holds these values.
+  template <class T>
+  static Buffer of(const std::vector<T>& values) {
+    Buffer buffer(static_cast<std::int64_t>(values.size() * sizeof(T)));
+    std::copy(values.begin(), values.end(), buffer.as<T>());
+    return buffer;
+  }
 
   std::byte* data() { return block_.get() + kGuard; }
   const std::byte* data() const { return block_.get() + kGuard; }
@@ -44,6 +53,13 @@ class Buffer {
   std::unique_ptr<std::byte[], Free> block_;
   std::int64_t bytes_;
 };
+
+// Values as bytes.
+template <class T>
+std::vector<std::byte> bytes_of_values(const std::vector<T>& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
 
 // Dense rows laid out with `stride` bytes from row to row; what lies between is poison.
 void lay_rows(const std::vector<std::byte>& dense, std::int64_t row_bytes, std::int64_t stride,

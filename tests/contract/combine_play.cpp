@@ -7,16 +7,6 @@
 #include "reference/combine.hpp"
 
 namespace ferry::contract {
-namespace {
-
-Buffer buffer_of(const std::vector<float>& values) {
-  Buffer buffer(static_cast<std::int64_t>(values.size() * sizeof(float)));
-  std::copy(values.begin(), values.end(), buffer.as<float>());
-  return buffer;
-}
-
-}  // namespace
-
 CombinePlay::CombinePlay(Exchange& exchange, const Case& c, const Step& step,
                          const reference::Outcome& outcome, const Plan& plan, const float* row_weights)
     : exchange_(exchange),
@@ -50,9 +40,9 @@ CombinePlay::CombinePlay(Exchange& exchange, const Case& c, const Step& step,
       std::memcpy(weights_.data(), row_weights, static_cast<std::size_t>(total) * 4);
     options_.weights = weights_.as<float>();
   }
-  home_weights_ = buffer_of(outcome.ranks[rank_].home_weights);
+  home_weights_ = Buffer::of(outcome.ranks[rank_].home_weights);
   if (outcome.home_weighted) options_.home_weights = home_weights_.as<float>();
-  row_values_ = buffer_of(outcome.ranks[rank_].row_values);
+  row_values_ = Buffer::of(outcome.ranks[rank_].row_values);
   route_values_ = Buffer(tokens * c.config.top_k * 4);
   if (!c.values) return;
   options_.row_values = row_values_.as<float>();
@@ -96,9 +86,7 @@ void CombinePlay::compare() const {
   rows_.require_guards("outputs");
   if (options_.route_values == nullptr) return;
   const std::vector<float> values = reference::values_home(step_.places, outcome_, rank_);
-  std::vector<std::byte> image(values.size() * sizeof(float));
-  std::memcpy(image.data(), values.data(), image.size());
-  route_values_.require_image(image, sizeof(float), "route_values");
+  route_values_.require_image(bytes_of_values(values), sizeof(float), "route_values");
 }
 
 }  // namespace ferry::contract

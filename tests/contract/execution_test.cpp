@@ -56,10 +56,11 @@ TEST_P(Contract, SplitHalves) {
         c.reduction = c.config.reduction = layout == Layout::rank_major ? Reduction::partial : reduction;
         c.values = layout != Layout::rank_major;
         c.split = true;
-        play(c);
+        add(c);
       }
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, TheReceiveHalfMayRunInAnotherThread) {

@@ -11,8 +11,8 @@ namespace ferry::contract {
 namespace {
 
 // A case for each number of ranks and layout, with values of every bit pattern among them.
-template <class Play>
-void for_each_shape(Case base, Play play) {
+template <class Use>
+void for_each_shape(Case base, Use use) {
   for (const int ranks : kRankCounts) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
       for (const bool any_bits : {false, true}) {
@@ -23,7 +23,7 @@ void for_each_shape(Case base, Play play) {
         c.config.alignment = layout == Layout::rank_major ? 1 : 4;
         c.weights_from = WeightsFrom::nowhere;
         c.any_bits = any_bits;
-        play(c);
+        use(c);
       }
     }
   }
@@ -31,7 +31,8 @@ void for_each_shape(Case base, Play play) {
 
 TEST_P(Contract, Bf16) {
   Case c = small_case(1);
-  for_each_shape(c, [&](const Case& each) { play(each); });
+  for_each_shape(c, [&](const Case& each) { add(each); });
+  play_added();
 }
 
 TEST_P(Contract, Fp16AndFp32) {
@@ -39,8 +40,9 @@ TEST_P(Contract, Fp16AndFp32) {
     Case c = small_case(1);
     c.config.format = format;
     c.type = natural_type(format);
-    for_each_shape(c, [&](const Case& each) { play(each); });
+    for_each_shape(c, [&](const Case& each) { add(each); });
   }
+  play_added();
 }
 
 TEST_P(Contract, Fp8WithScales) {
@@ -49,15 +51,17 @@ TEST_P(Contract, Fp8WithScales) {
     c.config.hidden = 272;  // two blocks and a short one
     c.config.format = Format::fp8_e4m3();
     c.type = type;
-    for_each_shape(c, [&](const Case& each) { play(each); });
+    for_each_shape(c, [&](const Case& each) { add(each); });
   }
+  play_added();
 }
 
 TEST_P(Contract, ColumnMajorScales) {
   Case c = small_case(1);
   c.config.hidden = 400;
   c.config.format = Format::fp8_e4m3({.column_major = true});
-  for_each_shape(c, [&](const Case& each) { play(each); });
+  for_each_shape(c, [&](const Case& each) { add(each); });
+  play_added();
 }
 
 TEST_P(Contract, PowerOfTwoScales) {
@@ -66,9 +70,10 @@ TEST_P(Contract, PowerOfTwoScales) {
       Case c = small_case(1);
       c.config.hidden = 656;  // six blocks: a packed word is partly used
       c.config.format = Format::fp8_e4m3({.column_major = columns, .power_of_two = true, .packed = packed});
-      for_each_shape(c, [&](const Case& each) { play(each); });
+      for_each_shape(c, [&](const Case& each) { add(each); });
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, PowerOfTwoScalesArePowersOfTwo) {
@@ -97,8 +102,9 @@ TEST_P(Contract, OpaqueParts) {
        {Format::opaque({16}), Format::opaque({1024, 64}), Format::opaque({48, 16, 2048, 32})}) {
     Case c = small_case(1);
     c.config.format = format;
-    for_each_shape(c, [&](const Case& each) { play(each); });
+    for_each_shape(c, [&](const Case& each) { add(each); });
   }
+  play_added();
 }
 
 TEST_P(Contract, OneExchangeCarriesSeveralFormats) {
@@ -131,7 +137,7 @@ TEST_P(Contract, HiddenSizes) {
       c.config.format = format;
       const bool fits = format.kind != FormatKind::fp8_e4m3 || hidden % 16 == 0;
       if (fits) {
-        play(c);
+        add(c);
         continue;
       }
       run(c.ranks, describe(c), [&](Rank rank) {
@@ -145,6 +151,7 @@ TEST_P(Contract, HiddenSizes) {
       });
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, InputStrides) {
@@ -153,11 +160,12 @@ TEST_P(Contract, InputStrides) {
       Case c = small_case(static_cast<std::uint64_t>(gap));
       c.input_gap = gap;
       c.config.format = format;
-      play(c);
+      add(c);
       c.split = true;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <random>
 
 #include "reference/combine.hpp"
@@ -138,6 +139,33 @@ bool play_sequence(const Setup& setup, Case c) {
     require_load(exchange, c, {&first, &second});
   });
   return failed_before || !testing::Test::HasFailure();
+}
+
+void Contract::play_added() {
+  struct Prepared {
+    Case c;
+    Step step;
+    reference::Outcome outcome;
+  };
+  std::map<int, std::vector<Prepared>> by_ranks;
+  for (const Case& c : added_) {
+    const Step step = make_step(c);
+    by_ranks[c.ranks].push_back({c, step, make_outcome(c, step)});
+  }
+  for (const auto& [ranks, group] : by_ranks) {
+    const std::vector<Prepared>& prepared = group;
+    run(ranks, str(prepared.size(), " cases"), [&](Rank rank) {
+      for (const Prepared& each : prepared) {
+        try {
+          Exchange exchange(rank, each.c.config);
+          play_step(exchange, each.c, each.step, each.outcome);
+        } catch (const Mismatch& mismatch) {
+          throw Mismatch(str(mismatch.what(), " in ", describe(each.c)));
+        }
+      }
+    });
+  }
+  added_.clear();
 }
 
 Case Contract::small_case(std::uint64_t number) const {

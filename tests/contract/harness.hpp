@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "contract/case.hpp"
 #include "contract/check.hpp"
@@ -56,7 +57,10 @@ class Contract : public testing::TestWithParam<Setup> {
  protected:
   Case small_case(std::uint64_t number) const;
 
-  bool play(const Case& c) const { return contract::play(GetParam(), c); }
+  // Cases with the same number of ranks are played by one group, each with an exchange of its own.
+  void add(const Case& c) { added_.push_back(c); }
+  void play_added();
+
   bool play(const Case& c, const Step& step) const { return contract::play(GetParam(), c, step); }
   void run(int ranks, const std::string& what, const std::function<void(Rank)>& body) const {
     run_ranks(GetParam(), ranks, what, body);
@@ -66,6 +70,9 @@ class Contract : public testing::TestWithParam<Setup> {
     config.backend = GetParam().backend;
     return config;
   }
+
+ private:
+  std::vector<Case> added_;
 };
 
 inline constexpr int kRankCounts[] = {1, 2, 3, 4, 8};

@@ -29,10 +29,11 @@ TEST_P(Contract, TopKFromOneToSixteen) {
         c.config.experts = experts;
         c.config.hidden = 32;
         c.config.max_tokens = 5;
-        play(c);
+        add(c);
       }
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, MaskedSlots) {
@@ -44,9 +45,10 @@ TEST_P(Contract, MaskedSlots) {
       c.config.max_tokens = 20;
       c.masked = 0.3;
       c.masked_tokens = 0.2;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, TokensWithoutExpertsGiveZero) {
@@ -93,9 +95,10 @@ TEST_P(Contract, AllRoutesOfATokenOnOneRank) {
       c.config.experts = 6 * ranks;
       c.config.top_k = 6;
       c.routing = Routing::one_rank;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, BadIdsAreSkippedAndCounted) {
@@ -106,9 +109,10 @@ TEST_P(Contract, BadIdsAreSkippedAndCounted) {
       c.config.top_k = 4;
       c.bad_ids = 0.2;
       c.ids = type;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, BadIdsAreReportedByTheCallItself) {
@@ -156,9 +160,10 @@ TEST_P(Contract, RanksWithoutTokens) {
       Case c = with_layout(small_case(subset), kLayouts[subset % 3]);
       c.ranks = ranks;
       for (int rank = 0; rank < ranks; ++rank) c.tokens.push_back((subset >> rank) & 1 ? 5 : 0);
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, TokensVaryForAThousandSteps) {
@@ -212,10 +217,11 @@ TEST_P(Contract, ExtremeSkew) {
         c.config.max_tokens = 12;
         c.routing = routing;
         c.full = true;
-        play(c);
+        add(c);
       }
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, AnyPlacement) {
@@ -227,7 +233,7 @@ TEST_P(Contract, AnyPlacement) {
       c.config.top_k = 3;
       Random random(c.seed);
       c.config.placement = draw_placement(random, c.config.experts, ranks);
-      play(c);
+      add(c);
     }
   }
   // One rank holds everything, the others nothing.
@@ -235,7 +241,8 @@ TEST_P(Contract, AnyPlacement) {
   c.ranks = 3;
   c.config.experts = 4;
   c.config.placement = Placement::table({{1, 3}, {1, 1}, {1, 0}, {1, 2}}, 3);
-  play(c);
+  add(c);
+  play_added();
 }
 
 }  // namespace

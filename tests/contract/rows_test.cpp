@@ -155,12 +155,13 @@ TEST_P(Contract, AlignmentAndPadding) {
         c.config.zero_padding = zero;
         c.config.layout = zero ? Layout::expert_padded : Layout::expert_major;
         c.config.format = alignment % 3 == 1 ? Format::fp8_e4m3({.column_major = true}) : Format::bf16();
-        play(c);
+        add(c);
         c.config.layout = Layout::expert_major;
-        play(c);
+        add(c);
       }
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, OnlyUniqueTokensTravel) {
@@ -195,9 +196,10 @@ TEST_P(Contract, RankMajorRows) {
       c.config.layout = Layout::rank_major;
       c.weights_from = WeightsFrom::nowhere;
       c.weighted = weighted;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, TheOrderIsTheSameUnderJitter) {
@@ -221,9 +223,10 @@ TEST_P(Contract, RowsPastTheCapacityAreDroppedInOrder) {
       c.full = true;
       c.values = layout != Layout::rank_major;
       if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, OverflowNamesTheCapacityNeeded) {
@@ -295,9 +298,10 @@ TEST_P(Contract, RowsPastTheTotalAreNeverRead) {
       c.config.alignment = 16;
       c.reduction = c.config.reduction = reduction;
       if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <set>
 #include <vector>
 
@@ -38,11 +37,12 @@ TEST_P(Contract, WeightedSums) {
           c.outputs = kTypes[ranks % 3];
           c.result = wire == DType::bf16 ? DType::fp32 : DType::bf16;
           c.any_bits = ranks == 3;
-          play(c);
+          add(c);
         }
       }
     }
   }
+  play_added();
 }
 
 // |y - sum w v| in double, against the bound that the order of roundings gives.
@@ -108,9 +108,10 @@ TEST_P(Contract, UnreducedRows) {
       c.any_bits = true;  // moved rows keep every bit
       c.values = true;
       c.result_gap = 32;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, PartialSendsOneRowForEachTokenAndRank) {
@@ -155,16 +156,13 @@ TEST_P(Contract, SumsAreTheSameUnderJitter) {
 }
 
 // One pass through a layer of elementwise experts; the result of this rank's tokens.
-std::vector<std::byte> through_layer(Exchange& exchange, const Case& c, const Step& step) {
+Buffer through_layer(Exchange& exchange, const Case& c, const Step& step) {
   DispatchPlay dispatch(exchange, c, step);
   dispatch.run();
   const Arrivals& rows = dispatch.arrivals();
-  const std::vector<std::byte> outputs = apply_experts(rows, c.config.hidden, DType::bf16);
-  std::vector<std::byte> result(step.places.tokens(exchange.rank().index()) * c.config.hidden * 2);
-  Buffer padded_outputs(static_cast<std::int64_t>(outputs.size()) + 16), padded_result(result.size() + 16);
-  std::memcpy(padded_outputs.data(), outputs.data(), outputs.size());
-  exchange.combine({padded_outputs.data()}, rows.plan, {padded_result.data()}, {.weights = rows.weight});
-  std::memcpy(result.data(), padded_result.data(), result.size());
+  const Buffer outputs = Buffer::of(apply_experts(rows, c.config.hidden, DType::bf16));
+  Buffer result(step.places.tokens(exchange.rank().index()) * c.config.hidden * 2);
+  exchange.combine({outputs.data()}, rows.plan, {result.data()}, {.weights = rows.weight});
   return result;
 }
 
@@ -176,7 +174,7 @@ TEST_P(Contract, ATokenDoesNotFeelItsBatch) {
     const Step batch = make_step(c);
     run(c.ranks, describe(c), [&](Rank rank) {
       Exchange exchange(rank, c.config);
-      const std::vector<std::byte> together = through_layer(exchange, c, batch);
+      const Buffer together = through_layer(exchange, c, batch);
       const std::int64_t row = c.config.hidden * 2;
       for (int token = 0; token < c.config.max_tokens; ++token) {
         // Only this token of rank 1.
@@ -188,9 +186,10 @@ TEST_P(Contract, ATokenDoesNotFeelItsBatch) {
         alone.world.ranks[1].parts[0].assign(values, values + row);
         const auto weights = batch.world.ranks[1].weights.begin() + token * c.config.top_k;
         alone.world.ranks[1].weights.assign(weights, weights + c.config.top_k);
-        const std::vector<std::byte> single = through_layer(exchange, c, alone);
+        const Buffer single = through_layer(exchange, c, alone);
         if (rank.index() != 1) continue;
-        require_equal_bytes(single, std::span(together).subspan(token * row, row), 2, str("token ", token));
+        require_equal_bytes(single.span(), together.span().subspan(token * row, row), 2,
+                            str("token ", token));
       }
     });
   }
@@ -204,9 +203,10 @@ TEST_P(Contract, StridedResultsAndOutputs) {
       if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
       c.output_gap = 16 * ranks;
       c.result_gap = 48;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, RowValuesBothWays) {
@@ -244,11 +244,12 @@ TEST_P(Contract, RankMajorRowsAreSumsAlready) {
       c.config.wire = wire;
       c.weights_from = WeightsFrom::nowhere;
       c.any_bits = ranks > 3;
-      play(c);
+      add(c);
       c.split = true;
-      play(c);
+      add(c);
     }
   }
+  play_added();
 }
 
 TEST_P(Contract, WhatCannotBeAddedIsRefused) {
