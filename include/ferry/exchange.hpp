@@ -9,6 +9,7 @@
 #include <span>
 
 #include "ferry/config.hpp"
+#include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "ferry/plan.hpp"
 
@@ -146,7 +147,7 @@ class Backend;
 // group. A call that this rank refuses ends the peers' call of that number with the same error.
 class Exchange {
  public:
-  Exchange(Rank rank, Config config);
+  Exchange(Rank rank, const Config& config);
   ~Exchange();
   Exchange(const Exchange&) = delete;  // owns memory that peers write to
   Exchange& operator=(const Exchange&) = delete;
@@ -196,6 +197,10 @@ class Exchange {
 
   // [sum, prefix before me, maximum] of the ranks' counts, at a fixed address of the lane.
   const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {});
+
+  // Takes this rank's part in the lane's next call by refusing it: the peers' call ends with `error`. For
+  // bindings that find arguments wrong which they cannot hand on. Does nothing where no call could start.
+  void refuse(Operation operation, int lane, const Error& error) noexcept;
 
   // Throws what the lane's calls since the last check found: BadIdError, OverflowError, BadSourceError. Host
   // backends call it at the end of every call unless Config::check_calls is off; the call has been carried

@@ -115,4 +115,8 @@ Config agree(const Rank& rank, const Config& given) {
   return config;
 }
 
+void refuse_configuration(const Rank& rank, const Error& error) {
+  gather(rank, str(kRefused, error.what()));
+}
+
 }  // namespace ferry

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ferry/config.hpp"
+#include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/plan_layout.hpp"
@@ -20,6 +21,9 @@ Config complete(const Config& config, int ranks);
 // Collective: completes this rank's configuration and compares it with the others'. Every rank throws when
 // one refuses its own or when they differ: a UsageError that names the first difference.
 Config agree(const Rank& rank, const Config& config);
+
+// Collective: takes this rank's part in agree() when it has no configuration to compare.
+void refuse_configuration(const Rank& rank, const Error& error);
 
 // For a complete configuration:
 PlanShape plan_shape(const Config& config);

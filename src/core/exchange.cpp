@@ -133,7 +133,7 @@ struct Exchange::State {
   }
 };
 
-Exchange::Exchange(Rank rank, Config config) {
+Exchange::Exchange(Rank rank, const Config& config) {
   Config agreed = agree(rank, config);
   auto backend = make_backend(rank, agreed);
   const auto lanes = static_cast<std::size_t>(agreed.lanes);
@@ -247,6 +247,11 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
     if (count < 0) throw UsageError(str("metadata: a count of ", count, " on rank ", state_->rank.index()));
   });
   return state_->backend->metadata(count, lane, stream);
+}
+
+void Exchange::refuse(Operation operation, int lane, const Error& error) noexcept {
+  if (lane < 0 || lane >= state_->config.lanes || state_->lane(lane).half != Half::none) return;
+  state_->backend->refuse(operation, lane, error);
 }
 
 void Exchange::check(int lane) {

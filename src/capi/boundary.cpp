@@ -1,0 +1,154 @@
+#include "capi/boundary.hpp"
+
+#include <cerrno>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
+#include "core/error_record.hpp"
+#include "ferry/version.hpp"
+
+namespace ferry::capi {
+namespace {
+
+using Kind = ErrorRecord::Kind;
+
+thread_local ErrorRecord last_error;
+
+ferry_status status_of(Kind kind) {
+  switch (kind) {
+    case Kind::none:
+      return FERRY_OK;
+    case Kind::usage:
+    case Kind::bad_id:
+    case Kind::bad_source:
+      return FERRY_USAGE;
+    case Kind::overflow:
+      return FERRY_OVERFLOW;
+    case Kind::timeout:
+      return FERRY_TIMEOUT;
+    case Kind::peer_lost:
+      return FERRY_PEER_LOST;
+    case Kind::system:
+      return FERRY_SYSTEM;
+    case Kind::unsupported:
+      return FERRY_UNSUPPORTED;
+    case Kind::other:
+      break;
+  }
+  return FERRY_OTHER;
+}
+
+int32_t kind_of(Kind kind) {
+  switch (kind) {
+    case Kind::timeout:
+    case Kind::peer_lost:
+      return FERRY_RECORD_WAIT;
+    case Kind::bad_id:
+      return FERRY_RECORD_BAD_ID;
+    case Kind::bad_source:
+      return FERRY_RECORD_BAD_SOURCE;
+    case Kind::overflow:
+      return FERRY_RECORD_OVERFLOW;
+    case Kind::system:
+      return FERRY_RECORD_SYSTEM;
+    default:
+      return FERRY_RECORD_NONE;
+  }
+}
+
+// What the standard library throws when the system refuses something is a system error to the caller.
+ErrorRecord refused_by_system(const std::exception_ptr& error, int error_number) {
+  ErrorRecord record = ErrorRecord::of(error);
+  record.kind = Kind::system;
+  record.error_number = error_number;
+  return record;
+}
+
+ErrorRecord current_error() noexcept {
+  const std::exception_ptr error = std::current_exception();
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    return refused_by_system(error, ENOMEM);
+  } catch (const std::system_error& refused) {
+    return refused_by_system(error, refused.code().value());
+  } catch (...) {
+    return ErrorRecord::of(error);
+  }
+}
+
+ferry_error_record to_c(const ErrorRecord& record) {
+  ferry_error_record c{};
+  c.status = status_of(record.kind);
+  c.kind = kind_of(record.kind);
+  c.wait = {.operation = static_cast<int32_t>(record.wait.operation),
+            .call = record.wait.call,
+            .rank = record.wait.rank,
+            .peer = record.wait.peer,
+            .expected = record.wait.expected,
+            .seen = record.wait.seen};
+  const BadId& id = record.bad_id;
+  c.bad_id = {.rank = id.rank, .token = id.token, .slot = id.slot, .id = id.id, .count = id.count};
+  const BadSource& source = record.bad_source;
+  c.bad_source = {.rank = source.rank, .index = source.index, .count = source.count};
+  const Overflow& overflow = record.overflow;
+  c.overflow = {.rank = overflow.rank,
+                .capacity = overflow.capacity,
+                .needed = overflow.needed,
+                .dropped = overflow.dropped};
+  c.error_number = record.error_number;
+  return c;
+}
+
+}  // namespace
+
+ferry_status remember_current() noexcept {
+  last_error = current_error();
+  return status_of(last_error.kind);
+}
+
+void raise(ferry_status status, const char* function) {
+  if (status == FERRY_OK) return;
+  if (status_of(last_error.kind) == status) last_error.raise();
+  const std::string message = str(function, " returned ", status, " (", ferry_status_name(status), ")");
+  switch (status) {
+    case FERRY_USAGE:
+      throw UsageError(message);
+    case FERRY_OVERFLOW:
+      throw OverflowError(message, {});
+    case FERRY_TIMEOUT:
+      throw TimeoutError(message, {});
+    case FERRY_PEER_LOST:
+      throw PeerLostError(message, {});
+    case FERRY_SYSTEM:
+      throw SystemError(message, 0);
+    case FERRY_UNSUPPORTED:
+      throw UnsupportedError(message);
+    default:
+      throw std::runtime_error(message);
+  }
+}
+
+}  // namespace ferry::capi
+
+using namespace ferry;
+
+const char* ferry_last_error(void) {
+  return capi::last_error.text;
+}
+
+ferry_status ferry_last_record(ferry_error_record* record) {
+  const ferry_error_record last = capi::to_c(capi::last_error);  // before a failure here replaces it
+  return capi::guarded([&] { capi::write_sized(record, last, "ferry_error_record"); });
+}
+
+const char* ferry_status_name(ferry_status status) {
+  if (status < FERRY_OK || status > FERRY_UNSUPPORTED) return "other";
+  return to_string(static_cast<ErrorCode>(status));
+}
+
+const char* ferry_version(void) {
+  return version().data();
+}

@@ -1,0 +1,40 @@
+#include "ferry/config.hpp"
+
+#include "capi/boundary.hpp"
+#include "capi/convert.hpp"
+
+using namespace ferry;
+using namespace ferry::capi;
+
+namespace {
+
+Config read_config(const ferry_config* config, int ranks) {
+  return to_config(read_sized(config, "ferry_config"), ranks);
+}
+
+}  // namespace
+
+ferry_status ferry_sizes_of(const ferry_config* config, int ranks, int rank, ferry_sizes* sizes) {
+  return guarded(
+      [&] { write_sized(sizes, to_c(size_of(read_config(config, ranks), ranks, rank)), "ferry_sizes"); });
+}
+
+ferry_status ferry_capacity_of(const ferry_config* config, int ranks, int rank, int64_t* rows) {
+  return guarded([&] { required(rows, "rows") = capacity_of(read_config(config, ranks), ranks, rank); });
+}
+
+ferry_status ferry_plan_bytes(const ferry_config* config, int ranks, int64_t* bytes) {
+  return guarded([&] { required(bytes, "bytes") = plan_bytes(read_config(config, ranks), ranks); });
+}
+
+ferry_status ferry_placement_blocks(int experts, int ranks, int32_t* expert_rank, int32_t* expert_local) {
+  return guarded([&] {
+    required(expert_rank, "expert_rank");
+    required(expert_local, "expert_local");
+    const Placement placement = Placement::blocks(experts, ranks);
+    for (int e = 0; e < experts; ++e) {
+      expert_rank[e] = placement.place(e).rank;
+      expert_local[e] = placement.place(e).local;
+    }
+  });
+}

@@ -1,0 +1,191 @@
+#include "capi/convert.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace ferry::capi {
+namespace {
+
+constexpr std::uint32_t kFp8Flags = FERRY_FP8_COLUMNS | FERRY_FP8_POWER_OF_TWO | FERRY_FP8_PACKED;
+
+// These cross the border as pointers to the same memory.
+static_assert(sizeof(ferry_source) == sizeof(Source) &&
+              offsetof(ferry_source, slot) == offsetof(Source, slot));
+static_assert(sizeof(ferry_host_totals) == sizeof(HostTotals) &&
+              offsetof(ferry_host_totals, total) == offsetof(HostTotals, total));
+static_assert(FERRY_MAX_PARTS == kMaxParts && FERRY_MAX_TOP_K == kMaxTopK);
+
+Placement to_placement(const ferry_config& config, int ranks) {
+  if (config.expert_rank == nullptr && config.expert_local == nullptr) return {};
+  if (config.expert_rank == nullptr || config.expert_local == nullptr) {
+    throw UsageError("ferry_config: expert_rank and expert_local go together");
+  }
+  std::vector<ExpertPlace> places;
+  for (std::int32_t e = 0; e < config.experts; ++e)
+    places.push_back({config.expert_rank[e], config.expert_local[e]});
+  return Placement::table(std::move(places), ranks, config.placement_version);
+}
+
+ferry_format to_c(const Format& format) {
+  ferry_format c{};
+  c.kind = static_cast<std::int32_t>(format.kind) + 1;
+  if (format.fp8.column_major) c.flags |= FERRY_FP8_COLUMNS;
+  if (format.fp8.power_of_two) c.flags |= FERRY_FP8_POWER_OF_TWO;
+  if (format.fp8.packed) c.flags |= FERRY_FP8_PACKED;
+  std::copy(format.part_bytes.begin(), format.part_bytes.end(), c.part_bytes);
+  return c;
+}
+
+}  // namespace
+
+DType to_dtype(std::int32_t type, const char* field) {
+  return to_enum(type, DType::fp32, field);
+}
+
+std::optional<Format> to_format(const ferry_format& given) {
+  const auto kind = to_choice(given.kind, FormatKind::opaque, "ferry_format.kind");
+  const bool parts =
+      std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });
+  if (given.flags != 0 && (kind != FormatKind::fp8_e4m3 || (given.flags & ~kFp8Flags) != 0)) {
+    throw UsageError(str("ferry_format.flags = ", given.flags, " for kind ", given.kind,
+                         ": only fp8_e4m3 takes flags, at most ", kFp8Flags));
+  }
+  if (parts && kind != FormatKind::opaque) {
+    throw UsageError(str("ferry_format.part_bytes is set for kind ", given.kind, ": only opaque has parts"));
+  }
+  if (!kind) return std::nullopt;
+  Format format{.kind = *kind};
+  format.fp8 = {.column_major = (given.flags & FERRY_FP8_COLUMNS) != 0,
+                .power_of_two = (given.flags & FERRY_FP8_POWER_OF_TWO) != 0,
+                .packed = (given.flags & FERRY_FP8_PACKED) != 0};
+  std::copy(given.part_bytes, given.part_bytes + kMaxParts, format.part_bytes.begin());
+  return format;
+}
+
+std::optional<Reduction> to_reduction(std::int32_t reduction) {
+  return to_choice(reduction, Reduction::unreduced, "reduction");
+}
+
+Config to_config(const ferry_config& given, int ranks) {
+  const Config defaults;
+  Config config;
+  config.experts = given.experts;
+  config.top_k = given.top_k;
+  config.hidden = given.hidden;
+  config.max_tokens = given.max_tokens;
+  config.backend =
+      to_choice(given.backend, BackendKind::cuda, "ferry_config.backend").value_or(defaults.backend);
+  config.placement = to_placement(given, ranks);
+  config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
+  config.alignment = given.alignment == 0 ? defaults.alignment : given.alignment;
+  config.capacity = given.capacity;
+  config.repeats = given.repeats != 0;
+  config.zero_padding = given.zero_padding != 0;
+  config.format = to_format(given.format).value_or(defaults.format);
+  config.wire = to_dtype(given.wire, "ferry_config.wire");
+  config.reduction = to_reduction(given.reduction).value_or(defaults.reduction);
+  config.lanes = given.lanes == 0 ? defaults.lanes : given.lanes;
+  config.deadline = given.deadline == 0 ? defaults.deadline : given.deadline;
+  config.own_arrivals = given.bring_memory == 0;
+  config.check_calls = given.check_apart == 0;
+  return config;
+}
+
+Tokens to_tokens(const ferry_tokens& given) {
+  Tokens tokens;
+  std::copy(given.parts, given.parts + kMaxParts, tokens.parts.begin());
+  std::copy(given.strides, given.strides + kMaxParts, tokens.strides.begin());
+  tokens.count = given.count;
+  tokens.type = to_dtype(given.type, "ferry_tokens.type");
+  return tokens;
+}
+
+Ids to_ids(const void* data, std::int32_t type) {
+  Ids ids;
+  ids.data = data;
+  ids.type = to_enum(type, IdType::int64, "id_type");
+  return ids;
+}
+
+Plan to_plan(const ferry_plan& plan) {
+  return plan.storage == nullptr ? Plan() : Plan::over(plan.storage, plan.bytes);
+}
+
+ArrivalsMemory to_memory(const ferry_arrivals_memory& given) {
+  ArrivalsMemory memory;
+  std::copy(given.parts, given.parts + kMaxParts, memory.parts.begin());
+  memory.weight = given.weight;
+  memory.local_ids = given.local_ids;
+  memory.group_of_row = given.group_of_row;
+  memory.plan = given.plan;
+  return memory;
+}
+
+Outputs to_outputs(const ferry_rows& rows) {
+  return {.data = rows.data, .type = to_dtype(rows.type, "outputs.type"), .stride = rows.stride};
+}
+
+Result to_result(const ferry_rows& rows) {
+  return {.data = rows.data, .type = to_dtype(rows.type, "result.type"), .stride = rows.stride};
+}
+
+ferry_config to_c(const Config& config) {
+  ferry_config c{};
+  c.experts = config.experts;
+  c.top_k = config.top_k;
+  c.hidden = config.hidden;
+  c.max_tokens = config.max_tokens;
+  c.backend = static_cast<std::int32_t>(config.backend) + 1;
+  c.layout = static_cast<std::int32_t>(config.layout);
+  c.placement_version = config.placement.version();
+  c.capacity = config.capacity;
+  c.alignment = config.alignment;
+  c.repeats = config.repeats;
+  c.zero_padding = config.zero_padding;
+  c.wire = static_cast<std::int32_t>(config.wire);
+  c.format = to_c(config.format);
+  c.reduction = static_cast<std::int32_t>(config.reduction) + 1;
+  c.lanes = config.lanes;
+  c.deadline = config.deadline;
+  c.bring_memory = !config.own_arrivals;
+  c.check_apart = !config.check_calls;
+  return c;
+}
+
+ferry_sizes to_c(const Sizes& sizes) {
+  ferry_sizes c{};
+  c.dispatch_staging = sizes.dispatch_staging;
+  c.combine_staging = sizes.combine_staging;
+  c.signals = sizes.signals;
+  c.arrivals = sizes.arrivals;
+  c.plans = sizes.plans;
+  c.total = sizes.total();
+  return c;
+}
+
+ferry_arrivals to_c(const Arrivals& arrivals) {
+  ferry_arrivals c{};
+  c.data = arrivals.data;
+  for (std::size_t p = 0; p < arrivals.parts.size(); ++p) {
+    const ArrivedPart& part = arrivals.parts[p];
+    c.parts[p] = {part.data, part.row_bytes, part.leading_dimension};
+  }
+  c.groups = arrivals.groups;
+  c.capacity = arrivals.capacity;
+  c.counts = arrivals.counts;
+  c.row_offsets = arrivals.row_offsets;
+  c.total = arrivals.total;
+  c.group_expert = arrivals.group_expert;
+  c.source = reinterpret_cast<const ferry_source*>(arrivals.source);
+  c.weight = arrivals.weight;
+  c.local_ids = arrivals.local_ids;
+  c.group_of_row = arrivals.group_of_row;
+  c.dots = arrivals.dots;
+  c.host = reinterpret_cast<const ferry_host_totals*>(arrivals.host);
+  c.call = arrivals.call;
+  c.plan = {arrivals.plan.storage(), arrivals.plan.bytes()};
+  return c;
+}
+
+}  // namespace ferry::capi

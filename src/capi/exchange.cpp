@@ -1,0 +1,91 @@
+#include "ferry/exchange.hpp"
+
+#include "capi/boundary.hpp"
+#include "capi/convert.hpp"
+#include "capi/handles.hpp"
+#include "core/configuration.hpp"
+
+using namespace ferry;
+using namespace ferry::capi;
+
+namespace {
+
+// Construction is collective: a configuration that cannot even be read is refused where the peers hear of it.
+Config config_or_refuse(const Rank& rank, const ferry_config* given) {
+  try {
+    return to_config(read_sized(given, "ferry_config"), rank.size());
+  } catch (const Error& error) {
+    refuse_configuration(rank, error);
+    throw;
+  }
+}
+
+}  // namespace
+
+ferry_status ferry_exchange_create(const ferry_rank* rank, const ferry_config* config,
+                                   ferry_exchange** exchange) {
+  return guarded([&] {
+    required(rank, "rank");
+    required(exchange, "exchange");
+    *exchange = new ferry_exchange(rank->rank, config_or_refuse(rank->rank, config));
+  });
+}
+
+void ferry_exchange_destroy(ferry_exchange* exchange) {
+  delete exchange;
+}
+
+ferry_status ferry_exchange_config(const ferry_exchange* exchange, ferry_config* config) {
+  return guarded([&] {
+    ferry_config c = to_c(required(exchange, "exchange").exchange.config());
+    c.expert_rank = exchange->expert_rank.data();
+    c.expert_local = exchange->expert_local.data();
+    write_sized(config, c, "ferry_config");
+  });
+}
+
+ferry_status ferry_exchange_sizes(const ferry_exchange* exchange, ferry_sizes* sizes) {
+  return guarded(
+      [&] { write_sized(sizes, to_c(required(exchange, "exchange").exchange.sizes()), "ferry_sizes"); });
+}
+
+ferry_status ferry_exchange_capacity(const ferry_exchange* exchange, int64_t* rows) {
+  return guarded([&] {
+    required(exchange, "exchange");
+    required(rows, "rows") = exchange->exchange.capacity();
+  });
+}
+
+ferry_status ferry_check(ferry_exchange* exchange, int lane) {
+  return guarded([&] { required(exchange, "exchange").exchange.check(lane); });
+}
+
+ferry_status ferry_last_arrivals(const ferry_exchange* exchange, int lane, ferry_arrivals* arrivals) {
+  return guarded([&] {
+    const Arrivals& last = required(exchange, "exchange").exchange.last_arrivals(lane);
+    write_sized(arrivals, to_c(last), "ferry_arrivals");
+  });
+}
+
+ferry_status ferry_load(const ferry_exchange* exchange, ferry_load_counts* counts) {
+  return guarded([&] {
+    const LoadCounts load = required(exchange, "exchange").exchange.load();
+    ferry_load_counts c{};
+    c.experts = load.experts.data();
+    c.ranks = load.ranks.data();
+    c.dispatches = load.dispatches;
+    write_sized(counts, c, "ferry_load_counts");
+  });
+}
+
+ferry_status ferry_wire(const ferry_exchange* exchange, ferry_wire_counts* counts) {
+  return guarded([&] {
+    const WireCounts wire = required(exchange, "exchange").exchange.wire();
+    ferry_wire_counts c{};
+    c.dispatch_bytes = wire.dispatch_bytes;
+    c.dispatch_messages = wire.dispatch_messages;
+    c.combine_bytes = wire.combine_bytes;
+    c.combine_messages = wire.combine_messages;
+    write_sized(counts, c, "ferry_wire_counts");
+  });
+}

@@ -1,0 +1,119 @@
+#include "ferry/group.hpp"
+
+#include "capi/boundary.hpp"
+#include "capi/handles.hpp"
+
+using namespace ferry;
+using namespace ferry::capi;
+
+namespace {
+
+// `start` makes the group; the caller of the C interface owns the handle.
+template <class Start>
+ferry_status make_group(ferry_group** group, const Start& start) {
+  return guarded([&] {
+    required(group, "group");
+    *group = new ferry_group{start()};
+  });
+}
+
+int nodes_or_one(int nodes) {
+  return nodes == 0 ? 1 : nodes;
+}
+
+Bootstrap to_bootstrap(const ferry_bootstrap* given) {
+  const ferry_bootstrap c = read_sized(given, "ferry_bootstrap");
+  Bootstrap bootstrap{.rank = c.rank, .ranks = c.ranks, .all_gather = {}, .barrier = {}};
+  if (c.all_gather != nullptr) {
+    bootstrap.all_gather = [c](const void* mine, void* all, std::size_t bytes) {
+      raise(c.all_gather(mine, all, bytes, c.user), "ferry_bootstrap.all_gather");
+    };
+  }
+  if (c.barrier != nullptr) {
+    bootstrap.barrier = [c] { raise(c.barrier(c.user), "ferry_bootstrap.barrier"); };
+  }
+  return bootstrap;
+}
+
+// For queries that answer with a number, -1 for NULL.
+template <class Handle, class Query>
+int number_of(const Handle* handle, const Query& query) {
+  int number = -1;
+  guarded([&] { number = query(required(handle, "handle")); });
+  return number;
+}
+
+}  // namespace
+
+ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group) {
+  return make_group(group, [&] { return Group::threads(ranks, nodes_or_one(nodes)); });
+}
+
+ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group) {
+  return make_group(group, [&] { return Group::processes(ranks, nodes_or_one(nodes)); });
+}
+
+ferry_status ferry_group_mpi(ferry_group** group) {
+  return make_group(group, [] { return Group::mpi(); });
+}
+
+ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, ferry_group** group) {
+  return make_group(group, [&] { return Group::custom(to_bootstrap(bootstrap)); });
+}
+
+void ferry_group_destroy(ferry_group* group) {
+  delete group;
+}
+
+int ferry_group_size(const ferry_group* group) {
+  return number_of(group, [](const ferry_group& known) { return known.group.size(); });
+}
+
+ferry_status ferry_group_set_deadline(ferry_group* group, double seconds) {
+  return guarded([&] { required(group, "group").group.set_deadline(seconds); });
+}
+
+ferry_status ferry_group_run(ferry_group* group, ferry_body body, void* user) {
+  return guarded([&] {
+    required(group, "group");
+    if (body == nullptr) throw UsageError("body is NULL");
+    group->group.run([&](Rank rank) {
+      ferry_rank handle{std::move(rank)};
+      raise(body(&handle, user), "the rank's body");
+    });
+  });
+}
+
+int ferry_rank_index(const ferry_rank* rank) {
+  return number_of(rank, [](const ferry_rank& known) { return known.rank.index(); });
+}
+
+int ferry_rank_size(const ferry_rank* rank) {
+  return number_of(rank, [](const ferry_rank& known) { return known.rank.size(); });
+}
+
+int ferry_rank_same_process(const ferry_rank* rank) {
+  return number_of(rank, [](const ferry_rank& known) { return known.rank.same_process() ? 1 : 0; });
+}
+
+ferry_status ferry_rank_topology(const ferry_rank* rank, int* nodes, int* local_ranks) {
+  return guarded([&] {
+    const Topology topology = required(rank, "rank").rank.topology();
+    required(nodes, "nodes");
+    required(local_ranks, "local_ranks");
+    *nodes = topology.nodes;
+    *local_ranks = topology.local_ranks;
+  });
+}
+
+ferry_status ferry_rank_all_gather(const ferry_rank* rank, const void* mine, void* all, size_t bytes) {
+  return guarded([&] {
+    required(rank, "rank");
+    if (bytes > 0 && (mine == nullptr || all == nullptr)) throw UsageError("all_gather: no memory given");
+    rank->rank.all_gather(mine, all, bytes);
+  });
+}
+
+ferry_status ferry_rank_barrier(const ferry_rank* rank) {
+  return guarded([&] { required(rank, "rank").rank.barrier(); });
+}

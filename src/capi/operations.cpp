@@ -1,0 +1,196 @@
+#include "capi/boundary.hpp"
+#include "capi/convert.hpp"
+#include "capi/handles.hpp"
+
+using namespace ferry;
+using namespace ferry::capi;
+
+namespace {
+
+static_assert(sizeof(ferry_step_metadata) == sizeof(StepMetadata));
+
+// Arguments that have no C++ form end the peers' call too, as those do that the exchange refuses itself.
+template <class Convert>
+decltype(auto) convert_or_refuse(Exchange& exchange, Operation operation, int lane, const Convert& convert) {
+  try {
+    return convert();
+  } catch (const Error& error) {
+    exchange.refuse(operation, lane, error);
+    throw;
+  }
+}
+
+struct DispatchInput {
+  Tokens tokens;
+  Ids ids;
+  Plan plan;
+  const float* weights;
+  DispatchOptions options;
+  Stream stream;
+  ferry_arrivals* arrivals;
+};
+
+DispatchInput read_dispatch(Exchange& exchange, const ferry_dispatch_args* given) {
+  const auto args = read_sized(given, "ferry_dispatch_args");
+  return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
+    if (args.ids != nullptr && args.plan.storage != nullptr) {
+      throw UsageError("dispatch: ids and a plan exclude each other");
+    }
+    return {.tokens = to_tokens(args.tokens),
+            .ids = to_ids(args.ids, args.id_type),
+            .plan = to_plan(args.plan),
+            .weights = args.weights,
+            .options = {.format = to_format(args.format),
+                        .lane = args.lane,
+                        .sm_limit = args.sm_limit,
+                        .memory = to_memory(args.memory),
+                        .weigh_rows = args.weigh_rows != 0,
+                        .dot_rows = args.dot_rows},
+            .stream = {args.stream},
+            .arrivals = args.arrivals};
+  });
+}
+
+// Runs a dispatch and hands its arrivals out. What check() finds ends the call with an error although its
+// rows have arrived.
+template <class Dispatch>
+void deliver(const Exchange& exchange, int lane, ferry_arrivals* arrivals, const Dispatch& dispatch) {
+  const auto deliver = [&](const Arrivals& arrived) {
+    if (arrivals != nullptr) write_sized(arrivals, to_c(arrived), "ferry_arrivals");
+  };
+  deliver({});  // a wrong size must be known before the call
+  try {
+    deliver(dispatch());
+  } catch (const OverflowError&) {
+    deliver(exchange.last_arrivals(lane));
+    throw;
+  } catch (const BadIdError&) {
+    deliver(exchange.last_arrivals(lane));
+    throw;
+  } catch (const BadSourceError&) {
+    deliver(exchange.last_arrivals(lane));
+    throw;
+  }
+}
+
+struct CombineInput {
+  Outputs outputs;
+  Plan plan;
+  Result result;
+  CombineOptions options;
+  Stream stream;
+};
+
+CombineInput read_combine(Exchange& exchange, const ferry_combine_args* given) {
+  const auto args = read_sized(given, "ferry_combine_args");
+  return convert_or_refuse(exchange, Operation::combine, args.lane, [&]() -> CombineInput {
+    return {.outputs = to_outputs(args.outputs),
+            .plan = to_plan(args.plan),
+            .result = to_result(args.result),
+            .options = {.weights = args.weights,
+                        .home_weights = args.home_weights,
+                        .reduction = to_reduction(args.reduction),
+                        .row_values = args.row_values,
+                        .route_values = args.route_values,
+                        .lane = args.lane,
+                        .sm_limit = args.sm_limit},
+            .stream = {args.stream}};
+  });
+}
+
+}  // namespace
+
+ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* args) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const DispatchInput in = read_dispatch(exchange, args);
+    deliver(exchange, in.options.lane, in.arrivals, [&] {
+      return in.plan.empty() ? exchange.dispatch(in.tokens, in.ids, in.weights, in.options, in.stream)
+                             : exchange.dispatch(in.tokens, in.plan, in.weights, in.options, in.stream);
+    });
+  });
+}
+
+ferry_status ferry_dispatch_send(ferry_exchange* handle, const ferry_dispatch_args* args) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const DispatchInput in = read_dispatch(exchange, args);
+    if (in.plan.empty()) return exchange.dispatch_send(in.tokens, in.ids, in.weights, in.options, in.stream);
+    exchange.dispatch_send(in.tokens, in.plan, in.weights, in.options, in.stream);
+  });
+}
+
+ferry_status ferry_dispatch_receive(ferry_exchange* handle, const ferry_dispatch_receive_args* given) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_dispatch_receive_args");
+    deliver(exchange, args.lane, args.arrivals,
+            [&] { return exchange.dispatch_receive(args.lane, {args.stream}); });
+  });
+}
+
+ferry_status ferry_combine(ferry_exchange* handle, const ferry_combine_args* args) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const CombineInput in = read_combine(exchange, args);
+    exchange.combine(in.outputs, in.plan, in.result, in.options, in.stream);
+  });
+}
+
+ferry_status ferry_combine_send(ferry_exchange* handle, const ferry_combine_args* args) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const CombineInput in = read_combine(exchange, args);
+    exchange.combine_send(in.outputs, in.plan, in.result, in.options, in.stream);
+  });
+}
+
+ferry_status ferry_combine_receive(ferry_exchange* handle, const ferry_combine_receive_args* given) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_combine_receive_args");
+    exchange.combine_receive(args.lane, {args.stream});
+  });
+}
+
+ferry_status ferry_combine_backward(ferry_exchange* handle, const ferry_combine_backward_args* given) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_combine_backward_args");
+    const auto in = convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
+      return {.tokens = to_tokens(args.d_result),
+              .ids = {},
+              .plan = to_plan(args.plan),
+              .weights = args.home_weights,
+              .options = {.format = to_format(args.format),
+                          .lane = args.lane,
+                          .sm_limit = args.sm_limit,
+                          .memory = to_memory(args.memory)},
+              .stream = {args.stream},
+              .arrivals = args.arrivals};
+    });
+    deliver(exchange, args.lane, in.arrivals, [&] {
+      return exchange.combine_backward(in.tokens, in.plan, in.weights, {.data = args.outputs}, args.d_weights,
+                                       in.options, in.stream);
+    });
+  });
+}
+
+ferry_status ferry_route_values(ferry_exchange* handle, const ferry_route_values_args* given) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_route_values_args");
+    exchange.route_values(args.values, to_plan(args.plan), args.row_values, args.lane, {args.stream});
+  });
+}
+
+ferry_status ferry_metadata(ferry_exchange* handle, const ferry_metadata_args* given) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_metadata_args");
+    auto& metadata = convert_or_refuse(exchange, Operation::metadata, args.lane,
+                                       [&]() -> auto& { return required(args.metadata, "metadata"); });
+    metadata =
+        reinterpret_cast<const ferry_step_metadata*>(exchange.metadata(args.count, args.lane, {args.stream}));
+  });
+}
