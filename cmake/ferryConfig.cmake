@@ -1,3 +1,10 @@
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 include(${CMAKE_CURRENT_LIST_DIR}/ferryTargets.cmake)
+
+# A project in C alone links with its C compiler, which does not know what a static library in C++ needs.
+get_property(ferry_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+get_target_property(ferry_type ferry::ferry TYPE)
+if(ferry_type STREQUAL "STATIC_LIBRARY" AND NOT "CXX" IN_LIST ferry_languages)
+  set_property(TARGET ferry::ferry APPEND PROPERTY INTERFACE_LINK_LIBRARIES stdc++ m)
+endif()
