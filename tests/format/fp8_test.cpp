@@ -1,106 +1,18 @@
-// Rows quantised to e4m3 with 1 x 128 scales, against the formula carried out in double.
+// Rows quantised to e4m3 with 1 x 128 scales: random rows, every exponent, stated cases.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
-#include "cpu/kernels.hpp"
-#include "format/oracle.hpp"
-#include "format/parts.hpp"
-#include "format/support.hpp"
+#include "format/fp8_rows.hpp"
 
 namespace ferry::test {
 namespace {
 
-constexpr Fp8Options kPlain{};
-constexpr Fp8Options kPowerOfTwo{.power_of_two = true};
-constexpr Fp8Options kPacked{.power_of_two = true, .packed = true};
-
-class Fp8 : public testing::TestWithParam<const cpu::Kernels*> {
- protected:
-  const cpu::Kernels& kernels_ = *GetParam();
-  Random random_{seed()};
-  testing::ScopedTrace trace_{__FILE__, __LINE__, "FERRY_SEED=" + std::to_string(seed())};
-
-  // Encodes the row in one way and compares every byte written.
-  void expect_row(const Memory& in, DType type, const Fp8Options& options) {
-    const std::int64_t columns = in.bytes() / bytes_of(type);
-    Memory values(columns, below(random_, 64));
-    Memory scales(parts_of(Format::fp8_e4m3(options), columns).part[1].wire_bytes, 16 * below(random_, 4));
-    kernels_.encode_fp8_row(values.data(), scales.data(), in.data(), type, columns, options);
-    ASSERT_TRUE(values.guards_intact() && scales.guards_intact()) << columns;
-
-    std::int64_t used = 0;
-    for (std::int64_t first = 0, block = 0; first < columns; first += 128, ++block) {
-      const std::int64_t count = std::min<std::int64_t>(128, columns - first);
-      std::vector<float> numbers;
-      for (std::int64_t c = first; c < first + count; ++c) numbers.push_back(decode(type, in.bits(type, c)));
-      const Fp8Block expected = encode_fp8_block(numbers, options.power_of_two);
-      for (std::int64_t c = 0; c < count; ++c) {
-        ASSERT_EQ(std::to_integer<int>(values.data()[first + c]), expected.values[c])
-            << to_string(Format::fp8_e4m3(options)) << ", column " << first + c << " = " << numbers[c]
-            << ", scale " << expected.scale;
-      }
-      if (options.packed) {
-        ASSERT_EQ(std::to_integer<int>(scales.data()[block]), expected.exponent) << "block " << block;
-      } else {
-        ASSERT_EQ(scales.fp32(block), expected.scale) << "block " << block;
-      }
-      used = (block + 1) * (options.packed ? 1 : 4);
-    }
-    for (; used < scales.bytes(); ++used) ASSERT_EQ(std::to_integer<int>(scales.data()[used]), 0);
-  }
-
-  void expect_row(const Memory& in, DType type) {
-    for (const Fp8Options& options : {kPlain, kPowerOfTwo, kPacked}) {
-      ASSERT_NO_FATAL_FAILURE(expect_row(in, type, options));
-    }
-  }
-
-  // A block with `amax` at a random place, and else what `element` gives.
-  template <class Element>
-  void expect_block(DType type, std::uint32_t amax, Element element) {
-    Memory in(128 * bytes_of(type));
-    for (int c = 0; c < 128; ++c) in.set_bits(type, c, element(c));
-    in.set_bits(type, below(random_, 128), amax);
-    expect_row(in, type);
-  }
-};
+using Fp8 = Fp8Rows;
 
 INSTANTIATE_TEST_SUITE_P(Isa, Fp8, testing::ValuesIn(cpu::available_kernels()),
                          [](const auto& instance) { return instance.param->name; });
-
-TEST_P(Fp8, Every16BitValueAsAmax) {
-  for (const DType type : {DType::bf16, DType::fp16}) {
-    for (std::uint32_t amax = 0; amax < 65536; ++amax) {
-      const std::uint32_t magnitude = amax & 0x7FFF;
-      // Smaller values, near and far, of both signs.
-      const auto element = [&](int) {
-        const auto word = static_cast<std::uint32_t>(random_());
-        return static_cast<std::uint32_t>(magnitude * std::uint64_t{word >> 8 & 0xFFFF} >> 16) |
-               (word & 0x8000);
-      };
-      ASSERT_NO_FATAL_FAILURE(expect_block(type, amax, element))
-          << to_string(type) << " " << std::hex << amax;
-    }
-  }
-}
-
-TEST_P(Fp8, Every16BitValueAsElement) {
-  for (const DType type : {DType::bf16, DType::fp16}) {
-    std::vector<std::uint32_t> largest{0x0000, 0x0001, 0x03FF, 0x0400, 0x3C00,
-                                       0x3F80, 0x7BFF, 0x7C00, 0x7F7F, 0x7F80};
-    for (int i = 0; i < 22; ++i) largest.push_back(static_cast<std::uint32_t>(below(random_, 0x8000)));
-    for (const std::uint32_t amax : largest) {
-      for (std::uint32_t first = 0; first < 65536; first += 128) {
-        const auto element = [&](int c) { return first + static_cast<std::uint32_t>(c); };
-        ASSERT_NO_FATAL_FAILURE(expect_block(type, amax, element))
-            << to_string(type) << " " << std::hex << amax;
-      }
-    }
-  }
-}
 
 TEST_P(Fp8, RandomRowsOfAnyLength) {
   for (const DType type : kTypes) {
