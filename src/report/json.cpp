@@ -123,7 +123,7 @@ Json timeline_json(const RunReport& run, int most_steps) {
       Json spans = Json::array();
       for (const Phase phase : kPhases) {
         const Span& span = run.at(step, rank)[phase];
-        spans.push_back({to_nanosecond(span.begin_us), to_nanosecond(span.end_us)});
+        spans.push_back({span.begin_us, span.end_us});
       }
       ranks.push_back(spans);
     }
@@ -132,9 +132,18 @@ Json timeline_json(const RunReport& run, int most_steps) {
   return {{"steps", shown}, {"spans_us", steps}};
 }
 
+// All figures follow from the times as they are written.
+RunReport in_nanoseconds(RunReport run) {
+  for (StepTimes& times : run.times) {
+    for (Span& span : times.phases) span = {to_nanosecond(span.begin_us), to_nanosecond(span.end_us)};
+  }
+  return run;
+}
+
 }  // namespace
 
-Json to_json(const RunReport& run, int most_steps) {
+Json to_json(const RunReport& given, int most_steps) {
+  const RunReport run = in_nanoseconds(given);
   const Summary summary = summarise(run);
   return {{"schema", kSchemaName},
           {"schema_version", kSchemaVersion},

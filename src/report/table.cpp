@@ -93,12 +93,12 @@ void add_flows(Buffer& out, const RunReport& run, const Summary& summary) {
 
 void add_ranks(Buffer& out, const RunReport& run, const Summary& summary) {
   if (run.configuration.ranks > kMostRankLines) return;
-  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}", "Rank", "rows", "of mean", "sends", "receives");
+  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}", "All steps", "rows", "of mean", "sends", "receives");
   for (int rank = 0; rank < run.configuration.ranks; ++rank) {
     const auto at = static_cast<std::size_t>(rank);
     const std::int64_t rows = run.load.rows_per_rank[at];
     const double over_mean = summary.rank.mean > 0 ? static_cast<double>(rows) / summary.rank.mean : 0.0;
-    line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}", rank, with_thousands(rows), in_times(over_mean),
+    line(out, "rank {:<5}{:>11}{:>11}{:>11}{:>11}", rank, with_thousands(rows), in_times(over_mean),
          in_bytes(static_cast<double>(summary.dispatch.sent_bytes[at])),
          in_bytes(static_cast<double>(summary.dispatch.received_bytes[at])));
   }

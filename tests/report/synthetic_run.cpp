@@ -85,6 +85,7 @@ class Maker {
   // Phases follow one another; each rank lags a little.
   void add_times() {
     double now = 1000;
+    const double size = shape_.ranks / 8.0;  // cores are shared
     const auto advance = [](double& clock, double us) {
       const double begin = clock;
       clock = std::round((clock + us) * 1000) / 1000;
@@ -93,11 +94,11 @@ class Maker {
     for (int step = 0; step < shape_.steps; ++step) {
       double latest = now;
       for (int rank = 0; rank < shape_.ranks; ++rank) {
-        double clock = std::round((now + 60 * unit()) * 1000) / 1000;
+        double clock = std::round((now + size * 900 * unit()) * 1000) / 1000;
         StepTimes& times = run_.times.emplace_back();
-        times[Phase::dispatch] = advance(clock, 420 * lognormal(0.15));
-        times[Phase::experts] = advance(clock, 2100 * lognormal(0.08));
-        times[Phase::combine] = advance(clock, 510 * lognormal(unit() < 0.01 ? 1.0 : 0.15));
+        times[Phase::dispatch] = advance(clock, size * 15'000 * lognormal(0.15));
+        times[Phase::experts] = advance(clock, size * 48'000 * lognormal(0.08));
+        times[Phase::combine] = advance(clock, size * 17'000 * lognormal(unit() < 0.01 ? 1.0 : 0.15));
         latest = std::max(latest, clock);
       }
       now = latest;

@@ -32,6 +32,7 @@ const as = {
   error: (value) => value.toExponential(1),
   text: (value) => value,
   passed: (value) => (value ? "passed" : "failed"),
+  kind: (value) => (value ? "synthesised" : "recorded"),
 };
 
 const shown = (path, kind) => {
@@ -94,7 +95,7 @@ function drawHeadline() {
     figure("Tokens a second", number("tokens_per_second"), "all ranks together") +
     flowFigure("dispatch", "Dispatch") +
     flowFigure("combine", "Combine") +
-    figure("Wire bytes", number("dispatch.wire_bytes", "bytes"), `combine ${number("combine.wire_bytes", "bytes")}`) +
+    figure("Dispatch wire bytes", number("dispatch.wire_bytes", "bytes"), `combine ${number("combine.wire_bytes", "bytes")}`) +
     figure("Busiest rank", number("load.busiest_rank.over_mean", "times"),
            `rank ${number("load.busiest_rank.index")}, of the mean`);
 }
@@ -260,7 +261,7 @@ function heatMap(direction) {
       from === to ? "local" : "cell", from === to ? `rank ${from} keeps` : `rank ${from} to rank ${to}`)).join("") +
     cell(`sent_bytes.${from}`, flow.sent_bytes[from], sums, "sum", `rank ${from} sends`) + "</div>";
 
-  const columns = `auto repeat(${R}, minmax(${dense ? 0 : 40}px, ${dense ? "1fr" : "62px"})) minmax(${dense ? 0 : 52}px, ${dense ? "1fr" : "72px"})`;
+  const columns = dense ? `auto repeat(${R + 1}, minmax(0, 1fr))` : `auto repeat(${R}, minmax(38px, 1fr)) minmax(50px, 1fr)`;
   return `<div class="heat-frame"><div class="heat${dense ? " dense" : ""}" role="table" aria-label="Bytes from rank to rank, ${direction}"
       style="grid-template-columns:${columns};--cell:${dense ? Math.max(8, Math.floor(640 / R)) : 34}px">
     <div role="row"><span class="name">${dense ? "" : "from ↓ to →"}</span>${indices(R).map(header).join("")}<span class="name">${dense ? "" : "sends"}</span></div>
@@ -269,7 +270,7 @@ function heatMap(direction) {
     indices(R).map((to) => cell(`received_bytes.${to}`, flow.received_bytes[to], sums, "sum", `rank ${to} receives`)).join("") +
     `<span></span></div></div></div>
     <div class="scale"><span>none</span><i></i><span data-label>${as.bytes(remote)}</span>
-      <i class="local-mark"></i><span>stays on its rank: ${number(`${direction}.local_bytes`, "bytes")} in all</span></div>
+      <span><i class="local-mark"></i>stays on its rank: ${number(`${direction}.local_bytes`, "bytes")} in all</span></div>
     <p class="notes"><span>${dense ? "Rows send, columns receive; last column and row: all that a rank sends and receives."
       : `In ${unit}, over all steps. Rows send, columns receive.`}</span>
       <span>${number(`${direction}.wire_bytes`, "bytes")} on the wire in ${number(`${direction}.messages`)} messages</span>
@@ -374,10 +375,9 @@ function facts(title, entries) {
 }
 
 function drawFacts() {
-  const kind = run.played.synthesised ? "synthesised" : "recorded";
   byId("facts").innerHTML =
     facts("Played", [
-      ["Trace", "played.trace", "text", `, ${kind}`], ["What it is", "played.description"], ["Recipe", "played.recipe"],
+      ["Trace", "played.trace"], ["Kind", "played.synthesised", "kind"], ["What it is", "played.description"], ["Recipe", "played.recipe"],
       ["Seed", "played.seed"], ["Layers", "played.layers", "count"], ["Tokens", "played.tokens", "count", " in a layer"],
       ["A rank and step", "played.tokens_per_rank", "count", " tokens"], ["Steps", "played.steps", "count"],
     ]) +

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Pages of synthetic runs show what their JSON says; and check_page.py notices when one number is changed.
+
+usage: page_test.py PATH_OF_write_sample
+"""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+import check_page  # noqa: E402  (beside this file)
+
+SEED = int(os.environ.get("FERRY_SEED") or random.SystemRandom().randrange(2**63))
+SHAPES = {"one rank": (1, 8, 3), "small": (4, 16, 5), "usual": (8, 256, 200), "large": (64, 512, 3000)}
+WRITER = ""
+
+
+class Sample:
+    """A page and its JSON in a folder of their own."""
+
+    def __init__(self, shape):
+        self.folder = tempfile.TemporaryDirectory()
+        subprocess.run([WRITER, self.folder.name, str(SEED), *map(str, shape)], check=True)
+        self.page = os.path.join(self.folder.name, "run.html")
+        with open(os.path.join(self.folder.name, "run.json"), encoding="utf-8") as file:
+            self.run = json.load(file)
+
+    def close(self):
+        self.folder.cleanup()
+
+    def text(self):
+        with open(self.page, encoding="utf-8") as file:
+            return file.read()
+
+    def replace_text(self, text):
+        with open(self.page, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def problems(self):
+        return check_page.problems_of(self.page, self.run)[0]
+
+
+class SampleTest(unittest.TestCase):
+    def sample(self, name):
+        sample = Sample(SHAPES[name])
+        self.addCleanup(sample.close)
+        return sample
+
+
+class PageTest(SampleTest):
+    def test_every_value_shown_is_the_json_value(self):
+        for name in SHAPES:
+            with self.subTest(name):
+                self.assertEqual(self.sample(name).problems(), [])
+
+    def test_large_pages_stay_small(self):
+        self.assertLess(os.path.getsize(self.sample("large").page), 1_000_000)
+
+    def test_timeline_of_a_large_run_is_cut_and_the_page_says_so(self):
+        sample = self.sample("large")
+        inside = check_page.embedded(sample.text())
+        self.assertEqual(inside["timeline"]["steps"], 32)
+        self.assertEqual(inside["latency"], sample.run["latency"])
+        self.assertIn('The first <span data-path="timeline.steps">32</span> of', check_page.drawn(sample.page))
+
+
+# What is changed on a page that is right -> how the problem that is found begins.
+CHANGES = {
+    """document.querySelector('b [data-path="latency.step.p50_us"]').textContent = "9.99 s" """:
+        "latency.step.p50_us: '9.99 s' is shown",
+    """const wire = document.querySelector('[data-path="dispatch.wire_bytes"]');
+       wire.textContent = wire.textContent.replace(/[kMGT]?B/, "µs")""":
+        "dispatch.wire_bytes: ",
+    """const bar = document.querySelector('rect[data-path="load.routes_per_expert.3"]');
+       bar.setAttribute("height", 1 + +bar.getAttribute("height"))""":
+        "load.routes_per_expert.3: ",
+    """document.querySelector('[data-path="combine.traffic_bytes.1.2"]').style.setProperty("--v", 0.01)""":
+        "combine.traffic_bytes.1.2: has shade",
+    """document.querySelector('[data-path="dispatch.traffic_bytes.2.1"]').setAttribute("aria-label", "a: 1 B")""":
+        "dispatch.traffic_bytes.2.1: '1 B' is shown",
+    """document.querySelector('[data-path="timeline.spans_us.2.3.1"]').setAttribute("width", 1)""":
+        "timeline.spans_us.2.3.1: is drawn from",
+    """document.querySelector('i[data-path="latency.dispatch.p99_us"]').style.left = "50%" """:
+        "latency.dispatch.p99_us: lies at",
+    """document.querySelectorAll('[data-path="load.idle_experts"]').forEach((e) => e.remove())""":
+        "load.idle_experts: is not shown",
+    """byId("verdict").innerHTML += "<i>and 17 more</i>" """:
+        "page: 'and 17 more' is a number without",
+}
+
+
+class ChangedTest(SampleTest):
+    def setUp(self):
+        self.small = self.sample("small")
+
+    def draw_and_then(self, script):
+        self.small.replace_text(self.small.text().replace("</body>", f"<script>{script}</script></body>"))
+
+    def assert_named(self, beginning):
+        problems = self.small.problems()
+        self.assertTrue(any(problem.startswith(beginning) for problem in problems), problems)
+
+    def exit_code(self):
+        changed = os.path.join(self.small.folder.name, "changed.json")
+        with open(changed, "w", encoding="utf-8") as file:
+            json.dump(self.small.run, file)
+        return check_page.main([self.small.page, changed])
+
+    def test_exit_code_tells_one_changed_number(self):
+        self.assertEqual(self.exit_code(), 0)
+        self.small.run["load"]["routes_per_expert"][5] += 1
+        self.assertEqual(self.exit_code(), 1)
+        self.assert_named("load.routes_per_expert.5: ")
+
+    def test_json_in_page_changed(self):
+        before = f'"max_us":{self.small.run["latency"]["combine"]["max_us"]}'
+        self.assertEqual(self.small.text().count(before), 1)
+        self.small.replace_text(self.small.text().replace(before, '"max_us":123456.789'))
+        self.assert_named("latency.combine.max_us: 123456.789 inside the page")
+        self.assert_named("latency.combine.max_us: '123 ms' is shown")
+
+    def test_one_text_changed(self):
+        self.draw_and_then(next(iter(CHANGES)))
+        problems = self.small.problems()
+        self.assertEqual(len(problems), 1, problems)
+
+    def test_every_kind_of_change_is_named(self):
+        self.draw_and_then(";\n".join(CHANGES))
+        problems = self.small.problems()
+        for beginning in CHANGES.values():
+            with self.subTest(beginning):
+                self.assertTrue(any(problem.startswith(beginning) for problem in problems), problems)
+
+    def test_requests_are_named(self):
+        text = self.small.text()
+        self.assertEqual(list(check_page.request_problems(text)), [])
+        for line in ('<img alt="" src="x.png">', '<link rel="stylesheet" href="https://example.org/a.css">',
+                     '<script>fetch("a")</script>', "<style>@import 'a.css'</style>"):
+            with self.subTest(line):
+                self.assertNotEqual(list(check_page.request_problems(text.replace("</body>", line + "</body>"))), [])
+        self.assertNotEqual(list(check_page.request_problems(text.replace(check_page.POLICY, "default-src *"))), [])
+
+
+if __name__ == "__main__":
+    WRITER = sys.argv.pop()
+    if not any(map(shutil.which, check_page.BROWSERS)) and os.environ.get("CI") != "true":
+        print("no Chromium here")
+        sys.exit(77)
+    print(f"seed {SEED} (FERRY_SEED repeats it)")
+    unittest.main()

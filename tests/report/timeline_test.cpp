@@ -1,0 +1,53 @@
+#include "report/timeline.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "report/seed.hpp"
+#include "report/synthetic_run.hpp"
+
+namespace ferry::report {
+namespace {
+
+using Json = nlohmann::json;
+using Place = std::tuple<int, int, int>;  // rank, phase, step
+
+TEST(TraceEvents, HoldEverySpanOfEveryRank) {
+  const RunReport run = synthetic_run(test_seed(), {5, 16, 7});
+  const Json json = Json::parse(to_trace_events(run));
+  std::map<Place, Json> spans;
+  for (const Json& event : json.at("traceEvents")) {
+    if (event.at("ph") != "X") continue;
+    spans[{event.at("pid"), event.at("tid"), event.at("args").at("step")}] = event;
+  }
+
+  ASSERT_EQ(spans.size(), 5u * 3u * 7u);
+  for (const auto& [place, event] : spans) {
+    const auto [rank, phase, step] = place;
+    const Span& span = run.at(step, rank).phases.at(static_cast<std::size_t>(phase));
+    EXPECT_EQ(event.at("name"), to_string(static_cast<Phase>(phase)));
+    EXPECT_NEAR(event.at("ts").get<double>(), span.begin_us, 0.0006);
+    EXPECT_NEAR(event.at("dur").get<double>(), span.length_us(), 0.0006);
+  }
+}
+
+TEST(TraceEvents, NameEveryRankAndPhase) {
+  const RunReport run = synthetic_run(test_seed(), {3, 16, 1});
+  const Json json = Json::parse(to_trace_events(run));
+  std::map<std::pair<int, int>, std::string> threads;
+  std::map<int, std::string> processes;
+  for (const Json& event : json.at("traceEvents")) {
+    if (event.at("name") == "thread_name")
+      threads[{event.at("pid"), event.at("tid")}] = event.at("args").at("name");
+    if (event.at("name") == "process_name") processes[event.at("pid")] = event.at("args").at("name");
+  }
+  EXPECT_EQ(processes, (std::map<int, std::string>{{0, "rank 0"}, {1, "rank 1"}, {2, "rank 2"}}));
+  EXPECT_EQ(threads.size(), 9u);
+  EXPECT_EQ((threads[{2, 1}]), "experts");
+}
+
+}  // namespace
+}  // namespace ferry::report
