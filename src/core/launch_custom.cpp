@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "core/system_error.hpp"
 #include "core/text.hpp"
 #include "memory/descriptor.hpp"
+#include "memory/offer.hpp"
 
 namespace ferry {
 
@@ -23,11 +25,18 @@ namespace {
 struct Card {
   int rank = -1;
   int process = 0;
-  int descriptor = -1;  // rank 0: of the memory that carries the group's control
+  int descriptor = -1;                    // rank 0: of the memory that carries the group's control ...
+  const GroupControl* control = nullptr;  // ... and where it has it mapped
   int error_number = 0;
   std::uint64_t process_space = 0;  // processes of another pid namespace cannot be reached by number
   char boot[40] = {};               // of this host's kernel: names the host beyond doubt
   char host[64] = {};               // for messages
+};
+
+// What rank 0 keeps open until everyone has joined it.
+struct Home {
+  Descriptor memory;
+  std::optional<Offer<GroupControl>> offer;
 };
 
 std::uint64_t process_space() {
@@ -69,14 +78,9 @@ class CustomLauncher : public Group::Launcher {
  private:
   // Collective. Every rank throws if one of them cannot take part.
   std::shared_ptr<GroupControl> meet() const {
-    const std::int64_t bytes = GroupControl::bytes(ranks());
-    Descriptor memory;
     Card mine = own_card(bootstrap_.rank);
-    if (bootstrap_.rank == 0) {
-      memory = Descriptor(memfd_create("ferry", MFD_CLOEXEC));
-      if (!memory.valid() || ftruncate(memory.number(), bytes) != 0) mine.error_number = errno;
-      mine.descriptor = memory.number();
-    }
+    Home home;
+    if (bootstrap_.rank == 0) open_home(home, mine);
     const std::vector<Card> cards = exchange_cards(mine);
     check_hosts(cards);
     if (cards[0].error_number != 0)
@@ -85,7 +89,7 @@ class CustomLauncher : public Group::Launcher {
     std::shared_ptr<GroupControl> control;
     int error = 0;
     try {
-      control = join(cards[0], bytes);
+      control = join(cards[0]);
     } catch (const SystemError& refused) {
       error = refused.error_number;
     }
@@ -110,9 +114,33 @@ class CustomLauncher : public Group::Launcher {
     return cards;
   }
 
-  std::shared_ptr<GroupControl> join(const Card& owner, std::int64_t bytes) const {
-    const Descriptor memory = Descriptor::of_process(owner.process, owner.descriptor);
-    auto control = std::make_shared<GroupControl>(Mapping::file(memory.number(), bytes), ranks());
+  void open_home(Home& home, Card& card) const {
+    home.memory = Descriptor(memfd_create("ferry", MFD_CLOEXEC));
+    if (!home.memory.valid() || ftruncate(home.memory.number(), GroupControl::bytes(ranks())) != 0) {
+      card.error_number = errno;
+      return;
+    }
+    try {
+      home.offer.emplace(map_control(home.memory));
+    } catch (const SystemError& refused) {
+      card.error_number = refused.error_number;
+      return;
+    }
+    card.descriptor = home.memory.number();
+    card.control = home.offer->address();
+  }
+
+  std::shared_ptr<GroupControl> map_control(const Descriptor& memory) const {
+    return std::make_shared<GroupControl>(Mapping::file(memory.number(), GroupControl::bytes(ranks())),
+                                          ranks());
+  }
+
+  // Threads of rank 0's process use its mapping: the thread sanitizer follows addresses, not pages.
+  std::shared_ptr<GroupControl> join(const Card& owner) const {
+    auto control = owner.process == getpid()
+                       ? Offer<GroupControl>::take(owner.control)
+                       : map_control(Descriptor::of_process(owner.process, owner.descriptor));
+    if (!control) throw system_error("rank 0 has given up", ESRCH);
     control->enter(bootstrap_.rank);  // so that a rank which dies from here on is noticed
     return control;
   }

@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <exception>
-#include <map>
-#include <mutex>
 #include <optional>
 
 #include "core/error_record.hpp"
@@ -12,6 +10,7 @@
 #include "core/text.hpp"
 #include "ferry/error.hpp"
 #include "memory/descriptor.hpp"
+#include "memory/offer.hpp"
 #include "memory/shared_file.hpp"
 
 namespace ferry {
@@ -50,43 +49,6 @@ void make_on_all(const Rank& rank, Make make) {
   agree(rank, error);
 }
 
-// Regions on offer to the threads of this process. A rank that fails withdraws its offer, so that a late peer
-// finds nothing instead of memory that is gone.
-class Offers {
- public:
-  void put(const std::shared_ptr<Mapping>& region) {
-    const std::lock_guard lock(mutex_);
-    regions_[region.get()] = region;
-  }
-  void withdraw(const std::shared_ptr<Mapping>& region) {
-    const std::lock_guard lock(mutex_);
-    regions_.erase(region.get());
-  }
-  std::shared_ptr<Mapping> take(const Mapping* key) {
-    const std::lock_guard lock(mutex_);
-    const auto found = regions_.find(key);
-    return found == regions_.end() ? nullptr : found->second;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<const Mapping*, std::shared_ptr<Mapping>> regions_;
-};
-
-Offers& offers() {
-  static Offers instance;
-  return instance;
-}
-
-struct Offer {
-  explicit Offer(std::shared_ptr<Mapping> offered) : region(std::move(offered)) { offers().put(region); }
-  ~Offer() { offers().withdraw(region); }
-  Offer(const Offer&) = delete;
-  Offer& operator=(const Offer&) = delete;
-
-  std::shared_ptr<Mapping> region;
-};
-
 // Where another process finds a region.
 struct Address {
   int process, descriptor;
@@ -120,12 +82,12 @@ void SymmetricMemory::share_with_threads(const Rank& rank) {
     regions_[rank_]->populate();
   });
   const Offer offer(regions_[rank_]);
-  const Mapping* mine = offer.region.get();
+  const Mapping* mine = offer.address();
   std::vector<const Mapping*> all(rank.size());
   rank.all_gather(&mine, all.data(), sizeof mine);
   make_on_all(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
-      regions_[peer] = offers().take(all[peer]);
+      regions_[peer] = Offer<Mapping>::take(all[peer]);
       if (!regions_[peer]) throw UsageError(str("rank ", peer, " has given up its symmetric memory"));
     }
   });

@@ -71,10 +71,11 @@ TEST_P(Memory, ThatNoRankCanHaveIsAnErrorOfAll) {
 
 TEST_P(Memory, OutlivesItsOwnerInAPeer) {
   run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
-    SymmetricMemory memory(rank, 1 << 20);
+    constexpr std::int64_t kPart = 300000;
+    SymmetricMemory memory(rank, 3 * kPart);
     if (rank.index() == 0) return;
     sleep_seconds(0.1);
-    std::memset(memory.at(0, 0), 1, 1 << 20);
+    std::memset(memory.at(0, rank.index() * kPart), 1, kPart);
   });
 }
 

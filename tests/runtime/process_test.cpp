@@ -1,5 +1,6 @@
 // Ranks that die, stop or exit, and what their processes leave behind.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -117,6 +118,30 @@ TEST(Processes, KilledAtAnyMomentNeverHangTheRest) {
     EXPECT_LT(watch.seconds(), 2.0);
   }
   expect_no_child_left();
+}
+
+TEST(Processes, OfAnotherNamespaceCannotJoin) {
+  const Meeting meeting(2);
+  const auto join = [&](int rank) {
+    const auto error =
+        thrown<UnsupportedError>([&] { Group::custom(meeting.bootstrap(rank)).run([](const Rank&) {}); });
+    check_text(error, "share one host and one process namespace");
+  };
+  constexpr int kSkipped = 77;
+  const int status = run_process([&] {
+    if (unshare(getuid() == 0 ? CLONE_NEWPID : CLONE_NEWUSER | CLONE_NEWPID) != 0) _exit(kSkipped);
+    const pid_t stranger = fork();  // the first process of the new namespace
+    if (stranger != 0) {
+      join(0);
+      int end = 0;
+      FERRY_CHECK(waitpid(stranger, &end, 0) == stranger && end == 0, str("status ", end));
+      return;
+    }
+    join(1);
+  });
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kSkipped)
+    GTEST_SKIP() << "this system gives us no namespace";
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Processes, ThatExitInTheirBodyAreLost) {
