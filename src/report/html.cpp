@@ -34,8 +34,7 @@ std::string to_html(const RunReport& run) {
   put(page, "{{css}}", kPageCss);
   put(page, "{{js}}", kPageJs);
   // Last, as its text may hold anything.
-  put(page, "{{json}}",
-      for_script(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)));
+  put(page, "{{json}}", for_script(json.dump()));
   return page;
 }
 

@@ -15,6 +15,11 @@ double to_nanosecond(double us) {
   return std::round(us * 1000.0) / 1000.0;
 }
 
+// Names come from command lines and may hold any bytes; JSON takes UTF-8 only.
+std::string utf8(const std::string& text) {
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
 template <class T>
 Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
@@ -23,9 +28,9 @@ Json or_null(const std::optional<T>& value) {
 Json json_of(const Played& played) {
   // A seed has 64 bits, of which a number in a page's script would keep 53.
   const Json seed = played.seed ? Json(std::to_string(*played.seed)) : Json(nullptr);
-  return {{"trace", played.trace},
+  return {{"trace", utf8(played.trace)},
           {"synthesised", played.synthesised},
-          {"description", played.description},
+          {"description", utf8(played.description)},
           {"recipe", played.recipe},
           {"seed", seed},
           {"layers", played.layers},
@@ -148,7 +153,7 @@ Json to_json(const RunReport& given, int most_steps) {
   return {{"schema", kSchemaName},
           {"schema_version", kSchemaVersion},
           {"ferry_version", run.ferry_version},
-          {"command", run.command},
+          {"command", utf8(run.command)},
           {"started_at", run.started_at},
           {"played", json_of(run.played)},
           {"configuration", json_of(run.configuration)},

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <iterator>
 
 #include "report/summary.hpp"
@@ -113,8 +114,7 @@ void add_busiest(Buffer& out, const RunReport& run, const Summary& summary) {
        in_times(summary.expert.over_mean), summary.expert.mean, count(summary.idle_experts, "expert"));
   if (run.load.dropped_routes > 0)
     line(out, "{:<10}{} beyond the capacity", "Dropped", count(run.load.dropped_routes, "route"));
-  line(out, "{:<10}{} tokens/s", "Through",
-       with_thousands(static_cast<std::int64_t>(summary.tokens_per_second + 0.5)));
+  line(out, "{:<10}{} tokens/s", "Through", with_thousands(std::llround(summary.tokens_per_second)));
 }
 
 }  // namespace

@@ -65,6 +65,14 @@ TEST(ReportJson, WithoutALimitThereIsNoShareOfIt) {
   EXPECT_TRUE(to_json(run)["dispatch"]["share_of_memcpy"].is_null());
 }
 
+TEST(ReportJson, BytesThatAreNoTextAreReplaced) {
+  RunReport run = synthetic_run(test_seed(), {1, 8, 1});
+  run.command += "\xff\xc3";
+  run.played.trace += "\x80";
+  EXPECT_EQ(to_json(run)["command"], run.command.substr(0, run.command.size() - 2) + "\uFFFD\uFFFD");
+  EXPECT_NO_THROW(to_json(run).dump());
+}
+
 TEST(ReportJson, ACutTimelineSaysSoAndKeepsTheFigures) {
   const RunReport run = synthetic_run(test_seed(), {2, 8, 30});
   const Json whole = to_json(run);
