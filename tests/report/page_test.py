@@ -7,6 +7,7 @@ usage: page_test.py PATH_OF_write_sample
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,19 @@ class PageTest(SampleTest):
         for name in SHAPES:
             with self.subTest(name):
                 self.assertEqual(self.sample(name).problems(), [])
+
+    def test_buttons_change_the_view_and_no_value(self):
+        sample = self.sample("small")
+        click = "<script>document.querySelectorAll('button').forEach((button) => button.click())</script>"
+        sample.replace_text(sample.text().replace("</body>", click + "</body>"))
+        self.assertEqual(sample.problems(), [])
+        page = check_page.drawn(sample.page)
+        self.assertRegex(page, r'<html lang="en" data-theme="(light|dark)">')
+        self.assertIn('<div id="traffic-dispatch" hidden', page)
+        loads = sample.run["load"]["routes_per_expert"]
+        places = dict(re.findall(r'data-path="load.routes_per_expert.(\d+)" x="([\d.]+)"', page))
+        by_place = sorted(range(len(loads)), key=lambda expert: float(places[str(expert)]))
+        self.assertEqual([loads[expert] for expert in by_place], sorted(loads, reverse=True))
 
     def test_large_pages_stay_small(self):
         self.assertLess(os.path.getsize(self.sample("large").page), 1_000_000)

@@ -1,0 +1,60 @@
+"use strict";
+// The run that the page holds, and its numbers as people read them. Every number shown stands in an element whose data-path says where the JSON has
+// it, or is part of a label (data-label): a name, a tick of an axis.
+
+const run = JSON.parse(document.getElementById("run").textContent);
+const at = (path) => path.split(".").reduce((value, key) => value[key], run);
+const byId = (id) => document.getElementById(id);
+const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
+
+// ---- Numbers as people read them
+
+const fixed = [0, 1, 2].map((digits) =>
+  new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+const threeDigits = (value) => fixed[value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2].format(value);
+const timeUnits = [[1, "µs"], [1e3, "ms"], [1e6, "s"]];
+const byteUnits = [[1, "B"], [1e3, "kB"], [1e6, "MB"], [1e9, "GB"], [1e12, "TB"]];
+// The largest unit that the value reaches, once it is rounded.
+const unitOf = (value, units) => units.reduce((chosen, unit) => (value >= 0.9995 * unit[0] ? unit : chosen));
+const scaled = (value, units) => {
+  const [size, name] = unitOf(value, units);
+  return `${name === "B" ? fixed[0].format(value) : threeDigits(value / size)} ${name}`;
+};
+
+const as = {
+  count: (value) => fixed[0].format(value),
+  mean: (value) => fixed[1].format(value),
+  time: (value) => scaled(value, timeUnits),
+  bytes: (value) => scaled(value, byteUnits),
+  rate: (value) => `${scaled(value, byteUnits)}/s`,
+  share: (value) => `${fixed[1].format(value * 100)} %`,
+  times: (value) => `${fixed[2].format(value)} ×`,
+  error: (value) => value.toExponential(1),
+  text: (value) => value,
+  passed: (value) => (value ? "passed" : "failed"),
+  kind: (value) => (value ? "synthesised" : "recorded"),
+};
+
+const shown = (path, kind) => {
+  const value = at(path);
+  return value === null ? "none" : as[kind](value);
+};
+const number = (path, kind = "count") => `<span data-path="${path}">${escaped(shown(path, kind))}</span>`;
+const text = (path) => number(path, "text");
+const label = (words) => `<span data-label>${escaped(words)}</span>`;
+
+const R = run.configuration.ranks;
+const E = run.configuration.experts;
+const phases = ["dispatch", "experts", "combine"];
+const percent = (part, whole) => `${((100 * part) / whole).toFixed(3)}%`;
+const indices = (n) => Array.from({ length: n }, (_, i) => i);
+const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
+
+// At most `most` round numbers in (0, limit].
+function ticks(limit, most) {
+  if (!(limit > 0)) return [];
+  const rough = limit / most;
+  const decade = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((m) => m * decade).find((s) => s >= rough * 0.999999);
+  return indices(Math.floor(limit / step + 1e-9)).map((i) => (i + 1) * step);
+}

@@ -1,0 +1,98 @@
+// The timeline: rectangles lie at their microseconds; the picture's view box chooses the part shown
+
+function drawTimeline() {
+  const steps = run.timeline.spans_us;
+  const laneHeight = R <= 16 ? 20 : 10;
+  const begins = steps.map((step) => step.reduce((first, rank) => Math.min(first, rank[0][0]), Infinity));
+  const ends = steps.map((step) => step.reduce((last, rank) => Math.max(last, rank[2][1]), -Infinity));
+  const first = begins[0];
+  const last = Math.max(largest(ends), first + 1e-3);
+  const fewSteps = Math.min(steps.length, Math.max(1, Math.min(6, Math.floor(600 / R))));
+  const view = { from: first, to: Math.max(ends[fewSteps - 1], first + 1e-3) };
+
+  const name = (rank) => (laneHeight >= 20 || rank % 8 === 0 ? label(R <= 16 ? `rank ${rank}` : rank) : "<span></span>");
+  const bars = steps.map((step, s) => step.map((spans, r) => spans.map(([begin, end], p) =>
+    `<rect class="${phases[p]}" data-path="timeline.spans_us.${s}.${r}.${p}" x="${begin}" width="${end - begin}" ` +
+    `y="${r * laneHeight + 1}" height="${laneHeight - 2}"/>`).join("")).join("")).join("");
+  const edges = begins.map((us) => `<path d="M${us} 0V${R * laneHeight}"/>`).join("");
+
+  byId("timeline").innerHTML = `<div class="lanes-frame">
+    <div></div><div class="axis above"></div>
+    <div class="lane-names" style="display:grid;grid-auto-rows:${laneHeight}px">${indices(R).map(name).join("")}</div>
+    <svg class="lanes" tabindex="0" role="img" preserveAspectRatio="none" style="height:${R * laneHeight + 2}px"
+      aria-label="Phases of every rank over time; arrow keys move, plus and minus zoom">${edges}${bars}</svg>
+    <div class="axis below"></div></div>`;
+  byId("timeline-note").innerHTML = run.timeline.steps === run.played.steps
+    ? `All ${number("timeline.steps")} steps, from the start of the run. Drag to move.`
+    : `The first ${number("timeline.steps")} of ${number("played.steps")} steps, from the start of the run; all other figures come from all steps. Drag to move.`;
+  byId("phases").innerHTML = phases.map((p) => `<li class="${p}"><span class="swatch"></span>${p}</li>`).join("");
+
+  const svg = document.querySelector(".lanes");
+  const show = () => {
+    const width = view.to - view.from;
+    const inside = (us) => us >= view.from && us <= view.to;
+    svg.setAttribute("viewBox", `${view.from} -1 ${width} ${R * laneHeight + 2}`);
+    const pixels = svg.clientWidth || 600;
+    let free = -Infinity;
+    document.querySelector(".axis.above").innerHTML = begins.map((us, step) => {
+      const x = ((us - view.from) / width) * pixels;
+      if (!inside(us) || x < free || x > pixels - 50) return "";
+      free = x + 60;
+      return `<span data-label style="left:${percent(us - view.from, width)}">step ${step}</span>`;
+    }).join("");
+    const gap = ticks(width, pixels < 500 ? 3 : 7)[0];
+    const firstTick = Math.ceil(view.from / gap);
+    document.querySelector(".axis.below").innerHTML = indices(Math.floor(view.to / gap) - firstTick + 1)
+      .map((i) => (firstTick + i) * gap)
+      .filter((us) => us > view.from + width * 0.03 && us < view.to - width * 0.03)
+      .map((us) => `<span data-label style="left:${percent(us - view.from, width)}">${tickTime(us)}</span>`).join("");
+  };
+
+  const moveTo = (from, width) => {
+    const fitting = Math.min(Math.max(width, 1e-1), last - first);
+    view.from = Math.min(Math.max(from, first), last - fitting);
+    view.to = view.from + fitting;
+    show();
+  };
+  const moves = {
+    earlier: () => moveTo(view.from - (view.to - view.from) / 2, view.to - view.from),
+    later: () => moveTo(view.from + (view.to - view.from) / 2, view.to - view.from),
+    in: () => zoom(0.5, 0.5),
+    out: () => zoom(2, 0.5),
+    all: () => moveTo(first, last - first),
+  };
+  const zoom = (factor, around) => {
+    const width = view.to - view.from;
+    moveTo(view.from + around * width * (1 - factor), width * factor);
+  };
+  document.querySelectorAll("[data-move]").forEach((button) =>
+    button.addEventListener("click", moves[button.dataset.move]));
+  const keys = { ArrowLeft: "earlier", ArrowRight: "later", "+": "in", "-": "out" };
+  svg.addEventListener("keydown", (event) => {
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    moves[keys[event.key]]();
+  });
+  svg.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;  // the wheel alone scrolls the page
+    event.preventDefault();
+    zoom(event.deltaY < 0 ? 0.8 : 1.25, event.offsetX / svg.clientWidth);
+  }, { passive: false });
+  svg.addEventListener("pointerdown", (event) => {
+    const start = { x: event.clientX, from: view.from, width: view.to - view.from };
+    const drag = (move) => moveTo(start.from - ((move.clientX - start.x) / svg.clientWidth) * start.width, start.width);
+    const stop = () => svg.removeEventListener("pointermove", drag);
+    svg.setPointerCapture(event.pointerId);
+    svg.addEventListener("pointermove", drag);
+    svg.addEventListener("pointerup", stop, { once: true });
+    svg.addEventListener("pointercancel", stop, { once: true });
+  });
+  addEventListener("resize", show);
+  show();
+}
+
+function spanWords(path) {
+  const [, , step, rank, phase] = path.split(".");
+  const [begin, end] = at(path);
+  return `rank ${rank}, step ${step}, ${phases[phase]}: ${as.time(end - begin)}, from ${as.time(begin)}`;
+}
