@@ -151,6 +151,7 @@ void run_custom_processes(int ranks, double deadline, const std::function<void(R
 }  // namespace
 
 void run_ranks(Kind kind, int ranks, double deadline, const std::function<void(Rank)>& body) {
+  seed();  // drawn here, so that ranks which are processes have the same
   if (kind == Kind::custom_threads) return run_custom_threads(ranks, deadline, body);
   if (kind == Kind::custom_processes) return run_custom_processes(ranks, deadline, body);
   Group group = kind == Kind::threads ? Group::threads(ranks) : Group::processes(ranks);
