@@ -1,12 +1,11 @@
 // Whole layers and whole exchanges: agreement between backends and between numbers of ranks, gradients,
-// recorded routing, load, and ranks that do not agree.
+// recorded routing, load.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <vector>
 
 #include "contract/experts.hpp"
@@ -240,100 +239,6 @@ TEST_P(Contract, LoadIsCounted) {
   });
 }
 
-// What a rank is told when its call is not the others'.
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return {};
-}
-
-TEST_P(Contract, DifferentConfigurationsAreNamed) {
-  const Case c = small_case(1);
-  struct Change {
-    const char* name;
-    std::function<void(Config&)> apply;
-  };
-  const Change changes[] = {{"experts", [](Config& g) { g.experts += 1; }},
-                            {"top_k", [](Config& g) { g.top_k += 1; }},
-                            {"hidden", [](Config& g) { g.hidden += 16; }},
-                            {"max_tokens", [](Config& g) { g.max_tokens += 1; }},
-                            {"layout", [](Config& g) { g.layout = Layout::rank_major; }},
-                            {"alignment", [](Config& g) { g.alignment = 2; }},
-                            {"capacity", [](Config& g) { g.capacity = 64; }},
-                            {"repeats", [](Config& g) { g.repeats = true; }},
-                            {"zero_padding", [](Config& g) { g.zero_padding = true; }},
-                            {"format", [](Config& g) { g.format = Format::fp32(); }},
-                            {"wire", [](Config& g) { g.wire = DType::fp16; }},
-                            {"reduction", [](Config& g) { g.reduction = Reduction::exact; }},
-                            {"lanes", [](Config& g) { g.lanes = 3; }},
-                            {"deadline", [](Config& g) { g.deadline = 12; }},
-                            {"placement", [](Config& g) {
-                               std::vector<ExpertPlace> places = Placement::blocks(g.experts, 2).places();
-                               std::swap(places[0], places[7]);
-                               g.placement = Placement::table(places, 2);
-                             }}};
-  for (const Change& change : changes) {
-    run(c.ranks, change.name, [&](Rank rank) {
-      Config config = c.config;
-      if (rank.index() == 1) change.apply(config);
-      const std::string text = refusal([&] { Exchange exchange(rank, config); });
-      require(text.find(change.name) != std::string::npos, "a difference in ", change.name, " gives: '", text,
-              "'");
-    });
-  }
-}
-
-TEST_P(Contract, DifferentOptionsAreNamed) {
-  Case c = small_case(1);
-  c.ranks = 3;
-  c.full = true;
-  c.config.reduction = Reduction::exact;
-  const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
-  run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    const Plan plan = play_step(exchange, c, step, outcome);
-    const bool odd = rank.index() == 1;
-    const auto require_named = [&](const char* name, const std::function<void()>& call) {
-      const std::string text = refusal(call);
-      require(text.find(name) != std::string::npos, "a difference in ", name, " gives: '", text, "'");
-      play_step(exchange, c, step, outcome);  // as usable as before
-    };
-    require_named("format", [&] {
-      DispatchPlay dispatch(exchange, c, step);
-      if (odd) dispatch.options().format = Format::fp8_e4m3();
-      dispatch.call();
-    });
-    require_named("plan", [&] { DispatchPlay(exchange, c, step).call(odd ? plan : Plan()); });
-    require_named("weights", [&] {
-      DispatchPlay dispatch(exchange, c, step);
-      exchange.dispatch(dispatch.tokens(), dispatch.ids(), odd ? nullptr : dispatch.weights(),
-                        dispatch.options());
-    });
-    require_named("weigh_rows", [&] {
-      DispatchPlay dispatch(exchange, c, step);
-      dispatch.options().weigh_rows = odd;
-      dispatch.call();
-    });
-    // Rows of partial and of exact lie differently in the staging: ranks that differ may write to the same
-    // bytes before they know. Harmless, as nobody reads them, but the thread sanitizer cannot know.
-#ifdef __SANITIZE_THREAD__
-    const Reduction usual = Reduction::unreduced;
-#else
-    const Reduction usual = Reduction::partial;
-#endif
-    require_named("reduction", [&] {
-      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
-      combine.options().weights = nullptr;
-      combine.options().reduction = odd ? Reduction::exact : usual;
-      combine.call();
-    });
-  });
-}
-
 // Steps of a trace with whatever routing it holds.
 void play_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout) {
   Case c;
@@ -374,7 +279,7 @@ TEST_P(Contract, RecordedRouting) {
 }
 
 TEST_P(Contract, RandomCasesSlice) {
-  for (int number = 0; number < 60; ++number) {
+  for (int number = 0; number < 30; ++number) {
     const Case c = draw_case(seed_of(static_cast<std::uint64_t>(number)), CaseSize::small);
     ASSERT_TRUE(play_sequence(GetParam(), c)) << "case " << number;
   }
