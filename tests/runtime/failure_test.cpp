@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "core/text.hpp"
 #include "runtime/kinds.hpp"
@@ -85,6 +86,21 @@ TEST_P(Failures, ARankMayLeaveOnceItHasDoneItsPart) {
     if (rank.index() == 0) sleep_seconds(0.05);
     rank.barrier();  // the others may be gone when rank 0 looks
   });
+}
+
+// The moments between a waiter's looks at the flag and at its peer.
+TEST_P(Failures, ARankMayLeaveAtAnyMomentOnceItHasDoneItsPart) {
+  Random random(seed());
+  for (int round = 0; round < 1500; ++round) {
+    const int yields = below(random, 150);
+    run_ranks(GetParam(), 2, 30, [yields](const Rank& rank) {
+      rank.barrier();
+      if (rank.index() == 0) {
+        for (int i = 0; i < yields; ++i) std::this_thread::yield();
+      }
+      rank.barrier();
+    });
+  }
 }
 
 TEST_P(Failures, ADeadlineNamesTheRankThatDidNotCome) {
