@@ -8,4 +8,5 @@
 #include "ferry/group.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/plan.hpp"
+#include "ferry/trace.hpp"
 #include "ferry/types.hpp"
