@@ -1,0 +1,218 @@
+#include "apps/ferry/bench_options.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <limits>
+
+#include "apps/ferry/bench_inputs.hpp"
+#include "apps/ferry/machine.hpp"
+#include "apps/ferry/run_options.hpp"
+#include "apps/ferry/traces.hpp"
+#include "ferry/error.hpp"
+#include "format/parts.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+constexpr double kDeadline = 300.0;       // checks come between calls, and cores may be few
+constexpr int kLaunches = 20;             // of a short call
+constexpr std::int64_t kShort = 2 << 20;  // bytes that arrive at a rank
+
+int parse_number(const std::string& text, const std::string& whole) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 1) {
+    throw UsageError(fmt::format("--tokens {}: '{}' is no positive number", whole, text));
+  }
+  return value;
+}
+
+template <class Value, std::size_t kCount>
+Value named(const std::array<Value, kCount>& values, const std::string& name) {
+  return *std::find_if(values.begin(), values.end(), [&](Value value) { return name == to_string(value); });
+}
+
+Layout layout_of(const std::string& name) {
+  return named(std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major}, name);
+}
+
+Reduction reduction_of(const std::string& name) {
+  return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
+}
+
+double bytes_needed(const BenchPoint& point) {
+  double bytes = 0;
+  for (int rank = 0; rank < point.ranks; ++rank) {
+    const Sizes sizes = size_of(point.config, point.ranks, rank);
+    bytes += static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
+  }
+  const double tokens = static_cast<double>(point.ranks) * point.tokens;
+  const double row = static_cast<double>(point.token_bytes());
+  bytes += tokens * row * (BenchInputs::kSets + 1);  // inputs and results
+  bytes += tokens * row * point.config.top_k;        // arrived rows
+  return bytes;
+}
+
+void check_memory(const BenchPoint& point) {
+  const double bytes = bytes_needed(point);
+  const auto available = static_cast<double>(available_memory_bytes());
+  if (available == 0 || bytes < available) return;
+  throw SystemError(
+      fmt::format("{} ranks of {} tokens, hidden {}, take {:.1f} GB, {:.1f} GB are free", point.ranks,
+                  point.tokens, point.config.hidden, bytes * 1e-9, available * 1e-9),
+      ENOMEM);
+}
+
+BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks, int tokens,
+                      const std::string& format, const std::string& layout, const std::string& reduction) {
+  BenchPoint point;
+  point.trace = &trace;
+  point.ranks = ranks;
+  point.processes = options.processes;
+  point.tokens = tokens;
+  point.repetitions = options.repetitions;
+  Config& config = point.config;
+  config.experts = trace.experts;
+  config.top_k = trace.top_k;
+  config.hidden = options.hidden;
+  config.max_tokens = tokens;
+  config.placement = Placement::blocks(trace.experts, ranks);
+  config.layout = layout_of(layout);
+  config.repeats = true;  // recordings may list an expert twice
+  config.format = parse_format(format);
+  config.wire = point.type = token_type(config.format);
+  config.reduction = reduction_of(reduction);
+  config.deadline = kDeadline;
+  if (config.format.kind == FormatKind::opaque) {
+    throw UsageError(fmt::format("--format {}: sums need values, opaque parts have none", format));
+  }
+  if (config.layout == Layout::rank_major && config.reduction != Reduction::partial) {
+    throw UsageError(fmt::format(
+        "--reduction {} with --layout rank_major: its rows are sums already, only partial adds them",
+        reduction));
+  }
+  size_of(config, ranks);  // refuses what construction would
+  const std::int64_t arriving = std::int64_t{tokens} * config.top_k * point.token_bytes();
+  point.launches = arriving <= kShort ? kLaunches : 1;
+  check_memory(point);
+  return point;
+}
+
+}  // namespace
+
+void add_bench_options(CLI::App& command, BenchOptions& options) {
+  const CLI::Range positive(1, std::numeric_limits<int>::max());
+  command.add_option(
+      "--trace", options.traces,
+      "recorded (folder/name or path.npy) or synth:decode, synth:prefill, synth:uniform; may be "
+      "repeated; default: synth:uniform, synth:decode and the first recorded one under FERRY_TRACES");
+  command.add_option("--tokens", options.tokens, "of a rank in a call: 1:8192 doubles, 1,5,64 is a list")
+      ->capture_default_str();
+  command.add_option("--ranks", options.ranks, "a list")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command.add_flag("--processes", options.processes, "each rank is a process instead of a thread");
+  command
+      .add_option("--format", options.formats,
+                  "a list of bf16, fp16, fp32, fp8, fp8-columns, fp8-pow2, fp8-pow2-packed")
+      ->delimiter(',')
+      ->capture_default_str();
+  command.add_option("--layout", options.layouts, "a list of expert_major, expert_padded, rank_major")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"expert_major", "expert_padded", "rank_major"}))
+      ->capture_default_str();
+  command.add_option("--reduction", options.reductions, "a list of partial, exact, unreduced")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"partial", "exact", "unreduced"}))
+      ->capture_default_str();
+  command.add_option("--hidden", options.hidden, "columns of a token")
+      ->check(positive)
+      ->capture_default_str();
+  command
+      .add_option("--experts", options.experts,
+                  "of synthesised traces; default: as the first recorded one, or else 256")
+      ->check(positive);
+  command
+      .add_option("--top-k", options.top_k,
+                  "of synthesised traces; default: as the first recorded one, or else 8")
+      ->check(CLI::Range(1, kMaxTopK));
+  command.add_option("--repetitions", options.repetitions, "of every point")
+      ->check(positive)
+      ->capture_default_str();
+  command.add_option("--seed", options.seed, "of synthesised traces")->capture_default_str();
+  command.add_option("--json", options.json, "write JSON to a file, or to stdout instead of the table (-)");
+}
+
+std::vector<int> parse_sweep(const std::string& text) {
+  std::vector<int> values;
+  if (const std::size_t colon = text.find(':'); colon != std::string::npos) {
+    const std::int64_t last = parse_number(text.substr(colon + 1), text);
+    for (std::int64_t value = parse_number(text.substr(0, colon), text); value <= last; value *= 2) {
+      values.push_back(static_cast<int>(value));
+    }
+    if (values.empty()) throw UsageError(fmt::format("--tokens {}: the last is below the first", text));
+    return values;
+  }
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    values.push_back(parse_number(text.substr(begin, end - begin), text));
+    begin = end + 1;
+  }
+  return values;
+}
+
+std::vector<Trace> open_bench_traces(const BenchOptions& options) {
+  std::vector<std::string> names = options.traces;
+  if (names.empty()) {
+    names = {"synth:uniform", "synth:decode"};
+    if (const std::string recorded = default_recorded_trace(); !recorded.empty()) names.push_back(recorded);
+  }
+  std::vector<Trace> traces(names.size());
+  const Trace* recorded = nullptr;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i].starts_with("synth:")) continue;
+    traces[i] = open_trace(names[i]);
+    if (recorded == nullptr) recorded = &traces[i];
+  }
+  TraceOptions how;
+  how.synth.seed = options.seed;
+  if (recorded != nullptr) {
+    how.synth.experts = recorded->experts;
+    how.synth.top_k = recorded->top_k;
+  }
+  if (options.experts > 0) how.synth.experts = options.experts;
+  if (options.top_k > 0) how.synth.top_k = options.top_k;
+  const std::vector<int> tokens = parse_sweep(options.tokens);
+  how.synth.tokens = std::int64_t{*std::max_element(tokens.begin(), tokens.end())} *
+                     *std::max_element(options.ranks.begin(), options.ranks.end());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i].starts_with("synth:")) traces[i] = open_trace(names[i], how);
+  }
+  return traces;
+}
+
+std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces) {
+  std::vector<BenchPoint> points;
+  for (const int ranks : options.ranks) {
+    for (const std::string& format : options.formats) {
+      for (const std::string& layout : options.layouts) {
+        for (const std::string& reduction : options.reductions) {
+          for (const int tokens : parse_sweep(options.tokens)) {
+            for (const Trace& trace : traces) {
+              points.push_back(make_point(options, trace, ranks, tokens, format, layout, reduction));
+            }
+          }
+        }
+      }
+    }
+  }
+  return points;
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,21 @@
+// What `ferry bench` prints and writes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/ferry/bench_point.hpp"
+
+namespace ferry::app {
+
+struct BenchRow {
+  BenchPoint point;
+  BenchResult result;
+};
+
+std::string bench_table(const std::vector<BenchRow>& rows);
+nlohmann::ordered_json bench_json(const std::vector<BenchRow>& rows);
+
+}  // namespace ferry::app
