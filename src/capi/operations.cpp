@@ -27,11 +27,9 @@ struct DispatchInput {
   const float* weights;
   DispatchOptions options;
   Stream stream;
-  ferry_arrivals* arrivals;
 };
 
-DispatchInput read_dispatch(Exchange& exchange, const ferry_dispatch_args* given) {
-  const auto args = read_sized(given, "ferry_dispatch_args");
+DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
   return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
     if (args.ids != nullptr && args.plan.storage != nullptr) {
       throw UsageError("dispatch: ids and a plan exclude each other");
@@ -46,8 +44,21 @@ DispatchInput read_dispatch(Exchange& exchange, const ferry_dispatch_args* given
                         .memory = to_memory(args.memory),
                         .weigh_rows = args.weigh_rows != 0,
                         .dot_rows = args.dot_rows},
-            .stream = {args.stream},
-            .arrivals = args.arrivals};
+            .stream = {args.stream}};
+  });
+}
+
+DispatchInput to_input(Exchange& exchange, const ferry_combine_backward_args& args) {
+  return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
+    return {.tokens = to_tokens(args.d_result),
+            .ids = {},
+            .plan = to_plan(args.plan),
+            .weights = args.home_weights,
+            .options = {.format = to_format(args.format),
+                        .lane = args.lane,
+                        .sm_limit = args.sm_limit,
+                        .memory = to_memory(args.memory)},
+            .stream = {args.stream}};
   });
 }
 
@@ -58,7 +69,7 @@ void deliver(const Exchange& exchange, int lane, ferry_arrivals* arrivals, const
   const auto deliver = [&](const Arrivals& arrived) {
     if (arrivals != nullptr) write_sized(arrivals, to_c(arrived), "ferry_arrivals");
   };
-  deliver({});  // a wrong size must be known before the call
+  deliver({});  // nothing has arrived yet, and a wrong size must be known before the call
   try {
     deliver(dispatch());
   } catch (const OverflowError&) {
@@ -81,8 +92,7 @@ struct CombineInput {
   Stream stream;
 };
 
-CombineInput read_combine(Exchange& exchange, const ferry_combine_args* given) {
-  const auto args = read_sized(given, "ferry_combine_args");
+CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
   return convert_or_refuse(exchange, Operation::combine, args.lane, [&]() -> CombineInput {
     return {.outputs = to_outputs(args.outputs),
             .plan = to_plan(args.plan),
@@ -100,21 +110,22 @@ CombineInput read_combine(Exchange& exchange, const ferry_combine_args* given) {
 
 }  // namespace
 
-ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* args) {
+ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* given) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
-    const DispatchInput in = read_dispatch(exchange, args);
-    deliver(exchange, in.options.lane, in.arrivals, [&] {
+    const auto args = read_sized(given, "ferry_dispatch_args");
+    deliver(exchange, args.lane, args.arrivals, [&] {
+      const DispatchInput in = to_input(exchange, args);
       return in.plan.empty() ? exchange.dispatch(in.tokens, in.ids, in.weights, in.options, in.stream)
                              : exchange.dispatch(in.tokens, in.plan, in.weights, in.options, in.stream);
     });
   });
 }
 
-ferry_status ferry_dispatch_send(ferry_exchange* handle, const ferry_dispatch_args* args) {
+ferry_status ferry_dispatch_send(ferry_exchange* handle, const ferry_dispatch_args* given) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
-    const DispatchInput in = read_dispatch(exchange, args);
+    const DispatchInput in = to_input(exchange, read_sized(given, "ferry_dispatch_args"));
     if (in.plan.empty()) return exchange.dispatch_send(in.tokens, in.ids, in.weights, in.options, in.stream);
     exchange.dispatch_send(in.tokens, in.plan, in.weights, in.options, in.stream);
   });
@@ -129,18 +140,18 @@ ferry_status ferry_dispatch_receive(ferry_exchange* handle, const ferry_dispatch
   });
 }
 
-ferry_status ferry_combine(ferry_exchange* handle, const ferry_combine_args* args) {
+ferry_status ferry_combine(ferry_exchange* handle, const ferry_combine_args* given) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
-    const CombineInput in = read_combine(exchange, args);
+    const CombineInput in = to_input(exchange, read_sized(given, "ferry_combine_args"));
     exchange.combine(in.outputs, in.plan, in.result, in.options, in.stream);
   });
 }
 
-ferry_status ferry_combine_send(ferry_exchange* handle, const ferry_combine_args* args) {
+ferry_status ferry_combine_send(ferry_exchange* handle, const ferry_combine_args* given) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
-    const CombineInput in = read_combine(exchange, args);
+    const CombineInput in = to_input(exchange, read_sized(given, "ferry_combine_args"));
     exchange.combine_send(in.outputs, in.plan, in.result, in.options, in.stream);
   });
 }
@@ -157,19 +168,8 @@ ferry_status ferry_combine_backward(ferry_exchange* handle, const ferry_combine_
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_combine_backward_args");
-    const auto in = convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
-      return {.tokens = to_tokens(args.d_result),
-              .ids = {},
-              .plan = to_plan(args.plan),
-              .weights = args.home_weights,
-              .options = {.format = to_format(args.format),
-                          .lane = args.lane,
-                          .sm_limit = args.sm_limit,
-                          .memory = to_memory(args.memory)},
-              .stream = {args.stream},
-              .arrivals = args.arrivals};
-    });
-    deliver(exchange, args.lane, in.arrivals, [&] {
+    deliver(exchange, args.lane, args.arrivals, [&] {
+      const DispatchInput in = to_input(exchange, args);
       return exchange.combine_backward(in.tokens, in.plan, in.weights, {.data = args.outputs}, args.d_weights,
                                        in.options, in.stream);
     });

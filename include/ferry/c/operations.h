@@ -69,8 +69,9 @@ typedef struct ferry_combine_receive_args {
   void* stream;
 } ferry_combine_receive_args;
 
-// Brings the experts' outputs home and adds them. Split form: plan, result and home weights must live until
-// the receive half has ended, and home weights with partial are refused.
+// Brings the experts' outputs home and adds them. Home weights with partial: not NULL on any rank, also
+// without tokens, because they take a call of their own. Split form: plan, result and home weights must live
+// until the receive half has ended, and home weights with partial are refused.
 ferry_status ferry_combine(ferry_exchange* exchange, const ferry_combine_args* args);
 ferry_status ferry_combine_send(ferry_exchange* exchange, const ferry_combine_args* args);
 ferry_status ferry_combine_receive(ferry_exchange* exchange, const ferry_combine_receive_args* args);

@@ -1,0 +1,166 @@
+// Everything after dispatch through both interfaces, side by side.
+#include "capi/pair.hpp"
+#include "capi/same.hpp"
+
+namespace ferry::capi_test {
+namespace {
+
+constexpr int kRanks = 3;
+
+struct CombineCase {
+  const char* name;
+  int reduction;
+  bool weights, home_weights, halves;
+};
+
+const CombineCase kCases[] = {
+    {"default", FERRY_REDUCTION_DEFAULT, true, false, false},
+    {"partial", FERRY_PARTIAL, true, false, false},
+    {"partial_home", FERRY_PARTIAL, false, true, false},
+    {"partial_halves", FERRY_PARTIAL, true, false, true},
+    {"exact", FERRY_EXACT, false, false, false},
+    {"exact_home_halves", FERRY_EXACT, false, true, true},
+    {"unreduced", FERRY_UNREDUCED, false, false, false},
+};
+
+class Combine : public testing::TestWithParam<CombineCase> {};
+
+TEST_P(Combine, ReturnsTheSameBytesTwiceFromKeptArguments) {
+  const CombineCase& which = GetParam();
+  ferry_config config = small_config();
+  config.reduction = FERRY_EXACT;  // room for all of them
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    Pair pair(rank, config);
+    ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
+    const Arrivals rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
+
+    const bool apart = which.reduction == FERRY_UNREDUCED;
+    const std::int64_t stride = 2 * config.hidden + 32;
+    const std::int64_t results = std::int64_t{pair.in.count} * (apart ? config.top_k : 1);
+    contract::Buffer c_result(results * stride), cpp_result(results * stride);
+    contract::Buffer c_values(4 * pair.in.count * config.top_k), cpp_values(c_values.bytes());
+
+    auto args = sized<ferry_combine_args>();
+    args.outputs.data = pair.in.outputs.data();
+    args.result = {c_result.data(), stride, FERRY_BF16};
+    args.plan = pair.rows.plan;
+    args.weights = which.weights ? pair.rows.weight : nullptr;
+    args.home_weights = which.home_weights ? pair.in.weights.data() : nullptr;
+    args.row_values = pair.rows.weight;
+    args.route_values = c_values.as<float>();
+    args.reduction = which.reduction;
+    CombineOptions options;
+    options.weights = which.weights ? rows.weight : nullptr;
+    options.home_weights = which.home_weights ? pair.in.weights.data() : nullptr;
+    options.row_values = rows.weight;
+    options.route_values = cpp_values.as<float>();
+    if (which.reduction != FERRY_REDUCTION_DEFAULT)
+      options.reduction = static_cast<Reduction>(which.reduction - 1);
+
+    const auto receive = sized<ferry_combine_receive_args>();
+    for (int turn = 0; turn < 2; ++turn) {
+      for (contract::Buffer* buffer : {&c_result, &cpp_result, &c_values, &cpp_values}) {
+        buffer->fill(contract::kPoison);
+      }
+      if (which.halves) {
+        ASSERT_EQ(ferry_combine_send(pair.c.get(), &args), FERRY_OK) << ferry_last_error();
+        ASSERT_EQ(ferry_combine_receive(pair.c.get(), &receive), FERRY_OK) << ferry_last_error();
+      } else {
+        ASSERT_EQ(ferry_combine(pair.c.get(), &args), FERRY_OK) << ferry_last_error();
+      }
+      pair.cpp.combine({.data = pair.in.outputs.data()}, rows.plan,
+                       {.data = cpp_result.data(), .stride = stride}, options);
+      expect_same_array(c_result.data(), cpp_result.data(), c_result.bytes(), "result");
+      expect_same_array(c_values.data(), cpp_values.data(), c_values.bytes(), "route values");
+      c_result.require_guards("result");
+      c_values.require_guards("route values");
+      pair.in.outputs.assign(pair.in.outputs.rbegin(), pair.in.outputs.rend());
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Combine, testing::ValuesIn(kCases),
+                         [](const auto& played) { return std::string(played.param.name); });
+
+TEST(CombineBackward, ReturnsTheSameBytes) {
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    const ferry_config config = small_config();
+    Pair pair(rank, config);
+    ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
+    const Plan plan = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data()).plan.copy();
+
+    contract::Buffer c_weights(4 * pair.in.count * config.top_k), cpp_weights(c_weights.bytes());
+    auto rows = sized<ferry_arrivals>();
+    auto args = sized<ferry_combine_backward_args>();
+    args.d_result = pair.args.tokens;
+    args.plan = pair.rows.plan;
+    args.home_weights = pair.in.weights.data();
+    args.outputs = pair.in.outputs.data();
+    args.d_weights = c_weights.as<float>();
+    args.arrivals = &rows;
+    ASSERT_EQ(ferry_combine_backward(pair.c.get(), &args), FERRY_OK) << ferry_last_error();
+    const Arrivals expected = pair.cpp.combine_backward(
+        pair.tokens, plan, pair.in.weights.data(), {.data = pair.in.outputs.data()}, cpp_weights.as<float>());
+    expect_same(rows, expected, pair.cpp.config());
+    expect_same_array(c_weights.data(), cpp_weights.data(), c_weights.bytes(), "d_weights");
+    c_weights.require_guards("d_weights");
+  });
+}
+
+TEST(RouteValues, ReturnsTheSameBytes) {
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    Pair pair(rank, small_config());
+    ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
+    const Arrivals rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
+    contract::Buffer c_values(4 * *rows.total), cpp_values(c_values.bytes());
+    auto args = sized<ferry_route_values_args>();
+    args.values = pair.in.weights.data();
+    args.plan = pair.rows.plan;
+    args.row_values = c_values.as<float>();
+    ASSERT_EQ(ferry_route_values(pair.c.get(), &args), FERRY_OK) << ferry_last_error();
+    pair.cpp.route_values(pair.in.weights.data(), rows.plan, cpp_values.as<float>());
+    expect_same_array(c_values.data(), cpp_values.data(), c_values.bytes(), "row values");
+    c_values.require_guards("row values");
+  });
+}
+
+TEST(Metadata, IsSumPrefixAndMaximum) {
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    const ExchangeHandle exchange = make_exchange(rank, small_config());
+    const int counts[kRanks] = {5, 0, 11}, prefixes[kRanks] = {0, 5, 5};
+    const ferry_step_metadata* metadata = nullptr;
+    auto args = sized<ferry_metadata_args>();
+    args.count = counts[ferry_rank_index(rank)];
+    args.metadata = &metadata;
+    ASSERT_EQ(ferry_metadata(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(metadata->sum, 16);
+    EXPECT_EQ(metadata->prefix, prefixes[ferry_rank_index(rank)]);
+    EXPECT_EQ(metadata->maximum, 11);
+  });
+}
+
+TEST(Counts, AreTheSame) {
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    const ferry_config config = small_config();
+    Pair pair(rank, config);
+    ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
+    pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
+
+    auto load = sized<ferry_load_counts>();
+    ASSERT_EQ(ferry_load(pair.c.get(), &load), FERRY_OK);
+    const LoadCounts expected = pair.cpp.load();
+    EXPECT_EQ(load.dispatches, expected.dispatches);
+    expect_same_array(load.experts, expected.experts.data(), config.experts, "experts");
+    expect_same_array(load.ranks, expected.ranks.data(), kRanks, "ranks");
+
+    auto wire = sized<ferry_wire_counts>();
+    ASSERT_EQ(ferry_wire(pair.c.get(), &wire), FERRY_OK);
+    EXPECT_EQ(wire.dispatch_bytes, pair.cpp.wire().dispatch_bytes);
+    EXPECT_EQ(wire.dispatch_messages, pair.cpp.wire().dispatch_messages);
+    EXPECT_EQ(wire.combine_bytes, pair.cpp.wire().combine_bytes);
+    EXPECT_EQ(wire.combine_messages, pair.cpp.wire().combine_messages);
+  });
+}
+
+}  // namespace
+}  // namespace ferry::capi_test

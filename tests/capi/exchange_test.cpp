@@ -1,0 +1,152 @@
+// Configurations: what comes back complete, and what the queries say.
+#include "ferry/exchange.hpp"
+
+#include <vector>
+
+#include "capi/convert.hpp"
+#include "capi/run.hpp"
+
+namespace ferry::capi_test {
+namespace {
+
+void expect_same_sizes(const ferry_sizes& c, const Sizes& cpp) {
+  EXPECT_EQ(c.dispatch_staging, cpp.dispatch_staging);
+  EXPECT_EQ(c.combine_staging, cpp.combine_staging);
+  EXPECT_EQ(c.signals, cpp.signals);
+  EXPECT_EQ(c.arrivals, cpp.arrivals);
+  EXPECT_EQ(c.plans, cpp.plans);
+  EXPECT_EQ(c.total, cpp.total());
+}
+
+TEST(Configuration, OfZerosHasEveryDefault) {
+  run_threads(2, [&](ferry_rank* rank) {
+    const ExchangeHandle exchange = make_exchange(rank, small_config());
+    auto config = sized<ferry_config>();
+    ASSERT_EQ(ferry_exchange_config(exchange.get(), &config), FERRY_OK);
+    EXPECT_EQ(config.backend, FERRY_CPU);
+    EXPECT_EQ(config.layout, FERRY_EXPERT_MAJOR);
+    EXPECT_EQ(config.alignment, 1);
+    EXPECT_EQ(config.format.kind, FERRY_FORMAT_BF16);
+    EXPECT_EQ(config.wire, FERRY_BF16);
+    EXPECT_EQ(config.reduction, FERRY_PARTIAL);
+    EXPECT_EQ(config.lanes, 1);
+    EXPECT_EQ(config.deadline, 30.0);
+    EXPECT_EQ(config.bring_memory, 0);
+    EXPECT_EQ(config.check_apart, 0);
+    std::vector<std::int32_t> ranks(10, -7), locals(10, -7);
+    ASSERT_EQ(ferry_placement_blocks(10, 2, ranks.data(), locals.data()), FERRY_OK);
+    for (std::size_t e = 0; e < 10; ++e) {
+      EXPECT_EQ(config.expert_rank[e], ranks[e]);
+      EXPECT_EQ(config.expert_local[e], locals[e]);
+      EXPECT_EQ(ranks[e], e < 5 ? 0 : 1);
+      EXPECT_EQ(locals[e], static_cast<int>(e % 5));
+    }
+  });
+}
+
+TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
+  const std::vector<std::int32_t> ranks = {1, 0, 1, 1, 0, 1}, locals = {3, 1, 0, 1, 0, 2};
+  auto given = sized<ferry_config>();
+  given.experts = 6;
+  given.top_k = 2;
+  given.hidden = 64;
+  given.max_tokens = 5;
+  given.backend = FERRY_REFERENCE;
+  given.layout = FERRY_EXPERT_PADDED;
+  given.expert_rank = ranks.data();
+  given.expert_local = locals.data();
+  given.placement_version = 77;
+  given.capacity = 12;
+  given.alignment = 4;
+  given.repeats = 1;
+  given.zero_padding = 1;
+  given.wire = FERRY_FP32;
+  given.format = {FERRY_FORMAT_OPAQUE, 0, {32, 48, 0, 0}};
+  given.reduction = FERRY_UNREDUCED;
+  given.lanes = 3;
+  given.deadline = 4.5;
+  given.bring_memory = 1;
+  given.check_apart = 1;
+  run_threads(2, [&](ferry_rank* rank) {
+    const ExchangeHandle exchange = make_exchange(rank, given);
+    auto got = sized<ferry_config>();
+    ASSERT_EQ(ferry_exchange_config(exchange.get(), &got), FERRY_OK);
+    for (std::size_t e = 0; e < 6; ++e) {
+      EXPECT_EQ(got.expert_rank[e], ranks[e]);
+      EXPECT_EQ(got.expert_local[e], locals[e]);
+    }
+    got.expert_rank = given.expert_rank;
+    got.expert_local = given.expert_local;
+    EXPECT_EQ(std::memcmp(&got, &given, sizeof got), 0);
+
+    const Config& config = exchange->exchange.config();
+    EXPECT_EQ(config.backend, BackendKind::reference);
+    EXPECT_EQ(config.layout, Layout::expert_padded);
+    EXPECT_EQ(config.placement, Placement::table({{1, 3}, {0, 1}, {1, 0}, {1, 1}, {0, 0}, {1, 2}}, 2, 77));
+    EXPECT_EQ(config.capacity, 12);
+    EXPECT_EQ(config.alignment, 4);
+    EXPECT_TRUE(config.repeats && config.zero_padding && !config.own_arrivals && !config.check_calls);
+    EXPECT_EQ(config.format, Format::opaque({32, 48}));
+    EXPECT_EQ(config.wire, DType::fp32);
+    EXPECT_EQ(config.reduction, Reduction::unreduced);
+    EXPECT_EQ(config.lanes, 3);
+    EXPECT_EQ(config.deadline, 4.5);
+    auto sizes = sized<ferry_sizes>();
+    ASSERT_EQ(ferry_exchange_sizes(exchange.get(), &sizes), FERRY_OK);
+    expect_same_sizes(sizes, exchange->exchange.sizes());
+  });
+}
+
+TEST(Configuration, QueriesSayWhatTheExchangeHas) {
+  ferry_config config = small_config();
+  config.alignment = 8;
+  config.format = {FERRY_FORMAT_FP8_E4M3, FERRY_FP8_POWER_OF_TWO, {}};
+  for (int rank = 0; rank < 3; ++rank) {
+    auto sizes = sized<ferry_sizes>();
+    std::int64_t rows = 0, bytes = 0;
+    ASSERT_EQ(ferry_sizes_of(&config, 3, rank, &sizes), FERRY_OK) << ferry_last_error();
+    ASSERT_EQ(ferry_capacity_of(&config, 3, rank, &rows), FERRY_OK);
+    ASSERT_EQ(ferry_plan_bytes(&config, 3, &bytes), FERRY_OK);
+    const Config cpp = capi::to_config(config, 3);
+    expect_same_sizes(sizes, size_of(cpp, 3, rank));
+    EXPECT_EQ(rows, capacity_of(cpp, 3, rank));
+    EXPECT_EQ(bytes, plan_bytes(cpp, 3));
+    EXPECT_GT(bytes, 0);
+  }
+}
+
+TEST(Configuration, ThatIsWrongIsRefusedByTheQueries) {
+  const auto refused = [](ferry_config config, const char* what) {
+    std::int64_t bytes = -7;
+    EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE) << what;
+    EXPECT_TRUE(says(what));
+    EXPECT_EQ(bytes, -7);
+  };
+  const std::vector<std::int32_t> ranks = {0, 0, 5, 0, 0, 0, 0, 0, 0, 0},
+                                  locals = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const auto with = [](auto change) {
+    ferry_config config = small_config();
+    change(config);
+    return config;
+  };
+  refused(with([](auto& c) { c.experts = 0; }), "experts = 0");
+  refused(with([](auto& c) { c.top_k = 33; }), "top_k = 33");
+  refused(with([](auto& c) { c.layout = 3; }), "ferry_config.layout = 3");
+  refused(with([](auto& c) { c.backend = -1; }), "ferry_config.backend = -1");
+  refused(with([](auto& c) { c.wire = 3; }), "ferry_config.wire = 3");
+  refused(with([](auto& c) { c.reduction = 4; }), "reduction = 4");
+  refused(with([](auto& c) { c.format.kind = 6; }), "ferry_format.kind = 6");
+  refused(with([](auto& c) { c.format.flags = 1; }), "flags = 1");
+  refused(with([](auto& c) { c.format = {FERRY_FORMAT_FP8_E4M3, 8, {}}; }), "flags = 8");
+  refused(with([](auto& c) { c.format.part_bytes[2] = 16; }), "part_bytes");
+  refused(with([](auto& c) { c.deadline = -1; }), "deadline = -1");
+  refused(with([&](auto& c) { c.expert_rank = ranks.data(); }), "go together");
+  refused(with([&](auto& c) {
+            c.expert_rank = ranks.data();
+            c.expert_local = locals.data();
+          }),
+          "expert 2 is on rank 5");
+}
+
+}  // namespace
+}  // namespace ferry::capi_test

@@ -1,0 +1,144 @@
+#define _POSIX_C_SOURCE 200809L
+#include "capi/from_c.h"
+
+#include <pthread.h>
+#include <string.h>
+
+enum { RANKS = 3, EXPERTS = 5, TOP_K = 2, HIDDEN = 8 };
+
+#define SIZE_OF(type) {#type, sizeof(type)}
+const from_c_size from_c_sizes[] = {
+    SIZE_OF(ferry_wait_record),
+    SIZE_OF(ferry_bad_id),
+    SIZE_OF(ferry_bad_source),
+    SIZE_OF(ferry_overflow),
+    SIZE_OF(ferry_error_record),
+    SIZE_OF(ferry_bootstrap),
+    SIZE_OF(ferry_format),
+    SIZE_OF(ferry_config),
+    SIZE_OF(ferry_sizes),
+    SIZE_OF(ferry_plan),
+    SIZE_OF(ferry_source),
+    SIZE_OF(ferry_plan_info),
+    SIZE_OF(ferry_tokens),
+    SIZE_OF(ferry_rows),
+    SIZE_OF(ferry_arrivals_memory),
+    SIZE_OF(ferry_arrived_part),
+    SIZE_OF(ferry_host_totals),
+    SIZE_OF(ferry_arrivals),
+    SIZE_OF(ferry_dispatch_args),
+    SIZE_OF(ferry_dispatch_receive_args),
+    SIZE_OF(ferry_combine_args),
+    SIZE_OF(ferry_combine_receive_args),
+    SIZE_OF(ferry_combine_backward_args),
+    SIZE_OF(ferry_route_values_args),
+    SIZE_OF(ferry_step_metadata),
+    SIZE_OF(ferry_metadata_args),
+    SIZE_OF(ferry_load_counts),
+    SIZE_OF(ferry_wire_counts),
+    {NULL, 0},
+};
+
+// Where the threads meet.
+static pthread_barrier_t door;
+static char table[RANKS][4096];
+
+typedef struct participant {
+  int rank;
+  int wrong_line;
+} participant;
+
+static ferry_status meet(void* user) {
+  (void)user;
+  pthread_barrier_wait(&door);
+  return FERRY_OK;
+}
+
+static ferry_status gather(const void* mine, void* all, size_t bytes, void* user) {
+  const participant* self = user;
+  if (bytes > sizeof table[0]) return FERRY_UNSUPPORTED;
+  memcpy(table[self->rank], mine, bytes);
+  meet(user);
+  for (int r = 0; r < RANKS; ++r) memcpy((char*)all + (size_t)r * bytes, table[r], bytes);
+  return meet(user);
+}
+
+#define REQUIRE(condition)       \
+  if (!(condition)) {            \
+    self->wrong_line = __LINE__; \
+    break;                       \
+  }
+
+// Every rank has one token of its number, and the experts return what they get: y = sum of the weights * x.
+static ferry_status body(ferry_rank* rank, void* user) {
+  participant* self = user;
+  ferry_exchange* exchange = NULL;
+  do {
+    const ferry_config config = {.size = sizeof config,
+                                 .experts = EXPERTS,
+                                 .top_k = TOP_K,
+                                 .hidden = HIDDEN,
+                                 .max_tokens = 1,
+                                 .format = {.kind = FERRY_FORMAT_FP32},
+                                 .wire = FERRY_FP32};
+    REQUIRE(ferry_rank_index(rank) == self->rank && ferry_rank_size(rank) == RANKS);
+    REQUIRE(ferry_exchange_create(rank, &config, &exchange) == FERRY_OK);
+    float x[HIDDEN], y[HIDDEN];
+    const int64_t ids[TOP_K] = {0, EXPERTS - 1};
+    const float weights[TOP_K] = {0.5f, 1.5f};
+    for (int i = 0; i < HIDDEN; ++i) x[i] = (float)(self->rank + i), y[i] = -1;
+
+    ferry_arrivals rows = {.size = sizeof rows};
+    const ferry_dispatch_args dispatch = {.size = sizeof dispatch,
+                                          .tokens = {.parts = {x}, .count = 1, .type = FERRY_FP32},
+                                          .ids = ids,
+                                          .id_type = FERRY_INT64,
+                                          .weights = weights,
+                                          .arrivals = &rows};
+    REQUIRE(ferry_dispatch(exchange, &dispatch) == FERRY_OK);
+    REQUIRE(*rows.total == (self->rank == 1 ? 0 : RANKS));
+    const ferry_combine_args combine = {.size = sizeof combine,
+                                        .outputs = {.data = rows.data, .type = FERRY_FP32},
+                                        .result = {.data = y, .type = FERRY_FP32},
+                                        .plan = rows.plan,
+                                        .weights = rows.weight};
+    REQUIRE(ferry_combine(exchange, &combine) == FERRY_OK);
+    int same = 1;
+    for (int i = 0; i < HIDDEN; ++i) same &= y[i] == 2 * x[i];
+    REQUIRE(same);
+  } while (0);
+  ferry_exchange_destroy(exchange);
+  return FERRY_OK;
+}
+
+static void* participate(void* user) {
+  participant* self = user;
+  const ferry_bootstrap bootstrap = {.size = sizeof bootstrap,
+                                     .rank = self->rank,
+                                     .ranks = RANKS,
+                                     .all_gather = gather,
+                                     .barrier = meet,
+                                     .user = self};
+  ferry_group* group = NULL;
+  if (ferry_group_custom(&bootstrap, &group) != FERRY_OK) self->wrong_line = __LINE__;
+  if (ferry_group_run(group, body, self) != FERRY_OK) self->wrong_line = __LINE__;
+  ferry_group_destroy(group);
+  return NULL;
+}
+
+int from_c_meet(void) {
+  pthread_t threads[RANKS];
+  participant all[RANKS];
+  int wrong_line = 0;
+  pthread_barrier_init(&door, NULL, RANKS);
+  for (int r = 0; r < RANKS; ++r) {
+    all[r] = (participant){r, 0};
+    if (pthread_create(&threads[r], NULL, participate, &all[r]) != 0) return __LINE__;
+  }
+  for (int r = 0; r < RANKS; ++r) {
+    pthread_join(threads[r], NULL);
+    if (all[r].wrong_line != 0) wrong_line = all[r].wrong_line;
+  }
+  pthread_barrier_destroy(&door);
+  return wrong_line;
+}

@@ -1,0 +1,50 @@
+// Random tokens, ids and weights of one rank, as bytes that both interfaces read.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "contract/random.hpp"
+#include "ferry/ferry.h"
+
+namespace ferry::capi_test {
+
+inline constexpr int kMostRows = 256;  // that any rank of these tests receives
+
+struct Inputs {
+  Inputs(const ferry_config& config, contract::Random& random)
+      : count(random.between(0, config.max_tokens)),
+        values(words(count * 2 * config.hidden, random)),
+        outputs(words(kMostRows * config.hidden, random)) {
+    for (int i = 0; i < count * config.top_k; ++i) {
+      ids.push_back(random.between(-1, config.experts - 1));
+      weights.push_back(static_cast<float>(random.unit()));
+    }
+    // A token that lists an expert twice needs more capacity than these exchanges have.
+    for (int i = 0; i < count * config.top_k; ++i) {
+      for (int j = i - i % config.top_k; j < i; ++j) {
+        if (ids[i] == ids[j]) ids[i] = -1;
+      }
+    }
+    // data() is not null without tokens: a null pointer says that a call has no weights at all.
+    ids.reserve(1);
+    weights.reserve(1);
+  }
+
+  // Sixteen-bit words that are ordinary numbers as bf16, and in pairs as fp32.
+  static std::vector<std::uint16_t> words(std::int64_t count, contract::Random& random) {
+    std::vector<std::uint16_t> made;
+    for (std::int64_t i = 0; i < count; ++i) {
+      made.push_back(static_cast<std::uint16_t>(0x3E00 | (random.next() & 0x81FF)));
+    }
+    return made;
+  }
+
+  int count;
+  std::vector<std::uint16_t> values;   // [count, hidden] of any type
+  std::vector<std::uint16_t> outputs;  // bf16, [kMostRows, hidden]
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+};
+
+}  // namespace ferry::capi_test

@@ -1,0 +1,156 @@
+// The layout of every struct of the C interface, as programs that were built against this header have it. A
+// struct with a size may grow at its end: then its number here changes, and only by growing. Everything else
+// that fails here breaks those programs.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <map>
+#include <string>
+
+#include "capi/from_c.h"
+
+namespace {
+
+// Every field of a struct that grows must keep its place.
+#define EXPECT_AT(type, field, offset) static_assert(offsetof(type, field) == (offset))
+
+EXPECT_AT(ferry_error_record, size, 0);
+EXPECT_AT(ferry_error_record, status, 8);
+EXPECT_AT(ferry_error_record, kind, 12);
+EXPECT_AT(ferry_error_record, wait, 16);
+EXPECT_AT(ferry_error_record, bad_id, 56);
+EXPECT_AT(ferry_error_record, bad_source, 88);
+EXPECT_AT(ferry_error_record, overflow, 112);
+EXPECT_AT(ferry_error_record, error_number, 144);
+
+EXPECT_AT(ferry_bootstrap, size, 0);
+EXPECT_AT(ferry_bootstrap, rank, 8);
+EXPECT_AT(ferry_bootstrap, all_gather, 16);
+EXPECT_AT(ferry_bootstrap, user, 32);
+
+EXPECT_AT(ferry_config, size, 0);
+EXPECT_AT(ferry_config, experts, 8);
+EXPECT_AT(ferry_config, backend, 24);
+EXPECT_AT(ferry_config, expert_rank, 32);
+EXPECT_AT(ferry_config, placement_version, 48);
+EXPECT_AT(ferry_config, capacity, 56);
+EXPECT_AT(ferry_config, wire, 76);
+EXPECT_AT(ferry_config, format, 80);
+EXPECT_AT(ferry_config, reduction, 120);
+EXPECT_AT(ferry_config, deadline, 128);
+EXPECT_AT(ferry_config, check_apart, 140);
+
+EXPECT_AT(ferry_sizes, dispatch_staging, 8);
+EXPECT_AT(ferry_sizes, total, 48);
+
+EXPECT_AT(ferry_plan_info, rank, 8);
+EXPECT_AT(ferry_plan_info, tokens, 24);
+EXPECT_AT(ferry_plan_info, counts, 56);
+EXPECT_AT(ferry_plan_info, sources, 72);
+
+EXPECT_AT(ferry_arrivals, data, 8);
+EXPECT_AT(ferry_arrivals, parts, 16);
+EXPECT_AT(ferry_arrivals, groups, 112);
+EXPECT_AT(ferry_arrivals, counts, 128);
+EXPECT_AT(ferry_arrivals, source, 160);
+EXPECT_AT(ferry_arrivals, host, 200);
+EXPECT_AT(ferry_arrivals, plan, 216);
+
+EXPECT_AT(ferry_dispatch_args, tokens, 8);
+EXPECT_AT(ferry_dispatch_args, ids, 88);
+EXPECT_AT(ferry_dispatch_args, plan, 96);
+EXPECT_AT(ferry_dispatch_args, weights, 112);
+EXPECT_AT(ferry_dispatch_args, id_type, 120);
+EXPECT_AT(ferry_dispatch_args, format, 128);
+EXPECT_AT(ferry_dispatch_args, memory, 168);
+EXPECT_AT(ferry_dispatch_args, dot_rows, 232);
+EXPECT_AT(ferry_dispatch_args, lane, 240);
+EXPECT_AT(ferry_dispatch_args, sm_limit, 244);
+EXPECT_AT(ferry_dispatch_args, stream, 248);
+EXPECT_AT(ferry_dispatch_args, arrivals, 256);
+
+EXPECT_AT(ferry_dispatch_receive_args, lane, 8);
+EXPECT_AT(ferry_dispatch_receive_args, stream, 16);
+EXPECT_AT(ferry_dispatch_receive_args, arrivals, 24);
+
+EXPECT_AT(ferry_combine_args, outputs, 8);
+EXPECT_AT(ferry_combine_args, result, 32);
+EXPECT_AT(ferry_combine_args, plan, 56);
+EXPECT_AT(ferry_combine_args, weights, 72);
+EXPECT_AT(ferry_combine_args, lane, 104);
+EXPECT_AT(ferry_combine_args, stream, 120);
+
+EXPECT_AT(ferry_combine_receive_args, lane, 8);
+EXPECT_AT(ferry_combine_receive_args, stream, 16);
+
+EXPECT_AT(ferry_combine_backward_args, d_result, 8);
+EXPECT_AT(ferry_combine_backward_args, plan, 88);
+EXPECT_AT(ferry_combine_backward_args, format, 128);
+EXPECT_AT(ferry_combine_backward_args, lane, 232);
+EXPECT_AT(ferry_combine_backward_args, arrivals, 248);
+
+EXPECT_AT(ferry_route_values_args, plan, 16);
+EXPECT_AT(ferry_route_values_args, lane, 40);
+EXPECT_AT(ferry_metadata_args, count, 8);
+EXPECT_AT(ferry_metadata_args, metadata, 24);
+EXPECT_AT(ferry_load_counts, dispatches, 24);
+EXPECT_AT(ferry_wire_counts, combine_messages, 32);
+
+// Where a struct that grows ends now: the next field lands here, not in a hole that older programs left
+// unset.
+static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, error_number) + 8);
+static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, check_apart) + 4);
+static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
+static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
+static_assert(sizeof(ferry_arrivals) == offsetof(ferry_arrivals, plan) + 16);
+static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, arrivals) + 8);
+static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, arrivals) + 8);
+static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, stream) + 8);
+static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
+static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, arrivals) + 8);
+static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
+static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, metadata) + 8);
+static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
+static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages) + 8);
+
+TEST(Layout, OfStructsIsAsRecorded) {
+  const std::map<std::string, std::size_t> recorded = {
+      {"ferry_wait_record", 40},
+      {"ferry_bad_id", 32},
+      {"ferry_bad_source", 24},
+      {"ferry_overflow", 32},
+      {"ferry_error_record", 152},
+      {"ferry_bootstrap", 40},
+      {"ferry_format", 40},
+      {"ferry_config", 144},
+      {"ferry_sizes", 56},
+      {"ferry_plan", 16},
+      {"ferry_source", 12},
+      {"ferry_plan_info", 80},
+      {"ferry_tokens", 80},
+      {"ferry_rows", 24},
+      {"ferry_arrivals_memory", 64},
+      {"ferry_arrived_part", 24},
+      {"ferry_host_totals", 16},
+      {"ferry_arrivals", 232},
+      {"ferry_dispatch_args", 264},
+      {"ferry_dispatch_receive_args", 32},
+      {"ferry_combine_args", 128},
+      {"ferry_combine_receive_args", 24},
+      {"ferry_combine_backward_args", 256},
+      {"ferry_route_values_args", 56},
+      {"ferry_step_metadata", 12},
+      {"ferry_metadata_args", 32},
+      {"ferry_load_counts", 32},
+      {"ferry_wire_counts", 40},
+  };
+  std::size_t seen = 0;
+  for (const from_c_size* type = from_c_sizes; type->name != nullptr; ++type, ++seen) {
+    ASSERT_TRUE(recorded.contains(type->name)) << type->name;
+    EXPECT_EQ(type->bytes, recorded.at(type->name)) << type->name;
+  }
+  EXPECT_EQ(seen, recorded.size());
+}
+
+}  // namespace

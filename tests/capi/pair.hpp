@@ -1,0 +1,37 @@
+// The same exchange in both interfaces.
+#pragma once
+
+#include "capi/convert.hpp"
+#include "capi/inputs.hpp"
+#include "capi/run.hpp"
+#include "contract/harness.hpp"
+
+namespace ferry::capi_test {
+
+// An exchange of each interface on one rank, with the same configuration and the same inputs.
+struct Pair {
+  Pair(ferry_rank* rank, const ferry_config& config)
+      : c(make_exchange(rank, config)),
+        cpp(rank->rank, capi::to_config(config, rank->rank.size())),
+        random(contract::seed_of(100 + static_cast<std::uint64_t>(rank->rank.index()))),
+        in(config, random),
+        args(sized<ferry_dispatch_args>()),
+        rows(sized<ferry_arrivals>()),
+        tokens(Tokens::rows(in.values.data(), in.count)) {
+    args.tokens.parts[0] = in.values.data();
+    args.tokens.count = in.count;
+    args.ids = in.ids.data();
+    args.weights = in.weights.data();
+    args.arrivals = &rows;
+  }
+
+  ExchangeHandle c;
+  Exchange cpp;
+  contract::Random random;
+  Inputs in;
+  ferry_dispatch_args args;
+  ferry_arrivals rows;
+  Tokens tokens;
+};
+
+}  // namespace ferry::capi_test

@@ -1,0 +1,176 @@
+// Structs of programs built against other headers, and pointers that are missing.
+#include <cstring>
+#include <vector>
+
+#include "capi/run.hpp"
+
+namespace ferry::capi_test {
+namespace {
+
+// A struct with more or fewer bytes than this header's, between guards.
+template <class T>
+class Resized {
+ public:
+  Resized(const T& value, std::size_t size) : memory_(size + 2 * kGuard, std::byte{0x7F}), size_(size) {
+    std::memset(address(), 0, size);
+    std::memcpy(address(), &value, std::min(size, sizeof value));
+    std::memcpy(address(), &size, sizeof size);
+  }
+
+  T* get() { return reinterpret_cast<T*>(address()); }
+  std::byte* address() { return memory_.data() + kGuard; }
+  std::byte& last() { return address()[size_ - 1]; }
+  bool guards_hold() const {
+    for (std::size_t i = 0; i < kGuard; ++i) {
+      if (memory_[i] != std::byte{0x7F} || memory_[kGuard + size_ + i] != std::byte{0x7F}) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 64;
+  std::vector<std::byte> memory_;
+  std::size_t size_;
+};
+
+TEST(Structs, OfAnEarlierHeaderHaveDefaultsForWhatIsMissing) {
+  ferry_config config = small_config();
+  config.deadline = -5;  // would be refused
+  config.check_apart = 1;
+  std::int64_t bytes = 0, expected = 0;
+  const ferry_config plain = small_config();
+  ASSERT_EQ(ferry_plan_bytes(&plain, 2, &expected), FERRY_OK);
+  Resized<ferry_config> shorter(config, offsetof(ferry_config, deadline));
+  EXPECT_EQ(ferry_plan_bytes(shorter.get(), 2, &bytes), FERRY_OK) << ferry_last_error();
+  EXPECT_EQ(bytes, expected);
+  Resized<ferry_config> whole(config, sizeof config);
+  EXPECT_EQ(ferry_plan_bytes(whole.get(), 2, &bytes), FERRY_USAGE);
+}
+
+TEST(Structs, OfALaterHeaderMaySetOnlyWhatIsKnown) {
+  std::int64_t bytes = 0;
+  Resized<ferry_config> longer(small_config(), sizeof(ferry_config) + 24);
+  EXPECT_EQ(ferry_plan_bytes(longer.get(), 2, &bytes), FERRY_OK) << ferry_last_error();
+  longer.last() = std::byte{1};
+  EXPECT_EQ(ferry_plan_bytes(longer.get(), 2, &bytes), FERRY_UNSUPPORTED);
+  EXPECT_TRUE(says("ferry_config: byte " + std::to_string(sizeof(ferry_config) + 23)));
+}
+
+TEST(Structs, OfNoSizeAreRefused) {
+  std::int64_t bytes = 0;
+  for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{1} << 40}) {
+    ferry_config config = small_config();
+    config.size = size;
+    EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE);
+    EXPECT_TRUE(says("ferry_config: size = " + std::to_string(size)));
+    EXPECT_TRUE(says(std::to_string(sizeof config)));
+  }
+}
+
+TEST(Structs, ThatAreFilledGetWhatFits) {
+  const ferry_config config = small_config();
+  auto full = sized<ferry_sizes>();
+  ASSERT_EQ(ferry_sizes_of(&config, 2, 0, &full), FERRY_OK);
+
+  ferry_sizes poison{};
+  std::memset(&poison, 0x7F, sizeof poison);
+  Resized<ferry_sizes> shorter(poison, offsetof(ferry_sizes, signals));
+  ASSERT_EQ(ferry_sizes_of(&config, 2, 0, shorter.get()), FERRY_OK);
+  EXPECT_TRUE(shorter.guards_hold());
+  EXPECT_EQ(std::memcmp(shorter.address() + sizeof(size_t), &full.dispatch_staging, 2 * sizeof(int64_t)), 0);
+
+  Resized<ferry_sizes> longer(poison, sizeof(ferry_sizes) + 8);
+  longer.last() = std::byte{0x7F};
+  ASSERT_EQ(ferry_sizes_of(&config, 2, 0, longer.get()), FERRY_OK);
+  EXPECT_TRUE(longer.guards_hold());
+  EXPECT_EQ(longer.last(), std::byte{0}) << "what this library does not know is zero";
+  EXPECT_EQ(longer.get()->size, sizeof(ferry_sizes) + 8) << "the size stays the caller's";
+  EXPECT_EQ(longer.get()->total, full.total);
+}
+
+TEST(Structs, OfArgumentsMayBeShortToo) {
+  run_threads(1, [](ferry_rank* rank) {
+    const ExchangeHandle exchange = make_exchange(rank, small_config());
+    auto args = sized<ferry_dispatch_args>();
+    args.lane = 7;  // lies beyond what the short struct has
+    Resized<ferry_dispatch_args> shorter(args, offsetof(ferry_dispatch_args, lane));
+    EXPECT_EQ(ferry_dispatch(exchange.get(), shorter.get()), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(ferry_dispatch(exchange.get(), &args), FERRY_USAGE);
+    EXPECT_TRUE(says("lane 7"));
+  });
+}
+
+TEST(Pointers, ThatAreNullAreRefused) {
+  const auto refused = [](ferry_status status, const char* name) {
+    EXPECT_EQ(status, FERRY_USAGE) << name;
+    EXPECT_TRUE(says(std::string(name) + " is NULL"));
+  };
+  const ferry_config config = small_config();
+  auto sizes = sized<ferry_sizes>();
+  std::int32_t table[10];
+  std::int64_t number = 0;
+  refused(ferry_last_record(nullptr), "ferry_error_record");
+  refused(ferry_group_threads(1, 1, nullptr), "group");
+  refused(ferry_group_processes(1, 1, nullptr), "group");
+  refused(ferry_group_mpi(nullptr), "group");
+  ferry_group* group = nullptr;
+  refused(ferry_group_custom(nullptr, &group), "ferry_bootstrap");
+  refused(ferry_group_run(nullptr, nullptr, nullptr), "group");
+  refused(ferry_group_run(threads(1).get(), nullptr, nullptr), "body");
+  refused(ferry_rank_barrier(nullptr), "rank");
+  refused(ferry_rank_all_gather(nullptr, table, table, 4), "rank");
+  refused(ferry_sizes_of(nullptr, 1, 0, &sizes), "ferry_config");
+  refused(ferry_sizes_of(&config, 1, 0, nullptr), "ferry_sizes");
+  refused(ferry_capacity_of(&config, 1, 0, nullptr), "rows");
+  refused(ferry_plan_bytes(&config, 1, nullptr), "bytes");
+  refused(ferry_placement_blocks(10, 1, nullptr, table), "expert_rank");
+  refused(ferry_placement_blocks(10, 1, table, nullptr), "expert_local");
+  refused(ferry_exchange_create(nullptr, &config, nullptr), "rank");
+  refused(ferry_exchange_capacity(nullptr, &number), "exchange");
+  refused(ferry_exchange_sizes(nullptr, &sizes), "exchange");
+  refused(ferry_exchange_config(nullptr, nullptr), "exchange");
+  refused(ferry_dispatch(nullptr, nullptr), "exchange");
+  refused(ferry_dispatch_send(nullptr, nullptr), "exchange");
+  refused(ferry_dispatch_receive(nullptr, nullptr), "exchange");
+  refused(ferry_combine(nullptr, nullptr), "exchange");
+  refused(ferry_combine_send(nullptr, nullptr), "exchange");
+  refused(ferry_combine_receive(nullptr, nullptr), "exchange");
+  refused(ferry_combine_backward(nullptr, nullptr), "exchange");
+  refused(ferry_route_values(nullptr, nullptr), "exchange");
+  refused(ferry_metadata(nullptr, nullptr), "exchange");
+  refused(ferry_check(nullptr, 0), "exchange");
+  refused(ferry_last_arrivals(nullptr, 0, nullptr), "exchange");
+  refused(ferry_load(nullptr, nullptr), "exchange");
+  refused(ferry_wire(nullptr, nullptr), "exchange");
+  EXPECT_EQ(ferry_group_size(nullptr), -1);
+  EXPECT_EQ(ferry_rank_index(nullptr), -1);
+  EXPECT_EQ(ferry_rank_size(nullptr), -1);
+  EXPECT_EQ(ferry_rank_same_process(nullptr), -1);
+  ferry_group_destroy(nullptr);
+  ferry_exchange_destroy(nullptr);
+}
+
+TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
+  run_threads(1, [](ferry_rank* rank) {
+    const ExchangeHandle exchange = make_exchange(rank, small_config());
+    const auto refused = [](ferry_status status, const char* name) {
+      EXPECT_EQ(status, FERRY_USAGE) << name;
+      EXPECT_TRUE(says(std::string(name) + " is NULL"));
+    };
+    refused(ferry_dispatch(exchange.get(), nullptr), "ferry_dispatch_args");
+    refused(ferry_dispatch_send(exchange.get(), nullptr), "ferry_dispatch_args");
+    refused(ferry_dispatch_receive(exchange.get(), nullptr), "ferry_dispatch_receive_args");
+    refused(ferry_combine(exchange.get(), nullptr), "ferry_combine_args");
+    refused(ferry_combine_receive(exchange.get(), nullptr), "ferry_combine_receive_args");
+    refused(ferry_combine_backward(exchange.get(), nullptr), "ferry_combine_backward_args");
+    refused(ferry_route_values(exchange.get(), nullptr), "ferry_route_values_args");
+    refused(ferry_metadata(exchange.get(), nullptr), "ferry_metadata_args");
+    refused(ferry_last_arrivals(exchange.get(), 0, nullptr), "ferry_arrivals");
+    refused(ferry_load(exchange.get(), nullptr), "ferry_load_counts");
+    refused(ferry_wire(exchange.get(), nullptr), "ferry_wire_counts");
+    refused(ferry_exchange_config(exchange.get(), nullptr), "ferry_config");
+  });
+}
+
+}  // namespace
+}  // namespace ferry::capi_test
