@@ -5,7 +5,7 @@
 
 int main() {
   constexpr int kTokens = 4, kHidden = 8, kTopK = 2;
-  ferry::Group::threads(8).run([](ferry::Rank rank) {
+  ferry::Group::threads(8).run([](const ferry::Rank& rank) {
     ferry::Exchange exchange(rank, {.experts = 16,
                                     .top_k = kTopK,
                                     .hidden = kHidden,

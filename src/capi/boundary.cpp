@@ -131,17 +131,15 @@ void raise(ferry_status status, const char* function) {
   }
 }
 
-}  // namespace ferry::capi
-
-using namespace ferry;
+extern "C" {
 
 const char* ferry_last_error(void) {
-  return capi::last_error.text;
+  return last_error.text;
 }
 
 ferry_status ferry_last_record(ferry_error_record* record) {
-  const ferry_error_record last = capi::to_c(capi::last_error);  // before a failure here replaces it
-  return capi::guarded([&] { capi::write_sized(record, last, "ferry_error_record"); });
+  const ferry_error_record last = to_c(last_error);  // before a failure here replaces it
+  return guarded([&] { write_sized(record, last, "ferry_error_record"); });
 }
 
 const char* ferry_status_name(ferry_status status) {
@@ -152,3 +150,7 @@ const char* ferry_status_name(ferry_status status) {
 const char* ferry_version(void) {
   return version().data();
 }
+
+}  // extern "C"
+
+}  // namespace ferry::capi

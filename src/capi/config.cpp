@@ -3,9 +3,7 @@
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 
-using namespace ferry;
-using namespace ferry::capi;
-
+namespace ferry::capi {
 namespace {
 
 Config read_config(const ferry_config* config, int ranks) {
@@ -13,6 +11,8 @@ Config read_config(const ferry_config* config, int ranks) {
 }
 
 }  // namespace
+
+extern "C" {
 
 ferry_status ferry_sizes_of(const ferry_config* config, int ranks, int rank, ferry_sizes* sizes) {
   return guarded(
@@ -38,3 +38,7 @@ ferry_status ferry_placement_blocks(int experts, int ranks, int32_t* expert_rank
     }
   });
 }
+
+}  // extern "C"
+
+}  // namespace ferry::capi

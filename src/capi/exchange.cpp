@@ -5,9 +5,7 @@
 #include "capi/handles.hpp"
 #include "core/configuration.hpp"
 
-using namespace ferry;
-using namespace ferry::capi;
-
+namespace ferry::capi {
 namespace {
 
 // Construction is collective: a configuration that cannot even be read is refused where the peers hear of it.
@@ -21,6 +19,8 @@ Config config_or_refuse(const Rank& rank, const ferry_config* given) {
 }
 
 }  // namespace
+
+extern "C" {
 
 ferry_status ferry_exchange_create(const ferry_rank* rank, const ferry_config* config,
                                    ferry_exchange** exchange) {
@@ -89,3 +89,7 @@ ferry_status ferry_wire(const ferry_exchange* exchange, ferry_wire_counts* count
     write_sized(counts, c, "ferry_wire_counts");
   });
 }
+
+}  // extern "C"
+
+}  // namespace ferry::capi

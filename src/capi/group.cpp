@@ -3,9 +3,7 @@
 #include "capi/boundary.hpp"
 #include "capi/handles.hpp"
 
-using namespace ferry;
-using namespace ferry::capi;
-
+namespace ferry::capi {
 namespace {
 
 // `start` makes the group; the caller of the C interface owns the handle.
@@ -44,6 +42,8 @@ int number_of(const Handle* handle, const Query& query) {
 }
 
 }  // namespace
+
+extern "C" {
 
 ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group) {
   return make_group(group, [&] { return Group::threads(ranks, nodes_or_one(nodes)); });
@@ -117,3 +117,7 @@ ferry_status ferry_rank_all_gather(const ferry_rank* rank, const void* mine, voi
 ferry_status ferry_rank_barrier(const ferry_rank* rank) {
   return guarded([&] { required(rank, "rank").rank.barrier(); });
 }
+
+}  // extern "C"
+
+}  // namespace ferry::capi

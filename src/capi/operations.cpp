@@ -2,9 +2,7 @@
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
 
-using namespace ferry;
-using namespace ferry::capi;
-
+namespace ferry::capi {
 namespace {
 
 static_assert(sizeof(ferry_step_metadata) == sizeof(StepMetadata));
@@ -110,6 +108,8 @@ CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
 
 }  // namespace
 
+extern "C" {
+
 ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* given) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
@@ -194,3 +194,7 @@ ferry_status ferry_metadata(ferry_exchange* handle, const ferry_metadata_args* g
         reinterpret_cast<const ferry_step_metadata*>(exchange.metadata(args.count, args.lane, {args.stream}));
   });
 }
+
+}  // extern "C"
+
+}  // namespace ferry::capi

@@ -6,9 +6,7 @@
 #include "capi/convert.hpp"
 #include "layout/plan_layout.hpp"
 
-using namespace ferry;
-using namespace ferry::capi;
-
+namespace ferry::capi {
 namespace {
 
 constexpr std::size_t kAlign = 16;
@@ -37,6 +35,8 @@ const PlanHeader& checked_header(const ferry_plan* given) {
 }
 
 }  // namespace
+
+extern "C" {
 
 ferry_status ferry_plan_query(const ferry_plan* given, ferry_plan_info* info) {
   return guarded([&] {
@@ -87,3 +87,7 @@ ferry_status ferry_plan_copy(const ferry_plan* plan, void* storage, size_t bytes
     *copy = {storage, needed};
   });
 }
+
+}  // extern "C"
+
+}  // namespace ferry::capi
