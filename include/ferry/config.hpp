@@ -20,19 +20,19 @@ struct Config {
   Placement placement{};  // empty: Placement::blocks(experts, ranks)
 
   Layout layout = Layout::expert_major;
-  int alignment = 1;          // expert_major: experts start at multiples of it; expert_padded: see docs/contract.md
+  int alignment = 1;  // expert_major: experts start at multiples of it; expert_padded: see docs/contract.md
   std::int64_t capacity = 0;  // rows a rank can receive (expert_padded: rows an expert); 0: any routing fits
   bool repeats = false;       // the default capacity also holds tokens that list an expert more than once
   bool zero_padding = false;  // padding rows become zero instead of being left alone
 
-  Format format = Format::bf16();  // the largest message of a dispatch, and the format of calls that name none
-  DType wire = DType::bf16;        // type of the experts' rows that combine carries
+  Format format = Format::bf16();            // the largest message of a dispatch, and the default of calls
+  DType wire = DType::bf16;                  // type of the experts' rows that combine carries
   Reduction reduction = Reduction::partial;  // the largest combine (exact and unreduced: T*K rows of staging)
 
   int lanes = 1;
-  double deadline = 30.0;     // seconds a wait may last
-  bool own_arrivals = true;   // false: every dispatch brings memory for its arrivals
-  bool check_calls = true;    // host backends call check() at the end of every call
+  double deadline = 30.0;    // seconds a wait may last
+  bool own_arrivals = true;  // false: every dispatch brings memory for its arrivals
+  bool check_calls = true;   // host backends call check() at the end of every call
 };
 
 // Bytes of one rank's exchange, by what they are for.
@@ -45,8 +45,8 @@ struct Sizes {
   std::int64_t total() const { return dispatch_staging + combine_staging + signals + arrivals + plans; }
 };
 
-// Exact: what an exchange of this configuration maps on one rank of `ranks`. Throws what construction would throw
-// for a bad configuration. Needs no group and allocates nothing.
+// Exact: what an exchange of this configuration maps on one rank of `ranks`. Throws what construction would
+// throw for a bad configuration. Needs no group and allocates nothing.
 Sizes size_of(const Config& config, int ranks, int rank = 0);
 
 // Rows a rank can receive under this configuration (expert_padded: rows of one expert).

@@ -16,7 +16,7 @@ enum class FormatKind : int { bf16 = 0, fp16 = 1, fp32 = 2, fp8_e4m3 = 3, opaque
 struct Fp8Options {
   bool column_major = false;  // scales arrive as [blocks, leading dimension] instead of [rows, blocks]
   bool power_of_two = false;  // scale = 2^ceil(log2(s / 448))
-  bool packed = false;        // power-of-two scales as biased exponents, four to an int32 (needs power_of_two)
+  bool packed = false;  // power-of-two scales as biased exponents, four to an int32 (needs power_of_two)
 
   bool operator==(const Fp8Options&) const = default;
 };
@@ -41,9 +41,9 @@ struct Format {
   bool operator==(const Format&) const = default;
 };
 
-// Names: bf16, fp16, fp32; fp8, followed by any of -columns, -pow2, -packed, each at most once (packed needs pow2);
-// opaque: and one to four sizes in bytes, as in opaque:1024+64. to_string writes the options in this order;
-// parse_format takes them in any, and throws UsageError for anything else.
+// Names: bf16, fp16, fp32; fp8, followed by any of -columns, -pow2, -packed, each at most once (packed needs
+// pow2); opaque: and one to four sizes in bytes, as in opaque:1024+64. to_string writes the options in this
+// order; parse_format takes them in any, and throws UsageError for anything else.
 std::string to_string(const Format& format);
 Format parse_format(const std::string& name);
 

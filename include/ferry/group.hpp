@@ -19,8 +19,8 @@ struct Topology {
   int local_rank_of(int rank) const { return rank % local_ranks; }
 };
 
-// The caller's own way to meet, for programs that already have one. Both functions are collective and block; a
-// failure is reported by throwing.
+// The caller's own way to meet, for programs that already have one. Both functions are collective and block;
+// a failure is reported by throwing.
 struct Bootstrap {
   int rank = 0;
   int ranks = 1;
@@ -31,7 +31,8 @@ struct Bootstrap {
 
 class RankState;
 
-// One participant: a handle, cheap to copy, valid while its group lives. Use it from the thread it was given to.
+// One participant: a handle, cheap to copy, valid while its group lives. Use it from the thread it was given
+// to.
 class Rank {
  public:
   explicit Rank(std::shared_ptr<RankState> state) : state_(std::move(state)) {}
@@ -67,9 +68,10 @@ class Group {
 
   int size() const;
 
-  // Runs `body` once as every rank this group starts (threads, processes) or as this process's rank (mpi, custom),
-  // and returns when all of them have ended. A rank that ends by an exception is lost to the others: their waits
-  // end with PeerLostError, and run() throws the error that came first. A killed process counts as lost.
+  // Runs `body` once as every rank this group starts (threads, processes) or as this process's rank (mpi,
+  // custom), and returns when all of them have ended. A rank that ends by an exception is lost to the others:
+  // their waits end with PeerLostError, and run() throws the error that came first. A killed process counts
+  // as lost.
   void run(const std::function<void(Rank)>& body);
 
   // How long collectives of the group itself wait, in seconds. Default 30.

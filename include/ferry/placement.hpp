@@ -13,8 +13,8 @@ struct ExpertPlace {
   friend bool operator==(const ExpertPlace&, const ExpertPlace&) = default;
 };
 
-// The table expert -> (rank, local expert): any table in which the local experts of every rank are 0, 1, 2, ...
-// Ranks may hold different numbers of experts, or none. Immutable; copied with its version.
+// The table expert -> (rank, local expert): any table in which the local experts of every rank are
+// 0, 1, 2, ... Ranks may hold different numbers of experts, or none. Immutable; copied with its version.
 class Placement {
  public:
   Placement() = default;
@@ -22,7 +22,8 @@ class Placement {
   // Blocks of neighbouring experts: the first experts % ranks ranks hold one more than the others.
   static Placement blocks(int experts, int ranks);
 
-  // Any table. Throws UsageError for a rank outside [0, ranks), two experts at one (rank, local expert) and holes.
+  // Any table. Throws UsageError for a rank outside [0, ranks), two experts at one (rank, local expert) and
+  // holes.
   static Placement table(std::vector<ExpertPlace> places, int ranks, std::uint64_t version = 0);
 
   int experts() const { return static_cast<int>(places_.size()); }
@@ -33,7 +34,9 @@ class Placement {
   ExpertPlace place(int expert) const { return places_[static_cast<std::size_t>(expert)]; }
   const std::vector<ExpertPlace>& places() const { return places_; }
 
-  int local_experts(int rank) const { return static_cast<int>(by_rank_[static_cast<std::size_t>(rank)].size()); }
+  int local_experts(int rank) const {
+    return static_cast<int>(by_rank_[static_cast<std::size_t>(rank)].size());
+  }
   int most_local_experts() const { return most_local_; }
   // The global ids of a rank's experts, in local order.
   const std::vector<int>& experts_of(int rank) const { return by_rank_[static_cast<std::size_t>(rank)]; }

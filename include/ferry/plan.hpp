@@ -19,9 +19,9 @@ struct Source {
   friend bool operator==(const Source&, const Source&) = default;
 };
 
-// A handle on a plan's storage: a block of plan_bytes(config, ranks) bytes without pointers, weights or formats. It
-// can be copied byte for byte, kept for a backward pass, and used for any number of dispatches and combines of an
-// exchange with the same configuration on the same rank. The accessors read host memory.
+// A handle on a plan's storage: a block of plan_bytes(config, ranks) bytes without pointers, weights or
+// formats. It can be copied byte for byte, kept for a backward pass, and used for any number of dispatches
+// and combines of an exchange with the same configuration on the same rank. The accessors read host memory.
 class Plan {
  public:
   Plan() = default;
@@ -38,16 +38,16 @@ class Plan {
 
   int rank() const;
   int ranks() const;
-  int tokens() const;                     // N of this rank
+  int tokens() const;  // N of this rank
   std::uint64_t placement_version() const;
-  std::int64_t total() const;             // rows on this rank, padding between groups included
-  std::int64_t dropped() const;           // routes (rank_major: rows) dropped on all ranks
+  std::int64_t total() const;    // rows on this rank, padding between groups included
+  std::int64_t dropped() const;  // routes (rank_major: rows) dropped on all ranks
 
-  std::span<const std::int32_t> counts() const;           // [ranks, experts] routes of every rank to every expert
-  std::span<const std::int32_t> tokens_between() const;   // [ranks, ranks] tokens that rank s sends to rank d
-  std::span<const Source> sources() const;                // [total]
-  int destination(int token, int slot) const;             // rank, or -1 for a masked slot
-  std::int64_t row(int token, int slot) const;            // row there, or -1: masked or dropped
+  std::span<const std::int32_t> counts() const;  // [ranks, experts] routes of every rank to every expert
+  std::span<const std::int32_t> tokens_between() const;  // [ranks, ranks] tokens that rank s sends to rank d
+  std::span<const Source> sources() const;               // [total]
+  int destination(int token, int slot) const;            // rank, or -1 for a masked slot
+  std::int64_t row(int token, int slot) const;           // row there, or -1: masked or dropped
 
  private:
   Plan(void* storage, std::size_t bytes, std::shared_ptr<void> owner)

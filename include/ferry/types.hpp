@@ -9,11 +9,15 @@ namespace ferry {
 enum class DType : int { bf16 = 0, fp16 = 1, fp32 = 2 };
 enum class IdType : int { int32 = 0, int64 = 1 };
 
-constexpr std::int64_t bytes_of(DType type) { return type == DType::fp32 ? 4 : 2; }
-constexpr std::int64_t bytes_of(IdType type) { return type == IdType::int64 ? 8 : 4; }
+constexpr std::int64_t bytes_of(DType type) {
+  return type == DType::fp32 ? 4 : 2;
+}
+constexpr std::int64_t bytes_of(IdType type) {
+  return type == IdType::int64 ? 8 : 4;
+}
 
 // How received rows are arranged.
-//   expert_major   by local expert, then source rank, source token, slot; experts start at multiples of the alignment
+//   expert_major   by local expert, then source rank, source token, slot; experts start aligned
 //   expert_padded  [local experts, capacity, hidden], the same order inside an expert
 //   rank_major     one row for each (source rank, token) with an expert here, by source rank, then token
 enum class Layout : int { expert_major = 0, expert_padded = 1, rank_major = 2 };
