@@ -250,7 +250,8 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
 }
 
 void Exchange::refuse(Operation operation, int lane, const Error& error) noexcept {
-  if (lane < 0 || lane >= state_->config.lanes || state_->lane(lane).half != Half::none) return;
+  if (lane < 0 || lane >= state_->config.lanes) return;
+  if (state_->lanes[static_cast<std::size_t>(lane)].half != Half::none) return;
   state_->backend->refuse(operation, lane, error);
 }
 
