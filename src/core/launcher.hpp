@@ -1,8 +1,10 @@
 // How the ranks of a group are started.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "core/group_control.hpp"
 #include "ferry/group.hpp"
@@ -38,6 +40,9 @@ class Group::Launcher {
 std::shared_ptr<Group::Launcher> launch_threads(Topology topology);
 std::shared_ptr<Group::Launcher> launch_processes(Topology topology);
 std::shared_ptr<Group::Launcher> launch_custom(Bootstrap bootstrap);
+
+// Where the MPI module is looked for, in this order.
+std::vector<std::filesystem::path> mpi_module_places();
 
 // Finds and loads the MPI module; UnsupportedError if there is none.
 Bootstrap mpi_bootstrap();

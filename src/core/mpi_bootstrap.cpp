@@ -31,7 +31,9 @@ fs::path folder_of_this_program() {
   return fs::read_symlink("/proc/self/exe", error).parent_path();
 }
 
-std::vector<fs::path> places() {
+}  // namespace
+
+std::vector<fs::path> mpi_module_places() {
   const std::string named = Environment::read().mpi_module;
   if (!named.empty()) return {named};
   const fs::path program = folder_of_this_program();
@@ -39,10 +41,12 @@ std::vector<fs::path> places() {
           program.parent_path() / FERRY_LIBDIR / kModule, fs::path(FERRY_FULL_LIBDIR) / kModule};
 }
 
+namespace {
+
 // Never unloaded: MPI does not start twice in one process.
 void* load_module() {
   std::string tried;
-  for (const fs::path& place : places()) {
+  for (const fs::path& place : mpi_module_places()) {
     if (void* module = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) return module;
     tried += str("\n  ", dlerror());
   }

@@ -1,0 +1,167 @@
+#include "apps/ferry/player.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "apps/ferry/progress.hpp"
+#include "apps/ferry/random.hpp"
+#include "apps/ferry/results.hpp"
+#include "apps/ferry/step_oracle.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+std::int64_t rows_of(const Config& config, std::int64_t capacity, int rank) {
+  return config.layout == Layout::expert_padded ? capacity * config.placement.local_experts(rank) : capacity;
+}
+
+std::uint64_t hash_of(const std::vector<std::byte>& bytes) {
+  std::uint64_t hash = 0;
+  for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {  // rows are multiples of 16 bytes
+    std::uint64_t word = 0;
+    std::memcpy(&word, &bytes[i], sizeof word);
+    hash = mix(hash ^ word);
+  }
+  return hash;
+}
+
+}  // namespace
+
+struct Player::Step {
+  int number;
+  std::vector<std::byte> tokens;
+  Routes routes;
+};
+
+Player::Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board)
+    : rank_(rank),
+      job_(job),
+      start_(start),
+      board_(board),
+      mine_(board.rank(rank.index())),
+      exchange_(rank, job.config),
+      experts_(job, rank.index(), rows_of(job.config, exchange_.capacity(), rank.index())),
+      result_(static_cast<std::size_t>(job.result_bytes())),
+      hashes_(static_cast<std::size_t>(job.options.steps)) {}
+
+void Player::play() {
+  check_steps();
+  time_steps();
+}
+
+Player::Step Player::make_step(int number) const {
+  return {number, make_tokens(job_, number, rank_.index()), make_routes(job_, number, rank_.index())};
+}
+
+Arrivals Player::dispatch(const Step& step) {
+  return exchange_.dispatch(Tokens::rows(step.tokens.data(), job_.tokens(), job_.type),
+                            step.routes.ids.data(), step.routes.weights.data());
+}
+
+void Player::combine(const Arrivals& arrivals) {
+  CombineOptions options;
+  const bool weighs =
+      job_.config.layout != Layout::rank_major && job_.config.reduction != Reduction::unreduced;
+  if (weighs) options.weights = arrivals.weight;
+  exchange_.combine(experts_.outputs(), arrivals.plan, {.data = result_.data(), .type = job_.type}, options);
+}
+
+// ---- checked
+
+void Player::check_steps() {
+  Progress progress("checking, step", job_.options.steps, rank_.index() == 0);
+  for (int number = 0; number < job_.options.steps; ++number) {
+    const Step step = make_step(number);
+    StepOracle oracle(job_, number);
+    const std::vector<float> x = oracle.arriving(rank_.index());
+    check_exact(step, oracle, x);
+    check_swiglu(step, x);
+    progress.advance();
+  }
+}
+
+void Player::check_exact(const Step& step, StepOracle& oracle, const std::vector<float>& x) {
+  const int me = rank_.index();
+  std::fill(result_.begin(), result_.end(), std::byte{0xFF});
+  const Arrivals arrivals = dispatch(step);
+  oracle.check(me, arrivals, mine_.dispatch);
+  experts_.multiply(arrivals);
+  combine(arrivals);
+  check_rows(job_, step.number, me, expected_products(job_, step.routes, x), result_, mine_.combine);
+}
+
+void Player::check_swiglu(const Step& step, const std::vector<float>& x) {
+  const int me = rank_.index();
+  std::fill(result_.begin(), result_.end(), std::byte{0xFF});
+  const Arrivals arrivals = dispatch(step);
+  experts_.swiglu(arrivals);
+  combine(arrivals);
+  hashes_[static_cast<std::size_t>(step.number)] = hash_of(result_);
+  check_dense(job_, step.number, me, step.routes, dense_swiglu(job_, step.routes, x), result_, mine_.dense);
+}
+
+// ---- timed
+
+void Player::time_steps() {
+  Progress progress("timing, step", job_.options.steps, rank_.index() == 0);
+  const WireCounts before = exchange_.wire();
+  const std::span<const std::int64_t> routes = exchange_.load().experts;
+  const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
+  for (int number = 0; number < job_.options.steps; ++number) {
+    time_step(make_step(number), board_.times(number, rank_.index()));
+    progress.advance();
+  }
+  const WireCounts after = exchange_.wire();
+  mine_.dispatch_wire_bytes = after.dispatch_bytes - before.dispatch_bytes;
+  mine_.dispatch_messages = after.dispatch_messages - before.dispatch_messages;
+  mine_.combine_wire_bytes = after.combine_bytes - before.combine_bytes;
+  mine_.combine_messages = after.combine_messages - before.combine_messages;
+  if (rank_.index() != 0) return;
+  const LoadCounts load = exchange_.load();
+  std::transform(load.experts.begin(), load.experts.end(), routes_before.begin(), board_.routes().begin(),
+                 std::minus<>());
+}
+
+// Ranks meet before each phase, so that a phase's time is its own and not what a peer was late with before.
+void Player::time_step(const Step& step, report::StepTimes& times) {
+  auto timed = [&](report::Phase phase, auto&& work) {
+    rank_.barrier();
+    times[phase].begin_us = now_us();
+    work();
+    times[phase].end_us = now_us();
+  };
+  Arrivals arrivals;
+  timed(report::Phase::dispatch, [&] { arrivals = dispatch(step); });
+  timed(report::Phase::experts, [&] { experts_.swiglu(arrivals); });
+  timed(report::Phase::combine, [&] { combine(arrivals); });
+  count(arrivals);
+  if (hash_of(result_) == hashes_[static_cast<std::size_t>(step.number)]) return mine_.repeated.right(1);
+  mine_.repeated.fail(1, fmt::format("step {}, rank {}", step.number, rank_.index()));
+}
+
+void Player::count(const Arrivals& arrivals) {
+  for (int group = 0; group < arrivals.groups; ++group) mine_.rows += arrivals.counts[group];
+  if (rank_.index() != 0) return;
+  board_.dropped() += arrivals.plan.dropped();
+  const int ranks = rank_.size(), experts = job_.config.experts;
+  const std::span<const std::int32_t> tokens = arrivals.plan.tokens_between(),
+                                      routes = arrivals.plan.counts();
+  const std::span<std::int64_t> out = board_.dispatch_messages(), back = board_.combine_messages();
+  for (int i = 0; i < ranks * ranks; ++i) {
+    out[i] += tokens[i];
+    if (job_.config.reduction == Reduction::partial) back[i % ranks * ranks + i / ranks] += tokens[i];
+  }
+  if (job_.config.reduction == Reduction::partial) return;
+  for (int i = 0; i < ranks * experts; ++i) {
+    back[job_.config.placement.place(i % experts).rank * ranks + i / experts] += routes[i];
+  }
+}
+
+double Player::now_us() const {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,56 @@
+// One rank of a run.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "apps/ferry/board.hpp"
+#include "apps/ferry/experts.hpp"
+#include "apps/ferry/job.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::app {
+
+class StepOracle;
+
+// Plays every step twice: checked, with elementwise experts and with SwiGLU; then timed, with SwiGLU and
+// nothing in between. Collective: made and played on every rank.
+class Player {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Times count from `start`, one moment for all ranks.
+  Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board);
+
+  void play();
+
+ private:
+  struct Step;
+
+  void check_steps();
+  void check_exact(const Step& step, StepOracle& oracle, const std::vector<float>& x);
+  void check_swiglu(const Step& step, const std::vector<float>& x);
+  void time_steps();
+  void time_step(const Step& step, report::StepTimes& times);
+
+  Step make_step(int number) const;
+  Arrivals dispatch(const Step& step);
+  void combine(const Arrivals& arrivals);
+  void count(const Arrivals& arrivals);
+  double now_us() const;
+
+  const Rank& rank_;
+  const Job& job_;
+  Clock::time_point start_;
+  const Board& board_;
+  RankResults& mine_;
+  Exchange exchange_;
+  Experts experts_;
+  std::vector<std::byte> result_;      // what combine writes
+  std::vector<std::uint64_t> hashes_;  // [steps] of the checked SwiGLU results
+};
+
+}  // namespace ferry::app

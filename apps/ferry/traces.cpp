@@ -1,0 +1,51 @@
+#include "apps/ferry/traces.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "core/environment.hpp"
+
+namespace ferry::app {
+
+namespace fs = std::filesystem;
+
+const char* const kWhereTracesAre =
+    "Recorded traces can be had too: docs/traces.md says where; FERRY_TRACES names the folder they are in.";
+
+namespace {
+
+constexpr std::string_view kIds = ".ids.npy";
+constexpr std::string_view kSets = ".exact_top8.npy";
+
+void add_if_trace(const fs::path& file, std::vector<RecordedTrace>& found) {
+  const std::string name = file.filename().string();
+  for (const std::string_view ending : {kIds, kSets}) {
+    if (!name.ends_with(ending)) continue;
+    const std::string stem = name.substr(0, name.size() - ending.size());
+    found.push_back({.name = (file.parent_path().filename() / stem).string(),
+                     .weights = ending == kIds && fs::exists(file.parent_path() / (stem + ".weights.npy"))});
+  }
+}
+
+}  // namespace
+
+std::vector<RecordedTrace> recorded_traces() {
+  std::vector<RecordedTrace> found;
+  std::error_code ignored;  // a folder that cannot be read has no traces for us
+  for (const fs::directory_entry& folder : fs::directory_iterator(Environment::read().traces, ignored)) {
+    if (!folder.is_directory(ignored)) continue;
+    for (const fs::directory_entry& file : fs::directory_iterator(folder, ignored)) add_if_trace(file, found);
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return found;
+}
+
+std::string default_recorded_trace() {
+  const std::vector<RecordedTrace> traces = recorded_traces();
+  if (traces.empty()) return "";
+  const auto weighted = std::find_if(traces.begin(), traces.end(), [](const auto& t) { return t.weights; });
+  return (weighted == traces.end() ? traces.begin() : weighted)->name;
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,259 @@
+// The checks of ferry run must be able to fail: every kind of wrong number is put in by hand and must be
+// found.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "apps/ferry/board.hpp"
+#include "apps/ferry/job.hpp"
+#include "apps/ferry/results.hpp"
+#include "apps/ferry/run_report.hpp"
+#include "apps/ferry/step_oracle.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::app {
+namespace {
+
+RunOptions small_options(const std::string& layout, const std::string& format) {
+  RunOptions options;
+  options.ranks = 2;
+  options.trace = "synth:decode:experts=8,top_k=3,tokens=64,layers=1";
+  options.steps = 1;
+  options.tokens = 6;
+  options.hidden = 128;
+  options.inner = 8;
+  options.layout = layout;
+  options.format = format;
+  options.alignment = layout == "rank_major" ? 1 : 4;
+  return options;
+}
+
+// Dispatches step 0 and hands rank 1's arrivals to `look`.
+void with_arrivals(const Job& job, const std::function<void(const Arrivals&)>& look) {
+  Group::threads(job.options.ranks).run([&](const Rank& rank) {
+    Exchange exchange(rank, job.config);
+    const std::vector<std::byte> tokens = make_tokens(job, 0, rank.index());
+    const Routes routes = make_routes(job, 0, rank.index());
+    const Arrivals arrivals = exchange.dispatch(Tokens::rows(tokens.data(), job.tokens(), job.type),
+                                                routes.ids.data(), routes.weights.data());
+    if (rank.index() == 1) look(arrivals);
+  });
+}
+
+Tally checked(const Job& job, const Arrivals& arrivals) {
+  Tally tally;
+  StepOracle(job, 0).check(1, arrivals, tally);
+  return tally;
+}
+
+// The row of the arrivals that is looked at: not padding.
+std::int64_t some_row(const Arrivals& arrivals) {
+  std::int64_t row = *arrivals.total - 1;
+  while (arrivals.source[row].rank < 0) --row;
+  return row;
+}
+
+template <class T>
+T& writable(const T* values, std::int64_t index) {
+  return const_cast<T*>(values)[index];
+}
+
+class ArrivalsCheck : public testing::TestWithParam<std::pair<const char*, const char*>> {
+ protected:
+  // Right as they come; wrong after `damage`, which is undone by no one: every exchange is used once.
+  void expect_found(const std::function<void(const Arrivals&)>& damage, const char* word) const {
+    const Job job = make_job(small_options(GetParam().first, GetParam().second));
+    with_arrivals(job, [&](const Arrivals& arrivals) {
+      const Tally before = checked(job, arrivals);
+      EXPECT_EQ(before.wrong, 0) << before.first.data();
+      EXPECT_GT(before.compared, 0);
+      damage(arrivals);
+      const Tally after = checked(job, arrivals);
+      EXPECT_EQ(after.wrong, 1);
+      EXPECT_NE(std::string(after.first.data()).find(word), std::string::npos) << after.first.data();
+    });
+  }
+};
+
+TEST_P(ArrivalsCheck, FindsOneWrongBitOfAValue) {
+  expect_found(
+      [](const Arrivals& arrivals) {
+        auto* bytes = static_cast<unsigned char*>(arrivals.data);
+        bytes[some_row(arrivals) * arrivals.parts[0].row_bytes + 77] ^= 1;
+      },
+      "a value differs");
+}
+
+TEST_P(ArrivalsCheck, FindsAWrongScale) {
+  if (std::string(GetParam().second).find("fp8") == std::string::npos) GTEST_SKIP() << "no scales";
+  expect_found(
+      [](const Arrivals& arrivals) {
+        const ArrivedPart& part = arrivals.parts[1];  // one block: one element a row
+        static_cast<unsigned char*>(part.data)[some_row(arrivals) * part.row_bytes] ^= 1;
+      },
+      "a scale differs");
+}
+
+TEST_P(ArrivalsCheck, FindsAWrongSource) {
+  expect_found([](const Arrivals& arrivals) { writable(arrivals.source, some_row(arrivals)).token ^= 1; },
+               "the source");
+}
+
+TEST_P(ArrivalsCheck, FindsAWrongWeight) {
+  expect_found(
+      [](const Arrivals& arrivals) {
+        const bool slots = arrivals.local_ids != nullptr;
+        float& weight = writable(arrivals.weight, slots ? some_row(arrivals) * 3 : some_row(arrivals));
+        weight = std::nextafter(weight, 2.0F);
+      },
+      "weight differs");
+}
+
+TEST_P(ArrivalsCheck, FindsAWrongCount) {
+  expect_found([](const Arrivals& arrivals) { ++writable(arrivals.counts, arrivals.groups - 1); }, "counts[");
+}
+
+TEST_P(ArrivalsCheck, FindsAWrongOffset) {
+  expect_found([](const Arrivals& arrivals) { ++writable(arrivals.row_offsets, 1); }, "row_offsets[1]");
+}
+
+TEST_P(ArrivalsCheck, FindsAWrongLocalExpert) {
+  if (std::string(GetParam().first) != "rank_major") GTEST_SKIP() << "no local ids";
+  expect_found(
+      [](const Arrivals& arrivals) { writable(arrivals.local_ids, some_row(arrivals) * 3 + 1) ^= 1; },
+      "a local expert differs");
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, ArrivalsCheck,
+                         testing::Values(std::pair{"expert_major", "bf16"},
+                                         std::pair{"expert_padded", "fp32"}, std::pair{"rank_major", "fp16"},
+                                         std::pair{"expert_major", "fp8"},
+                                         std::pair{"expert_major", "fp8-columns"}));
+
+class ResultsCheck : public testing::TestWithParam<const char*> {
+ protected:
+  ResultsCheck() {
+    RunOptions options = small_options("expert_major", "bf16");
+    options.reduction = GetParam();
+    job_ = make_job(options);
+    routes_ = make_routes(job_, 0, 0);
+    x_ = StepOracle(job_, 0).arriving(0);
+  }
+
+  Job job_;
+  Routes routes_;
+  std::vector<float> x_;
+};
+
+TEST_P(ResultsCheck, FindsOneWrongBit) {
+  const std::vector<std::byte> expected = expected_products(job_, routes_, x_);
+  std::vector<std::byte> found = expected;
+  Tally right;
+  check_rows(job_, 0, 0, expected, found, right);
+  EXPECT_EQ(right.wrong, 0);
+  EXPECT_EQ(right.compared, static_cast<std::int64_t>(expected.size() / 2));
+
+  found[found.size() - 5] ^= std::byte{1};
+  Tally wrong;
+  check_rows(job_, 0, 0, expected, found, wrong);
+  EXPECT_EQ(wrong.wrong, 1);
+  EXPECT_EQ(wrong.compared, right.compared);
+  EXPECT_NE(std::string(wrong.first.data()).find("column 125"), std::string::npos) << wrong.first.data();
+}
+
+TEST_P(ResultsCheck, RightSumsDependOnEveryRoute) {
+  const std::vector<std::byte> expected = expected_products(job_, routes_, x_);
+  Routes other = routes_;
+  other.ids[7] = (other.ids[7] + 1) % 8;
+  EXPECT_NE(expected_products(job_, other, x_), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Reductions, ResultsCheck, testing::Values("partial", "exact", "unreduced"));
+
+class DenseCheck : public testing::Test {
+ protected:
+  DenseCheck() : job_(options()), routes_(make_routes(job_, 0, 0)) {
+    dense_ = dense_swiglu(job_, routes_, StepOracle(job_, 0).arriving(0));
+  }
+
+  static Job options() { return make_job(small_options("expert_major", "fp32")); }
+
+  Tally check(const std::vector<float>& found) const {
+    Tally tally;
+    check_dense(job_, 0, 0, routes_, dense_, std::as_bytes(std::span(found)), tally);
+    return tally;
+  }
+
+  Job job_;
+  Routes routes_;
+  std::vector<float> dense_;
+};
+
+TEST_F(DenseCheck, AllowsWhatIsAllowed) {
+  EXPECT_EQ(check(dense_).error, 0);
+  std::vector<float> near = dense_;
+  for (std::size_t c = 0; c < 128; ++c) near[c] *= 1.019F;
+  const Tally tally = check(near);
+  EXPECT_EQ(tally.wrong, 0);
+  EXPECT_NEAR(tally.error, 0.019, 1e-4);
+}
+
+TEST_F(DenseCheck, FindsATokenThatIsOff) {
+  std::vector<float> far = dense_;
+  for (std::size_t c = 128; c < 256; ++c) far[c] *= 1.021F;
+  const Tally tally = check(far);
+  EXPECT_EQ(tally.wrong, 1);
+  EXPECT_EQ(tally.compared, job_.tokens());
+  EXPECT_NE(std::string(tally.first.data()).find("token 1"), std::string::npos);
+}
+
+TEST_F(DenseCheck, FindsNaN) {
+  std::vector<float> found = dense_;
+  found[300] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(check(found).wrong, 1);
+}
+
+TEST_F(DenseCheck, TokensWithoutExpertsAreZero) {
+  std::fill(dense_.begin(), dense_.begin() + 128, 0.0F);
+  std::vector<float> found = dense_;
+  EXPECT_EQ(check(found).wrong, 0);
+  found[3] = 1e-30F;
+  EXPECT_EQ(check(found).wrong, 1);
+}
+
+TEST(ReportOfChecks, SaysWhatFailedAndWhere) {
+  const Job job = make_job(small_options("expert_major", "bf16"));
+  const Board board(2, 1, 8);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (Tally RankResults::* tally :
+         {&RankResults::dispatch, &RankResults::combine, &RankResults::dense, &RankResults::repeated}) {
+      (board.rank(rank).*tally).right(10);
+    }
+  }
+  for (const report::Check& check : make_report(job, board).checks) EXPECT_TRUE(check.passed) << check.name;
+
+  board.rank(1).combine.fail(2, "step 0, rank 1, row 3, column 4");
+  board.rank(0).dispatch_wire_bytes = 16;  // more than any plan says
+  const std::vector<report::Check> checks = make_report(job, board).checks;
+  EXPECT_TRUE(checks[0].passed);
+  EXPECT_FALSE(checks[1].passed);
+  EXPECT_EQ(checks[1].compared, 22);
+  EXPECT_EQ(checks[1].wrong, 2);
+  EXPECT_NE(checks[1].detail.find("row 3, column 4"), std::string::npos);
+  EXPECT_FALSE(checks[4].passed);
+}
+
+TEST(ReportOfChecks, NothingComparedIsNotPassed) {
+  const Job job = make_job(small_options("expert_major", "bf16"));
+  const std::vector<report::Check> checks = make_report(job, Board(2, 1, 8)).checks;
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(checks[static_cast<std::size_t>(i)].passed);
+}
+
+}  // namespace
+}  // namespace ferry::app

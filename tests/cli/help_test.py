@@ -1,0 +1,35 @@
+"""Help, version, and that exit codes are documented."""
+
+import unittest
+
+from program import ProgramTest
+
+COMMANDS = [["run"], ["bench"], ["limits"], ["doctor"], ["trace"], ["trace", "info"], ["trace", "synth"], ["trace", "list"]]
+
+
+class HelpTest(ProgramTest):
+    def test_program(self):
+        text = self.succeed("--help")
+        for word in ["run", "bench", "limits", "doctor", "trace", "Examples:", "Exit codes: 0", "1 a check failed"]:
+            self.assertIn(word, text)
+
+    def test_every_command(self):
+        for command in COMMANDS:
+            with self.subTest(command=command):
+                text = self.succeed(*command, "--help")
+                self.assertIn("Usage: ferry " + " ".join(command), text)
+                if command != ["trace", "list"]:
+                    self.assertIn("Example", text)
+
+    def test_run_names_every_option(self):
+        text = self.succeed("run", "--help")
+        for option in ["backend", "ranks", "processes", "trace", "layer", "steps", "tokens", "experts", "top-k", "seed",
+                       "hidden", "inner", "layout", "format", "reduction", "alignment", "json", "html", "timeline"]:
+            self.assertIn("--" + option, text)
+
+    def test_version(self):
+        self.assertRegex(self.succeed("--version"), r"\Aferry \d+\.\d+\.\d+\n\Z")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,78 @@
+"""Impossible command lines: the right exit code, and one line that names the number."""
+
+import os
+import unittest
+
+from program import SMALL, ProgramTest, ferry
+
+
+class RefusalsTest(ProgramTest):
+    def test_usage(self):
+        for words, arguments in [
+            (["subcommand"], []),
+            (["walk"], ["walk"]),
+            (["--rank"], ["run", "--rank", "3"]),
+            (["0", "--ranks"], ["run", "--ranks", "0"]),
+            (["-1", "--ranks"], ["run", "--ranks=-1"]),
+            (["many", "--ranks"], ["run", "--ranks", "many"]),
+            (["0", "--steps"], ["run", "--steps", "0"]),
+            (["0", "--tokens"], ["run", "--tokens", "0"]),
+            (["33", "--top-k"], ["run", "--top-k", "33"]),
+            (["diagonal", "--layout"], ["run", "--layout", "diagonal"]),
+            (["sum", "--reduction"], ["run", "--reduction", "sum"]),
+            (["abacus", "--backend"], ["run", "--backend", "abacus"]),
+            (["bf17"], ["run", "--format", "bf17"]),
+            (["17", "16"], ["run", "--format", "opaque:17"]),
+            (["opaque:32"], ["run", "--format", "opaque:32"]),
+            (["7 bf16", "14 bytes", "16"], ["run", "--hidden", "7"]),
+            (["24 bytes", "16"], ["run", "--hidden", "24", "--format", "fp8"]),
+            (["0", "alignment"], ["run", "--alignment", "0"]),
+            (["rank_major", "alignment = 8"], ["run", "--layout", "rank_major", "--alignment", "8"]),
+            (["exact", "rank_major"], ["run", "--layout", "rank_major", "--reduction", "exact"]),
+            (["20000000", "max_tokens"], ["run", "--tokens", "20000000", "--trace", "synth:uniform:tokens=16"]),
+            (["--layer 4", "0 to 3"], ["run", "--layer", "4"]),
+            (["--experts 8", "16"], ["run", *SMALL, "--experts", "8"]),
+            (["--top-k 3", "4"], ["run", *SMALL, "--top-k", "3"]),
+            (["top_k", "9"], ["run", "--trace", "synth:decode:experts=8,top_k=9"]),
+            (["synth:rain"], ["run", "--trace", "synth:rain"]),
+            (["no/such", "FERRY_TRACES"], ["run", "--trace", "no/such"]),
+            (["tokens=0", "found 0"], ["trace", "info", "synth:decode:tokens=0"]),
+            (["name"], ["trace", "info"]),
+            (["--out"], ["trace", "synth", "synth:decode"]),
+            (["1", "--ranks"], ["limits", "--ranks", "1"]),
+        ]:
+            with self.subTest(arguments=arguments):
+                self.refuse(2, words, *arguments)
+
+    def test_damaged_trace(self):
+        path = self.path("x.ids.npy")
+        with open(path, "wb") as file:
+            file.write(b"\x93NUMPY\x01\x00 truncated")
+        self.refuse(2, [path], "run", "--trace", path)
+
+    def test_system(self):
+        beyond = os.path.join(self.folder, "none", "x.json")
+        for words, arguments in [
+            ([beyond, "No such file"], ["run", *SMALL, "--json", beyond]),
+            ([beyond], ["run", *SMALL, "--html", beyond]),
+            ([beyond], ["run", *SMALL, "--timeline", beyond]),
+            ([beyond], ["limits", "--json", beyond]),
+            ([beyond], ["trace", "info", "synth:decode", "--json", beyond]),
+            (["none"], ["trace", "synth", "synth:decode:tokens=16", "--out", os.path.join(self.folder, "none", "x")]),
+            (["cuda"], ["run", *SMALL, "--backend", "cuda"]),
+            (["2000000000", "GB"], ["run", *SMALL, "--inner", "2000000000"]),
+            (["10000000", "GB"], ["run", "--tokens", "10000000", "--trace", "synth:uniform:tokens=16"]),
+        ]:
+            with self.subTest(arguments=arguments):
+                self.refuse(3, words, *arguments)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
+    def test_full_disk(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            done = ferry("trace", "info", "synth:decode:tokens=16", "--json", "-", stdout=full)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("No space left", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,80 @@
+"""ferry run: every layout and format, threads and processes; what it reports agrees with itself."""
+
+import itertools
+import unittest
+
+from program import ProgramTest
+
+LAYOUTS = ["expert_major", "expert_padded", "rank_major"]
+FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed"]
+REDUCTIONS = ["partial", "exact", "unreduced"]
+
+
+class RunTest(ProgramTest):
+    def check_report(self, run):
+        self.assertEqual(len(run["checks"]["list"]), 6)
+        for check in run["checks"]["list"]:
+            self.assertTrue(check["passed"], check)
+            self.assertEqual(check["wrong"], 0)
+            self.assertGreater(check["compared"], 0)
+        error = next(check["error"] for check in run["checks"]["list"] if check.get("tolerance"))
+        self.assertGreaterEqual(error, 0)
+        self.assertLess(error, 2e-2)
+
+    def test_layouts_and_formats(self):
+        for layout, form in itertools.product(LAYOUTS, FORMATS):
+            with self.subTest(layout=layout, format=form):
+                run = self.run_small("--layout", layout, "--format", form)
+                self.check_report(run)
+                self.assertEqual(run["configuration"]["layout"], layout)
+                self.assertEqual(run["configuration"]["format"], form)
+
+    def test_layouts_and_formats_with_processes(self):
+        for layout, form in itertools.product(LAYOUTS, FORMATS):
+            with self.subTest(layout=layout, format=form):
+                run = self.run_small("--processes", "--layout", layout, "--format", form)
+                self.check_report(run)
+                self.assertEqual(run["configuration"]["group"], "processes")
+
+    def test_reductions(self):
+        for layout, reduction in itertools.product(LAYOUTS[:2], REDUCTIONS):
+            with self.subTest(layout=layout, reduction=reduction):
+                self.check_report(self.run_small("--layout", layout, "--reduction", reduction, "--alignment", "8"))
+
+    def test_ranks(self):
+        for ranks in [1, 2, 5, 20]:  # 20: more ranks than experts
+            with self.subTest(ranks=ranks):
+                run = self.run_small("--ranks", ranks)
+                self.assertEqual(run["configuration"]["ranks"], ranks)
+                failed = [check for check in run["checks"]["list"] if not check["passed"]]
+                self.assertEqual(failed, [])
+
+    def test_reference_backend_carries_the_same(self):
+        cpu, reference = self.run_small(), self.run_small("--backend", "reference")
+        self.check_report(reference)
+        for direction in ["dispatch", "combine"]:
+            self.assertEqual(cpu[direction]["traffic_bytes"], reference[direction]["traffic_bytes"])
+        self.assertEqual(cpu["load"]["routes_per_expert"], reference["load"]["routes_per_expert"])
+
+    def test_threads_and_processes_carry_the_same(self):
+        threads, processes = self.run_small(), self.run_small("--processes")
+        for key in ["dispatch", "combine"]:
+            self.assertEqual(threads[key]["traffic_bytes"], processes[key]["traffic_bytes"])
+        self.assertEqual(threads["load"]["rows_per_rank"], processes["load"]["rows_per_rank"])
+
+    def test_layer_and_seed(self):
+        first, second = self.run_small("--layer", "0"), self.run_small("--layer", "1")
+        self.assertNotEqual(first["load"]["routes_per_expert"], second["load"]["routes_per_expert"])
+        trace = "synth:uniform:experts=16,top_k=4,tokens=64"
+        seeds = [self.run_small("--trace", trace, "--seed", seed)["load"]["routes_per_expert"] for seed in [1, 1, 2]]
+        self.assertEqual(seeds[0], seeds[1])
+        self.assertNotEqual(seeds[0], seeds[2])
+
+    def test_experts_and_top_k_of_a_synthesised_trace(self):
+        run = self.run_small("--trace", "synth:prefill-grouped", "--experts", "32", "--top-k", "5")
+        self.assertEqual((run["configuration"]["experts"], run["configuration"]["top_k"]), (32, 5))
+        self.assertEqual(sum(run["load"]["routes_per_expert"]), 2 * 3 * 5 * 5)  # steps, ranks, tokens, top-k
+
+
+if __name__ == "__main__":
+    unittest.main()
