@@ -1,5 +1,4 @@
-// Dispatch to expert_major and combine as they are written by hand: sort by destination, MPI_Alltoallv,
-// place.
+// Dispatch to expert_major and combine as they are written by hand: sort, MPI_Alltoallv, place.
 //
 //   mpirun -n 4 mpi_alltoallv [--rows rank|route] [--tokens N] [--repetitions n]
 //
@@ -8,7 +7,7 @@
 // which is the better way by hand; `--rows route` sends a row for each route, which is the usual one. All
 // buffers are made before and used again; the exchange of counts is timed. Sums use Ferry's kernels, so that
 // only the movement of data differs. Values and weights make every sum exact, so both ways must give the same
-// bytes. Prints one line of JSON.
+// bytes. Prints JSON.
 #include <mpi.h>
 
 #include <algorithm>
