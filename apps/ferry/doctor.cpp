@@ -170,9 +170,9 @@ void add_doctor(CLI::App& program) {
   CLI::App* command =
       program.add_subcommand("doctor", "Say what is here, what is missing, why it matters, what to do");
   command->footer(
-      "\nok is here, -- is missing and can be done without, !! is broken. Exit code 0 if the cpu backend can "
+      "ok is here, -- is missing and can be done without, !! is broken. Exit code 0 if the cpu backend can "
       "run.\n\n"
-      "Example:\n  ferry doctor");
+      "Example:\n  ferry doctor\n");
   command->callback(run);
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kLeastBytes = 256LL << 20;  // of all buffers together
+constexpr std::int64_t kLeastBytes = 64LL << 20;  // of all buffers together
 constexpr int kLeastRounds = 5;
 
 double seconds_since(Clock::time_point start) {

@@ -15,8 +15,7 @@ namespace {
 
 enum Exit : int { kOk = 0, kCheckFailed = 1, kUsage = 2, kOther = 3 };
 
-constexpr const char* kFooter = R"(
-Examples:
+constexpr const char* kFooter = R"(Examples:
   ferry run                                    play a routing trace over 8 ranks, check every number
   ferry run --ranks 4 --processes --html run.html
   ferry limits                                 what this machine can move
@@ -24,7 +23,8 @@ Examples:
   ferry trace list                             traces that can be played
 
 Exit codes: 0 all went well, 1 a check failed, 2 the command line or a file given is wrong, 3 anything else
-(the system refused something, a rank was lost, not supported here). Errors are one line on stderr.)";
+(the system refused something, a rank was lost, not supported here). Errors are one line on stderr.
+)";
 
 // Errors of the system's libraries may span lines; the program's own stay one.
 std::string one_line(std::string text) {

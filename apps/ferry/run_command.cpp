@@ -25,8 +25,7 @@ namespace ferry::app {
 
 namespace {
 
-constexpr const char* kFooter = R"(
-What is checked, in every step and on every rank:
+constexpr const char* kFooter = R"(What is checked, in every step and on every rank:
   dispatch   with the oracle's places and bytes, to the bit
   combine    with experts that multiply by powers of two, against sums done again at home, to the bit
   SwiGLU     against a dense computation in fp32 without any exchange, relative error at most 2e-2
@@ -37,7 +36,8 @@ Examples:
   ferry run --processes --layout rank_major --format fp8
   ferry run --trace synth:prefill:experts=128,seed=7 --tokens 512 --hidden 2048
   ferry run --json - | python3 -m json.tool
-  ferry run --html run.html --timeline run.trace.json)";
+  ferry run --html run.html --timeline run.trace.json
+)";
 
 struct Files {
   explicit Files(const RunOptions& options)

@@ -20,13 +20,13 @@ namespace ferry::app {
 
 namespace {
 
-constexpr const char* kFooter = R"(
-Examples:
+constexpr const char* kFooter = R"(Examples:
   ferry trace list
   ferry trace info synth:prefill:experts=128,seed=7
   ferry trace info deepseek_v2_lite/intent --ranks 4 --json -
   ferry trace synth synth:decode:tokens=8192 --out /tmp/decode
-  ferry run --trace /tmp/decode.ids.npy)";
+  ferry run --trace /tmp/decode.ids.npy
+)";
 
 // What is said about one layer, or about the median over layers.
 struct Figures {
