@@ -11,7 +11,7 @@ namespace ferry {
 // it when a row or a sum holds anything but what its own call wrote.
 void stress(int ranks, std::uint64_t calls);
 
-// One rank of a group: throws when memory, descriptors, mappings or shared files have grown after `calls`
+// One rank of a group: throws when memory, descriptors or mappings have grown after `calls`
 // calls. Throws in the rank that grew, so that it works in forked ranks as well.
 void play_without_growth(Rank rank, std::uint64_t calls);
 

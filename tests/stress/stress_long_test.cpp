@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "own_shared_folder.hpp"
 #include "stress/stress.hpp"
 
 namespace ferry {
@@ -10,8 +11,10 @@ TEST(StressLong, OneMillionJitteredCallsReadNothingStale) {
 }
 
 TEST(StressLong, HundredThousandCallsLeaveNoGrowth) {
+  const test::OwnSharedFolder folder;
   EXPECT_NO_THROW(Group::threads(4).run([](Rank rank) { play_without_growth(rank, 100000); }));
   EXPECT_NO_THROW(Group::processes(4).run([](Rank rank) { play_without_growth(rank, 100000); }));
+  EXPECT_TRUE(folder.empty());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "own_shared_folder.hpp"
 #include "stress/stress.hpp"
 
 namespace ferry {
@@ -13,8 +14,10 @@ TEST(Stress, CallsLeaveNoGrowth) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers keep memory of their own for every call";
 #endif
+  const test::OwnSharedFolder folder;
   EXPECT_NO_THROW(Group::threads(4).run([](Rank rank) { play_without_growth(rank, 3000); }));
   EXPECT_NO_THROW(Group::processes(4).run([](Rank rank) { play_without_growth(rank, 3000); }));
+  EXPECT_TRUE(folder.empty());
 }
 
 }  // namespace
