@@ -90,9 +90,9 @@ TEST(Configuration, SizeQueryKeepsTheBound) {
   const double message = 7168 * 2, staging = 2.0 * (8.0 * 4096 * message + 4096.0 * 8 * message);
   const auto symmetric = static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
   EXPECT_NEAR(symmetric / staging, 1.0, 0.05) << symmetric << " bytes against " << staging;
-  const std::int64_t rows = capacity_of(config, 8) * 7168 * 2;
-  EXPECT_GE(sizes.arrivals, rows);
-  EXPECT_LE(sizes.arrivals, rows + 64 * 1024);
+  const std::int64_t arrivals = capacity_of(config, 8) * 7168 * 2;
+  EXPECT_GE(sizes.arrivals, arrivals);
+  EXPECT_LE(sizes.arrivals, arrivals + 64 * 1024);
 
   Config exact = config;
   exact.reduction = Reduction::exact;
