@@ -149,6 +149,24 @@ TEST(Dispatch, ByAKeptPlanWithWideIdsIntoTheCallersMemory) {
   });
 }
 
+TEST(Dispatch, TakesTokensWithAStride) {
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    const ferry_config config = small_config();
+    Pair pair(rank, config);
+    const std::int64_t row = 2 * config.hidden, stride = row + 48;
+    contract::Buffer apart(pair.in.count * stride);
+    for (int token = 0; token < pair.in.count; ++token) {
+      std::memcpy(apart.data() + token * stride, pair.in.values.data() + token * config.hidden,
+                  static_cast<std::size_t>(row));
+    }
+    pair.args.tokens.parts[0] = apart.data();
+    pair.args.tokens.strides[0] = stride;
+    ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
+    expect_same(pair.rows, pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data()),
+                pair.cpp.config());
+  });
+}
+
 TEST(Dispatch, WeighsRowsAndMultipliesThem) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     Pair pair(rank, small_config());
