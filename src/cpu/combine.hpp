@@ -23,6 +23,7 @@ class Combine {
   void write_note(int peer) const;
   void stage_sums(int home);
   void stage_rows(int home);
+  void prefetch_rows(std::int64_t message) const;
   void write_sum_tail(std::byte* row, const std::int32_t* rows) const;
 
   // combine_sum.cpp: what both halves compute

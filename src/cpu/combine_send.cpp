@@ -59,6 +59,7 @@ void Combine::stage_sums(int home) {
       continue;
     std::byte* row = lane_.combine_row(home, token * most_ranks + position);
     const std::int32_t* rows = plan_.came_rows + message * config.top_k;
+    if (carries_rows_ && i + 1 < count) prefetch_rows(message + 1);
     if (carries_rows_) sum_on_rank(row, rows, message * config.top_k, store_);
     if (call_.row_values != nullptr) write_sum_tail(row, rows);
   }
@@ -66,6 +67,14 @@ void Combine::stage_sums(int home) {
   const std::int64_t values = carries_rows_ ? layout_.tail_offset : 0;
   lane_.wire.combine_messages += count;
   lane_.wire.combine_bytes += count * (values + (call_.row_values != nullptr ? 4 * config.top_k : 0));
+}
+
+// The rows of one token lie with different experts: nothing but the plan foretells where the next ones are.
+void Combine::prefetch_rows(std::int64_t message) const {
+  const std::int32_t* rows = plan_.came_rows + message * shared_.config.top_k;
+  for (int slot = 0; slot < shared_.config.top_k; ++slot) {
+    if (rows[slot] >= 0 && rows[slot] < plan_.header->total) prefetch_head(output_row(rows[slot]));
+  }
 }
 
 void Combine::write_sum_tail(std::byte* row, const std::int32_t* rows) const {

@@ -72,12 +72,14 @@ void pass_rows(char* __restrict out, float* __restrict sums, const Pass& pass, b
 // One or two rows wait for memory more than they compute, and the processor's own prefetching starts late on
 // every page of a row. With more rows the memory is busy anyway, and prefetching only gets in the way.
 void prefetch_ahead(const RowSum& sum, std::int64_t first) {
-  constexpr std::int64_t kAhead = 2048, kLength = 1024;  // bytes
+  constexpr std::int64_t kLength = 1024;  // bytes
   if (sum.count > 2) return;
-  const std::int64_t begin = first * (sum.row_type == DType::fp32 ? 4 : 2) + kAhead;
+  const std::int64_t bytes = sum.row_type == DType::fp32 ? 4 : 2;
+  const std::int64_t begin = first * bytes + kHead;
+  const std::int64_t end = least(begin + kLength, sum.columns * bytes);
   for (int row = 0; row < sum.count; ++row) {
-    const char* const at = static_cast<const char*>(sum.rows[row]) + begin;
-    for (std::int64_t line = 0; line < kLength; line += kLine) __builtin_prefetch(at + line);
+    const char* const at = static_cast<const char*>(sum.rows[row]);
+    for (std::int64_t line = begin; line < end; line += kLine) __builtin_prefetch(at + line);
   }
 }
 
