@@ -21,7 +21,8 @@ namespace ferry::app {
 
 namespace {
 
-constexpr const char* kFooter = R"(memcpy   bytes read plus bytes written a second, buffers touched before and larger than the caches
+constexpr const char* kFooter =
+    R"(memcpy   bytes read plus bytes written a second, buffers touched before and larger than the caches
 flag     one rank raises a flag in shared memory, the other waits for it: one way
 barrier  all ranks meet
 
