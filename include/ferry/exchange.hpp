@@ -109,8 +109,10 @@ struct Result {
 };
 
 struct CombineOptions {
-  const float* weights = nullptr;        // weights that travelled: Arrivals::weight, one a row
-  const float* home_weights = nullptr;   // [tokens, top_k] at home instead; neither: every weight is 1
+  const float* weights = nullptr;  // weights that travelled: Arrivals::weight, one a row
+  // [tokens, top_k] at home instead; neither: every weight is 1. With partial they travel first: then not
+  // null on any rank, also without tokens.
+  const float* home_weights = nullptr;
   std::optional<Reduction> reduction{};  // default: Config::reduction
   const float* row_values = nullptr;     // one fp32 a row that comes home ...
   float* route_values = nullptr;         // ... as [tokens, top_k], 0 where masked or dropped

@@ -115,13 +115,19 @@ struct Exchange::State {
     return call;
   }
 
-  Arrivals dispatch(const DispatchCall& call, Stream stream) {
+  // Without the check at its end.
+  Arrivals carry(const DispatchCall& call, Stream stream) {
     begin(call);
     LaneState& lane = this->lane(call.lane);
     lane.arrivals = {};
     lane.arrivals = backend->dispatch(call, stream);
-    finish(call.lane);
     return lane.arrivals;
+  }
+
+  Arrivals dispatch(const DispatchCall& call, Stream stream) {
+    Arrivals arrivals = carry(call, stream);
+    finish(call.lane);
+    return arrivals;
   }
 
   void dispatch_send(const DispatchCall& call, Stream stream) {
@@ -235,7 +241,10 @@ Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, co
   DispatchOptions weighed = options;
   weighed.weigh_rows = true;
   weighed.dot_rows = outputs.data;
-  Arrivals rows = dispatch(d_result, plan, home_weights, weighed, stream);
+  DispatchCall call = state_->dispatch_call(d_result, home_weights, weighed);
+  call.plan = plan;
+  // What only this rank finds is raised after both steps: the peers take both.
+  Arrivals rows = state_->carry(call, stream);
   combine({}, rows.plan, {}, {.row_values = rows.dots, .route_values = d_weights, .lane = options.lane},
           stream);
   return rows;

@@ -27,8 +27,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   weights_ = {};
   const CallOption options[] = {{"format", format_number(call.format)},
                                 {"dispatch from a plan", replay_},
-                                {"weigh_rows", call.weigh_rows},
-                                {"dot_rows", call.dot_rows != nullptr}};
+                                {"weigh_rows", call.weigh_rows}};
   const std::uint64_t number = lane_.channel.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());
   start_plan(number);

@@ -30,7 +30,6 @@ void Lane::dispatch_send(const DispatchCall& call) {
   const CallOption options[] = {{"format", number_of(call.format)},
                                 {"dispatch from a plan", !call.plan.empty()},
                                 {"weigh_rows", call.weigh_rows},
-                                {"dot_rows", call.dot_rows != nullptr},
                                 {"type of the tokens", static_cast<std::int64_t>(call.tokens.type)}};
   channel_.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());
