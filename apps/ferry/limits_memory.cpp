@@ -54,7 +54,9 @@ double measure_memcpy(int threads, double seconds) {
   auto work = [&] {
     const Pair pair(bytes);
     std::memcpy(pair.target.data(), pair.source.data(), static_cast<std::size_t>(bytes));
-    for (meet.arrive_and_wait(); !done; meet.arrive_and_wait()) {
+    while (true) {
+      meet.arrive_and_wait();
+      if (done) return;
       std::memcpy(pair.target.data(), pair.source.data(), static_cast<std::size_t>(bytes));
     }
   };

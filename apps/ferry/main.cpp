@@ -78,6 +78,10 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace ferry::app
 
+// NOLINTNEXTLINE(bugprone-exception-escape): what cannot be printed either ends the program
 int main(int argc, char** argv) {
-  return ferry::app::run(argc, argv);
+  const int status = ferry::app::run(argc, argv);
+  // What was printed has to have arrived: a full disk is a failure.
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return ferry::app::fail(ferry::app::kOther, "standard output could not be written");
 }

@@ -16,6 +16,12 @@ bool aligned(const void* pointer, std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
+void check_type(const char* what, DType type) {
+  if (const auto number = static_cast<int>(type); number < 0 || number > 2) {
+    throw UsageError(str(what, ": no type has the number ", number));
+  }
+}
+
 // Rows of `row_bytes`, `stride` apart (0: dense), that are read or written.
 void check_rows(const char* what, const void* data, std::int64_t stride, std::int64_t row_bytes) {
   if (data == nullptr) throw UsageError(str(what, ": no memory given"));
@@ -73,6 +79,7 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call) {
     throw UsageError(
         str("dispatch: ", tokens, " tokens on rank ", rank, ", max_tokens is ", config.max_tokens));
   }
+  check_type("tokens", call.tokens.type);
   check_format(call.format, config.hidden, call.tokens.type);
   check_message_fits(config, call.format);
   check_weighing(config, call);
@@ -117,6 +124,11 @@ void check_plan(const Config& config, int rank, const Plan& plan) {
 
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split) {
   check_plan(config, rank, call.plan);
+  check_type("outputs", call.outputs.type);
+  check_type("result", call.result.type);
+  if (const auto number = static_cast<int>(call.reduction); number < 0 || number > 2) {
+    throw UsageError(str("combine: no reduction has the number ", number));
+  }
   const bool wants_routes = call.reduction != Reduction::partial;
   if (wants_routes && config.reduction == Reduction::partial) {
     throw UsageError(str("combine: ", to_string(call.reduction),

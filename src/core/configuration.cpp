@@ -49,6 +49,23 @@ std::int64_t most_routes(const Config& config, int rank) {
   return std::int64_t{config.placement.ranks()} * config.max_tokens * per_token;
 }
 
+// In floating point, since the sums are what may not fit.
+void check_size(const Config& config) {
+  constexpr auto kMost = static_cast<double>(1ll << 56);
+  auto real = [](std::int64_t value) { return static_cast<double>(value); };
+  const ExchangeShape shape = exchange_shape(config, 0);
+  const double messages = real(shape.ranks) * shape.max_tokens * real(shape.message_bytes);
+  const double sums = real(shape.combine_rows) * real(shape.combine_row_bytes);
+  double rows = 0;
+  for (int rank = 0; rank < shape.ranks; ++rank) rows = std::max(rows, real(row_capacity(config, rank)));
+  const double staging = 2 * config.lanes * (messages + sums);
+  const double arrivals = config.lanes * rows * real(shape.message_bytes);
+  if (staging > kMost || arrivals > kMost) {
+    throw UsageError(str("configuration: needs ", staging, " bytes of staging and ", arrivals,
+                         " of arrivals, more than can be addressed (", kMost, ")"));
+  }
+}
+
 }  // namespace
 
 Config complete(const Config& given, int ranks) {
@@ -63,6 +80,9 @@ Config complete(const Config& given, int ranks) {
   if (!(config.deadline > 0) || !std::isfinite(config.deadline)) {
     throw UsageError(str("configuration: deadline = ", config.deadline, " s, must be positive and finite"));
   }
+  check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
+  check_range("wire", static_cast<std::int64_t>(config.wire), 0, 2);
+  check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
   if (config.placement.empty()) config.placement = Placement::blocks(config.experts, ranks);
   if (config.placement.ranks() != ranks || config.placement.experts() != config.experts) {
     throw UsageError(str("configuration: the placement is for ", config.placement.experts(), " experts on ",
@@ -76,6 +96,7 @@ Config complete(const Config& given, int ranks) {
   }
   check_format(config.format, config.hidden, natural_input(config.format));
   check_capacity(config);
+  check_size(config);
   return config;
 }
 

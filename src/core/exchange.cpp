@@ -1,5 +1,6 @@
 #include "ferry/exchange.hpp"
 
+#include <limits>
 #include <vector>
 
 #include "core/backend.hpp"
@@ -115,12 +116,23 @@ struct Exchange::State {
     return call;
   }
 
+  // What a call found that a peer has ended is nothing the next call should be blamed for.
+  template <class Call>
+  auto forgetting_on_error(int lane, Call call) {
+    try {
+      return call();
+    } catch (const Error&) {
+      backend->take_findings(lane);
+      throw;
+    }
+  }
+
   // Without the check at its end.
   Arrivals carry(const DispatchCall& call, Stream stream) {
     begin(call);
     LaneState& lane = this->lane(call.lane);
     lane.arrivals = {};
-    lane.arrivals = backend->dispatch(call, stream);
+    lane.arrivals = forgetting_on_error(call.lane, [&] { return backend->dispatch(call, stream); });
     return lane.arrivals;
   }
 
@@ -194,7 +206,8 @@ Arrivals Exchange::dispatch_receive(int lane_index, Stream stream) {
   LaneState& lane = state_->lane(lane_index);
   if (lane.half != Half::dispatch) throw UsageError(str("lane ", lane_index, ": no dispatch has been sent"));
   lane.half = Half::none;
-  lane.arrivals = state_->backend->dispatch_receive(lane_index, stream);
+  lane.arrivals = state_->forgetting_on_error(
+      lane_index, [&] { return state_->backend->dispatch_receive(lane_index, stream); });
   state_->finish(lane_index);
   return lane.arrivals;
 }
@@ -238,6 +251,15 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
 Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* home_weights,
                                     const Outputs& outputs, float* d_weights, const DispatchOptions& options,
                                     Stream stream) {
+  const Config& config = state_->config;
+  state_->idle_lane(options.lane);
+  state_->check_or_refuse(Operation::dispatch, options.lane, [&] {
+    const std::int64_t dense = config.hidden * bytes_of(config.wire);
+    if (outputs.type != config.wire || (outputs.stride != 0 && outputs.stride != dense)) {
+      throw UsageError(str("combine_backward: outputs must be dense rows of ", to_string(config.wire), ", ",
+                           dense, " bytes each"));
+    }
+  });
   DispatchOptions weighed = options;
   weighed.weigh_rows = true;
   weighed.dot_rows = outputs.data;
@@ -253,6 +275,11 @@ Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, co
 const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stream) {
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::metadata, lane, [&] {
+    const int ranks = state_->rank.size();
+    if (count > std::numeric_limits<std::int32_t>::max() / ranks) {
+      throw UsageError(str("metadata: a count of ", count, " on rank ", state_->rank.index(), ", the sum of ",
+                           ranks, " ranks would not fit 32 bits"));
+    }
     if (count < 0) throw UsageError(str("metadata: a count of ", count, " on rank ", state_->rank.index()));
   });
   return state_->backend->metadata(count, lane, stream);

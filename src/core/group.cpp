@@ -73,6 +73,7 @@ int Group::size() const {
 }
 
 void Group::run(const std::function<void(Rank)>& body) {
+  if (!body) throw UsageError("run: no body given");
   launcher_->run(body);
 }
 

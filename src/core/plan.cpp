@@ -3,12 +3,14 @@
 #include <cstring>
 #include <new>
 
+#include "ferry/error.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry {
 namespace {
 
 const PlanHeader& header_of(const void* storage) {
+  if (storage == nullptr) throw UsageError("no plan given");
   return *static_cast<const PlanHeader*>(storage);
 }
 

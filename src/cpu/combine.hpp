@@ -54,7 +54,7 @@ class Combine {
   bool partial_ = true;
   bool carries_rows_ = true;
   Store store_ = Store::cached;
-  Presence rows_, values_;
+  Presence rows_, values_, weights_;
   std::vector<std::byte> scratch_;  // K rows of the wire type
 };
 

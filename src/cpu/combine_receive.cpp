@@ -15,9 +15,11 @@ void Combine::receive() {
     const auto* words = reinterpret_cast<const std::int32_t*>(lane_.channel.note_from(peer));
     rows_.note(peer, words[0]);
     values_.note(peer, words[1]);
+    weights_.note(peer, words[2]);
   }
   rows_.check("combine", "outputs and result");
   values_.check("combine", "row_values and route_values");
+  weights_.check("combine", "weights of the rows");
   for (std::int64_t token = 0; token < plan_.header->tokens; ++token) {
     if (call_.result.data != nullptr) {
       if (partial_) {

@@ -12,12 +12,14 @@ void Combine::send(const CombineCall& call, bool split) {
   partial_ = call.reduction == Reduction::partial;
   rows_ = {};
   values_ = {};
+  weights_ = {};
   layout_ = combine_row_layout(shared_.config.wire, shared_.config.hidden, shared_.config.top_k);
   plan_ = view_plan(call.plan.storage(), shared_.plan_shape);
   scratch_.resize(static_cast<std::size_t>(shared_.config.top_k * layout_.bytes));
   carries_rows_ = call.outputs.data != nullptr || plan_.header->total == 0;
 
-  const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)}};
+  const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
+                                {"call that made the plan", made_by(call.plan)}};
   lane_.channel.begin(Operation::combine, options);
   fault_point(FaultPoint::combine_begin, shared_.me());
   store_ = store_for(plan_.header->total * layout_.bytes);
@@ -44,6 +46,7 @@ void Combine::write_note(int peer) const {
   auto* words = reinterpret_cast<std::int32_t*>(lane_.channel.note_to(peer));
   words[0] =
       Presence::word(rows ? call_.outputs.data != nullptr : call_.result.data != nullptr, rows || tokens);
+  words[2] = Presence::word(call_.weights != nullptr, rows);
   words[1] =
       Presence::word(rows ? call_.row_values != nullptr : call_.route_values != nullptr, rows || tokens);
 }

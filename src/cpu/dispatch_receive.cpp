@@ -85,6 +85,7 @@ void Dispatch::lay_out_from(int source, ArrivalPlacer& placer) {
       std::memcpy(&head, from + layout_.head_offset, sizeof head);
       row = staged_row(from);
     }
+    if (staged && head.token == -1) continue;  // the sender's plan is damaged, and the sender says so
     if (!lane_.usable(head.token, staged ? shared_.config.max_tokens : call_.tokens.count, message)) continue;
     if (!staged) {
       head.position = position_of(head.token, me);

@@ -72,7 +72,8 @@ void Dispatch::write_token_row(const Row& row, const std::int32_t* rows) {
       arrivals_.weight != nullptr ? const_cast<float*>(arrivals_.weight) + std::int64_t{to} * top_k : nullptr;
   for (int slot = 0; slot < top_k; ++slot) {
     const std::int32_t id = row.ids[slot];
-    const bool here = id >= 0 && shared_.config.placement.place(id).rank == shared_.me();
+    const bool here =
+        id >= 0 && id < shared_.config.experts && shared_.config.placement.place(id).rank == shared_.me();
     ids[slot] = here ? shared_.config.placement.place(id).local : -1;
     if (weight != nullptr) weight[slot] = here ? row.weights[slot] : 0.0f;
   }

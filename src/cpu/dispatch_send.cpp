@@ -6,18 +6,6 @@
 #include "cpu/dispatch.hpp"
 
 namespace ferry::cpu {
-namespace {
-
-std::int64_t format_number(const Format& format) {
-  std::uint64_t number = static_cast<std::uint64_t>(format.kind);  // unsigned: it may wrap around
-  number = number * 8 + format.fp8.column_major * 4u + format.fp8.power_of_two * 2u + format.fp8.packed;
-  for (const std::int64_t bytes : format.part_bytes)
-    number = number * 1000003 + static_cast<std::uint64_t>(bytes);
-  return static_cast<std::int64_t>(number);
-}
-
-}  // namespace
-
 void Dispatch::send(const DispatchCall& call, bool split) {
   call_ = call;
   split_ = split;
@@ -25,8 +13,17 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   parts_ = parts_of(call.format, shared_.config.hidden);
   layout_ = message_layout(parts_, shared_.config.top_k);
   weights_ = {};
-  const CallOption options[] = {{"format", format_number(call.format)},
+  const Format& format = call.format;
+  const CallOption options[] = {{"format", static_cast<std::int64_t>(format.kind)},
+                                {"column_major of the format", format.fp8.column_major},
+                                {"power_of_two of the format", format.fp8.power_of_two},
+                                {"packed of the format", format.fp8.packed},
+                                {"bytes of part 0 of the format", format.part_bytes[0]},
+                                {"bytes of part 1 of the format", format.part_bytes[1]},
+                                {"bytes of part 2 of the format", format.part_bytes[2]},
+                                {"bytes of part 3 of the format", format.part_bytes[3]},
                                 {"dispatch from a plan", replay_},
+                                {"call that made the plan", replay_ ? made_by(call.plan) : 0},
                                 {"weigh_rows", call.weigh_rows}};
   const std::uint64_t number = lane_.channel.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());

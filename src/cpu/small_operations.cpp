@@ -51,7 +51,8 @@ void read_values(Lane& lane, const PlanView& plan, int source, float* row_values
 void carry_route_values(Lane& lane, const float* values, const Plan& handle, float* row_values) {
   const int me = lane.shared.me(), ranks = lane.shared.ranks();
   const PlanView plan = view_plan(handle.storage(), lane.shared.plan_shape);
-  lane.channel.begin(Operation::route_values, {});
+  const CallOption options[] = {{"call that made the plan", made_by(handle)}};
+  lane.channel.begin(Operation::route_values, options);
   fault_point(FaultPoint::route_values_begin, me);
   for (int destination = 0; destination < ranks; ++destination) stage_values(lane, plan, values, destination);
   fault_point(FaultPoint::route_values_sent, me);
