@@ -1,0 +1,51 @@
+"""ferry bench: every format and layout is checked before it is timed; the figures agree with one another."""
+
+import itertools
+import json
+import unittest
+
+from program import ProgramTest
+
+SMALL = ["--tokens", "1,6", "--ranks", "3", "--hidden", "128", "--experts", "12", "--top-k", "3", "--repetitions", "2",
+         "--trace", "synth:uniform", "--json", "-"]
+
+
+class BenchTest(ProgramTest):
+    def points(self, *arguments):
+        return json.loads(self.succeed("bench", *SMALL, *arguments))["points"]
+
+    def check(self, point):
+        self.assertEqual(point["routes"], point["tokens"] * point["top_k"] * point["ranks"])
+        self.assertLessEqual(point["remote_pairs"], point["pairs"])
+        self.assertGreater(point["rows_checked"], 0)
+        for operation in (point["dispatch"], point["combine"]):
+            self.assertGreaterEqual(operation["p99_us"], operation["p50_us"])
+            self.assertGreater(operation["p50_us"], 0)
+            self.assertGreaterEqual(operation["moved_bytes"], 2 * operation["wire_bytes"])
+            rate = operation["moved_bytes"] / operation["p50_us"] * 1e6
+            self.assertAlmostEqual(operation["bytes_per_second"] / rate, 1, places=6)
+            share = operation["bytes_per_second"] / point["memcpy_bytes_per_second"]
+            self.assertAlmostEqual(operation["of_memcpy"] / share, 1, places=6)
+
+    def test_formats_and_layouts(self):
+        for form, layout in itertools.product(["bf16", "fp32", "fp8", "fp8-columns"],
+                                              ["expert_major", "expert_padded", "rank_major"]):
+            with self.subTest(format=form, layout=layout):
+                points = self.points("--format", form, "--layout", layout)
+                self.assertEqual([point["tokens"] for point in points], [1, 6])
+                for point in points:
+                    self.check(point)
+
+    def test_reductions_and_processes(self):
+        for reduction in ["partial", "exact", "unreduced"]:
+            with self.subTest(reduction=reduction):
+                for point in self.points("--processes", "--reduction", reduction):
+                    self.check(point)
+
+    def test_refusals(self):
+        self.refuse(2, ["0"], "bench", *SMALL, "--ranks", "0")
+        self.refuse(2, ["nonsense"], "bench", *SMALL, "--tokens", "nonsense")
+
+
+if __name__ == "__main__":
+    unittest.main()
