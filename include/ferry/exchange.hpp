@@ -21,6 +21,9 @@ struct Tokens {
   std::array<std::int64_t, kMaxParts> strides{};  // bytes from row to row; 0: rows lie dense
   std::int64_t count = 0;                         // N
   DType type = DType::bf16;                       // of the values; opaque parts have none
+  // Device backends: N in device memory, read when the call runs; `count` is then the most it may be. A
+  // larger or negative one sends nothing and is reported by check().
+  const std::int32_t* device_count = nullptr;
 
   static Tokens rows(const void* data, std::int64_t count, DType type = DType::bf16,
                      std::int64_t stride = 0) {
@@ -54,8 +57,9 @@ struct ArrivedPart {
   std::int64_t leading_dimension = 0;  // column_major scales: elements from column to column; 0 for rows
 };
 
-// Totals in host memory, written by the call itself after everything else; `call` is stored last, with
-// release.
+// Totals in host memory, written by the call itself; `call` is stored last, with release. Host backends write
+// them after everything else; device backends as soon as they are known, so that more work can be put on the
+// stream while rows still arrive.
 struct HostTotals {
   std::uint64_t call = 0;
   std::int64_t total = 0;
@@ -144,9 +148,10 @@ class Backend;
 
 // Owns the buffers of one configuration on one rank. Construction and every operation are collective: all
 // ranks call the same operations of a lane in the same order. Host backends work in the calling thread and
-// return when the operation is done; two lanes may be used by two threads at once. Errors of a call
-// (UsageError, OverflowError) leave the exchange usable; TimeoutError and PeerLostError are final for the
-// group. A call that this rank refuses ends the peers' call of that number with the same error.
+// return when the operation is done; two lanes may be used by two threads at once. Device backends enqueue
+// on the stream and return; the rank's device is the calling thread's current one at construction. Errors of
+// a call (UsageError, OverflowError) leave the exchange usable; TimeoutError and PeerLostError are final for
+// the group. A call that this rank refuses ends the peers' call of that number with the same error.
 class Exchange {
  public:
   Exchange(Rank rank, const Config& config);
@@ -197,8 +202,11 @@ class Exchange {
                             const Outputs& outputs, float* d_weights, const DispatchOptions& options = {},
                             Stream stream = {});
 
-  // [sum, prefix before me, maximum] of the ranks' counts, at a fixed address of the lane.
+  // [sum, prefix before me, maximum] of the ranks' counts, at a fixed address of the lane (device backends:
+  // in device memory).
   const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {});
+  // Device backends: the count is read from device memory when the call runs.
+  const StepMetadata* metadata(const std::int32_t* device_count, int lane = 0, Stream stream = {});
 
   // Takes this rank's part in the lane's next call by refusing it: the peers' call ends with `error`. For
   // bindings that find arguments wrong which they cannot hand on. Does nothing where no call could start.
@@ -206,8 +214,14 @@ class Exchange {
 
   // Throws what the lane's calls since the last check found: BadIdError, OverflowError, BadSourceError. Host
   // backends call it at the end of every call unless Config::check_calls is off; the call has been carried
-  // out all the same, and its arrivals are to be had by last_arrivals().
+  // out all the same, and its arrivals are to be had by last_arrivals(). On device backends it reads what
+  // calls that have ended left behind, and throws what synchronize() would as well.
   void check(int lane = 0);
+
+  // Device backends: blocks until `stream` has done its work, then throws what ended a call of the lane on
+  // the device: a peer's refusal, options that differ, a count or plan that only the device saw, a timeout, a
+  // lost peer. Host backends have thrown all that already.
+  void synchronize(int lane = 0, Stream stream = {});
   const Arrivals& last_arrivals(int lane = 0) const;
 
   LoadCounts load() const;

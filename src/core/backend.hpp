@@ -71,10 +71,17 @@ class Backend {
   virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
                             Stream stream) = 0;
   virtual const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) = 0;
+  // Device backends: the count lies in device memory.
+  virtual const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream);
 
   // This rank's own call is refused: takes its number and tells the peers, whose call ends with the same
   // error.
   virtual void refuse(Operation operation, int lane, const Error& error) noexcept = 0;
+
+  // Device backends: waits for the stream and throws what ended a call of the lane since the last look.
+  virtual void synchronize(int, Stream) {}
+  // Device backends: throws what has ended a call of the lane, without waiting.
+  virtual void raise_ended(int) {}
 
   // What the lane's calls have found, cleared by reading.
   virtual Findings take_findings(int lane) = 0;
@@ -87,9 +94,11 @@ class Backend {
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
+std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config);
 
 // What an exchange of this backend will map on a rank.
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, int rank);
+Sizes cuda_backend_sizes(const Config& config, int rank);
 
 }  // namespace ferry

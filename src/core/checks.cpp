@@ -73,7 +73,7 @@ void check_arrivals_memory(const Config& config, int rank, const DispatchCall& c
 
 }  // namespace
 
-void check_dispatch(const Config& config, int rank, const DispatchCall& call) {
+void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in) {
   const std::int64_t tokens = call.tokens.count;
   if (tokens < 0 || tokens > config.max_tokens) {
     throw UsageError(
@@ -85,11 +85,14 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call) {
   check_weighing(config, call);
   check_arrivals_memory(config, rank, call);
   if (!call.plan.empty()) {
-    check_plan(config, rank, call.plan);
-    if (call.plan.tokens() != tokens) {
+    check_plan(config, rank, call.plan, plan_in);
+    if (plan_in == PlanIn::host && call.plan.tokens() != tokens) {
       throw UsageError(
           str("dispatch: ", tokens, " tokens with a plan of ", call.plan.tokens(), " on rank ", rank));
     }
+  }
+  if (call.tokens.device_count != nullptr && plan_in == PlanIn::host) {
+    throw UnsupportedError("dispatch: this backend reads no counts from device memory");
   }
   if (tokens == 0) return;
   if (call.plan.empty() && call.ids.data == nullptr) throw UsageError("dispatch: no ids given");
@@ -103,13 +106,16 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call) {
   }
 }
 
-void check_plan(const Config& config, int rank, const Plan& plan) {
+void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in) {
   const PlanShape shape = plan_shape(config);
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
   if (plan.empty()) throw UsageError("no plan given");
   if (plan.bytes() < bytes) {
     throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes));
   }
+  if (!aligned(plan.storage(), kAlign))
+    throw UsageError(str("plan: storage must be at a multiple of ", kAlign));
+  if (plan_in == PlanIn::device) return;
   const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
   if (header.magic != kPlanMagic || header.check != header_check(header)) {
     throw UsageError("plan: unfinished or damaged: its header does not agree with itself");
@@ -122,8 +128,8 @@ void check_plan(const Config& config, int rank, const Plan& plan) {
   }
 }
 
-void check_combine(const Config& config, int rank, const CombineCall& call, bool split) {
-  check_plan(config, rank, call.plan);
+void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in) {
+  check_plan(config, rank, call.plan, plan_in);
   check_type("outputs", call.outputs.type);
   check_type("result", call.result.type);
   if (const auto number = static_cast<int>(call.reduction); number < 0 || number > 2) {
@@ -158,6 +164,7 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   if (call.result.data != nullptr) {
     check_rows("result", call.result.data, call.result.stride, config.hidden * bytes_of(call.result.type));
   }
+  if (plan_in == PlanIn::device) return;
   const bool rows_here = call.plan.total() > 0, tokens_here = call.plan.tokens() > 0;
   if (rows_here && tokens_here) {
     if ((call.outputs.data == nullptr) != (call.result.data == nullptr)) {

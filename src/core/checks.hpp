@@ -5,10 +5,14 @@
 
 namespace ferry {
 
+// Where a plan lies decides who can look into it: what the host cannot see, a device backend checks in the
+// call.
+enum class PlanIn { host, device };
+
 // Each throws UsageError or UnsupportedError with the numbers that matter. `config` is complete.
-void check_dispatch(const Config& config, int rank, const DispatchCall& call);
-void check_combine(const Config& config, int rank, const CombineCall& call, bool split);
+void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in);
+void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in);
 // A plan that this rank's exchange can use: right shape, right rank, undamaged header.
-void check_plan(const Config& config, int rank, const Plan& plan);
+void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in);
 
 }  // namespace ferry

@@ -78,8 +78,10 @@ struct Exchange::State {
     }
   }
 
+  PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
+
   void finish(int lane) {
-    if (config.check_calls && !backend->capabilities().device_memory) raise(backend->take_findings(lane));
+    if (config.check_calls && plan_in() == PlanIn::host) raise(backend->take_findings(lane));
   }
 
   DispatchCall dispatch_call(const Tokens& tokens, const float* weights,
@@ -96,7 +98,8 @@ struct Exchange::State {
 
   void begin(const DispatchCall& call) {
     idle_lane(call.lane);
-    check_or_refuse(Operation::dispatch, call.lane, [&] { check_dispatch(config, rank.index(), call); });
+    check_or_refuse(Operation::dispatch, call.lane,
+                    [&] { check_dispatch(config, rank.index(), call, plan_in()); });
   }
 
   CombineCall begin_combine(const Outputs& outputs, const Plan& plan, const Result& result,
@@ -112,7 +115,8 @@ struct Exchange::State {
                      .row_values = options.row_values,
                      .route_values = options.route_values,
                      .sm_limit = options.sm_limit};
-    check_or_refuse(Operation::combine, call.lane, [&] { check_combine(config, rank.index(), call, split); });
+    check_or_refuse(Operation::combine, call.lane,
+                    [&] { check_combine(config, rank.index(), call, split, plan_in()); });
     return call;
   }
 
@@ -236,10 +240,11 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
                             Stream stream) {
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::route_values, lane, [&] {
-    check_plan(state_->config, state_->rank.index(), plan);
+    check_plan(state_->config, state_->rank.index(), plan, state_->plan_in());
     if (state_->config.layout == Layout::rank_major) {
       throw UsageError("route_values: a rank_major row stands for several routes");
     }
+    if (state_->plan_in() == PlanIn::device) return;
     if (values == nullptr && plan.tokens() > 0) throw UsageError("route_values: no values given");
     if (row_values == nullptr && plan.total() > 0)
       throw UsageError("route_values: no memory for the rows' values");
@@ -285,6 +290,14 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
   return state_->backend->metadata(count, lane, stream);
 }
 
+const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lane, Stream stream) {
+  state_->idle_lane(lane);
+  state_->check_or_refuse(Operation::metadata, lane, [&] {
+    if (device_count == nullptr) throw UsageError("metadata: no count given");
+  });
+  return state_->backend->metadata_from_device(device_count, lane, stream);
+}
+
 void Exchange::refuse(Operation operation, int lane, const Error& error) noexcept {
   if (lane < 0 || lane >= state_->config.lanes) return;
   if (state_->lanes[static_cast<std::size_t>(lane)].half != Half::none) return;
@@ -293,7 +306,13 @@ void Exchange::refuse(Operation operation, int lane, const Error& error) noexcep
 
 void Exchange::check(int lane) {
   state_->lane(lane);
+  state_->backend->raise_ended(lane);
   raise(state_->backend->take_findings(lane));
+}
+
+void Exchange::synchronize(int lane, Stream stream) {
+  state_->lane(lane);
+  state_->backend->synchronize(lane, stream);
 }
 
 const Arrivals& Exchange::last_arrivals(int lane) const {

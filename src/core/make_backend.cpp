@@ -14,6 +14,20 @@ namespace {
 
 }  // namespace
 
+#if !FERRY_HAS_CUDA
+std::unique_ptr<Backend> make_cuda_backend(const Rank&, const Config&) {
+  refuse(BackendKind::cuda);
+}
+
+Sizes cuda_backend_sizes(const Config&, int) {
+  refuse(BackendKind::cuda);
+}
+#endif
+
+const StepMetadata* Backend::metadata_from_device(const std::int32_t*, int, Stream) {
+  throw UnsupportedError("metadata: this backend reads no counts from device memory");
+}
+
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
   switch (config.backend) {
     case BackendKind::reference:
@@ -21,7 +35,7 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
     case BackendKind::cpu:
       return make_cpu_backend(rank, config);
     case BackendKind::cuda:
-      break;
+      return make_cuda_backend(rank, config);
   }
   refuse(config.backend);
 }
@@ -34,7 +48,7 @@ Sizes size_of(const Config& given, int ranks, int rank) {
     case BackendKind::cpu:
       return cpu_backend_sizes(config, rank);
     case BackendKind::cuda:
-      break;
+      return cuda_backend_sizes(config, rank);
   }
   refuse(config.backend);
 }
