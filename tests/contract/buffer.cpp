@@ -5,6 +5,7 @@
 #include <new>
 
 #include "contract/check.hpp"
+#include "contract/device.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -15,12 +16,20 @@ constexpr std::byte kGuardByte{0xA5};
 }  // namespace
 
 void Buffer::Free::operator()(std::byte* block) const {
+  if (on_device) return device::release(block);
   ::operator delete[](block, kAlign);
 }
 
+std::unique_ptr<std::byte[], Buffer::Free> Buffer::allocate(std::int64_t bytes) {
+  const bool on_device = device::at_work();
+  std::byte* block = on_device
+                         ? device::allocate(bytes)
+                         : static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(bytes), kAlign));
+  return {block, Free{on_device}};
+}
+
 Buffer::Buffer(std::int64_t bytes, std::byte fill_with)
-    : block_(static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(bytes + 2 * kGuard), kAlign))),
-      bytes_(bytes) {
+    : block_(allocate(bytes + 2 * kGuard)), bytes_(bytes) {
   std::fill_n(block_.get(), kGuard, kGuardByte);
   std::fill_n(data() + bytes_, kGuard, kGuardByte);
   fill(fill_with);

@@ -1,4 +1,5 @@
-// Memory of the caller as a test sees it: poisoned before a call, with guards around it.
+// Memory of the caller as a test sees it: poisoned before a call, with guards around it. Made while a rank
+// works on a device, it is memory that devices reach.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +49,10 @@ class Buffer {
   static constexpr std::int64_t kGuard = 192;  // keeps data() at a multiple of 64
 
   struct Free {
+    bool on_device = false;
     void operator()(std::byte* block) const;
   };
+  static std::unique_ptr<std::byte[], Free> allocate(std::int64_t bytes);
   std::unique_ptr<std::byte[], Free> block_;
   std::int64_t bytes_;
 };

@@ -5,8 +5,8 @@
 
 #include "contract/buffer.hpp"
 #include "contract/case.hpp"
+#include "contract/exchange.hpp"
 #include "contract/step.hpp"
-#include "ferry/exchange.hpp"
 
 namespace ferry::contract {
 

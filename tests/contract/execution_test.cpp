@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include "contract/device.hpp"
 #include "contract/harness.hpp"
 #include "contract/jitter.hpp"
 #include "reference/expected.hpp"
@@ -173,7 +174,8 @@ TEST_P(Contract, TwoThreadsDriveALaneEach) {
   });
 }
 
-std::int64_t mapped_bytes() {
+std::int64_t mapped_bytes(BackendKind backend) {
+  if (backend == BackendKind::cuda) return device::bytes_held();
   std::int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   return pages * sysconf(_SC_PAGESIZE);
@@ -182,22 +184,26 @@ std::int64_t mapped_bytes() {
 TEST_P(Contract, TheSizeQueryIsExact) {
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
     Case c = small_case(1);
+    const bool on_device = c.config.backend == BackendKind::cuda;
+    // Device memory is handed out in pieces of 2 MiB, and there are several allocations.
+    const std::int64_t tolerance = (on_device ? 16 : 2) << 20;
     c.config.layout = layout;
-    c.config.max_tokens = 256;
+    c.config.max_tokens = on_device ? 4096 : 256;
     c.config.hidden = 2048;
     c.config.top_k = 4;
     c.config.lanes = 2;
     run(1, describe(c), [&](Rank rank) {
       const Sizes query = size_of(c.config, 1, 0);
-      const std::int64_t before = mapped_bytes();
+      if (on_device) Exchange(rank, c.config);  // the first one of a process may bring more with it
+      const std::int64_t before = mapped_bytes(c.config.backend);
       const Exchange exchange(rank, c.config);
-      const std::int64_t grown = mapped_bytes() - before;
+      const std::int64_t grown = mapped_bytes(c.config.backend) - before;
       require_equal(exchange.sizes().total(), query.total(), "Exchange::sizes");
       require_equal(exchange.capacity(), capacity_of(c.config, 1, 0), "capacity");
-      require(query.total() > 8 << 20, "too small to tell: ", query.total());
+      require(query.total() > 4 * tolerance, "too small to tell: ", query.total());
       if (c.config.backend == BackendKind::reference)
         return;  // takes its lane's memory when it is first used
-      require(std::abs(grown - query.total()) <= 2 << 20, "mapped ", grown, " bytes, the query says ",
+      require(std::abs(grown - query.total()) <= tolerance, "mapped ", grown, " bytes, the query says ",
               query.total());
     });
   }

@@ -4,16 +4,29 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <random>
 
+#include "contract/device.hpp"
 #include "reference/combine.hpp"
 #include "reference/expected.hpp"
 
 namespace ferry::contract {
 
 std::string name_of(const Setup& setup) {
-  return str(setup.backend == BackendKind::cpu ? "Cpu" : "Reference",
-             setup.processes ? "Processes" : "Threads");
+  return str(to_string(setup.backend), setup.processes ? ", processes" : ", threads");
+}
+
+std::vector<Setup> device_setups(bool processes) {
+  if (!device::built()) return {};
+  return {{BackendKind::cuda, processes}};
+}
+
+std::string why_not(const Setup& setup) {
+  if (setup.backend != BackendKind::cuda) return {};
+  if (setup.processes && device::started())
+    return "this process has started the driver and cannot fork ranks";
+  return device::why_not();
 }
 
 std::uint64_t base_seed() {
@@ -39,13 +52,18 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
   try {
     make_group(setup, ranks).run([&](Rank rank) {
       try {
+        std::optional<device::Work> work;
+        if (setup.backend == BackendKind::cuda) work.emplace(rank.topology().local_rank_of(rank.index()));
         body(rank);
       } catch (const Mismatch& mismatch) {
         throw Mismatch(str("rank ", rank.index(), ": ", mismatch.what()));
       }
     });
   } catch (const std::exception& error) {
-    ADD_FAILURE() << name_of(setup) << ", FERRY_SEED=" << base_seed() << "\n" << what << "\n" << error.what();
+    ADD_FAILURE() << name_of(setup) << ", FERRY_SEED=" << base_seed()
+                  << ", FERRY_TEST_MEMORY=" << device::memory_name() << "\n"
+                  << what << "\n"
+                  << error.what();
   }
 }
 

@@ -12,6 +12,7 @@
 #include "contract/check.hpp"
 #include "contract/combine_play.hpp"
 #include "contract/dispatch_play.hpp"
+#include "contract/exchange.hpp"
 #include "contract/step.hpp"
 #include "ferry/ferry.hpp"
 
@@ -24,6 +25,12 @@ struct Setup {
 };
 
 std::string name_of(const Setup& setup);
+
+// The device backend, if this build has it.
+std::vector<Setup> device_setups(bool processes);
+
+// Why a setup cannot run here; empty: it can.
+std::string why_not(const Setup& setup);
 
 // FERRY_SEED, or a fresh number; printed once.
 std::uint64_t base_seed();
@@ -55,6 +62,10 @@ void play_route_values(Exchange& exchange, const Case& c, const Step& step, cons
 
 class Contract : public testing::TestWithParam<Setup> {
  protected:
+  void SetUp() override {
+    if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
+  }
+
   Case small_case(std::uint64_t number) const;
 
   // Cases with the same number of ranks are played by one group, each with an exchange of its own.

@@ -1,10 +1,13 @@
 // While it lives, every rank sleeps a little at the points of the protocol, each rank and call differently.
+// Device backends pass those points inside their kernels: there the calling thread and its stream pause
+// before each operation.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <thread>
 
+#include "contract/device.hpp"
 #include "contract/random.hpp"
 #include "core/fault_points.hpp"
 
@@ -17,12 +20,25 @@ class Jitter {
   Jitter(const Jitter&) = delete;
   Jitter& operator=(const Jitter&) = delete;
 
+  // Before an operation of a device backend.
+  static void stall(Stream stream, int rank) {
+    if (fault_hook.load() != sleep_a_little) return;
+    sleep_a_little(FaultPoint::dispatch_begin, rank);
+    const std::int64_t pause = draw_pause(FaultPoint::dispatch_posted, rank);
+    if (pause > 0) device::stall(stream, pause);
+  }
+
  private:
-  static void sleep_a_little(FaultPoint point, int rank) {
+  static std::int64_t draw_pause(FaultPoint point, int rank) {
     static thread_local std::uint64_t calls = 0;
     Random random =
         Random::of({static_cast<std::uint64_t>(point), static_cast<std::uint64_t>(rank), ++calls});
-    if (random.chance(0.3)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(150)));
+    return random.chance(0.3) ? random.below(150) : 0;
+  }
+
+  static void sleep_a_little(FaultPoint point, int rank) {
+    const std::int64_t pause = draw_pause(point, rank);
+    if (pause > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause));
   }
 };
 

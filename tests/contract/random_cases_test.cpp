@@ -1,4 +1,4 @@
-// Random cases: the two backends against the oracle, over everything a configuration and a call can say.
+// Random cases: every backend against the oracle, over everything a configuration and a call can say.
 //
 // FERRY_CASES sets how many, FERRY_SEED repeats a run, FERRY_CASE plays one case of it.
 #include <gtest/gtest.h>
@@ -71,17 +71,33 @@ Setup setup_of_case(int number) {
   return {BackendKind::cpu, false};
 }
 
-TEST(RandomCases, AgreeWithTheReference) {
+template <class SetupOf>
+void play_cases(SetupOf setup_of) {
   const int cases = number_from("FERRY_CASES", 2000), only = number_from("FERRY_CASE", -1);
   Tally tally;
   for (int number = 0; number < cases; ++number) {
     if (only >= 0 && number != only) continue;
     Case c = draw_case(seed_of(static_cast<std::uint64_t>(number)), size_of_case(number));
-    ASSERT_TRUE(play_sequence(setup_of_case(number), c)) << "case " << number;
+    ASSERT_TRUE(play_sequence(setup_of(number), c)) << "case " << number;
     tally.add(c);
   }
   tally.print();
   if (cases >= 2000 && only < 0) tally.require_coverage();
+}
+
+TEST(RandomCases, AgreeWithTheReference) {
+  play_cases(setup_of_case);
+}
+
+// Processes first: ranks cannot be forked any more once this process has started the driver.
+class RandomCasesOnDevices : public testing::TestWithParam<Setup> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RandomCasesOnDevices);
+INSTANTIATE_TEST_SUITE_P(CudaProcesses, RandomCasesOnDevices, testing::ValuesIn(device_setups(true)));
+INSTANTIATE_TEST_SUITE_P(CudaThreads, RandomCasesOnDevices, testing::ValuesIn(device_setups(false)));
+
+TEST_P(RandomCasesOnDevices, AgreeWithTheReference) {
+  if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
+  play_cases([](int) { return GetParam(); });
 }
 
 }  // namespace

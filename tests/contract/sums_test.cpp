@@ -273,7 +273,7 @@ TEST_P(Contract, WhatCannotBeAddedIsRefused) {
     require(false, what, " was not refused");
   };
   run(c.ranks, describe(c), [&](Rank rank) {
-    const float weights[64 * 4] = {};
+    Buffer weights(64 * 4 * 4, std::byte{0});
     Exchange exchange(rank, c.config);
     const Plan plan = play_step(exchange, c, step, outcome);
     for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
@@ -282,14 +282,14 @@ TEST_P(Contract, WhatCannotBeAddedIsRefused) {
       refused(combine, to_string(reduction));
     }
     CombinePlay weighted(exchange, c, step, outcome, plan, nullptr);
-    weighted.options().home_weights = weights;
+    weighted.options().home_weights = weights.as<float>();
     refused(weighted, "a weight of a rank_major row");
     play_step(exchange, c, step, outcome);
 
     Exchange unreduced(rank, major.config);
     const Plan major_plan = play_step(unreduced, major, major_step, major_outcome);
     CombinePlay weighed(unreduced, major, major_step, major_outcome, major_plan, nullptr);
-    weighed.options().home_weights = weights;
+    weighed.options().home_weights = weights.as<float>();
     refused(weighed, "a weight of an unreduced row");
   });
 }
