@@ -20,6 +20,7 @@ class RankState {
   int index() const { return rank_; }
   const Topology& topology() const { return topology_; }
   bool same_process() const { return same_process_; }
+  double deadline() const { return deadline_; }
   GroupControl& control() const { return *control_; }
 
   void all_gather(const void* mine, void* all, std::size_t bytes);
@@ -31,6 +32,8 @@ class RankState {
 
   // See Waiter.
   void require_process(const WaitRecord& record) { waiter_.require_process(record); }
+  bool look(const WaitRecord& record) { return waiter_.look(record); }
+  void time_out(const WaitRecord& record, double deadline) { waiter_.time_out(record, deadline); }
 
  private:
   void gather_step(const std::byte* mine, std::byte* all, std::size_t bytes, std::size_t stride);

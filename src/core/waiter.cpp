@@ -68,7 +68,7 @@ void Waiter::wait(const Signal& signal, const WaitRecord& asked, double deadline
     }
     const double left = deadline - seconds_since(start);
     if (left <= 0) {
-      fail(ErrorRecord::Kind::timeout, record, str("no sign of rank ", record.peer, " for ", deadline, " s"));
+      time_out(record, deadline);
       break;
     }
     if (sleep(signal, value, std::min(left, kSlice))) return;
@@ -82,6 +82,20 @@ void Waiter::require_process(const WaitRecord& record) {
   if (!watch_.ends_within(record.peer, kEndingMilliseconds)) return;
   fail(ErrorRecord::Kind::peer_lost, record, death_of(record.peer));
   control_.throw_failure(record);
+}
+
+bool Waiter::look(const WaitRecord& asked) {
+  if (control_.failed()) return true;
+  const Loss loss = find_loss(asked.peer);
+  if (loss.rank < 0) return control_.failed();
+  WaitRecord record = asked;
+  record.peer = loss.rank;
+  fail(ErrorRecord::Kind::peer_lost, record, loss.reason);
+  return true;
+}
+
+void Waiter::time_out(const WaitRecord& record, double deadline) {
+  fail(ErrorRecord::Kind::timeout, record, str("no sign of rank ", record.peer, " for ", deadline, " s"));
 }
 
 bool Waiter::spin(const Signal& signal, std::uint64_t value) const {
@@ -110,7 +124,8 @@ bool Waiter::sleep(const Signal& signal, std::uint64_t value, double seconds) {
 
 Waiter::Loss Waiter::find_loss(int peer) {
   // A rank that has left is missing only to those who wait for it.
-  if (control_.presence_of(peer) == Presence::left) return {peer, str("rank ", peer, " has left the group")};
+  if (peer >= 0 && control_.presence_of(peer) == Presence::left)
+    return {peer, str("rank ", peer, " has left the group")};
   const int ended = watch_.find_ended();
   if (ended < 0) return {};
   return {ended, death_of(ended)};
@@ -121,7 +136,8 @@ std::string Waiter::death_of(int rank) const {
 }
 
 void Waiter::fail(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& reason) {
-  control_.fail(rank_, failure_record(kind, record, str(reason, ": ", describe(record))));
+  const bool waited = record.operation != Operation::none;
+  control_.fail(rank_, failure_record(kind, record, waited ? str(reason, ": ", describe(record)) : reason));
 }
 
 }  // namespace ferry

@@ -36,6 +36,14 @@ class Waiter {
   // group with `record` and throws that.
   void require_process(const WaitRecord& record);
 
+  // One look at the peers, for those who wait by other means: if a process has ended without a word, or
+  // record.peer (-1: none) has left, fails the group with `record`, the culprit as its peer (Operation::none:
+  // nobody waited). True once the group has failed, for whatever reason. Never blocks; any thread.
+  bool look(const WaitRecord& record);
+
+  // Fails the group: `record` waited for `deadline` seconds in vain. Any thread.
+  void time_out(const WaitRecord& record, double deadline);
+
  private:
   struct Loss;
 

@@ -2,13 +2,12 @@
 
 #include <unistd.h>
 
-#include <exception>
 #include <optional>
 
-#include "core/error_record.hpp"
 #include "core/rank_state.hpp"
 #include "core/text.hpp"
 #include "ferry/error.hpp"
+#include "memory/agreement.hpp"
 #include "memory/descriptor.hpp"
 #include "memory/offer.hpp"
 #include "memory/shared_file.hpp"
@@ -16,38 +15,6 @@
 namespace ferry {
 
 namespace {
-
-// Every rank throws the error of the first rank that has one.
-void agree(const Rank& rank, const std::exception_ptr& mine) {
-  const ErrorRecord record = mine ? ErrorRecord::of(mine) : ErrorRecord{};
-  std::vector<ErrorRecord> records(rank.size());
-  rank.all_gather(&record, records.data(), sizeof record);
-  for (int peer = 0; peer < rank.size(); ++peer) {
-    if (records[peer].kind != ErrorRecord::Kind::none) records[peer].raise(str("rank ", peer, ": "));
-  }
-}
-
-void compare_sizes(const Rank& rank, std::int64_t bytes) {
-  std::vector<std::int64_t> sizes(rank.size());
-  rank.all_gather(&bytes, sizes.data(), sizeof bytes);
-  for (int peer = 0; peer < rank.size(); ++peer) {
-    if (sizes[peer] == sizes[0]) continue;
-    throw UsageError(str("symmetric memory has one size: rank 0 asks for ", sizes[0], " bytes, rank ", peer,
-                         " for ", sizes[peer]));
-  }
-}
-
-// Runs `make` on this rank and returns if it succeeded on all of them.
-template <class Make>
-void make_on_all(const Rank& rank, Make make) {
-  std::exception_ptr error;
-  try {
-    make();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  agree(rank, error);
-}
 
 // Where another process finds a region.
 struct Address {

@@ -2,33 +2,17 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
-#include <new>
 
 #include "runtime/channel_support.hpp"
+#include "runtime/seen.hpp"
 
 namespace ferry::test {
 namespace {
-
-// Memory that the test and its ranks' processes see.
-template <class T>
-class Seen {
- public:
-  Seen()
-      : value_(new(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T{}) {
-  }
-  ~Seen() { munmap(value_, sizeof(T)); }
-  T& operator*() const { return *value_; }
-  T* operator->() const { return value_; }
-
- private:
-  T* value_;
-};
 
 template <class Wanted>
 Wanted run_throws(Group group, const std::function<void(Rank)>& body) {

@@ -1,0 +1,199 @@
+// Files handed from rank to rank.
+#include "cuda/descriptor_exchange.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "core/rank_state.hpp"
+#include "runtime/channel_support.hpp"
+#include "runtime/kinds.hpp"
+#include "runtime/seen.hpp"
+
+namespace ferry::test {
+namespace {
+
+using cuda::exchange_descriptors;
+
+class Descriptors : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Descriptors, testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return name(kind.param); });
+
+std::uint64_t content(int rank, int round) {
+  return (seed() * 31 + static_cast<std::uint64_t>(rank)) * 1009 + static_cast<std::uint64_t>(round);
+}
+
+Descriptor file_of(int rank, int round) {
+  Descriptor file(memfd_create("ferry-test", MFD_CLOEXEC));
+  const std::uint64_t value = content(rank, round);
+  FERRY_CHECK(write(file.number(), &value, sizeof value) == sizeof value, "no file");
+  return file;
+}
+
+void check_round(const Rank& rank, int round) {
+  const Descriptor mine = file_of(rank.index(), round);
+  const std::vector<Descriptor> all = exchange_descriptors(rank, mine);
+  FERRY_CHECK(static_cast<int>(all.size()) == rank.size(), str(all.size()));
+  for (int peer = 0; peer < rank.size(); ++peer) {
+    std::uint64_t value = 0;
+    FERRY_CHECK(all[peer].number() != mine.number(), "");
+    FERRY_CHECK(pread(all[peer].number(), &value, sizeof value, 0) == sizeof value, str("rank ", peer));
+    FERRY_CHECK(value == content(peer, round), str("the file of rank ", peer, " is another"));
+    FERRY_CHECK((fcntl(all[peer].number(), F_GETFD) & FD_CLOEXEC) != 0, "would be inherited");
+  }
+}
+
+long open_files() {
+  namespace fs = std::filesystem;
+  return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+}
+
+TEST_P(Descriptors, ReachEveryRank) {
+  run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
+    for (int round = 0; round < 50; ++round) check_round(rank, round);
+  });
+}
+
+TEST_P(Descriptors, ReachManyRanks) {
+  run_ranks(GetParam(), 16, 30, [](const Rank& rank) { check_round(rank, 0); });
+}
+
+TEST_P(Descriptors, AreClosedAgain) {
+  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+    for (int round = 0; round < 5; ++round) check_round(rank, round);
+    rank.barrier();
+    const long before = open_files();
+    rank.barrier();
+    for (int round = 0; round < 200; ++round) check_round(rank, round);
+    rank.barrier();
+    constexpr long kSlack =
+        8;  // what other ranks' threads open at this moment, and the watch over a slow peer
+    FERRY_CHECK(open_files() <= before + kSlack, str(before, " files before"));
+    rank.barrier();
+  });
+}
+
+TEST_P(Descriptors, OfNoFileAreAnErrorOfAllRanks) {
+  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+    const Descriptor mine = rank.index() == 1 ? Descriptor() : file_of(rank.index(), 0);
+    check_text(thrown<SystemError>([&] { exchange_descriptors(rank, mine); }),
+               "rank 1: cannot duplicate a file");
+    check_round(rank, 1);
+  });
+}
+
+// Sends what looks like a letter, with a file, to every nameless address of this host that sockets have.
+void send_to_all_sockets(int file) {
+  const Descriptor own(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  std::ifstream table("/proc/net/unix");
+  for (std::string line; std::getline(table, line);) {
+    const std::size_t at = line.find('@');
+    if (at == std::string::npos || line.size() - at != 6) continue;  // five digits, given by the system
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path + 1, line.data() + at + 1, 5);
+    std::uint64_t text[3] = {};  // no secret, rank 0
+    iovec part{text, sizeof text};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
+    msghdr message{};
+    message.msg_name = &address;
+    message.msg_namelen = offsetof(sockaddr_un, sun_path) + 6;
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof file);
+    std::memcpy(CMSG_DATA(header), &file, sizeof file);
+    sendmsg(own.number(), &message, MSG_NOSIGNAL);
+  }
+}
+
+TEST_P(Descriptors, OfStrangersAreRefused) {
+  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+    std::jthread stranger;
+    if (rank.index() == 1) {
+      stranger = std::jthread([](const std::stop_token& stop) {
+        const Descriptor wrong = file_of(100, 100);
+        while (!stop.stop_requested()) send_to_all_sockets(wrong.number());
+      });
+    }
+    for (int round = 0; round < 500; ++round) check_round(rank, round);
+  });
+}
+
+#ifdef FERRY_TEST_PROCESSES
+
+TEST(Descriptors, ThatDoNotFitAreAnErrorOfAllRanks) {
+  seed();  // drawn here, so that all ranks have the same
+  Group::processes(4).run([](const Rank& rank) {
+    WaitRecord record;
+    record.rank = rank.index();
+    rank.state().look(record);  // opens what it needs to watch the peers
+    rlimit before{};
+    getrlimit(RLIMIT_NOFILE, &before);
+    rank.barrier();
+    const Descriptor mine = file_of(rank.index(), 0);
+    if (rank.index() == 2) {
+      rlimit tight = before;
+      int room = 3;  // the duplicate, the socket, and one peer's file
+      for (tight.rlim_cur = 0; room > 0; ++tight.rlim_cur) {
+        room -= fcntl(static_cast<int>(tight.rlim_cur), F_GETFD) < 0;
+      }
+      setrlimit(RLIMIT_NOFILE, &tight);
+    }
+    const auto error = thrown<SystemError>([&] { exchange_descriptors(rank, mine); });
+    check_text(error, "rank 2: cannot receive the file of rank");
+    FERRY_CHECK(error.error_number == EMFILE, str(error.error_number));
+    setrlimit(RLIMIT_NOFILE, &before);
+    check_round(rank, 1);
+  });
+}
+
+TEST(Descriptors, OfAKilledRankEndTheExchange) {
+  Random random(seed());
+  for (int round = 0; round < 20; ++round) {
+    const int victim = below(random, 4);
+    const int microseconds = below(random, 4000);
+    const Stopwatch watch;
+    Seen<std::atomic<int>> noticed;
+    EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
+      if (rank.index() == victim) {
+        timer_t timer;
+        sigevent event{};
+        event.sigev_notify = SIGEV_SIGNAL;
+        event.sigev_signo = SIGKILL;
+        timer_create(CLOCK_MONOTONIC, &event, &timer);
+        const itimerspec when{{0, 0}, {0, 1000 + 1000 * microseconds}};
+        timer_settime(timer, 0, &when, nullptr);
+      }
+      thrown<PeerLostError>([&] {
+        for (int i = 0;; ++i) check_round(rank, i);
+      });
+      ++*noticed;
+    }),
+                 PeerLostError);
+    EXPECT_LT(watch.seconds(), 2.0);
+    EXPECT_EQ(*noticed, 3) << "victim " << victim << " after " << microseconds << " us";
+  }
+}
+
+#endif
+
+}  // namespace
+}  // namespace ferry::test

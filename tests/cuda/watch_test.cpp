@@ -1,0 +1,171 @@
+// The host's eye on waiting kernels; their report lies in ordinary memory here, and the test plays the
+// kernel.
+#include "cuda/watch.hpp"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <filesystem>
+#include <memory>
+
+#include "core/rank_state.hpp"
+#include "runtime/channel_support.hpp"
+#include "runtime/kinds.hpp"
+#include "runtime/seen.hpp"
+
+namespace ferry::test {
+namespace {
+
+using cuda::HostReport;
+using cuda::Watch;
+
+constexpr double kDeadline = 30;
+
+class Watches : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Watches, testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return name(kind.param); });
+
+std::uint32_t load(std::uint32_t& word) {
+  return std::atomic_ref(word).load(std::memory_order_acquire);
+}
+
+// Waits as a kernel would, and returns after how many seconds it was told to end.
+double seconds_until_abort(HostReport& report) {
+  const Stopwatch watch;
+  while (load(report.abort) == 0) {
+    FERRY_CHECK(watch.seconds() < 5, "nobody ended the kernel");
+    sleep_seconds(0.001);
+  }
+  return watch.seconds();
+}
+
+void time_out(HostReport& report, const WaitRecord& record) {
+  report.timeout = record;
+  std::atomic_ref(report.timed_out).store(1, std::memory_order_release);
+}
+
+TEST_P(Watches, EndKernelsOnceTheGroupHasFailed) {
+  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+    HostReport report{};
+    const Watch watch(rank, &report, kDeadline);
+    rank.barrier();
+    sleep_seconds(0.3);
+    FERRY_CHECK(load(report.abort) == 0, "nothing has failed yet");
+    rank.barrier();
+    if (rank.index() == 1) rank.state().time_out({Operation::combine, 5, 1, 2, 5, 4}, 3);
+    FERRY_CHECK(seconds_until_abort(report) < 0.5, "");
+    check_text(thrown<TimeoutError>([&] { rank.barrier(); }), "no sign of rank 2 for 3 s");
+  });
+}
+
+TEST_P(Watches, CarryAKernelsTimeoutToAllRanks) {
+  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+    HostReport report{};
+    const Watch watch(rank, &report, 12.5);
+    rank.barrier();
+    if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 3, 7, 6});
+    FERRY_CHECK(seconds_until_abort(report) < 0.5, "");
+    const auto error = thrown<TimeoutError>([&] { rank.barrier(); });
+    check_text(error,
+               "no sign of rank 3 for 12.5 s: rank 1 waited for rank 3 in dispatch 7 (expected 7, seen 6)");
+    FERRY_CHECK(error.record.peer == 3 && error.record.rank == rank.index(), describe(error.record));
+  });
+}
+
+TEST_P(Watches, SeeATimeoutOfTheLastMoment) {
+  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
+    HostReport report{};
+    {
+      const Watch watch(rank, &report, kDeadline);
+      rank.barrier();
+      sleep_seconds(0.005);
+      if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 0, 7, 6});
+    }
+    if (rank.index() == 1) FERRY_CHECK(load(report.abort) == 1, "");
+    check_text(thrown<TimeoutError>([&] {
+                 while (true) rank.barrier();
+               }),
+               "no sign of rank 0");
+  });
+}
+
+TEST_P(Watches, LetARankLeave) {
+  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+    HostReport report{};
+    const Watch watch(rank, &report, kDeadline);
+    rank.barrier();
+    if (rank.index() == 2) return;
+    sleep_seconds(0.6);
+    FERRY_CHECK(load(report.abort) == 0 && !rank.state().control().failed(), "");
+  });
+}
+
+TEST_P(Watches, EndAtOnceAndLeaveNothing) {
+  run_ranks(GetParam(), 2, kDeadline, [](const Rank& rank) {
+    const Stopwatch stopwatch;
+    for (int i = 0; i < 100; ++i) {
+      HostReport report{};
+      const Watch watch(rank, &report, kDeadline);
+    }
+    FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
+    rank.barrier();
+    namespace fs = std::filesystem;
+    const fs::path tasks("/proc/self/task");
+    const auto threads = std::distance(fs::directory_iterator(tasks), fs::directory_iterator());
+    FERRY_CHECK(threads <= 1 + 3, str(threads, " threads"));  // the ranks' own, and the sanitizer's
+    rank.barrier();
+  });
+}
+
+#ifdef FERRY_TEST_PROCESSES
+
+TEST(Watch, NoticesAKillWithinASecond) {
+  Seen<std::atomic<int>> noticed;
+  EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
+    HostReport report{};
+    const Watch watch(rank, &report, kDeadline);
+    rank.barrier();
+    if (rank.index() == 1) raise(SIGKILL);
+    FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
+    const auto error = thrown<PeerLostError>([&] { rank.barrier(); });
+    FERRY_CHECK(error.record.peer == 1, describe(error.record));
+    ++*noticed;
+  }),
+               PeerLostError);
+  EXPECT_EQ(*noticed, 3);
+}
+
+// Without a launcher that reaps them: the watches alone.
+TEST(Watch, NoticesAKillInACustomGroup) {
+  Seen<std::atomic<int>> noticed;
+  EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 4, kDeadline, [&](const Rank& rank) {
+    HostReport report{};
+    const Watch watch(rank, &report, kDeadline);
+    rank.barrier();
+    if (rank.index() == 1) raise(SIGKILL);
+    FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
+    const auto error = thrown<PeerLostError>([&] { rank.barrier(); });
+    check_text(error, str("rank 1 (process ", rank.state().control().process_of(1), ") has died"));
+    ++*noticed;
+  }));
+  EXPECT_EQ(*noticed, 3);
+}
+
+TEST(Watch, KeepsNoProcessAlive) {
+  const Stopwatch stopwatch;
+  const int status = run_process([] {
+    Group::threads(1).run([](const Rank& rank) {
+      static HostReport report{};
+      new Watch(rank, &report, kDeadline);  // never deleted
+    });
+    exit(0);
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_LT(stopwatch.seconds(), 1.0);
+}
+
+#endif
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,24 @@
+// Memory that a test and its ranks' processes see.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <new>
+
+namespace ferry::test {
+
+template <class T>
+class Seen {
+ public:
+  Seen()
+      : value_(new(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T{}) {
+  }
+  ~Seen() { munmap(value_, sizeof(T)); }
+  T& operator*() const { return *value_; }
+  T* operator->() const { return value_; }
+
+ private:
+  T* value_;
+};
+
+}  // namespace ferry::test
