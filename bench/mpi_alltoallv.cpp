@@ -1,6 +1,6 @@
 // Dispatch to expert_major and combine as they are written by hand: sort, MPI_Alltoallv, place.
 //
-//   mpirun -n 4 mpi_alltoallv [--rows rank|route] [--tokens N] [--repetitions n]
+//   mpirun -n 4 mpi_alltoallv [--rows rank|route] [--tokens N] [--repetitions N]
 //
 // bf16, hidden 7168, 256 experts, top 8, uniform routing. `--rows rank` sends a token once to each rank that
 // has one of its experts, with its ids and weights, spreads it there, and adds there before it goes home,
@@ -393,7 +393,7 @@ int main(int argc, char** argv) {
   if (parse(argc, argv, options) && kExperts % ranks == 0) {
     status = Run(options, rank, ranks).run();
   } else if (rank == 0) {
-    std::fprintf(stderr, "usage: mpi_alltoallv [--rows rank|route] [--tokens N] [--repetitions n]\n");
+    std::fprintf(stderr, "usage: mpi_alltoallv [--rows rank|route] [--tokens N] [--repetitions N]\n");
   }
   MPI_Finalize();
   return status;

@@ -39,6 +39,7 @@ void run(const BenchOptions& options) {
   std::vector<BenchRow> rows;
   {
     Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
+    progress.show();
     for (const BenchPoint& point : points) {
       rows.push_back({point, play_bench(point)});
       progress.advance();

@@ -3,17 +3,17 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <limits>
 
+#include "apps/ferry/arguments.hpp"
 #include "apps/ferry/bench_inputs.hpp"
 #include "apps/ferry/machine.hpp"
 #include "apps/ferry/run_options.hpp"
 #include "apps/ferry/traces.hpp"
 #include "ferry/error.hpp"
-#include "format/parts.hpp"
+#include "report/units.hpp"
 
 namespace ferry::app {
 
@@ -32,24 +32,11 @@ int parse_number(const std::string& text, const std::string& whole) {
   return value;
 }
 
-template <class Value, std::size_t kCount>
-Value named(const std::array<Value, kCount>& values, const std::string& name) {
-  return *std::find_if(values.begin(), values.end(), [&](Value value) { return name == to_string(value); });
-}
-
-Layout layout_of(const std::string& name) {
-  return named(std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major}, name);
-}
-
-Reduction reduction_of(const std::string& name) {
-  return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
-}
-
 double bytes_needed(const BenchPoint& point) {
   double bytes = 0;
   for (int rank = 0; rank < point.ranks; ++rank) {
     const Sizes sizes = size_of(point.config, point.ranks, rank);
-    bytes += static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
+    bytes += static_cast<double>(sizes.total() - sizes.arrivals);
   }
   const double tokens = static_cast<double>(point.ranks) * point.tokens;
   const double row = static_cast<double>(point.token_bytes());
@@ -62,10 +49,10 @@ void check_memory(const BenchPoint& point) {
   const double bytes = bytes_needed(point);
   const auto available = static_cast<double>(available_memory_bytes());
   if (available == 0 || bytes < available) return;
-  throw SystemError(
-      fmt::format("{} ranks of {} tokens, hidden {}, take {:.1f} GB, {:.1f} GB are free", point.ranks,
-                  point.tokens, point.config.hidden, bytes * 1e-9, available * 1e-9),
-      ENOMEM);
+  throw SystemError(fmt::format("{} of {}, hidden {}, would take {:.1f} GB, {:.1f} GB are free",
+                                report::counted(point.ranks, "rank"), report::counted(point.tokens, "token"),
+                                point.config.hidden, bytes * 1e-9, available * 1e-9),
+                    ENOMEM);
 }
 
 BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks, int tokens,
@@ -84,13 +71,10 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
   config.placement = Placement::blocks(trace.experts, ranks);
   config.layout = layout_of(layout);
   config.repeats = true;  // recordings may list an expert twice
-  config.format = parse_format(format);
+  config.format = format_of(format);
   config.wire = point.type = token_type(config.format);
   config.reduction = reduction_of(reduction);
   config.deadline = kDeadline;
-  if (config.format.kind == FormatKind::opaque) {
-    throw UsageError(fmt::format("--format {}: sums need values, opaque parts have none", format));
-  }
   if (config.layout == Layout::rank_major && config.reduction != Reduction::partial) {
     throw UsageError(fmt::format(
         "--reduction {} with --layout rank_major: its rows are sums already, only partial adds them",
@@ -145,8 +129,8 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   command.add_option("--repetitions", options.repetitions, "of every point")
       ->check(positive)
       ->capture_default_str();
-  command.add_option("--seed", options.seed, "of synthesised traces")->capture_default_str();
-  command.add_option("--json", options.json, "write JSON to a file, or to stdout instead of the table (-)");
+  add_seed(command, options.seed, "of synthesised traces, default 1");
+  add_output(command, "--json", options.json, "the report as JSON; - is stdout, instead of the table");
 }
 
 std::vector<int> parse_sweep(const std::string& text) {
@@ -171,11 +155,13 @@ std::vector<Trace> open_bench_traces(const BenchOptions& options) {
   std::vector<std::string> names = options.traces;
   if (names.empty()) {
     names = {"synth:uniform", "synth:decode"};
+    warn_of_missing_traces();
     if (const std::string recorded = default_recorded_trace(); !recorded.empty()) names.push_back(recorded);
   }
   std::vector<Trace> traces(names.size());
   const Trace* recorded = nullptr;
   for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i].empty()) throw UsageError("--trace: the name is empty");
     if (names[i].starts_with("synth:")) continue;
     traces[i] = open_trace(names[i]);
     if (recorded == nullptr) recorded = &traces[i];

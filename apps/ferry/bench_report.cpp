@@ -17,7 +17,7 @@ std::string kind_of(const BenchPoint& point) {
 
 // What stays the same from one line to the next is said once above them.
 std::string heading(const BenchPoint& point) {
-  return fmt::format("{} {}, {}, {}, {}, hidden {}", point.ranks, kind_of(point),
+  return fmt::format("{} ({}), {}, {}, {}, hidden {}", report::counted(point.ranks, "rank"), kind_of(point),
                      to_string(point.config.format), to_string(point.config.layout),
                      to_string(point.config.reduction), point.config.hidden);
 }
@@ -91,8 +91,9 @@ nlohmann::ordered_json point_json(const BenchRow& row) {
 }  // namespace
 
 std::string bench_table(const std::vector<BenchRow>& rows) {
-  std::string text = fmt::format("Machine: {}, {} cores, {}. All figures are of all ranks together.\n",
-                                 cpu_name(), cores(), report::in_bytes(static_cast<double>(memory_bytes())));
+  std::string text =
+      fmt::format("Machine: {}, {}, {}. All figures are of all ranks together.\n", cpu_name(),
+                  report::counted(cores(), "core"), report::in_bytes(static_cast<double>(memory_bytes())));
   std::string last;
   for (const BenchRow& row : rows) {
     if (const std::string head = heading(row.point); head != last) {
@@ -107,8 +108,8 @@ std::string bench_table(const std::vector<BenchRow>& rows) {
 nlohmann::ordered_json bench_json(const std::vector<BenchRow>& rows) {
   nlohmann::ordered_json json{
       {"schema", "ferry.bench"},
-      {"version", 1},
-      {"ferry", std::string(version())},
+      {"schema_version", 1},
+      {"ferry_version", std::string(version())},
       {"command", command_line()},
       {"started_at", utc_now()},
       {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};

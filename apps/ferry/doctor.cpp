@@ -49,8 +49,8 @@ std::string bytes(std::int64_t amount) {
 
 Finding look_at_processor() {
   return {State::here, "processor",
-          fmt::format("{}, {} cores; {}; kernels: {}", cpu_name(), cores(), joined(cpu_features()),
-                      cpu::kernels().name)};
+          fmt::format("{}, {}; {}; kernels: {}", cpu_name(), report::counted(cores(), "core"),
+                      joined(cpu_features()), cpu::kernels().name)};
 }
 
 Finding look_at_memory() {
@@ -117,7 +117,7 @@ Finding look_at_traces() {
   const std::vector<RecordedTrace> traces = recorded_traces();
   if (!traces.empty())
     return {State::here, "traces", fmt::format("{} recorded in {}", traces.size(), folder)};
-  return {State::missing, "traces", folder.empty() ? "FERRY_TRACES is not set" : "none in " + folder,
+  return {State::missing, "traces", why_no_traces(),
           fmt::format("runs play a synthesised one. {}", kWhereTracesAre)};
 }
 

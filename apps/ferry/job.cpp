@@ -6,20 +6,28 @@
 #include <cerrno>
 
 #include "apps/ferry/machine.hpp"
+#include "apps/ferry/progress.hpp"
 #include "apps/ferry/random.hpp"
 #include "apps/ferry/traces.hpp"
 #include "cpu/kernels.hpp"
 #include "ferry/error.hpp"
+#include "report/units.hpp"
+#include "trace/synth.hpp"
 
 namespace ferry::app {
 
 namespace {
 
-// Enough tokens that no step repeats another, but at least the usual trace.
+// Enough tokens that no step repeats another, but at least the usual trace, and no more than a trace can
+// have.
 std::int64_t tokens_to_synthesise(const RunOptions& options) {
   const SynthSpec usual;
+  const int top_k = options.top_k > 0 ? options.top_k : usual.top_k;
   const std::int64_t steps = options.layer >= 0 ? options.steps : (options.steps - 1) / usual.layers + 1;
-  return std::max(usual.tokens, steps * options.ranks * options.tokens);
+  const double wanted = static_cast<double>(steps) * options.ranks * options.tokens;
+  const std::int64_t most = trace::kMaxRoutes / usual.layers / top_k;
+  return std::max(usual.tokens,
+                  wanted < static_cast<double>(most) ? static_cast<std::int64_t>(wanted) : most);
 }
 
 TraceOptions trace_options(const RunOptions& options) {
@@ -46,21 +54,57 @@ void check_options(const RunOptions& options, const Trace& trace) {
   }
 }
 
+// What a rank keeps to check with: ids, weights and places of all ranks, and their counts.
+double oracle_bytes(const RunOptions& options, const Config& config) {
+  constexpr double kRoute = 64;  // an id, a weight, a place and a row, about
+  const double ranks = options.ranks;
+  return kRoute * ranks * options.tokens * config.top_k + 4 * ranks * (ranks + config.experts);
+}
+
 // A run that cannot fit is refused before the system has to end it.
 void check_memory(const RunOptions& options, const Config& config) {
   double bytes = static_cast<double>(ExpertWeights::bytes(config.experts, config.hidden, options.inner));
+  bytes += options.ranks * oracle_bytes(options, config);
   for (int rank = 0; rank < options.ranks; ++rank) {
     const Sizes sizes = size_of(config, options.ranks, rank);
-    bytes += static_cast<double>(sizes.dispatch_staging) + static_cast<double>(sizes.combine_staging);
+    bytes += static_cast<double>(sizes.total() - sizes.arrivals);
   }
+  // Of the arrivals' memory only the rows that come are used; the experts' outputs take as much again.
+  const double row = config.hidden * static_cast<double>(bytes_of(config.wire));
+  bytes += 2.0 * options.ranks * options.tokens * config.top_k * row;
   const auto available = static_cast<double>(available_memory_bytes());
   if (available == 0 || bytes < available) return;
   throw SystemError(
-      fmt::format("{} ranks of {} tokens, hidden {}, with {} experts of {} inner columns take {:.1f} GB "
-                  "for staging and weights alone, {:.1f} GB are free",
-                  options.ranks, options.tokens, config.hidden, config.experts, options.inner, bytes * 1e-9,
-                  available * 1e-9),
+      fmt::format("{} of {}, hidden {}, with {} of {} would take about {:.1f} GB, {:.1f} GB are free",
+                  report::counted(options.ranks, "rank"), report::counted(options.tokens, "token"),
+                  config.hidden, report::counted(config.experts, "expert"),
+                  report::counted(options.inner, "inner column"), bytes * 1e-9, available * 1e-9),
       ENOMEM);
+}
+
+// Everything about a synthesised trace but its routes: drawing those may take long.
+Trace outline(const std::string& name, const SynthSpec& spec) {
+  Trace trace;
+  trace.name = name;
+  trace.layers = spec.layers;
+  trace.tokens = spec.tokens;
+  trace.top_k = spec.top_k;
+  trace.experts = spec.experts;
+  return trace;
+}
+
+Trace draw(const SynthSpec& spec) {
+  constexpr std::int64_t kMany = 1 << 20;  // routes, about a second
+  const Progress progress("drawing the trace");
+  if (spec.tokens * spec.layers * spec.top_k > kMany) progress.show();
+  return synthesise(spec);
+}
+
+Config checked_config(const RunOptions& options, const Trace& trace) {
+  check_options(options, trace);
+  Config config = config_of(options, trace);
+  check_memory(options, config);
+  return config;
 }
 
 }  // namespace
@@ -70,17 +114,21 @@ Job make_job(const RunOptions& options) {
   job.options = options;
   std::string name = options.trace;
   if (name.empty()) {
+    warn_of_missing_traces();
     name = default_recorded_trace();
     job.fell_back = name.empty();
     if (job.fell_back) name = "synth:decode";
   }
   const TraceOptions how = trace_options(options);
-  if (name.starts_with("synth:")) job.synth = parse_synth_spec(name, how.synth);
-  job.trace = open_trace(name, how);
-  check_options(options, job.trace);
-  job.config = config_of(options, job.trace);
+  if (name.starts_with("synth:")) {
+    job.synth = parse_synth_spec(name, how.synth);
+    job.config = checked_config(options, outline(name, *job.synth));
+    job.trace = draw(*job.synth);
+  } else {
+    job.trace = open_trace(name, how);
+    job.config = checked_config(options, job.trace);
+  }
   job.type = token_type(job.config.format);
-  check_memory(options, job.config);
   job.weights = ExpertWeights(job.config.experts, job.config.hidden, options.inner, options.seed);
   return job;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/ferry/arguments.hpp"
 #include "apps/ferry/commands.hpp"
 #include "apps/ferry/limits_memory.hpp"
 #include "apps/ferry/limits_signals.hpp"
@@ -69,6 +70,7 @@ std::set<int> thread_counts(int ranks) {
 Limits measure(int ranks) {
   const std::set<int> threads = thread_counts(ranks);
   Progress progress("measuring", static_cast<std::int64_t>(threads.size()) + 6);
+  progress.show();
   Limits limits;
   for (const char* kind : {"processes", "threads"}) {
     Group two = group_of(kind, 2);
@@ -88,10 +90,10 @@ Limits measure(int ranks) {
 }
 
 std::string table_of(const Limits& limits) {
-  std::string text = fmt::format("Machine   {}, {} cores, {}\n", cpu_name(), cores(),
+  std::string text = fmt::format("Machine   {}, {}, {}\n", cpu_name(), report::counted(cores(), "core"),
                                  report::in_bytes(static_cast<double>(memory_bytes())));
   for (const Copying& one : limits.memcpy) {
-    text += fmt::format("memcpy    {:>3} threads              {:>12}  read and written\n", one.threads,
+    text += fmt::format("memcpy    {:<23} {:>12}  read and written\n", report::counted(one.threads, "thread"),
                         report::in_bytes_per_second(one.bytes_per_second));
   }
   for (const Flag& one : limits.flags) {
@@ -99,7 +101,7 @@ std::string table_of(const Limits& limits) {
                         report::in_time(one.seconds * 1e6));
   }
   for (const Barrier& one : limits.barriers) {
-    text += fmt::format("barrier   {:<10} {:>3} ranks    {:>12}\n", one.group, one.ranks,
+    text += fmt::format("barrier   {:<10} {:<12} {:>12}\n", one.group, report::counted(one.ranks, "rank"),
                         report::in_time(one.seconds * 1e6));
   }
   return text;
@@ -108,8 +110,8 @@ std::string table_of(const Limits& limits) {
 nlohmann::ordered_json json_of(const Limits& limits) {
   nlohmann::ordered_json json{
       {"schema", "ferry.limits"},
-      {"version", 1},
-      {"ferry", std::string(version())},
+      {"schema_version", 1},
+      {"ferry_version", std::string(version())},
       {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};
   for (const Copying& one : limits.memcpy) {
     json["memcpy"].push_back({{"threads", one.threads}, {"bytes_per_second", one.bytes_per_second}});
@@ -145,8 +147,7 @@ void add_limits(CLI::App& program) {
   command->add_option("--ranks", options->ranks, "ranks of the barrier, default 8")
       ->check(CLI::Range(2, 1024).description(""))
       ->type_name("N");
-  command->add_option("--json", options->json, "write JSON to a file, or to stdout instead of the table (-)")
-      ->type_name("FILE");
+  add_output(*command, "--json", options->json, "the report as JSON; - is stdout, instead of the table");
   command->callback([options] { run(options->ranks, options->json); });
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "apps/ferry/progress.hpp"
 #include "apps/ferry/random.hpp"
 #include "apps/ferry/results.hpp"
 #include "apps/ferry/step_oracle.hpp"
@@ -36,16 +35,20 @@ struct Player::Step {
   Routes routes;
 };
 
-Player::Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board)
+Player::Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board,
+               const Stages& stages)
     : rank_(rank),
       job_(job),
       start_(start),
       board_(board),
+      stages_(stages),
       mine_(board.rank(rank.index())),
       exchange_(rank, job.config),
       experts_(job, rank.index(), rows_of(job.config, exchange_.capacity(), rank.index())),
       result_(static_cast<std::size_t>(job.result_bytes())),
-      hashes_(static_cast<std::size_t>(job.options.steps)) {}
+      hashes_(static_cast<std::size_t>(job.options.steps)) {
+  stages_.starting.advance();
+}
 
 void Player::play() {
   check_steps();
@@ -72,14 +75,17 @@ void Player::combine(const Arrivals& arrivals) {
 // ---- checked
 
 void Player::check_steps() {
-  Progress progress("checking, step", job_.options.steps, rank_.index() == 0);
+  rank_.barrier();  // all have started
+  stages_.checking.tick();
   for (int number = 0; number < job_.options.steps; ++number) {
     const Step step = make_step(number);
     StepOracle oracle(job_, number);
     const std::vector<float> x = oracle.arriving(rank_.index());
+    stages_.checking.advance();
     check_exact(step, oracle, x);
+    stages_.checking.advance();
     check_swiglu(step, x);
-    progress.advance();
+    stages_.checking.advance();
   }
 }
 
@@ -106,13 +112,12 @@ void Player::check_swiglu(const Step& step, const std::vector<float>& x) {
 // ---- timed
 
 void Player::time_steps() {
-  Progress progress("timing, step", job_.options.steps, rank_.index() == 0);
   const WireCounts before = exchange_.wire();
   const std::span<const std::int64_t> routes = exchange_.load().experts;
   const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
   for (int number = 0; number < job_.options.steps; ++number) {
     time_step(make_step(number), board_.times(number, rank_.index()));
-    progress.advance();
+    stages_.timing.advance();
   }
   const WireCounts after = exchange_.wire();
   mine_.dispatch_wire_bytes = after.dispatch_bytes - before.dispatch_bytes;

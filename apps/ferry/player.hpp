@@ -9,12 +9,24 @@
 #include "apps/ferry/board.hpp"
 #include "apps/ferry/experts.hpp"
 #include "apps/ferry/job.hpp"
+#include "apps/ferry/progress.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::app {
 
 class StepOracle;
+
+// How far a run is, of all ranks together. Made before they start.
+struct Stages {
+  explicit Stages(const RunOptions& options)
+      : starting("starting, rank", options.ranks),
+        checking("checking, step", options.steps, std::int64_t{kChecksOfStep} * options.ranks),
+        timing("timing, step", options.steps, options.ranks) {}
+
+  static constexpr int kChecksOfStep = 3;  // what must come, elementwise experts, SwiGLU
+  Progress starting, checking, timing;
+};
 
 // Plays every step twice: checked, with elementwise experts and with SwiGLU; then timed, with SwiGLU and
 // nothing in between. Collective: made and played on every rank.
@@ -23,7 +35,7 @@ class Player {
   using Clock = std::chrono::steady_clock;
 
   // Times count from `start`, one moment for all ranks.
-  Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board);
+  Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board, const Stages& stages);
 
   void play();
 
@@ -46,6 +58,7 @@ class Player {
   const Job& job_;
   Clock::time_point start_;
   const Board& board_;
+  const Stages& stages_;
   RankResults& mine_;
   Exchange exchange_;
   Experts experts_;

@@ -1,31 +1,35 @@
 // One line on stderr that says how far a long piece of work is; nothing unless stderr is a terminal.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
+#include "memory/mapping.hpp"
+
 namespace ferry::app {
 
+// Made before ranks are started, and advanced by all of them: threads and forked processes count together,
+// and whoever comes first after a while writes the line.
 class Progress {
  public:
-  // `shown` false makes it silent: of many ranks, one reports.
-  Progress(std::string what, std::int64_t total, bool shown = true);
+  // `parts`: how often advance() is called for each of the `total`. Without a total only `what` is said.
+  explicit Progress(std::string what, std::int64_t total = 0, std::int64_t parts = 1);
   ~Progress();  // takes the line away
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void advance();
+  void show() const;  // now, also before anything is done
+  void tick() const;  // shows where it stands, if nothing has been shown for a while
+  void advance() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
+  struct Shared;
+  Shared& shared() const;
 
   std::string what_;
-  std::int64_t total_;
-  std::int64_t done_ = 0;
-  bool shown_;
-  bool written_ = false;
-  Clock::time_point last_ = Clock::now();
+  std::int64_t total_, parts_;
+  bool terminal_;
+  Mapping memory_;  // that forked ranks share
 };
 
 }  // namespace ferry::app

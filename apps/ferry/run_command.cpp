@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 
+#include "apps/ferry/arguments.hpp"
 #include "apps/ferry/board.hpp"
 #include "apps/ferry/commands.hpp"
 #include "apps/ferry/job.hpp"
@@ -42,6 +43,7 @@ Examples:
 struct Files {
   explicit Files(const RunOptions& options)
       : json(options.json), html(options.html), timeline(options.timeline) {}
+  bool to_stdout() const { return json.to_stdout() || html.to_stdout() || timeline.to_stdout(); }
   Output json, html, timeline;
 };
 
@@ -52,7 +54,10 @@ report::RunReport play(const Job& job) {
   const Board board(job.options.ranks, job.options.steps, job.config.experts);
   const std::string started_at = utc_now();
   const Player::Clock::time_point start = Player::Clock::now();
-  group.run([&](const Rank& rank) { Player(rank, job, start, board).play(); });
+  {
+    const Stages stages(job.options);
+    group.run([&](const Rank& rank) { Player(rank, job, start, board, stages).play(); });
+  }
 
   report::RunReport run = make_report(job, board);
   run.started_at = started_at;
@@ -62,13 +67,11 @@ report::RunReport play(const Job& job) {
 }
 
 void write(const report::RunReport& run, const Job& job, const Files& files) {
-  if (files.json.to_stdout()) {
-    files.json.write(report::to_json(run).dump(2) + "\n");
-  } else {
+  if (!files.to_stdout()) {
     fmt::print("{}", report::to_table(run));
     if (job.fell_back) fmt::print("\n{}\n", kWhereTracesAre);
-    if (files.json.wanted()) files.json.write(report::to_json(run).dump(2) + "\n");
   }
+  if (files.json.wanted()) files.json.write(report::to_json(run).dump(2) + "\n");
   if (files.html.wanted()) files.html.write(report::to_html(run));
   if (files.timeline.wanted()) files.timeline.write(report::to_trace_events(run));
 }
@@ -82,6 +85,7 @@ void throw_if_failed(const report::RunReport& run) {
 }
 
 void run(const RunOptions& options) {
+  refuse_shared({{"--json", options.json}, {"--html", options.html}, {"--timeline", options.timeline}});
   const Files files(options);
   use_one_blas_thread();
   const Job job = make_job(options);

@@ -3,10 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <vector>
 
+#include "apps/ferry/arguments.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::app {
@@ -14,26 +14,6 @@ namespace ferry::app {
 namespace {
 
 constexpr double kDeadline = 300.0;  // on few cores a rank may check for long while its peers wait
-
-template <class Value, std::size_t kCount>
-Value named(const std::array<Value, kCount>& values, const std::string& name) {
-  for (const Value value : values) {
-    if (name == to_string(value)) return value;
-  }
-  throw UsageError(fmt::format("'{}' is none of the names there are", name));
-}
-
-BackendKind backend_of(const std::string& name) {
-  return named(std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda}, name);
-}
-
-Layout layout_of(const std::string& name) {
-  return named(std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major}, name);
-}
-
-Reduction reduction_of(const std::string& name) {
-  return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
-}
 
 // A number from `least` to `most`; the error of another names it and the range.
 template <class Number>
@@ -59,12 +39,11 @@ void add_group_options(CLI::App& command, RunOptions& options) {
 }
 
 void add_trace_options(CLI::App& command, RunOptions& options) {
-  command
-      .add_option("--trace", options.trace,
-                  "a recorded trace (folder/name or path.npy), or\nsynth:decode, synth:prefill, "
-                  "synth:uniform; default:\n"
-                  "the first recorded one under FERRY_TRACES, else\nsynth:decode")
-      ->type_name("NAME");
+  add_text(command, "--trace", options.trace,
+           "a recorded trace (folder/name or path.npy), or\nsynth:decode, synth:prefill, "
+           "synth:uniform; default:\n"
+           "the first recorded one under FERRY_TRACES, else\nsynth:decode",
+           "NAME");
   add_number(command, "--layer", options.layer, "only this layer of the trace; default: all in turn", 0,
              std::numeric_limits<int>::max());
   add_count(command, "--steps", options.steps, "one dispatch, the experts, one combine each; default 16");
@@ -72,10 +51,7 @@ void add_trace_options(CLI::App& command, RunOptions& options) {
   add_count(command, "--experts", options.experts, "experts of a synthesised trace, default 256");
   add_number(command, "--top-k", options.top_k, "experts of a token in a synthesised trace, default 8", 1,
              kMaxTopK);
-  command
-      .add_option("--seed", options.seed,
-                  "of a synthesised trace, the tokens and the experts'\nweights, default 1")
-      ->type_name("N");
+  add_seed(command, options.seed, "of a synthesised trace, the tokens and the experts'\nweights, default 1");
 }
 
 void add_exchange_options(CLI::App& command, RunOptions& options) {
@@ -93,11 +69,10 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
 }
 
 void add_output_options(CLI::App& command, RunOptions& options) {
-  command.add_option("--json", options.json, "the report as JSON; - is stdout, instead of the table")
-      ->type_name("FILE");
-  command.add_option("--html", options.html, "a page that shows the run")->type_name("FILE");
-  command.add_option("--timeline", options.timeline, "the timeline for Perfetto (Chrome trace format)")
-      ->type_name("FILE");
+  add_output(command, "--json", options.json,
+             "the report as JSON; - is stdout, here as below,\ninstead of the table");
+  add_output(command, "--html", options.html, "a page that shows the run");
+  add_output(command, "--timeline", options.timeline, "the timeline for Perfetto (Chrome trace format)");
 }
 
 // A recording may list an expert twice for a token, which takes room for more rows.
@@ -114,10 +89,6 @@ bool has_repeats(const Trace& trace) {
 }
 
 void check_for_experts(const Config& config) {
-  if (config.format.kind == FormatKind::opaque) {
-    throw UsageError(fmt::format("--format {}: the experts of a run need values, opaque parts have none",
-                                 to_string(config.format)));
-  }
   if (config.layout == Layout::rank_major && config.reduction != Reduction::partial) {
     throw UsageError(fmt::format(
         "--reduction {} with --layout rank_major: its rows are sums already, only partial adds them",
@@ -151,7 +122,7 @@ Config config_of(const RunOptions& options, const Trace& trace) {
   config.layout = layout_of(options.layout);
   config.alignment = options.alignment;
   config.repeats = has_repeats(trace);
-  config.format = parse_format(options.format);
+  config.format = format_of(options.format);
   config.wire = token_type(config.format);
   config.reduction = reduction_of(options.reduction);
   config.deadline = kDeadline;

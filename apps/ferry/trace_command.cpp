@@ -7,13 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "apps/ferry/arguments.hpp"
 #include "apps/ferry/commands.hpp"
 #include "apps/ferry/output.hpp"
 #include "apps/ferry/traces.hpp"
-#include "core/environment.hpp"
 #include "ferry/error.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/trace.hpp"
+#include "ferry/version.hpp"
+#include "report/units.hpp"
 #include "trace/synth.hpp"
 
 namespace ferry::app {
@@ -59,6 +61,12 @@ LoadStatistics median_of(const std::vector<Figures>& layers) {
   return median(loads);
 }
 
+std::string shape_of(const Trace& trace) {
+  return fmt::format("{} of {}, {}, top {}", report::counted(trace.layers, "layer"),
+                     report::counted(trace.tokens, "token"), report::counted(trace.experts, "expert"),
+                     trace.top_k);
+}
+
 std::string line_of(const Figures& at) {
   const LoadStatistics& l = at.load;
   return fmt::format("{:<7}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>9.2f}{:>7.2f}{:>6}", at.layer,
@@ -67,14 +75,13 @@ std::string line_of(const Figures& at) {
 
 void print_info(const Trace& trace, int ranks, const std::vector<Figures>& layers) {
   fmt::print("Trace    {}\n         {}\n", trace.name, trace.source);
-  fmt::print("         {} layers of {} tokens, {} experts, top {}\n\n", trace.layers, trace.tokens,
-             trace.experts, trace.top_k);
+  fmt::print("         {}\n\n", shape_of(trace));
   fmt::print("Load of the experts over their mean\n");
   fmt::print("{:<7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>9}{:>7}{:>6}\n", "layer", "max", "p99", "p90", "p50",
              "p10", "min", "sigma ln", "gini", "idle");
   for (const Figures& figures : layers) fmt::print("{}\n", line_of(figures));
   fmt::print("{}\n\n", line_of({.layer = "median", .load = median_of(layers)}));
-  fmt::print("On {} ranks, blocks of neighbouring experts\n", ranks);
+  fmt::print("On {}, blocks of neighbouring experts\n", report::counted(ranks, "rank"));
   fmt::print("{:<7}{:>14}{:>24}{:>26}\n", "layer", "busiest rank", "ranks a token reaches",
              "experts neighbours share");
   for (const Figures& at : layers) {
@@ -90,9 +97,11 @@ nlohmann::ordered_json json_of(const LoadStatistics& load) {
 }
 
 nlohmann::ordered_json json_of(const Trace& trace, int ranks, const std::vector<Figures>& layers) {
-  nlohmann::ordered_json json{{"schema", "ferry.trace"},  {"version", 1},           {"name", trace.name},
-                              {"source", trace.source},   {"layers", trace.layers}, {"tokens", trace.tokens},
-                              {"experts", trace.experts}, {"top_k", trace.top_k},   {"ranks", ranks}};
+  nlohmann::ordered_json json{
+      {"schema", "ferry.trace"}, {"schema_version", 1},      {"ferry_version", std::string(version())},
+      {"name", trace.name},      {"source", trace.source},   {"layers", trace.layers},
+      {"tokens", trace.tokens},  {"experts", trace.experts}, {"top_k", trace.top_k},
+      {"ranks", ranks}};
   for (const Figures& at : layers) {
     json["per_layer"].push_back({{"load", json_of(at.load)},
                                  {"busiest_rank", at.busiest_rank},
@@ -123,9 +132,8 @@ void synth(const std::string& text, const std::string& prefix, bool force) {
   if (!force) refuse_to_overwrite(prefix);
   const Trace trace = synthesise(spec);
   save_trace(trace, prefix);
-  fmt::print("{}: {} layers of {} tokens, {} experts, top {}\n", trace::to_string(spec), trace.layers,
-             trace.tokens, trace.experts, trace.top_k);
-  fmt::print("written to {0}.ids.npy and {0}.weights.npy\n", prefix);
+  fmt::print("{}: {}\n", trace::to_string(spec), shape_of(trace));
+  fmt::print("written to {0}.ids.npy, {0}.weights.npy and {0}.seqlens.npy\n", prefix);
 }
 
 void list() {
@@ -134,9 +142,7 @@ void list() {
       "             :experts=E,top_k=K,tokens=N,layers=N,seed=N,block_sigma=S\n");
   const std::vector<RecordedTrace> traces = recorded_traces();
   if (traces.empty()) {
-    const std::string folder = Environment::read().traces;
-    fmt::print("Recorded     none: {}\n",
-               folder.empty() ? "FERRY_TRACES is not set" : "no traces in " + folder);
+    fmt::print("Recorded     none: {}\n", why_no_traces());
     fmt::print("             {}\n", kWhereTracesAre);
     return;
   }
@@ -158,8 +164,7 @@ void add_info(CLI::App& command) {
   at->add_option("--ranks", options->ranks, "ranks that share the experts out, default 8")
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->type_name("N");
-  at->add_option("--json", options->json, "write JSON to a file, or to stdout instead of the table (-)")
-      ->type_name("FILE");
+  add_output(*at, "--json", options->json, "the report as JSON; - is stdout, instead of the table");
   at->footer(kFooter);
   at->callback([options] { info(options->name, options->ranks, options->json); });
 }
@@ -174,9 +179,9 @@ void add_synth(CLI::App& command) {
   at->add_option("spec", options->spec,
                  "synth:decode, synth:prefill or synth:uniform, perhaps with :key=value,...")
       ->required();
-  at->add_option("--out", options->prefix, "writes PREFIX.ids.npy and PREFIX.weights.npy")
-      ->required()
-      ->type_name("PREFIX");
+  add_text(*at, "--out", options->prefix, "writes PREFIX.ids.npy, PREFIX.weights.npy and PREFIX.seqlens.npy",
+           "PREFIX")
+      ->required();
   at->add_flag("--force", options->force, "replace files that exist");
   at->footer(kFooter);
   at->callback([options] { synth(options->spec, options->prefix, options->force); });

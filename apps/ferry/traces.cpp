@@ -1,6 +1,9 @@
 #include "apps/ferry/traces.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 
@@ -39,6 +42,20 @@ std::vector<RecordedTrace> recorded_traces() {
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return found;
+}
+
+std::string why_no_traces() {
+  const std::string folder = Environment::read().traces;
+  if (folder.empty()) return "FERRY_TRACES is not set";
+  std::error_code failed;
+  fs::directory_iterator(folder, failed);
+  if (failed) return fmt::format("FERRY_TRACES names '{}': {}", folder, failed.message());
+  return fmt::format("FERRY_TRACES names '{}', and no <folder>/<name>{} is in it", folder, kIds);
+}
+
+void warn_of_missing_traces() {
+  if (Environment::read().traces.empty() || !recorded_traces().empty()) return;
+  fmt::print(stderr, "ferry: note: {}; synthesised traces are played\n", why_no_traces());
 }
 
 std::string default_recorded_trace() {

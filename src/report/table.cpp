@@ -21,21 +21,18 @@ void line(Buffer& out, fmt::format_string<Args...> format, Args&&... args) {
   out.push_back('\n');
 }
 
-std::string count(std::int64_t number, const char* one) {
-  return with_thousands(number) + " " + one + (number == 1 ? "" : "s");
-}
-
 void add_played(Buffer& out, const Played& played) {
   const std::string seed = played.seed ? fmt::format(", seed {}", *played.seed) : "";
   line(out, "{:<10}{} ({}{})", "Played", played.trace, played.synthesised ? "synthesised" : "recorded", seed);
   if (!played.recipe.empty()) line(out, "{:10}{}", "", played.recipe);
-  line(out, "{:10}{} of {}, {} of {} a rank", "", count(played.layers, "layer"),
-       count(played.tokens, "token"), count(played.steps, "step"), count(played.tokens_per_rank, "token"));
+  line(out, "{:10}{} of {}, {} of {} a rank", "", counted(played.layers, "layer"),
+       counted(played.tokens, "token"), counted(played.steps, "step"),
+       counted(played.tokens_per_rank, "token"));
 }
 
 void add_configuration(Buffer& out, const Configuration& at) {
   line(out, "{:<10}{} backend, {} ({}), E {}, K {}, H {}, T {}", "Exchange", at.backend,
-       count(at.ranks, "rank"), at.group, at.experts, at.top_k, at.hidden, at.max_tokens);
+       counted(at.ranks, "rank"), at.group, at.experts, at.top_k, at.hidden, at.max_tokens);
   line(out, "{:10}{}, {}; combine {}, {} rows", "", at.layout, at.format, at.reduction, at.wire);
   line(out, "{:<10}{}", "Experts", at.expert_function);
 }
@@ -44,9 +41,9 @@ void add_machine(Buffer& out, const Machine& machine) {
   const std::string limit = machine.memcpy_bytes_per_second > 0
                                 ? in_bytes_per_second(machine.memcpy_bytes_per_second)
                                 : std::string("not measured");
-  line(out, "{:<10}{}, {}, {}", "Machine", machine.cpu, count(machine.cores, "core"),
+  line(out, "{:<10}{}, {}, {}", "Machine", machine.cpu, counted(machine.cores, "core"),
        in_bytes(static_cast<double>(machine.memory_bytes)));
-  line(out, "{:10}memcpy by {}: {} read and written", "", count(machine.memcpy_threads, "thread"), limit);
+  line(out, "{:10}memcpy by {}: {} read and written", "", counted(machine.memcpy_threads, "thread"), limit);
 }
 
 std::string finding(const Check& check) {
@@ -107,13 +104,14 @@ void add_ranks(Buffer& out, const RunReport& run, const Summary& summary) {
 }
 
 void add_busiest(Buffer& out, const RunReport& run, const Summary& summary) {
-  line(out, "{:<10}rank {}: {} the mean of {:.0f} rows", "Busiest", summary.rank.index,
-       in_times(summary.rank.over_mean), summary.rank.mean);
-  line(out, "{:10}expert {} on rank {}: {} the mean of {:.0f} routes; {} idle", "", summary.expert.index,
+  line(out, "{:<10}rank {}: {} the mean of {} rows", "Busiest", summary.rank.index,
+       in_times(summary.rank.over_mean), in_mean(summary.rank.mean));
+  line(out, "{:10}expert {} on rank {}: {} the mean of {} routes; {} idle", "", summary.expert.index,
        run.load.rank_of_expert[static_cast<std::size_t>(summary.expert.index)],
-       in_times(summary.expert.over_mean), summary.expert.mean, count(summary.idle_experts, "expert"));
+       in_times(summary.expert.over_mean), in_mean(summary.expert.mean),
+       counted(summary.idle_experts, "expert"));
   if (run.load.dropped_routes > 0)
-    line(out, "{:<10}{} beyond the capacity", "Dropped", count(run.load.dropped_routes, "route"));
+    line(out, "{:<10}{} beyond the capacity", "Dropped", counted(run.load.dropped_routes, "route"));
   line(out, "{:<10}{} tokens/s", "Through", with_thousands(std::llround(summary.tokens_per_second)));
 }
 

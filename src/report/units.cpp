@@ -47,6 +47,14 @@ std::string with_thousands(std::int64_t value) {
   return text;
 }
 
+std::string counted(std::int64_t number, const char* one) {
+  return with_thousands(number) + " " + one + (number == 1 ? "" : "s");
+}
+
+std::string in_mean(double mean) {
+  return three_digits(mean);
+}
+
 std::string in_time(double us) {
   return scaled(us, kTimes);
 }

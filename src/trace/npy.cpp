@@ -201,6 +201,7 @@ float NpyArray::real(std::uint64_t i) const {
 NpyArray read_npy(const std::string& path) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found) throw UsageError(str(path, ": no such file"));
   if (error) throw SystemError(str(path, ": can not open: ", error.message()), error.value());
   if (!std::filesystem::is_regular_file(status)) throw UsageError(str(path, ": expected a regular file"));
 

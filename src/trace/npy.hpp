@@ -44,8 +44,8 @@ class NpyArray {
   std::uint64_t size_ = 0;
 };
 
-// Reads a whole regular file. Throws SystemError if it can not be opened or read, UsageError if it is no
-// regular file.
+// Reads a whole regular file. Throws UsageError if there is none of that name or it is no regular file,
+// SystemError if it can not be opened or read.
 NpyArray read_npy(const std::string& path);
 
 // Writes a version 1.0 file, replacing what is there. shape[0] * shape[1] * ... = data.size(). Throws

@@ -150,6 +150,10 @@ std::string find_ids(const std::string& name, const std::string& directory) {
         "that holds recorded traces, give a path that ends in .npy, or use a synthesised trace "
         "such as synth:decode"));
   }
+  if (!fs::is_directory(directory)) {
+    throw UsageError(str("recorded trace '", name, "': ", directory,
+                         " (from FERRY_TRACES, unless a directory ", "was given) is no folder"));
+  }
   const std::string base = (fs::path(directory) / name).string();
   for (const char* ending : {".ids.npy", ".exact_top8.npy"}) {
     if (fs::exists(base + ending)) return base + ending;

@@ -19,7 +19,6 @@ constexpr std::array<std::string_view, 3> kWorkloads = {"decode", "prefill", "un
 constexpr int kMaxExperts = 65536;
 constexpr int kMaxLayers = 1024;
 constexpr std::int64_t kMaxTokens = 0x7fffffff;
-constexpr std::int64_t kMaxRoutes = std::int64_t{1} << 28;  // 2 GiB of ids and weights
 constexpr double kMaxBlockSigma = 2;  // far beyond any recording; weights stay above the least float
 
 [[noreturn]] void fail(std::string_view text, const std::string& message) {

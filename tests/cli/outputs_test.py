@@ -3,11 +3,13 @@
 import collections
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
-from program import SMALL, ProgramTest, ferry
+from program import PROGRAM, SMALL, ProgramTest, ferry
 
 CHECK_PAGE = os.environ["FERRY_CHECK_PAGE"]
 NO_BROWSER = 77
@@ -68,6 +70,37 @@ class OutputsTest(ProgramTest):
         with open(path, encoding="utf-8") as file:
             json.load(file)
 
+    def test_an_interrupted_command_leaves_no_files(self):
+        before = self.path("before.json")
+        with open(before, "w", encoding="ascii") as file:
+            file.write("before")
+        for arguments in [["run", *SMALL, "--steps", "100000", "--json", before, "--html", self.path("new.html")],
+                          ["bench", "--trace", "synth:uniform", "--json", self.path("bench.json")]]:
+            process = subprocess.Popen([PROGRAM, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(), -signal.SIGINT)
+            self.assertEqual(os.listdir(self.folder), ["before.json"])
+        with open(before, encoding="ascii") as file:
+            self.assertEqual(file.read(), "before")
+
+    def test_outputs_go_where_links_lead_and_keep_permissions(self):
+        target, link = self.path("target.json"), self.path("link.json")
+        with open(target, "w", encoding="ascii") as file:
+            file.write("before")
+        os.chmod(target, 0o640)
+        os.symlink(target, link)
+        self.succeed("run", *SMALL, "--json", link, "--html", "/dev/null")
+        self.assertTrue(os.path.islink(link))
+        with open(target, encoding="utf-8") as file:
+            json.load(file)
+        self.assertEqual(os.stat(target).st_mode & 0o777, 0o640)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["link.json", "target.json"])
+
+    def test_any_output_to_stdout_replaces_the_table(self):
+        self.assertTrue(self.succeed("run", *SMALL, "--html", "-").startswith("<!doctype html>"))
+        self.assertIn("traceEvents", json.loads(self.succeed("run", *SMALL, "--timeline", "-")))
+
     def test_refused_run_leaves_files_alone(self):
         path = self.path("run.json")
         with open(path, "w", encoding="ascii") as file:
@@ -80,6 +113,37 @@ class OutputsTest(ProgramTest):
         fallback = [word for word in SMALL if not word.startswith("synth:") and word != "--trace"]
         self.assertIn("docs/traces.md", self.succeed("run", *fallback))
         self.assertNotIn("docs/traces.md", self.succeed("run", *SMALL))
+
+    def test_traces_that_are_not_there_are_pointed_out(self):
+        fallback = [word for word in SMALL if not word.startswith("synth:") and word != "--trace"]
+        os.mkdir(self.path("empty"))
+        for folder, word in [("none", "No such file"), ("empty", ".ids.npy")]:
+            done = ferry("run", *fallback, environment={"FERRY_TRACES": self.path(folder)})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stderr, r"\Aferry: note: FERRY_TRACES [^\n]+\n\Z")
+            for expected in [self.path(folder), word, "synthesised"]:
+                self.assertIn(expected, done.stderr)
+            self.assertIn("synthesised, seed 1", done.stdout)
+
+    def test_documents_name_their_schema_alike(self):
+        trace = "synth:uniform:experts=8,top_k=2,tokens=8,layers=1"
+        for name, arguments in [("ferry.run", ["run", *SMALL]), ("ferry.limits", ["limits", "--ranks", "2"]),
+                                ("ferry.trace", ["trace", "info", trace]),
+                                ("ferry.bench", ["bench", "--trace", "synth:uniform", "--tokens", "1", "--hidden", "64",
+                                                 "--experts", "8", "--top-k", "2", "--repetitions", "1"])]:
+            document = json.loads(self.succeed(*arguments, "--json", "-"))
+            self.assertEqual((document["schema"], document["schema_version"]), (name, 1))
+            self.assertRegex(document["ferry_version"], r"\A\d+\.\d+\.\d+\Z")
+
+    def test_one_of_a_kind(self):
+        table = self.succeed("run", "--ranks", "1", "--steps", "1", "--tokens", "1", "--hidden", "64", "--trace",
+                             "synth:uniform:experts=64,top_k=1,tokens=1,layers=1")
+        for text in ["1 layer of 1 token, 1 step of 1 token a rank", "1 rank (threads)", "memcpy by 1 thread:",
+                     "the mean of 0.02 routes"]:
+            self.assertIn(text, table)
+        text = self.succeed("trace", "info", "synth:uniform:experts=1,top_k=1,tokens=1,layers=1", "--ranks", "1")
+        self.assertIn("1 layer of 1 token, 1 expert, top 1", text)
+        self.assertIn("On 1 rank,", text)
 
     def test_progress_only_on_a_terminal(self):
         long_enough = ["run", *SMALL, "--steps", "300", "--tokens", "32", "--hidden", "512"]

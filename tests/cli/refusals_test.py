@@ -22,7 +22,21 @@ class RefusalsTest(ProgramTest):
             (["sum", "--reduction"], ["run", "--reduction", "sum"]),
             (["abacus", "--backend"], ["run", "--backend", "abacus"]),
             (["bf17"], ["run", "--format", "bf17"]),
-            (["17", "16"], ["run", "--format", "opaque:17"]),
+            (["opaque:17", "no values"], ["run", "--format", "opaque:17"]),
+            (["fp8-packed", "fp8[-columns][-pow2[-packed]]"], ["run", "--format", "fp8-packed"]),
+            (["--seed -1", "18446744073709551615"], ["run", "--seed", "-1"]),
+            (["--seed -1"], ["bench", "--seed=-1"]),
+            (["18446744073709551616"], ["run", "--seed", "18446744073709551616"]),
+            (["--seed 7x"], ["run", "--seed", "7x"]),
+            (["18446744073709551616"], ["run", "--trace", "synth:decode:seed=18446744073709551616"]),
+            (["--trace", "empty"], ["run", "--trace", ""]),
+            (["--trace", "empty"], ["bench", "--trace", ""]),
+            (["--json", "empty"], ["run", *SMALL, "--json", ""]),
+            (["--json", "empty"], ["limits", "--json", ""]),
+            (["--html", "empty"], ["run", *SMALL, "--html", ""]),
+            (["--out", "empty"], ["trace", "synth", "synth:decode", "--out", ""]),
+            (["absent.npy", "no such file"], ["run", "--trace", "absent.npy"]),
+            (["absent.npy", "no such file"], ["trace", "info", "absent.npy"]),
             (["opaque:32"], ["run", "--format", "opaque:32"]),
             (["7 bf16", "14 bytes", "16"], ["run", "--hidden", "7"]),
             (["24 bytes", "16"], ["run", "--hidden", "24", "--format", "fp8"]),
@@ -44,6 +58,30 @@ class RefusalsTest(ProgramTest):
             with self.subTest(arguments=arguments):
                 self.refuse(2, words, *arguments)
 
+    def test_unknown_format_lists_what_can_be_run(self):
+        for command in ["run", "bench"]:
+            done = ferry(command, "--format", "foo")
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("foo", done.stderr)
+            self.assertIn("bf16", done.stderr)
+            self.assertNotIn("opaque", done.stderr)
+
+    def test_outputs_that_collide(self):
+        here, roundabout = self.path("a"), os.path.join(self.folder, "none", "..", "a")
+        for words, arguments in [
+            (["--json", "--html", here], ["--json", here, "--html", here]),
+            (["--html", "--timeline", here], ["--html", roundabout, "--timeline", here]),
+            (["--json -", "--html -"], ["--json", "-", "--html", "-"]),
+            (["--json -", "--timeline -"], ["--json", "-", "--timeline", "-"]),
+        ]:
+            with self.subTest(arguments=arguments):
+                self.refuse(2, words, "run", *SMALL, *arguments)
+                self.assertEqual(os.listdir(self.folder), [])
+
+    def test_recorded_trace_in_a_folder_that_is_not_there(self):
+        self.refuse(2, [self.path("none"), "FERRY_TRACES"], "run", "--trace", "a/b",
+                    environment={"FERRY_TRACES": self.path("none")})
+
     def test_damaged_trace(self):
         path = self.path("x.ids.npy")
         with open(path, "wb") as file:
@@ -60,8 +98,9 @@ class RefusalsTest(ProgramTest):
             ([beyond], ["trace", "info", "synth:decode", "--json", beyond]),
             (["none"], ["trace", "synth", "synth:decode:tokens=16", "--out", os.path.join(self.folder, "none", "x")]),
             (["cuda"], ["run", *SMALL, "--backend", "cuda"]),
-            (["2000000000", "GB"], ["run", *SMALL, "--inner", "2000000000"]),
-            (["10000000", "GB"], ["run", "--tokens", "10000000", "--trace", "synth:uniform:tokens=16"]),
+            (["1,024 ranks", "GB", "free"], ["run", "--ranks", "1024"]),
+            (["2,000,000,000", "GB"], ["run", *SMALL, "--inner", "2000000000"]),
+            (["10,000,000", "GB"], ["run", "--tokens", "10000000", "--trace", "synth:uniform:tokens=16"]),
         ]:
             with self.subTest(arguments=arguments):
                 self.refuse(3, words, *arguments)

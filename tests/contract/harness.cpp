@@ -1,15 +1,13 @@
 #include "contract/harness.hpp"
 
 #include <algorithm>
-#include <cstdlib>
-#include <iostream>
 #include <map>
 #include <optional>
-#include <random>
 
 #include "contract/device.hpp"
 #include "reference/combine.hpp"
 #include "reference/expected.hpp"
+#include "seed.hpp"
 
 namespace ferry::contract {
 
@@ -29,18 +27,8 @@ std::string why_not(const Setup& setup) {
   return device::why_not();
 }
 
-std::uint64_t base_seed() {
-  static const std::uint64_t seed = [] {
-    const char* given = std::getenv("FERRY_SEED");
-    const std::uint64_t value = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-    std::cout << "FERRY_SEED=" << value << std::endl;
-    return value;
-  }();
-  return seed;
-}
-
 std::uint64_t seed_of(std::uint64_t number) {
-  return Random::of({base_seed(), number}).next();
+  return Random::of({test::seed(), number}).next();
 }
 
 Group make_group(const Setup& setup, int ranks) {
@@ -60,7 +48,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
       }
     });
   } catch (const std::exception& error) {
-    ADD_FAILURE() << name_of(setup) << ", FERRY_SEED=" << base_seed()
+    ADD_FAILURE() << name_of(setup) << ", FERRY_SEED=" << test::seed()
                   << ", FERRY_TEST_MEMORY=" << device::memory_name() << "\n"
                   << what << "\n"
                   << error.what();

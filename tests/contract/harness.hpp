@@ -32,9 +32,6 @@ std::vector<Setup> device_setups(bool processes);
 // Why a setup cannot run here; empty: it can.
 std::string why_not(const Setup& setup);
 
-// FERRY_SEED, or a fresh number; printed once.
-std::uint64_t base_seed();
-
 // A seed of its own for each number of a test.
 std::uint64_t seed_of(std::uint64_t number);
 

@@ -1,20 +1,8 @@
 #include "format/support.hpp"
 
 #include <algorithm>
-#include <cstdlib>
-#include <iostream>
 
 namespace ferry::test {
-
-std::uint64_t seed() {
-  static const std::uint64_t value = [] {
-    const char* given = std::getenv("FERRY_SEED");
-    const std::uint64_t chosen = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-    std::cout << "FERRY_SEED=" << chosen << std::endl;
-    return chosen;
-  }();
-  return value;
-}
 
 Memory::Memory(std::int64_t bytes, std::int64_t offset)
     : block_(static_cast<std::size_t>(bytes + 2 * kGuard + 64 + offset), kPoison), bytes_(bytes) {

@@ -9,11 +9,9 @@
 #include <vector>
 
 #include "ferry/types.hpp"
+#include "seed.hpp"
 
 namespace ferry::test {
-
-// FERRY_SEED, or a fresh one; printed once.
-std::uint64_t seed();
 
 using Random = std::mt19937_64;
 

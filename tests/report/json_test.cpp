@@ -5,8 +5,8 @@
 #include <string>
 
 #include "ferry/error.hpp"
-#include "report/seed.hpp"
 #include "report/synthetic_run.hpp"
+#include "seed.hpp"
 
 namespace ferry::report {
 namespace {
@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 
 TEST(ReportJson, ComesBackAsItWas) {
   for (const RunShape shape : {RunShape{1, 8, 1}, RunShape{3, 7, 11}, RunShape{8, 256, 40}}) {
-    const RunReport run = synthetic_run(test_seed(), shape);
+    const RunReport run = synthetic_run(test::seed(), shape);
     const Json json = to_json(run);
     const RunReport back = from_json(Json::parse(json.dump()));
     EXPECT_EQ(back.played.seed, run.played.seed);  // all 64 bits
@@ -32,7 +32,7 @@ TEST(ReportJson, ComesBackAsItWas) {
 }
 
 TEST(ReportJson, EveryFieldOfTheReportReachesTheJson) {
-  const RunReport run = synthetic_run(test_seed(), {2, 8, 3});
+  const RunReport run = synthetic_run(test::seed(), {2, 8, 3});
   const std::string before = to_json(run).dump();
   const auto changed = [&](auto change) {
     RunReport other = run;
@@ -59,14 +59,14 @@ TEST(ReportJson, EveryFieldOfTheReportReachesTheJson) {
 }
 
 TEST(ReportJson, WithoutALimitThereIsNoShareOfIt) {
-  RunReport run = synthetic_run(test_seed());
+  RunReport run = synthetic_run(test::seed());
   EXPECT_TRUE(to_json(run)["dispatch"]["share_of_memcpy"].is_number());
   run.machine.memcpy_bytes_per_second = 0;
   EXPECT_TRUE(to_json(run)["dispatch"]["share_of_memcpy"].is_null());
 }
 
 TEST(ReportJson, BytesThatAreNoTextAreReplaced) {
-  RunReport run = synthetic_run(test_seed(), {1, 8, 1});
+  RunReport run = synthetic_run(test::seed(), {1, 8, 1});
   run.command += "\xff\xc3";
   run.played.trace += "\x80";
   EXPECT_EQ(to_json(run)["command"], run.command.substr(0, run.command.size() - 2) + "\uFFFD\uFFFD");
@@ -74,7 +74,7 @@ TEST(ReportJson, BytesThatAreNoTextAreReplaced) {
 }
 
 TEST(ReportJson, ACutTimelineSaysSoAndKeepsTheFigures) {
-  const RunReport run = synthetic_run(test_seed(), {2, 8, 30});
+  const RunReport run = synthetic_run(test::seed(), {2, 8, 30});
   const Json whole = to_json(run);
   const Json cut = to_json(run, 4);
   EXPECT_EQ(cut["timeline"]["steps"], 4);
@@ -85,7 +85,7 @@ TEST(ReportJson, ACutTimelineSaysSoAndKeepsTheFigures) {
 }
 
 TEST(ReportJson, WhatIsNotARunIsRefused) {
-  const Json right = to_json(synthetic_run(test_seed(), {2, 8, 3}));
+  const Json right = to_json(synthetic_run(test::seed(), {2, 8, 3}));
   const auto refused = [&](auto change) {
     Json json = right;
     change(json);

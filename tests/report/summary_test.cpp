@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "ferry/error.hpp"
-#include "report/seed.hpp"
 #include "report/synthetic_run.hpp"
+#include "seed.hpp"
 
 namespace ferry::report {
 namespace {
@@ -98,7 +98,7 @@ TEST(Summary, ARunWithoutLoadOrTimeHasNoInfiniteFigures) {
 
 TEST(RunReport, ImpossibleOnesAreRefused) {
   const auto refused = [](auto change) {
-    RunReport run = synthetic_run(test_seed(), {2, 8, 3});
+    RunReport run = synthetic_run(test::seed(), {2, 8, 3});
     validate(run);
     change(run);
     EXPECT_THROW(validate(run), UsageError);

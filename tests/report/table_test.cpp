@@ -6,9 +6,9 @@
 #include <sstream>
 #include <string>
 
-#include "report/seed.hpp"
 #include "report/synthetic_run.hpp"
 #include "report/units.hpp"
+#include "seed.hpp"
 
 namespace ferry::report {
 namespace {
@@ -40,10 +40,15 @@ TEST(Units, ThreeDigitsInTheLargestUnitReached) {
   EXPECT_EQ(with_thousands(-1234567), "-1,234,567");
   EXPECT_EQ(with_thousands(-123), "-123");
   EXPECT_EQ(with_thousands(1000), "1,000");
+  EXPECT_EQ(counted(0, "rank"), "0 ranks");
+  EXPECT_EQ(counted(1, "rank"), "1 rank");
+  EXPECT_EQ(counted(2000, "rank"), "2,000 ranks");
+  EXPECT_EQ(in_mean(0.3125), "0.31");
+  EXPECT_EQ(in_mean(1250), "1250");
 }
 
 TEST(Table, ShowsTheFiguresOfTheRun) {
-  RunReport run = synthetic_run(test_seed(), {8, 256, 50});
+  RunReport run = synthetic_run(test::seed(), {8, 256, 50});
   run.load.rows_per_rank = {1000, 1000, 1000, 2000, 1000, 1000, 1000, 0};
   run.times.assign(run.times.size(),
                    StepTimes{.phases = {Span{0, 1500}, Span{1500, 3500}, Span{3500, 4000}}});
@@ -57,7 +62,7 @@ TEST(Table, ShowsTheFiguresOfTheRun) {
 }
 
 TEST(Table, AFailedCheckStandsOutWithWhereItFailed) {
-  RunReport run = synthetic_run(test_seed());
+  RunReport run = synthetic_run(test::seed());
   run.checks = {{.name = "combine", .compared = 9, .wrong = 2, .detail = "first at rank 1, token 3"}};
   const std::string table = to_table(run);
   EXPECT_EQ(line_with(table, "Checks"), "Checks    FAILED  combine: 9 compared, 2 wrong");
@@ -65,7 +70,7 @@ TEST(Table, AFailedCheckStandsOutWithWhereItFailed) {
 }
 
 TEST(Table, IsPlainText) {
-  const std::string table = to_table(synthetic_run(test_seed()));
+  const std::string table = to_table(synthetic_run(test::seed()));
   EXPECT_TRUE(
       std::all_of(table.begin(), table.end(), [](char c) { return c == '\n' || (c >= ' ' && c <= '~'); }));
   EXPECT_EQ(table.find(" \n"), std::string::npos);

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "report/seed.hpp"
 #include "report/synthetic_run.hpp"
+#include "seed.hpp"
 
 namespace ferry::report {
 namespace {
@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 using Place = std::tuple<int, int, int>;  // rank, phase, step
 
 TEST(TraceEvents, HoldEverySpanOfEveryRank) {
-  const RunReport run = synthetic_run(test_seed(), {5, 16, 7});
+  const RunReport run = synthetic_run(test::seed(), {5, 16, 7});
   const Json json = Json::parse(to_trace_events(run));
   std::map<Place, Json> spans;
   for (const Json& event : json.at("traceEvents")) {
@@ -35,7 +35,7 @@ TEST(TraceEvents, HoldEverySpanOfEveryRank) {
 }
 
 TEST(TraceEvents, NameEveryRankAndPhase) {
-  const RunReport run = synthetic_run(test_seed(), {3, 16, 1});
+  const RunReport run = synthetic_run(test::seed(), {3, 16, 1});
   const Json json = Json::parse(to_trace_events(run));
   std::map<std::pair<int, int>, std::string> threads;
   std::map<int, std::string> processes;

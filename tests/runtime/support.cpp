@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iostream>
@@ -20,16 +19,6 @@ namespace ferry::test {
 
 void fail_check(const char* file, int line, const std::string& text) {
   throw std::runtime_error(str(file, ":", line, ": ", text));
-}
-
-std::uint64_t seed() {
-  static const std::uint64_t value = [] {
-    const char* given = std::getenv("FERRY_SEED");
-    const std::uint64_t chosen = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-    std::cout << "FERRY_SEED=" << chosen << std::endl;
-    return chosen;
-  }();
-  return value;
 }
 
 void sleep_seconds(double seconds) {

@@ -10,6 +10,7 @@
 
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
+#include "seed.hpp"
 
 namespace ferry::test {
 
@@ -21,9 +22,6 @@ namespace ferry::test {
   do {                                                                                                      \
     if (!(condition)) ::ferry::test::fail_check(__FILE__, __LINE__, std::string(#condition ": ") + (text)); \
   } while (false)
-
-// FERRY_SEED, or a fresh one; printed once.
-std::uint64_t seed();
 
 using Random = std::mt19937_64;
 inline int below(Random& random, int bound) {

@@ -5,13 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "seed.hpp"
 
 namespace trace_test {
 
@@ -68,11 +68,7 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
-// FERRY_SEED, or a fresh seed; a test puts it into SCOPED_TRACE.
-inline std::uint64_t seed() {
-  const char* given = std::getenv("FERRY_SEED");
-  return given ? std::stoull(given) : std::random_device{}();
-}
+using ferry::test::seed;
 
 }  // namespace trace_test
 

@@ -23,7 +23,7 @@ const scaled = (value, units) => {
 
 const as = {
   count: (value) => fixed[0].format(value),
-  mean: (value) => fixed[1].format(value),
+  mean: (value) => threeDigits(value),
   time: (value) => scaled(value, timeUnits),
   bytes: (value) => scaled(value, byteUnits),
   rate: (value) => `${scaled(value, byteUnits)}/s`,

@@ -1,0 +1,40 @@
+// Arguments that several subcommands take.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "apps/ferry/output.hpp"
+#include "ferry/format.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::app {
+
+// Of a synthesised trace and whatever else is drawn: decimal digits below 2^64, anything else is refused.
+CLI::Option* add_seed(CLI::App& command, std::uint64_t& value, const std::string& about);
+
+// A text that is given may not be empty.
+CLI::Option* add_text(CLI::App& command, const char* name, std::string& value, const std::string& about,
+                      const char* type_name);
+
+// A file to write: any path, or - for stdout.
+CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& about);
+
+// An output and the option that names it.
+struct NamedOutput {
+  const char* option;
+  const std::string& path;
+};
+
+// Throws UsageError where two outputs go to the same place.
+void refuse_shared(std::initializer_list<NamedOutput> outputs);
+
+// By their names; UsageError for any other.
+BackendKind backend_of(const std::string& name);
+Layout layout_of(const std::string& name);
+Reduction reduction_of(const std::string& name);
+Format format_of(const std::string& name);  // one with values to compute with: no opaque parts
+
+}  // namespace ferry::app
