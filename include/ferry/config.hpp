@@ -46,7 +46,8 @@ struct Sizes {
 };
 
 // Exact: what an exchange of this configuration maps on one rank of `ranks`. Throws what construction would
-// throw for a bad configuration. Needs no group and allocates nothing.
+// throw for a bad configuration, and UsageError for a rank outside [0, ranks). Needs no group and allocates
+// nothing.
 Sizes size_of(const Config& config, int ranks, int rank = 0);
 
 // Rows a rank can receive under this configuration (expert_padded: rows of one expert).

@@ -22,12 +22,18 @@ void check_type(const char* what, DType type) {
   }
 }
 
+void check_address(const std::string& what, int rank, const void* data) {
+  if (aligned(data, kAlign)) return;
+  throw UsageError(
+      str(what, ": at address ", data, " on rank ", rank, ", must be at a multiple of ", kAlign));
+}
+
 // Rows of `row_bytes`, `stride` apart (0: dense), that are read or written.
-void check_rows(const char* what, const void* data, std::int64_t stride, std::int64_t row_bytes) {
-  if (data == nullptr) throw UsageError(str(what, ": no memory given"));
-  if (!aligned(data, kAlign)) throw UsageError(str(what, ": the address must be a multiple of ", kAlign));
+void check_rows(const char* what, int rank, const void* data, std::int64_t stride, std::int64_t row_bytes) {
+  if (data == nullptr) throw UsageError(str(what, ": no memory given on rank ", rank));
+  check_address(what, rank, data);
   if (stride != 0 && (stride < row_bytes || stride % kAlign != 0)) {
-    throw UsageError(str(what, ": stride = ", stride, " bytes for rows of ", row_bytes,
+    throw UsageError(str(what, ": stride = ", stride, " bytes for rows of ", row_bytes, " on rank ", rank,
                          ", must be at least that and a multiple of ", kAlign));
   }
 }
@@ -41,7 +47,7 @@ void check_message_fits(const Config& config, const Format& format) {
   }
 }
 
-void check_weighing(const Config& config, const DispatchCall& call) {
+void check_weighing(const Config& config, int rank, const DispatchCall& call) {
   const bool typed = call.format.kind != FormatKind::fp8_e4m3 && call.format.kind != FormatKind::opaque;
   if ((call.weigh_rows || call.dot_rows != nullptr) && !typed) {
     throw UsageError(
@@ -51,7 +57,8 @@ void check_weighing(const Config& config, const DispatchCall& call) {
     throw UsageError("dispatch: a rank_major row stands for several routes: it has no one weight");
   }
   if (call.weigh_rows && call.weights == nullptr && call.tokens.count > 0) {
-    throw UsageError("dispatch: weigh_rows needs weights");
+    throw UsageError(str("dispatch: weigh_rows needs weights for the ", call.tokens.count, " tokens of rank ",
+                         rank, ", none are given"));
   }
 }
 
@@ -60,15 +67,12 @@ void check_arrivals_memory(const Config& config, int rank, const DispatchCall& c
   for (int p = 0; p < parts.count; ++p) {
     const void* part = call.memory.parts[static_cast<std::size_t>(p)];
     if (part == nullptr && !config.own_arrivals && row_capacity(config, rank) > 0) {
-      throw UsageError(str("dispatch: own_arrivals is off and no memory was given for part ", p));
+      throw UsageError(
+          str("dispatch: own_arrivals is off and no memory was given for part ", p, " on rank ", rank));
     }
-    if (!aligned(part, kAlign)) {
-      throw UsageError(str("dispatch: memory of part ", p, " must be at a multiple of ", kAlign, " bytes"));
-    }
+    check_address(str("dispatch: memory of part ", p), rank, part);
   }
-  if (!aligned(call.memory.plan, kAlign)) {
-    throw UsageError(str("dispatch: memory of the plan must be at a multiple of ", kAlign, " bytes"));
-  }
+  check_address("dispatch: memory of the plan", rank, call.memory.plan);
 }
 
 }  // namespace
@@ -82,7 +86,7 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   check_type("tokens", call.tokens.type);
   check_format(call.format, config.hidden, call.tokens.type);
   check_message_fits(config, call.format);
-  check_weighing(config, call);
+  check_weighing(config, rank, call);
   check_arrivals_memory(config, rank, call);
   if (!call.plan.empty()) {
     check_plan(config, rank, call.plan, plan_in);
@@ -95,38 +99,57 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
     throw UnsupportedError("dispatch: this backend reads no counts from device memory");
   }
   if (tokens == 0) return;
-  if (call.plan.empty() && call.ids.data == nullptr) throw UsageError("dispatch: no ids given");
+  if (call.plan.empty() && call.ids.data == nullptr) {
+    throw UsageError(str("dispatch: no ids given for the ", tokens, " tokens of rank ", rank));
+  }
   const PartList parts = parts_of(call.format, config.hidden);
   for (int p = 0; p < parts.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     const bool values = call.format.kind == FormatKind::fp8_e4m3;  // enter in their own type, scales do not
     const std::int64_t row = values ? config.hidden * bytes_of(call.tokens.type) : parts.part[p].row_bytes;
     if (values && p > 0) break;
-    check_rows("tokens", call.tokens.parts[i], call.tokens.strides[i], row);
+    check_rows("tokens", rank, call.tokens.parts[i], call.tokens.strides[i], row);
   }
+}
+
+std::int64_t made_by(const Plan& plan) {
+  if (plan.empty()) return 0;
+  return static_cast<std::int64_t>(static_cast<const PlanHeader*>(plan.storage())->call);
 }
 
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in) {
   const PlanShape shape = plan_shape(config);
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
-  if (plan.empty()) throw UsageError("no plan given");
+  if (plan.empty()) throw UsageError(str("no plan given on rank ", rank));
   if (plan.bytes() < bytes) {
     throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes));
   }
-  if (!aligned(plan.storage(), kAlign))
-    throw UsageError(str("plan: storage must be at a multiple of ", kAlign));
+  check_address("plan: storage", rank, plan.storage());
   if (plan_in == PlanIn::device) return;
   const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
   if (header.magic != kPlanMagic || header.check != header_check(header)) {
-    throw UsageError("plan: unfinished or damaged: its header does not agree with itself");
+    throw UsageError(
+        str("plan: unfinished or damaged on rank ", rank, ": its header does not agree with itself"));
   }
   if (header.config_hash != places_hash(config)) {
-    throw UsageError("plan: made by an exchange of another configuration or placement");
+    throw UsageError(str("plan: made on rank ", header.rank,
+                         " by an exchange of another configuration or placement, used on rank ", rank));
   }
   if (header.rank != rank) {
     throw UsageError(str("plan: made on rank ", header.rank, ", used on rank ", rank));
   }
 }
+
+namespace {
+
+// Of two arguments that go together on a rank with rows and tokens.
+void check_both(const char* one, const void* first, const char* other, const void* second, int rank) {
+  if ((first == nullptr) == (second == nullptr)) return;
+  throw UsageError(str("combine: ", one, " and ", other, " go together, rank ", rank, " gives only ",
+                       first != nullptr ? one : other));
+}
+
+}  // namespace
 
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in) {
   check_plan(config, rank, call.plan, plan_in);
@@ -158,22 +181,17 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
     throw UsageError("combine: in the split form partial takes the weights that travelled, not home weights");
   }
   if (call.outputs.data != nullptr) {
-    check_rows("outputs", call.outputs.data, call.outputs.stride,
+    check_rows("outputs", rank, call.outputs.data, call.outputs.stride,
                config.hidden * bytes_of(call.outputs.type));
   }
   if (call.result.data != nullptr) {
-    check_rows("result", call.result.data, call.result.stride, config.hidden * bytes_of(call.result.type));
+    check_rows("result", rank, call.result.data, call.result.stride,
+               config.hidden * bytes_of(call.result.type));
   }
   if (plan_in == PlanIn::device) return;
-  const bool rows_here = call.plan.total() > 0, tokens_here = call.plan.tokens() > 0;
-  if (rows_here && tokens_here) {
-    if ((call.outputs.data == nullptr) != (call.result.data == nullptr)) {
-      throw UsageError("combine: outputs and result go together");
-    }
-    if ((call.row_values == nullptr) != (call.route_values == nullptr)) {
-      throw UsageError("combine: row_values and route_values go together");
-    }
-  }
+  if (call.plan.total() == 0 || call.plan.tokens() == 0) return;
+  check_both("outputs", call.outputs.data, "result", call.result.data, rank);
+  check_both("row_values", call.row_values, "route_values", call.route_values, rank);
 }
 
 }  // namespace ferry

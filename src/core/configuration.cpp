@@ -174,8 +174,14 @@ std::uint64_t places_hash(const Config& config) {
   return hash;
 }
 
+void check_rank(int rank, int ranks) {
+  if (rank < 0 || rank >= ranks) throw UsageError(str("rank = ", rank, ", must be 0 to ", ranks - 1));
+}
+
 std::int64_t capacity_of(const Config& config, int ranks, int rank) {
-  return group_capacity(complete(config, ranks), rank);
+  const Config full = complete(config, ranks);
+  check_rank(rank, ranks);
+  return group_capacity(full, rank);
 }
 
 std::int64_t plan_bytes(const Config& config, int ranks) {

@@ -18,6 +18,8 @@ namespace ferry {
 // UnsupportedError.
 Config complete(const Config& config, int ranks);
 
+void check_rank(int rank, int ranks);  // UsageError unless `rank` is one of `ranks`
+
 // Collective: completes this rank's configuration and compares it with the others'. Every rank throws when
 // one refuses its own or when they differ: a UsageError that names the first difference.
 Config agree(const Rank& rank, const Config& config);

@@ -120,13 +120,14 @@ struct Exchange::State {
     return call;
   }
 
-  // What a call found that a peer has ended is nothing the next call should be blamed for.
+  // What a call found that a peer has ended is nothing the next call should be blamed for. On a device the
+  // findings are of earlier calls as well.
   template <class Call>
   auto forgetting_on_error(int lane, Call call) {
     try {
       return call();
     } catch (const Error&) {
-      backend->take_findings(lane);
+      if (plan_in() == PlanIn::host) backend->take_findings(lane);
       throw;
     }
   }
@@ -150,7 +151,7 @@ struct Exchange::State {
     begin(call);
     LaneState& lane = this->lane(call.lane);
     lane.arrivals = {};
-    backend->dispatch_send(call, stream);
+    forgetting_on_error(call.lane, [&] { backend->dispatch_send(call, stream); });
     lane.half = Half::dispatch;
   }
 };
@@ -218,13 +219,15 @@ Arrivals Exchange::dispatch_receive(int lane_index, Stream stream) {
 
 void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
                        const CombineOptions& options, Stream stream) {
-  state_->backend->combine(state_->begin_combine(outputs, plan, result, options, false), stream);
+  const CombineCall call = state_->begin_combine(outputs, plan, result, options, false);
+  state_->forgetting_on_error(call.lane, [&] { state_->backend->combine(call, stream); });
   state_->finish(options.lane);
 }
 
 void Exchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                             const CombineOptions& options, Stream stream) {
-  state_->backend->combine_send(state_->begin_combine(outputs, plan, result, options, true), stream);
+  const CombineCall call = state_->begin_combine(outputs, plan, result, options, true);
+  state_->forgetting_on_error(call.lane, [&] { state_->backend->combine_send(call, stream); });
   state_->lane(options.lane).half = Half::combine;
 }
 
@@ -232,7 +235,7 @@ void Exchange::combine_receive(int lane_index, Stream stream) {
   LaneState& lane = state_->lane(lane_index);
   if (lane.half != Half::combine) throw UsageError(str("lane ", lane_index, ": no combine has been sent"));
   lane.half = Half::none;
-  state_->backend->combine_receive(lane_index, stream);
+  state_->forgetting_on_error(lane_index, [&] { state_->backend->combine_receive(lane_index, stream); });
   state_->finish(lane_index);
 }
 
@@ -245,11 +248,17 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
       throw UsageError("route_values: a rank_major row stands for several routes");
     }
     if (state_->plan_in() == PlanIn::device) return;
-    if (values == nullptr && plan.tokens() > 0) throw UsageError("route_values: no values given");
-    if (row_values == nullptr && plan.total() > 0)
-      throw UsageError("route_values: no memory for the rows' values");
+    const int me = state_->rank.index();
+    if (values == nullptr && plan.tokens() > 0) {
+      throw UsageError(str("route_values: no values given for the ", plan.tokens(), " tokens of rank ", me));
+    }
+    if (row_values == nullptr && plan.total() > 0) {
+      throw UsageError(
+          str("route_values: no memory for the values of the ", plan.total(), " rows of rank ", me));
+    }
   });
-  state_->backend->route_values(values, plan, row_values, lane, stream);
+  state_->forgetting_on_error(lane,
+                              [&] { state_->backend->route_values(values, plan, row_values, lane, stream); });
   state_->finish(lane);
 }
 
@@ -262,7 +271,8 @@ Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, co
     const std::int64_t dense = config.hidden * bytes_of(config.wire);
     if (outputs.type != config.wire || (outputs.stride != 0 && outputs.stride != dense)) {
       throw UsageError(str("combine_backward: outputs must be dense rows of ", to_string(config.wire), ", ",
-                           dense, " bytes each"));
+                           dense, " bytes each; rank ", state_->rank.index(), " gives ",
+                           to_string(outputs.type), ", stride = ", outputs.stride));
     }
   });
   DispatchOptions weighed = options;

@@ -42,6 +42,7 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
 
 Sizes size_of(const Config& given, int ranks, int rank) {
   const Config config = complete(given, ranks);
+  check_rank(rank, ranks);
   switch (config.backend) {
     case BackendKind::reference:
       return reference_backend_sizes(config, rank);

@@ -55,7 +55,7 @@ class CpuBackend final : public Backend {
     if (call.home_weights != nullptr && call.reduction == Reduction::partial) {
       // The sums are made where the experts are: the weights go there first.
       auto* weights = operations.lane.array<float>(operations.lane.arrays.row_weights);
-      carry_route_values(operations.lane, call.home_weights, call.plan, weights);
+      carry_home_weights(operations.lane, call, weights);
       complete.weights = weights;
       complete.home_weights = nullptr;
     }

@@ -1,6 +1,7 @@
 // The send half of combine: this rank's rows, or their sums, go to the home ranks' staging.
 #include <cstring>
 
+#include "core/checks.hpp"
 #include "core/fault_points.hpp"
 #include "cpu/combine.hpp"
 
@@ -19,7 +20,8 @@ void Combine::send(const CombineCall& call, bool split) {
   carries_rows_ = call.outputs.data != nullptr || plan_.header->total == 0;
 
   const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
-                                {"call that made the plan", made_by(call.plan)}};
+                                {kPlanOption, made_by(call.plan)},
+                                {kHomeWeightsOption, 0}};
   lane_.channel.begin(Operation::combine, options);
   fault_point(FaultPoint::combine_begin, shared_.me());
   store_ = store_for(plan_.header->total * layout_.bytes);

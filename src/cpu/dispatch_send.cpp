@@ -2,6 +2,7 @@
 // flags.
 #include <cstring>
 
+#include "core/checks.hpp"
 #include "core/fault_points.hpp"
 #include "cpu/dispatch.hpp"
 
@@ -23,7 +24,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
                                 {"bytes of part 2 of the format", format.part_bytes[2]},
                                 {"bytes of part 3 of the format", format.part_bytes[3]},
                                 {"dispatch from a plan", replay_},
-                                {"call that made the plan", replay_ ? made_by(call.plan) : 0},
+                                {kPlanOption, made_by(call.plan)},
                                 {"weigh_rows", call.weigh_rows}};
   const std::uint64_t number = lane_.channel.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());

@@ -85,11 +85,6 @@ class Lane {
   LocalMemory local_;
 };
 
-// Number of the call that made a plan: the same on every rank that uses plans of one dispatch.
-inline std::int64_t made_by(const Plan& plan) {
-  return static_cast<std::int64_t>(static_cast<const PlanHeader*>(plan.storage())->call);
-}
-
 // Stores that go past the cache pay when the call moves more than the cache holds.
 Store store_for(std::int64_t bytes);
 

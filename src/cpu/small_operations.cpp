@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/checks.hpp"
 #include "core/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -46,13 +47,10 @@ void read_values(Lane& lane, const PlanView& plan, int source, float* row_values
   }
 }
 
-}  // namespace
-
-void carry_route_values(Lane& lane, const float* values, const Plan& handle, float* row_values) {
+// After the begin of its call.
+void carry(Lane& lane, const float* values, const Plan& handle, float* row_values) {
   const int me = lane.shared.me(), ranks = lane.shared.ranks();
   const PlanView plan = view_plan(handle.storage(), lane.shared.plan_shape);
-  const CallOption options[] = {{"call that made the plan", made_by(handle)}};
-  lane.channel.begin(Operation::route_values, options);
   fault_point(FaultPoint::route_values_begin, me);
   for (int destination = 0; destination < ranks; ++destination) stage_values(lane, plan, values, destination);
   fault_point(FaultPoint::route_values_sent, me);
@@ -64,6 +62,22 @@ void carry_route_values(Lane& lane, const float* values, const Plan& handle, flo
     if (plan.sources[row].rank < 0) row_values[row] = 0;
   }
   for (int source = 0; source < ranks; ++source) read_values(lane, plan, source, row_values);
+}
+
+}  // namespace
+
+void carry_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values) {
+  const CallOption options[] = {{kPlanOption, made_by(plan)}};
+  lane.channel.begin(Operation::route_values, options);
+  carry(lane, values, plan, row_values);
+}
+
+void carry_home_weights(Lane& lane, const CombineCall& call, float* row_weights) {
+  const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
+                                {kPlanOption, made_by(call.plan)},
+                                {kHomeWeightsOption, 1}};
+  lane.channel.begin(Operation::combine, options);
+  carry(lane, call.home_weights, call.plan, row_weights);
 }
 
 void exchange_metadata(Lane& lane, std::int32_t count) {

@@ -42,9 +42,9 @@ std::byte* Lane::combine_stage(int rank) const {
 void Lane::require_alike(const char* operation, const char* argument, std::int32_t Note::* given) const {
   int with = -1, without = -1;
   for (int peer = 0; peer < shared_.ranks(); ++peer) {
-    const Note note = note_of(peer);
-    if (note.empty) continue;
-    int& seen = note.*given ? with : without;
+    const std::int32_t said = note_of(peer).*given;
+    if (said == Note::kNothing) continue;
+    int& seen = said == 1 ? with : without;
     if (seen < 0) seen = peer;
   }
   if (with < 0 || without < 0) return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/checks.hpp"
 #include "core/configuration.hpp"
 #include "core/fault_points.hpp"
 #include "reference/lane.hpp"
@@ -12,7 +13,10 @@ namespace ferry::reference {
 
 void Lane::combine_send(const CombineCall& call) {
   combine_ = call;
-  const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)}};
+  const bool weighed_away = call.reduction == Reduction::partial && call.home_weights != nullptr;
+  const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
+                                {kPlanOption, made_by(call.plan)},
+                                {kHomeWeightsOption, weighed_away}};
   channel_.begin(Operation::combine, options);
   fault_point(FaultPoint::combine_begin, shared_.me());
   const std::int64_t total = call.plan.total(), hidden = shared_.config.hidden;
@@ -30,11 +34,11 @@ void Lane::combine_send(const CombineCall& call) {
     weights[row] = call.weights != nullptr ? call.weights[row] : 1.0f;
     values[row] = call.row_values != nullptr ? call.row_values[row] : 0.0f;
   }
-  const bool has_rows = total > 0;
+  const bool has_rows = total > 0, matters = has_rows || call.plan.tokens() > 0;
   write_note({.count = total,
-              .rows_given = (has_rows ? call.outputs.data : call.result.data) != nullptr,
-              .values_given = (has_rows ? call.row_values : call.route_values) != nullptr,
-              .empty = !has_rows && call.plan.tokens() == 0});
+              .weighted = Note::said(call.weights, has_rows),
+              .rows_given = Note::said(has_rows ? call.outputs.data : call.result.data, matters),
+              .values_given = Note::said(has_rows ? call.row_values : call.route_values, matters)});
   fault_point(FaultPoint::combine_rows_sent, shared_.me());
   post_all();
   fault_point(FaultPoint::combine_posted, shared_.me());
@@ -90,6 +94,7 @@ void Lane::combine_receive() {
   fault_point(FaultPoint::combine_waited, shared_.me());
   require_alike("combine", "outputs and result", &Note::rows_given);
   require_alike("combine", "row_values and route_values", &Note::values_given);
+  require_alike("combine", "weights of the rows", &Note::weighted);
   const Places places = places_of(combine_.plan);
   const Outcome outcome = read_outcome(combine_);
   if (combine_.result.data != nullptr) {

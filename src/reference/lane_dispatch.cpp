@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/checks.hpp"
 #include "core/configuration.hpp"
 #include "core/fault_points.hpp"
 #include "reference/expected.hpp"
@@ -29,13 +30,13 @@ void Lane::dispatch_send(const DispatchCall& call) {
   dispatch_ = call;
   const CallOption options[] = {{"format", number_of(call.format)},
                                 {"dispatch from a plan", !call.plan.empty()},
+                                {kPlanOption, made_by(call.plan)},
                                 {"weigh_rows", call.weigh_rows},
                                 {"type of the tokens", static_cast<std::int64_t>(call.tokens.type)}};
   channel_.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());
   stage_rows();
-  write_note(
-      {.count = call.tokens.count, .weighted = call.weights != nullptr, .empty = call.tokens.count == 0});
+  write_note({.count = call.tokens.count, .weighted = Note::said(call.weights, call.tokens.count > 0)});
   fault_point(FaultPoint::dispatch_rows_sent, shared_.me());
   post_all();
   fault_point(FaultPoint::dispatch_posted, shared_.me());
@@ -91,7 +92,7 @@ World Lane::read_world() {
   for (int peer = 0; peer < shared_.ranks(); ++peer) {
     RankInputs inputs;
     inputs.tokens = note_of(peer).count;
-    world.weighted = world.weighted || (inputs.tokens > 0 && note_of(peer).weighted);
+    world.weighted = world.weighted || note_of(peer).weighted == 1;
     const std::int64_t slots = inputs.tokens * shared_.config.top_k;
     const std::byte* stage = dispatch_stage(peer);
     inputs.ids.resize(slots);

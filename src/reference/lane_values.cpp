@@ -1,6 +1,7 @@
 // Route values and step metadata of the reference backend.
 #include <cstring>
 
+#include "core/checks.hpp"
 #include "core/configuration.hpp"
 #include "core/fault_points.hpp"
 #include "reference/expected.hpp"
@@ -10,7 +11,8 @@ namespace ferry::reference {
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values) {
   const int me = shared_.me();
-  channel_.begin(Operation::route_values, {});
+  const CallOption options[] = {{kPlanOption, made_by(plan)}};
+  channel_.begin(Operation::route_values, options);
   fault_point(FaultPoint::route_values_begin, me);
   const std::int64_t slots = plan.tokens() * std::int64_t{shared_.config.top_k};
   std::byte* stage = dispatch_stage(me);

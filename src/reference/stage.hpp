@@ -30,11 +30,17 @@ struct Stage {
 
 // What a rank says about its call beside the staged bytes.
 struct Note {
-  std::int64_t count = 0;         // tokens (dispatch), rows (combine), the count itself (metadata)
-  std::int32_t weighted = 0;      // weights were given; says nothing when there is nothing to weigh
-  std::int32_t rows_given = 0;    // combine: outputs
-  std::int32_t values_given = 0;  // combine: row values
-  std::int32_t empty = 0;         // neither rows nor tokens: the three above say nothing
+  std::int64_t count = 0;  // tokens (dispatch), rows (combine), the count itself (metadata)
+  // Arguments that all ranks give or none does: 1 given, 0 not, or kNothing on a rank that has nothing to
+  // give them for.
+  static constexpr std::int32_t kNothing = -1;
+  std::int32_t weighted = kNothing;      // weights
+  std::int32_t rows_given = kNothing;    // combine: outputs, or the result where no rows are
+  std::int32_t values_given = kNothing;  // combine: row values, or route values where no rows are
+
+  static std::int32_t said(const void* argument, bool matters) {
+    return !matters ? kNothing : argument != nullptr ? 1 : 0;
+  }
 };
 
 }  // namespace ferry::reference
