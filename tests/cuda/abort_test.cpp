@@ -1,0 +1,86 @@
+// Kernels that wait on a real device, and the watch that ends them.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+
+#include "core/rank_state.hpp"
+#include "cuda/devices.hpp"
+#include "cuda/error.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/watch.hpp"
+#include "runtime/channel_support.hpp"
+#include "runtime/kinds.hpp"
+#include "runtime/seen.hpp"
+
+namespace ferry::test {
+namespace {
+
+using cuda::HostReport;
+using cuda::PinnedMemory;
+using cuda::Watch;
+
+constexpr double kDeadline = 30;
+
+class Aborts : public testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override { FERRY_NEED_DEVICES(1); }
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, Aborts, testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return name(kind.param); });
+
+// A rank with a kernel that waits.
+struct Waiting {
+  explicit Waiting(const Rank& rank)
+      : memory(sizeof(HostReport)),
+        report(reinterpret_cast<HostReport*>(memory.data())),
+        watch(rank, report, kDeadline) {
+    rank.barrier();  // getting pinned memory may wait for kernels that run
+    start_wait(stream.get(), report);
+  }
+
+  void check_ends_within(double seconds) const {
+    const Stopwatch stopwatch;
+    stream.synchronize();
+    FERRY_CHECK(stopwatch.seconds() < seconds, str(stopwatch.seconds()));
+  }
+
+  PinnedMemory memory;
+  HostReport* report;
+  OwnStream stream;
+  Watch watch;
+};
+
+TEST_P(Aborts, EndEveryKernelWhenOneRunsOutOfTime) {
+  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+    const Waiting waiting(rank);
+    rank.barrier();
+    const OwnStream another;
+    if (rank.index() == 2) start_time_out(another.get(), waiting.report, {Operation::combine, 9, 2, 0, 9, 8});
+    waiting.check_ends_within(1.0);
+    another.synchronize();
+    check_text(thrown<TimeoutError>([&] { rank.barrier(); }),
+               "no sign of rank 0 for 30 s: rank 2 waited for rank 0 in combine 9 (expected 9, seen 8)");
+  });
+}
+
+#ifdef FERRY_TEST_PROCESSES
+
+TEST_P(Aborts, EndEveryKernelWhenARankIsKilled) {
+  Seen<std::atomic<int>> done;
+  EXPECT_ANY_THROW(run_ranks(GetParam(), 4, kDeadline, [&](const Rank& rank) {
+    const Waiting waiting(rank);
+    rank.barrier();
+    if (rank.index() == 1) raise(SIGKILL);
+    waiting.check_ends_within(1.0);
+    FERRY_CHECK(thrown<PeerLostError>([&] { rank.barrier(); }).record.peer == 1, "");
+    ++*done;
+  }));
+  EXPECT_EQ(*done, 3);
+}
+
+#endif
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,97 @@
+// A rank's own memory on its device and beside it, and what a machine without a device says.
+#include "cuda/memory.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "cuda/devices.hpp"
+#include "cuda/driver.hpp"
+#include "cuda/error.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/symmetric.hpp"
+#include "runtime/channel_support.hpp"
+
+namespace ferry::test {
+namespace {
+
+using cuda::DeviceMemory;
+using cuda::PinnedMemory;
+
+TEST(CudaErrors, SayWhatWasDoneAndWhatIsMissing) {
+  cuda::check(cudaSuccess, "do it");
+  const auto full = thrown<SystemError>([] { cuda::check(cudaErrorMemoryAllocation, "get 5 bytes"); });
+  EXPECT_EQ(full.error_number, ENOMEM);
+  check_text(full, "cannot get 5 bytes: cudaErrorMemoryAllocation (");
+  const auto wrong = thrown<SystemError>([] { cuda::check(cudaErrorInvalidValue, "do it"); });
+  EXPECT_EQ(wrong.error_number, EIO);
+  const auto none = thrown<UnsupportedError>([] { cuda::check(cudaErrorNoDevice, "do it"); });
+  check_text(none, "CUDA_VISIBLE_DEVICES");
+}
+
+TEST(CudaErrors, OfAMachineWithoutADriverAreUnsupported) {
+  int version = 0;
+  cudaDriverGetVersion(&version);
+  if (version != 0) GTEST_SKIP() << "this machine has a driver";
+  for (int i = 0; i < 2; ++i) {
+    const auto error = thrown<UnsupportedError>([] { cuda::driver(); });
+    check_text(error, "this machine has no CUDA driver: install");
+  }
+  EXPECT_THROW(DeviceMemory(16), UnsupportedError);
+  EXPECT_THROW(PinnedMemory(16), UnsupportedError);
+  Group::threads(3).run([](const Rank& rank) {
+    const auto error = thrown<UnsupportedError>([&] { cuda::DeviceSymmetricMemory(rank, 64); });
+    check_text(error, "rank 0: ");
+    check_text(error, "this machine has no CUDA driver");
+    rank.barrier();
+  });
+}
+
+TEST(DeviceMemory, IsZeroAndBelongsToItsDevice) {
+  FERRY_NEED_DEVICES(1);
+  constexpr int kBytes = 1000003;
+  for (int device = 0; device < devices(); ++device) {
+    cuda::check(cudaSetDevice(device), "set the device");
+    for (int round = 0; round < 3; ++round) {
+      DeviceMemory memory(kBytes);
+      EXPECT_EQ(memory.device(), device);
+      EXPECT_EQ(memory.bytes(), kBytes);
+      std::vector<std::byte> seen(kBytes, std::byte{0xA5});
+      copy_bytes(seen.data(), memory.data(), kBytes);
+      for (const std::byte byte : seen) ASSERT_EQ(byte, std::byte{0});
+      std::memset(seen.data(), 0x5A, kBytes);
+      copy_bytes(memory.data(), seen.data(), kBytes);  // what the next round must not see
+      cuda::check(cudaSetDevice(0), "set the device");
+      DeviceMemory moved = std::move(memory);
+      EXPECT_EQ(moved.device(), device);
+      EXPECT_EQ(memory.data(), nullptr);
+      cuda::check(cudaSetDevice(device), "set the device");
+    }
+  }
+  EXPECT_EQ(DeviceMemory(0).data(), nullptr);
+  EXPECT_EQ(thrown<SystemError>([] { DeviceMemory(std::int64_t{1} << 50); }).error_number, ENOMEM);
+  cuda::check(cudaGetLastError(), "go on after a refusal");
+}
+
+TEST(PinnedMemory, IsZeroAndSeenByEveryDevice) {
+  FERRY_NEED_DEVICES(1);
+  constexpr int kWords = 4096;
+  const PinnedMemory memory(4 * kWords);
+  auto* words = reinterpret_cast<std::uint32_t*>(memory.data());
+  for (int i = 0; i < kWords; ++i) ASSERT_EQ(words[i], 0u);
+  for (int device = 0; device < devices(); ++device) {
+    cuda::check(cudaSetDevice(device), "set the device");
+    const OwnStream stream;
+    start_fill(stream.get(), words, kWords, seed() + device);
+    stream.synchronize();
+    for (int i = 0; i < kWords; ++i) ASSERT_EQ(words[i], pattern(seed() + device, i)) << i;
+  }
+  EXPECT_EQ(PinnedMemory(0).data(), nullptr);
+  EXPECT_THROW(PinnedMemory(std::int64_t{1} << 50), SystemError);
+  cuda::check(cudaGetLastError(), "go on after a refusal");
+}
+
+}  // namespace
+}  // namespace ferry::test
