@@ -210,7 +210,7 @@ class Exchange {
 
   // Takes this rank's part in the lane's next call by refusing it: the peers' call ends with `error`. For
   // bindings that find arguments wrong which they cannot hand on. Does nothing where no call could start.
-  void refuse(Operation operation, int lane, const Error& error) noexcept;
+  void refuse(Operation operation, int lane, const Error& error, Stream stream = {}) noexcept;
 
   // Throws what the lane's calls since the last check found: BadIdError, OverflowError, BadSourceError. Host
   // backends call it at the end of every call unless Config::check_calls is off; the call has been carried

@@ -76,7 +76,7 @@ class Backend {
 
   // This rank's own call is refused: takes its number and tells the peers, whose call ends with the same
   // error.
-  virtual void refuse(Operation operation, int lane, const Error& error) noexcept = 0;
+  virtual void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept = 0;
 
   // Device backends: waits for the stream and throws what ended a call of the lane since the last look.
   virtual void synchronize(int, Stream) {}

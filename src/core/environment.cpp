@@ -18,6 +18,9 @@ Environment Environment::read() {
   take(environment.shm_dir, "FERRY_SHM_DIR");
   take(environment.mpi_module, "FERRY_MPI_MODULE");
   take(environment.traces, "FERRY_TRACES");
+  std::string jitter = "0";
+  take(jitter, "FERRY_JITTER");
+  environment.jitter = std::atoi(jitter.c_str());
   return environment;
 }
 

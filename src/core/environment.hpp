@@ -10,6 +10,9 @@ struct Environment {
   std::string mpi_module;  // FERRY_MPI_MODULE: path of the MPI module; empty: looked for beside Ferry
   std::string traces;      // FERRY_TRACES: folder of routing traces; empty: none
 
+  int jitter =
+      0;  // FERRY_JITTER: percent of the stores, flags and polls of kernels that are delayed at random
+
   static Environment read();  // an empty variable counts as not set
 };
 

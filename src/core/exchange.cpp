@@ -69,11 +69,11 @@ struct Exchange::State {
 
   // Runs this rank's checks of a call; if they throw, the peers' call ends with the same error.
   template <class Check>
-  void check_or_refuse(Operation operation, int lane, Check check) {
+  void check_or_refuse(Operation operation, int lane, Stream stream, Check check) {
     try {
       check();
     } catch (const Error& error) {
-      backend->refuse(operation, lane, error);
+      backend->refuse(operation, lane, error, stream);
       throw;
     }
   }
@@ -96,14 +96,14 @@ struct Exchange::State {
             .sm_limit = options.sm_limit};
   }
 
-  void begin(const DispatchCall& call) {
+  void begin(const DispatchCall& call, Stream stream) {
     idle_lane(call.lane);
-    check_or_refuse(Operation::dispatch, call.lane,
+    check_or_refuse(Operation::dispatch, call.lane, stream,
                     [&] { check_dispatch(config, rank.index(), call, plan_in()); });
   }
 
   CombineCall begin_combine(const Outputs& outputs, const Plan& plan, const Result& result,
-                            const CombineOptions& options, bool split) {
+                            const CombineOptions& options, bool split, Stream stream) {
     idle_lane(options.lane);
     CombineCall call{.lane = options.lane,
                      .outputs = outputs,
@@ -115,7 +115,7 @@ struct Exchange::State {
                      .row_values = options.row_values,
                      .route_values = options.route_values,
                      .sm_limit = options.sm_limit};
-    check_or_refuse(Operation::combine, call.lane,
+    check_or_refuse(Operation::combine, call.lane, stream,
                     [&] { check_combine(config, rank.index(), call, split, plan_in()); });
     return call;
   }
@@ -134,7 +134,7 @@ struct Exchange::State {
 
   // Without the check at its end.
   Arrivals carry(const DispatchCall& call, Stream stream) {
-    begin(call);
+    begin(call, stream);
     LaneState& lane = this->lane(call.lane);
     lane.arrivals = {};
     lane.arrivals = forgetting_on_error(call.lane, [&] { return backend->dispatch(call, stream); });
@@ -148,7 +148,7 @@ struct Exchange::State {
   }
 
   void dispatch_send(const DispatchCall& call, Stream stream) {
-    begin(call);
+    begin(call, stream);
     LaneState& lane = this->lane(call.lane);
     lane.arrivals = {};
     forgetting_on_error(call.lane, [&] { backend->dispatch_send(call, stream); });
@@ -219,14 +219,14 @@ Arrivals Exchange::dispatch_receive(int lane_index, Stream stream) {
 
 void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
                        const CombineOptions& options, Stream stream) {
-  const CombineCall call = state_->begin_combine(outputs, plan, result, options, false);
+  const CombineCall call = state_->begin_combine(outputs, plan, result, options, false, stream);
   state_->forgetting_on_error(call.lane, [&] { state_->backend->combine(call, stream); });
   state_->finish(options.lane);
 }
 
 void Exchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                             const CombineOptions& options, Stream stream) {
-  const CombineCall call = state_->begin_combine(outputs, plan, result, options, true);
+  const CombineCall call = state_->begin_combine(outputs, plan, result, options, true, stream);
   state_->forgetting_on_error(call.lane, [&] { state_->backend->combine_send(call, stream); });
   state_->lane(options.lane).half = Half::combine;
 }
@@ -242,7 +242,7 @@ void Exchange::combine_receive(int lane_index, Stream stream) {
 void Exchange::route_values(const float* values, const Plan& plan, float* row_values, int lane,
                             Stream stream) {
   state_->idle_lane(lane);
-  state_->check_or_refuse(Operation::route_values, lane, [&] {
+  state_->check_or_refuse(Operation::route_values, lane, stream, [&] {
     check_plan(state_->config, state_->rank.index(), plan, state_->plan_in());
     if (state_->config.layout == Layout::rank_major) {
       throw UsageError("route_values: a rank_major row stands for several routes");
@@ -267,7 +267,7 @@ Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, co
                                     Stream stream) {
   const Config& config = state_->config;
   state_->idle_lane(options.lane);
-  state_->check_or_refuse(Operation::dispatch, options.lane, [&] {
+  state_->check_or_refuse(Operation::dispatch, options.lane, stream, [&] {
     const std::int64_t dense = config.hidden * bytes_of(config.wire);
     if (outputs.type != config.wire || (outputs.stride != 0 && outputs.stride != dense)) {
       throw UsageError(str("combine_backward: outputs must be dense rows of ", to_string(config.wire), ", ",
@@ -289,7 +289,7 @@ Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, co
 
 const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stream) {
   state_->idle_lane(lane);
-  state_->check_or_refuse(Operation::metadata, lane, [&] {
+  state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     const int ranks = state_->rank.size();
     if (count > std::numeric_limits<std::int32_t>::max() / ranks) {
       throw UsageError(str("metadata: a count of ", count, " on rank ", state_->rank.index(), ", the sum of ",
@@ -302,16 +302,16 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
 
 const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lane, Stream stream) {
   state_->idle_lane(lane);
-  state_->check_or_refuse(Operation::metadata, lane, [&] {
+  state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     if (device_count == nullptr) throw UsageError("metadata: no count given");
   });
   return state_->backend->metadata_from_device(device_count, lane, stream);
 }
 
-void Exchange::refuse(Operation operation, int lane, const Error& error) noexcept {
+void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
   if (lane < 0 || lane >= state_->config.lanes) return;
   if (state_->lanes[static_cast<std::size_t>(lane)].half != Half::none) return;
-  state_->backend->refuse(operation, lane, error);
+  state_->backend->refuse(operation, lane, error, stream);
 }
 
 void Exchange::check(int lane) {

@@ -76,7 +76,7 @@ class CpuBackend final : public Backend {
     return &operations(lane).lane.metadata;
   }
 
-  void refuse(Operation operation, int lane, const Error& error) noexcept override {
+  void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < shared_.config.lanes) operations(lane).lane.channel.refuse(operation, error);
   }
 

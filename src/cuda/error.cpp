@@ -51,8 +51,7 @@ Known known(cudaError_t result) {
     case cudaErrorCompatNotSupportedOnDevice:
       return {true, ""};
     case cudaErrorInitializationError:
-      return {false,
-              "; CUDA does not survive a fork: start a group of processes before the first use of CUDA"};
+      return {false, "; a process that has used CUDA must not fork the processes of a group"};
     default:
       return {false, ""};
   }

@@ -18,14 +18,12 @@ struct HostReport {
 // Why a call of a lane ended before its time on the device. `call` is stored last (release); 0: none has.
 struct EndedCall {
   enum class Why : std::int32_t {
-    refused,       // by `peer`, with `refusal`
-    operation,     // of the peer: `theirs` where this rank has `mine`
-    option,        // number `index` differs: `mine` here, `theirs` at the peer
-    option_count,  // `mine` here, `theirs` at the peer
-    given,         // optional argument `index` is given on rank `mine` and not on rank `theirs`
-    too_many,      // `mine` tokens read from device memory, at most `theirs`
-    bad_plan,      // the plan's header: `index` says which check failed, `mine` and `theirs` the numbers
-    nothing_given  // argument `index` is needed here and null
+    refused,    // by `peer`, with `refusal`
+    operation,  // of the peer: `theirs` where this rank has `mine`
+    option,     // number `index` differs: `mine` here, `theirs` at the peer
+    given,      // optional argument `index` is given on rank `mine` and not on rank `theirs`
+    too_many,   // `mine` tokens read from device memory, at most `theirs`
+    bad_plan    // a plan, or arguments beside it: `index` is a PlanFault, `mine` and `theirs` the numbers
   };
 
   std::uint64_t call;

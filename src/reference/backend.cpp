@@ -63,7 +63,7 @@ class ReferenceBackend final : public Backend {
   const StepMetadata* metadata(std::int32_t count, int lane, Stream) override {
     return lanes_[lane].metadata(count);
   }
-  void refuse(Operation operation, int lane, const Error& error) noexcept override {
+  void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < shared_.config.lanes) lanes_[lane].refuse(operation, error);
   }
   Findings take_findings(int lane) override { return std::exchange(lanes_[lane].findings, {}); }

@@ -1,0 +1,321 @@
+// The kernels of dispatch. Block 0 speaks for the rank: it counts, exchanges letters and computes places; its
+// warps then receive. The others send with some warps and receive with the rest.
+#include "cuda/dispatch.hpp"
+
+#include "cuda/dispatch_receive.cuh"
+#include "cuda/letters.cuh"
+#include "cuda/plan_header.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr int kWarps = 12;
+constexpr int kThreads = 32 * kWarps;
+
+struct BlockState {
+  PlacesScratch places;
+  SendScratch send;
+  LetterContent letter;
+  ErrorRecord refusal;
+  std::uint64_t arrivals[kWarps];
+  std::uint64_t number;  // of the call
+  std::int64_t tokens;   // N
+  unsigned long long bad_ids, lowest_bad_id;
+  bool agreed, failed;
+  PlanFault fault;
+};
+
+constexpr std::int64_t kStateBytes = (sizeof(BlockState) + 127) / 128 * 128;
+
+std::int64_t shared_bytes(const LaneView& lane) {
+  return kWarps * std::int64_t{kStageBytes} + kStateBytes + RoutingTables::bytes(lane.experts, lane.ranks);
+}
+
+// N, where it makes sense; a count that only the device sees is checked here.
+__device__ std::int64_t tokens_of(const DispatchArguments& call, std::uint64_t number, bool reports) {
+  if (call.device_tokens == nullptr) return call.tokens;
+  const std::int64_t tokens = *call.device_tokens,
+                     most = min(call.tokens, std::int64_t{call.lane.max_tokens});
+  if (tokens >= 0 && tokens <= most) return tokens;
+  if (reports)
+    end_call(call.lane, number, Operation::dispatch, EndedCall::Why::too_many, call.lane.rank, 0, tokens,
+             most);
+  return 0;
+}
+
+// Letters with this rank's counts to everybody. By the whole of block 0; the tables hold all tokens
+// afterwards.
+__device__ void announce_counts(const DispatchArguments& call, BlockState* state, const RoutingTables& tables,
+                                const PlanView& plan) {
+  const LaneView& lane = call.lane;
+  const int warp = threadIdx.x / 32;
+  if (!call.replay) {
+    count_tokens(call, tables, 0, state->tokens, threadIdx.x, kThreads);
+    note_bad_ids(call, state->tokens, &state->lowest_bad_id, &state->bad_ids);
+  }
+  if (threadIdx.x == 0) {
+    state->letter.terms = call.terms;
+    state->letter.count = static_cast<std::int32_t>(state->tokens);
+    for (int& argument : state->letter.argument) argument = 2;
+    state->letter.argument[0] = state->tokens == 0 ? 2 : call.weights != nullptr;
+    if (call.replay) {
+      const int option = state->letter.terms.option_count++;
+      state->letter.terms.option[option] = static_cast<std::int64_t>(plan.header->call);
+    }
+  }
+  __syncthreads();
+  for (int step = warp; step < lane.ranks; step += kWarps) {
+    const int peer = (lane.rank + 1 + step) % lane.ranks;
+    post_letter(lane, state->number, peer, state->letter, call.replay ? nullptr : tables.experts);
+  }
+  if (threadIdx.x != 0 || state->bad_ids == 0) return;
+  if (lane.state->found.bad_ids == 0) {
+    lane.state->found.first_bad_id_route = state->lowest_bad_id;
+    lane.state->found.first_bad_id = id_at(call, static_cast<std::int64_t>(state->lowest_bad_id));
+  }
+  lane.state->found.bad_ids += state->bad_ids;
+}
+
+// What downstream reads of a call that ended early: nothing arrived.
+__device__ void clear_arrivals(const DispatchArguments& call) {
+  const LaneView& lane = call.lane;
+  const int local = lane.first_expert[lane.rank + 1] - lane.first_expert[lane.rank];
+  const int groups = lane.layout == Layout::rank_major ? lane.ranks : local;
+  for (int group = threadIdx.x; group <= groups; group += blockDim.x) {
+    if (group < groups) call.counts[group] = 0;
+    call.row_offsets[group] = 0;
+  }
+}
+
+__device__ void publish_totals(const LaneView& lane, std::uint64_t number, std::int64_t total) {
+  lane.totals->total = total;
+  // Release: the host reads the total after the call number.
+  store_release_sys(&lane.totals->call, number);
+}
+
+// By the whole of block 0: all counts, then all places, then word to the other blocks.
+__device__ void place_arrivals(const DispatchArguments& call, BlockState* state, const PlanView& plan) {
+  const LaneView& lane = call.lane;
+  const std::uint64_t number = state->number;
+  if (threadIdx.x < 32) {
+    const bool agreed = await_letters(lane, number, state->letter);
+    if (threadIdx.x == 0) state->agreed = agreed;
+  }
+  // Also: the letters, acquired by the first warp, before this block's reads of their counts.
+  __syncthreads();
+  if (!state->agreed) {
+    clear_arrivals(call);
+    if (threadIdx.x == 0) publish_totals(lane, number, 0);
+    return;
+  }
+  if (!call.replay) {
+    const int generation = static_cast<int>(number & 1), both = lane.experts + lane.ranks;
+    for (int i = threadIdx.x; i < lane.ranks * both; i += kThreads) {
+      const int source = i / both, at = i % both;
+      const std::int32_t value = lane.letter_counts(lane.rank, generation, source)[at];
+      if (at < lane.experts) {
+        plan.counts[source * lane.experts + at] = value;
+      } else {
+        plan.tokens_between[source * lane.ranks + at - lane.experts] = value;
+      }
+    }
+    __syncthreads();
+  }
+  const std::int64_t total = compute_places(call, plan, &state->places);
+  if (threadIdx.x == 0) {
+    if (!call.replay) {
+      write_plan_header(plan.header, lane, number, state->tokens, total,
+                        static_cast<std::int64_t>(state->places.dropped));
+    }
+    publish_totals(lane, number, total);
+  }
+  __syncthreads();
+  // Release at gpu scope: places, counts and the plan's header, by all threads of this block (ordered by the
+  // barrier), before the word that other blocks wait for.
+  if (threadIdx.x == 0) store_release_gpu(&lane.state->placed, number);
+}
+
+// What the letter said that this rank sent itself: the receive half compares the others with it.
+__device__ void restore_letter(const LaneView& lane, BlockState* state) {
+  const DeviceLetter* letter = lane.letter(lane.rank, static_cast<int>(state->number & 1), lane.rank);
+  if (threadIdx.x < kDeviceOptions) state->letter.terms.option[threadIdx.x] = letter->option[threadIdx.x];
+  if (threadIdx.x != 0) return;
+  state->letter.terms.operation = letter->operation;
+  state->letter.terms.option_count = letter->option_count;
+}
+
+// Which warps of a launch do what.
+template <Halves kHalves>
+struct Roles {
+  static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
+  static constexpr int kSending = kSends ? kSendWarps : 0;
+  static constexpr int kReceiving = kReceives ? kWarps - kSending : 0;
+
+  // Block 0 speaks and then receives with all warps; if it is the only one, it sends in between.
+  __device__ static bool alone() { return gridDim.x == 1; }
+  __device__ static int senders() { return alone() ? 1 : static_cast<int>(gridDim.x) - 1; }
+  __device__ static int sender() { return alone() ? 0 : static_cast<int>(blockIdx.x) - 1; }
+  __device__ static int receivers() { return kWarps + static_cast<int>(gridDim.x - 1) * kReceiving; }
+  __device__ static int receiver(int warp) {
+    return blockIdx.x == 0 ? warp : kWarps + static_cast<int>(blockIdx.x - 1) * kReceiving + warp - kSending;
+  }
+};
+
+template <Halves kHalves>
+struct Block {
+  using Role = Roles<kHalves>;
+
+  const DispatchArguments& call;
+  BlockState* state;
+  RoutingTables tables;
+  PlanView plan;
+  Stage stage;
+
+  __device__ int warp() const { return threadIdx.x / 32; }
+
+  __device__ void send() {
+    if (call.replay) {
+      send_by_plan(call, state->number, state->tokens, Role::sender() * kSendWarps + warp(),
+                   Role::senders() * kSendWarps, plan, stage);
+    } else {
+      const SendShare share = SendShare::of(Role::sender(), Role::senders(), state->tokens);
+      send_tokens(call, state->number, state->tokens, share, tables, plan, &state->send, stage);
+    }
+    sync_threads_of(kSendBarrier, 32 * kSendWarps);
+    if (threadIdx.x == 0) finish_sending(call.lane, state->number, Role::senders());
+  }
+
+  // By the warps that sent, in a fused call: rows of the routes this block has planned.
+  __device__ void finish_own_routes() {
+    const SendShare share = SendShare::of(Role::sender(), Role::senders(), state->tokens);
+    for (std::int64_t round = 0; share.first(round) < state->tokens; ++round) {
+      const std::int64_t first = share.first(round), end = min(first + share.width, state->tokens);
+      finish_routes(call.lane, plan, end, static_cast<int>(first) + warp(), kSendWarps);
+    }
+  }
+
+  __device__ bool await_places() {
+    // Acquire: places, counts and the plan's header by block 0.
+    const bool placed = wait_here(call.lane, &call.lane.state->placed, state->number);
+    return __all_sync(~0u, placed);
+  }
+
+  __device__ void receive() {
+    if (!await_places()) return;
+    const int worker = Role::receiver(warp()), workers = Role::receivers();
+    // Routes that this warp's block has not planned itself in this launch.
+    if ((!Role::kSends || Role::alone()) && !call.replay) {
+      finish_routes(call.lane, plan, state->tokens, worker, workers);
+    }
+    write_padding(call, worker, workers, plan);
+    const int local = call.lane.first_expert[call.lane.rank + 1] - call.lane.first_expert[call.lane.rank];
+    const int groups = call.lane.layout == Layout::rank_major ? call.lane.ranks : local;
+    take_messages(call, state->number, call.row_offsets[groups], worker, workers, plan, stage);
+    if (threadIdx.x % 32 == 0) bulk_wait_written();
+  }
+
+  // Block 0.
+  __device__ void speak() {
+    if (Role::kSends) {
+      announce_counts(call, state, tables, plan);
+      if (!Role::kReceives && !call.replay && threadIdx.x == 0) start_plan_header(plan.header, state->tokens);
+    }
+    if (Role::kSends && Role::alone()) {
+      __syncthreads();
+      tables.fill(call.lane);
+      __syncthreads();
+      if (warp() < kSendWarps) send();
+      __syncthreads();
+    }
+    if (!Role::kReceives) return;
+    if (!Role::kSends) restore_letter(call.lane, state);
+    place_arrivals(call, state, plan);
+    receive();
+  }
+
+  __device__ void refuse() {
+    const PlanHeader& header = *plan.header;
+    if (Role::kSends)
+      refuse_plan(call.lane, Operation::dispatch, state->number, header, state->fault, state->tokens,
+                  &state->refusal);
+    if (!Role::kReceives) return;
+    await_all(call.lane, state->number, Operation::dispatch);
+    clear_arrivals(call);
+    if (threadIdx.x == 0) publish_totals(call.lane, state->number, 0);
+  }
+
+  __device__ void work() {
+    const bool speaks = blockIdx.x == 0;
+    if (state->fault != PlanFault::none) {
+      if (speaks) refuse();
+    } else if (speaks) {
+      speak();
+    } else if (warp() < Role::kSending) {
+      send();
+      if (Role::kReceives && !call.replay && await_places()) finish_own_routes();
+    } else if (Role::kReceives) {
+      receive();
+    }
+  }
+};
+
+template <Halves kHalves>
+__device__ Block<kHalves> start_block(const DispatchArguments& call, std::byte* memory) {
+  const LaneView& lane = call.lane;
+  auto* state = reinterpret_cast<BlockState*>(memory + kWarps * kStageBytes);
+  std::byte* tables = memory + kWarps * kStageBytes + kStateBytes;
+  const int warp = threadIdx.x / 32;
+  Block<kHalves> block{call, state, RoutingTables::at(tables, lane.experts, lane.ranks),
+                       view_plan(call.plan, lane.plan_shape),
+                       Stage{memory + warp * kStageBytes, &state->arrivals[warp]}};
+  block.tables.fill(lane);
+  if (threadIdx.x % 32 == 0) {
+    arrival_init(&state->arrivals[warp]);
+    fence_arrival_init();
+  }
+  if (threadIdx.x < 2 * kSendWarps)
+    state->send.planned[threadIdx.x / kSendWarps][threadIdx.x % kSendWarps].token = -1;
+  if (threadIdx.x == 0) {
+    constexpr bool kSends = kHalves != Halves::receive;
+    state->number = lane.state->calls[blockIdx.x] + 1;
+    state->tokens = kSends ? tokens_of(call, state->number, blockIdx.x == 0) : block.plan.header->tokens;
+    state->bad_ids = 0;
+    state->lowest_bad_id = ~0ull;
+    state->failed = has_ended(lane, kFailed);
+    state->fault = call.replay ? fault_of(lane, *block.plan.header, state->tokens) : PlanFault::none;
+  }
+  __syncthreads();
+  return block;
+}
+
+template <Halves kHalves>
+__global__ void __launch_bounds__(kThreads, 1)
+    dispatch_kernel(const __grid_constant__ DispatchArguments call) {
+  extern __shared__ __align__(128) std::byte memory[];
+  Block<kHalves> block = start_block<kHalves>(call, memory);
+  if (block.state->failed) return;
+  block.work();
+  if (kHalves != Halves::send) end_block(call.lane, block.state->number);
+}
+
+const void* kernel_of(Halves halves) {
+  switch (halves) {
+    case Halves::send:
+      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::send>);
+    case Halves::receive:
+      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::receive>);
+    case Halves::both:
+      break;
+  }
+  return reinterpret_cast<const void*>(&dispatch_kernel<Halves::both>);
+}
+
+}  // namespace
+
+void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
+                     cudaStream_t stream) {
+  launch(kernel_of(halves), const_cast<DispatchArguments*>(&arguments), kThreads,
+         static_cast<std::size_t>(shared_bytes(arguments.lane)), shape, stream, "launching dispatch");
+}
+
+}  // namespace ferry::cuda

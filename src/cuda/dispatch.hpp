@@ -1,0 +1,56 @@
+// Dispatch on GPUs: the arguments of its kernels and their launches.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/lane_view.hpp"
+#include "cuda/launch.hpp"
+#include "ferry/exchange.hpp"
+#include "format/parts.hpp"
+#include "layout/device_message.hpp"
+
+namespace ferry::cuda {
+
+struct DispatchArguments {
+  LaneView lane;
+  CallTerms terms;
+
+  // What the caller brings.
+  const std::byte* part[kMaxParts];
+  std::int64_t stride[kMaxParts];
+  std::int64_t tokens;                // N, or its bound
+  const std::int32_t* device_tokens;  // N, or null
+  DType type;
+  const void* ids;
+  bool wide_ids;  // int64
+  const float* weights;
+  void* plan;
+  bool replay;  // the plan is the caller's, complete; ids are not read
+  const void* dot_rows;
+  DType dot_type;
+  bool weigh_rows;
+
+  // How a token travels.
+  FormatKind format;
+  Fp8Options fp8;
+  PartList parts;
+  DeviceMessageLayout message;
+  bool own_staged;  // this rank's own tokens go through staging as well
+
+  // Where arrivals go.
+  std::byte* arrived[kMaxParts];
+  std::int64_t leading[kMaxParts];
+  float* weight;
+  std::int32_t* local_ids;
+  std::int32_t* group_of_row;
+  float* dots;
+  std::int32_t* counts;
+  std::int32_t* row_offsets;
+};
+
+enum class Halves { both, send, receive };
+
+void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
+                     cudaStream_t stream);
+
+}  // namespace ferry::cuda

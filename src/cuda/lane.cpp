@@ -1,0 +1,229 @@
+#include "cuda/lane.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "core/configuration.hpp"
+#include "core/environment.hpp"
+#include "core/text.hpp"
+#include "cuda/error.hpp"
+#include "cuda/service.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+struct PinnedOfLane {
+  EndedCall ended;
+  HostTotals totals;
+};
+
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "find the current device");
+  return device;
+}
+
+int blocks_of_rank(const DeviceSymmetricMemory& memory, int device, int lanes) {
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "count multiprocessors");
+  const int users = memory.ranks_on_my_device() * lanes;
+  if (processors < users) {
+    throw UnsupportedError(str(memory.ranks_on_my_device(), " ranks with ", lanes,
+                               " lanes each on a device of ", processors,
+                               " multiprocessors: every lane needs one of its own"));
+  }
+  return std::min(processors / memory.ranks_on_my_device(), kMaxBlocks);
+}
+
+Jitter jitter_asked_for() {
+  const int percent = Environment::read().jitter;
+  if (percent <= 0) return {};
+  return {.share = static_cast<std::uint32_t>(std::min(percent, 100) * 256 / 100), .nanoseconds = 20000};
+}
+
+cudaStream_t handle_of(Stream stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
+
+}  // namespace
+
+Shared::Shared(const Rank& of, const Config& configured)
+    : rank(of),
+      config(configured),
+      device(current_device()),
+      memory(of, device_layout(configured).bytes()),
+      arrays(exchange_arrays(configured)),
+      tables(arrays.bytes),
+      report_memory(sizeof(HostReport)),
+      blocks(blocks_of_rank(memory, device, configured.lanes)) {
+  const Placement& placement = config.placement;
+  std::vector<int> expert_at, first_expert{0};
+  std::vector<std::int64_t> capacities;
+  for (int peer = 0; peer < rank.size(); ++peer) {
+    const std::vector<int>& experts = placement.experts_of(peer);
+    expert_at.insert(expert_at.end(), experts.begin(), experts.end());
+    first_expert.push_back(static_cast<int>(expert_at.size()));
+    capacities.push_back(group_capacity(config, peer));
+  }
+  auto upload = [&](std::int64_t offset, const auto& values) {
+    copy(tables.data() + offset, values.data(), static_cast<std::int64_t>(values.size() * sizeof(values[0])));
+  };
+  upload(arrays.place, placement.places());
+  upload(arrays.expert_at, expert_at);
+  upload(arrays.first_expert, first_expert);
+  upload(arrays.group_capacities, capacities);
+}
+
+Lane::Lane(const Shared& of_exchange, int number)
+    : shared_(of_exchange),
+      index_(number),
+      arrays_(lane_arrays(shared_.config, shared_.me())),
+      memory_(arrays_.bytes),
+      pinned_(sizeof(PinnedOfLane)),
+      view_(make_view()) {
+  fill_tables();
+}
+
+void Lane::fill_tables() const {
+  FoundOnDevice nothing{};
+  nothing.first_bad_source = ~0ull;
+  copy(&view_.state->found, &nothing, sizeof nothing);
+  const bool rank_major = shared_.config.layout == Layout::rank_major;
+  const std::vector<int> groups = rank_major ? std::vector<int>(static_cast<std::size_t>(view_.ranks), -1)
+                                             : shared_.config.placement.experts_of(shared_.me());
+  copy(array<int>(arrays_.group_expert), groups.data(),
+       static_cast<std::int64_t>(groups.size() * sizeof(int)));
+}
+
+LaneView Lane::make_view() const {
+  const Config& config = shared_.config;
+  const ExchangeLayout layout = device_layout(config);
+  LaneView view{};
+  view.rank = shared_.me();
+  view.ranks = shared_.rank.size();
+  view.experts = config.experts;
+  view.top_k = config.top_k;
+  view.hidden = config.hidden;
+  view.max_tokens = config.max_tokens;
+  view.plan_shape = plan_shape(config);
+  view.most_ranks = view.plan_shape.most_ranks();
+  view.layout = config.layout;
+  view.alignment = config.alignment;
+  view.capacity = group_capacity(config, view.rank);
+  view.capacity_rows = row_capacity(config, view.rank);
+  view.zero_padding = config.zero_padding;
+  view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
+  view.places_hash = places_hash(config);
+  view.placement_version = config.placement.version();
+  view.jitter = jitter_asked_for();
+  for (int peer = 0; peer < view.ranks; ++peer)
+    view.symmetric[peer] = shared_.memory.at(peer, index_ * layout.lane_bytes());
+  view.signals = device_signals(config);
+  view.exchange = layout;
+
+  const std::byte* tables = shared_.tables.data();
+  view.place = reinterpret_cast<const ExpertPlace*>(tables + shared_.arrays.place);
+  view.expert_at = reinterpret_cast<const std::int32_t*>(tables + shared_.arrays.expert_at);
+  view.first_expert = reinterpret_cast<const std::int32_t*>(tables + shared_.arrays.first_expert);
+  view.group_capacities = reinterpret_cast<const std::int64_t*>(tables + shared_.arrays.group_capacities);
+  view.state = array<LaneState>(arrays_.state);
+  view.first_rows = array<std::int32_t>(arrays_.first_rows);
+  view.offsets = array<std::int64_t>(arrays_.offsets);
+  view.load = array<std::int64_t>(arrays_.load);
+
+  auto* pinned = reinterpret_cast<PinnedOfLane*>(pinned_.data());
+  view.report = shared_.report();
+  view.ended = &pinned->ended;
+  view.totals = &pinned->totals;
+  return view;
+}
+
+int Lane::blocks_for(int sm_limit) const {
+  if (sm_limit < 0) throw UsageError(str("sm_limit = ", sm_limit, ", must be 0 (no limit) or more"));
+  const int lanes = shared_.config.lanes, part = shared_.blocks / lanes;
+  if (sm_limit == 0) return part;
+  // Lanes wait for the device side by side: each keeps to its part, so that all fit.
+  if (sm_limit > part && lanes > 1) {
+    throw UsageError(str("sm_limit = ", sm_limit, ": each of ", lanes, " lanes has ", part,
+                         " multiprocessors of the device"));
+  }
+  return std::min(sm_limit, part);
+}
+
+LaunchShape Lane::shape(int sm_limit) const {
+  const bool alone = shared_.memory.ranks_on_my_device() == 1 && shared_.config.lanes == 1;
+  return {.blocks = blocks_for(sm_limit), .cooperative = alone};
+}
+
+void Lane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
+  RouteValuesArguments arguments{.lane = view_,
+                                 .terms = {.operation = Operation::route_values},
+                                 .plan = plan.storage(),
+                                 .values = values,
+                                 .row_values = row_values};
+  launch_route_values(arguments, shape(0), handle_of(stream));
+}
+
+const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* device_count, Stream stream) {
+  auto* metadata = array<StepMetadata>(arrays_.metadata);
+  launch_metadata({.lane = view_,
+                   .terms = {.operation = Operation::metadata},
+                   .count = count,
+                   .device_count = device_count,
+                   .metadata = metadata},
+                  handle_of(stream));
+  return metadata;
+}
+
+void Lane::refuse(Operation operation, const Error& error, Stream stream) {
+  launch_refusal({.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)},
+                 handle_of(stream));
+}
+
+Findings Lane::take_findings() {
+  FoundOnDevice found;
+  copy(&found, &view_.state->found, sizeof found);
+  Findings findings;
+  if (found.bad_ids > 0) {
+    const auto route = static_cast<std::int64_t>(found.first_bad_id_route);
+    findings.bad_id = {.rank = view_.rank,
+                       .token = static_cast<int>(route / view_.top_k),
+                       .slot = static_cast<int>(route % view_.top_k),
+                       .id = found.first_bad_id,
+                       .count = static_cast<std::int64_t>(found.bad_ids)};
+  }
+  if (found.bad_sources > 0) {
+    findings.bad_source = {.rank = view_.rank,
+                           .index = static_cast<std::int64_t>(found.first_bad_source),
+                           .count = static_cast<std::int64_t>(found.bad_sources)};
+  }
+  findings.overflow = found.overflow;
+  const bool nothing = found.bad_ids == 0 && found.bad_sources == 0 && found.overflow.dropped == 0;
+  if (nothing) return findings;
+  FoundOnDevice none{};
+  none.first_bad_source = ~0ull;
+  copy(&view_.state->found, &none, sizeof none);
+  return findings;
+}
+
+void Lane::add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const {
+  std::vector<std::int64_t> load(static_cast<std::size_t>(view_.experts));
+  copy(load.data(), view_.load, static_cast<std::int64_t>(load.size() * sizeof(load[0])));
+  for (std::size_t e = 0; e < load.size(); ++e) experts[e] += load[e];
+  std::int64_t calls = 0;
+  copy(&calls, &view_.state->dispatches, sizeof calls);
+  dispatches += calls;
+}
+
+void Lane::add_wire(WireCounts& counts) const {
+  WireCounts mine;
+  copy(&mine, &view_.state->wire, sizeof mine);
+  counts.dispatch_bytes += mine.dispatch_bytes;
+  counts.dispatch_messages += mine.dispatch_messages;
+  counts.combine_bytes += mine.combine_bytes;
+  counts.combine_messages += mine.combine_messages;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,117 @@
+// What a kernel knows of its lane: plain values and addresses, passed by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/report.hpp"
+#include "ferry/exchange.hpp"
+#include "layout/device_signals.hpp"
+#include "layout/exchange_layout.hpp"
+#include "layout/host_device.hpp"
+#include "layout/plan_layout.hpp"
+
+namespace ferry::cuda {
+
+inline constexpr int kMaxRanks = 32;      // a token's destinations are a 32-bit mask
+inline constexpr int kMaxExperts = 8192;  // tables of all experts lie in a block's shared memory
+inline constexpr int kMaxBlocks = 512;    // of any launch
+
+// What calls of a lane have found since the last look; of several calls, the first that found something keeps
+// its place.
+struct FoundOnDevice {
+  unsigned long long bad_ids, first_bad_id_route;
+  std::int64_t first_bad_id;
+  unsigned long long bad_sources, first_bad_source;  // the lowest; ~0: none
+  Overflow overflow;
+};
+
+// Of one lane, in the memory of its device; zero at first, but for first_bad_source.
+struct LaneState {
+  std::uint64_t calls[kMaxBlocks];  // by block: the last call. Each block reads and writes its own.
+  std::uint64_t placed;             // call whose places are known (release, gpu scope)
+  std::uint64_t ended;              // call that has ended early; ~0 when the exchange has failed
+  std::uint32_t timeout_taken;      // 1: some thread writes the timeout record
+  std::uint32_t finished;           // blocks of the call that have sent all they have; 0 after the last
+  FoundOnDevice found;
+  WireCounts wire;
+  std::int64_t dispatches;
+};
+
+// Delays at random before stores, flags and polls, to shake out orders that only luck keeps.
+struct Jitter {
+  std::uint32_t share = 0;        // of 256: how often; 0: never
+  std::uint32_t nanoseconds = 0;  // at most
+};
+
+struct LaneView {
+  std::int32_t rank, ranks, experts, top_k, hidden, max_tokens, most_ranks;
+  Layout layout;
+  std::int64_t alignment;
+  std::int64_t capacity;  // of this rank: rows; expert_padded: rows of an expert
+  std::int64_t capacity_rows;
+  bool zero_padding;
+  std::uint64_t deadline;  // nanoseconds
+  std::uint64_t places_hash, placement_version;
+  PlanShape plan_shape;
+  Jitter jitter;
+
+  // This lane's section of symmetric memory, on every rank.
+  std::byte* symmetric[kMaxRanks];
+  DeviceSignals signals;
+  ExchangeLayout exchange;  // offsets relative to the lane's section: use lane 0
+
+  // Tables of this exchange in device memory.
+  const ExpertPlace* place;              // [E]
+  const std::int32_t* expert_at;         // [E] experts by rank, then local number
+  const std::int32_t* first_expert;      // [R+1] where a rank's experts begin in expert_at
+  const std::int64_t* group_capacities;  // [R]
+
+  // Working memory of this lane.
+  LaneState* state;
+  std::int32_t*
+      first_rows;         // [E, R] first row from source s of expert_at[p]; rank_major: [R destinations, R]
+  std::int64_t* offsets;  // [E] scratch: aligned rows before an expert
+  std::int64_t* load;     // [E] routes seen, all dispatches
+
+  // Pinned.
+  HostReport* report;
+  EndedCall* ended;
+  HostTotals* totals;
+
+  template <class T = std::byte>
+  FERRY_HD T* at(int rank_of_memory, std::int64_t offset) const {
+    return reinterpret_cast<T*>(symmetric[rank_of_memory] + offset);
+  }
+  FERRY_HD DeviceLetter* letter(int at_rank, int generation, int source) const {
+    return at<DeviceLetter>(at_rank, signals.letter(generation, source));
+  }
+  FERRY_HD std::int32_t* letter_counts(int at_rank, int generation, int source) const {
+    return at<std::int32_t>(at_rank, signals.letter(generation, source) + signals.counts_offset());
+  }
+  FERRY_HD std::uint64_t* sent_flag(int at_rank, int generation, int source) const {
+    return at<std::uint64_t>(at_rank, signals.sent_flag(generation, source));
+  }
+  FERRY_HD std::uint64_t* dispatch_flag(int at_rank, int generation, int source, std::int64_t i) const {
+    return at<std::uint64_t>(at_rank, signals.dispatch_flag(generation, source, i));
+  }
+  FERRY_HD std::uint64_t* combine_flag(int at_rank, int generation, std::int64_t row) const {
+    return at<std::uint64_t>(at_rank, signals.combine_flag(generation, row));
+  }
+  FERRY_HD std::byte* message(int at_rank, int generation, int source, std::int64_t i,
+                              std::int64_t bytes) const {
+    return at(at_rank, exchange.messages_of(0, generation, source) + i * bytes);
+  }
+  FERRY_HD std::byte* combine_row(int at_rank, int generation, std::int64_t row) const {
+    return at(at_rank, exchange.combine_of(0, generation) + row * exchange.shape.combine_row_bytes);
+  }
+};
+
+// What every rank must pass alike, and what it may leave out if it has nothing to give it for.
+struct CallTerms {
+  Operation operation = Operation::none;
+  std::int32_t option_count = 0;
+  std::int64_t option[kDeviceOptions] = {};
+};
+
+}  // namespace ferry::cuda

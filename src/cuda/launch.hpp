@@ -1,0 +1,19 @@
+// How kernels are launched: all blocks of a launch wait for one another, so all must be resident at once.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace ferry::cuda {
+
+struct LaunchShape {
+  int blocks = 1;
+  bool cooperative = false;  // the driver makes sure of residency; not with several ranks or lanes a device
+};
+
+// Throws what `check` throws.
+void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
+            const LaunchShape& shape, cudaStream_t stream, const char* doing);
+
+}  // namespace ferry::cuda

@@ -1,0 +1,184 @@
+// The rows of every expert and source, from the counts of all ranks: prefix sums by one block.
+#pragma once
+
+#include "cuda/dispatch.hpp"
+#include "cuda/findings.cuh"
+
+namespace ferry::cuda {
+
+// Shared memory of the computation.
+struct PlacesScratch {
+  unsigned long long needed[kMaxRanks];  // rows a rank would need
+  unsigned long long dropped;
+  std::int64_t carry;
+  std::int64_t warp_sum[32];
+};
+
+__device__ inline std::int64_t align_rows(std::int64_t rows, std::int64_t alignment) {
+  return (rows + alignment - 1) / alignment * alignment;
+}
+
+// Exclusive prefix sum over the block's threads; `*sum` is that of all. All threads call it.
+__device__ inline std::int64_t exclusive_sum(std::int64_t value, PlacesScratch* scratch, std::int64_t* sum) {
+  const int thread = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  std::int64_t inclusive = value;
+  for (int step = 1; step < 32; step *= 2) {
+    const std::int64_t other = __shfl_up_sync(~0u, inclusive, step);
+    if (thread >= step) inclusive += other;
+  }
+  if (thread == 31) scratch->warp_sum[warp] = inclusive;
+  __syncthreads();
+  std::int64_t before = 0, all = 0;
+  for (int w = 0; w < warps; ++w) {
+    if (w == warp) before = all;
+    all += scratch->warp_sum[w];
+  }
+  __syncthreads();
+  *sum = all;
+  return before + inclusive - value;
+}
+
+// Routes from `source` to `expert`; a count that no routing can have is none.
+__device__ inline std::int64_t routes_of(const DispatchArguments& call, const PlanView& plan, int source,
+                                         int expert) {
+  const LaneView& lane = call.lane;
+  const std::int64_t where = std::int64_t{source} * lane.experts + expert;
+  const std::int64_t count = plan.counts[where];
+  if (!call.replay) return count;
+  return usable(lane, count, std::int64_t{lane.max_tokens} * lane.top_k + 1, where) ? count : 0;
+}
+
+__device__ inline std::int64_t messages_between(const LaneView& lane, const PlanView& plan, int source,
+                                                int destination) {
+  const std::int64_t where = std::int64_t{source} * lane.ranks + destination;
+  const std::int64_t count = plan.tokens_between[where];
+  return usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
+}
+
+// offsets[p] = aligned rows of all experts before position p of expert_at, over all ranks.
+__device__ inline void compute_offsets(const DispatchArguments& call, const PlanView& plan,
+                                       PlacesScratch* scratch) {
+  const LaneView& lane = call.lane;
+  std::int64_t carry = 0;
+  for (int base = 0; base < lane.experts; base += static_cast<int>(blockDim.x)) {
+    const int p = base + static_cast<int>(threadIdx.x);
+    std::int64_t rows = 0;
+    if (p < lane.experts) {
+      const int expert = lane.expert_at[p];
+      for (int source = 0; source < lane.ranks; ++source) rows += routes_of(call, plan, source, expert);
+    }
+    std::int64_t sum = 0;
+    const std::int64_t before = exclusive_sum(align_rows(rows, lane.alignment), scratch, &sum);
+    if (p < lane.experts) lane.offsets[p] = carry + before;
+    carry += sum;
+  }
+  __syncthreads();
+}
+
+__device__ inline void place_experts(const DispatchArguments& call, const PlanView& plan,
+                                     PlacesScratch* scratch) {
+  const LaneView& lane = call.lane;
+  const bool padded = lane.layout == Layout::expert_padded;
+  compute_offsets(call, plan, scratch);
+  for (int p = threadIdx.x; p < lane.experts; p += blockDim.x) {
+    const int expert = lane.expert_at[p], rank = lane.place[expert].rank;
+    const std::int64_t capacity = lane.group_capacities[rank];
+    const std::int64_t offset = padded ? 0 : lane.offsets[p] - lane.offsets[lane.first_expert[rank]];
+    std::int64_t row = offset;
+    for (int source = 0; source < lane.ranks; ++source) {
+      lane.first_rows[std::int64_t{p} * lane.ranks + source] = static_cast<std::int32_t>(min(row, capacity));
+      row += routes_of(call, plan, source, expert);
+    }
+    const std::int64_t routes = row - offset, kept = max(std::int64_t{0}, min(capacity - offset, routes));
+    if (!call.replay) lane.load[expert] += routes;
+    if (routes > kept) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(routes - kept));
+    atomicMax(&scratch->needed[rank], static_cast<unsigned long long>(align_rows(row, lane.alignment)));
+    if (rank != lane.rank) continue;
+    const int group = p - lane.first_expert[rank];
+    call.counts[group] = static_cast<std::int32_t>(kept);
+    call.row_offsets[group] = static_cast<std::int32_t>(padded ? group * capacity : min(offset, capacity));
+  }
+}
+
+__device__ inline void place_ranks(const DispatchArguments& call, const PlanView& plan,
+                                   PlacesScratch* scratch) {
+  const LaneView& lane = call.lane;
+  const int rank = static_cast<int>(threadIdx.x);
+  if (rank < lane.ranks) {
+    const std::int64_t capacity = lane.group_capacities[rank];
+    std::int64_t row = 0;
+    for (int source = 0; source < lane.ranks; ++source) {
+      const std::int64_t first = min(row, capacity);
+      lane.first_rows[rank * lane.ranks + source] = static_cast<std::int32_t>(first);
+      const std::int64_t messages = messages_between(lane, plan, source, rank);
+      row += messages;
+      if (rank != lane.rank) continue;
+      call.counts[source] = static_cast<std::int32_t>(min(capacity - first, messages));
+      call.row_offsets[source] = static_cast<std::int32_t>(first);
+    }
+    scratch->needed[rank] = static_cast<unsigned long long>(row);
+    if (row > capacity) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(row - capacity));
+  }
+  if (call.replay) return;
+  for (int expert = threadIdx.x; expert < lane.experts; expert += blockDim.x) {
+    for (int source = 0; source < lane.ranks; ++source)
+      lane.load[expert] += routes_of(call, plan, source, expert);
+  }
+}
+
+// The rank that needs the most rows of those that overflow, the lowest of equals.
+__device__ inline Overflow worst_overflow(const LaneView& lane, const PlacesScratch& scratch) {
+  Overflow worst;
+  for (int rank = 0; rank < lane.ranks; ++rank) {
+    const auto needed = static_cast<std::int64_t>(scratch.needed[rank]);
+    if (needed <= lane.group_capacities[rank] || needed <= worst.needed) continue;
+    worst.rank = rank;
+    worst.capacity = lane.group_capacities[rank];
+    worst.needed = needed;
+  }
+  worst.dropped = static_cast<std::int64_t>(scratch.dropped);
+  return worst;
+}
+
+// By one block, when the counts of all ranks are in the plan: first rows of every expert and source, this
+// rank's groups, and the total. Returns the total to all threads.
+__device__ inline std::int64_t compute_places(const DispatchArguments& call, const PlanView& plan,
+                                              PlacesScratch* scratch) {
+  const LaneView& lane = call.lane;
+  for (int rank = threadIdx.x; rank < lane.ranks; rank += blockDim.x) scratch->needed[rank] = 0;
+  if (threadIdx.x == 0) scratch->dropped = 0;
+  __syncthreads();
+  if (lane.layout == Layout::rank_major) {
+    place_ranks(call, plan, scratch);
+  } else {
+    place_experts(call, plan, scratch);
+  }
+  __syncthreads();
+  const auto needed = static_cast<std::int64_t>(scratch->needed[lane.rank]);
+  const int local = lane.first_expert[lane.rank + 1] - lane.first_expert[lane.rank];
+  const int groups = lane.layout == Layout::rank_major ? lane.ranks : local;
+  const std::int64_t total =
+      lane.layout == Layout::expert_padded ? local * lane.capacity : min(needed, lane.capacity);
+  if (threadIdx.x == 0) {
+    call.row_offsets[groups] = static_cast<std::int32_t>(total);
+    if (!call.replay) {
+      if (scratch->dropped > 0) lane.state->found.overflow = worst_overflow(lane, *scratch);
+      lane.state->dispatches += 1;
+    }
+  }
+  return total;
+}
+
+// Row of a route of this rank on its expert's rank, or -1: past the capacity. `ordinal` as plan_places left
+// it.
+__device__ inline std::int32_t row_of_route(const LaneView& lane, int expert, std::int32_t ordinal) {
+  const ExpertPlace place = lane.place[expert];
+  const std::int64_t capacity = lane.group_capacities[place.rank];
+  const std::int64_t at =
+      lane.layout == Layout::rank_major ? place.rank : lane.first_expert[place.rank] + place.local;
+  const std::int64_t row = std::int64_t{lane.first_rows[at * lane.ranks + lane.rank]} + ordinal;
+  if (row >= capacity) return -1;
+  return static_cast<std::int32_t>(lane.layout == Layout::expert_padded ? place.local * capacity + row : row);
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,98 @@
+// How device code waits: with a deadline, with an eye on the abort word, and never for a call that has ended.
+#pragma once
+
+#include "cuda/lane_view.hpp"
+#include "cuda/ptx.cuh"
+
+namespace ferry::cuda {
+
+inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended of an exchange that is lost
+
+// A pause of random length, if the lane asks for them.
+__device__ __forceinline__ void jitter(const LaneView& lane) {
+  if (lane.jitter.share == 0) return;
+  std::uint32_t random = static_cast<std::uint32_t>(clock64()) * 2654435761u + threadIdx.x * 40503u;
+  random ^= random >> 15;
+  random *= 2246822519u;
+  random ^= random >> 13;
+  if ((random & 255u) < lane.jitter.share) __nanosleep((random >> 8) % lane.jitter.nanoseconds);
+}
+
+// True once `call`, or everything, has ended early on this rank. Acquire: what its ender wrote may be read.
+__device__ __forceinline__ bool has_ended(const LaneView& lane, std::uint64_t call) {
+  return load_acquire_gpu(&lane.state->ended) >= call;
+}
+
+struct Awaited {
+  Operation operation;
+  std::uint64_t call;
+  int peer;
+};
+
+// The first wait to run out of time writes the record for the host; then everything of this exchange ends.
+static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited awaited,
+                                                   std::uint64_t seen) {
+  if (atomicExch(&lane.state->timeout_taken, 1u) == 0) {
+    WaitRecord* record = &lane.report->timeout;
+    record->operation = awaited.operation;
+    record->call = awaited.call;
+    record->rank = lane.rank;
+    record->peer = awaited.peer;
+    record->expected = awaited.call;
+    record->seen = seen;
+    // Release at system scope: the host reads the record after this word.
+    store_release_sys(&lane.report->timed_out, 1u);
+  }
+  store_release_gpu(&lane.state->ended, kFailed);
+}
+
+enum class Came { yes, no, ended };  // no: its sender has sent everything else; ended: the call, early
+
+// The part of a wait after the first few looks.
+static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::uint64_t* flag,
+                                              const std::uint64_t* all_sent, Awaited awaited) {
+  const std::uint64_t start = global_nanoseconds();
+  for (unsigned look = 1;; ++look) {
+    // Acquire: orders what the flag's writer stored before it ahead of this thread's reads after it.
+    const std::uint64_t seen = load_acquire_sys(flag);
+    if (seen >= awaited.call) return Came::yes;
+    if (look % 16 != 0) continue;
+    if (has_ended(lane, awaited.call)) return Came::ended;
+    // Acquire: the sender's flags are all older than its last word.
+    if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call) {
+      return load_acquire_sys(flag) >= awaited.call ? Came::yes : Came::no;
+    }
+    jitter(lane);
+    if (look % 256 != 0) continue;
+    if (load_relaxed_sys(&lane.report->abort) != 0) {
+      store_release_gpu(&lane.state->ended, kFailed);
+      return Came::ended;
+    }
+    if (global_nanoseconds() - start > lane.deadline) {
+      report_timeout(lane, awaited, seen);
+      return Came::ended;
+    }
+  }
+}
+
+// Returns when the flag has reached the call's number, and what was written before the flag may be read by
+// this thread; or when that cannot happen any more. `all_sent`: the sender's last word, or null.
+__device__ __forceinline__ Came wait_for(const LaneView& lane, const std::uint64_t* flag,
+                                         const std::uint64_t* all_sent, Awaited awaited) {
+  jitter(lane);
+  for (int look = 0; look < 64; ++look) {
+    if (load_acquire_sys(flag) >= awaited.call) return Came::yes;
+  }
+  return wait_long(lane, flag, all_sent, awaited);
+}
+
+// For a flag of this rank's own device. Its setter has a deadline of its own and ends the call when it fails.
+__device__ __forceinline__ bool wait_here(const LaneView& lane, const std::uint64_t* flag,
+                                          std::uint64_t call) {
+  for (;;) {
+    if (load_acquire_gpu(flag) >= call) return true;
+    if (has_ended(lane, call)) return false;
+  }
+}
+
+}  // namespace ferry::cuda
