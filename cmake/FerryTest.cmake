@@ -2,8 +2,8 @@
 #
 # Builds a GoogleTest program and registers each of its tests with ctest. The sources see src/ and tests/.
 # TIMEOUT holds for each single test, 120 s by default. OWN_MAIN: the sources define main().
-# Labels with a meaning: `threads` also runs under the thread sanitizer, `slow` is left out of sanitizer runs,
-# `long` runs only under `./scripts/test --long`.
+# Labels with a meaning: `threads` also runs under the thread sanitizer, `cuda` also in the build with the CUDA
+# backend, `slow` is left out of sanitizer runs, `long` runs only under `./scripts/test --long`.
 function(ferry_test)
   cmake_parse_arguments(PARSE_ARGV 0 arg "OWN_MAIN" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
@@ -22,9 +22,11 @@ function(ferry_test)
   target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${arg_NAME} PRIVATE ferry::ferry ${gtest} ${arg_LIBS})
 
-  if("threads" IN_LIST arg_LABELS)
-    add_dependencies(tests_threads ${arg_NAME})
-  endif()
+  foreach(part threads cuda)
+    if(${part} IN_LIST arg_LABELS)
+      add_dependencies(tests_${part} ${arg_NAME})
+    endif()
+  endforeach()
 
   # Discovered at test time, so that the emulator set in FerryCompile is in force for it.
   gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES

@@ -2,6 +2,12 @@ include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 include(${CMAKE_CURRENT_LIST_DIR}/ferryTargets.cmake)
 
+# A static library with the CUDA backend needs CUDA's runtime when a program is linked.
+get_target_property(ferry_libraries ferry::ferry INTERFACE_LINK_LIBRARIES)
+if(ferry_libraries MATCHES CUDA::)
+  find_dependency(CUDAToolkit)
+endif()
+
 # A project in C alone links with its C compiler, which does not know what a static library in C++ needs.
 get_property(ferry_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
 get_target_property(ferry_type ferry::ferry TYPE)

@@ -84,6 +84,9 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
         str("dispatch: ", tokens, " tokens on rank ", rank, ", max_tokens is ", config.max_tokens));
   }
   check_type("tokens", call.tokens.type);
+  if (const auto number = static_cast<int>(call.ids.type); number < 0 || number > 1) {
+    throw UsageError(str("ids: no type has the number ", number));
+  }
   check_format(call.format, config.hidden, call.tokens.type);
   check_message_fits(config, call.format);
   check_weighing(config, rank, call);

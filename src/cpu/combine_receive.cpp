@@ -62,7 +62,9 @@ void Combine::reduce_sums(std::int64_t token) {
     std::int32_t rows[kMaxTopK];
     for (int slot = 0; slot < top_k; ++slot) {
       const std::int64_t route = token * top_k + slot;
-      rows[slot] = stays_home(route) ? plan_.route_row[route] : -1;
+      const std::int32_t row = plan_.route_row[route];
+      const bool kept = row != -1 && lane_.usable(plan_.route_rank[route], shared_.ranks(), route);
+      rows[slot] = kept && stays_home(route) ? row : -1;
     }
     sum_on_rank(scratch_.data(), rows, token * top_k, Store::cached);
     sums[count++] = scratch_.data();

@@ -51,4 +51,10 @@ const Driver& driver() {
   return loaded;
 }
 
+CUdevice handle_of(int device) {
+  CUdevice handle = -1;
+  check(driver().device_get(&handle, device), "find a device");
+  return handle;
+}
+
 }  // namespace ferry::cuda

@@ -29,4 +29,7 @@ struct Driver {
 // that lacks a function, with what to do about it.
 const Driver& driver();
 
+// The driver's own name for a device of the runtime, which has started by then. SystemError.
+CUdevice handle_of(int device);
+
 }  // namespace ferry::cuda

@@ -51,7 +51,8 @@ Known known(cudaError_t result) {
     case cudaErrorCompatNotSupportedOnDevice:
       return {true, ""};
     case cudaErrorInitializationError:
-      return {false, "; a process that has used CUDA must not fork the processes of a group"};
+      return {false,
+              "; CUDA does not survive a fork: start a group of processes before the first use of CUDA"};
     default:
       return {false, ""};
   }

@@ -19,7 +19,7 @@ namespace {
 
 CUuuid uuid_of(int device) {
   CUuuid uuid{};
-  check(driver().device_get_uuid(&uuid, device), "tell the identity of a device");
+  check(driver().device_get_uuid(&uuid, handle_of(device)), "tell the identity of a device");
   return uuid;
 }
 

@@ -22,7 +22,7 @@ CUmemAllocationProp properties(int device, bool shared) {
 
 void require(int device, CUdevice_attribute attribute, const char* what) {
   int has = 0;
-  check(driver().device_get_attribute(&has, attribute, device), "ask a device what it can do");
+  check(driver().device_get_attribute(&has, attribute, handle_of(device)), "ask a device what it can do");
   if (has == 0) throw UnsupportedError(str("device ", device, " has no ", what));
 }
 

@@ -75,6 +75,14 @@ void CombinePlay::run() {
   exchange_.check(case_.lane);
 }
 
+void CombinePlay::require_guards() const {
+  rows_.require_guards("outputs");
+  weights_.require_guards("weights");
+  row_values_.require_guards("row_values");
+  result_memory_.require_guards("result");
+  route_values_.require_guards("route_values");
+}
+
 void CombinePlay::compare() const {
   const std::int64_t row = case_.config.hidden * bytes_of(outcome_.result);
   if (result_.data != nullptr) {

@@ -23,6 +23,7 @@ class CombinePlay {
   void send();
   void receive();
   void compare() const;
+  void require_guards() const;  // of everything the call may write or read
   void call();
 
   CombineOptions& options() { return options_; }

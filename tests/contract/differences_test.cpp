@@ -89,6 +89,18 @@ TEST_P(Contract, DifferentOptionsAreNamed) {
       dispatch.options().weigh_rows = odd;
       dispatch.call();
     });
+    require_named("weights of the rows", [&] {
+      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+      if (odd) combine.options().weights = nullptr;
+      combine.call();
+    });
+    require_named("row_values", [&] {
+      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+      Buffer rows(plan.total() * 4), routes(std::int64_t{plan.tokens()} * c.config.top_k * 4);
+      if (odd) combine.options().row_values = rows.as<float>();
+      if (odd) combine.options().route_values = routes.as<float>();
+      combine.call();
+    });
     // Rows of partial and of exact lie differently in the staging: ranks that differ may write to the same
     // bytes before they know. Harmless, as nobody reads them, but the thread sanitizer cannot know.
 #ifdef __SANITIZE_THREAD__
@@ -103,6 +115,42 @@ TEST_P(Contract, DifferentOptionsAreNamed) {
       combine.call();
     });
   });
+}
+
+// Two kept plans of one exchange: each is right, and one rank uses the other.
+TEST_P(Contract, DifferentPlansAreNamed) {
+  for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+    Case c = small_case(2);
+    c.ranks = 3;
+    c.full = true;
+    c.config.layout = layout;
+    c.weights_from = WeightsFrom::nowhere;
+    const Step first = make_step(c, 0), second = make_step(c, 1);
+    const reference::Outcome outcomes[] = {make_outcome(c, first), make_outcome(c, second)};
+    run(c.ranks, describe(c), [&](Rank rank) {
+      Exchange exchange(rank, c.config);
+      const Plan kept = play_step(exchange, c, first, outcomes[0]),
+                 other = play_step(exchange, c, second, outcomes[1]);
+      const bool odd = rank.index() == 1;
+      const Plan& mine = odd ? other : kept;
+      const auto require_named = [&](const char* operation, const std::function<void()>& call) {
+        const std::string text = refusal(call);
+        require(text.find("call that made the plan") != std::string::npos, operation,
+                " by two plans gives: '", text, "'");
+        DispatchPlay(exchange, c, first).run_by(kept);  // as usable as before
+      };
+      require_named("dispatch", [&] { DispatchPlay(exchange, c, first).call(mine); });
+      require_named("combine", [&] {
+        const Step& step = odd ? second : first;
+        CombinePlay(exchange, c, step, outcomes[odd], mine, nullptr).call();
+      });
+      if (layout == Layout::rank_major) return;
+      require_named("route_values", [&] {
+        Buffer values(std::int64_t{mine.tokens()} * c.config.top_k * 4), rows(mine.total() * 4);
+        exchange.route_values(values.as<float>(), mine, rows.as<float>());
+      });
+    });
+  }
 }
 
 }  // namespace

@@ -133,6 +133,14 @@ void DispatchPlay::run_backward(const Plan& plan, float* d_weights) {
   compare();
 }
 
+void DispatchPlay::require_guards() const {
+  for (const Buffer& part : parts_) part.require_guards("part");
+  weight_.require_guards("weight");
+  local_ids_.require_guards("local_ids");
+  group_of_row_.require_guards("group_of_row");
+  plan_.require_guards("plan");
+}
+
 void DispatchPlay::compare() {
   compare_groups();
   compare_notes();

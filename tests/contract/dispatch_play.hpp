@@ -30,6 +30,7 @@ class DispatchPlay {
   void send(const Plan& plan = {});
   void receive();
   void compare();
+  void require_guards() const;  // of all memory that the caller gave
 
   // The call as it stands, for tests that want it to fail.
   Arrivals call(const Plan& plan = {});

@@ -1,14 +1,9 @@
-// Ways of calling: halves, lanes, sizes, metadata.
+// Ways of calling: halves, lanes, metadata.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <fstream>
 #include <thread>
 #include <vector>
 
-#include <unistd.h>
-
-#include "contract/device.hpp"
 #include "contract/harness.hpp"
 #include "contract/jitter.hpp"
 #include "reference/expected.hpp"
@@ -172,60 +167,6 @@ TEST_P(Contract, TwoThreadsDriveALaneEach) {
       if (failure) std::rethrow_exception(failure);
     }
   });
-}
-
-std::int64_t mapped_bytes(BackendKind backend) {
-  if (backend == BackendKind::cuda) return device::bytes_held();
-  std::int64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  return pages * sysconf(_SC_PAGESIZE);
-}
-
-TEST_P(Contract, TheSizeQueryIsExact) {
-  for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
-    Case c = small_case(1);
-    const bool on_device = c.config.backend == BackendKind::cuda;
-    // Device memory is handed out in pieces of 2 MiB, and there are several allocations.
-    const std::int64_t tolerance = (on_device ? 16 : 2) << 20;
-    c.config.layout = layout;
-    c.config.max_tokens = on_device ? 4096 : 256;
-    c.config.hidden = 2048;
-    c.config.top_k = 4;
-    c.config.lanes = 2;
-    run(1, describe(c), [&](Rank rank) {
-      const Sizes query = size_of(c.config, 1, 0);
-      if (on_device) Exchange(rank, c.config);  // the first one of a process may bring more with it
-      const std::int64_t before = mapped_bytes(c.config.backend);
-      const Exchange exchange(rank, c.config);
-      const std::int64_t grown = mapped_bytes(c.config.backend) - before;
-      require_equal(exchange.sizes().total(), query.total(), "Exchange::sizes");
-      require_equal(exchange.capacity(), capacity_of(c.config, 1, 0), "capacity");
-      require(query.total() > 4 * tolerance, "too small to tell: ", query.total());
-      if (c.config.backend == BackendKind::reference)
-        return;  // takes its lane's memory when it is first used
-      require(std::abs(grown - query.total()) <= tolerance, "mapped ", grown, " bytes, the query says ",
-              query.total());
-    });
-  }
-}
-
-// The reference stages whole inputs: the bound is the CPU backend's.
-TEST(ContractOfCpu, MemoryStaysWithinItsBound) {
-  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-    const int ranks = 8;
-    Config config{
-        .experts = 256, .top_k = 8, .hidden = 7168, .max_tokens = 4096, .backend = BackendKind::cpu};
-    config.reduction = reduction;
-    const Sizes sizes = size_of(config, ranks, 3);
-    const double staging_rows = 4096.0 * 8;  // T*K, and T*min(K, R)
-    const double bound = 2 * (ranks * 4096.0 * 7168 * 2 + staging_rows * 7168 * 2);
-    const auto symmetric =
-        static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
-    EXPECT_LE(symmetric, 1.05 * bound);
-    EXPECT_GE(symmetric, bound);
-    const double rows = static_cast<double>(capacity_of(config, ranks, 3)) * 7168 * 2;
-    EXPECT_NEAR(static_cast<double>(sizes.arrivals), rows, 0.05 * rows);
-  }
 }
 
 TEST_P(Contract, StepMetadata) {

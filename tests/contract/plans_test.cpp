@@ -1,4 +1,4 @@
-// Plans as values: kept ones, damaged ones, those of others.
+// Plans as values: kept ones, those of others.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,94 +41,6 @@ TEST_P(Contract, APlanServesManyCalls) {
         }
       });
     }
-  }
-}
-
-// Tables of a plan's storage that hold int32 entries: how many, and the least value that is too large for
-// one.
-struct Table {
-  const char* name;
-  std::int32_t* PlanView::* entries;
-  std::int64_t count;
-  std::int64_t limit;
-};
-
-std::vector<Table> tables_of(const PlanShape& shape, std::int64_t rows) {
-  const std::int64_t ranks = shape.ranks, tokens = shape.max_tokens, slots = tokens * shape.top_k;
-  return {{"counts", &PlanView::counts, ranks * shape.experts, slots + 1},
-          {"tokens_between", &PlanView::tokens_between, ranks * ranks, tokens + 1},
-          {"route_expert", &PlanView::route_expert, slots, shape.experts},
-          {"route_rank", &PlanView::route_rank, slots, ranks},
-          {"route_row", &PlanView::route_row, slots, rows},
-          {"token_ranks", &PlanView::token_ranks, tokens * shape.most_ranks(), ranks},
-          {"sent_tokens", &PlanView::sent_tokens, ranks * tokens, tokens},
-          {"came_token", &PlanView::came_token, ranks * tokens, tokens},
-          {"came_position", &PlanView::came_position, ranks * tokens, shape.most_ranks()},
-          {"came_rows", &PlanView::came_rows, ranks * slots, rows}};
-}
-
-// Runs one call by a damaged plan: it ends, keeps to its memory, and what came out is right unless some rank
-// reports.
-template <class Call, class Compare>
-void require_damage_is_survived(Exchange& exchange, const std::string& what, Call call, Compare compare) {
-  bool reported = false;
-  try {
-    call();
-    exchange.check();
-  } catch (const BadSourceError& error) {
-    reported = true;
-    require(error.bad.count > 0 && error.bad.index >= 0, what, ": an empty report");
-  }
-  std::vector<char> all(exchange.rank().size());
-  exchange.rank().all_gather(&reported, all.data(), 1);
-  if (std::find(all.begin(), all.end(), 1) != all.end()) return;
-  try {
-    compare();
-  } catch (const Mismatch& mismatch) {
-    require(false, what, ": no rank reports, and ", mismatch.what());
-  }
-}
-
-TEST_P(Contract, DamagedPlansAreSurvivedAndReported) {
-  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-    Case c = small_case(1);
-    c.ranks = 3;
-    c.config.experts = 6;
-    c.full = true;
-    c.caller_memory = true;
-    c.reduction = c.config.reduction = reduction;
-    c.weights_from = WeightsFrom::nowhere;
-    c.values = true;
-    const Step step = make_step(c);
-    const reference::Outcome outcome = make_outcome(c, step);
-    std::int64_t most_rows = 0;
-    for (const reference::RankPlaces& each : step.places.ranks) {
-      most_rows = std::max(most_rows, static_cast<std::int64_t>(each.rows.size()));
-    }
-    run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
-      const Plan good = play_step(exchange, c, step, outcome);
-      const PlanShape shape = static_cast<const PlanHeader*>(good.storage())->shape;
-      for (const Table& table : tables_of(shape, most_rows)) {
-        for (const std::int32_t garbage :
-             {-2, 0x7FFFFFFF, -0x7FFFFFFF - 1, static_cast<std::int32_t>(table.limit)}) {
-          for (const bool all : {false, true}) {
-            const Plan bad = good.copy();
-            std::int32_t* entries = view_plan(bad.storage(), shape).*table.entries;
-            if (rank.index() == 1)
-              std::fill_n(all ? entries : entries + table.count / 2, all ? table.count : 1, garbage);
-            const std::string what = str(table.name, all ? " all " : " one ", garbage);
-            CombinePlay combine(exchange, c, step, outcome, bad, nullptr);
-            require_damage_is_survived(
-                exchange, "combine, " + what, [&] { combine.call(); }, [&] { combine.compare(); });
-            DispatchPlay dispatch(exchange, c, step);
-            require_damage_is_survived(exchange, "dispatch, " + what, [&] { dispatch.call(bad); }, [] {});
-            rank.barrier();
-          }
-        }
-      }
-      play_step(exchange, c, step, outcome);  // as usable as before
-    });
   }
 }
 

@@ -45,6 +45,11 @@ void time_out(HostReport& report, const WaitRecord& record) {
   std::atomic_ref(report.timed_out).store(1, std::memory_order_release);
 }
 
+long threads() {
+  namespace fs = std::filesystem;
+  return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
+}
+
 TEST_P(Watches, EndKernelsOnceTheGroupHasFailed) {
   run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
     HostReport report{};
@@ -110,10 +115,9 @@ TEST_P(Watches, EndAtOnceAndLeaveNothing) {
     }
     FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
     rank.barrier();
-    namespace fs = std::filesystem;
-    const fs::path tasks("/proc/self/task");
-    const auto threads = std::distance(fs::directory_iterator(tasks), fs::directory_iterator());
-    FERRY_CHECK(threads <= 1 + 3, str(threads, " threads"));  // the ranks' own, and the sanitizer's
+    // The ranks' own, and the sanitizer's. A thread that was waited for is listed for a moment longer.
+    const Stopwatch listed;
+    while (threads() > 1 + 3) FERRY_CHECK(listed.seconds() < 5, str(threads(), " threads"));
     rank.barrier();
   });
 }

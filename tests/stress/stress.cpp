@@ -6,9 +6,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -18,22 +18,14 @@
 #include "core/fault_points.hpp"
 #include "core/text.hpp"
 #include "ferry/ferry.hpp"
+#include "seed.hpp"
 
 namespace ferry {
 namespace {
 
 constexpr int kHidden = 16, kTokens = 6, kTopK = 3, kExperts = 9;
 
-std::uint64_t seed() {
-  static const std::uint64_t value = [] {
-    const char* given = std::getenv("FERRY_SEED");
-    const std::uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    printf("FERRY_SEED=%llu\n", static_cast<unsigned long long>(chosen));
-    return chosen;
-  }();
-  return value;
-}
+using test::seed;
 
 // A short delay before some of the stores, flags and polls.
 void jitter(FaultPoint, int) {
@@ -46,9 +38,13 @@ void jitter(FaultPoint, int) {
     std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-// A small number that says who wrote it when: sums of K of them are exact in fp32.
-float mark(std::uint64_t call, int rank, int token) {
-  return static_cast<float>((call * 131 + static_cast<std::uint64_t>(rank * 17 + token)) % 65536);
+// Says who wrote a value when: four neighbouring columns name one call, rank and token, and no other. Sums of
+// K of them are exact in fp32.
+float mark(std::uint64_t call, int rank, int token, int column) {
+  constexpr std::uint64_t kDigit = 1 << 20;
+  const std::uint64_t digits[] = {call % kDigit, call / kDigit, static_cast<std::uint64_t>(rank),
+                                  static_cast<std::uint64_t>(token)};
+  return static_cast<float>(digits[column % 4] + 1);
 }
 
 // One rank's part of the stress: dispatch and combine `calls` times, every value checked.
@@ -63,22 +59,24 @@ class Player {
   std::int64_t play(std::uint64_t call) {
     const int tokens = static_cast<int>(random_() % (kTokens + 1));
     for (int t = 0; t < tokens; ++t) {
-      for (int c = 0; c < kHidden; ++c) x_[t * kHidden + c] = mark(call, rank_.index(), t);
+      for (int c = 0; c < kHidden; ++c) x_[t * kHidden + c] = mark(call, rank_.index(), t, c);
     }
     for (auto& id : ids_) id = static_cast<std::int32_t>(random_() % kExperts);
     std::fill(std::begin(y_), std::end(y_), -1.0f);
     Arrivals rows = exchange_.dispatch(Tokens::rows(x_, tokens, DType::fp32), ids_);
     std::int64_t wrong = 0;
-    const auto* data = static_cast<const float*>(rows.data);
+    auto* data = static_cast<float*>(rows.data);
     for (int row = 0; row < *rows.total; ++row) {
       const Source& source = rows.source[row];
       for (int c = 0; c < kHidden; ++c)
-        wrong += data[row * kHidden + c] != mark(call, source.rank, source.token);
+        wrong += data[row * kHidden + c] != mark(call, source.rank, source.token, c);
     }
     exchange_.combine({.data = rows.data, .type = DType::fp32}, rows.plan, {.data = y_, .type = DType::fp32});
     for (int i = 0; i < tokens * kHidden; ++i)
-      wrong += y_[i] != kTopK * mark(call, rank_.index(), i / kHidden);
+      wrong += y_[i] != kTopK * mark(call, rank_.index(), i / kHidden, i % kHidden);
     for (int i = tokens * kHidden; i < kTokens * kHidden; ++i) wrong += y_[i] != -1.0f;
+    // The lane's arrivals are this rank's until the next dispatch: a row that one leaves out is seen.
+    std::fill_n(data, rows.capacity * kHidden, std::numeric_limits<float>::quiet_NaN());
     return wrong;
   }
 

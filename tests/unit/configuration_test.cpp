@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <string>
+#include <type_traits>
 
 #include "core/text.hpp"
 #include "ferry/error.hpp"
@@ -98,6 +100,57 @@ TEST(Configuration, SizeQueryKeepsTheBound) {
   exact.reduction = Reduction::exact;
   const auto rows = static_cast<double>(size_of(exact, 8).combine_staging);
   EXPECT_NEAR(rows / (2.0 * 4096 * 8 * message), 1.0, 0.05);
+}
+
+TEST(Configuration, SizesThatOverflowAreRefused) {
+  Config config{.experts = 1 << 20, .top_k = 32, .hidden = 1 << 24, .max_tokens = 1 << 24};
+  config.capacity = 1 << 20;
+  config.lanes = 64;
+  config.wire = DType::fp32;
+  for (const BackendKind backend : {BackendKind::reference, BackendKind::cpu}) {
+    config.backend = backend;
+    for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+      config.reduction = reduction;
+      EXPECT_NE(refusal(config).find("more than can be addressed"), std::string::npos) << refusal(config);
+    }
+  }
+  config.capacity = 0;  // rows of a rank that no int32 numbers
+  EXPECT_NE(refusal(config).find("at most 2147483647 can be numbered"), std::string::npos);
+}
+
+TEST(Configuration, NumbersThatNameNothingAreRefused) {
+  const auto changed = [](auto Config::* field, int number) {
+    Config config = sound();
+    using Enum = std::remove_reference_t<decltype(config.*field)>;
+    config.*field = static_cast<Enum>(number);
+    return refusal(config);
+  };
+  for (const int number : {-1, 3, 1 << 20}) {
+    EXPECT_NE(changed(&Config::layout, number).find(str("layout = ", number)), std::string::npos);
+    EXPECT_NE(changed(&Config::wire, number).find(str("wire = ", number)), std::string::npos);
+    EXPECT_NE(changed(&Config::reduction, number).find(str("reduction = ", number)), std::string::npos);
+  }
+  Config config = sound();
+  config.format.kind = static_cast<FormatKind>(9);
+  EXPECT_NE(refusal(config).find("kind 9"), std::string::npos) << refusal(config);
+  config = sound();
+  config.backend = static_cast<BackendKind>(9);
+  EXPECT_THROW(size_of(config, kRanks), UnsupportedError);
+}
+
+TEST(Configuration, TheSizeQueryRefusesRanksThatAreNone) {
+  for (const int rank : {-1, kRanks, 9, std::numeric_limits<int>::max()}) {
+    for (const auto& query : {std::function<void()>([&] { size_of(sound(), kRanks, rank); }),
+                              std::function<void()>([&] { capacity_of(sound(), kRanks, rank); })}) {
+      try {
+        query();
+        ADD_FAILURE() << "rank " << rank << " was not refused";
+      } catch (const UsageError& error) {
+        EXPECT_EQ(error.what(), str("rank = ", rank, ", must be 0 to ", kRanks - 1));
+      }
+    }
+  }
+  EXPECT_THROW(size_of(sound(), 0), UsageError);
 }
 
 TEST(Configuration, PlacesHashTellsWhatDecidesPlaces) {

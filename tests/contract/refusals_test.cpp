@@ -1,0 +1,209 @@
+// Calls that one rank gets wrong: every rank is told what, and the exchange stays usable.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "contract/harness.hpp"
+#include "layout/plan_layout.hpp"
+
+namespace ferry::contract {
+namespace {
+
+constexpr int kOdd = 1;  // the rank that gets it wrong
+
+// The call ends on this rank with a UsageError that holds `words`.
+void require_refused(const std::string& words, const std::function<void()>& call) {
+  std::string text = "nothing";
+  try {
+    call();
+  } catch (const UsageError& error) {
+    text = error.what();
+  }
+  require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
+}
+
+Case three_ranks(Case c) {
+  c.ranks = 3;
+  c.full = true;
+  c.config.reduction = Reduction::exact;
+  return c;
+}
+
+TEST_P(Contract, NumbersThatNameNothingAreRefused) {
+  const Case c = three_ranks(small_case(1));
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    const Plan plan = play_step(exchange, c, step, outcome);
+    const bool odd = rank.index() == kOdd;
+    for (const int number : {-1, 3, 1 << 20}) {
+      const std::string named = str("number ", number);
+      const auto type = static_cast<DType>(number);
+      require_refused(named, [&] {
+        DispatchPlay dispatch(exchange, c, step);
+        if (odd) dispatch.tokens().type = type;
+        dispatch.call();
+      });
+      require_refused(named, [&] {
+        DispatchPlay dispatch(exchange, c, step);
+        Ids ids = dispatch.ids();
+        if (odd) ids.type = static_cast<IdType>(number);
+        exchange.dispatch(dispatch.tokens(), ids, dispatch.weights(), dispatch.options());
+      });
+      require_refused(odd ? str("kind ", number + 10) : "kind", [&] {
+        DispatchPlay dispatch(exchange, c, step);
+        if (odd) dispatch.options().format->kind = static_cast<FormatKind>(number + 10);
+        dispatch.call();
+      });
+      const auto require_combine_refused = [&](const std::function<void(CombinePlay&)>& change) {
+        require_refused(named, [&] {
+          CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+          if (odd) change(combine);
+          combine.call();
+        });
+      };
+      require_combine_refused([&](CombinePlay& combine) { combine.outputs().type = type; });
+      require_combine_refused([&](CombinePlay& combine) { combine.result().type = type; });
+      require_combine_refused(
+          [&](CombinePlay& combine) { combine.options().reduction = static_cast<Reduction>(number); });
+    }
+    play_step(exchange, c, step, outcome);
+  });
+}
+
+TEST_P(Contract, CountsWhoseSumOverflowsAreRefused) {
+  const Case c = three_ranks(small_case(2));
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    const std::int32_t most = std::numeric_limits<std::int32_t>::max() / c.ranks;
+    for (const std::int32_t wrong :
+         {most + 1, std::numeric_limits<std::int32_t>::max(), -1, std::numeric_limits<std::int32_t>::min()}) {
+      require_refused(str("a count of ", wrong, " on rank ", kOdd),
+                      [&] { exchange.metadata(rank.index() == kOdd ? wrong : 7); });
+      const StepMetadata all = *exchange.metadata(most);
+      require_equal(all.sum, c.ranks * most, "sum");
+      require_equal(all.prefix, rank.index() * most, "prefix");
+      require_equal(all.maximum, most, "maximum");
+    }
+  });
+}
+
+TEST_P(Contract, OutputsOfAnotherTypeOrStrideHaveNoGradients) {
+  const Case c = three_ranks(small_case(3));
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    const Plan plan = play_step(exchange, c, step, outcome);
+    const std::int64_t dense = c.config.hidden * bytes_of(c.config.wire);
+    Buffer rows(2 * dense * plan.total()), d_weights(std::int64_t{plan.tokens()} * c.config.top_k * 4);
+    const Outputs right{rows.data(), c.config.wire};
+    const auto backward = [&](const Outputs& wrong) {
+      DispatchPlay dispatch(exchange, c, step);
+      exchange.combine_backward(dispatch.tokens(), plan, dispatch.weights(),
+                                rank.index() == kOdd ? wrong : right, d_weights.as<float>(),
+                                dispatch.options());
+    };
+    require_refused("rank 1 gives fp32", [&] { backward({rows.data(), DType::fp32}); });
+    require_refused(str("stride = ", 2 * dense), [&] { backward({rows.data(), c.config.wire, 2 * dense}); });
+    backward({rows.data(), c.config.wire, dense});
+    play_step(exchange, c, step, outcome);
+  });
+}
+
+// A rank that refuses ends a call in which another has found something already: the next call is not blamed.
+TEST_P(Contract, FindingsOfARefusedCallAreForgotten) {
+  Case good = three_ranks(small_case(4));
+  good.config.check_calls = true;
+  good.weights_from = WeightsFrom::nowhere;
+  Case bad = good;
+  bad.bad_ids = 0.5;
+  const Step step = make_step(good), bad_step = make_step(bad);
+  const reference::Outcome outcome = make_outcome(good, step);
+  ASSERT_GT(bad_step.places.bad_ids[0].count, 0);
+  run(good.ranks, describe(bad), [&](Rank rank) {
+    Exchange exchange(rank, good.config);
+    const bool odd = rank.index() == kOdd;
+    const Plan plan = play_step(exchange, good, step, outcome);
+    require_refused("max_tokens", [&] {
+      DispatchPlay dispatch(exchange, bad, bad_step);
+      if (odd) dispatch.tokens().count = good.config.max_tokens + 1;
+      dispatch.call();
+    });
+    play_step(exchange, good, step, outcome);  // throws what check() finds
+
+    const Plan damaged = plan.copy();
+    const PlanHeader& header = *static_cast<const PlanHeader*>(damaged.storage());
+    const PlanView view = view_plan(damaged.storage(), header.shape);
+    std::fill_n(view.came_token, header.shape.ranks * header.shape.max_tokens, -2);
+    require_refused("reduction", [&] {
+      CombinePlay combine(exchange, good, step, outcome, odd ? plan : damaged, nullptr);
+      if (odd) combine.options().reduction = static_cast<Reduction>(9);
+      combine.call();
+    });
+    play_step(exchange, good, step, outcome);
+  });
+}
+
+// A rank without tokens, and one without rows, have nothing to give memory for.
+TEST_P(Contract, NothingNeedsNoMemory) {
+  for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
+    Case c = three_ranks(small_case(5));
+    c.tokens = {5, 0, 3};
+    c.full = false;
+    c.config.placement =
+        Placement::table({{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}}, 3);
+    c.reduction = c.config.reduction = reduction;
+    if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
+    c.values = true;
+    const Step step = make_step(c);
+    const reference::Outcome outcome = make_outcome(c, step);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      Exchange exchange(rank, c.config);
+      const bool no_tokens = rank.index() == 1, no_rows = rank.index() == 2;
+      DispatchPlay dispatch(exchange, c, step);
+      const Arrivals rows =
+          no_tokens ? exchange.dispatch({}, Ids(), nullptr, dispatch.options()) : dispatch.call();
+      CombinePlay combine(exchange, c, step, outcome, rows.plan, rows.weight);
+      if (no_tokens) combine.result().data = combine.options().route_values = nullptr;
+      if (no_rows) {
+        combine.outputs().data = nullptr;
+        combine.options().weights = combine.options().row_values = nullptr;
+      }
+      combine.call();
+      combine.compare();
+      const std::vector<float> values(static_cast<std::size_t>(c.config.max_tokens * c.config.top_k), 1);
+      Buffer mine = Buffer::of(values), row_values(*rows.total * 4);
+      exchange.route_values(no_tokens ? nullptr : mine.as<float>(), rows.plan,
+                            no_rows ? nullptr : row_values.as<float>());
+      row_values.require_guards("row values");
+      exchange.check();
+    });
+  }
+}
+
+TEST_P(Contract, HomeWeightsOfPartialSumsAreEveryRanksBusiness) {
+  Case c = three_ranks(small_case(6));
+  c.tokens = {5, 0, 3};
+  c.full = false;
+  c.weights_from = WeightsFrom::home;
+  const Step step = make_step(c);
+  const reference::Outcome outcome = make_outcome(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    Exchange exchange(rank, c.config);
+    const Plan plan = play_step(exchange, c, step, outcome);
+    require_refused("home_weights given", [&] {
+      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+      if (rank.index() == 1) combine.options().home_weights = nullptr;
+      combine.call();
+    });
+    play_step(exchange, c, step, outcome);
+  });
+}
+
+}  // namespace
+}  // namespace ferry::contract
