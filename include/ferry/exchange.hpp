@@ -83,7 +83,7 @@ struct Arrivals {
   const std::int32_t* group_of_row = nullptr;  // [total] if memory was given for it
   const float* dots = nullptr;                 // [total] if DispatchOptions::dot_rows was given
   const HostTotals* host = nullptr;
-  std::uint64_t call = 0;  // call number on the lane
+  std::uint64_t call = 0;  // call number on the lane; replays of a captured call take numbers of their own
   Plan plan;
 };
 

@@ -164,6 +164,7 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
                                  .values = values,
                                  .row_values = row_values};
   launch_route_values(arguments, shape(0), handle_of(stream));
+  ++calls_;
 }
 
 const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* device_count, Stream stream) {
@@ -174,12 +175,14 @@ const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* devic
                    .device_count = device_count,
                    .metadata = metadata},
                   handle_of(stream));
+  ++calls_;
   return metadata;
 }
 
 void Lane::refuse(Operation operation, const Error& error, Stream stream) {
   launch_refusal({.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)},
                  handle_of(stream));
+  ++calls_;
 }
 
 Findings Lane::take_findings() {

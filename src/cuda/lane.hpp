@@ -78,6 +78,7 @@ class Lane {
   CombineArguments combine_{};
   LaunchShape sent_shape_;
   Arrivals arrivals_;
+  std::uint64_t calls_ = 0;  // put on streams so far
 };
 
 }  // namespace ferry::cuda

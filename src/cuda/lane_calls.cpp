@@ -129,6 +129,7 @@ Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) 
   DispatchArguments arguments = dispatch_arguments(call, halves == Halves::both);
   place_arrivals(call, arguments);
   launch_dispatch(arguments, halves, shape, handle_of(stream));
+  arrivals_.call = ++calls_;
   if (halves == Halves::send) {
     dispatch_ = arguments;
     sent_shape_ = shape;
@@ -172,6 +173,7 @@ void Lane::combine(const CombineCall& call, Halves halves, Stream stream) {
   // Sums of rows that are converted are made once, where the others are made.
   arguments.own_staged = halves != Halves::both || call.outputs.type != config.wire;
   launch_combine(arguments, halves, shape, handle_of(stream));
+  ++calls_;
   if (halves == Halves::send) {
     combine_ = arguments;
     sent_shape_ = shape;
