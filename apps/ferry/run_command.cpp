@@ -11,6 +11,7 @@
 #include "apps/ferry/job.hpp"
 #include "apps/ferry/limits_memory.hpp"
 #include "apps/ferry/machine.hpp"
+#include "apps/ferry/multiply.hpp"
 #include "apps/ferry/output.hpp"
 #include "apps/ferry/player.hpp"
 #include "apps/ferry/run_options.hpp"
@@ -87,7 +88,7 @@ void throw_if_failed(const report::RunReport& run) {
 void run(const RunOptions& options) {
   refuse_shared({{"--json", options.json}, {"--html", options.html}, {"--timeline", options.timeline}});
   const Files files(options);
-  use_one_blas_thread();
+  multiply_in_one_thread();
   const Job job = make_job(options);
   const report::RunReport report = play(job);
   write(report, job, files);

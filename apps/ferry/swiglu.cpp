@@ -1,19 +1,13 @@
 #include "apps/ferry/swiglu.hpp"
 
-#include <cblas.h>
-
 #include <cmath>
 
+#include "apps/ferry/multiply.hpp"
 #include "apps/ferry/random.hpp"
 
 namespace ferry::app {
 
 namespace {
-
-void multiply(const float* a, const float* b, std::int64_t rows, int inner, int columns, float* out) {
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(rows), columns, inner, 1.0F, a,
-              inner, b, columns, 0.0F, out, columns);
-}
 
 float silu(float x) {
   return x / (1.0F + std::exp(-x));
@@ -37,10 +31,6 @@ ExpertWeights::ExpertWeights(int experts, int hidden, int inner, std::uint64_t s
   const std::uint64_t key = key_of(seed, 0x5eed);
   for (std::size_t i = 0; i < values_.size(); ++i)
     values_[i] = value_at(key, i) * (i / matrix % 3 == 2 ? out : into);
-}
-
-void use_one_blas_thread() {
-  openblas_set_num_threads(1);
 }
 
 void Swiglu::run(int expert, const float* x, std::int64_t rows, float* out) {

@@ -1,4 +1,4 @@
-// SwiGLU experts in fp32: down(silu(x gate) * (x up)), by OpenBLAS in the calling thread.
+// SwiGLU experts in fp32: down(silu(x gate) * (x up)), in the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,6 @@ class ExpertWeights {
   int inner_ = 0;
   std::vector<float> values_;
 };
-
-// OpenBLAS works in the thread that calls it, from now on: the ranks are the threads.
-void use_one_blas_thread();
 
 class Swiglu {
  public:

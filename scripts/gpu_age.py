@@ -1,0 +1,28 @@
+#!/usr/bin/env python3
+"""Says how far the committed GPU results lie behind the GPU code: CI has no GPU, so results are made by scripts/gpu."""
+
+import json
+import pathlib
+import subprocess
+
+CODE = ["src/cuda", "src/layout", "src/format"]
+
+
+def commits_since(commit):
+    command = ["git", "rev-list", "--count", f"{commit}..HEAD", "--", *CODE]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def main():
+    results = [json.loads(path.read_text()) | {"file": path.name} for path in sorted(pathlib.Path("bench/results").glob("*.json"))]
+    if not results:
+        print("GPU results: none are committed")
+    for result in results:
+        behind = commits_since(result["commit"])
+        age = "of a commit that is not in this history" if behind is None else f"{behind} commits of GPU code behind"
+        print(f"GPU results: {result['file']}, {result['date']}, {age}")
+
+
+if __name__ == "__main__":
+    main()

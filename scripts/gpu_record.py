@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Writes what a part of scripts/gpu did as JSON, and prints one line about it."""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+
+# A test's own lines end with its time; the list at the end of a run does not.
+LINE = re.compile(r"^\[\s*(RUN|OK|FAILED|SKIPPED)\s*\] (\S+?)(?:,? where .*?)?(?: \((\d+) ms\))?$")
+SEED = re.compile(r"^FERRY_SEED=(\d+)", re.MULTILINE)
+
+
+def output_of(*command):
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def commit():
+    found = output_of("git", "rev-parse", "HEAD") or os.environ.get("FERRY_COMMIT", "unknown")
+    return {"commit": found, "changed": bool(output_of("git", "status", "--porcelain", "--untracked-files=no"))}
+
+
+def machine():
+    query = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    gpus = [line.split(", ") for line in query.splitlines()]
+    return {
+        "gpus": [name for name, _ in gpus],
+        "driver": gpus[0][1] if gpus else "",
+        "compiler": output_of("nvcc", "--version").splitlines()[-1:],
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+    }
+
+
+def tests_of(log):
+    """Counts of tests; one that was started and did not end is a failure."""
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    failures, running = [], None
+    for line in log.splitlines():
+        match = LINE.match(line)
+        if not match:
+            continue
+        what, name, time = match.groups()
+        if what == "RUN":
+            running = name
+        elif time is not None:
+            counts[{"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}[what]] += 1
+            failures += [name] if what == "FAILED" else []
+            running = None
+    if running:
+        counts["failed"] += 1
+        failures.append(running + " did not end")
+    return counts | {"failures": failures} if sum(counts.values()) else None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("part", "log", "status", "seconds", "memory", "filter", "to"):
+        parser.add_argument("--" + name, required=True)
+    parser.add_argument("--points", help="a file of measured points, as the program's --json writes them")
+    given = parser.parse_args()
+
+    log = pathlib.Path(given.log).read_text(errors="replace")
+    tests = tests_of(log)
+    record = commit() | {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": machine(),
+        "part": given.part,
+        "settings": {"memory": given.memory, "filter": given.filter, "seeds": SEED.findall(log)},
+        "exit_code": int(given.status),
+        "seconds": int(given.seconds),
+    }
+    if tests:
+        record["tests"] = tests
+    if given.points and pathlib.Path(given.points).exists():
+        record["measured"] = json.loads(pathlib.Path(given.points).read_text())
+    pathlib.Path(given.to).write_text(json.dumps(record, indent=2) + "\n")
+    counts = ", ".join(f"{tests[what]} {what}" for what in ("passed", "failed", "skipped")) if tests else "no tests"
+    print(f"   {given.part}: exit code {given.status}, {given.seconds} s, {counts}")
+    if tests and tests["passed"] + tests["failed"] == 0:
+        raise SystemExit("   every test was skipped: on a machine with GPUs that is a failure")
+
+
+if __name__ == "__main__":
+    main()

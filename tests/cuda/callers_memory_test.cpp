@@ -1,0 +1,174 @@
+// Where the caller's memory may lie, and what is refused.
+#include "contract/exchange.hpp"
+#include "cuda/fixture.hpp"
+#include "reference/dispatch.hpp"
+
+namespace ferry::contract {
+namespace {
+
+using CudaMemory = OnDevices;
+
+void play_once(DevicePlay& play, cudaStream_t stream) {
+  play.use(0, stream);
+  play.poison(stream);
+  play.dispatch(stream);
+  play.combine(stream);
+  play.compare(0, stream);
+}
+
+TEST_F(CudaMemory, OutputsMayLieInAnyDeviceMemory) {
+  const Case c = device_case(1, 3);
+  run(c.ranks, c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DevicePlay play(exchange, c);
+    keep_steps(play, c, 1);
+    const OwnStream stream;
+    play_once(play, stream.get());
+    const auto bytes = static_cast<std::size_t>(play.row_memory().bytes());
+    // Of a pool, and pinned on the host.
+    void *pooled = nullptr, *pinned = nullptr;
+    require_success(cudaMallocAsync(&pooled, bytes, stream.get()), "cudaMallocAsync");
+    require_success(cudaHostAlloc(&pinned, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+                    "cudaHostAlloc");
+    const void* own = play.outputs().data;
+    for (void* memory : {pooled, pinned}) {
+      require_success(cudaMemcpyAsync(memory, own, bytes - 16, cudaMemcpyDefault, stream.get()),
+                      "cudaMemcpyAsync");
+      play.outputs().data = memory;
+      play_once(play, stream.get());
+    }
+    stream.wait();
+    require_success(cudaFree(pooled), "cudaFree");
+    require_success(cudaFreeHost(pinned), "cudaFreeHost");
+  });
+}
+
+// The expert that does nothing: rows come home from where they arrived.
+TEST_F(CudaMemory, OutputsMayBeTheArrivalsThemselves) {
+  for (const bool lanes_own : {false, true}) {
+    Case c = device_case(2, 2);
+    c.reduction = c.config.reduction = Reduction::exact;
+    run(c.ranks, c, [&](Rank rank) {
+      ferry::Exchange exchange(rank, c.config);
+      DevicePlay play(exchange, c);
+      Step step = make_step(c);
+      reference::Outcome outcome = make_outcome(c, step);
+      for (int r = 0; r < c.ranks; ++r) {
+        std::vector<std::byte>& rows = outcome.ranks[static_cast<std::size_t>(r)].rows;
+        std::fill(rows.begin(), rows.end(), kPoison);
+        reference::write_part(step.world, step.places, r, 0, rows.data());
+      }
+      play.keep(step, outcome);
+      if (lanes_own) play.dispatch_options().memory.parts[0] = nullptr;
+      const OwnStream stream;
+      play.use(0, stream.get());
+      play.poison(stream.get());
+      play.dispatch(stream.get());
+      play.outputs().data = play.arrivals().data;
+      play.combine(stream.get());
+      exchange.synchronize(c.lane, stream);
+      const std::vector<std::byte> expected =
+          reference::combined(c.config, step.places, outcome, rank.index());
+      std::vector<std::byte> got = play.result_memory().on_host();
+      got.resize(expected.size());
+      require_equal_bytes(got, expected, 2, "result");
+    });
+  }
+}
+
+// Each rank makes the same mistake, so that each refuses its own call.
+TEST_F(CudaMemory, MisalignedMemoryIsRefused) {
+  Case c = device_case(3, 2);
+  c.full = true;
+  run(c.ranks, c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DevicePlay play(exchange, c);
+    keep_steps(play, c, 1);
+    const OwnStream stream;
+    const auto refused = [&](const char* what, const auto& call) {
+      try {
+        call();
+        exchange.synchronize(c.lane, stream);
+      } catch (const UsageError&) {
+        return play_once(play, stream.get());  // as usable as before
+      }
+      require(false, what, " was not refused");
+    };
+    const auto off = [](auto* pointer) {
+      return reinterpret_cast<decltype(pointer)>(reinterpret_cast<std::uintptr_t>(pointer) + 8);
+    };
+    refused("tokens at an odd address", [&] {
+      Tokens tokens = play.tokens();
+      tokens.parts[0] = off(tokens.parts[0]);
+      exchange.dispatch(tokens, play.ids(), nullptr, {}, stream);
+    });
+    refused("tokens nowhere", [&] {
+      Tokens tokens = play.tokens();
+      tokens.parts[0] = nullptr;
+      exchange.dispatch(tokens, play.ids(), nullptr, {}, stream);
+    });
+    refused("ids nowhere", [&] {
+      exchange.dispatch(play.tokens(), static_cast<const std::int32_t*>(nullptr), nullptr, {}, stream);
+    });
+    refused("rows at an odd address", [&] {
+      DispatchOptions options = play.dispatch_options();
+      options.memory.parts[0] = off(options.memory.parts[0]);
+      exchange.dispatch(play.tokens(), play.ids(), nullptr, options, stream);
+    });
+    refused("outputs at an odd address", [&] {
+      play.dispatch(stream.get());
+      exchange.combine({off(play.outputs().data)}, play.arrivals().plan, {play.result_memory().data()}, {},
+                       stream);
+    });
+    refused("a result at an odd address", [&] {
+      play.dispatch(stream.get());
+      exchange.combine(play.outputs(), play.arrivals().plan, {off(play.result_memory().data())}, {}, stream);
+    });
+  });
+}
+
+// A capture cannot wait: asked to, the exchange throws, and goes on as before.
+TEST_F(CudaMemory, WaitingInsideACaptureIsAnError) {
+  const Case c = device_case(4, 2);
+  run(c.ranks, c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DevicePlay play(exchange, c);
+    keep_steps(play, c, 1);
+    const OwnStream stream;
+    rank.barrier();
+    require_success(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
+                    "cudaStreamBeginCapture");
+    bool refused = false;
+    try {
+      exchange.synchronize(c.lane, stream);
+    } catch (const ferry::Error&) {
+      refused = true;
+    }
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(stream.get(), &graph);  // what it says: the capture is no more
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    cudaGetLastError();
+    require(refused, "synchronize() inside a capture threw nothing");
+    rank.barrier();
+    play_once(play, stream.get());
+  });
+}
+
+// The size query needs no device, so this runs anywhere.
+TEST(ContractOfCuda, MemoryStaysWithinItsBound) {
+  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+    constexpr int kRanks = 8;
+    Config config{
+        .experts = 256, .top_k = 8, .hidden = 7168, .max_tokens = 4096, .backend = BackendKind::cuda};
+    config.reduction = reduction;
+    const Sizes sizes = size_of(config, kRanks, 3);
+    const double bound = 2 * (kRanks * 4096.0 * 7168 * 2 + 4096.0 * 8 * 7168 * 2);
+    const auto symmetric =
+        static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
+    EXPECT_LE(symmetric, 1.05 * bound);
+    EXPECT_GE(symmetric, bound);
+  }
+}
+
+}  // namespace
+}  // namespace ferry::contract

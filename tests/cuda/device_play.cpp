@@ -1,0 +1,121 @@
+#include "cuda/device_play.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "contract/check.hpp"
+#include "format/parts.hpp"
+#include "reference/combine.hpp"
+#include "reference/dispatch.hpp"
+
+namespace ferry::contract {
+namespace {
+
+std::int64_t rows_of_all_groups(const ferry::Exchange& exchange) {
+  const Config& config = exchange.config();
+  const bool padded = config.layout == Layout::expert_padded;
+  return exchange.capacity() * (padded ? config.placement.local_experts(exchange.rank().index()) : 1);
+}
+
+std::vector<std::byte> narrow_ids(const std::vector<std::int64_t>& ids) {
+  return bytes_of_values(std::vector<std::int32_t>(ids.begin(), ids.end()));
+}
+
+}  // namespace
+
+DevicePlay::DevicePlay(ferry::Exchange& exchange, const Case& c)
+    : exchange_(exchange),
+      case_(c),
+      rank_(exchange.rank().index()),
+      capacity_rows_(rows_of_all_groups(exchange)),
+      token_bytes_(c.config.hidden * bytes_of(c.type)),
+      row_bytes_(parts_of(c.config.format, c.config.hidden).part[0].row_bytes),
+      output_bytes_(c.config.hidden * bytes_of(c.outputs)),
+      result_bytes_(c.config.hidden * bytes_of(c.result)),
+      tokens_memory_(c.config.max_tokens * token_bytes_),
+      ids_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
+      weights_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
+      count_(16),
+      rows_(capacity_rows_ * row_bytes_ + 16),
+      weight_(capacity_rows_ * 4 + 16),
+      plan_(plan_bytes(exchange.config(), c.ranks)),
+      outputs_memory_(capacity_rows_ * output_bytes_ + 16),
+      result_(c.config.max_tokens * result_bytes_),
+      tokens_(Tokens::rows(tokens_memory_.data(), c.config.max_tokens, c.type)),
+      outputs_{outputs_memory_.data(), c.outputs} {
+  tokens_.device_count = count();
+  dispatch_options_.lane = combine_options_.lane = c.lane;
+  dispatch_options_.memory.parts[0] = rows_.data();
+  dispatch_options_.memory.weight = weight_.as<float>();
+  dispatch_options_.memory.plan = plan_.data();
+  combine_options_.reduction = c.reduction;
+}
+
+int DevicePlay::keep(const Step& step, const reference::Outcome& outcome) {
+  const reference::RankInputs& mine = step.world.ranks[rank_];
+  const std::vector<std::int32_t> count(4, static_cast<std::int32_t>(mine.tokens));
+  sets_.push_back(std::unique_ptr<Set>(
+      new Set{step, outcome, DeviceBytes(mine.parts[0]), DeviceBytes(narrow_ids(mine.ids)),
+              DeviceBytes(bytes_of_values(mine.weights)), DeviceBytes(bytes_of_values(count)),
+              DeviceBytes(outcome.ranks[rank_].rows)}));
+  return static_cast<int>(sets_.size()) - 1;
+}
+
+void DevicePlay::use(int set, cudaStream_t stream) const {
+  const Set& from = *sets_[static_cast<std::size_t>(set)];
+  tokens_memory_.take(from.tokens, stream);
+  ids_.take(from.ids, stream);
+  weights_.take(from.weights, stream);
+  count_.take(from.count, stream);
+  outputs_memory_.take(from.outputs, stream);
+}
+
+void DevicePlay::poison(cudaStream_t stream) const {
+  rows_.poison(stream);
+  weight_.poison(stream);
+  result_.poison(stream);
+}
+
+void DevicePlay::dispatch(cudaStream_t stream) {
+  arrivals_ = exchange_.dispatch(tokens_, ids(), weights_.as<float>(), dispatch_options_, {stream});
+}
+
+void DevicePlay::combine(cudaStream_t stream) {
+  CombineOptions options = combine_options_;
+  options.weights = arrivals_.weight;
+  exchange_.combine(outputs_, arrivals_.plan, {result_.data(), case_.result}, options, {stream});
+}
+
+void DevicePlay::compare(int set, cudaStream_t stream) {
+  exchange_.synchronize(case_.lane, {stream});
+  const Set& expected = *sets_[static_cast<std::size_t>(set)];
+  compare_arrivals(expected.step);
+  compare_result(expected);
+}
+
+void DevicePlay::compare_arrivals(const Step& step) {
+  const reference::RankPlaces& places = step.places.ranks[rank_];
+  const Arrivals rows = memory_.on_host(arrivals_, exchange_.config(), case_.config.format, capacity_rows_);
+  require_equal_lists<std::int32_t>(rows.counts, places.counts, "counts");
+  require_equal_lists<std::int32_t>(rows.row_offsets, places.row_offsets, "row_offsets");
+  require_equal(*rows.total, places.row_offsets.back(), "total");
+  require_equal(rows.host->total, places.row_offsets.back(), "host total");
+  const reference::RowNotes notes = reference::row_notes(step.world, step.places, rank_);
+  for (std::size_t row = 0; row < places.rows.size(); ++row) {
+    if (places.rows[row].state == reference::RowState::untouched) continue;
+    require(rows.source[row] == places.rows[row].source, "source of row ", row);
+    require(std::memcmp(&rows.weight[row], &notes.weight[row], 4) == 0, "weight of row ", row);
+  }
+  std::vector<std::byte> image(static_cast<std::size_t>(rows_.bytes()), kPoison);
+  reference::write_part(step.world, step.places, rank_, 0, image.data());
+  require_equal_bytes(rows_.on_host(), image, static_cast<std::size_t>(row_bytes_), "rows");
+}
+
+void DevicePlay::compare_result(const Set& set) const {
+  std::vector<std::byte> image(static_cast<std::size_t>(result_.bytes()), kPoison);
+  const std::vector<std::byte> sums = reference::combined(case_.config, set.step.places, set.outcome, rank_);
+  std::copy(sums.begin(), sums.end(), image.begin());
+  require_equal_bytes(result_.on_host(), image, static_cast<std::size_t>(bytes_of(case_.result)), "result");
+}
+
+}  // namespace ferry::contract

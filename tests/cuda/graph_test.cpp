@@ -1,0 +1,106 @@
+// Calls captured in a graph, and replayed with inputs that change in device memory alone.
+#include "cuda/fixture.hpp"
+#include "reference/expected.hpp"
+
+namespace ferry::contract {
+namespace {
+
+using CudaGraph = OnDevices;
+
+constexpr int kSets = 6;
+
+void require_metadata(const StepMetadata* on_device, const Step& step, int rank) {
+  StepMetadata got;
+  device::copy(&got, on_device, sizeof got);
+  std::vector<std::int32_t> counts;
+  for (const reference::RankInputs& inputs : step.world.ranks)
+    counts.push_back(static_cast<std::int32_t>(inputs.tokens));
+  const StepMetadata expected = reference::step_metadata(counts, rank);
+  require_equal(got.sum, expected.sum, "sum");
+  require_equal(got.prefix, expected.prefix, "prefix");
+  require_equal(got.maximum, expected.maximum, "maximum");
+}
+
+void replay(const Rank& rank, const Case& c, int replays) {
+  ferry::Exchange exchange(rank, c.config);
+  DevicePlay play(exchange, c);
+  keep_steps(play, c, kSets);
+  std::vector<Step> steps;
+  for (int index = 0; index < kSets; ++index) steps.push_back(make_step(c, index));
+  const OwnStream stream;
+  const StepMetadata* metadata = nullptr;
+  rank.barrier();  // nobody allocates while anybody captures
+  const Graph graph(stream.get(), [&] {
+    play.dispatch(stream.get());
+    play.combine(stream.get());
+    metadata = exchange.metadata(play.count(), c.lane, stream);
+  });
+  rank.barrier();
+  const int compared = std::max(replays / 50, 1);
+  for (int number = 0; number < replays; ++number) {
+    const int set = number % kSets;
+    const bool looks = number % compared == number / compared % kSets || number == replays - 1;
+    play.use(set, stream.get());
+    if (looks) play.poison(stream.get());
+    graph.launch(stream.get());
+    if (!looks) continue;
+    try {
+      play.compare(set, stream.get());
+      require_metadata(metadata, steps[static_cast<std::size_t>(set)], rank.index());
+    } catch (const Mismatch& mismatch) {
+      throw Mismatch(str("replay ", number, ", set ", set, ": ", mismatch.what()));
+    }
+  }
+  exchange.check(c.lane);
+}
+
+TEST_F(CudaGraph, ReplaysFollowTheDevicesMemory) {
+  for (const int ranks : {1, 2, 4, 8}) {
+    const Case c = device_case(static_cast<std::uint64_t>(ranks), ranks);
+    run(ranks, c, [&](Rank rank) { replay(rank, c, replays_from_environment(1000)); });
+  }
+}
+
+TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndSums) {
+  for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
+    for (const Format& format : {Format::bf16(), Format::fp32()}) {
+      Case c = device_case(7, 3);
+      c.config.layout = layout;
+      c.config.format = format;
+      c.type = natural_type(format);
+      c.reduction = c.config.reduction = Reduction::exact;
+      run(c.ranks, c, [&](Rank rank) { replay(rank, c, 100); });
+    }
+  }
+}
+
+// Eager calls between replays: both take their numbers from the lane.
+TEST_F(CudaGraph, EagerCallsAndReplaysTakeTurns) {
+  const Case c = device_case(1, 2);
+  run(c.ranks, c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DevicePlay play(exchange, c);
+    keep_steps(play, c, kSets);
+    const OwnStream stream;
+    const auto both = [&] {
+      play.dispatch(stream.get());
+      play.combine(stream.get());
+    };
+    rank.barrier();
+    const Graph graph(stream.get(), both);
+    rank.barrier();
+    for (int number = 0; number < 60; ++number) {
+      play.use(number % kSets, stream.get());
+      play.poison(stream.get());
+      if (number % 3 == 1) {
+        both();
+      } else {
+        graph.launch(stream.get());
+      }
+      play.compare(number % kSets, stream.get());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ferry::contract

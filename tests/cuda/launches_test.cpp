@@ -1,0 +1,108 @@
+// How calls share devices: limits of SMs, streams, lanes, ranks on a card, other work beside them.
+#include "cuda/fixture.hpp"
+#include "cuda/hog.hpp"
+
+namespace ferry::contract {
+namespace {
+
+using CudaLaunches = OnDevices;
+
+void play_steps(DevicePlay& play, int sets, int calls, cudaStream_t stream) {
+  for (int number = 0; number < calls; ++number) {
+    play.use(number % sets, stream);
+    play.poison(stream);
+    play.dispatch(stream);
+    play.combine(stream);
+    play.compare(number % sets, stream);
+  }
+}
+
+// Compared with the reference each time, so the bytes are the same for every limit.
+TEST_F(CudaLaunches, LimitsOfSmsGiveTheSameBytes) {
+  for (const int ranks : {1, 2, 4}) {
+    Case c = device_case(static_cast<std::uint64_t>(ranks), ranks);
+    c.config.hidden = 1024;
+    c.config.max_tokens = 200;
+    run(ranks, c, [&](Rank rank) {
+      ferry::Exchange exchange(rank, c.config);
+      DevicePlay play(exchange, c);
+      keep_steps(play, c, 3);
+      const OwnStream stream;
+      for (const int limit : {1, 4, 8, 16, 24, 0}) {
+        play.dispatch_options().sm_limit = play.combine_options().sm_limit = limit;
+        try {
+          play_steps(play, 3, 3, stream.get());
+        } catch (const Mismatch& mismatch) {
+          throw Mismatch(str("sm_limit = ", limit, ": ", mismatch.what()));
+        }
+      }
+    });
+  }
+}
+
+// d0, d1, c0, c1 on a stream each, put there in another order on odd ranks, and never waited for in between.
+TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {
+  constexpr int kSets = 4, kCalls = 200;
+  Case c = device_case(1, 4);
+  c.config.lanes = 2;
+  Case other = c;
+  other.lane = 1;
+  other.seed = seed_of(2);
+  run(c.ranks, c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DevicePlay play0(exchange, c), play1(exchange, other);
+    keep_steps(play0, c, kSets);
+    keep_steps(play1, other, kSets);
+    DevicePlay* const plays[] = {&play0, &play1};
+    for (DevicePlay* play : plays) play->dispatch_options().sm_limit = play->combine_options().sm_limit = 8;
+    const OwnStream streams[2];
+    const int first = rank.index() % 2;
+    for (int number = 0; number < kCalls; ++number) {
+      const bool looks = number % 20 == 19;
+      for (const int lane : {first, 1 - first}) {
+        plays[lane]->use(number % kSets, streams[lane].get());
+        if (looks) plays[lane]->poison(streams[lane].get());
+        plays[lane]->dispatch(streams[lane].get());
+      }
+      for (const int lane : {1 - first, first}) plays[lane]->combine(streams[lane].get());
+      if (!looks) continue;
+      for (const int lane : {0, 1}) plays[lane]->compare(number % kSets, streams[lane].get());
+    }
+  });
+}
+
+TEST_F(CudaLaunches, OneToEightRanksOnOneCard) {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    const Case c = device_case(static_cast<std::uint64_t>(ranks), ranks);
+    run(ranks, c, [&](Rank rank) {
+      require_success(cudaSetDevice(0), "cudaSetDevice");
+      ferry::Exchange exchange(rank, c.config);
+      DevicePlay play(exchange, c);
+      keep_steps(play, c, 3);
+      const OwnStream stream;
+      play_steps(play, 3, 12, stream.get());
+    });
+  }
+}
+
+// Something else computes on all of the card, or on most of it, while calls run: they get their turn.
+TEST_F(CudaLaunches, OtherKernelsOnTheSameCard) {
+  for (const int left_free : {0, 8}) {
+    const Case c = device_case(static_cast<std::uint64_t>(left_free), 2);
+    run(c.ranks, c, [&](Rank rank) {
+      ferry::Exchange exchange(rank, c.config);
+      DevicePlay play(exchange, c);
+      keep_steps(play, c, 3);
+      play.dispatch_options().sm_limit = play.combine_options().sm_limit = 4;
+      const OwnStream stream, busy;
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        occupy(busy.get(), left_free, std::chrono::milliseconds(100));
+        play_steps(play, 3, 3, stream.get());
+      }
+      busy.wait();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ferry::contract

@@ -1,0 +1,108 @@
+// Device memory, streams and graphs of the tests of this folder, each freed by its object.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "contract/buffer.hpp"
+#include "contract/device_status.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::contract {
+
+using device::require_success;
+
+class OwnStream {
+ public:
+  OwnStream() {
+    require_success(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  ~OwnStream() { cudaStreamDestroy(stream_); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+  operator Stream() const { return {stream_}; }
+  void wait() const { require_success(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// Poisoned at first, on the current device.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(std::int64_t bytes) : bytes_(bytes) {
+    require_success(cudaMalloc(&data_, static_cast<std::size_t>(bytes)), "cudaMalloc");
+    require_success(cudaMemset(data_, std::to_integer<int>(kPoison), static_cast<std::size_t>(bytes)),
+                    "cudaMemset");
+    require_success(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  explicit DeviceBytes(const std::vector<std::byte>& values)
+      : DeviceBytes(static_cast<std::int64_t>(values.size())) {
+    require_success(cudaMemcpy(data_, values.data(), values.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  ~DeviceBytes() { cudaFree(data_); }
+  DeviceBytes(DeviceBytes&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  DeviceBytes& operator=(DeviceBytes&&) = delete;
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::int64_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+  void poison(cudaStream_t stream) const {
+    const auto bytes = static_cast<std::size_t>(bytes_);
+    require_success(cudaMemsetAsync(data_, std::to_integer<int>(kPoison), bytes, stream), "cudaMemsetAsync");
+  }
+  // The start of this memory becomes what `from` holds.
+  void take(const DeviceBytes& from, cudaStream_t stream) const {
+    const auto bytes = static_cast<std::size_t>(from.bytes_);
+    require_success(cudaMemcpyAsync(data_, from.data_, bytes, cudaMemcpyDeviceToDevice, stream),
+                    "cudaMemcpyAsync");
+  }
+  std::vector<std::byte> on_host() const {
+    std::vector<std::byte> values(static_cast<std::size_t>(bytes_));
+    require_success(cudaMemcpy(values.data(), data_, values.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return values;
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+class Graph {
+ public:
+  // Captures what `enqueue` puts on the stream, in global mode: meanwhile no thread of the process may
+  // allocate.
+  template <class Enqueue>
+  Graph(cudaStream_t stream, Enqueue enqueue) {
+    cudaGraph_t graph = nullptr;
+    require_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    enqueue();
+    require_success(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
+    cudaGraphDestroy(graph);
+    require_success(status, "cudaGraphInstantiate");
+  }
+  ~Graph() { cudaGraphExecDestroy(executable_); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void launch(cudaStream_t stream) const {
+    require_success(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
+  }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace ferry::contract
