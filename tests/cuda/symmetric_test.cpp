@@ -209,6 +209,7 @@ class Hammer {
 
   void check_running() const {
     FERRY_CHECK(cudaStreamQuery(stream_.get()) == cudaErrorNotReady, "the kernel has ended by itself");
+    cudaGetLastError();  // where "not ready" stands as well
   }
 
   void end() {
