@@ -77,7 +77,7 @@ TEST_F(CudaMemory, OutputsMayBeTheArrivalsThemselves) {
 }
 
 // Each rank makes the same mistake, so that each refuses its own call.
-TEST_F(CudaMemory, MisalignedMemoryIsRefused) {
+TEST_F(CudaMemory, MemoryThatCannotBeUsedIsRefused) {
   Case c = device_case(3, 2);
   c.full = true;
   run(c.ranks, c, [&](Rank rank) {
@@ -105,6 +105,13 @@ TEST_F(CudaMemory, MisalignedMemoryIsRefused) {
     refused("tokens nowhere", [&] {
       Tokens tokens = play.tokens();
       tokens.parts[0] = nullptr;
+      exchange.dispatch(tokens, play.ids(), nullptr, {}, stream);
+    });
+    refused("tokens in memory that devices do not reach", [&] {
+      std::vector<std::byte> pageable(1 << 20);
+      Tokens tokens = play.tokens();
+      tokens.parts[0] =
+          reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(pageable.data()) + 63) / 64 * 64);
       exchange.dispatch(tokens, play.ids(), nullptr, {}, stream);
     });
     refused("ids nowhere", [&] {

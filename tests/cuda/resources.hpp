@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -33,14 +34,15 @@ class OwnStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Poisoned at first, on the current device.
+// Poisoned at first, on the current device. Nothing here waits for other streams: kernels of other ranks on
+// the card may wait for this thread.
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::int64_t bytes) : bytes_(bytes) {
-    require_success(cudaMalloc(&data_, static_cast<std::size_t>(bytes)), "cudaMalloc");
-    require_success(cudaMemset(data_, std::to_integer<int>(kPoison), static_cast<std::size_t>(bytes)),
-                    "cudaMemset");
-    require_success(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    constexpr std::int64_t kLeast = 16;  // an address, also without bytes
+    require_success(cudaMalloc(&data_, static_cast<std::size_t>(std::max(bytes, kLeast))), "cudaMalloc");
+    poison(cudaStreamPerThread);
+    require_success(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
   }
   explicit DeviceBytes(const std::vector<std::byte>& values)
       : DeviceBytes(static_cast<std::int64_t>(values.size())) {
