@@ -165,7 +165,8 @@ class Exchange {
   std::int64_t capacity() const;
 
   // Sends every token to the ranks of its experts and lays the arrivals out. `weights` [count, top_k] or
-  // null.
+  // null. Device backends do not know at return what the peers gave: a rank without tokens gives weights (any
+  // pointer it may read nothing from) if it wants those that arrive.
   Arrivals dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                     const DispatchOptions& options = {}, Stream stream = {});
   Arrivals dispatch(const Tokens& tokens, const Ids& ids, const float* weights, Stream stream) {

@@ -78,6 +78,18 @@ struct Exchange::State {
     }
   }
 
+  // The first of an operation's two calls. On device backends the peers have put both on their streams when
+  // this rank refuses the first, so that it refuses the second as well.
+  template <class Step>
+  auto refusing_combine_too(int lane, Stream stream, Step step) {
+    try {
+      return step();
+    } catch (const Error& error) {
+      if (plan_in() == PlanIn::device) backend->refuse(Operation::combine, lane, error, stream);
+      throw;
+    }
+  }
+
   PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
 
   void finish(int lane) {
@@ -267,13 +279,18 @@ Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, co
                                     Stream stream) {
   const Config& config = state_->config;
   state_->idle_lane(options.lane);
-  state_->check_or_refuse(Operation::dispatch, options.lane, stream, [&] {
-    const std::int64_t dense = config.hidden * bytes_of(config.wire);
-    if (outputs.type != config.wire || (outputs.stride != 0 && outputs.stride != dense)) {
-      throw UsageError(str("combine_backward: outputs must be dense rows of ", to_string(config.wire), ", ",
-                           dense, " bytes each; rank ", state_->rank.index(), " gives ",
-                           to_string(outputs.type), ", stride = ", outputs.stride));
-    }
+  const auto refusing_both = [&](auto step) {
+    return state_->refusing_combine_too(options.lane, stream, step);
+  };
+  refusing_both([&] {
+    state_->check_or_refuse(Operation::dispatch, options.lane, stream, [&] {
+      const std::int64_t dense = config.hidden * bytes_of(config.wire);
+      if (outputs.type != config.wire || (outputs.stride != 0 && outputs.stride != dense)) {
+        throw UsageError(str("combine_backward: outputs must be dense rows of ", to_string(config.wire), ", ",
+                             dense, " bytes each; rank ", state_->rank.index(), " gives ",
+                             to_string(outputs.type), ", stride = ", outputs.stride));
+      }
+    });
   });
   DispatchOptions weighed = options;
   weighed.weigh_rows = true;
@@ -281,7 +298,7 @@ Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, co
   DispatchCall call = state_->dispatch_call(d_result, home_weights, weighed);
   call.plan = plan;
   // What only this rank finds is raised after both steps: the peers take both.
-  Arrivals rows = state_->carry(call, stream);
+  Arrivals rows = refusing_both([&] { return state_->carry(call, stream); });
   combine({}, rows.plan, {}, {.row_values = rows.dots, .route_values = d_weights, .lane = options.lane},
           stream);
   return rows;

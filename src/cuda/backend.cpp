@@ -45,18 +45,7 @@ class CudaBackend final : public Backend {
     return this->lane(lane).dispatch_receive(stream);
   }
 
-  void combine(const CombineCall& call, Stream stream) override {
-    if (call.home_weights == nullptr || call.reduction != Reduction::partial) {
-      return combine(call, Halves::both, stream);
-    }
-    // The sums are made where the experts are: the weights go there first.
-    Lane& lane = this->lane(call.lane);
-    route_values(call.home_weights, call.plan, lane.row_weights(), call.lane, stream);
-    CombineCall weighed = call;
-    weighed.weights = lane.row_weights();
-    weighed.home_weights = nullptr;
-    combine(weighed, Halves::both, stream);
-  }
+  void combine(const CombineCall& call, Stream stream) override { combine(call, Halves::both, stream); }
   void combine_send(const CombineCall& call, Stream stream) override { combine(call, Halves::send, stream); }
   void combine_receive(int lane, Stream stream) override {
     require_whole(Operation::combine);

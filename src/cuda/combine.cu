@@ -63,12 +63,24 @@ __device__ void speak(const CombineArguments& call, BlockState* state, const Pla
   if (awaits) await_letters(lane, state->number, state->letter);
 }
 
+// By the sending warps, before anything that waits: the weights that others need for their sums.
+template <Halves kHalves>
+__device__ void send_weights(const CombineArguments& call, const BlockState* state, const PlanView& plan) {
+  constexpr int kSending = Roles<kHalves>::kSending;
+  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  send_values(call.lane, state->number, call.home_weights,
+              block * kSending + static_cast<int>(threadIdx.x / 32), blocks * kSending, plan);
+  sync_threads_of(kSendBarrier, 32 * kSending);
+  if (threadIdx.x == 0) finish_sending(call.lane, state->number, blocks, Phase::weights);
+}
+
 template <Halves kHalves>
 __device__ void work(const CombineArguments& call, BlockState* state, const PlanView& plan) {
   using Role = Roles<kHalves>;
   const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
             blocks = static_cast<int>(gridDim.x);
   const bool speaks = block == 0 && warp == 0;
+  if (warp < Role::kSending && call.weights_travel) send_weights<kHalves>(call, state, plan);
   if (speaks) speak(call, state, plan, Role::kSends, Role::kReceives);
   if (warp < Role::kSending) {
     // Block 0's first warp has spoken instead, and may have waited long: it takes no share.

@@ -32,7 +32,8 @@ struct CombineArguments {
   const float* home_weights;  // [N, K], or null
   float* route_values;        // [N, K], or null
 
-  bool own_staged;  // what this rank brings to itself goes through staging as well
+  bool weights_travel;  // home weights go to the rows first, in the same call: sums are made there
+  bool own_staged;      // what this rank brings to itself goes through staging as well
 };
 
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,

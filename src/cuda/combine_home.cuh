@@ -18,7 +18,8 @@ __device__ inline bool await_row(const CombineArguments& call, std::uint64_t num
   Came came = Came::no;
   if (awaits) {
     came = wait_for(lane, lane.combine_flag(lane.rank, generation, row),
-                    lane.sent_flag(lane.rank, generation, from), {Operation::combine, number, from});
+                    lane.sent_flag(Phase::rows, lane.rank, generation, from),
+                    {Operation::combine, number, from});
     if (came == Came::no) note_bad_source(lane, row);
   }
   // Also: each thread's acquire before all threads' reads of its row.
@@ -92,8 +93,11 @@ __device__ inline bool reduce_sums(const CombineArguments& call, std::uint64_t n
   const std::uint32_t own = __ballot_sync(~0u, here);
   TokenRows own_rows{-1, 0, 1.0f};
   if (own != 0) {
-    const bool mine = slot < lane.top_k && plan.route_rank[route] == lane.rank;
+    const std::int32_t destination = slot < lane.top_k ? plan.route_rank[route] : -1;
+    const bool mine = destination == lane.rank;
+    if (destination != -1) usable(lane, destination, lane.ranks, route);
     own_rows = rows_of_token(call, mine ? plan.route_row[route] : -1, plan.header->total, route);
+    if (mine && call.weights_travel) own_rows.weight = call.home_weights[route];
   }
   const std::uint32_t present = __ballot_sync(~0u, came || here);
   const int own_position = own != 0 ? __ffs(static_cast<int>(own)) - 1 : -1;

@@ -4,6 +4,7 @@
 #include "cuda/combine.hpp"
 #include "cuda/findings.cuh"
 #include "cuda/places.cuh"
+#include "cuda/route_values.cuh"
 #include "cuda/values.cuh"
 #include "cuda/wait.cuh"
 
@@ -189,6 +190,26 @@ __device__ inline void send_token_rows(const CombineArguments& call, std::uint64
                           static_cast<unsigned long long>(sizeof(RouteTail)));
 }
 
+// By one warp: the weight of this thread's slot for message i of `home`, which its home has sent in this
+// call. False: the call has ended early.
+__device__ inline bool await_weight(const CombineArguments& call, std::uint64_t number, int home,
+                                    std::int64_t i, float* weight) {
+  const LaneView& lane = call.lane;
+  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
+  const Came came = wait_for(lane, lane.dispatch_flag(lane.rank, generation, home, i),
+                             lane.sent_flag(Phase::weights, lane.rank, generation, home),
+                             {Operation::combine, number, home});
+  if (__any_sync(~0u, came == Came::ended)) return false;
+  if (__any_sync(~0u, came == Came::no)) {
+    if (slot == 0) note_bad_source(lane, std::int64_t{home} * lane.max_tokens + i);
+    *weight = 0;
+    return true;
+  }
+  const std::byte* values = lane.message(lane.rank, generation, home, i, values_bytes(lane));
+  if (slot < lane.top_k) *weight = reinterpret_cast<const float*>(values)[slot];
+  return true;
+}
+
 // By one warp of `workers`: homes in turn, starting with the next rank.
 __device__ inline void send_results(const CombineArguments& call, std::uint64_t number, int worker,
                                     int workers, const PlanView& plan) {
@@ -211,7 +232,8 @@ __device__ inline void send_results(const CombineArguments& call, std::uint64_t 
       if (slot == 0) note_bad_source(lane, message);
       continue;
     }
-    const TokenRows rows = rows_of_token(call, row, total, message * lane.top_k + slot);
+    TokenRows rows = rows_of_token(call, row, total, message * lane.top_k + slot);
+    if (call.weights_travel && !await_weight(call, number, home, i, &rows.weight)) break;
     if (call.reduction == Reduction::partial) {
       send_token_sum(call, number, home, std::int64_t{token} * lane.most_ranks + position, rows, &sent);
     } else {

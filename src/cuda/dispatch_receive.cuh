@@ -236,7 +236,8 @@ __device__ inline void take_messages(const DispatchArguments& call, std::uint64_
     const std::int64_t i = unit / lane.ranks;
     if (i >= messages_between(lane, plan, source, lane.rank)) continue;
     const std::uint64_t* flag = lane.dispatch_flag(lane.rank, static_cast<int>(number & 1), source, i);
-    const std::uint64_t* all_sent = lane.sent_flag(lane.rank, static_cast<int>(number & 1), source);
+    const std::uint64_t* all_sent =
+        lane.sent_flag(Phase::rows, lane.rank, static_cast<int>(number & 1), source);
     // Acquire, by every thread of the warp for itself: the message before its flag.
     const Came came = wait_for(lane, flag, all_sent, {Operation::dispatch, number, source});
     if (__any_sync(~0u, came == Came::ended)) return;

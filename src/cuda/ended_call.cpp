@@ -21,7 +21,7 @@ constexpr std::array kDispatchOptions = {"format",
                                          "dispatch from a plan",
                                          "weigh_rows",
                                          "call that made the plan"};
-constexpr std::array kCombineOptions = {"reduction", "call that made the plan"};
+constexpr std::array kCombineOptions = {"reduction", "home_weights given", "call that made the plan"};
 constexpr std::array kCombineArguments = {"outputs and result", "row_values and route_values",
                                           "weights of the rows"};
 
@@ -90,6 +90,8 @@ void Lane::raise_ended() {
   const EndedCall ended = *left;
   // Release: a kernel that finds the place free may write it.
   std::atomic_ref(left->call).store(0, std::memory_order_release);
+  // What a call found that has ended early is nothing a later one should be blamed for.
+  take_findings();
   raise(ended, view_.rank);
 }
 

@@ -50,8 +50,6 @@ class Lane {
   void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
   void add_wire(WireCounts& counts) const;
 
-  float* row_weights() const { return array<float>(arrays_.row_weights); }
-
   // Blocks that the next calls with this limit take. 0: the lane's part of the device.
   int blocks_for(int sm_limit) const;
 

@@ -154,6 +154,8 @@ void Lane::combine(const CombineCall& call, Halves halves, Stream stream) {
   arguments.lane = view_;
   arguments.terms.operation = Operation::combine;
   arguments.terms.option[arguments.terms.option_count++] = static_cast<std::int64_t>(call.reduction);
+  arguments.weights_travel = call.reduction == Reduction::partial && call.home_weights != nullptr;
+  arguments.terms.option[arguments.terms.option_count++] = arguments.weights_travel;
   arguments.plan = call.plan.storage();
   arguments.reduction = call.reduction;
   arguments.wire = config.wire;

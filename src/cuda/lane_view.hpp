@@ -32,11 +32,14 @@ struct LaneState {
   std::uint64_t placed;             // call whose places are known (release, gpu scope)
   std::uint64_t ended;              // call that has ended early; ~0 when the exchange has failed
   std::uint32_t timeout_taken;      // 1: some thread writes the timeout record
-  std::uint32_t finished;           // blocks of the call that have sent all they have; 0 after the last
+  std::uint32_t finished[kPhases];  // blocks of the call that have sent all they have; 0 after the last
   FoundOnDevice found;
   WireCounts wire;
   std::int64_t dispatches;
 };
+
+// What a rank sends in a call, in this order.
+enum class Phase : int { weights, rows };
 
 // Delays at random before stores, flags and polls, to shake out orders that only luck keeps.
 struct Jitter {
@@ -89,8 +92,8 @@ struct LaneView {
   FERRY_HD std::int32_t* letter_counts(int at_rank, int generation, int source) const {
     return at<std::int32_t>(at_rank, signals.letter(generation, source) + signals.counts_offset());
   }
-  FERRY_HD std::uint64_t* sent_flag(int at_rank, int generation, int source) const {
-    return at<std::uint64_t>(at_rank, signals.sent_flag(generation, source));
+  FERRY_HD std::uint64_t* sent_flag(Phase phase, int at_rank, int generation, int source) const {
+    return at<std::uint64_t>(at_rank, signals.sent_flag(static_cast<int>(phase), generation, source));
   }
   FERRY_HD std::uint64_t* dispatch_flag(int at_rank, int generation, int source, std::int64_t i) const {
     return at<std::uint64_t>(at_rank, signals.dispatch_flag(generation, source, i));

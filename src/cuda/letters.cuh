@@ -120,15 +120,17 @@ __device__ inline bool await_letters(const LaneView& lane, std::uint64_t call, c
 
 // By one thread of each block that sends, ordered after all that its block has sent: the last of them tells
 // every rank that nothing more comes.
-__device__ inline void finish_sending(const LaneView& lane, std::uint64_t call, int blocks) {
+__device__ inline void finish_sending(const LaneView& lane, std::uint64_t call, int blocks,
+                                      Phase phase = Phase::rows) {
   // Release and acquire at gpu scope: each block's flags before the last word of the last block.
   __threadfence();
-  const unsigned before = atomicInc(&lane.state->finished, static_cast<unsigned>(blocks - 1));
+  const unsigned before =
+      atomicInc(&lane.state->finished[static_cast<int>(phase)], static_cast<unsigned>(blocks - 1));
   if (before != static_cast<unsigned>(blocks - 1)) return;
   __threadfence();
   jitter(lane);
   for (int peer = 0; peer < lane.ranks; ++peer)
-    store_release_sys(lane.sent_flag(peer, static_cast<int>(call & 1), lane.rank), call);
+    store_release_sys(lane.sent_flag(phase, peer, static_cast<int>(call & 1), lane.rank), call);
 }
 
 }  // namespace ferry::cuda

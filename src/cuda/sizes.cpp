@@ -80,7 +80,6 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.weight = chain.take(4 * rows * (rank_major ? config.top_k : 1));
   arrays.local_ids = chain.take(rank_major ? 4 * rows * config.top_k : 0);
   arrays.dots = chain.take(rank_major ? 0 : 4 * rows);
-  arrays.row_weights = chain.take(rank_major ? 0 : 4 * rows);
   arrays.group_expert = chain.take(4 * groups);
   arrays.counts = chain.take(4 * groups);
   arrays.row_offsets = chain.take(4 * (groups + 1));

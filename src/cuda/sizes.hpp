@@ -25,7 +25,7 @@ struct LaneArrays {
   std::int64_t state = 0, first_rows = 0, offsets = 0, load = 0, metadata = 0;
   std::int64_t plan = 0;
   std::int64_t parts = 0;  // one area, laid out anew by every dispatch: formats differ in their parts
-  std::int64_t weight = 0, local_ids = 0, dots = 0, row_weights = 0;
+  std::int64_t weight = 0, local_ids = 0, dots = 0;
   std::int64_t group_expert = 0, counts = 0, row_offsets = 0;
   std::int64_t parts_bytes = 0;  // of the arrivals' parts
   std::int64_t bytes = 0;        // of everything

@@ -4,6 +4,7 @@
 #include "cuda/letters.cuh"
 #include "cuda/places.cuh"
 #include "cuda/plan_header.cuh"
+#include "cuda/route_values.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -51,37 +52,6 @@ __global__ void __launch_bounds__(32, 1) metadata_kernel(const __grid_constant__
 constexpr int kValueWarps = 8;
 constexpr int kValueSendWarps = 4;
 
-__device__ std::int64_t values_bytes(const LaneView& lane) {
-  return (4 * lane.top_k + 15) / 16 * 16;
-}
-
-// By one warp of `workers`: the K values of each token to every rank that has rows of it.
-__device__ void send_values(const RouteValuesArguments& call, std::uint64_t number, int worker, int workers,
-                            const PlanView& plan) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  std::int64_t most = 0;
-  for (int rank = 0; rank < lane.ranks; ++rank)
-    most = max(most, messages_between(lane, plan, lane.rank, rank));
-  for (std::int64_t unit = worker; unit < most * lane.ranks; unit += workers) {
-    const int rank = static_cast<int>((lane.rank + 1 + unit) % lane.ranks);
-    const std::int64_t i = unit / lane.ranks;
-    if (i >= messages_between(lane, plan, lane.rank, rank)) continue;
-    const std::int64_t where = std::int64_t{rank} * lane.max_tokens + i;
-    const std::int32_t token = plan.sent_tokens[where];
-    jitter(lane);
-    if (token < 0 || token >= plan.header->tokens) {
-      if (slot == 0) note_bad_source(lane, where);
-      continue;
-    }
-    auto* to = reinterpret_cast<float*>(lane.message(rank, generation, lane.rank, i, values_bytes(lane)));
-    if (slot < lane.top_k) to[slot] = call.values[std::int64_t{token} * lane.top_k + slot];
-    __syncwarp();
-    // Release: the values of all threads of the warp (ordered by the barrier) before their flag.
-    if (slot == 0) store_release_sys(lane.dispatch_flag(rank, generation, lane.rank, i), number);
-  }
-}
-
 __device__ void zero_padding_values(const RouteValuesArguments& call, const PlanView& plan, int thread,
                                     int threads) {
   for (std::int64_t row = thread; row < plan.header->total; row += threads) {
@@ -101,9 +71,9 @@ __device__ void take_values(const RouteValuesArguments& call, std::uint64_t numb
     const std::int64_t i = unit / lane.ranks;
     if (i >= messages_between(lane, plan, source, lane.rank)) continue;
     const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
-    const Came came =
-        wait_for(lane, lane.dispatch_flag(lane.rank, generation, source, i),
-                 lane.sent_flag(lane.rank, generation, source), {Operation::route_values, number, source});
+    const Came came = wait_for(lane, lane.dispatch_flag(lane.rank, generation, source, i),
+                               lane.sent_flag(Phase::rows, lane.rank, generation, source),
+                               {Operation::route_values, number, source});
     if (__any_sync(~0u, came == Came::ended)) return;
     if (__any_sync(~0u, came == Came::no)) {
       if (slot == 0) note_bad_source(lane, where);
@@ -145,8 +115,8 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
   }
   if (warp < kValueSendWarps) {
     if (!speaks)
-      send_values(call, state->number, block * kValueSendWarps + warp - 1, blocks * kValueSendWarps - 1,
-                  plan);
+      send_values(lane, state->number, call.values, block * kValueSendWarps + warp - 1,
+                  blocks * kValueSendWarps - 1, plan);
     sync_threads_of(1, 32 * kValueSendWarps);
     if (threadIdx.x == 0) finish_sending(lane, state->number, blocks);
     return;

@@ -1,7 +1,7 @@
 // Where the signals of one lane lie in a GPU rank's symmetric memory.
 //
 //   letters         [2 generations][R sources]   what one rank tells another once a call
-//   sent flags      [2][R sources]               call number: nothing more comes from a source
+//   sent flags      [2 phases][2][R sources]     call number: nothing more of a phase comes from a source
 //   dispatch flags  [2][R sources][T]            call number: message i of a source is here
 //   combine flags   [2][combine rows]            call number: this row of combine's staging is here
 #pragma once
@@ -15,6 +15,7 @@
 namespace ferry {
 
 inline constexpr int kDeviceOptions = 12;
+inline constexpr int kPhases = 2;  // of a call that sends: combine's weights from home, then everything else
 inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence is compared
 
 // Stored last with release: `call`. Whoever has read it with acquire may read the rest.
@@ -44,11 +45,11 @@ struct DeviceSignals {
   FERRY_HD constexpr std::int64_t letter(int generation, int source) const {
     return (std::int64_t{generation} * ranks + source) * letter_bytes();
   }
-  FERRY_HD constexpr std::int64_t sent_flag(int generation, int source) const {
-    return letter(2, 0) + 8 * (std::int64_t{generation} * ranks + source);
+  FERRY_HD constexpr std::int64_t sent_flag(int phase, int generation, int source) const {
+    return letter(2, 0) + 8 * ((2 * std::int64_t{phase} + generation) * ranks + source);
   }
   FERRY_HD constexpr std::int64_t dispatch_flag(int generation, int source, std::int64_t i) const {
-    return sent_flag(2, 0) + 8 * ((std::int64_t{generation} * ranks + source) * max_tokens + i);
+    return sent_flag(2, 0, 0) + 8 * ((std::int64_t{generation} * ranks + source) * max_tokens + i);
   }
   FERRY_HD constexpr std::int64_t combine_flag(int generation, std::int64_t row) const {
     return dispatch_flag(2, 0, 0) + 8 * (generation * combine_rows + row);
