@@ -47,6 +47,10 @@ Value named(const std::array<Value, kCount>& values, const std::string& name) {
 
 }  // namespace
 
+void add_count(CLI::App& command, const char* name, int& value, const std::string& about) {
+  add_number(command, name, value, about, 1, std::numeric_limits<int>::max());
+}
+
 CLI::Option* add_seed(CLI::App& command, std::uint64_t& value, const std::string& about) {
   return command
       .add_option_function<std::string>(
@@ -60,7 +64,7 @@ CLI::Option* add_text(CLI::App& command, const char* name, std::string& value, c
       .add_option_function<std::string>(
           name,
           [&value, name](const std::string& text) {
-            if (text.empty()) throw UsageError(fmt::format("{}: the name is empty", name));
+            if (text.empty()) throw UsageError(fmt::format("{}: must not be empty", name));
             value = text;
           },
           about)

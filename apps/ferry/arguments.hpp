@@ -12,6 +12,15 @@
 
 namespace ferry::app {
 
+// A number from `least` to `most`; the error of another names it and the range.
+template <class Number>
+void add_number(CLI::App& command, const char* name, Number& value, const std::string& about, Number least,
+                Number most) {
+  command.add_option(name, value, about)->check(CLI::Range(least, most).description(""))->type_name("N");
+}
+
+void add_count(CLI::App& command, const char* name, int& value, const std::string& about);  // 1 or more
+
 // Of a synthesised trace and whatever else is drawn: decimal digits below 2^64, anything else is refused.
 CLI::Option* add_seed(CLI::App& command, std::uint64_t& value, const std::string& about);
 

@@ -90,45 +90,34 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
 }  // namespace
 
 void add_bench_options(CLI::App& command, BenchOptions& options) {
-  const CLI::Range positive(1, std::numeric_limits<int>::max());
-  command.add_option(
-      "--trace", options.traces,
-      "recorded (folder/name or path.npy) or synth:decode, synth:prefill, synth:uniform; may be "
-      "repeated; default: synth:uniform, synth:decode and the first recorded one under FERRY_TRACES");
-  command.add_option("--tokens", options.tokens, "of a rank in a call: 1:8192 doubles, 1,5,64 is a list")
-      ->capture_default_str();
-  command.add_option("--ranks", options.ranks, "a list")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  const std::vector<std::string> layouts{"expert_major", "expert_padded", "rank_major"};
+  const std::vector<std::string> reductions{"partial", "exact", "unreduced"};
+  const auto add_list = [&](const char* name, auto& values, const char* about) {
+    return command.add_option(name, values, about)->delimiter(',')->type_name("LIST");
+  };
+  command
+      .add_option("--trace", options.traces,
+                  "a recorded trace (folder/name or path.npy), or\nsynth:decode, synth:prefill, "
+                  "synth:uniform; may be repeated;\n"
+                  "default: synth:uniform, synth:decode and the first\nrecorded one under FERRY_TRACES")
+      ->type_name("NAME");
+  add_text(command, "--tokens", options.tokens,
+           "of a rank in a call: 1:8192 doubles, 1,5,64 is a list;\ndefault 1:2048", "LIST");
+  add_list("--ranks", options.ranks, "ranks on this machine, default 4")
+      ->check(CLI::Range(1, 1024).description(""));
   command.add_flag("--processes", options.processes, "each rank is a process instead of a thread");
-  command
-      .add_option("--format", options.formats,
-                  "a list of bf16, fp16, fp32, fp8, fp8-columns, fp8-pow2, fp8-pow2-packed")
-      ->delimiter(',')
-      ->capture_default_str();
-  command.add_option("--layout", options.layouts, "a list of expert_major, expert_padded, rank_major")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"expert_major", "expert_padded", "rank_major"}))
-      ->capture_default_str();
-  command.add_option("--reduction", options.reductions, "a list of partial, exact, unreduced")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"partial", "exact", "unreduced"}))
-      ->capture_default_str();
-  command.add_option("--hidden", options.hidden, "columns of a token")
-      ->check(positive)
-      ->capture_default_str();
-  command
-      .add_option("--experts", options.experts,
-                  "of synthesised traces; default: as the first recorded one, or else 256")
-      ->check(positive);
-  command
-      .add_option("--top-k", options.top_k,
-                  "of synthesised traces; default: as the first recorded one, or else 8")
-      ->check(CLI::Range(1, kMaxTopK));
-  command.add_option("--repetitions", options.repetitions, "of every point")
-      ->check(positive)
-      ->capture_default_str();
+  add_list("--format", options.formats,
+           "of bf16 (default), fp16, fp32, and fp8, followed by\nany of -columns, -pow2, -packed");
+  add_list("--layout", options.layouts, "of expert_major (default), expert_padded, rank_major")
+      ->check(CLI::IsMember(layouts).description(""));
+  add_list("--reduction", options.reductions, "of partial (default), exact, unreduced")
+      ->check(CLI::IsMember(reductions).description(""));
+  add_count(command, "--hidden", options.hidden, "columns of a token, default 7168");
+  add_count(command, "--experts", options.experts,
+            "of synthesised traces; default: as the first recorded\none, or else 256");
+  add_number(command, "--top-k", options.top_k,
+             "of synthesised traces; default: as the first recorded\none, or else 8", 1, kMaxTopK);
+  add_count(command, "--repetitions", options.repetitions, "of every point, default 50");
   add_seed(command, options.seed, "of synthesised traces, default 1");
   add_output(command, "--json", options.json, "the report as JSON; - is stdout, instead of the table");
 }
@@ -161,7 +150,7 @@ std::vector<Trace> open_bench_traces(const BenchOptions& options) {
   std::vector<Trace> traces(names.size());
   const Trace* recorded = nullptr;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    if (names[i].empty()) throw UsageError("--trace: the name is empty");
+    if (names[i].empty()) throw UsageError("--trace: must not be empty");
     if (names[i].starts_with("synth:")) continue;
     traces[i] = open_trace(names[i]);
     if (recorded == nullptr) recorded = &traces[i];

@@ -15,17 +15,6 @@ namespace {
 
 constexpr double kDeadline = 300.0;  // on few cores a rank may check for long while its peers wait
 
-// A number from `least` to `most`; the error of another names it and the range.
-template <class Number>
-void add_number(CLI::App& command, const char* name, Number& value, const char* about, Number least,
-                Number most) {
-  command.add_option(name, value, about)->check(CLI::Range(least, most).description(""))->type_name("N");
-}
-
-void add_count(CLI::App& command, const char* name, int& value, const char* about) {
-  add_number(command, name, value, about, 1, std::numeric_limits<int>::max());
-}
-
 void add_choice(CLI::App& command, const char* name, std::string& value, const char* about,
                 const std::vector<std::string>& choices) {
   command.add_option(name, value, about)->check(CLI::IsMember(choices).description(""))->type_name("NAME");
@@ -69,10 +58,10 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
 }
 
 void add_output_options(CLI::App& command, RunOptions& options) {
-  add_output(command, "--json", options.json,
-             "the report as JSON; - is stdout, here as below,\ninstead of the table");
-  add_output(command, "--html", options.html, "a page that shows the run");
-  add_output(command, "--timeline", options.timeline, "the timeline for Perfetto (Chrome trace format)");
+  add_output(command, "--json", options.json, "the report as JSON; - is stdout, instead of the table");
+  add_output(command, "--html", options.html, "a page that shows the run, or - likewise");
+  add_output(command, "--timeline", options.timeline,
+             "the timeline for Perfetto (Chrome trace format), or -");
 }
 
 // A recording may list an expert twice for a token, which takes room for more rows.

@@ -160,7 +160,7 @@ void add_info(CLI::App& command) {
     int ranks = 8;
   };
   const auto options = std::make_shared<Options>();
-  at->add_option("name", options->name, "folder/name, path.npy or synth:...")->required();
+  at->add_option("name", options->name, "folder/name, path.npy or synth:...")->required()->type_name("NAME");
   at->add_option("--ranks", options->ranks, "ranks that share the experts out, default 8")
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->type_name("N");
@@ -178,7 +178,8 @@ void add_synth(CLI::App& command) {
   const auto options = std::make_shared<Options>();
   at->add_option("spec", options->spec,
                  "synth:decode, synth:prefill or synth:uniform, perhaps with :key=value,...")
-      ->required();
+      ->required()
+      ->type_name("NAME");
   add_text(*at, "--out", options->prefix, "writes PREFIX.ids.npy, PREFIX.weights.npy and PREFIX.seqlens.npy",
            "PREFIX")
       ->required();

@@ -48,7 +48,7 @@ std::string why_no_traces() {
   const std::string folder = Environment::read().traces;
   if (folder.empty()) return "FERRY_TRACES is not set";
   std::error_code failed;
-  fs::directory_iterator(folder, failed);
+  const fs::directory_iterator first(folder, failed);
   if (failed) return fmt::format("FERRY_TRACES names '{}': {}", folder, failed.message());
   return fmt::format("FERRY_TRACES names '{}', and no <folder>/<name>{} is in it", folder, kIds);
 }

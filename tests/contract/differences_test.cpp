@@ -140,10 +140,12 @@ TEST_P(Contract, DifferentPlansAreNamed) {
         DispatchPlay(exchange, c, first).run_by(kept);  // as usable as before
       };
       require_named("dispatch", [&] { DispatchPlay(exchange, c, first).call(mine); });
+#ifndef __SANITIZE_THREAD__  // as above: sums of two plans may go to the same bytes
       require_named("combine", [&] {
         const Step& step = odd ? second : first;
         CombinePlay(exchange, c, step, outcomes[odd], mine, nullptr).call();
       });
+#endif
       if (layout == Layout::rank_major) return;
       require_named("route_values", [&] {
         Buffer values(std::int64_t{mine.tokens()} * c.config.top_k * 4), rows(mine.total() * 4);
