@@ -82,8 +82,12 @@ def main():
     if given.points and pathlib.Path(given.points).exists():
         record["measured"] = json.loads(pathlib.Path(given.points).read_text())
     pathlib.Path(given.to).write_text(json.dumps(record, indent=2) + "\n")
-    counts = ", ".join(f"{tests[what]} {what}" for what in ("passed", "failed", "skipped")) if tests else "no tests"
-    print(f"   {given.part}: exit code {given.status}, {given.seconds} s, {counts}")
+    words = [f"exit code {given.status}", f"{given.seconds} s"]
+    if tests:
+        words += [f"{tests[what]} {what}" for what in ("passed", "failed", "skipped")]
+    if "measured" in record:
+        words.append(f"measured: {given.points}")
+    print(f"   {given.part}: {', '.join(words)}")
     if tests and tests["passed"] + tests["failed"] == 0:
         raise SystemExit("   every test was skipped: on a machine with GPUs that is a failure")
 

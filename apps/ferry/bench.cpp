@@ -3,6 +3,8 @@
 
 #include <memory>
 
+#include "apps/ferry/bench_device.hpp"
+#include "apps/ferry/bench_device_report.hpp"
 #include "apps/ferry/bench_options.hpp"
 #include "apps/ferry/bench_player.hpp"
 #include "apps/ferry/bench_report.hpp"
@@ -24,29 +26,35 @@ GB/s      dispatch: tokens read, wire bytes written and read, rows written; comb
           written and read, results written
 memcpy    bytes read and written by as many threads or processes, in turn with the calls of the same point
 
+--backend cuda: times are of graphs of twenty calls that follow each other on the ranks' streams, on the slowest
+rank; floor is what the busiest rank must send or receive, as fast as ranks can push with the SMs of the row
+(push: measured in the same run); host is the calling thread's time for a call outside of graphs.
+
 Before a point is timed, every count, source, weight and byte that arrives is compared with what was sent, and
 every byte that combine brings home with the exact sum.
 
 Examples:
   ferry bench
   ferry bench --tokens 1:8192 --trace synth:uniform --trace synth:prefill
-  ferry bench --tokens 128,2048 --ranks 2,4,8 --format bf16,fp8 --processes --json bench.json)";
+  ferry bench --tokens 128,2048 --ranks 2,4,8 --format bf16,fp8 --processes --json bench.json
+  ferry bench --backend cuda --tokens 1:8192 --sms 0,8,24)";
 
 void run(const BenchOptions& options) {
   const Output json(options.json);
   const std::vector<Trace> traces = open_bench_traces(options);
   const std::vector<BenchPoint> points = bench_points(options, traces);
+  const bool on_gpus = options.backend == "cuda";
   std::vector<BenchRow> rows;
   {
     Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
     progress.show();
     for (const BenchPoint& point : points) {
-      rows.push_back({point, play_bench(point)});
+      rows.push_back({point, on_gpus ? play_device_bench(point) : play_bench(point)});
       progress.advance();
     }
   }
-  if (!json.to_stdout()) fmt::print("{}", bench_table(rows));
-  if (json.wanted()) json.write(bench_json(rows).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}", on_gpus ? device_bench_table(rows) : bench_table(rows));
+  if (json.wanted()) json.write((on_gpus ? device_bench_json(rows) : bench_json(rows)).dump(2) + "\n");
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ double bytes_needed(const BenchPoint& point) {
 }
 
 void check_memory(const BenchPoint& point) {
+  if (point.config.backend == BackendKind::cuda) return;  // the device says itself what does not fit
   const double bytes = bytes_needed(point);
   const auto available = static_cast<double>(available_memory_bytes());
   if (available == 0 || bytes < available) return;
@@ -56,14 +57,17 @@ void check_memory(const BenchPoint& point) {
 }
 
 BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks, int tokens,
-                      const std::string& format, const std::string& layout, const std::string& reduction) {
+                      const std::string& format, const std::string& layout, const std::string& reduction,
+                      int sm_limit) {
   BenchPoint point;
   point.trace = &trace;
   point.ranks = ranks;
   point.processes = options.processes;
   point.tokens = tokens;
   point.repetitions = options.repetitions;
+  point.sm_limit = sm_limit;
   Config& config = point.config;
+  config.backend = backend_of(options.backend);
   config.experts = trace.experts;
   config.top_k = trace.top_k;
   config.hidden = options.hidden;
@@ -82,7 +86,7 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
   }
   size_of(config, ranks);  // refuses what construction would
   const std::int64_t arriving = std::int64_t{tokens} * config.top_k * point.token_bytes();
-  point.launches = arriving <= kShort ? kLaunches : 1;
+  point.launches = config.backend == BackendKind::cuda || arriving <= kShort ? kLaunches : 1;
   check_memory(point);
   return point;
 }
@@ -105,6 +109,14 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
            "of a rank in a call: 1:8192 doubles, 1,5,64 is a list;\ndefault 1:2048", "LIST");
   add_list("--ranks", options.ranks, "ranks on this machine, default 4")
       ->check(CLI::Range(1, 1024).description(""));
+  command
+      .add_option("--backend", options.backend,
+                  "cpu (default) or cuda: ranks are threads that take the\nGPUs in turn, and calls are timed "
+                  "in graphs")
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+      ->type_name("NAME");
+  add_list("--sms", options.sms, "cuda: most SMs of a call, default 0: no limit")
+      ->check(CLI::Range(0, 1024).description(""));
   command.add_flag("--processes", options.processes, "each rank is a process instead of a thread");
   add_list("--format", options.formats,
            "of bf16 (default), fp16, fp32, and fp8, followed by\nany of -columns, -pow2, -packed");
@@ -173,6 +185,9 @@ std::vector<Trace> open_bench_traces(const BenchOptions& options) {
 }
 
 std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces) {
+  if (options.backend == "cuda" && options.processes) {
+    throw UsageError("--processes with --backend cuda: its ranks are threads");
+  }
   std::vector<BenchPoint> points;
   for (const int ranks : options.ranks) {
     for (const std::string& format : options.formats) {
@@ -180,7 +195,8 @@ std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vec
         for (const std::string& reduction : options.reductions) {
           for (const int tokens : parse_sweep(options.tokens)) {
             for (const Trace& trace : traces) {
-              points.push_back(make_point(options, trace, ranks, tokens, format, layout, reduction));
+              for (const int sms : options.sms)
+                points.push_back(make_point(options, trace, ranks, tokens, format, layout, reduction, sms));
             }
           }
         }

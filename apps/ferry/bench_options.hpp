@@ -14,6 +14,8 @@ struct BenchOptions {
   std::vector<std::string> traces;  // empty: uniform, synthesised, and the first recorded one if there is any
   std::string tokens = "1:2048";
   std::vector<int> ranks{4};
+  std::string backend = "cpu";
+  std::vector<int> sms{0};
   std::vector<std::string> formats{"bf16"}, layouts{"expert_major"}, reductions{"partial"};
   bool processes = false;
   int hidden = 7168;

@@ -10,6 +10,7 @@
 
 #include "apps/ferry/arguments.hpp"
 #include "apps/ferry/commands.hpp"
+#include "apps/ferry/device_limits_report.hpp"
 #include "apps/ferry/limits_memory.hpp"
 #include "apps/ferry/limits_signals.hpp"
 #include "apps/ferry/machine.hpp"
@@ -26,10 +27,13 @@ constexpr const char* kFooter =
     R"(memcpy   bytes read plus bytes written a second, buffers touched before and larger than the caches
 flag     one rank raises a flag in shared memory, the other waits for it: one way
 barrier  all ranks meet
+push     cuda: bytes a second out of each rank while all ranks write to all others at once, by SMs of a rank
+launch   cuda: an empty kernel in a graph
 
 Examples:
   ferry limits
   ferry limits --ranks 4 --json -
+  ferry limits --backend cuda --ranks 4
 )";
 
 struct Copying {
@@ -126,8 +130,13 @@ nlohmann::ordered_json json_of(const Limits& limits) {
   return json;
 }
 
-void run(int ranks, const std::string& path) {
+void run(const std::string& backend, int ranks, const std::string& path) {
   const Output json(path);
+  if (backend == "cuda") {
+    const DeviceLimits limits = measure_device_limits(ranks);
+    if (!json.to_stdout()) fmt::print("{}", table_of(limits));
+    return json.write(json_of(limits).dump(2) + "\n");
+  }
   const Limits limits = measure(ranks);
   if (!json.to_stdout()) fmt::print("{}", table_of(limits));
   json.write(json_of(limits).dump(2) + "\n");
@@ -140,15 +149,21 @@ void add_limits(CLI::App& program) {
       program.add_subcommand("limits", "Measure what this machine can move and how fast it signals");
   command->footer(kFooter);
   struct Options {
+    std::string backend = "cpu";
     int ranks = 8;
     std::string json;
   };
   const auto options = std::make_shared<Options>();
-  command->add_option("--ranks", options->ranks, "ranks of the barrier, default 8")
+  command
+      ->add_option("--backend", options->backend,
+                   "cpu (default) or cuda: what GPUs push to one another, and their signals")
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+      ->type_name("NAME");
+  command->add_option("--ranks", options->ranks, "ranks of the barrier and of the pushing, default 8")
       ->check(CLI::Range(2, 1024).description(""))
       ->type_name("N");
   add_output(*command, "--json", options->json, "the report as JSON; - is stdout, instead of the table");
-  command->callback([options] { run(options->ranks, options->json); });
+  command->callback([options] { run(options->backend, options->ranks, options->json); });
 }
 
 }  // namespace ferry::app

@@ -1,0 +1,37 @@
+#include "apps/ferry/bench_device.hpp"
+#include "apps/ferry/device_limits.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+[[noreturn]] void refuse() {
+  throw UnsupportedError("this build of ferry has no cuda backend");
+}
+
+}  // namespace
+
+std::vector<std::string> gpu_names() {
+  refuse();
+}
+int gpu_sms() {
+  refuse();
+}
+double measure_push(int, int) {
+  refuse();
+}
+double measure_gpu_flag() {
+  refuse();
+}
+double measure_gpu_barrier(int) {
+  refuse();
+}
+double measure_launch(int) {
+  refuse();
+}
+BenchResult play_device_bench(const BenchPoint&) {
+  refuse();
+}
+
+}  // namespace ferry::app
