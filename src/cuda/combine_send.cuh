@@ -196,11 +196,11 @@ __device__ inline bool await_weight(const CombineArguments& call, std::uint64_t 
                                     std::int64_t i, float* weight) {
   const LaneView& lane = call.lane;
   const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  const Came came = wait_for(lane, lane.dispatch_flag(lane.rank, generation, home, i),
-                             lane.sent_flag(Phase::weights, lane.rank, generation, home),
-                             {Operation::combine, number, home});
-  if (__any_sync(~0u, came == Came::ended)) return false;
-  if (__any_sync(~0u, came == Came::no)) {
+  const Came came = wait_together(lane, lane.dispatch_flag(lane.rank, generation, home, i),
+                                  lane.sent_flag(Phase::weights, lane.rank, generation, home),
+                                  {Operation::combine, number, home});
+  if (came == Came::ended) return false;
+  if (came == Came::no) {
     if (slot == 0) note_bad_source(lane, std::int64_t{home} * lane.max_tokens + i);
     *weight = 0;
     return true;

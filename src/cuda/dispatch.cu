@@ -9,15 +9,23 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr int kWarps = 12;
-constexpr int kThreads = 32 * kWarps;
+// How many warps do what. Quantising is work for many warps with one stage each; moving rows is work for the
+// copy engine, which a few warps with two stages each keep busy.
+template <bool kEncodes>
+struct Crew {
+  static constexpr int kSend = kEncodes ? 8 : 4, kReceive = 6, kWarps = kSend + kReceive;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kSendStages = kEncodes ? 1 : 2;  // of a warp
+  static constexpr int kStages = kSend * kSendStages + kReceive;
+};
+constexpr int kMaxStages = 14;
 
 struct BlockState {
   PlacesScratch places;
   SendScratch send;
   LetterContent letter;
   ErrorRecord refusal;
-  std::uint64_t arrivals[kWarps];
+  std::uint64_t arrivals[kMaxStages];
   std::uint64_t number;  // of the call
   std::int64_t tokens;   // N
   unsigned long long bad_ids, lowest_bad_id;
@@ -27,8 +35,11 @@ struct BlockState {
 
 constexpr std::int64_t kStateBytes = (sizeof(BlockState) + 127) / 128 * 128;
 
+// Stages first, then the state, then the tables.
+constexpr std::int64_t kStagesBytes = kMaxStages * std::int64_t{kStageBytes};
+
 std::int64_t shared_bytes(const LaneView& lane) {
-  return kWarps * std::int64_t{kStageBytes} + kStateBytes + RoutingTables::bytes(lane.experts, lane.ranks);
+  return kStagesBytes + kStateBytes + RoutingTables::bytes(lane.experts, lane.ranks);
 }
 
 // N, where it makes sense; a count that only the device sees is checked here.
@@ -50,7 +61,7 @@ __device__ void announce_counts(const DispatchArguments& call, BlockState* state
   const LaneView& lane = call.lane;
   const int warp = threadIdx.x / 32;
   if (!call.replay) {
-    count_tokens(call, tables, 0, state->tokens, threadIdx.x, kThreads);
+    count_tokens(call, tables, 0, state->tokens, threadIdx.x, blockDim.x);
     note_bad_ids(call, state->tokens, &state->lowest_bad_id, &state->bad_ids);
   }
   if (threadIdx.x == 0) {
@@ -64,16 +75,22 @@ __device__ void announce_counts(const DispatchArguments& call, BlockState* state
     }
   }
   __syncthreads();
-  for (int step = warp; step < lane.ranks; step += kWarps) {
+  if (threadIdx.x == 0) keep_bad_ids(call, *state);
+  for (int step = warp; step < lane.ranks; step += static_cast<int>(blockDim.x / 32)) {
     const int peer = (lane.rank + 1 + step) % lane.ranks;
     post_letter(lane, state->number, peer, state->letter, call.replay ? nullptr : tables.experts);
   }
-  if (threadIdx.x != 0 || state->bad_ids == 0) return;
-  if (lane.state->found.bad_ids == 0) {
-    lane.state->found.first_bad_id_route = state->lowest_bad_id;
-    lane.state->found.first_bad_id = id_at(call, static_cast<std::int64_t>(state->lowest_bad_id));
+}
+
+// By one thread: what check() will say of this call's ids.
+__device__ void keep_bad_ids(const DispatchArguments& call, const BlockState& state) {
+  if (state.bad_ids == 0) return;
+  FoundOnDevice& found = call.lane.state->found;
+  if (found.bad_ids == 0) {
+    found.first_bad_id_route = state.lowest_bad_id;
+    found.first_bad_id = id_at(call, static_cast<std::int64_t>(state.lowest_bad_id));
   }
-  lane.state->found.bad_ids += state->bad_ids;
+  found.bad_ids += state.bad_ids;
 }
 
 // What downstream reads of a call that ended early: nothing arrived.
@@ -110,7 +127,7 @@ __device__ void place_arrivals(const DispatchArguments& call, BlockState* state,
   }
   if (!call.replay) {
     const int generation = static_cast<int>(number & 1), both = lane.experts + lane.ranks;
-    for (int i = threadIdx.x; i < lane.ranks * both; i += kThreads) {
+    for (int i = threadIdx.x; i < lane.ranks * both; i += blockDim.x) {
       const int source = i / both, at = i % both;
       const std::int32_t value = lane.letter_counts(lane.rank, generation, source)[at];
       if (at < lane.experts) {
@@ -139,16 +156,16 @@ __device__ void place_arrivals(const DispatchArguments& call, BlockState* state,
 __device__ void restore_letter(const LaneView& lane, BlockState* state) {
   const DeviceLetter* letter = lane.letter(lane.rank, static_cast<int>(state->number & 1), lane.rank);
   if (threadIdx.x < kDeviceOptions) state->letter.terms.option[threadIdx.x] = letter->option[threadIdx.x];
-  if (threadIdx.x != 0) return;
-  state->letter.terms.operation = letter->operation;
-  state->letter.terms.option_count = letter->option_count;
+  if (threadIdx.x == 0) state->letter.terms.operation = letter->operation;
+  __syncthreads();
 }
 
 // Which warps of a launch do what.
-template <Halves kHalves>
-struct Roles {
+template <Halves kHalves, bool kEncodes>
+struct Roles : Crew<kEncodes> {
+  using Crew<kEncodes>::kWarps;
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
-  static constexpr int kSending = kSends ? kSendWarps : 0;
+  static constexpr int kSending = kSends ? Crew<kEncodes>::kSend : 0;
   static constexpr int kReceiving = kReceives ? kWarps - kSending : 0;
 
   // Block 0 speaks and then receives with all warps; if it is the only one, it sends in between.
@@ -161,43 +178,51 @@ struct Roles {
   }
 };
 
-template <Halves kHalves>
+template <Halves kHalves, bool kEncodes>
 struct Block {
-  using Role = Roles<kHalves>;
+  using Role = Roles<kHalves, kEncodes>;
 
   const DispatchArguments& call;
   BlockState* state;
   RoutingTables tables;
   PlanView plan;
-  Stage stage;
+  Stage stages[Role::kSendStages];  // of this warp; receiving warps use the first
 
   __device__ int warp() const { return threadIdx.x / 32; }
 
+  __device__ SendShare share() const {
+    return SendShare::of(Role::sender(), Role::senders(), Role::kSend, state->tokens);
+  }
+
   __device__ void send() {
     if (call.replay) {
-      send_by_plan(call, state->number, state->tokens, Role::sender() * kSendWarps + warp(),
-                   Role::senders() * kSendWarps, plan, stage);
+      send_by_plan(call, state->number, state->tokens, Role::sender() * Role::kSend + warp(),
+                   Role::senders() * Role::kSend, plan, stages[0]);
     } else {
-      const SendShare share = SendShare::of(Role::sender(), Role::senders(), state->tokens);
-      send_tokens(call, state->number, state->tokens, share, tables, plan, &state->send, stage);
+      TokenSender<kEncodes, Role::kSend, Role::kSendStages>{call,   state->number, state->tokens, share(),
+                                                            tables, plan,          &state->send,  stages}
+          .send_all();
     }
-    sync_threads_of(kSendBarrier, 32 * kSendWarps);
+    sync_threads_of(kSendBarrier, 32 * Role::kSend);
     if (threadIdx.x == 0) finish_sending(call.lane, state->number, Role::senders());
   }
 
   // By the warps that sent, in a fused call: rows of the routes this block has planned.
   __device__ void finish_own_routes() {
-    const SendShare share = SendShare::of(Role::sender(), Role::senders(), state->tokens);
-    for (std::int64_t round = 0; share.first(round) < state->tokens; ++round) {
-      const std::int64_t first = share.first(round), end = min(first + share.width, state->tokens);
-      finish_routes(call.lane, plan, end, static_cast<int>(first) + warp(), kSendWarps);
+    const SendShare mine = share();
+    for (std::int64_t round = 0; mine.first(round) < state->tokens; ++round) {
+      const std::int64_t first = mine.first(round), end = min(first + mine.width, state->tokens);
+      finish_routes(call.lane, plan, end, static_cast<int>(first) + warp(), Role::kSend);
     }
   }
 
   __device__ bool await_places() {
-    // Acquire: places, counts and the plan's header by block 0.
-    const bool placed = wait_here(call.lane, &call.lane.state->placed, state->number);
-    return __all_sync(~0u, placed);
+    // Acquire: places, counts and the plan's header by block 0, before the reads of all threads, which the
+    // exchange of the result orders.
+    int placed = 0;
+    if (threadIdx.x % 32 == 0) placed = wait_here(call.lane, &call.lane.state->placed, state->number);
+    __syncwarp();
+    return __shfl_sync(~0u, placed, 0) != 0;
   }
 
   __device__ void receive() {
@@ -210,7 +235,7 @@ struct Block {
     write_padding(call, worker, workers, plan);
     const int local = call.lane.first_expert[call.lane.rank + 1] - call.lane.first_expert[call.lane.rank];
     const int groups = call.lane.layout == Layout::rank_major ? call.lane.ranks : local;
-    take_messages(call, state->number, call.row_offsets[groups], worker, workers, plan, stage);
+    take_messages(call, state->number, call.row_offsets[groups], worker, workers, plan, stages[0]);
     if (threadIdx.x % 32 == 0) bulk_wait_written();
   }
 
@@ -224,7 +249,7 @@ struct Block {
       __syncthreads();
       tables.fill(call.lane);
       __syncthreads();
-      if (warp() < kSendWarps) send();
+      if (warp() < Role::kSend) send();
       __syncthreads();
     }
     if (!Role::kReceives) return;
@@ -259,22 +284,23 @@ struct Block {
   }
 };
 
-template <Halves kHalves>
-__device__ Block<kHalves> start_block(const DispatchArguments& call, std::byte* memory) {
+template <Halves kHalves, bool kEncodes>
+__device__ Block<kHalves, kEncodes> start_block(const DispatchArguments& call, std::byte* memory) {
+  using Role = Roles<kHalves, kEncodes>;
   const LaneView& lane = call.lane;
-  auto* state = reinterpret_cast<BlockState*>(memory + kWarps * kStageBytes);
-  std::byte* tables = memory + kWarps * kStageBytes + kStateBytes;
+  auto* state = reinterpret_cast<BlockState*>(memory + kStagesBytes);
+  const RoutingTables tables =
+      RoutingTables::at(memory + kStagesBytes + kStateBytes, lane.experts, lane.ranks);
   const int warp = threadIdx.x / 32;
-  Block<kHalves> block{call, state, RoutingTables::at(tables, lane.experts, lane.ranks),
-                       view_plan(call.plan, lane.plan_shape),
-                       Stage{memory + warp * kStageBytes, &state->arrivals[warp]}};
-  block.tables.fill(lane);
-  if (threadIdx.x % 32 == 0) {
-    arrival_init(&state->arrivals[warp]);
-    fence_arrival_init();
+  Block<kHalves, kEncodes> block{call, state, tables, view_plan(call.plan, lane.plan_shape), {}};
+  for (int i = 0; i < Role::kSendStages; ++i) {
+    const int stage = warp < Role::kSend ? warp * Role::kSendStages + i
+                                         : Role::kSend * Role::kSendStages + warp - Role::kSend;
+    block.stages[i] = Stage{memory + stage * kStageBytes, &state->arrivals[stage]};
+    if (threadIdx.x % 32 == 0 && (i == 0 || warp < Role::kSend)) arrival_init(&state->arrivals[stage]);
   }
-  if (threadIdx.x < 2 * kSendWarps)
-    state->send.planned[threadIdx.x / kSendWarps][threadIdx.x % kSendWarps].token = -1;
+  block.tables.fill(lane);
+  if (threadIdx.x % 32 == 0) fence_arrival_init();
   if (threadIdx.x == 0) {
     constexpr bool kSends = kHalves != Halves::receive;
     state->number = lane.state->calls[blockIdx.x] + 1;
@@ -288,33 +314,38 @@ __device__ Block<kHalves> start_block(const DispatchArguments& call, std::byte* 
   return block;
 }
 
-template <Halves kHalves>
-__global__ void __launch_bounds__(kThreads, 1)
+template <Halves kHalves, bool kEncodes>
+__global__ void __launch_bounds__(Crew<kEncodes>::kThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchArguments call) {
   extern __shared__ __align__(128) std::byte memory[];
-  Block<kHalves> block = start_block<kHalves>(call, memory);
+  Block<kHalves, kEncodes> block = start_block<kHalves, kEncodes>(call, memory);
   if (block.state->failed) return;
   block.work();
   if (kHalves != Halves::send) end_block(call.lane, block.state->number);
 }
 
+template <bool kEncodes>
 const void* kernel_of(Halves halves) {
   switch (halves) {
     case Halves::send:
-      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::send>);
-    case Halves::receive:
-      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::receive>);
+      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::send, kEncodes>);
+    case Halves::receive:  // finds everything encoded
+      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::receive, false>);
     case Halves::both:
       break;
   }
-  return reinterpret_cast<const void*>(&dispatch_kernel<Halves::both>);
+  return reinterpret_cast<const void*>(&dispatch_kernel<Halves::both, kEncodes>);
 }
 
 }  // namespace
 
 void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
                      cudaStream_t stream) {
-  launch(kernel_of(halves), const_cast<DispatchArguments*>(&arguments), kThreads,
+  const bool encodes = arguments.format == FormatKind::fp8_e4m3;
+  const bool encoding_crew = encodes && halves != Halves::receive;
+  launch(encodes ? kernel_of<true>(halves) : kernel_of<false>(halves),
+         const_cast<DispatchArguments*>(&arguments),
+         encoding_crew ? Crew<true>::kThreads : Crew<false>::kThreads,
          static_cast<std::size_t>(shared_bytes(arguments.lane)), shape, stream, "launching dispatch");
 }
 

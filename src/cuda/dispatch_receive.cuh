@@ -91,7 +91,7 @@ __device__ inline void spread_row(const DispatchArguments& call, const ArrivingR
   const std::int64_t whole = wire_bytes(call.parts);
   if (whole <= kStageBytes) {
     if (first) {
-      stage.reuse();
+      bulk_wait_read();
       fence_before_bulk();
       std::uint32_t bytes = 0;
       for (int p = 0; p < call.parts.count; ++p)
@@ -106,8 +106,7 @@ __device__ inline void spread_row(const DispatchArguments& call, const ArrivingR
                     static_cast<std::uint32_t>(call.parts.part[p].row_bytes), stage.arrival);
       }
     }
-    arrival_wait(stage.arrival, stage.parity);
-    stage.parity ^= 1;
+    stage.await_load();
     for (int p = 0; p < call.parts.count; ++p) {
       store_piece(call, p, 0, static_cast<std::uint32_t>(call.parts.part[p].row_bytes),
                   stage.memory + call.message.base.part_offset[p], row, kept);
@@ -121,13 +120,11 @@ __device__ inline void spread_row(const DispatchArguments& call, const ArrivingR
     for (std::int64_t at = 0; at < end; at += kStageBytes) {
       const auto bytes = static_cast<std::uint32_t>(min(std::int64_t{kStageBytes}, end - at));
       if (first) {
-        stage.reuse();
+        bulk_wait_read();
         fence_before_bulk();
-        arrival_expect(stage.arrival, bytes);
-        bulk_load(stage.memory, from.part[p] + at, bytes, stage.arrival);
+        stage.start_load(from.part[p] + at, bytes);
       }
-      arrival_wait(stage.arrival, stage.parity);
-      stage.parity ^= 1;
+      stage.await_load();
       store_piece(call, p, at, bytes, stage.memory, row, kept);
       if (first) bulk_commit();
       __syncwarp();
@@ -238,10 +235,10 @@ __device__ inline void take_messages(const DispatchArguments& call, std::uint64_
     const std::uint64_t* flag = lane.dispatch_flag(lane.rank, static_cast<int>(number & 1), source, i);
     const std::uint64_t* all_sent =
         lane.sent_flag(Phase::rows, lane.rank, static_cast<int>(number & 1), source);
-    // Acquire, by every thread of the warp for itself: the message before its flag.
-    const Came came = wait_for(lane, flag, all_sent, {Operation::dispatch, number, source});
-    if (__any_sync(~0u, came == Came::ended)) return;
-    if (__any_sync(~0u, came == Came::no)) {
+    // Acquire: the message before its flag.
+    const Came came = wait_together(lane, flag, all_sent, {Operation::dispatch, number, source});
+    if (came == Came::ended) return;
+    if (came == Came::no) {
       // By a damaged plan, one side expects more messages than the other sends.
       if (threadIdx.x % 32 == 0) note_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
       continue;

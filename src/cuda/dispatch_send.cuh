@@ -13,12 +13,13 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kSendWarps = 4;
 inline constexpr int kSendBarrier = 1;
+inline constexpr int kMaxSendWarps = 8;
+inline constexpr int kRoundsInFlight = 3;  // planned, sent, and on its way
 
 // What the sending warps of a block share.
 struct SendScratch {
-  PlannedToken planned[2][kSendWarps];  // of two rounds: one is sent while the next is planned
+  PlannedToken planned[kRoundsInFlight][kMaxSendWarps];
 };
 
 // A message's bytes without its row, by one warp.
@@ -62,13 +63,14 @@ struct Destinations {
 // By one warp: share `share` of `shares` of a token's row, quantised.
 __device__ inline void send_encoded(const DispatchArguments& call, const Destinations& to,
                                     const std::byte* row, Stage& stage, int share, int shares) {
+  const bool first_thread = threadIdx.x % 32 == 0;
   const int runs = runs_of(call.lane.hidden), last = runs * (share + 1) / shares;
   for (int first = runs * share / shares; first < last; first += kRunsAtOnce) {
     const EncodedRuns piece = encoded_runs(call, first, min(first + kRunsAtOnce, last));
-    if (threadIdx.x % 32 == 0) stage.reuse();
+    if (first_thread) bulk_wait_read();
     __syncwarp();
     encode_runs(call, row, piece, stage.memory);
-    if (threadIdx.x % 32 != 0) continue;
+    if (!first_thread) continue;
     const std::int64_t* offset = call.message.base.part_offset;
     to.store(offset[0] + piece.first_column, stage.memory, piece.value_bytes);
     to.store(offset[1] + piece.scales_at, stage.memory + piece.scales_in_stage, piece.scale_bytes);
@@ -76,33 +78,37 @@ __device__ inline void send_encoded(const DispatchArguments& call, const Destina
   }
 }
 
-// By the first thread of a warp: share `share` of `shares` of a token's row, as it is.
-__device__ inline void send_moved(const DispatchArguments& call, const Destinations& to, std::int64_t token,
-                                  Stage& stage, int share, int shares) {
-  for (int p = 0; p < call.parts.count; ++p) {
-    const std::int64_t units = call.parts.part[p].row_bytes / 16;
+// What fits a stage of a warp's share of a token's row.
+struct Piece {
+  int part;
+  std::int64_t at;
+  std::uint32_t bytes;  // 0: there is none
+};
+
+// The share's first piece at or after byte `at` of part `part`; at -1: from the part's beginning.
+__device__ inline Piece piece_from(const DispatchArguments& call, int share, int shares, int part,
+                                   std::int64_t at) {
+  for (; part < call.parts.count; ++part, at = -1) {
+    const std::int64_t units = call.parts.part[part].row_bytes / 16;
     const std::int64_t end = units * (share + 1) / shares * 16;
-    for (std::int64_t at = units * share / shares * 16; at < end; at += kStageBytes) {
-      const auto bytes = static_cast<std::uint32_t>(min(std::int64_t{kStageBytes}, end - at));
-      stage.reuse();
-      stage.load(token_row(call, p, token) + at, bytes);
-      to.store(call.message.base.part_offset[p] + at, stage.memory, bytes);
-      bulk_commit();
-    }
+    if (at < 0) at = units * share / shares * 16;
+    if (at < end) return {part, at, static_cast<std::uint32_t>(min(std::int64_t{kStageBytes}, end - at))};
   }
+  return {0, 0, 0};
 }
 
-__device__ inline void send_row(const DispatchArguments& call, int generation, std::uint32_t ranks,
-                                const std::int32_t* message, std::int64_t token, Stage& stage, int share,
-                                int shares) {
-  if (!call.own_staged) ranks &= ~(1u << call.lane.rank);
-  if (ranks == 0) return;
-  const Destinations to{call, generation, ranks, message};
-  jitter(call.lane);
-  if (call.format == FormatKind::fp8_e4m3) {
-    send_encoded(call, to, token_row(call, 0, token), stage, share, shares);
-  } else if (threadIdx.x % 32 == 0) {
-    send_moved(call, to, token, stage, share, shares);
+// By the first thread of a warp: the row's first piece is on its way to the stage; it and the rest to their
+// destinations.
+__device__ inline void send_moved(const DispatchArguments& call, const Destinations& to, std::int64_t token,
+                                  Stage& stage, Piece piece, int share, int shares) {
+  while (piece.bytes != 0) {
+    stage.await_load();
+    to.store(call.message.base.part_offset[piece.part] + piece.at, stage.memory, piece.bytes);
+    bulk_commit();
+    piece = piece_from(call, share, shares, piece.part, piece.at + piece.bytes);
+    if (piece.bytes == 0) return;
+    bulk_wait_read();
+    stage.start_load(token_row(call, piece.part, token) + piece.at, piece.bytes);
   }
 }
 
@@ -136,81 +142,133 @@ __device__ inline void announce(const DispatchArguments& call, std::uint64_t num
 }
 
 // How tokens are shared out: block `index` of `blocks` sends `width` neighbouring tokens a round, each with
-// kSendWarps / width warps.
+// warps / width warps.
 struct SendShare {
   int index, blocks, width;
 
-  __device__ static SendShare of(int index, int blocks, std::int64_t tokens) {
-    const std::int64_t each = (tokens + blocks - 1) / blocks;
-    return {index, blocks, each <= 1 ? 1 : each <= 2 ? 2 : kSendWarps};
+  __device__ static SendShare of(int index, int blocks, int warps, std::int64_t tokens) {
+    int width = 1;
+    while (width < warps && std::int64_t{blocks} * width < tokens) width *= 2;
+    return {index, blocks, width};
   }
   __device__ std::int64_t first(std::int64_t round) const { return (round * blocks + index) * width; }
 };
 
-// By the sending warps of a block: all its tokens, planned from ids. The running counts start at zero.
-__device__ inline void send_tokens(const DispatchArguments& call, std::uint64_t number, std::int64_t tokens,
-                                   const SendShare& share, const RoutingTables& tables, const PlanView& plan,
-                                   SendScratch* scratch, Stage& stage) {
-  constexpr int kThreads = 32 * kSendWarps;
-  const LaneView& lane = call.lane;
-  const int warp = threadIdx.x / 32, slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  const int warps_of_token = kSendWarps / share.width, mine = warp / warps_of_token;
-  const bool plans = warp < share.width;  // warp w plans the round's token w
-  Sent sent;
-  std::int64_t counted = 0;
-  bool in_flight = false;
-  for (std::int64_t round = 0; share.first(round) < tokens; ++round) {
-    PlannedToken* planned = scratch->planned[round & 1];
-    PlannedToken* before = scratch->planned[~round & 1];
+// By the sending warps of a block: all its tokens, planned from ids. The running counts start at zero. While
+// a round is planned, its rows are on their way to the stages and the rows of the round before to their
+// ranks.
+template <bool kEncodes, int kWarps, int kStages>
+struct TokenSender {
+  static constexpr int kThreads = 32 * kWarps;
+
+  const DispatchArguments& call;
+  const std::uint64_t number;
+  const std::int64_t tokens;
+  const SendShare share;
+  const RoutingTables& tables;
+  const PlanView& plan;
+  SendScratch* scratch;
+  Stage (&stages)[kStages];
+  Sent sent{};
+
+  __device__ int warp() const { return threadIdx.x / 32; }
+  __device__ int slot() const { return threadIdx.x % 32; }
+  __device__ bool plans() const { return warp() < share.width; }  // warp w plans the round's token w
+  __device__ int warps_of_token() const { return kWarps / share.width; }
+  __device__ PlannedToken* planned(std::int64_t round) const {
+    return scratch->planned[round % kRoundsInFlight];
+  }
+
+  // The first thread: the row's first piece, before anybody knows where it goes.
+  __device__ Piece start(std::int64_t round, Stage& stage) const {
+    const std::int64_t token = share.first(round) + warp() / warps_of_token();
+    if (kEncodes || token >= tokens || slot() != 0) return {0, 0, 0};
+    const Piece piece = piece_from(call, warp() % warps_of_token(), warps_of_token(), 0, -1);
+    if (piece.bytes == 0) return piece;
+    if (kStages > 1) {
+      bulk_wait_read_but_last();
+    } else {
+      bulk_wait_read();
+    }
+    stage.start_load(token_row(call, piece.part, token) + piece.at, piece.bytes);
+    return piece;
+  }
+
+  __device__ void write_heads(const PlannedToken& own, std::int32_t ordinal) {
+    const LaneView& lane = call.lane;
+    const bool weighted = call.weights != nullptr && slot() < lane.top_k;
+    const float weight = weighted ? call.weights[own.token * lane.top_k + slot()] : 0.0f;
+    for (std::uint32_t left = own.ranks; left != 0; left &= left - 1) {
+      const int rank = __ffs(static_cast<int>(left)) - 1;
+      const int position = __popc(static_cast<int>(own.ranks & ((1u << rank) - 1)));
+      std::byte* message =
+          lane.message(rank, static_cast<int>(number & 1), lane.rank, own.message[rank], call.message.bytes);
+      write_message_head(call, message, static_cast<std::int32_t>(own.token), position, own.id[slot()],
+                         ordinal, weight);
+    }
+    if (slot() == 0) sent.add(lane, own.ranks);
+  }
+
+  __device__ void send_row(const PlannedToken& token, const Piece& piece, Stage& stage) const {
+    std::uint32_t ranks = token.ranks;
+    if (!call.own_staged) ranks &= ~(1u << call.lane.rank);
+    const Destinations to{call, static_cast<int>(number & 1), ranks, token.message};
+    const int at = warp() % warps_of_token(), of = warps_of_token();
+    jitter(call.lane);
+    if constexpr (kEncodes) {
+      if (ranks != 0) send_encoded(call, to, token_row(call, 0, token.token), stage, at, of);
+    } else if (slot() == 0) {
+      send_moved(call, to, token.token, stage, piece, at, of);
+    }
+  }
+
+  __device__ void announce_round(std::int64_t round) const {
+    if (round < 0 || !plans()) return;
+    const PlannedToken& token = planned(round)[warp()];
+    if (token.token >= 0) announce(call, number, token);
+  }
+
+  __device__ void plan_round(std::int64_t round, std::int64_t counted) {
     const std::int64_t first = share.first(round);
+    PlannedToken* here = planned(round);
     count_tokens(call, tables, counted, first, static_cast<int>(threadIdx.x), kThreads);
-    counted = first;
-    if (plans) {
-      planned[warp].token = -1;
-      planned[warp].ranks = 0;
-      planned[warp].id[slot] = -1;
+    if (plans()) {
+      if (slot() == 0) here[warp()].token = -1, here[warp()].ranks = 0;
+      here[warp()].id[slot()] = -1;
       __syncwarp();
-      if (first + warp < tokens) plan_ids(call, tables, first + warp, &planned[warp]);
+      if (first + warp() < tokens) plan_ids(call, tables, first + warp(), &here[warp()]);
     }
     // Counts and ids of the round are complete.
     sync_threads_of(kSendBarrier, kThreads);
-    if (plans && planned[warp].token >= 0) {
-      const PlannedToken& own = planned[warp];
-      const std::int32_t ordinal = plan_places(lane, tables, plan, planned, warp);
-      const bool weighted = call.weights != nullptr && slot < lane.top_k;
-      const float weight = weighted ? call.weights[own.token * lane.top_k + slot] : 0.0f;
-      for (std::uint32_t left = own.ranks; left != 0; left &= left - 1) {
-        const int rank = __ffs(static_cast<int>(left)) - 1;
-        const int position = __popc(static_cast<int>(own.ranks & ((1u << rank) - 1)));
-        write_message_head(call,
-                           lane.message(rank, generation, lane.rank, own.message[rank], call.message.bytes),
-                           static_cast<std::int32_t>(own.token), position, own.id[slot], ordinal, weight);
-      }
-      if (slot == 0) sent.add(lane, own.ranks);
+    if (plans() && here[warp()].token >= 0)
+      write_heads(here[warp()], plan_places(call.lane, tables, plan, here, warp()));
+  }
+
+  __device__ void send_all() {
+    std::int64_t counted = 0, round = 0;
+    for (; share.first(round) < tokens; ++round) {
+      Stage& stage = stages[round % kStages];
+      const Piece piece = start(round, stage);
+      plan_round(round, counted);
+      counted = share.first(round);
+      // Rows sent two rounds ago: each first thread has seen its own bulk stores written, then all may be
+      // announced.
+      if (slot() == 0) bulk_wait_written_but_last();
+      sync_threads_of(kSendBarrier, kThreads);
+      announce_round(round - 2);
+      const PlannedToken& token = planned(round)[warp() / warps_of_token()];
+      if (token.token >= 0) send_row(token, piece, stage);
+      // Also where nothing was sent: what is waited for is counted in rounds.
+      if (slot() == 0) bulk_commit();
+      __syncwarp();
     }
-    // The round before: each first thread has seen its own bulk stores written, then all may be announced.
-    if (slot == 0) bulk_wait_written();
+    if (slot() == 0) bulk_wait_written();
     sync_threads_of(kSendBarrier, kThreads);
-    if (in_flight && plans && before[warp].token >= 0) announce(call, number, before[warp]);
-    const PlannedToken& token = planned[mine];
-    if (token.token >= 0) {
-      send_row(call, generation, token.ranks, token.message, token.token, stage, warp % warps_of_token,
-               warps_of_token);
-    }
-    in_flight = true;
-    __syncwarp();
+    announce_round(round - 2);
+    announce_round(round - 1);
+    if (slot() == 0) sent.publish(call);
   }
-  if (!in_flight) return;
-  if (slot == 0) bulk_wait_written();
-  sync_threads_of(kSendBarrier, kThreads);
-  if (!plans) return;
-  for (int round = 0; round < 2; ++round) {
-    // Of the last round only; the one before it has been announced.
-    const PlannedToken& last = scratch->planned[round][warp];
-    if (last.token >= 0 && last.token >= counted) announce(call, number, last);
-  }
-  if (slot == 0) sent.publish(call);
-}
+};
 
 // By one warp of `workers`: its messages by a plan that exists already.
 __device__ inline void send_by_plan(const DispatchArguments& call, std::uint64_t number, std::int64_t tokens,
@@ -246,9 +304,20 @@ __device__ inline void send_by_plan(const DispatchArguments& call, std::uint64_t
     }
     write_message_head(call, lane.message(rank, generation, lane.rank, i, call.message.bytes), token,
                        position, id, 0, weight);
-    std::int32_t message[kMaxRanks];
-    message[rank] = static_cast<std::int32_t>(i);
-    if (good) send_row(call, generation, 1u << rank, message, token, stage, 0, 1);
+    if (good && (rank != lane.rank || call.own_staged)) {
+      std::int32_t message[kMaxRanks];
+      message[rank] = static_cast<std::int32_t>(i);
+      const Destinations to{call, generation, 1u << rank, message};
+      jitter(lane);
+      if (call.format == FormatKind::fp8_e4m3) {
+        send_encoded(call, to, token_row(call, 0, token), stage, 0, 1);
+      } else if (slot == 0) {
+        const Piece piece = piece_from(call, 0, 1, 0, -1);
+        bulk_wait_read();
+        stage.start_load(token_row(call, piece.part, token) + piece.at, piece.bytes);
+        send_moved(call, to, token, stage, piece, 0, 1);
+      }
+    }
     if (slot == 0) {
       sent.add(lane, 1u << rank);
       bulk_wait_written();

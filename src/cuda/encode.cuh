@@ -52,41 +52,50 @@ __device__ __forceinline__ float largest_of_block(const float (&x)[8]) {
   return largest;
 }
 
-// By a whole warp: blocks of runs [first, last) of the row, to its stage. The stage is free.
+// By half a warp: 128 values, 8 a thread, to the stage; the half's first thread stores their scale.
+__device__ __forceinline__ void encode_block(const DispatchArguments& call, const float (&x)[8],
+                                             std::byte* values, std::byte* scales, int block) {
+  const Fp8Scale scale = fp8_scale(largest_of_block(x), call.fp8.power_of_two);
+  std::uint32_t two[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    two[i] = two_to_e4m3(__fmul_rn(x[2 * i], scale.factor), __fmul_rn(x[2 * i + 1], scale.factor));
+  if (values != nullptr)
+    *reinterpret_cast<uint2*>(values) = make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
+  if (scales == nullptr) return;
+  if (call.fp8.packed) {
+    reinterpret_cast<std::uint8_t*>(scales)[block] = packed_scale(scale.scale);
+  } else {
+    reinterpret_cast<float*>(scales)[block] = scale.scale;
+  }
+}
+
+// By a whole warp: the blocks of `runs` of the row, to its stage. The stage is free.
 __device__ inline void encode_runs(const DispatchArguments& call, const std::byte* row,
                                    const EncodedRuns& runs, std::byte* stage) {
+  constexpr int kDeep = 4;
   const int thread = threadIdx.x % 32, half = thread / 16, within = thread % 16;
   std::byte* scales = stage + runs.scales_in_stage;
   for (std::uint32_t i = 4 * thread; i < runs.scale_bytes; i += 128)
     *reinterpret_cast<std::uint32_t*>(scales + i) = 0;
   __syncwarp();
-  const std::int64_t end = runs.first_column + runs.value_bytes;
   const int blocks = static_cast<int>((runs.value_bytes + kFp8Block - 1) / kFp8Block);
-#pragma unroll 4
-  for (int pair = 0; pair < blocks; pair += 2) {
-    const int block = pair + half;
-    const std::int64_t column = runs.first_column + block * kFp8Block + 8 * within;
-    float x[8] = {};
-    if (column < end) {
-      float low[4], high[4];
-      load_four(call.type, row, column, low);
-      load_four(call.type, row, column + 4, high);
+  for (int first = 0; first < blocks; first += 2 * kDeep) {
+    RawEight raw[kDeep];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = low[i], x[4 + i] = high[i];
+    for (int d = 0; d < kDeep; ++d) {
+      const std::int64_t at = (first + 2 * d + half) * kFp8Block + 8 * within;
+      if (at < runs.value_bytes) raw[d] = load_eight(call.type, row, runs.first_column + at);
     }
-    const Fp8Scale scale = fp8_scale(largest_of_block(x), call.fp8.power_of_two);
-    if (column < end) {
-      std::uint32_t word[2] = {0, 0};
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        word[i / 4] |= std::uint32_t{fp32_to_e4m3(x[i] * scale.factor)} << (8 * (i % 4));
-      *reinterpret_cast<uint2*>(stage + (column - runs.first_column)) = make_uint2(word[0], word[1]);
-    }
-    if (within != 0 || block >= blocks) continue;
-    if (call.fp8.packed) {
-      reinterpret_cast<std::uint8_t*>(scales)[block] = packed_scale(scale.scale);
-    } else {
-      reinterpret_cast<float*>(scales)[block] = scale.scale;
+    for (int d = 0; d < kDeep; ++d) {
+      const int block = first + 2 * d + half;
+      const std::int64_t at = block * kFp8Block + 8 * within;
+      const bool inside = at < runs.value_bytes;
+      float x[8] = {};
+      if (inside) unpack(call.type, raw[d], x);
+      encode_block(call, x, inside ? stage + at : nullptr, within == 0 && block < blocks ? scales : nullptr,
+                   block);
     }
   }
   // Each thread: its stores to shared memory before the copy engine's reads of them.

@@ -14,6 +14,16 @@ struct LetterContent {
   std::int32_t argument[kDeviceArguments];
 };
 
+// Of everything that the ranks must have alike. Different terms with one hash would pass for alike: 64 bits
+// make that no concern.
+__device__ inline std::uint64_t hash_of(const CallTerms& terms) {
+  std::uint64_t hash = 0xcbf29ce484222325 + static_cast<std::uint64_t>(terms.operation);
+#pragma unroll
+  for (std::int64_t option : terms.option)
+    hash = (hash ^ static_cast<std::uint64_t>(option)) * 0x9e3779b97f4a7c15 + (hash >> 29);
+  return hash;
+}
+
 // By one whole warp: the letter to `peer`. `counts`: null, or E counts followed by R tokens, written by
 // threads that this warp is ordered after.
 __device__ inline void post_letter(const LaneView& lane, std::uint64_t call, int peer,
@@ -24,13 +34,13 @@ __device__ inline void post_letter(const LaneView& lane, std::uint64_t call, int
     std::int32_t* to = lane.letter_counts(peer, generation, lane.rank);
     for (int i = thread; i < lane.experts + lane.ranks; i += 32) to[i] = counts[i];
   }
-  if (thread < content.terms.option_count) letter->option[thread] = content.terms.option[thread];
+  if (thread < kDeviceOptions) letter->option[thread] = content.terms.option[thread];
   if (thread < kDeviceArguments) letter->argument[thread] = content.argument[thread];
   if (thread == 0) {
+    letter->terms = hash_of(content.terms);
+    letter->count = content.count;
     letter->operation = content.terms.operation;
     letter->refused = 0;
-    letter->option_count = content.terms.option_count;
-    letter->count = content.count;
   }
   __syncwarp();
   jitter(lane);
@@ -57,43 +67,24 @@ __device__ inline void end_call(const LaneView& lane, std::uint64_t call, Operat
   store_release_sys(&ended->call, call);
 }
 
-// By one thread, with the letter of `peer` here: true if the call goes on.
-__device__ inline bool agree_with(const LaneView& lane, std::uint64_t call, const LetterContent& mine,
-                                  int peer) {
+// By one thread, with a letter here whose terms are not this rank's: says which.
+static __device__ __noinline__ void name_difference(const LaneView& lane, std::uint64_t call,
+                                                    const LetterContent& mine, int peer) {
   const DeviceLetter* letter = lane.letter(lane.rank, static_cast<int>(call & 1), peer);
   const Operation operation = mine.terms.operation;
   if (letter->refused != 0) {
     end_call(lane, call, letter->operation, EndedCall::Why::refused, peer, 0, 0, 0, &letter->refusal);
-    return false;
+    return;
   }
   if (letter->operation != operation) {
     end_call(lane, call, operation, EndedCall::Why::operation, peer, 0, static_cast<int>(operation),
              static_cast<int>(letter->operation));
-    return false;
+    return;
   }
-  for (int i = 0; i < mine.terms.option_count; ++i) {
-    if (letter->option[i] == mine.terms.option[i]) continue;
-    end_call(lane, call, operation, EndedCall::Why::option, peer, i, mine.terms.option[i], letter->option[i]);
-    return false;
-  }
-  return true;
-}
-
-// All letters of a call are here: an optional argument that one rank gives and another does not ends it.
-__device__ inline bool agree_on_arguments(const LaneView& lane, std::uint64_t call, Operation operation) {
-  const int generation = static_cast<int>(call & 1);
-  for (int argument = 0; argument < kDeviceArguments; ++argument) {
-    int given = -1, absent = -1;
-    for (int peer = lane.ranks - 1; peer >= 0; --peer) {
-      const std::int32_t word = lane.letter(lane.rank, generation, peer)->argument[argument];
-      if (word == 1) given = peer;
-      if (word == 0) absent = peer;
-    }
-    if (given < 0 || absent < 0) continue;
-    end_call(lane, call, operation, EndedCall::Why::given, given, argument, given, absent);
-    return false;
-  }
-  return true;
+  int option = 0;
+  while (option < kDeviceOptions - 1 && letter->option[option] == mine.terms.option[option]) ++option;
+  end_call(lane, call, operation, EndedCall::Why::option, peer, option, mine.terms.option[option],
+           letter->option[option]);
 }
 
 // By one whole warp: waits for every rank's letter, compares, and tells the other blocks when the call ends
@@ -101,21 +92,33 @@ __device__ inline bool agree_on_arguments(const LaneView& lane, std::uint64_t ca
 // read.
 __device__ inline bool await_letters(const LaneView& lane, std::uint64_t call, const LetterContent& mine) {
   const int peer = static_cast<int>(threadIdx.x % 32);
-  bool agree = true;
+  const DeviceLetter* letter = lane.letter(lane.rank, static_cast<int>(call & 1), min(peer, lane.ranks - 1));
+  const std::uint64_t terms = hash_of(mine.terms);
+  bool came = true, alike = true;
+  std::int32_t argument[kDeviceArguments] = {2, 2, 2};
   if (peer < lane.ranks) {
-    const std::uint64_t* flag = &lane.letter(lane.rank, static_cast<int>(call & 1), peer)->call;
-    agree = wait_for(lane, flag, nullptr, {mine.terms.operation, call, peer}) == Came::yes;
+    came = wait_for(lane, &letter->call, nullptr, {mine.terms.operation, call, peer}) == Came::yes;
+    alike = letter->terms == terms;
+    for (int i = 0; i < kDeviceArguments; ++i) argument[i] = letter->argument[i];
   }
-  if (!__all_sync(~0u, agree)) return false;
-  // The other threads' acquires before this thread's reads.
-  __syncwarp();
-  if (peer == 0) {
-    for (int other = 0; other < lane.ranks && agree; ++other) agree = agree_with(lane, call, mine, other);
-    if (agree) agree = agree_on_arguments(lane, call, mine.terms.operation);
-    // Release at gpu scope: the words to the host before the other blocks' end of the call.
-    if (!agree) store_release_gpu(&lane.state->ended, call);
+  if (!__all_sync(~0u, came)) return false;
+  const std::uint32_t others = ~__ballot_sync(~0u, alike);
+  bool agree = others == 0;
+  if (!agree && peer == 0) name_difference(lane, call, mine, __ffs(static_cast<int>(others)) - 1);
+  // An optional argument that one rank gives and another does not.
+  for (int i = 0; i < kDeviceArguments && agree; ++i) {
+    const std::uint32_t given = __ballot_sync(~0u, argument[i] == 1),
+                        absent = __ballot_sync(~0u, argument[i] == 0);
+    if (given == 0 || absent == 0) continue;
+    agree = false;
+    if (peer != 0) continue;
+    const int giver = __ffs(static_cast<int>(given)) - 1;
+    end_call(lane, call, mine.terms.operation, EndedCall::Why::given, giver, i, giver,
+             __ffs(static_cast<int>(absent)) - 1);
   }
-  return __shfl_sync(~0u, agree, 0);
+  // Release at gpu scope: the words to the host before the other blocks' end of the call.
+  if (!agree && peer == 0) store_release_gpu(&lane.state->ended, call);
+  return agree;
 }
 
 // By one thread of each block that sends, ordered after all that its block has sent: the last of them tells

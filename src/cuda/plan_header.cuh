@@ -48,7 +48,7 @@ __device__ inline void post_refusal(const LaneView& lane, std::uint64_t number, 
   if (threadIdx.x % 32 != 0) return;
   letter->operation = operation;
   letter->refused = 1;
-  letter->option_count = 0;
+  letter->terms = 0;  // nobody's: all who call find a difference here
   letter->refusal = refusal;
   jitter(lane);
   // Release: the refusal before its call.

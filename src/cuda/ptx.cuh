@@ -127,6 +127,21 @@ __device__ __forceinline__ void bulk_wait_written() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+// The same for all but the last group committed.
+__device__ __forceinline__ void bulk_wait_read_but_last() {
+  asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_wait_written_but_last() {
+  asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
+}
+
+// Two values to e4m3: nearest, ties to even, saturating to finite; NaN is 7F.
+__device__ __forceinline__ std::uint32_t two_to_e4m3(float low, float high) {
+  std::uint16_t both;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+  return both;
+}
+
 // Orders this thread's ordinary accesses before bulk copies it issues afterwards: what a flag has made
 // visible to ordinary loads may be read by the copy engine, what was written to shared memory may be stored
 // by it.

@@ -71,11 +71,11 @@ __device__ void take_values(const RouteValuesArguments& call, std::uint64_t numb
     const std::int64_t i = unit / lane.ranks;
     if (i >= messages_between(lane, plan, source, lane.rank)) continue;
     const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
-    const Came came = wait_for(lane, lane.dispatch_flag(lane.rank, generation, source, i),
-                               lane.sent_flag(Phase::rows, lane.rank, generation, source),
-                               {Operation::route_values, number, source});
-    if (__any_sync(~0u, came == Came::ended)) return;
-    if (__any_sync(~0u, came == Came::no)) {
+    const Came came = wait_together(lane, lane.dispatch_flag(lane.rank, generation, source, i),
+                                    lane.sent_flag(Phase::rows, lane.rank, generation, source),
+                                    {Operation::route_values, number, source});
+    if (came == Came::ended) return;
+    if (came == Came::no) {
       if (slot == 0) note_bad_source(lane, where);
       continue;
     }

@@ -80,6 +80,33 @@ __device__ __forceinline__ void store_values(DType type, void* row, std::int64_t
   }
 }
 
+// Eight values of a row as they lie, from column `column`, a multiple of 8: 16 bytes, or 32 of fp32.
+struct RawEight {
+  uint4 low, high;
+};
+
+__device__ __forceinline__ RawEight load_eight(DType type, const void* row, std::int64_t column) {
+  RawEight raw;
+  const auto* from =
+      reinterpret_cast<const uint4*>(static_cast<const char*>(row) + column * value_bytes(type));
+  raw.low = from[0];
+  if (type == DType::fp32) raw.high = from[1];
+  return raw;
+}
+
+__device__ __forceinline__ void unpack(DType type, const RawEight& raw, float (&value)[8]) {
+  if (type == DType::fp32) {
+    const std::uint32_t word[8] = {raw.low.x,  raw.low.y,  raw.low.z,  raw.low.w,
+                                   raw.high.x, raw.high.y, raw.high.z, raw.high.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) value[i] = float_of(word[i]);
+  } else if (type == DType::bf16) {
+    unpack<DType::bf16>(raw.low, value);
+  } else {
+    unpack<DType::fp16>(raw.low, value);
+  }
+}
+
 // Four values of a row of any type, from column `column`, a multiple of 4.
 __device__ __forceinline__ void load_four(DType type, const void* row, std::int64_t column,
                                           float (&value)[4]) {

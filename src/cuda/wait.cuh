@@ -48,14 +48,21 @@ static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited
 
 enum class Came { yes, no, ended };  // no: its sender has sent everything else; ended: the call, early
 
+// How often a long wait looks at host memory, which a look takes microseconds of the whole device's time to
+// reach.
+inline constexpr std::uint64_t kHostLookNanoseconds = 1'000'000;
+
 // The part of a wait after the first few looks.
 static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::uint64_t* flag,
                                               const std::uint64_t* all_sent, Awaited awaited) {
   const std::uint64_t start = global_nanoseconds();
+  std::uint64_t next_host_look = start + kHostLookNanoseconds;
   for (unsigned look = 1;; ++look) {
     // Acquire: orders what the flag's writer stored before it ahead of this thread's reads after it.
     const std::uint64_t seen = load_acquire_sys(flag);
     if (seen >= awaited.call) return Came::yes;
+    // Waiting warps share the memory system with those that move rows.
+    __nanosleep(100);
     if (look % 16 != 0) continue;
     if (has_ended(lane, awaited.call)) return Came::ended;
     // Acquire: the sender's flags are all older than its last word.
@@ -63,12 +70,14 @@ static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::u
       return load_acquire_sys(flag) >= awaited.call ? Came::yes : Came::no;
     }
     jitter(lane);
-    if (look % 256 != 0) continue;
+    const std::uint64_t now = global_nanoseconds();
+    if (now < next_host_look) continue;
+    next_host_look = now + kHostLookNanoseconds;
     if (load_relaxed_sys(&lane.report->abort) != 0) {
       store_release_gpu(&lane.state->ended, kFailed);
       return Came::ended;
     }
-    if (global_nanoseconds() - start > lane.deadline) {
+    if (now - start > lane.deadline) {
       report_timeout(lane, awaited, seen);
       return Came::ended;
     }
@@ -80,18 +89,28 @@ static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::u
 __device__ __forceinline__ Came wait_for(const LaneView& lane, const std::uint64_t* flag,
                                          const std::uint64_t* all_sent, Awaited awaited) {
   jitter(lane);
-  for (int look = 0; look < 64; ++look) {
+  for (int look = 0; look < 16; ++look) {
     if (load_acquire_sys(flag) >= awaited.call) return Came::yes;
   }
   return wait_long(lane, flag, all_sent, awaited);
 }
 
+// By one whole warp, for one flag: its first thread waits. What was written before the flag may be read by
+// all of them: its acquire is ordered before their reads by the exchange of the result.
+__device__ __forceinline__ Came wait_together(const LaneView& lane, const std::uint64_t* flag,
+                                              const std::uint64_t* all_sent, Awaited awaited) {
+  int came = 0;
+  if (threadIdx.x % 32 == 0) came = static_cast<int>(wait_for(lane, flag, all_sent, awaited));
+  __syncwarp();
+  return static_cast<Came>(__shfl_sync(~0u, came, 0));
+}
+
 // For a flag of this rank's own device. Its setter has a deadline of its own and ends the call when it fails.
 __device__ __forceinline__ bool wait_here(const LaneView& lane, const std::uint64_t* flag,
                                           std::uint64_t call) {
-  for (;;) {
+  for (unsigned look = 1;; ++look) {
     if (load_acquire_gpu(flag) >= call) return true;
-    if (has_ended(lane, call)) return false;
+    if (look % 16 == 0 && has_ended(lane, call)) return false;
   }
 }
 

@@ -21,12 +21,11 @@ inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence
 // Stored last with release: `call`. Whoever has read it with acquire may read the rest.
 struct DeviceLetter {
   std::uint64_t call;
-  Operation operation;
-  std::int32_t refused;
-  std::int32_t option_count;
+  std::uint64_t terms;                      // hash of operation, refusal and options: what all ranks have alike
   std::int32_t count;                       // metadata: this rank's; otherwise its tokens
   std::int32_t argument[kDeviceArguments];  // 0 absent, 1 given, 2 either
-  std::int32_t unused;
+  Operation operation;
+  std::int32_t refused;
   std::int64_t option[kDeviceOptions];
   ErrorRecord refusal;
   // int32 counts [E], then tokens [R]: at DeviceSignals::counts_offset.
