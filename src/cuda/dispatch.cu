@@ -19,6 +19,7 @@ struct Crew {
   static constexpr int kStages = kSend * kSendStages + kReceive;
 };
 constexpr int kMaxStages = 14;
+static_assert(Crew<false>::kStages <= kMaxStages && Crew<true>::kStages <= kMaxStages);
 
 struct BlockState {
   PlacesScratch places;
@@ -54,6 +55,17 @@ __device__ std::int64_t tokens_of(const DispatchArguments& call, std::uint64_t n
   return 0;
 }
 
+// By one thread: what check() will say of this call's ids.
+__device__ void keep_bad_ids(const DispatchArguments& call, const BlockState& state) {
+  if (state.bad_ids == 0) return;
+  FoundOnDevice& found = call.lane.state->found;
+  if (found.bad_ids == 0) {
+    found.first_bad_id_route = state.lowest_bad_id;
+    found.first_bad_id = id_at(call, static_cast<std::int64_t>(state.lowest_bad_id));
+  }
+  found.bad_ids += state.bad_ids;
+}
+
 // Letters with this rank's counts to everybody. By the whole of block 0; the tables hold all tokens
 // afterwards.
 __device__ void announce_counts(const DispatchArguments& call, BlockState* state, const RoutingTables& tables,
@@ -80,17 +92,6 @@ __device__ void announce_counts(const DispatchArguments& call, BlockState* state
     const int peer = (lane.rank + 1 + step) % lane.ranks;
     post_letter(lane, state->number, peer, state->letter, call.replay ? nullptr : tables.experts);
   }
-}
-
-// By one thread: what check() will say of this call's ids.
-__device__ void keep_bad_ids(const DispatchArguments& call, const BlockState& state) {
-  if (state.bad_ids == 0) return;
-  FoundOnDevice& found = call.lane.state->found;
-  if (found.bad_ids == 0) {
-    found.first_bad_id_route = state.lowest_bad_id;
-    found.first_bad_id = id_at(call, static_cast<std::int64_t>(state.lowest_bad_id));
-  }
-  found.bad_ids += state.bad_ids;
 }
 
 // What downstream reads of a call that ended early: nothing arrived.
