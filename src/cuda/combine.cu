@@ -56,10 +56,7 @@ __device__ void speak(const CombineArguments& call, BlockState* state, const Pla
   const LaneView& lane = call.lane;
   if (threadIdx.x == 0) fill_letter(call, *plan.header, &state->letter);
   __syncwarp();
-  if (posts) {
-    for (int step = 1; step <= lane.ranks; ++step)
-      post_letter(lane, state->number, (lane.rank + step) % lane.ranks, state->letter, nullptr);
-  }
+  if (posts) post_letters(lane, state->number, state->letter, nullptr);
   if (awaits) await_letters(lane, state->number, state->letter);
 }
 

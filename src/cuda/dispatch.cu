@@ -19,10 +19,10 @@ struct Crew {
   static constexpr int kStages = kSend * kSendStages + kReceive;
 };
 constexpr int kMaxStages = 14;
+static_assert(sizeof(PlacesScratch) <= kStageBytes * 2);
 static_assert(Crew<false>::kStages <= kMaxStages && Crew<true>::kStages <= kMaxStages);
 
 struct BlockState {
-  PlacesScratch places;
   SendScratch send;
   LetterContent letter;
   ErrorRecord refusal;
@@ -88,10 +88,13 @@ __device__ void announce_counts(const DispatchArguments& call, BlockState* state
   }
   __syncthreads();
   if (threadIdx.x == 0) keep_bad_ids(call, *state);
-  for (int step = warp; step < lane.ranks; step += static_cast<int>(blockDim.x / 32)) {
+  const int warps = static_cast<int>(blockDim.x / 32);
+  for (int step = warp; step < lane.ranks; step += warps) {
     const int peer = (lane.rank + 1 + step) % lane.ranks;
-    post_letter(lane, state->number, peer, state->letter, call.replay ? nullptr : tables.experts);
+    write_letter(lane, state->number, peer, state->letter, call.replay ? nullptr : tables.experts);
   }
+  __syncthreads();
+  if (warp == 0) announce_letters(lane, state->number);
 }
 
 // What downstream reads of a call that ended early: nothing arrived.
@@ -111,10 +114,13 @@ __device__ void publish_totals(const LaneView& lane, std::uint64_t number, std::
   store_release_sys(&lane.totals->call, number);
 }
 
-// By the whole of block 0: all counts, then all places, then word to the other blocks.
-__device__ void place_arrivals(const DispatchArguments& call, BlockState* state, const PlanView& plan) {
+// By the whole of block 0: all counts, then all places, then word to the other blocks. `scratch` lies in
+// stages, which nobody uses meanwhile.
+__device__ void place_arrivals(const DispatchArguments& call, BlockState* state, const RoutingTables& tables,
+                               const PlanView& plan, PlacesScratch* scratch) {
   const LaneView& lane = call.lane;
   const std::uint64_t number = state->number;
+  scratch->prepare(lane);
   if (threadIdx.x < 32) {
     const bool agreed = await_letters(lane, number, state->letter);
     if (threadIdx.x == 0) state->agreed = agreed;
@@ -126,31 +132,21 @@ __device__ void place_arrivals(const DispatchArguments& call, BlockState* state,
     if (threadIdx.x == 0) publish_totals(lane, number, 0);
     return;
   }
-  if (!call.replay) {
-    const int generation = static_cast<int>(number & 1), both = lane.experts + lane.ranks;
-    for (int i = threadIdx.x; i < lane.ranks * both; i += blockDim.x) {
-      const int source = i / both, at = i % both;
-      const std::int32_t value = lane.letter_counts(lane.rank, generation, source)[at];
-      if (at < lane.experts) {
-        plan.counts[source * lane.experts + at] = value;
-      } else {
-        plan.tokens_between[source * lane.ranks + at - lane.experts] = value;
-      }
-    }
-    __syncthreads();
-  }
-  const std::int64_t total = compute_places(call, plan, &state->places);
-  if (threadIdx.x == 0) {
-    if (!call.replay) {
-      write_plan_header(plan.header, lane, number, state->tokens, total,
-                        static_cast<std::int64_t>(state->places.dropped));
-    }
-    publish_totals(lane, number, total);
+  const Counts counts{call, plan, static_cast<int>(number & 1)};
+  const std::int64_t total = compute_places(call, counts, plan, tables.rank_of, scratch);
+  if (threadIdx.x == 0 && !call.replay) {
+    write_plan_header(plan.header, lane, number, state->tokens, total,
+                      static_cast<std::int64_t>(scratch->dropped));
   }
   __syncthreads();
+  if (threadIdx.x != 0) return;
   // Release at gpu scope: places, counts and the plan's header, by all threads of this block (ordered by the
   // barrier), before the word that other blocks wait for.
-  if (threadIdx.x == 0) store_release_gpu(&lane.state->placed, number);
+  store_release_gpu(&lane.state->placed, number);
+  publish_totals(lane, number, total);
+  if (call.replay) return;
+  if (scratch->dropped > 0) lane.state->found.overflow = worst_overflow(lane, *scratch);
+  lane.state->dispatches += 1;
 }
 
 // What the letter said that this rank sent itself: the receive half compares the others with it.
@@ -187,6 +183,7 @@ struct Block {
   BlockState* state;
   RoutingTables tables;
   PlanView plan;
+  PlacesScratch* places;
   Stage stages[Role::kSendStages];  // of this warp; receiving warps use the first
 
   __device__ int warp() const { return threadIdx.x / 32; }
@@ -205,7 +202,8 @@ struct Block {
           .send_all();
     }
     sync_threads_of(kSendBarrier, 32 * Role::kSend);
-    if (threadIdx.x == 0) finish_sending(call.lane, state->number, Role::senders());
+    // What was counted from ids is what is sent: only a plan can promise more.
+    if (threadIdx.x == 0 && call.replay) finish_sending(call.lane, state->number, Role::senders());
   }
 
   // By the warps that sent, in a fused call: rows of the routes this block has planned.
@@ -228,6 +226,8 @@ struct Block {
 
   __device__ void receive() {
     if (!await_places()) return;
+    // A warp that has sent through its stage has done so by its first thread alone.
+    stages[0].parity = __shfl_sync(~0u, stages[0].parity, 0);
     const int worker = Role::receiver(warp()), workers = Role::receivers();
     // Routes that this warp's block has not planned itself in this launch.
     if ((!Role::kSends || Role::alone()) && !call.replay) {
@@ -236,7 +236,7 @@ struct Block {
     write_padding(call, worker, workers, plan);
     const int local = call.lane.first_expert[call.lane.rank + 1] - call.lane.first_expert[call.lane.rank];
     const int groups = call.lane.layout == Layout::rank_major ? call.lane.ranks : local;
-    take_messages(call, state->number, call.row_offsets[groups], worker, workers, plan, stages[0]);
+    take_messages(call, tables, state->number, call.row_offsets[groups], worker, workers, plan, stages[0]);
     if (threadIdx.x % 32 == 0) bulk_wait_written();
   }
 
@@ -255,7 +255,10 @@ struct Block {
     }
     if (!Role::kReceives) return;
     if (!Role::kSends) restore_letter(call.lane, state);
-    place_arrivals(call, state, plan);
+    place_arrivals(call, state, tables, plan, places);
+    // The stages are stages again.
+    __syncthreads();
+    fence_before_bulk();
     receive();
   }
 
@@ -293,7 +296,9 @@ __device__ Block<kHalves, kEncodes> start_block(const DispatchArguments& call, s
   const RoutingTables tables =
       RoutingTables::at(memory + kStagesBytes + kStateBytes, lane.experts, lane.ranks);
   const int warp = threadIdx.x / 32;
-  Block<kHalves, kEncodes> block{call, state, tables, view_plan(call.plan, lane.plan_shape), {}};
+  Block<kHalves, kEncodes> block{
+      call, state, tables, view_plan(call.plan, lane.plan_shape), reinterpret_cast<PlacesScratch*>(memory),
+      {}};
   for (int i = 0; i < Role::kSendStages; ++i) {
     const int stage = warp < Role::kSend ? warp * Role::kSendStages + i
                                          : Role::kSend * Role::kSendStages + warp - Role::kSend;

@@ -83,42 +83,53 @@ __device__ inline void store_piece(const DispatchArguments& call, int p, std::in
   }
 }
 
-// By one warp: the row's parts to the kept rows. `row` is this thread's slot's, `kept` the slots that have
-// one.
+// Whether a row passes through the stage in one go, so that its load can start before its places are known.
+__device__ __forceinline__ bool fits_stage(const DispatchArguments& call) {
+  return !call.weigh_rows && wire_bytes(call.parts) <= kStageBytes;
+}
+
+// By one warp: starts the load of a row that fits.
+__device__ inline void start_row(const DispatchArguments& call, const ArrivingRow& from, Stage& stage) {
+  __syncwarp();  // all threads have read what the stage held
+  if (threadIdx.x % 32 != 0) return;
+  bulk_wait_read();
+  // The row, acquired with its flag, before the copy engine's reads of it.
+  fence_before_bulk();
+  std::uint32_t bytes = 0;
+  for (int p = 0; p < call.parts.count; ++p)
+    bytes += static_cast<std::uint32_t>(from.together ? call.parts.part[p].wire_bytes
+                                                      : call.parts.part[p].row_bytes);
+  arrival_expect(stage.arrival, bytes);
+  if (from.together) {
+    bulk_load(stage.memory, from.part[0], bytes, stage.arrival);
+    return;
+  }
+  for (int p = 0; p < call.parts.count; ++p)
+    bulk_load(stage.memory + call.message.base.part_offset[p], from.part[p],
+              static_cast<std::uint32_t>(call.parts.part[p].row_bytes), stage.arrival);
+}
+
+// By one warp: a row that has been started, to the kept rows. `row` is this thread's slot's, `kept` the slots
+// that have one.
+__device__ inline void spread_started(const DispatchArguments& call, std::int32_t row, std::uint32_t kept,
+                                      Stage& stage) {
+  stage.await_load();
+  for (int p = 0; p < call.parts.count; ++p) {
+    store_piece(call, p, 0, static_cast<std::uint32_t>(call.parts.part[p].row_bytes),
+                stage.memory + call.message.base.part_offset[p], row, kept);
+  }
+  if (threadIdx.x % 32 == 0) bulk_commit();
+}
+
+// The same for a row of any size, piece by piece.
 __device__ inline void spread_row(const DispatchArguments& call, const ArrivingRow& from, std::int32_t row,
                                   std::uint32_t kept, Stage& stage) {
   const bool first = threadIdx.x % 32 == 0;
-  const std::int64_t whole = wire_bytes(call.parts);
-  if (whole <= kStageBytes) {
-    if (first) {
-      bulk_wait_read();
-      fence_before_bulk();
-      std::uint32_t bytes = 0;
-      for (int p = 0; p < call.parts.count; ++p)
-        bytes += static_cast<std::uint32_t>(from.together ? call.parts.part[p].wire_bytes
-                                                          : call.parts.part[p].row_bytes);
-      arrival_expect(stage.arrival, bytes);
-      if (from.together) {
-        bulk_load(stage.memory, from.part[0], bytes, stage.arrival);
-      } else {
-        for (int p = 0; p < call.parts.count; ++p)
-          bulk_load(stage.memory + call.message.base.part_offset[p], from.part[p],
-                    static_cast<std::uint32_t>(call.parts.part[p].row_bytes), stage.arrival);
-      }
-    }
-    stage.await_load();
-    for (int p = 0; p < call.parts.count; ++p) {
-      store_piece(call, p, 0, static_cast<std::uint32_t>(call.parts.part[p].row_bytes),
-                  stage.memory + call.message.base.part_offset[p], row, kept);
-    }
-    if (first) bulk_commit();
-    __syncwarp();
-    return;
-  }
   for (int p = 0; p < call.parts.count; ++p) {
-    const std::int64_t end = call.parts.part[p].wire_bytes;
+    const std::int64_t end = from.together ? call.parts.part[p].wire_bytes : call.parts.part[p].row_bytes;
     for (std::int64_t at = 0; at < end; at += kStageBytes) {
       const auto bytes = static_cast<std::uint32_t>(min(std::int64_t{kStageBytes}, end - at));
+      __syncwarp();
       if (first) {
         bulk_wait_read();
         fence_before_bulk();
@@ -127,123 +138,164 @@ __device__ inline void spread_row(const DispatchArguments& call, const ArrivingR
       stage.await_load();
       store_piece(call, p, at, bytes, stage.memory, row, kept);
       if (first) bulk_commit();
-      __syncwarp();
     }
   }
 }
 
-// By one warp: the notes of a token's row in rank_major.
-__device__ inline void note_token_row(const DispatchArguments& call, std::int32_t to, std::int32_t id,
-                                      bool here, float weight) {
+// By one warp: the notes of a token's row in rank_major, each thread for its slot. `local`: the expert here,
+// or -1.
+__device__ inline void note_token_row(const DispatchArguments& call, std::int32_t to, int local,
+                                      float weight) {
   const int slot = threadIdx.x % 32;
   if (slot >= call.lane.top_k) return;
   const std::int64_t at = std::int64_t{to} * call.lane.top_k + slot;
-  call.local_ids[at] = here ? call.lane.place[id].local : -1;
-  if (call.weight != nullptr) call.weight[at] = here ? weight : 0.0f;
+  call.local_ids[at] = local;
+  if (call.weight != nullptr) call.weight[at] = local >= 0 ? weight : 0.0f;
 }
 
-// By one warp: message i of `source` is here. `total`: rows of this rank.
-__device__ inline void take_message(const DispatchArguments& call, std::uint64_t number, int source,
-                                    std::int64_t i, std::int64_t total, const PlanView& plan, Stage& stage) {
+// A message's head, and what of it this thread's slot is about.
+struct MessageNotes {
+  MessageHead head;
+  std::int32_t id = -1, ordinal = 0;
+  float weight = 0;
+};
+
+__device__ inline MessageNotes read_notes(const DispatchArguments& call, const std::byte* message) {
+  const int slot = threadIdx.x % 32;
+  const MessageLayout& layout = call.message.base;
+  MessageNotes notes;
+  notes.head = *reinterpret_cast<const MessageHead*>(message + layout.head_offset);
+  if (slot < call.lane.top_k) {
+    notes.id = reinterpret_cast<const std::int32_t*>(message + layout.ids_offset)[slot];
+    notes.weight = reinterpret_cast<const float*>(message + layout.weights_offset)[slot];
+    notes.ordinal = reinterpret_cast<const std::int32_t*>(message + call.message.ordinals_offset)[slot];
+  }
+  return notes;
+}
+
+// The row of this thread's slot, or -1: elsewhere, masked, dropped. `local`: its expert here, or -1.
+__device__ inline std::int32_t row_of_slot(const DispatchArguments& call, int source, std::int64_t i,
+                                           int local, std::int32_t ordinal) {
+  const LaneView& lane = call.lane;
+  if (local < 0) return -1;
+  if (lane.layout == Layout::rank_major) {
+    const std::int64_t at = std::int64_t{lane.first_rows[lane.rank * lane.ranks + source]} + i;
+    return at < lane.capacity ? static_cast<std::int32_t>(at) : -1;
+  }
+  const std::int64_t group = lane.first_expert[lane.rank] + local;
+  const std::int64_t at = std::int64_t{lane.first_rows[group * lane.ranks + source]} + ordinal;
+  if (at >= lane.capacity) return -1;
+  const std::int64_t base = lane.layout == Layout::expert_padded ? local * lane.capacity : 0;
+  return static_cast<std::int32_t>(base + at);
+}
+
+// By one warp: what the plan and the arrivals' notes say of a message, each thread for its slot.
+__device__ inline void note_message(const DispatchArguments& call, int source, std::int64_t where,
+                                    const MessageNotes& notes, std::int32_t row, int local,
+                                    const PlanView& plan) {
   const LaneView& lane = call.lane;
   const int slot = threadIdx.x % 32;
   const bool rank_major = lane.layout == Layout::rank_major;
-  const MessageLayout& layout = call.message.base;
-  const std::byte* message =
-      lane.message(lane.rank, static_cast<int>(number & 1), source, i, call.message.bytes);
-  const MessageHead head = *reinterpret_cast<const MessageHead*>(message + layout.head_offset);
-  const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
-  if (head.token == -1) return;  // the sender's plan is damaged, and the sender says so
-  if (head.token < 0 || head.token >= lane.max_tokens) {
-    if (slot == 0) note_bad_source(lane, where);
-    return;
-  }
-  std::int32_t id = -1, ordinal = 0;
-  float weight = 0;
-  if (slot < lane.top_k) {
-    id = reinterpret_cast<const std::int32_t*>(message + layout.ids_offset)[slot];
-    weight = reinterpret_cast<const float*>(message + layout.weights_offset)[slot];
-    ordinal = reinterpret_cast<const std::int32_t*>(message + call.message.ordinals_offset)[slot];
-  }
-  const bool here = id >= 0 && id < lane.experts && lane.place[id].rank == lane.rank;
-
-  std::int32_t row = -1;
-  if (call.replay) {
-    if (slot < lane.top_k) row = plan.came_rows[where * lane.top_k + slot];
-    if (row != -1 && !usable(lane, row, total, where * lane.top_k + slot)) row = -1;
-  } else {
-    if (here && rank_major) {
-      const std::int64_t at = std::int64_t{lane.first_rows[lane.rank * lane.ranks + source]} + i;
-      row = at < lane.capacity ? static_cast<std::int32_t>(at) : -1;
-    } else if (here) {
-      const std::int64_t group = lane.place[id].local;
-      const std::int64_t at =
-          std::int64_t{lane.first_rows[(lane.first_expert[lane.rank] + group) * lane.ranks + source]} +
-          ordinal;
-      const std::int64_t base = lane.layout == Layout::expert_padded ? group * lane.capacity : 0;
-      row = at < lane.capacity ? static_cast<std::int32_t>(base + at) : -1;
-    }
+  if (!call.replay) {
     if (slot < lane.top_k) plan.came_rows[where * lane.top_k + slot] = row;
     if (slot == 0) {
-      plan.came_token[where] = head.token;
-      plan.came_position[where] = head.position;
+      plan.came_token[where] = notes.head.token;
+      plan.came_position[where] = notes.head.position;
     }
-    if (row >= 0) plan.sources[row] = {source, head.token, rank_major ? -1 : slot};
+    if (row >= 0) plan.sources[row] = {source, notes.head.token, rank_major ? -1 : slot};
   }
-
-  std::uint32_t kept = __ballot_sync(~0u, row >= 0);
-  if (kept == 0) return;
   if (rank_major) {
-    // All slots name the token's one row.
-    kept &= ~kept + 1;
+    const std::uint32_t kept = __ballot_sync(~0u, row >= 0);
+    if (kept == 0) return;
     const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(kept)) - 1);
-    note_token_row(call, to, id, here, weight);
+    note_token_row(call, to, local, notes.weight);
     if (slot == 0 && call.group_of_row != nullptr) call.group_of_row[to] = source;
   } else if (row >= 0) {
-    if (call.weight != nullptr) call.weight[row] = weight;
-    if (call.group_of_row != nullptr) {
-      int group = here ? lane.place[id].local : 0;
-      // A damaged plan may put a row where no expert of this rank is.
-      call.group_of_row[row] = group;
-    }
+    if (call.weight != nullptr) call.weight[row] = notes.weight;
+    // A damaged plan may put a row where no expert of this rank is.
+    if (call.group_of_row != nullptr) call.group_of_row[row] = max(local, 0);
   }
+}
 
+// By one warp: message i of `source` is here. `total`: rows of this rank.
+__device__ inline void take_message(const DispatchArguments& call, const RoutingTables& tables,
+                                    std::uint64_t number, int source, std::int64_t i, std::int64_t total,
+                                    const PlanView& plan, Stage& stage) {
+  const LaneView& lane = call.lane;
+  const int slot = threadIdx.x % 32;
+  const std::byte* message =
+      lane.message(lane.rank, static_cast<int>(number & 1), source, i, call.message.bytes);
+  const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
   ArrivingRow from{};
   from.together = source != lane.rank || call.own_staged;
-  for (int p = 0; p < call.parts.count; ++p)
-    from.part[p] = from.together ? message + layout.part_offset[p] : token_row(call, p, head.token);
+  for (int p = 0; p < call.parts.count && from.together; ++p)
+    from.part[p] = message + call.message.base.part_offset[p];
+  const bool early = from.together && fits_stage(call);
+  if (early) start_row(call, from, stage);
+
+  const MessageNotes notes = read_notes(call, message);
+  const bool known = notes.id >= 0 && notes.id < lane.experts && tables.rank_of[notes.id] == lane.rank;
+  const int local = known ? tables.local_of[notes.id] : -1;
+  std::int32_t row = -1;
+  if (!call.replay) {
+    row = row_of_slot(call, source, i, local, notes.ordinal);
+  } else if (slot < lane.top_k) {
+    row = plan.came_rows[where * lane.top_k + slot];
+    if (row != -1 && !usable(lane, row, total, where * lane.top_k + slot)) row = -1;
+  }
+  // Token -1: the sender's plan is damaged, and the sender says so.
+  if (notes.head.token >= 0 && notes.head.token < lane.max_tokens) {
+    note_message(call, source, where, notes, row, local, plan);
+  } else {
+    if (slot == 0 && notes.head.token != -1) note_bad_source(lane, where);
+    row = -1;
+  }
+  std::uint32_t kept = __ballot_sync(~0u, row >= 0);
+  // All slots of a rank_major message name the token's one row.
+  if (lane.layout == Layout::rank_major) kept &= ~kept + 1;
+  if (early) spread_started(call, row, kept, stage);
+  if (kept == 0) return;
+  for (int p = 0; p < call.parts.count && !from.together; ++p)
+    from.part[p] = token_row(call, p, notes.head.token);
   if (call.weigh_rows || call.dot_rows != nullptr) {
     for (std::uint32_t left = kept; left != 0; left &= left - 1) {
       const int at = __ffs(static_cast<int>(left)) - 1;
-      compute_row(call, from.part[0], __shfl_sync(~0u, row, at), __shfl_sync(~0u, weight, at));
+      compute_row(call, from.part[0], __shfl_sync(~0u, row, at), __shfl_sync(~0u, notes.weight, at));
     }
   }
-  if (!call.weigh_rows) spread_row(call, from, row, kept, stage);
+  if (early || call.weigh_rows) return;
+  if (fits_stage(call)) {
+    start_row(call, from, stage);
+    spread_started(call, row, kept, stage);
+  } else {
+    spread_row(call, from, row, kept, stage);
+  }
 }
 
 // By one warp of `workers`: messages of all sources in turn, this rank's own first.
-__device__ inline void take_messages(const DispatchArguments& call, std::uint64_t number, std::int64_t total,
-                                     int worker, int workers, const PlanView& plan, Stage& stage) {
+__device__ inline void take_messages(const DispatchArguments& call, const RoutingTables& tables,
+                                     std::uint64_t number, std::int64_t total, int worker, int workers,
+                                     const PlanView& plan, Stage& stage) {
   const LaneView& lane = call.lane;
-  std::int64_t most = 0;
-  for (int source = 0; source < lane.ranks; ++source)
-    most = max(most, messages_between(lane, plan, source, lane.rank));
+  const int thread = threadIdx.x % 32, generation = static_cast<int>(number & 1);
+  const auto mine =
+      static_cast<int>(thread < lane.ranks ? messages_between(lane, plan, thread, lane.rank) : 0);
+  const std::int64_t most = __reduce_max_sync(~0u, mine);
   for (std::int64_t unit = worker; unit < most * lane.ranks; unit += workers) {
     const int source = static_cast<int>((lane.rank + unit) % lane.ranks);
     const std::int64_t i = unit / lane.ranks;
-    if (i >= messages_between(lane, plan, source, lane.rank)) continue;
-    const std::uint64_t* flag = lane.dispatch_flag(lane.rank, static_cast<int>(number & 1), source, i);
-    const std::uint64_t* all_sent =
-        lane.sent_flag(Phase::rows, lane.rank, static_cast<int>(number & 1), source);
-    // Acquire: the message before its flag.
-    const Came came = wait_together(lane, flag, all_sent, {Operation::dispatch, number, source});
+    if (i >= __shfl_sync(~0u, mine, source)) continue;
+    // Acquire: the message before its flag. Only a plan can promise messages that do not come.
+    const Came came =
+        wait_together(lane, lane.dispatch_flag(lane.rank, generation, source, i),
+                      call.replay ? lane.sent_flag(Phase::rows, lane.rank, generation, source) : nullptr,
+                      {Operation::dispatch, number, source});
     if (came == Came::ended) return;
     if (came == Came::no) {
-      // By a damaged plan, one side expects more messages than the other sends.
-      if (threadIdx.x % 32 == 0) note_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
+      if (thread == 0) note_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
       continue;
     }
-    take_message(call, number, source, i, total, plan, stage);
+    take_message(call, tables, number, source, i, total, plan, stage);
   }
 }
 

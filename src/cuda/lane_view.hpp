@@ -14,7 +14,7 @@
 namespace ferry::cuda {
 
 inline constexpr int kMaxRanks = 32;      // a token's destinations are a 32-bit mask
-inline constexpr int kMaxExperts = 8192;  // tables of all experts lie in a block's shared memory
+inline constexpr int kMaxExperts = 1024;  // tables of all experts lie in a block's shared memory
 inline constexpr int kMaxBlocks = 512;    // of any launch
 
 // What calls of a lane have found since the last look; of several calls, the first that found something keeps

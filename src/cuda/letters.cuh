@@ -24,10 +24,10 @@ __device__ inline std::uint64_t hash_of(const CallTerms& terms) {
   return hash;
 }
 
-// By one whole warp: the letter to `peer`. `counts`: null, or E counts followed by R tokens, written by
-// threads that this warp is ordered after.
-__device__ inline void post_letter(const LaneView& lane, std::uint64_t call, int peer,
-                                   const LetterContent& content, const std::int32_t* counts) {
+// By one whole warp: the letter to `peer`, not yet announced. `counts`: null, or E counts followed by R
+// tokens, written by threads that this warp is ordered after.
+__device__ inline void write_letter(const LaneView& lane, std::uint64_t call, int peer,
+                                    const LetterContent& content, const std::int32_t* counts) {
   const int generation = static_cast<int>(call & 1), thread = threadIdx.x % 32;
   DeviceLetter* letter = lane.letter(peer, generation, lane.rank);
   if (counts != nullptr) {
@@ -42,11 +42,26 @@ __device__ inline void post_letter(const LaneView& lane, std::uint64_t call, int
     letter->operation = content.terms.operation;
     letter->refused = 0;
   }
+}
+
+// By one whole warp that is ordered after the writing of all letters: one fence for all of them.
+__device__ inline void announce_letters(const LaneView& lane, std::uint64_t call) {
+  const int peer = static_cast<int>(threadIdx.x % 32);
   __syncwarp();
   jitter(lane);
-  // Release: the letter and the counts of all the warp's threads (ordered by the barrier above) before its
-  // call.
-  if (thread == 0) store_release_sys(&letter->call, call);
+  if (peer >= lane.ranks) return;
+  // Release, as a fence and a relaxed store: the letters and counts of all threads that wrote them, ordered
+  // before this one by barriers, before their call numbers.
+  fence_acq_rel_sys();
+  store_relaxed_sys(&lane.letter(peer, static_cast<int>(call & 1), lane.rank)->call, call);
+}
+
+// By one whole warp: the letters to all ranks.
+__device__ inline void post_letters(const LaneView& lane, std::uint64_t call, const LetterContent& content,
+                                    const std::int32_t* counts) {
+  for (int step = 1; step <= lane.ranks; ++step)
+    write_letter(lane, call, (lane.rank + step) % lane.ranks, content, counts);
+  announce_letters(lane, call);
 }
 
 // By one thread: ends the call early on this rank, with a word to the host. Later words of the same look are
@@ -130,10 +145,11 @@ __device__ inline void finish_sending(const LaneView& lane, std::uint64_t call, 
   const unsigned before =
       atomicInc(&lane.state->finished[static_cast<int>(phase)], static_cast<unsigned>(blocks - 1));
   if (before != static_cast<unsigned>(blocks - 1)) return;
-  __threadfence();
   jitter(lane);
+  // Release at system scope, once for all ranks.
+  fence_acq_rel_sys();
   for (int peer = 0; peer < lane.ranks; ++peer)
-    store_release_sys(lane.sent_flag(phase, peer, static_cast<int>(call & 1), lane.rank), call);
+    store_relaxed_sys(lane.sent_flag(phase, peer, static_cast<int>(call & 1), lane.rank), call);
 }
 
 }  // namespace ferry::cuda

@@ -10,8 +10,23 @@ namespace ferry::cuda {
 struct PlacesScratch {
   unsigned long long needed[kMaxRanks];  // rows a rank would need
   unsigned long long dropped;
-  std::int64_t carry;
   std::int64_t warp_sum[32];
+  std::int64_t capacity[kMaxRanks];  // of a rank's groups
+  std::int32_t first_expert[kMaxRanks + 1];
+  std::int32_t expert_at[kMaxExperts];
+  std::int64_t offset[kMaxExperts];  // aligned rows of all experts before this one, over all ranks
+
+  // By the whole block, before counts are there: what does not depend on them. A barrier follows.
+  __device__ void prepare(const LaneView& lane) {
+    for (int rank = threadIdx.x; rank <= lane.ranks; rank += blockDim.x) {
+      first_expert[rank] = lane.first_expert[rank];
+      if (rank == lane.ranks) continue;
+      capacity[rank] = lane.group_capacities[rank];
+      needed[rank] = 0;
+    }
+    for (int p = threadIdx.x; p < lane.experts; p += blockDim.x) expert_at[p] = lane.expert_at[p];
+    if (threadIdx.x == 0) dropped = 0;
+  }
 };
 
 __device__ inline std::int64_t align_rows(std::int64_t rows, std::int64_t alignment) {
@@ -38,15 +53,27 @@ __device__ inline std::int64_t exclusive_sum(std::int64_t value, PlacesScratch* 
   return before + inclusive - value;
 }
 
-// Routes from `source` to `expert`; a count that no routing can have is none.
-__device__ inline std::int64_t routes_of(const DispatchArguments& call, const PlanView& plan, int source,
-                                         int expert) {
-  const LaneView& lane = call.lane;
-  const std::int64_t where = std::int64_t{source} * lane.experts + expert;
-  const std::int64_t count = plan.counts[where];
-  if (!call.replay) return count;
-  return usable(lane, count, std::int64_t{lane.max_tokens} * lane.top_k + 1, where) ? count : 0;
-}
+// Where counts come from: in a dispatch from ids the letters, which become part of the plan; otherwise the
+// plan, where a count that no routing can have is none.
+struct Counts {
+  const DispatchArguments& call;
+  const PlanView& plan;
+  int generation;
+
+  __device__ std::int64_t routes(int source, int expert) const {
+    const LaneView& lane = call.lane;
+    if (!call.replay) return lane.letter_counts(lane.rank, generation, source)[expert];
+    const std::int64_t where = std::int64_t{source} * lane.experts + expert, count = plan.counts[where];
+    return usable(lane, count, std::int64_t{lane.max_tokens} * lane.top_k + 1, where) ? count : 0;
+  }
+  __device__ std::int64_t messages(int source, int destination) const {
+    const LaneView& lane = call.lane;
+    if (!call.replay) return lane.letter_counts(lane.rank, generation, source)[lane.experts + destination];
+    const std::int64_t where = std::int64_t{source} * lane.ranks + destination,
+                       count = plan.tokens_between[where];
+    return usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
+  }
+};
 
 __device__ inline std::int64_t messages_between(const LaneView& lane, const PlanView& plan, int source,
                                                 int destination) {
@@ -55,62 +82,70 @@ __device__ inline std::int64_t messages_between(const LaneView& lane, const Plan
   return usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
 }
 
-// offsets[p] = aligned rows of all experts before position p of expert_at, over all ranks.
-__device__ inline void compute_offsets(const DispatchArguments& call, const PlanView& plan,
-                                       PlacesScratch* scratch) {
+// scratch->offset[p] = aligned rows of all experts before position p of expert_at, over all ranks. Keeps the
+// counts in the plan.
+__device__ inline void compute_offsets(const DispatchArguments& call, const Counts& counts,
+                                       const PlanView& plan, PlacesScratch* scratch) {
   const LaneView& lane = call.lane;
   std::int64_t carry = 0;
   for (int base = 0; base < lane.experts; base += static_cast<int>(blockDim.x)) {
     const int p = base + static_cast<int>(threadIdx.x);
     std::int64_t rows = 0;
     if (p < lane.experts) {
-      const int expert = lane.expert_at[p];
-      for (int source = 0; source < lane.ranks; ++source) rows += routes_of(call, plan, source, expert);
+      const int expert = scratch->expert_at[p];
+#pragma unroll 4
+      for (int source = 0; source < lane.ranks; ++source) {
+        const std::int64_t count = counts.routes(source, expert);
+        if (!call.replay) plan.counts[source * lane.experts + expert] = static_cast<std::int32_t>(count);
+        rows += count;
+      }
     }
     std::int64_t sum = 0;
     const std::int64_t before = exclusive_sum(align_rows(rows, lane.alignment), scratch, &sum);
-    if (p < lane.experts) lane.offsets[p] = carry + before;
+    if (p < lane.experts) scratch->offset[p] = carry + before;
     carry += sum;
   }
   __syncthreads();
 }
 
-__device__ inline void place_experts(const DispatchArguments& call, const PlanView& plan,
+__device__ inline void place_experts(const DispatchArguments& call, const Counts& counts,
+                                     const PlanView& plan, const std::uint8_t* rank_of,
                                      PlacesScratch* scratch) {
   const LaneView& lane = call.lane;
   const bool padded = lane.layout == Layout::expert_padded;
-  compute_offsets(call, plan, scratch);
+  compute_offsets(call, counts, plan, scratch);
   for (int p = threadIdx.x; p < lane.experts; p += blockDim.x) {
-    const int expert = lane.expert_at[p], rank = lane.place[expert].rank;
-    const std::int64_t capacity = lane.group_capacities[rank];
-    const std::int64_t offset = padded ? 0 : lane.offsets[p] - lane.offsets[lane.first_expert[rank]];
+    const int expert = scratch->expert_at[p], rank = rank_of[expert];
+    const std::int64_t capacity = scratch->capacity[rank];
+    const std::int64_t offset =
+        padded ? 0 : scratch->offset[p] - scratch->offset[scratch->first_expert[rank]];
     std::int64_t row = offset;
+#pragma unroll 4
     for (int source = 0; source < lane.ranks; ++source) {
       lane.first_rows[std::int64_t{p} * lane.ranks + source] = static_cast<std::int32_t>(min(row, capacity));
-      row += routes_of(call, plan, source, expert);
+      row += counts.routes(source, expert);
     }
     const std::int64_t routes = row - offset, kept = max(std::int64_t{0}, min(capacity - offset, routes));
     if (!call.replay) lane.load[expert] += routes;
     if (routes > kept) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(routes - kept));
     atomicMax(&scratch->needed[rank], static_cast<unsigned long long>(align_rows(row, lane.alignment)));
     if (rank != lane.rank) continue;
-    const int group = p - lane.first_expert[rank];
+    const int group = p - scratch->first_expert[rank];
     call.counts[group] = static_cast<std::int32_t>(kept);
     call.row_offsets[group] = static_cast<std::int32_t>(padded ? group * capacity : min(offset, capacity));
   }
 }
 
-__device__ inline void place_ranks(const DispatchArguments& call, const PlanView& plan,
+__device__ inline void place_ranks(const DispatchArguments& call, const Counts& counts, const PlanView& plan,
                                    PlacesScratch* scratch) {
   const LaneView& lane = call.lane;
   const int rank = static_cast<int>(threadIdx.x);
   if (rank < lane.ranks) {
-    const std::int64_t capacity = lane.group_capacities[rank];
+    const std::int64_t capacity = scratch->capacity[rank];
     std::int64_t row = 0;
     for (int source = 0; source < lane.ranks; ++source) {
-      const std::int64_t first = min(row, capacity);
+      const std::int64_t first = min(row, capacity), messages = counts.messages(source, rank);
       lane.first_rows[rank * lane.ranks + source] = static_cast<std::int32_t>(first);
-      const std::int64_t messages = messages_between(lane, plan, source, rank);
       row += messages;
       if (rank != lane.rank) continue;
       call.counts[source] = static_cast<std::int32_t>(min(capacity - first, messages));
@@ -121,8 +156,11 @@ __device__ inline void place_ranks(const DispatchArguments& call, const PlanView
   }
   if (call.replay) return;
   for (int expert = threadIdx.x; expert < lane.experts; expert += blockDim.x) {
-    for (int source = 0; source < lane.ranks; ++source)
-      lane.load[expert] += routes_of(call, plan, source, expert);
+    for (int source = 0; source < lane.ranks; ++source) {
+      const std::int64_t count = counts.routes(source, expert);
+      plan.counts[source * lane.experts + expert] = static_cast<std::int32_t>(count);
+      lane.load[expert] += count;
+    }
   }
 }
 
@@ -131,41 +169,37 @@ __device__ inline Overflow worst_overflow(const LaneView& lane, const PlacesScra
   Overflow worst;
   for (int rank = 0; rank < lane.ranks; ++rank) {
     const auto needed = static_cast<std::int64_t>(scratch.needed[rank]);
-    if (needed <= lane.group_capacities[rank] || needed <= worst.needed) continue;
+    if (needed <= scratch.capacity[rank] || needed <= worst.needed) continue;
     worst.rank = rank;
-    worst.capacity = lane.group_capacities[rank];
+    worst.capacity = scratch.capacity[rank];
     worst.needed = needed;
   }
   worst.dropped = static_cast<std::int64_t>(scratch.dropped);
   return worst;
 }
 
-// By one block, when the counts of all ranks are in the plan: first rows of every expert and source, this
-// rank's groups, and the total. Returns the total to all threads.
-__device__ inline std::int64_t compute_places(const DispatchArguments& call, const PlanView& plan,
+// By one block with prepared scratch, when all letters are here: first rows of every expert and source, this
+// rank's groups, the plan's counts. Returns the total to all threads.
+__device__ inline std::int64_t compute_places(const DispatchArguments& call, const Counts& counts,
+                                              const PlanView& plan, const std::uint8_t* rank_of,
                                               PlacesScratch* scratch) {
   const LaneView& lane = call.lane;
-  for (int rank = threadIdx.x; rank < lane.ranks; rank += blockDim.x) scratch->needed[rank] = 0;
-  if (threadIdx.x == 0) scratch->dropped = 0;
-  __syncthreads();
+  if (!call.replay) {
+    for (int i = threadIdx.x; i < lane.ranks * lane.ranks; i += blockDim.x)
+      plan.tokens_between[i] = static_cast<std::int32_t>(counts.messages(i / lane.ranks, i % lane.ranks));
+  }
   if (lane.layout == Layout::rank_major) {
-    place_ranks(call, plan, scratch);
+    place_ranks(call, counts, plan, scratch);
   } else {
-    place_experts(call, plan, scratch);
+    place_experts(call, counts, plan, rank_of, scratch);
   }
   __syncthreads();
   const auto needed = static_cast<std::int64_t>(scratch->needed[lane.rank]);
-  const int local = lane.first_expert[lane.rank + 1] - lane.first_expert[lane.rank];
+  const int local = scratch->first_expert[lane.rank + 1] - scratch->first_expert[lane.rank];
   const int groups = lane.layout == Layout::rank_major ? lane.ranks : local;
   const std::int64_t total =
       lane.layout == Layout::expert_padded ? local * lane.capacity : min(needed, lane.capacity);
-  if (threadIdx.x == 0) {
-    call.row_offsets[groups] = static_cast<std::int32_t>(total);
-    if (!call.replay) {
-      if (scratch->dropped > 0) lane.state->found.overflow = worst_overflow(lane, *scratch);
-      lane.state->dispatches += 1;
-    }
-  }
+  if (threadIdx.x == 0) call.row_offsets[groups] = static_cast<std::int32_t>(total);
   return total;
 }
 

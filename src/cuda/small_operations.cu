@@ -33,8 +33,7 @@ __global__ void __launch_bounds__(32, 1) metadata_kernel(const __grid_constant__
     for (std::int32_t& argument : letter.argument) argument = 2;
   }
   __syncwarp();
-  for (int step = 1; step <= lane.ranks; ++step)
-    post_letter(lane, number, (lane.rank + step) % lane.ranks, letter, nullptr);
+  post_letters(lane, number, letter, nullptr);
   StepMetadata all;
   if (await_letters(lane, number, letter)) {
     const int generation = static_cast<int>(number & 1);
@@ -109,8 +108,7 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
       for (std::int32_t& argument : state->letter.argument) argument = 2;
     }
     __syncwarp();
-    for (int step = 1; step <= lane.ranks; ++step)
-      post_letter(lane, state->number, (lane.rank + step) % lane.ranks, state->letter, nullptr);
+    post_letters(lane, state->number, state->letter, nullptr);
     await_letters(lane, state->number, state->letter);
   }
   if (warp < kValueSendWarps) {
