@@ -139,10 +139,11 @@ __device__ void place_arrivals(const DispatchArguments& call, BlockState* state,
                       static_cast<std::int64_t>(scratch->dropped));
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
   // Release at gpu scope: places, counts and the plan's header, by all threads of this block (ordered by the
   // barrier), before the word that other blocks wait for.
-  store_release_gpu(&lane.state->placed, number);
+  if (threadIdx.x == 0) store_release_gpu(&lane.state->placed, number);
+  if (!call.replay) count_load(call, counts);
+  if (threadIdx.x != 0) return;
   publish_totals(lane, number, total);
   if (call.replay) return;
   if (scratch->dropped > 0) lane.state->found.overflow = worst_overflow(lane, *scratch);

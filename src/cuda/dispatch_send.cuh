@@ -49,13 +49,14 @@ struct Destinations {
   std::uint32_t ranks;
   const std::int32_t* message;  // by rank
 
-  // First thread of a warp.
+  // First thread of a warp. Every rank begins with the next one, so that no rank is everybody's first.
   __device__ void store(std::int64_t offset, const std::byte* from_stage, std::uint32_t bytes) const {
-    for (std::uint32_t left = ranks; left != 0; left &= left - 1) {
-      const int rank = __ffs(static_cast<int>(left)) - 1;
-      bulk_store(
-          call.lane.message(rank, generation, call.lane.rank, message[rank], call.message.bytes) + offset,
-          from_stage, bytes);
+    const LaneView& lane = call.lane;
+    for (int step = 1, rank = lane.rank; step <= lane.ranks; ++step) {
+      rank = rank + 1 == lane.ranks ? 0 : rank + 1;
+      if ((ranks >> rank & 1) == 0) continue;
+      bulk_store(lane.message(rank, generation, lane.rank, message[rank], call.message.bytes) + offset,
+                 from_stage, bytes);
     }
   }
 };

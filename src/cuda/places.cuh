@@ -126,7 +126,6 @@ __device__ inline void place_experts(const DispatchArguments& call, const Counts
       row += counts.routes(source, expert);
     }
     const std::int64_t routes = row - offset, kept = max(std::int64_t{0}, min(capacity - offset, routes));
-    if (!call.replay) lane.load[expert] += routes;
     if (routes > kept) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(routes - kept));
     atomicMax(&scratch->needed[rank], static_cast<unsigned long long>(align_rows(row, lane.alignment)));
     if (rank != lane.rank) continue;
@@ -159,7 +158,6 @@ __device__ inline void place_ranks(const DispatchArguments& call, const Counts& 
     for (int source = 0; source < lane.ranks; ++source) {
       const std::int64_t count = counts.routes(source, expert);
       plan.counts[source * lane.experts + expert] = static_cast<std::int32_t>(count);
-      lane.load[expert] += count;
     }
   }
 }
@@ -176,6 +174,17 @@ __device__ inline Overflow worst_overflow(const LaneView& lane, const PlacesScra
   }
   worst.dropped = static_cast<std::int64_t>(scratch.dropped);
   return worst;
+}
+
+// By the whole block, when others need not wait any more: adds the call's routes to the lane's load.
+__device__ inline void count_load(const DispatchArguments& call, const Counts& counts) {
+  const LaneView& lane = call.lane;
+  for (int expert = threadIdx.x; expert < lane.experts; expert += blockDim.x) {
+    std::int64_t routes = 0;
+#pragma unroll 4
+    for (int source = 0; source < lane.ranks; ++source) routes += counts.routes(source, expert);
+    lane.load[expert] += routes;
+  }
 }
 
 // By one block with prepared scratch, when all letters are here: first rows of every expert and source, this
