@@ -10,16 +10,16 @@ namespace ferry::cuda {
 namespace {
 
 // How many warps do what. Quantising is work for many warps with one stage each; moving rows is work for the
-// copy engine, which a few warps with two stages each keep busy.
+// copy engine, which a few warps with two stages each keep busy. Planning warps have no stage.
 template <bool kEncodes>
 struct Crew {
-  static constexpr int kSend = kEncodes ? 8 : 4, kReceive = 6, kWarps = kSend + kReceive;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kSendStages = kEncodes ? 1 : 2;  // of a warp
-  static constexpr int kStages = kSend * kSendStages + kReceive;
+  static constexpr int kMove = kEncodes ? 8 : 4, kReceive = kEncodes ? 4 : 6;
+  static constexpr int kWarps = kPlanWarps + kMove + kReceive, kThreads = 32 * kWarps;
+  static constexpr int kMoveStages = kEncodes ? 1 : 2;  // of a warp
+  static constexpr int kStages = kMove * kMoveStages + kReceive;
 };
 constexpr int kMaxStages = 14;
-static_assert(sizeof(PlacesScratch) <= kStageBytes * 2);
+static_assert(sizeof(PlacesScratch) <= kStageBytes);
 static_assert(Crew<false>::kStages <= kMaxStages && Crew<true>::kStages <= kMaxStages);
 
 struct BlockState {
@@ -158,21 +158,28 @@ __device__ void restore_letter(const LaneView& lane, BlockState* state) {
   __syncthreads();
 }
 
-// Which warps of a launch do what.
+// Which warps of a launch do what. Block 0 speaks and then receives; if it is the only one, it sends in
+// between.
 template <Halves kHalves, bool kEncodes>
 struct Roles : Crew<kEncodes> {
   using Crew<kEncodes>::kWarps;
+  using Crew<kEncodes>::kMove;
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
-  static constexpr int kSending = kSends ? Crew<kEncodes>::kSend : 0;
-  static constexpr int kReceiving = kReceives ? kWarps - kSending : 0;
+  static constexpr int kStaged = kWarps - kPlanWarps;                    // warps with a stage
+  static constexpr int kReceiving = kSends ? kStaged - kMove : kStaged;  // of a block that is not the first
 
-  // Block 0 speaks and then receives with all warps; if it is the only one, it sends in between.
   __device__ static bool alone() { return gridDim.x == 1; }
   __device__ static int senders() { return alone() ? 1 : static_cast<int>(gridDim.x) - 1; }
   __device__ static int sender() { return alone() ? 0 : static_cast<int>(blockIdx.x) - 1; }
-  __device__ static int receivers() { return kWarps + static_cast<int>(gridDim.x - 1) * kReceiving; }
+  __device__ static bool plans(int warp) { return kSends && warp < kPlanWarps; }
+  __device__ static bool moves(int warp) { return kSends && warp >= kPlanWarps && warp < kPlanWarps + kMove; }
+  __device__ static bool receives(int warp) {
+    return kReceives && warp >= kWarps - (blockIdx.x == 0 ? kStaged : kReceiving);
+  }
+  __device__ static int receivers() { return kStaged + static_cast<int>(gridDim.x - 1) * kReceiving; }
   __device__ static int receiver(int warp) {
-    return blockIdx.x == 0 ? warp : kWarps + static_cast<int>(blockIdx.x - 1) * kReceiving + warp - kSending;
+    if (blockIdx.x == 0) return warp - kPlanWarps;
+    return kStaged + static_cast<int>(blockIdx.x - 1) * kReceiving + warp - (kWarps - kReceiving);
   }
 };
 
@@ -185,34 +192,39 @@ struct Block {
   RoutingTables tables;
   PlanView plan;
   PlacesScratch* places;
-  Stage stages[Role::kSendStages];  // of this warp; receiving warps use the first
+  Stage stages[Role::kMoveStages];  // of this warp; receiving warps use the first
 
   __device__ int warp() const { return threadIdx.x / 32; }
+  __device__ SendShare share() const { return SendShare::of(Role::sender(), Role::senders(), state->tokens); }
 
-  __device__ SendShare share() const {
-    return SendShare::of(Role::sender(), Role::senders(), Role::kSend, state->tokens);
+  __device__ void move() {
+    const int mover = warp() - kPlanWarps;
+    if (!call.replay) {
+      // What was counted from ids is what is sent: only a plan can promise more.
+      Mover<kEncodes, Role::kMove, Role::kMoveStages>{call,         state->number, state->tokens, share(),
+                                                      &state->send, mover,         stages}
+          .move_all();
+      return;
+    }
+    send_by_plan(call, state->number, state->tokens, Role::sender() * Role::kMove + mover,
+                 Role::senders() * Role::kMove, plan, stages[0]);
+    sync_threads_of(kMoveBarrier, 32 * Role::kMove);
+    if (mover == 0 && threadIdx.x % 32 == 0) finish_sending(call.lane, state->number, Role::senders());
   }
 
   __device__ void send() {
-    if (call.replay) {
-      send_by_plan(call, state->number, state->tokens, Role::sender() * Role::kSend + warp(),
-                   Role::senders() * Role::kSend, plan, stages[0]);
-    } else {
-      TokenSender<kEncodes, Role::kSend, Role::kSendStages>{call,   state->number, state->tokens, share(),
-                                                            tables, plan,          &state->send,  stages}
-          .send_all();
+    if (Role::plans(warp()) && !call.replay) {
+      plan_tokens(call, state->tokens, share(), tables, plan, &state->send);
     }
-    sync_threads_of(kSendBarrier, 32 * Role::kSend);
-    // What was counted from ids is what is sent: only a plan can promise more.
-    if (threadIdx.x == 0 && call.replay) finish_sending(call.lane, state->number, Role::senders());
+    if (Role::moves(warp())) move();
   }
 
-  // By the warps that sent, in a fused call: rows of the routes this block has planned.
+  // By the planning warps, in a fused call: rows of the routes they have planned.
   __device__ void finish_own_routes() {
     const SendShare mine = share();
     for (std::int64_t round = 0; mine.first(round) < state->tokens; ++round) {
       const std::int64_t first = mine.first(round), end = min(first + mine.width, state->tokens);
-      finish_routes(call.lane, plan, end, static_cast<int>(first) + warp(), Role::kSend);
+      finish_routes(call.lane, plan, end, static_cast<int>(first) + warp(), kPlanWarps);
     }
   }
 
@@ -230,7 +242,7 @@ struct Block {
     // A warp that has sent through its stage has done so by its first thread alone.
     stages[0].parity = __shfl_sync(~0u, stages[0].parity, 0);
     const int worker = Role::receiver(warp()), workers = Role::receivers();
-    // Routes that this warp's block has not planned itself in this launch.
+    // Routes that no warp of this launch will finish that has planned them.
     if ((!Role::kSends || Role::alone()) && !call.replay) {
       finish_routes(call.lane, plan, state->tokens, worker, workers);
     }
@@ -251,7 +263,7 @@ struct Block {
       __syncthreads();
       tables.fill(call.lane);
       __syncthreads();
-      if (warp() < Role::kSend) send();
+      send();
       __syncthreads();
     }
     if (!Role::kReceives) return;
@@ -260,7 +272,7 @@ struct Block {
     // The stages are stages again.
     __syncthreads();
     fence_before_bulk();
-    receive();
+    if (Role::receives(warp())) receive();
   }
 
   __device__ void refuse() {
@@ -280,11 +292,10 @@ struct Block {
       if (speaks) refuse();
     } else if (speaks) {
       speak();
-    } else if (warp() < Role::kSending) {
+    } else {
       send();
-      if (Role::kReceives && !call.replay && await_places()) finish_own_routes();
-    } else if (Role::kReceives) {
-      receive();
+      if (Role::receives(warp())) receive();
+      if (Role::plans(warp()) && Role::kReceives && !call.replay && await_places()) finish_own_routes();
     }
   }
 };
@@ -300,12 +311,17 @@ __device__ Block<kHalves, kEncodes> start_block(const DispatchArguments& call, s
   Block<kHalves, kEncodes> block{
       call, state, tables, view_plan(call.plan, lane.plan_shape), reinterpret_cast<PlacesScratch*>(memory),
       {}};
-  for (int i = 0; i < Role::kSendStages; ++i) {
-    const int stage = warp < Role::kSend ? warp * Role::kSendStages + i
-                                         : Role::kSend * Role::kSendStages + warp - Role::kSend;
-    block.stages[i] = Stage{memory + stage * kStageBytes, &state->arrivals[stage]};
-    if (threadIdx.x % 32 == 0 && (i == 0 || warp < Role::kSend)) arrival_init(&state->arrivals[stage]);
+  if (warp >= kPlanWarps) {
+    const int mover = warp - kPlanWarps, receiver = mover - Role::kMove;
+    for (int i = 0; i < Role::kMoveStages; ++i) {
+      if (receiver >= 0 && i > 0) break;
+      const int stage =
+          receiver < 0 ? mover * Role::kMoveStages + i : Role::kMove * Role::kMoveStages + receiver;
+      block.stages[i] = Stage{memory + stage * kStageBytes, &state->arrivals[stage]};
+      if (threadIdx.x % 32 == 0) arrival_init(&state->arrivals[stage]);
+    }
   }
+  if (threadIdx.x == 0) state->send.prepare(Role::kMove);
   block.tables.fill(lane);
   if (threadIdx.x % 32 == 0) fence_arrival_init();
   if (threadIdx.x == 0) {

@@ -191,7 +191,7 @@ __device__ inline std::int32_t row_of_slot(const DispatchArguments& call, int so
 
 // By one warp: what the plan and the arrivals' notes say of a message, each thread for its slot.
 __device__ inline void note_message(const DispatchArguments& call, int source, std::int64_t where,
-                                    const MessageNotes& notes, std::int32_t row, int local,
+                                    const MessageNotes& notes, int position, std::int32_t row, int local,
                                     const PlanView& plan) {
   const LaneView& lane = call.lane;
   const int slot = threadIdx.x % 32;
@@ -200,7 +200,7 @@ __device__ inline void note_message(const DispatchArguments& call, int source, s
     if (slot < lane.top_k) plan.came_rows[where * lane.top_k + slot] = row;
     if (slot == 0) {
       plan.came_token[where] = notes.head.token;
-      plan.came_position[where] = notes.head.position;
+      plan.came_position[where] = position;
     }
     if (row >= 0) plan.sources[row] = {source, notes.head.token, rank_major ? -1 : slot};
   }
@@ -234,8 +234,10 @@ __device__ inline void take_message(const DispatchArguments& call, const Routing
   if (early) start_row(call, from, stage);
 
   const MessageNotes notes = read_notes(call, message);
-  const bool known = notes.id >= 0 && notes.id < lane.experts && tables.rank_of[notes.id] == lane.rank;
-  const int local = known ? tables.local_of[notes.id] : -1;
+  const int rank_of_id = notes.id >= 0 && notes.id < lane.experts ? tables.rank_of[notes.id] : -1;
+  const int local = rank_of_id == lane.rank ? tables.local_of[notes.id] : -1;
+  const std::uint32_t ranks = __reduce_or_sync(~0u, rank_of_id >= 0 ? 1u << rank_of_id : 0);
+  const int position = __popc(static_cast<int>(ranks & ((1u << lane.rank) - 1)));
   std::int32_t row = -1;
   if (!call.replay) {
     row = row_of_slot(call, source, i, local, notes.ordinal);
@@ -245,7 +247,7 @@ __device__ inline void take_message(const DispatchArguments& call, const Routing
   }
   // Token -1: the sender's plan is damaged, and the sender says so.
   if (notes.head.token >= 0 && notes.head.token < lane.max_tokens) {
-    note_message(call, source, where, notes, row, local, plan);
+    note_message(call, source, where, notes, position, row, local, plan);
   } else {
     if (slot == 0 && notes.head.token != -1) note_bad_source(lane, where);
     row = -1;

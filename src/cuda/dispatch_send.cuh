@@ -1,8 +1,8 @@
 // The sending role of dispatch: tokens go once to every rank that has one of their experts.
 //
-// Some warps of a block send together. In each round the block takes as many tokens as it has warps to give,
-// or fewer with several warps a token; first it counts what comes before them, then it plans and sends them.
-// A message is announced by a flag of its own, one round later, when its bytes have arrived.
+// In each round a block takes some neighbouring tokens. Planning warps count what comes before them and find
+// their places; moving warps bring rows and heads to the destinations' staging and announce each message by a
+// flag of its own once its bytes have arrived. Planning runs ahead of moving by some rounds.
 #pragma once
 
 #include "cuda/encode.cuh"
@@ -13,28 +13,47 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kSendBarrier = 1;
-inline constexpr int kMaxSendWarps = 8;
-inline constexpr int kRoundsInFlight = 3;  // planned, sent, and on its way
+inline constexpr int kPlanWarps = 4;
+inline constexpr int kPlanBarrier = 1, kMoveBarrier = 2;
+inline constexpr int kRoundsPlanned = 3;  // being planned, ready, and moved
+inline constexpr int kMostHeadBytes = (8 + 12 * kMaxTopK + 15) / 16 * 16;
 
-// What the sending warps of a block share.
-struct SendScratch {
-  PlannedToken planned[kRoundsInFlight][kMaxSendWarps];
+// A round's tokens as the planning warps leave them for the moving warps; in shared memory.
+struct Round {
+  PlannedToken token[kPlanWarps];
+  alignas(16) std::byte head[kPlanWarps][kMostHeadBytes];  // a message behind its row, the same for all ranks
+  std::uint32_t shares_moved[kPlanWarps];
 };
 
-// A message's bytes without its row, by one warp.
-__device__ inline void write_message_head(const DispatchArguments& call, std::byte* message,
-                                          std::int32_t token, int position, std::int32_t id,
-                                          std::int32_t ordinal, float weight) {
-  const int slot = threadIdx.x % 32;
-  const MessageLayout& layout = call.message.base;
-  if (slot == 0) {
-    *reinterpret_cast<MessageHead*>(message + layout.head_offset) = MessageHead{token, position};
+struct SendScratch {
+  Round rounds[kRoundsPlanned];
+  std::uint64_t planned[kRoundsPlanned];  // arrival words: every planning warp
+  std::uint64_t moved[kRoundsPlanned];    // every moving warp
+
+  // By one thread, before anybody uses it.
+  __device__ void prepare(int moving_warps) {
+    for (int i = 0; i < kRoundsPlanned; ++i) {
+      arrival_init(&planned[i], kPlanWarps);
+      arrival_init(&moved[i], static_cast<std::uint32_t>(moving_warps));
+    }
   }
+};
+
+// A message behind its row, by one warp, to `head`: where the message's head begins. The receiver finds its
+// position among the token's ranks from the ids.
+__device__ inline void write_head(const DispatchArguments& call, std::byte* head, std::int32_t token,
+                                  std::int32_t id, std::int32_t ordinal, float weight) {
+  const int slot = threadIdx.x % 32;
+  const std::int64_t begin = call.message.base.head_offset;
+  if (slot == 0) *reinterpret_cast<MessageHead*>(head) = MessageHead{token, 0};
   if (slot >= call.lane.top_k) return;
-  reinterpret_cast<std::int32_t*>(message + layout.ids_offset)[slot] = id;
-  reinterpret_cast<float*>(message + layout.weights_offset)[slot] = weight;
-  reinterpret_cast<std::int32_t*>(message + call.message.ordinals_offset)[slot] = ordinal;
+  reinterpret_cast<std::int32_t*>(head + call.message.base.ids_offset - begin)[slot] = id;
+  reinterpret_cast<float*>(head + call.message.base.weights_offset - begin)[slot] = weight;
+  reinterpret_cast<std::int32_t*>(head + call.message.ordinals_offset - begin)[slot] = ordinal;
+}
+
+__device__ __forceinline__ std::uint32_t head_bytes(const DispatchArguments& call) {
+  return static_cast<std::uint32_t>(call.message.bytes - call.message.base.head_offset);
 }
 
 __device__ __forceinline__ const std::byte* token_row(const DispatchArguments& call, int part,
@@ -61,21 +80,24 @@ struct Destinations {
   }
 };
 
-// By one warp: share `share` of `shares` of a token's row, quantised.
+// By one warp: share `share` of `shares` of a token's row, quantised. What the last piece stores is the
+// caller's to commit.
 __device__ inline void send_encoded(const DispatchArguments& call, const Destinations& to,
                                     const std::byte* row, Stage& stage, int share, int shares) {
   const bool first_thread = threadIdx.x % 32 == 0;
   const int runs = runs_of(call.lane.hidden), last = runs * (share + 1) / shares;
   for (int first = runs * share / shares; first < last; first += kRunsAtOnce) {
     const EncodedRuns piece = encoded_runs(call, first, min(first + kRunsAtOnce, last));
-    if (first_thread) bulk_wait_read();
+    if (first_thread) {
+      bulk_commit();
+      bulk_wait_read();
+    }
     __syncwarp();
     encode_runs(call, row, piece, stage.memory);
     if (!first_thread) continue;
     const std::int64_t* offset = call.message.base.part_offset;
     to.store(offset[0] + piece.first_column, stage.memory, piece.value_bytes);
     to.store(offset[1] + piece.scales_at, stage.memory + piece.scales_in_stage, piece.scale_bytes);
-    bulk_commit();
   }
 }
 
@@ -99,15 +121,15 @@ __device__ inline Piece piece_from(const DispatchArguments& call, int share, int
 }
 
 // By the first thread of a warp: the row's first piece is on its way to the stage; it and the rest to their
-// destinations.
+// destinations. What the last piece stores is the caller's to commit.
 __device__ inline void send_moved(const DispatchArguments& call, const Destinations& to, std::int64_t token,
                                   Stage& stage, Piece piece, int share, int shares) {
   while (piece.bytes != 0) {
     stage.await_load();
     to.store(call.message.base.part_offset[piece.part] + piece.at, stage.memory, piece.bytes);
-    bulk_commit();
     piece = piece_from(call, share, shares, piece.part, piece.at + piece.bytes);
     if (piece.bytes == 0) return;
+    bulk_commit();
     bulk_wait_read();
     stage.start_load(token_row(call, piece.part, token) + piece.at, piece.bytes);
   }
@@ -129,145 +151,148 @@ struct Sent {
   }
 };
 
-// By one warp: the flags of a planned token's messages.
-__device__ inline void announce(const DispatchArguments& call, std::uint64_t number,
-                                const PlannedToken& planned) {
-  const int rank = threadIdx.x % 32;
-  jitter(call.lane);
-  if (rank >= call.lane.ranks || (planned.ranks >> rank & 1) == 0) return;
-  // Release at system scope: the message (head by the planning warp, row by the warps' bulk stores, which
-  // each issuing thread has seen written; all ordered before this thread by the barrier) before its flag.
-  store_release_sys(
-      call.lane.dispatch_flag(rank, static_cast<int>(number & 1), call.lane.rank, planned.message[rank]),
-      number);
-}
-
-// How tokens are shared out: block `index` of `blocks` sends `width` neighbouring tokens a round, each with
-// warps / width warps.
+// How tokens are shared out: block `index` of `blocks` sends `width` neighbouring tokens a round.
 struct SendShare {
   int index, blocks, width;
 
-  __device__ static SendShare of(int index, int blocks, int warps, std::int64_t tokens) {
+  __device__ static SendShare of(int index, int blocks, std::int64_t tokens) {
     int width = 1;
-    while (width < warps && std::int64_t{blocks} * width < tokens) width *= 2;
+    while (width < kPlanWarps && std::int64_t{blocks} * width < tokens) width *= 2;
     return {index, blocks, width};
   }
   __device__ std::int64_t first(std::int64_t round) const { return (round * blocks + index) * width; }
 };
 
-// By the sending warps of a block: all its tokens, planned from ids. The running counts start at zero. While
-// a round is planned, its rows are on their way to the stages and the rows of the round before to their
-// ranks.
-template <bool kEncodes, int kWarps, int kStages>
-struct TokenSender {
-  static constexpr int kThreads = 32 * kWarps;
+// By the planning warps: all the block's tokens, from ids. The running counts start at zero.
+__device__ inline void plan_tokens(const DispatchArguments& call, std::int64_t tokens, const SendShare& share,
+                                   const RoutingTables& tables, const PlanView& plan, SendScratch* scratch) {
+  constexpr int kThreads = 32 * kPlanWarps;
+  const LaneView& lane = call.lane;
+  const int warp = threadIdx.x / 32, slot = threadIdx.x % 32;
+  std::int64_t counted = 0;
+  unsigned at = 0, parity = 1;  // the first turn of the ring is free
+  for (std::int64_t round = 0; share.first(round) < tokens; ++round) {
+    Round& here = scratch->rounds[at];
+    PlannedToken& own = here.token[warp];
+    const std::int64_t first = share.first(round), mine = first + warp;
+    const bool plans = warp < share.width && mine < tokens;
+    count_tokens(call, tables, counted, first, static_cast<int>(threadIdx.x), kThreads);
+    counted = first;
+    const bool weighted = plans && call.weights != nullptr && slot < lane.top_k;
+    const float weight = weighted ? call.weights[mine * lane.top_k + slot] : 0.0f;
+    arrival_wait(&scratch->moved[at], parity);
+    own.id[slot] = -1;
+    if (slot == 0) own.token = -1, own.ranks = 0, here.shares_moved[warp] = 0;
+    __syncwarp();
+    if (plans) plan_ids(call, tables, mine, &own);
+    // Counts and ids of the round are complete.
+    sync_threads_of(kPlanBarrier, kThreads);
+    if (plans) {
+      const std::int32_t ordinal = plan_places(lane, tables, plan, here.token, warp);
+      write_head(call, here.head[warp], static_cast<std::int32_t>(mine), own.id[slot], ordinal, weight);
+    }
+    // The head before the copy engine's reads of it.
+    fence_before_bulk();
+    // Also: the running counts have been read by all before the next round adds to them.
+    sync_threads_of(kPlanBarrier, kThreads);
+    if (slot == 0) arrive(&scratch->planned[at]);
+    at = at + 1 == kRoundsPlanned ? 0 : at + 1;
+    if (at == 0) parity ^= 1;
+  }
+}
 
+// A moving warp: while the row of one token is on its way to the ranks, the next is on its way to a stage.
+template <bool kEncodes, int kWarps, int kStages>
+struct Mover {
   const DispatchArguments& call;
   const std::uint64_t number;
   const std::int64_t tokens;
   const SendShare share;
-  const RoutingTables& tables;
-  const PlanView& plan;
   SendScratch* scratch;
+  const int warp;  // among the moving ones
   Stage (&stages)[kStages];
   Sent sent{};
 
-  __device__ int warp() const { return threadIdx.x / 32; }
-  __device__ int slot() const { return threadIdx.x % 32; }
-  __device__ bool plans() const { return warp() < share.width; }  // warp w plans the round's token w
-  __device__ int warps_of_token() const { return kWarps / share.width; }
-  __device__ PlannedToken* planned(std::int64_t round) const {
-    return scratch->planned[round % kRoundsInFlight];
-  }
+  __device__ bool first_thread() const { return threadIdx.x % 32 == 0; }
+  __device__ int shares() const { return kWarps / share.width; }  // moving warps of a token
+  __device__ int mine() const { return warp / shares(); }
+  __device__ int part() const { return warp % shares(); }
 
   // The first thread: the row's first piece, before anybody knows where it goes.
   __device__ Piece start(std::int64_t round, Stage& stage) const {
-    const std::int64_t token = share.first(round) + warp() / warps_of_token();
-    if (kEncodes || token >= tokens || slot() != 0) return {0, 0, 0};
-    const Piece piece = piece_from(call, warp() % warps_of_token(), warps_of_token(), 0, -1);
+    const std::int64_t token = share.first(round) + mine();
+    if (kEncodes || share.first(round) >= tokens || token >= tokens) return {0, 0, 0};
+    const Piece piece = piece_from(call, part(), shares(), 0, -1);
     if (piece.bytes == 0) return piece;
-    if (kStages > 1) {
-      bulk_wait_read_but_last();
-    } else {
-      bulk_wait_read();
-    }
+    bulk_wait_read_but_last();
     stage.start_load(token_row(call, piece.part, token) + piece.at, piece.bytes);
     return piece;
   }
 
-  __device__ void write_heads(const PlannedToken& own, std::int32_t ordinal) {
-    const LaneView& lane = call.lane;
-    const bool weighted = call.weights != nullptr && slot() < lane.top_k;
-    const float weight = weighted ? call.weights[own.token * lane.top_k + slot()] : 0.0f;
-    for (std::uint32_t left = own.ranks; left != 0; left &= left - 1) {
-      const int rank = __ffs(static_cast<int>(left)) - 1;
-      const int position = __popc(static_cast<int>(own.ranks & ((1u << rank) - 1)));
-      std::byte* message =
-          lane.message(rank, static_cast<int>(number & 1), lane.rank, own.message[rank], call.message.bytes);
-      write_message_head(call, message, static_cast<std::int32_t>(own.token), position, own.id[slot()],
-                         ordinal, weight);
-    }
-    if (slot() == 0) sent.add(lane, own.ranks);
-  }
-
-  __device__ void send_row(const PlannedToken& token, const Piece& piece, Stage& stage) const {
+  __device__ void move(const PlannedToken& token, const std::byte* head, const Piece& piece, Stage& stage) {
+    const int generation = static_cast<int>(number & 1);
     std::uint32_t ranks = token.ranks;
     if (!call.own_staged) ranks &= ~(1u << call.lane.rank);
-    const Destinations to{call, static_cast<int>(number & 1), ranks, token.message};
-    const int at = warp() % warps_of_token(), of = warps_of_token();
+    const Destinations to{call, generation, ranks, token.message};
     jitter(call.lane);
     if constexpr (kEncodes) {
-      if (ranks != 0) send_encoded(call, to, token_row(call, 0, token.token), stage, at, of);
-    } else if (slot() == 0) {
-      send_moved(call, to, token.token, stage, piece, at, of);
+      if (ranks != 0) send_encoded(call, to, token_row(call, 0, token.token), stage, part(), shares());
+    } else if (first_thread()) {
+      send_moved(call, to, token.token, stage, piece, part(), shares());
     }
+    if (!first_thread() || part() != 0) return;
+    const Destinations all{call, generation, token.ranks, token.message};
+    all.store(call.message.base.head_offset, head, head_bytes(call));
+    sent.add(call.lane, token.ranks);
   }
 
-  __device__ void announce_round(std::int64_t round) const {
-    if (round < 0 || !plans()) return;
-    const PlannedToken& token = planned(round)[warp()];
-    if (token.token >= 0) announce(call, number, token);
-  }
-
-  __device__ void plan_round(std::int64_t round, std::int64_t counted) {
-    const std::int64_t first = share.first(round);
-    PlannedToken* here = planned(round);
-    count_tokens(call, tables, counted, first, static_cast<int>(threadIdx.x), kThreads);
-    if (plans()) {
-      if (slot() == 0) here[warp()].token = -1, here[warp()].ranks = 0;
-      here[warp()].id[slot()] = -1;
-      __syncwarp();
-      if (first + warp() < tokens) plan_ids(call, tables, first + warp(), &here[warp()]);
+  // The first thread, which has seen its bulk stores of the round written: the last of a token's warps
+  // announces its messages.
+  __device__ void finish(unsigned at) const {
+    Round& round = scratch->rounds[at];
+    const PlannedToken& token = round.token[mine()];
+    const auto of = static_cast<std::uint32_t>(shares());
+    if (token.token >= 0 && token.ranks != 0 &&
+        (of == 1 || count_in_block(&round.shares_moved[mine()]) == of - 1)) {
+      jitter(call.lane);
+      // Release at system scope, once for all ranks: what the token's warps have seen written (ordered before
+      // this thread by their counting) before the flags.
+      fence_acq_rel_sys();
+      for (std::uint32_t left = token.ranks; left != 0; left &= left - 1) {
+        const int rank = __ffs(static_cast<int>(left)) - 1;
+        store_relaxed_sys(
+            call.lane.dispatch_flag(rank, static_cast<int>(number & 1), call.lane.rank, token.message[rank]),
+            number);
+      }
     }
-    // Counts and ids of the round are complete.
-    sync_threads_of(kSendBarrier, kThreads);
-    if (plans() && here[warp()].token >= 0)
-      write_heads(here[warp()], plan_places(call.lane, tables, plan, here, warp()));
+    arrive(&scratch->moved[at]);
   }
 
-  __device__ void send_all() {
-    std::int64_t counted = 0, round = 0;
-    for (; share.first(round) < tokens; ++round) {
+  __device__ void move_all() {
+    unsigned at = 0, parity = 0, before = 0;
+    Piece piece{0, 0, 0};
+    if (first_thread()) piece = start(0, stages[0]);
+    for (std::int64_t round = 0; share.first(round) < tokens; ++round) {
+      arrival_wait(&scratch->planned[at], parity);
+      const PlannedToken& token = scratch->rounds[at].token[mine()];
       Stage& stage = stages[round % kStages];
-      const Piece piece = start(round, stage);
-      plan_round(round, counted);
-      counted = share.first(round);
-      // Rows sent two rounds ago: each first thread has seen its own bulk stores written, then all may be
-      // announced.
-      if (slot() == 0) bulk_wait_written_but_last();
-      sync_threads_of(kSendBarrier, kThreads);
-      announce_round(round - 2);
-      const PlannedToken& token = planned(round)[warp() / warps_of_token()];
-      if (token.token >= 0) send_row(token, piece, stage);
-      // Also where nothing was sent: what is waited for is counted in rounds.
-      if (slot() == 0) bulk_commit();
+      if (token.token >= 0) move(token, scratch->rounds[at].head[mine()], piece, stage);
+      if (first_thread()) {
+        // Also where nothing was sent: what is waited for is counted in rounds.
+        bulk_commit();
+        piece = start(round + 1, stages[(round + 1) % kStages]);
+        bulk_wait_written_but_last();
+        if (round > 0) finish(before);
+      }
       __syncwarp();
+      before = at;
+      at = at + 1 == kRoundsPlanned ? 0 : at + 1;
+      if (at == 0) parity ^= 1;
     }
-    if (slot() == 0) bulk_wait_written();
-    sync_threads_of(kSendBarrier, kThreads);
-    announce_round(round - 2);
-    announce_round(round - 1);
-    if (slot() == 0) sent.publish(call);
+    if (!first_thread() || share.first(0) >= tokens) return;
+    bulk_wait_written();
+    finish(before);
+    sent.publish(call);
   }
 };
 
@@ -292,19 +317,17 @@ __device__ inline void send_by_plan(const DispatchArguments& call, std::uint64_t
       if (slot == 0) note_bad_source(lane, where);
       token = -1;
     }
-    int position = -1;
     std::int32_t id = -1;
     float weight = 0;
-    if (good) {
-      const int at =
-          slot < lane.most_ranks && plan.token_ranks[std::int64_t{token} * lane.most_ranks + slot] == rank;
-      position = __ffs(static_cast<int>(__ballot_sync(~0u, at))) - 1;
+    if (good && slot < lane.top_k) {
       const std::int64_t route = std::int64_t{token} * lane.top_k + slot;
-      if (slot < lane.top_k) id = plan.route_expert[route];
-      if (slot < lane.top_k && call.weights != nullptr) weight = call.weights[route];
+      id = plan.route_expert[route];
+      if (call.weights != nullptr) weight = call.weights[route];
     }
-    write_message_head(call, lane.message(rank, generation, lane.rank, i, call.message.bytes), token,
-                       position, id, 0, weight);
+    write_head(
+        call,
+        lane.message(rank, generation, lane.rank, i, call.message.bytes) + call.message.base.head_offset,
+        token, id, 0, weight);
     if (good && (rank != lane.rank || call.own_staged)) {
       std::int32_t message[kMaxRanks];
       message[rank] = static_cast<std::int32_t>(i);
@@ -321,6 +344,7 @@ __device__ inline void send_by_plan(const DispatchArguments& call, std::uint64_t
     }
     if (slot == 0) {
       sent.add(lane, 1u << rank);
+      bulk_commit();
       bulk_wait_written();
     }
     __syncwarp();

@@ -52,6 +52,17 @@ __device__ __forceinline__ std::uint64_t global_nanoseconds() {
   return value;
 }
 
+// Adds one and returns the count before, ordering what this block's threads have stored before their own
+// additions ahead of what the caller does next.
+__device__ __forceinline__ std::uint32_t count_in_block(std::uint32_t* counter) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(counter)))
+               : "memory");
+  return before;
+}
+
 // --- barriers among some warps of a block ------------------------------------------------------------------
 
 // `threads` is a multiple of 32; all of them call it with the same `barrier` (1 to 15).
@@ -65,8 +76,16 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ void arrival_init(std::uint64_t* arrival) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)) : "memory");
+// A phase of the word is over after `count` arrivals and all announced bytes.
+__device__ __forceinline__ void arrival_init(std::uint64_t* arrival, std::uint32_t count = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(arrival)), "r"(count)
+               : "memory");
+}
+
+// Release, among the threads of the block.
+__device__ __forceinline__ void arrive(std::uint64_t* arrival) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(arrival))
+               : "memory");
 }
 
 // Makes initialised arrival words visible to the copy engine.
