@@ -1,5 +1,5 @@
 // The kernels of combine. The first warp of block 0 speaks for the rank; the others send with some warps and
-// bring home with the rest.
+// bring home with the rest, and with all once a block has sent what it has.
 #include "cuda/combine.hpp"
 
 #include "cuda/combine_home.cuh"
@@ -11,20 +11,20 @@ namespace {
 
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSendWarps = 9;  // of a fused launch
+constexpr int kSendWarps = 10;  // of a fused launch
 constexpr int kSendBarrier = 1;
 
 template <Halves kHalves>
 struct Roles {
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
   static constexpr int kSending = !kSends ? 0 : kReceives ? kSendWarps : kWarps;
-  static constexpr int kReceiving = kWarps - kSending;
 };
 
 struct BlockState {
   LetterContent letter;
   ErrorRecord refusal;
   std::uint64_t number;
+  unsigned next_token;
   bool failed;
   PlanFault fault;
 };
@@ -72,7 +72,8 @@ __device__ void send_weights(const CombineArguments& call, const BlockState* sta
 }
 
 template <Halves kHalves>
-__device__ void work(const CombineArguments& call, BlockState* state, const PlanView& plan) {
+__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state, const PlanView& plan,
+                                     RowStream& stream) {
   using Role = Roles<kHalves>;
   const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
             blocks = static_cast<int>(gridDim.x);
@@ -80,15 +81,14 @@ __device__ void work(const CombineArguments& call, BlockState* state, const Plan
   if (warp < Role::kSending && call.weights_travel) send_weights<kHalves>(call, state, plan);
   if (speaks) speak(call, state, plan, Role::kSends, Role::kReceives);
   if (warp < Role::kSending) {
-    // Block 0's first warp has spoken instead, and may have waited long: it takes no share.
-    const int worker = block * Role::kSending + warp - 1, workers = blocks * Role::kSending - 1;
-    if (!speaks) send_results(call, state->number, worker, workers, plan);
+    // Block 0's first warp has spoken instead, and may have waited long: it takes no share. Few messages are
+    // spread over all blocks.
+    const int worker = warp * blocks + block - 1, workers = blocks * Role::kSending - 1;
+    if (!speaks) send_results(call, state->number, worker, workers, plan, stream);
     sync_threads_of(kSendBarrier, 32 * Role::kSending);
-    if (warp == 0 && threadIdx.x == 0) finish_sending(call.lane, state->number, blocks);
-  } else {
-    bring_home(call, state->number, block * Role::kReceiving + warp - Role::kSending,
-               blocks * Role::kReceiving, plan);
+    if (threadIdx.x == 0) finish_sending(call.lane, state->number, blocks);
   }
+  if (Role::kReceives) bring_home(call, state->number, &state->next_token, plan, stream);
 }
 
 template <Halves kHalves>
@@ -96,7 +96,9 @@ __global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_const
   __shared__ BlockState state;
   const LaneView& lane = call.lane;
   const PlanView plan = view_plan(call.plan, lane.plan_shape);
+  if (threadIdx.x % 32 == 0) RowStream::init();
   if (threadIdx.x == 0) {
+    state.next_token = 0;
     state.number = lane.state->calls[blockIdx.x] + 1;
     state.failed = has_ended(lane, kFailed);
     state.fault = fault_of_call(call, *plan.header);
@@ -104,7 +106,8 @@ __global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_const
   __syncthreads();
   if (state.failed) return;
   if (state.fault == PlanFault::none) {
-    work<kHalves>(call, &state, plan);
+    RowStream stream;
+    work<kHalves>(call, &state, plan, stream);
   } else if (blockIdx.x == 0) {
     if (kHalves != Halves::receive) {
       refuse_plan(lane, Operation::combine, state.number, *plan.header, state.fault, -1, &state.refusal);
@@ -130,8 +133,8 @@ const void* kernel_of(Halves halves) {
 
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,
                     cudaStream_t stream) {
-  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kThreads, 0, shape, stream,
-         "launching combine");
+  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kThreads,
+         kWarps * sizeof(StreamMemory), shape, stream, "launching combine");
 }
 
 }  // namespace ferry::cuda

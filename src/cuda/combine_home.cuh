@@ -28,231 +28,258 @@ __device__ inline bool await_row(const CombineArguments& call, std::uint64_t num
   return came == Came::yes;
 }
 
-// Adds the sums of the ranks in `present`, ascending positions; `own` is the position whose sum is made here.
+// A token as the plan has it, this thread's slot and position. `token` -1: none is left.
+struct HomeToken {
+  std::int32_t token, destination, row, rank;
+};
+
+// A token whose rows are here. The stream brings, piece by piece: sums of `before` ranks, the rows here of
+// the slots in `kept`, sums of `after` ranks. Exact and unreduced have rows of slots only.
+struct Incoming {
+  std::int32_t token;
+  int before, after;
+  std::uint32_t kept;
+  float weight;  // of this thread's slot
+};
+
+// One warp of those that bring rows home. Its tokens are those that `next_token`, which the block's warps
+// share, gives it. What the plan says of each is read while those before it move.
 template <DType kWire>
-__device__ void add_sums(const CombineArguments& call, std::uint64_t number, std::int64_t token,
-                         std::uint32_t present, int own, const TokenRows& own_rows) {
-  constexpr int kDeep = 4, kValues = kPerAccess<kWire>;
-  const LaneView& lane = call.lane;
-  const std::int64_t accesses = lane.hidden / kValues, thread = threadIdx.x % 32;
-  const int generation = static_cast<int>(number & 1);
-  for (std::int64_t base = 0; base < accesses; base += 32 * kDeep) {
-    const std::int64_t first = base + thread;
-    float sum[kDeep][kValues] = {};
-    for (std::uint32_t left = present; left != 0; left &= left - 1) {
-      const int position = __ffs(static_cast<int>(left)) - 1;
-      if (position == own) {
-        float mine[kDeep][kValues] = {};
-        add_rows<kWire, kDeep>(call, own_rows, first, accesses, mine);
-#pragma unroll
-        for (int d = 0; d < kDeep; ++d) {
-#pragma unroll
-          for (int i = 0; i < kValues; ++i) sum[d][i] = __fadd_rn(sum[d][i], rounded(kWire, mine[d][i]));
-        }
-        continue;
-      }
-      const auto* from = reinterpret_cast<const uint4*>(
-          lane.combine_row(lane.rank, generation, token * lane.most_ranks + position));
-      uint4 raw[kDeep];
+struct HomeBringer {
+  static constexpr int kValues = kPerAccess<kWire>;
+
+  const CombineArguments& call;
+  const PlanView& plan;
+  RowStream& stream;
+  std::uint64_t number;
+  std::int32_t tokens, total;
+  unsigned* next_token;
+  HomeToken ahead;
+
+  __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ bool partial() const { return call.reduction == Reduction::partial; }
+
+  __device__ HomeBringer(const CombineArguments& arguments, std::uint64_t call_number, unsigned* shared_next,
+                         const PlanView& of, RowStream& rows)
+      : call(arguments),
+        plan(of),
+        stream(rows),
+        number(call_number),
+        tokens(of.header->tokens),
+        total(static_cast<std::int32_t>(of.header->total)),
+        next_token(shared_next) {
+    ahead = look_up();
+  }
+
+  __device__ HomeToken look_up() {
+    const LaneView& lane = call.lane;
+    unsigned mine = 0;
+    if (slot() == 0) mine = atomicAdd(next_token, 1u);
+    const std::int64_t token = blockIdx.x + std::int64_t{__shfl_sync(~0u, mine, 0)} * gridDim.x;
+    if (token >= tokens) return {-1, -1, -1, -1};
+    const std::int64_t route = token * lane.top_k + slot();
+    const bool is_slot = slot() < lane.top_k, is_position = partial() && slot() < lane.most_ranks;
+    return {static_cast<std::int32_t>(token), is_slot ? plan.route_rank[route] : -1,
+            is_slot ? plan.route_row[route] : -1,
+            is_position ? plan.token_ranks[token * lane.most_ranks + slot()] : -1};
+  }
+
+  __device__ const std::byte* staged_row(std::int64_t row) const {
+    return call.lane.combine_row(call.lane.rank, static_cast<int>(number & 1), row);
+  }
+
+  // By ranks: waits for the sums of a token. False: the call has ended early.
+  __device__ bool start_sums(const HomeToken& home, Incoming* next) {
+    const LaneView& lane = call.lane;
+    const std::int64_t entry = std::int64_t{home.token} * lane.most_ranks + slot(),
+                       route = std::int64_t{home.token} * lane.top_k + slot();
+    std::int32_t rank = home.rank;
+    const std::uint32_t ends = __ballot_sync(~0u, rank == -1);
+    if (ends != 0 && slot() > __ffs(static_cast<int>(ends)) - 1) rank = -1;
+    if (rank != -1 && !usable(lane, rank, lane.ranks, entry)) rank = -1;
+    const bool here = rank == lane.rank && !call.own_staged;
+    bool ended = false;
+    const bool came = await_row(call, number, rank >= 0 && !here, rank, entry, &ended);
+    if (ended) return false;
+
+    const std::uint32_t own = __ballot_sync(~0u, here), present = __ballot_sync(~0u, came);
+    TokenRows rows{-1, 0, 1.0f};
+    if (own != 0) {
+      const bool mine = home.destination == lane.rank;
+      if (home.destination != -1) usable(lane, home.destination, lane.ranks, route);
+      rows = rows_of_token(call, mine ? home.row : -1, total, route);
+      if (mine && call.weights_travel) rows.weight = call.home_weights[route];
+    }
+    const int own_position = own != 0 ? __ffs(static_cast<int>(own)) - 1 : -1;
+    const std::uint32_t lower = own != 0 ? present & ((1u << own_position) - 1) : present;
+    *next = {home.token, __popc(static_cast<int>(lower)), __popc(static_cast<int>(present & ~lower)),
+             rows.kept, rows.weight};
+    if (call.route_values != nullptr) bring_values(home, rank, present, own_position, rows.row);
+    if (call.result == nullptr) return true;
+    const std::byte** list = stream.rows_to_queue();
+    const int of_slots = __popc(static_cast<int>(rows.kept));
+    if (came) list[place_among(present) + (is_among(lower) ? 0 : of_slots)] = staged_row(entry);
+    if (is_among(rows.kept)) list[next->before + place_among(rows.kept)] = output_row(call, rows.row);
+    stream.queue(next->before + of_slots + next->after);
+    return true;
+  }
+
+  // The values of a token's slots. `rank`: at this thread's position; `own_row`: of this thread's slot, here.
+  __device__ void bring_values(const HomeToken& home, std::int32_t rank, std::uint32_t present,
+                               int own_position, std::int32_t own_row) const {
+    const LaneView& lane = call.lane;
+    const std::int64_t route = std::int64_t{home.token} * lane.top_k + slot();
+    int position = -1;  // of this slot's rank among the token's ranks
+    for (int k = 0; k < lane.top_k; ++k) {
+      const std::int32_t destination = __shfl_sync(~0u, home.destination, k);
+      const std::uint32_t found = __ballot_sync(~0u, rank >= 0 && rank == destination);
+      if (slot() == k) position = __ffs(static_cast<int>(found)) - 1;
+    }
+    if (slot() >= lane.top_k) return;
+    float value = 0;
+    if (home.row != -1 && position < 0) {
+      note_bad_source(lane, route);
+    } else if (home.row != -1 && position == own_position) {
+      if (own_row >= 0) value = call.row_values[own_row];
+    } else if (home.row != -1 && (present >> position & 1) != 0) {
+      const std::byte* sum = staged_row(std::int64_t{home.token} * lane.most_ranks + position);
+      value = reinterpret_cast<const float*>(sum + call.row.tail_offset)[slot()];
+    }
+    call.route_values[route] = value;
+  }
+
+  // By slots, exact and unreduced: waits for the rows of a token. False: the call has ended early.
+  __device__ bool start_routes(const HomeToken& home, Incoming* next) {
+    const LaneView& lane = call.lane;
+    const std::int64_t route = std::int64_t{home.token} * lane.top_k + slot();
+    std::int32_t row = home.row;
+    if (row != -1 && !usable(lane, home.destination, lane.ranks, route)) row = -1;
+    const bool here = row != -1 && home.destination == lane.rank && !call.own_staged;
+    if (here && !usable(lane, row, total, route)) row = -1;
+    bool ended = false;
+    const bool came = await_row(call, number, row != -1 && !here, home.destination, route, &ended);
+    if (ended) return false;
+
+    const bool own = here && row != -1;
+    float weight = 1, value = 0;
+    if (own) {
+      if (call.weights != nullptr) weight = call.weights[row];
+      if (call.row_values != nullptr) value = call.row_values[row];
+    } else if (came) {
+      const auto tail = *reinterpret_cast<const RouteTail*>(staged_row(route) + call.row.tail_offset);
+      weight = tail.weight;
+      value = tail.value;
+    }
+    if (slot() < lane.top_k && call.home_weights != nullptr) weight = call.home_weights[route];
+    if (slot() < lane.top_k && call.route_values != nullptr) call.route_values[route] = value;
+    const std::uint32_t kept = __ballot_sync(~0u, own || came);
+    *next = {home.token, 0, 0, kept, weight};
+    if (call.result == nullptr) return true;
+    if (is_among(kept))
+      stream.rows_to_queue()[place_among(kept)] = own ? output_row(call, row) : staged_row(route);
+    stream.queue(__popc(static_cast<int>(kept)));
+    return true;
+  }
+
+  // The next token's rows are on their way. False: none is left, or the call has ended early.
+  __device__ bool start(Incoming* next) {
+    if (ahead.token < 0) return false;
+    const HomeToken home = ahead;
+    ahead = look_up();
+    return partial() ? start_sums(home, next) : start_routes(home, next);
+  }
+
+  __device__ void add_staged(int count, int left, float (&sum)[kDeep][kValues]) {
+    for (; count > 0; --count) {
+      const uint4* piece = stream.await_piece();
 #pragma unroll
       for (int d = 0; d < kDeep; ++d) {
-        if (first + 32 * d < accesses) raw[d] = from[first + 32 * d];
-      }
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d) {
-        if (first + 32 * d >= accesses) continue;
+        const int at = slot() + 32 * d;
+        if (at >= left) continue;
         float value[kValues];
-        unpack<kWire>(raw[d], value);
+        unpack<kWire>(piece[at], value);
 #pragma unroll
         for (int i = 0; i < kValues; ++i) sum[d][i] = __fadd_rn(sum[d][i], value[i]);
       }
+      stream.release_piece();
     }
+  }
+
+  // Ranks ascending; this rank's own sum is made here, and rounded like those that traveled.
+  __device__ void add_sums(const Incoming& token, int left, float (&sum)[kDeep][kValues]) {
+    add_staged(token.before, left, sum);
+    if (token.kept != 0) {
+      float mine[kDeep][kValues] = {};
+      add_pieces<kWire>(stream, token.kept, token.weight, kWire, left, mine);
 #pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      const std::int64_t at = first + 32 * d;
-      if (at < accesses) store_values(call.result_type, result_row(call, token), at * kValues, sum[d]);
+      for (int d = 0; d < kDeep; ++d) {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) sum[d][i] = __fadd_rn(sum[d][i], rounded(kWire, mine[d][i]));
+      }
+    }
+    add_staged(token.after, left, sum);
+  }
+
+  __device__ void copy_slots(const Incoming& token, int first, int left) {
+    for (std::uint32_t slots = token.kept; slots != 0; slots &= slots - 1) {
+      const std::int64_t row =
+          std::int64_t{token.token} * call.lane.top_k + __ffs(static_cast<int>(slots)) - 1;
+      copy_piece<kWire>(stream, call.result_type, result_row(call, row), first, left);
     }
   }
-}
 
-// By one warp: y of a token from the ranks' sums. False: the call has ended early.
-__device__ inline bool reduce_sums(const CombineArguments& call, std::uint64_t number, std::int64_t token,
-                                   const PlanView& plan) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32;
-  const std::int64_t entry = token * lane.most_ranks + slot, route = token * lane.top_k + slot;
-  std::int32_t rank = slot < lane.most_ranks ? plan.token_ranks[entry] : -1;
-  const std::uint32_t ends = __ballot_sync(~0u, rank == -1);
-  if (ends != 0 && slot > __ffs(static_cast<int>(ends)) - 1) rank = -1;
-  if (rank != -1 && !usable(lane, rank, lane.ranks, entry)) rank = -1;
-  const bool here = rank == lane.rank && !call.own_staged;
-  bool ended = false;
-  const bool came = await_row(call, number, rank >= 0 && !here, rank, entry, &ended);
-  if (ended) return false;
-
-  const std::uint32_t own = __ballot_sync(~0u, here);
-  TokenRows own_rows{-1, 0, 1.0f};
-  if (own != 0) {
-    const std::int32_t destination = slot < lane.top_k ? plan.route_rank[route] : -1;
-    const bool mine = destination == lane.rank;
-    if (destination != -1) usable(lane, destination, lane.ranks, route);
-    own_rows = rows_of_token(call, mine ? plan.route_row[route] : -1, plan.header->total, route);
-    if (mine && call.weights_travel) own_rows.weight = call.home_weights[route];
-  }
-  const std::uint32_t present = __ballot_sync(~0u, came || here);
-  const int own_position = own != 0 ? __ffs(static_cast<int>(own)) - 1 : -1;
-  if (call.result != nullptr) {
-    switch (call.wire) {
-      case DType::bf16:
-        add_sums<DType::bf16>(call, number, token, present, own_position, own_rows);
-        break;
-      case DType::fp16:
-        add_sums<DType::fp16>(call, number, token, present, own_position, own_rows);
-        break;
-      case DType::fp32:
-        add_sums<DType::fp32>(call, number, token, present, own_position, own_rows);
-        break;
+  __device__ void clear_slots(const Incoming& token) const {
+    const std::int64_t bytes = call.lane.hidden * value_bytes(call.result_type);
+    for (int k = 0; k < call.lane.top_k; ++k) {
+      if ((token.kept >> k & 1) != 0) continue;
+      std::byte* to = result_row(call, std::int64_t{token.token} * call.lane.top_k + k);
+      for (std::int64_t at = 16 * slot(); at < bytes; at += 512)
+        *reinterpret_cast<uint4*>(to + at) = make_uint4(0, 0, 0, 0);
     }
   }
-  if (call.route_values == nullptr) return true;
-  const int generation = static_cast<int>(number & 1);
-  for (int k = 0; k < lane.top_k; ++k) {
-    // The rank of slot k, and where it stands among the token's ranks.
-    const std::int32_t destination = plan.route_rank[token * lane.top_k + k];
-    const std::int32_t row = plan.route_row[token * lane.top_k + k];
-    const int position = __ffs(static_cast<int>(__ballot_sync(~0u, rank >= 0 && rank == destination))) - 1;
-    if (slot != 0) continue;
-    float value = 0;
-    if (row != -1 && position < 0) {
-      note_bad_source(lane, token * lane.top_k + k);
-    } else if (row != -1 && position == own_position) {
-      if (usable(lane, row, plan.header->total, token * lane.top_k + k)) value = call.row_values[row];
-    } else if (row != -1 && (present >> position & 1) != 0) {
-      const std::byte* sum = lane.combine_row(lane.rank, generation, token * lane.most_ranks + position);
-      value = reinterpret_cast<const float*>(sum + call.row.tail_offset)[k];
-    }
-    call.route_values[token * lane.top_k + k] = value;
-  }
-  return true;
-}
 
-// Where a route's row lies when all rows are home.
-struct RowAtHome {
-  const uint4* row;  // null: none
-  float weight;
+  __device__ void bring(const Incoming& token) {
+    const bool unreduced = call.reduction == Reduction::unreduced;
+    if (unreduced) clear_slots(token);
+    const int accesses = call.lane.hidden / kValues;
+    for (int first = 0; first < accesses; first += kAccessesOfPiece) {
+      const int left = accesses - first;
+      if (unreduced) {
+        copy_slots(token, first, left);
+        continue;
+      }
+      float sum[kDeep][kValues] = {};
+      if (partial()) {
+        add_sums(token, left, sum);
+      } else {
+        add_pieces<kWire>(stream, token.kept, token.weight, kWire, left, sum);
+      }
+      store_sums<kWire>(call.result_type, result_row(call, token.token), first, left, sum);
+    }
+  }
+
+  __device__ void bring_all() {
+    Incoming next{};
+    for (bool more = start(&next); more;) {
+      const Incoming now = next;
+      more = start(&next);
+      if (call.result != nullptr) bring(now);
+    }
+  }
 };
 
-// y = sum over slots ascending of fma(weight, v, y).
-template <DType kWire>
-__device__ void add_routes(const CombineArguments& call, std::int64_t token, const RowAtHome& mine,
-                           std::uint32_t present) {
-  constexpr int kDeep = 4, kValues = kPerAccess<kWire>;
-  const std::int64_t accesses = call.lane.hidden / kValues, thread = threadIdx.x % 32;
-  for (std::int64_t base = 0; base < accesses; base += 32 * kDeep) {
-    const std::int64_t first = base + thread;
-    float sum[kDeep][kValues] = {};
-    for (std::uint32_t left = present; left != 0; left &= left - 1) {
-      const int slot = __ffs(static_cast<int>(left)) - 1;
-      const auto* from = reinterpret_cast<const uint4*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine.row), slot));
-      const float weight = __shfl_sync(~0u, mine.weight, slot);
-      uint4 raw[kDeep];
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d) {
-        if (first + 32 * d < accesses) raw[d] = from[first + 32 * d];
-      }
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d) {
-        if (first + 32 * d >= accesses) continue;
-        float value[kValues];
-        unpack<kWire>(raw[d], value);
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) sum[d][i] = __fmaf_rn(weight, value[i], sum[d][i]);
-      }
-    }
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      const std::int64_t at = first + 32 * d;
-      if (at < accesses) store_values(call.result_type, result_row(call, token), at * kValues, sum[d]);
-    }
-  }
-}
-
-// By one warp: the rows of a token stay apart, in the result's type.
-__device__ inline void copy_routes(const CombineArguments& call, std::int64_t token, const RowAtHome& mine,
-                                   std::uint32_t present) {
-  const LaneView& lane = call.lane;
-  for (int slot = 0; slot < lane.top_k; ++slot) {
-    const auto* from = reinterpret_cast<const uint4*>(
-        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine.row), slot));
-    std::byte* to = result_row(call, token * lane.top_k + slot);
-    if ((present >> slot & 1) != 0) {
-      copy_row(call.wire, from, to, call.result_type, lane.hidden);
-      continue;
-    }
-    const std::int64_t bytes = lane.hidden * value_bytes(call.result_type);
-    for (std::int64_t at = 16 * (threadIdx.x % 32); at < bytes; at += 512)
-      *reinterpret_cast<uint4*>(to + at) = make_uint4(0, 0, 0, 0);
-  }
-}
-
-// By one warp: exact and unreduced. False: the call has ended early.
-__device__ inline bool reduce_routes(const CombineArguments& call, std::uint64_t number, std::int64_t token,
-                                     const PlanView& plan) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  const std::int64_t route = token * lane.top_k + slot;
-  std::int32_t row = slot < lane.top_k ? plan.route_row[route] : -1;
-  int rank = row != -1 ? plan.route_rank[route] : -1;
-  if (row != -1 && !usable(lane, rank, lane.ranks, route)) row = -1;
-  const bool here = row != -1 && rank == lane.rank && !call.own_staged;
-  if (here && !usable(lane, row, plan.header->total, route)) row = -1;
-  bool ended = false;
-  const bool came = await_row(call, number, row != -1 && !here, rank, route, &ended);
-  if (ended) return false;
-
-  RowAtHome mine{nullptr, 1.0f};
-  float value = 0;
-  if (here && row != -1) {
-    mine.row = output_row(call, row);
-    if (call.weights != nullptr) mine.weight = call.weights[row];
-    if (call.row_values != nullptr) value = call.row_values[row];
-  } else if (came) {
-    const std::byte* staged = lane.combine_row(lane.rank, generation, route);
-    const RouteTail tail = *reinterpret_cast<const RouteTail*>(staged + call.row.tail_offset);
-    mine = {reinterpret_cast<const uint4*>(staged), tail.weight};
-    value = tail.value;
-  }
-  if (slot < lane.top_k && call.home_weights != nullptr) mine.weight = call.home_weights[route];
-  if (slot < lane.top_k && call.route_values != nullptr) call.route_values[route] = value;
-  const std::uint32_t present = __ballot_sync(~0u, mine.row != nullptr || (here && row != -1));
-  if (call.result == nullptr) return true;
-  if (call.reduction == Reduction::unreduced) {
-    copy_routes(call, token, mine, present);
-    return true;
-  }
+// By one warp. `next_token`: 0 at first, shared by the block's warps; a block's tokens are those that leave
+// its number when divided by the number of blocks.
+__device__ __forceinline__ void bring_home(const CombineArguments& call, std::uint64_t number,
+                                           unsigned* next_token, const PlanView& plan, RowStream& stream) {
+  stream.set_row_bytes(call.lane.hidden * value_bytes(call.wire));
   switch (call.wire) {
     case DType::bf16:
-      add_routes<DType::bf16>(call, token, mine, present);
-      break;
+      return HomeBringer<DType::bf16>(call, number, next_token, plan, stream).bring_all();
     case DType::fp16:
-      add_routes<DType::fp16>(call, token, mine, present);
-      break;
+      return HomeBringer<DType::fp16>(call, number, next_token, plan, stream).bring_all();
     case DType::fp32:
-      add_routes<DType::fp32>(call, token, mine, present);
-      break;
-  }
-  return true;
-}
-
-// By one warp of `workers`.
-__device__ inline void bring_home(const CombineArguments& call, std::uint64_t number, int worker, int workers,
-                                  const PlanView& plan) {
-  const std::int64_t tokens = plan.header->tokens;
-  for (std::int64_t token = worker; token < tokens; token += workers) {
-    const bool goes_on = call.reduction == Reduction::partial ? reduce_sums(call, number, token, plan)
-                                                              : reduce_routes(call, number, token, plan);
-    if (!goes_on) return;
+      return HomeBringer<DType::fp32>(call, number, next_token, plan, stream).bring_all();
   }
 }
 

@@ -5,10 +5,14 @@
 #include "cuda/findings.cuh"
 #include "cuda/places.cuh"
 #include "cuda/route_values.cuh"
+#include "cuda/row_stream.cuh"
 #include "cuda/values.cuh"
 #include "cuda/wait.cuh"
 
 namespace ferry::cuda {
+
+inline constexpr int kAccessesOfPiece = kPieceBytes / 16;
+inline constexpr int kDeep = kAccessesOfPiece / 32;  // accesses of a piece by each thread
 
 // The experts' rows of one token on this rank: this thread's slot has row `row` (-1: none), `kept` are the
 // slots that have one.
@@ -30,164 +34,76 @@ __device__ inline TokenRows rows_of_token(const CombineArguments& call, std::int
   return rows;
 }
 
-__device__ __forceinline__ const uint4* output_row(const CombineArguments& call, std::int32_t row) {
-  return reinterpret_cast<const uint4*>(call.outputs + row * call.output_stride);
+__device__ __forceinline__ const std::byte* output_row(const CombineArguments& call, std::int32_t row) {
+  return call.outputs + row * call.output_stride;
 }
 
-// sum = fma(weight, v, sum) over the token's rows, slots ascending, for kDeep accesses of 16 bytes from
-// `first`, 32 apart. v is rounded to the wire type.
-template <DType kIn, int kDeep>
-__device__ __forceinline__ void add_rows(const CombineArguments& call, const TokenRows& rows,
-                                         std::int64_t first, std::int64_t end,
-                                         float (&sum)[kDeep][kPerAccess<kIn>]) {
-  for (std::uint32_t left = rows.kept; left != 0; left &= left - 1) {
-    const int slot = __ffs(static_cast<int>(left)) - 1;
-    const uint4* from = output_row(call, __shfl_sync(~0u, rows.row, slot));
-    const float weight = __shfl_sync(~0u, rows.weight, slot);
-    uint4 raw[kDeep];
+// This thread's place among those of the warp that are in `threads`, if it is.
+__device__ __forceinline__ int place_among(std::uint32_t threads) {
+  return __popc(static_cast<int>(threads & ((1u << threadIdx.x % 32) - 1)));
+}
+
+__device__ __forceinline__ bool is_among(std::uint32_t threads) {
+  return (threads >> threadIdx.x % 32 & 1) != 0;
+}
+
+// sum = fma(weight, v, sum) over the stream's next pieces, those of the slots in `kept`; `weight`: of this
+// thread's slot. `left`: accesses from the piece's first to the end of the row. v is rounded to the wire
+// type.
+template <DType kIn>
+__device__ __forceinline__ void add_pieces(RowStream& stream, std::uint32_t kept, float weight, DType wire,
+                                           int left, float (&sum)[kDeep][kPerAccess<kIn>]) {
+  const int thread = static_cast<int>(threadIdx.x % 32);
+  for (; kept != 0; kept &= kept - 1) {
+    const float w = __shfl_sync(~0u, weight, __ffs(static_cast<int>(kept)) - 1);
+    const uint4* piece = stream.await_piece();
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
-      if (first + 32 * d < end) raw[d] = from[first + 32 * d];
-    }
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      if (first + 32 * d >= end) continue;
+      const int at = thread + 32 * d;
+      if (at >= left) continue;
       float value[kPerAccess<kIn>];
-      unpack<kIn>(raw[d], value);
+      unpack<kIn>(piece[at], value);
 #pragma unroll
       for (int i = 0; i < kPerAccess<kIn>; ++i) {
-        const float v = kIn == call.wire ? value[i] : rounded(call.wire, value[i]);
-        sum[d][i] = __fmaf_rn(weight, v, sum[d][i]);
+        const float v = kIn == wire ? value[i] : rounded(wire, value[i]);
+        sum[d][i] = __fmaf_rn(w, v, sum[d][i]);
       }
     }
+    stream.release_piece();
   }
 }
 
-// By one warp: the token's sum on this rank, rounded to the wire type, to `to`.
+// By one warp: sums of a piece's columns to row `to`, whose accesses (of kIn) from `first` on they are.
 template <DType kIn>
-__device__ void send_sum(const CombineArguments& call, const TokenRows& rows, std::byte* to) {
-  constexpr int kDeep = 4, kValues = kPerAccess<kIn>;
-  const std::int64_t accesses = call.lane.hidden / kValues, thread = threadIdx.x % 32;
-  for (std::int64_t base = 0; base < accesses; base += 32 * kDeep) {
-    float sum[kDeep][kValues] = {};
-    add_rows<kIn, kDeep>(call, rows, base + thread, accesses, sum);
+__device__ __forceinline__ void store_sums(DType type, std::byte* to, std::int64_t first, int left,
+                                           const float (&sum)[kDeep][kPerAccess<kIn>]) {
+  const int thread = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      const std::int64_t at = base + thread + 32 * d;
-      if (at < accesses) store_values(call.wire, to, at * kValues, sum[d]);
-    }
+  for (int d = 0; d < kDeep; ++d) {
+    const int at = thread + 32 * d;
+    if (at < left) store_values(type, to, (first + at) * kPerAccess<kIn>, sum[d]);
   }
 }
 
-// By one warp: one row in type `type`; moved if it has it.
+// By one warp: the stream's next piece to row `to` of type `type`; moved if it has it.
 template <DType kIn>
-__device__ void copy_row(const uint4* from, void* to, DType type, std::int64_t hidden) {
-  constexpr int kDeep = 4, kValues = kPerAccess<kIn>;
-  const std::int64_t accesses = hidden / kValues, thread = threadIdx.x % 32;
-  for (std::int64_t base = thread; base < accesses; base += 32 * kDeep) {
-    uint4 raw[kDeep];
+__device__ void copy_piece(RowStream& stream, DType type, std::byte* to, std::int64_t first, int left) {
+  const uint4* piece = stream.await_piece();
+  const int thread = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      if (base + 32 * d < accesses) raw[d] = from[base + 32 * d];
+  for (int d = 0; d < kDeep; ++d) {
+    const int at = thread + 32 * d;
+    if (at >= left) continue;
+    const uint4 raw = piece[at];
+    if (type == kIn) {
+      reinterpret_cast<uint4*>(to)[first + at] = raw;
+      continue;
     }
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      const std::int64_t at = base + 32 * d;
-      if (at >= accesses) continue;
-      if (type == kIn) {
-        static_cast<uint4*>(to)[at] = raw[d];
-        continue;
-      }
-      float value[kValues];
-      unpack<kIn>(raw[d], value);
-      store_values(type, to, at * kValues, value);
-    }
+    float value[kPerAccess<kIn>];
+    unpack<kIn>(raw, value);
+    store_values(type, to, (first + at) * kPerAccess<kIn>, value);
   }
-}
-
-__device__ inline void copy_row(DType in, const uint4* from, void* to, DType type, std::int64_t hidden) {
-  switch (in) {
-    case DType::bf16:
-      return copy_row<DType::bf16>(from, to, type, hidden);
-    case DType::fp16:
-      return copy_row<DType::fp16>(from, to, type, hidden);
-    case DType::fp32:
-      return copy_row<DType::fp32>(from, to, type, hidden);
-  }
-}
-
-__device__ inline void send_sum(const CombineArguments& call, const TokenRows& rows, std::byte* to) {
-  switch (call.output_type) {
-    case DType::bf16:
-      return send_sum<DType::bf16>(call, rows, to);
-    case DType::fp16:
-      return send_sum<DType::fp16>(call, rows, to);
-    case DType::fp32:
-      return send_sum<DType::fp32>(call, rows, to);
-  }
-}
-
-struct CombineSent {
-  unsigned long long rows = 0, bytes = 0;
-
-  __device__ void publish(const LaneView& lane) const {
-    if (rows == 0) return;
-    add_wire(&lane.state->wire.combine_messages, rows);
-    add_wire(&lane.state->wire.combine_bytes, bytes);
-  }
-};
-
-// By one warp: what this rank has for a token at home, as one sum.
-__device__ inline void send_token_sum(const CombineArguments& call, std::uint64_t number, int home,
-                                      std::int64_t row_at_home, const TokenRows& rows, CombineSent* sent) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  std::byte* to = lane.combine_row(home, generation, row_at_home);
-  jitter(lane);
-  if (call.outputs != nullptr) send_sum(call, rows, to);
-  if (call.row_values != nullptr && slot < lane.top_k) {
-    reinterpret_cast<float*>(to + call.row.tail_offset)[slot] =
-        rows.row >= 0 ? call.row_values[rows.row] : 0.0f;
-  }
-  __syncwarp();
-  jitter(lane);
-  if (slot != 0) return;
-  // Release: the row, by all threads of the warp (ordered by the barrier), before its flag.
-  store_release_sys(lane.combine_flag(home, generation, row_at_home), number);
-  if (home == lane.rank) return;
-  ++sent->rows;
-  sent->bytes += (call.outputs != nullptr ? call.row.tail_offset : 0) +
-                 (call.row_values != nullptr ? 4 * lane.top_k : 0);
-}
-
-// By one warp: what this rank has for a token at home, row for row.
-__device__ inline void send_token_rows(const CombineArguments& call, std::uint64_t number, int home,
-                                       std::int64_t token, const TokenRows& rows, CombineSent* sent) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  jitter(lane);
-  for (std::uint32_t left = rows.kept; left != 0; left &= left - 1) {
-    const int from = __ffs(static_cast<int>(left)) - 1;
-    const std::int32_t row = __shfl_sync(~0u, rows.row, from);
-    std::byte* to = lane.combine_row(home, generation, token * lane.top_k + from);
-    if (call.outputs != nullptr)
-      copy_row(call.output_type, output_row(call, row), to, call.wire, lane.hidden);
-    if (slot == from) {
-      *reinterpret_cast<RouteTail*>(to + call.row.tail_offset) =
-          RouteTail{rows.weight, call.row_values != nullptr ? call.row_values[row] : 0.0f};
-    }
-  }
-  __syncwarp();
-  jitter(lane);
-  // Release: as above; each thread announces its slot's row.
-  if (rows.kept >> slot & 1) {
-    store_release_sys(lane.combine_flag(home, generation, token * lane.top_k + slot), number);
-  }
-  if (slot != 0 || home == lane.rank) return;
-  const auto count = static_cast<unsigned>(__popc(static_cast<int>(rows.kept)));
-  sent->rows += count;
-  sent->bytes += count * ((call.outputs != nullptr ? call.row.tail_offset : 0) +
-                          static_cast<unsigned long long>(sizeof(RouteTail)));
+  stream.release_piece();
 }
 
 // By one warp: the weight of this thread's slot for message i of `home`, which its home has sent in this
@@ -210,37 +126,185 @@ __device__ inline bool await_weight(const CombineArguments& call, std::uint64_t 
   return true;
 }
 
-// By one warp of `workers`: homes in turn, starting with the next rank.
-__device__ inline void send_results(const CombineArguments& call, std::uint64_t number, int worker,
-                                    int workers, const PlanView& plan) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32, homes = call.own_staged ? lane.ranks : lane.ranks - 1;
-  const std::int64_t total = plan.header->total;
-  std::int64_t most = 0;
-  for (int home = 0; home < lane.ranks; ++home)
-    most = max(most, messages_between(lane, plan, home, lane.rank));
+struct CombineSent {
+  unsigned long long rows = 0, bytes = 0;
+
+  __device__ void publish(const LaneView& lane) const {
+    if (rows == 0) return;
+    add_wire(&lane.state->wire.combine_messages, rows);
+    add_wire(&lane.state->wire.combine_bytes, bytes);
+  }
+};
+
+// A message that came here and whose rows go back, as the plan has it. `home` -1: none is left.
+struct CameMessage {
+  std::int32_t home, i, token, position, row;  // row: of this thread's slot
+};
+
+// What goes back to a home: rows of staging from `first_row` on.
+struct Outgoing {
+  std::int64_t first_row;
+  int home;
+  std::uint32_t kept;
+  float weight;
+};
+
+// One warp of those that send. Its messages are `step` apart; what the plan says of each is read while those
+// before it move.
+template <DType kIn>
+struct ResultSender {
+  const CombineArguments& call;
+  const PlanView& plan;
+  RowStream& stream;
+  std::uint64_t number;
+  std::int32_t total;              // rows here
+  std::int32_t messages;           // from the rank that is this thread's
+  std::int32_t unit, step, units;  // unit: home and i of the message to look up next
+  CameMessage ahead;
   CombineSent sent;
-  for (std::int64_t unit = worker; unit < most * homes; unit += workers) {
-    const int home = static_cast<int>((lane.rank + 1 + unit % homes) % lane.ranks);
-    const std::int64_t i = unit / homes;
-    if (i >= messages_between(lane, plan, home, lane.rank)) continue;
-    const std::int64_t message = std::int64_t{home} * lane.max_tokens + i;
-    const std::int32_t token = plan.came_token[message], position = plan.came_position[message];
-    const std::int32_t row = slot < lane.top_k ? plan.came_rows[message * lane.top_k + slot] : -1;
-    const bool good = token >= 0 && token < lane.max_tokens && position >= 0 && position < lane.most_ranks;
-    if (!good) {
-      if (slot == 0) note_bad_source(lane, message);
-      continue;
+
+  __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
+
+  __device__ ResultSender(const CombineArguments& arguments, std::uint64_t call_number, int worker,
+                          int workers, const PlanView& of, RowStream& rows)
+      : call(arguments),
+        plan(of),
+        stream(rows),
+        number(call_number),
+        total(static_cast<std::int32_t>(of.header->total)),
+        unit(worker),
+        step(workers) {
+    const LaneView& lane = call.lane;
+    messages =
+        slot() < lane.ranks ? static_cast<std::int32_t>(messages_between(lane, plan, slot(), lane.rank)) : 0;
+    units = __reduce_max_sync(~0u, messages) * homes();
+    ahead = look_up();
+  }
+
+  __device__ int homes() const { return call.own_staged ? call.lane.ranks : call.lane.ranks - 1; }
+
+  // Homes in turn, starting with the next rank.
+  __device__ CameMessage look_up() {
+    const LaneView& lane = call.lane;
+    for (; unit < units; unit += step) {
+      const int home = static_cast<int>((lane.rank + 1 + unit % homes()) % lane.ranks);
+      const std::int32_t i = unit / homes();
+      if (i >= __shfl_sync(~0u, messages, home)) continue;
+      unit += step;
+      const std::int64_t message = std::int64_t{home} * lane.max_tokens + i;
+      return {home, i, plan.came_token[message], plan.came_position[message],
+              slot() < lane.top_k ? plan.came_rows[message * lane.top_k + slot()] : -1};
     }
-    TokenRows rows = rows_of_token(call, row, total, message * lane.top_k + slot);
-    if (call.weights_travel && !await_weight(call, number, home, i, &rows.weight)) break;
-    if (call.reduction == Reduction::partial) {
-      send_token_sum(call, number, home, std::int64_t{token} * lane.most_ranks + position, rows, &sent);
-    } else {
-      send_token_rows(call, number, home, token, rows, &sent);
+    return {-1, 0, 0, 0, 0};
+  }
+
+  // The next message's rows are on their way. False: none is left, or the call has ended early.
+  __device__ bool start(Outgoing* next) {
+    const LaneView& lane = call.lane;
+    while (ahead.home >= 0) {
+      const CameMessage came = ahead;
+      ahead = look_up();
+      const std::int64_t message = std::int64_t{came.home} * lane.max_tokens + came.i;
+      if (came.token < 0 || came.token >= lane.max_tokens || came.position < 0 ||
+          came.position >= lane.most_ranks) {
+        if (slot() == 0) note_bad_source(lane, message);
+        continue;
+      }
+      TokenRows rows = rows_of_token(call, came.row, total, message * lane.top_k + slot());
+      // Before rows are on their way: a block must not end while any are.
+      if (call.weights_travel && !await_weight(call, number, came.home, came.i, &rows.weight)) return false;
+      if (call.outputs != nullptr) {
+        if (is_among(rows.kept)) stream.rows_to_queue()[place_among(rows.kept)] = output_row(call, rows.row);
+        stream.queue(__popc(static_cast<int>(rows.kept)));
+      }
+      const bool partial = call.reduction == Reduction::partial;
+      const std::int64_t first = partial ? std::int64_t{came.token} * lane.most_ranks + came.position
+                                         : std::int64_t{came.token} * lane.top_k;
+      *next = {first, came.home, rows.kept, rows.weight};
+      write_tails(*next, rows, partial);
+      return true;
+    }
+    return false;
+  }
+
+  __device__ std::byte* row_at_home(const Outgoing& to, int row) const {
+    return call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row);
+  }
+
+  __device__ void write_tails(const Outgoing& to, const TokenRows& rows, bool partial) const {
+    const float value = call.row_values != nullptr && rows.row >= 0 ? call.row_values[rows.row] : 0.0f;
+    if (!partial) {
+      if (is_among(rows.kept))
+        *reinterpret_cast<RouteTail*>(row_at_home(to, slot()) + call.row.tail_offset) =
+            RouteTail{rows.weight, value};
+    } else if (call.row_values != nullptr && slot() < call.lane.top_k) {
+      reinterpret_cast<float*>(row_at_home(to, 0) + call.row.tail_offset)[slot()] = value;
     }
   }
-  if (slot == 0) sent.publish(lane);
+
+  __device__ void move_rows(const Outgoing& to) {
+    constexpr int kValues = kPerAccess<kIn>;
+    const int accesses = call.lane.hidden / kValues;
+    for (int first = 0; first < accesses; first += kAccessesOfPiece) {
+      if (call.reduction != Reduction::partial) {
+        for (std::uint32_t left = to.kept; left != 0; left &= left - 1)
+          copy_piece<kIn>(stream, call.wire, row_at_home(to, __ffs(static_cast<int>(left)) - 1), first,
+                          accesses - first);
+        continue;
+      }
+      float sum[kDeep][kValues] = {};
+      add_pieces<kIn>(stream, to.kept, to.weight, call.wire, accesses - first, sum);
+      store_sums<kIn>(call.wire, row_at_home(to, 0), first, accesses - first, sum);
+    }
+  }
+
+  __device__ void send(const Outgoing& to) {
+    const LaneView& lane = call.lane;
+    const bool partial = call.reduction == Reduction::partial;
+    jitter(lane);
+    if (call.outputs != nullptr) move_rows(to);
+    __syncwarp();
+    jitter(lane);
+    // Release: what all threads of the warp have stored (ordered by the barrier) before the flags of the
+    // rows. Each thread announces its slot's row, or the first the token's sum.
+    if (partial ? slot() == 0 : is_among(to.kept)) {
+      store_release_sys(
+          lane.combine_flag(to.home, static_cast<int>(number & 1), to.first_row + (partial ? 0 : slot())),
+          number);
+    }
+    if (to.home == lane.rank) return;
+    const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
+    const unsigned rows = partial ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.kept)));
+    const unsigned long long tail = !partial                     ? sizeof(RouteTail)
+                                    : call.row_values != nullptr ? 4 * lane.top_k
+                                                                 : 0;
+    sent.rows += rows;
+    sent.bytes += rows * (values + tail);
+  }
+
+  __device__ void send_all() {
+    Outgoing next{};
+    for (bool more = start(&next); more;) {
+      const Outgoing now = next;
+      more = start(&next);
+      send(now);
+    }
+    if (slot() == 0) sent.publish(call.lane);
+  }
+};
+
+// By one warp of `workers`.
+__device__ __forceinline__ void send_results(const CombineArguments& call, std::uint64_t number, int worker,
+                                             int workers, const PlanView& plan, RowStream& stream) {
+  stream.set_row_bytes(call.lane.hidden * value_bytes(call.output_type));
+  switch (call.output_type) {
+    case DType::bf16:
+      return ResultSender<DType::bf16>(call, number, worker, workers, plan, stream).send_all();
+    case DType::fp16:
+      return ResultSender<DType::fp16>(call, number, worker, workers, plan, stream).send_all();
+    case DType::fp32:
+      return ResultSender<DType::fp32>(call, number, worker, workers, plan, stream).send_all();
+  }
 }
 
 }  // namespace ferry::cuda
