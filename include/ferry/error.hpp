@@ -94,7 +94,7 @@ struct WaitRecord {
   std::uint64_t call = 0;      // call number of the lane
   int rank = -1;               // the rank that waited
   int peer = -1;               // the rank that was missing
-  std::uint64_t expected = 0;  // the flag value waited for
+  std::uint64_t expected = 0;  // the flag value waited for: a call number, or a chunk of the call
   std::uint64_t seen = 0;      // the value last seen
 };
 

@@ -28,6 +28,7 @@ struct alignas(kLine) Channel::Letter {
   std::int16_t option_count;
   std::array<std::int64_t, kMaxCallOptions> options;
   ErrorRecord refusal;
+  alignas(kLine) std::atomic<std::uint64_t> chunk;  // the last one posted
 };
 
 struct alignas(kLine) Channel::Own {
@@ -113,6 +114,7 @@ void Channel::post(int peer) {
   out.refused = 0;
   out.option_count = static_cast<std::int16_t>(option_count_);
   for (int i = 0; i < option_count_; ++i) out.options[i] = options_[i].value;
+  out.chunk.store(0, std::memory_order_relaxed);
   // Release: orders the letter, the note and the rows before the call number. Sequentially consistent for
   // Doorbell.
   out.call.store(call_, std::memory_order_seq_cst);
@@ -131,6 +133,19 @@ void Channel::wait(int peer) {
   if (in.call.load(std::memory_order_acquire) != call_) raise_any_refusal();
   if (in.refused != 0) raise_refusal(peer, in);
   compare(peer, in);
+}
+
+void Channel::post_chunk(int peer, std::int64_t chunk) {
+  // Release: orders the rows before the number. Sequentially consistent for Doorbell.
+  letter(peer, index_, call_).chunk.store(static_cast<std::uint64_t>(chunk), std::memory_order_seq_cst);
+  rank_.state().control().bell(peer).ring();
+}
+
+void Channel::wait_chunk(int peer, std::int64_t chunk) {
+  const Signal signal{&letter(index_, peer, call_).chunk};
+  const auto expected = static_cast<std::uint64_t>(chunk);
+  if (signal.reached(expected)) return;
+  rank_.state().wait(signal, {operation_, call_, index_, peer, expected, 0}, deadline_);
 }
 
 // Another peer has refused the call while the one waited for is not here yet.

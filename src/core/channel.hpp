@@ -33,6 +33,8 @@ inline constexpr int kMaxCallOptions = 22;
 //   wait(p) for every peer        then note_from(p), rows, ... of generation() may be read until the next
 //   begin()
 //
+// Rows may follow in chunks, numbered from 1, while the call lasts: post_chunk(p, c) and wait_chunk(p, c).
+//
 // An exception of begin() or wait() ends the call on this rank; the next begin() starts the next call. One
 // thread at a time uses a channel; the send half and the receive half may be different threads that the
 // caller orders.
@@ -73,6 +75,14 @@ class Channel {
   // that of another peer if this one is not here yet; UsageError if operation or options differ, on both
   // sides; TimeoutError or PeerLostError, final for the group.
   void wait(int peer);
+
+  // Makes everything written so far visible to `peer` (release), as chunk 1, 2, ... of the call it has been
+  // posted.
+  void post_chunk(int peer, std::int64_t chunk);
+
+  // Blocks until `peer`, whose call has been waited for, has posted this chunk (acquire). TimeoutError and
+  // PeerLostError as in wait(); their record tells chunks, not calls.
+  void wait_chunk(int peer, std::int64_t chunk);
 
   // This rank's own call is bad: ends it for all peers that have not been posted to, with the same error.
   // Without a begin() before it, it takes the next call number. May wait as begin() does; a failure of the

@@ -30,9 +30,9 @@ void refuse_configuration(const Rank& rank, const Error& error);
 // For a complete configuration:
 PlanShape plan_shape(const Config& config);
 ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes);
-// What travels beside a call's rows: three words about optional arguments, then (dispatch) int32 counts [E]
-// and tokens [R].
-inline constexpr int kNoteWords = 3;
+// What travels beside a call's rows: three words about optional arguments, two about chunks, then (dispatch)
+// int32 counts [E] and tokens [R].
+inline constexpr int kNoteWords = 5;
 std::int64_t note_bytes(const Config& config);
 // Rows on a rank, and its groups (rank_major: the ranks).
 std::int64_t row_capacity(const Config& config, int rank);  // all groups together

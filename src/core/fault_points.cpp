@@ -16,6 +16,8 @@ const char* to_string(FaultPoint point) {
       return "dispatch_posted";
     case FaultPoint::dispatch_waited:
       return "dispatch_waited";
+    case FaultPoint::dispatch_chunk_sent:
+      return "dispatch_chunk_sent";
     case FaultPoint::dispatch_done:
       return "dispatch_done";
     case FaultPoint::combine_begin:
@@ -26,6 +28,8 @@ const char* to_string(FaultPoint point) {
       return "combine_posted";
     case FaultPoint::combine_waited:
       return "combine_waited";
+    case FaultPoint::combine_chunk_sent:
+      return "combine_chunk_sent";
     case FaultPoint::combine_done:
       return "combine_done";
     case FaultPoint::metadata_begin:

@@ -7,16 +7,18 @@
 namespace ferry {
 
 enum class FaultPoint : int {
-  construct_mapped,    // symmetric memory is mapped, the exchange not yet usable
-  dispatch_begin,      // the call has its number, nothing is written
-  dispatch_rows_sent,  // rows lie at the peers, no flag does
-  dispatch_posted,     // flags lie at the peers
-  dispatch_waited,     // every peer's flag has come, nothing is read
-  dispatch_done,       // arrivals are laid out
+  construct_mapped,     // symmetric memory is mapped, the exchange not yet usable
+  dispatch_begin,       // the call has its number, nothing is written
+  dispatch_rows_sent,   // rows lie at the peers, no flag does
+  dispatch_posted,      // flags lie at the peers
+  dispatch_waited,      // every peer's flag has come, nothing is read
+  dispatch_chunk_sent,  // rows of a later chunk lie at the peers, their flag does not
+  dispatch_done,        // arrivals are laid out
   combine_begin,
   combine_rows_sent,
   combine_posted,
   combine_waited,
+  combine_chunk_sent,
   combine_done,
   metadata_begin,
   metadata_posted,
@@ -28,12 +30,13 @@ enum class FaultPoint : int {
 };
 
 inline constexpr std::array kFaultPoints = {
-    FaultPoint::construct_mapped,  FaultPoint::dispatch_begin,      FaultPoint::dispatch_rows_sent,
-    FaultPoint::dispatch_posted,   FaultPoint::dispatch_waited,     FaultPoint::dispatch_done,
-    FaultPoint::combine_begin,     FaultPoint::combine_rows_sent,   FaultPoint::combine_posted,
-    FaultPoint::combine_waited,    FaultPoint::combine_done,        FaultPoint::metadata_begin,
-    FaultPoint::metadata_posted,   FaultPoint::metadata_waited,     FaultPoint::route_values_begin,
-    FaultPoint::route_values_sent, FaultPoint::route_values_posted, FaultPoint::route_values_waited,
+    FaultPoint::construct_mapped,    FaultPoint::dispatch_begin,      FaultPoint::dispatch_rows_sent,
+    FaultPoint::dispatch_posted,     FaultPoint::dispatch_waited,     FaultPoint::dispatch_chunk_sent,
+    FaultPoint::dispatch_done,       FaultPoint::combine_begin,       FaultPoint::combine_rows_sent,
+    FaultPoint::combine_posted,      FaultPoint::combine_waited,      FaultPoint::combine_chunk_sent,
+    FaultPoint::combine_done,        FaultPoint::metadata_begin,      FaultPoint::metadata_posted,
+    FaultPoint::metadata_waited,     FaultPoint::route_values_begin,  FaultPoint::route_values_sent,
+    FaultPoint::route_values_posted, FaultPoint::route_values_waited,
 };
 
 const char* to_string(FaultPoint point);

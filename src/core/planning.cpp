@@ -181,23 +181,32 @@ void plan_rows(const Config& config, int rank, const RowPlaces& places, const Pl
 }
 
 ArrivalPlacer::ArrivalPlacer(const Config& config, int rank, const RowPlaces& places, const PlanView& plan)
-    : config_(config), rank_(rank), places_(places), plan_(plan) {
+    : config_(config),
+      rank_(rank),
+      groups_(config.layout == Layout::rank_major ? 1 : config.placement.local_experts(rank)),
+      places_(places),
+      plan_(plan) {
   // expert_padded counts rows inside the expert, see RowPlaces::first_row.
-  if (config.layout == Layout::rank_major) {
-    next_.assign(1, 0);
-    return;
+  for (int source = 0; source < config.placement.ranks(); ++source) {
+    if (config.layout == Layout::rank_major) {
+      next_.push_back(places.first_row_from(rank, source));
+      continue;
+    }
+    for (const int expert : config.placement.experts_of(rank)) {
+      next_.push_back(places.first_row(expert, source));
+    }
   }
-  for (const int expert : config.placement.experts_of(rank)) next_.push_back(places.first_row(expert, 0));
 }
 
-const std::int32_t* ArrivalPlacer::place(int source, int i, int token, int position,
+const std::int32_t* ArrivalPlacer::place(int source, std::int64_t i, int token, int position,
                                          const std::int32_t* ids) {
   const std::int64_t message = std::int64_t{source} * config_.max_tokens + i;
   plan_.came_token[message] = token;
   plan_.came_position[message] = position;
   std::int32_t* rows = plan_.came_rows + message * config_.top_k;
   const bool rank_major = config_.layout == Layout::rank_major;
-  const std::int32_t token_row = rank_major ? places_.row_or_dropped(rank_, 0, next_[0]++) : -1;
+  std::int64_t* next = next_.data() + source * groups_;
+  const std::int32_t token_row = rank_major ? places_.row_or_dropped(rank_, 0, next[0]++) : -1;
   if (token_row >= 0) plan_.sources[token_row] = {source, token, -1};
   for (int slot = 0; slot < config_.top_k; ++slot) {
     rows[slot] = -1;
@@ -208,7 +217,7 @@ const std::int32_t* ArrivalPlacer::place(int source, int i, int token, int posit
       rows[slot] = token_row;
       continue;
     }
-    rows[slot] = places_.row_or_dropped(rank_, place.local, next_[static_cast<std::size_t>(place.local)]++);
+    rows[slot] = places_.row_or_dropped(rank_, place.local, next[place.local]++);
     if (rows[slot] >= 0) plan_.sources[rows[slot]] = {source, token, slot};
   }
   return rows;

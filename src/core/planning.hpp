@@ -59,21 +59,23 @@ class RowPlaces {
 // ids.
 void plan_rows(const Config& config, int rank, const RowPlaces& places, const PlanView& plan);
 
-// Places what arrives. One object a call, sources in ascending order, messages of a source in order.
+// Places what arrives. One object a call; messages of a source come in order, sources in any.
 class ArrivalPlacer {
  public:
   ArrivalPlacer(const Config& config, int rank, const RowPlaces& places, const PlanView& plan);
 
   // Message i of `source` is about `token` with these K global ids, this rank being at `position` of the
   // token's ranks. Fills came_* and sources; returns the K rows here (-1: elsewhere, masked, dropped).
-  const std::int32_t* place(int source, int i, int token, int position, const std::int32_t* ids);
+  const std::int32_t* place(int source, std::int64_t i, int token, int position, const std::int32_t* ids);
 
  private:
   const Config& config_;
   int rank_;
+  std::int64_t groups_;
   const RowPlaces& places_;
   PlanView plan_;
-  std::vector<std::int64_t> next_;  // by local expert: the next row
+  std::vector<std::int64_t>
+      next_;  // [R, groups] the source's next row: in each local expert, or (rank_major) at all
 };
 
 }  // namespace ferry

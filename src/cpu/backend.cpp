@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "core/fault_points.hpp"
+#include "cpu/chunks.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/sizes.hpp"
@@ -32,6 +33,8 @@ class CpuBackend final : public Backend {
                 .memory = SymmetricMemory(rank, symmetric_layout(config).bytes()),
                 .plan_shape = plan_shape(config),
                 .places_hash = places_hash(config),
+                .chunk_messages = messages_of_chunk(shared_.layout.shape),
+                .chunk_tokens = tokens_of_chunk(shared_.layout.shape),
                 .kernels = kernels()} {
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(shared_, lane);
     fault_point(FaultPoint::construct_mapped, rank.index());

@@ -16,23 +16,34 @@ void Combine::receive() {
     rows_.note(peer, words[0]);
     values_.note(peer, words[1]);
     weights_.note(peer, words[2]);
+    chunks_.note(peer, words[3] != 0, words[4]);
   }
   rows_.check("combine", "outputs and result");
   values_.check("combine", "row_values and route_values");
   weights_.check("combine", "weights of the rows");
-  for (std::int64_t token = 0; token < plan_.header->tokens; ++token) {
-    if (call_.result.data != nullptr) {
-      if (partial_) {
-        reduce_sums(token);
-      } else if (call_.reduction == Reduction::exact) {
-        reduce_rows(token);
-      } else {
-        copy_rows(token);
-      }
-    }
-    if (call_.route_values != nullptr) bring_values(token);
-  }
+  auto receive = [&](std::int64_t chunk) {
+    const std::int64_t end = std::min<std::int64_t>(chunks_.end(chunk), plan_.header->tokens);
+    for (std::int64_t token = chunks_.begin(chunk); token < end; ++token) receive_token(token, end);
+  };
+  auto send = [&](std::int64_t chunk) {
+    stage_chunk(chunks_.begin(chunk), chunks_.end(chunk));
+    fault_point(FaultPoint::combine_chunk_sent, me);
+  };
+  chunks_.play(lane_.channel, me, receive, send);
   fault_point(FaultPoint::combine_done, me);
+}
+
+void Combine::receive_token(std::int64_t token, std::int64_t end) {
+  if (call_.result.data != nullptr) {
+    if (partial_) {
+      reduce_sums(token, end);
+    } else if (call_.reduction == Reduction::exact) {
+      reduce_rows(token);
+    } else {
+      copy_rows(token);
+    }
+  }
+  if (call_.route_values != nullptr) bring_values(token);
 }
 
 void* Combine::result_row(std::int64_t row) const {
@@ -46,7 +57,26 @@ bool Combine::stays_home(std::int64_t route) const {
   return !split_ && plan_.route_rank[route] == shared_.me();
 }
 
-void Combine::reduce_sums(std::int64_t token) {
+// The token's rows on this rank, by slot.
+void Combine::own_rows(std::int64_t token, std::int32_t* rows) {
+  for (int slot = 0; slot < shared_.config.top_k; ++slot) {
+    const std::int64_t route = token * shared_.config.top_k + slot;
+    const std::int32_t row = plan_.route_row[route];
+    const bool kept = row != -1 && lane_.usable(plan_.route_rank[route], shared_.ranks(), route);
+    rows[slot] = kept && stays_home(route) ? row : -1;
+  }
+}
+
+int Combine::own_rows_to_fetch(std::int64_t token, const void** outputs) const {
+  const std::int64_t first = token * shared_.config.top_k;
+  std::int32_t rows[kMaxTopK];
+  for (int slot = 0; slot < shared_.config.top_k; ++slot)
+    rows[slot] = stays_home(first + slot) ? plan_.route_row[first + slot] : -1;
+  return rows_to_fetch(rows, outputs);
+}
+
+// `end`: of the tokens whose turn it is.
+void Combine::reduce_sums(std::int64_t token, std::int64_t end) {
   const int top_k = shared_.config.top_k, most_ranks = plan_.header->shape.most_ranks();
   const void* sums[kMaxTopK];
   int count = 0;
@@ -56,19 +86,16 @@ void Combine::reduce_sums(std::int64_t token) {
     if (rank == -1) break;
     if (!lane_.usable(rank, shared_.ranks(), entry)) continue;
     if (split_ || rank != shared_.me()) {
-      sums[count++] = staged(entry);
+      sums[count++] = staged(shared_.me(), token, position);
       continue;
     }
     std::int32_t rows[kMaxTopK];
-    for (int slot = 0; slot < top_k; ++slot) {
-      const std::int64_t route = token * top_k + slot;
-      const std::int32_t row = plan_.route_row[route];
-      const bool kept = row != -1 && lane_.usable(plan_.route_rank[route], shared_.ranks(), route);
-      rows[slot] = kept && stays_home(route) ? row : -1;
-    }
-    sum_on_rank(scratch_.data(), rows, token * top_k, Store::cached);
+    own_rows(token, rows);
+    sum_on_rank(scratch_.data(), rows, token * top_k, Store::cached, nullptr);
     sums[count++] = scratch_.data();
   }
+  const void* next[kMaxTopK];
+  const int next_count = token + 1 < end ? own_rows_to_fetch(token + 1, next) : 0;
   shared_.kernels.weighted_sum({.out = result_row(token),
                                 .out_type = call_.result.type,
                                 .rows = sums,
@@ -77,18 +104,24 @@ void Combine::reduce_sums(std::int64_t token) {
                                 .weights = nullptr,
                                 .count = count,
                                 .columns = shared_.config.hidden,
-                                .store = store_});
+                                .store = row_store_,
+                                .next = next,
+                                .next_count = next_count});
 }
 
-const RouteTail& Combine::staged_tail(std::int64_t row) const {
-  return *reinterpret_cast<const RouteTail*>(staged(row) + layout_.tail_offset);
+const std::byte* Combine::staged_route(std::int64_t route) const {
+  return staged(shared_.me(), route / shared_.config.top_k, route % shared_.config.top_k);
+}
+
+const RouteTail& Combine::staged_tail(std::int64_t route) const {
+  return *reinterpret_cast<const RouteTail*>(staged_route(route) + layout_.tail_offset);
 }
 
 // A route's row in the wire type, or null: masked, dropped or damaged. `slot` picks the scratch row.
 const void* Combine::row_at_home(std::int64_t route, int slot) {
   const std::int32_t row = plan_.route_row[route];
   if (row == -1 || !lane_.usable(plan_.route_rank[route], shared_.ranks(), route)) return nullptr;
-  if (!stays_home(route)) return staged(route);
+  if (!stays_home(route)) return staged_route(route);
   if (!lane_.usable(row, plan_.header->total, route)) return nullptr;
   if (call_.outputs.type == shared_.config.wire) return output_row(row);
   std::byte* scratch = scratch_.data() + slot * layout_.bytes;
@@ -123,7 +156,7 @@ void Combine::reduce_rows(std::int64_t token) {
                                 .weights = weights,
                                 .count = count,
                                 .columns = shared_.config.hidden,
-                                .store = store_});
+                                .store = row_store_});
 }
 
 void Combine::copy_rows(std::int64_t token) {
@@ -135,7 +168,7 @@ void Combine::copy_rows(std::int64_t token) {
       shared_.kernels.zero(result_row(route), shared_.config.hidden * bytes_of(call_.result.type));
     } else {
       shared_.kernels.convert_row(result_row(route), call_.result.type, row, shared_.config.wire,
-                                  shared_.config.hidden, store_);
+                                  shared_.config.hidden, row_store_);
     }
   }
 }
@@ -157,7 +190,7 @@ void Combine::bring_values(std::int64_t token) {
       if (entry == ranks + most_ranks) {
         lane_.note_bad_source(route);
       } else {
-        const std::byte* sum = staged(token * most_ranks + (entry - ranks));
+        const std::byte* sum = staged(shared_.me(), token, entry - ranks);
         std::memcpy(&value, sum + layout_.tail_offset + 4 * slot, sizeof value);
       }
     }

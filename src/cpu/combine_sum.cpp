@@ -22,7 +22,21 @@ int Combine::gather_rows(const std::int32_t* rows, std::int64_t where, const voi
   return count;
 }
 
-void Combine::sum_on_rank(void* out, const std::int32_t* rows, std::int64_t where, Store store) {
+// Rows that are added soon, in memory until then. Their entries are judged when they are used.
+int Combine::rows_to_fetch(const std::int32_t* rows, const void** outputs) const {
+  if (!carries_rows_) return 0;
+  int count = 0;
+  for (int slot = 0; slot < shared_.config.top_k; ++slot) {
+    if (rows[slot] >= 0 && rows[slot] < plan_.header->total) outputs[count++] = output_row(rows[slot]);
+    if (count > 0 && shared_.config.layout == Layout::rank_major) break;  // every slot names the one row
+  }
+  return count;
+}
+
+// `next_rows`: of the sum that comes after this one, or null.
+void Combine::sum_on_rank(void* out, const std::int32_t* rows, std::int64_t where, Store store,
+                          const std::int32_t* next_rows) {
+  const void* next[kMaxTopK];
   const void* outputs[kMaxTopK];
   float weights[kMaxTopK];
   const int count = gather_rows(rows, where, outputs, weights);
@@ -34,7 +48,9 @@ void Combine::sum_on_rank(void* out, const std::int32_t* rows, std::int64_t wher
                                 .weights = call_.weights != nullptr ? weights : nullptr,
                                 .count = count,
                                 .columns = shared_.config.hidden,
-                                .store = store});
+                                .store = store,
+                                .next = next,
+                                .next_count = next_rows != nullptr ? rows_to_fetch(next_rows, next) : 0});
 }
 
 }  // namespace ferry::cpu

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/planning.hpp"
+#include "cpu/chunks.hpp"
 #include "cpu/lane.hpp"
 #include "cpu/presence.hpp"
 #include "layout/message.hpp"
@@ -30,8 +31,10 @@ class Dispatch {
 
   // dispatch_send.cpp
   void start_plan(std::uint64_t call);
-  void write_note(int peer) const;
-  void stage_messages(int destination);
+  void write_note(int peer, std::int64_t most) const;
+  std::int64_t most_messages();
+  void stage_chunk(std::int64_t begin, std::int64_t end);
+  void stage_messages(int destination, std::int64_t begin, std::int64_t end);
   void encode(std::int64_t token, std::byte* message) const;
   const std::byte* caller_row(int part, std::int64_t token) const;
   int position_of(std::int64_t token, int rank) const;
@@ -40,7 +43,8 @@ class Dispatch {
   void take_note(int peer);
   void finish_plan();
   void copy_usable_counts();
-  void lay_out_from(int source, ArrivalPlacer& placer);
+  void receive_chunks();
+  void lay_out_from(int source, std::int64_t begin, std::int64_t end, ArrivalPlacer& placer);
   Row staged_row(const std::byte* message) const;
   Row own_row(std::int64_t token);
   void count_load();
@@ -64,7 +68,8 @@ class Dispatch {
   PlanView plan_{};
   PartList parts_;
   MessageLayout layout_{};
-  Store store_ = Store::cached;
+  Store staging_store_ = Store::cached, row_store_ = Store::cached;
+  Chunks chunks_;
   Presence weights_;
   RowPlaces places_;
   Arrivals arrivals_;

@@ -17,8 +17,7 @@ Arrivals Dispatch::receive() {
   finish_plan();
   prepare_arrivals();
   write_groups();
-  ArrivalPlacer placer(shared_.config, me, places_, plan_);
-  for (int source = 0; source < ranks; ++source) lay_out_from(source, placer);
+  receive_chunks();
   if (!replay_) count_load();
   lane_.totals.total = plan_.header->total;
   lane_.totals.call = lane_.channel.call();
@@ -29,6 +28,7 @@ Arrivals Dispatch::receive() {
 void Dispatch::take_note(int peer) {
   const auto* words = reinterpret_cast<const std::int32_t*>(lane_.channel.note_from(peer));
   weights_.note(peer, words[0]);
+  chunks_.note(peer, words[3] != 0, words[4]);
   if (replay_) return;
   const int experts = shared_.config.experts, ranks = shared_.ranks();
   std::memcpy(plan_.counts + std::int64_t{peer} * experts, words + kNoteWords,
@@ -72,16 +72,30 @@ void Dispatch::copy_usable_counts() {
   plan_.tokens_between = tokens;
 }
 
-void Dispatch::lay_out_from(int source, ArrivalPlacer& placer) {
+void Dispatch::receive_chunks() {
+  const int me = shared_.me();
+  ArrivalPlacer placer(shared_.config, me, places_, plan_);
+  auto receive = [&](std::int64_t chunk) {
+    for (int source = 0; source < shared_.ranks(); ++source)
+      lay_out_from(source, chunks_.begin(chunk), chunks_.end(chunk), placer);
+  };
+  auto send = [&](std::int64_t chunk) {
+    stage_chunk(chunks_.begin(chunk), chunks_.end(chunk));
+    fault_point(FaultPoint::dispatch_chunk_sent, me);
+  };
+  chunks_.play(lane_.channel, me, receive, send);
+}
+
+void Dispatch::lay_out_from(int source, std::int64_t begin, std::int64_t end, ArrivalPlacer& placer) {
   const int me = shared_.me(), top_k = shared_.config.top_k;
-  const int count = lane_.messages_between(plan_, source, me);
+  end = std::min<std::int64_t>(end, lane_.messages_between(plan_, source, me));
   const bool staged = source != me || split_;
-  for (int i = 0; i < count; ++i) {
+  for (std::int64_t i = begin; i < end; ++i) {
     const std::int64_t message = std::int64_t{source} * shared_.config.max_tokens + i;
     MessageHead head{plan_.sent_tokens[std::int64_t{me} * shared_.config.max_tokens + i], 0};
     Row row;
     if (staged) {
-      const std::byte* from = lane_.message(me, source, i, layout_.bytes);
+      const std::byte* from = lane_.message(me, source, chunks_.place(i), layout_.bytes);
       std::memcpy(&head, from + layout_.head_offset, sizeof head);
       row = staged_row(from);
     }

@@ -43,7 +43,7 @@ void Dispatch::prepare_arrivals() {
   arrivals_.call = lane_.channel.call();
   arrivals_.plan = replay_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));
   const std::int64_t bytes = std::int64_t{plan_.header->total} * parts_.part[0].row_bytes;
-  store_ = store_for(bytes);
+  row_store_ = store_for(bytes);
 }
 
 void Dispatch::write_rows(const Row& row, const std::int32_t* rows) {
@@ -93,7 +93,7 @@ void Dispatch::store_parts(const Row& row, const std::int32_t* rows, int count) 
     for (int i = 0; i < count; ++i) {
       outs[i] = static_cast<std::byte*>(to.data) + element_offset(part, rows[i], 0, to.leading_dimension);
     }
-    shared_.kernels.copy_to_many(outs, count, row.parts[p], part.row_bytes, store_);
+    shared_.kernels.copy_to_many(outs, count, row.parts[p], part.row_bytes, row_store_);
   }
 }
 
@@ -103,7 +103,7 @@ void Dispatch::compute_row(const Row& row, std::int32_t to, float weight) {
   const std::int64_t hidden = shared_.config.hidden;
   if (call_.weigh_rows) {
     shared_.kernels.weigh_row(static_cast<std::byte*>(arrivals_.data) + to * parts_.part[0].row_bytes,
-                              row.parts[0], type, weight, hidden, store_);
+                              row.parts[0], type, weight, hidden, row_store_);
   }
   if (call_.dot_rows != nullptr) {
     const DType wire = shared_.config.wire;

@@ -1,5 +1,6 @@
 // The send half of dispatch: plan from this rank's ids, stage a message for each (token, rank), raise the
 // flags.
+#include <algorithm>
 #include <cstring>
 
 #include "core/checks.hpp"
@@ -30,14 +31,12 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   fault_point(FaultPoint::dispatch_begin, shared_.me());
   start_plan(number);
 
-  const std::int64_t ranks_of_token = plan_.header->shape.most_ranks();
-  store_ = store_for(call.tokens.count * ranks_of_token * layout_.bytes);
-  for (int step = 1; step <= shared_.ranks(); ++step) {
-    const int destination = (shared_.me() + step) % shared_.ranks();
-    write_note(destination);
-    if (destination != shared_.me() || split_) stage_messages(destination);
-  }
-  stream_fence();
+  const std::int64_t ranks_of_token = plan_.header->shape.most_ranks(), most = most_messages();
+  chunks_.start(shared_.chunk_messages, split, shared_.ranks());
+  // Chunks are read again while they are in a cache.
+  staging_store_ = split ? store_for(call.tokens.count * ranks_of_token * layout_.bytes) : Store::cached;
+  for (int peer = 0; peer < shared_.ranks(); ++peer) write_note(peer, most);
+  stage_chunk(0, chunks_.first_end());
   fault_point(FaultPoint::dispatch_rows_sent, shared_.me());
   for (int step = 1; step <= shared_.ranks(); ++step)
     lane_.channel.post((shared_.me() + step) % shared_.ranks());
@@ -64,10 +63,21 @@ void Dispatch::start_plan(std::uint64_t number) {
   plan_sends(shared_.config, shared_.me(), call_.ids, plan_.header->tokens, plan_, lane_.findings.bad_id);
 }
 
-void Dispatch::write_note(int peer) const {
+// To one peer.
+std::int64_t Dispatch::most_messages() {
+  int most = 0;
+  for (int peer = 0; peer < shared_.ranks(); ++peer) {
+    if (peer != shared_.me()) most = std::max(most, lane_.messages_between(plan_, shared_.me(), peer));
+  }
+  return most;
+}
+
+void Dispatch::write_note(int peer, std::int64_t most) const {
   auto* words = reinterpret_cast<std::int32_t*>(lane_.channel.note_to(peer));
   words[0] = Presence::word(call_.weights != nullptr, call_.tokens.count > 0);
   words[1] = 0;
+  words[3] = split_;
+  words[4] = static_cast<std::int32_t>(most);
   if (replay_) return;
   const int experts = shared_.config.experts, ranks = shared_.ranks(), me = shared_.me();
   std::memcpy(words + kNoteWords, plan_.counts + std::int64_t{me} * experts,
@@ -76,11 +86,21 @@ void Dispatch::write_note(int peer) const {
               4 * static_cast<std::size_t>(ranks));
 }
 
-void Dispatch::stage_messages(int destination) {
+// Messages [begin, end) to each rank.
+void Dispatch::stage_chunk(std::int64_t begin, std::int64_t end) {
+  for (int step = 1; step <= shared_.ranks(); ++step) {
+    const int destination = (shared_.me() + step) % shared_.ranks();
+    if (destination != shared_.me() || split_) stage_messages(destination, begin, end);
+  }
+  stream_fence();
+}
+
+void Dispatch::stage_messages(int destination, std::int64_t begin, std::int64_t end) {
   const std::int32_t* tokens = plan_.sent_tokens + std::int64_t{destination} * shared_.config.max_tokens;
-  const int count = lane_.messages_between(plan_, shared_.me(), destination), top_k = shared_.config.top_k;
-  for (int i = 0; i < count; ++i) {
-    std::byte* message = lane_.message(destination, shared_.me(), i, layout_.bytes);
+  const int top_k = shared_.config.top_k;
+  end = std::min<std::int64_t>(end, lane_.messages_between(plan_, shared_.me(), destination));
+  for (std::int64_t i = begin; i < end; ++i) {
+    std::byte* message = lane_.message(destination, shared_.me(), chunks_.place(i), layout_.bytes);
     const std::int64_t token = tokens[i];
     // A damaged plan: the message stays empty, its token -1.
     const std::int64_t where = std::int64_t{destination} * shared_.config.max_tokens + i;
@@ -96,9 +116,9 @@ void Dispatch::stage_messages(int destination) {
       std::memcpy(message + layout_.weights_offset, call_.weights + token * top_k, row);
     }
   }
-  if (destination == shared_.me()) return;
-  lane_.wire.dispatch_messages += count;
-  lane_.wire.dispatch_bytes += count * layout_.bytes;
+  if (destination == shared_.me() || begin >= end) return;
+  lane_.wire.dispatch_messages += end - begin;
+  lane_.wire.dispatch_bytes += (end - begin) * layout_.bytes;
 }
 
 const std::byte* Dispatch::caller_row(int part, std::int64_t token) const {
@@ -119,7 +139,7 @@ void Dispatch::encode(std::int64_t token, std::byte* message) const {
   }
   for (int p = 0; p < parts_.count; ++p) {
     shared_.kernels.copy(message + layout_.part_offset[p], caller_row(p, token), parts_.part[p].row_bytes,
-                         store_);
+                         staging_store_);
   }
 }
 

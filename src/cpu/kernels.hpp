@@ -42,14 +42,10 @@ struct RowSum {
   int count = 0;
   std::int64_t columns = 0;
   Store store = Store::cached;
+  // Rows like these that will be added next, from memory: they are fetched at the pace of this sum.
+  const void* const* next = nullptr;  // [next_count]
+  int next_count = 0;
 };
-
-// Bytes at the head of a row that are worth asking for before the row's turn comes: from there on the kernels
-// and the processor fetch ahead by themselves.
-inline constexpr std::int64_t kHead = 2048;
-inline void prefetch_head(const void* row) {
-  for (std::int64_t at = 0; at < kHead; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
-}
 
 struct Kernels {
   const char* name;  // "baseline", "avx2", "avx512"

@@ -23,6 +23,8 @@ struct Shared {
   SymmetricMemory memory;
   PlanShape plan_shape;
   std::uint64_t places_hash;
+  std::int64_t chunk_messages;  // of a dispatch, to one rank
+  std::int64_t chunk_tokens;    // of a combine, at home
   const Kernels& kernels;
 
   int me() const { return rank.index(); }
@@ -62,7 +64,7 @@ class Lane {
   }
 
   // Message i of `source` in the staging of rank `at`, current generation.
-  std::byte* message(int at, int source, int i, std::int64_t bytes) const {
+  std::byte* message(int at, int source, std::int64_t i, std::int64_t bytes) const {
     return shared.memory.at(at, shared.layout.messages_of(index, channel.generation(), source) + i * bytes);
   }
   // Row of combine's staging at rank `home`.

@@ -17,11 +17,15 @@ FERRY_HD constexpr float bf16_to_fp32(std::uint16_t bits) {
   return canonical(bf16_value(bits));
 }
 
-FERRY_HD constexpr std::uint16_t fp32_to_bf16(float value) {
+// The rounded value in the upper half of the word; the lower half is of no meaning.
+FERRY_HD constexpr std::uint32_t fp32_to_bf16_above(float value) {
   const std::uint32_t bits = bits_of(value);
   const std::uint32_t rounded = bits + 0x7FFFu + (bits >> 16 & 1);  // carries into infinity as it should
-  const std::uint32_t nan = mask_nan(bits);
-  return static_cast<std::uint16_t>(((rounded & ~nan) | (nan & kFp32Nan)) >> 16);
+  return magnitude_of(bits) > kFp32Infinity ? kFp32Nan : rounded;
+}
+
+FERRY_HD constexpr std::uint16_t fp32_to_bf16(float value) {
+  return static_cast<std::uint16_t>(fp32_to_bf16_above(value) >> 16);
 }
 
 }  // namespace ferry

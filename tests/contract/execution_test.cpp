@@ -58,6 +58,28 @@ TEST_P(Contract, SplitHalves) {
   play_added();
 }
 
+TEST_P(Contract, SomeRanksMayCallInHalvesAndOthersNot) {
+  for (int split = 0; split < 8; ++split) {
+    for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+      Case c = small_case(split);
+      c.ranks = 3;
+      c.config.experts = 9;
+      c.config.max_tokens = 20;
+      c.full = true;
+      c.reduction = c.config.reduction = reduction;
+      c.values = true;
+      const Step step = make_step(c);
+      const reference::Outcome outcome = make_outcome(c, step);
+      run(c.ranks, str(describe(c), " in halves on ranks ", split), [&](Rank rank) {
+        Case mine = c;
+        mine.split = (split >> rank.index() & 1) != 0;
+        Exchange exchange(rank, c.config);
+        for (int call = 0; call < 3; ++call) play_step(exchange, mine, step, outcome);
+      });
+    }
+  }
+}
+
 TEST_P(Contract, TheReceiveHalfMayRunInAnotherThread) {
   Case c = small_case(1);
   c.ranks = 3;

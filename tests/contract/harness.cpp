@@ -1,10 +1,12 @@
 #include "contract/harness.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 
 #include "contract/device.hpp"
+#include "cpu/chunks.hpp"
 #include "reference/combine.hpp"
 #include "reference/expected.hpp"
 #include "seed.hpp"
@@ -35,8 +37,16 @@ Group make_group(const Setup& setup, int ranks) {
   return setup.processes ? Group::processes(ranks) : Group::threads(ranks);
 }
 
+// What is played decides, so that it is the same when a case is played alone: chunks of one row or of a few,
+// and calls that are one chunk.
+std::int64_t draw_chunk_budget(const std::string& what) {
+  Random random = Random::of({std::hash<std::string>()(what)});
+  return random.pick({std::int64_t{1}, std::int64_t{1} << random.between(10, 18), std::int64_t{8} << 20});
+}
+
 void run_ranks(const Setup& setup, int ranks, const std::string& what,
                const std::function<void(Rank)>& body) {
+  cpu::chunk_budget = draw_chunk_budget(what);
   try {
     make_group(setup, ranks).run([&](Rank rank) {
       try {
@@ -49,7 +59,8 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
     });
   } catch (const std::exception& error) {
     ADD_FAILURE() << name_of(setup) << ", FERRY_SEED=" << test::seed()
-                  << ", FERRY_TEST_MEMORY=" << device::memory_name() << "\n"
+                  << ", FERRY_TEST_MEMORY=" << device::memory_name() << ", chunks of " << cpu::chunk_budget
+                  << " bytes\n"
                   << what << "\n"
                   << error.what();
   }

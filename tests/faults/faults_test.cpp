@@ -13,6 +13,7 @@
 
 #include "core/fault_points.hpp"
 #include "core/text.hpp"
+#include "cpu/chunks.hpp"
 #include "ferry/ferry.hpp"
 #include "runtime/support.hpp"
 
@@ -169,6 +170,7 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     seen_ = static_cast<Seen*>(memory);
     std::tie(faulty_point, faulty, processes_, way_) = GetParam();
     fault_hook = hook;
+    cpu::chunk_budget = 1;  // a row is a chunk: every point is passed
   }
   void TearDown() override {
     fault_hook = nullptr;

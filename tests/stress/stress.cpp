@@ -17,6 +17,7 @@
 
 #include "core/fault_points.hpp"
 #include "core/text.hpp"
+#include "cpu/chunks.hpp"
 #include "ferry/ferry.hpp"
 #include "seed.hpp"
 
@@ -103,6 +104,7 @@ Config config() {
 
 void stress(int ranks, std::uint64_t calls) {
   fault_hook = jitter;
+  cpu::chunk_budget = 1;  // a row is a chunk
   std::atomic<std::int64_t> wrong{0};
   Group::threads(ranks).run([&](Rank rank) {
     Exchange exchange(rank, config());

@@ -32,6 +32,15 @@ Pass pass_of(const RowSum& sum, int begin, std::int64_t first, std::int64_t colu
   return pass;
 }
 
+template <class A, class B>
+constexpr bool kSame = false;
+template <class A>
+constexpr bool kSame<A, A> = true;
+
+struct Pair {
+  float low, high;
+};
+
 // Calls use(column, sum) with the sum of kRows rows, in order, added to start(column).
 template <class Row, int kRows, class Start, class Use>
 FERRY_HD void add_rows(const Pass& pass, std::int64_t columns, Start start, Use use) {
@@ -69,18 +78,86 @@ void pass_rows(char* __restrict out, float* __restrict sums, const Pass& pass, b
   }
 }
 
+// Rows and sums of bf16, two values a word: the vectoriser then has one width of lane in the whole loop and
+// moves nothing between lanes. `low` and `high` are sums of the lower and the upper values.
+template <int kRows, class Start, class Use>
+FERRY_HD void add_words(const Pass& pass, std::int64_t words, Start start, Use use) {
+  const char* const __restrict row0 = pass.row[0];
+  const char* const __restrict row1 = pass.row[1];
+  const char* const __restrict row2 = pass.row[2];
+  const char* const __restrict row3 = pass.row[3];
+  const float weight0 = pass.weight[0], weight1 = pass.weight[1], weight2 = pass.weight[2],
+              weight3 = pass.weight[3];
+  auto low = [](std::uint32_t word) { return float_of(word << 16); };
+  auto high = [](std::uint32_t word) { return float_of(word & 0xFFFF0000u); };
+  for (std::int64_t w = 0; w < words; ++w) {
+    auto add = [&](const char* row, float weight, Pair sum) {
+      const std::uint32_t word = load<Fp32>(row, w);
+      return Pair{fused_multiply_add(weight, low(word), sum.low),
+                  fused_multiply_add(weight, high(word), sum.high)};
+    };
+    Pair sum = add(row0, weight0, start(w));
+    if constexpr (kRows > 1) sum = add(row1, weight1, sum);
+    if constexpr (kRows > 2) sum = add(row2, weight2, sum);
+    if constexpr (kRows > 3) sum = add(row3, weight3, sum);
+    use(w, sum);
+  }
+}
+
+template <int kRows>
+void pass_words(char* __restrict out, float* __restrict sums, const Pass& pass, bool start, bool last,
+                std::int64_t words) {
+  float* const __restrict high_sums = sums + kBlock / 2;
+  auto zero = [](std::int64_t) { return Pair{0.0f, 0.0f}; };
+  auto stored = [=](std::int64_t w) { return Pair{sums[w], high_sums[w]}; };
+  auto keep = [=](std::int64_t w, Pair sum) {
+    sums[w] = sum.low;
+    high_sums[w] = sum.high;
+  };
+  auto round = [=](std::int64_t w, Pair sum) {
+    store<Fp32>(out, w, fp32_to_bf16_above(sum.low) >> 16 | (fp32_to_bf16_above(sum.high) & 0xFFFF0000u));
+  };
+  if (start && last) {
+    add_words<kRows>(pass, words, zero, round);
+  } else if (start) {
+    add_words<kRows>(pass, words, zero, keep);
+  } else if (last) {
+    add_words<kRows>(pass, words, stored, round);
+  } else {
+    add_words<kRows>(pass, words, stored, keep);
+  }
+}
+
 // One or two rows wait for memory more than they compute, and the processor's own prefetching starts late on
 // every page of a row. With more rows the memory is busy anyway, and prefetching only gets in the way.
 void prefetch_ahead(const RowSum& sum, std::int64_t first) {
-  constexpr std::int64_t kLength = 1024;  // bytes
-  if (sum.count > 2) return;
+  constexpr std::int64_t kAhead = 2048, kLength = 1024;  // bytes
+  if (sum.count > 2 || sum.next_count > 0) return;
   const std::int64_t bytes = sum.row_type == DType::fp32 ? 4 : 2;
-  const std::int64_t begin = first * bytes + kHead;
+  const std::int64_t begin = first * bytes + kAhead;
   const std::int64_t end = least(begin + kLength, sum.columns * bytes);
   for (int row = 0; row < sum.count; ++row) {
     const char* const at = static_cast<const char*>(sum.rows[row]);
     for (std::int64_t line = begin; line < end; line += kLine) __builtin_prefetch(at + line);
   }
+}
+
+// What comes next is asked for a little at a time: many requests at once would hold up this sum's own.
+void prefetch_next(const RowSum& sum, std::int64_t first, std::int64_t columns) {
+  const std::int64_t bytes = sum.row_type == DType::fp32 ? 4 : 2;
+  for (std::int64_t at = first * bytes; at < (first + columns) * bytes; at += kLine) {
+    for (int row = 0; row < sum.next_count; ++row) {
+      __builtin_prefetch(static_cast<const char*>(sum.next[row]) + at, 0, 2);
+    }
+  }
+}
+
+template <class Row, class Out, int kRows>
+void pass_block(char* out, float* sums, const Pass& pass, bool start, bool last, std::int64_t columns) {
+  if constexpr (kSame<Row, Bf16> && kSame<Out, Bf16>) {
+    if (columns % 2 == 0) return pass_words<kRows>(out, sums, pass, start, last, columns / 2);
+  }
+  pass_rows<Row, Out, kRows>(out, sums, pass, start, last, columns);
 }
 
 template <class Row, class Out>
@@ -91,16 +168,16 @@ void sum_block(char* out, float* sums, const RowSum& sum, std::int64_t first, st
     const bool start = row == 0, last = row + kRowsAPass >= sum.count;
     switch (sum.count - row) {
       case 1:
-        pass_rows<Row, Out, 1>(out, sums, pass, start, last, columns);
+        pass_block<Row, Out, 1>(out, sums, pass, start, last, columns);
         break;
       case 2:
-        pass_rows<Row, Out, 2>(out, sums, pass, start, last, columns);
+        pass_block<Row, Out, 2>(out, sums, pass, start, last, columns);
         break;
       case 3:
-        pass_rows<Row, Out, 3>(out, sums, pass, start, last, columns);
+        pass_block<Row, Out, 3>(out, sums, pass, start, last, columns);
         break;
       default:
-        pass_rows<Row, Out, 4>(out, sums, pass, start, last, columns);
+        pass_block<Row, Out, 4>(out, sums, pass, start, last, columns);
     }
   }
 }
@@ -114,6 +191,7 @@ void weighted_sum(const RowSum& sum) {
                       [&](char* out, std::int64_t first, std::int64_t count) {
                         alignas(kLine) float sums[kBlock];
                         prefetch_ahead(sum, first);
+                        prefetch_next(sum, first, count);
                         sum_block<decltype(wire_type), Out>(out, sums, sum, first, count);
                       });
     });
