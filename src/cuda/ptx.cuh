@@ -154,6 +154,18 @@ __device__ __forceinline__ void bulk_wait_written_but_last() {
   asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
 }
 
+// Two values to bf16 or fp16: nearest, ties to even, denormals kept; NaN is 7FFF.
+__device__ __forceinline__ std::uint32_t two_to_bf16(float low, float high) {
+  std::uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+__device__ __forceinline__ std::uint32_t two_to_fp16(float low, float high) {
+  std::uint32_t both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
 // Two values to e4m3: nearest, ties to even, saturating to finite; NaN is 7F.
 __device__ __forceinline__ std::uint32_t two_to_e4m3(float low, float high) {
   std::uint16_t both;

@@ -1,6 +1,7 @@
 // Values of rows as fp32: loads, roundings and stores of 16 or 32 bytes at a time.
 #pragma once
 
+#include "cuda/ptx.cuh"
 #include "ferry/types.hpp"
 #include "format/bf16.hpp"
 #include "format/fp16.hpp"
@@ -38,9 +39,9 @@ __device__ __forceinline__ void unpack(const uint4& raw, float (&value)[kPerAcce
 __device__ __forceinline__ float rounded(DType type, float value) {
   switch (type) {
     case DType::bf16:
-      return bf16_value(fp32_to_bf16(value));
+      return bf16_value(static_cast<std::uint16_t>(two_to_bf16(value, 0)));
     case DType::fp16:
-      return fp16_value(fp32_to_fp16(value));
+      return fp16_value(static_cast<std::uint16_t>(two_to_fp16(value, 0)));
     case DType::fp32:
       break;
   }
@@ -49,8 +50,7 @@ __device__ __forceinline__ float rounded(DType type, float value) {
 
 template <DType kType>
 __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
-  if constexpr (kType == DType::bf16) return fp32_to_bf16(low) | std::uint32_t{fp32_to_bf16(high)} << 16;
-  return fp32_to_fp16(low) | std::uint32_t{fp32_to_fp16(high)} << 16;
+  return kType == DType::bf16 ? two_to_bf16(low, high) : two_to_fp16(low, high);
 }
 
 // Stores kCount (4 or 8) computed values, rounded to the type, NaN canonical, at column `column` of a row.
