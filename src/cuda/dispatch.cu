@@ -22,6 +22,12 @@ constexpr int kMaxStages = 14;
 static_assert(sizeof(PlacesScratch) <= kStageBytes);
 static_assert(Crew<false>::kStages <= kMaxStages && Crew<true>::kStages <= kMaxStages);
 
+// First rows of this rank's experts lie in shared memory if they are not too many.
+constexpr int kNearRows = 512;
+
+// From so many tokens on, all blocks count ids together.
+constexpr std::int64_t kCountTogether = 1024;
+
 struct BlockState {
   SendScratch send;
   LetterContent letter;
@@ -29,7 +35,8 @@ struct BlockState {
   std::uint64_t arrivals[kMaxStages];
   std::uint64_t number;  // of the call
   std::int64_t tokens;   // N
-  unsigned long long bad_ids, lowest_bad_id;
+  BadIds bad;
+  std::int32_t first_rows[kNearRows];
   bool agreed, failed;
   PlanFault fault;
 };
@@ -57,13 +64,61 @@ __device__ std::int64_t tokens_of(const DispatchArguments& call, std::uint64_t n
 
 // By one thread: what check() will say of this call's ids.
 __device__ void keep_bad_ids(const DispatchArguments& call, const BlockState& state) {
-  if (state.bad_ids == 0) return;
+  if (state.bad.number == 0) return;
   FoundOnDevice& found = call.lane.state->found;
   if (found.bad_ids == 0) {
-    found.first_bad_id_route = state.lowest_bad_id;
-    found.first_bad_id = id_at(call, static_cast<std::int64_t>(state.lowest_bad_id));
+    found.first_bad_id_route = state.bad.lowest;
+    found.first_bad_id = id_at(call, static_cast<std::int64_t>(state.bad.lowest));
   }
-  found.bad_ids += state.bad_ids;
+  found.bad_ids += state.bad.number;
+}
+
+__device__ bool counts_together(const DispatchArguments& call, const BlockState& state) {
+  return !call.replay && gridDim.x > 1 && state.tokens >= kCountTogether;
+}
+
+// By the `threads` receiving threads of a block that is not the first, which have nothing else to do yet: the
+// ids of the block's share of the tokens, added to the lane's counts. `tables` are their own.
+__device__ void count_share(const DispatchArguments& call, BlockState* state, const RoutingTables& tables,
+                            int thread, int threads, int barrier) {
+  const LaneView& lane = call.lane;
+  LaneState* sum = lane.state;
+  const int counting = static_cast<int>(gridDim.x) - 1, both = lane.experts + lane.ranks;
+  const std::int64_t each = (state->tokens + counting - 1) / counting, begin = (blockIdx.x - 1) * each;
+  for (int i = thread; i < both; i += threads) tables.experts[i] = 0;
+  sync_threads_of(barrier, threads);
+  count_tokens(call, tables, begin, min(begin + each, state->tokens), thread, threads, &state->bad);
+  sync_threads_of(barrier, threads);
+  for (int i = thread; i < both; i += threads) {
+    if (tables.experts[i] != 0) atomicAdd(&sum->counts[i], tables.experts[i]);
+  }
+  if (thread == 0 && state->bad.number > 0) {
+    atomicAdd(&sum->bad_ids, state->bad.number);
+    atomicMin(&sum->lowest_bad_id, state->bad.lowest);
+  }
+  // Each thread's additions before its block's mark, and all blocks' before the last one's word to block 0.
+  __threadfence();
+  sync_threads_of(barrier, threads);
+  if (thread != 0 ||
+      atomicInc(&sum->counters, static_cast<unsigned>(counting - 1)) != static_cast<unsigned>(counting - 1))
+    return;
+  __threadfence();
+  store_release_gpu(&sum->counted, state->number);
+}
+
+// By the whole of block 0: the sums of all blocks, to the tables; the lane's are as before the call again.
+__device__ void gather_counts(const DispatchArguments& call, BlockState* state, const RoutingTables& tables) {
+  LaneState* sum = call.lane.state;
+  // Acquire, by each thread for itself: the sums before their reads.
+  wait_here(call.lane, &sum->counted, state->number);
+  for (int i = threadIdx.x; i < call.lane.experts + call.lane.ranks; i += blockDim.x) {
+    tables.experts[i] = sum->counts[i];
+    sum->counts[i] = 0;
+  }
+  if (threadIdx.x != 0) return;
+  state->bad = {sum->bad_ids, sum->lowest_bad_id};
+  sum->bad_ids = 0;
+  sum->lowest_bad_id = ~0ull;
 }
 
 // Letters with this rank's counts to everybody. By the whole of block 0; the tables hold all tokens
@@ -72,9 +127,10 @@ __device__ void announce_counts(const DispatchArguments& call, BlockState* state
                                 const PlanView& plan) {
   const LaneView& lane = call.lane;
   const int warp = threadIdx.x / 32;
-  if (!call.replay) {
-    count_tokens(call, tables, 0, state->tokens, threadIdx.x, blockDim.x);
-    note_bad_ids(call, state->tokens, &state->lowest_bad_id, &state->bad_ids);
+  if (counts_together(call, *state)) {
+    gather_counts(call, state, tables);
+  } else if (!call.replay) {
+    count_tokens(call, tables, 0, state->tokens, threadIdx.x, blockDim.x, &state->bad);
   }
   if (threadIdx.x == 0) {
     state->letter.terms = call.terms;
@@ -173,14 +229,18 @@ struct Roles : Crew<kEncodes> {
   __device__ static int sender() { return alone() ? 0 : static_cast<int>(blockIdx.x) - 1; }
   __device__ static bool plans(int warp) { return kSends && warp < kPlanWarps; }
   __device__ static bool moves(int warp) { return kSends && warp >= kPlanWarps && warp < kPlanWarps + kMove; }
+  __device__ static bool waits(int warp) { return warp >= kPlanWarps + kMove; }
   __device__ static bool receives(int warp) {
     return kReceives && warp >= kWarps - (blockIdx.x == 0 ? kStaged : kReceiving);
   }
+  // Block 0, which comes late to it, last; neighbouring messages to different blocks.
   __device__ static int receivers() { return kStaged + static_cast<int>(gridDim.x - 1) * kReceiving; }
   __device__ static int receiver(int warp) {
-    if (blockIdx.x == 0) return warp - kPlanWarps;
-    return kStaged + static_cast<int>(blockIdx.x - 1) * kReceiving + warp - (kWarps - kReceiving);
+    const int others = static_cast<int>(gridDim.x) - 1;
+    if (blockIdx.x == 0) return others * kReceiving + warp - kPlanWarps;
+    return (warp - (kWarps - kReceiving)) * others + static_cast<int>(blockIdx.x) - 1;
   }
+  __device__ static int receiving_threads() { return 32 * (blockIdx.x == 0 ? kStaged : kReceiving); }
 };
 
 template <Halves kHalves, bool kEncodes>
@@ -192,6 +252,7 @@ struct Block {
   RoutingTables tables;
   PlanView plan;
   PlacesScratch* places;
+  std::byte* count_memory;          // for counts of a share of the tokens: a receiving warp's stage
   Stage stages[Role::kMoveStages];  // of this warp; receiving warps use the first
 
   __device__ int warp() const { return threadIdx.x / 32; }
@@ -228,6 +289,15 @@ struct Block {
     }
   }
 
+  // By the warps that have nothing to receive yet.
+  __device__ void count() {
+    constexpr int kThreads = 32 * Role::kReceive;
+    const int thread = static_cast<int>(threadIdx.x) + kThreads - 32 * Role::kWarps;
+    const RoutingTables own =
+        RoutingTables::at(count_memory, call.lane.experts, call.lane.ranks).with(tables);
+    count_share(call, state, own, thread, kThreads, kReceiveBarrier);
+  }
+
   __device__ bool await_places() {
     // Acquire: places, counts and the plan's header by block 0, before the reads of all threads, which the
     // exchange of the result orders.
@@ -237,8 +307,24 @@ struct Block {
     return __shfl_sync(~0u, placed, 0) != 0;
   }
 
+  // First rows of this rank's experts, near if they fit. By the receiving warps of the block.
+  __device__ const std::int32_t* near_first_rows(int thread, int threads) {
+    const LaneView& lane = call.lane;
+    const bool rank_major = lane.layout == Layout::rank_major;
+    const int first = rank_major ? lane.rank : lane.first_expert[lane.rank];
+    const int count = (rank_major ? 1 : lane.first_expert[lane.rank + 1] - first) * lane.ranks;
+    const std::int32_t* far = lane.first_rows + std::int64_t{first} * lane.ranks;
+    if (count > kNearRows) return far;
+    for (int i = thread; i < count; i += threads) state->first_rows[i] = far[i];
+    sync_threads_of(kReceiveBarrier, threads);
+    return state->first_rows;
+  }
+
   __device__ void receive() {
+    const int threads = Role::receiving_threads(),
+              thread = static_cast<int>(threadIdx.x) + threads - 32 * Role::kWarps;
     if (!await_places()) return;
+    const std::int32_t* first_rows = near_first_rows(thread, threads);
     // A warp that has sent through its stage has done so by its first thread alone.
     stages[0].parity = __shfl_sync(~0u, stages[0].parity, 0);
     const int worker = Role::receiver(warp()), workers = Role::receivers();
@@ -249,7 +335,8 @@ struct Block {
     write_padding(call, worker, workers, plan);
     const int local = call.lane.first_expert[call.lane.rank + 1] - call.lane.first_expert[call.lane.rank];
     const int groups = call.lane.layout == Layout::rank_major ? call.lane.ranks : local;
-    take_messages(call, tables, state->number, call.row_offsets[groups], worker, workers, plan, stages[0]);
+    take_messages(call, tables, first_rows, state->number, call.row_offsets[groups], worker, workers, plan,
+                  stages[0]);
     if (threadIdx.x % 32 == 0) bulk_wait_written();
   }
 
@@ -294,6 +381,7 @@ struct Block {
       speak();
     } else {
       send();
+      if (Role::kSends && Role::waits(warp()) && counts_together(call, *state)) count();
       if (Role::receives(warp())) receive();
       if (Role::plans(warp()) && Role::kReceives && !call.replay && await_places()) finish_own_routes();
     }
@@ -328,8 +416,7 @@ __device__ Block<kHalves, kEncodes> start_block(const DispatchArguments& call, s
     constexpr bool kSends = kHalves != Halves::receive;
     state->number = lane.state->calls[blockIdx.x] + 1;
     state->tokens = kSends ? tokens_of(call, state->number, blockIdx.x == 0) : block.plan.header->tokens;
-    state->bad_ids = 0;
-    state->lowest_bad_id = ~0ull;
+    state->bad = {0, ~0ull};
     state->failed = has_ended(lane, kFailed);
     state->fault = call.replay ? fault_of(lane, *block.plan.header, state->tokens) : PlanFault::none;
   }

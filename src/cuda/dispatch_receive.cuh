@@ -173,17 +173,17 @@ __device__ inline MessageNotes read_notes(const DispatchArguments& call, const s
   return notes;
 }
 
-// The row of this thread's slot, or -1: elsewhere, masked, dropped. `local`: its expert here, or -1.
-__device__ inline std::int32_t row_of_slot(const DispatchArguments& call, int source, std::int64_t i,
-                                           int local, std::int32_t ordinal) {
+// The row of this thread's slot by the first rows of this rank's experts, or -1: elsewhere, masked, dropped.
+// `local`: its expert here, or -1.
+__device__ inline std::int32_t row_of_slot(const DispatchArguments& call, const std::int32_t* first_rows,
+                                           int source, std::int64_t i, int local, std::int32_t ordinal) {
   const LaneView& lane = call.lane;
   if (local < 0) return -1;
   if (lane.layout == Layout::rank_major) {
-    const std::int64_t at = std::int64_t{lane.first_rows[lane.rank * lane.ranks + source]} + i;
+    const std::int64_t at = std::int64_t{first_rows[source]} + i;
     return at < lane.capacity ? static_cast<std::int32_t>(at) : -1;
   }
-  const std::int64_t group = lane.first_expert[lane.rank] + local;
-  const std::int64_t at = std::int64_t{lane.first_rows[group * lane.ranks + source]} + ordinal;
+  const std::int64_t at = std::int64_t{first_rows[local * lane.ranks + source]} + ordinal;
   if (at >= lane.capacity) return -1;
   const std::int64_t base = lane.layout == Layout::expert_padded ? local * lane.capacity : 0;
   return static_cast<std::int32_t>(base + at);
@@ -219,8 +219,8 @@ __device__ inline void note_message(const DispatchArguments& call, int source, s
 
 // By one warp: message i of `source` is here. `total`: rows of this rank.
 __device__ inline void take_message(const DispatchArguments& call, const RoutingTables& tables,
-                                    std::uint64_t number, int source, std::int64_t i, std::int64_t total,
-                                    const PlanView& plan, Stage& stage) {
+                                    const std::int32_t* first_rows, std::uint64_t number, int source,
+                                    std::int64_t i, std::int64_t total, const PlanView& plan, Stage& stage) {
   const LaneView& lane = call.lane;
   const int slot = threadIdx.x % 32;
   const std::byte* message =
@@ -240,7 +240,7 @@ __device__ inline void take_message(const DispatchArguments& call, const Routing
   const int position = __popc(static_cast<int>(ranks & ((1u << lane.rank) - 1)));
   std::int32_t row = -1;
   if (!call.replay) {
-    row = row_of_slot(call, source, i, local, notes.ordinal);
+    row = row_of_slot(call, first_rows, source, i, local, notes.ordinal);
   } else if (slot < lane.top_k) {
     row = plan.came_rows[where * lane.top_k + slot];
     if (row != -1 && !usable(lane, row, total, where * lane.top_k + slot)) row = -1;
@@ -276,8 +276,8 @@ __device__ inline void take_message(const DispatchArguments& call, const Routing
 
 // By one warp of `workers`: messages of all sources in turn, this rank's own first.
 __device__ inline void take_messages(const DispatchArguments& call, const RoutingTables& tables,
-                                     std::uint64_t number, std::int64_t total, int worker, int workers,
-                                     const PlanView& plan, Stage& stage) {
+                                     const std::int32_t* first_rows, std::uint64_t number, std::int64_t total,
+                                     int worker, int workers, const PlanView& plan, Stage& stage) {
   const LaneView& lane = call.lane;
   const int thread = threadIdx.x % 32, generation = static_cast<int>(number & 1);
   const auto mine =
@@ -297,7 +297,7 @@ __device__ inline void take_messages(const DispatchArguments& call, const Routin
       if (thread == 0) note_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
       continue;
     }
-    take_message(call, tables, number, source, i, total, plan, stage);
+    take_message(call, tables, first_rows, number, source, i, total, plan, stage);
   }
 }
 

@@ -90,6 +90,8 @@ void Lane::fill_tables() const {
   FoundOnDevice nothing{};
   nothing.first_bad_source = ~0ull;
   copy(&view_.state->found, &nothing, sizeof nothing);
+  const unsigned long long none = ~0ull;
+  copy(&view_.state->lowest_bad_id, &none, sizeof none);
   const bool rank_major = shared_.config.layout == Layout::rank_major;
   const std::vector<int> groups = rank_major ? std::vector<int>(static_cast<std::size_t>(view_.ranks), -1)
                                              : shared_.config.placement.experts_of(shared_.me());

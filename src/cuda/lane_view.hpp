@@ -36,6 +36,13 @@ struct LaneState {
   FoundOnDevice found;
   WireCounts wire;
   std::int64_t dispatches;
+
+  // Of the call in flight, where many blocks count its ids together; zero again (lowest_bad_id: ~0)
+  // afterwards.
+  std::uint64_t counted;  // call whose ids are all counted (release, gpu scope)
+  std::uint32_t counters;
+  std::int32_t counts[kMaxExperts + kMaxRanks];
+  unsigned long long bad_ids, lowest_bad_id;
 };
 
 // What a rank sends in a call, in this order.

@@ -127,7 +127,12 @@ __device__ inline void place_experts(const DispatchArguments& call, const Counts
     }
     const std::int64_t routes = row - offset, kept = max(std::int64_t{0}, min(capacity - offset, routes));
     if (routes > kept) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(routes - kept));
-    atomicMax(&scratch->needed[rank], static_cast<unsigned long long>(align_rows(row, lane.alignment)));
+    const auto needed = static_cast<unsigned long long>(align_rows(row, lane.alignment));
+    if (padded) {
+      atomicMax(&scratch->needed[rank], needed);
+    } else if (p + 1 == scratch->first_expert[rank + 1]) {
+      scratch->needed[rank] = needed;  // offsets grow: the last expert's rows end last
+    }
     if (rank != lane.rank) continue;
     const int group = p - scratch->first_expert[rank];
     call.counts[group] = static_cast<std::int32_t>(kept);

@@ -27,6 +27,11 @@ struct RoutingTables {
     return tables;
   }
 
+  // These counts with the places of others.
+  __device__ RoutingTables with(const RoutingTables& places) const {
+    return {experts, messages, places.rank_of, places.local_of};
+  }
+
   // By the whole block; a barrier follows.
   __device__ void fill(const LaneView& lane) const {
     for (int i = threadIdx.x; i < lane.experts + lane.ranks; i += blockDim.x) experts[i] = 0;
@@ -61,41 +66,43 @@ __device__ __forceinline__ void load_ids(const DispatchArguments& call, std::int
   for (int i = 0; i < 4; ++i) id[i] = first + i < top_k ? id_at(call, route + i) : -1;
 }
 
-// Adds tokens [begin, end) to the running counts. Thread `thread` of `threads` that work together; a barrier
-// among them must follow before the counts are read.
+// Ids of a call that are no experts: how many, and the lowest route with one.
+struct BadIds {
+  unsigned long long number, lowest;
+};
+
+// Adds tokens [begin, end) to the running counts, and their bad ids to `bad` if given. By whole warps: thread
+// `thread` of `threads` that work together; a barrier among them must follow before the counts are read.
 __device__ inline void count_tokens(const DispatchArguments& call, const RoutingTables& tables,
-                                    std::int64_t begin, std::int64_t end, int thread, int threads) {
+                                    std::int64_t begin, std::int64_t end, int thread, int threads,
+                                    BadIds* bad = nullptr) {
   const LaneView& lane = call.lane;
-  for (std::int64_t token = begin + thread; token < end; token += threads) {
+  const int mine = thread % 32;
+  int messages = 0;  // to the rank whose number this thread has in its warp
+  for (std::int64_t base = begin + thread - mine; base < end; base += threads) {
+    const std::int64_t token = base + mine;
     std::uint32_t ranks = 0;
-    for (int slot = 0; slot < lane.top_k; slot += 4) {
+    for (int slot = 0; slot < lane.top_k && token < end; slot += 4) {
       std::int64_t id[4];
       load_ids(call, token, slot, id);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (!is_expert(lane, id[i])) continue;
-        atomicAdd(&tables.experts[id[i]], 1);
-        ranks |= 1u << tables.rank_of[id[i]];
+        if (is_expert(lane, id[i])) {
+          atomicAdd(&tables.experts[id[i]], 1);
+          ranks |= 1u << tables.rank_of[id[i]];
+        } else if (bad != nullptr && id[i] != -1) {
+          atomicAdd(&bad->number, 1ull);
+          atomicMin(&bad->lowest, static_cast<unsigned long long>(token * lane.top_k + slot + i));
+        }
       }
     }
-    for (; ranks != 0; ranks &= ranks - 1) atomicAdd(&tables.messages[__ffs(static_cast<int>(ranks)) - 1], 1);
+    // Everybody's token may go to the same rank: counted by votes.
+    for (int rank = 0; rank < lane.ranks; ++rank) {
+      const int votes = __popc(static_cast<int>(__ballot_sync(~0u, ranks >> rank & 1)));
+      if (rank == mine) messages += votes;
+    }
   }
-}
-
-// Bad ids of the call: their number, and the lowest route with one. By the whole block.
-__device__ inline void note_bad_ids(const DispatchArguments& call, std::int64_t tokens,
-                                    unsigned long long* lowest, unsigned long long* number) {
-  const std::int64_t routes = tokens * call.lane.top_k;
-  unsigned long long count = 0, first = ~0ull;
-  for (std::int64_t route = threadIdx.x; route < routes; route += blockDim.x) {
-    const std::int64_t id = id_at(call, route);
-    if (id == -1 || is_expert(call.lane, id)) continue;
-    ++count;
-    if (first == ~0ull) first = static_cast<unsigned long long>(route);
-  }
-  if (count == 0) return;
-  atomicAdd(number, count);
-  atomicMin(lowest, first);
+  if (messages > 0) atomicAdd(&tables.messages[mine], messages);
 }
 
 // A token this block sends, as its warp has planned it; in shared memory.
