@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "apps/ferry/bench_check.hpp"
-#include "format/parts.hpp"
 
 namespace ferry::app {
 
@@ -90,7 +89,7 @@ void DevicePlayer::check(int number) {
   const Arrivals arrivals = dispatch(number);
   exchange_.synchronize(0, stream_);
   exchange_.check();
-  const Arrivals local = on_host(arrivals);
+  const Arrivals local = arrivals_on_host_.copy(arrivals, point_.config);
   notes_.rows_checked += check_arrivals(point_, inputs_, number, rank_.index(), local);
   notes_.rows += std::accumulate(local.counts, local.counts + local.groups, std::int64_t{0});
   Set& set = sets_[static_cast<std::size_t>(number)];
@@ -99,48 +98,12 @@ void DevicePlayer::check(int number) {
     if (*local.total > 0) set.row_weights.fill_from(local.weight, *local.total * 4);
   }
   fill_outputs(local, number);
-  copies_.clear();
   result_.fill(0xFF, stream_);
   combine(number);
   exchange_.synchronize(0, stream_);
-  const void* result = copied(result_.as<void>(), result_.bytes());
-  notes_.rows_checked +=
-      check_result(point_, inputs_, number, rank_.index(), static_cast<const std::byte*>(result));
-  copies_.clear();
-}
-
-const void* DevicePlayer::copied(const void* device, std::int64_t bytes) {
-  if (device == nullptr) return nullptr;
-  std::vector<std::byte>& copy = copies_.emplace_back(static_cast<std::size_t>(bytes));
-  cuda::check(cudaMemcpy(copy.data(), device, copy.size(), cudaMemcpyDeviceToHost), "copy from a GPU");
-  return copy.data();
-}
-
-// What the check looks at.
-Arrivals DevicePlayer::on_host(const Arrivals& arrivals) {
-  Arrivals local = arrivals;
-  const auto bring = [this](auto*& pointer, std::int64_t count) {
-    using T = std::remove_reference_t<decltype(*pointer)>;
-    const auto bytes = count * static_cast<std::int64_t>(sizeof(T));
-    pointer = static_cast<T*>(const_cast<void*>(copied(pointer, bytes)));
-  };
-  bring(local.counts, local.groups);
-  bring(local.row_offsets, local.groups + 1);
-  bring(local.group_expert, local.groups);
-  bring(local.total, 1);
-  const std::int64_t total = *local.total;
-  const bool padded = point_.config.layout == Layout::expert_padded;
-  const std::int64_t capacity = local.capacity * (padded ? local.groups : 1);
-  bring(local.source, total);
-  bring(local.weight, total * (point_.config.layout == Layout::rank_major ? point_.config.top_k : 1));
-  const PartList parts = parts_of(point_.config.format, point_.config.hidden);
-  for (int p = 0; p < parts.count; ++p) {
-    void*& data = local.parts[static_cast<std::size_t>(p)].data;
-    const std::int64_t bytes = part_bytes_total(parts.part[p], parts.part[p].columns ? capacity : total);
-    data = const_cast<void*>(copied(data, bytes));
-  }
-  local.data = local.parts[0].data;
-  return local;
+  std::vector<std::byte> result(static_cast<std::size_t>(result_.bytes()));
+  copy_to_host(result.data(), result_.as(), result_.bytes());
+  notes_.rows_checked += check_result(point_, inputs_, number, rank_.index(), result.data());
 }
 
 void DevicePlayer::fill_outputs(const Arrivals& local, int number) {

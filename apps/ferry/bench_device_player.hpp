@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/ferry/bench_inputs.hpp"
+#include "apps/ferry/device_arrivals.hpp"
 #include "apps/ferry/device_resources.hpp"
 #include "ferry/exchange.hpp"
 
@@ -37,11 +38,9 @@ class DevicePlayer {
   Arrivals dispatch(int set);
   void combine(int set);
   void check(int set);
-  Arrivals on_host(const Arrivals& arrivals);
   void fill_outputs(const Arrivals& local, int set);
   std::vector<double> time(const std::function<void(int set)>& call);
   double time_host(const std::function<void(int set)>& call);
-  const void* copied(const void* device, std::int64_t bytes);
 
   Rank rank_;
   const BenchPoint& point_;
@@ -51,7 +50,7 @@ class DevicePlayer {
   DeviceStream stream_;
   std::array<Set, kSets> sets_;
   DeviceArray result_;
-  std::vector<std::vector<std::byte>> copies_;  // of arrivals, on the host
+  ArrivalsOnHost arrivals_on_host_;
 };
 
 }  // namespace ferry::app

@@ -1,5 +1,6 @@
 #include "apps/ferry/bench_device.hpp"
 #include "apps/ferry/device_limits.hpp"
+#include "apps/ferry/site.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::app {
@@ -31,6 +32,9 @@ double measure_launch(int) {
   refuse();
 }
 BenchResult play_device_bench(const BenchPoint&) {
+  refuse();
+}
+std::unique_ptr<Site> make_device_site(const Rank&, const Job&) {
   refuse();
 }
 

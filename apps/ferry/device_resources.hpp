@@ -74,6 +74,12 @@ class DeviceGraph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+// From the device's memory, for work that has ended. Returns when it is done.
+inline void copy_to_host(void* host, const void* device, std::int64_t bytes) {
+  cuda::check(cudaMemcpy(host, device, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost),
+              "copy from a GPU");
+}
+
 // Of the current device.
 class DeviceArray {
  public:
@@ -97,6 +103,8 @@ class DeviceArray {
   void fill_from(const void* host, std::int64_t bytes) const {
     cuda::check(cudaMemcpy(data_, host, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice),
                 "copy to a GPU");
+    // The copy itself may return while its last piece is on its way.
+    cuda::check(cudaStreamSynchronize(cudaStreamLegacy), "copy to a GPU");
   }
   void fill(int value, const DeviceStream& stream) const {
     cuda::check(cudaMemsetAsync(data_, value, static_cast<std::size_t>(bytes_), stream.get()),

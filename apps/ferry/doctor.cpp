@@ -1,6 +1,4 @@
 // ferry doctor: what is here, what is not, why that matters, and what to do.
-#include <cblas.h>
-#include <dlfcn.h>
 #include <fmt/core.h>
 #include <sys/statvfs.h>
 
@@ -11,7 +9,9 @@
 #include <vector>
 
 #include "apps/ferry/commands.hpp"
+#include "apps/ferry/device_limits.hpp"
 #include "apps/ferry/machine.hpp"
+#include "apps/ferry/multiply.hpp"
 #include "apps/ferry/traces.hpp"
 #include "core/environment.hpp"
 #include "core/launcher.hpp"
@@ -37,9 +37,9 @@ struct Finding {
   std::string advice{};
 };
 
-std::string joined(const std::vector<std::string>& words) {
+std::string joined(const std::vector<std::string>& words, const char* between = " ") {
   std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
   return text;
 }
 
@@ -89,7 +89,10 @@ Finding look_at_huge_pages() {
 }
 
 Finding look_at_openblas() {
-  return {State::here, "OpenBLAS", std::string(openblas_get_config())};
+  if (!multiply_about().empty()) return {State::here, "OpenBLAS", multiply_about()};
+  return {State::missing, "OpenBLAS", "not in this build",
+          "the experts of ferry run are plain loops and slow. Install it (Debian: libopenblas-dev) and build "
+          "again."};
 }
 
 Finding look_at_mpi() {
@@ -102,14 +105,15 @@ Finding look_at_mpi() {
           "the module in FERRY_MPI_MODULE."};
 }
 
-Finding look_at_gpu() {
-  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  if (driver == nullptr) {
-    return {State::missing, "GPU driver", "libcuda.so.1 not found",
-            "nothing in this version needs it: ranks are on the processor. NVLink is looked for with it."};
+Finding look_at_gpus() {
+  try {
+    return {State::here, "GPUs", joined(gpu_names(), ", ")};
+  } catch (const Error& error) {
+    return {
+        State::missing, "GPUs", error.what(),
+        "only for --backend cuda. It needs a build with FERRY_CUDA=ON, NVIDIA's driver, and a GPU that this "
+        "process sees."};
   }
-  dlclose(driver);
-  return {State::here, "GPU driver", "libcuda.so.1; this version has no GPU backend yet"};
 }
 
 Finding look_at_traces() {
@@ -157,7 +161,7 @@ void run() {
   const Finding threads = look_at_backend("threads", Group::threads(2));
   for (const Finding& finding :
        {look_at_processor(), look_at_memory(), look_at_shared_memory(), look_at_huge_pages(),
-        look_at_openblas(), look_at_mpi(), look_at_gpu(), look_at_traces(), threads, processes}) {
+        look_at_openblas(), look_at_mpi(), look_at_gpus(), look_at_traces(), threads, processes}) {
     print(finding);
   }
   if (threads.state == State::broken)

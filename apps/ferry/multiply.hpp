@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace ferry::app {
 
@@ -10,5 +11,11 @@ void multiply(const float* a, const float* b, std::int64_t rows, int inner, int 
 
 // No threads of its own, from now on: the ranks are the threads.
 void multiply_in_one_thread();
+
+// Who multiplies: the library's name, or what stands in for it.
+std::string multiply_name();
+
+// The library's version and how it was built; empty without one.
+std::string multiply_about();
 
 }  // namespace ferry::app

@@ -13,4 +13,12 @@ void multiply_in_one_thread() {
   openblas_set_num_threads(1);
 }
 
+std::string multiply_name() {
+  return "OpenBLAS";
+}
+
+std::string multiply_about() {
+  return openblas_get_config();
+}
+
 }  // namespace ferry::app

@@ -18,4 +18,12 @@ void multiply(const float* a, const float* b, std::int64_t rows, int inner, int 
 
 void multiply_in_one_thread() {}
 
+std::string multiply_name() {
+  return "plain loops";
+}
+
+std::string multiply_about() {
+  return {};
+}
+
 }  // namespace ferry::app

@@ -13,11 +13,7 @@ namespace ferry::app {
 
 namespace {
 
-std::int64_t rows_of(const Config& config, std::int64_t capacity, int rank) {
-  return config.layout == Layout::expert_padded ? capacity * config.placement.local_experts(rank) : capacity;
-}
-
-std::uint64_t hash_of(const std::vector<std::byte>& bytes) {
+std::uint64_t hash_of(std::span<const std::byte> bytes) {
   std::uint64_t hash = 0;
   for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {  // rows are multiples of 16 bytes
     std::uint64_t word = 0;
@@ -31,8 +27,7 @@ std::uint64_t hash_of(const std::vector<std::byte>& bytes) {
 
 struct Player::Step {
   int number;
-  std::vector<std::byte> tokens;
-  Routes routes;
+  StepInputs inputs;
 };
 
 Player::Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board,
@@ -43,9 +38,8 @@ Player::Player(const Rank& rank, const Job& job, Clock::time_point start, const 
       board_(board),
       stages_(stages),
       mine_(board.rank(rank.index())),
-      exchange_(rank, job.config),
-      experts_(job, rank.index(), rows_of(job.config, exchange_.capacity(), rank.index())),
-      result_(static_cast<std::size_t>(job.result_bytes())),
+      site_(job.config.backend == BackendKind::cuda ? make_device_site(rank, job)
+                                                    : make_host_site(rank, job)),
       hashes_(static_cast<std::size_t>(job.options.steps)) {
   stages_.starting.advance();
 }
@@ -56,20 +50,7 @@ void Player::play() {
 }
 
 Player::Step Player::make_step(int number) const {
-  return {number, make_tokens(job_, number, rank_.index()), make_routes(job_, number, rank_.index())};
-}
-
-Arrivals Player::dispatch(const Step& step) {
-  return exchange_.dispatch(Tokens::rows(step.tokens.data(), job_.tokens(), job_.type),
-                            step.routes.ids.data(), step.routes.weights.data());
-}
-
-void Player::combine(const Arrivals& arrivals) {
-  CombineOptions options;
-  const bool weighs =
-      job_.config.layout != Layout::rank_major && job_.config.reduction != Reduction::unreduced;
-  if (weighs) options.weights = arrivals.weight;
-  exchange_.combine(experts_.outputs(), arrivals.plan, {.data = result_.data(), .type = job_.type}, options);
+  return {number, {make_tokens(job_, number, rank_.index()), make_routes(job_, number, rank_.index())}};
 }
 
 // ---- checked
@@ -91,41 +72,51 @@ void Player::check_steps() {
 
 void Player::check_exact(const Step& step, StepOracle& oracle, const std::vector<float>& x) {
   const int me = rank_.index();
-  std::fill(result_.begin(), result_.end(), std::byte{0xFF});
-  const Arrivals arrivals = dispatch(step);
-  oracle.check(me, arrivals, mine_.dispatch);
-  experts_.multiply(arrivals);
-  combine(arrivals);
-  check_rows(job_, step.number, me, expected_products(job_, step.routes, x), result_, mine_.combine);
+  site_->take(step.inputs);
+  site_->dispatch();
+  oracle.check(me, site_->arrivals(), mine_.dispatch);
+  site_->multiply();
+  combine();
+  check_rows(job_, step.number, me, expected_products(job_, step.inputs.routes, x), site_->result(),
+             mine_.combine);
 }
 
 void Player::check_swiglu(const Step& step, const std::vector<float>& x) {
   const int me = rank_.index();
-  std::fill(result_.begin(), result_.end(), std::byte{0xFF});
-  const Arrivals arrivals = dispatch(step);
-  experts_.swiglu(arrivals);
-  combine(arrivals);
-  hashes_[static_cast<std::size_t>(step.number)] = hash_of(result_);
-  check_dense(job_, step.number, me, step.routes, dense_swiglu(job_, step.routes, x), result_, mine_.dense);
+  const Routes& routes = step.inputs.routes;
+  site_->take(step.inputs);
+  site_->dispatch();
+  site_->swiglu();
+  combine();
+  const std::span<const std::byte> result = site_->result();
+  hashes_[static_cast<std::size_t>(step.number)] = hash_of(result);
+  check_dense(job_, step.number, me, routes, dense_swiglu(job_, routes, x), result, mine_.dense);
+}
+
+// Not before all experts have ended: on a GPU of several ranks, what the first of them loads would wait for
+// kernels that wait for this rank.
+void Player::combine() {
+  rank_.barrier();
+  site_->combine();
 }
 
 // ---- timed
 
 void Player::time_steps() {
-  const WireCounts before = exchange_.wire();
-  const std::span<const std::int64_t> routes = exchange_.load().experts;
+  const WireCounts before = site_->exchange().wire();
+  const std::span<const std::int64_t> routes = site_->exchange().load().experts;
   const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
   for (int number = 0; number < job_.options.steps; ++number) {
     time_step(make_step(number), board_.times(number, rank_.index()));
     stages_.timing.advance();
   }
-  const WireCounts after = exchange_.wire();
+  const WireCounts after = site_->exchange().wire();
   mine_.dispatch_wire_bytes = after.dispatch_bytes - before.dispatch_bytes;
   mine_.dispatch_messages = after.dispatch_messages - before.dispatch_messages;
   mine_.combine_wire_bytes = after.combine_bytes - before.combine_bytes;
   mine_.combine_messages = after.combine_messages - before.combine_messages;
   if (rank_.index() != 0) return;
-  const LoadCounts load = exchange_.load();
+  const LoadCounts load = site_->exchange().load();
   std::transform(load.experts.begin(), load.experts.end(), routes_before.begin(), board_.routes().begin(),
                  std::minus<>());
 }
@@ -138,12 +129,13 @@ void Player::time_step(const Step& step, report::StepTimes& times) {
     work();
     times[phase].end_us = now_us();
   };
-  Arrivals arrivals;
-  timed(report::Phase::dispatch, [&] { arrivals = dispatch(step); });
-  timed(report::Phase::experts, [&] { experts_.swiglu(arrivals); });
-  timed(report::Phase::combine, [&] { combine(arrivals); });
-  count(arrivals);
-  if (hash_of(result_) == hashes_[static_cast<std::size_t>(step.number)]) return mine_.repeated.right(1);
+  site_->take(step.inputs);
+  timed(report::Phase::dispatch, [&] { site_->dispatch(); });
+  timed(report::Phase::experts, [&] { site_->swiglu(); });
+  timed(report::Phase::combine, [&] { site_->combine(); });
+  count(site_->arrivals());
+  if (hash_of(site_->result()) == hashes_[static_cast<std::size_t>(step.number)])
+    return mine_.repeated.right(1);
   mine_.repeated.fail(1, fmt::format("step {}, rank {}", step.number, rank_.index()));
 }
 

@@ -2,15 +2,14 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "apps/ferry/board.hpp"
-#include "apps/ferry/experts.hpp"
 #include "apps/ferry/job.hpp"
 #include "apps/ferry/progress.hpp"
-#include "ferry/exchange.hpp"
+#include "apps/ferry/site.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::app {
@@ -45,12 +44,11 @@ class Player {
   void check_steps();
   void check_exact(const Step& step, StepOracle& oracle, const std::vector<float>& x);
   void check_swiglu(const Step& step, const std::vector<float>& x);
+  void combine();
   void time_steps();
   void time_step(const Step& step, report::StepTimes& times);
 
   Step make_step(int number) const;
-  Arrivals dispatch(const Step& step);
-  void combine(const Arrivals& arrivals);
   void count(const Arrivals& arrivals);
   double now_us() const;
 
@@ -60,9 +58,7 @@ class Player {
   const Board& board_;
   const Stages& stages_;
   RankResults& mine_;
-  Exchange exchange_;
-  Experts experts_;
-  std::vector<std::byte> result_;      // what combine writes
+  std::unique_ptr<Site> site_;
   std::vector<std::uint64_t> hashes_;  // [steps] of the checked SwiGLU results
 };
 

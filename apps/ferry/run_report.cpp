@@ -5,10 +5,11 @@
 #include <algorithm>
 
 #include "apps/ferry/machine.hpp"
+#include "apps/ferry/multiply.hpp"
 #include "apps/ferry/results.hpp"
 #include "ferry/version.hpp"
 #include "format/parts.hpp"
-#include "layout/message.hpp"
+#include "layout/device_message.hpp"
 #include "trace/synth.hpp"
 
 namespace ferry::app {
@@ -36,6 +37,12 @@ report::Played played_of(const Job& job) {
   return played;
 }
 
+// What computes the experts' products.
+std::string expert_arithmetic(const Job& job) {
+  if (job.config.backend != BackendKind::cuda) return fmt::format("fp32, {}", multiply_name());
+  return fmt::format("{} with sums in fp32, cuBLAS", to_string(job.type));
+}
+
 report::Configuration configuration_of(const Job& job) {
   return {.backend = to_string(job.config.backend),
           .ranks = job.options.ranks,
@@ -48,7 +55,8 @@ report::Configuration configuration_of(const Job& job) {
           .format = to_string(job.config.format),
           .reduction = to_string(job.config.reduction),
           .wire = to_string(job.config.wire),
-          .expert_function = fmt::format("SwiGLU, {} inner columns, fp32, OpenBLAS", job.options.inner)};
+          .expert_function =
+              fmt::format("SwiGLU, {} inner columns, {}", job.options.inner, expert_arithmetic(job))};
 }
 
 Tally total(const Job& job, const Board& board, Tally RankResults::* which) {
@@ -73,7 +81,10 @@ std::int64_t sum_over_ranks(const Job& job, const Board& board, std::int64_t Ran
 
 // Bytes of one message of dispatch, of one row of combine's staging.
 std::int64_t dispatch_message(const Job& job) {
-  return message_layout(parts_of(job.config.format, job.config.hidden), job.config.top_k).bytes;
+  const PartList parts = parts_of(job.config.format, job.config.hidden);
+  const bool device = job.config.backend == BackendKind::cuda;
+  return device ? device_message_layout(parts, job.config.top_k).bytes
+                : message_layout(parts, job.config.top_k).bytes;
 }
 
 std::int64_t combine_message(const Job& job) {

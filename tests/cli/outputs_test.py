@@ -168,7 +168,7 @@ class OutputsTest(ProgramTest):
 class OtherCommandsTest(ProgramTest):
     def test_doctor(self):
         text = self.succeed("doctor")
-        for word in ["processor", "memory", "shared memory", "huge pages", "OpenBLAS", "MPI module", "GPU driver",
+        for word in ["processor", "memory", "shared memory", "huge pages", "OpenBLAS", "MPI module", "GPUs",
                      "traces", "ok  cpu backend, threads", "ok  cpu backend, processes"]:
             self.assertIn(word, text)
 

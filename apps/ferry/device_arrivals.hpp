@@ -1,0 +1,26 @@
+// What arrived on a GPU, in memory that the processor reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ferry/exchange.hpp"
+
+namespace ferry::app {
+
+class ArrivalsOnHost {
+ public:
+  // Copies everything of a dispatch that has ended, the plan too, and returns when it is done. What the call
+  // before returned is gone then.
+  Arrivals copy(const Arrivals& arrivals, const Config& config);
+
+ private:
+  template <class T>
+  void bring(T*& pointer, std::int64_t count);
+  void* copied(const void* device, std::int64_t bytes);
+
+  std::vector<std::vector<std::byte>> copies_;
+};
+
+}  // namespace ferry::app
