@@ -1,6 +1,7 @@
 """--backend cuda: checked runs where there are GPUs; where there are none, an error that says what is missing."""
 
 import itertools
+import json
 import os
 import unittest
 
@@ -47,6 +48,15 @@ class DeviceTest(ProgramTest):
         self.succeed("run", *SMALL, "--backend", "cuda", "--html", page, "--timeline", timeline)
         self.assertGreater(os.path.getsize(page), 0)
         self.assertGreater(os.path.getsize(timeline), 0)
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_bench_and_limits(self):
+        points = json.loads(self.succeed("bench", "--backend", "cuda", "--tokens", "1,6", "--ranks", "3", "--hidden", "128",
+                                         "--experts", "12", "--top-k", "3", "--layout", "expert_major,rank_major",
+                                         "--repetitions", "2", "--trace", "synth:uniform", "--json", "-"))["points"]
+        self.assertEqual(len(points), 4)
+        self.assertTrue(all(point["rows_checked"] > 0 for point in points))
+        self.assertTrue(json.loads(self.succeed("limits", "--backend", "cuda", "--ranks", "2", "--json", "-")))
 
 
 if __name__ == "__main__":
