@@ -21,8 +21,8 @@ inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence
 // Stored last with release: `call`. Whoever has read it with acquire may read the rest.
 struct DeviceLetter {
   std::uint64_t call;
-  std::uint64_t terms;                      // hash of operation, refusal and options: what all ranks have alike
-  std::int32_t count;                       // metadata: this rank's; otherwise its tokens
+  std::uint64_t terms;  // hash of operation, refusal and options: what all ranks have alike
+  std::int32_t count;   // metadata: this rank's; otherwise its tokens
   std::int32_t argument[kDeviceArguments];  // 0 absent, 1 given, 2 either
   Operation operation;
   std::int32_t refused;
