@@ -396,9 +396,13 @@ __device__ Block<kHalves, kEncodes> start_block(const DispatchArguments& call, s
   const RoutingTables tables =
       RoutingTables::at(memory + kStagesBytes + kStateBytes, lane.experts, lane.ranks);
   const int warp = threadIdx.x / 32;
-  Block<kHalves, kEncodes> block{
-      call, state, tables, view_plan(call.plan, lane.plan_shape), reinterpret_cast<PlacesScratch*>(memory),
-      {}};
+  Block<kHalves, kEncodes> block{call,
+                                 state,
+                                 tables,
+                                 view_plan(call.plan, lane.plan_shape),
+                                 reinterpret_cast<PlacesScratch*>(memory),
+                                 memory + (Role::kStages - 1) * kStageBytes,
+                                 {}};
   if (warp >= kPlanWarps) {
     const int mover = warp - kPlanWarps, receiver = mover - Role::kMove;
     for (int i = 0; i < Role::kMoveStages; ++i) {
