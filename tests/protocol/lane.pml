@@ -1,0 +1,269 @@
+/* The protocol of one lane of the GPU backend: call numbers, generations, refusals and halves, for three ranks.
+
+   Comments quote the code that the lines below them stand for, with its file and function; model_test.py looks that it
+   is still there. Each MISTAKE_... takes one such line away, and the model must fail then.
+
+   Memory. Stores may pass one another. What a rank stores for a peer lies in a Place: which call stored it, and how
+   far it is ordered. A reader who finds there what no release has ordered before the flag he has seen could have read
+   the bytes of before as well: an assertion fails, so that no store buffer need be simulated. Flags are seen when they
+   are stored, but one that nothing orders before the last word may be missed by a peer who has seen the last word.
+
+   Steps. Every wait is for a number that only grows, so looking later is among the looks at any time, and what a rank
+   stores in a row without looking at its peers is worst for them when all of it comes at once: each such row of stores
+   is one step, and so is a wait with the reads behind it. */
+
+#define R 3
+#ifndef CALLS
+#define CALLS 5
+#endif
+#ifndef DEVIATIONS
+#define DEVIATIONS 2 /* refusals and calls with other terms than the usual, of all ranks in all calls */
+#endif
+
+/* Where a writer stores in call n in the memory of a reader: its letter, its row and the flags. */
+#define place(reader, generation, writer) (((reader) * 2 + (generation)) * R + (writer))
+#define kPlaces (2 * R * R)
+#ifdef MISTAKE_ONE_GENERATION_OF_LETTERS
+#define post_at(reader, n, writer) place(reader, 0, writer)
+#else
+/* letters.cuh post_letter: `const int generation = static_cast<int>(call & 1)` */
+#define post_at(reader, n, writer) place(reader, (n) & 1, writer)
+#endif
+#ifdef MISTAKE_ONE_GENERATION_OF_ROWS
+#define row_at(reader, n, writer) place(reader, 0, writer)
+#else
+/* dispatch_send.cuh send_by_plan: `generation = static_cast<int>(number & 1)`
+   combine_send.cuh send_token_sum: `generation = static_cast<int>(number & 1)` */
+#define row_at(reader, n, writer) place(reader, (n) & 1, writer)
+#endif
+#define flag_at(reader, n, writer) place(reader, (n) & 1, writer)
+
+#define kInFlight 0 /* a bulk store that its issuer has not seen written: no release orders it */
+#define kWritten 1  /* any other store: its thread's next release orders it */
+#define kReleased 2
+typedef Place { byte call; byte ordered };
+#define is_whole(place, n) (place.call == (n) && place.ordered == kReleased)
+
+#define kRefusal 0
+#define kUsual 1
+#define kOther 2
+
+byte letter_call[kPlaces], letter_terms[kPlaces];
+Place letter[kPlaces]; /* its content */
+Place row[kPlaces];
+Place row_flag[kPlaces];
+byte sent_flag[kPlaces];
+
+byte number[R];                       /* of the call that runs */
+byte ended[R];                        /* LaneState::ended */
+bit finished[R];                      /* LaneState::finished, of two blocks */
+bit sending[R * R], receiving[R * R]; /* blocks at work, by rank and peer */
+
+byte terms_of[2 * R]; /* what each rank has brought to its calls, for the assertions alone */
+byte deviations;
+
+#define next(rank) (((rank) + 1) % R)
+#define last(rank) (((rank) + 2) % R)
+
+/* In each call two of the ranks have no rows for one another, so that only letters join them. */
+#define has_row(n, writer, reader) (((n) + (writer) + (reader)) % R != 0)
+
+/* A sending block, here with all the rows for one peer. */
+proctype Sender(byte me; byte peer) {
+  byte n;
+end:
+  do
+  :: d_step {
+      sending[me * R + peer] ->
+      n = number[me];
+      if
+      :: has_row(n, me, peer) ->
+        /* dispatch_send.cuh send_by_plan: `send_moved(call, to, token, stage, piece, 0, 1);` */
+        row[row_at(peer, n, me)].call = n;
+        row[row_at(peer, n, me)].ordered = kInFlight;
+#ifndef MISTAKE_BULK_STORES_NOT_AWAITED
+        /* dispatch_send.cuh send_by_plan: `bulk_wait_written();`
+           dispatch_send.cuh send_all: `if (slot() == 0) bulk_wait_written();` */
+        row[row_at(peer, n, me)].ordered = kWritten;
+#endif
+        /* dispatch_send.cuh send_by_plan: `store_release_sys(lane.dispatch_flag(rank, generation, lane.rank, i), number);`
+           dispatch_send.cuh announce: `store_release_sys( call.lane.dispatch_flag(rank,`
+           combine_send.cuh send_token_sum: `store_release_sys(lane.combine_flag(home, generation, row_at_home), number);` */
+#ifndef MISTAKE_FLAG_WITHOUT_RELEASE
+        row[row_at(peer, n, me)].ordered = (row[row_at(peer, n, me)].ordered == kInFlight -> kInFlight : kReleased);
+#endif
+        row_flag[flag_at(peer, n, me)].call = n;
+        row_flag[flag_at(peer, n, me)].ordered = kWritten
+      :: else
+      fi;
+#ifndef MISTAKE_LAST_WORD_WITHOUT_FENCE
+      /* letters.cuh finish_sending: `__threadfence();` */
+      row_flag[flag_at(peer, n, me)].ordered = kReleased;
+#endif
+      /* letters.cuh finish_sending: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
+      finished[me] = 1 - finished[me];
+      if
+      :: finished[me] == 0 ->
+        /* letters.cuh finish_sending: `store_release_sys(lane.sent_flag(phase, peer, static_cast<int>(call & 1), lane.rank), call);` */
+        sent_flag[flag_at(next(me), n, me)] = n;
+        sent_flag[flag_at(last(me), n, me)] = n
+      :: else
+      fi;
+      sending[me * R + peer] = 0;
+      n = 0
+    }
+  od
+}
+
+/* A receiving block, here of the rows of one source. */
+proctype Receiver(byte me; byte source) {
+end:
+  do
+  :: d_step {
+      /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;` */
+      receiving[me * R + source] && row_flag[flag_at(me, number[me], source)].call >= number[me] ->
+      /* dispatch_receive.cuh take_messages: `take_message(call, number, source, i, total, plan, stage);` */
+      assert(is_whole(row[row_at(me, number[me], source)], number[me])); /* the row of this call */
+      receiving[me * R + source] = 0
+    }
+  :: d_step {
+      /* wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return Came::ended;` */
+      receiving[me * R + source] && ended[me] >= number[me] ->
+      receiving[me * R + source] = 0
+    }
+  :: d_step {
+      /* wait.cuh wait_long: `if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call)` */
+      receiving[me * R + source] && sent_flag[flag_at(me, number[me], source)] >= number[me] ->
+      /* wait.cuh wait_long: `return load_acquire_sys(flag) >= awaited.call ? Came::yes : Came::no;` */
+      assert(row_flag[flag_at(me, number[me], source)].ordered == kReleased &&
+             row_flag[flag_at(me, number[me], source)].call >= number[me]); /* not missed after the last word */
+      receiving[me * R + source] = 0
+    }
+  od
+}
+
+/* A usual letter, or a refusal.
+   letters.cuh post_letter: `letter->terms = hash_of(content.terms);`
+   plan_header.cuh post_refusal: `letter->terms = 0;` */
+inline post(peer) {
+  letter[post_at(peer, n, me)].call = n;
+  letter[post_at(peer, n, me)].ordered = kWritten;
+  letter_terms[post_at(peer, n, me)] = terms;
+#ifndef MISTAKE_LETTER_WITHOUT_RELEASE
+  /* letters.cuh post_letter: `store_release_sys(&letter->call, call);`
+     plan_header.cuh post_refusal: `store_release_sys(&letter->call, number);` */
+  letter[post_at(peer, n, me)].ordered = kReleased;
+#endif
+  letter_call[post_at(peer, n, me)] = n
+}
+
+#define has_come(peer) (letter_call[post_at(me, n, peer)] >= n)
+#define says_the_same(peer) (letter_terms[post_at(me, n, peer)] == terms)
+#define is_at_work(block) (block[me * R + next(me)] || block[me * R + last(me)])
+
+inline start_receivers() {
+  receiving[me * R + next(me)] = has_row(n, me, next(me));
+  receiving[me * R + last(me)] = has_row(n, me, last(me))
+}
+
+/* All calls of one rank: kernels of one stream, each after the one before. */
+proctype Rank(byte me) {
+  byte n, terms;
+  byte odd; /* whose letter is not as this rank's; me: nobody's */
+  bit fused;
+  do
+  :: atomic {
+      n == CALLS -> break
+    }
+  :: atomic {
+      n < CALLS ->
+      /* combine.cu combine_kernel: `state.number = lane.state->calls[blockIdx.x] + 1;` */
+      n++;
+      number[me] = n;
+      if
+      :: terms = kUsual
+      :: deviations < DEVIATIONS -> terms = kOther; deviations++
+      :: deviations < DEVIATIONS -> terms = kRefusal; deviations++
+      fi;
+      terms_of[(n & 1) * R + me] = terms;
+      /* combine.cu speak: `post_letter(lane, state->number, (lane.rank + step) % lane.ranks, state->letter, nullptr);`
+         small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);` */
+      d_step {
+        post(next(me));
+        post(last(me))
+      };
+      if
+      :: terms != kRefusal ->
+        sending[me * R + next(me)] = 1;
+        sending[me * R + last(me)] = 1;
+        if
+        :: fused = 1
+        :: fused = 0
+        fi
+      :: else
+      fi;
+      if
+      :: fused -> start_receivers()
+      :: else
+      fi
+    };
+    if
+    :: terms != kRefusal && !fused ->
+      d_step {
+        /* The send half has ended: dispatch.cu dispatch_kernel: `if (kHalves != Halves::send) end_block(call.lane, block.state->number);` */
+        !is_at_work(sending) -> start_receivers()
+      }
+    :: else
+    fi;
+    d_step {
+#ifdef MISTAKE_EARLY_END_WITHOUT_ALL_LETTERS
+      terms != kRefusal && has_come(next(me)) && !says_the_same(next(me)) || has_come(next(me)) && has_come(last(me)) ->
+#elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_LETTERS)
+      terms == kRefusal || has_come(next(me)) && has_come(last(me)) ->
+#else
+      /* letters.cuh await_letters: `came = wait_for(lane, &letter->call, nullptr, {mine.terms.operation, call, peer}) == Came::yes;`
+         letters.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
+         plan_header.cuh await_all: `wait_for(lane, &lane.letter(lane.rank, static_cast<int>(number & 1), peer)->call, nullptr,`
+         small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
+      has_come(next(me)) && has_come(last(me)) ->
+#endif
+      /* letters.cuh await_letters: `alike = letter->terms == terms;` */
+      odd = (!says_the_same(next(me)) -> next(me) : (!says_the_same(last(me)) -> last(me) : me));
+      if
+      :: odd == me
+      :: else ->
+        /* letters.cuh await_letters: `if (!agree && peer == 0) store_release_gpu(&lane.state->ended, call);` */
+        ended[me] = n
+      fi
+    };
+    d_step {
+      !is_at_work(sending) && !is_at_work(receiving) ->
+      if
+      :: terms == kRefusal
+      :: terms != kRefusal && odd != me ->
+        /* letters.cuh name_difference: `if (letter->operation != operation) {` */
+        assert(is_whole(letter[post_at(me, n, odd)], n)) /* a letter of this call */
+      :: terms != kRefusal && odd == me ->
+        /* dispatch.cu place_arrivals: `const std::int32_t value = lane.letter_counts(lane.rank, generation, source)[at];` */
+        assert(is_whole(letter[post_at(me, n, next(me))], n)); /* a letter of this call */
+        assert(is_whole(letter[post_at(me, n, last(me))], n))  /* a letter of this call */
+      fi;
+      /* Every rank's call ends in the same way. */
+      assert(terms == kRefusal || (odd == me) == (terms_of[(n & 1) * R + next(me)] == terms &&
+                                                  terms_of[(n & 1) * R + last(me)] == terms));
+      ended[me] = 0; /* as good as any earlier call's number */
+      terms = 0;
+      fused = 0;
+      odd = 0
+    }
+  od
+}
+
+init {
+  atomic {
+    run Rank(0); run Rank(1); run Rank(2);
+    run Sender(0, 1); run Sender(0, 2); run Sender(1, 0); run Sender(1, 2); run Sender(2, 0); run Sender(2, 1);
+    run Receiver(0, 1); run Receiver(0, 2); run Receiver(1, 0); run Receiver(1, 2); run Receiver(2, 0);
+    run Receiver(2, 1)
+  }
+}
