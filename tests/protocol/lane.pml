@@ -26,14 +26,14 @@
 #ifdef MISTAKE_ONE_GENERATION_OF_LETTERS
 #define post_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* letters.cuh post_letter: `const int generation = static_cast<int>(call & 1)` */
+/* letters.cuh write_letter: `const int generation = static_cast<int>(call & 1)` */
 #define post_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
 #ifdef MISTAKE_ONE_GENERATION_OF_ROWS
 #define row_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* dispatch_send.cuh send_by_plan: `generation = static_cast<int>(number & 1)`
-   combine_send.cuh send_token_sum: `generation = static_cast<int>(number & 1)` */
+/* dispatch_send.cuh move: `const int generation = static_cast<int>(number & 1);`
+   combine_send.cuh row_at_home: `call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row)` */
 #define row_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
 #define flag_at(reader, n, writer) place(reader, (n) & 1, writer)
@@ -78,33 +78,35 @@ end:
       n = number[me];
       if
       :: has_row(n, me, peer) ->
-        /* dispatch_send.cuh send_by_plan: `send_moved(call, to, token, stage, piece, 0, 1);` */
+        /* dispatch_send.cuh send_moved: `to.store(call.message.base.part_offset[piece.part] + piece.at, stage.memory, piece.bytes);` */
         row[row_at(peer, n, me)].call = n;
         row[row_at(peer, n, me)].ordered = kInFlight;
 #ifndef MISTAKE_BULK_STORES_NOT_AWAITED
-        /* dispatch_send.cuh send_by_plan: `bulk_wait_written();`
-           dispatch_send.cuh send_all: `if (slot() == 0) bulk_wait_written();` */
+        /* dispatch_send.cuh move_all: `bulk_wait_written_but_last();`
+           dispatch_send.cuh send_by_plan: `bulk_wait_written();` */
         row[row_at(peer, n, me)].ordered = kWritten;
 #endif
-        /* dispatch_send.cuh send_by_plan: `store_release_sys(lane.dispatch_flag(rank, generation, lane.rank, i), number);`
-           dispatch_send.cuh announce: `store_release_sys( call.lane.dispatch_flag(rank,`
-           combine_send.cuh send_token_sum: `store_release_sys(lane.combine_flag(home, generation, row_at_home), number);` */
+        /* dispatch_send.cuh finish: `fence_acq_rel_sys();`
+           dispatch_send.cuh send_by_plan: `store_release_sys(lane.dispatch_flag(`
+           combine_send.cuh send: `store_release_sys( lane.combine_flag(` */
 #ifndef MISTAKE_FLAG_WITHOUT_RELEASE
         row[row_at(peer, n, me)].ordered = (row[row_at(peer, n, me)].ordered == kInFlight -> kInFlight : kReleased);
 #endif
+        /* dispatch_send.cuh finish: `store_relaxed_sys( call.lane.dispatch_flag(` */
         row_flag[flag_at(peer, n, me)].call = n;
         row_flag[flag_at(peer, n, me)].ordered = kWritten
       :: else
       fi;
 #ifndef MISTAKE_LAST_WORD_WITHOUT_FENCE
-      /* letters.cuh finish_sending: `__threadfence();` */
+      /* letters.cuh finish_sending: `__threadfence();`
+         letters.cuh finish_sending: `fence_acq_rel_sys();` */
       row_flag[flag_at(peer, n, me)].ordered = kReleased;
 #endif
       /* letters.cuh finish_sending: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
       finished[me] = 1 - finished[me];
       if
       :: finished[me] == 0 ->
-        /* letters.cuh finish_sending: `store_release_sys(lane.sent_flag(phase, peer, static_cast<int>(call & 1), lane.rank), call);` */
+        /* letters.cuh finish_sending: `store_relaxed_sys(lane.sent_flag(phase, peer, static_cast<int>(call & 1), lane.rank), call);` */
         sent_flag[flag_at(next(me), n, me)] = n;
         sent_flag[flag_at(last(me), n, me)] = n
       :: else
@@ -122,7 +124,8 @@ end:
   :: d_step {
       /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;` */
       receiving[me * R + source] && row_flag[flag_at(me, number[me], source)].call >= number[me] ->
-      /* dispatch_receive.cuh take_messages: `take_message(call, number, source, i, total, plan, stage);` */
+      /* dispatch_receive.cuh take_messages: `wait_together(lane, lane.dispatch_flag(lane.rank, generation, source, i),`
+         combine_home.cuh await_row: `came = wait_for(lane, lane.combine_flag(lane.rank, generation, row),` */
       assert(is_whole(row[row_at(me, number[me], source)], number[me])); /* the row of this call */
       receiving[me * R + source] = 0
     }
@@ -143,17 +146,18 @@ end:
 }
 
 /* A usual letter, or a refusal.
-   letters.cuh post_letter: `letter->terms = hash_of(content.terms);`
+   letters.cuh write_letter: `letter->terms = hash_of(content.terms);`
    plan_header.cuh post_refusal: `letter->terms = 0;` */
 inline post(peer) {
   letter[post_at(peer, n, me)].call = n;
   letter[post_at(peer, n, me)].ordered = kWritten;
   letter_terms[post_at(peer, n, me)] = terms;
 #ifndef MISTAKE_LETTER_WITHOUT_RELEASE
-  /* letters.cuh post_letter: `store_release_sys(&letter->call, call);`
+  /* letters.cuh announce_letters: `fence_acq_rel_sys();`
      plan_header.cuh post_refusal: `store_release_sys(&letter->call, number);` */
   letter[post_at(peer, n, me)].ordered = kReleased;
 #endif
+  /* letters.cuh announce_letters: `store_relaxed_sys(&lane.letter(peer, static_cast<int>(call & 1), lane.rank)->call, call);` */
   letter_call[post_at(peer, n, me)] = n
 }
 
@@ -186,7 +190,7 @@ proctype Rank(byte me) {
       :: deviations < DEVIATIONS -> terms = kRefusal; deviations++
       fi;
       terms_of[(n & 1) * R + me] = terms;
-      /* combine.cu speak: `post_letter(lane, state->number, (lane.rank + step) % lane.ranks, state->letter, nullptr);`
+      /* combine.cu speak: `if (posts) post_letters(lane, state->number, state->letter, nullptr);`
          small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);` */
       d_step {
         post(next(me));
@@ -244,7 +248,7 @@ proctype Rank(byte me) {
         /* letters.cuh name_difference: `if (letter->operation != operation) {` */
         assert(is_whole(letter[post_at(me, n, odd)], n)) /* a letter of this call */
       :: terms != kRefusal && odd == me ->
-        /* dispatch.cu place_arrivals: `const std::int32_t value = lane.letter_counts(lane.rank, generation, source)[at];` */
+        /* places.cuh routes: `return lane.letter_counts(lane.rank, generation, source)[expert];` */
         assert(is_whole(letter[post_at(me, n, next(me))], n)); /* a letter of this call */
         assert(is_whole(letter[post_at(me, n, last(me))], n))  /* a letter of this call */
       fi;
