@@ -8,9 +8,9 @@
    the bytes of before as well: an assertion fails, so that no store buffer need be simulated. Flags are seen when they
    are stored, but one that nothing orders before the last word may be missed by a peer who has seen the last word.
 
-   Steps. Every wait is for a number that only grows, so looking later is among the looks at any time, and what a rank
-   stores in a row without looking at its peers is worst for them when all of it comes at once: each such row of stores
-   is one step, and so is a wait with the reads behind it. */
+   Steps. Every wait is for a number that only grows: a rank that looks later sees no less. So what a rank stores
+   without looking at its peers in between comes all at once, as one step, and a wait is one step with the reads behind
+   it. */
 
 #define R 3
 #ifndef CALLS
@@ -78,7 +78,7 @@ end:
       n = number[me];
       if
       :: has_row(n, me, peer) ->
-        /* dispatch_send.cuh send_moved: `to.store(call.message.base.part_offset[piece.part] + piece.at, stage.memory, piece.bytes);` */
+        /* dispatch_send.cuh send_moved: `to.store(call.message.base.part_offset[piece.part] + piece.at,` */
         row[row_at(peer, n, me)].call = n;
         row[row_at(peer, n, me)].ordered = kInFlight;
 #ifndef MISTAKE_BULK_STORES_NOT_AWAITED
@@ -106,7 +106,7 @@ end:
       finished[me] = 1 - finished[me];
       if
       :: finished[me] == 0 ->
-        /* letters.cuh finish_sending: `store_relaxed_sys(lane.sent_flag(phase, peer, static_cast<int>(call & 1), lane.rank), call);` */
+        /* letters.cuh finish_sending: `store_relaxed_sys(lane.sent_flag(phase, peer,` */
         sent_flag[flag_at(next(me), n, me)] = n;
         sent_flag[flag_at(last(me), n, me)] = n
       :: else
@@ -157,7 +157,7 @@ inline post(peer) {
      plan_header.cuh post_refusal: `store_release_sys(&letter->call, number);` */
   letter[post_at(peer, n, me)].ordered = kReleased;
 #endif
-  /* letters.cuh announce_letters: `store_relaxed_sys(&lane.letter(peer, static_cast<int>(call & 1), lane.rank)->call, call);` */
+  /* letters.cuh announce_letters: `store_relaxed_sys(&lane.letter(peer,` */
   letter_call[post_at(peer, n, me)] = n
 }
 
@@ -191,7 +191,7 @@ proctype Rank(byte me) {
       fi;
       terms_of[(n & 1) * R + me] = terms;
       /* combine.cu speak: `if (posts) post_letters(lane, state->number, state->letter, nullptr);`
-         small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);` */
+         small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
       d_step {
         post(next(me));
         post(last(me))
@@ -214,7 +214,8 @@ proctype Rank(byte me) {
     if
     :: terms != kRefusal && !fused ->
       d_step {
-        /* The send half has ended: dispatch.cu dispatch_kernel: `if (kHalves != Halves::send) end_block(call.lane, block.state->number);` */
+        /* The send half's kernel has ended.
+           dispatch.cu dispatch_kernel: `if (kHalves != Halves::send) end_block(call.lane, block.state->number);` */
         !is_at_work(sending) -> start_receivers()
       }
     :: else
@@ -225,9 +226,9 @@ proctype Rank(byte me) {
 #elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_LETTERS)
       terms == kRefusal || has_come(next(me)) && has_come(last(me)) ->
 #else
-      /* letters.cuh await_letters: `came = wait_for(lane, &letter->call, nullptr, {mine.terms.operation, call, peer}) == Came::yes;`
+      /* letters.cuh await_letters: `came = wait_for(lane, &letter->call, nullptr,`
          letters.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
-         plan_header.cuh await_all: `wait_for(lane, &lane.letter(lane.rank, static_cast<int>(number & 1), peer)->call, nullptr,`
+         plan_header.cuh await_all: `wait_for(lane, &lane.letter(lane.rank,`
          small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
       has_come(next(me)) && has_come(last(me)) ->
 #endif
