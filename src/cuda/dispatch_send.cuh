@@ -16,7 +16,7 @@ namespace ferry::cuda {
 inline constexpr int kPlanWarps = 4;
 inline constexpr int kPlanBarrier = 1, kMoveBarrier = 2, kReceiveBarrier = 3;
 inline constexpr int kRoundsPlanned = 3;  // being planned, ready, and moved
-inline constexpr int kMostHeadBytes = (8 + 12 * kMaxTopK + 15) / 16 * 16;
+inline constexpr int kMostHeadBytes = (8 + 12 * kMaxTopK + static_cast<int>(kLine) + 15) / 16 * 16;
 
 // A round's tokens as the planning warps leave them for the moving warps; in shared memory.
 struct Round {

@@ -50,6 +50,7 @@ DeviceSignals device_signals(const Config& config) {
 ExchangeLayout device_layout(const Config& config) {
   ExchangeShape shape = exchange_shape(config, device_signals(config).bytes());
   shape.message_bytes = device_message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
+  shape.combine_row_bytes = align_up(shape.combine_row_bytes, kLine);
   return exchange_layout(shape);
 }
 
