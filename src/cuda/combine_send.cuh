@@ -153,8 +153,6 @@ struct Outgoing {
 // before it move.
 template <DType kIn>
 struct ResultSender {
-  static constexpr int kFlagsAtOnce = 4;
-
   const CombineArguments& call;
   const PlanView& plan;
   RowStream& stream;
@@ -164,8 +162,6 @@ struct ResultSender {
   std::int32_t unit, step, units;  // unit: home and i of the message to look up next
   CameMessage ahead;
   CombineSent sent;
-  std::uint64_t* flag = nullptr;  // of a row that this thread will announce
-  int unannounced = 0;            // messages
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
 
@@ -267,11 +263,15 @@ struct ResultSender {
     const bool partial = call.reduction == Reduction::partial;
     jitter(lane);
     if (call.outputs != nullptr) move_rows(to);
-    // Each thread announces its slot's row, or one of them the token's sum.
-    if (partial ? slot() == unannounced : is_among(to.kept)) {
-      flag = lane.combine_flag(to.home, static_cast<int>(number & 1), to.first_row + (partial ? 0 : slot()));
+    __syncwarp();
+    jitter(lane);
+    // Release: what all threads of the warp have stored (ordered by the barrier) before the flags of the
+    // rows. Each thread announces its slot's row, or the first the token's sum.
+    if (partial ? slot() == 0 : is_among(to.kept)) {
+      store_release_sys(
+          lane.combine_flag(to.home, static_cast<int>(number & 1), to.first_row + (partial ? 0 : slot())),
+          number);
     }
-    if (++unannounced == kFlagsAtOnce || !partial) announce();
     if (to.home == lane.rank) return;
     const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
     const unsigned rows = partial ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.kept)));
@@ -282,20 +282,6 @@ struct ResultSender {
     sent.bytes += rows * (values + tail);
   }
 
-  // A fence waits for everything that its multiprocessor has under way: one serves several sums.
-  __device__ void announce() {
-    __syncwarp();
-    jitter(call.lane);
-    // Release: what all threads of the warp have stored (ordered by the barrier) before the flags of the
-    // rows.
-    if (flag != nullptr) {
-      fence_acq_rel_sys();
-      store_relaxed_sys(flag, number);
-    }
-    flag = nullptr;
-    unannounced = 0;
-  }
-
   __device__ void send_all() {
     Outgoing next{};
     for (bool more = start(&next); more;) {
@@ -303,7 +289,6 @@ struct ResultSender {
       more = start(&next);
       send(now);
     }
-    announce();
     if (slot() == 0) sent.publish(call.lane);
   }
 };

@@ -88,7 +88,7 @@ end:
 #endif
         /* dispatch_send.cuh finish: `fence_acq_rel_sys();`
            dispatch_send.cuh send_by_plan: `store_release_sys(lane.dispatch_flag(`
-           combine_send.cuh announce: `fence_acq_rel_sys();` */
+           combine_send.cuh send: `store_release_sys( lane.combine_flag(` */
 #ifndef MISTAKE_FLAG_WITHOUT_RELEASE
         row[row_at(peer, n, me)].ordered = (row[row_at(peer, n, me)].ordered == kInFlight -> kInFlight : kReleased);
 #endif
