@@ -10,13 +10,11 @@ namespace ferry::cuda {
 namespace {
 
 // How many warps do what. Quantising is work for many warps with one stage each; moving rows is work for the
-// copy engine, which a few warps with two stages each keep busy. Planning and announcing warps have no stage.
+// copy engine, which a few warps with two stages each keep busy. Planning warps have no stage.
 template <bool kEncodes>
 struct Crew {
-  static constexpr int kAnnounce = kEncodes ? 0 : 1;  // quantising takes longer than fences
-  static constexpr int kUnstaged = kPlanWarps + kAnnounce;
   static constexpr int kMove = kEncodes ? 8 : 4, kReceive = kEncodes ? 4 : 6;
-  static constexpr int kWarps = kUnstaged + kMove + kReceive, kThreads = 32 * kWarps;
+  static constexpr int kWarps = kPlanWarps + kMove + kReceive, kThreads = 32 * kWarps;
   static constexpr int kMoveStages = kEncodes ? 1 : 2;  // of a warp
   static constexpr int kStages = kMove * kMoveStages + kReceive;
 };
@@ -222,18 +220,16 @@ template <Halves kHalves, bool kEncodes>
 struct Roles : Crew<kEncodes> {
   using Crew<kEncodes>::kWarps;
   using Crew<kEncodes>::kMove;
-  using Crew<kEncodes>::kUnstaged;
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
-  static constexpr int kStaged = kWarps - kUnstaged;                     // warps with a stage
+  static constexpr int kStaged = kWarps - kPlanWarps;                    // warps with a stage
   static constexpr int kReceiving = kSends ? kStaged - kMove : kStaged;  // of a block that is not the first
 
   __device__ static bool alone() { return gridDim.x == 1; }
   __device__ static int senders() { return alone() ? 1 : static_cast<int>(gridDim.x) - 1; }
   __device__ static int sender() { return alone() ? 0 : static_cast<int>(blockIdx.x) - 1; }
   __device__ static bool plans(int warp) { return kSends && warp < kPlanWarps; }
-  __device__ static bool announces(int warp) { return kSends && warp >= kPlanWarps && warp < kUnstaged; }
-  __device__ static bool moves(int warp) { return kSends && warp >= kUnstaged && warp < kUnstaged + kMove; }
-  __device__ static bool waits(int warp) { return warp >= kUnstaged + kMove; }
+  __device__ static bool moves(int warp) { return kSends && warp >= kPlanWarps && warp < kPlanWarps + kMove; }
+  __device__ static bool waits(int warp) { return warp >= kPlanWarps + kMove; }
   __device__ static bool receives(int warp) {
     return kReceives && warp >= kWarps - (blockIdx.x == 0 ? kStaged : kReceiving);
   }
@@ -241,7 +237,7 @@ struct Roles : Crew<kEncodes> {
   __device__ static int receivers() { return kStaged + static_cast<int>(gridDim.x - 1) * kReceiving; }
   __device__ static int receiver(int warp) {
     const int others = static_cast<int>(gridDim.x) - 1;
-    if (blockIdx.x == 0) return others * kReceiving + warp - kUnstaged;
+    if (blockIdx.x == 0) return others * kReceiving + warp - kPlanWarps;
     return (warp - (kWarps - kReceiving)) * others + static_cast<int>(blockIdx.x) - 1;
   }
   __device__ static int receiving_threads() { return 32 * (blockIdx.x == 0 ? kStaged : kReceiving); }
@@ -263,7 +259,7 @@ struct Block {
   __device__ SendShare share() const { return SendShare::of(Role::sender(), Role::senders(), state->tokens); }
 
   __device__ void move() {
-    const int mover = warp() - Role::kUnstaged;
+    const int mover = warp() - kPlanWarps;
     if (!call.replay) {
       // What was counted from ids is what is sent: only a plan can promise more.
       Mover<kEncodes, Role::kMove, Role::kMoveStages>{call,         state->number, state->tokens, share(),
@@ -279,11 +275,7 @@ struct Block {
 
   __device__ void send() {
     if (Role::plans(warp()) && !call.replay) {
-      plan_tokens(call, state->tokens, share(), tables, plan, &state->send,
-                  Role::kAnnounce > 0 ? state->send.announced : state->send.moved);
-    }
-    if (Role::announces(warp()) && !call.replay) {
-      announce_rounds(call, state->number, state->tokens, share(), &state->send);
+      plan_tokens(call, state->tokens, share(), tables, plan, &state->send);
     }
     if (Role::moves(warp())) move();
   }
@@ -411,8 +403,8 @@ __device__ Block<kHalves, kEncodes> start_block(const DispatchArguments& call, s
                                  reinterpret_cast<PlacesScratch*>(memory),
                                  memory + (Role::kStages - 1) * kStageBytes,
                                  {}};
-  if (warp >= Role::kUnstaged) {
-    const int mover = warp - Role::kUnstaged, receiver = mover - Role::kMove;
+  if (warp >= kPlanWarps) {
+    const int mover = warp - kPlanWarps, receiver = mover - Role::kMove;
     for (int i = 0; i < Role::kMoveStages; ++i) {
       if (receiver >= 0 && i > 0) break;
       const int stage =

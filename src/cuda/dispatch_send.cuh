@@ -27,16 +27,14 @@ struct Round {
 
 struct SendScratch {
   Round rounds[kRoundsPlanned];
-  std::uint64_t planned[kRoundsPlanned];    // arrival words: every planning warp
-  std::uint64_t moved[kRoundsPlanned];      // every moving warp
-  std::uint64_t announced[kRoundsPlanned];  // the announcing warp, where there is one
+  std::uint64_t planned[kRoundsPlanned];  // arrival words: every planning warp
+  std::uint64_t moved[kRoundsPlanned];    // every moving warp
 
   // By one thread, before anybody uses it.
   __device__ void prepare(int moving_warps) {
     for (int i = 0; i < kRoundsPlanned; ++i) {
       arrival_init(&planned[i], kPlanWarps);
       arrival_init(&moved[i], static_cast<std::uint32_t>(moving_warps));
-      arrival_init(&announced[i]);
     }
   }
 };
@@ -165,11 +163,9 @@ struct SendShare {
   __device__ std::int64_t first(std::int64_t round) const { return (round * blocks + index) * width; }
 };
 
-// By the planning warps: all the block's tokens, from ids. The running counts start at zero. `free`: arrival
-// words of those who are the last to use a round.
+// By the planning warps: all the block's tokens, from ids. The running counts start at zero.
 __device__ inline void plan_tokens(const DispatchArguments& call, std::int64_t tokens, const SendShare& share,
-                                   const RoutingTables& tables, const PlanView& plan, SendScratch* scratch,
-                                   std::uint64_t* free) {
+                                   const RoutingTables& tables, const PlanView& plan, SendScratch* scratch) {
   constexpr int kThreads = 32 * kPlanWarps;
   const LaneView& lane = call.lane;
   const int warp = threadIdx.x / 32, slot = threadIdx.x % 32;
@@ -184,7 +180,7 @@ __device__ inline void plan_tokens(const DispatchArguments& call, std::int64_t t
     counted = first;
     const bool weighted = plans && call.weights != nullptr && slot < lane.top_k;
     const float weight = weighted ? call.weights[mine * lane.top_k + slot] : 0.0f;
-    arrival_wait(&free[at], parity);
+    arrival_wait(&scratch->moved[at], parity);
     own.id[slot] = -1;
     if (slot == 0) own.token = -1, own.ranks = 0, here.shares_moved[warp] = 0;
     __syncwarp();
@@ -250,13 +246,13 @@ struct Mover {
     sent.add(call.lane, token.ranks);
   }
 
-  // The first thread, which has seen its bulk stores of the round written. Without an announcing warp, the
-  // last of a token's warps announces its messages.
+  // The first thread, which has seen its bulk stores of the round written: the last of a token's warps
+  // announces its messages.
   __device__ void finish(unsigned at) const {
     Round& round = scratch->rounds[at];
     const PlannedToken& token = round.token[mine()];
     const auto of = static_cast<std::uint32_t>(shares());
-    if (kEncodes && token.token >= 0 && token.ranks != 0 &&
+    if (token.token >= 0 && token.ranks != 0 &&
         (of == 1 || count_in_block(&round.shares_moved[mine()]) == of - 1)) {
       jitter(call.lane);
       // Release at system scope, once for all ranks: what the token's warps have seen written (ordered before
@@ -299,31 +295,6 @@ struct Mover {
     sent.publish(call);
   }
 };
-
-// By the announcing warp: the messages of each round, once all moving warps have seen theirs written. A fence
-// waits for everything that its multiprocessor has under way; here only flags wait for it.
-__device__ inline void announce_rounds(const DispatchArguments& call, std::uint64_t number,
-                                       std::int64_t tokens, const SendShare& share, SendScratch* scratch) {
-  const LaneView& lane = call.lane;
-  const int rank = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  unsigned at = 0, parity = 0;
-  for (std::int64_t round = 0; share.first(round) < tokens; ++round) {
-    arrival_wait(&scratch->moved[at], parity);
-    jitter(lane);
-    // Release at system scope, once for all messages: what the moving warps have seen written (ordered before
-    // this thread by their arrivals) before the flags.
-    fence_acq_rel_sys();
-    for (int w = 0; w < share.width; ++w) {
-      const PlannedToken& token = scratch->rounds[at].token[w];
-      if (token.token < 0 || rank >= lane.ranks || (token.ranks >> rank & 1) == 0) continue;
-      store_relaxed_sys(lane.dispatch_flag(rank, generation, lane.rank, token.message[rank]), number);
-    }
-    __syncwarp();
-    if (rank == 0) arrive(&scratch->announced[at]);
-    at = at + 1 == kRoundsPlanned ? 0 : at + 1;
-    if (at == 0) parity ^= 1;
-  }
-}
 
 // By one warp of `workers`: its messages by a plan that exists already.
 __device__ inline void send_by_plan(const DispatchArguments& call, std::uint64_t number, std::int64_t tokens,
