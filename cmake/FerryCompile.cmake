@@ -34,3 +34,12 @@ if(FERRY_SANITIZE MATCHES thread)
   find_program(FERRY_SETARCH setarch REQUIRED)
   set(CMAKE_CROSSCOMPILING_EMULATOR ${FERRY_SETARCH} -R)
 endif()
+
+# find_package(CUDAToolkit), as every folder that names its targets has to. The module of CMake 3.25 sets a property of
+# a target that today's toolkits do not bring, but only for projects that ask for 3.25 or newer.
+macro(ferry_find_cuda_toolkit)
+  set(ferry_minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
+  find_package(CUDAToolkit REQUIRED)
+  set(CMAKE_MINIMUM_REQUIRED_VERSION ${ferry_minimum})
+endmacro()

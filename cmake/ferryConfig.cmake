@@ -5,7 +5,11 @@ include(${CMAKE_CURRENT_LIST_DIR}/ferryTargets.cmake)
 # A static library with the CUDA backend needs CUDA's runtime when a program is linked.
 get_target_property(ferry_libraries ferry::ferry INTERFACE_LINK_LIBRARIES)
 if(ferry_libraries MATCHES CUDA::)
+  # See FerryCompile.cmake: the module of CMake 3.25 fails for projects that ask for 3.25.
+  set(ferry_minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_dependency(CUDAToolkit)
+  set(CMAKE_MINIMUM_REQUIRED_VERSION ${ferry_minimum})
 endif()
 
 # A project in C alone links with its C compiler, which does not know what a static library in C++ needs.
