@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include "apps/ferry/bench_inputs.hpp"
 #include "apps/ferry/device_limits.hpp"
 #include "apps/ferry/machine.hpp"
 #include "ferry/version.hpp"
@@ -40,31 +39,13 @@ nlohmann::ordered_json json_of(const BenchOperation& one) {
 }
 
 nlohmann::ordered_json json_of(const BenchRow& row) {
-  const BenchPoint& point = row.point;
-  const BenchResult& result = row.result;
-  return {{"ranks", point.ranks},
-          {"tokens", point.tokens},
-          {"hidden", point.config.hidden},
-          {"experts", point.config.experts},
-          {"top_k", point.config.top_k},
-          {"format", to_string(point.config.format)},
-          {"layout", to_string(point.config.layout)},
-          {"reduction", to_string(point.config.reduction)},
-          {"sm_limit", point.sm_limit},
-          {"router", point.trace->name},
-          {"router_source", point.trace->source},
-          {"routes", result.routing.routes},
-          {"pairs", result.routing.pairs},
-          {"remote_pairs", result.routing.remote_pairs},
-          {"busiest_share", result.routing.busiest_share},
-          {"rows", result.rows},
-          {"rows_checked", result.rows_checked},
-          {"sets", BenchInputs::kSets},
-          {"replays", point.repetitions},
-          {"launches", point.launches},
-          {"push_bytes_per_second", result.push_bytes_per_second},
-          {"dispatch", json_of(result.dispatch)},
-          {"combine", json_of(result.combine)}};
+  nlohmann::ordered_json json = json_of_point(row);
+  json["sm_limit"] = row.point.sm_limit;
+  json["replays"] = row.point.repetitions;
+  json["push_bytes_per_second"] = row.result.push_bytes_per_second;
+  json["dispatch"] = json_of(row.result.dispatch);
+  json["combine"] = json_of(row.result.combine);
+  return json;
 }
 
 }  // namespace

@@ -61,6 +61,17 @@ nlohmann::ordered_json operation_json(const BenchOperation& one, double memcpy) 
 }
 
 nlohmann::ordered_json point_json(const BenchRow& row) {
+  nlohmann::ordered_json json = json_of_point(row);
+  json["repetitions"] = row.point.repetitions;
+  json["memcpy_bytes_per_second"] = row.result.memcpy_bytes_per_second;
+  json["dispatch"] = operation_json(row.result.dispatch, row.result.memcpy_bytes_per_second);
+  json["combine"] = operation_json(row.result.combine, row.result.memcpy_bytes_per_second);
+  return json;
+}
+
+}  // namespace
+
+nlohmann::ordered_json json_of_point(const BenchRow& row) {
   const BenchPoint& point = row.point;
   const BenchResult& result = row.result;
   return {{"ranks", point.ranks},
@@ -81,14 +92,8 @@ nlohmann::ordered_json point_json(const BenchRow& row) {
           {"rows", result.rows},
           {"rows_checked", result.rows_checked},
           {"sets", BenchInputs::kSets},
-          {"repetitions", point.repetitions},
-          {"launches", point.launches},
-          {"memcpy_bytes_per_second", result.memcpy_bytes_per_second},
-          {"dispatch", operation_json(result.dispatch, result.memcpy_bytes_per_second)},
-          {"combine", operation_json(result.combine, result.memcpy_bytes_per_second)}};
+          {"launches", point.launches}};
 }
-
-}  // namespace
 
 std::string bench_table(const std::vector<BenchRow>& rows) {
   std::string text =

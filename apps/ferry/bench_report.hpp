@@ -15,6 +15,9 @@ struct BenchRow {
   BenchResult result;
 };
 
+// What a point is and what was sent in it, whatever it ran on; how it was timed is for the caller to add.
+nlohmann::ordered_json json_of_point(const BenchRow& row);
+
 std::string bench_table(const std::vector<BenchRow>& rows);
 nlohmann::ordered_json bench_json(const std::vector<BenchRow>& rows);
 

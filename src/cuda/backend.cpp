@@ -78,8 +78,7 @@ class CudaBackend final : public Backend {
   }
 
   void synchronize(int lane, Stream stream) override {
-    const auto handle = static_cast<cudaStream_t>(stream.handle);
-    check(cudaStreamSynchronize(handle), "wait for a stream");
+    check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
     raise_ended(lane);
   }
   void raise_ended(int lane) override {

@@ -43,10 +43,6 @@ Jitter jitter_asked_for() {
   return {.share = static_cast<std::uint32_t>(std::min(percent, 100) * 256 / 100), .nanoseconds = 20000};
 }
 
-cudaStream_t handle_of(Stream stream) {
-  return static_cast<cudaStream_t>(stream.handle);
-}
-
 }  // namespace
 
 Shared::Shared(const Rank& of, const Config& configured)
@@ -132,7 +128,6 @@ LaneView Lane::make_view() const {
   view.group_capacities = reinterpret_cast<const std::int64_t*>(tables + shared_.arrays.group_capacities);
   view.state = array<LaneState>(arrays_.state);
   view.first_rows = array<std::int32_t>(arrays_.first_rows);
-  view.offsets = array<std::int64_t>(arrays_.offsets);
   view.load = array<std::int64_t>(arrays_.load);
 
   auto* pinned = reinterpret_cast<PinnedOfLane*>(pinned_.data());

@@ -50,14 +50,13 @@ class Lane {
   void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
   void add_wire(WireCounts& counts) const;
 
-  // Blocks that the next calls with this limit take. 0: the lane's part of the device.
-  int blocks_for(int sm_limit) const;
-
  private:
   template <class T>
   T* array(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);
   }
+  // Blocks that the next calls with this limit take. 0: the lane's part of the device.
+  int blocks_for(int sm_limit) const;
   LaneView make_view() const;
   void fill_tables() const;
   LaunchShape shape(int sm_limit) const;

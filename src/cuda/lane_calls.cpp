@@ -9,10 +9,6 @@
 namespace ferry::cuda {
 namespace {
 
-cudaStream_t handle_of(Stream stream) {
-  return static_cast<cudaStream_t>(stream.handle);
-}
-
 // Every rank passes these alike. Their names: names_of_options in ended_call.cpp.
 CallTerms terms_of(const DispatchCall& call) {
   CallTerms terms{.operation = Operation::dispatch};

@@ -80,9 +80,8 @@ struct LaneView {
   // Working memory of this lane.
   LaneState* state;
   std::int32_t*
-      first_rows;         // [E, R] first row from source s of expert_at[p]; rank_major: [R destinations, R]
-  std::int64_t* offsets;  // [E] scratch: aligned rows before an expert
-  std::int64_t* load;     // [E] routes seen, all dispatches
+      first_rows;      // [E, R] first row from source s of expert_at[p]; rank_major: [R destinations, R]
+  std::int64_t* load;  // [E] routes seen, all dispatches
 
   // Pinned.
   HostReport* report;

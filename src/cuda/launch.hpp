@@ -5,7 +5,13 @@
 
 #include <cstddef>
 
+#include "ferry/types.hpp"
+
 namespace ferry::cuda {
+
+inline cudaStream_t handle_of(Stream stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
 
 struct LaunchShape {
   int blocks = 1;

@@ -74,7 +74,6 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   LaneArrays arrays;
   arrays.state = chain.take(sizeof(LaneState));
   arrays.first_rows = chain.take(4 * ranks * std::max(experts, ranks));
-  arrays.offsets = chain.take(8 * experts);
   arrays.load = chain.take(8 * experts);
   arrays.metadata = chain.take(sizeof(StepMetadata));
   arrays.plan = chain.take(view_plan(nullptr, plan_shape(config)).bytes);

@@ -22,7 +22,7 @@ ExchangeArrays exchange_arrays(const Config& config);
 
 // A lane's own memory on its device.
 struct LaneArrays {
-  std::int64_t state = 0, first_rows = 0, offsets = 0, load = 0, metadata = 0;
+  std::int64_t state = 0, first_rows = 0, load = 0, metadata = 0;
   std::int64_t plan = 0;
   std::int64_t parts = 0;  // one area, laid out anew by every dispatch: formats differ in their parts
   std::int64_t weight = 0, local_ids = 0, dots = 0;

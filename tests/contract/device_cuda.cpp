@@ -10,6 +10,7 @@
 #include "contract/device.hpp"
 #include "contract/device_heap.hpp"
 #include "contract/device_status.hpp"
+#include "contract/device_stream.hpp"
 
 namespace ferry::contract::device {
 namespace {
@@ -50,21 +51,6 @@ int current_device() {
   require_success(cudaGetDevice(&device), "cudaGetDevice");
   return device;
 }
-
-class OwnStream {
- public:
-  OwnStream() {
-    require_success(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-  }
-  ~OwnStream() { cudaStreamDestroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 cudaStream_t stream_of_thread() {
   static thread_local std::map<int, OwnStream> streams;

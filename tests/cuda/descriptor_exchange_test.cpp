@@ -20,6 +20,7 @@
 
 #include "core/rank_state.hpp"
 #include "runtime/channel_support.hpp"
+#include "runtime/kill_timer.hpp"
 #include "runtime/kinds.hpp"
 #include "runtime/seen.hpp"
 
@@ -176,15 +177,7 @@ TEST(Descriptors, OfAKilledRankEndTheExchange) {
     const Stopwatch watch;
     Seen<std::atomic<int>> noticed;
     EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
-      if (rank.index() == victim) {
-        timer_t timer;
-        sigevent event{};
-        event.sigev_notify = SIGEV_SIGNAL;
-        event.sigev_signo = SIGKILL;
-        timer_create(CLOCK_MONOTONIC, &event, &timer);
-        const itimerspec when{{0, 0}, {0, 1000 + 1000 * microseconds}};
-        timer_settime(timer, 0, &when, nullptr);
-      }
+      if (rank.index() == victim) kill_this_process_in(1 + microseconds);
       thrown<PeerLostError>([&] {
         for (int i = 0;; ++i) check_round(rank, i);
       });

@@ -11,28 +11,12 @@
 
 #include "contract/buffer.hpp"
 #include "contract/device_status.hpp"
+#include "contract/device_stream.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry::contract {
 
 using device::require_success;
-
-class OwnStream {
- public:
-  OwnStream() {
-    require_success(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-  }
-  ~OwnStream() { cudaStreamDestroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-
-  cudaStream_t get() const { return stream_; }
-  operator Stream() const { return {stream_}; }
-  void wait() const { require_success(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 // Poisoned at first, on the current device. Nothing here waits for other streams: kernels of other ranks on
 // the card may wait for this thread.

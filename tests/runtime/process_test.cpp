@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "runtime/channel_support.hpp"
+#include "runtime/kill_timer.hpp"
 #include "runtime/seen.hpp"
 
 namespace ferry::test {
@@ -83,16 +84,7 @@ TEST(Processes, KilledAtAnyMomentNeverHangTheRest) {
     const int microseconds = below(random, 4000);
     const Stopwatch watch;
     EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
-      if (rank.index() == victim) {
-        // A second thread, so that the kill falls anywhere.
-        timer_t timer;
-        sigevent event{};
-        event.sigev_notify = SIGEV_SIGNAL;
-        event.sigev_signo = SIGKILL;
-        timer_create(CLOCK_MONOTONIC, &event, &timer);
-        const itimerspec when{{0, 0}, {0, 1000 + 1000 * microseconds}};
-        timer_settime(timer, 0, &when, nullptr);
-      }
+      if (rank.index() == victim) kill_this_process_in(1 + microseconds);
       while (true) {
         Line line(rank, 30);
         for (int i = 0; i < 20; ++i) line.exchange();
