@@ -3,12 +3,14 @@
 
 #include <memory>
 
-#include "apps/ferry/bench_device.hpp"
-#include "apps/ferry/bench_device_report.hpp"
 #include "apps/ferry/bench_options.hpp"
 #include "apps/ferry/bench_player.hpp"
+#include "apps/ferry/bench_points.hpp"
 #include "apps/ferry/bench_report.hpp"
 #include "apps/ferry/commands.hpp"
+#include "apps/ferry/device_bench.hpp"
+#include "apps/ferry/device_bench_report.hpp"
+#include "apps/ferry/device_cases.hpp"
 #include "apps/ferry/output.hpp"
 #include "apps/ferry/progress.hpp"
 
@@ -26,9 +28,15 @@ GB/s      dispatch: tokens read, wire bytes written and read, rows written; comb
           written and read, results written
 memcpy    bytes read and written by as many threads or processes, in turn with the calls of the same point
 
---backend cuda: times are of graphs of twenty calls that follow each other on the ranks' streams, on the slowest
-rank; floor is what the busiest rank must send or receive, as fast as ranks can push with the SMs of the row
-(push: measured in the same run); host is the calling thread's time for a call outside of graphs.
+--backend cuda: a line for each call that is timed
+time      of a call on the slowest rank, of graphs of twenty calls that follow each other; eager: without graphs
+wire      bytes a rank writes to others' memory in a call, and that over the time
+floor     what the busiest rank must send or receive, as fast as all ranks can push at once with at most the SMs
+          of the line: a row for each (token, remote rank), of exact and unreduced sums for each remote route;
+          pushing is measured in the same run
+host      time of the calling thread in an eager call, the stream idle: median of 1,000
+nccl      rows sorted by rank, counts exchanged, all-to-all-v with a row for each route; nccl_rows: the last alone
+A JSON file is written anew after every configuration, so that what was measured is there whatever comes later.
 
 Before a point is timed, every count, source, weight and byte that arrives is compared with what was sent, and
 every byte that combine brings home with the exact sum.
@@ -37,24 +45,46 @@ Examples:
   ferry bench
   ferry bench --tokens 1:8192 --trace synth:uniform --trace synth:prefill
   ferry bench --tokens 128,2048 --ranks 2,4,8 --format bf16,fp8 --processes --json bench.json
-  ferry bench --backend cuda --tokens 1:8192 --sms 0,8,24)";
+  ferry bench --backend cuda --tokens 1:8192 --format bf16,fp8 --sms 0,32
+  ferry bench --backend cuda --tokens 128 --format fp8 --work pair,plan,metadata,nccl --launch graph,eager)";
 
-void run(const BenchOptions& options) {
-  const Output json(options.json);
+void run_on_host(const BenchOptions& options, const Output& json) {
   const std::vector<Trace> traces = open_bench_traces(options);
   const std::vector<BenchPoint> points = bench_points(options, traces);
-  const bool on_gpus = options.backend == "cuda";
   std::vector<BenchRow> rows;
   {
     Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
     progress.show();
     for (const BenchPoint& point : points) {
-      rows.push_back({point, on_gpus ? play_device_bench(point) : play_bench(point)});
+      rows.push_back({point, play_bench(point)});
       progress.advance();
     }
   }
-  if (!json.to_stdout()) fmt::print("{}", on_gpus ? device_bench_table(rows) : bench_table(rows));
-  if (json.wanted()) json.write((on_gpus ? device_bench_json(rows) : bench_json(rows)).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}", bench_table(rows));
+  if (json.wanted()) json.write(bench_json(rows).dump(2) + "\n");
+}
+
+void run_on_gpus(const BenchOptions& options, const Output& json) {
+  const std::vector<Trace> traces = open_bench_traces(options);
+  const std::vector<DeviceCase> cases = device_cases(options, traces);
+  DeviceReport report;
+  for (const int ranks : options.ranks) report.limits.push_back(measure_device_limits(ranks, options.sms));
+  {
+    Progress progress("measuring, configuration", static_cast<std::int64_t>(cases.size()));
+    progress.show();
+    for (const DeviceCase& one : cases) {
+      report.add(play_device_case(one, options.nccl));
+      if (json.wanted() && !json.to_stdout()) json.write(device_bench_json(report).dump(2) + "\n");
+      progress.advance();
+    }
+  }
+  if (!json.to_stdout()) fmt::print("{}", device_bench_table(report));
+  if (json.to_stdout()) json.write(device_bench_json(report).dump(2) + "\n");
+}
+
+void run(const BenchOptions& options) {
+  const Output json(options.json);
+  options.backend == "cuda" ? run_on_gpus(options, json) : run_on_host(options, json);
 }
 
 }  // namespace

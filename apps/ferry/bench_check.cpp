@@ -24,8 +24,8 @@ struct Checker {
   const BenchInputs& inputs;
   int set, rank;
   const Arrivals& arrivals;
+  bool weighted, looks_at_values;
   PartList parts = parts_of(point.config.format, point.config.hidden);
-  std::vector<std::byte> token = std::vector<std::byte>(static_cast<std::size_t>(point.token_bytes()));
   std::vector<std::byte> message = std::vector<std::byte>(static_cast<std::size_t>(wire_bytes(parts)));
 
   bool rank_major() const { return point.config.layout == Layout::rank_major; }
@@ -73,7 +73,8 @@ struct Checker {
           std::tie(last.rank, last.token, last.slot) < std::tie(source.rank, source.token, source.slot);
       require(i == 0 || ascends, fmt::format("row {} is out of order", row), set, rank);
       require(belongs(source, group), fmt::format("row {} is in the wrong group", row), set, rank);
-      require(same_values(source, row), fmt::format("row {} is not its token", row), set, rank);
+      require(!looks_at_values || same_values(source, row), fmt::format("row {} is not its token", row), set,
+              rank);
       last = source;
     }
   }
@@ -82,22 +83,31 @@ struct Checker {
     if (source.rank < 0 || source.rank >= point.ranks || source.token < 0 || source.token >= point.tokens) {
       return false;
     }
-    if (rank_major()) return source.rank == group && source.slot == -1;
+    if (rank_major()) return source.rank == group && source.slot == -1 && slots_belong(source);
     if (source.slot < 0 || source.slot >= point.config.top_k) return false;
     const std::int64_t route = std::int64_t{source.token} * point.config.top_k + source.slot;
     const std::int64_t row = &source - arrivals.source;
     return inputs.ids(set, source.rank)[route] == arrivals.group_expert[group] &&
-           arrivals.weight[row] == inputs.weights(set, source.rank)[route];
+           (!weighted || arrivals.weight[row] == inputs.weights(set, source.rank)[route]);
+  }
+
+  // rank_major: which of the token's experts are here, and their weights.
+  bool slots_belong(const Source& source) const {
+    const std::int64_t top_k = point.config.top_k, first = (&source - arrivals.source) * top_k;
+    const std::int64_t route = source.token * top_k;
+    const std::int32_t* ids = inputs.ids(set, source.rank) + route;
+    const float* weights = inputs.weights(set, source.rank) + route;
+    for (std::int64_t slot = 0; slot < top_k; ++slot) {
+      const bool here = rank_of(ids[slot]) == rank;
+      const int local = here ? point.config.placement.place(ids[slot]).local : -1;
+      if (arrivals.local_ids[first + slot] != local) return false;
+      if (weighted && arrivals.weight[first + slot] != (here ? weights[slot] : 0.0f)) return false;
+    }
+    return true;
   }
 
   bool same_values(const Source& source, std::int64_t row) {
-    inputs.write_token(set, source.rank, source.token, 1.0f, token.data());
-    if (point.config.format.kind == FormatKind::fp8_e4m3) {
-      cpu::kernels().encode_fp8_row(message.data(), message.data() + parts.part[0].wire_bytes, token.data(),
-                                    point.type, point.config.hidden, point.config.format.fp8);
-    } else {
-      std::memcpy(message.data(), token.data(), token.size());
-    }
+    write_message(point, inputs, set, source.rank, source.token, message.data());
     const std::byte* expected = message.data();
     for (int p = 0; p < parts.count; expected += parts.part[p].wire_bytes, ++p) {
       if (!same_part(p, row, expected)) return false;
@@ -120,12 +130,12 @@ struct Checker {
 };
 
 // What a token is multiplied by on its way through experts that change nothing.
-float factor_of(const BenchPoint& point, const std::int32_t* ids, const float* weights) {
+float factor_of(const BenchPoint& point, const std::int32_t* ids, const float* weights, bool weighted) {
   float sum = 0;
   std::set<int> ranks;
   for (int slot = 0; slot < point.config.top_k; ++slot) {
     if (ids[slot] < 0) continue;
-    sum += weights[slot];
+    sum += weighted ? weights[slot] : 1.0f;
     ranks.insert(point.config.placement.place(ids[slot]).rank);
   }
   return point.config.layout == Layout::rank_major ? static_cast<float>(ranks.size()) : sum;
@@ -135,19 +145,35 @@ float factor_of(const BenchPoint& point, const std::int32_t* ids, const float* w
 
 std::int64_t check_arrivals(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
                             const Arrivals& arrivals) {
-  return Checker{point, inputs, set, rank, arrivals}.check();
+  return Checker{point, inputs, set, rank, arrivals, true, true}.check();
+}
+
+std::int64_t check_places(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
+                          const Arrivals& arrivals, bool weighted) {
+  return Checker{point, inputs, set, rank, arrivals, weighted, false}.check();
+}
+
+void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, int rank, std::int64_t token,
+                   std::byte* message) {
+  if (point.config.format.kind != FormatKind::fp8_e4m3)
+    return inputs.write_token(set, rank, token, 1.0f, message);
+  std::vector<std::byte> values(static_cast<std::size_t>(point.token_bytes()));
+  inputs.write_token(set, rank, token, 1.0f, values.data());
+  const PartList parts = parts_of(point.config.format, point.config.hidden);
+  cpu::kernels().encode_fp8_row(message, message + parts.part[0].wire_bytes, values.data(), point.type,
+                                point.config.hidden, point.config.format.fp8);
 }
 
 std::int64_t check_result(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                          const std::byte* result) {
+                          const std::byte* result, const Homecoming& how) {
   const int top_k = point.config.top_k;
-  const bool apart = point.config.reduction == Reduction::unreduced;
+  const bool apart = how.reduction == Reduction::unreduced;
   const auto bytes = static_cast<std::size_t>(point.token_bytes());
   std::vector<std::byte> expected(bytes);
   const int rows = apart ? top_k : 1;
   for (std::int64_t token = 0; token < point.tokens; ++token) {
     const std::int32_t* ids = inputs.ids(set, rank) + token * top_k;
-    const float sum = factor_of(point, ids, inputs.weights(set, rank) + token * top_k);
+    const float sum = factor_of(point, ids, inputs.weights(set, rank) + token * top_k, how.weighted);
     for (int i = 0; i < rows; ++i) {
       // A masked slot's row is +0 everywhere; times 0 would give -0 for negative values.
       const bool masked = apart ? ids[i] < 0 : sum == 0;

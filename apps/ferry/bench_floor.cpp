@@ -25,11 +25,7 @@ struct Crossing {
   std::vector<std::int64_t> out, in;
 };
 
-struct Rows {
-  double pairs = 0, routes = 0;  // of the busiest rank
-};
-
-Rows rows_of_set(const BenchPoint& point, const BenchInputs& inputs, int set) {
+Crossings crossings_of_set(const BenchPoint& point, const BenchInputs& inputs, int set) {
   Crossing pairs(point.ranks), routes(point.ranks);
   const int top_k = point.config.top_k;
   std::vector<bool> reached(static_cast<std::size_t>(point.ranks));
@@ -52,20 +48,38 @@ Rows rows_of_set(const BenchPoint& point, const BenchInputs& inputs, int set) {
 
 }  // namespace
 
-BenchFloor floor_of(const BenchPoint& point, const BenchInputs& inputs) {
-  Rows mean;
+Crossings crossings_of(const BenchPoint& point, const BenchInputs& inputs) {
+  Crossings mean;
   for (int set = 0; set < BenchInputs::kSets; ++set) {
-    const Rows rows = rows_of_set(point, inputs, set);
-    mean.pairs += rows.pairs / BenchInputs::kSets;
-    mean.routes += rows.routes / BenchInputs::kSets;
+    const Crossings one = crossings_of_set(point, inputs, set);
+    mean.pairs += one.pairs / BenchInputs::kSets;
+    mean.routes += one.routes / BenchInputs::kSets;
   }
+  return mean;
+}
+
+double floor_bytes(const BenchPoint& point, const DeviceWork& work, const Crossings& busiest) {
   const PartList parts = parts_of(point.config.format, point.config.hidden);
   double message = 0;
   for (int p = 0; p < parts.count; ++p) message += static_cast<double>(parts.part[p].row_bytes);
-  const bool partial = point.config.reduction == Reduction::partial;
   const auto row = static_cast<double>(point.config.hidden * bytes_of(point.config.wire));
-  return {.dispatch_bytes = mean.pairs * message,
-          .combine_bytes = (partial ? mean.pairs : mean.routes) * row};
+  const double sent = busiest.pairs * message;
+  const double home = (work.reduction == Reduction::partial ? busiest.pairs : busiest.routes) * row;
+  switch (work.work) {
+    case Work::dispatch:
+    case Work::dispatch_plan:
+      return sent;
+    case Work::combine:
+      return home;
+    case Work::pair:
+      return sent + home;
+    case Work::metadata:
+      return 0;
+    case Work::nccl:
+    case Work::nccl_rows:
+      return busiest.pairs * row;
+  }
+  return 0;
 }
 
 }  // namespace ferry::app

@@ -2,16 +2,21 @@
 #pragma once
 
 #include "apps/ferry/bench_inputs.hpp"
+#include "apps/ferry/device_work.hpp"
 
 namespace ferry::app {
 
-// Bytes of the rank that sends or receives most, mean over the sets: a row for each distinct (token, remote
-// rank), or with `routes` for each remote route.
-struct BenchFloor {
-  double dispatch_bytes = 0;  // values and scales
-  double combine_bytes = 0;   // rows of Config::wire
+// Rows of the rank that sends or receives most, mean over the sets.
+struct Crossings {
+  double pairs = 0;   // distinct (token, remote rank)
+  double routes = 0;  // to remote ranks
 };
 
-BenchFloor floor_of(const BenchPoint& point, const BenchInputs& inputs);
+Crossings crossings_of(const BenchPoint& point, const BenchInputs& inputs);
+
+// Bytes that the busiest rank must send or receive in a call. Dispatch: values and scales for each pair, also
+// where NCCL sends a row for each route. Combine: rows of Config::wire for each pair, of sums that are added
+// at home for each route. 0 for counts.
+double floor_bytes(const BenchPoint& point, const DeviceWork& work, const Crossings& busiest);
 
 }  // namespace ferry::app

@@ -3,25 +3,15 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <limits>
 
 #include "apps/ferry/arguments.hpp"
-#include "apps/ferry/bench_inputs.hpp"
-#include "apps/ferry/machine.hpp"
-#include "apps/ferry/run_options.hpp"
 #include "apps/ferry/traces.hpp"
 #include "ferry/error.hpp"
-#include "report/units.hpp"
 
 namespace ferry::app {
 
 namespace {
-
-constexpr double kDeadline = 300.0;       // checks come between calls, and cores may be few
-constexpr int kLaunches = 20;             // of a short call
-constexpr std::int64_t kShort = 2 << 20;  // bytes that arrive at a rank
 
 int parse_number(const std::string& text, const std::string& whole) {
   int value = 0;
@@ -32,73 +22,35 @@ int parse_number(const std::string& text, const std::string& whole) {
   return value;
 }
 
-double bytes_needed(const BenchPoint& point) {
-  double bytes = 0;
-  for (int rank = 0; rank < point.ranks; ++rank) {
-    const Sizes sizes = size_of(point.config, point.ranks, rank);
-    bytes += static_cast<double>(sizes.total() - sizes.arrivals);
-  }
-  const double tokens = static_cast<double>(point.ranks) * point.tokens;
-  const double row = static_cast<double>(point.token_bytes());
-  bytes += tokens * row * (BenchInputs::kSets + 1);  // inputs and results
-  bytes += tokens * row * point.config.top_k;        // arrived rows
-  return bytes;
+template <class Value>
+CLI::Option* add_list(CLI::App& command, const char* name, std::vector<Value>& values, const char* about) {
+  return command.add_option(name, values, about)->delimiter(',')->type_name("LIST");
 }
 
-void check_memory(const BenchPoint& point) {
-  if (point.config.backend == BackendKind::cuda) return;  // the device says itself what does not fit
-  const double bytes = bytes_needed(point);
-  const auto available = static_cast<double>(available_memory_bytes());
-  if (available == 0 || bytes < available) return;
-  throw SystemError(fmt::format("{} of {}, hidden {}, would take {:.1f} GB, {:.1f} GB are free",
-                                report::counted(point.ranks, "rank"), report::counted(point.tokens, "token"),
-                                point.config.hidden, bytes * 1e-9, available * 1e-9),
-                    ENOMEM);
+void add_names(CLI::App& command, const char* name, std::vector<std::string>& values,
+               const std::vector<std::string>& known, const char* about) {
+  add_list(command, name, values, about)->check(CLI::IsMember(known).description(""));
 }
 
-BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks, int tokens,
-                      const std::string& format, const std::string& layout, const std::string& reduction,
-                      int sm_limit) {
-  BenchPoint point;
-  point.trace = &trace;
-  point.ranks = ranks;
-  point.processes = options.processes;
-  point.tokens = tokens;
-  point.repetitions = options.repetitions;
-  point.sm_limit = sm_limit;
-  Config& config = point.config;
-  config.backend = backend_of(options.backend);
-  config.experts = trace.experts;
-  config.top_k = trace.top_k;
-  config.hidden = options.hidden;
-  config.max_tokens = tokens;
-  config.placement = Placement::blocks(trace.experts, ranks);
-  config.layout = layout_of(layout);
-  config.repeats = true;  // recordings may list an expert twice
-  config.format = format_of(format);
-  config.wire = point.type = token_type(config.format);
-  config.reduction = reduction_of(reduction);
-  config.deadline = kDeadline;
-  if (config.layout == Layout::rank_major && config.reduction != Reduction::partial) {
-    throw UsageError(fmt::format(
-        "--reduction {} with --layout rank_major: its rows are sums already, only partial adds them",
-        reduction));
-  }
-  size_of(config, ranks);  // refuses what construction would
-  const std::int64_t arriving = std::int64_t{tokens} * config.top_k * point.token_bytes();
-  point.launches = config.backend == BackendKind::cuda || arriving <= kShort ? kLaunches : 1;
-  check_memory(point);
-  return point;
+void add_device_options(CLI::App& command, BenchOptions& options) {
+  add_names(command, "--work", options.works, {"dispatch", "plan", "combine", "pair", "metadata", "nccl"},
+            "cuda: what is timed, of dispatch (default), plan\n(dispatch from a kept plan), combine "
+            "(default), pair\n"
+            "(dispatch and combine), metadata (counts of a step),\nnccl (all-to-all-v of sorted rows, to "
+            "compare with)");
+  add_names(command, "--weights", options.weights, {"with", "without"},
+            "cuda: of with (default): they travel and are applied,\nwithout");
+  add_names(command, "--launch", options.launches, {"graph", "eager"},
+            "cuda: of graph (default), eager: call by call, with the\ntime of the calling thread");
+  add_list(command, "--sms", options.sms, "cuda: most SMs of a call, default 0: no limit")
+      ->check(CLI::Range(0, 1024).description(""));
+  add_text(command, "--nccl", options.nccl,
+           "cuda: libnccl.so.2; default: found by the loader, or in\na Python installation", "PATH");
 }
 
 }  // namespace
 
 void add_bench_options(CLI::App& command, BenchOptions& options) {
-  const std::vector<std::string> layouts{"expert_major", "expert_padded", "rank_major"};
-  const std::vector<std::string> reductions{"partial", "exact", "unreduced"};
-  const auto add_list = [&](const char* name, auto& values, const char* about) {
-    return command.add_option(name, values, about)->delimiter(',')->type_name("LIST");
-  };
   command
       .add_option("--trace", options.traces,
                   "a recorded trace (folder/name or path.npy), or\nsynth:decode, synth:prefill, "
@@ -107,23 +59,21 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       ->type_name("NAME");
   add_text(command, "--tokens", options.tokens,
            "of a rank in a call: 1:8192 doubles, 1,5,64 is a list;\ndefault 1:2048", "LIST");
-  add_list("--ranks", options.ranks, "ranks on this machine, default 4")
+  add_list(command, "--ranks", options.ranks, "ranks on this machine, default 4")
       ->check(CLI::Range(1, 1024).description(""));
   command
       .add_option("--backend", options.backend,
-                  "cpu (default) or cuda: ranks are threads that take the\nGPUs in turn, and calls are timed "
-                  "in graphs")
+                  "cpu (default) or cuda: ranks are threads that take the\nGPUs in turn")
       ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
       ->type_name("NAME");
-  add_list("--sms", options.sms, "cuda: most SMs of a call, default 0: no limit")
-      ->check(CLI::Range(0, 1024).description(""));
   command.add_flag("--processes", options.processes, "each rank is a process instead of a thread");
-  add_list("--format", options.formats,
+  add_list(command, "--format", options.formats,
            "of bf16 (default), fp16, fp32, and fp8, followed by\nany of -columns, -pow2, -packed");
-  add_list("--layout", options.layouts, "of expert_major (default), expert_padded, rank_major")
-      ->check(CLI::IsMember(layouts).description(""));
-  add_list("--reduction", options.reductions, "of partial (default), exact, unreduced")
-      ->check(CLI::IsMember(reductions).description(""));
+  add_names(command, "--layout", options.layouts, {"expert_major", "expert_padded", "rank_major"},
+            "of expert_major (default), expert_padded, rank_major");
+  add_names(command, "--reduction", options.reductions, {"partial", "exact", "unreduced"},
+            "of partial (default), exact, unreduced");
+  add_device_options(command, options);
   add_count(command, "--hidden", options.hidden, "columns of a token, default 7168");
   add_count(command, "--experts", options.experts,
             "of synthesised traces; default: as the first recorded\none, or else 256");
@@ -182,28 +132,6 @@ std::vector<Trace> open_bench_traces(const BenchOptions& options) {
     if (names[i].starts_with("synth:")) traces[i] = open_trace(names[i], how);
   }
   return traces;
-}
-
-std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces) {
-  if (options.backend == "cuda" && options.processes) {
-    throw UsageError("--processes with --backend cuda: its ranks are threads");
-  }
-  std::vector<BenchPoint> points;
-  for (const int ranks : options.ranks) {
-    for (const std::string& format : options.formats) {
-      for (const std::string& layout : options.layouts) {
-        for (const std::string& reduction : options.reductions) {
-          for (const int tokens : parse_sweep(options.tokens)) {
-            for (const Trace& trace : traces) {
-              for (const int sms : options.sms)
-                points.push_back(make_point(options, trace, ranks, tokens, format, layout, reduction, sms));
-            }
-          }
-        }
-      }
-    }
-  }
-  return points;
 }
 
 }  // namespace ferry::app

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/ferry/bench_point.hpp"
+#include "ferry/trace.hpp"
 
 namespace ferry::app {
 
@@ -15,8 +15,12 @@ struct BenchOptions {
   std::string tokens = "1:2048";
   std::vector<int> ranks{4};
   std::string backend = "cpu";
-  std::vector<int> sms{0};
   std::vector<std::string> formats{"bf16"}, layouts{"expert_major"}, reductions{"partial"};
+  // GPUs alone
+  std::vector<std::string> works{"dispatch", "combine"}, weights{"with"}, launches{"graph"};
+  std::vector<int> sms{0};
+  std::string nccl;  // path of the library; empty: looked for
+
   bool processes = false;
   int hidden = 7168;
   int experts = 0;  // 0: of the first recorded trace, or else 256
@@ -33,9 +37,5 @@ std::vector<int> parse_sweep(const std::string& text);
 
 // Opens the traces. Throws UsageError and SystemError.
 std::vector<Trace> open_bench_traces(const BenchOptions& options);
-
-// Every combination asked for, traces side by side. Throws what construction of an exchange would throw, and
-// SystemError for a point that does not fit into memory, before anything is measured.
-std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces);
 
 }  // namespace ferry::app

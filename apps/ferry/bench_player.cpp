@@ -102,7 +102,8 @@ void BenchPlayer::check(int set) {
   if (own_outputs_.bytes() > 0) fill_outputs(arrivals, set);
   std::memset(result_.data(), 0xFF, static_cast<std::size_t>(result_.bytes()));
   combine(set);
-  notes_.rows_checked += check_result(point_, inputs_, set, rank_.index(), result_.data());
+  notes_.rows_checked += check_result(point_, inputs_, set, rank_.index(), result_.data(),
+                                      {.reduction = point_.config.reduction});
 }
 
 void BenchPlayer::fill_outputs(const Arrivals& arrivals, int set) {
@@ -146,13 +147,6 @@ void BenchPlayer::time_one(Span& span, const std::function<void()>& work) {
 
 namespace {
 
-// Nearest-rank percentile.
-double percentile(std::vector<double> values, double p) {
-  const auto at = static_cast<std::size_t>(p * static_cast<double>(values.size() - 1) + 0.5);
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
-  return values[at];
-}
-
 // What the ranks left, in memory that threads and forked processes share.
 class Notebook {
  public:
@@ -194,9 +188,9 @@ class Notebook {
   Mapping notes_, spans_;
 };
 
-BenchTimes times_of(std::vector<double> seconds, int launches) {
+BenchTimes times_of_calls(std::vector<double> seconds, int launches) {
   for (double& one : seconds) one /= launches;
-  return {.p50 = percentile(seconds, 0.5), .p99 = percentile(seconds, 0.99)};
+  return times_of(seconds);
 }
 
 // Bytes of arrived rows, scales included.
@@ -216,11 +210,11 @@ BenchResult result_of(const BenchPoint& point, const BenchInputs& inputs, const 
       static_cast<double>(point.ranks) * point.tokens * static_cast<double>(point.token_bytes());
   const double results = tokens * (point.config.reduction == Reduction::unreduced ? point.config.top_k : 1);
   BenchOperation& dispatch = result.dispatch;
-  dispatch.seconds = times_of(book.seconds(BenchPlayer::kDispatch), point.launches);
+  dispatch.seconds = times_of_calls(book.seconds(BenchPlayer::kDispatch), point.launches);
   dispatch.wire_bytes = book.sum(&BenchNotes::dispatch_wire_bytes) / kSets;
   dispatch.moved_bytes = tokens + 2 * dispatch.wire_bytes + arrived_bytes(point, result.rows);
   BenchOperation& combine = result.combine;
-  combine.seconds = times_of(book.seconds(BenchPlayer::kCombine), point.launches);
+  combine.seconds = times_of_calls(book.seconds(BenchPlayer::kCombine), point.launches);
   combine.wire_bytes = book.sum(&BenchNotes::combine_wire_bytes) / kSets;
   combine.moved_bytes =
       result.rows * static_cast<double>(point.token_bytes()) + 2 * combine.wire_bytes + results;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/ferry/bench_times.hpp"
 #include "ferry/config.hpp"
 #include "ferry/trace.hpp"
 
@@ -21,7 +22,6 @@ struct BenchPoint {
   // Calls of a rank that are timed as one: short ones follow each other without the ranks meeting in between.
   int launches = 1;
   int repetitions = 0;
-  int sm_limit = 0;  // of a call on GPUs; 0: none
 
   std::int64_t token_bytes() const { return config.hidden * bytes_of(type); }
 };
@@ -34,17 +34,10 @@ struct BenchRouting {
   double busiest_share = 0;       // of the routes, the part that goes to the busiest rank
 };
 
-// Seconds of a call, from its first rank's start to its last rank's end.
-struct BenchTimes {
-  double p50 = 0, p99 = 0;
-};
-
 struct BenchOperation {
-  BenchTimes seconds;
-  double wire_bytes = 0;     // of a call, all ranks
-  double moved_bytes = 0;    // of a call, all ranks: read, written to peers and read there, written
-  double floor_seconds = 0;  // GPUs: what must cross, by the busiest rank, as fast as it can be pushed
-  double host_seconds = 0;   // GPUs: of the calling thread, for a call that is not in a graph
+  BenchTimes seconds;      // from the first rank's start to the last one's end
+  double wire_bytes = 0;   // of a call, all ranks
+  double moved_bytes = 0;  // of a call, all ranks: read, written to peers and read there, written
 
   double bytes_per_second() const { return moved_bytes / seconds.p50; }
 };
@@ -54,7 +47,6 @@ struct BenchResult {
   double rows = 0;  // of a dispatch, all ranks, padding not counted
   BenchOperation dispatch, combine;
   double memcpy_bytes_per_second = 0;  // by as many threads or processes, in turn with the calls
-  double push_bytes_per_second = 0;    // GPUs: out of each rank, all at once, with the SMs of a call
   std::int64_t rows_checked = 0;       // compared before anything was timed
 };
 

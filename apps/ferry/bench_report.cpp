@@ -22,12 +22,6 @@ std::string heading(const BenchPoint& point) {
                      to_string(point.config.reduction), point.config.hidden);
 }
 
-// A synthesised trace's name without its numbers, which stand in the line anyway.
-std::string router_of(const BenchPoint& point) {
-  const std::string& name = point.trace->name;
-  return name.starts_with("synth:") ? name.substr(0, name.find(':', 6)) : name;
-}
-
 constexpr const char* kColumns =
     "tokens router                          E/K   N*K all   pairs  remote busiest |"
     "  dispatch      p99     wire       GB/s of memcpy |   combine      p99     wire       GB/s of memcpy |"
@@ -61,36 +55,41 @@ nlohmann::ordered_json operation_json(const BenchOperation& one, double memcpy) 
 }
 
 nlohmann::ordered_json point_json(const BenchRow& row) {
-  nlohmann::ordered_json json = json_of_point(row);
-  json["repetitions"] = row.point.repetitions;
-  json["memcpy_bytes_per_second"] = row.result.memcpy_bytes_per_second;
-  json["dispatch"] = operation_json(row.result.dispatch, row.result.memcpy_bytes_per_second);
-  json["combine"] = operation_json(row.result.combine, row.result.memcpy_bytes_per_second);
+  const BenchPoint& point = row.point;
+  const BenchResult& result = row.result;
+  nlohmann::ordered_json json = json_of_point(point, result.routing);
+  json["group"] = kind_of(point);
+  json["reduction"] = to_string(point.config.reduction);
+  json["rows"] = result.rows;
+  json["rows_checked"] = result.rows_checked;
+  json["repetitions"] = point.repetitions;
+  json["memcpy_bytes_per_second"] = result.memcpy_bytes_per_second;
+  json["dispatch"] = operation_json(result.dispatch, result.memcpy_bytes_per_second);
+  json["combine"] = operation_json(result.combine, result.memcpy_bytes_per_second);
   return json;
 }
 
 }  // namespace
 
-nlohmann::ordered_json json_of_point(const BenchRow& row) {
-  const BenchPoint& point = row.point;
-  const BenchResult& result = row.result;
+std::string router_of(const BenchPoint& point) {
+  const std::string& name = point.trace->name;
+  return name.starts_with("synth:") ? name.substr(0, name.find(':', 6)) : name;
+}
+
+nlohmann::ordered_json json_of_point(const BenchPoint& point, const BenchRouting& routing) {
   return {{"ranks", point.ranks},
-          {"group", kind_of(point)},
           {"tokens", point.tokens},
           {"hidden", point.config.hidden},
           {"experts", point.config.experts},
           {"top_k", point.config.top_k},
           {"format", to_string(point.config.format)},
           {"layout", to_string(point.config.layout)},
-          {"reduction", to_string(point.config.reduction)},
           {"router", point.trace->name},
           {"router_source", point.trace->source},
-          {"routes", result.routing.routes},
-          {"pairs", result.routing.pairs},
-          {"remote_pairs", result.routing.remote_pairs},
-          {"busiest_share", result.routing.busiest_share},
-          {"rows", result.rows},
-          {"rows_checked", result.rows_checked},
+          {"routes", routing.routes},
+          {"pairs", routing.pairs},
+          {"remote_pairs", routing.remote_pairs},
+          {"busiest_share", routing.busiest_share},
           {"sets", BenchInputs::kSets},
           {"launches", point.launches}};
 }

@@ -16,7 +16,10 @@ struct BenchRow {
 };
 
 // What a point is and what was sent in it, whatever it ran on; how it was timed is for the caller to add.
-nlohmann::ordered_json json_of_point(const BenchRow& row);
+nlohmann::ordered_json json_of_point(const BenchPoint& point, const BenchRouting& routing);
+
+// A synthesised trace's name without its numbers, which stand in the line anyway.
+std::string router_of(const BenchPoint& point);
 
 std::string bench_table(const std::vector<BenchRow>& rows);
 nlohmann::ordered_json bench_json(const std::vector<BenchRow>& rows);

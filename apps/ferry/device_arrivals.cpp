@@ -6,6 +6,21 @@
 namespace ferry::app {
 
 Arrivals ArrivalsOnHost::copy(const Arrivals& arrivals, const Config& config) {
+  Arrivals local = copy_places(arrivals, config);
+  const bool padded = config.layout == Layout::expert_padded;
+  const std::int64_t capacity = local.capacity * (padded ? local.groups : 1);
+  const PartList parts = parts_of(config.format, config.hidden);
+  for (int p = 0; p < parts.count; ++p) {
+    void*& data = local.parts[static_cast<std::size_t>(p)].data;
+    data = copied(data, part_bytes_total(parts.part[p], parts.part[p].columns ? capacity : *local.total));
+  }
+  local.data = local.parts[0].data;
+  const std::size_t plan_bytes = arrivals.plan.bytes();
+  local.plan = Plan::over(copied(arrivals.plan.storage(), static_cast<std::int64_t>(plan_bytes)), plan_bytes);
+  return local;
+}
+
+Arrivals ArrivalsOnHost::copy_places(const Arrivals& arrivals, const Config& config) {
   copies_.clear();
   Arrivals local = arrivals;
   bring(local.counts, local.groups);
@@ -17,16 +32,6 @@ Arrivals ArrivalsOnHost::copy(const Arrivals& arrivals, const Config& config) {
   bring(local.source, total);
   bring(local.weight, total * slots);
   bring(local.local_ids, total * slots);
-  const bool padded = config.layout == Layout::expert_padded;
-  const std::int64_t capacity = local.capacity * (padded ? local.groups : 1);
-  const PartList parts = parts_of(config.format, config.hidden);
-  for (int p = 0; p < parts.count; ++p) {
-    void*& data = local.parts[static_cast<std::size_t>(p)].data;
-    data = copied(data, part_bytes_total(parts.part[p], parts.part[p].columns ? capacity : total));
-  }
-  local.data = local.parts[0].data;
-  const std::size_t plan_bytes = arrivals.plan.bytes();
-  local.plan = Plan::over(copied(arrivals.plan.storage(), static_cast<std::int64_t>(plan_bytes)), plan_bytes);
   return local;
 }
 

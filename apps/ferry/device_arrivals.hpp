@@ -14,6 +14,8 @@ class ArrivalsOnHost {
   // Copies everything of a dispatch that has ended, the plan too, and returns when it is done. What the call
   // before returned is gone then.
   Arrivals copy(const Arrivals& arrivals, const Config& config);
+  // Without the parts and the plan, which stay where they are.
+  Arrivals copy_places(const Arrivals& arrivals, const Config& config);
 
  private:
   template <class T>

@@ -1,4 +1,4 @@
-#include "apps/ferry/bench_device.hpp"
+#include "apps/ferry/device_bench.hpp"
 #include "apps/ferry/device_limits.hpp"
 #include "apps/ferry/site.hpp"
 #include "ferry/error.hpp"
@@ -31,7 +31,7 @@ double measure_gpu_barrier(int) {
 double measure_launch(int) {
   refuse();
 }
-BenchResult play_device_bench(const BenchPoint&) {
+std::vector<DeviceRow> play_device_case(const DeviceCase&, const std::string&) {
   refuse();
 }
 std::unique_ptr<Site> make_device_site(const Rank&, const Job&) {

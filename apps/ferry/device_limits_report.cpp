@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <set>
 
 #include "apps/ferry/device_limits.hpp"
@@ -11,17 +12,19 @@
 
 namespace ferry::app {
 
-DeviceLimits measure_device_limits(int ranks) {
+DeviceLimits measure_device_limits(int ranks, const std::vector<int>& sms) {
   DeviceLimits limits;
   limits.gpus = gpu_names();
   limits.ranks = ranks;
   const int all = gpu_sms();
   std::set<int> counts{all};
-  for (const int sms : {1, 2, 4, 8, 16, 24, 32, 64}) counts.insert(std::min(sms, all));
+  for (const int usual : {1, 2, 4, 8, 16, 24, 32, 64}) counts.insert(std::min(usual, all));
+  for (const int asked : sms)
+    if (asked > 0) counts.insert(std::min(asked, all));
   Progress progress("measuring", static_cast<std::int64_t>(counts.size()) + 5);
   progress.show();
-  for (const int sms : counts) {
-    limits.push.emplace_back(sms, measure_push(ranks, sms));
+  for (const int count : counts) {
+    limits.push.emplace_back(count, measure_push(ranks, count));
     progress.advance();
   }
   limits.flag_seconds = measure_gpu_flag();
@@ -33,6 +36,13 @@ DeviceLimits measure_device_limits(int ranks) {
     progress.advance();
   }
   return limits;
+}
+
+double best_push(const DeviceLimits& limits, int sm_limit) {
+  double best = 0;
+  for (const auto& [sms, bytes] : limits.push)
+    if (sm_limit == 0 || sms <= sm_limit) best = std::max(best, bytes);
+  return best;
 }
 
 std::string table_of(const DeviceLimits& limits) {

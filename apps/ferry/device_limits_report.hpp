@@ -17,7 +17,12 @@ struct DeviceLimits {
   std::vector<std::pair<int, double>> launch;  // blocks, seconds
 };
 
-DeviceLimits measure_device_limits(int ranks);
+// `sms`: numbers of SMs to push with, besides the usual ones.
+DeviceLimits measure_device_limits(int ranks, const std::vector<int>& sms = {});
+
+// The best that was seen with at most so many SMs; 0 is no limit.
+double best_push(const DeviceLimits& limits, int sm_limit);
+
 std::string table_of(const DeviceLimits& limits);
 nlohmann::ordered_json json_of(const DeviceLimits& limits);
 

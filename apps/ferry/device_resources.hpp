@@ -39,6 +39,7 @@ class DeviceEvent {
   void record(const DeviceStream& stream) const {
     cuda::check(cudaEventRecord(event_, stream.get()), "record an event");
   }
+  void wait() const { cuda::check(cudaEventSynchronize(event_), "wait for an event"); }
   double seconds_since(const DeviceEvent& earlier) const {
     float milliseconds = 0;
     cuda::check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "read the time of events");

@@ -49,13 +49,56 @@ class DeviceTest(ProgramTest):
         self.assertGreater(os.path.getsize(page), 0)
         self.assertGreater(os.path.getsize(timeline), 0)
 
+    def bench(self, *arguments):
+        """Rows of a small bench, each looked at."""
+        report = json.loads(self.succeed("bench", "--backend", "cuda", "--ranks", "3", "--hidden", "128", "--experts", "12",
+                                         "--top-k", "3", "--repetitions", "2", "--trace", "synth:uniform", "--json", "-",
+                                         *arguments))
+        self.assertEqual((report["schema"], report["schema_version"]), ("ferry.bench.cuda", 2))
+        push = {entry["sms"]: entry["bytes_per_second"] for entry in report["limits"][0]["push"]}
+        for row in report["rows"]:
+            if "skipped" not in row:
+                self.check_row(row, push)
+        return report["rows"]
+
+    def check_row(self, row, push):
+        self.assertGreater(row["rows_checked"], 0, row)
+        self.assertGreater(row["p50_us"], 0)
+        self.assertGreaterEqual(row["p99_us"], row["p50_us"])
+        best = max(bytes for sms, bytes in push.items() if row["sm_limit"] == 0 or sms <= row["sm_limit"])
+        self.assertAlmostEqual(row["push_bytes_per_second"] / best, 1, places=6)
+        self.assertAlmostEqual(row["floor_us"], row["floor_bytes"] / best * 1e6, places=6)
+        if row["floor_us"] > 0:
+            self.assertAlmostEqual(row["of_floor"] / (row["p50_us"] / row["floor_us"]), 1, places=6)
+        self.assertEqual(row["host_us"] is not None, row["launch"] == "eager" and row["work"] != "nccl")
+
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
-    def test_bench_and_limits(self):
-        points = json.loads(self.succeed("bench", "--backend", "cuda", "--tokens", "1,6", "--ranks", "3", "--hidden", "128",
-                                         "--experts", "12", "--top-k", "3", "--layout", "expert_major,rank_major",
-                                         "--repetitions", "2", "--trace", "synth:uniform", "--json", "-"))["points"]
-        self.assertEqual(len(points), 4)
-        self.assertTrue(all(point["rows_checked"] > 0 for point in points))
+    def test_bench_works_and_launches(self):
+        rows = self.bench("--tokens", "1,6", "--format", "bf16,fp8", "--work", "dispatch,plan,combine,pair,metadata",
+                          "--launch", "graph,eager", "--sms", "0,4", "--weights", "with,without")
+        works = {row["work"] for row in rows}
+        self.assertEqual(works, {"dispatch", "dispatch_plan", "combine", "pair", "metadata"})
+        for work, count in {"dispatch": 32, "dispatch_plan": 32, "combine": 16, "pair": 32, "metadata": 2}.items():
+            self.assertEqual(sum(row["work"] == work for row in rows), count, work)
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_bench_layouts_formats_and_reductions(self):
+        rows = self.bench("--tokens", "6", "--format", "bf16,fp16,fp32,fp8,fp8-columns,fp8-columns-pow2-packed",
+                          "--layout", "expert_major,expert_padded,rank_major", "--reduction", "partial,exact,unreduced")
+        self.assertEqual(sum(row["work"] == "dispatch" for row in rows), 18)
+        self.assertEqual(sum(row["work"] == "combine" for row in rows), 3 * (3 + 3 + 1))
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_bench_beside_nccl(self):
+        rows = self.bench("--tokens", "6", "--work", "dispatch,nccl", "--ranks", "2")
+        self.assertEqual([row["work"] for row in rows], ["dispatch", "nccl", "nccl_rows"])
+        without = self.bench("--tokens", "6", "--work", "dispatch,nccl", "--nccl", "/nowhere/libnccl.so.2")
+        self.assertNotIn("skipped", without[0])
+        for row in without[1:]:
+            self.assertIn("/nowhere/libnccl.so.2", row["skipped"])
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_limits(self):
         self.assertTrue(json.loads(self.succeed("limits", "--backend", "cuda", "--ranks", "2", "--json", "-")))
 
 

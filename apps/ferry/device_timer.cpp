@@ -1,0 +1,62 @@
+#include "apps/ferry/device_timer.hpp"
+
+#include <chrono>
+#include <deque>
+
+#include "apps/ferry/bench_inputs.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kHostCalls = 1000;
+constexpr int kWarming = 3;  // replays before those that count
+
+}  // namespace
+
+// Ranks meet before and after what allocates or frees on a card whose kernels may wait for this thread.
+std::vector<double> DeviceTimer::in_graphs(const Call& call) const {
+  rank_.barrier();
+  const DeviceGraph graph(stream_, [&] {
+    for (int launch = 0; launch < point_.launches; ++launch) call(launch % BenchInputs::kSets);
+  });
+  std::vector<double> seconds = replay([&] { graph.launch(stream_); });
+  rank_.barrier();
+  return seconds;
+}
+
+std::vector<double> DeviceTimer::one_by_one(const Call& call) const {
+  return replay([&] {
+    for (int launch = 0; launch < point_.launches; ++launch) call(launch % BenchInputs::kSets);
+  });
+}
+
+std::vector<double> DeviceTimer::replay(const std::function<void()>& batch) const {
+  std::deque<DeviceEvent> marks(static_cast<std::size_t>(point_.repetitions + kWarming + 1));
+  rank_.barrier();
+  marks[0].record(stream_);
+  for (std::size_t number = 1; number < marks.size(); ++number) {
+    batch();
+    marks[number].record(stream_);
+  }
+  wait_();
+  std::vector<double> seconds;
+  for (std::size_t number = kWarming + 1; number < marks.size(); ++number)
+    seconds.push_back(marks[number].seconds_since(marks[number - 1]) / point_.launches);
+  return seconds;
+}
+
+double DeviceTimer::on_host(const Call& call) const {
+  std::vector<double> seconds;
+  for (int number = 0; number < kHostCalls; ++number) {
+    const Clock::time_point start = Clock::now();
+    call(number % BenchInputs::kSets);
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    wait_();
+  }
+  return percentile(std::move(seconds), 0.5);
+}
+
+}  // namespace ferry::app

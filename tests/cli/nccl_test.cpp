@@ -1,0 +1,54 @@
+// How NCCL is found, or not: here there is none.
+#include "apps/ferry/nccl.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "ferry/error.hpp"
+
+namespace ferry::app {
+namespace {
+
+std::string message_of(const std::string& path) {
+  try {
+    load_nccl(path);
+  } catch (const UnsupportedError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(NcclLibrary, ThatIsNotThereIsNamed) {
+  EXPECT_NE(message_of("/nowhere/libnccl.so.2").find("/nowhere/libnccl.so.2"), std::string::npos);
+}
+
+TEST(NcclLibrary, ThatIsAnotherOneIsNamedWithWhatItLacks) {
+  const std::string message = message_of(FERRY_NO_NCCL);
+  EXPECT_NE(message.find(FERRY_NO_NCCL), std::string::npos) << message;
+  EXPECT_NE(message.find("ncclGetVersion"), std::string::npos) << message;
+}
+
+TEST(NcclLibrary, MulticastIsOffBeforeItIsLoaded) {
+  setenv("NCCL_NVLS_ENABLE", "1", 1);
+  message_of("/nowhere/libnccl.so.2");
+  EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
+}
+
+TEST(NcclLibrary, IsLookedForWherePythonKeepsIt) {
+  namespace fs = std::filesystem;
+  const fs::path site = fs::path(testing::TempDir()) / "ferry-nccl-test";
+  const fs::path library = site / "nvidia/nccl/lib/libnccl.so.2";
+  fs::create_directories(library.parent_path());
+  std::ofstream(library) << "no library";
+  setenv("PYTHONPATH", ("/nowhere:" + site.string()).c_str(), 1);
+  const std::vector<std::string> places = nccl_places();
+  EXPECT_EQ(std::count(places.begin(), places.end(), library.string()), 1);
+  fs::remove_all(site);
+}
+
+}  // namespace
+}  // namespace ferry::app
