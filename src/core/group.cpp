@@ -77,6 +77,10 @@ void Group::run(const std::function<void(Rank)>& body) {
   launcher_->run(body);
 }
 
+Rank Group::join() {
+  return launcher_->join();
+}
+
 void Group::set_deadline(double seconds) {
   if (!(seconds > 0) || !std::isfinite(seconds)) {
     throw UsageError(str("a deadline is a positive number of seconds, not ", seconds));

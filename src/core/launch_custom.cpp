@@ -74,6 +74,7 @@ class CustomLauncher : public Group::Launcher {
       : Launcher({1, bootstrap.ranks}), bootstrap_(std::move(bootstrap)) {}
 
   void run(const std::function<void(Rank)>& body) override { run_rank(meet(), bootstrap_.rank, body); }
+  Rank join() override { return enter(meet(), bootstrap_.rank); }
 
  private:
   // Collective. Every rank throws if one of them cannot take part.

@@ -26,11 +26,17 @@ class Group::Launcher {
   // As Group::run.
   virtual void run(const std::function<void(Rank)>& body) = 0;
 
+  // As Group::join.
+  virtual Rank join();
+
  protected:
   // Runs `body` as one rank, in the calling thread, and tells the others how it ended. Throws what the body
   // threw.
   void run_rank(const std::shared_ptr<GroupControl>& control, int rank,
                 const std::function<void(Rank)>& body) const;
+
+  // Enters as one rank, which leaves with the last copy of the handle: not in a process forked meanwhile.
+  Rank enter(const std::shared_ptr<GroupControl>& control, int rank) const;
 
  private:
   Topology topology_;

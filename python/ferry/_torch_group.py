@@ -1,0 +1,25 @@
+"""A group from a process group of torch.distributed."""
+
+from __future__ import annotations
+
+from ferry._core import Group
+from ferry.error import UsageError
+
+
+def meet(process_group=None) -> Group:
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UsageError("Group.torch: torch.distributed is not initialised: call init_process_group first")
+
+    def all_gather(mine: bytes) -> list[bytes]:
+        gathered: list[bytes] = [b""] * ranks
+        dist.all_gather_object(gathered, mine, group=process_group)
+        return gathered
+
+    ranks = dist.get_world_size(process_group)
+    rank = dist.get_rank(process_group)
+    if rank < 0:
+        raise UsageError("Group.torch: this process is no member of the process group")
+    backend = "cuda" if "nccl" in dist.get_backend(process_group) else "cpu"
+    return Group.custom(rank, ranks, all_gather, lambda: all_gather(b""), default_backend=backend)

@@ -1,0 +1,15 @@
+// One function for each part of the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace ferry::python {
+
+void bind_config(nanobind::module_& module);
+void bind_group(nanobind::module_& module);
+void bind_plan(nanobind::module_& module);
+void bind_arrivals(nanobind::module_& module);
+void bind_exchange(nanobind::module_& module);
+void bind_trace(nanobind::module_& module);
+
+}  // namespace ferry::python

@@ -1,0 +1,23 @@
+// The calling thread's GPU.
+#pragma once
+
+namespace ferry::python {
+
+bool has_cuda();
+
+// The thread's current device; UnsupportedError without the backend, a driver or a GPU.
+int current_device();
+
+// Makes a device current for a call. Negative: leaves everything alone.
+class OnDevice {
+ public:
+  explicit OnDevice(int device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = -1;  // to be made current again
+};
+
+}  // namespace ferry::python

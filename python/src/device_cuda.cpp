@@ -1,0 +1,28 @@
+#include <cuda_runtime_api.h>
+
+#include "cuda/error.hpp"
+#include "device.hpp"
+
+namespace ferry::python {
+
+bool has_cuda() { return true; }
+
+int current_device() {
+  int device = 0;
+  cuda::check(cudaGetDevice(&device), "find the current device");
+  return device;
+}
+
+OnDevice::OnDevice(int device) {
+  if (device < 0) return;
+  const int current = current_device();
+  if (current == device) return;
+  cuda::check(cudaSetDevice(device), "make a device current");
+  before_ = current;
+}
+
+OnDevice::~OnDevice() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+}  // namespace ferry::python

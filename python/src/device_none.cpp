@@ -1,0 +1,17 @@
+// Of a build without the CUDA backend.
+#include "device.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::python {
+
+bool has_cuda() { return false; }
+
+int current_device() {
+  throw UnsupportedError(
+      "this build of ferry has no cuda backend: build it with pip install . -C cmake.define.FERRY_CUDA=ON");
+}
+
+OnDevice::OnDevice(int) {}
+OnDevice::~OnDevice() = default;
+
+}  // namespace ferry::python

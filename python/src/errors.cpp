@@ -1,0 +1,57 @@
+#include "errors.hpp"
+
+#include <nanobind/nanobind.h>
+
+#include "ferry/error.hpp"
+
+namespace nb = nanobind;
+
+namespace ferry::python {
+namespace {
+
+template <class... Field>
+void set_error(const char* name, const Error& error, const char* record, const Field&... fields) {
+  const nb::module_ errors = nb::module_::import_("ferry.error");
+  nb::object exception;
+  if constexpr (sizeof...(Field) == 0) {
+    exception = errors.attr(name)(error.what());
+  } else {
+    exception = errors.attr(name)(error.what(), errors.attr(record)(fields...));
+  }
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+}
+
+void set_wait_error(const char* name, const Error& error, const WaitRecord& r) {
+  set_error(name, error, "WaitRecord", to_string(r.operation), r.call, r.rank, r.peer, r.expected, r.seen);
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const BadIdError& e) {
+    set_error("BadIdError", e, "BadId", e.bad.rank, e.bad.token, e.bad.slot, e.bad.id, e.bad.count);
+  } catch (const BadSourceError& e) {
+    set_error("BadSourceError", e, "BadSource", e.bad.rank, e.bad.index, e.bad.count);
+  } catch (const UsageError& e) {
+    set_error("UsageError", e, nullptr);
+  } catch (const OverflowError& e) {
+    const Overflow& o = e.overflow;
+    set_error("OverflowError", e, "Overflow", o.rank, o.capacity, o.needed, o.dropped);
+  } catch (const TimeoutError& e) {
+    set_wait_error("TimeoutError", e, e.record);
+  } catch (const PeerLostError& e) {
+    set_wait_error("PeerLostError", e, e.record);
+  } catch (const SystemError& e) {
+    const nb::module_ errors = nb::module_::import_("ferry.error");
+    const nb::object exception = errors.attr("SystemError")(e.what(), e.error_number);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  } catch (const UnsupportedError& e) {
+    set_error("UnsupportedError", e, nullptr);
+  }
+}
+
+}  // namespace
+
+void register_errors() { nb::register_exception_translator(translate); }
+
+}  // namespace ferry::python

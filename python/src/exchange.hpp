@@ -1,0 +1,97 @@
+// An exchange as Python sees it.
+#pragma once
+
+#include "arguments.hpp"
+#include "arrivals.hpp"
+#include "device.hpp"
+
+namespace ferry::python {
+
+// What a lane of the split form keeps from the send half to the receive half: memory that is still used, and what
+// the receive half gives back.
+struct Pending {
+  std::vector<nb::object> owners;
+  nb::object result;
+};
+
+class PyExchange {
+ public:
+  explicit PyExchange(SharedState state);
+
+  // Throws UsageError after destroy() and in a forked process.
+  ExchangeState& state() const;
+  const SharedState& shared() const { return state_; }
+  const Config& config() const { return state().exchange.config(); }
+  void destroy();
+
+  // Throws UsageError for a lane that does not exist.
+  Pending& pending(int lane) { return lanes_[checked(lane)].pending; }
+  DispatchContext& context(int lane) { return lanes_[checked(lane)].context; }
+
+  // The arrivals of the lane's last dispatch.
+  PyArrivals arrivals(int lane, const Arrivals& arrivals) const;
+
+  // Something to point at where memory must be given and nothing is read from it.
+  float* spare(Framework framework);
+
+  Framework framework() const { return framework_; }
+  void set_framework(Framework framework) { framework_ = framework; }
+
+ private:
+  struct Lane {
+    Pending pending;
+    DispatchContext context;
+  };
+
+  std::size_t checked(int lane) const;
+
+  int process_;
+  SharedState state_;
+  nb::object keeper_;
+  std::vector<Lane> lanes_;
+  Framework framework_ = Framework::numpy;  // of the last call's arrays
+  nb::object spare_;
+};
+
+// A thread inside a call of a lane. Throws UsageError while another one is.
+class InCall {
+ public:
+  InCall(PyExchange& exchange, int lane);
+  ~InCall();
+  InCall(const InCall&) = delete;
+  InCall& operator=(const InCall&) = delete;
+
+  Exchange& exchange() const { return state_->exchange; }
+  Device where() const { return state_->where; }
+
+  // Runs `read`; what it finds wrong with the arguments ends the peers' call too.
+  template <class Read>
+  auto or_refuse(std::initializer_list<Operation> operations, Read read) {
+    try {
+      return read();
+    } catch (const Error& error) {
+      refuse(operations, error);
+      throw;
+    } catch (nb::python_error& error) {
+      refuse(operations, UsageError(error.what()));
+      throw;
+    }
+  }
+
+  void use(Stream stream) { stream_ = stream; }
+  Stream stream() const { return stream_; }
+
+ private:
+  void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
+
+  SharedState state_;
+  LaneState* lane_;
+  int number_;
+  OnDevice device_;
+  Stream stream_{};
+};
+
+void bind_dispatch(nb::class_<PyExchange>& exchange);
+void bind_combine(nb::class_<PyExchange>& exchange);
+
+}  // namespace ferry::python

@@ -1,0 +1,25 @@
+#include "bindings.hpp"
+#include "device.hpp"
+#include "errors.hpp"
+#include "ferry/types.hpp"
+#include "ferry/version.hpp"
+
+NB_MODULE(_core, module) {
+  using namespace ferry::python;
+  namespace nb = nanobind;
+
+  module.doc() = "The compiled part of ferry; import ferry instead.";
+  const std::string_view version = ferry::version();
+  module.attr("__version__") = nb::str(version.data(), version.size());
+  module.attr("MAX_TOP_K") = ferry::kMaxTopK;
+  module.attr("MAX_PARTS") = ferry::kMaxParts;
+  module.def("has_cuda", has_cuda, "Whether this build has the backend for GPUs. It says nothing about the machine.");
+
+  register_errors();
+  bind_config(module);
+  bind_group(module);
+  bind_plan(module);
+  bind_arrivals(module);
+  bind_exchange(module);
+  bind_trace(module);
+}

@@ -1,0 +1,37 @@
+// Objects with threads, mappings or peers behind them belong to the process that made them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+#include "core/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::python {
+
+// Throws UsageError in a process that was forked from the one that made `what`.
+inline void require_own_process(const char* what, int process) {
+  if (getpid() == process) return;
+  throw UsageError(str(what, " was made by process ", process, " and this is process ", getpid(),
+                       ", forked from it: make a new group after the fork"));
+}
+
+// Destruction may wait for peers or devices, so it happens without the interpreter's lock; in a forked process
+// it does not happen, as what is behind it is the parent's.
+template <class T, class... Argument>
+std::shared_ptr<T> make_owned(Argument&&... arguments) {
+  return std::shared_ptr<T>(new T{std::forward<Argument>(arguments)...}, [process = getpid()](T* object) {
+    if (getpid() != process) return;
+    if (PyGILState_Check() == 0) {
+      delete object;
+      return;
+    }
+    const nanobind::gil_scoped_release unlocked;
+    delete object;
+  });
+}
+
+}  // namespace ferry::python

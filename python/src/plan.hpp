@@ -1,0 +1,33 @@
+// Plans as Python sees them.
+#pragma once
+
+#include "array.hpp"
+#include "ferry/plan.hpp"
+#include "layout/plan_layout.hpp"
+#include "state.hpp"
+
+namespace ferry::python {
+
+struct PyPlan {
+  Plan plan;
+  nb::object owner{};  // of the storage
+  Framework framework = Framework::numpy;
+  Device device = kHost;
+  PlanShape shape{};
+  std::int64_t tokens = 0;       // N of this rank
+  std::int64_t known_total = -1;  // device plans: once the host has read it
+
+  // Of a plan in a lane's own memory, which the lane's next dispatch overwrites; -1 for any other.
+  SharedState state{};
+  int lane = -1;
+  std::uint64_t generation = 0;
+
+  // Throws UsageError if the storage has been overwritten.
+  const Plan& usable() const;
+  std::int64_t total() const;  // rows on this rank; UsageError where only the device knows
+};
+
+// Rows that calls with the plan may touch: its total where that is known, else the most there may be.
+std::int64_t rows_touched(const PyPlan& plan);
+
+}  // namespace ferry::python
