@@ -13,8 +13,10 @@ void require_shape(const Array& array, const char* name, const Shape& expected) 
   for (std::size_t i = 0; same && i < expected.size(); ++i)
     same = expected[i] < 0 || expected[i] == array.shape[i];
   if (same) return;
-  throw UsageError(
-      str(name, ": expected an array of shape ", text_of(expected), ", got ", text_of(array.shape)));
+  std::string lengths;
+  for (const std::int64_t length : expected)
+    lengths += str(lengths.empty() ? "[" : ", ", length < 0 ? "any" : std::to_string(length));
+  throw UsageError(str(name, ": expected an array of shape ", lengths, "], got ", text_of(array.shape)));
 }
 
 void require_element(const Array& array, const char* name, std::initializer_list<Element> elements) {
@@ -24,11 +26,15 @@ void require_element(const Array& array, const char* name, std::initializer_list
   throw UsageError(str(name, ": expected ", names, ", got ", name_of(array.element)));
 }
 
+bool is_empty(const Array& array) {
+  return std::find(array.shape.begin(), array.shape.end(), 0) != array.shape.end();
+}
+
 // Whether nothing lies between the elements of the dimensions from `first` on.
 bool is_dense_from(const Array& array, std::size_t first) {
+  if (is_empty(array)) return true;
   std::int64_t step = 1;
   for (std::size_t i = array.shape.size(); i-- > first;) {
-    if (array.shape[i] == 0) return true;
     if (array.shape[i] != 1 && array.strides[i] != step) return false;
     step *= array.shape[i];
   }
@@ -100,6 +106,7 @@ RowsOf rows_of(const Array& array, const char* name, std::size_t inner) {
     throw UsageError(str(name, ": expected rows with nothing between the elements of one, equally far apart, got shape ",
                          text_of(array.shape), " with strides ", text_of(array.strides), " (in elements)"));
   };
+  if (is_empty(array)) return {};
   if (!is_dense_from(array, outer)) refuse();
   RowsOf rows{.count = 1, .stride = 0};
   std::int64_t step = 0;  // from row to row, in elements; 0 while there is one row

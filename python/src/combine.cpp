@@ -264,7 +264,7 @@ void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
                                .sm_limit = sm_limit,
                                .stream = std::move(stream)});
       },
-      "outputs"_a.none(), "plan"_a, nb::kw_only(), "weights"_a = nb::none(), "home_weights"_a = nb::none(),
+      "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "weights"_a = nb::none(), "home_weights"_a = nb::none(),
       "reduction"_a = nb::none(), "row_values"_a = nb::none(), "result"_a = nb::none(), "lane"_a = 0,
       "sm_limit"_a = 0, "stream"_a = nb::none(), doc);
 }
@@ -280,10 +280,10 @@ void bind_combine(nb::class_<PyExchange>& exchange) {
   exchange
       .def("combine_receive", &combine_receive, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
            "The receive half of combine: returns what combine would.")
-      .def("route_values", &route_values, "values"_a, "plan"_a, nb::kw_only(), "lane"_a = 0,
+      .def("route_values", &route_values, "values"_a.none(), "plan"_a.none(), nb::kw_only(), "lane"_a = 0,
            "stream"_a = nb::none(),
            "Carries float32 [N, K], one number a route, to its row: returns float32 [rows], 0 on padding.")
-      .def("combine_backward", &combine_backward, "d_result"_a, "plan"_a, "home_weights"_a, "outputs"_a,
+      .def("combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(), "home_weights"_a.none(), "outputs"_a.none(),
            nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(),
            "stream"_a = nb::none(),
            R"(Gradients of combine: (arrivals, d_weights).

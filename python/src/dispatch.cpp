@@ -292,7 +292,7 @@ void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
                                .count = std::move(count),
                                .stream = std::move(stream)});
       },
-      "tokens"_a, "ids"_a, "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
+      "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
       "sm_limit"_a = 0, "memory"_a = nb::none(), "weigh_rows"_a = false, "dot_rows"_a = nb::none(),
       "count"_a = nb::none(), "stream"_a = nb::none(), doc);
 }

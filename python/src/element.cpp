@@ -73,7 +73,7 @@ std::string text_of(const Shape& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (i > 0) text += ", ";
-    text += shape[i] < 0 ? "any" : std::to_string(shape[i]);
+    text += std::to_string(shape[i]);
   }
   return text + "]";
 }

@@ -261,7 +261,7 @@ collective: all ranks call the same operations of a lane in the same order. Usag
 exchange usable; TimeoutError and PeerLostError are final for the group. With the backend 'cuda' the rank's device is
 the thread's current one, or `device`; work goes to the current stream of the arrays' framework, or to `stream`.)");
   exchange
-      .def("__init__", &construct, "group"_a, "config"_a = nb::none(), nb::kw_only(), "device"_a = nb::none(),
+      .def("__init__", &construct, "group"_a.none(), "config"_a = nb::none(), nb::kw_only(), "device"_a = nb::none(),
            "settings"_a,
            nb::sig("def __init__(self, group: Group | Rank, config: Config | None = None, *, "
                    "device: int | None = None, **settings: object) -> None"))
@@ -273,9 +273,9 @@ the thread's current one, or `device`; work goes to the current stream of the ar
                    "Sizes: what it has mapped")
       .def_prop_ro("capacity", [](const PyExchange& self) { return self.state().exchange.capacity(); },
                    "rows this rank can receive (expert_padded: rows of one expert)")
-      .def("plan_over", &plan_over, "storage"_a, "tokens"_a = nb::none(),
+      .def("plan_over", &plan_over, "storage"_a.none(), "tokens"_a = nb::none(),
            "A Plan over its storage, uint8 [plan_bytes(config, ranks)]. `tokens`: its N, needed for device memory.")
-      .def("metadata", &metadata, "count"_a, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
+      .def("metadata", &metadata, "count"_a.none(), nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
            "int32 [3]: sum of all ranks' counts, of those of lower ranks, largest. At a fixed place of the lane.\n"
            "`count` is a number, or with the backend 'cuda' an int32 [1] that is read when the call runs.")
       .def("check",

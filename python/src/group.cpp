@@ -1,5 +1,6 @@
 #include "group.hpp"
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 

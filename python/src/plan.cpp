@@ -1,6 +1,6 @@
 #include "plan.hpp"
 
-#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 
 #include "bindings.hpp"
 #include "core/text.hpp"

@@ -1,0 +1,17 @@
+# Sets FERRY_BUILD_APP to whether the libraries of the program are here, and says so.
+set(missing "")
+foreach(library IN ITEMS CLI11 fmt nlohmann_json)
+  find_package(${library} QUIET)
+  if(NOT ${library}_FOUND)
+    list(APPEND missing ${library})
+  endif()
+endforeach()
+
+if(missing)
+  list(JOIN missing ", " missing)
+  message(STATUS "ferry, the program: left out, as these are not installed: ${missing}")
+  set(FERRY_BUILD_APP OFF)
+else()
+  message(STATUS "ferry, the program: included")
+  set(FERRY_BUILD_APP ON)
+endif()

@@ -1,0 +1,14 @@
+"""Every test draws its inputs from a seed that is printed; FERRY_SEED repeats it."""
+
+import os
+import secrets
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def rng(request):
+    seed = int(os.environ.get("FERRY_SEED") or secrets.randbits(31))
+    print(f"FERRY_SEED={seed}")
+    return np.random.default_rng(seed)

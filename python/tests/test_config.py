@@ -1,0 +1,73 @@
+"""Configurations, sizes, placements, traces."""
+
+import numpy as np
+import pytest
+
+import ferry
+
+SETTINGS = {"experts": 8, "top_k": 2, "hidden": 64, "max_tokens": 16}
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "expert_padded", "rank_major"])
+def test_the_size_query_is_exact(layout):
+    config = ferry.Config(**SETTINGS, layout=layout, lanes=2, format="fp32")
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, config)
+        asked = ferry.size_of(config, 4, rank.index)
+        for name in ("dispatch_staging", "combine_staging", "signals", "arrivals", "plans", "total"):
+            assert getattr(asked, name) == getattr(exchange.sizes, name) > 0
+        assert exchange.capacity == ferry.capacity_of(config, 4, rank.index)
+        assert len(exchange.dispatch(np.ones((1, 64), np.float32), np.zeros((1, 2), np.int32) + [[0, 1]]).plan.storage) == (
+            ferry.plan_bytes(config, 4))
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_a_configuration_says_what_it_is():
+    config = ferry.Config(**SETTINGS, format="fp8-columns-pow2", wire="fp32", reduction="exact", deadline=5)
+    assert (config.experts, config.top_k, config.hidden, config.max_tokens) == (8, 2, 64, 16)
+    assert (config.format, config.wire, config.reduction, config.deadline) == ("fp8-columns-pow2", "fp32", "exact", 5.0)
+    assert (config.backend, config.layout, config.alignment, config.lanes) == ("cpu", "expert_major", 1, 1)
+    assert "experts=8" in repr(config)
+    assert ferry.MAX_TOP_K == 32 and ferry.MAX_PARTS == 4
+
+
+def test_any_placement():
+    table = [(2, 0), (0, 1), (0, 0), (2, 1), (2, 2)]
+    placement = ferry.Placement.table(table, 4, version=7)
+    assert (placement.experts, placement.ranks, placement.version) == (5, 4, 7)
+    assert [placement.place(expert) for expert in range(5)] == table
+    assert placement.experts_of(0) == [2, 1] and placement.experts_of(1) == []
+    with pytest.raises(ferry.UsageError, match="expert = 5"):
+        placement.place(5)
+    with pytest.raises(ferry.UsageError, match="rank = 4"):
+        placement.experts_of(4)
+    with pytest.raises(ferry.UsageError):
+        ferry.Placement.table([(0, 0), (0, 0)], 1)
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=5, top_k=1, hidden=8, max_tokens=5, format="fp32", placement=placement)
+        rows = exchange.dispatch(np.ones((5, 8), np.float32), np.arange(5, dtype=np.int32)[:, None])
+        return rows.group_expert.tolist()
+
+    assert ferry.Group.threads(4).run(body) == [[2, 1], [], [0, 3, 4], []]
+
+
+def test_traces_are_played(tmp_path):
+    trace = ferry.open_trace("synth:decode:experts=32,top_k=4,tokens=64,layers=2,seed=3")
+    assert (trace.layers, trace.tokens, trace.top_k, trace.experts) == (2, 64, 4, 32)
+    assert trace.ids.shape == trace.weights.shape == (2, 64, 4) and np.allclose(trace.weights.sum(-1), 1, atol=1e-5)
+    ids, weights = trace.share(1, rank=2, ranks=4, tokens_per_rank=8, step=1)
+    assert np.array_equal(ids, trace.ids[1, 48:56]) and np.array_equal(weights, trace.weights[1, 48:56])
+    counts = trace.expert_counts(0)
+    assert counts.tolist() == np.bincount(trace.ids[0].ravel(), minlength=32).tolist()
+    statistics = ferry.load_statistics(counts)
+    assert statistics.routes == 256 and statistics.max == counts.max() / 8
+    assert ferry.rank_counts(counts, ferry.Placement.blocks(32, 4)).tolist() == counts.reshape(4, 8).sum(1).tolist()
+    trace.save(str(tmp_path / "kept"))
+    assert np.array_equal(ferry.open_trace(str(tmp_path / "kept.ids.npy")).ids, trace.ids)
+    with pytest.raises(ferry.UsageError):
+        ferry.open_trace("synth:nothing")
+    with pytest.raises(ferry.UsageError, match="counts: expected a dense int64"):
+        ferry.load_statistics(np.ones(3, np.float32))

@@ -1,0 +1,315 @@
+"""Dispatch and combine, against the oracle."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ferry
+from oracle import bf16, messages_to, partial_sums, random_step, routes_to, same_bits
+
+HIDDEN, MOST = 32, 7
+BACKENDS = ["cpu", "reference"]
+
+
+def exchange_for(rank, step, **settings):
+    given = {"experts": step.experts, "top_k": step.top_k, "hidden": HIDDEN, "max_tokens": MOST}
+    return ferry.Exchange(rank, **(given | settings))
+
+
+def inputs(step, rank):
+    return step.tokens[rank.index], step.ids[rank.index], step.weights[rank.index]
+
+
+def poisoned(shape, dtype):
+    array = np.empty(shape, dtype)
+    array.view(np.uint8)[...] = 0x7F
+    return array
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ids", [np.int32, np.int64])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_rows_of_an_expert_lie_together(rng, backend, ids, ranks):
+    step = random_step(rng, ranks, ids=ids)
+
+    def body(rank):
+        rows = exchange_for(rank, step, backend=backend, alignment=4).dispatch(*inputs(step, rank))
+        expected = routes_to(step, rank.index)
+        offsets = rows.row_offsets
+        assert rows.groups == len(rows.group_expert) == len(rows.counts) == len(offsets) - 1
+        assert int(rows.total) == offsets[-1] == rows.plan.total == rows.wait_total()
+        places = []
+        for group, expert in enumerate(rows.group_expert):
+            of_expert = [route for route in expected if route[0] == expert]
+            assert rows.counts[group] == len(of_expert)
+            assert offsets[group] % 4 == 0 and offsets[group + 1] - offsets[group] == -(-len(of_expert) // 4) * 4
+            places += [offsets[group] + i for i in range(len(of_expert))]
+        assert rows.source[places].tolist() == [list(route[1:]) for route in expected]
+        for place, (_, source, token, slot) in zip(places, expected):
+            assert same_bits(rows.data[place], step.tokens[source][token])
+            assert rows.weight[place] == step.weights[source][token, slot]
+        padding = sorted(set(range(int(rows.total))) - set(places))
+        assert (rows.source[padding] == -1).all()
+        if padding:
+            assert (rows.weight[padding] == 0).all()
+
+    ferry.Group.threads(ranks).run(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weighted_sums_come_home(rng, backend):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, backend=backend)
+        rows = exchange.dispatch(*inputs(step, rank))
+        outputs = (rows.data * bf16(2)).astype(bf16)
+        outputs[int(rows.total):] = np.nan  # never read
+        result = poisoned(step.tokens[rank.index].shape, bf16)
+        given_back = exchange.combine(outputs, rows.plan, weights=rows.weight, result=result)
+        assert given_back is result
+        expected = partial_sums(step, rank.index, lambda r, t, k: step.tokens[r][t].astype(np.float32) * 2)
+        assert same_bits(result, expected.astype(bf16))
+        assert same_bits(exchange.combine(outputs, rows.plan, weights=rows.weight), result)
+        assert same_bits(exchange.combine(outputs, rows.plan, home_weights=step.weights[rank.index]), result)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_unreduced_rows_and_row_values_come_home(rng):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, reduction="unreduced")
+        tokens, ids, weights = inputs(step, rank)
+        rows = exchange.dispatch(tokens, ids, weights)
+        values, routes = exchange.combine(rows.data, rows.plan, row_values=rows.weight)
+        masked = ids < 0
+        assert values.shape == (len(tokens), step.top_k, HIDDEN)
+        assert same_bits(values, np.where(masked[..., None], bf16(0), tokens[:, None]).astype(bf16))
+        assert same_bits(routes, np.where(masked, np.float32(0), weights))
+        assert exchange.combine(None, rows.plan, row_values=rows.weight)[0] is None
+        back = exchange.route_values(weights, rows.plan)
+        assert same_bits(back[: rows.plan.total], rows.weight[: rows.plan.total])
+
+    ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rank_major_rows(rng, backend):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, layout="rank_major", backend=backend)
+        rows = exchange.dispatch(*inputs(step, rank))
+        first = rank.index * step.experts // step.ranks
+        expected = messages_to(step, rank.index)
+        assert rows.plan.total == len(expected) and rows.groups == step.ranks
+        for row, (source, token) in enumerate(expected):
+            assert same_bits(rows.data[row], step.tokens[source][token])
+            ids = step.ids[source][token]
+            here = (ids >= first) & (ids < first + step.experts // step.ranks)
+            assert rows.local_ids[row].tolist() == np.where(here, ids - first, -1).tolist()
+            assert same_bits(rows.weight[row], np.where(here, step.weights[source][token], np.float32(0)))
+        fan_out = [sum((rank.index, t) in messages_to(step, r) for r in range(4)) for t in range(len(step.ids[rank.index]))]
+        result = exchange.combine(rows.data, rows.plan, result=np.empty_like(step.tokens[rank.index], np.float32))
+        expected = step.tokens[rank.index].astype(np.float32) * np.array(fan_out, np.float32).reshape(-1, 1)
+        assert np.array_equal(result, expected)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_padded_layout(rng):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, layout="expert_padded")
+        rows = exchange.dispatch(*inputs(step, rank))
+        local = step.experts // step.ranks
+        assert rows.data.shape == (local, exchange.capacity, HIDDEN) and rows.capacity == exchange.capacity
+        expected = routes_to(step, rank.index)
+        for group in range(local):
+            of_expert = [route for route in expected if route[0] == rank.index * local + group]
+            assert rows.counts[group] == len(of_expert)
+            for place, (_, source, token, _) in enumerate(of_expert):
+                assert same_bits(rows.data[group, place], step.tokens[source][token])
+        y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+        values = partial_sums(step, rank.index, lambda r, t, k: step.tokens[r][t].astype(np.float32))
+        assert same_bits(y, values.astype(bf16))
+
+    ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("dtype", [bf16, np.float16, np.float32])
+def test_plain_formats_move_bits(rng, dtype):
+    name = {bf16: "bf16", np.float16: "fp16", np.float32: "fp32"}[dtype]
+    step = random_step(rng, dtype=dtype)
+
+    def body(rank):
+        rows = exchange_for(rank, step, format="fp32").dispatch(*inputs(step, rank), format=name)
+        assert rows.data.dtype == dtype and rows.scales is None
+        for place, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            assert same_bits(rows.data[place], step.tokens[source][token])
+
+    ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_fp8_with_scales(rng, columns):
+    hidden = 272
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, format="fp8-columns" if columns else "fp8")
+        rows = exchange.dispatch(*inputs(step, rank))
+        assert rows.data.dtype == ml_dtypes.float8_e4m3fn and rows.scales.shape == (exchange.capacity, 3)
+        for place, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            x = step.tokens[source][token].astype(np.float32)
+            for block in range(3):
+                part = slice(block * 128, min(hidden, block * 128 + 128))
+                s = max(np.abs(x[part]).max(), np.float32(1e-4))
+                assert rows.scales[place, block] == np.float32(s) / np.float32(448)
+                q = (x[part] * (np.float32(448) / np.float32(s))).astype(ml_dtypes.float8_e4m3fn)
+                assert same_bits(rows.data[place, part], q)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_packed_power_of_two_scales(rng):
+    hidden = 512
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, format="fp8-columns-pow2-packed", layout="expert_padded")
+        rows = exchange.dispatch(*inputs(step, rank))
+        plain = exchange.dispatch(*inputs(step, rank), format="fp8-pow2", memory=ferry.ArrivalsMemory(
+            (np.empty(rows.data.shape, ml_dtypes.float8_e4m3fn), np.empty((*rows.data.shape[:2], 4), np.float32))))
+        assert rows.scales.dtype == np.int32 and rows.scales.shape == (*rows.data.shape[:2], 1)
+        for group, count in enumerate(rows.counts):
+            exponents = (plain.scales[group, :count].view(np.int32) >> 23).astype(np.uint8)
+            assert np.array_equal(rows.scales[group, :count].copy().view(np.uint8), exponents)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_opaque_parts_arrive_as_they_are(rng):
+    step = random_step(rng)
+    parts = [
+        (rng.integers(0, 256, (len(x), 48)).astype(np.uint8).view(ml_dtypes.float8_e4m3fn), rng.random((len(x), 4), np.float32))
+        for x in step.tokens
+    ]
+
+    def body(rank):
+        exchange = exchange_for(rank, step, format="opaque:48+16")
+        rows = exchange.dispatch(parts[rank.index], step.ids[rank.index])
+        assert [part.dtype for part in rows.parts] == [ml_dtypes.float8_e4m3fn, np.float32]
+        assert rows.weight is None
+        for place, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            for arrived, sent in zip(rows.parts, parts[source]):
+                assert same_bits(arrived[place], sent[token])
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_strided_tokens_outputs_and_results(rng):
+    step = random_step(rng)
+
+    def spread(array):
+        wide = poisoned((len(array), HIDDEN + 16), bf16)
+        wide[:, :HIDDEN] = array
+        return wide[:, :HIDDEN]
+
+    def body(rank):
+        exchange = exchange_for(rank, step)
+        tokens, ids, weights = inputs(step, rank)
+        rows = exchange.dispatch(tokens, ids, weights)
+        y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+        again = exchange.dispatch(spread(tokens), ids, weights)
+        wide = poisoned((len(tokens), HIDDEN + 8), bf16)
+        exchange.combine(spread(again.data), again.plan, weights=again.weight, result=wide[:, :HIDDEN])
+        assert same_bits(wide[:, :HIDDEN], y)
+        assert (wide[:, HIDDEN:].view(np.uint16) == 0x7F7F).all()
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_memory_of_the_caller(rng):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, own_arrivals=False)
+        rows = exchange.capacity
+        guard = 5
+        data = poisoned((rows + guard, HIDDEN), bf16)
+        weight = poisoned((rows + guard,), np.float32)
+        group = poisoned((rows + guard,), np.int32)
+        plan = poisoned((ferry.plan_bytes(exchange.config, 4),), np.uint8)
+        memory = ferry.ArrivalsMemory(data, weight=weight, group_of_row=group, plan=plan)
+        first = exchange.dispatch(*inputs(step, rank), memory=memory)
+        total = int(first.total)
+        assert first.data.ctypes.data == data.ctypes.data and first.weight.ctypes.data == weight.ctypes.data
+        for array in (data, weight, group):
+            assert (array[total:].view(np.uint8) == 0x7F).all()
+        assert first.group_of_row[:total].tolist() == [
+            g for g, count in enumerate(first.counts) for _ in range(count)
+        ]
+        again = exchange.plan_over(plan)
+        assert again.total == total and again.tokens == len(step.tokens[rank.index])
+        by_plan = exchange.dispatch(step.tokens[rank.index], again, memory=ferry.ArrivalsMemory(data))
+        assert by_plan.plan is again and int(by_plan.total) == total
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_bad_ids_and_overflow_are_reported_after_the_call(rng):
+    step = random_step(rng, most=MOST)
+    step.ids[0] = np.array([[99, 0, -1]], np.int32)
+    step.tokens[0], step.weights[0] = step.tokens[0][:0], step.weights[0][:0]
+    step.tokens[0] = np.ones((1, HIDDEN), bf16)
+    step.weights[0] = np.ones((1, 3), np.float32)
+
+    def body(rank):
+        exchange = exchange_for(rank, step)
+        if rank.index > 0:
+            exchange.dispatch(*inputs(step, rank))
+            return
+        with pytest.raises(ferry.BadIdError) as caught:
+            exchange.dispatch(*inputs(step, rank))
+        assert caught.value.record == (0, 0, 0, 99, 1)
+        arrived = exchange.last_arrivals()
+        assert [0, 0, 1] in arrived.source[: arrived.plan.total].tolist()
+
+    ferry.Group.threads(4).run(body)
+
+    def full(rank):
+        exchange = exchange_for(rank, step, capacity=1)
+        ids = np.zeros((2, 3), np.int32)
+        ids[:, 1:] = -1
+        with pytest.raises(ferry.OverflowError) as caught:
+            exchange.dispatch(np.ones((2, HIDDEN), bf16), ids)
+        assert caught.value.record == (0, 1, 8, 7)
+        assert exchange.last_arrivals().plan.total == (rank.index == 0)
+
+    ferry.Group.threads(4).run(full)
+
+
+def test_counts_that_an_exchange_keeps(rng):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step)
+        rows = exchange.dispatch(*inputs(step, rank))
+        metadata = exchange.metadata(rank.index + 1)
+        assert metadata.tolist() == [10, sum(range(rank.index + 1)), 4]
+        load, wire = exchange.load(), exchange.wire()
+        all_ids = np.concatenate([ids.ravel() for ids in step.ids])
+        assert load.experts.tolist() == np.bincount(all_ids[all_ids >= 0], minlength=step.experts).tolist()
+        assert load.ranks.sum() == load.experts.sum() and load.dispatches == 1
+        sent = sum((rank.index, t) in messages_to(step, r) for r in range(4) if r != rank.index
+                   for t in range(len(step.ids[rank.index])))
+        assert wire.dispatch_messages == sent and wire.combine_messages == 0
+        assert rows.plan.counts.sum(0).tolist() == load.experts.tolist()
+        assert rows.plan.tokens_between[rank.index].sum() == sum(
+            (rank.index, t) in messages_to(step, r) for r in range(4) for t in range(len(step.ids[rank.index])))
+
+    ferry.Group.threads(4).run(body)

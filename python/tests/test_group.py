@@ -1,0 +1,116 @@
+"""Groups of threads, of processes that meet by their own means, and what run() gives back."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+
+import ferry
+from oracle import bf16
+
+
+def test_run_returns_what_every_rank_returned():
+    group = ferry.Group.threads(4)
+    assert group.size == 4
+    assert group.run(lambda rank: rank.index * 10) == [0, 10, 20, 30]
+    assert group.run(lambda rank: (rank.size, rank.same_process)) == [(4, True)] * 4
+    assert group.run(lambda rank: b"".join(rank.all_gather(bytes([rank.index] * 3)))) == [b"\0\0\0\1\1\1\2\2\2\3\3\3"] * 4
+
+
+class Pipes:
+    """How processes that were started with pipes between them gather bytes: all to rank 0, and back."""
+
+    def __init__(self, rank, pipes):
+        self.rank, self.pipes = rank, pipes
+
+    def all_gather(self, mine):
+        if self.rank > 0:
+            self.pipes[0].send_bytes(mine)
+            return self.pipes[0].recv()
+        gathered = [mine] + [pipe.recv_bytes() for pipe in self.pipes]
+        for pipe in self.pipes:
+            pipe.send(gathered)
+        return gathered
+
+    def barrier(self):
+        self.all_gather(b"")
+
+
+def in_a_process(rank, ranks, pipes, body, results):
+    meeting = Pipes(rank, pipes)
+    group = ferry.Group.custom(rank, ranks, meeting.all_gather, meeting.barrier)
+    try:
+        results.put((rank, body(group)))
+    except Exception as error:  # to be seen by the test
+        results.put((rank, error))
+
+
+def run_processes(ranks, body, timeout=60):
+    context = multiprocessing.get_context("spawn")
+    links = [context.Pipe() for _ in range(1, ranks)]
+    results = context.SimpleQueue()
+    ends = [[link[0] for link in links]] + [[link[1]] for link in links]
+    processes = [context.Process(target=in_a_process, args=(r, ranks, ends[r], body, results)) for r in range(ranks)]
+    for process in processes:
+        process.start()
+    came = dict(results.get() for _ in processes)
+    for process in processes:
+        process.join(timeout)
+        assert process.exitcode == 0
+    for value in came.values():
+        if isinstance(value, Exception):
+            raise value
+    return [came[rank] for rank in range(ranks)]
+
+
+def exchange_in_a_group(group):
+    exchange = ferry.Exchange(group, experts=6, top_k=2, hidden=8, max_tokens=4)
+    rank = exchange.rank
+    x = np.full((2, 8), rank + 1, bf16)
+    rows = exchange.dispatch(x, np.array([[0, 5], [2, 3]], np.int64), np.full((2, 2), 0.5, np.float32))
+    y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+    second = ferry.Exchange(group, experts=3, top_k=1, hidden=8, max_tokens=1)  # the same joined rank
+    assert second.ranks == 3 and not group.join().same_process
+    group.join().barrier()
+    return bool((y == x).all()), rows.plan.total
+
+
+def test_processes_that_meet_by_their_own_means():
+    assert run_processes(3, exchange_in_a_group) == [(True, 3), (True, 6), (True, 3)]
+
+
+def leave_early(group):
+    exchange = ferry.Exchange(group, experts=2, top_k=1, hidden=8, max_tokens=1)
+    if exchange.rank == 1:
+        exchange.destroy()
+        group.leave()
+        return "left"
+    try:
+        exchange.dispatch(np.ones((1, 8), bf16), np.ones((1, 1), np.int32))
+    except ferry.PeerLostError as error:
+        return error.record.peer
+    return "nothing"
+
+
+def test_a_rank_that_leaves_is_missed_at_once():
+    assert run_processes(2, leave_early) == [1, "left"]
+
+
+def test_errors_travel_between_processes():
+    import pickle
+
+    def body(rank):
+        try:
+            ferry.Exchange(rank, experts=2, top_k=1, hidden=8, max_tokens=2, capacity=1).dispatch(
+                np.ones((2, 8), bf16), np.zeros((2, 1), np.int32))
+        except ferry.OverflowError as error:
+            again = pickle.loads(pickle.dumps(error))
+            return type(again) is ferry.OverflowError and again.record == error.record and str(again) == str(error)
+
+    assert ferry.Group.threads(1).run(body) == [True]
+
+
+def test_torch_distributed_must_be_there():
+    pytest.importorskip("torch")
+    with pytest.raises(ferry.UsageError, match="init_process_group"):
+        ferry.Group.torch()

@@ -1,0 +1,20 @@
+"""What importing costs, and what it brings along."""
+
+import os
+import subprocess
+import sys
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ).stdout
+
+
+def test_nothing_else_is_imported():
+    heavy = "{'numpy', 'torch', 'cupy', 'ml_dtypes', 'mpi4py'}"
+    assert run(f"import sys, ferry; print({heavy} & set(sys.modules))").strip() == "set()"
+
+
+def test_it_takes_less_than_150_ms():
+    # Processor time of the import alone, the best of a few: other work on the machine does not count.
+    code = "import time; t = time.process_time(); import ferry; print(time.process_time() - t)"
+    assert min(float(run(code)) for _ in range(5)) < 0.150

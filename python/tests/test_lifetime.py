@@ -1,0 +1,180 @@
+"""Destruction, forks, threads: never a crash of the interpreter."""
+
+import gc
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ferry
+from oracle import bf16
+
+SETTINGS = {"experts": 4, "top_k": 2, "hidden": 16, "max_tokens": 4}
+X = np.arange(48).reshape(3, 16).astype(bf16)
+IDS = np.array([[0, 1], [2, 3], [-1, 1]], np.int32)
+
+
+def test_arrays_outlive_their_exchange():
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS)
+        rows = exchange.dispatch(X, IDS, np.ones((3, 2), np.float32))
+        data, source, plan = rows.data, rows.source, rows.plan
+        before = data.copy()
+        exchange.destroy()
+        del exchange, rows
+        gc.collect()
+        return np.array_equal(data, before) and plan.total == len([s for s in source.tolist() if s[0] >= 0]) or data, plan
+
+    for data, plan in ferry.Group.threads(2).run(body):
+        assert plan.total > 0
+
+
+def test_use_after_destroy():
+    def body(rank):
+        with ferry.Exchange(rank, **SETTINGS) as exchange:
+            plan = exchange.dispatch(X, IDS).plan
+        for call in (
+            lambda: exchange.dispatch(X, IDS),
+            lambda: exchange.combine(X, plan),
+            lambda: exchange.dispatch_send(X, IDS),
+            lambda: exchange.dispatch_receive(),
+            lambda: exchange.combine_receive(),
+            lambda: exchange.metadata(1),
+            lambda: exchange.check(),
+            lambda: exchange.synchronize(),
+            lambda: exchange.load(),
+            lambda: exchange.wire(),
+            lambda: exchange.last_arrivals(),
+            lambda: exchange.plan_over(plan.storage),
+            lambda: exchange.config,
+            lambda: exchange.sizes,
+        ):
+            with pytest.raises(ferry.UsageError, match="used after destroy"):
+                call()
+        exchange.destroy()
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_ranks_that_outlive_their_run():
+    kept = ferry.Group.threads(1).run(lambda rank: (rank, ferry.Exchange(rank, **SETTINGS)))
+    rank, exchange = kept[0]
+    assert rank.index == 0
+    exchange.dispatch(X, IDS)  # alone in its group: nobody is missing
+    rows = ferry.Group.threads(2).run(lambda rank: ferry.Exchange(rank, **SETTINGS))
+    with pytest.raises(ferry.PeerLostError):
+        rows[0].dispatch(X, IDS)
+
+
+def test_a_fork_is_noticed():
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS)
+        rows = exchange.dispatch(X, IDS)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                said = []
+                for call in (lambda: exchange.dispatch(X, IDS), lambda: rank.barrier(), lambda: exchange.load()):
+                    try:
+                        call()
+                        said.append("nothing")
+                    except ferry.UsageError as error:
+                        said.append(str(error))
+                exchange.destroy()
+                os.write(writer, "\n".join(said).encode())
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        said = os.read(reader, 4096).decode().splitlines()
+        assert len(said) == 3 and all("forked from it" in line for line in said), said
+        return rows.plan.total, exchange.dispatch(X, IDS).plan.total
+
+    for before, after in ferry.Group.threads(1).run(body):
+        assert before == after
+
+
+def test_a_lane_serves_one_thread_at_a_time():
+    entered = threading.Event()
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS, lanes=2)
+        if rank.index == 1:
+            entered.wait(10)
+            time.sleep(0.1)
+            exchange.dispatch(X, IDS)
+            exchange.dispatch(X, IDS, lane=1)
+            return
+        inside = threading.Thread(target=lambda: exchange.dispatch(X, IDS))
+        inside.start()
+        time.sleep(0.05)
+        with pytest.raises(ferry.UsageError, match="in use by another thread"):
+            exchange.dispatch(X, IDS)
+        entered.set()
+        exchange.dispatch(X, IDS, lane=1)
+        inside.join()
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_the_interpreter_runs_while_a_call_waits():
+    counted = []
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS)
+        if rank.index == 1:
+            end = time.monotonic() + 0.2
+            while time.monotonic() < end:
+                counted.append(1)
+            counted.append("then")
+        exchange.dispatch(X, IDS)
+
+    ferry.Group.threads(2).run(body)
+    assert counted[-1] == "then" and len(counted) > 1000
+
+
+def test_an_exception_of_a_rank_ends_the_others_waits():
+    class Mine(Exception):
+        pass
+
+    lost = []
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS)
+        if rank.index == 1:
+            raise Mine("of rank 1")
+        try:
+            exchange.dispatch(X, IDS)
+        except ferry.PeerLostError as error:
+            lost.append(error.record.peer)
+            raise
+
+    with pytest.raises(Mine, match="of rank 1"):
+        ferry.Group.threads(3).run(body)
+    assert lost == [1, 1]
+
+
+def test_a_peer_that_does_not_come():
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS, deadline=0.2)
+        if rank.index == 1:
+            time.sleep(0.6)
+            return None
+        with pytest.raises(ferry.TimeoutError) as caught:
+            exchange.dispatch(X, IDS)
+        return caught.value.record
+
+    record = ferry.Group.threads(2).run(body)[0]
+    assert (record.operation, record.rank, record.peer) == ("dispatch", 0, 1)
+
+
+def test_different_options_are_named():
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS, format="fp32")
+        tokens = X.astype(np.float32)
+        with pytest.raises(ferry.UsageError, match="format"):
+            exchange.dispatch(tokens if rank.index else X, IDS, format="fp32" if rank.index else "bf16")
+
+    ferry.Group.threads(2).run(body)
