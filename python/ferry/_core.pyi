@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import ferry._counts
+
 
 MAX_TOP_K: int = 32
 
@@ -468,12 +470,12 @@ class Exchange:
         The Arrivals of the lane's last dispatch, also where it raised OverflowError or BadIdError.
         """
 
-    def load(self) -> LoadCounts:
+    def load(self) -> ferry._counts.LoadCounts:
         """
         LoadCounts: routes to every expert and rank so far, on every rank alike.
         """
 
-    def wire(self) -> WireCounts:
+    def wire(self) -> ferry._counts.WireCounts:
         """WireCounts: bytes and messages this rank has written to others."""
 
     def destroy(self) -> None:

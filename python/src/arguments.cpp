@@ -49,8 +49,8 @@ const Array& Arguments::take(nb::handle object, const char* name) {
                                          : array.device.device_type == where_.device_type &&
                                                array.device.device_id == where_.device_id;
   if (!reachable) {
-    throw UsageError(str(name, ": expected an array on ", name_of(where_), ", where the exchange works, got one on ",
-                         name_of(array.device)));
+    throw UsageError(str(name, ": expected an array on ", name_of(where_),
+                         ", where the exchange works, got one on ", name_of(array.device)));
   }
   if (first_ == nullptr) {
     first_ = name;
@@ -103,8 +103,9 @@ RowsOf rows_of(const Array& array, const char* name, std::size_t inner) {
   std::int64_t row = 1;
   for (std::size_t i = outer; i < array.shape.size(); ++i) row *= array.shape[i];
   const auto refuse = [&] {
-    throw UsageError(str(name, ": expected rows with nothing between the elements of one, equally far apart, got shape ",
-                         text_of(array.shape), " with strides ", text_of(array.strides), " (in elements)"));
+    throw UsageError(
+        str(name, ": expected rows with nothing between the elements of one, equally far apart, got shape ",
+            text_of(array.shape), " with strides ", text_of(array.strides), " (in elements)"));
   };
   if (is_empty(array)) return {};
   if (!is_dense_from(array, outer)) refuse();

@@ -1,5 +1,5 @@
-// The arrays of one call, checked: of one framework, in memory that the exchange can use, of the documented types
-// and shapes. Every mistake is a UsageError with the argument's name, what was expected and what came.
+// The arrays of one call, checked: of one framework, in memory that the exchange can use, of the documented
+// types and shapes. Every mistake is a UsageError with the argument's name, what was expected and what came.
 #pragma once
 
 #include <initializer_list>
@@ -37,7 +37,8 @@ class Arguments {
 void require_writable(const Array& array, const char* name);
 void require_dense(const Array& array, const char* name);
 
-// Arrays whose leading dimensions are rows: how many, and bytes from row to row (0: dense, or one row at most).
+// Arrays whose leading dimensions are rows: how many, and bytes from row to row (0: dense, or one row at
+// most).
 struct RowsOf {
   std::int64_t count = 0;
   std::int64_t stride = 0;

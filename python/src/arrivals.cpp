@@ -18,7 +18,9 @@ using namespace nb::literals;
 
 namespace {
 
-const Config& config_of(const PyArrivals& self) { return self.state->exchange.config(); }
+const Config& config_of(const PyArrivals& self) {
+  return self.state->exchange.config();
+}
 
 std::int64_t all_rows(const PyArrivals& self) {
   return row_capacity(config_of(self), self.state->exchange.rank().index());
@@ -95,7 +97,8 @@ std::int64_t wait_total(PyArrivals& self) {
   }
   if (seen() != call) {
     self.state->exchange.check(self.context.lane);
-    throw UsageError(str("wait_total: the total of call ", call, " is not there, the last one seen is of call ", seen()));
+    throw UsageError(
+        str("wait_total: the total of call ", call, " is not there, the last one seen is of call ", seen()));
   }
   nb::cast<PyPlan&>(self.plan).known_total = host->total;
   return host->total;
@@ -111,14 +114,15 @@ group_of_row   int32 [capacity]: the group of every row, -1 on padding; written 
 plan           uint8 [plan_bytes(config, ranks)]
 
 What is not given lies in the lane's memory, which its next dispatch overwrites.)")
-      .def("__init__",
-           [](PyMemory* self, nb::object parts, nb::object weight, nb::object local_ids, nb::object group_of_row,
-              nb::object plan) {
-             new (self) PyMemory{std::move(parts), std::move(weight), std::move(local_ids), std::move(group_of_row),
-                                 std::move(plan)};
-           },
-           "parts"_a = nb::none(), nb::kw_only(), "weight"_a = nb::none(), "local_ids"_a = nb::none(),
-           "group_of_row"_a = nb::none(), "plan"_a = nb::none());
+      .def(
+          "__init__",
+          [](PyMemory* self, nb::object parts, nb::object weight, nb::object local_ids,
+             nb::object group_of_row, nb::object plan) {
+            new (self) PyMemory{std::move(parts), std::move(weight), std::move(local_ids),
+                                std::move(group_of_row), std::move(plan)};
+          },
+          "parts"_a = nb::none(), nb::kw_only(), "weight"_a = nb::none(), "local_ids"_a = nb::none(),
+          "group_of_row"_a = nb::none(), "plan"_a = nb::none());
 }
 
 }  // namespace
@@ -130,61 +134,74 @@ void bind_arrivals(nb::module_& module) {
 Groups are this rank's experts in local order; for rank_major the source ranks. Arrays have room for all rows there may
 be; rows past the total are never written or read. They lie in the lane's memory until its next dispatch, unless
 memory was given.)")
-      .def_prop_ro("data", [](PyArrivals& self) { return part(self, 0); },
-                   "[capacity, H], or [L, capacity, H] in the padded layout: the rows.")
+      .def_prop_ro(
+          "data", [](PyArrivals& self) { return part(self, 0); },
+          "[capacity, H], or [L, capacity, H] in the padded layout: the rows.")
       .def_prop_ro("scales", &scales, "fp8: the scales of every row's blocks, [capacity, blocks]; else None.")
       .def_prop_ro("parts", &all_parts, "tuple of all parts: values, scales, or the opaque ones.")
-      .def_prop_ro("counts",
-                   [](const PyArrivals& self) {
-                     return in_lane(self, self.arrivals.counts, kInt32, {self.arrivals.groups});
-                   },
-                   "int32 [G]: rows of a group, padding not counted.")
-      .def_prop_ro("row_offsets",
-                   [](const PyArrivals& self) {
-                     return in_lane(self, self.arrivals.row_offsets, kInt32, {self.arrivals.groups + 1});
-                   },
-                   "int32 [G + 1]: first row of a group.")
-      .def_prop_ro("total", [](const PyArrivals& self) { return in_lane(self, self.arrivals.total, kInt32, {}); },
-                   "int32 []: row_offsets[G]. int(total) waits for the device, if there is one.")
-      .def_prop_ro("group_expert",
-                   [](const PyArrivals& self) {
-                     return in_lane(self, self.arrivals.group_expert, kInt32, {self.arrivals.groups});
-                   },
-                   "int32 [G]: global id of a group's expert; -1 for rank_major.")
-      .def_prop_ro("source",
-                   [](const PyArrivals& self) {
-                     return in(self, nb::cast<PyPlan&>(self.plan).owner, self.arrivals.source, kInt32,
-                               {all_rows(self), 3});
-                   },
-                   "int32 [capacity, 3]: rank, token and slot of every row; -1 on padding.")
-      .def_prop_ro("weight",
-                   [](const PyArrivals& self) {
-                     return in(self, self.context.memory.weight, self.arrivals.weight, kFp32,
-                               shape_of_weights(self));
-                   },
-                   "float32 [capacity], rank_major [capacity, K]: the weights that travelled; None without.")
-      .def_prop_ro("local_ids",
-                   [](const PyArrivals& self) {
-                     return in(self, self.context.memory.local_ids, self.arrivals.local_ids, kInt32,
-                               shape_of_weights(self));
-                   },
-                   "rank_major: int32 [capacity, K]: local expert of every slot, or -1.")
-      .def_prop_ro("group_of_row",
-                   [](const PyArrivals& self) {
-                     return in(self, self.context.memory.group_of_row, self.arrivals.group_of_row, kInt32,
-                               {all_rows(self)});
-                   },
-                   "int32 [capacity] if memory was given for it.")
-      .def_prop_ro("dots",
-                   [](const PyArrivals& self) { return in_lane(self, self.arrivals.dots, kFp32, {all_rows(self)}); },
-                   "float32 [capacity] if dot_rows was given.")
+      .def_prop_ro(
+          "counts",
+          [](const PyArrivals& self) {
+            return in_lane(self, self.arrivals.counts, kInt32, {self.arrivals.groups});
+          },
+          "int32 [G]: rows of a group, padding not counted.")
+      .def_prop_ro(
+          "row_offsets",
+          [](const PyArrivals& self) {
+            return in_lane(self, self.arrivals.row_offsets, kInt32, {self.arrivals.groups + 1});
+          },
+          "int32 [G + 1]: first row of a group.")
+      .def_prop_ro(
+          "total", [](const PyArrivals& self) { return in_lane(self, self.arrivals.total, kInt32, {}); },
+          "int32 []: row_offsets[G]. int(total) waits for the device, if there is one.")
+      .def_prop_ro(
+          "group_expert",
+          [](const PyArrivals& self) {
+            return in_lane(self, self.arrivals.group_expert, kInt32, {self.arrivals.groups});
+          },
+          "int32 [G]: global id of a group's expert; -1 for rank_major.")
+      .def_prop_ro(
+          "source",
+          [](const PyArrivals& self) {
+            return in(self, nb::cast<PyPlan&>(self.plan).owner, self.arrivals.source, kInt32,
+                      {all_rows(self), 3});
+          },
+          "int32 [capacity, 3]: rank, token and slot of every row; -1 on padding.")
+      .def_prop_ro(
+          "weight",
+          [](const PyArrivals& self) {
+            return in(self, self.context.memory.weight, self.arrivals.weight, kFp32, shape_of_weights(self));
+          },
+          "float32 [capacity], rank_major [capacity, K]: the weights that travelled; None without.")
+      .def_prop_ro(
+          "local_ids",
+          [](const PyArrivals& self) {
+            return in(self, self.context.memory.local_ids, self.arrivals.local_ids, kInt32,
+                      shape_of_weights(self));
+          },
+          "rank_major: int32 [capacity, K]: local expert of every slot, or -1.")
+      .def_prop_ro(
+          "group_of_row",
+          [](const PyArrivals& self) {
+            return in(self, self.context.memory.group_of_row, self.arrivals.group_of_row, kInt32,
+                      {all_rows(self)});
+          },
+          "int32 [capacity] if memory was given for it.")
+      .def_prop_ro(
+          "dots",
+          [](const PyArrivals& self) { return in_lane(self, self.arrivals.dots, kFp32, {all_rows(self)}); },
+          "float32 [capacity] if dot_rows was given.")
       .def_ro("plan", &PyArrivals::plan, "the Plan of the call")
-      .def_prop_ro("groups", [](const PyArrivals& self) { return self.arrivals.groups; }, "G")
-      .def_prop_ro("capacity", [](const PyArrivals& self) { return self.arrivals.capacity; },
-                   "rows there is room for; padded layout: rows an expert")
-      .def_prop_ro("call", [](const PyArrivals& self) { return self.arrivals.call; }, "call number on the lane")
+      .def_prop_ro(
+          "groups", [](const PyArrivals& self) { return self.arrivals.groups; }, "G")
+      .def_prop_ro(
+          "capacity", [](const PyArrivals& self) { return self.arrivals.capacity; },
+          "rows there is room for; padded layout: rows an expert")
+      .def_prop_ro(
+          "call", [](const PyArrivals& self) { return self.arrivals.call; }, "call number on the lane")
       .def("wait_total", &wait_total,
-           "The total as a number. On devices it waits for the call's own word in pinned memory, which comes while\n"
+           "The total as a number. On devices it waits for the call's own word in pinned memory, which comes "
+           "while\n"
            "rows may still be arriving, and at most as long as the exchange's deadline.");
 }
 

@@ -74,8 +74,8 @@ void read_result(const nb::object& given, const Config& config, Reduction reduct
   in.result = {array.data, *value_type_of(array.element), rows.stride};
 }
 
-const float* row_numbers(const nb::object& given, const char* name, const nb::object& plan, const Config& config,
-                         CombineInput& in) {
+const float* row_numbers(const nb::object& given, const char* name, const nb::object& plan,
+                         const Config& config, CombineInput& in) {
   if (given.is_none()) return nullptr;
   const Array& array = in.arguments.dense(given, name, kFp32, {-1});
   require_rows(plan, array.shape[0], name, config, in.rank);
@@ -106,7 +106,8 @@ void read_combine(PyExchange& self, InCall& call, const CombineArguments& given,
   in.options.sm_limit = given.sm_limit;
   if (!given.outputs.is_none()) read_outputs(given.outputs, given.plan, config, in);
   in.options.row_values = row_numbers(given.row_values, "row_values", given.plan, config, in);
-  call.use(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(), call.where()));
+  call.use(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(),
+                     call.where()));
   in.options.weights = row_numbers(given.weights, "weights", given.plan, config, in);
   in.options.home_weights =
       slot_numbers(self, given.home_weights, "home_weights", in.plan->tokens, in.arguments);
@@ -190,9 +191,9 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
 
 std::pair<PyArrivals, nb::object> combine_backward(PyExchange& self, const nb::object& d_result,
                                                    const nb::object& plan, const nb::object& home_weights,
-                                                   const nb::object& outputs, std::optional<std::string> format,
-                                                   int lane, int sm_limit, const nb::object& memory,
-                                                   const nb::object& stream) {
+                                                   const nb::object& outputs,
+                                                   std::optional<std::string> format, int lane, int sm_limit,
+                                                   const nb::object& memory, const nb::object& stream) {
   const DispatchArguments given{.tokens = d_result,
                                 .ids = plan,
                                 .weights = home_weights,
@@ -264,9 +265,9 @@ void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
                                .sm_limit = sm_limit,
                                .stream = std::move(stream)});
       },
-      "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "weights"_a = nb::none(), "home_weights"_a = nb::none(),
-      "reduction"_a = nb::none(), "row_values"_a = nb::none(), "result"_a = nb::none(), "lane"_a = 0,
-      "sm_limit"_a = 0, "stream"_a = nb::none(), doc);
+      "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "weights"_a = nb::none(),
+      "home_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
+      "result"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0, "stream"_a = nb::none(), doc);
 }
 
 }  // namespace
@@ -274,7 +275,8 @@ void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
 void bind_combine(nb::class_<PyExchange>& exchange) {
   define(exchange, "combine", kCombineDoc, combine);
   define(exchange, "combine_send",
-         "The send half of combine, with its arguments. Outputs may be reused after it; home_weights with 'partial'\n"
+         "The send half of combine, with its arguments. Outputs may be reused after it; home_weights with "
+         "'partial'\n"
          "are refused.",
          combine_send);
   exchange
@@ -283,9 +285,9 @@ void bind_combine(nb::class_<PyExchange>& exchange) {
       .def("route_values", &route_values, "values"_a.none(), "plan"_a.none(), nb::kw_only(), "lane"_a = 0,
            "stream"_a = nb::none(),
            "Carries float32 [N, K], one number a route, to its row: returns float32 [rows], 0 on padding.")
-      .def("combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(), "home_weights"_a.none(), "outputs"_a.none(),
-           nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(),
-           "stream"_a = nb::none(),
+      .def("combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(),
+           "home_weights"_a.none(), "outputs"_a.none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
+           "sm_limit"_a = 0, "memory"_a = nb::none(), "stream"_a = nb::none(),
            R"(Gradients of combine: (arrivals, d_weights).
 
 d_result [N, H] goes to the rows by the plan, each row times its weight of home_weights, float32 [N, K]; d_weights,

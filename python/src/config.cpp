@@ -36,8 +36,12 @@ T value_of(const std::string& key, nb::handle value, const char* expected) {
       str(key, ": expected ", expected, ", got ", nb::cast<std::string>(nb::repr(nb::borrow(value)))));
 }
 
-int int_of(const std::string& key, nb::handle value) { return value_of<int>(key, value, "a whole number"); }
-bool bool_of(const std::string& key, nb::handle value) { return value_of<bool>(key, value, "True or False"); }
+int int_of(const std::string& key, nb::handle value) {
+  return value_of<int>(key, value, "a whole number");
+}
+bool bool_of(const std::string& key, nb::handle value) {
+  return value_of<bool>(key, value, "True or False");
+}
 std::string text_of(const std::string& key, nb::handle value) {
   return value_of<std::string>(key, value, "a string");
 }
@@ -59,19 +63,18 @@ constexpr Setting kSettings[] = {
     {"top_k", [](Config& c, const std::string& k, nb::handle v) { c.top_k = int_of(k, v); }},
     {"hidden", [](Config& c, const std::string& k, nb::handle v) { c.hidden = int_of(k, v); }},
     {"max_tokens", [](Config& c, const std::string& k, nb::handle v) { c.max_tokens = int_of(k, v); }},
-    {"backend", [](Config& c, const std::string& k, nb::handle v) { c.backend = backend_named(text_of(k, v)); }},
-    {"placement",
-     [](Config& c, const std::string& k, nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
+    {"backend",
+     [](Config& c, const std::string& k, nb::handle v) { c.backend = backend_named(text_of(k, v)); }},
+    {"placement", [](Config& c, const std::string& k,
+                     nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
     {"layout",
      [](Config& c, const std::string& k, nb::handle v) {
        c.layout = named(k.c_str(), text_of(k, v),
                         std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major});
      }},
     {"alignment", [](Config& c, const std::string& k, nb::handle v) { c.alignment = int_of(k, v); }},
-    {"capacity",
-     [](Config& c, const std::string& k, nb::handle v) {
-       c.capacity = value_of<std::int64_t>(k, v, "a whole number");
-     }},
+    {"capacity", [](Config& c, const std::string& k,
+                    nb::handle v) { c.capacity = value_of<std::int64_t>(k, v, "a whole number"); }},
     {"repeats", [](Config& c, const std::string& k, nb::handle v) { c.repeats = bool_of(k, v); }},
     {"zero_padding", [](Config& c, const std::string& k, nb::handle v) { c.zero_padding = bool_of(k, v); }},
     {"format", [](Config& c, const std::string& k, nb::handle v) { c.format = parse_format(text_of(k, v)); }},
@@ -137,22 +140,24 @@ void bind_placement(nb::module_& module) {
       .def_prop_ro("experts", &Placement::experts, "how many experts it places")
       .def_prop_ro("ranks", &Placement::ranks, "on how many ranks")
       .def_prop_ro("version", &Placement::version, "the number given with the table")
-      .def("place",
-           [](const Placement& self, int expert) {
-             if (expert < 0 || expert >= self.experts()) {
-               throw UsageError(str("expert = ", expert, ", must be 0 to ", self.experts() - 1));
-             }
-             return std::pair(self.place(expert).rank, self.place(expert).local);
-           },
-           "expert"_a, "(rank, local expert) of an expert.")
-      .def("experts_of",
-           [](const Placement& self, int rank) {
-             if (rank < 0 || rank >= self.ranks()) {
-               throw UsageError(str("rank = ", rank, ", must be 0 to ", self.ranks() - 1));
-             }
-             return self.experts_of(rank);
-           },
-           "rank"_a, "The global ids of a rank's experts, in local order.");
+      .def(
+          "place",
+          [](const Placement& self, int expert) {
+            if (expert < 0 || expert >= self.experts()) {
+              throw UsageError(str("expert = ", expert, ", must be 0 to ", self.experts() - 1));
+            }
+            return std::pair(self.place(expert).rank, self.place(expert).local);
+          },
+          "expert"_a, "(rank, local expert) of an expert.")
+      .def(
+          "experts_of",
+          [](const Placement& self, int rank) {
+            if (rank < 0 || rank >= self.ranks()) {
+              throw UsageError(str("rank = ", rank, ", must be 0 to ", self.ranks() - 1));
+            }
+            return self.experts_of(rank);
+          },
+          "rank"_a, "The global ids of a rank's experts, in local order.");
 }
 
 }  // namespace
@@ -197,9 +202,10 @@ own_arrivals   False: every dispatch brings memory for its arrivals
 check_calls    host backends call check() at the end of every call; default True
 
 UsageError names a setting that does not exist or does not fit.)")
-      .def("__init__",
-           [](Config* self, const nb::kwargs& settings) { new (self) Config(config_of(settings)); },
-           nb::sig("def __init__(self, **settings: object) -> None"))
+      .def(
+          "__init__",
+          [](Config* self, const nb::kwargs& settings) { new (self) Config(config_of(settings)); },
+          nb::sig("def __init__(self, **settings: object) -> None"))
       .def_ro("experts", &Config::experts, "E")
       .def_ro("top_k", &Config::top_k, "K, 1 to 32")
       .def_ro("hidden", &Config::hidden, "H, columns of a token")
@@ -213,12 +219,16 @@ UsageError names a setting that does not exist or does not fit.)")
       .def_ro("deadline", &Config::deadline, "seconds a wait may last")
       .def_ro("own_arrivals", &Config::own_arrivals, "see the class")
       .def_ro("check_calls", &Config::check_calls, "see the class")
-      .def_prop_ro("backend", [](const Config& c) { return std::string(to_string(c.backend)); }, "see the class")
-      .def_prop_ro("layout", [](const Config& c) { return std::string(to_string(c.layout)); }, "see the class")
-      .def_prop_ro("format", [](const Config& c) { return to_string(c.format); }, "see the class")
-      .def_prop_ro("wire", [](const Config& c) { return std::string(to_string(c.wire)); }, "see the class")
-      .def_prop_ro("reduction", [](const Config& c) { return std::string(to_string(c.reduction)); },
-                   "see the class")
+      .def_prop_ro(
+          "backend", [](const Config& c) { return std::string(to_string(c.backend)); }, "see the class")
+      .def_prop_ro(
+          "layout", [](const Config& c) { return std::string(to_string(c.layout)); }, "see the class")
+      .def_prop_ro(
+          "format", [](const Config& c) { return to_string(c.format); }, "see the class")
+      .def_prop_ro(
+          "wire", [](const Config& c) { return std::string(to_string(c.wire)); }, "see the class")
+      .def_prop_ro(
+          "reduction", [](const Config& c) { return std::string(to_string(c.reduction)); }, "see the class")
       .def("__repr__", &describe);
   bind_sizes(module);
 }

@@ -10,7 +10,8 @@
 
 namespace ferry::python {
 
-// `fallback`: the backend where none is named. Throws UsageError for names that are none and types that do not fit.
+// `fallback`: the backend where none is named. Throws UsageError for names that are none and types that do
+// not fit.
 Config config_of(const nanobind::kwargs& settings, BackendKind fallback = BackendKind::cpu);
 
 Reduction reduction_named(const std::string& name);

@@ -5,7 +5,9 @@
 
 namespace ferry::python {
 
-bool has_cuda() { return true; }
+bool has_cuda() {
+  return true;
+}
 
 int current_device() {
   int device = 0;

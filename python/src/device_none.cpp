@@ -4,7 +4,9 @@
 
 namespace ferry::python {
 
-bool has_cuda() { return false; }
+bool has_cuda() {
+  return false;
+}
 
 int current_device() {
   throw UnsupportedError(
@@ -12,6 +14,6 @@ int current_device() {
 }
 
 OnDevice::OnDevice(int) {}
-OnDevice::~OnDevice() = default;
+OnDevice::~OnDevice() {}
 
 }  // namespace ferry::python

@@ -5,8 +5,8 @@
 
 #include "core/configuration.hpp"
 #include "core/text.hpp"
-#include "exchange.hpp"
 #include "dispatch.hpp"
+#include "exchange.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
 
@@ -36,7 +36,8 @@ std::int64_t bytes_of_row(const Array& array) {
   return bytes;
 }
 
-// Opaque parts: [N, anything], as many bytes a row as the format says; without a format they say it themselves.
+// Opaque parts: [N, anything], as many bytes a row as the format says; without a format they say it
+// themselves.
 void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
   if (items.size() > static_cast<std::size_t>(kMaxParts)) {
     throw UsageError(str("tokens: ", items.size(), " parts, at most ", kMaxParts));
@@ -46,7 +47,8 @@ void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
   for (std::size_t p = 0; p < items.size(); ++p) {
     const std::string name = str("tokens[", p, "]");
     const Array& part = in.arguments.take(items[p], name.c_str());
-    if (part.shape.size() < 2) throw UsageError(str(name, ": expected rows, got shape ", text_of(part.shape)));
+    if (part.shape.size() < 2)
+      throw UsageError(str(name, ": expected rows, got shape ", text_of(part.shape)));
     const std::int64_t bytes = bytes_of_row(part);
     if (given && in.format.part_bytes[p] != bytes) {
       throw UsageError(str(name, ": expected rows of ", in.format.part_bytes[p], " bytes, got ", bytes));
@@ -63,7 +65,8 @@ void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
   }
   const auto count = static_cast<std::size_t>(parts_of(in.format, 0).count);
   if (count != items.size()) {
-    throw UsageError(str("tokens: expected ", count, " parts as ", to_string(in.format), " has, got ", items.size()));
+    throw UsageError(
+        str("tokens: expected ", count, " parts as ", to_string(in.format), " has, got ", items.size()));
   }
 }
 
@@ -88,8 +91,8 @@ void read_ids(const nb::object& ids, const Config& config, DispatchInput& in) {
     throw UsageError(str("ids: expected int32 or int64, got ", name_of(array.element)));
   }
   if (array.shape != Shape{in.tokens.count, config.top_k}) {
-    throw UsageError(str("ids: expected an array of shape [N, K] = ", text_of({in.tokens.count, config.top_k}),
-                         ", got ", text_of(array.shape)));
+    throw UsageError(str("ids: expected an array of shape [N, K] = ",
+                         text_of({in.tokens.count, config.top_k}), ", got ", text_of(array.shape)));
   }
   require_dense(array, "ids");
   in.ids = array.element == kInt32 ? Ids(static_cast<const std::int32_t*>(array.data))
@@ -140,8 +143,8 @@ void read_memory(const Config& config, int rank, DispatchInput& in) {
       static_cast<std::int32_t*>(output(in.arguments, given.local_ids, "memory.local_ids", kInt32, slots));
   memory.group_of_row = static_cast<std::int32_t*>(
       output(in.arguments, given.group_of_row, "memory.group_of_row", kInt32, {rows}));
-  memory.plan = output(in.arguments, given.plan, "memory.plan", kByte,
-                       {plan_bytes(config, config.placement.ranks())});
+  memory.plan =
+      output(in.arguments, given.plan, "memory.plan", kByte, {plan_bytes(config, config.placement.ranks())});
 }
 
 void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInput& in) {
@@ -154,7 +157,8 @@ void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInp
 
 }  // namespace
 
-void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config, int rank) {
+void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config,
+                  int rank) {
   std::int64_t needed = row_capacity(config, rank);
   if (!plan.is_none()) needed = std::min(needed, rows_touched(nb::cast<PyPlan&>(plan)));
   if (count >= needed) return;
@@ -180,7 +184,8 @@ void read_dispatch(PyExchange& self, InCall& call, const DispatchArguments& give
   call.use(stream_of(given.stream, in.arguments.framework(), call.where()));
   read_ids(given.ids, config, in);
   if (!given.weights.is_none()) {
-    const Array& weights = in.arguments.dense(given.weights, "weights", kFp32, {in.tokens.count, config.top_k});
+    const Array& weights =
+        in.arguments.dense(given.weights, "weights", kFp32, {in.tokens.count, config.top_k});
     in.weights = weights.data != nullptr ? static_cast<const float*>(weights.data)
                                          : self.spare(in.arguments.framework());
   }
@@ -256,7 +261,8 @@ PyArrivals dispatch_receive(PyExchange& self, int lane, const nb::object& stream
   return self.arrivals(lane, arrivals);
 }
 
-constexpr const char* kDispatchDoc = R"(Sends every token to the ranks of its experts and lays the arrivals out.
+constexpr const char* kDispatchDoc =
+    R"(Sends every token to the ranks of its experts and lays the arrivals out.
 
 tokens       [N, H] of bfloat16, float16 or float32, any row stride; for opaque formats a tuple of up to four arrays
              [N, ...], which arrive as they are
@@ -278,8 +284,8 @@ void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
   exchange.def(
       name,
       [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
-                 std::optional<std::string> format, int lane, int sm_limit, nb::object memory, bool weigh_rows,
-                 nb::object dot_rows, nb::object count, nb::object stream) {
+                 std::optional<std::string> format, int lane, int sm_limit, nb::object memory,
+                 bool weigh_rows, nb::object dot_rows, nb::object count, nb::object stream) {
         return function(self, {.tokens = std::move(tokens),
                                .ids = std::move(ids),
                                .weights = std::move(weights),
@@ -292,9 +298,9 @@ void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
                                .count = std::move(count),
                                .stream = std::move(stream)});
       },
-      "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
-      "sm_limit"_a = 0, "memory"_a = nb::none(), "weigh_rows"_a = false, "dot_rows"_a = nb::none(),
-      "count"_a = nb::none(), "stream"_a = nb::none(), doc);
+      "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(),
+      "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(), "weigh_rows"_a = false,
+      "dot_rows"_a = nb::none(), "count"_a = nb::none(), "stream"_a = nb::none(), doc);
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ void read_dispatch(PyExchange& self, InCall& call, const DispatchArguments& give
 void begin_dispatch(PyExchange& self, const DispatchInput& in);
 
 // Throws UsageError unless `count` rows are all that calls with the plan (None: any) may touch.
-void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config, int rank);
+void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config,
+                  int rank);
 
 std::optional<DType> value_type_of(Element element);
 

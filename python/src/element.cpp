@@ -10,12 +10,23 @@ struct Named {
   const char* name;
 };
 
-constexpr Named kNames[] = {
-    {kBf16, "bfloat16"},       {kFp16, "float16"},           {kFp32, "float32"},      {{2, 64, 1}, "float64"},
-    {kFp8, "float8_e4m3fn"},   {{12, 8, 1}, "float8_e5m2"},  {{0, 8, 1}, "int8"},     {{0, 16, 1}, "int16"},
-    {kInt32, "int32"},         {kInt64, "int64"},            {kByte, "uint8"},        {{1, 16, 1}, "uint16"},
-    {{1, 32, 1}, "uint32"},    {{1, 64, 1}, "uint64"},       {{6, 8, 1}, "bool"},     {{5, 64, 1}, "complex64"},
-    {{14, 8, 1}, "float8_e8m0fnu"}};
+constexpr Named kNames[] = {{kBf16, "bfloat16"},
+                            {kFp16, "float16"},
+                            {kFp32, "float32"},
+                            {{2, 64, 1}, "float64"},
+                            {kFp8, "float8_e4m3fn"},
+                            {{12, 8, 1}, "float8_e5m2"},
+                            {{0, 8, 1}, "int8"},
+                            {{0, 16, 1}, "int16"},
+                            {kInt32, "int32"},
+                            {kInt64, "int64"},
+                            {kByte, "uint8"},
+                            {{1, 16, 1}, "uint16"},
+                            {{1, 32, 1}, "uint32"},
+                            {{1, 64, 1}, "uint64"},
+                            {{6, 8, 1}, "bool"},
+                            {{5, 64, 1}, "complex64"},
+                            {{14, 8, 1}, "float8_e8m0fnu"}};
 
 }  // namespace
 
@@ -23,7 +34,8 @@ std::string name_of(Element element) {
   for (const Named& known : kNames) {
     if (known.element == element) return known.name;
   }
-  return str("DLPack type (", int{element.code}, ", ", int{element.bits}, " bits, ", element.lanes, " lanes)");
+  return str("DLPack type (", int{element.code}, ", ", int{element.bits}, " bits, ", element.lanes,
+             " lanes)");
 }
 
 Element element_named(const std::string& name) {

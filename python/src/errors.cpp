@@ -52,6 +52,8 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 }  // namespace
 
-void register_errors() { nb::register_exception_translator(translate); }
+void register_errors() {
+  nb::register_exception_translator(translate);
+}
 
 }  // namespace ferry::python

@@ -17,7 +17,8 @@ namespace ferry::python {
 using namespace nb::literals;
 
 nb::object keeper_of(const SharedState& state) {
-  return nb::capsule(new SharedState(state), [](void* kept) noexcept { delete static_cast<SharedState*>(kept); });
+  return nb::capsule(new SharedState(state),
+                     [](void* kept) noexcept { delete static_cast<SharedState*>(kept); });
 }
 
 PyExchange::PyExchange(SharedState state)
@@ -47,11 +48,8 @@ std::size_t PyExchange::checked(int lane) const {
 
 PyArrivals PyExchange::arrivals(int lane, const Arrivals& arrivals) const {
   const DispatchContext& context = lanes_[checked(lane)].context;
-  PyArrivals made{.arrivals = arrivals,
-                  .context = context,
-                  .state = state_,
-                  .keeper = keeper_,
-                  .plan = context.plan};
+  PyArrivals made{
+      .arrivals = arrivals, .context = context, .state = state_, .keeper = keeper_, .plan = context.plan};
   if (!context.plan.is_none()) return made;
   const bool own = context.memory.plan.is_none();
   PyPlan plan{.plan = arrivals.plan,
@@ -82,11 +80,14 @@ InCall::InCall(PyExchange& exchange, int lane)
       number_(lane),
       device_(is_host(state_->where) ? -1 : state_->where.device_id) {
   if (lane_->busy.exchange(true)) {
-    throw UsageError(str("lane ", lane, " is in use by another thread: calls of a lane come one after the other"));
+    throw UsageError(
+        str("lane ", lane, " is in use by another thread: calls of a lane come one after the other"));
   }
 }
 
-InCall::~InCall() { lane_->busy = false; }
+InCall::~InCall() {
+  lane_->busy = false;
+}
 
 void InCall::refuse(std::initializer_list<Operation> operations, const Error& error) noexcept {
   const nb::gil_scoped_release unlocked;
@@ -117,12 +118,13 @@ Config config_or_refuse(const Rank& rank, const nb::object& given, const nb::kwa
                         BackendKind backend) {
   try {
     if (given.is_none()) return config_of(settings, backend);
-    if (nb::len(nb::handle(settings)) > 0) throw UsageError("exchange: a Config and settings exclude each other");
+    if (nb::len(nb::handle(settings)) > 0)
+      throw UsageError("exchange: a Config and settings exclude each other");
     Config* config = nullptr;
     if (nb::try_cast(given, config) && config != nullptr) return *config;
     PyErr_Clear();
-    throw UsageError(str("exchange: expected a Config, got ",
-                         nb::cast<std::string>(nb::type_name(given.type()))));
+    throw UsageError(
+        str("exchange: expected a Config, got ", nb::cast<std::string>(nb::type_name(given.type()))));
   } catch (const Error& error) {
     const nb::gil_scoped_release unlocked;
     refuse_configuration(rank, error);
@@ -171,8 +173,8 @@ nb::object load(const PyExchange& self) {
     ranks.assign(counts.ranks.begin(), counts.ranks.end());
     dispatches = counts.dispatches;
   }
-  return nb::module_::import_("ferry._counts").attr("LoadCounts")(counts_array(experts), counts_array(ranks),
-                                                                   dispatches);
+  return nb::module_::import_("ferry._counts")
+      .attr("LoadCounts")(counts_array(experts), counts_array(ranks), dispatches);
 }
 
 nb::object wire(const PyExchange& self) {
@@ -183,8 +185,8 @@ nb::object wire(const PyExchange& self) {
     const OnDevice device(is_host(state.where) ? -1 : state.where.device_id);
     w = state.exchange.wire();
   }
-  return nb::module_::import_("ferry._counts").attr("WireCounts")(w.dispatch_bytes, w.dispatch_messages,
-                                                                   w.combine_bytes, w.combine_messages);
+  return nb::module_::import_("ferry._counts")
+      .attr("WireCounts")(w.dispatch_bytes, w.dispatch_messages, w.combine_bytes, w.combine_messages);
 }
 
 PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optional<std::int64_t> tokens) {
@@ -204,7 +206,8 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
   if (host && static_cast<const PlanHeader*>(array.data)->magic != kPlanMagic) {
     throw UsageError("storage: holds no finished plan");
   }
-  if (!host && !tokens) throw UsageError("tokens: a plan in device memory does not tell the host its N: give it");
+  if (!host && !tokens)
+    throw UsageError("tokens: a plan in device memory does not tell the host its N: give it");
   made.tokens = tokens.value_or(host ? made.plan.tokens() : 0);
   if (made.tokens < 0 || made.tokens > self.config().max_tokens) {
     throw UsageError(str("tokens = ", made.tokens, ", must be 0 to ", self.config().max_tokens));
@@ -261,50 +264,65 @@ collective: all ranks call the same operations of a lane in the same order. Usag
 exchange usable; TimeoutError and PeerLostError are final for the group. With the backend 'cuda' the rank's device is
 the thread's current one, or `device`; work goes to the current stream of the arrays' framework, or to `stream`.)");
   exchange
-      .def("__init__", &construct, "group"_a.none(), "config"_a = nb::none(), nb::kw_only(), "device"_a = nb::none(),
-           "settings"_a,
+      .def("__init__", &construct, "group"_a.none(), "config"_a = nb::none(), nb::kw_only(),
+           "device"_a = nb::none(), "settings"_a,
            nb::sig("def __init__(self, group: Group | Rank, config: Config | None = None, *, "
                    "device: int | None = None, **settings: object) -> None"))
-      .def_prop_ro("config", [](const PyExchange& self) { return self.config(); }, "with every default filled in")
-      .def_prop_ro("rank", [](const PyExchange& self) { return self.state().exchange.rank().index(); },
-                   "this rank's number")
-      .def_prop_ro("ranks", [](const PyExchange& self) { return self.state().exchange.rank().size(); }, "R")
-      .def_prop_ro("sizes", [](const PyExchange& self) { return self.state().exchange.sizes(); },
-                   "Sizes: what it has mapped")
-      .def_prop_ro("capacity", [](const PyExchange& self) { return self.state().exchange.capacity(); },
-                   "rows this rank can receive (expert_padded: rows of one expert)")
+      .def_prop_ro(
+          "config", [](const PyExchange& self) { return self.config(); }, "with every default filled in")
+      .def_prop_ro(
+          "rank", [](const PyExchange& self) { return self.state().exchange.rank().index(); },
+          "this rank's number")
+      .def_prop_ro(
+          "ranks", [](const PyExchange& self) { return self.state().exchange.rank().size(); }, "R")
+      .def_prop_ro(
+          "sizes", [](const PyExchange& self) { return self.state().exchange.sizes(); },
+          "Sizes: what it has mapped")
+      .def_prop_ro(
+          "capacity", [](const PyExchange& self) { return self.state().exchange.capacity(); },
+          "rows this rank can receive (expert_padded: rows of one expert)")
       .def("plan_over", &plan_over, "storage"_a.none(), "tokens"_a = nb::none(),
-           "A Plan over its storage, uint8 [plan_bytes(config, ranks)]. `tokens`: its N, needed for device memory.")
+           "A Plan over its storage, uint8 [plan_bytes(config, ranks)]. `tokens`: its N, needed for device "
+           "memory.")
       .def("metadata", &metadata, "count"_a.none(), nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
-           "int32 [3]: sum of all ranks' counts, of those of lower ranks, largest. At a fixed place of the lane.\n"
+           "int32 [3]: sum of all ranks' counts, of those of lower ranks, largest. At a fixed place of the "
+           "lane.\n"
            "`count` is a number, or with the backend 'cuda' an int32 [1] that is read when the call runs.")
-      .def("check",
-           [](PyExchange& self, int lane) {
-             on_lane(self, lane, nb::none(), [lane](Exchange& e, Stream) { e.check(lane); });
-           },
-           "lane"_a = 0,
-           "Raises what the lane's calls have found: BadIdError, OverflowError, BadSourceError; on devices also what\n"
-           "has ended one.")
-      .def("synchronize",
-           [](PyExchange& self, int lane, const nb::object& stream) {
-             on_lane(self, lane, stream, [lane](Exchange& e, Stream where) { e.synchronize(lane, where); });
-           },
-           "lane"_a = 0, "stream"_a = nb::none(),
-           "Waits until the stream has done its work and raises what ended a call of the lane on the device.")
-      .def("last_arrivals",
-           [](PyExchange& self, int lane) {
-             return self.arrivals(lane, self.state().exchange.last_arrivals(lane));
-           },
-           "lane"_a = 0, "The Arrivals of the lane's last dispatch, also where it raised OverflowError or BadIdError.")
+      .def(
+          "check",
+          [](PyExchange& self, int lane) {
+            on_lane(self, lane, nb::none(), [lane](Exchange& e, Stream) { e.check(lane); });
+          },
+          "lane"_a = 0,
+          "Raises what the lane's calls have found: BadIdError, OverflowError, BadSourceError; on devices "
+          "also what\n"
+          "has ended one.")
+      .def(
+          "synchronize",
+          [](PyExchange& self, int lane, const nb::object& stream) {
+            on_lane(self, lane, stream, [lane](Exchange& e, Stream where) { e.synchronize(lane, where); });
+          },
+          "lane"_a = 0, "stream"_a = nb::none(),
+          "Waits until the stream has done its work and raises what ended a call of the lane on the device.")
+      .def(
+          "last_arrivals",
+          [](PyExchange& self, int lane) {
+            return self.arrivals(lane, self.state().exchange.last_arrivals(lane));
+          },
+          "lane"_a = 0,
+          "The Arrivals of the lane's last dispatch, also where it raised OverflowError or BadIdError.")
       .def("load", &load, "LoadCounts: routes to every expert and rank so far, on every rank alike.",
-           nb::sig("def load(self) -> LoadCounts"))
+           nb::sig("def load(self) -> ferry._counts.LoadCounts"))
       .def("wire", &wire, "WireCounts: bytes and messages this rank has written to others.",
-           nb::sig("def wire(self) -> WireCounts"))
+           nb::sig("def wire(self) -> ferry._counts.WireCounts"))
       .def("destroy", &PyExchange::destroy,
            "Gives the buffers back as soon as no array points into them. Later calls raise UsageError.")
-      .def("__enter__", [](const nb::object& self) { return self; }, nb::sig("def __enter__(self) -> Exchange"))
-      .def("__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
-           nb::sig("def __exit__(self, *exception: object) -> None"));
+      .def(
+          "__enter__", [](const nb::object& self) { return self; },
+          nb::sig("def __enter__(self) -> Exchange"))
+      .def(
+          "__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"));
   bind_dispatch(exchange);
   bind_combine(exchange);
 }

@@ -7,8 +7,8 @@
 
 namespace ferry::python {
 
-// What a lane of the split form keeps from the send half to the receive half: memory that is still used, and what
-// the receive half gives back.
+// What a lane of the split form keeps from the send half to the receive half: memory that is still used, and
+// what the receive half gives back.
 struct Pending {
   std::vector<nb::object> owners;
   nb::object result;

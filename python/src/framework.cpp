@@ -71,8 +71,8 @@ Array look_at_dlpack(nb::handle object, const char* name) {
     }
   } else if (!nb::hasattr(object, "__dlpack__")) {
     const std::string type = nb::cast<std::string>(nb::type_name(object.type()));
-    throw UsageError(str(name, ": expected an array of NumPy, PyTorch or CuPy, or one with __dlpack__, got ",
-                         type));
+    throw UsageError(
+        str(name, ": expected an array of NumPy, PyTorch or CuPy, or one with __dlpack__, got ", type));
   }
   nb::ndarray<nb::ro> array;
   if (!nb::try_cast(nb::borrow(object), array)) {

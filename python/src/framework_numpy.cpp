@@ -1,5 +1,5 @@
-// NumPy, and CuPy, whose arrays are alike. DLPack knows no types of ml_dtypes there, so arrays are looked at by
-// their own attributes and made from bits of the same size.
+// NumPy, and CuPy, whose arrays are alike. DLPack knows no types of ml_dtypes there, so arrays are looked at
+// by their own attributes and made from bits of the same size.
 #include <nanobind/stl/string.h>
 
 #include "core/text.hpp"
@@ -13,8 +13,8 @@ namespace {
 void set_strides(Array& found, const std::vector<std::int64_t>& bytes, const char* name) {
   for (const std::int64_t stride : bytes) {
     if (stride % found.element_bytes() != 0) {
-      throw UsageError(str(name, ": a stride of ", stride, " bytes is no multiple of the ", found.element_bytes(),
-                           " bytes of ", name_of(found.element)));
+      throw UsageError(str(name, ": a stride of ", stride, " bytes is no multiple of the ",
+                           found.element_bytes(), " bytes of ", name_of(found.element)));
     }
     found.strides.push_back(stride / found.element_bytes());
   }
@@ -33,7 +33,8 @@ Array common(nb::handle object, const char* name, Framework framework) {
               .framework = framework,
               .owner = nb::borrow(object)};
   if (found.element.bits == 0 || nb::cast<std::string>(type.attr("byteorder")) == ">") {
-    throw UsageError(str(name, ": its type ", nb::cast<std::string>(nb::str(type)), " is none Ferry carries"));
+    throw UsageError(
+        str(name, ": its type ", nb::cast<std::string>(nb::str(type)), " is none Ferry carries"));
   }
   set_strides(found, numbers(object.attr("strides")), name);
   return found;

@@ -1,4 +1,5 @@
-// PyTorch. Attributes are read one by one: its __dlpack__ is written in Python and takes longer than a whole call may.
+// PyTorch. Attributes are read one by one: its __dlpack__ is written in Python and takes longer than a whole
+// call may.
 #include <nanobind/stl/string.h>
 
 #include "core/text.hpp"
@@ -54,8 +55,9 @@ Array look_at_torch(nb::handle object, const char* name) {
                          nb::cast<std::string>(nb::str(object.attr("device"))), " is none Ferry carries"));
   }
   if (nb::cast<bool>(object.attr("requires_grad")) && gradients_are_recorded()) {
-    throw UsageError(str(name, ": requires a gradient, which an exchange does not record: use ferry.torch, "
-                               "torch.no_grad(), or detach()"));
+    throw UsageError(str(name,
+                         ": requires a gradient, which an exchange does not record: use ferry.torch, "
+                         "torch.no_grad(), or detach()"));
   }
   append(found.shape, object.attr("shape"));
   append(found.strides, object.attr("stride")());

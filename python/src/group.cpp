@@ -16,7 +16,8 @@ using namespace nb::literals;
 namespace ferry::python {
 namespace {
 
-// Python's functions as Bootstrap wants them. They are called, copied and dropped without the interpreter's lock.
+// Python's functions as Bootstrap wants them. They are called, copied and dropped without the interpreter's
+// lock.
 std::shared_ptr<nb::object> locked(const nb::callable& function) {
   return {new nb::object(function), [](nb::object* object) {
             const nb::gil_scoped_acquire lock;
@@ -28,8 +29,8 @@ void gather(const nb::object& function, int ranks, const void* mine, void* all, 
   const nb::gil_scoped_acquire lock;
   const nb::object gathered = function(nb::bytes(mine, bytes));
   const auto wrong = [&](const std::string& got) {
-    throw UsageError(
-        str("all_gather: expected a list of ", ranks, " bytes objects of ", bytes, " bytes each, by rank, got ", got));
+    throw UsageError(str("all_gather: expected a list of ", ranks, " bytes objects of ", bytes,
+                         " bytes each, by rank, got ", got));
   };
   if (!nb::isinstance<nb::sequence>(gathered)) wrong("no list");
   if (nb::len(gathered) != static_cast<std::size_t>(ranks)) wrong(str("a list of ", nb::len(gathered)));
@@ -46,7 +47,8 @@ void gather(const nb::object& function, int ranks, const void* mine, void* all, 
 PyGroup custom(int rank, int ranks, const nb::callable& all_gather, const nb::callable& barrier,
                const std::string& default_backend) {
   Bootstrap bootstrap{.rank = rank, .ranks = ranks, .all_gather = {}, .barrier = {}};
-  bootstrap.all_gather = [function = locked(all_gather), ranks](const void* mine, void* all, std::size_t bytes) {
+  bootstrap.all_gather = [function = locked(all_gather), ranks](const void* mine, void* all,
+                                                                std::size_t bytes) {
     gather(*function, ranks, mine, all, bytes);
   };
   bootstrap.barrier = [function = locked(barrier)] {
@@ -104,45 +106,56 @@ PyRank PyGroup::join() {
 
 void bind_group(nb::module_& module) {
   nb::class_<PyRank>(module, "Rank", "One participant of a group. Use it from the thread it was given to.")
-      .def_prop_ro("index", [](const PyRank& self) { return self.own().index(); }, "0 to size - 1")
-      .def_prop_ro("size", [](const PyRank& self) { return self.own().size(); }, "ranks of the group")
-      .def_prop_ro("same_process", [](const PyRank& self) { return self.own().same_process(); },
-                   "whether every rank is a thread of this process")
-      .def("barrier",
-           [](const PyRank& self) {
-             const Rank& rank = self.own();
-             const nb::gil_scoped_release unlocked;
-             rank.barrier();
-           },
-           "Collective: returns when every rank has called. TimeoutError or PeerLostError when one does not.")
+      .def_prop_ro(
+          "index", [](const PyRank& self) { return self.own().index(); }, "0 to size - 1")
+      .def_prop_ro(
+          "size", [](const PyRank& self) { return self.own().size(); }, "ranks of the group")
+      .def_prop_ro(
+          "same_process", [](const PyRank& self) { return self.own().same_process(); },
+          "whether every rank is a thread of this process")
+      .def(
+          "barrier",
+          [](const PyRank& self) {
+            const Rank& rank = self.own();
+            const nb::gil_scoped_release unlocked;
+            rank.barrier();
+          },
+          "Collective: returns when every rank has called. TimeoutError or PeerLostError when one does not.")
       .def("all_gather", &all_gather, "mine"_a,
            "Collective: the bytes of every rank, by rank; all give equally many.")
-      .def("__repr__", [](const PyRank& self) {
-        return str("Rank(", self.rank.index(), " of ", self.rank.size(), ")");
-      });
+      .def("__repr__",
+           [](const PyRank& self) { return str("Rank(", self.rank.index(), " of ", self.rank.size(), ")"); });
 
   nb::class_<PyGroup>(module, "Group", "All ranks that work together, and how they find one another.")
-      .def_static("threads", [](int ranks, int nodes) { return PyGroup(Group::threads(ranks, nodes)); },
-                  "ranks"_a, "nodes"_a = 1, "Ranks as threads of this process: run() starts them.")
-      .def_static("mpi", [] { return PyGroup(Group::mpi()); },
-                  "This process is one rank of an MPI job. UnsupportedError where the MPI module was not built.")
-      .def_static("custom", &custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
-                  "default_backend"_a = "cpu",
-                  "This process (or thread) is one rank, and brings the means to meet: all_gather(bytes) returns\n"
-                  "the bytes of every rank in a list, barrier() waits for all. Ranks share this host.")
-      .def_static("torch",
-                  [](const nb::object& process_group) {
-                    return nb::module_::import_("ferry._torch_group").attr("meet")(process_group);
-                  },
-                  "process_group"_a = nb::none(), nb::sig("def torch(process_group: object | None = None) -> Group"),
-                  "This process is one rank of a torch.distributed process group (default: the world's).")
-      .def_prop_ro("size", [](const PyGroup& self) { return self.group().size(); }, "ranks of the group")
+      .def_static(
+          "threads", [](int ranks, int nodes) { return PyGroup(Group::threads(ranks, nodes)); }, "ranks"_a,
+          "nodes"_a = 1, "Ranks as threads of this process: run() starts them.")
+      .def_static(
+          "mpi", [] { return PyGroup(Group::mpi()); },
+          "This process is one rank of an MPI job. UnsupportedError where the MPI module was not built.")
+      .def_static(
+          "custom", &custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
+          "default_backend"_a = "cpu",
+          "This process (or thread) is one rank, and brings the means to meet: all_gather(bytes) returns\n"
+          "the bytes of every rank in a list, barrier() waits for all. Ranks share this host.")
+      .def_static(
+          "torch",
+          [](const nb::object& process_group) {
+            return nb::module_::import_("ferry._torch_group").attr("meet")(process_group);
+          },
+          "process_group"_a = nb::none(), nb::sig("def torch(process_group: object | None = None) -> Group"),
+          "This process is one rank of a torch.distributed process group (default: the world's).")
+      .def_prop_ro(
+          "size", [](const PyGroup& self) { return self.group().size(); }, "ranks of the group")
       .def("run", &PyGroup::run, "body"_a,
-           "Calls body(rank) as every rank this group starts (threads) or as this process's rank, and returns\n"
-           "what the calls returned, in a list. An exception of a rank is raised here, and the others' waits end\n"
+           "Calls body(rank) as every rank this group starts (threads) or as this process's rank, and "
+           "returns\n"
+           "what the calls returned, in a list. An exception of a rank is raised here, and the others' waits "
+           "end\n"
            "with PeerLostError.")
       .def("join", &PyGroup::join,
-           "This process's rank, for groups that start none; Exchange(group, ...) calls it. The first call is\n"
+           "This process's rank, for groups that start none; Exchange(group, ...) calls it. The first call "
+           "is\n"
            "collective.")
       .def("leave", &PyGroup::leave, "Gives the joined rank up; it leaves when no exchange uses it any more.")
       .def("set_deadline", &PyGroup::set_deadline, "seconds"_a,

@@ -16,8 +16,8 @@ nb::object cast_view(void* data, Element element, const Shape& shape, const Shap
                      nb::handle owner) {
   const std::vector<std::size_t> lengths(shape.begin(), shape.end());
   return nb::cast(nb::ndarray<Kind...>(data, lengths.size(), lengths.data(), owner,
-                                       strides.empty() ? nullptr : strides.data(), element, device.device_type,
-                                       device.device_id));
+                                       strides.empty() ? nullptr : strides.data(), element,
+                                       device.device_type, device.device_id));
 }
 
 // What a framework's import takes, of the same size.
@@ -29,7 +29,9 @@ Element bits_of(Framework framework, Element element) {
   return element;
 }
 
-bool is_empty(const Shape& shape) { return std::find(shape.begin(), shape.end(), 0) != shape.end(); }
+bool is_empty(const Shape& shape) {
+  return std::find(shape.begin(), shape.end(), 0) != shape.end();
+}
 
 nb::object import_view(Framework framework, void* data, Element element, const Shape& shape,
                        const Shape& strides, Device device, nb::handle owner) {
@@ -64,8 +66,8 @@ nb::object new_array(Framework framework, Element element, const Shape& shape, D
   using namespace nb::literals;
   switch (framework) {
     case Framework::torch:
-      return torch_empty.of("torch", "empty")(lengths, "dtype"_a = type,
-                                              "device"_a = is_host(device) ? std::string("cpu") : name_of(device));
+      return torch_empty.of("torch", "empty")(
+          lengths, "dtype"_a = type, "device"_a = is_host(device) ? std::string("cpu") : name_of(device));
     case Framework::cupy:
       return cupy_empty.of("cupy", "empty")(nb::tuple(lengths), type);
     case Framework::dlpack:
@@ -80,7 +82,9 @@ nb::object new_array(Framework framework, Element element, const Shape& shape, D
 }
 
 Stream stream_of(nb::handle given, Framework framework, Device device) {
-  const auto number = [](nb::handle handle) { return Stream{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(handle))}; };
+  const auto number = [](nb::handle handle) {
+    return Stream{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(handle))};
+  };
   if (!given.is_none()) {
     for (const char* name : {"cuda_stream", "ptr"}) {
       if (nb::hasattr(given, name)) return number(given.attr(name));
@@ -93,7 +97,8 @@ Stream stream_of(nb::handle given, Framework framework, Device device) {
   if (framework == Framework::torch) {
     return number(torch_stream.of("torch.cuda", "current_stream")(device.device_id).attr("cuda_stream"));
   }
-  if (framework == Framework::cupy) return number(cupy_stream.of("cupy.cuda", "get_current_stream")().attr("ptr"));
+  if (framework == Framework::cupy)
+    return number(cupy_stream.of("cupy.cuda", "get_current_stream")().attr("ptr"));
   return {};
 }
 

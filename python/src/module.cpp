@@ -13,7 +13,8 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = nb::str(version.data(), version.size());
   module.attr("MAX_TOP_K") = ferry::kMaxTopK;
   module.attr("MAX_PARTS") = ferry::kMaxParts;
-  module.def("has_cuda", has_cuda, "Whether this build has the backend for GPUs. It says nothing about the machine.");
+  module.def("has_cuda", has_cuda,
+             "Whether this build has the backend for GPUs. It says nothing about the machine.");
 
   register_errors();
   bind_config(module);

@@ -19,8 +19,8 @@ inline void require_own_process(const char* what, int process) {
                        ", forked from it: make a new group after the fork"));
 }
 
-// Destruction may wait for peers or devices, so it happens without the interpreter's lock; in a forked process
-// it does not happen, as what is behind it is the parent's.
+// Destruction may wait for peers or devices, so it happens without the interpreter's lock; in a forked
+// process it does not happen, as what is behind it is the parent's.
 template <class T, class... Argument>
 std::shared_ptr<T> make_owned(Argument&&... arguments) {
   return std::shared_ptr<T>(new T{std::forward<Argument>(arguments)...}, [process = getpid()](T* object) {

@@ -14,7 +14,7 @@ struct PyPlan {
   Framework framework = Framework::numpy;
   Device device = kHost;
   PlanShape shape{};
-  std::int64_t tokens = 0;       // N of this rank
+  std::int64_t tokens = 0;        // N of this rank
   std::int64_t known_total = -1;  // device plans: once the host has read it
 
   // Of a plan in a lane's own memory, which the lane's next dispatch overwrites; -1 for any other.
