@@ -12,7 +12,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kHostCalls = 1000;
-constexpr int kWarming = 3;  // replays before those that count
+constexpr std::size_t kWarming = 3;  // replays before those that count
+// Replays that are put on the stream before the first of them has ended: enough that it never runs dry. A
+// full stream would block inside the driver, where ranks that share a card might wait for one another.
+constexpr std::size_t kAhead = 6;
 
 }  // namespace
 
@@ -34,10 +37,11 @@ std::vector<double> DeviceTimer::one_by_one(const Call& call) const {
 }
 
 std::vector<double> DeviceTimer::replay(const std::function<void()>& batch) const {
-  std::deque<DeviceEvent> marks(static_cast<std::size_t>(point_.repetitions + kWarming + 1));
+  std::deque<DeviceEvent> marks(static_cast<std::size_t>(point_.repetitions) + kWarming + 1);
   rank_.barrier();
   marks[0].record(stream_);
   for (std::size_t number = 1; number < marks.size(); ++number) {
+    if (number > kAhead) marks[number - kAhead].wait();
     batch();
     marks[number].record(stream_);
   }

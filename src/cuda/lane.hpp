@@ -50,6 +50,9 @@ class Lane {
   void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
   void add_wire(WireCounts& counts) const;
 
+  // Working memory of this lane on its device: its state, its own arrivals, tables.
+  const DeviceMemory& memory() const { return memory_; }
+
  private:
   template <class T>
   T* array(std::int64_t offset) const {

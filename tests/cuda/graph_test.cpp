@@ -21,7 +21,8 @@ void require_metadata(const StepMetadata* on_device, const Step& step, int rank)
   require_equal(got.maximum, expected.maximum, "maximum");
 }
 
-void replay(const Rank& rank, const Case& c, int replays) {
+// Compares every so many replays; those in between follow each other without the host.
+void replay(const Rank& rank, const Case& c, int replays, int compared) {
   ferry::Exchange exchange(rank, c.config);
   DevicePlay play(exchange, c);
   keep_steps(play, c, kSets);
@@ -36,10 +37,9 @@ void replay(const Rank& rank, const Case& c, int replays) {
     metadata = exchange.metadata(play.count(), c.lane, stream);
   });
   rank.barrier();
-  const int compared = std::max(replays / 50, 1);
   for (int number = 0; number < replays; ++number) {
     const int set = number % kSets;
-    const bool looks = number % compared == number / compared % kSets || number == replays - 1;
+    const bool looks = number % compared == 0 || number == replays - 1;
     play.use(set, stream.get());
     if (looks) play.poison(stream.get());
     graph.launch(stream.get());
@@ -57,7 +57,7 @@ void replay(const Rank& rank, const Case& c, int replays) {
 TEST_F(CudaGraph, ReplaysFollowTheDevicesMemory) {
   for (const int ranks : {1, 2, 4, 8}) {
     const Case c = device_case(static_cast<std::uint64_t>(ranks), ranks);
-    run(ranks, c, [&](Rank rank) { replay(rank, c, replays_from_environment(1000)); });
+    run(ranks, c, [&](Rank rank) { replay(rank, c, replays_from_environment(1000), 1); });
   }
 }
 
@@ -69,9 +69,64 @@ TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndSums) {
       c.config.format = format;
       c.type = natural_type(format);
       c.reduction = c.config.reduction = Reduction::exact;
-      run(c.ranks, c, [&](Rank rank) { replay(rank, c, 100); });
+      run(c.ranks, c, [&](Rank rank) { replay(rank, c, 200, kSets + 1); });
     }
   }
+}
+
+// What does not fit into the memory that a graph was captured with is refused; nothing moves or grows, so the
+// graph goes on working, also beside an exchange with room for more.
+TEST_F(CudaGraph, WhatDoesNotFitIsRefusedAndGraphsGoOn) {
+  const Case c = device_case(2, 2);
+  run(c.ranks, c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DevicePlay play(exchange, c);
+    keep_steps(play, c, kSets);
+    const OwnStream stream;
+    rank.barrier();
+    const Graph graph(stream.get(), [&] {
+      play.dispatch(stream.get());
+      play.combine(stream.get());
+    });
+    rank.barrier();
+    const auto replays_are_right = [&] {
+      for (int set = 0; set < kSets; ++set) {
+        play.use(set, stream.get());
+        play.poison(stream.get());
+        graph.launch(stream.get());
+        play.compare(set, stream.get());
+      }
+    };
+    const auto is_refused = [&](const std::string& number) {
+      std::string message;
+      try {
+        play.dispatch(stream.get());
+        exchange.synchronize(c.lane, stream);
+      } catch (const UsageError& error) {
+        message = error.what();
+      }
+      require(message.find(number) != std::string::npos, "the refusal names ", number, ": ", message);
+    };
+    replays_are_right();
+    play.tokens().count = c.config.max_tokens + 1;
+    is_refused(str(c.config.max_tokens + 1));
+    play.tokens().count = c.config.max_tokens;
+    replays_are_right();
+    play.dispatch_options().format = Format::fp32();  // twice the bytes of a row
+    play.tokens().type = DType::fp32;
+    is_refused("fp32");
+    play.dispatch_options().format.reset();
+    play.tokens().type = c.type;
+    replays_are_right();
+    {
+      Config larger = c.config;
+      larger.max_tokens *= 100;
+      const ferry::Exchange beside(rank, larger);
+      replays_are_right();
+      rank.barrier();
+    }
+    replays_are_right();
+  });
 }
 
 // Eager calls between replays: both take their numbers from the lane.

@@ -40,6 +40,60 @@ TEST_F(CudaLaunches, LimitsOfSmsGiveTheSameBytes) {
   }
 }
 
+// Kernels that `enqueue` puts on the stream, by their blocks; nothing else may be put there.
+template <class Enqueue>
+std::vector<unsigned> blocks_of_kernels(const OwnStream& stream, Enqueue enqueue) {
+  cudaGraph_t graph = nullptr;
+  require_success(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
+                  "cudaStreamBeginCapture");
+  enqueue();
+  require_success(cudaStreamEndCapture(stream.get(), &graph), "cudaStreamEndCapture");
+  std::size_t count = 0;
+  require_success(cudaGraphGetNodes(graph, nullptr, &count), "cudaGraphGetNodes");
+  std::vector<cudaGraphNode_t> nodes(count);
+  require_success(cudaGraphGetNodes(graph, nodes.data(), &count), "cudaGraphGetNodes");
+  std::vector<unsigned> blocks;
+  for (const cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type{};
+    require_success(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+    require(type == cudaGraphNodeTypeKernel, "a call launches kernels and nothing else, not a node of type ",
+            static_cast<int>(type));
+    cudaKernelNodeParams parameters{};
+    require_success(cudaGraphKernelNodeGetParams(node, &parameters), "cudaGraphKernelNodeGetParams");
+    blocks.push_back(parameters.gridDim.x * parameters.gridDim.y * parameters.gridDim.z);
+  }
+  require_success(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  return blocks;
+}
+
+// Of every operation; a limit holds for the blocks of its launch.
+TEST_F(CudaLaunches, OneKernelOfAtMostSoManyBlocks) {
+  const Case c = device_case(3, 2);
+  run(c.ranks, c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DevicePlay play(exchange, c);
+    keep_steps(play, c, 1);
+    const OwnStream stream;
+    play_steps(play, 1, 1, stream.get());
+    int sms = 0, device = 0;
+    require_success(cudaGetDevice(&device), "cudaGetDevice");
+    require_success(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "SMs");
+    rank.barrier();
+    for (const int limit : {1, 4, 8, 16, 24, 0}) {
+      play.dispatch_options().sm_limit = play.combine_options().sm_limit = limit;
+      const auto most = static_cast<unsigned>(limit > 0 ? limit : sms);
+      for (const std::vector<unsigned>& blocks :
+           {blocks_of_kernels(stream, [&] { play.dispatch(stream.get()); }),
+            blocks_of_kernels(stream, [&] { play.combine(stream.get()); }),
+            blocks_of_kernels(stream, [&] { exchange.metadata(play.count(), c.lane, stream); })}) {
+        require_equal(blocks.size(), std::size_t{1}, "kernels of a call");
+        require(blocks[0] >= 1 && blocks[0] <= most, blocks[0], " blocks with a limit of ", limit);
+      }
+    }
+    rank.barrier();
+  });
+}
+
 // d0, d1, c0, c1 on a stream each, put there in another order on odd ranks, and never waited for in between.
 TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {
   constexpr int kSets = 4, kCalls = 200;
@@ -85,15 +139,16 @@ TEST_F(CudaLaunches, OneToEightRanksOnOneCard) {
   }
 }
 
-// Something else computes on all of the card, or on most of it, while calls run: they get their turn.
+// Something else computes on all of the card, or on most of it, while calls run: they get their turn, also
+// those that would take more of the card than is free.
 TEST_F(CudaLaunches, OtherKernelsOnTheSameCard) {
-  for (const int left_free : {0, 8}) {
+  for (const auto& [left_free, limit] : {std::pair{0, 4}, {8, 4}, {0, 0}, {8, 0}}) {
     const Case c = device_case(static_cast<std::uint64_t>(left_free), 2);
-    run(c.ranks, c, [&](Rank rank) {
+    run(c.ranks, c, [&, limit = limit, left_free = left_free](Rank rank) {
       ferry::Exchange exchange(rank, c.config);
       DevicePlay play(exchange, c);
       keep_steps(play, c, 3);
-      play.dispatch_options().sm_limit = play.combine_options().sm_limit = 4;
+      play.dispatch_options().sm_limit = play.combine_options().sm_limit = limit;
       const OwnStream stream, busy;
       for (int repeat = 0; repeat < 3; ++repeat) {
         occupy(busy.get(), left_free, std::chrono::milliseconds(100));

@@ -1,7 +1,9 @@
 // After 100,000 calls an exchange holds what it held after its first.
 #include <filesystem>
 
+#include "core/configuration.hpp"
 #include "cuda/fixture.hpp"
+#include "cuda/lane.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -45,6 +47,85 @@ TEST_F(CudaState, NothingGrowsOver100000Calls) {
     require_equal(after.threads, before.threads, "threads");
     require_equal(exchange.load().dispatches, std::int64_t{kCalls}, "dispatches counted");
     exchange.check(c.lane);
+  });
+}
+
+// A lane as the backend makes it, whose memory can be read.
+class BareLane {
+ public:
+  BareLane(const Rank& rank, const Case& c)
+      : shared_(rank, complete(c.config, c.ranks)),
+        lane_(shared_, 0),
+        plan_(plan_bytes(shared_.config, c.ranks)) {
+    rank.barrier();  // nobody's kernel writes where nothing is yet
+  }
+
+  void call(const DispatchCall& dispatch, const CombineCall& combine, const OwnStream& stream) {
+    DispatchCall with_plan = dispatch;
+    with_plan.memory.plan = plan_.data();
+    const Arrivals arrivals = lane_.dispatch(with_plan, cuda::Halves::both, stream);
+    CombineCall of_plan = combine;
+    of_plan.plan = arrivals.plan;
+    of_plan.weights = arrivals.weight;
+    lane_.combine(of_plan, cuda::Halves::both, stream);
+  }
+
+  // Of 8 bytes each.
+  std::vector<std::uint64_t> words() const {
+    std::vector<std::uint64_t> words(static_cast<std::size_t>(lane_.memory().bytes() / 8));
+    device::copy(words.data(), lane_.memory().data(), static_cast<std::int64_t>(words.size()) * 8);
+    return words;
+  }
+
+ private:
+  const cuda::Shared shared_;
+  cuda::Lane lane_;
+  DeviceBytes plan_;
+};
+
+// The same, a call's number, or a sum that every pair of calls adds the same to.
+bool is_as_it_was(std::uint64_t early, std::uint64_t late, std::uint64_t early_pairs,
+                  std::uint64_t late_pairs) {
+  const bool number = late - early == 2 * (late_pairs - early_pairs) && early <= 2 * early_pairs;
+  const bool sum = early % early_pairs == 0 && early / early_pairs * late_pairs == late;
+  return early == late || number || sum;
+}
+
+// Every call is the same, back to back, so all that may differ are numbers of calls and sums over them.
+TEST_F(CudaState, OnlyNumbersOfCallsAndTotalsChangeOver100000Calls) {
+  constexpr std::uint64_t kEarly = 1000, kLate = 51000;  // pairs of calls
+  Case c = device_case(3, 2);
+  c.full = true;
+  run(c.ranks, c, [&](Rank rank) {
+    const Step step = make_step(c);
+    const reference::RankInputs& mine = step.world.ranks[static_cast<std::size_t>(rank.index())];
+    const DeviceBytes tokens(mine.parts[0]), weights(bytes_of_values(mine.weights)),
+        ids(bytes_of_values(mine.ids)),
+        outputs(make_outcome(c, step).ranks[static_cast<std::size_t>(rank.index())].rows),
+        result(c.config.max_tokens * c.config.hidden * 2);
+    DispatchCall dispatch;
+    dispatch.tokens = Tokens::rows(tokens.data(), mine.tokens);
+    dispatch.ids = Ids(ids.as<std::int64_t>());
+    dispatch.weights = weights.as<float>();
+    CombineCall combine;
+    combine.outputs = {outputs.data()};
+    combine.result = {result.data()};
+    const OwnStream stream;
+    std::vector<std::uint64_t> early;
+    BareLane lane(rank, c);
+    for (std::uint64_t number = 1; number <= kLate; ++number) {
+      lane.call(dispatch, combine, stream);
+      // A full stream would block inside the driver, where ranks of a card might wait for one another.
+      if (number % 100 == 0) stream.wait();
+      if (number == kEarly) early = lane.words();
+    }
+    const std::vector<std::uint64_t> late = lane.words();
+    rank.barrier();  // nobody's memory goes while kernels of others may write to it
+    for (std::size_t word = 0; word < late.size(); ++word) {
+      require(is_as_it_was(early[word], late[word], kEarly, kLate), "word ", word, " of ", late.size(),
+              " was ", early[word], " after ", 2 * kEarly, " calls and is ", late[word], " after ",
+              2 * kLate);
+    }
   });
 }
 

@@ -1,0 +1,61 @@
+"""Work is shared out over a GPU however it is spread over experts: an expert ten times as busy as the others costs no more
+than the bytes of the busiest rank."""
+
+import glob
+import json
+import os
+import random
+import struct
+import unittest
+
+from program import ProgramTest
+
+GPUS = len(glob.glob("/dev/nvidia[0-9]*"))
+EXPERTS, TOP_K, TOKENS, HOT = 256, 8, 4096, 10
+
+
+def write_ids(path, rows):
+    """A .npy file of bytes, [tokens, top_k]."""
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({len(rows)}, {len(rows[0])}), }}"
+    text += " " * (63 - (len(text) + 10) % 64) + "\n"
+    with open(path, "wb") as file:
+        file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + bytes(id for row in rows for id in row))
+
+
+def hot_rows(tokens, generator):
+    """Expert 0 is chosen HOT times as often as the mean, the others alike."""
+    rows = []
+    for _ in range(tokens):
+        hot = generator.random() < HOT * TOP_K / EXPERTS
+        rows.append(([0] if hot else []) + generator.sample(range(1, EXPERTS), TOP_K - hot))
+    return rows
+
+
+class BalanceTest(ProgramTest):
+    def trace(self, tokens):
+        seed = int(os.environ.get("FERRY_SEED", random.randrange(2**32)))
+        print(f"FERRY_SEED={seed}", flush=True)
+        path = self.path("hot.ids.npy")
+        write_ids(path, hot_rows(tokens, random.Random(seed)))
+        return path
+
+    def test_the_trace_has_one_hot_expert(self):
+        point = json.loads(self.succeed("bench", "--trace", self.trace(2000), "--tokens", "500", "--ranks", "4", "--hidden", "64",
+                                        "--repetitions", "1", "--json", "-"))["points"][0]
+        self.assertEqual((point["experts"], point["top_k"]), (EXPERTS, TOP_K))
+        hot = HOT / EXPERTS
+        of_first_rank = hot + (1 - hot) * (EXPERTS // 4 - 1) / (EXPERTS - 1)
+        self.assertAlmostEqual(point["busiest_share"], of_first_rank, delta=0.01)
+
+    @unittest.skipIf(GPUS < 2, f"needs two GPUs, there are {GPUS}")
+    def test_a_hot_expert_costs_no_more_than_its_bytes(self):
+        ranks = min(GPUS, 8)
+        rows = json.loads(self.succeed("bench", "--backend", "cuda", "--trace", self.trace(ranks * TOKENS), "--tokens", TOKENS,
+                                       "--ranks", ranks, "--json", "-"))["rows"]
+        self.assertEqual([row["work"] for row in rows], ["dispatch", "combine"])
+        for row in rows:
+            self.assertLessEqual(row["of_floor"], 1.3, row["work"])
+
+
+if __name__ == "__main__":
+    unittest.main()
