@@ -58,6 +58,11 @@ nb::object part(PyArrivals& self, std::size_t index) {
   const Element element = self.context.elements[index];
   const nb::object& given = self.context.memory.parts;
   const nb::object& owner = given.is_none() ? self.keeper : given;
+  if (!given.is_none() && !layout.columns) {
+    const bool several = nb::isinstance<nb::tuple>(given) || nb::isinstance<nb::list>(given);
+    made = several ? nb::object(given[index]) : given;
+    return made;
+  }
   const Shape shape = shape_of_rows(self, layout.row_bytes * 8 / element.bits);
   const Shape strides = layout.columns ? strides_of_columns(self, arrived.leading_dimension) : Shape{};
   made = view_of(self.context.framework, arrived.data, element, shape, strides, self.context.device, owner);
@@ -107,7 +112,8 @@ std::int64_t wait_total(PyArrivals& self) {
 void bind_memory(nb::module_& module) {
   nb::class_<PyMemory>(module, "ArrivalsMemory", R"(Memory of the caller for what dispatch returns.
 
-parts          an array, or a tuple of one for each part of the format: capacity rows
+parts          an array, or a tuple of one for each part of the format: capacity rows, for a dispatch by a plan its
+               total suffices. They are what the arrivals then hand out
 weight         float32 [capacity]; rank_major [capacity, K]
 local_ids      int32 [capacity, K], rank_major
 group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given

@@ -110,7 +110,14 @@ void* output(Arguments& arguments, const nb::object& object, const char* name, E
   throw UsageError(str(name, ": expected room for ", least[0], ", got shape ", text_of(array.shape)));
 }
 
-void read_memory_of_parts(const Config& config, int rank, DispatchInput& in, const nb::object& given) {
+// Rows are written as far as there are any. Columns lie a whole capacity apart.
+std::int64_t rows_written(const PartLayout& part, const Config& config, const DispatchInput& in) {
+  const std::int64_t capacity = row_capacity(config, in.rank);
+  if (part.columns || in.context.plan.is_none()) return capacity;
+  return std::min(capacity, rows_touched(nb::cast<PyPlan&>(in.context.plan)));
+}
+
+void read_memory_of_parts(const Config& config, DispatchInput& in, const nb::object& given) {
   if (given.is_none()) return;
   const std::vector<nb::object> items = list_of(given);
   const PartList parts = parts_of(in.format, config.hidden);
@@ -125,7 +132,7 @@ void read_memory_of_parts(const Config& config, int rank, DispatchInput& in, con
     require_dense(array, name.c_str());
     std::int64_t bytes = array.element_bytes();
     for (const std::int64_t length : array.shape) bytes *= length;
-    const std::int64_t needed = part_bytes_total(parts.part[p], row_capacity(config, rank));
+    const std::int64_t needed = part_bytes_total(parts.part[p], rows_written(parts.part[p], config, in));
     if (bytes < needed) throw UsageError(str(name, ": expected ", needed, " bytes, got ", bytes));
     in.options.memory.parts[p] = array.data;
   }
@@ -137,7 +144,7 @@ void read_memory(const Config& config, int rank, DispatchInput& in) {
   const bool rank_major = config.layout == Layout::rank_major;
   const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
   ArrivalsMemory& memory = in.options.memory;
-  read_memory_of_parts(config, rank, in, given.parts);
+  read_memory_of_parts(config, in, given.parts);
   memory.weight = static_cast<float*>(output(in.arguments, given.weight, "memory.weight", kFp32, slots));
   memory.local_ids =
       static_cast<std::int32_t*>(output(in.arguments, given.local_ids, "memory.local_ids", kInt32, slots));

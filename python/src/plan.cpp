@@ -55,7 +55,8 @@ std::int64_t PyPlan::total() const {
 
 std::int64_t rows_touched(const PyPlan& plan) {
   const bool known = is_host(plan.device) || plan.known_total >= 0;
-  return known ? std::min(plan.total(), plan.shape.capacity) : plan.shape.capacity;
+  if (known) return std::min(plan.total(), plan.shape.capacity);
+  return plan.most_rows >= 0 ? plan.most_rows : plan.shape.capacity;
 }
 
 void bind_plan(nb::module_& module) {
@@ -104,6 +105,15 @@ of the call's framework, on the exchange's device.)")
       .def_prop_ro("storage", &storage,
                    "uint8 [bytes]: the plan itself, without pointers: to be kept, and brought back by\n"
                    "Exchange.plan_over().")
+      .def(
+          "vouch",
+          [](PyPlan& self, std::int64_t rows) {
+            if (rows < 0) throw UsageError(str("rows = ", rows, ", must be 0 or more"));
+            self.most_rows = rows;
+          },
+          nb::arg("rows"),
+          "The caller's word that the plan's total is at most this, so that arrays of that many rows are taken where\n"
+          "only the device knows the total. If it is more, rows past their end are read.")
       .def("copy", &copy, "A plan of its own, independent of the lane's next dispatch.")
       .def("__repr__", [](const PyPlan& self) {
         return str("Plan(", self.tokens, " tokens, ", self.shape.ranks, " ranks, ", self.shape.experts,

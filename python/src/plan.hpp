@@ -16,6 +16,7 @@ struct PyPlan {
   PlanShape shape{};
   std::int64_t tokens = 0;        // N of this rank
   std::int64_t known_total = -1;  // device plans: once the host has read it
+  std::int64_t most_rows = -1;    // what the caller vouches for; -1: the capacity
 
   // Of a plan in a lane's own memory, which the lane's next dispatch overwrites; -1 for any other.
   SharedState state{};

@@ -1,0 +1,116 @@
+"""The few things that NumPy and PyTorch do not do alike. All else is written once, for both."""
+
+from __future__ import annotations
+
+import functools
+
+
+class NumpyArrays:
+    """Arrays of NumPy, types of ml_dtypes."""
+
+    on_device = False
+
+    def __init__(self):
+        import ml_dtypes
+        import numpy
+
+        self.numpy = numpy
+        self.types = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "bool": numpy.bool_}
+
+    def type(self, name):
+        return self.types.get(name) or getattr(self.numpy, name)
+
+    def type_name(self, array):
+        return array.dtype.name
+
+    def empty(self, shape, name, like=None):
+        return self.numpy.empty(shape, self.type(name))
+
+    def full(self, shape, value, name, like=None):
+        return self.numpy.full(shape, value, self.type(name))
+
+    def arange(self, count, name, like=None):
+        return self.numpy.arange(count, dtype=self.type(name))
+
+    def of_list(self, values, name, like=None):
+        return self.numpy.array(values, self.type(name))
+
+    def to(self, array, name):
+        return array.astype(self.type(name), copy=False)
+
+    def copy(self, array):
+        return array.copy()
+
+    def dense(self, array):
+        return self.numpy.ascontiguousarray(array)
+
+    def where(self, condition, array, value):
+        return self.numpy.where(condition, array, array.dtype.type(value))
+
+    def count(self, values, length):
+        """int32 [length]: how often 0 to length - 1 stand in `values`; negative ones are left out."""
+        values = values.ravel()
+        return self.numpy.bincount(values[values >= 0], minlength=length).astype(self.numpy.int32)
+
+
+class TorchArrays:
+    """Tensors of PyTorch, on the device of the one they go with. Nothing here waits for a device."""
+
+    def __init__(self, on_device):
+        import torch
+
+        self.torch = torch
+        self.on_device = on_device
+
+    def type(self, name):
+        return getattr(self.torch, name)
+
+    def type_name(self, array):
+        return str(array.dtype).removeprefix("torch.")
+
+    def empty(self, shape, name, like):
+        return self.torch.empty(shape, dtype=self.type(name), device=like.device)
+
+    def full(self, shape, value, name, like):
+        return self.torch.full(tuple(shape), value, dtype=self.type(name), device=like.device)
+
+    def arange(self, count, name, like):
+        return self.torch.arange(count, dtype=self.type(name), device=like.device)
+
+    def of_list(self, values, name, like):
+        return self.torch.tensor(values, dtype=self.type(name), device=like.device)
+
+    def to(self, array, name):
+        return array.to(self.type(name))
+
+    def copy(self, array):
+        return array.clone()
+
+    def dense(self, array):
+        return array.contiguous()
+
+    def where(self, condition, array, value):
+        return self.torch.where(condition, array, value)
+
+    def count(self, values, length):
+        values = values.reshape(-1).to(self.torch.int64)
+        counts = self.torch.zeros(length + 1, dtype=self.torch.int32, device=values.device)
+        places = self.torch.where(values >= 0, values, length)
+        return counts.scatter_add_(0, places, self.torch.ones_like(places, dtype=self.torch.int32))[:length]
+
+
+@functools.cache
+def _numpy():
+    return NumpyArrays()
+
+
+@functools.cache
+def _torch(on_device):
+    return TorchArrays(on_device)
+
+
+def arrays_of(array):
+    """What works on arrays of this kind."""
+    if type(array).__module__.startswith("torch"):
+        return _torch(array.is_cuda)
+    return _numpy()

@@ -1,0 +1,307 @@
+"""Buffer: the methods of the interface, their arguments and what they return."""
+
+from __future__ import annotations
+
+import os
+
+import ferry
+from ferry.deep_ep import _low_latency, _normal
+from ferry.deep_ep._arrays import arrays_of
+from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
+from ferry.deep_ep._events import EventHandle, EventOverlap, Streams
+from ferry.deep_ep._exchanges import Exchanges, group_of
+from ferry.deep_ep._layout import token_counts
+
+
+class Buffer:
+    """Expert-parallel communication of one rank. T tokens here, K slots, E experts, R ranks, L = E/R, H columns."""
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        use_fabric: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm=None,
+    ):
+        """`group`: a process group, or a ferry.Group or ferry.Rank; or `comm`: a communicator of mpi4py. Collective.
+
+        Sizes in bytes, queue pairs and fabric options are taken and have no effect: buffers are made for what the
+        first call carries.
+        """
+        if enable_shrink:
+            raise ferry.UnsupportedError("Buffer: enable_shrink is not supported: a lost rank ends its group")
+        if not allow_nvlink_for_low_latency_mode:
+            raise ferry.UnsupportedError("Buffer: low-latency mode without NVLink is not supported: there is no RDMA")
+        self.exchanges = Exchanges(group_of(group, comm))
+        self.rank = self.exchanges.rank.index
+        self.group_size = self.exchanges.rank.size
+        self.group = group
+        self.num_nvl_bytes = num_nvl_bytes
+        self.num_rdma_bytes = num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
+        self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
+        self.runtime = self.exchanges.group
+        self._streams = Streams()
+
+    @property
+    def channels(self) -> int:
+        return max(1, self.num_sms // 2)
+
+    def destroy(self) -> None:
+        """Gives everything back. Only for buffers made with explicitly_destroy=True."""
+        assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
+        self.exchanges.close()
+        self.runtime = None
+
+    # Questions that need no buffer.
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        assert new_num_sms % 2 == 0, "The SM count must be even"
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event on the current stream, for `previous_event`."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes an exchange of low-latency mode takes, for top-8."""
+        return low_latency_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        return dispatch_config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        return combine_config(Buffer.num_sms)
+
+    def get_comm_stream(self):
+        """The private stream of asynchronous calls; None without a GPU."""
+        return self._streams.comm()
+
+    def get_local_buffer_tensor(self, dtype, size=None, offset: int = 0, use_rdma_buffer: bool = False):
+        raise ferry.UnsupportedError("get_local_buffer_tensor: what an exchange has mapped is not handed out")
+
+    # Normal mode.
+
+    def get_dispatch_layout(
+        self,
+        topk_idx,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ):
+        """(num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, R], event)
+
+        for ids [T, K], -1 where a slot is not used.
+        """
+        arrays = arrays_of(topk_idx)
+        placement = ferry.Placement.blocks(num_experts, self.group_size)
+        with self._streams.call(arrays, previous_event, async_finish, allocate_on_comm_stream) as call:
+            places = [placement.place(expert)[0] for expert in range(num_experts)]
+            rank_of_expert = arrays.of_list(places, "int64", topk_idx)
+            per_rank, per_expert, in_rank = token_counts(
+                arrays, topk_idx, rank_of_expert, self.group_size, num_experts)
+            call.outputs = [per_rank, per_expert, in_rank]
+        return per_rank, None, per_expert, in_rank, call.event
+
+    def dispatch(
+        self,
+        x,
+        handle=None,
+        num_tokens_per_rank=None,
+        num_tokens_per_rdma_rank=None,
+        is_token_in_rank=None,
+        num_tokens_per_expert=None,
+        topk_idx=None,
+        topk_weights=None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ):
+        """(recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event).
+
+        `x`: bfloat16 [T, H], or (float8_e4m3fn [T, H], scales). One row for each token and rank, by source rank, then
+        token. With a handle the routes are those of the call that gave it, and only recv_x and the event are new.
+        """
+        self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
+        arrays = arrays_of(x[0] if isinstance(x, (tuple, list)) else x)
+        sm_limit = (config or dispatch_config(Buffer.num_sms)).num_sms if arrays.on_device else 0
+        if handle is not None:
+            if topk_idx is not None or topk_weights is not None:
+                raise ferry.UsageError("dispatch: a handle excludes topk_idx and topk_weights")
+        else:
+            self._check_routes(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
+                               num_worst_tokens)
+        with self._streams.call(arrays, previous_event, async_finish, allocate_on_comm_stream) as call:
+            what = _normal.carried(arrays, x)
+            if handle is not None:
+                recv_x = _normal.dispatch_again(arrays, what, handle, sm_limit)
+                received = (recv_x, None, None, None, None)
+            else:
+                experts = num_tokens_per_expert.shape[0] if topk_idx is not None else self.group_size
+                received = _normal.dispatch_new(
+                    self, arrays, what, topk_idx, topk_weights, is_token_in_rank, experts, expert_alignment,
+                    num_worst_tokens, sm_limit)
+            call.outputs = tensors_of(received[:3])
+        return (*received, call.event)
+
+    def combine(
+        self,
+        x,
+        handle,
+        topk_weights=None,
+        bias=None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ):
+        """(combined_x bfloat16 [T, H], combined_topk_weights float32 [T, K] or None, event).
+
+        The sum of a token's rows over ranks, not weighted, plus up to two biases; weights are summed by slot.
+        """
+        self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
+        arrays = arrays_of(x)
+        sm_limit = (config or combine_config(Buffer.num_sms)).num_sms if arrays.on_device else 0
+        with self._streams.call(arrays, previous_event, async_finish, allocate_on_comm_stream) as call:
+            combined = _normal.combine(self, arrays, x, handle, topk_weights, bias, sm_limit)
+            call.outputs = tensors_of(combined)
+        return (*combined, call.event)
+
+    def internode_dispatch(self, *arguments, **settings):
+        raise ferry.UnsupportedError("internode_dispatch: ranks share one node, and dispatch() serves all of them")
+
+    def internode_combine(self, *arguments, **settings):
+        raise ferry.UnsupportedError("internode_combine: ranks share one node, and combine() serves all of them")
+
+    # Low-latency mode.
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Does nothing: no call leaves anything behind that the next would have to find clean."""
+
+    def low_latency_dispatch(
+        self,
+        x,
+        topk_idx,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats=None,
+        dispatch_wait_recv_cost_stats=None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ):
+        """(recv, recv_count int32 [L], handle, event, hook).
+
+        recv: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): float32 [L, R*M, H/128], or int32 [L, R*M, H/512] of
+        four exponents each with use_ue8m0, both with rows next to one another. Rows of an expert stand by source
+        rank, then token. dispatch_wait_recv_cost_stats is left as it is: waits are not measured.
+        """
+        self._check_hook(async_finish, return_recv_hook)
+        arrays = arrays_of(x)
+        form = _low_latency.format_of(use_fp8, round_scale, use_ue8m0)
+        pool = self.exchanges.low_latency(
+            arrays, num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1])
+        with self._streams.call(arrays, None, async_finish, False) as call:
+            recv, counts, handle, hook = _low_latency.dispatch(
+                pool, arrays, arrays.dense(x), topk_idx, form, cumulative_local_expert_recv_stats, return_recv_hook)
+            call.outputs = tensors_of((recv, counts))
+        return recv, counts, handle, call.event, hook
+
+    def low_latency_combine(
+        self,
+        x,
+        topk_idx,
+        topk_weights,
+        handle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out=None,
+        combine_wait_recv_cost_stats=None,
+    ):
+        """(bfloat16 [T, H], event, hook): the sum over K of weight times row; slots of id -1 are skipped.
+
+        use_logfmt is accepted and rows travel as bf16. combine_wait_recv_cost_stats is left as it is.
+        """
+        self._check_hook(async_finish, return_recv_hook)
+        if use_logfmt and zero_copy:
+            raise ferry.UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other")
+        arrays = arrays_of(x)
+        with self._streams.call(arrays, None, async_finish, False) as call:
+            combined, hook = _low_latency.combine(handle, arrays, x, topk_weights, out, return_recv_hook)
+            call.outputs = [combined]
+        return combined, call.event, hook
+
+    def get_next_low_latency_combine_buffer(self, handle):
+        """bfloat16 [L, R*M, H] to write the experts' outputs to, for zero_copy."""
+        return _low_latency.next_combine_buffer(handle)
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        raise ferry.UnsupportedError("low_latency_update_mask_buffer: ranks cannot be masked: a lost one ends its group")
+
+    def low_latency_query_mask_buffer(self, mask_status) -> None:
+        """Writes zeros to int32 [R]: no rank is masked."""
+        mask_status[...] = 0
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Does nothing: no rank is masked."""
+
+    @staticmethod
+    def _check_overlap(previous_event, async_finish, allocate_on_comm_stream):
+        if allocate_on_comm_stream and (previous_event is None or not async_finish):
+            raise ferry.UsageError("allocate_on_comm_stream needs previous_event and async_finish")
+
+    @staticmethod
+    def _check_hook(async_finish, return_recv_hook):
+        if async_finish and return_recv_hook:
+            raise ferry.UsageError("async_finish and return_recv_hook exclude each other")
+
+    @staticmethod
+    def _check_routes(per_rank, in_rank, per_expert, topk_idx, topk_weights, worst):
+        if per_rank is None or in_rank is None or per_expert is None:
+            raise ferry.UsageError(
+                "dispatch: without a handle num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed")
+        if (topk_idx is None) != (topk_weights is None):
+            raise ferry.UsageError("dispatch: topk_idx and topk_weights go together")
+        if worst > 0 and topk_idx is None:
+            raise ferry.UsageError("dispatch: num_worst_tokens needs topk_idx and topk_weights")
+
+
+def tensors_of(values):
+    """All arrays among them, tuples of arrays too."""
+    found = []
+    for value in values:
+        if isinstance(value, tuple):
+            found += tensors_of(value)
+        elif value is not None:
+            found.append(value)
+    return found

@@ -1,0 +1,66 @@
+"""Config, and the sizes and configurations that callers ask for before there is a Buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ferry
+
+
+@dataclasses.dataclass
+class Config:
+    """How a call works. Ferry uses `num_sms` alone, as its limit of SMs; buffers are sized by what is carried."""
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of receive queues of this configuration: a valid num_nvl_bytes, which nothing depends on."""
+        return self.num_sms // 2 * num_ranks * self.num_max_nvl_chunked_recv_tokens * hidden_bytes
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0: there is one node."""
+        return 0
+
+
+def dispatch_config(num_sms: int) -> Config:
+    return Config(num_sms, 6, 256, 6, 128)
+
+
+def combine_config(num_sms: int) -> Config:
+    return Config(num_sms, 4, 256, 6, 128)
+
+
+TOP_K_OF_HINT = 8
+
+
+def low_latency_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    config = ferry.Config(**low_latency_settings(num_max_dispatch_tokens_per_rank, hidden, num_experts,
+                                                 min(TOP_K_OF_HINT, num_experts)))
+    return ferry.size_of(config, num_ranks).total
+
+
+def low_latency_settings(max_tokens: int, hidden: int, experts: int, top_k: int) -> dict:
+    return {
+        "experts": experts,
+        "top_k": top_k,
+        "hidden": hidden,
+        "max_tokens": max_tokens,
+        "layout": "expert_padded",
+        "reduction": "exact",  # the larger one: calls choose
+        "own_arrivals": False,
+    }
+
+
+def normal_settings(max_tokens: int, hidden: int, experts: int, top_k: int) -> dict:
+    return {
+        "experts": experts,
+        "top_k": top_k,
+        "hidden": hidden,
+        "max_tokens": max_tokens,
+        "layout": "rank_major",
+        "own_arrivals": False,
+    }

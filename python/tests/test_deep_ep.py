@@ -1,0 +1,446 @@
+"""The interface of deep_ep over NumPy and the CPU backend: shapes, types, orders, conventions, of every method."""
+
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ferry
+import ferry.deep_ep as deep_ep
+from oracle import bf16, random_step, rank_of, routes_to, messages_to, partial_sums, same_bits
+
+HIDDEN = 256
+fp8 = ml_dtypes.float8_e4m3fn
+
+
+def step_of(rng, ranks=4, most=9, ids=np.int64, experts=16, top_k=3, hidden=HIDDEN):
+    return random_step(rng, ranks, experts=experts, top_k=top_k, hidden=hidden, most=most, ids=ids)
+
+
+def on_ranks(ranks):
+    """Runs a test's body on every rank, with a Buffer."""
+
+    def decorate(body):
+        ferry.Group.threads(ranks).run(
+            lambda rank: body(rank.index, deep_ep.Buffer(rank, int(2e9), 0, explicitly_destroy=True)))
+        return body
+
+    return decorate
+
+
+def layout_and_dispatch(buffer, step, me, x=None, **settings):
+    ids = step.ids[me]
+    per_rank, per_rdma, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, step.experts)
+    given = {"topk_idx": ids, "topk_weights": step.weights[me]}
+    return buffer.dispatch(step.tokens[me] if x is None else x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma,
+                           is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, **(given | settings))
+
+
+def test_layout(rng):
+    step = step_of(rng)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        ids = step.ids[me]
+        per_rank, per_rdma, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, step.experts)
+        goes = [[any(i >= 0 and rank_of(i, step) == r for i in row) for r in range(4)] for row in ids.tolist()]
+        assert in_rank.dtype == np.bool_ and np.array_equal(in_rank, np.array(goes, bool).reshape(len(ids), 4))
+        assert per_rdma is None and per_rank.dtype == per_expert.dtype == np.int32
+        assert per_rank.tolist() == in_rank.sum(0).tolist()
+        assert per_expert.tolist() == [int((ids == e).sum()) for e in range(step.experts)]
+        assert isinstance(event, deep_ep.EventOverlap)
+
+
+@pytest.mark.parametrize("ids", [np.int32, np.int64])
+@pytest.mark.parametrize("alignment", [1, 8])
+def test_rows_of_normal_mode(rng, ids, alignment):
+    step = step_of(rng, ids=ids)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        recv_x, recv_idx, recv_weights, counts, handle, event = layout_and_dispatch(
+            buffer, step, me, expert_alignment=alignment)
+        expected = messages_to(step, me)
+        first = me * 4
+        assert recv_x.shape == (len(expected), HIDDEN) and recv_x.dtype == bf16
+        assert recv_idx.dtype == ids and recv_weights.dtype == np.float32
+        for row, (source, token) in enumerate(expected):
+            assert same_bits(recv_x[row], step.tokens[source][token])
+            here = [i >= 0 and rank_of(i, step) == me for i in step.ids[source][token].tolist()]
+            assert recv_idx[row].tolist() == np.where(here, step.ids[source][token] - first, -1).tolist()
+            assert same_bits(recv_weights[row], np.where(here, step.weights[source][token], np.float32(0)))
+        pairs = [sum(route[0] == first + e for route in routes_to(step, me)) for e in range(4)]
+        assert counts == [-(-n // alignment) * alignment for n in pairs] and all(type(n) is int for n in counts)
+
+        rank_prefix = handle[0]
+        by_source = [[sum(s <= i for s, _ in messages_to(step, j)) for j in range(4)] for i in range(4)]
+        assert rank_prefix.dtype == np.int32 and rank_prefix.tolist() == by_source
+        assert handle[3].tolist() == [token for _, token in expected] and handle[3].dtype == np.int32
+        assert len(handle) == 6 and len(list(handle)) == 6
+
+
+def test_the_rest_of_a_handle(rng):
+    step = step_of(rng, most=45)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        if me < 2:
+            two = type(step)(step.experts, step.top_k, step.tokens[:2], step.ids[:2], step.weights[:2])
+            *_, handle, _ = layout_and_dispatch(buffer, two, me)
+            _, channel, recv_channel, source, in_rank, head = handle
+            tokens = len(two.tokens[me])
+            block = max(1, -(-tokens // 10))
+            for rank in range(2):
+                mine = [token for token in range(tokens) if in_rank[token, rank]]
+                assert channel[rank].tolist() == [sum(t < (c + 1) * block for t in mine) for c in range(10)]
+                assert [head[t, rank] for t in mine] == list(range(len(mine)))
+                assert all(head[t, rank] == -1 for t in range(tokens) if t not in mine)
+                theirs = [t for s, t in messages_to(two, me) if s == rank]
+                block_of = max(1, -(-len(two.tokens[rank]) // 10))
+                assert recv_channel[rank].tolist() == [sum(t < c * block_of for t in theirs) for c in range(10)]
+
+
+def test_quantised_rows_are_moved_as_they_are(rng):
+    step = step_of(rng)
+    # Scales in columns, as callers bring them; three to a row, so that a row is no multiple of 16 bytes.
+    rows = [(rng.integers(0, 255, (len(x), HIDDEN)).astype(np.uint8).view(fp8), np.asfortranarray(rng.random((len(x), 3), np.float32)))
+            for x in step.tokens]
+
+    @on_ranks(4)
+    def _(me, buffer):
+        (values, scales), *_, handle, _ = layout_and_dispatch(buffer, step, me, x=rows[me])
+        assert values.dtype == fp8 and scales.dtype == np.float32 and scales.flags.c_contiguous
+        for row, (source, token) in enumerate(messages_to(step, me)):
+            assert same_bits(values[row], rows[source][0][token]) and same_bits(scales[row], rows[source][1][token])
+        assert scales.shape == (len(messages_to(step, me)), 3)
+        again = buffer.dispatch(rows[me], handle=handle)
+        assert same_bits(again[0][0], values) and same_bits(again[0][1], scales)
+
+
+def test_a_handle_serves_again(rng):
+    step = step_of(rng)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        recv_x, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        layout_and_dispatch(buffer, step, me, x=(step.tokens[me] * 2).astype(bf16))  # something in between
+        cached = buffer.dispatch(step.tokens[me], handle=handle, config=deep_ep.Config(24, 8, 256))
+        assert len(cached) == 6 and cached[1:5] == (None, None, None, None)
+        assert same_bits(cached[0], recv_x)
+        with pytest.raises(ferry.UsageError, match="handle excludes"):
+            buffer.dispatch(step.tokens[me], handle=handle, topk_idx=step.ids[me])
+
+
+def test_worst_case_rows(rng):
+    step = step_of(rng)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        recv_x, recv_idx, recv_weights, counts, *_ = layout_and_dispatch(buffer, step, me)
+        for worst in (4 * 9, 2000):
+            worst_x, worst_idx, worst_weights, none, handle, _ = layout_and_dispatch(buffer, step, me, num_worst_tokens=worst)
+            assert none == [] and worst_x.shape == (worst, HIDDEN) and worst_weights.shape == worst_idx.shape == (worst, 3)
+            n = len(recv_x)
+            assert same_bits(worst_x[:n], recv_x) and same_bits(worst_idx[:n], recv_idx)
+            assert same_bits(worst_weights[:n], recv_weights) and (worst_idx[n:] == -1).all()
+            again = buffer.dispatch(step.tokens[me], handle=handle)[0]
+            assert again.shape == worst_x.shape and same_bits(again[:n], recv_x)
+            assert same_bits(buffer.combine(worst_x, handle)[0], buffer.combine(again, handle)[0])
+
+
+def test_without_ids(rng):
+    step = step_of(rng)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        recv_x, recv_idx, recv_weights, counts, handle, _ = layout_and_dispatch(
+            buffer, step, me, topk_idx=None, topk_weights=None)
+        assert recv_idx is None and recv_weights is None and counts == []
+        assert handle[3].tolist() == [token for _, token in messages_to(step, me)]
+        for row, (source, token) in enumerate(messages_to(step, me)):
+            assert same_bits(recv_x[row], step.tokens[source][token])
+        y, none, _ = buffer.combine(recv_x, handle)
+        assert none is None and y.shape == step.tokens[me].shape
+
+
+@pytest.mark.parametrize("biases", [0, 1, 2])
+def test_combine_adds_ranks_without_weights(rng, biases):
+    step = step_of(rng)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        recv_x, _, recv_weights, _, handle, _ = layout_and_dispatch(buffer, step, me)
+        bias = [rng.standard_normal(step.tokens[me].shape).astype(bf16) for _ in range(biases)]
+        given = None if not biases else bias[0] if biases == 1 else tuple(bias)
+        y, weights, event = buffer.combine(recv_x, handle, topk_weights=recv_weights, bias=given)
+        fan_out = np.array([sum((me, t) in messages_to(step, r) for r in range(4)) for t in range(len(y))], np.float32)
+        expected = step.tokens[me].astype(np.float32) * fan_out.reshape(-1, 1) + np.float32(0)  # no -0
+        for term in bias:
+            expected = expected + term.astype(np.float32)
+        assert y.dtype == bf16 and same_bits(y, expected.astype(bf16))
+        assert weights.dtype == np.float32
+        assert same_bits(weights, np.where(step.ids[me] >= 0, step.weights[me], np.float32(0)))
+        assert isinstance(event, deep_ep.EventOverlap)
+
+
+def test_more_tokens_than_before(rng):
+    small, large = step_of(rng, most=3), step_of(rng, most=600)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        first_x, *_, first, _ = layout_and_dispatch(buffer, small, me)
+        large_x, *_, second, _ = layout_and_dispatch(buffer, large, me)
+        assert len(large_x) == len(messages_to(large, me))
+        again = buffer.dispatch(small.tokens[me], handle=first)[0]
+        assert same_bits(again, first_x)  # an old handle still works
+        assert buffer.combine(large_x, second)[0].shape == large.tokens[me].shape
+
+
+def low_latency(buffer, step, me, most=9, **settings):
+    return buffer.low_latency_dispatch(step.tokens[me], step.ids[me], most, step.experts, **settings)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("ids", [np.int32, np.int64])
+def test_rows_of_low_latency_mode(rng, hook, ids):
+    step = step_of(rng, ids=ids)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        stats = np.full(4, 100, np.int32)
+        recv, counts, handle, event, call = low_latency(
+            buffer, step, me, use_fp8=False, return_recv_hook=hook, cumulative_local_expert_recv_stats=stats)
+        assert (call is not None) == hook
+        if hook:
+            with pytest.raises(ferry.UsageError, match="call the dispatch's hook first"):
+                handle[0]
+            call()
+        assert recv.shape == (4, 4 * 9, HIDDEN) and recv.dtype == bf16
+        assert counts.shape == (4,) and counts.dtype == np.int32 and stats.tolist() == (counts + 100).tolist()
+        source, ranges, *sizes = handle
+        assert source.shape == (4, 36) and source.dtype == np.int32 and ranges.shape == (4, 4) and ranges.dtype == np.int64
+        assert sizes == [9, HIDDEN, 16] and len(handle) == 5
+        for local in range(4):
+            routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
+            assert counts[local] == len(routes)
+            for place, (_, rank, token, _) in enumerate(routes):
+                assert source[local, place] == token and same_bits(recv[local, place], step.tokens[rank][token])
+            for rank in range(4):
+                begin, count = int(ranges[local, rank]) >> 32, int(ranges[local, rank]) & 0xFFFFFFFF
+                assert [r for r in routes[begin : begin + count]] == [r for r in routes if r[1] == rank]
+
+
+@pytest.mark.parametrize("scales", ["plain", "round", "ue8m0"])
+def test_fp8_of_low_latency_mode(rng, scales):
+    step = step_of(rng, hidden=1024)
+    settings = {"plain": {}, "round": {"round_scale": True}, "ue8m0": {"round_scale": True, "use_ue8m0": True}}[scales]
+
+    @on_ranks(4)
+    def _(me, buffer):
+        (values, scale), counts, handle, *_ = low_latency(buffer, step, me, **settings)
+        columns = 2 if scales == "ue8m0" else 8
+        assert values.shape == (4, 36, 1024) and values.dtype == fp8
+        assert scale.shape == (4, 36, columns) and scale.dtype == (np.int32 if scales == "ue8m0" else np.float32)
+        assert scale.strides[1] == 4  # rows next to one another
+        for local in range(4):
+            routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
+            for place, (_, rank, token, _) in enumerate(routes):
+                x = step.tokens[rank][token].astype(np.float32).reshape(8, 128)
+                amax = np.maximum(np.abs(x).max(1), np.float32(1e-4))
+                exact = amax / np.float32(448)
+                rounded = np.exp2(np.ceil(np.log2(exact.astype(np.float64)))).astype(np.float32)
+                factor = np.float32(448) / amax if scales == "plain" else 1 / rounded
+                assert same_bits(values[local, place], (x * factor[:, None]).astype(fp8).ravel())
+                if scales == "ue8m0":
+                    exponents = scale[local, place].copy().view(np.uint8)
+                    assert exponents.tolist() == (rounded.view(np.int32) >> 23).tolist()
+                else:
+                    assert same_bits(scale[local, place].copy(), exact if scales == "plain" else rounded)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("way", ["new", "out", "zero_copy", "logfmt"])
+def test_combine_of_low_latency_mode(rng, hook, way):
+    step = step_of(rng)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        recv, counts, handle, *_ = low_latency(buffer, step, me, use_fp8=False)
+        outputs = np.where(np.arange(36)[:, None] < counts[:, None, None], recv, bf16(0)) * bf16(2)
+        settings = {"return_recv_hook": hook}
+        if way == "out":
+            settings["out"] = np.full(step.tokens[me].shape, np.nan, bf16)
+        if way == "zero_copy":
+            buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = outputs
+            outputs = buffer.get_next_low_latency_combine_buffer(handle)
+            settings["zero_copy"] = True
+        if way == "logfmt":
+            settings["use_logfmt"] = True
+        y, event, call = buffer.low_latency_combine(outputs, step.ids[me], step.weights[me], handle, **settings)
+        if hook:
+            call()
+        assert (call is not None) == hook and (way != "out" or y is settings["out"])
+        weights = np.where(step.ids[me] >= 0, step.weights[me], 0).sum(1, keepdims=True)
+        assert y.dtype == bf16 and np.allclose(y.astype(np.float32), 2 * weights * step.tokens[me].astype(np.float32), rtol=2e-2, atol=2e-2)
+        if not hook:
+            expected = partial_sums(step, me, lambda r, t, k: (step.tokens[r][t] * bf16(2)).astype(np.float32))
+            assert same_bits(y, expected.astype(bf16))
+
+
+def test_two_calls_between_their_hooks(rng):
+    steps = [step_of(rng), step_of(rng)]
+
+    @on_ranks(4)
+    def _(me, buffer):
+        alone = [low_latency(buffer, step, me, use_fp8=False)[0].copy() for step in steps]
+        first = low_latency(buffer, steps[0], me, use_fp8=False, return_recv_hook=True)
+        second = low_latency(buffer, steps[1], me, use_fp8=False, return_recv_hook=True)
+        second[4]()
+        y = buffer.low_latency_combine(second[0], steps[1].ids[me], steps[1].weights[me], second[2], return_recv_hook=True)
+        first[4]()
+        y[2]()
+        for result, expected in ((first, alone[0]), (second, alone[1])):
+            for local, count in enumerate(result[1]):
+                assert same_bits(result[0][local, :count], expected[local, :count])
+
+
+def test_masks_and_shrinking():
+    @on_ranks(2)
+    def _(me, buffer):
+        mask = np.full(2, 7, np.int32)
+        buffer.low_latency_query_mask_buffer(mask)
+        assert mask.tolist() == [0, 0]
+        buffer.low_latency_clean_mask_buffer()
+        buffer.clean_low_latency_buffer(9, HIDDEN, 16)
+        with pytest.raises(ferry.UnsupportedError):
+            buffer.low_latency_update_mask_buffer(1, True)
+        for unsupported in (buffer.internode_dispatch, buffer.internode_combine):
+            with pytest.raises(ferry.UnsupportedError):
+                unsupported(None)
+        with pytest.raises(ferry.UnsupportedError):
+            buffer.get_local_buffer_tensor(np.uint8)
+
+    def body(rank):
+        with pytest.raises(ferry.UnsupportedError, match="enable_shrink"):
+            deep_ep.Buffer(rank, enable_shrink=True)
+        with pytest.raises(ferry.UnsupportedError, match="RDMA"):
+            deep_ep.Buffer(rank, low_latency_mode=True, allow_nvlink_for_low_latency_mode=False)
+
+    ferry.Group.threads(1).run(body)
+
+
+def test_attributes_and_questions(monkeypatch):
+    monkeypatch.setattr(deep_ep.Buffer, "num_sms", 20)
+    monkeypatch.setenv("NVSHMEM_QP_DEPTH", "64")
+
+    def body(rank):
+        buffer = deep_ep.Buffer(rank, 5, 6, True, 1, True, False, False, True, False)
+        assert (buffer.rank, buffer.group_size, buffer.group) == (rank.index, 2, rank)
+        assert (buffer.num_nvl_bytes, buffer.num_rdma_bytes, buffer.low_latency_mode) == (5, 6, True)
+        assert buffer.explicitly_destroy and not buffer.enable_shrink and buffer.nvshmem_qp_depth == 64
+        assert buffer.runtime is not None
+        assert buffer.get_comm_stream() is None or buffer.get_comm_stream().cuda_stream
+        buffer.destroy()
+        assert buffer.runtime is None
+        with pytest.raises(AssertionError):
+            deep_ep.Buffer(rank).destroy()
+
+    ferry.Group.threads(2).run(body)
+    assert deep_ep.Buffer.is_sm90_compiled()
+    deep_ep.Buffer.set_num_sms(24)
+    with pytest.raises(AssertionError):
+        deep_ep.Buffer.set_num_sms(25)
+    for ranks in (1, 2, 3, 8, 160):
+        assert deep_ep.Buffer.get_dispatch_config(ranks) == deep_ep.Config(24, 6, 256, 6, 128)
+        assert deep_ep.Buffer.get_combine_config(ranks) == deep_ep.Config(24, 4, 256, 6, 128)
+    assert deep_ep.Config().num_sms == 20
+    assert deep_ep.Config(24, 8, 256).get_nvl_buffer_size_hint(7168 * 2, 8) > 0
+    assert deep_ep.Config(24, 8, 256).get_rdma_buffer_size_hint(7168 * 2, 8) == 0
+    assert deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288) > 2 * 8 * 128 * 7168 * 2
+
+
+def test_events(rng):
+    step = step_of(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        two = type(step)(step.experts, step.top_k, step.tokens[:2], step.ids[:2], step.weights[:2])
+        before = deep_ep.Buffer.capture()
+        *_, handle, event = layout_and_dispatch(
+            buffer, two, me, previous_event=before, async_finish=True, allocate_on_comm_stream=True)
+        event.current_stream_wait()
+        with event:
+            pass
+        with pytest.raises(ferry.UsageError, match="allocate_on_comm_stream needs"):
+            layout_and_dispatch(buffer, two, me, allocate_on_comm_stream=True)
+        with pytest.raises(ferry.UsageError, match="exclude each other"):
+            low_latency(buffer, two, me, async_finish=True, return_recv_hook=True)
+        *_, event, hook = low_latency(buffer, two, me, async_finish=True)
+        event.current_stream_wait()
+        assert hook is None
+        assert deep_ep.EventOverlap().event is None
+
+
+def test_mistakes(rng):
+    step = step_of(rng, ranks=1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        with pytest.raises(ferry.UsageError, match="are needed"):
+            buffer.dispatch(step.tokens[0])
+        with pytest.raises(ferry.UsageError, match="go together"):
+            layout_and_dispatch(buffer, step, me, topk_weights=None)
+        with pytest.raises(ferry.UsageError, match="num_worst_tokens needs"):
+            layout_and_dispatch(buffer, step, me, topk_idx=None, topk_weights=None, num_worst_tokens=9)
+        with pytest.raises(ferry.UsageError, match="expected bfloat16"):
+            layout_and_dispatch(buffer, step, me, x=step.tokens[0].astype(np.float32))
+        with pytest.raises(ferry.UsageError, match="float32 or int32 scales"):
+            layout_and_dispatch(buffer, step, me, x=(step.tokens[0], step.tokens[0]))
+        with pytest.raises(ferry.UsageError, match="use_ue8m0 needs round_scale"):
+            low_latency(buffer, step, me, use_ue8m0=True)
+        with pytest.raises(ferry.UsageError, match="max_tokens is"):
+            low_latency(buffer, step_of(rng, 1, most=1), me, most=1, use_fp8=False)
+            buffer.low_latency_dispatch(np.ones((2, HIDDEN), bf16), np.zeros((2, 3), np.int64), 1, step.experts)
+        *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        with pytest.raises(ferry.UsageError, match="bfloat16"):
+            buffer.combine(step.tokens[0].astype(np.float32), handle)
+
+
+def test_ranks_that_differ_are_told(rng):
+    step = step_of(rng, ranks=2)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        cut = type(step)(step.experts, 2 if me else 3, step.tokens, [i[:, : 2 if me else 3] for i in step.ids],
+                         [w[:, : 2 if me else 3] for w in step.weights])
+        with pytest.raises(ferry.UsageError, match="hidden, experts, top_k"):
+            layout_and_dispatch(buffer, cut, me)
+
+
+def test_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "deep_ep", raising=False)
+    deep_ep.install()
+    import deep_ep as found
+
+    assert found is deep_ep and found.Buffer is deep_ep.Buffer
+    monkeypatch.delitem(sys.modules, "deep_ep")
+
+
+def test_a_communicator_in_place_of_a_group():
+    class Alone:
+        def Get_rank(self):
+            return 0
+
+        def Get_size(self):
+            return 1
+
+        def allgather(self, mine):
+            return [mine]
+
+        def Barrier(self):
+            pass
+
+    buffer = deep_ep.Buffer(None, comm=Alone(), explicitly_destroy=True)
+    assert (buffer.rank, buffer.group_size) == (0, 1)
+    buffer.destroy()
