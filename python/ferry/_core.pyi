@@ -307,6 +307,12 @@ class Plan:
         Exchange.plan_over().
         """
 
+    def vouch(self, rows: int) -> None:
+        """
+        The caller's word that the plan's total is at most this, so that arrays of that many rows are taken where
+        only the device knows the total. If it is more, rows past their end are read.
+        """
+
     def copy(self) -> Plan:
         """A plan of its own, independent of the lane's next dispatch."""
 
@@ -316,7 +322,8 @@ class ArrivalsMemory:
     """
     Memory of the caller for what dispatch returns.
 
-    parts          an array, or a tuple of one for each part of the format: capacity rows
+    parts          an array, or a tuple of one for each part of the format: capacity rows, for a dispatch by a plan its
+                   total suffices. They are what the arrivals then hand out
     weight         float32 [capacity]; rank_major [capacity, K]
     local_ids      int32 [capacity, K], rank_major
     group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
