@@ -17,7 +17,7 @@ struct BenchOptions {
   std::string backend = "cpu";
   std::vector<std::string> formats{"bf16"}, layouts{"expert_major"}, reductions{"partial"};
   // GPUs alone
-  std::vector<std::string> works{"dispatch", "combine"}, weights{"with"}, launches{"graph"};
+  std::vector<std::string> works{"dispatch", "combine"}, weights{"with"}, launches{"graph"}, forms{"fused"};
   std::vector<int> sms{0};
   std::string nccl;  // path of the library; empty: looked for
 

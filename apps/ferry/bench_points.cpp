@@ -64,6 +64,7 @@ void refuse_device_options(const BenchOptions& options) {
   if (options.works != plain.works) refuse("--work");
   if (options.weights != plain.weights) refuse("--weights");
   if (options.launches != plain.launches) refuse("--launch");
+  if (options.forms != plain.forms) refuse("--form");
   if (options.sms != plain.sms) refuse("--sms");
   if (!options.nccl.empty()) refuse("--nccl");
 }

@@ -14,7 +14,8 @@ namespace ferry::app {
 namespace {
 
 constexpr const char* kColumns =
-    "work          tokens router                E/K    format layout        reduction weights SMs launch |"
+    "work                  tokens router                  E/K    format layout        reduction weights SMs "
+    "launch |"
     "      time       p99 |     wire        GB/s |     floor  x floor |     host\n";
 
 std::string figures(const DeviceTimes& times) {
@@ -33,9 +34,10 @@ std::string line_of(const DeviceRow& row) {
   const Config& config = row.point.config;
   const bool moves = work.work != Work::metadata;
   const std::string experts = fmt::format("{}/{}", config.experts, config.top_k);
-  return fmt::format("{:<13} {:>6} {:<21} {:<6} {:<6} {:<13} {:<9} {:<7} {:>3} {:<6} | {}\n",
-                     to_string(work.work), row.point.tokens, router_of(row.point), experts,
-                     moves ? to_string(config.format) : "-", moves ? to_string(config.layout) : "-",
+  return fmt::format("{:<21} {:>6} {:<23} {:<6} {:<6} {:<13} {:<9} {:<7} {:>3} {:<6} | {}\n",
+                     fmt::format("{}{}", to_string(work.work), work.halves ? ", halves" : ""),
+                     row.point.tokens, router_of(row.point), experts, moves ? to_string(config.format) : "-",
+                     moves ? to_string(config.layout) : "-",
                      work.combines() ? to_string(work.reduction) : "-", work.weighted ? "with" : "without",
                      work.sm_limit > 0 ? std::to_string(work.sm_limit) : "all",
                      work.eager ? "eager" : "graph", figures(row.times));
@@ -48,6 +50,7 @@ nlohmann::ordered_json json_of(const DeviceRow& row) {
   json["reduction"] = row.work.combines() ? nlohmann::ordered_json(to_string(row.work.reduction)) : nullptr;
   json["weights"] = row.work.weighted;
   json["sm_limit"] = row.work.sm_limit;
+  json["form"] = row.work.halves ? "halves" : "fused";
   json["launch"] = row.work.eager ? "eager" : "graph";
   if (!times.skipped.empty()) {
     json["skipped"] = times.skipped;

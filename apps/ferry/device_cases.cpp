@@ -25,17 +25,19 @@ std::vector<Work> works_named(const std::string& name) {
 // By launch and work, then by what sets its calls apart.
 std::vector<DeviceWork> all_works(const BenchOptions& options) {
   std::vector<DeviceWork> works;
-  const auto add = [&](Work work, bool eager) {
+  const auto add = [&](Work work, bool eager, bool halves) {
     for (const std::string& reduction : options.reductions) {
       for (const std::string& weights : options.weights) {
         for (const int sms : options.sms)
-          works.push_back({work, reduction_of(reduction), weights == "with", eager, sms});
+          works.push_back({work, reduction_of(reduction), weights == "with", eager, halves, sms});
       }
     }
   };
   for (const std::string& launch : options.launches) {
     for (const std::string& name : options.works) {
-      for (const Work work : works_named(name)) add(work, launch == "eager");
+      for (const Work work : works_named(name)) {
+        for (const std::string& form : options.forms) add(work, launch == "eager", form == "halves");
+      }
     }
   }
   return works;

@@ -27,6 +27,10 @@ bool weighs_rows(const BenchPoint& point, const DeviceWork& work) {
   return work.weighted && point.config.layout != Layout::rank_major && work.reduction != Reduction::unreduced;
 }
 
+Plan plan_of(const DeviceSet& set) {
+  return Plan::over(set.plan.as<void>(), static_cast<std::size_t>(set.plan.bytes()));
+}
+
 // Of a step that is a set: different on every rank and in every set.
 std::int32_t count_of(int set, int rank) {
   return 1000 * (set + 1) + 7 * rank * rank;
@@ -120,13 +124,17 @@ void DevicePlayer::dispatch(const DeviceWork& work, int number) {
   options.memory.plan = set.plan.as<void>();
   const Tokens tokens = Tokens::rows(set.tokens.as(), point_.tokens, point_.type);
   const float* weights = work.weighted ? set.weights.as<float>() : nullptr;
-  if (work.work != Work::dispatch_plan) {
-    arrivals_ = exchange_.dispatch(tokens, set.ids.as<std::int32_t>(), weights, options, stream_);
-    return;
-  }
+  const auto send = [&](const auto& routes) {
+    if (!work.halves) {
+      arrivals_ = exchange_.dispatch(tokens, routes, weights, options, stream_);
+      return;
+    }
+    exchange_.dispatch_send(tokens, routes, weights, options, stream_);
+    arrivals_ = exchange_.dispatch_receive(0, stream_);
+  };
+  if (work.work != Work::dispatch_plan) return send(Ids(set.ids.as<std::int32_t>()));
   options.memory.plan = nullptr;  // the plan is given
-  const Plan plan = Plan::over(set.plan.as<void>(), static_cast<std::size_t>(set.plan.bytes()));
-  arrivals_ = exchange_.dispatch(tokens, plan, weights, options, stream_);
+  send(plan_of(set));
 }
 
 void DevicePlayer::combine(const DeviceWork& work, int number, const float* row_weights) {
@@ -135,9 +143,11 @@ void DevicePlayer::combine(const DeviceWork& work, int number, const float* row_
   options.sm_limit = work.sm_limit;
   options.reduction = work.reduction;
   if (weighs_rows(point_, work)) options.weights = row_weights;
-  exchange_.combine({set.outputs.as(), point_.type},
-                    Plan::over(set.plan.as<void>(), static_cast<std::size_t>(set.plan.bytes())),
-                    {.data = result_.as(), .type = point_.type}, options, stream_);
+  const Outputs outputs{set.outputs.as(), point_.type};
+  const Result result{.data = result_.as(), .type = point_.type};
+  if (!work.halves) return exchange_.combine(outputs, plan_of(set), result, options, stream_);
+  exchange_.combine_send(outputs, plan_of(set), result, options, stream_);
+  exchange_.combine_receive(0, stream_);
 }
 
 std::int64_t DevicePlayer::check(const DeviceWork& work) {

@@ -14,7 +14,7 @@ std::optional<DeviceWork> normalised(DeviceWork work, Layout layout) {
   if (!work.combines()) work.reduction = Reduction::partial;
   if (work.work == Work::combine && (sums || work.reduction == Reduction::unreduced)) work.weighted = false;
   if (work.work == Work::metadata || work.of_nccl()) {
-    work.weighted = false;
+    work.weighted = work.halves = false;
     work.sm_limit = 0;
   }
   // Its counts come to the host in between; without them there is nothing to wait for.

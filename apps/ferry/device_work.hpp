@@ -27,6 +27,7 @@ struct DeviceWork {
   Reduction reduction = Reduction::partial;  // of combine and pair
   bool weighted = false;                     // weights travel and are applied where they can be
   bool eager = false;                        // call by call instead of graphs of them
+  bool halves = false;                       // send half, receive half
   int sm_limit = 0;                          // 0: none
 
   bool dispatches() const { return work == Work::dispatch || work == Work::dispatch_plan; }

@@ -64,6 +64,13 @@ TEST_F(DeviceCases, PointsThatDifferInWhatIsTimedShareAnExchange) {
   EXPECT_EQ(all[0].point.config.reduction, Reduction::exact);
 }
 
+TEST_F(DeviceCases, HalvesAreTimedBesideFusedCalls) {
+  const std::vector<DeviceCase> all = cases("--form fused,halves --work dispatch,combine,metadata");
+  EXPECT_EQ(count(all, Work::dispatch), 2);
+  EXPECT_EQ(count(all, Work::combine), 2);
+  EXPECT_EQ(count(all, Work::metadata), 1);
+}
+
 TEST_F(DeviceCases, CombineIsTimedOnceForATypeOfRows) {
   const std::vector<DeviceCase> all = cases("--format bf16,fp8,fp32 --tokens 4,8");
   EXPECT_EQ(all.size(), 6U);

@@ -75,7 +75,7 @@ class DeviceTest(ProgramTest):
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_bench_works_and_launches(self):
         rows = self.bench("--tokens", "1,6", "--format", "bf16,fp8", "--work", "dispatch,plan,combine,pair,metadata",
-                          "--launch", "graph,eager", "--sms", "0,4", "--weights", "with,without")
+                          "--launch", "graph,eager", "--sms", "0,4", "--form", "fused,halves")
         works = {row["work"] for row in rows}
         self.assertEqual(works, {"dispatch", "dispatch_plan", "combine", "pair", "metadata"})
         for work, count in {"dispatch": 32, "dispatch_plan": 32, "combine": 16, "pair": 32, "metadata": 2}.items():

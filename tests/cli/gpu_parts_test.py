@@ -1,0 +1,75 @@
+"""scripts/gpu, its tools played by stand-ins: every part that measures leaves a record, and the program takes its arguments."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import unittest
+
+from program import ProgramTest, ferry
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+SMI = """#!/bin/sh
+case "$*" in
+  -L) printf 'GPU 0: A\\nGPU 1: A\\nGPU 2: A\\nGPU 3: A\\n' ;;
+  *) printf 'A, 1.0\\nA, 1.0\\nA, 1.0\\nA, 1.0\\n' ;;
+esac
+"""
+PROGRAM = """#!/usr/bin/env python3
+import json, os, sys
+with open(os.environ["FERRY_TEST_CALLS"], "a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+if "--json" in sys.argv:
+    with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
+        json.dump({"schema": "ferry.bench.cuda", "schema_version": 2, "limits": [], "rows": []}, file)
+"""
+
+
+class GpuPartsTest(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.folder)
+        shutil.copytree(REPOSITORY / "scripts", self.root / "scripts")
+        self.put("bin/nvidia-smi", SMI)
+        self.put("build/gpu/apps/ferry/ferry", PROGRAM)
+
+    def put(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+
+    def run_parts(self, *parts, **variables):
+        environment = os.environ | {"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "FERRY_COMMIT": "0123456",
+                                    "FERRY_TEST_CALLS": str(self.root / "calls")} | variables
+        done = subprocess.run([self.root / "scripts/gpu", *parts], env=environment, capture_output=True, text=True, check=False,
+                              timeout=100)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return [json.loads(line) for line in (self.root / "calls").read_text().splitlines()]
+
+    def test_every_part_of_the_bench_leaves_its_record(self):
+        calls = self.run_parts("bench", FERRY_TRACES=self.folder)
+        parts = {"bench-large", "bench-small", "bench-sweep", "bench-skew", "bench-layouts", "bench-baseline"}
+        self.assertEqual(len(calls), len(parts))
+        for part in parts:
+            record = json.loads((self.root / f"build/gpu/results/{part}.json").read_text())
+            self.assertEqual((record["part"], record["exit_code"]), (part, 0))
+            self.assertEqual(record["measured"]["schema"], "ferry.bench.cuda")
+            self.assertEqual(record["machine"]["gpus"], ["A"] * 4)
+
+    @unittest.skipIf(os.path.exists("/dev/nvidia0"), "GPUs are here: the parts themselves can be run")
+    def test_the_program_takes_the_arguments(self):
+        for call in self.run_parts("bench", "limits"):
+            self.assertEqual(call[call.index("--ranks") + 1], "4")
+            done = ferry(*call[:call.index("--json")])
+            self.assertEqual(done.returncode, 3, f"{call}: {done.stderr}")  # no driver or no such backend, but no bad argument
+            self.assertRegex(done.stderr, "no CUDA driver|no cuda backend")
+
+    def test_recorded_routing_is_measured_where_it_is(self):
+        self.assertNotIn("deepseek_v2_lite/intent", self.run_parts("bench-skew", FERRY_TRACES="")[0])
+        self.assertIn("deepseek_v2_lite/intent", self.run_parts("bench-skew", FERRY_TRACES=self.folder)[1])
+
+
+if __name__ == "__main__":
+    unittest.main()
