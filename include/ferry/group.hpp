@@ -74,9 +74,9 @@ class Group {
   // as lost.
   void run(const std::function<void(Rank)>& body);
 
-  // For programs whose life is not one function (mpi, custom): enters as this process's rank, which leaves the
-  // group when the last copy of the handle goes. Collective. A process that ends before counts as lost. Throws
-  // UsageError for groups that start their ranks themselves.
+  // For programs whose life is not one function (mpi, custom): enters as this process's rank, which leaves
+  // the group when the last copy of the handle goes. Collective. A process that ends before counts as lost.
+  // Throws UsageError for groups that start their ranks themselves.
   Rank join();
 
   // How long collectives of the group itself wait, in seconds. Default 30.

@@ -10,7 +10,8 @@ bool has_cuda() {
 
 int current_device() {
   throw UnsupportedError(
-      "this build of ferry has no cuda backend: build it with pip install . -C cmake.define.FERRY_CUDA=ON");
+      "this build of ferry has no cuda backend: build it with pip install . "
+      "--config-settings=cmake.define.FERRY_CUDA=ON");
 }
 
 OnDevice::OnDevice(int) {}

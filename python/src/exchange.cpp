@@ -256,7 +256,8 @@ void on_lane(PyExchange& self, int lane, const nb::object& stream, Call call) {
 }  // namespace
 
 void bind_exchange(nb::module_& module) {
-  nb::class_<PyExchange> exchange(module, "Exchange", R"(The buffers of one configuration on one rank.
+  nb::class_<PyExchange> exchange(module, "Exchange", nb::is_weak_referenceable(),
+                                  R"(The buffers of one configuration on one rank.
 
 Exchange(group, experts=E, top_k=K, hidden=H, max_tokens=T, ...) with the settings of Config, or Exchange(group, config).
 `group` is a Group, which is joined, or the Rank that Group.run() hands out. Construction and every operation are

@@ -112,7 +112,8 @@ of the call's framework, on the exchange's device.)")
             self.most_rows = rows;
           },
           nb::arg("rows"),
-          "The caller's word that the plan's total is at most this, so that arrays of that many rows are taken where\n"
+          "The caller's word that the plan's total is at most this, so that arrays of that many rows are "
+          "taken where\n"
           "only the device knows the total. If it is more, rows past their end are read.")
       .def("copy", &copy, "A plan of its own, independent of the lane's next dispatch.")
       .def("__repr__", [](const PyPlan& self) {

@@ -1,0 +1,58 @@
+"""A small expert-parallel layer, to start from."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import ferry
+from ferry.torch._functions import combine, dispatch
+from ferry.torch._registry import handle_of
+
+_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+class MoE(nn.Module):
+    """Router, dispatch, this rank's experts (two linear maps with a SiLU between), combine.
+
+    Every rank holds the router, whose gradients are to be summed over ranks as any replicated parameter's, and its
+    own experts: w_in [L, H, F], w_out [L, F, H]. All ranks construct it together.
+    """
+
+    def __init__(
+        self,
+        group: ferry.Group | ferry.Rank,
+        *,
+        experts: int,
+        top_k: int,
+        hidden: int,
+        ffn: int,
+        max_tokens: int,
+        capacity: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        """`capacity`: rows an expert has room for; 0: any routing fits, R * max_tokens. More raise OverflowError."""
+        super().__init__()
+        on_gpu = torch.device(device).type == "cuda"
+        self.exchange = ferry.Exchange(
+            group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens, capacity=capacity,
+            layout="expert_padded", format=_FORMATS[dtype], wire=_FORMATS[dtype], own_arrivals=False,
+            backend="cuda" if on_gpu else "cpu")
+        self.top_k = top_k
+        self._handle = handle_of(self.exchange)
+        local = len(self.exchange.config.placement.experts_of(self.exchange.rank))
+        made = {"dtype": dtype, "device": device}
+        self.router = nn.Linear(hidden, experts, bias=False, **made)
+        self.w_in = nn.Parameter(torch.randn(local, hidden, ffn, **made) / hidden**0.5)
+        self.w_out = nn.Parameter(torch.randn(local, ffn, hidden, **made) / ffn**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., H] to [..., H]."""
+        tokens = x.reshape(-1, x.shape[-1])
+        scores = self.router(tokens).float().softmax(-1)
+        weights, ids = scores.topk(self.top_k)
+        weights = weights / weights.sum(-1, keepdim=True)
+        rows = dispatch(self._handle, tokens, ids, weights)
+        outputs = torch.bmm(nn.functional.silu(torch.bmm(rows.data, self.w_in)), self.w_out)
+        return combine(self._handle, outputs, rows, weights=rows.weight).reshape(x.shape)

@@ -1,0 +1,249 @@
+"""Tensors in and out, and the registered operators: gradients, recomputation, compilation, training."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ferry
+import ferry.torch
+from oracle import random_ids
+
+EXPERTS, TOP_K, HIDDEN, FFN, TOKENS = 8, 2, 16, 24, 6
+
+
+@pytest.fixture(autouse=True)
+def seeded(rng):
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    torch.set_num_threads(1)
+
+
+def exchange_for(rank, **settings):
+    given = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "max_tokens": TOKENS, "format": "fp32", "wire": "fp32"}
+    return ferry.Exchange(rank, **(given | settings))
+
+
+def inputs_of(rng, tokens=TOKENS):
+    x = torch.tensor(rng.standard_normal((tokens, HIDDEN)), dtype=torch.float32)
+    return x, torch.tensor(random_ids(rng, tokens, EXPERTS, TOP_K)), torch.rand(tokens, TOP_K)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_tensors_in_and_out(rng, dtype):
+    given = [inputs_of(rng) for _ in range(4)]
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+
+    def body(rank):
+        x, ids, weights = given[rank.index]
+        x = x.to(dtype)
+        exchange = exchange_for(rank, format=name, wire=name, reduction="exact")
+        rows = exchange.dispatch(x, ids, weights)
+        total = int(rows.total)
+        for tensor in (rows.data, rows.source, rows.weight, rows.counts, rows.plan.counts, rows.plan.storage):
+            assert isinstance(tensor, torch.Tensor)
+        assert rows.data.dtype == dtype and rows.total.shape == ()
+        for row in range(total):
+            source, token, slot = rows.source[row].tolist()
+            assert torch.equal(rows.data[row], given[source][0][token].to(dtype))
+            assert rows.weight[row] == given[source][2][token, slot]
+        y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+        assert y.dtype == dtype
+        scale = torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
+        assert torch.allclose(y.float(), x.float() * scale, rtol=2e-2, atol=2e-2)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_fp8_tensors(rng):
+    given = [inputs_of(rng) for _ in range(2)]
+
+    def body(rank):
+        x, ids, weights = given[rank.index]
+        rows = exchange_for(rank, format="fp8-columns").dispatch(x, ids, weights)
+        assert rows.data.dtype == torch.float8_e4m3fn and rows.scales.dtype == torch.float32 and rows.scales.stride(0) == 1
+        for row in range(int(rows.total)):
+            source, token, _ = rows.source[row].tolist()
+            again = rows.data[row].float() * rows.scales[row, 0]
+            assert torch.allclose(again, given[source][0][token], rtol=0.07, atol=0.02)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_gradients_must_be_asked_for_where_they_are_recorded(rng):
+    x, ids, weights = inputs_of(rng)
+    x.requires_grad_()
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        with pytest.raises(ferry.UsageError, match="tokens: requires a gradient"):
+            exchange.dispatch(x, ids, weights)
+        with torch.no_grad():
+            exchange.dispatch(x, ids, weights)
+        exchange.dispatch(x.detach(), ids, weights)
+
+    ferry.Group.threads(1).run(body)
+
+
+def dense(x, ids, weights, scale):
+    """y = sum of weight * scale[expert] * x, in float64."""
+    used = ids >= 0
+    factor = scale.double()[ids.clamp(min=0)] * weights.double() * used
+    return x.double() * factor.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "expert_padded"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_gradients_agree_with_a_dense_sum(rng, layout, weighted):
+    given = [inputs_of(rng) for _ in range(4)]
+    scale = torch.rand(EXPERTS) + 0.5
+    dy = [torch.tensor(rng.standard_normal((TOKENS, HIDDEN)), dtype=torch.float32) for _ in range(4)]
+
+    def body(rank):
+        x, ids, weights = (tensor.clone() for tensor in given[rank.index])
+        exchange = exchange_for(rank, layout=layout, alignment=2 if layout == "expert_major" else 1)
+        x.requires_grad_()
+        weights.requires_grad_(weighted)
+        rows = ferry.torch.dispatch(exchange, x, ids, weights if weighted else None)
+        mine = scale[rank.index * 2 : rank.index * 2 + 2]
+        if layout == "expert_padded":
+            outputs = rows.data * mine[:, None, None]
+        else:
+            row = torch.arange(len(rows.data))
+            group = (row[:, None] >= rows.row_offsets[None, 1:-1]).sum(1)
+            outputs = rows.data * mine[group][:, None]
+        y = ferry.torch.combine(exchange, outputs, rows, weights=rows.weight if weighted else None)
+        y.backward(dy[rank.index])
+        x64, w64 = x.detach().double().requires_grad_(), weights.detach().double().requires_grad_()
+        expected = dense(x64, ids, w64 if weighted else torch.ones_like(w64), scale)
+        expected.backward(dy[rank.index].double())
+        assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(x.grad.double(), x64.grad, rtol=1e-5, atol=1e-5)
+        if weighted:
+            assert torch.allclose(weights.grad.double(), w64.grad, rtol=1e-4, atol=1e-4)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_layouts_without_gradients_are_refused(rng):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        with pytest.raises(ferry.UsageError, match="rank_major"):
+            ferry.torch.dispatch(exchange_for(rank, layout="rank_major"), x, ids, weights)
+        with pytest.raises(ferry.UsageError, match="no exchange has the handle"):
+            torch.ops.ferry.dispatch(x, ids, weights, 10**9, 0)
+
+    ferry.Group.threads(1).run(body)
+
+
+class DenseMoE(torch.nn.Module):
+    """The same layer, all experts here, every token through its experts one by one."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.router = torch.nn.Linear(HIDDEN, EXPERTS, bias=False)
+        self.router.load_state_dict(layers[0].router.state_dict())
+        self.w_in = torch.nn.Parameter(torch.cat([layer.w_in.detach() for layer in layers]))
+        self.w_out = torch.nn.Parameter(torch.cat([layer.w_out.detach() for layer in layers]))
+
+    def forward(self, x):
+        weights, ids = self.router(x).softmax(-1).topk(TOP_K)
+        weights = weights / weights.sum(-1, keepdim=True)
+        h = torch.einsum("nh,ehf->nef", x, self.w_in)
+        all_experts = torch.einsum("nef,efh->neh", torch.nn.functional.silu(h), self.w_out)
+        return (all_experts.gather(1, ids[:, :, None].expand(-1, -1, HIDDEN)) * weights[:, :, None]).sum(1)
+
+
+def summed_over_ranks(rank, tensor):
+    parts = rank.all_gather(tensor.contiguous().numpy().tobytes())
+    return sum(torch.frombuffer(bytearray(part), dtype=tensor.dtype).reshape(tensor.shape) for part in parts)
+
+
+def train(rank, layer, steps, recompute=False):
+    optimiser = torch.optim.SGD(layer.parameters(), lr=0.2)
+    losses = []
+    for step in steps:
+        x, target = step[rank.index]
+        optimiser.zero_grad()
+        if recompute:
+            y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        else:
+            y = layer(x)
+        loss = ((x + y - target) ** 2).sum() / (rank.size * x.numel())
+        loss.backward()
+        layer.router.weight.grad = summed_over_ranks(rank, layer.router.weight.grad)
+        optimiser.step()
+        losses.append(float(summed_over_ranks(rank, loss.detach().reshape(1))))
+    return losses
+
+
+def steps_for(rng, ranks, count):
+    def tensor():
+        return torch.tensor(rng.standard_normal((TOKENS, HIDDEN)), dtype=torch.float32)
+
+    return [[(tensor(), tensor()) for _ in range(ranks)] for _ in range(count)]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_layer_trains_to_the_losses_of_the_dense_one(rng, recompute):
+    ranks, seed = 4, int(rng.integers(1 << 30))
+    steps = steps_for(rng, ranks, 1) * 12
+    layers = [None] * ranks
+
+    def make(rank):
+        generator = torch.Generator().manual_seed(seed + rank.index)
+        layer = ferry.torch.MoE(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, ffn=FFN, max_tokens=TOKENS)
+        with torch.no_grad():
+            layer.w_in.copy_(torch.randn(layer.w_in.shape, generator=generator) / 4)
+            layer.w_out.copy_(torch.randn(layer.w_out.shape, generator=generator) / 5)
+            layer.router.weight.copy_(torch.randn(EXPERTS, HIDDEN, generator=torch.Generator().manual_seed(seed)))
+        return layer
+
+    def body(rank):
+        layers[rank.index] = make(rank)
+        rank.barrier()
+        if rank.index == 0:
+            reference.append(DenseMoE(layers))
+        rank.barrier()
+        return train(rank, layers[rank.index], steps, recompute)
+
+    reference = []
+    losses = ferry.Group.threads(ranks).run(body)
+    everything = [[tuple(torch.cat(parts) for parts in zip(*step))] for step in steps]
+    expected = ferry.Group.threads(1).run(lambda rank: train(rank, reference[0], everything))[0]
+    assert all(of_rank == losses[0] for of_rank in losses)
+    assert expected[-1] < expected[0]
+    assert np.allclose(losses[0], expected, rtol=1e-4)
+
+
+def test_operators_are_what_pytorch_expects(rng):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        handle = ferry.torch.handle_of(exchange)
+        assert handle == ferry.torch.handle_of(exchange)
+        ops = torch.ops.ferry
+        # Not all checks: a plan has its call's number in it, so that no two are equal.
+        torch.library.opcheck(ops.dispatch.default, (x.requires_grad_(), ids, weights.requires_grad_(), handle, 0),
+                              test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        outputs, weight = rows.data.detach().requires_grad_(), rows.weight.detach().requires_grad_()
+        torch.library.opcheck(ops.combine.default, (outputs, weight, rows.plan, TOKENS, handle, 0))
+
+    # In this thread: PyTorch's checks keep state by thread.
+    alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
+    body(alone.join())
+
+
+def test_compilation_without_graph_breaks(rng):
+    alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
+    layer = ferry.torch.MoE(alone, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, ffn=FFN, max_tokens=TOKENS)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x, *_ = inputs_of(rng)
+    eager, traced = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, z = layer(eager), compiled(traced)
+    assert torch.equal(y, z)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    assert torch.allclose(eager.grad, traced.grad, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,249 @@
+"""Group.torch, ferry.deep_ep with tensors, and what only GPUs have, with a process for each rank."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ferry
+import ferry.deep_ep as deep_ep
+import ferry.torch
+from oracle import bf16, messages_to, partial_sums, random_step, routes_to
+from torch_processes import BACKEND, GPUS, RANKS, bits, run, tensor
+
+HIDDEN, MOST, EXPERTS, TOP_K = 512, 40, 8 * RANKS, 4
+on_gpus = pytest.mark.skipif(not GPUS, reason="no GPU here")
+
+
+def step_of(rng, dtype=bf16):
+    return random_step(rng, RANKS, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, most=MOST, dtype=dtype, ids=np.int64)
+
+
+def inputs(step, rank, device):
+    return [tensor(array[rank], device) for array in (step.tokens, step.ids, step.weights)]
+
+
+def exchange_of(device, **settings):
+    given = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "max_tokens": MOST,
+             "backend": "cuda" if device.type == "cuda" else "cpu"}
+    return ferry.Exchange(ferry.Group.torch(), **(given | settings))
+
+
+def expected_result(step, rank):
+    return partial_sums(step, rank, lambda r, t, k: step.tokens[r][t].astype(np.float32)).astype(bf16).tobytes()
+
+
+def check_exchange(rank, device, rng):
+    step = step_of(rng)
+    x, ids, weights = inputs(step, rank, device)
+    group = ferry.Group.torch()
+    exchange = ferry.Exchange(group, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=MOST)
+    assert exchange.config.backend == ("cuda" if BACKEND == "nccl" else "cpu")
+    exchange = exchange_of(device)
+    rows = exchange.dispatch(x, ids, weights)
+    expected = routes_to(step, rank)
+    total = rows.wait_total()
+    assert total == len(expected) and rows.data.device == device
+    y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+    exchange.synchronize()
+    assert rows.source[:total].cpu().tolist() == [list(route[1:]) for route in expected]
+    assert bits(rows.data[:total]) == b"".join(step.tokens[s][t].tobytes() for _, s, t, _ in expected)
+    assert bits(y) == expected_result(step, rank)
+    kept = rows.plan.copy()
+    exchange.dispatch(x, ids)
+    again = exchange.dispatch(x, kept, weights)
+    assert bits(exchange.combine(again.data, kept, weights=again.weight)) == bits(y)
+    assert exchange.metadata(rank + 1).tolist()[0] == RANKS * (RANKS + 1) // 2
+    load = exchange.load()
+    # A dispatch by a plan is not counted.
+    assert load.dispatches == 2 and load.experts.sum() == 2 * sum((ids >= 0).sum() for ids in step.ids)
+
+
+def test_exchange_in_a_process_group(rng):
+    run(check_exchange, rng)
+
+
+def check_normal_mode(rank, device, rng):
+    step = step_of(rng)
+    x, ids, weights = inputs(step, rank, device)
+    buffer = deep_ep.Buffer(torch.distributed.group.WORLD, int(2e9), 0, explicitly_destroy=True)
+    per_rank, none, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, EXPERTS)
+    assert none is None and per_rank.dtype == per_expert.dtype == torch.int32 and in_rank.dtype == torch.bool
+    given = dict(num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+                 topk_idx=ids, topk_weights=weights, config=deep_ep.Config(24, 8, 256))
+    recv_x, recv_idx, recv_weights, counts, handle, _ = buffer.dispatch(x, **given)
+    expected = messages_to(step, rank)
+    assert recv_x.shape == (len(expected), HIDDEN) and recv_idx.dtype == deep_ep.topk_idx_t
+    assert bits(recv_x) == b"".join(step.tokens[s][t].tobytes() for s, t in expected)
+    pairs = [sum(route[0] == rank * 8 + e for route in routes_to(step, rank)) for e in range(8)]
+    assert counts == pairs
+    assert handle[0].tolist() == [[sum(s <= i for s, _ in messages_to(step, j)) for j in range(RANKS)] for i in range(RANKS)]
+    assert handle[3].tolist() == [t for _, t in expected] and len(list(handle)) == 6
+
+    y, combined_weights, _ = buffer.combine(recv_x, handle, topk_weights=recv_weights, bias=(x, x))
+    fan_out = in_rank.sum(1, keepdim=True) + 2
+    assert torch.allclose(y.float(), x.float() * fan_out, rtol=1e-2, atol=1e-2)
+    assert bits(combined_weights) == bits(torch.where(ids >= 0, weights, 0))
+
+    # Asynchronous, on the private stream, from a handle.
+    before = buffer.capture()
+    cached, *_, event = buffer.dispatch(x, handle=handle, previous_event=before, async_finish=True)
+    event.current_stream_wait()
+    assert bits(cached) == bits(recv_x)
+    z, _, event = buffer.combine(cached, handle, async_finish=True)
+    event.current_stream_wait()
+    assert bits(z) == bits(buffer.combine(recv_x, handle)[0])
+
+    worst = buffer.dispatch(x, num_worst_tokens=RANKS * MOST, **given)
+    assert worst[0].shape[0] == RANKS * MOST and worst[3] == []
+    assert bits(worst[0][: len(expected)]) == bits(recv_x) and bool((worst[1][len(expected) :] == -1).all())
+    assert bits(buffer.combine(worst[0], worst[4])[0]) == bits(z)
+
+    values = torch.randint(0, 120, (len(x), HIDDEN), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    scales = torch.rand(HIDDEN // 128, len(x), device=device).T  # in columns
+    (recv_values, recv_scales), *_ = buffer.dispatch((values, scales), handle=handle)
+    assert recv_values.dtype == torch.float8_e4m3fn and recv_scales.is_contiguous()
+    mine = [(row, t) for row, (s, t) in enumerate(expected) if s == rank]
+    for row, token in mine:
+        assert bits(recv_values[row]) == bits(values[token]) and bits(recv_scales[row]) == bits(scales[token])
+    buffer.destroy()
+
+
+def test_normal_mode_of_deep_ep(rng):
+    run(check_normal_mode, rng)
+
+
+def check_low_latency_mode(rank, device, rng):
+    step = step_of(rng)
+    x, ids, weights = inputs(step, rank, device)
+    buffer = deep_ep.Buffer(torch.distributed.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+    stats = torch.zeros(8, dtype=torch.int32, device=device)
+    for use_fp8 in (False, True):
+        for hooked in (False, True):
+            recv, counts, handle, event, hook = buffer.low_latency_dispatch(
+                x, ids, MOST, EXPERTS, use_fp8=use_fp8, return_recv_hook=hooked, async_finish=not hooked,
+                cumulative_local_expert_recv_stats=stats)
+            hook() if hooked else event.current_stream_wait()
+            values = recv[0].float().unflatten(-1, (-1, 128)) * recv[1][..., None] if use_fp8 else recv
+            values = values.flatten(2).to(torch.bfloat16) if use_fp8 else values
+            source, ranges = handle[0], handle[1]
+            for local in range(8):
+                routes = [route for route in routes_to(step, rank) if route[0] == rank * 8 + local]
+                assert int(counts[local]) == len(routes)
+                assert source[local, : len(routes)].tolist() == [t for *_, t, _ in routes]
+                assert sum(int(r) & 0xFFFFFFFF for r in ranges[local]) == len(routes)
+                for place, (_, s, t, _) in enumerate(routes):
+                    assert torch.allclose(values[local, place].float(), tensor(step.tokens[s][t], device).float(),
+                                          rtol=0.07 if use_fp8 else 0, atol=0.02 if use_fp8 else 0)
+            out = torch.full_like(x, float("nan"))
+            y, event, hook = buffer.low_latency_combine(
+                values, ids, weights, handle, out=out, return_recv_hook=hooked, async_finish=not hooked)
+            hook() if hooked else event.current_stream_wait()
+            scale = torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
+            assert y is out and torch.allclose(y.float(), x.float() * scale, rtol=0.1, atol=0.05)
+    assert stats.sum() == 4 * len(routes_to(step, rank))
+    buffer.destroy()
+
+
+def test_low_latency_mode_of_deep_ep(rng):
+    run(check_low_latency_mode, rng)
+
+
+def check_layer(rank, device, rng):
+    torch.manual_seed(7)
+    layer = ferry.torch.MoE(ferry.Group.torch(), experts=EXPERTS, top_k=TOP_K, hidden=64, ffn=32, max_tokens=16, device=device)
+    x = torch.randn(3, 5, 64, device=device, requires_grad=True)
+    y = layer(x)
+    y.square().sum().backward()
+    assert y.shape == x.shape and bool(y.isfinite().all()) and bool(x.grad.abs().sum() > 0)
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters()) and bool(layer.router.weight.grad.abs().sum() > 0)
+
+
+def test_a_layer_in_processes(rng):
+    run(check_layer, rng)
+
+
+def check_graphs(rank, device, rng):
+    step = step_of(rng)
+    x, ids, weights = inputs(step, rank, device)
+    x, ids, weights = (torch.nn.functional.pad(t, (0, 0, 0, MOST - len(t)), value=-1) for t in (x, ids, weights))
+    buffer = deep_ep.Buffer(torch.distributed.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+    exchange = exchange_of(device)
+
+    def pair():
+        recv, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False)
+        low_latency = buffer.low_latency_combine(recv, ids, weights, handle)[0]
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        return low_latency, ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+
+    eager = [y.clone() for y in pair()]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = pair()
+    for _ in range(3):
+        for y in captured:
+            y.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert [bits(y) for y in captured] == [bits(y) for y in eager]
+    ids[:] = ids.flip(0).clone()  # other routes, in the same memory
+    eager = [y.clone() for y in pair()]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert [bits(y) for y in captured] == [bits(y) for y in eager]
+    buffer.destroy()
+
+
+@on_gpus
+def test_graphs_capture_and_replay(rng):
+    run(check_graphs, rng)
+
+
+def check_device_arguments(rank, device, rng):
+    step = step_of(rng)
+    x, ids, weights = inputs(step, rank, device)
+    exchange = exchange_of(device)
+    for bad, pattern in (((x.cpu(), ids), "tokens: expected an array on cuda"), ((x, ids.cpu()), "ids: expected an array on cuda")):
+        with pytest.raises(ferry.UsageError, match=pattern):
+            exchange.dispatch(*bad)
+        try:  # every rank has refused this call: whose refusal is seen first is not said
+            exchange.synchronize()
+        except ferry.UsageError as error:
+            assert "refused" in str(error)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    rows = exchange.dispatch(x, ids, weights, stream=stream)
+    y = exchange.combine(rows.data, rows.plan, weights=rows.weight, stream=stream.cuda_stream, sm_limit=4)
+    stream.synchronize()
+    assert bits(y) == expected_result(step, rank)
+    count = torch.tensor([0], dtype=torch.int32, device=device)
+    none = exchange.dispatch(x, ids, weights, count=count)
+    assert int(none.total) == 0
+    with pytest.raises(ferry.UsageError, match="expected an array on"):
+        exchange_of(torch.device("cpu")).dispatch(x, ids)
+
+
+@on_gpus
+def test_arguments_of_device_exchanges(rng):
+    run(check_device_arguments, rng)
+
+
+def check_cupy(rank, device, rng):
+    import cupy
+
+    step = step_of(rng, dtype=np.float32)
+    with cupy.cuda.Device(device.index):
+        x, ids, weights = (cupy.asarray(array[rank]) for array in (step.tokens, step.ids, step.weights))
+        exchange = exchange_of(device, format="fp32", wire="fp32", reduction="exact")
+        rows = exchange.dispatch(x, ids, weights)
+        y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+        assert isinstance(y, cupy.ndarray) and isinstance(rows.source, cupy.ndarray)
+        scale = cupy.where(ids >= 0, weights, 0).sum(1, keepdims=True)
+        assert bool(cupy.allclose(y, x * scale, rtol=1e-5, atol=1e-5))
+
+
+@on_gpus
+def test_arrays_of_cupy(rng):
+    pytest.importorskip("cupy")
+    run(check_cupy, rng)

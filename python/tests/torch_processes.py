@@ -1,0 +1,58 @@
+"""Ranks as processes of torch.distributed: NCCL and a GPU each where there are GPUs, Gloo and the processor elsewhere."""
+
+import tempfile
+import traceback
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+GPUS = torch.cuda.device_count()
+RANKS = GPUS if GPUS > 1 else 2
+BACKEND = "nccl" if GPUS >= RANKS else "gloo"
+
+
+def device_of(rank):
+    return torch.device("cuda", rank % GPUS) if GPUS else torch.device("cpu")
+
+
+def _in_a_process(rank, file, seed, body, results):
+    try:
+        torch.set_num_threads(1)
+        if GPUS:
+            torch.cuda.set_device(device_of(rank))
+        dist.init_process_group(BACKEND, init_method=f"file://{file}", rank=rank, world_size=RANKS)
+        results.put((rank, body(rank, device_of(rank), np.random.default_rng(seed)), None))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
+        raise
+
+
+def run(body, rng):
+    """body(rank, device, rng) as every rank, all with the same numbers; what they return, by rank."""
+    context = torch.multiprocessing.get_context("spawn")
+    results, seed = context.SimpleQueue(), int(rng.integers(1 << 31))
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=_in_a_process, args=(r, f"{folder}/meet", seed, body, results)) for r in range(RANKS)]
+        for process in processes:
+            process.start()
+        came = sorted((results.get() for _ in processes), key=lambda result: result[0])
+        for process in processes:
+            process.join(60)
+    for rank, _, error in came:
+        assert error is None, f"rank {rank}:\n{error}"
+    return [value for _, value, _ in came]
+
+
+def tensor(array, device):
+    """A tensor with the bits of an array."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def bits(tensor):
+    return tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()
