@@ -12,6 +12,7 @@ import subprocess
 
 # A test's own lines end with its time; the list at the end of a run does not.
 LINE = re.compile(r"^\[\s*(RUN|OK|FAILED|SKIPPED)\s*\] (\S+?)(?:,? where .*?)?(?: \((\d+) ms\))?$")
+PYTEST = re.compile(r"^(?:=+ )?((?:\d+ \w+, )*\d+ \w+) in [\d.]+s\b", re.MULTILINE)
 SEED = re.compile(r"^FERRY_SEED=(\d+)", re.MULTILINE)
 
 
@@ -54,6 +55,10 @@ def tests_of(log):
             counts[{"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}[what]] += 1
             failures += [name] if what == "FAILED" else []
             running = None
+    for summary in PYTEST.findall(log):
+        for count, what in re.findall(r"(\d+) (\w+)", summary):
+            counts["failed" if what in ("error", "errors") else what] = int(count) + counts.get(what, 0)
+        failures += re.findall(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
     if running:
         counts["failed"] += 1
         failures.append(running + " did not end")

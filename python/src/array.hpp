@@ -14,7 +14,8 @@ namespace ferry::python {
 
 namespace nb = nanobind;
 
-// Whose arrays they are: what comes out is of the framework that went in. `dlpack`: any other library's.
+// Whose arrays they are: what comes out is of the framework that went in. `dlpack`: any other library's; for
+// those arrays of NumPy come out, and from devices DLPack capsules.
 enum class Framework { numpy, torch, cupy, dlpack };
 
 const char* to_string(Framework framework);

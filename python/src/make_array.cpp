@@ -45,13 +45,14 @@ nb::object import_view(Framework framework, void* data, Element element, const S
     case Framework::dlpack:
       break;
   }
-  return cast_view<nb::array_api>(data, element, shape, strides, device, owner);
+  return cast_view<>(data, element, shape, strides, device, owner);
 }
 
 }  // namespace
 
 nb::object view_of(Framework framework, void* data, Element element, const Shape& shape, const Shape& strides,
                    Device device, nb::handle owner) {
+  if (framework == Framework::dlpack && is_host(device)) framework = Framework::numpy;
   if (is_empty(shape) && framework != Framework::dlpack) return new_array(framework, element, shape, device);
   const Element bits = bits_of(framework, element);
   const nb::object array = import_view(framework, data, bits, shape, strides, device, owner);

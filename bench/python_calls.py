@@ -1,0 +1,124 @@
+"""What a call from Python costs the calling thread, beside the same call from C++ (`ferry bench --launch eager`).
+
+Time of the thread in an eager call, the stream idle: median of 1,000. 128 tokens, 7168 columns, top-8 of 256 experts,
+a rank for each GPU as processes of torch.distributed; without a GPU one rank of the CPU backend without tokens, so that
+what is left is the way through Python.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+
+import ferry
+
+TOKENS, HIDDEN, TOP_K, EXPERTS, CALLS = 128, 7168, 8, 256, 1000
+
+
+def median_us(call, settle):
+    times = []
+    for _ in range(CALLS):
+        settle()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def measure(exchange, x, ids, weights, settle, operators):
+    kept = {}
+
+    def dispatch():
+        kept["rows"] = exchange.dispatch(x, ids, weights)
+
+    def combine():
+        rows = kept["rows"]
+        exchange.combine(rows.data, rows.plan, weights=rows.weight, result=kept["result"])
+
+    dispatch()
+    kept["result"] = exchange.combine(kept["rows"].data, kept["rows"].plan, weights=kept["rows"].weight)
+    result = {"dispatch": median_us(dispatch, settle), "combine": median_us(combine, settle)}
+    if operators:
+        import ferry.torch
+
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        result["dispatch, operator"] = median_us(lambda: ferry.torch.dispatch(exchange, x, ids, weights), settle)
+        result["combine, operator"] = median_us(
+            lambda: ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight), settle)
+    return result
+
+
+def on_the_processor():
+    import ml_dtypes
+    import numpy as np
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+        x = np.zeros((0, HIDDEN), ml_dtypes.bfloat16)
+        ids, weights = np.zeros((0, TOP_K), np.int64), np.zeros((0, TOP_K), np.float32)
+        return measure(exchange, x, ids, weights, lambda: None, operators=False)
+
+    return ferry.Group.threads(1).run(body)[0]
+
+
+def on_a_gpu(rank, ranks, meeting, results):
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    exchange = ferry.Exchange(ferry.Group.torch(), experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+    x = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    ids = torch.rand(TOKENS, EXPERTS, device="cuda").topk(TOP_K).indices
+    weights = torch.rand(TOKENS, TOP_K, device="cuda")
+    measured = measure(exchange, x, ids, weights, torch.cuda.synchronize, operators=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    results.put(measured)
+
+
+def on_gpus(ranks):
+    import torch.multiprocessing
+
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=on_a_gpu, args=(rank, ranks, f"{folder}/meet", results)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        measured = [results.get() for _ in processes]
+        for process in processes:
+            process.join()
+    return {name: max(of_rank[name] for of_rank in measured) for name in measured[0]}
+
+
+def in_cpp(program, ranks):
+    """Microseconds of the thread by the program's own measurement, for dispatch and combine."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        subprocess.run([program, "bench", "--backend", "cuda", "--ranks", str(ranks), "--tokens", str(TOKENS), "--format", "bf16",
+                        "--work", "dispatch,combine", "--launch", "eager", "--json", file.name], check=True, capture_output=True)
+        points = json.load(open(file.name))["rows"]
+    return {point["work"]: point["host_us"] for point in points if point["host_us"] is not None}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", help="the program ferry, for the figures of C++")
+    given = parser.parse_args()
+    gpus = 0
+    if ferry.has_cuda():
+        import torch
+
+        gpus = torch.cuda.device_count()
+    measured = on_gpus(gpus) if gpus else on_the_processor()
+    cpp = in_cpp(given.program, gpus) if given.program and gpus else {}
+    print(f"{'call':20} {'Python':>10} {'C++':>10}   us of the calling thread, {gpus or 1} rank(s), {'cuda' if gpus else 'cpu, no tokens'}")
+    for name, time_us in measured.items():
+        of_cpp = cpp.get(name.split(",")[0])
+        print(f"{name:20} {time_us:10.2f} {'' if of_cpp is None else f'{of_cpp:.2f}':>10}")
+
+
+if __name__ == "__main__":
+    main()
