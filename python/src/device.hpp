@@ -8,6 +8,9 @@ bool has_cuda();
 // The thread's current device; UnsupportedError without the backend, a driver or a GPU.
 int current_device();
 
+// Whether calls on the stream are being captured into a graph.
+bool is_capturing(void* stream);
+
 // Makes a device current for a call. Negative: leaves everything alone.
 class OnDevice {
  public:

@@ -15,6 +15,12 @@ int current_device() {
   return device;
 }
 
+bool is_capturing(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cuda::check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "look at a stream");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 OnDevice::OnDevice(int device) {
   if (device < 0) return;
   const int current = current_device();

@@ -89,6 +89,11 @@ InCall::~InCall() {
   lane_->busy = false;
 }
 
+void InCall::use(Stream stream) {
+  stream_ = stream;
+  if (!is_host(where()) && !state_->captured) state_->captured = is_capturing(stream.handle);
+}
+
 void InCall::refuse(std::initializer_list<Operation> operations, const Error& error) noexcept {
   const nb::gil_scoped_release unlocked;
   for (const Operation operation : operations) state_->exchange.refuse(operation, number_, error, stream_);

@@ -78,7 +78,7 @@ class InCall {
     }
   }
 
-  void use(Stream stream) { stream_ = stream; }
+  void use(Stream stream);
   Stream stream() const { return stream_; }
 
  private:

@@ -22,7 +22,8 @@ struct ExchangeState {
   Exchange exchange;
   Device where;  // tokens, rows and plans
   std::deque<LaneState> lanes;
-  std::mutex counting;  // load counts are handed out by reference
+  std::atomic<bool> captured = false;  // some call was: numbers of eager calls are no longer the lane's
+  std::mutex counting;                 // load counts are handed out by reference
 };
 
 using SharedState = std::shared_ptr<ExchangeState>;

@@ -179,7 +179,7 @@ def check_graphs(rank, device, rng):
     eager = [y.clone() for y in pair()]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         captured = pair()
     for _ in range(3):
         for y in captured:
@@ -187,6 +187,8 @@ def check_graphs(rank, device, rng):
         graph.replay()
         torch.cuda.synchronize()
         assert [bits(y) for y in captured] == [bits(y) for y in eager]
+    after = exchange.dispatch(x, ids, weights)
+    assert after.wait_total() == int(after.total)  # replays have taken numbers meanwhile
     ids[:] = ids.flip(0).clone()  # other routes, in the same memory
     eager = [y.clone() for y in pair()]
     graph.replay()

@@ -118,7 +118,7 @@ class Buffer:
         """
         arrays = arrays_of(topk_idx)
         placement = ferry.Placement.blocks(num_experts, self.group_size)
-        with self._streams.call(arrays, previous_event, async_finish, allocate_on_comm_stream) as call:
+        with self._streams.call(arrays, [topk_idx], previous_event, async_finish) as call:
             places = [placement.place(expert)[0] for expert in range(num_experts)]
             rank_of_expert = arrays.of_list(places, "int64", topk_idx)
             per_rank, per_expert, in_rank = token_counts(
@@ -157,7 +157,8 @@ class Buffer:
         else:
             self._check_routes(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
                                num_worst_tokens)
-        with self._streams.call(arrays, previous_event, async_finish, allocate_on_comm_stream) as call:
+        inputs = tensors_of((tuple(x) if isinstance(x, list) else x, topk_idx, topk_weights, is_token_in_rank))
+        with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
             what = _normal.carried(arrays, x)
             if handle is not None:
                 recv_x = _normal.dispatch_again(arrays, what, handle, sm_limit)
@@ -188,7 +189,9 @@ class Buffer:
         self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
         arrays = arrays_of(x)
         sm_limit = (config or combine_config(Buffer.num_sms)).num_sms if arrays.on_device else 0
-        with self._streams.call(arrays, previous_event, async_finish, allocate_on_comm_stream) as call:
+        biases = tuple(bias) if isinstance(bias, (tuple, list)) else bias
+        inputs = tensors_of((x, topk_weights, biases))
+        with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
             combined = _normal.combine(self, arrays, x, handle, topk_weights, bias, sm_limit)
             call.outputs = tensors_of(combined)
         return (*combined, call.event)
@@ -229,7 +232,7 @@ class Buffer:
         form = _low_latency.format_of(use_fp8, round_scale, use_ue8m0)
         pool = self.exchanges.low_latency(
             arrays, num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1])
-        with self._streams.call(arrays, None, async_finish, False) as call:
+        with self._streams.call(arrays, [x, topk_idx], None, async_finish) as call:
             recv, counts, handle, hook = _low_latency.dispatch(
                 pool, arrays, arrays.dense(x), topk_idx, form, cumulative_local_expert_recv_stats, return_recv_hook)
             call.outputs = tensors_of((recv, counts))
@@ -256,7 +259,7 @@ class Buffer:
         if use_logfmt and zero_copy:
             raise ferry.UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other")
         arrays = arrays_of(x)
-        with self._streams.call(arrays, None, async_finish, False) as call:
+        with self._streams.call(arrays, [x, topk_weights], None, async_finish) as call:
             combined, hook = _low_latency.combine(handle, arrays, x, topk_weights, out, return_recv_hook)
             call.outputs = [combined]
         return combined, call.event, hook

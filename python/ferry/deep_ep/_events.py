@@ -62,8 +62,9 @@ class Streams:
         return self._comm
 
     @contextlib.contextmanager
-    def call(self, arrays, previous_event, async_finish, allocate_on_comm_stream):
-        """Runs a call's operations; yields an object whose `outputs` the caller fills, for whom `event` is made."""
+    def call(self, arrays, inputs, previous_event, async_finish):
+        """Runs a call's operations over `inputs`; yields an object whose `outputs` the caller fills, and which has the
+        `event` afterwards. What a call allocates is of the stream it runs on."""
         if not arrays.on_device:
             yield (call := _Call())
             call.event = EventOverlap(EventHandle() if async_finish else None)
@@ -82,11 +83,14 @@ class Streams:
         with torch.cuda.stream(stream):
             yield call
             call.event = EventOverlap(EventHandle() if async_finish else None)
-        if async_finish:
-            for tensor in call.outputs:
-                tensor.record_stream(stream if not allocate_on_comm_stream else current)
-                tensor.record_stream(stream)
-        elif private:
+        if not private:
+            return
+        # Their memory is not given to others before the other stream has done with it.
+        for tensor in inputs:
+            tensor.record_stream(stream)
+        for tensor in call.outputs:
+            tensor.record_stream(current)
+        if not async_finish:
             current.wait_stream(stream)
 
     def _follow(self, torch, stream):
