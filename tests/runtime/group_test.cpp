@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "core/text.hpp"
@@ -121,6 +122,23 @@ TEST(Group, RefusesImpossibleArguments) {
   Group group = Group::threads(1);
   EXPECT_THROW(group.set_deadline(0), UsageError);
   EXPECT_THROW(group.set_deadline(-1), UsageError);
+}
+
+TEST(Group, JoinedRanksLeaveWithTheirLastHandle) {
+  const Meeting meeting(2);
+  std::thread other([&] {
+    Group group = Group::custom(meeting.bootstrap(1));
+    Rank rank = group.join();
+    const Rank copy = rank;
+    rank.barrier();
+  });
+  Group group = Group::custom(meeting.bootstrap(0));
+  const Rank rank = group.join();
+  EXPECT_EQ(rank.size(), 2);
+  rank.barrier();
+  EXPECT_THROW(rank.barrier(), PeerLostError);
+  other.join();
+  EXPECT_THROW(Group::threads(2).join(), UsageError);
 }
 
 TEST(Group, NamesABootstrapThatMixesRanksUp) {

@@ -1,0 +1,36 @@
+"""Ranks of an MPI job, where MPI and Ferry's module for it are."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import ferry
+
+BODY = """
+import numpy as np, ferry
+group = ferry.Group.mpi()
+exchange = ferry.Exchange(group, experts=4, top_k=1, hidden=4, max_tokens=2, format="fp32", wire="fp32")
+x = np.full((2, 4), exchange.rank + 1, np.float32)
+rows = exchange.dispatch(x, np.array([[0], [3]]), np.ones((2, 1), np.float32))
+y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+print("rank", exchange.rank, "of", exchange.ranks, "total", int(rows.total), "right", bool((y == x).all()), flush=True)
+group.join().barrier()
+"""
+
+
+def test_ranks_of_a_job():
+    if not shutil.which("mpirun") or "FERRY_MPI_MODULE" not in os.environ:
+        pytest.skip("MPI is not installed, or Ferry was built without it")
+    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    done = subprocess.run(["mpirun", "-n", "2", sys.executable, "-c", BODY], env=os.environ | settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {r} of 2 total 2 right True" for r in range(2)]
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setenv("FERRY_MPI_MODULE", "/nowhere/libferry_mpi.so")
+    with pytest.raises(ferry.UnsupportedError, match="MPI module"):
+        ferry.Group.mpi()
