@@ -6,6 +6,7 @@ what is left is the way through Python.
 """
 
 import argparse
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -50,15 +51,29 @@ def measure(exchange, x, ids, weights, settle, operators):
     return result
 
 
-def on_the_processor():
+def of_numpy():
     import ml_dtypes
     import numpy as np
 
+    return np.zeros((0, HIDDEN), ml_dtypes.bfloat16), np.zeros((0, TOP_K), np.int64), np.zeros((0, TOP_K), np.float32)
+
+
+def of_torch():
+    import torch
+
+    torch.set_num_threads(1)
+    return torch.zeros(0, HIDDEN, dtype=torch.bfloat16), torch.zeros(0, TOP_K, dtype=torch.int64), torch.zeros(0, TOP_K)
+
+
+def on_the_processor():
     def body(rank):
         exchange = ferry.Exchange(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
-        x = np.zeros((0, HIDDEN), ml_dtypes.bfloat16)
-        ids, weights = np.zeros((0, TOP_K), np.int64), np.zeros((0, TOP_K), np.float32)
-        return measure(exchange, x, ids, weights, lambda: None, operators=False)
+        measured = {}
+        for framework, arrays in (("NumPy", of_numpy), ("PyTorch", of_torch)):
+            if importlib.util.find_spec("torch") or framework == "NumPy":
+                times = measure(exchange, *arrays(), lambda: None, operators=False)
+                measured |= {f"{name}, {framework}": time_us for name, time_us in times.items()}
+        return measured
 
     return ferry.Group.threads(1).run(body)[0]
 

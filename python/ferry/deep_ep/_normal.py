@@ -81,14 +81,17 @@ def carried(arrays, x) -> Carried:
 
 
 class Memory:
-    """For a dispatch of new routes, with room for `rows` rows or all there may be. Ids past the last row are -1."""
+    """For a dispatch of new routes, with room for `worst` rows or all there may be."""
 
-    def __init__(self, arrays, exchange, what, rows, slots, with_weights):
-        wanted = max(rows, exchange.capacity)
+    def __init__(self, arrays, exchange, what, worst, slots, with_weights):
+        wanted = max(worst, exchange.capacity)
         like = what.like
         self.parts = what.empty(arrays, wanted)
         self.weight = arrays.empty((wanted, slots), "float32", like) if with_weights else None
-        self.local_ids = arrays.full((wanted, slots), -1, "int32", like)
+        if worst > 0:  # rows past the last are handed out as well: their ids are -1
+            self.local_ids = arrays.full((wanted, slots), -1, "int32", like)
+        else:
+            self.local_ids = arrays.empty((wanted, slots), "int32", like)
         self.plan = arrays.empty((ferry.plan_bytes(exchange.config, exchange.ranks),), "uint8", like)
 
     def given(self):
