@@ -298,9 +298,10 @@ def test_two_calls_between_their_hooks(rng):
         second = low_latency(buffer, steps[1], me, use_fp8=False, return_recv_hook=True)
         second[4]()
         y = buffer.low_latency_combine(second[0], steps[1].ids[me], steps[1].weights[me], second[2], return_recv_hook=True)
+        third = low_latency(buffer, steps[0], me, use_fp8=False)  # while a dispatch and a combine are under way
         first[4]()
         y[2]()
-        for result, expected in ((first, alone[0]), (second, alone[1])):
+        for result, expected in ((first, alone[0]), (second, alone[1]), (third, alone[0])):
             for local, count in enumerate(result[1]):
                 assert same_bits(result[0][local, :count], expected[local, :count])
 
