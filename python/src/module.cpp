@@ -8,6 +8,8 @@ NB_MODULE(_core, module) {
   using namespace ferry::python;
   namespace nb = nanobind;
 
+  // Exchanges that a program holds to its end are no mistake of its own.
+  nb::set_leak_warnings(false);
   module.doc() = "The compiled part of ferry; import ferry instead.";
   const std::string_view version = ferry::version();
   module.attr("__version__") = nb::str(version.data(), version.size());

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import threading
 import time
 
@@ -178,3 +179,27 @@ def test_different_options_are_named():
             exchange.dispatch(tokens if rank.index else X, IDS, format="fp32" if rank.index else "bf16")
 
     ferry.Group.threads(2).run(body)
+
+
+def test_nothing_grows():
+    def resident():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def body(rank):
+        def calls(count):
+            for call in range(count):
+                if call % 50 == 0:
+                    ferry.Exchange(rank, **SETTINGS).destroy()
+                rows = exchange.dispatch(X, IDS)
+                exchange.combine(rows.data, rows.plan)
+                rows.plan.copy()
+                with pytest.raises(ferry.UsageError):
+                    exchange.dispatch(X, IDS[:1])
+
+        exchange = ferry.Exchange(rank, **SETTINGS)
+        calls(500)
+        before = resident()
+        calls(3000)
+        return resident() - before
+
+    assert max(ferry.Group.threads(2).run(body)) < 4096  # KiB
