@@ -155,8 +155,10 @@ def test_without_ids(rng):
     @on_ranks(4)
     def _(me, buffer):
         recv_x, recv_idx, recv_weights, counts, handle, _ = layout_and_dispatch(
-            buffer, step, me, topk_idx=None, topk_weights=None)
-        assert recv_idx is None and recv_weights is None and counts == []
+            buffer, step, me, topk_idx=None, topk_weights=None, expert_alignment=2)
+        assert recv_idx is None and recv_weights is None
+        pairs = [sum(route[0] == me * 4 + e for route in routes_to(step, me)) for e in range(4)]
+        assert counts == [-(-n // 2) * 2 for n in pairs]
         assert handle[3].tolist() == [token for _, token in messages_to(step, me)]
         for row, (source, token) in enumerate(messages_to(step, me)):
             assert same_bits(recv_x[row], step.tokens[source][token])

@@ -164,9 +164,8 @@ class Buffer:
                 recv_x = _normal.dispatch_again(arrays, what, handle, sm_limit)
                 received = (recv_x, None, None, None, None)
             else:
-                experts = num_tokens_per_expert.shape[0] if topk_idx is not None else self.group_size
                 received = _normal.dispatch_new(
-                    self, arrays, what, topk_idx, topk_weights, is_token_in_rank, experts, expert_alignment,
+                    self, arrays, what, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment,
                     num_worst_tokens, sm_limit)
             call.outputs = tensors_of(received[:3])
         return (*received, call.event)

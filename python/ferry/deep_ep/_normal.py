@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 
 import ferry
 from ferry.deep_ep import _layout
@@ -104,9 +105,20 @@ def pairs_of_local_experts(exchange, plan) -> list:
     return plan.counts[:, mine[0] : mine[-1] + 1].sum(0).tolist() if mine else []
 
 
-def dispatch_new(buffer, arrays, what, topk_idx, topk_weights, is_token_in_rank, experts, alignment, worst, sm_limit):
+def pairs_as_told(rank, num_tokens_per_expert) -> list:
+    """The same where no ids are given: what all ranks have counted. Collective."""
+    mine = [int(count) for count in num_tokens_per_expert.tolist()]
+    said = [struct.unpack(f"{len(mine)}q", theirs) for theirs in rank.all_gather(struct.pack(f"{len(mine)}q", *mine))]
+    local = ferry.Placement.blocks(len(mine), rank.size).experts_of(rank.index)
+    return [sum(counts[expert] for counts in said) for expert in local]
+
+
+def dispatch_new(
+    buffer, arrays, what, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, alignment, worst, sm_limit
+):
     """Routes by ids: (recv_x, recv_topk_idx, recv_topk_weights, counts of local experts, handle)."""
     given = topk_idx is not None
+    experts = num_tokens_per_expert.shape[0] if given else buffer.group_size
     ids = arrays.dense(topk_idx) if given else _layout.ids_of_ranks(arrays, is_token_in_rank)
     slots = ids.shape[1]
     exchange, tokens_of_ranks = buffer.exchanges.normal(arrays, len(what.like), what.like.shape[1], experts, slots)
@@ -120,7 +132,10 @@ def dispatch_new(buffer, arrays, what, topk_idx, topk_weights, is_token_in_rank,
     else:
         count = rows.wait_total()
         if given:
-            counts = _layout.rounded_up(pairs_of_local_experts(exchange, rows.plan), alignment)
+            counts = pairs_of_local_experts(exchange, rows.plan)
+        else:
+            counts = pairs_as_told(buffer.exchanges.rank, num_tokens_per_expert)
+        counts = _layout.rounded_up(counts, alignment)
     recv_x = what.hand_out(arrays, memory.parts, count)
     if not given:
         return recv_x, None, None, counts, handle
