@@ -1,30 +1,41 @@
-// The kernels of combine. The first warp of block 0 speaks for the rank; the others send with some warps and
-// bring home with the rest, and with all once a block has sent what it has.
+// The kernels of combine. The first blocks of a fused launch send, the others bring home; the last warp of
+// the first of those waits for the letters. A launch of one block does one after the other.
 #include "cuda/combine.hpp"
 
 #include "cuda/combine_home.cuh"
 #include "cuda/letters.cuh"
 #include "cuda/plan_header.cuh"
+#include "cuda/shared_copy.cuh"
 
 namespace ferry::cuda {
 namespace {
 
-constexpr int kWarps = 16;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kSendWarps = 10;  // of a fused launch
 constexpr int kSendBarrier = 1;
 
+// Which blocks of a launch do what.
 template <Halves kHalves>
 struct Roles {
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
-  static constexpr int kSending = !kSends ? 0 : kReceives ? kSendWarps : kWarps;
+  int senders, homes, home;  // home: this block's number among those that bring rows home
+  bool sends, receives;
+
+  __device__ explicit Roles(const CombineArguments& call) {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    const bool apart = kSends && kReceives && blocks > 1;
+    senders = apart ? call.senders : blocks;
+    homes = apart ? blocks - senders : blocks;
+    home = block - (blocks - homes);
+    sends = kSends && block < senders;
+    receives = kReceives && home >= 0;
+  }
 };
 
 struct BlockState {
+  PlanView plan;
+  Announcer announcer;
   LetterContent letter;
   ErrorRecord refusal;
   std::uint64_t number;
-  unsigned next_token;
   bool failed;
   PlanFault fault;
 };
@@ -43,71 +54,70 @@ __device__ void fill_letter(const CombineArguments& call, const PlanHeader& head
   const bool rows = header.total > 0, tokens = header.tokens > 0;
   letter->terms = call.terms;
   letter->terms.option[letter->terms.option_count++] = static_cast<std::int64_t>(header.call);
-  letter->count = header.tokens;
-  const bool either = !rows && !tokens;
-  letter->argument[0] = either ? 2 : rows ? call.outputs != nullptr : call.result != nullptr;
-  letter->argument[1] = either ? 2 : rows ? call.row_values != nullptr : call.route_values != nullptr;
-  letter->argument[2] = !rows ? 2 : call.weights != nullptr;
-}
-
-// By the first warp of block 0.
-__device__ void speak(const CombineArguments& call, BlockState* state, const PlanView& plan, bool posts,
-                      bool awaits) {
-  const LaneView& lane = call.lane;
-  if (threadIdx.x == 0) fill_letter(call, *plan.header, &state->letter);
-  __syncwarp();
-  if (posts) post_letters(lane, state->number, state->letter, nullptr);
-  if (awaits) await_letters(lane, state->number, state->letter);
-}
-
-// By the sending warps, before anything that waits: the weights that others need for their sums.
-template <Halves kHalves>
-__device__ void send_weights(const CombineArguments& call, const BlockState* state, const PlanView& plan) {
-  constexpr int kSending = Roles<kHalves>::kSending;
-  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  send_values(call.lane, state->number, call.home_weights,
-              block * kSending + static_cast<int>(threadIdx.x / 32), blocks * kSending, plan);
-  sync_threads_of(kSendBarrier, 32 * kSending);
-  if (threadIdx.x == 0) finish_sending(call.lane, state->number, blocks, Phase::weights);
-}
-
-template <Halves kHalves>
-__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state, const PlanView& plan,
-                                     RowStream& stream) {
-  using Role = Roles<kHalves>;
-  const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
-            blocks = static_cast<int>(gridDim.x);
-  const bool speaks = block == 0 && warp == 0;
-  if (warp < Role::kSending && call.weights_travel) send_weights<kHalves>(call, state, plan);
-  if (speaks) speak(call, state, plan, Role::kSends, Role::kReceives);
-  if (warp < Role::kSending) {
-    // Block 0's first warp has spoken instead, and may have waited long: it takes no share. Few messages are
-    // spread over all blocks.
-    const int worker = warp * blocks + block - 1, workers = blocks * Role::kSending - 1;
-    if (!speaks) send_results(call, state->number, worker, workers, plan, stream);
-    sync_threads_of(kSendBarrier, 32 * Role::kSending);
-    if (threadIdx.x == 0) finish_sending(call.lane, state->number, blocks);
+  letter->facts = facts_of(Operation::combine, header.tokens);
+  auto& argument = letter->facts.argument;
+  if (rows || tokens) {
+    argument[0] = rows ? call.outputs != nullptr : call.result != nullptr;
+    argument[1] = rows ? call.row_values != nullptr : call.route_values != nullptr;
   }
-  if (Role::kReceives) bring_home(call, state->number, &state->next_token, plan, stream);
+  if (rows) argument[2] = call.weights != nullptr;
+}
+
+// By the working warps of a block, before anything that waits: the weights that others need for their sums.
+__device__ void send_weights(const CombineArguments& call, std::uint64_t number, int senders,
+                             const PlanView& plan) {
+  const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
+  send_values(call.lane, number, call.home_weights, warp * senders + block, senders * kWorkWarps, plan);
+  sync_threads_of(kSendBarrier, 32 * kWorkWarps);
+  if (threadIdx.x == 0) finish_sending(call.lane, number, senders, Phase::weights);
 }
 
 template <Halves kHalves>
-__global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_constant__ CombineArguments call) {
-  __shared__ BlockState state;
+__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state, const PlanView& plan) {
+  const Roles<kHalves> role(call);
   const LaneView& lane = call.lane;
-  const PlanView plan = view_plan(call.plan, lane.plan_shape);
-  if (threadIdx.x % 32 == 0) RowStream::init();
+  const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
+  const std::uint64_t number = state->number;
+  const bool works = warp < kWorkWarps;
+  if (role.sends && block == 0 && !works)
+    post_letters(lane, number, state->letter, nullptr, static_cast<int>(threadIdx.x % 32), 32);
+  if (role.sends && works) {
+    if (call.weights_travel) send_weights(call, number, role.senders, plan);
+    send_results(call, number, warp * role.senders + block, role.senders * kWorkWarps, plan,
+                 &state->announcer);
+  } else if (role.sends) {
+    state->announcer.run(lane, number);
+    if (threadIdx.x % 32 == 0) finish_sending(lane, number, role.senders);
+  }
+  if (!role.receives) return;
+  if (works) {
+    bring_home(call, number, warp * role.homes + role.home, role.homes * kWorkWarps, plan);
+  } else if (role.home == 0) {
+    LetterFacts theirs;
+    await_letters(lane, number, state->letter, true, &theirs);
+  }
+}
+
+template <Halves kHalves>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    combine_kernel(const __grid_constant__ CombineArguments arguments) {
+  __shared__ BlockState state;
+  __shared__ CombineArguments shared_arguments;
+  const CombineArguments& call = copy_to_shared(arguments, &shared_arguments);
+  const LaneView& lane = call.lane;
+  const PlanView& plan = state.plan;
+  state.announcer.prepare();
+  if (threadIdx.x == 32) state.failed = has_ended(lane, kFailed);
   if (threadIdx.x == 0) {
-    state.next_token = 0;
+    state.plan = view_plan(call.plan, lane.plan_shape);
     state.number = lane.state->calls[blockIdx.x] + 1;
-    state.failed = has_ended(lane, kFailed);
     state.fault = fault_of_call(call, *plan.header);
+    fill_letter(call, *plan.header, &state.letter);
   }
   __syncthreads();
   if (state.failed) return;
   if (state.fault == PlanFault::none) {
-    RowStream stream;
-    work<kHalves>(call, &state, plan, stream);
+    work<kHalves>(call, &state, plan);
   } else if (blockIdx.x == 0) {
     if (kHalves != Halves::receive) {
       refuse_plan(lane, Operation::combine, state.number, *plan.header, state.fault, -1, &state.refusal);
@@ -133,8 +143,8 @@ const void* kernel_of(Halves halves) {
 
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,
                     cudaStream_t stream) {
-  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kThreads,
-         kWarps * sizeof(StreamMemory), shape, stream, "launching combine");
+  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kBlockThreads, 0, shape, stream,
+         "launching combine");
 }
 
 }  // namespace ferry::cuda

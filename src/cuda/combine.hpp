@@ -34,6 +34,7 @@ struct CombineArguments {
 
   bool weights_travel;  // home weights go to the rows first, in the same call: sums are made there
   bool own_staged;      // what this rank brings to itself goes through staging as well
+  int senders;          // blocks of a fused launch of several that send
 };
 
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,

@@ -9,127 +9,127 @@ __device__ __forceinline__ std::byte* result_row(const CombineArguments& call, s
   return call.result + row * call.result_stride;
 }
 
-// By every thread of a warp, each for an entry of its own (`awaits`: it has one): waits for a row of staging.
-// False for the entry: nothing came, which only a damaged plan makes happen. `ended`: the call, early.
-__device__ inline bool await_row(const CombineArguments& call, std::uint64_t number, bool awaits, int from,
-                                 std::int64_t row, bool* ended) {
-  const LaneView& lane = call.lane;
-  const int generation = static_cast<int>(number & 1);
-  Came came = Came::no;
-  if (awaits) {
-    came = wait_for(lane, lane.combine_flag(lane.rank, generation, row),
-                    lane.sent_flag(Phase::rows, lane.rank, generation, from),
-                    {Operation::combine, number, from});
-    if (came == Came::no) note_bad_source(lane, row);
-  }
-  // Also: each thread's acquire before all threads' reads of its row.
-  *ended = __any_sync(~0u, came == Came::ended);
-  __syncwarp();
-  return came == Came::yes;
-}
-
 // A token as the plan has it, this thread's slot and position. `token` -1: none is left.
 struct HomeToken {
-  std::int32_t token, destination, row, rank;
+  std::int32_t token, share, destination, row, rank;
 };
 
-// A token whose rows are here. The stream brings, piece by piece: sums of `before` ranks, the rows here of
-// the slots in `kept`, sums of `after` ranks. Exact and unreduced have rows of slots only.
-struct Incoming {
-  std::int32_t token;
-  int before, after;
-  std::uint32_t kept;
-  float weight;  // of this thread's slot
+// Rows of a token: this thread's slot's here, and its position's (partial) or slot's in staging.
+struct HomeRows {
+  TokenRows own;
+  std::uint32_t staged = 0;  // threads whose row of staging is awaited, then is here
 };
 
-// One warp of those that bring rows home. Its tokens are those that `next_token`, which the block's warps
-// share, gives it. What the plan says of each is read while those before it move.
+// One warp of those that bring rows home. Its tokens are `step` apart; what the plan says of the next is read
+// while one is brought.
 template <DType kWire>
 struct HomeBringer {
-  static constexpr int kValues = kPerAccess<kWire>;
-
   const CombineArguments& call;
   const PlanView& plan;
-  RowStream& stream;
   std::uint64_t number;
   std::int32_t tokens, total;
-  unsigned* next_token;
+  int splits;  // a token is shared by 1 << splits warps
+  int unit, step;
   HomeToken ahead;
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
   __device__ bool partial() const { return call.reduction == Reduction::partial; }
+  __device__ int generation() const { return static_cast<int>(number & 1); }
 
-  __device__ HomeBringer(const CombineArguments& arguments, std::uint64_t call_number, unsigned* shared_next,
-                         const PlanView& of, RowStream& rows)
+  __device__ HomeBringer(const CombineArguments& arguments, std::uint64_t call_number, int worker,
+                         int workers, const PlanView& of)
       : call(arguments),
         plan(of),
-        stream(rows),
         number(call_number),
         tokens(of.header->tokens),
         total(static_cast<std::int32_t>(of.header->total)),
-        next_token(shared_next) {
+        splits(splits_of(of.header->tokens, workers)),
+        unit(worker),
+        step(workers) {
     ahead = look_up();
   }
 
   __device__ HomeToken look_up() {
     const LaneView& lane = call.lane;
-    unsigned mine = 0;
-    if (slot() == 0) mine = atomicAdd(next_token, 1u);
-    const std::int64_t token = blockIdx.x + std::int64_t{__shfl_sync(~0u, mine, 0)} * gridDim.x;
-    if (token >= tokens) return {-1, -1, -1, -1};
+    const std::int64_t token = unit >> splits;
+    if (token >= tokens) return {-1, 0, -1, -1, -1};
+    const int share = unit - (static_cast<int>(token) << splits);
+    unit += step;
     const std::int64_t route = token * lane.top_k + slot();
     const bool is_slot = slot() < lane.top_k, is_position = partial() && slot() < lane.most_ranks;
-    return {static_cast<std::int32_t>(token), is_slot ? plan.route_rank[route] : -1,
+    return {static_cast<std::int32_t>(token), share, is_slot ? plan.route_rank[route] : -1,
             is_slot ? plan.route_row[route] : -1,
             is_position ? plan.token_ranks[token * lane.most_ranks + slot()] : -1};
   }
 
-  __device__ const std::byte* staged_row(std::int64_t row) const {
-    return call.lane.combine_row(call.lane.rank, static_cast<int>(number & 1), row);
+  // First row of staging of a token.
+  __device__ std::int64_t first_row(const HomeToken& home) const {
+    return std::int64_t{home.token} * (partial() ? call.lane.most_ranks : call.lane.top_k);
+  }
+  __device__ const std::byte* staged_row(const HomeToken& home) const {
+    return call.lane.combine_row(call.lane.rank, generation(), first_row(home) + slot());
   }
 
-  // By ranks: waits for the sums of a token. False: the call has ended early.
-  __device__ bool start_sums(const HomeToken& home, Incoming* next) {
+  // Waits for the quarters of the rows of staging that `rows` names, and takes out those that do not come,
+  // which only a damaged plan makes happen. `from`: the rank of this thread's. False: the call has ended
+  // early.
+  __device__ bool await_staged(const HomeToken& home, const Quarters& quarters, std::int32_t from,
+                               HomeRows* rows) const {
     const LaneView& lane = call.lane;
-    const std::int64_t entry = std::int64_t{home.token} * lane.most_ranks + slot(),
-                       route = std::int64_t{home.token} * lane.top_k + slot();
-    std::int32_t rank = home.rank;
-    const std::uint32_t ends = __ballot_sync(~0u, rank == -1);
-    if (ends != 0 && slot() > __ffs(static_cast<int>(ends)) - 1) rank = -1;
-    if (rank != -1 && !usable(lane, rank, lane.ranks, entry)) rank = -1;
-    const bool here = rank == lane.rank && !call.own_staged;
+    std::uint32_t missing = 0;
     bool ended = false;
-    const bool came = await_row(call, number, rank >= 0 && !here, rank, entry, &ended);
-    if (ended) return false;
-
-    const std::uint32_t own = __ballot_sync(~0u, here), present = __ballot_sync(~0u, came);
-    TokenRows rows{-1, 0, 1.0f};
-    if (own != 0) {
-      const bool mine = home.destination == lane.rank;
-      if (home.destination != -1) usable(lane, home.destination, lane.ranks, route);
-      rows = rows_of_token(call, mine ? home.row : -1, total, route);
-      if (mine && call.weights_travel) rows.weight = call.home_weights[route];
+    const int highest = 32 - __clz(static_cast<int>(rows->staged));
+    // A route's weight comes with its first quarter.
+    const int each = quarters.count() + (!partial() && quarters.first > 0 ? 1 : 0);
+#pragma unroll 1
+    for (int base = 0; base < highest * each; base += 32) {
+      const int of = (base + slot()) / each, turn = (base + slot()) % each;
+      const int quarter = turn < quarters.count() ? quarters.first + turn : 0;
+      const int peer = __shfl_sync(~0u, from, of % 32);
+      if (of >= highest || (rows->staged >> of & 1) == 0) continue;
+      // Acquire, by a thread for each flag: the quarter before its flag.
+      const Came came = wait_for(
+          lane, lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,
+          lane.sent_flag(Phase::rows, lane.rank, generation(), peer), {Operation::combine, number, peer});
+      ended = ended || came == Came::ended;
+      if (came != Came::no) continue;
+      missing |= 1u << of;
+      if (quarter == 0 && quarters.first == 0) note_bad_source(lane, first_row(home) + of);
     }
-    const int own_position = own != 0 ? __ffs(static_cast<int>(own)) - 1 : -1;
-    const std::uint32_t lower = own != 0 ? present & ((1u << own_position) - 1) : present;
-    *next = {home.token, __popc(static_cast<int>(lower)), __popc(static_cast<int>(present & ~lower)),
-             rows.kept, rows.weight};
-    if (call.route_values != nullptr) bring_values(home, rank, present, own_position, rows.row);
-    if (call.result == nullptr) return true;
-    const std::byte** list = stream.rows_to_queue();
-    const int of_slots = __popc(static_cast<int>(rows.kept));
-    if (came) list[place_among(present) + (is_among(lower) ? 0 : of_slots)] = staged_row(entry);
-    if (is_among(rows.kept)) list[next->before + place_among(rows.kept)] = output_row(call, rows.row);
-    stream.queue(next->before + of_slots + next->after);
-    return true;
+    __syncwarp();
+    // Also: each thread's acquire before all threads' reads.
+    rows->staged &= ~__reduce_or_sync(~0u, missing);
+    return !__any_sync(~0u, ended);
   }
 
-  // The values of a token's slots. `rank`: at this thread's position; `own_row`: of this thread's slot, here.
-  __device__ void bring_values(const HomeToken& home, std::int32_t rank, std::uint32_t present,
-                               int own_position, std::int32_t own_row) const {
+  // By ranks: a token's rows here and, in `rank`, who sends the sum of this thread's position.
+  __device__ HomeRows rows_of_sums(const HomeToken& home, std::int32_t* rank, int* own_position) const {
+    const LaneView& lane = call.lane;
+    const std::int64_t entry = first_row(home) + slot(),
+                       route = std::int64_t{home.token} * lane.top_k + slot();
+    *rank = home.rank;
+    const std::uint32_t ends = __ballot_sync(~0u, *rank == -1);
+    if (ends != 0 && slot() > __ffs(static_cast<int>(ends)) - 1) *rank = -1;
+    if (*rank != -1 && !usable(lane, *rank, lane.ranks, entry)) *rank = -1;
+    const bool here = *rank == lane.rank && !call.own_staged;
+    const std::uint32_t own = __ballot_sync(~0u, here);
+    HomeRows rows{{-1, 0, 1.0f}, __ballot_sync(~0u, *rank >= 0 && !here)};
+    *own_position = own != 0 ? __ffs(static_cast<int>(own)) - 1 : -1;
+    if (own == 0) return rows;
+    const bool mine = home.destination == lane.rank;
+    if (home.destination != -1) usable(lane, home.destination, lane.ranks, route);
+    rows.own = rows_of_token(call, mine ? home.row : -1, total, route);
+    if (mine && call.weights_travel) rows.own.weight = call.home_weights[route];
+    return rows;
+  }
+
+  // The values of a token's slots. `rank`: at this thread's position.
+  __device__ void bring_values(const HomeToken& home, const HomeRows& rows, std::int32_t rank,
+                               int own_position) const {
     const LaneView& lane = call.lane;
     const std::int64_t route = std::int64_t{home.token} * lane.top_k + slot();
     int position = -1;  // of this slot's rank among the token's ranks
+#pragma unroll 1
     for (int k = 0; k < lane.top_k; ++k) {
       const std::int32_t destination = __shfl_sync(~0u, home.destination, k);
       const std::uint32_t found = __ballot_sync(~0u, rank >= 0 && rank == destination);
@@ -140,146 +140,129 @@ struct HomeBringer {
     if (home.row != -1 && position < 0) {
       note_bad_source(lane, route);
     } else if (home.row != -1 && position == own_position) {
-      if (own_row >= 0) value = call.row_values[own_row];
-    } else if (home.row != -1 && (present >> position & 1) != 0) {
-      const std::byte* sum = staged_row(std::int64_t{home.token} * lane.most_ranks + position);
+      if (rows.own.row >= 0) value = call.row_values[rows.own.row];
+    } else if (home.row != -1 && (rows.staged >> position & 1) != 0) {
+      const std::byte* sum = lane.combine_row(lane.rank, generation(), first_row(home) + position);
       value = reinterpret_cast<const float*>(sum + call.row.tail_offset)[slot()];
     }
     call.route_values[route] = value;
   }
 
-  // By slots, exact and unreduced: waits for the rows of a token. False: the call has ended early.
-  __device__ bool start_routes(const HomeToken& home, Incoming* next) {
+  // Ranks ascending; this rank's own sum is made here, and rounded like those that traveled.
+  __device__ bool bring_sums(const HomeToken& home, const Quarters& quarters) const {
+    std::int32_t rank = -1;
+    int own_position = -1;
+    HomeRows rows = rows_of_sums(home, &rank, &own_position);
+    if (!await_staged(home, quarters, rank, &rows)) return false;
+    if (call.route_values != nullptr && quarters.first == 0) bring_values(home, rows, rank, own_position);
+    if (call.result == nullptr) return true;
+    const std::byte *own = rows.own.row >= 0 ? output_row(call, rows.own.row) : nullptr,
+                    *staged = staged_row(home);
+    const std::uint32_t lower = own_position >= 0 ? rows.staged & ((1u << own_position) - 1) : rows.staged;
+    const Columns columns = columns_of(quarters, call.lane.hidden);
+#pragma unroll 1
+    for (int first = columns.begin; first < columns.end; first += Piece<kWire>::kColumns) {
+      Piece<kWire> mine;
+      if (rows.own.kept != 0) {
+        Sums<kWire> sum = {};
+        add_weighed<kWire>(own, rows.own.kept, rows.own.weight, kWire, first, columns.end, sum);
+        mine.pack(sum);
+      }
+      Sums<kWire> sum = {};
+      add_rows<kWire>(staged, lower, first, columns.end, sum);
+      if (rows.own.kept != 0) add_piece(mine, sum);
+      add_rows<kWire>(staged, rows.staged & ~lower, first, columns.end, sum);
+      store_sums<kWire>(call.result_type, result_row(call, home.token), first, columns.end, sum);
+    }
+    return true;
+  }
+
+  // By slots, exact and unreduced: where this thread's slot has its row, and what travels beside it.
+  __device__ bool bring_routes(const HomeToken& home, const Quarters& quarters) const {
     const LaneView& lane = call.lane;
     const std::int64_t route = std::int64_t{home.token} * lane.top_k + slot();
     std::int32_t row = home.row;
     if (row != -1 && !usable(lane, home.destination, lane.ranks, route)) row = -1;
     const bool here = row != -1 && home.destination == lane.rank && !call.own_staged;
     if (here && !usable(lane, row, total, route)) row = -1;
-    bool ended = false;
-    const bool came = await_row(call, number, row != -1 && !here, home.destination, route, &ended);
-    if (ended) return false;
+    HomeRows rows{{-1, 0, 1.0f}, __ballot_sync(~0u, row != -1 && !here)};
+    if (!await_staged(home, quarters, home.destination, &rows)) return false;
 
-    const bool own = here && row != -1;
+    const bool own = here && row != -1, came = is_among(rows.staged);
+    const std::byte* from = own ? output_row(call, row) : staged_row(home);
     float weight = 1, value = 0;
     if (own) {
       if (call.weights != nullptr) weight = call.weights[row];
       if (call.row_values != nullptr) value = call.row_values[row];
     } else if (came) {
-      const auto tail = *reinterpret_cast<const RouteTail*>(staged_row(route) + call.row.tail_offset);
+      const auto tail = *reinterpret_cast<const RouteTail*>(from + call.row.tail_offset);
       weight = tail.weight;
       value = tail.value;
     }
     if (slot() < lane.top_k && call.home_weights != nullptr) weight = call.home_weights[route];
-    if (slot() < lane.top_k && call.route_values != nullptr) call.route_values[route] = value;
-    const std::uint32_t kept = __ballot_sync(~0u, own || came);
-    *next = {home.token, 0, 0, kept, weight};
+    if (slot() < lane.top_k && call.route_values != nullptr && quarters.first == 0)
+      call.route_values[route] = value;
     if (call.result == nullptr) return true;
-    if (is_among(kept))
-      stream.rows_to_queue()[place_among(kept)] = own ? output_row(call, row) : staged_row(route);
-    stream.queue(__popc(static_cast<int>(kept)));
+    const std::uint32_t kept = __ballot_sync(~0u, own || came);
+    const Columns columns = columns_of(quarters, lane.hidden);
+    if (call.reduction == Reduction::unreduced) {
+      copy_slots(home, from, kept, columns);
+      return true;
+    }
+#pragma unroll 1
+    for (int first = columns.begin; first < columns.end; first += Piece<kWire>::kColumns) {
+      Sums<kWire> sum = {};
+      add_weighed<kWire>(from, kept, weight, kWire, first, columns.end, sum);
+      store_sums<kWire>(call.result_type, result_row(call, home.token), first, columns.end, sum);
+    }
     return true;
   }
 
-  // The next token's rows are on their way. False: none is left, or the call has ended early.
-  __device__ bool start(Incoming* next) {
-    if (ahead.token < 0) return false;
-    const HomeToken home = ahead;
-    ahead = look_up();
-    return partial() ? start_sums(home, next) : start_routes(home, next);
-  }
-
-  __device__ void add_staged(int count, int left, float (&sum)[kDeep][kValues]) {
-    for (; count > 0; --count) {
-      const uint4* piece = stream.await_piece();
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d) {
-        const int at = slot() + 32 * d;
-        if (at >= left) continue;
-        float value[kValues];
-        unpack<kWire>(piece[at], value);
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) sum[d][i] = __fadd_rn(sum[d][i], value[i]);
-      }
-      stream.release_piece();
+  __device__ void copy_slots(const HomeToken& home, const std::byte* from, std::uint32_t kept,
+                             const Columns& columns) const {
+    const std::int64_t first_slot = std::int64_t{home.token} * call.lane.top_k;
+#pragma unroll 1
+    for (int first = columns.begin; first < columns.end; first += Piece<kWire>::kColumns) {
+      each_piece<kWire>(from, kept, first, columns.end, [&](const Piece<kWire>& piece, int k) {
+        store_piece(piece, call.result_type, result_row(call, first_slot + k), first, columns.end);
+      });
     }
-  }
-
-  // Ranks ascending; this rank's own sum is made here, and rounded like those that traveled.
-  __device__ void add_sums(const Incoming& token, int left, float (&sum)[kDeep][kValues]) {
-    add_staged(token.before, left, sum);
-    if (token.kept != 0) {
-      float mine[kDeep][kValues] = {};
-      add_pieces<kWire>(stream, token.kept, token.weight, kWire, left, mine);
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d) {
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) sum[d][i] = __fadd_rn(sum[d][i], rounded(kWire, mine[d][i]));
-      }
-    }
-    add_staged(token.after, left, sum);
-  }
-
-  __device__ void copy_slots(const Incoming& token, int first, int left) {
-    for (std::uint32_t slots = token.kept; slots != 0; slots &= slots - 1) {
-      const std::int64_t row =
-          std::int64_t{token.token} * call.lane.top_k + __ffs(static_cast<int>(slots)) - 1;
-      copy_piece<kWire>(stream, call.result_type, result_row(call, row), first, left);
-    }
-  }
-
-  __device__ void clear_slots(const Incoming& token) const {
-    const std::int64_t bytes = call.lane.hidden * value_bytes(call.result_type);
+    const int width = static_cast<int>(value_bytes(call.result_type));
     for (int k = 0; k < call.lane.top_k; ++k) {
-      if ((token.kept >> k & 1) != 0) continue;
-      std::byte* to = result_row(call, std::int64_t{token.token} * call.lane.top_k + k);
-      for (std::int64_t at = 16 * slot(); at < bytes; at += 512)
+      if ((kept >> k & 1) != 0) continue;
+      std::byte* to = result_row(call, first_slot + k);
+      for (int at = columns.begin * width + 16 * slot(); at < columns.end * width; at += 512)
         *reinterpret_cast<uint4*>(to + at) = make_uint4(0, 0, 0, 0);
     }
   }
 
-  __device__ void bring(const Incoming& token) {
-    const bool unreduced = call.reduction == Reduction::unreduced;
-    if (unreduced) clear_slots(token);
-    const int accesses = call.lane.hidden / kValues;
-    for (int first = 0; first < accesses; first += kAccessesOfPiece) {
-      const int left = accesses - first;
-      if (unreduced) {
-        copy_slots(token, first, left);
-        continue;
-      }
-      float sum[kDeep][kValues] = {};
-      if (partial()) {
-        add_sums(token, left, sum);
-      } else {
-        add_pieces<kWire>(stream, token.kept, token.weight, kWire, left, sum);
-      }
-      store_sums<kWire>(call.result_type, result_row(call, token.token), first, left, sum);
-    }
-  }
-
   __device__ void bring_all() {
-    Incoming next{};
-    for (bool more = start(&next); more;) {
-      const Incoming now = next;
-      more = start(&next);
-      if (call.result != nullptr) bring(now);
+    while (ahead.token >= 0) {
+      const HomeToken home = ahead;
+      ahead = look_up();
+      const Quarters quarters = Quarters::of(home.share, splits);
+      const bool goes_on = partial() ? bring_sums(home, quarters) : bring_routes(home, quarters);
+      if (!goes_on) return;
     }
   }
 };
 
-// By one warp. `next_token`: 0 at first, shared by the block's warps; a block's tokens are those that leave
-// its number when divided by the number of blocks.
-__device__ __forceinline__ void bring_home(const CombineArguments& call, std::uint64_t number,
-                                           unsigned* next_token, const PlanView& plan, RowStream& stream) {
-  stream.set_row_bytes(call.lane.hidden * value_bytes(call.wire));
+template <DType kWire>
+__device__ __forceinline__ void bring_home_of(const CombineArguments& call, std::uint64_t number, int worker,
+                                              int workers, const PlanView& plan) {
+  HomeBringer<kWire>(call, number, worker, workers, plan).bring_all();
+}
+
+// By one warp of `workers`.
+__device__ __forceinline__ void bring_home(const CombineArguments& call, std::uint64_t number, int worker,
+                                           int workers, const PlanView& plan) {
   switch (call.wire) {
     case DType::bf16:
-      return HomeBringer<DType::bf16>(call, number, next_token, plan, stream).bring_all();
+      return bring_home_of<DType::bf16>(call, number, worker, workers, plan);
     case DType::fp16:
-      return HomeBringer<DType::fp16>(call, number, next_token, plan, stream).bring_all();
+      return bring_home_of<DType::fp16>(call, number, worker, workers, plan);
     case DType::fp32:
-      return HomeBringer<DType::fp32>(call, number, next_token, plan, stream).bring_all();
+      return bring_home_of<DType::fp32>(call, number, worker, workers, plan);
   }
 }
 

@@ -1,18 +1,15 @@
 // The sending role of combine: this rank's rows, or their sums, go to the home ranks' staging.
 #pragma once
 
+#include "cuda/announce.cuh"
 #include "cuda/combine.hpp"
 #include "cuda/findings.cuh"
 #include "cuda/places.cuh"
 #include "cuda/route_values.cuh"
-#include "cuda/row_stream.cuh"
-#include "cuda/values.cuh"
+#include "cuda/row_sums.cuh"
 #include "cuda/wait.cuh"
 
 namespace ferry::cuda {
-
-inline constexpr int kAccessesOfPiece = kPieceBytes / 16;
-inline constexpr int kDeep = kAccessesOfPiece / 32;  // accesses of a piece by each thread
 
 // The experts' rows of one token on this rank: this thread's slot has row `row` (-1: none), `kept` are the
 // slots that have one.
@@ -38,72 +35,8 @@ __device__ __forceinline__ const std::byte* output_row(const CombineArguments& c
   return call.outputs + row * call.output_stride;
 }
 
-// This thread's place among those of the warp that are in `threads`, if it is.
-__device__ __forceinline__ int place_among(std::uint32_t threads) {
-  return __popc(static_cast<int>(threads & ((1u << threadIdx.x % 32) - 1)));
-}
-
 __device__ __forceinline__ bool is_among(std::uint32_t threads) {
   return (threads >> threadIdx.x % 32 & 1) != 0;
-}
-
-// sum = fma(weight, v, sum) over the stream's next pieces, those of the slots in `kept`; `weight`: of this
-// thread's slot. `left`: accesses from the piece's first to the end of the row. v is rounded to the wire
-// type.
-template <DType kIn>
-__device__ __forceinline__ void add_pieces(RowStream& stream, std::uint32_t kept, float weight, DType wire,
-                                           int left, float (&sum)[kDeep][kPerAccess<kIn>]) {
-  const int thread = static_cast<int>(threadIdx.x % 32);
-  for (; kept != 0; kept &= kept - 1) {
-    const float w = __shfl_sync(~0u, weight, __ffs(static_cast<int>(kept)) - 1);
-    const uint4* piece = stream.await_piece();
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      const int at = thread + 32 * d;
-      if (at >= left) continue;
-      float value[kPerAccess<kIn>];
-      unpack<kIn>(piece[at], value);
-#pragma unroll
-      for (int i = 0; i < kPerAccess<kIn>; ++i) {
-        const float v = kIn == wire ? value[i] : rounded(wire, value[i]);
-        sum[d][i] = __fmaf_rn(w, v, sum[d][i]);
-      }
-    }
-    stream.release_piece();
-  }
-}
-
-// By one warp: sums of a piece's columns to row `to`, whose accesses (of kIn) from `first` on they are.
-template <DType kIn>
-__device__ __forceinline__ void store_sums(DType type, std::byte* to, std::int64_t first, int left,
-                                           const float (&sum)[kDeep][kPerAccess<kIn>]) {
-  const int thread = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int d = 0; d < kDeep; ++d) {
-    const int at = thread + 32 * d;
-    if (at < left) store_values(type, to, (first + at) * kPerAccess<kIn>, sum[d]);
-  }
-}
-
-// By one warp: the stream's next piece to row `to` of type `type`; moved if it has it.
-template <DType kIn>
-__device__ void copy_piece(RowStream& stream, DType type, std::byte* to, std::int64_t first, int left) {
-  const uint4* piece = stream.await_piece();
-  const int thread = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int d = 0; d < kDeep; ++d) {
-    const int at = thread + 32 * d;
-    if (at >= left) continue;
-    const uint4 raw = piece[at];
-    if (type == kIn) {
-      reinterpret_cast<uint4*>(to)[first + at] = raw;
-      continue;
-    }
-    float value[kPerAccess<kIn>];
-    unpack<kIn>(raw, value);
-    store_values(type, to, (first + at) * kPerAccess<kIn>, value);
-  }
-  stream.release_piece();
 }
 
 // By one warp: the weight of this thread's slot for message i of `home`, which its home has sent in this
@@ -112,7 +45,7 @@ __device__ inline bool await_weight(const CombineArguments& call, std::uint64_t 
                                     std::int64_t i, float* weight) {
   const LaneView& lane = call.lane;
   const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  const Came came = wait_together(lane, lane.dispatch_flag(lane.rank, generation, home, i),
+  const Came came = wait_together(lane, lane.dispatch_flags(lane.rank, generation, home, i),
                                   lane.sent_flag(Phase::weights, lane.rank, generation, home),
                                   {Operation::combine, number, home});
   if (came == Came::ended) return false;
@@ -138,46 +71,48 @@ struct CombineSent {
 
 // A message that came here and whose rows go back, as the plan has it. `home` -1: none is left.
 struct CameMessage {
-  std::int32_t home, i, token, position, row;  // row: of this thread's slot
+  std::int32_t home, i, share, token, position, row;  // row: of this thread's slot
 };
 
-// What goes back to a home: rows of staging from `first_row` on.
+// What goes back to a home: rows of staging from `first_row` on; quarters of each.
 struct Outgoing {
   std::int64_t first_row;
   int home;
-  std::uint32_t kept;
-  float weight;
+  TokenRows rows;
+  Quarters quarters;
 };
 
-// One warp of those that send. Its messages are `step` apart; what the plan says of each is read while those
-// before it move.
+// One warp of those that send. Its messages are `step` apart; what the plan says of the next is read while
+// one moves.
 template <DType kIn>
 struct ResultSender {
   const CombineArguments& call;
   const PlanView& plan;
-  RowStream& stream;
+  Announcer* announcer;
   std::uint64_t number;
-  std::int32_t total;              // rows here
-  std::int32_t messages;           // from the rank that is this thread's
-  std::int32_t unit, step, units;  // unit: home and i of the message to look up next
+  std::int32_t total;     // rows here
+  std::int32_t messages;  // from the rank that is this thread's
+  int splits;             // a message is shared by 1 << splits warps
+  int unit, step, units;  // unit: share, home and i of the message to look up next
   CameMessage ahead;
   CombineSent sent;
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
 
   __device__ ResultSender(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                          int workers, const PlanView& of, RowStream& rows)
+                          int workers, const PlanView& of, Announcer* block_announcer)
       : call(arguments),
         plan(of),
-        stream(rows),
+        announcer(block_announcer),
         number(call_number),
         total(static_cast<std::int32_t>(of.header->total)),
         unit(worker),
         step(workers) {
     const LaneView& lane = call.lane;
-    messages =
-        slot() < lane.ranks ? static_cast<std::int32_t>(messages_between(lane, plan, slot(), lane.rank)) : 0;
-    units = __reduce_max_sync(~0u, messages) * homes();
+    const bool is_home = slot() < lane.ranks && (call.own_staged || slot() != lane.rank);
+    messages = is_home ? static_cast<std::int32_t>(messages_between(lane, plan, slot(), lane.rank)) : 0;
+    splits = splits_of(__reduce_add_sync(~0u, messages), workers);
+    units = __reduce_max_sync(~0u, messages) * homes() << splits;
     ahead = look_up();
   }
 
@@ -186,20 +121,29 @@ struct ResultSender {
   // Homes in turn, starting with the next rank.
   __device__ CameMessage look_up() {
     const LaneView& lane = call.lane;
+#pragma unroll 1
     for (; unit < units; unit += step) {
-      const int home = static_cast<int>((lane.rank + 1 + unit % homes()) % lane.ranks);
-      const std::int32_t i = unit / homes();
+      const int turn = unit >> splits;
+      const int home = (lane.rank + 1 + turn % homes()) % lane.ranks;
+      const std::int32_t i = turn / homes();
       if (i >= __shfl_sync(~0u, messages, home)) continue;
+      const int share = unit - (turn << splits);
       unit += step;
       const std::int64_t message = std::int64_t{home} * lane.max_tokens + i;
-      return {home, i, plan.came_token[message], plan.came_position[message],
+      return {home,
+              i,
+              share,
+              plan.came_token[message],
+              plan.came_position[message],
               slot() < lane.top_k ? plan.came_rows[message * lane.top_k + slot()] : -1};
     }
-    return {-1, 0, 0, 0, 0};
+    return {-1, 0, 0, 0, 0, 0};
   }
 
-  // The next message's rows are on their way. False: none is left, or the call has ended early.
-  __device__ bool start(Outgoing* next) {
+  __device__ bool partial() const { return call.reduction == Reduction::partial; }
+
+  // The next message. False: none is left, or the call has ended early.
+  __device__ bool next(Outgoing* out) {
     const LaneView& lane = call.lane;
     while (ahead.home >= 0) {
       const CameMessage came = ahead;
@@ -207,21 +151,14 @@ struct ResultSender {
       const std::int64_t message = std::int64_t{came.home} * lane.max_tokens + came.i;
       if (came.token < 0 || came.token >= lane.max_tokens || came.position < 0 ||
           came.position >= lane.most_ranks) {
-        if (slot() == 0) note_bad_source(lane, message);
+        if (slot() == 0 && came.share == 0) note_bad_source(lane, message);
         continue;
       }
       TokenRows rows = rows_of_token(call, came.row, total, message * lane.top_k + slot());
-      // Before rows are on their way: a block must not end while any are.
       if (call.weights_travel && !await_weight(call, number, came.home, came.i, &rows.weight)) return false;
-      if (call.outputs != nullptr) {
-        if (is_among(rows.kept)) stream.rows_to_queue()[place_among(rows.kept)] = output_row(call, rows.row);
-        stream.queue(__popc(static_cast<int>(rows.kept)));
-      }
-      const bool partial = call.reduction == Reduction::partial;
-      const std::int64_t first = partial ? std::int64_t{came.token} * lane.most_ranks + came.position
-                                         : std::int64_t{came.token} * lane.top_k;
-      *next = {first, came.home, rows.kept, rows.weight};
-      write_tails(*next, rows, partial);
+      const std::int64_t first = partial() ? std::int64_t{came.token} * lane.most_ranks + came.position
+                                           : std::int64_t{came.token} * lane.top_k;
+      *out = {first, came.home, rows, Quarters::of(came.share, splits)};
       return true;
     }
     return false;
@@ -231,51 +168,48 @@ struct ResultSender {
     return call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row);
   }
 
-  __device__ void write_tails(const Outgoing& to, const TokenRows& rows, bool partial) const {
-    const float value = call.row_values != nullptr && rows.row >= 0 ? call.row_values[rows.row] : 0.0f;
-    if (!partial) {
-      if (is_among(rows.kept))
+  __device__ void write_tails(const Outgoing& to) const {
+    const float value = call.row_values != nullptr && to.rows.row >= 0 ? call.row_values[to.rows.row] : 0.0f;
+    if (!partial()) {
+      if (is_among(to.rows.kept))
         *reinterpret_cast<RouteTail*>(row_at_home(to, slot()) + call.row.tail_offset) =
-            RouteTail{rows.weight, value};
+            RouteTail{to.rows.weight, value};
     } else if (call.row_values != nullptr && slot() < call.lane.top_k) {
       reinterpret_cast<float*>(row_at_home(to, 0) + call.row.tail_offset)[slot()] = value;
     }
   }
 
-  __device__ void move_rows(const Outgoing& to) {
-    constexpr int kValues = kPerAccess<kIn>;
-    const int accesses = call.lane.hidden / kValues;
-    for (int first = 0; first < accesses; first += kAccessesOfPiece) {
-      if (call.reduction != Reduction::partial) {
-        for (std::uint32_t left = to.kept; left != 0; left &= left - 1)
-          copy_piece<kIn>(stream, call.wire, row_at_home(to, __ffs(static_cast<int>(left)) - 1), first,
-                          accesses - first);
+  __device__ void move_rows(const Outgoing& to) const {
+    const Columns columns = columns_of(to.quarters, call.lane.hidden);
+    const std::byte* row = to.rows.row >= 0 ? output_row(call, to.rows.row) : nullptr;
+#pragma unroll 1
+    for (int first = columns.begin; first < columns.end; first += Piece<kIn>::kColumns) {
+      if (!partial()) {
+        each_piece<kIn>(row, to.rows.kept, first, columns.end, [&](const Piece<kIn>& piece, int of) {
+          store_piece(piece, call.wire, row_at_home(to, of), first, columns.end);
+        });
         continue;
       }
-      float sum[kDeep][kValues] = {};
-      add_pieces<kIn>(stream, to.kept, to.weight, call.wire, accesses - first, sum);
-      store_sums<kIn>(call.wire, row_at_home(to, 0), first, accesses - first, sum);
+      Sums<kIn> sum = {};
+      add_weighed<kIn>(row, to.rows.kept, to.rows.weight, call.wire, first, columns.end, sum);
+      store_sums<kIn>(call.wire, row_at_home(to, 0), first, columns.end, sum);
     }
   }
 
   __device__ void send(const Outgoing& to) {
     const LaneView& lane = call.lane;
-    const bool partial = call.reduction == Reduction::partial;
     jitter(lane);
+    if (to.quarters.first == 0) write_tails(to);
     if (call.outputs != nullptr) move_rows(to);
-    __syncwarp();
-    jitter(lane);
-    // Release: what all threads of the warp have stored (ordered by the barrier) before the flags of the
-    // rows. Each thread announces its slot's row, or the first the token's sum.
-    if (partial ? slot() == 0 : is_among(to.kept)) {
-      store_release_sys(
-          lane.combine_flag(to.home, static_cast<int>(number & 1), to.first_row + (partial ? 0 : slot())),
-          number);
-    }
-    if (to.home == lane.rank) return;
+    // Each thread asks for its slot's row, or the first for the token's sum.
+    const bool asks = partial() ? slot() == 0 : is_among(to.rows.kept);
+    std::uint64_t* flags =
+        lane.combine_flags(to.home, static_cast<int>(number & 1), to.first_row + (partial() ? 0 : slot()));
+    announcer->ask(asks, flags + to.quarters.first, to.quarters.count());
+    if (to.home == lane.rank || to.quarters.first != 0) return;
     const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
-    const unsigned rows = partial ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.kept)));
-    const unsigned long long tail = !partial                     ? sizeof(RouteTail)
+    const unsigned rows = partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.kept)));
+    const unsigned long long tail = !partial()                   ? sizeof(RouteTail)
                                     : call.row_values != nullptr ? 4 * lane.top_k
                                                                  : 0;
     sent.rows += rows;
@@ -283,27 +217,29 @@ struct ResultSender {
   }
 
   __device__ void send_all() {
-    Outgoing next{};
-    for (bool more = start(&next); more;) {
-      const Outgoing now = next;
-      more = start(&next);
-      send(now);
-    }
+    for (Outgoing to; next(&to);) send(to);
+    announcer->close();
     if (slot() == 0) sent.publish(call.lane);
   }
 };
 
+template <DType kIn>
+__device__ __forceinline__ void send_results_of(const CombineArguments& call, std::uint64_t number,
+                                                int worker, int workers, const PlanView& plan,
+                                                Announcer* announcer) {
+  ResultSender<kIn>(call, number, worker, workers, plan, announcer).send_all();
+}
+
 // By one warp of `workers`.
 __device__ __forceinline__ void send_results(const CombineArguments& call, std::uint64_t number, int worker,
-                                             int workers, const PlanView& plan, RowStream& stream) {
-  stream.set_row_bytes(call.lane.hidden * value_bytes(call.output_type));
+                                             int workers, const PlanView& plan, Announcer* announcer) {
   switch (call.output_type) {
     case DType::bf16:
-      return ResultSender<DType::bf16>(call, number, worker, workers, plan, stream).send_all();
+      return send_results_of<DType::bf16>(call, number, worker, workers, plan, announcer);
     case DType::fp16:
-      return ResultSender<DType::fp16>(call, number, worker, workers, plan, stream).send_all();
+      return send_results_of<DType::fp16>(call, number, worker, workers, plan, announcer);
     case DType::fp32:
-      return ResultSender<DType::fp32>(call, number, worker, workers, plan, stream).send_all();
+      return send_results_of<DType::fp32>(call, number, worker, workers, plan, announcer);
   }
 }
 

@@ -1,5 +1,5 @@
-// The kernels of dispatch. Block 0 speaks for the rank: it counts, exchanges letters and computes places; its
-// warps then receive. The others send with some warps and receive with the rest.
+// The kernels of dispatch. The first blocks of a fused launch send, the others receive; the first of those
+// that receive speaks for the rank. A launch of one block does one after the other.
 #include "cuda/dispatch.hpp"
 
 #include "cuda/dispatch_speak.cuh"
@@ -7,274 +7,191 @@
 namespace ferry::cuda {
 namespace {
 
-// How many warps do what. Quantising is work for many warps with one stage each; moving rows is work for the
-// copy engine, which a few warps with two stages each keep busy. Planning warps have no stage.
-template <bool kEncodes>
-struct Crew {
-  static constexpr int kMove = kEncodes ? 8 : 4, kReceive = kEncodes ? 4 : 6;
-  static constexpr int kWarps = kPlanWarps + kMove + kReceive, kThreads = 32 * kWarps;
-  static constexpr int kMoveStages = kEncodes ? 1 : 2;  // of a warp
-  static constexpr int kStages = kMove * kMoveStages + kReceive;
-};
-static_assert(sizeof(PlacesScratch) <= kStageBytes);
-static_assert(Crew<false>::kStages <= kMaxStages && Crew<true>::kStages <= kMaxStages);
-
-constexpr std::int64_t kStateBytes = (sizeof(BlockState) + 127) / 128 * 128;
-
-// Stages first, then the state, then the tables.
-constexpr std::int64_t kStagesBytes = kMaxStages * std::int64_t{kStageBytes};
-
-std::int64_t shared_bytes(const LaneView& lane) {
-  return kStagesBytes + kStateBytes + RoutingTables::bytes(lane.experts, lane.ranks);
-}
-
-// Which warps of a launch do what. Block 0 speaks and then receives; if it is the only one, it sends in
-// between.
-template <Halves kHalves, bool kEncodes>
-struct Roles : Crew<kEncodes> {
-  using Crew<kEncodes>::kWarps;
-  using Crew<kEncodes>::kMove;
+// Which blocks of a launch do what.
+template <Halves kHalves>
+struct Roles {
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
-  static constexpr int kStaged = kWarps - kPlanWarps;                    // warps with a stage
-  static constexpr int kReceiving = kSends ? kStaged - kMove : kStaged;  // of a block that is not the first
+  static constexpr bool kFused = kSends && kReceives;
+  int senders, receivers;
+  bool sends, receives, speaks;
 
-  __device__ static bool alone() { return gridDim.x == 1; }
-  __device__ static int senders() { return alone() ? 1 : static_cast<int>(gridDim.x) - 1; }
-  __device__ static int sender() { return alone() ? 0 : static_cast<int>(blockIdx.x) - 1; }
-  __device__ static bool plans(int warp) { return kSends && warp < kPlanWarps; }
-  __device__ static bool moves(int warp) { return kSends && warp >= kPlanWarps && warp < kPlanWarps + kMove; }
-  __device__ static bool waits(int warp) { return warp >= kPlanWarps + kMove; }
-  __device__ static bool receives(int warp) {
-    return kReceives && warp >= kWarps - (blockIdx.x == 0 ? kStaged : kReceiving);
+  __device__ explicit Roles(const DispatchArguments& call) {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    const bool apart = kFused && blocks > 1;
+    senders = apart ? call.senders : min(blocks, kMaxSenders);
+    receivers = apart ? blocks - senders : blocks;
+    sends = kSends && block < senders;
+    receives = kReceives && block >= blocks - receivers;
+    speaks = kReceives && block == blocks - receivers;
   }
-  // Block 0, which comes late to it, last; neighbouring messages to different blocks.
-  __device__ static int receivers() { return kStaged + static_cast<int>(gridDim.x - 1) * kReceiving; }
-  __device__ static int receiver(int warp) {
-    const int others = static_cast<int>(gridDim.x) - 1;
-    if (blockIdx.x == 0) return others * kReceiving + warp - kPlanWarps;
-    return (warp - (kWarps - kReceiving)) * others + static_cast<int>(blockIdx.x) - 1;
+  // The block that speaks comes late to it, last; neighbouring messages to different blocks.
+  __device__ int receiver() const {
+    const int block = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - receivers);
+    return static_cast<int>(threadIdx.x / 32) * receivers + (block + receivers - 1) % receivers;
   }
-  __device__ static int receiving_threads() { return 32 * (blockIdx.x == 0 ? kStaged : kReceiving); }
 };
 
-template <Halves kHalves, bool kEncodes>
+template <Halves kHalves>
 struct Block {
-  using Role = Roles<kHalves, kEncodes>;
+  using Role = Roles<kHalves>;
 
-  const DispatchArguments& call;
   BlockState* state;
-  RoutingTables tables;
-  PlanView plan;
-  PlacesScratch* places;
-  std::byte* count_memory;          // for counts of a share of the tokens: a receiving warp's stage
-  Stage stages[Role::kMoveStages];  // of this warp; receiving warps use the first
+  const Role role;
 
-  __device__ int warp() const { return threadIdx.x / 32; }
-  __device__ SendShare share() const { return SendShare::of(Role::sender(), Role::senders(), state->tokens); }
+  __device__ const DispatchArguments& call() const { return state->call; }
+  __device__ static int block() { return static_cast<int>(blockIdx.x); }
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int threads() { return static_cast<int>(blockDim.x); }
 
-  __device__ void move() {
-    const int mover = warp() - kPlanWarps;
-    if (!call.replay) {
-      // What was counted from ids is what is sent: only a plan can promise more.
-      Mover<kEncodes, Role::kMove, Role::kMoveStages>{call,         state->number, state->tokens, share(),
-                                                      &state->send, mover,         stages}
-          .move_all();
+  // By the whole block: its counts, and if it is the first the letters.
+  __device__ void announce() const {
+    const bool replay = call().replay;
+    if (!replay) count_routes(state, block(), role.senders);
+    if (block() != 0) return;
+    post_letters(call().lane, state->number, state->letter, replay ? nullptr : state->counts.all(), thread(),
+                 threads());
+    if (thread() != 0 || replay) return;
+    keep_bad_ids(call(), state->bad);
+    if (!Role::kReceives) start_plan_header(state->plan.header, state->tokens);
+  }
+
+  // By the whole block: all it sends, and the flags for it.
+  __device__ void send(bool waits) const {
+    if (warp() < kWorkWarps) {
+      if (call().replay) return send_by_plan(state, block(), role.senders, waits);
+      return send_tokens(state, block(), waits);
+    }
+    state->announcer.run(call().lane, state->number);
+    if (thread() % 32 == 0) finish_sending(call().lane, state->number, role.senders);
+  }
+
+  // The plan's rows of the tokens that were sent before their rows were known.
+  __device__ void finish_plan() const {
+    if (call().replay || warp() >= kWorkWarps) return;
+    const int worker = block() * kWorkWarps + warp();
+    std::int32_t begin, end;
+    if (Role::kSends) {
+      // The first share of a token's row has made its entries.
+      const SendShare share = state->share;
+      const int up = (1 << share.splits) - 1;
+      begin = (share.unit_begin(worker) + up) >> share.splits;
+      end = (share.unit_begin(worker + 1) + up) >> share.splits;
+    } else {
+      const auto tokens = static_cast<std::int32_t>(state->tokens);
+      const int workers = static_cast<int>(gridDim.x) * kWorkWarps, each = (tokens + workers - 1) / workers;
+      begin = min(worker * each, tokens);
+      end = min(begin + each, tokens);
+    }
+    finish_routes(call().lane, state->tables, state->places, state->plan, begin, end);
+  }
+
+  __device__ void receive() const {
+    if (role.speaks) publish_places(*state);
+    const int worker = role.receiver(), workers = role.receivers * kBlockWarps;
+    write_padding(call(), state->places, worker, workers, state->plan);
+    if (!receive_tokens(state, worker, workers)) clear_arrivals(call(), thread() % 32, 32);
+  }
+
+  // Counts, then rows that need no places, then places, then rows that do, then what has come.
+  __device__ void take_part() const {
+    const bool waits = Role::kFused && state->letter.facts.places_rows;
+    bool placed = false;
+    if (role.sends) announce();
+#pragma unroll 1
+    for (int step = 0; step < 2; ++step) {
+      if (role.sends && waits == (step == 1) && (step == 0 || placed)) send(waits);
+      if (!Role::kReceives) return;
+      __syncthreads();
+      if (step == 0) placed = await_places(state, role.speaks);
+    }
+    if (!placed) {
+      if (!role.speaks) return;
+      clear_arrivals(call(), thread(), threads());
+      if (thread() == 0) publish_totals(call().lane, state->number, 0);
       return;
     }
-    send_by_plan(call, state->number, state->tokens, Role::sender() * Role::kMove + mover,
-                 Role::senders() * Role::kMove, plan, stages[0]);
-    sync_threads_of(kMoveBarrier, 32 * Role::kMove);
-    if (mover == 0 && threadIdx.x % 32 == 0) finish_sending(call.lane, state->number, Role::senders());
+    if ((role.sends && !waits) || !Role::kSends) finish_plan();
+    if (role.receives) receive();
   }
 
-  __device__ void send() {
-    if (Role::plans(warp()) && !call.replay) {
-      plan_tokens(call, state->tokens, share(), tables, plan, &state->send);
-    }
-    if (Role::moves(warp())) move();
-  }
-
-  // By the planning warps, in a fused call: rows of the routes they have planned.
-  __device__ void finish_own_routes() {
-    const SendShare mine = share();
-    for (std::int64_t round = 0; mine.first(round) < state->tokens; ++round) {
-      const std::int64_t first = mine.first(round), end = min(first + mine.width, state->tokens);
-      finish_routes(call.lane, plan, end, static_cast<int>(first) + warp(), kPlanWarps);
-    }
-  }
-
-  // By the warps that have nothing to receive yet.
-  __device__ void count() {
-    constexpr int kThreads = 32 * Role::kReceive;
-    const int thread = static_cast<int>(threadIdx.x) + kThreads - 32 * Role::kWarps;
-    const RoutingTables own =
-        RoutingTables::at(count_memory, call.lane.experts, call.lane.ranks).with(tables);
-    count_share(call, state, own, thread, kThreads, kReceiveBarrier);
-  }
-
-  __device__ bool await_places() {
-    // Acquire: places, counts and the plan's header by block 0, before the reads of all threads, which the
-    // exchange of the result orders.
-    int placed = 0;
-    if (threadIdx.x % 32 == 0) placed = wait_here(call.lane, &call.lane.state->placed, state->number);
-    __syncwarp();
-    return __shfl_sync(~0u, placed, 0) != 0;
-  }
-
-  // First rows of this rank's experts, near if they fit. By the receiving warps of the block.
-  __device__ const std::int32_t* near_first_rows(int thread, int threads) {
-    const LaneView& lane = call.lane;
-    const bool rank_major = lane.layout == Layout::rank_major;
-    const int first = rank_major ? lane.rank : lane.first_expert[lane.rank];
-    const int count = (rank_major ? 1 : lane.first_expert[lane.rank + 1] - first) * lane.ranks;
-    const std::int32_t* far = lane.first_rows + std::int64_t{first} * lane.ranks;
-    if (count > kNearRows) return far;
-    for (int i = thread; i < count; i += threads) state->first_rows[i] = far[i];
-    sync_threads_of(kReceiveBarrier, threads);
-    return state->first_rows;
-  }
-
-  __device__ void receive() {
-    const int threads = Role::receiving_threads(),
-              thread = static_cast<int>(threadIdx.x) + threads - 32 * Role::kWarps;
-    if (!await_places()) return;
-    const std::int32_t* first_rows = near_first_rows(thread, threads);
-    // A warp that has sent through its stage has done so by its first thread alone.
-    stages[0].parity = __shfl_sync(~0u, stages[0].parity, 0);
-    const int worker = Role::receiver(warp()), workers = Role::receivers();
-    // Routes that no warp of this launch will finish that has planned them.
-    if ((!Role::kSends || Role::alone()) && !call.replay) {
-      finish_routes(call.lane, plan, state->tokens, worker, workers);
-    }
-    write_padding(call, worker, workers, plan);
-    const int local = call.lane.first_expert[call.lane.rank + 1] - call.lane.first_expert[call.lane.rank];
-    const int groups = call.lane.layout == Layout::rank_major ? call.lane.ranks : local;
-    take_messages(call, tables, first_rows, state->number, call.row_offsets[groups], worker, workers, plan,
-                  stages[0]);
-    if (threadIdx.x % 32 == 0) bulk_wait_written();
-  }
-
-  // Block 0.
-  __device__ void speak() {
-    if (Role::kSends) {
-      announce_counts(call, state, tables, plan);
-      if (!Role::kReceives && !call.replay && threadIdx.x == 0) start_plan_header(plan.header, state->tokens);
-    }
-    if (Role::kSends && Role::alone()) {
-      __syncthreads();
-      tables.fill(call.lane);
-      __syncthreads();
-      send();
-      __syncthreads();
-    }
-    if (!Role::kReceives) return;
-    if (!Role::kSends) restore_letter(call.lane, state);
-    place_arrivals(call, state, tables, plan, places);
-    // The stages are stages again.
-    __syncthreads();
-    fence_before_bulk();
-    if (Role::receives(warp())) receive();
-  }
-
-  __device__ void refuse() {
-    const PlanHeader& header = *plan.header;
+  // A plan that cannot be used: block 0 says so.
+  __device__ void refuse() const {
+    if (block() != 0) return;
+    const LaneView& lane = call().lane;
     if (Role::kSends)
-      refuse_plan(call.lane, Operation::dispatch, state->number, header, state->fault, state->tokens,
+      refuse_plan(lane, Operation::dispatch, state->number, *state->plan.header, state->fault, state->tokens,
                   &state->refusal);
     if (!Role::kReceives) return;
-    await_all(call.lane, state->number, Operation::dispatch);
-    clear_arrivals(call);
-    if (threadIdx.x == 0) publish_totals(call.lane, state->number, 0);
-  }
-
-  __device__ void work() {
-    const bool speaks = blockIdx.x == 0;
-    if (state->fault != PlanFault::none) {
-      if (speaks) refuse();
-    } else if (speaks) {
-      speak();
-    } else {
-      send();
-      if (Role::kSends && Role::waits(warp()) && counts_together(call, *state)) count();
-      if (Role::receives(warp())) receive();
-      if (Role::plans(warp()) && Role::kReceives && !call.replay && await_places()) finish_own_routes();
-    }
+    await_all(lane, state->number, Operation::dispatch);
+    clear_arrivals(call(), thread(), threads());
+    if (thread() == 0) publish_totals(lane, state->number, 0);
   }
 };
 
-template <Halves kHalves, bool kEncodes>
-__device__ Block<kHalves, kEncodes> start_block(const DispatchArguments& call, std::byte* memory) {
-  using Role = Roles<kHalves, kEncodes>;
-  const LaneView& lane = call.lane;
-  auto* state = reinterpret_cast<BlockState*>(memory + kStagesBytes);
-  const RoutingTables tables =
-      RoutingTables::at(memory + kStagesBytes + kStateBytes, lane.experts, lane.ranks);
-  const int warp = threadIdx.x / 32;
-  Block<kHalves, kEncodes> block{call,
-                                 state,
-                                 tables,
-                                 view_plan(call.plan, lane.plan_shape),
-                                 reinterpret_cast<PlacesScratch*>(memory),
-                                 memory + (Role::kStages - 1) * kStageBytes,
-                                 {}};
-  if (warp >= kPlanWarps) {
-    const int mover = warp - kPlanWarps, receiver = mover - Role::kMove;
-    for (int i = 0; i < Role::kMoveStages; ++i) {
-      if (receiver >= 0 && i > 0) break;
-      const int stage =
-          receiver < 0 ? mover * Role::kMoveStages + i : Role::kMove * Role::kMoveStages + receiver;
-      block.stages[i] = Stage{memory + stage * kStageBytes, &state->arrivals[stage]};
-      if (threadIdx.x % 32 == 0) arrival_init(&state->arrivals[stage]);
-    }
-  }
-  if (threadIdx.x == 0) state->send.prepare(Role::kMove);
-  block.tables.fill(lane);
-  if (threadIdx.x % 32 == 0) fence_arrival_init();
+// By the whole block: what it knows at first. False: the exchange has failed.
+template <Halves kHalves>
+__device__ bool start_block(BlockState* state, const Roles<kHalves>& role) {
+  using Role = Roles<kHalves>;
+  const LaneView& lane = state->call.lane;
+  copy_tables(lane, state->tables_memory());
+  state->announcer.prepare();
+  state->scratch.prepare();
+  if (threadIdx.x == 32) state->failed = has_ended(lane, kFailed);
   if (threadIdx.x == 0) {
-    constexpr bool kSends = kHalves != Halves::receive;
     state->number = lane.state->calls[blockIdx.x] + 1;
-    state->tokens = kSends ? tokens_of(call, state->number, blockIdx.x == 0) : block.plan.header->tokens;
+    state->lay_out();
+    state->tokens =
+        Role::kSends ? tokens_of(state->call, state->number, blockIdx.x == 0) : state->plan.header->tokens;
+    state->share = SendShare::of(state->tokens, role.senders);
     state->bad = {0, ~0ull};
-    state->failed = has_ended(lane, kFailed);
-    state->fault = call.replay ? fault_of(lane, *block.plan.header, state->tokens) : PlanFault::none;
+    state->takers = state->placers = 0;
+    state->fault = state->call.replay ? fault_of(lane, *state->plan.header, state->tokens) : PlanFault::none;
+    fill_letter(state, Role::kFused);
   }
   __syncthreads();
-  return block;
+  return !state->failed;
 }
 
-template <Halves kHalves, bool kEncodes>
-__global__ void __launch_bounds__(Crew<kEncodes>::kThreads, 1)
-    dispatch_kernel(const __grid_constant__ DispatchArguments call) {
-  extern __shared__ __align__(128) std::byte memory[];
-  Block<kHalves, kEncodes> block = start_block<kHalves, kEncodes>(call, memory);
-  if (block.state->failed) return;
-  block.work();
-  if (kHalves != Halves::send) end_block(call.lane, block.state->number);
+template <Halves kHalves>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    dispatch_kernel(const __grid_constant__ DispatchArguments arguments) {
+  extern __shared__ __align__(16) std::byte memory[];
+  auto* state = reinterpret_cast<BlockState*>(memory);
+  const Roles<kHalves> role(copy_to_shared(arguments, &state->call));
+  if (!start_block(state, role)) return;
+  const Block<kHalves> block{state, role};
+  if (state->fault == PlanFault::none) {
+    block.take_part();
+  } else {
+    block.refuse();
+  }
+  if (kHalves != Halves::send) end_block(state->call.lane, state->number);
 }
 
-template <bool kEncodes>
 const void* kernel_of(Halves halves) {
   switch (halves) {
     case Halves::send:
-      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::send, kEncodes>);
-    case Halves::receive:  // finds everything encoded
-      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::receive, false>);
+      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::send>);
+    case Halves::receive:
+      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::receive>);
     case Halves::both:
       break;
   }
-  return reinterpret_cast<const void*>(&dispatch_kernel<Halves::both, kEncodes>);
+  return reinterpret_cast<const void*>(&dispatch_kernel<Halves::both>);
 }
 
 }  // namespace
 
+void prepare_dispatch(const LaneView& lane) {
+  for (const Halves halves : {Halves::both, Halves::send, Halves::receive})
+    allow_shared_bytes(kernel_of(halves), BlockState::bytes(lane));
+}
+
 void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
                      cudaStream_t stream) {
-  const bool encodes = arguments.format == FormatKind::fp8_e4m3;
-  const bool encoding_crew = encodes && halves != Halves::receive;
-  launch(encodes ? kernel_of<true>(halves) : kernel_of<false>(halves),
-         const_cast<DispatchArguments*>(&arguments),
-         encoding_crew ? Crew<true>::kThreads : Crew<false>::kThreads,
-         static_cast<std::size_t>(shared_bytes(arguments.lane)), shape, stream, "launching dispatch");
+  launch(kernel_of(halves), const_cast<DispatchArguments*>(&arguments), kBlockThreads,
+         static_cast<std::size_t>(BlockState::bytes(arguments.lane)), shape, stream, "launching dispatch");
 }
 
 }  // namespace ferry::cuda

@@ -36,6 +36,8 @@ struct DispatchArguments {
   PartList parts;
   DeviceMessageLayout message;
   bool own_staged;  // this rank's own tokens go through staging as well
+  bool own_memory;  // part 0 of the arrivals lies in the lane's memory
+  int senders;      // blocks of a fused launch of several that send
 
   // Where arrivals go.
   std::byte* arrived[kMaxParts];
@@ -49,6 +51,9 @@ struct DispatchArguments {
 };
 
 enum class Halves { both, send, receive };
+
+// On the current device, before the first launch for the lane.
+void prepare_dispatch(const LaneView& lane);
 
 void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
                      cudaStream_t stream);

@@ -1,7 +1,9 @@
 // The receiving role of dispatch: messages are spread to the rows of their experts as they arrive.
 #pragma once
 
-#include "cuda/dispatch_send.cuh"
+#include "cuda/places.cuh"
+#include "cuda/row_copy.cuh"
+#include "cuda/values.cuh"
 
 namespace ferry::cuda {
 
@@ -19,8 +21,8 @@ __device__ inline float dot_of_sums(float (&sum)[8]) {
 }
 
 // By one warp: the row times its weight to arrived row `to`, and its dot product with the caller's row there.
-__device__ inline void compute_row(const DispatchArguments& call, const std::byte* row, std::int32_t to,
-                                   float weight) {
+static __device__ __noinline__ void compute_row(const DispatchArguments& call, const std::byte* row,
+                                                std::int32_t to, float weight) {
   const int thread = threadIdx.x % 32;
   const std::int64_t hidden = call.lane.hidden;
   std::byte* arrived = call.arrived[0] + to * call.parts.part[0].row_bytes;
@@ -50,118 +52,47 @@ __device__ inline void compute_row(const DispatchArguments& call, const std::byt
   if (thread == 0) call.dots[to] = dot;
 }
 
-// A message, or this rank's own token in its place.
-struct ArrivingRow {
-  const std::byte* part[kMaxParts];
-  bool together;  // the parts follow one another as in a message
-};
-
 __device__ __forceinline__ bool moves_whole(const PartLayout& part) {
   return !part.columns && part.row_bytes % 16 == 0;
 }
 
-// By one warp: bytes [at, at + bytes) of a part, which lie in the stage, to the kept rows.
-__device__ inline void store_piece(const DispatchArguments& call, int p, std::int64_t at, std::uint32_t bytes,
-                                   const std::byte* from_stage, std::int32_t row, std::uint32_t kept) {
+// By one warp: some quarters of a part, from `from`, to the kept rows. `row`: of this thread's slot; `kept`:
+// the slots that have one.
+__device__ __forceinline__ void spread_part(const DispatchArguments& call, int p, const std::byte* from,
+                                            std::int32_t row, std::uint32_t kept, const Quarters& quarters) {
   const PartLayout& part = call.parts.part[p];
-  const int thread = threadIdx.x % 32;
-  for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-    const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
-    if (moves_whole(part)) {
-      if (thread == 0) bulk_store(call.arrived[p] + to * part.row_bytes + at, from_stage, bytes);
-      continue;
-    }
-    // Scales: words of their own, in a column or in rows that no copy of 16 bytes fits.
-    const std::int64_t end = min(at + bytes, part.row_bytes);
-    for (std::int64_t byte = at + 4 * thread; byte < end; byte += 128) {
-      const std::int64_t element = byte / part.element_bytes;
-      std::byte* address =
-          call.arrived[p] + element_offset(part, to, element, call.leading[p]) + byte % part.element_bytes;
-      *reinterpret_cast<std::uint32_t*>(address) =
-          *reinterpret_cast<const std::uint32_t*>(from_stage + (byte - at));
-    }
-  }
-}
-
-// Whether a row passes through the stage in one go, so that its load can start before its places are known.
-__device__ __forceinline__ bool fits_stage(const DispatchArguments& call) {
-  return !call.weigh_rows && wire_bytes(call.parts) <= kStageBytes;
-}
-
-// By one warp: starts the load of a row that fits.
-__device__ inline void start_row(const DispatchArguments& call, const ArrivingRow& from, Stage& stage) {
-  __syncwarp();  // all threads have read what the stage held
-  if (threadIdx.x % 32 != 0) return;
-  bulk_wait_read();
-  // The row, acquired with its flag, before the copy engine's reads of it.
-  fence_before_bulk();
-  std::uint32_t bytes = 0;
-  for (int p = 0; p < call.parts.count; ++p)
-    bytes += static_cast<std::uint32_t>(from.together ? call.parts.part[p].wire_bytes
-                                                      : call.parts.part[p].row_bytes);
-  arrival_expect(stage.arrival, bytes);
-  if (from.together) {
-    bulk_load(stage.memory, from.part[0], bytes, stage.arrival);
+  if (moves_whole(part)) {
+    const ByteRange range = ByteRange::of(quarters, part.row_bytes, kGranule);
+    copy_granules(from, range, [&](const Granules& granules, int at) {
+#pragma unroll 1
+      for (std::uint32_t left = kept; left != 0; left &= left - 1) {
+        const std::int64_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+        granules.store(call.arrived[p] + to * part.row_bytes, at, range.end);
+      }
+    });
     return;
   }
-  for (int p = 0; p < call.parts.count; ++p)
-    bulk_load(stage.memory + call.message.base.part_offset[p], from.part[p],
-              static_cast<std::uint32_t>(call.parts.part[p].row_bytes), stage.arrival);
-}
-
-// By one warp: a row that has been started, to the kept rows. `row` is this thread's slot's, `kept` the slots
-// that have one.
-__device__ inline void spread_started(const DispatchArguments& call, std::int32_t row, std::uint32_t kept,
-                                      Stage& stage) {
-  stage.await_load();
-  for (int p = 0; p < call.parts.count; ++p) {
-    store_piece(call, p, 0, static_cast<std::uint32_t>(call.parts.part[p].row_bytes),
-                stage.memory + call.message.base.part_offset[p], row, kept);
-  }
-  if (threadIdx.x % 32 == 0) bulk_commit();
-}
-
-// The same for a row of any size, piece by piece.
-__device__ inline void spread_row(const DispatchArguments& call, const ArrivingRow& from, std::int32_t row,
-                                  std::uint32_t kept, Stage& stage) {
-  const bool first = threadIdx.x % 32 == 0;
-  for (int p = 0; p < call.parts.count; ++p) {
-    const std::int64_t end = from.together ? call.parts.part[p].wire_bytes : call.parts.part[p].row_bytes;
-    for (std::int64_t at = 0; at < end; at += kStageBytes) {
-      const auto bytes = static_cast<std::uint32_t>(min(std::int64_t{kStageBytes}, end - at));
-      __syncwarp();
-      if (first) {
-        bulk_wait_read();
-        fence_before_bulk();
-        stage.start_load(from.part[p] + at, bytes);
-      }
-      stage.await_load();
-      store_piece(call, p, at, bytes, stage.memory, row, kept);
-      if (first) bulk_commit();
+  // Scales: words of their own, in a column or in rows that no copy of 16 bytes fits.
+  const ByteRange range = ByteRange::of(quarters, part.row_bytes, 16);
+  for (std::uint32_t left = kept; left != 0; left &= left - 1) {
+    const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+    const auto element_bytes = static_cast<int>(part.element_bytes);
+    for (int byte = range.begin + 4 * static_cast<int>(threadIdx.x % 32); byte < range.end; byte += 128) {
+      std::byte* address = call.arrived[p] + element_offset(part, to, byte / element_bytes, call.leading[p]) +
+                           byte % element_bytes;
+      *reinterpret_cast<std::uint32_t*>(address) = *reinterpret_cast<const std::uint32_t*>(from + byte);
     }
   }
-}
-
-// By one warp: the notes of a token's row in rank_major, each thread for its slot. `local`: the expert here,
-// or -1.
-__device__ inline void note_token_row(const DispatchArguments& call, std::int32_t to, int local,
-                                      float weight) {
-  const int slot = threadIdx.x % 32;
-  if (slot >= call.lane.top_k) return;
-  const std::int64_t at = std::int64_t{to} * call.lane.top_k + slot;
-  call.local_ids[at] = local;
-  if (call.weight != nullptr) call.weight[at] = local >= 0 ? weight : 0.0f;
 }
 
 // A message's head, and what of it this thread's slot is about.
 struct MessageNotes {
-  MessageHead head;
+  MessageHead head{-1, 0};
   std::int32_t id = -1, ordinal = 0;
   float weight = 0;
 };
 
-__device__ inline MessageNotes read_notes(const DispatchArguments& call, const std::byte* message) {
-  const int slot = threadIdx.x % 32;
+__device__ inline MessageNotes read_notes(const DispatchArguments& call, const std::byte* message, int slot) {
   const MessageLayout& layout = call.message.base;
   MessageNotes notes;
   notes.head = *reinterpret_cast<const MessageHead*>(message + layout.head_offset);
@@ -173,146 +104,248 @@ __device__ inline MessageNotes read_notes(const DispatchArguments& call, const s
   return notes;
 }
 
-// The row of this thread's slot by the first rows of this rank's experts, or -1: elsewhere, masked, dropped.
-// `local`: its expert here, or -1.
-__device__ inline std::int32_t row_of_slot(const DispatchArguments& call, const std::int32_t* first_rows,
-                                           int source, std::int64_t i, int local, std::int32_t ordinal) {
-  const LaneView& lane = call.lane;
-  if (local < 0) return -1;
-  if (lane.layout == Layout::rank_major) {
-    const std::int64_t at = std::int64_t{first_rows[source]} + i;
-    return at < lane.capacity ? static_cast<std::int32_t>(at) : -1;
-  }
-  const std::int64_t at = std::int64_t{first_rows[local * lane.ranks + source]} + ordinal;
-  if (at >= lane.capacity) return -1;
-  const std::int64_t base = lane.layout == Layout::expert_padded ? local * lane.capacity : 0;
-  return static_cast<std::int32_t>(base + at);
-}
+// Some messages as a warp reads them together: each of its teams of threads has one, a thread for each slot.
+struct Team {
+  int size;  // 8, 16 or 32 threads: as many as a token has slots, or a few more
 
-// By one warp: what the plan and the arrivals' notes say of a message, each thread for its slot.
-__device__ inline void note_message(const DispatchArguments& call, int source, std::int64_t where,
-                                    const MessageNotes& notes, int position, std::int32_t row, int local,
-                                    const PlanView& plan) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32;
-  const bool rank_major = lane.layout == Layout::rank_major;
-  if (!call.replay) {
-    if (slot < lane.top_k) plan.came_rows[where * lane.top_k + slot] = row;
-    if (slot == 0) {
-      plan.came_token[where] = notes.head.token;
-      plan.came_position[where] = position;
+  __device__ static Team of(int top_k) { return {top_k <= 8 ? 8 : top_k <= 16 ? 16 : 32}; }
+  __device__ int count() const { return 32 / size; }
+  __device__ int mine() const { return static_cast<int>(threadIdx.x % 32) / size; }
+  __device__ int slot() const { return static_cast<int>(threadIdx.x % 32) % size; }
+  // The threads of a team, one bit each.
+  __device__ std::uint32_t threads(int team) const { return (~0u >> (32 - size)) << (team * size); }
+};
+
+// A message of a team: whose, which, and where its notes stand in the plan.
+struct TeamMessage {
+  bool has;
+  int source, i;
+  bool notes_it;  // this warp has its first quarter
+};
+
+// One warp that receives.
+struct Receiver {
+  const DispatchArguments& call;
+  const RoutingTables& tables;
+  const PlanView& plan;
+  const Places& places;
+  const std::int32_t* runs;  // [R] of messages, side by side
+  std::uint64_t number;
+  std::uint32_t placers;     // ranks that have stored rows where they stay
+  std::uint32_t quarterers;  // ranks that announce the quarters of a row apart
+
+  __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ int generation() const { return static_cast<int>(number & 1); }
+
+  // The row of this thread's slot, or -1: elsewhere, masked, dropped. `local`: its expert here, or -1.
+  __device__ std::int32_t row_of_slot(int source, std::int64_t i, int local, std::int32_t ordinal) const {
+    const LaneView& lane = call.lane;
+    if (local < 0) return -1;
+    if (lane.layout == Layout::rank_major) {
+      const std::int64_t at = std::int64_t{places.here[source]} + i;
+      return at < lane.capacity ? static_cast<std::int32_t>(at) : -1;
     }
-    if (row >= 0) plan.sources[row] = {source, notes.head.token, rank_major ? -1 : slot};
+    const std::int64_t at = std::int64_t{places.here[local * lane.ranks + source]} + ordinal;
+    if (at >= lane.capacity) return -1;
+    const std::int64_t base = lane.layout == Layout::expert_padded ? local * lane.capacity : 0;
+    return static_cast<std::int32_t>(base + at);
   }
-  if (rank_major) {
-    const std::uint32_t kept = __ballot_sync(~0u, row >= 0);
+
+  // What the plan and the arrivals' notes say of each team's message, each thread for its slot.
+  __device__ void note_messages(const Team& team, const TeamMessage& message, const MessageNotes& notes,
+                                int position, std::int32_t row, int local) const {
+    const LaneView& lane = call.lane;
+    const bool rank_major = lane.layout == Layout::rank_major;
+    const std::int64_t where = std::int64_t{message.source} * lane.max_tokens + message.i;
+    const int slot = team.slot();
+    if (!call.replay) {
+      if (slot < lane.top_k) plan.came_rows[where * lane.top_k + slot] = row;
+      if (slot == 0) {
+        plan.came_token[where] = notes.head.token;
+        plan.came_position[where] = position;
+      }
+      if (row >= 0) plan.sources[row] = {message.source, notes.head.token, rank_major ? -1 : slot};
+    }
+    if (!rank_major) {
+      if (row < 0) return;
+      if (call.weight != nullptr) call.weight[row] = notes.weight;
+      // A damaged plan may put a row where no expert of this rank is.
+      if (call.group_of_row != nullptr) call.group_of_row[row] = max(local, 0);
+      return;
+    }
+    const std::uint32_t threads = team.threads(team.mine()), kept = __ballot_sync(threads, row >= 0);
     if (kept == 0) return;
-    const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(kept)) - 1);
-    note_token_row(call, to, local, notes.weight);
-    if (slot == 0 && call.group_of_row != nullptr) call.group_of_row[to] = source;
-  } else if (row >= 0) {
-    if (call.weight != nullptr) call.weight[row] = notes.weight;
-    // A damaged plan may put a row where no expert of this rank is.
-    if (call.group_of_row != nullptr) call.group_of_row[row] = max(local, 0);
+    const std::int64_t to = __shfl_sync(threads, row, __ffs(static_cast<int>(kept)) - 1);
+    if (slot == 0 && call.group_of_row != nullptr) call.group_of_row[to] = message.source;
+    if (slot >= lane.top_k) return;
+    call.local_ids[to * lane.top_k + slot] = local;
+    if (call.weight != nullptr) call.weight[to * lane.top_k + slot] = local >= 0 ? notes.weight : 0.0f;
   }
-}
 
-// By one warp: message i of `source` is here. `total`: rows of this rank.
-__device__ inline void take_message(const DispatchArguments& call, const RoutingTables& tables,
-                                    const std::int32_t* first_rows, std::uint64_t number, int source,
-                                    std::int64_t i, std::int64_t total, const PlanView& plan, Stage& stage) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32;
-  const std::byte* message =
-      lane.message(lane.rank, static_cast<int>(number & 1), source, i, call.message.bytes);
-  const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
-  ArrivingRow from{};
-  from.together = source != lane.rank || call.own_staged;
-  for (int p = 0; p < call.parts.count && from.together; ++p)
-    from.part[p] = message + call.message.base.part_offset[p];
-  const bool early = from.together && fits_stage(call);
-  if (early) start_row(call, from, stage);
+  __device__ const std::byte* message_of(int source, std::int64_t i) const {
+    return call.lane.message(call.lane.rank, generation(), source, i, call.message.bytes);
+  }
 
-  const MessageNotes notes = read_notes(call, message);
-  const int rank_of_id = notes.id >= 0 && notes.id < lane.experts ? tables.rank_of[notes.id] : -1;
-  const int local = rank_of_id == lane.rank ? tables.local_of[notes.id] : -1;
-  const std::uint32_t ranks = __reduce_or_sync(~0u, rank_of_id >= 0 ? 1u << rank_of_id : 0);
-  const int position = __popc(static_cast<int>(ranks & ((1u << lane.rank) - 1)));
-  std::int32_t row = -1;
-  if (!call.replay) {
-    row = row_of_slot(call, first_rows, source, i, local, notes.ordinal);
-  } else if (slot < lane.top_k) {
-    row = plan.came_rows[where * lane.top_k + slot];
-    if (row != -1 && !usable(lane, row, total, where * lane.top_k + slot)) row = -1;
-  }
-  // Token -1: the sender's plan is damaged, and the sender says so.
-  if (notes.head.token >= 0 && notes.head.token < lane.max_tokens) {
-    note_message(call, source, where, notes, position, row, local, plan);
-  } else {
-    if (slot == 0 && notes.head.token != -1) note_bad_source(lane, where);
-    row = -1;
-  }
-  std::uint32_t kept = __ballot_sync(~0u, row >= 0);
-  // All slots of a rank_major message name the token's one row.
-  if (lane.layout == Layout::rank_major) kept &= ~kept + 1;
-  if (early) spread_started(call, row, kept, stage);
-  if (kept == 0) return;
-  for (int p = 0; p < call.parts.count && !from.together; ++p)
-    from.part[p] = token_row(call, p, notes.head.token);
-  if (call.weigh_rows || call.dot_rows != nullptr) {
-    for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-      const int at = __ffs(static_cast<int>(left)) - 1;
-      compute_row(call, from.part[0], __shfl_sync(~0u, row, at), __shfl_sync(~0u, notes.weight, at));
+  // Each team's message, whose quarters are here; the share of its row that is this warp's.
+  __device__ void take_together(const Team& team, const TeamMessage& message,
+                                const Quarters& quarters) const {
+    const LaneView& lane = call.lane;
+    MessageNotes notes;
+    if (message.has) notes = read_notes(call, message_of(message.source, message.i), team.slot());
+    const int at = notes.id >= 0 && notes.id < lane.experts ? tables.position_of[notes.id] : -1;
+    const int rank = at >= 0 ? tables.rank_of[at] : -1;
+    const int local = rank == lane.rank ? at - tables.first_expert[rank] : -1;
+    const std::uint32_t ranks = __reduce_or_sync(team.threads(team.mine()), rank >= 0 ? 1u << rank : 0);
+    const int position = __popc(static_cast<int>(ranks & ((1u << lane.rank) - 1)));
+    std::int32_t row = -1;
+    const std::int64_t where = std::int64_t{message.source} * lane.max_tokens + message.i;
+    if (message.has && !call.replay) {
+      row = row_of_slot(message.source, message.i, local, notes.ordinal);
+    } else if (message.has && team.slot() < lane.top_k) {
+      const std::int64_t entry = where * lane.top_k + team.slot();
+      row = plan.came_rows[entry];
+      if (row != -1 && !usable(lane, row, places.begin[lane.groups], entry)) row = -1;
+    }
+    // Token -1: the sender's plan is damaged, and the sender says so.
+    const bool good = notes.head.token >= 0 && notes.head.token < lane.max_tokens;
+    if (!good) row = -1;
+    if (message.has && message.notes_it) {
+      if (good) {
+        note_messages(team, message, notes, position, row, local);
+      } else if (team.slot() == 0 && notes.head.token != -1) {
+        note_bad_source(lane, where);
+      }
+    }
+    __syncwarp();
+    const std::uint32_t all = __ballot_sync(~0u, row >= 0);
+#pragma unroll 1
+    for (int t = 0; t < team.count(); ++t) {
+      std::uint32_t kept = all & team.threads(t);
+      // All slots of a rank_major message name the token's one row.
+      if (lane.layout == Layout::rank_major) kept &= ~kept + 1;
+      if (kept == 0) continue;
+      const int source = __shfl_sync(~0u, message.source, t * team.size),
+                i = __shfl_sync(~0u, message.i, t * team.size);
+      const std::int32_t token = __shfl_sync(~0u, notes.head.token, t * team.size);
+      spread(
+          source, token, message_of(source, i), notes.weight, row, kept,
+          {__shfl_sync(~0u, quarters.first, t * team.size), __shfl_sync(~0u, quarters.last, t * team.size)});
     }
   }
-  if (early || call.weigh_rows) return;
-  if (fits_stage(call)) {
-    start_row(call, from, stage);
-    spread_started(call, row, kept, stage);
-  } else {
-    spread_row(call, from, row, kept, stage);
-  }
-}
 
-// By one warp of `workers`: messages of all sources in turn, this rank's own first.
-__device__ inline void take_messages(const DispatchArguments& call, const RoutingTables& tables,
-                                     const std::int32_t* first_rows, std::uint64_t number, std::int64_t total,
-                                     int worker, int workers, const PlanView& plan, Stage& stage) {
-  const LaneView& lane = call.lane;
-  const int thread = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  const auto mine =
-      static_cast<int>(thread < lane.ranks ? messages_between(lane, plan, thread, lane.rank) : 0);
-  const std::int64_t most = __reduce_max_sync(~0u, mine);
-  for (std::int64_t unit = worker; unit < most * lane.ranks; unit += workers) {
-    const int source = static_cast<int>((lane.rank + unit) % lane.ranks);
-    const std::int64_t i = unit / lane.ranks;
-    if (i >= __shfl_sync(~0u, mine, source)) continue;
-    // Acquire: the message before its flag. Only a plan can promise messages that do not come.
-    const Came came =
-        wait_together(lane, lane.dispatch_flag(lane.rank, generation, source, i),
-                      call.replay ? lane.sent_flag(Phase::rows, lane.rank, generation, source) : nullptr,
-                      {Operation::dispatch, number, source});
-    if (came == Came::ended) return;
-    if (came == Came::no) {
-      if (thread == 0) note_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
-      continue;
+  // By the whole warp: a message to the rows of the threads in `kept`. `row`, `weight`: of this thread's
+  // slot.
+  __device__ void spread(int source, std::int32_t token, const std::byte* message, float weight,
+                         std::int32_t row, std::uint32_t kept, const Quarters& quarters) const {
+    const LaneView& lane = call.lane;
+    const bool own = source == lane.rank && !call.own_staged;
+    if (call.weigh_rows || call.dot_rows != nullptr) {
+      const std::byte* from = own ? token_row(call, 0, token) : message;
+      for (std::uint32_t left = kept; left != 0; left &= left - 1) {
+        const int at = __ffs(static_cast<int>(left)) - 1;
+        compute_row(call, from, __shfl_sync(~0u, row, at), __shfl_sync(~0u, weight, at));
+      }
     }
-    take_message(call, tables, first_rows, number, source, i, total, plan, stage);
+    if (call.weigh_rows) return;
+#pragma unroll 1
+    for (int p = 0; p < call.parts.count; ++p) {
+      const std::byte* from = own ? token_row(call, p, token) : message + call.message.base.part_offset[p];
+      std::uint32_t to = kept;
+      if (p == 0 && !own && (placers >> source & 1) != 0) {
+        // The first row lies where it stays: the others are copies of it.
+        const std::int32_t first = __shfl_sync(~0u, row, __ffs(static_cast<int>(kept)) - 1);
+        from = call.arrived[0] + first * call.parts.part[0].row_bytes;
+        to &= to - 1;
+      }
+      if (to != 0) spread_part(call, p, from, row, to, quarters);
+    }
   }
-}
+
+  // By warp `worker` of `workers`: its messages, 32 in view at a time, as they come. False: the call has
+  // ended early.
+  __device__ bool take_all(int worker, int workers) const {
+    const LaneView& lane = call.lane;
+    const int messages = slot() < lane.ranks ? places.between[slot() * lane.ranks + lane.rank] : 0;
+    // Computed rows are the work of one warp.
+    const bool computes = call.weigh_rows || call.dot_rows != nullptr;
+    const int splits = computes ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
+    const int turns = messages == 0 ? 0 : (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
+    const int units = __reduce_max_sync(~0u, turns) * lane.ranks << splits;
+#pragma unroll 1
+    for (int first = worker; first < units; first += 32 * workers) {
+      // This thread's message: this rank's own first.
+      const int unit = first + slot() * workers, turn = unit >> splits,
+                source = (lane.rank + turn) % lane.ranks;
+      const int i = message_at(source, turn / lane.ranks), share = unit - (turn << splits);
+      if (!take_some(unit < units && i >= 0, source, i, share, splits)) return false;
+    }
+    return true;
+  }
+
+ private:
+  // The message of `source` that comes in turn `at`, or -1. It is a guess where runs begin, as if all were
+  // equally long: what comes earlier or later than thought is taken all the same.
+  __device__ int message_at(int source, int at) const {
+    const int messages = places.between[source * call.lane.ranks + call.lane.rank], count = runs[source];
+    const int each = messages / count, more = messages % count, run = at % count, i = at / count;
+    return i < each + (run < more) ? run * each + min(run, more) + i : -1;
+  }
+
+  // Each thread brings a message, if it `has` one: all of them, in whatever order they come.
+  __device__ bool take_some(bool has, int source, int i, int share, int splits) const {
+    const LaneView& lane = call.lane;
+    const Quarters mine = Quarters::of(share, splits);
+    // The head comes with the first quarter.
+    const std::uint32_t wanted =
+        (quarterers >> source & 1) != 0 ? 1u | ((1u << mine.last) - (1u << mine.first)) : 1u;
+    const std::uint64_t* flags = lane.dispatch_flags(lane.rank, generation(), source, i);
+    // Only a plan can promise messages that do not come.
+    const std::uint64_t* last =
+        call.replay ? lane.sent_flag(Phase::rows, lane.rank, generation(), source) : nullptr;
+    std::uint32_t pending = __ballot_sync(~0u, has);
+#pragma unroll 1
+    while (pending != 0) {
+      const bool waits = (pending >> slot() & 1) != 0;
+      const CameFlags came =
+          wait_for_some(lane, flags, waits ? wanted : 0, last, {Operation::dispatch, number, source});
+      if ((came.here | came.late) == 0) return false;
+      pending &= ~(came.here | came.late);
+      if ((came.late >> slot() & 1) != 0 && mine.first == 0)
+        note_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
+      take_these(came.here, source, i, mine);
+    }
+    return true;
+  }
+
+  // The messages of the threads in `here`, whose flags have been acquired.
+  __device__ void take_these(std::uint32_t here, int source, int i, const Quarters& mine) const {
+    const Team team = Team::of(call.lane.top_k);
+#pragma unroll 1
+    while (here != 0) {
+      int thread = -1;  // whose message is this team's
+#pragma unroll 1
+      for (int t = 0; t < team.count() && here != 0; ++t, here &= here - 1) {
+        if (t == team.mine()) thread = __ffs(static_cast<int>(here)) - 1;
+      }
+      const int from = max(thread, 0);
+      const Quarters quarters{__shfl_sync(~0u, mine.first, from), __shfl_sync(~0u, mine.last, from)};
+      take_together(
+          team, {thread >= 0, __shfl_sync(~0u, source, from), __shfl_sync(~0u, i, from), quarters.first == 0},
+          quarters);
+    }
+  }
+};
 
 // By one warp of `workers`: rows between groups.
-__device__ inline void write_padding(const DispatchArguments& call, int worker, int workers,
-                                     const PlanView& plan) {
+static __device__ __noinline__ void write_padding(const DispatchArguments& call, const Places& places,
+                                                  int worker, int workers, const PlanView& plan) {
   const LaneView& lane = call.lane;
   if (lane.layout == Layout::rank_major) return;
   const int thread = threadIdx.x % 32;
-  const int groups = lane.first_expert[lane.rank + 1] - lane.first_expert[lane.rank];
-  for (int group = worker; group < groups; group += workers) {
-    const std::int64_t begin = call.row_offsets[group], count = call.counts[group];
+  for (int group = worker; group < lane.groups; group += workers) {
+    const std::int64_t begin = places.begin[group], count = places.count[group];
     const std::int64_t aligned = min(align_rows(count, lane.alignment), lane.capacity);
-    const std::int64_t end =
-        lane.layout == Layout::expert_padded ? begin + aligned : call.row_offsets[group + 1];
+    const std::int64_t end = lane.layout == Layout::expert_padded ? begin + aligned : places.begin[group + 1];
     for (std::int64_t row = begin + count + thread; row < end; row += 32) {
       plan.sources[row] = Source{};
       if (call.weight != nullptr) call.weight[row] = 0;

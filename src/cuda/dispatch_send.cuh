@@ -1,139 +1,19 @@
 // The sending role of dispatch: tokens go once to every rank that has one of their experts.
 //
-// In each round a block takes some neighbouring tokens. Planning warps count what comes before them and find
-// their places; moving warps bring rows and heads to the destinations' staging and announce each message by a
-// flag of its own once its bytes have arrived. Planning runs ahead of moving by some rounds.
+// A warp loads a piece of a token's row and stores it at every destination: where the row will stay, if the
+// destination lets this rank place rows and this rank waits for the counts of all first; else in the
+// destination's staging. What the receiver must know of the token, and all that is not moved as it is, goes
+// to staging always.
 #pragma once
 
 #include "cuda/encode.cuh"
-#include "cuda/findings.cuh"
 #include "cuda/places.cuh"
-#include "cuda/routing.cuh"
-#include "cuda/wait.cuh"
+#include "cuda/row_copy.cuh"
 
 namespace ferry::cuda {
 
-inline constexpr int kPlanWarps = 4;
-inline constexpr int kPlanBarrier = 1, kMoveBarrier = 2, kReceiveBarrier = 3;
-inline constexpr int kRoundsPlanned = 3;  // being planned, ready, and moved
-inline constexpr int kMostHeadBytes = (8 + 12 * kMaxTopK + static_cast<int>(kLine) + 15) / 16 * 16;
-
-// A round's tokens as the planning warps leave them for the moving warps; in shared memory.
-struct Round {
-  PlannedToken token[kPlanWarps];
-  alignas(16) std::byte head[kPlanWarps][kMostHeadBytes];  // a message behind its row, the same for all ranks
-  std::uint32_t shares_moved[kPlanWarps];
-};
-
-struct SendScratch {
-  Round rounds[kRoundsPlanned];
-  std::uint64_t planned[kRoundsPlanned];  // arrival words: every planning warp
-  std::uint64_t moved[kRoundsPlanned];    // every moving warp
-
-  // By one thread, before anybody uses it.
-  __device__ void prepare(int moving_warps) {
-    for (int i = 0; i < kRoundsPlanned; ++i) {
-      arrival_init(&planned[i], kPlanWarps);
-      arrival_init(&moved[i], static_cast<std::uint32_t>(moving_warps));
-    }
-  }
-};
-
-// A message behind its row, by one warp, to `head`: where the message's head begins. The receiver finds its
-// position among the token's ranks from the ids.
-__device__ inline void write_head(const DispatchArguments& call, std::byte* head, std::int32_t token,
-                                  std::int32_t id, std::int32_t ordinal, float weight) {
-  const int slot = threadIdx.x % 32;
-  const std::int64_t begin = call.message.base.head_offset;
-  if (slot == 0) *reinterpret_cast<MessageHead*>(head) = MessageHead{token, 0};
-  if (slot >= call.lane.top_k) return;
-  reinterpret_cast<std::int32_t*>(head + call.message.base.ids_offset - begin)[slot] = id;
-  reinterpret_cast<float*>(head + call.message.base.weights_offset - begin)[slot] = weight;
-  reinterpret_cast<std::int32_t*>(head + call.message.ordinals_offset - begin)[slot] = ordinal;
-}
-
-__device__ __forceinline__ std::uint32_t head_bytes(const DispatchArguments& call) {
-  return static_cast<std::uint32_t>(call.message.bytes - call.message.base.head_offset);
-}
-
-__device__ __forceinline__ const std::byte* token_row(const DispatchArguments& call, int part,
-                                                      std::int64_t token) {
-  return call.part[part] + token * call.stride[part];
-}
-
-// Where a row's bytes go: the stage's content from `offset` of the message, to each destination.
-struct Destinations {
-  const DispatchArguments& call;
-  int generation;
-  std::uint32_t ranks;
-  const std::int32_t* message;  // by rank
-
-  // First thread of a warp. Every rank begins with the next one, so that no rank is everybody's first.
-  __device__ void store(std::int64_t offset, const std::byte* from_stage, std::uint32_t bytes) const {
-    const LaneView& lane = call.lane;
-    for (int step = 1, rank = lane.rank; step <= lane.ranks; ++step) {
-      rank = rank + 1 == lane.ranks ? 0 : rank + 1;
-      if ((ranks >> rank & 1) == 0) continue;
-      bulk_store(lane.message(rank, generation, lane.rank, message[rank], call.message.bytes) + offset,
-                 from_stage, bytes);
-    }
-  }
-};
-
-// By one warp: share `share` of `shares` of a token's row, quantised. What the last piece stores is the
-// caller's to commit.
-__device__ inline void send_encoded(const DispatchArguments& call, const Destinations& to,
-                                    const std::byte* row, Stage& stage, int share, int shares) {
-  const bool first_thread = threadIdx.x % 32 == 0;
-  const int runs = runs_of(call.lane.hidden), last = runs * (share + 1) / shares;
-  for (int first = runs * share / shares; first < last; first += kRunsAtOnce) {
-    const EncodedRuns piece = encoded_runs(call, first, min(first + kRunsAtOnce, last));
-    if (first_thread) {
-      bulk_commit();
-      bulk_wait_read();
-    }
-    __syncwarp();
-    encode_runs(call, row, piece, stage.memory);
-    if (!first_thread) continue;
-    const std::int64_t* offset = call.message.base.part_offset;
-    to.store(offset[0] + piece.first_column, stage.memory, piece.value_bytes);
-    to.store(offset[1] + piece.scales_at, stage.memory + piece.scales_in_stage, piece.scale_bytes);
-  }
-}
-
-// What fits a stage of a warp's share of a token's row.
-struct Piece {
-  int part;
-  std::int64_t at;
-  std::uint32_t bytes;  // 0: there is none
-};
-
-// The share's first piece at or after byte `at` of part `part`; at -1: from the part's beginning.
-__device__ inline Piece piece_from(const DispatchArguments& call, int share, int shares, int part,
-                                   std::int64_t at) {
-  for (; part < call.parts.count; ++part, at = -1) {
-    const std::int64_t units = call.parts.part[part].row_bytes / 16;
-    const std::int64_t end = units * (share + 1) / shares * 16;
-    if (at < 0) at = units * share / shares * 16;
-    if (at < end) return {part, at, static_cast<std::uint32_t>(min(std::int64_t{kStageBytes}, end - at))};
-  }
-  return {0, 0, 0};
-}
-
-// By the first thread of a warp: the row's first piece is on its way to the stage; it and the rest to their
-// destinations. What the last piece stores is the caller's to commit.
-__device__ inline void send_moved(const DispatchArguments& call, const Destinations& to, std::int64_t token,
-                                  Stage& stage, Piece piece, int share, int shares) {
-  while (piece.bytes != 0) {
-    stage.await_load();
-    to.store(call.message.base.part_offset[piece.part] + piece.at, stage.memory, piece.bytes);
-    piece = piece_from(call, share, shares, piece.part, piece.at + piece.bytes);
-    if (piece.bytes == 0) return;
-    bulk_commit();
-    bulk_wait_read();
-    stage.start_load(token_row(call, piece.part, token) + piece.at, piece.bytes);
-  }
-}
+// Quarters of encoded rows begin at whole words of packed scales.
+inline constexpr int kEncodedUnit = 4 * static_cast<int>(kFp8Block);
 
 // Bytes and messages to other ranks, for Exchange::wire.
 struct Sent {
@@ -151,220 +31,298 @@ struct Sent {
   }
 };
 
-// How tokens are shared out: block `index` of `blocks` sends `width` neighbouring tokens a round.
-struct SendShare {
-  int index, blocks, width;
+// Where a token goes, as one warp sees it: each thread knows the rank of its number.
+struct Destinations {
+  std::uint32_t ranks;   // one bit each
+  std::byte* message;    // in the rank's staging
+  std::byte* row;        // of part 0: in that message, or where it stays; null: it does not travel
+  std::uint64_t* flags;  // of the message
 
-  __device__ static SendShare of(int index, int blocks, std::int64_t tokens) {
-    int width = 1;
-    while (width < kPlanWarps && std::int64_t{blocks} * width < tokens) width *= 2;
-    return {index, blocks, width};
+  // Calls store(message or row of a rank) for all that have one, the next rank first, so that no rank is
+  // everybody's first.
+  template <class Store>
+  __device__ __forceinline__ static void each(std::uint32_t ranks, int own, std::byte* mine, Store store) {
+    // The ranks from the next one on, as one turn: this rank's own is the last.
+    const int turn = (own + 1) % 32;
+#pragma unroll 1
+    for (std::uint32_t left = __funnelshift_r(ranks, ranks, turn); left != 0; left &= left - 1) {
+      const int rank = (__ffs(static_cast<int>(left)) - 1 + turn) % 32;
+      store(reinterpret_cast<std::byte*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), rank)));
+    }
   }
-  __device__ std::int64_t first(std::int64_t round) const { return (round * blocks + index) * width; }
 };
 
-// By the planning warps: all the block's tokens, from ids. The running counts start at zero.
-__device__ inline void plan_tokens(const DispatchArguments& call, std::int64_t tokens, const SendShare& share,
-                                   const RoutingTables& tables, const PlanView& plan, SendScratch* scratch) {
-  constexpr int kThreads = 32 * kPlanWarps;
+// By one warp: the quarters of part 0 quantised, values to `row`s and scales to messages.
+template <DType kType>
+__device__ __noinline__ void send_encoded(const DispatchArguments& call, const std::byte* row,
+                                          std::byte* to_row, std::byte* to_message, std::uint32_t rows,
+                                          int first_quarter, int last_quarter) {
+  constexpr int kDeep = 4;  // accesses of 256 columns
   const LaneView& lane = call.lane;
-  const int warp = threadIdx.x / 32, slot = threadIdx.x % 32;
-  std::int64_t counted = 0;
-  unsigned at = 0, parity = 1;  // the first turn of the ring is free
-  for (std::int64_t round = 0; share.first(round) < tokens; ++round) {
-    Round& here = scratch->rounds[at];
-    PlannedToken& own = here.token[warp];
-    const std::int64_t first = share.first(round), mine = first + warp;
-    const bool plans = warp < share.width && mine < tokens;
-    count_tokens(call, tables, counted, first, static_cast<int>(threadIdx.x), kThreads);
-    counted = first;
-    const bool weighted = plans && call.weights != nullptr && slot < lane.top_k;
-    const float weight = weighted ? call.weights[mine * lane.top_k + slot] : 0.0f;
-    arrival_wait(&scratch->moved[at], parity);
-    own.id[slot] = -1;
-    if (slot == 0) own.token = -1, own.ranks = 0, here.shares_moved[warp] = 0;
-    __syncwarp();
-    if (plans) plan_ids(call, tables, mine, &own);
-    // Counts and ids of the round are complete.
-    sync_threads_of(kPlanBarrier, kThreads);
-    if (plans) {
-      const std::int32_t ordinal = plan_places(lane, tables, plan, here.token, warp);
-      write_head(call, here.head[warp], static_cast<std::int32_t>(mine), own.id[slot], ordinal, weight);
+  const int thread = threadIdx.x % 32;
+  const ByteRange columns = ByteRange::of({first_quarter, last_quarter}, lane.hidden, kEncodedUnit);
+#pragma unroll 1
+  for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
+    RawEight raw[kDeep];
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      const int column = first + 256 * d + 8 * thread;
+      if (column < columns.end) raw[d] = load_eight(kType, row, column);
     }
-    // The head before the copy engine's reads of it.
-    fence_before_bulk();
-    // Also: the running counts have been read by all before the next round adds to them.
-    sync_threads_of(kPlanBarrier, kThreads);
-    if (slot == 0) arrive(&scratch->planned[at]);
-    at = at + 1 == kRoundsPlanned ? 0 : at + 1;
-    if (at == 0) parity ^= 1;
+    // Of block `thread` of these 2 * kDeep, so that one division serves all of them.
+    float largest = 0;
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      float x[8] = {};
+      if (first + 256 * d + 8 * thread < columns.end) unpack(kType, raw[d], x);
+      const float of_half = __shfl_sync(~0u, largest_of_block(x), 16 * (thread % 2));
+      if (thread / 2 == d) largest = of_half;
+    }
+    const Fp8Scale mine = fp8_scale(largest, call.fp8.power_of_two);
+    uint2 values[kDeep];
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      float x[8] = {};
+      if (first + 256 * d + 8 * thread < columns.end) unpack(kType, raw[d], x);
+      values[d] = encode_eight(x, __shfl_sync(~0u, mine.factor, 2 * d + thread / 16));
+    }
+    Destinations::each(rows, lane.rank, to_row, [&](std::byte* at) {
+#pragma unroll
+      for (int d = 0; d < kDeep; ++d) {
+        const int column = first + 256 * d + 8 * thread;
+        if (column < columns.end) *reinterpret_cast<uint2*>(at + column) = values[d];
+      }
+    });
+    const int block = first / static_cast<int>(kFp8Block) + thread;
+    const bool has = thread < 2 * kDeep && block * kFp8Block < columns.end;
+    const std::uint32_t word = scale_word(call.fp8, has, mine.scale);
+    const bool stores = call.fp8.packed ? has && thread % 4 == 0 : has;
+    const std::int64_t offset = call.message.base.part_offset[1] + (call.fp8.packed ? block : 4 * block);
+    Destinations::each(rows, lane.rank, to_message, [&](std::byte* at) {
+      if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
+    });
   }
 }
 
-// A moving warp: while the row of one token is on its way to the ranks, the next is on its way to a stage.
-template <bool kEncodes, int kWarps, int kStages>
-struct Mover {
+// By one warp: the quarters of all parts as they are.
+static __device__ __noinline__ void send_moved(const DispatchArguments& call, std::int64_t token,
+                                               std::byte* to_row, std::byte* to_message, std::uint32_t rows,
+                                               int first_quarter, int last_quarter) {
+#pragma unroll 1
+  for (int p = 0; p < call.parts.count; ++p) {
+    const ByteRange range =
+        ByteRange::of({first_quarter, last_quarter}, call.parts.part[p].row_bytes, kGranule);
+    std::byte* mine = p == 0 ? to_row : to_message + call.message.base.part_offset[p];
+    copy_granules(token_row(call, p, token), range, [&](const Granules& granules, int at) {
+      Destinations::each(rows, call.lane.rank, mine,
+                         [&](std::byte* row) { granules.store(row, at, range.end); });
+    });
+  }
+}
+
+// By one warp: what the receivers must know of a token, each thread for its slot.
+__device__ __forceinline__ void send_head(const DispatchArguments& call, const Destinations& to,
+                                          std::int32_t token, std::int32_t id, std::int32_t ordinal,
+                                          float weight) {
+  const int slot = threadIdx.x % 32;
+  Destinations::each(to.ranks, call.lane.rank, to.message, [&](std::byte* message) {
+    if (slot == 0)
+      *reinterpret_cast<MessageHead*>(message + call.message.base.head_offset) = MessageHead{token, 0};
+    if (slot >= call.lane.top_k) return;
+    reinterpret_cast<std::int32_t*>(message + call.message.base.ids_offset)[slot] = id;
+    reinterpret_cast<float*>(message + call.message.base.weights_offset)[slot] = weight;
+    reinterpret_cast<std::int32_t*>(message + call.message.ordinals_offset)[slot] = ordinal;
+  });
+}
+
+// One warp that sends. Its messages are announced by the block's announcing warp.
+struct Sender {
   const DispatchArguments& call;
-  const std::uint64_t number;
-  const std::int64_t tokens;
-  const SendShare share;
-  SendScratch* scratch;
-  const int warp;  // among the moving ones
-  Stage (&stages)[kStages];
+  const RoutingTables& tables;
+  const PlanView& plan;
+  const Places* places;  // null: this call does not wait for them, all rows are staged
+  std::uint32_t takers;  // ranks that let this one place rows
+  Announcer* announcer;
+  std::uint64_t number;
   Sent sent{};
 
-  __device__ bool first_thread() const { return threadIdx.x % 32 == 0; }
-  __device__ int shares() const { return kWarps / share.width; }  // moving warps of a token
-  __device__ int mine() const { return warp / shares(); }
-  __device__ int part() const { return warp % shares(); }
+  __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ int generation() const { return static_cast<int>(number & 1); }
 
-  // The first thread: the row's first piece, before anybody knows where it goes.
-  __device__ Piece start(std::int64_t round, Stage& stage) const {
-    const std::int64_t token = share.first(round) + mine();
-    if (kEncodes || share.first(round) >= tokens || token >= tokens) return {0, 0, 0};
-    const Piece piece = piece_from(call, part(), shares(), 0, -1);
-    if (piece.bytes == 0) return piece;
-    bulk_wait_read_but_last();
-    stage.start_load(token_row(call, piece.part, token) + piece.at, piece.bytes);
-    return piece;
+  // `row`: where this thread's slot has its row, or -1; `rank`: there.
+  __device__ Destinations destinations(std::uint32_t ranks, std::int32_t message, std::int32_t row,
+                                       std::int32_t rank) const {
+    const LaneView& lane = call.lane;
+    const bool mine = (ranks >> slot() & 1) != 0;
+    Destinations to{ranks, nullptr, nullptr, nullptr};
+    if (mine) {
+      to.message = lane.message(slot(), generation(), lane.rank, message, call.message.bytes);
+      to.flags = lane.dispatch_flags(slot(), generation(), lane.rank, message);
+      if (slot() != lane.rank || call.own_staged) to.row = to.message;
+    }
+    const std::uint32_t placed = ranks & takers & (call.own_staged ? ~0u : ~(1u << lane.rank));
+    for (std::uint32_t left = placed; left != 0; left &= left - 1) {
+      const int taker = __ffs(static_cast<int>(left)) - 1;
+      // The first of the token's rows there; its receiver copies the others from it.
+      const std::uint32_t kept = __ballot_sync(~0u, rank == taker && row >= 0);
+      const int first = __ffs(static_cast<int>(kept)) - 1;
+      const std::int32_t at = __shfl_sync(~0u, row, max(first, 0));
+      if (slot() == taker)
+        to.row = first < 0 ? nullptr : lane.arrived_row(taker, at, call.parts.part[0].row_bytes);
+    }
+    return to;
   }
 
-  __device__ void move(const PlannedToken& token, const std::byte* head, const Piece& piece, Stage& stage) {
-    const int generation = static_cast<int>(number & 1);
-    std::uint32_t ranks = token.ranks;
-    if (!call.own_staged) ranks &= ~(1u << call.lane.rank);
-    const Destinations to{call, generation, ranks, token.message};
+  __device__ void send_share(std::int64_t token, const Destinations& to, std::int32_t id,
+                             std::int32_t ordinal, float weight, int share, int splits) {
+    const Quarters quarters = Quarters::of(share, splits);
     jitter(call.lane);
-    if constexpr (kEncodes) {
-      if (ranks != 0) send_encoded(call, to, token_row(call, 0, token.token), stage, part(), shares());
-    } else if (first_thread()) {
-      send_moved(call, to, token.token, stage, piece, part(), shares());
+    if (share == 0) {
+      send_head(call, to, static_cast<std::int32_t>(token), id, ordinal, weight);
+      sent.add(call.lane, to.ranks);
     }
-    if (!first_thread() || part() != 0) return;
-    const Destinations all{call, generation, token.ranks, token.message};
-    all.store(call.message.base.head_offset, head, head_bytes(call));
-    sent.add(call.lane, token.ranks);
+    send_row(token, to, quarters);
+    announcer->ask(to.flags != nullptr, to.flags + quarters.first, splits == 0 ? 1 : quarters.count());
   }
 
-  // The first thread, which has seen its bulk stores of the round written: the last of a token's warps
-  // announces its messages.
-  __device__ void finish(unsigned at) const {
-    Round& round = scratch->rounds[at];
-    const PlannedToken& token = round.token[mine()];
-    const auto of = static_cast<std::uint32_t>(shares());
-    if (token.token >= 0 && token.ranks != 0 &&
-        (of == 1 || count_in_block(&round.shares_moved[mine()]) == of - 1)) {
-      jitter(call.lane);
-      // Release at system scope, once for all ranks: what the token's warps have seen written (ordered before
-      // this thread by their counting) before the flags.
-      fence_acq_rel_sys();
-      for (std::uint32_t left = token.ranks; left != 0; left &= left - 1) {
-        const int rank = __ffs(static_cast<int>(left)) - 1;
-        store_relaxed_sys(
-            call.lane.dispatch_flag(rank, static_cast<int>(number & 1), call.lane.rank, token.message[rank]),
-            number);
-      }
+  __device__ void send_row(std::int64_t token, const Destinations& to, const Quarters& quarters) const {
+    const std::uint32_t rows = __ballot_sync(~0u, to.row != nullptr);
+    if (call.format != FormatKind::fp8_e4m3)
+      return send_moved(call, token, to.row, to.message, rows, quarters.first, quarters.last);
+    const std::byte* row = token_row(call, 0, token);
+    switch (call.type) {
+      case DType::bf16:
+        return send_encoded<DType::bf16>(call, row, to.row, to.message, rows, quarters.first, quarters.last);
+      case DType::fp16:
+        return send_encoded<DType::fp16>(call, row, to.row, to.message, rows, quarters.first, quarters.last);
+      case DType::fp32:
+        return send_encoded<DType::fp32>(call, row, to.row, to.message, rows, quarters.first, quarters.last);
     }
-    arrive(&scratch->moved[at]);
   }
 
-  __device__ void move_all() {
-    unsigned at = 0, parity = 0, before = 0;
-    Piece piece{0, 0, 0};
-    if (first_thread()) piece = start(0, stages[0]);
-    for (std::int64_t round = 0; share.first(round) < tokens; ++round) {
-      arrival_wait(&scratch->planned[at], parity);
-      const PlannedToken& token = scratch->rounds[at].token[mine()];
-      Stage& stage = stages[round % kStages];
-      if (token.token >= 0) move(token, scratch->rounds[at].head[mine()], piece, stage);
-      if (first_thread()) {
-        // Also where nothing was sent: what is waited for is counted in rounds.
-        bulk_commit();
-        piece = start(round + 1, stages[(round + 1) % kStages]);
-        bulk_wait_written_but_last();
-        if (round > 0) finish(before);
+  // From ids: this warp's units. `counts`: of the warp.
+  __device__ void send_units(const SendShare& share, int worker, std::int32_t* counts) {
+    const LaneView& lane = call.lane;
+    const std::int32_t begin = share.unit_begin(worker), end = share.unit_begin(worker + 1);
+    std::int32_t messages =
+        begin < end && slot() < lane.ranks ? counts[lane.signals.first_messages() + slot()] : 0;
+    std::int64_t id = -1, planned = -1;
+    PlannedToken token;
+    Destinations to{};
+    float weight = 0;
+#pragma unroll 1
+    for (std::int32_t unit = begin; unit < end; ++unit) {
+      const std::int64_t now = unit >> share.splits;
+      const int part = unit - (static_cast<std::int32_t>(now) << share.splits);
+      if (now != planned) {
+        const std::int64_t route = now * lane.top_k + slot();
+        const bool has = slot() < lane.top_k;
+        if (planned < 0) id = has ? id_at(call, route) : -1;
+        weight = has && call.weights != nullptr ? call.weights[route] : 0.0f;
+        token = plan_token(lane, tables, counts, id, &messages);
+        // The next token's, while this one's row is on its way.
+        const std::int64_t next = route + lane.top_k;
+        id = has && now + 1 < share.tokens ? id_at(call, next) : -1;
+        planned = now;
+        const std::int32_t ordinal = of_layout(token);
+        const std::int32_t row =
+            places == nullptr ? ordinal
+                              : row_of_route(lane, tables, *places, token.position, token.rank, ordinal);
+        to = destinations(token.ranks, token.message, row, token.rank);
+        if (part == 0) note_token(now, token, row);
       }
-      __syncwarp();
-      before = at;
-      at = at + 1 == kRoundsPlanned ? 0 : at + 1;
-      if (at == 0) parity ^= 1;
+      send_share(now, to, token.id, token.ordinal, weight, part, share.splits);
     }
-    if (!first_thread() || share.first(0) >= tokens) return;
-    bulk_wait_written();
-    finish(before);
-    sent.publish(call);
+    announcer->close();
+    if (slot() == 0) sent.publish(call);
+  }
+
+  // What row_of_route adds to a first row.
+  __device__ std::int32_t of_layout(const PlannedToken& token) const {
+    if (call.lane.layout != Layout::rank_major) return token.position < 0 ? -1 : token.ordinal;
+    const std::int32_t message = __shfl_sync(~0u, token.message, max(token.rank, 0));
+    return token.position < 0 ? -1 : message;
+  }
+
+  // The plan's entries of a token. `row`: of the slot; what comes before its rows are known: of_layout().
+  __device__ void note_token(std::int64_t now, const PlannedToken& token, std::int32_t row) const {
+    const LaneView& lane = call.lane;
+    const std::int64_t route = now * lane.top_k + slot();
+    if (slot() < lane.top_k) {
+      plan.route_expert[route] = token.id;
+      plan.route_rank[route] = token.rank;
+      plan.route_row[route] = row;
+    }
+    if (slot() < lane.ranks && (token.ranks >> slot() & 1) != 0) {
+      const int position = __popc(static_cast<int>(token.ranks & ((1u << slot()) - 1)));
+      plan.token_ranks[now * lane.most_ranks + position] = slot();
+      plan.sent_tokens[std::int64_t{slot()} * lane.max_tokens + token.message] =
+          static_cast<std::int32_t>(now);
+    }
+    const int reached = __popc(static_cast<int>(token.ranks));
+    if (slot() >= reached && slot() < lane.most_ranks) plan.token_ranks[now * lane.most_ranks + slot()] = -1;
+  }
+
+  // By a plan that exists already: message by message.
+  __device__ void send_planned(std::int64_t tokens, int worker, int workers) {
+    const LaneView& lane = call.lane;
+    const int messages =
+        slot() < lane.ranks ? static_cast<int>(messages_between(lane, plan, lane.rank, slot())) : 0;
+    const int units = __reduce_max_sync(~0u, messages) * lane.ranks;
+#pragma unroll 1
+    for (int unit = worker; unit < units; unit += workers) {
+      const int rank = (lane.rank + 1 + unit) % lane.ranks;
+      const std::int64_t i = unit / lane.ranks;
+      if (i >= __shfl_sync(~0u, messages, rank)) continue;
+      const std::int64_t where = std::int64_t{rank} * lane.max_tokens + i;
+      std::int32_t token = plan.sent_tokens[where];
+      // A damaged plan: the message stays empty, its token -1.
+      const bool good = token >= 0 && token < tokens;
+      if (!good) {
+        if (slot() == 0) note_bad_source(lane, where);
+        token = -1;
+      }
+      std::int32_t id = -1, row = -1;
+      float weight = 0;
+      if (good && slot() < lane.top_k) {
+        const std::int64_t route = std::int64_t{token} * lane.top_k + slot();
+        id = plan.route_expert[route];
+        if (plan.route_rank[route] == rank) row = row_at(rank, plan.route_row[route], route);
+        if (call.weights != nullptr) weight = call.weights[route];
+      }
+      const Destinations to = destinations(1u << rank, static_cast<std::int32_t>(i), row, rank);
+      jitter(lane);
+      send_head(call, to, token, id, 0, weight);
+      sent.add(lane, to.ranks);
+      if (good) send_row(token, to, {0, kQuarters});
+      announcer->ask(to.flags != nullptr, to.flags, 1);
+    }
+    announcer->close();
+    if (slot() == 0) sent.publish(call);
+  }
+
+  // A planned row at another rank, or -1: dropped, or none that the rank has.
+  __device__ std::int32_t row_at(int rank, std::int32_t row, std::int64_t route) const {
+    const LaneView& lane = call.lane;
+    if (row == -1 || (takers >> rank & 1) == 0) return -1;
+    const std::int64_t groups =
+        lane.layout == Layout::expert_padded ? tables.first_expert[rank + 1] - tables.first_expert[rank] : 1;
+    return usable(lane, row, groups * tables.capacity[rank], route) ? row : -1;
   }
 };
 
-// By one warp of `workers`: its messages by a plan that exists already.
-__device__ inline void send_by_plan(const DispatchArguments& call, std::uint64_t number, std::int64_t tokens,
-                                    int worker, int workers, const PlanView& plan, Stage& stage) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  std::int64_t most = 0;
-  for (int rank = 0; rank < lane.ranks; ++rank)
-    most = max(most, messages_between(lane, plan, lane.rank, rank));
-  Sent sent;
-  for (std::int64_t unit = worker; unit < most * lane.ranks; unit += workers) {
-    const int rank = static_cast<int>((lane.rank + 1 + unit) % lane.ranks);
-    const std::int64_t i = unit / lane.ranks;
-    if (i >= messages_between(lane, plan, lane.rank, rank)) continue;
-    const std::int64_t where = std::int64_t{rank} * lane.max_tokens + i;
-    std::int32_t token = plan.sent_tokens[where];
-    // A damaged plan: the message stays empty, its token -1.
-    const bool good = token >= 0 && token < tokens;
-    if (!good) {
-      if (slot == 0) note_bad_source(lane, where);
-      token = -1;
-    }
-    std::int32_t id = -1;
-    float weight = 0;
-    if (good && slot < lane.top_k) {
-      const std::int64_t route = std::int64_t{token} * lane.top_k + slot;
-      id = plan.route_expert[route];
-      if (call.weights != nullptr) weight = call.weights[route];
-    }
-    write_head(
-        call,
-        lane.message(rank, generation, lane.rank, i, call.message.bytes) + call.message.base.head_offset,
-        token, id, 0, weight);
-    if (good && (rank != lane.rank || call.own_staged)) {
-      std::int32_t message[kMaxRanks];
-      message[rank] = static_cast<std::int32_t>(i);
-      const Destinations to{call, generation, 1u << rank, message};
-      jitter(lane);
-      if (call.format == FormatKind::fp8_e4m3) {
-        send_encoded(call, to, token_row(call, 0, token), stage, 0, 1);
-      } else if (slot == 0) {
-        const Piece piece = piece_from(call, 0, 1, 0, -1);
-        bulk_wait_read();
-        stage.start_load(token_row(call, piece.part, token) + piece.at, piece.bytes);
-        send_moved(call, to, token, stage, piece, 0, 1);
-      }
-    }
-    if (slot == 0) {
-      sent.add(lane, 1u << rank);
-      bulk_commit();
-      bulk_wait_written();
-    }
-    __syncwarp();
-    jitter(lane);
-    // Release: the head by all threads (ordered by the barrier) and the row's bulk stores, which this thread
-    // issued and has seen written, before the flag.
-    if (slot == 0) store_release_sys(lane.dispatch_flag(rank, generation, lane.rank, i), number);
-  }
-  if (slot == 0) sent.publish(call);
-}
-
-// By the warps of a block that have sent its tokens, once places are known: rows of their routes at home.
-__device__ inline void finish_routes(const LaneView& lane, const PlanView& plan, std::int64_t tokens,
-                                     int worker, int workers) {
+// By warps `worker` of `workers`, once places are known: rows of the routes whose tokens were sent before.
+__device__ inline void finish_routes(const LaneView& lane, const RoutingTables& tables, const Places& places,
+                                     const PlanView& plan, std::int64_t begin, std::int64_t end) {
   const int slot = threadIdx.x % 32;
-  for (std::int64_t token = worker; token < tokens; token += workers) {
+  for (std::int64_t token = begin; token < end; ++token) {
     if (slot >= lane.top_k) continue;
     const std::int64_t route = token * lane.top_k + slot;
     const std::int32_t expert = plan.route_expert[route];
-    if (expert >= 0) plan.route_row[route] = row_of_route(lane, expert, plan.route_row[route]);
+    if (expert < 0) continue;
+    const int position = tables.position_of[expert];
+    plan.route_row[route] =
+        row_of_route(lane, tables, places, position, tables.rank_of[position], plan.route_row[route]);
   }
 }
 

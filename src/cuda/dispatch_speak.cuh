@@ -1,31 +1,66 @@
-// What a block of dispatch knows, and what the block that speaks for its rank does: counts, letters, places.
+// What a block of dispatch knows, and what it says and learns: counts, letters, places.
 #pragma once
 
 #include "cuda/dispatch_receive.cuh"
-#include "cuda/letters.cuh"
+#include "cuda/dispatch_send.cuh"
 #include "cuda/plan_header.cuh"
+#include "cuda/shared_copy.cuh"
 
 namespace ferry::cuda {
 
-inline constexpr int kMaxStages = 14;  // of a block
-
-// First rows of this rank's experts lie in shared memory if they are not too many.
-inline constexpr int kNearRows = 512;
-
-// From so many tokens on, all blocks count ids together.
+// From so many tokens on, every sending block counts its own and they add up; fewer each block counts alone.
 inline constexpr std::int64_t kCountTogether = 1024;
 
+// From so many tokens on, a rank waits for the counts of all to store rows where they stay; with fewer,
+// waiting costs more than the receivers' copies.
+inline constexpr std::int64_t kPlaceFrom = 256;
+
+// In a block's shared memory: what its functions work on.
 struct BlockState {
-  SendScratch send;
+  DispatchArguments call;
+  PlanView plan;
+  RoutingTables tables;
+  Places places;
+  SendCounts counts;
+  Announcer announcer;
+  PlacesScratch scratch;
   LetterContent letter;
   ErrorRecord refusal;
-  std::uint64_t arrivals[kMaxStages];
   std::uint64_t number;  // of the call
   std::int64_t tokens;   // N
+  SendShare share;
   BadIds bad;
-  std::int32_t first_rows[kNearRows];
-  bool agreed, failed;
+  std::uint32_t takers, placers;  // ranks that let this one place rows; that place them here
+  std::uint32_t quarterers;       // that announce quarters apart
+  std::int32_t runs[kMaxRanks];   // of messages, side by side, by source
+  bool failed;
   PlanFault fault;
+
+  __host__ __device__ static constexpr std::int64_t padded(std::int64_t bytes) {
+    return (bytes + 15) / 16 * 16;
+  }
+
+  // With the arrays behind it.
+  __host__ __device__ static std::int64_t bytes(const LaneView& lane) {
+    return padded(sizeof(BlockState)) + RoutingTables::bytes(lane.experts, lane.ranks) +
+           padded(Places::bytes(lane.experts, lane.ranks, lane.groups, lane.layout == Layout::rank_major)) +
+           SendCounts::bytes(lane.signals);
+  }
+  // By one thread, once the call is here: where the arrays are.
+  __device__ void lay_out() {
+    const LaneView& lane = call.lane;
+    const bool rank_major = lane.layout == Layout::rank_major;
+    std::byte* memory = tables_memory();
+    tables = RoutingTables::at(memory, lane.experts, lane.ranks);
+    memory += RoutingTables::bytes(lane.experts, lane.ranks);
+    places = Places::at(memory, lane.experts, lane.ranks, lane.groups, rank_major);
+    memory += padded(Places::bytes(lane.experts, lane.ranks, lane.groups, rank_major));
+    counts = {reinterpret_cast<std::int32_t*>(memory), 2 * lane.signals.count_words()};
+    plan = view_plan(call.plan, lane.plan_shape);
+  }
+  __device__ std::byte* tables_memory() {
+    return reinterpret_cast<std::byte*>(this) + padded(sizeof(BlockState));
+  }
 };
 
 // N, where it makes sense; a count that only the device sees is checked here.
@@ -41,104 +76,130 @@ __device__ inline std::int64_t tokens_of(const DispatchArguments& call, std::uin
 }
 
 // By one thread: what check() will say of this call's ids.
-__device__ inline void keep_bad_ids(const DispatchArguments& call, const BlockState& state) {
-  if (state.bad.number == 0) return;
+static __device__ __noinline__ void keep_bad_ids(const DispatchArguments& call, const BadIds& bad) {
+  if (bad.number == 0) return;
   FoundOnDevice& found = call.lane.state->found;
   if (found.bad_ids == 0) {
-    found.first_bad_id_route = state.bad.lowest;
-    found.first_bad_id = id_at(call, static_cast<std::int64_t>(state.bad.lowest));
+    found.first_bad_id_route = bad.lowest;
+    found.first_bad_id = id_at(call, static_cast<std::int64_t>(bad.lowest));
   }
-  found.bad_ids += state.bad.number;
+  found.bad_ids += bad.number;
 }
 
-__device__ inline bool counts_together(const DispatchArguments& call, const BlockState& state) {
-  return !call.replay && gridDim.x > 1 && state.tokens >= kCountTogether;
+// By the whole of sending block `block` of `blocks`, whose warps have counted their tokens: this block's sums
+// for the others, and what comes before it from theirs.
+static __device__ __noinline__ void add_up(const LaneView& lane, BlockState* state, const SendCounts& counts,
+                                           int block, int blocks) {
+  std::int32_t* sums = lane.block_counts + std::int64_t{block} * counts.stride;
+  for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
+    std::int32_t sum = 0;
+    for (int warp = 0; warp < kWorkWarps; ++warp) sum += counts.of_warp(warp)[i];
+    sums[i] = sum;
+  }
+  if (threadIdx.x == 0 && state->bad.number > 0) {
+    atomicAdd(&lane.state->bad_ids, state->bad.number);
+    atomicMin(&lane.state->lowest_bad_id, state->bad.lowest);
+  }
+  __syncthreads();
+  // Release at gpu scope: the sums of all threads (ordered by the barrier) before the block's word.
+  if (threadIdx.x == 0) store_release_gpu(&lane.block_counted[block], state->number);
+  // Acquire, by a thread for each block; then the barrier, before all threads' reads of the sums.
+  for (int other = threadIdx.x; other < blocks; other += blockDim.x)
+    wait_here(lane, &lane.block_counted[other], state->number);
+  __syncthreads();
+  for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
+    std::int32_t before = 0, all = 0;
+#pragma unroll 8
+    for (int other = 0; other < blocks; ++other) {
+      const std::int32_t sum = lane.block_counts[std::int64_t{other} * counts.stride + i];
+      all += sum;
+      if (other < block) before += sum;
+    }
+    counts.before()[i] = before;
+    counts.all()[i] = all;
+  }
+  if (block != 0 || threadIdx.x != 0) return;
+  state->bad = {lane.state->bad_ids, lane.state->lowest_bad_id};
+  lane.state->bad_ids = 0;
+  lane.state->lowest_bad_id = ~0ull;
 }
 
-// By the `threads` receiving threads of a block that is not the first, which have nothing else to do yet: the
-// ids of the block's share of the tokens, added to the lane's counts. `tables` are their own.
-__device__ inline void count_share(const DispatchArguments& call, BlockState* state,
-                                   const RoutingTables& tables, int thread, int threads, int barrier) {
-  const LaneView& lane = call.lane;
-  LaneState* sum = lane.state;
-  const int counting = static_cast<int>(gridDim.x) - 1, both = lane.experts + lane.ranks;
-  const std::int64_t each = (state->tokens + counting - 1) / counting, begin = (blockIdx.x - 1) * each;
-  for (int i = thread; i < both; i += threads) tables.experts[i] = 0;
-  sync_threads_of(barrier, threads);
-  count_tokens(call, tables, begin, min(begin + each, state->tokens), thread, threads, &state->bad);
-  sync_threads_of(barrier, threads);
-  for (int i = thread; i < both; i += threads) {
-    if (tables.experts[i] != 0) atomicAdd(&sum->counts[i], tables.experts[i]);
+// By the whole of sending block `block` of `blocks`: what comes before each of its warps' tokens, and, in
+// block 0, the sum of all.
+static __device__ __noinline__ void count_routes(BlockState* state, int block, int blocks) {
+  const DispatchArguments& call = state->call;
+  const SendCounts& counts = state->counts;
+  const SendShare share = state->share;
+  const int first = block * kWorkWarps;
+  for (int i = threadIdx.x; i < (kWorkWarps + 2) * counts.stride; i += blockDim.x) counts.memory[i] = 0;
+  __syncthreads();
+  const bool together = blocks > 1 && share.tokens >= kCountTogether, counts_all = !together && block == 0;
+  const std::int32_t begin = share.token_begin(first), end = share.token_begin(first + kWorkWarps);
+  count_tokens(call, state->tables, together ? begin : 0, counts_all ? share.tokens : end,
+               together || block == 0 ? &state->bad : nullptr, [&](std::int32_t token) {
+                 if (token < begin) return counts.before();
+                 return token < end ? counts.of_warp(share.last_worker(token) - first) : counts.all();
+               });
+  __syncthreads();
+  if (together) add_up(call.lane, state, counts, block, blocks);
+  // The same thread has the same numbers: no barrier in between.
+  for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
+    std::int32_t before = counts.before()[i];
+    for (int w = 0; w < kWorkWarps; ++w) {
+      const std::int32_t own = counts.of_warp(w)[i];
+      counts.of_warp(w)[i] = before;
+      before += own;
+    }
+    if (!together) counts.all()[i] += before;
   }
-  if (thread == 0 && state->bad.number > 0) {
-    atomicAdd(&sum->bad_ids, state->bad.number);
-    atomicMin(&sum->lowest_bad_id, state->bad.lowest);
-  }
-  // Each thread's additions before its block's mark, and all blocks' before the last one's word to block 0.
-  __threadfence();
-  sync_threads_of(barrier, threads);
-  if (thread != 0 ||
-      atomicInc(&sum->counters, static_cast<unsigned>(counting - 1)) != static_cast<unsigned>(counting - 1))
-    return;
-  __threadfence();
-  store_release_gpu(&sum->counted, state->number);
+  __syncthreads();
 }
 
-// By the whole of block 0: the sums of all blocks, to the tables; the lane's are as before the call again.
-__device__ inline void gather_counts(const DispatchArguments& call, BlockState* state,
-                                     const RoutingTables& tables) {
-  LaneState* sum = call.lane.state;
-  // Acquire, by each thread for itself: the sums before their reads.
-  wait_here(call.lane, &sum->counted, state->number);
-  for (int i = threadIdx.x; i < call.lane.experts + call.lane.ranks; i += blockDim.x) {
-    tables.experts[i] = sum->counts[i];
-    sum->counts[i] = 0;
+// By one thread.
+__device__ inline void fill_letter(BlockState* state, bool fused) {
+  const DispatchArguments& call = state->call;
+  LetterContent& letter = state->letter;
+  letter.terms = call.terms;
+  if (call.replay)
+    letter.terms.option[letter.terms.option_count++] = static_cast<std::int64_t>(state->plan.header->call);
+  letter.facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
+  if (state->tokens > 0) letter.facts.argument[0] = call.weights != nullptr;
+  if (!call.replay) {
+    letter.facts.runs = static_cast<std::uint16_t>(state->share.workers);
+    letter.facts.quarters = state->share.splits > 0;
   }
-  if (threadIdx.x != 0) return;
-  state->bad = {sum->bad_ids, sum->lowest_bad_id};
-  sum->bad_ids = 0;
-  sum->lowest_bad_id = ~0ull;
+  letter.facts.places_rows = fused && state->tokens >= kPlaceFrom;
+  letter.facts.takes_rows = fused && call.own_memory && !call.weigh_rows && call.dot_rows == nullptr;
 }
 
-// Letters with this rank's counts to everybody. By the whole of block 0; the tables hold all tokens
-// afterwards.
-__device__ inline void announce_counts(const DispatchArguments& call, BlockState* state,
-                                       const RoutingTables& tables, const PlanView& plan) {
-  const LaneView& lane = call.lane;
-  const int warp = threadIdx.x / 32;
-  if (counts_together(call, *state)) {
-    gather_counts(call, state, tables);
-  } else if (!call.replay) {
-    count_tokens(call, tables, 0, state->tokens, threadIdx.x, blockDim.x, &state->bad);
-  }
-  if (threadIdx.x == 0) {
-    state->letter.terms = call.terms;
-    state->letter.count = static_cast<std::int32_t>(state->tokens);
-    for (int& argument : state->letter.argument) argument = 2;
-    state->letter.argument[0] = state->tokens == 0 ? 2 : call.weights != nullptr;
-    if (call.replay) {
-      const int option = state->letter.terms.option_count++;
-      state->letter.terms.option[option] = static_cast<std::int64_t>(plan.header->call);
+// By the whole block: everybody's letters and, from their counts, all places. False, on all threads alike:
+// the call has ended early. `speaks`: this block says so to the host and the other blocks.
+static __device__ __noinline__ bool await_places(BlockState* state, bool speaks) {
+  const DispatchArguments& call = state->call;
+  bool agreed = true;
+  // The last warp has few counts to wait for, if any.
+  if (threadIdx.x / 32 == kBlockWarps - 1) {
+    LetterFacts theirs;
+    agreed = await_letters(call.lane, state->number, state->letter, speaks, &theirs);
+    const bool is_rank = static_cast<int>(threadIdx.x % 32) < call.lane.ranks;
+    if (is_rank) state->runs[threadIdx.x % 32] = theirs.runs;
+    const std::uint32_t takers = __ballot_sync(~0u, is_rank && theirs.takes_rows),
+                        placers = __ballot_sync(~0u, is_rank && theirs.places_rows);
+    const std::uint32_t quarterers = __ballot_sync(~0u, is_rank && theirs.quarters);
+    if (threadIdx.x % 32 == 0) {
+      state->quarterers = quarterers;
+      state->takers = state->letter.facts.places_rows ? takers : 0;
+      state->placers = state->letter.facts.takes_rows ? placers : 0;
     }
   }
-  __syncthreads();
-  if (threadIdx.x == 0) keep_bad_ids(call, *state);
-  const int warps = static_cast<int>(blockDim.x / 32);
-  for (int step = warp; step < lane.ranks; step += warps) {
-    const int peer = (lane.rank + 1 + step) % lane.ranks;
-    write_letter(lane, state->number, peer, state->letter, call.replay ? nullptr : tables.experts);
-  }
-  __syncthreads();
-  if (warp == 0) announce_letters(lane, state->number);
+  return find_places({call, state->plan, state->tables, state->number}, state->places, &state->scratch,
+                     agreed, speaks && !call.replay);
 }
 
-// What downstream reads of a call that ended early: nothing arrived.
-__device__ inline void clear_arrivals(const DispatchArguments& call) {
-  const LaneView& lane = call.lane;
-  const int local = lane.first_expert[lane.rank + 1] - lane.first_expert[lane.rank];
-  const int groups = lane.layout == Layout::rank_major ? lane.ranks : local;
-  for (int group = threadIdx.x; group <= groups; group += blockDim.x) {
-    if (group < groups) call.counts[group] = 0;
+// What downstream reads of a call that ended early: nothing arrived. By `threads` threads.
+static __device__ __noinline__ void clear_arrivals(const DispatchArguments& call, int thread, int threads) {
+  for (int group = thread; group <= call.lane.groups; group += threads) {
+    if (group < call.lane.groups) call.counts[group] = 0;
     call.row_offsets[group] = 0;
   }
 }
@@ -149,49 +210,58 @@ __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number
   store_release_sys(&lane.totals->call, number);
 }
 
-// By the whole of block 0: all counts, then all places, then word to the other blocks. `scratch` lies in
-// stages, which nobody uses meanwhile.
-__device__ inline void place_arrivals(const DispatchArguments& call, BlockState* state,
-                                      const RoutingTables& tables, const PlanView& plan,
-                                      PlacesScratch* scratch) {
+// By the whole of the block that speaks, once places are known: what the caller and the plan keep of them.
+static __device__ __noinline__ void publish_places(const BlockState& state) {
+  const DispatchArguments& call = state.call;
   const LaneView& lane = call.lane;
-  const std::uint64_t number = state->number;
-  scratch->prepare(lane);
-  if (threadIdx.x < 32) {
-    const bool agreed = await_letters(lane, number, state->letter);
-    if (threadIdx.x == 0) state->agreed = agreed;
+  const Places& places = state.places;
+  const PlanView& plan = state.plan;
+  for (int group = threadIdx.x; group <= lane.groups; group += blockDim.x) {
+    if (group < lane.groups) call.counts[group] = places.count[group];
+    call.row_offsets[group] = places.begin[group];
   }
-  // Also: the letters, acquired by the first warp, before this block's reads of their counts.
-  __syncthreads();
-  if (!state->agreed) {
-    clear_arrivals(call);
-    if (threadIdx.x == 0) publish_totals(lane, number, 0);
-    return;
-  }
-  const Counts counts{call, plan, static_cast<int>(number & 1)};
-  const std::int64_t total = compute_places(call, counts, plan, tables.rank_of, scratch);
-  if (threadIdx.x == 0 && !call.replay) {
-    write_plan_header(plan.header, lane, number, state->tokens, total,
-                      static_cast<std::int64_t>(scratch->dropped));
-  }
-  __syncthreads();
-  // Release at gpu scope: places, counts and the plan's header, by all threads of this block (ordered by the
-  // barrier), before the word that other blocks wait for.
-  if (threadIdx.x == 0) store_release_gpu(&lane.state->placed, number);
-  if (!call.replay) count_load(call, counts);
-  if (threadIdx.x != 0) return;
-  publish_totals(lane, number, total);
+  if (threadIdx.x == blockDim.x - 1) publish_totals(lane, state.number, places.begin[lane.groups]);
   if (call.replay) return;
-  if (scratch->dropped > 0) lane.state->found.overflow = worst_overflow(lane, *scratch);
+  for (int i = threadIdx.x; i < lane.ranks * lane.ranks; i += blockDim.x)
+    plan.tokens_between[i] = places.between[i];
+  if (threadIdx.x != 0) return;
+  write_plan_header(plan.header, lane, state.number, state.tokens, places.begin[lane.groups],
+                    static_cast<std::int64_t>(state.scratch.dropped));
+  if (state.scratch.dropped > 0)
+    lane.state->found.overflow = worst_overflow(lane, state.tables, state.scratch);
   lane.state->dispatches += 1;
 }
 
-// What the letter said that this rank sent itself: the receive half compares the others with it.
-__device__ inline void restore_letter(const LaneView& lane, BlockState* state) {
-  const DeviceLetter* letter = lane.letter(lane.rank, static_cast<int>(state->number & 1), lane.rank);
-  if (threadIdx.x < kDeviceOptions) state->letter.terms.option[threadIdx.x] = letter->option[threadIdx.x];
-  if (threadIdx.x == 0) state->letter.terms.operation = letter->operation;
-  __syncthreads();
+// By warp `warp` of sending block `block` of `blocks`: all it sends, from ids or by a plan. `places`: it
+// waits for them.
+static __device__ __noinline__ void send_tokens(BlockState* state, int block, bool waits) {
+  Sender sender{state->call,
+                state->tables,
+                state->plan,
+                waits ? &state->places : nullptr,
+                waits ? state->takers : 0,
+                &state->announcer,
+                state->number};
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  sender.send_units(state->share, block * kWorkWarps + warp, state->counts.of_warp(warp));
+}
+static __device__ __noinline__ void send_by_plan(BlockState* state, int block, int blocks, bool waits) {
+  Sender sender{state->call,
+                state->tables,
+                state->plan,
+                waits ? &state->places : nullptr,
+                waits ? state->takers : 0,
+                &state->announcer,
+                state->number};
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  sender.send_planned(state->tokens, warp * blocks + block, blocks * kWorkWarps);
+}
+
+// By warp `worker` of `workers`: all it receives.
+static __device__ __noinline__ bool receive_tokens(BlockState* state, int worker, int workers) {
+  return Receiver{state->call, state->tables, state->plan,    state->places,
+                  state->runs, state->number, state->placers, state->quarterers}
+      .take_all(worker, workers);
 }
 
 }  // namespace ferry::cuda

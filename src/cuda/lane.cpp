@@ -9,6 +9,7 @@
 #include "core/environment.hpp"
 #include "core/text.hpp"
 #include "cuda/error.hpp"
+#include "cuda/routing_tables.hpp"
 #include "cuda/service.hpp"
 
 namespace ferry::cuda {
@@ -55,21 +56,21 @@ Shared::Shared(const Rank& of, const Config& configured)
       report_memory(sizeof(HostReport)),
       blocks(blocks_of_rank(memory, device, configured.lanes)) {
   const Placement& placement = config.placement;
-  std::vector<int> expert_at, first_expert{0};
-  std::vector<std::int64_t> capacities;
+  std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
+  const RoutingTables made = RoutingTables::at(host.data(), config.experts, rank.size());
+  int position = 0;
   for (int peer = 0; peer < rank.size(); ++peer) {
-    const std::vector<int>& experts = placement.experts_of(peer);
-    expert_at.insert(expert_at.end(), experts.begin(), experts.end());
-    first_expert.push_back(static_cast<int>(expert_at.size()));
-    capacities.push_back(group_capacity(config, peer));
+    made.capacity[peer] = group_capacity(config, peer);
+    made.first_expert[peer] = position;
+    for (const int expert : placement.experts_of(peer)) {
+      made.position_of[expert] = static_cast<std::uint16_t>(position);
+      made.expert_at[position] = static_cast<std::uint16_t>(expert);
+      made.rank_of[position] = static_cast<std::uint8_t>(peer);
+      ++position;
+    }
   }
-  auto upload = [&](std::int64_t offset, const auto& values) {
-    copy(tables.data() + offset, values.data(), static_cast<std::int64_t>(values.size() * sizeof(values[0])));
-  };
-  upload(arrays.place, placement.places());
-  upload(arrays.expert_at, expert_at);
-  upload(arrays.first_expert, first_expert);
-  upload(arrays.group_capacities, capacities);
+  made.first_expert[rank.size()] = position;
+  cuda::copy(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
 }
 
 Lane::Lane(const Shared& of_exchange, int number)
@@ -79,6 +80,7 @@ Lane::Lane(const Shared& of_exchange, int number)
       memory_(arrays_.bytes),
       pinned_(sizeof(PinnedOfLane)),
       view_(make_view()) {
+  prepare_dispatch(view_);
   fill_tables();
 }
 
@@ -97,7 +99,7 @@ void Lane::fill_tables() const {
 
 LaneView Lane::make_view() const {
   const Config& config = shared_.config;
-  const ExchangeLayout layout = device_layout(config);
+  const DeviceLayout layout = device_layout(config);
   LaneView view{};
   view.rank = shared_.me();
   view.ranks = shared_.rank.size();
@@ -111,6 +113,7 @@ LaneView Lane::make_view() const {
   view.alignment = config.alignment;
   view.capacity = group_capacity(config, view.rank);
   view.capacity_rows = row_capacity(config, view.rank);
+  view.groups = groups_of(config, view.rank);
   view.zero_padding = config.zero_padding;
   view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
   view.places_hash = places_hash(config);
@@ -119,15 +122,13 @@ LaneView Lane::make_view() const {
   for (int peer = 0; peer < view.ranks; ++peer)
     view.symmetric[peer] = shared_.memory.at(peer, index_ * layout.lane_bytes());
   view.signals = device_signals(config);
-  view.exchange = layout;
+  view.exchange = layout.exchange;
+  view.arrived = layout.exchange.lane_bytes();
 
-  const std::byte* tables = shared_.tables.data();
-  view.place = reinterpret_cast<const ExpertPlace*>(tables + shared_.arrays.place);
-  view.expert_at = reinterpret_cast<const std::int32_t*>(tables + shared_.arrays.expert_at);
-  view.first_expert = reinterpret_cast<const std::int32_t*>(tables + shared_.arrays.first_expert);
-  view.group_capacities = reinterpret_cast<const std::int64_t*>(tables + shared_.arrays.group_capacities);
+  view.tables = shared_.tables.data() + shared_.arrays.routing;
   view.state = array<LaneState>(arrays_.state);
-  view.first_rows = array<std::int32_t>(arrays_.first_rows);
+  view.block_counts = array<std::int32_t>(arrays_.block_counts);
+  view.block_counted = array<std::uint64_t>(arrays_.block_counted);
   view.load = array<std::int64_t>(arrays_.load);
 
   auto* pinned = reinterpret_cast<PinnedOfLane*>(pinned_.data());

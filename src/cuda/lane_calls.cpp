@@ -35,6 +35,18 @@ void check_reachable(const Config& config, int device, const DispatchCall& call)
     require_reachable("memory for arrivals", call.memory.parts[static_cast<std::size_t>(p)], device);
 }
 
+// Blocks of a fused dispatch that send: enough to fill the link, or to quantise as fast as it carries; the
+// others spread what arrives. Measured: docs/performance-gpus.md.
+int dispatch_senders(int blocks, bool quantised) {
+  const int wanted = quantised || blocks <= 16 ? blocks * 9 / 16 : std::max(9, blocks * 3 / 10);
+  return std::clamp(wanted, 1, kMaxSenders);
+}
+
+// Of a combine's.
+int combine_senders(int blocks) {
+  return std::max(1, blocks * 17 / 32);
+}
+
 }  // namespace
 
 DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused) const {
@@ -79,11 +91,11 @@ void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments
                         : Plan::over(memory.plan != nullptr ? memory.plan : array<void>(arrays_.plan),
                                      static_cast<std::size_t>(view_plan(nullptr, view_.plan_shape).bytes));
   Arrivals arrivals;
-  std::int64_t end = arrays_.parts;
+  std::int64_t end = 0;
   for (int p = 0; p < arguments.parts.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     const PartLayout& part = arguments.parts.part[p];
-    void* own = config.own_arrivals ? array<std::byte>(end) : nullptr;
+    void* own = config.own_arrivals ? view_.at(view_.rank, view_.arrived + end) : nullptr;
     end = align_up(end + part_bytes_total(part, rows), 256);
     arrivals.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
                          .row_bytes = part.columns ? part.element_bytes : part.row_bytes,
@@ -91,6 +103,7 @@ void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments
     arguments.arrived[p] = static_cast<std::byte*>(arrivals.parts[i].data);
     arguments.leading[p] = arrivals.parts[i].leading_dimension;
   }
+  arguments.own_memory = config.own_arrivals && memory.parts[0] == nullptr;
   arguments.plan = plan.storage();
   arguments.counts = array<std::int32_t>(arrays_.counts);
   arguments.row_offsets = array<std::int32_t>(arrays_.row_offsets);
@@ -124,6 +137,7 @@ Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) 
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, halves == Halves::both);
   place_arrivals(call, arguments);
+  arguments.senders = dispatch_senders(shape.blocks, call.format.kind == FormatKind::fp8_e4m3);
   launch_dispatch(arguments, halves, shape, handle_of(stream));
   arrivals_.call = ++calls_;
   if (halves == Halves::send) {
@@ -170,6 +184,7 @@ void Lane::combine(const CombineCall& call, Halves halves, Stream stream) {
   arguments.route_values = call.route_values;
   // Sums of rows that are converted are made once, where the others are made.
   arguments.own_staged = halves != Halves::both || call.outputs.type != config.wire;
+  arguments.senders = combine_senders(shape.blocks);
   launch_combine(arguments, halves, shape, handle_of(stream));
   ++calls_;
   if (halves == Halves::send) {

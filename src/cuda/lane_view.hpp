@@ -16,6 +16,7 @@ namespace ferry::cuda {
 inline constexpr int kMaxRanks = 32;      // a token's destinations are a 32-bit mask
 inline constexpr int kMaxExperts = 1024;  // tables of all experts lie in a block's shared memory
 inline constexpr int kMaxBlocks = 512;    // of any launch
+inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
 
 // What calls of a lane have found since the last look; of several calls, the first that found something keeps
 // its place.
@@ -29,7 +30,6 @@ struct FoundOnDevice {
 // Of one lane, in the memory of its device; zero at first, but for first_bad_source.
 struct LaneState {
   std::uint64_t calls[kMaxBlocks];  // by block: the last call. Each block reads and writes its own.
-  std::uint64_t placed;             // call whose places are known (release, gpu scope)
   std::uint64_t ended;              // call that has ended early; ~0 when the exchange has failed
   std::uint32_t timeout_taken;      // 1: some thread writes the timeout record
   std::uint32_t finished[kPhases];  // blocks of the call that have sent all they have; 0 after the last
@@ -37,11 +37,7 @@ struct LaneState {
   WireCounts wire;
   std::int64_t dispatches;
 
-  // Of the call in flight, where many blocks count its ids together; zero again (lowest_bad_id: ~0)
-  // afterwards.
-  std::uint64_t counted;  // call whose ids are all counted (release, gpu scope)
-  std::uint32_t counters;
-  std::int32_t counts[kMaxExperts + kMaxRanks];
+  // Of the call in flight, where many blocks count its ids together; 0 and ~0 again afterwards.
   unsigned long long bad_ids, lowest_bad_id;
 };
 
@@ -60,6 +56,7 @@ struct LaneView {
   std::int64_t alignment;
   std::int64_t capacity;  // of this rank: rows; expert_padded: rows of an expert
   std::int64_t capacity_rows;
+  std::int32_t groups;  // of this rank
   bool zero_padding;
   std::uint64_t deadline;  // nanoseconds
   std::uint64_t places_hash, placement_version;
@@ -70,18 +67,15 @@ struct LaneView {
   std::byte* symmetric[kMaxRanks];
   DeviceSignals signals;
   ExchangeLayout exchange;  // offsets relative to the lane's section: use lane 0
+  std::int64_t arrived;     // offset in it of the memory for arrived rows, if the lanes have any
 
-  // Tables of this exchange in device memory.
-  const ExpertPlace* place;              // [E]
-  const std::int32_t* expert_at;         // [E] experts by rank, then local number
-  const std::int32_t* first_expert;      // [R+1] where a rank's experts begin in expert_at
-  const std::int64_t* group_capacities;  // [R]
+  const std::byte* tables;  // RoutingTables of this exchange, in device memory
 
   // Working memory of this lane.
   LaneState* state;
-  std::int32_t*
-      first_rows;      // [E, R] first row from source s of expert_at[p]; rank_major: [R destinations, R]
-  std::int64_t* load;  // [E] routes seen, all dispatches
+  std::int32_t* block_counts;    // [kMaxSenders, 2 * count_words()] what a sending block has counted
+  std::uint64_t* block_counted;  // [kMaxSenders] the call it was in (release, gpu scope)
+  std::int64_t* load;            // [E] routes seen, all dispatches
 
   // Pinned.
   HostReport* report;
@@ -92,24 +86,28 @@ struct LaneView {
   FERRY_HD T* at(int rank_of_memory, std::int64_t offset) const {
     return reinterpret_cast<T*>(symmetric[rank_of_memory] + offset);
   }
-  FERRY_HD DeviceLetter* letter(int at_rank, int generation, int source) const {
-    return at<DeviceLetter>(at_rank, signals.letter(generation, source));
+  FERRY_HD LetterUnit* letter(int at_rank, int generation, int source) const {
+    return at<LetterUnit>(at_rank, signals.letter(generation, source));
   }
-  FERRY_HD std::int32_t* letter_counts(int at_rank, int generation, int source) const {
-    return at<std::int32_t>(at_rank, signals.letter(generation, source) + signals.counts_offset());
+  FERRY_HD ErrorRecord* refusal(int at_rank, int generation, int source) const {
+    return at<ErrorRecord>(at_rank, signals.letter(generation, source) + signals.refusal_offset());
   }
   FERRY_HD std::uint64_t* sent_flag(Phase phase, int at_rank, int generation, int source) const {
     return at<std::uint64_t>(at_rank, signals.sent_flag(static_cast<int>(phase), generation, source));
   }
-  FERRY_HD std::uint64_t* dispatch_flag(int at_rank, int generation, int source, std::int64_t i) const {
-    return at<std::uint64_t>(at_rank, signals.dispatch_flag(generation, source, i));
+  FERRY_HD std::uint64_t* dispatch_flags(int at_rank, int generation, int source, std::int64_t i) const {
+    return at<std::uint64_t>(at_rank, signals.dispatch_flags(generation, source, i));
   }
-  FERRY_HD std::uint64_t* combine_flag(int at_rank, int generation, std::int64_t row) const {
-    return at<std::uint64_t>(at_rank, signals.combine_flag(generation, row));
+  FERRY_HD std::uint64_t* combine_flags(int at_rank, int generation, std::int64_t row) const {
+    return at<std::uint64_t>(at_rank, signals.combine_flags(generation, row));
   }
   FERRY_HD std::byte* message(int at_rank, int generation, int source, std::int64_t i,
                               std::int64_t bytes) const {
     return at(at_rank, exchange.messages_of(0, generation, source) + i * bytes);
+  }
+  // Of part 0, in the lane's own memory for arrivals at that rank.
+  FERRY_HD std::byte* arrived_row(int at_rank, std::int64_t row, std::int64_t row_bytes) const {
+    return at(at_rank, arrived + row * row_bytes);
   }
   FERRY_HD std::byte* combine_row(int at_rank, int generation, std::int64_t row) const {
     return at(at_rank, exchange.combine_of(0, generation) + row * exchange.shape.combine_row_bytes);

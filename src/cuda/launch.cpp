@@ -1,14 +1,25 @@
 #include "cuda/launch.hpp"
 
+#include "core/text.hpp"
 #include "cuda/error.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::cuda {
 
+void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "find the current device");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "look at shared memory");
+  if (bytes > most) {
+    throw UnsupportedError(str("tables of this many experts and ranks take ", bytes,
+                               " bytes of a multiprocessor's shared memory, which has ", most));
+  }
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "prepare a kernel");
+}
+
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
             const LaunchShape& shape, cudaStream_t stream, const char* doing) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared_bytes)),
-        doing);
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "ferry/types.hpp"
 
@@ -17,6 +18,10 @@ struct LaunchShape {
   int blocks = 1;
   bool cooperative = false;  // the driver makes sure of residency; not with several ranks or lanes a device
 };
+
+// Once before launches of a kernel with `bytes` of shared memory on the current device, whatever other
+// exchanges ask for. UnsupportedError if a block cannot have that much.
+void allow_shared_bytes(const void* kernel, std::int64_t bytes);
 
 // Throws what `check` throws.
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,

@@ -10,9 +10,15 @@ namespace ferry::cuda {
 // What a rank says of itself in a call, in memory all threads of the block see.
 struct LetterContent {
   CallTerms terms;
-  std::int32_t count;
-  std::int32_t argument[kDeviceArguments];
+  LetterFacts facts;
 };
+
+__device__ inline LetterFacts facts_of(Operation operation, std::int32_t count) {
+  LetterFacts facts;
+  facts.count = count;
+  facts.operation = static_cast<std::uint8_t>(operation);
+  return facts;
+}
 
 // Of everything that the ranks must have alike. Different terms with one hash would pass for alike: 64 bits
 // make that no concern.
@@ -24,51 +30,50 @@ __device__ inline std::uint64_t hash_of(const CallTerms& terms) {
   return hash;
 }
 
-// By one whole warp: the letter to `peer`, not yet announced. `counts`: null, or E counts followed by R
-// tokens, written by threads that this warp is ordered after.
-__device__ inline void write_letter(const LaneView& lane, std::uint64_t call, int peer,
-                                    const LetterContent& content, const std::int32_t* counts) {
-  const int generation = static_cast<int>(call & 1), thread = threadIdx.x % 32;
-  DeviceLetter* letter = lane.letter(peer, generation, lane.rank);
-  if (counts != nullptr) {
-    std::int32_t* to = lane.letter_counts(peer, generation, lane.rank);
-    for (int i = thread; i < lane.experts + lane.ranks; i += 32) to[i] = counts[i];
-  }
-  if (thread < kDeviceOptions) letter->option[thread] = content.terms.option[thread];
-  if (thread < kDeviceArguments) letter->argument[thread] = content.argument[thread];
-  if (thread == 0) {
-    letter->terms = hash_of(content.terms);
-    letter->count = content.count;
-    letter->operation = content.terms.operation;
-    letter->refused = 0;
-  }
+static __device__ __noinline__ std::uint64_t letter_word(const LetterContent& content,
+                                                         const std::int32_t* counts, int i) {
+  if (i == kLetterTerms) return hash_of(content.terms);
+  if (i == kLetterFacts) return content.facts.word();
+  if (i < kLetterCounts) return static_cast<std::uint64_t>(content.terms.option[i - kLetterOptions]);
+  const int pair = 2 * (i - kLetterCounts);
+  return static_cast<std::uint32_t>(counts[pair]) |
+         static_cast<std::uint64_t>(static_cast<std::uint32_t>(counts[pair + 1])) << 32;
 }
 
-// By one whole warp that is ordered after the writing of all letters: one fence for all of them.
-__device__ inline void announce_letters(const LaneView& lane, std::uint64_t call) {
-  const int peer = static_cast<int>(threadIdx.x % 32);
-  __syncwarp();
-  jitter(lane);
-  if (peer >= lane.ranks) return;
-  // Release, as a fence and a relaxed store: the letters and counts of all threads that wrote them, ordered
-  // before this one by barriers, before their call numbers.
-  fence_acq_rel_sys();
-  store_relaxed_sys(&lane.letter(peer, static_cast<int>(call & 1), lane.rank)->call, call);
-}
-
-// By one whole warp: the letters to all ranks.
+// By `threads` threads that see the content: the letters to all ranks. `counts`: null, or as
+// device_signals.hpp orders them, in an even number. Every unit announces itself, so nothing is fenced: what
+// a letter's reader may do next concerns memory that this rank's earlier kernels have read, and those have
+// ended.
 __device__ inline void post_letters(const LaneView& lane, std::uint64_t call, const LetterContent& content,
-                                    const std::int32_t* counts) {
-  for (int step = 1; step <= lane.ranks; ++step)
-    write_letter(lane, call, (lane.rank + step) % lane.ranks, content, counts);
-  announce_letters(lane, call);
+                                    const std::int32_t* counts, int thread, int threads) {
+  const int generation = static_cast<int>(call & 1);
+  const int words = kLetterCounts + (counts != nullptr ? lane.signals.count_words() : 0);
+#pragma unroll 1
+  for (int i = thread; i < words; i += threads) {
+    const LetterUnit unit{call, letter_word(content, counts, i)};
+#pragma unroll 1
+    for (int step = 1, peer = lane.rank; step <= lane.ranks; ++step) {
+      peer = peer + 1 == lane.ranks ? 0 : peer + 1;
+      jitter(lane);
+      store_unit_relaxed_sys(lane.letter(peer, generation, lane.rank) + i, unit);
+    }
+  }
+}
+
+// Word `i` of the letter from `peer`. False: the call has ended early.
+__device__ __forceinline__ bool await_word(const LaneView& lane, std::uint64_t call, Operation operation,
+                                           int peer, int i, std::uint64_t* word) {
+  const LetterUnit* unit = lane.letter(lane.rank, static_cast<int>(call & 1), peer) + i;
+  const LetterUnit seen = load_unit_relaxed_sys(unit);
+  *word = seen.word;
+  return seen.call >= call || wait_for_unit(lane, unit, {operation, call, peer}, word) == Came::yes;
 }
 
 // By one thread: ends the call early on this rank, with a word to the host. Later words of the same look are
 // dropped: the first stands until the host has read it.
-__device__ inline void end_call(const LaneView& lane, std::uint64_t call, Operation operation,
-                                EndedCall::Why why, int peer, int index, std::int64_t mine,
-                                std::int64_t theirs, const ErrorRecord* refusal = nullptr) {
+static __device__ __noinline__ void end_call(const LaneView& lane, std::uint64_t call, Operation operation,
+                                             EndedCall::Why why, int peer, int index, std::int64_t mine,
+                                             std::int64_t theirs, const ErrorRecord* refusal = nullptr) {
   EndedCall* ended = lane.ended;
   if (load_acquire_sys(&ended->call) != 0) return;
   if (refusal != nullptr) ended->refusal = *refusal;
@@ -84,55 +89,67 @@ __device__ inline void end_call(const LaneView& lane, std::uint64_t call, Operat
 
 // By one thread, with a letter here whose terms are not this rank's: says which.
 static __device__ __noinline__ void name_difference(const LaneView& lane, std::uint64_t call,
-                                                    const LetterContent& mine, int peer) {
-  const DeviceLetter* letter = lane.letter(lane.rank, static_cast<int>(call & 1), peer);
-  const Operation operation = mine.terms.operation;
-  if (letter->refused != 0) {
-    end_call(lane, call, letter->operation, EndedCall::Why::refused, peer, 0, 0, 0, &letter->refusal);
+                                                    const LetterContent& mine, int peer, std::uint64_t terms,
+                                                    LetterFacts facts) {
+  const auto operation = mine.terms.operation, theirs = static_cast<Operation>(facts.operation);
+  if (terms == 0) {
+    // Acquire, as a fence after the relaxed load of the refusal's facts: the record before its reads.
+    fence_acq_rel_sys();
+    end_call(lane, call, theirs, EndedCall::Why::refused, peer, 0, 0, 0,
+             lane.refusal(lane.rank, static_cast<int>(call & 1), peer));
     return;
   }
-  if (letter->operation != operation) {
+  if (theirs != operation) {
     end_call(lane, call, operation, EndedCall::Why::operation, peer, 0, static_cast<int>(operation),
-             static_cast<int>(letter->operation));
+             static_cast<int>(theirs));
     return;
   }
-  int option = 0;
-  while (option < kDeviceOptions - 1 && letter->option[option] == mine.terms.option[option]) ++option;
-  end_call(lane, call, operation, EndedCall::Why::option, peer, option, mine.terms.option[option],
-           letter->option[option]);
+#pragma unroll 1
+  for (int option = 0; option < kDeviceOptions; ++option) {
+    std::uint64_t word = 0;
+    if (!await_word(lane, call, operation, peer, kLetterOptions + option, &word)) return;
+    const std::int64_t own = mine.terms.option[option], other = static_cast<std::int64_t>(word);
+    if (own == other && option + 1 < kDeviceOptions) continue;
+    end_call(lane, call, operation, EndedCall::Why::option, peer, option, own, other);
+    return;
+  }
 }
 
-// By one whole warp: waits for every rank's letter, compares, and tells the other blocks when the call ends
+// By one whole warp: waits for every rank's letter and compares. `theirs`: facts of the rank that is this
+// thread's. `speaks`: this warp also tells the host of a difference, and the other blocks that the call ends
 // early. All letters are waited for even then: the next call may then overwrite what this one's peers have
 // read.
-__device__ inline bool await_letters(const LaneView& lane, std::uint64_t call, const LetterContent& mine) {
+__device__ inline bool await_letters(const LaneView& lane, std::uint64_t call, const LetterContent& mine,
+                                     bool speaks, LetterFacts* theirs) {
   const int peer = static_cast<int>(threadIdx.x % 32);
-  const DeviceLetter* letter = lane.letter(lane.rank, static_cast<int>(call & 1), min(peer, lane.ranks - 1));
-  const std::uint64_t terms = hash_of(mine.terms);
+  std::uint64_t terms = hash_of(mine.terms), facts = facts_of(mine.terms.operation, 0).word();
   bool came = true, alike = true;
-  std::int32_t argument[kDeviceArguments] = {2, 2, 2};
   if (peer < lane.ranks) {
-    came = wait_for(lane, &letter->call, nullptr, {mine.terms.operation, call, peer}) == Came::yes;
-    alike = letter->terms == terms;
-    for (int i = 0; i < kDeviceArguments; ++i) argument[i] = letter->argument[i];
+    const std::uint64_t own = terms;
+    came = await_word(lane, call, mine.terms.operation, peer, kLetterTerms, &terms) &&
+           await_word(lane, call, mine.terms.operation, peer, kLetterFacts, &facts);
+    alike = terms == own;
   }
+  *theirs = LetterFacts::of(facts);
   if (!__all_sync(~0u, came)) return false;
   const std::uint32_t others = ~__ballot_sync(~0u, alike);
   bool agree = others == 0;
-  if (!agree && peer == 0) name_difference(lane, call, mine, __ffs(static_cast<int>(others)) - 1);
+  if (!agree && speaks && peer == __ffs(static_cast<int>(others)) - 1)
+    name_difference(lane, call, mine, peer, terms, *theirs);
   // An optional argument that one rank gives and another does not.
   for (int i = 0; i < kDeviceArguments && agree; ++i) {
-    const std::uint32_t given = __ballot_sync(~0u, argument[i] == 1),
-                        absent = __ballot_sync(~0u, argument[i] == 0);
+    const std::uint32_t given = __ballot_sync(~0u, theirs->argument[i] == 1),
+                        absent = __ballot_sync(~0u, theirs->argument[i] == 0);
     if (given == 0 || absent == 0) continue;
     agree = false;
-    if (peer != 0) continue;
+    if (peer != 0 || !speaks) continue;
     const int giver = __ffs(static_cast<int>(given)) - 1;
     end_call(lane, call, mine.terms.operation, EndedCall::Why::given, giver, i, giver,
              __ffs(static_cast<int>(absent)) - 1);
   }
+  __syncwarp();
   // Release at gpu scope: the words to the host before the other blocks' end of the call.
-  if (!agree && peer == 0) store_release_gpu(&lane.state->ended, call);
+  if (!agree && speaks && peer == 0) store_release_gpu(&lane.state->ended, call);
   return agree;
 }
 
@@ -148,6 +165,7 @@ __device__ inline void finish_sending(const LaneView& lane, std::uint64_t call, 
   jitter(lane);
   // Release at system scope, once for all ranks.
   fence_acq_rel_sys();
+#pragma unroll 1
   for (int peer = 0; peer < lane.ranks; ++peer)
     store_relaxed_sys(lane.sent_flag(phase, peer, static_cast<int>(call & 1), lane.rank), call);
 }

@@ -42,39 +42,38 @@ __device__ inline PlanFault fault_of(const LaneView& lane, const PlanHeader& hea
 }
 
 // By one whole warp: ends the peer's call of this number with `refusal`.
-__device__ inline void post_refusal(const LaneView& lane, std::uint64_t number, int peer, Operation operation,
-                                    const ErrorRecord& refusal) {
-  DeviceLetter* letter = lane.letter(peer, static_cast<int>(number & 1), lane.rank);
+static __device__ __noinline__ void post_refusal(const LaneView& lane, std::uint64_t number, int peer,
+                                                 Operation operation, const ErrorRecord& refusal) {
   if (threadIdx.x % 32 != 0) return;
-  letter->operation = operation;
-  letter->refused = 1;
-  letter->terms = 0;  // nobody's: all who call find a difference here
-  letter->refusal = refusal;
+  const int generation = static_cast<int>(number & 1);
+  LetterUnit* letter = lane.letter(peer, generation, lane.rank);
+  *lane.refusal(peer, generation, lane.rank) = refusal;
   jitter(lane);
-  // Release: the refusal before its call.
-  store_release_sys(&letter->call, number);
+  // Release, as a fence and relaxed stores: the refusal before the units that announce it.
+  fence_acq_rel_sys();
+  store_unit_relaxed_sys(letter + kLetterFacts, {number, facts_of(operation, 0).word()});
+  store_unit_relaxed_sys(letter + kLetterTerms, {number, 0});  // nobody's: all who call find a difference
 }
 
 // By the whole block: waits for everybody's letter of a call whose content does not matter here any more.
-__device__ inline void await_all(const LaneView& lane, std::uint64_t number, Operation operation) {
+static __device__ __noinline__ void await_all(const LaneView& lane, std::uint64_t number,
+                                              Operation operation) {
   const int peer = static_cast<int>(threadIdx.x);
-  if (peer < lane.ranks && peer != lane.rank) {
-    wait_for(lane, &lane.letter(lane.rank, static_cast<int>(number & 1), peer)->call, nullptr,
-             {operation, number, peer});
-  }
+  std::uint64_t terms = 0;
+  if (peer < lane.ranks && peer != lane.rank) await_word(lane, number, operation, peer, kLetterTerms, &terms);
   __syncthreads();
 }
 
-__device__ inline void set_text(ErrorRecord* record, const char* text) {
+static __device__ __noinline__ void set_text(ErrorRecord* record, const char* text) {
   int i = 0;
   for (; text[i] != 0; ++i) record->text[i] = text[i];
   record->text[i] = 0;
 }
 
 // By the whole of block 0: the plan of this call cannot be used. Tells the host and the peers.
-__device__ inline void refuse_plan(const LaneView& lane, Operation operation, std::uint64_t number,
-                                   const PlanHeader& header, PlanFault fault, std::int64_t tokens,
-                                   ErrorRecord* refusal) {
+static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation operation,
+                                                std::uint64_t number, const PlanHeader& header,
+                                                PlanFault fault, std::int64_t tokens, ErrorRecord* refusal) {
   if (threadIdx.x == 0) {
     const bool rank = fault == PlanFault::rank;
     end_call(lane, number, operation, EndedCall::Why::bad_plan, lane.rank, static_cast<int>(fault),
@@ -111,6 +110,7 @@ __device__ inline void refuse_plan(const LaneView& lane, Operation operation, st
 // not have, so that no block ever waits for another to learn the number.
 __device__ inline void end_block(const LaneView& lane, std::uint64_t number) {
   __syncthreads();
+#pragma unroll 1
   for (unsigned block = blockIdx.x + threadIdx.x * gridDim.x; block < kMaxBlocks;
        block += blockDim.x * gridDim.x)
     lane.state->calls[block] = number;

@@ -33,7 +33,7 @@ __device__ inline void send_values(const LaneView& lane, std::uint64_t number, c
     if (slot < lane.top_k) to[slot] = values[std::int64_t{token} * lane.top_k + slot];
     __syncwarp();
     // Release: the values of all threads of the warp (ordered by the barrier) before their flag.
-    if (slot == 0) store_release_sys(lane.dispatch_flag(rank, generation, lane.rank, i), number);
+    if (slot == 0) store_release_sys(lane.dispatch_flags(rank, generation, lane.rank, i), number);
   }
 }
 

@@ -1,47 +1,25 @@
-// The only device code that reads ids: how many routes and messages come before a token.
+// The only device code that reads ids: which tokens a warp sends, and how many routes and messages come
+// before them.
 #pragma once
 
+#include "cuda/announce.cuh"
 #include "cuda/dispatch.hpp"
+#include "cuda/routing_tables.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::cuda {
 
-// Tables and running counts of a block, in its shared memory: routes to every expert and messages to every
-// rank of the tokens counted so far.
-struct RoutingTables {
-  std::int32_t* experts;    // [E], then messages [R]: one run, as letters carry them
-  std::int32_t* messages;   // [R]
-  std::uint8_t* rank_of;    // [E]
-  std::uint16_t* local_of;  // [E]
+// By the whole block: the lane's tables to its shared memory; a barrier follows.
+__device__ inline void copy_tables(const LaneView& lane, std::byte* memory) {
+  const auto words = static_cast<unsigned>(RoutingTables::bytes(lane.experts, lane.ranks) / 16);
+  const auto* from = reinterpret_cast<const uint4*>(lane.tables);
+  for (unsigned i = threadIdx.x; i < words; i += blockDim.x) reinterpret_cast<uint4*>(memory)[i] = from[i];
+}
 
-  static __host__ __device__ constexpr std::int64_t bytes(int experts, int ranks) {
-    return (4 * (std::int64_t{experts} + ranks) + 3 * std::int64_t{experts} + 15) / 16 * 16 + 16;
-  }
-
-  __device__ static RoutingTables at(std::byte* memory, int experts, int ranks) {
-    RoutingTables tables;
-    tables.experts = reinterpret_cast<std::int32_t*>(memory);
-    tables.messages = tables.experts + experts;
-    tables.local_of = reinterpret_cast<std::uint16_t*>(tables.messages + ranks);
-    tables.rank_of = reinterpret_cast<std::uint8_t*>(tables.local_of + experts);
-    return tables;
-  }
-
-  // These counts with the places of others.
-  __device__ RoutingTables with(const RoutingTables& places) const {
-    return {experts, messages, places.rank_of, places.local_of};
-  }
-
-  // By the whole block; a barrier follows.
-  __device__ void fill(const LaneView& lane) const {
-    for (int i = threadIdx.x; i < lane.experts + lane.ranks; i += blockDim.x) experts[i] = 0;
-    for (int e = threadIdx.x; e < lane.experts; e += blockDim.x) {
-      const ExpertPlace place = lane.place[e];
-      rank_of[e] = static_cast<std::uint8_t>(place.rank);
-      local_of[e] = static_cast<std::uint16_t>(place.local);
-    }
-  }
-};
+__device__ __forceinline__ const std::byte* token_row(const DispatchArguments& call, int part,
+                                                      std::int64_t token) {
+  return call.part[part] + token * call.stride[part];
+}
 
 __device__ __forceinline__ std::int64_t id_at(const DispatchArguments& call, std::int64_t route) {
   return call.wide_ids ? static_cast<const std::int64_t*>(call.ids)[route]
@@ -52,18 +30,20 @@ __device__ __forceinline__ bool is_expert(const LaneView& lane, std::int64_t id)
   return id >= 0 && id < lane.experts;
 }
 
-// Four ids at a time where they lie so; -1 past the token's last.
+// Eight ids, where they lie so four at a time; -1 past the token's last.
 __device__ __forceinline__ void load_ids(const DispatchArguments& call, std::int64_t token, int first,
-                                         std::int64_t (&id)[4]) {
+                                         std::int64_t (&id)[8]) {
   const int top_k = call.lane.top_k;
   const std::int64_t route = token * top_k + first;
-  if (!call.wide_ids && top_k % 4 == 0 && reinterpret_cast<std::uintptr_t>(call.ids) % 16 == 0) {
-    const int4 four = *reinterpret_cast<const int4*>(static_cast<const std::int32_t*>(call.ids) + route);
-    id[0] = four.x, id[1] = four.y, id[2] = four.z, id[3] = four.w;
+  if (!call.wide_ids && top_k % 8 == 0 && reinterpret_cast<std::uintptr_t>(call.ids) % 16 == 0) {
+    const auto* from = reinterpret_cast<const int4*>(static_cast<const std::int32_t*>(call.ids) + route);
+    const int4 low = from[0], high = from[1];
+    id[0] = low.x, id[1] = low.y, id[2] = low.z, id[3] = low.w;
+    id[4] = high.x, id[5] = high.y, id[6] = high.z, id[7] = high.w;
     return;
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) id[i] = first + i < top_k ? id_at(call, route + i) : -1;
+  for (int i = 0; i < 8; ++i) id[i] = first + i < top_k ? id_at(call, route + i) : -1;
 }
 
 // Ids of a call that are no experts: how many, and the lowest route with one.
@@ -71,107 +51,123 @@ struct BadIds {
   unsigned long long number, lowest;
 };
 
-// Adds tokens [begin, end) to the running counts, and their bad ids to `bad` if given. By whole warps: thread
-// `thread` of `threads` that work together; a barrier among them must follow before the counts are read.
-__device__ inline void count_tokens(const DispatchArguments& call, const RoutingTables& tables,
-                                    std::int64_t begin, std::int64_t end, int thread, int threads,
-                                    BadIds* bad = nullptr) {
+// By how many halvings of `rows` rows all of `workers` warps have work, as far as quarters go.
+__device__ __forceinline__ int splits_of(std::int64_t rows, int workers) {
+  return 4 * rows <= workers ? 2 : 2 * rows <= workers ? 1 : 0;
+}
+static_assert(kQuarters == 4);
+
+// How tokens are shared out: in units, each a share of a token's row; every warp sends a run of them.
+struct SendShare {
+  std::int32_t tokens;
+  int splits;               // a token's row is shared by 1 << splits warps, 1, 2 or 4
+  int workers;              // warps that send, in all blocks
+  std::int32_t each, more;  // units of a warp, and how many have one more
+
+  __device__ static SendShare of(std::int64_t tokens, int senders) {
+    SendShare share{static_cast<std::int32_t>(tokens), 0, senders * kWorkWarps, 0, 0};
+    share.splits = splits_of(tokens, share.workers);
+    const std::int32_t units = share.tokens << share.splits;
+    share.each = units / share.workers;
+    share.more = units - share.each * share.workers;
+    return share;
+  }
+  __device__ std::int32_t unit_begin(int worker) const { return worker * each + min(worker, more); }
+  __device__ std::int32_t token_begin(int worker) const { return unit_begin(worker) >> splits; }
+  // The last worker whose units begin with this token or before: token_begin(worker) <= token.
+  __device__ int last_worker(std::int32_t token) const {
+    const std::int32_t unit = (token << splits) + (1 << splits) - 1, longer = more * (each + 1);
+    return unit < longer ? unit / (each + 1) : more + (unit - longer) / each;
+  }
+};
+
+// Counts of a sending block, in its shared memory. A row for each warp: first its own tokens', then all
+// before its first token's, which it goes on counting from.
+struct SendCounts {
+  std::int32_t* memory;
+  int stride;
+
+  static __host__ __device__ constexpr std::int64_t bytes(const DeviceSignals& signals) {
+    return 4 * std::int64_t{kWorkWarps + 2} * 2 * signals.count_words();
+  }
+  __device__ std::int32_t* of_warp(int warp) const { return memory + warp * stride; }
+  __device__ std::int32_t* before() const { return of_warp(kWorkWarps); }  // of the blocks before
+  __device__ std::int32_t* all() const { return of_warp(kWorkWarps + 1); }
+};
+
+// By the threads of a block: adds tokens [begin, end) to the rows of counts that `row_of` names for each, and
+// their bad ids to `bad` if given. A barrier must follow before the counts are read.
+template <class RowOf>
+__device__ __forceinline__ void count_tokens(const DispatchArguments& call, const RoutingTables& tables,
+                                             std::int32_t begin, std::int32_t end, BadIds* bad,
+                                             RowOf row_of) {
   const LaneView& lane = call.lane;
-  const int mine = thread % 32;
-  int messages = 0;  // to the rank whose number this thread has in its warp
-  for (std::int64_t base = begin + thread - mine; base < end; base += threads) {
-    const std::int64_t token = base + mine;
+  const int mine = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+  for (std::int32_t base = begin + static_cast<std::int32_t>(threadIdx.x) - mine; base < end;
+       base += static_cast<std::int32_t>(blockDim.x)) {
+    const std::int32_t token = base + mine;
+    std::int32_t* counts = row_of(min(token, end - 1));
     std::uint32_t ranks = 0;
-    for (int slot = 0; slot < lane.top_k && token < end; slot += 4) {
-      std::int64_t id[4];
+#pragma unroll 1
+    for (int slot = 0; slot < lane.top_k && token < end; slot += 8) {
+      std::int64_t id[8];
       load_ids(call, token, slot, id);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 8; ++i) {
         if (is_expert(lane, id[i])) {
-          atomicAdd(&tables.experts[id[i]], 1);
-          ranks |= 1u << tables.rank_of[id[i]];
+          const int position = tables.position_of[id[i]];
+          atomicAdd(&counts[position], 1);
+          ranks |= 1u << tables.rank_of[position];
         } else if (bad != nullptr && id[i] != -1) {
           atomicAdd(&bad->number, 1ull);
-          atomicMin(&bad->lowest, static_cast<unsigned long long>(token * lane.top_k + slot + i));
+          atomicMin(&bad->lowest,
+                    static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot + i));
         }
       }
     }
-    // Everybody's token may go to the same rank: counted by votes.
+    // Everybody's token may go to the same rank: counted by votes of those with the same row.
+    const std::uint32_t together = __match_any_sync(~0u, reinterpret_cast<unsigned long long>(counts));
+    const bool counts_votes = (together & ((1u << mine) - 1)) == 0;
+#pragma unroll 1
     for (int rank = 0; rank < lane.ranks; ++rank) {
-      const int votes = __popc(static_cast<int>(__ballot_sync(~0u, ranks >> rank & 1)));
-      if (rank == mine) messages += votes;
+      const int votes = __popc(static_cast<int>(__ballot_sync(~0u, ranks >> rank & 1) & together));
+      if (counts_votes && votes > 0) atomicAdd(&counts[lane.signals.first_messages() + rank], votes);
     }
   }
-  if (messages > 0) atomicAdd(&tables.messages[mine], messages);
 }
 
-// A token this block sends, as its warp has planned it; in shared memory.
+// A token as its warp has planned it; this thread's slot and rank.
 struct PlannedToken {
-  std::int64_t token;               // -1: none
-  std::uint32_t ranks;              // destinations, one bit each
-  std::int32_t id[kMaxTopK];        // -1: masked or bad
-  std::int32_t message[kMaxRanks];  // number of the message to each destination
+  std::int32_t id = -1, position = -1, rank = -1;  // of the slot; -1: masked or bad
+  std::int32_t ordinal = 0;                        // routes of this source to the same expert before it
+  std::uint32_t ranks = 0;                         // destinations, one bit each
+  std::int32_t message = 0;                        // number of the message to this thread's rank
 };
 
-// First step, by one warp: the token's ids. A barrier among the block's planning warps must follow.
-__device__ inline void plan_ids(const DispatchArguments& call, const RoutingTables& tables,
-                                std::int64_t token, PlannedToken* planned) {
-  const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32;
-  std::int64_t id = slot < lane.top_k ? id_at(call, token * lane.top_k + slot) : -1;
-  if (!is_expert(lane, id)) id = -1;
-  const std::uint32_t bit = id >= 0 ? 1u << tables.rank_of[id] : 0;
-  const std::uint32_t ranks = __reduce_or_sync(~0u, bit);
-  planned->id[slot] = static_cast<std::int32_t>(id);
-  if (slot == 0) {
-    planned->token = token;
-    planned->ranks = ranks;
+// By one warp: the token whose slot `id` is this thread's. `counts`: of the warp; `messages`: to this
+// thread's rank so far.
+__device__ inline PlannedToken plan_token(const LaneView& lane, const RoutingTables& tables,
+                                          std::int32_t* counts, std::int64_t id, std::int32_t* messages) {
+  const int slot = static_cast<int>(threadIdx.x % 32);
+  PlannedToken token;
+  if (is_expert(lane, id)) {
+    token.id = static_cast<std::int32_t>(id);
+    token.position = tables.position_of[id];
+    token.rank = tables.rank_of[token.position];
+    token.ordinal = counts[token.position];
   }
-}
-
-// Second step: places within the source. `planned` are this block's tokens of the round in order, `mine` this
-// warp's; the running counts hold everything before the first of them. Writes the plan's entries of the
-// token; a route's entry in route_row is its ordinal (rank_major: its message's number) until the rows are
-// known. Returns the slot's ordinal.
-__device__ inline std::int32_t plan_places(const LaneView& lane, const RoutingTables& tables,
-                                           const PlanView& plan, PlannedToken* planned, int mine) {
-  const int slot = threadIdx.x % 32;
-  PlannedToken& own = planned[mine];
-  const std::int32_t id = own.id[slot];
-  const std::uint32_t ranks = own.ranks;
-
-  std::int32_t ordinal = 0;
-  if (id >= 0) ordinal = tables.experts[id];
-  for (int earlier = 0; earlier < mine; ++earlier) {
-    for (int k = 0; k < lane.top_k; ++k) ordinal += id >= 0 && planned[earlier].id[k] == id;
-  }
-  const std::uint32_t same = __match_any_sync(~0u, id >= 0 ? id : -1 - slot);
-  ordinal += __popc(static_cast<int>(same & ((1u << slot) - 1)));
-
-  std::int32_t message = 0;
-  if (slot < lane.ranks) {
-    message = tables.messages[slot];
-    for (int earlier = 0; earlier < mine; ++earlier) message += planned[earlier].ranks >> slot & 1;
-    own.message[slot] = message;
-  }
+  token.ranks = __reduce_or_sync(~0u, token.rank >= 0 ? 1u << token.rank : 0);
+  const std::uint32_t same = __match_any_sync(~0u, token.position >= 0 ? token.position : -1 - slot);
+  const std::uint32_t earlier = same & ((1u << slot) - 1);
+  token.ordinal += __popc(static_cast<int>(earlier));
   __syncwarp();
-
-  const std::int64_t token = own.token, route = token * lane.top_k + slot;
-  const int destination = id >= 0 ? tables.rank_of[id] : -1;
-  if (slot < lane.top_k) {
-    plan.route_expert[route] = id;
-    plan.route_rank[route] = destination;
-    const bool by_message = lane.layout == Layout::rank_major;
-    plan.route_row[route] = id < 0 ? -1 : by_message ? own.message[destination] : ordinal;
-  }
-  if (slot < lane.ranks && (ranks >> slot & 1) != 0) {
-    const int position = __popc(static_cast<int>(ranks & ((1u << slot) - 1)));
-    plan.token_ranks[token * lane.most_ranks + position] = slot;
-    plan.sent_tokens[std::int64_t{slot} * lane.max_tokens + message] = static_cast<std::int32_t>(token);
-  }
-  const int reached = __popc(static_cast<int>(ranks));
-  if (slot >= reached && slot < lane.most_ranks) plan.token_ranks[token * lane.most_ranks + slot] = -1;
-  return ordinal;
+  if (token.position >= 0 && earlier == 0)
+    counts[token.position] = token.ordinal + __popc(static_cast<int>(same));
+  token.message = *messages;
+  *messages += static_cast<std::int32_t>(token.ranks >> slot & 1);
+  __syncwarp();
+  return token;
 }
 
 }  // namespace ferry::cuda

@@ -6,6 +6,7 @@
 #include "core/configuration.hpp"
 #include "core/text.hpp"
 #include "cuda/lane_view.hpp"
+#include "cuda/routing_tables.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
 
@@ -47,33 +48,41 @@ DeviceSignals device_signals(const Config& config) {
           .combine_rows = exchange_shape(config, 0).combine_rows};
 }
 
-ExchangeLayout device_layout(const Config& config) {
+DeviceLayout device_layout(const Config& config) {
+  const PartList parts = parts_of(config.format, config.hidden);
   ExchangeShape shape = exchange_shape(config, device_signals(config).bytes());
-  shape.message_bytes = device_message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
+  shape.message_bytes = device_message_layout(parts, config.top_k).bytes;
   shape.combine_row_bytes = align_up(shape.combine_row_bytes, kLine);
-  return exchange_layout(shape);
+  DeviceLayout layout{exchange_layout(shape), 0};
+  if (!config.own_arrivals) return layout;
+  // Holds the parts of every format whose messages are not larger than the configuration's: a row takes on
+  // arrival what it takes in a message, or less. Columns start at multiples of a few rows, parts at multiples
+  // of 256 bytes.
+  std::int64_t rows = 0;
+  for (int rank = 0; rank < config.placement.ranks(); ++rank)
+    rows = std::max(rows, row_capacity(config, rank));
+  layout.arrivals = align_up((rows + kColumnAlignment - 1) * wire_bytes(parts) + kMaxParts * 256,
+                             ExchangeLayout::kSectionAlign);
+  return layout;
 }
 
 ExchangeArrays exchange_arrays(const Config& config) {
-  const std::int64_t experts = config.experts, ranks = config.placement.ranks();
   Chain chain;
   ExchangeArrays arrays;
-  arrays.place = chain.take(experts * static_cast<std::int64_t>(sizeof(ExpertPlace)));
-  arrays.expert_at = chain.take(4 * experts);
-  arrays.first_expert = chain.take(4 * (ranks + 1));
-  arrays.group_capacities = chain.take(8 * ranks);
+  arrays.routing = chain.take(RoutingTables::bytes(config.experts, config.placement.ranks()));
   arrays.bytes = chain.bytes();
   return arrays;
 }
 
 LaneArrays lane_arrays(const Config& config, int rank) {
   const std::int64_t rows = row_capacity(config, rank), groups = groups_of(config, rank);
-  const std::int64_t experts = config.experts, ranks = config.placement.ranks();
+  const std::int64_t experts = config.experts;
   const bool rank_major = config.layout == Layout::rank_major;
   Chain chain;
   LaneArrays arrays;
   arrays.state = chain.take(sizeof(LaneState));
-  arrays.first_rows = chain.take(4 * ranks * std::max(experts, ranks));
+  arrays.block_counts = chain.take(8 * std::int64_t{kMaxSenders} * device_signals(config).count_words());
+  arrays.block_counted = chain.take(8 * std::int64_t{kMaxSenders});
   arrays.load = chain.take(8 * experts);
   arrays.metadata = chain.take(sizeof(StepMetadata));
   arrays.plan = chain.take(view_plan(nullptr, plan_shape(config)).bytes);
@@ -83,15 +92,6 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.group_expert = chain.take(4 * groups);
   arrays.counts = chain.take(4 * groups);
   arrays.row_offsets = chain.take(4 * (groups + 1));
-  if (config.own_arrivals) {
-    const std::int64_t before = chain.bytes();
-    // Holds the parts of every format whose messages are not larger than the configuration's: a row takes on
-    // arrival what it takes in a message, or less. Columns start at multiples of a few rows, parts at
-    // multiples of 256 bytes.
-    const std::int64_t row = wire_bytes(parts_of(config.format, config.hidden));
-    arrays.parts = chain.take((rows + kColumnAlignment - 1) * row + kMaxParts * 256);
-    arrays.parts_bytes = chain.bytes() - before;
-  }
   arrays.bytes = chain.bytes();
   return arrays;
 }
@@ -100,14 +100,13 @@ LaneArrays lane_arrays(const Config& config, int rank) {
 
 Sizes cuda_backend_sizes(const Config& config, int rank) {
   cuda::check_limits(config);
-  const ExchangeLayout layout = cuda::device_layout(config);
-  const cuda::LaneArrays arrays = cuda::lane_arrays(config, rank);
+  const cuda::DeviceLayout layout = cuda::device_layout(config);
   const std::int64_t lanes = config.lanes;
-  return {.dispatch_staging = 2 * lanes * layout.dispatch,
-          .combine_staging = 2 * lanes * layout.combine,
-          .signals = lanes * layout.signals,
-          .arrivals = lanes * arrays.parts_bytes,
-          .plans = lanes * (arrays.bytes - arrays.parts_bytes) + cuda::exchange_arrays(config).bytes};
+  return {.dispatch_staging = 2 * lanes * layout.exchange.dispatch,
+          .combine_staging = 2 * lanes * layout.exchange.combine,
+          .signals = lanes * layout.exchange.signals,
+          .arrivals = lanes * layout.arrivals,
+          .plans = lanes * cuda::lane_arrays(config, rank).bytes + cuda::exchange_arrays(config).bytes};
 }
 
 }  // namespace ferry

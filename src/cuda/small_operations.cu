@@ -5,6 +5,7 @@
 #include "cuda/places.cuh"
 #include "cuda/plan_header.cuh"
 #include "cuda/route_values.cuh"
+#include "cuda/shared_copy.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -21,7 +22,10 @@ __device__ std::int32_t count_of(const MetadataArguments& call, std::uint64_t nu
   return 0;
 }
 
-__global__ void __launch_bounds__(32, 1) metadata_kernel(const __grid_constant__ MetadataArguments call) {
+__global__ void __launch_bounds__(32, 1)
+    metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
+  __shared__ MetadataArguments shared_arguments;
+  const MetadataArguments& call = copy_to_shared(arguments, &shared_arguments);
   __shared__ LetterContent letter;
   const LaneView& lane = call.lane;
   if (has_ended(lane, kFailed)) return;
@@ -29,15 +33,14 @@ __global__ void __launch_bounds__(32, 1) metadata_kernel(const __grid_constant__
   const int rank = static_cast<int>(threadIdx.x);
   if (rank == 0) {
     letter.terms = call.terms;
-    letter.count = count_of(call, number);
-    for (std::int32_t& argument : letter.argument) argument = 2;
+    letter.facts = facts_of(Operation::metadata, count_of(call, number));
   }
   __syncwarp();
-  post_letters(lane, number, letter, nullptr);
+  post_letters(lane, number, letter, nullptr, rank, 32);
   StepMetadata all;
-  if (await_letters(lane, number, letter)) {
-    const int generation = static_cast<int>(number & 1);
-    const std::int32_t count = rank < lane.ranks ? lane.letter(lane.rank, generation, rank)->count : 0;
+  LetterFacts theirs;
+  if (await_letters(lane, number, letter, true, &theirs)) {
+    const std::int32_t count = rank < lane.ranks ? theirs.count : 0;
     all.sum = __reduce_add_sync(~0u, count);
     all.prefix = __reduce_add_sync(~0u, rank < lane.rank ? count : 0);
     all.maximum = __reduce_max_sync(~0u, count);
@@ -70,7 +73,7 @@ __device__ void take_values(const RouteValuesArguments& call, std::uint64_t numb
     const std::int64_t i = unit / lane.ranks;
     if (i >= messages_between(lane, plan, source, lane.rank)) continue;
     const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
-    const Came came = wait_together(lane, lane.dispatch_flag(lane.rank, generation, source, i),
+    const Came came = wait_together(lane, lane.dispatch_flags(lane.rank, generation, source, i),
                                     lane.sent_flag(Phase::rows, lane.rank, generation, source),
                                     {Operation::route_values, number, source});
     if (came == Came::ended) return;
@@ -104,12 +107,12 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
       state->letter.terms = call.terms;
       state->letter.terms.option[state->letter.terms.option_count++] =
           static_cast<std::int64_t>(plan.header->call);
-      state->letter.count = plan.header->tokens;
-      for (std::int32_t& argument : state->letter.argument) argument = 2;
+      state->letter.facts = facts_of(Operation::route_values, plan.header->tokens);
     }
     __syncwarp();
-    post_letters(lane, state->number, state->letter, nullptr);
-    await_letters(lane, state->number, state->letter);
+    post_letters(lane, state->number, state->letter, nullptr, static_cast<int>(threadIdx.x), 32);
+    LetterFacts theirs;
+    await_letters(lane, state->number, state->letter, true, &theirs);
   }
   if (warp < kValueSendWarps) {
     if (!speaks)
@@ -126,7 +129,9 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
 }
 
 __global__ void __launch_bounds__(32 * kValueWarps, 1)
-    route_values_kernel(const __grid_constant__ RouteValuesArguments call) {
+    route_values_kernel(const __grid_constant__ RouteValuesArguments arguments) {
+  __shared__ RouteValuesArguments shared_arguments;
+  const RouteValuesArguments& call = copy_to_shared(arguments, &shared_arguments);
   __shared__ ValuesState state;
   const LaneView& lane = call.lane;
   const PlanView plan = view_plan(call.plan, lane.plan_shape);
@@ -148,7 +153,9 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
 
 // --- refusal -----------------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ RefusalArguments call) {
+__global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ RefusalArguments arguments) {
+  __shared__ RefusalArguments shared_arguments;
+  const RefusalArguments& call = copy_to_shared(arguments, &shared_arguments);
   const LaneView& lane = call.lane;
   if (has_ended(lane, kFailed)) return;
   const std::uint64_t number = lane.state->calls[0] + 1;

@@ -20,7 +20,7 @@ template <DType kType>
 __device__ __forceinline__ float value_of(std::uint32_t word, int half) {
   if constexpr (kType == DType::fp32) return float_of(word);
   const auto bits = static_cast<std::uint16_t>(half == 0 ? word : word >> 16);
-  return kType == DType::bf16 ? bf16_value(bits) : fp16_value(bits);
+  return kType == DType::bf16 ? bf16_value(bits) : value_of_fp16(bits);
 }
 
 template <DType kType>
@@ -41,7 +41,7 @@ __device__ __forceinline__ float rounded(DType type, float value) {
     case DType::bf16:
       return bf16_value(static_cast<std::uint16_t>(two_to_bf16(value, 0)));
     case DType::fp16:
-      return fp16_value(static_cast<std::uint16_t>(two_to_fp16(value, 0)));
+      return value_of_fp16(static_cast<std::uint16_t>(two_to_fp16(value, 0)));
     case DType::fp32:
       break;
   }
@@ -51,6 +51,18 @@ __device__ __forceinline__ float rounded(DType type, float value) {
 template <DType kType>
 __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
   return kType == DType::bf16 ? two_to_bf16(low, high) : two_to_fp16(low, high);
+}
+
+// Computed values in 16 bytes as they would be stored: rounded to the type, NaN canonical.
+template <DType kType>
+__device__ __forceinline__ uint4 packed(const float (&value)[kPerAccess<kType>]) {
+  if constexpr (kType == DType::fp32) {
+    return make_uint4(bits_of(canonical(value[0])), bits_of(canonical(value[1])),
+                      bits_of(canonical(value[2])), bits_of(canonical(value[3])));
+  } else {
+    return make_uint4(pack_two<kType>(value[0], value[1]), pack_two<kType>(value[2], value[3]),
+                      pack_two<kType>(value[4], value[5]), pack_two<kType>(value[6], value[7]));
+  }
 }
 
 // Stores kCount (4 or 8) computed values, rounded to the type, NaN canonical, at column `column` of a row.

@@ -8,14 +8,17 @@ namespace ferry::cuda {
 
 inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended of an exchange that is lost
 
-// A pause of random length, if the lane asks for them.
-__device__ __forceinline__ void jitter(const LaneView& lane) {
-  if (lane.jitter.share == 0) return;
+static __device__ __noinline__ void pause_at_random(Jitter jitter) {
   std::uint32_t random = static_cast<std::uint32_t>(clock64()) * 2654435761u + threadIdx.x * 40503u;
   random ^= random >> 15;
   random *= 2246822519u;
   random ^= random >> 13;
-  if ((random & 255u) < lane.jitter.share) __nanosleep((random >> 8) % lane.jitter.nanoseconds);
+  if ((random & 255u) < jitter.share) __nanosleep((random >> 8) % jitter.nanoseconds);
+}
+
+// A pause of random length, if the lane asks for them.
+__device__ __forceinline__ void jitter(const LaneView& lane) {
+  if (lane.jitter.share != 0) pause_at_random(lane.jitter);
 }
 
 // True once `call`, or everything, has ended early on this rank. Acquire: what its ender wrote may be read.
@@ -52,15 +55,20 @@ enum class Came { yes, no, ended };  // no: its sender has sent everything else;
 // reach.
 inline constexpr std::uint64_t kHostLookNanoseconds = 1'000'000;
 
-// The part of a wait after the first few looks.
+// How often a wait looks before it pauses between looks.
+inline constexpr unsigned kQuickLooks = 16;
+
+// The part of a wait after the first look.
 static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::uint64_t* flag,
                                               const std::uint64_t* all_sent, Awaited awaited) {
   const std::uint64_t start = global_nanoseconds();
   std::uint64_t next_host_look = start + kHostLookNanoseconds;
   for (unsigned look = 1;; ++look) {
+    // An acquire empties the multiprocessor's first cache for everybody: only when there is something to see.
+    const std::uint64_t seen = load_relaxed_sys(flag);
     // Acquire: orders what the flag's writer stored before it ahead of this thread's reads after it.
-    const std::uint64_t seen = load_acquire_sys(flag);
-    if (seen >= awaited.call) return Came::yes;
+    if (seen >= awaited.call && load_acquire_sys(flag) >= awaited.call) return Came::yes;
+    if (look < kQuickLooks) continue;
     // Waiting warps share the memory system with those that move rows.
     __nanosleep(100);
     if (look % 16 != 0) continue;
@@ -89,10 +97,62 @@ static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::u
 __device__ __forceinline__ Came wait_for(const LaneView& lane, const std::uint64_t* flag,
                                          const std::uint64_t* all_sent, Awaited awaited) {
   jitter(lane);
-  for (int look = 0; look < 16; ++look) {
-    if (load_acquire_sys(flag) >= awaited.call) return Came::yes;
-  }
+  if (load_acquire_sys(flag) >= awaited.call) return Came::yes;
   return wait_long(lane, flag, all_sent, awaited);
+}
+
+// By a whole warp, each thread that waits for `wanted` (one bit each) of the flags from `flags` on: returns
+// when some thread has all of its own, and says which have. What was written before them may be read by all
+// threads. `late`: threads whose flags cannot come any more. 0, 0: the call has ended early.
+struct CameFlags {
+  std::uint32_t here, late;
+};
+static __device__ __noinline__ CameFlags wait_for_some(const LaneView& lane, const std::uint64_t* flags,
+                                                       std::uint32_t wanted, const std::uint64_t* all_sent,
+                                                       Awaited awaited) {
+  const auto all_here = [&](auto load) {
+    bool here = wanted != 0;
+    for (std::uint32_t left = wanted; left != 0; left &= left - 1)
+      here = load(flags + __ffs(static_cast<int>(left)) - 1) >= awaited.call && here;
+    return here;
+  };
+  std::uint64_t start = 0, next_host_look = 0;
+  jitter(lane);
+  for (unsigned look = 1;; ++look) {
+    const bool seen = all_here([](const std::uint64_t* flag) { return load_relaxed_sys(flag); });
+    if (__any_sync(~0u, seen)) {
+      // Acquire: orders what the flags' writers stored before them ahead of this thread's reads after them;
+      // and by the exchange of the result ahead of the warp's.
+      const bool here = seen && all_here([](const std::uint64_t* flag) { return load_acquire_sys(flag); });
+      return {__ballot_sync(~0u, here), 0};
+    }
+    if (look < kQuickLooks) continue;
+    __nanosleep(100);
+    if (look % 16 != 0) continue;
+    if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};
+    // Acquire: the sender's flags are all older than its last word.
+    const bool last = wanted != 0 && all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call;
+    if (__any_sync(~0u, last)) {
+      const bool here = last && all_here([](const std::uint64_t* flag) { return load_acquire_sys(flag); });
+      return {__ballot_sync(~0u, here), __ballot_sync(~0u, last && !here)};
+    }
+    jitter(lane);
+    const std::uint64_t now = global_nanoseconds();
+    if (start == 0) start = next_host_look = now;
+    if (now < next_host_look) continue;
+    next_host_look = now + kHostLookNanoseconds;
+    if (load_relaxed_sys(&lane.report->abort) != 0) store_release_gpu(&lane.state->ended, kFailed);
+    if (wanted != 0 && now - start > lane.deadline) report_timeout(lane, awaited, load_relaxed_sys(flags));
+  }
+}
+
+// The same for a unit of a letter that has not been here at the first look: its word.
+static __device__ __noinline__ Came wait_for_unit(const LaneView& lane, const LetterUnit* unit,
+                                                  Awaited awaited, std::uint64_t* word) {
+  jitter(lane);
+  const Came came = wait_long(lane, &unit->call, nullptr, awaited);
+  *word = load_unit_relaxed_sys(unit).word;
+  return came;
 }
 
 // By one whole warp, for one flag: its first thread waits. What was written before the flag may be read by

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -68,9 +69,11 @@ class DeviceBytes {
 class Graph {
  public:
   // Captures what `enqueue` puts on the stream, in global mode: meanwhile no thread of the process may
-  // allocate.
+  // allocate, nor make a graph of its own.
   template <class Enqueue>
   Graph(cudaStream_t stream, Enqueue enqueue) {
+    static std::mutex one_at_a_time;
+    const std::lock_guard alone(one_at_a_time);
     cudaGraph_t graph = nullptr;
     require_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
     enqueue();

@@ -1,0 +1,69 @@
+// Rows from memory to registers and on: by one warp, in granules of 512 bytes, 16 a thread.
+#pragma once
+
+#include <cstdint>
+
+#include "layout/device_signals.hpp"
+
+namespace ferry::cuda {
+
+inline constexpr int kGranule = 512;
+inline constexpr int kGranulesAtOnce = 7;  // in flight by a warp: a quarter of a row of 7,168 16-bit values
+
+// Quarters [first, last) of a row.
+struct Quarters {
+  int first, last;
+
+  // Share `share` of 1 << splits.
+  __device__ static Quarters of(int share, int splits) {
+    return {(kQuarters >> splits) * share, (kQuarters >> splits) * (share + 1)};
+  }
+  __device__ int count() const { return last - first; }
+};
+
+// The bytes of a row that some quarters are: quarters begin at multiples of `unit`.
+struct ByteRange {
+  int begin, end;
+
+  __device__ __forceinline__ static ByteRange of(const Quarters& quarters, std::int64_t row_bytes, int unit) {
+    const auto bytes = static_cast<int>(row_bytes);  // kMaxPartBytes at most
+    const int quarter = (bytes + kQuarters * unit - 1) / (kQuarters * unit) * unit;
+    return {min(quarters.first * quarter, bytes), min(quarters.last * quarter, bytes)};
+  }
+};
+
+// Some granules of a row, the thread's 16 bytes of each.
+struct Granules {
+  uint4 held[kGranulesAtOnce];
+
+  __device__ __forceinline__ static int offset(int at) {
+    return at + 16 * static_cast<int>(threadIdx.x % 32);
+  }
+  __device__ __forceinline__ void load(const std::byte* from, int at, int end) {
+    const std::byte* mine = from + offset(at);
+#pragma unroll
+    for (int g = 0; g < kGranulesAtOnce; ++g) {
+      if (offset(at) + g * kGranule < end) held[g] = *reinterpret_cast<const uint4*>(mine + g * kGranule);
+    }
+  }
+  __device__ __forceinline__ void store(std::byte* to, int at, int end) const {
+    std::byte* mine = to + offset(at);
+#pragma unroll
+    for (int g = 0; g < kGranulesAtOnce; ++g) {
+      if (offset(at) + g * kGranule < end) *reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];
+    }
+  }
+};
+
+// Calls store(granules, at) for all of [range.begin, range.end) of `from`, multiples of 16.
+template <class Store>
+__device__ __forceinline__ void copy_granules(const std::byte* from, const ByteRange& range, Store store) {
+#pragma unroll 1
+  for (int at = range.begin; at < range.end; at += kGranulesAtOnce * kGranule) {
+    Granules granules;
+    granules.load(from, at, range.end);
+    store(granules, at);
+  }
+}
+
+}  // namespace ferry::cuda
