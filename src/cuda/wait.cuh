@@ -138,7 +138,7 @@ static __device__ __noinline__ CameFlags wait_for_some(const LaneView& lane, con
     }
     jitter(lane);
     const std::uint64_t now = global_nanoseconds();
-    if (start == 0) start = next_host_look = now;
+    if (start == 0) start = now, next_host_look = now + kHostLookNanoseconds;
     if (now < next_host_look) continue;
     next_host_look = now + kHostLookNanoseconds;
     if (load_relaxed_sys(&lane.report->abort) != 0) store_release_gpu(&lane.state->ended, kFailed);
