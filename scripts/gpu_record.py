@@ -24,7 +24,10 @@ def output_of(*command):
 
 
 def commit():
-    found = output_of("git", "rev-parse", "HEAD") or os.environ.get("FERRY_COMMIT", "unknown")
+    named = os.environ.get("FERRY_COMMIT")
+    if named:
+        return {"commit": named, "changed": False}
+    found = output_of("git", "rev-parse", "HEAD") or "unknown"
     return {"commit": found, "changed": bool(output_of("git", "status", "--porcelain", "--untracked-files=no"))}
 
 

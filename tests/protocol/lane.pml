@@ -26,20 +26,19 @@
 #ifdef MISTAKE_ONE_GENERATION_OF_LETTERS
 #define post_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* letters.cuh write_letter: `const int generation = static_cast<int>(call & 1)` */
+/* letters.cuh post_letters: `const int generation = static_cast<int>(call & 1)` */
 #define post_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
 #ifdef MISTAKE_ONE_GENERATION_OF_ROWS
 #define row_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* dispatch_send.cuh move: `const int generation = static_cast<int>(number & 1);`
+/* dispatch_send.cuh destinations: `to.message = lane.message(slot(), generation(), lane.rank, message,`
    combine_send.cuh row_at_home: `call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row)` */
 #define row_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
 #define flag_at(reader, n, writer) place(reader, (n) & 1, writer)
 
-#define kInFlight 0 /* a bulk store that its issuer has not seen written: no release orders it */
-#define kWritten 1  /* any other store: its thread's next release orders it */
+#define kWritten 1 /* a store: its thread's next release orders it */
 #define kReleased 2
 typedef Place { byte call; byte ordered };
 #define is_whole(place, n) (place.call == (n) && place.ordered == kReleased)
@@ -78,21 +77,15 @@ end:
       n = number[me];
       if
       :: has_row(n, me, peer) ->
-        /* dispatch_send.cuh send_moved: `to.store(call.message.base.part_offset[piece.part] + piece.at,` */
+        /* row_copy.cuh store: `*reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];` */
         row[row_at(peer, n, me)].call = n;
-        row[row_at(peer, n, me)].ordered = kInFlight;
-#ifndef MISTAKE_BULK_STORES_NOT_AWAITED
-        /* dispatch_send.cuh move_all: `bulk_wait_written_but_last();`
-           dispatch_send.cuh send_by_plan: `bulk_wait_written();` */
         row[row_at(peer, n, me)].ordered = kWritten;
-#endif
-        /* dispatch_send.cuh finish: `fence_acq_rel_sys();`
-           dispatch_send.cuh send_by_plan: `store_release_sys(lane.dispatch_flag(`
-           combine_send.cuh send: `store_release_sys( lane.combine_flag(` */
+        /* announce.cuh ask: `if (thread == 0) store_release_block(&asked[warp], before + more);`
+           announce.cuh run: `fence_acq_rel_sys();` */
 #ifndef MISTAKE_FLAG_WITHOUT_RELEASE
-        row[row_at(peer, n, me)].ordered = (row[row_at(peer, n, me)].ordered == kInFlight -> kInFlight : kReleased);
+        row[row_at(peer, n, me)].ordered = kReleased;
 #endif
-        /* dispatch_send.cuh finish: `store_relaxed_sys( call.lane.dispatch_flag(` */
+        /* announce.cuh run: `for (; done != wanted; ++done) set(flags[warp][done % kAsked], call);` */
         row_flag[flag_at(peer, n, me)].call = n;
         row_flag[flag_at(peer, n, me)].ordered = kWritten
       :: else
@@ -122,15 +115,17 @@ proctype Receiver(byte me; byte source) {
 end:
   do
   :: d_step {
-      /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;` */
+      /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;`
+         wait.cuh wait_for_some: `return {__ballot_sync(~0u, here), 0};` */
       receiving[me * R + source] && row_flag[flag_at(me, number[me], source)].call >= number[me] ->
-      /* dispatch_receive.cuh take_messages: `wait_together(lane, lane.dispatch_flag(lane.rank, generation, source, i),`
-         combine_home.cuh await_row: `came = wait_for(lane, lane.combine_flag(lane.rank, generation, row),` */
+      /* dispatch_receive.cuh take_some: `wait_for_some(lane, flags, waits ? wanted : 0, last,`
+         combine_home.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
       assert(is_whole(row[row_at(me, number[me], source)], number[me])); /* the row of this call */
       receiving[me * R + source] = 0
     }
   :: d_step {
-      /* wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return Came::ended;` */
+      /* wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return Came::ended;`
+         wait.cuh wait_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
       receiving[me * R + source] && ended[me] >= number[me] ->
       receiving[me * R + source] = 0
     }
@@ -145,19 +140,21 @@ end:
   od
 }
 
-/* A usual letter, or a refusal.
-   letters.cuh write_letter: `letter->terms = hash_of(content.terms);`
-   plan_header.cuh post_refusal: `letter->terms = 0;` */
+/* A usual letter, or a refusal. Each unit of a letter carries the call's number beside its word, in one access: whoever
+   sees the number has the word. A refusal's record is ordered before the units that announce it.
+   letters.cuh letter_word: `if (i == kLetterTerms) return hash_of(content.terms);`
+   plan_header.cuh post_refusal: `store_unit_relaxed_sys(letter + kLetterTerms, {number, 0});` */
 inline post(peer) {
   letter[post_at(peer, n, me)].call = n;
   letter[post_at(peer, n, me)].ordered = kWritten;
   letter_terms[post_at(peer, n, me)] = terms;
-#ifndef MISTAKE_LETTER_WITHOUT_RELEASE
-  /* letters.cuh announce_letters: `fence_acq_rel_sys();`
-     plan_header.cuh post_refusal: `store_release_sys(&letter->call, number);` */
+#ifndef MISTAKE_NUMBER_AND_WORD_APART
+  /* letters.cuh post_letters: `const LetterUnit unit{call, letter_word(content, counts, i)};`
+     ptx.cuh store_unit_relaxed_sys: `st.relaxed.sys.global.b128`
+     plan_header.cuh post_refusal: `fence_acq_rel_sys();` */
   letter[post_at(peer, n, me)].ordered = kReleased;
 #endif
-  /* letters.cuh announce_letters: `store_relaxed_sys(&lane.letter(peer,` */
+  /* letters.cuh post_letters: `store_unit_relaxed_sys(lane.letter(peer, generation, lane.rank) + i, unit);` */
   letter_call[post_at(peer, n, me)] = n
 }
 
@@ -190,7 +187,7 @@ proctype Rank(byte me) {
       :: deviations < DEVIATIONS -> terms = kRefusal; deviations++
       fi;
       terms_of[(n & 1) * R + me] = terms;
-      /* combine.cu speak: `if (posts) post_letters(lane, state->number, state->letter, nullptr);`
+      /* combine.cu work: `post_letters(lane, number, state->letter, nullptr,`
          small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
       d_step {
         post(next(me));
@@ -215,7 +212,7 @@ proctype Rank(byte me) {
     :: terms != kRefusal && !fused ->
       d_step {
         /* The send half's kernel has ended.
-           dispatch.cu dispatch_kernel: `if (kHalves != Halves::send) end_block(call.lane, block.state->number);` */
+           dispatch.cu dispatch_kernel: `if (kHalves != Halves::send) end_block(state->call.lane, state->number);` */
         !is_at_work(sending) -> start_receivers()
       }
     :: else
@@ -226,18 +223,18 @@ proctype Rank(byte me) {
 #elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_LETTERS)
       terms == kRefusal || has_come(next(me)) && has_come(last(me)) ->
 #else
-      /* letters.cuh await_letters: `came = wait_for(lane, &letter->call, nullptr,`
+      /* letters.cuh await_letters: `came = await_word(lane, call, mine.terms.operation, peer, kLetterTerms, &terms)`
          letters.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
-         plan_header.cuh await_all: `wait_for(lane, &lane.letter(lane.rank,`
+         plan_header.cuh await_all: `await_word(lane, number, operation, peer, kLetterTerms, &terms);`
          small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
       has_come(next(me)) && has_come(last(me)) ->
 #endif
-      /* letters.cuh await_letters: `alike = letter->terms == terms;` */
+      /* letters.cuh await_letters: `alike = terms == own;` */
       odd = (!says_the_same(next(me)) -> next(me) : (!says_the_same(last(me)) -> last(me) : me));
       if
       :: odd == me
       :: else ->
-        /* letters.cuh await_letters: `if (!agree && peer == 0) store_release_gpu(&lane.state->ended, call);` */
+        /* letters.cuh await_letters: `if (!agree && speaks && peer == 0) store_release_gpu(&lane.state->ended, call);` */
         ended[me] = n
       fi
     };
@@ -246,10 +243,10 @@ proctype Rank(byte me) {
       if
       :: terms == kRefusal
       :: terms != kRefusal && odd != me ->
-        /* letters.cuh name_difference: `if (letter->operation != operation) {` */
+        /* letters.cuh name_difference: `if (theirs != operation) {` */
         assert(is_whole(letter[post_at(me, n, odd)], n)) /* a letter of this call */
       :: terms != kRefusal && odd == me ->
-        /* places.cuh routes: `return lane.letter_counts(lane.rank, generation, source)[expert];` */
+        /* places.cuh await: `return seen.call >= number` */
         assert(is_whole(letter[post_at(me, n, next(me))], n)); /* a letter of this call */
         assert(is_whole(letter[post_at(me, n, last(me))], n))  /* a letter of this call */
       fi;

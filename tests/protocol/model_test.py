@@ -18,9 +18,8 @@ SIZES = [["CALLS=5", "DEVIATIONS=1"], ["CALLS=3", "DEVIATIONS=2"]]
 
 # What the assertion that fails first looks at.
 MISTAKES = {
-    "BULK_STORES_NOT_AWAITED": "row",
     "FLAG_WITHOUT_RELEASE": "row",
-    "LETTER_WITHOUT_RELEASE": "letter",
+    "NUMBER_AND_WORD_APART": "letter",
     "LAST_WORD_WITHOUT_FENCE": "row_flag",
     "ONE_GENERATION_OF_LETTERS": "letter",
     "ONE_GENERATION_OF_ROWS": "row",
