@@ -56,10 +56,6 @@ struct PlacesScratch {
   }
 };
 
-__host__ __device__ inline int groups_here(const LaneView& lane) {
-  return lane.groups;
-}
-
 // Exclusive prefix sum over the block's threads. All threads call it.
 __device__ inline std::uint32_t exclusive_sum(std::uint32_t value, PlacesScratch* scratch) {
   const int thread = threadIdx.x % 32, warp = threadIdx.x / 32;
