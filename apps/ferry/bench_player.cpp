@@ -15,7 +15,6 @@ namespace ferry::app {
 namespace {
 
 constexpr int kSets = BenchInputs::kSets;
-constexpr double kDeadline = 300.0;
 constexpr std::int64_t kLeastCopied = 256LL << 20;  // bytes of all ranks' buffers together
 constexpr int kCopies = 10;                         // at most so many repetitions also time a memcpy
 
@@ -229,7 +228,7 @@ BenchResult play_bench(const BenchPoint& point) {
   const BenchInputs inputs(point);
   const Notebook book(point);
   Group group = point.processes ? Group::processes(point.ranks) : Group::threads(point.ranks);
-  group.set_deadline(kDeadline);
+  group.set_deadline(point.config.deadline);
   group.run([&](const Rank& rank) {
     BenchPlayer(rank, point, inputs, book.spans(rank.index()), book.notes(rank.index())).play();
   });

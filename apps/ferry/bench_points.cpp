@@ -16,8 +16,7 @@ namespace ferry::app {
 
 namespace {
 
-constexpr double kDeadline = 300.0;       // checks come between calls, and cores may be few
-constexpr double kDeviceDeadline = 60.0;  // there they are short
+constexpr double kDeviceDeadline = 60.0;  // there, checks between calls are short
 constexpr int kLaunches = 20;             // of a short call
 constexpr std::int64_t kShort = 2 << 20;  // bytes that arrive at a rank
 

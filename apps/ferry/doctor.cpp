@@ -154,7 +154,7 @@ void print(const Finding& finding) {
   if (!finding.advice.empty()) fmt::print("    {:<24}{}\n", "", finding.advice);
 }
 
-void run() {
+void run_doctor() {
   fmt::print("ferry {}\n", version());
   // The group of processes forks, so it comes before the group of threads.
   const Finding processes = look_at_backend("processes", Group::processes(2));
@@ -177,7 +177,7 @@ void add_doctor(CLI::App& program) {
       "ok is here, -- is missing and can be done without, !! is broken. Exit code 0 if the cpu backend can "
       "run.\n\n"
       "Example:\n  ferry doctor\n");
-  command->callback(run);
+  command->callback(run_doctor);
 }
 
 }  // namespace ferry::app

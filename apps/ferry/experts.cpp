@@ -12,7 +12,7 @@ namespace ferry::app {
 
 namespace {
 
-constexpr std::int64_t kBlock = 128;  // columns with one scale
+constexpr std::int64_t kScaledColumns = 128;  // with one scale
 
 // Scale of block `block` of an arrived fp8 row.
 float scale_of(const Arrivals& arrivals, const PartLayout& part, bool packed, std::int64_t row,
@@ -127,9 +127,9 @@ void Experts::read(const Arrivals& arrivals, std::int64_t row, float* values) co
 void Experts::read_fp8(const Arrivals& arrivals, std::int64_t row, float* values) const {
   const PartLayout part = parts_of(job_.config.format, hidden_).part[1];
   const auto* codes = static_cast<const std::uint8_t*>(arrivals.data) + row * hidden_;
-  for (std::int64_t begin = 0; begin < hidden_; begin += kBlock) {
-    const float scale = scale_of(arrivals, part, job_.config.format.fp8.packed, row, begin / kBlock);
-    const std::int64_t end = std::min(begin + kBlock, hidden_);
+  for (std::int64_t begin = 0; begin < hidden_; begin += kScaledColumns) {
+    const float scale = scale_of(arrivals, part, job_.config.format.fp8.packed, row, begin / kScaledColumns);
+    const std::int64_t end = std::min(begin + kScaledColumns, hidden_);
     for (std::int64_t c = begin; c < end; ++c) values[c] = e4m3_to_fp32(codes[c]) * scale;
   }
 }

@@ -23,7 +23,7 @@ namespace ferry::app {
 
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kLimitsFooter =
     R"(memcpy   bytes read plus bytes written a second, buffers touched before and larger than the caches
 flag     one rank raises a flag in shared memory, the other waits for it: one way
 barrier  all ranks meet
@@ -130,7 +130,7 @@ nlohmann::ordered_json json_of(const Limits& limits) {
   return json;
 }
 
-void run(const std::string& backend, int ranks, const std::string& path) {
+void measure_limits(const std::string& backend, int ranks, const std::string& path) {
   const Output json(path);
   if (backend == "cuda") {
     const DeviceLimits limits = measure_device_limits(ranks);
@@ -147,7 +147,7 @@ void run(const std::string& backend, int ranks, const std::string& path) {
 void add_limits(CLI::App& program) {
   CLI::App* command =
       program.add_subcommand("limits", "Measure what this machine can move and how fast it signals");
-  command->footer(kFooter);
+  command->footer(kLimitsFooter);
   struct Options {
     std::string backend = "cpu";
     int ranks = 8;
@@ -163,7 +163,7 @@ void add_limits(CLI::App& program) {
       ->check(CLI::Range(2, 1024).description(""))
       ->type_name("N");
   add_output(*command, "--json", options->json, "the report as JSON; - is stdout, instead of the table");
-  command->callback([options] { run(options->backend, options->ranks, options->json); });
+  command->callback([options] { measure_limits(options->backend, options->ranks, options->json); });
 }
 
 }  // namespace ferry::app

@@ -34,7 +34,7 @@ std::int64_t kibibytes(const std::string& key) {
   return amount * 1024;
 }
 
-std::string quoted(const std::string& argument) {
+std::string in_quotes(const std::string& argument) {
   const bool plain = !argument.empty() && std::all_of(argument.begin(), argument.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 ||
            std::string_view("-_=:,./+@%").find(static_cast<char>(c)) != std::string_view::npos;
@@ -84,7 +84,7 @@ std::string command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string text = "ferry", argument;
   std::getline(file, argument, '\0');  // the program's path
-  while (std::getline(file, argument, '\0')) text.append(1, ' ').append(quoted(argument));
+  while (std::getline(file, argument, '\0')) text.append(1, ' ').append(in_quotes(argument));
   return text;
 }
 

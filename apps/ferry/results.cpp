@@ -15,10 +15,6 @@ namespace {
 
 using Row = std::vector<float>;
 
-std::size_t at(std::int64_t index) {
-  return static_cast<std::size_t>(index);
-}
-
 void store(DType type, const Row& values, std::byte* to) {
   cpu::kernels().convert_row(to, type, values.data(), DType::fp32, static_cast<std::int64_t>(values.size()),
                              cpu::Store::cached);

@@ -27,7 +27,7 @@ namespace ferry::app {
 
 namespace {
 
-constexpr const char* kFooter = R"(What is checked, in every step and on every rank:
+constexpr const char* kRunFooter = R"(What is checked, in every step and on every rank:
   dispatch   with the oracle's places and bytes, to the bit
   combine    with experts that multiply by powers of two, against sums done again at home, to the bit
   SwiGLU     against a dense computation in fp32 without any exchange, relative error at most 2e-2
@@ -87,7 +87,7 @@ void throw_if_failed(const report::RunReport& run) {
   }
 }
 
-void run(const RunOptions& options) {
+void run_steps(const RunOptions& options) {
   refuse_shared({{"--json", options.json}, {"--html", options.html}, {"--timeline", options.timeline}});
   const Files files(options);
   multiply_in_one_thread();
@@ -102,10 +102,10 @@ void run(const RunOptions& options) {
 void add_run(CLI::App& program) {
   CLI::App* command =
       program.add_subcommand("run", "Play a routing trace through dispatch, experts and combine");
-  command->footer(kFooter);
+  command->footer(kRunFooter);
   const auto options = std::make_shared<RunOptions>();
   add_run_options(*command, *options);
-  command->callback([options] { run(*options); });
+  command->callback([options] { run_steps(*options); });
 }
 
 }  // namespace ferry::app

@@ -13,8 +13,6 @@ namespace ferry::app {
 
 namespace {
 
-constexpr double kDeadline = 300.0;  // on few cores a rank may check for long while its peers wait
-
 void add_choice(CLI::App& command, const char* name, std::string& value, const char* about,
                 const std::vector<std::string>& choices) {
   command.add_option(name, value, about)->check(CLI::IsMember(choices).description(""))->type_name("NAME");

@@ -10,6 +10,9 @@
 
 namespace ferry::app {
 
+// Seconds: on few cores a rank may check for long while its peers wait.
+constexpr double kDeadline = 300.0;
+
 struct RunOptions {
   std::string backend = "cpu";
   int ranks = 8;

@@ -14,10 +14,6 @@ namespace {
 
 constexpr std::int64_t kBlock = 128;  // columns with one scale
 
-std::size_t at(std::int64_t index) {
-  return static_cast<std::size_t>(index);
-}
-
 // The value an e4m3 code stands for: sign, four bits of exponent (bias 7), three of fraction.
 float value_of_e4m3(int code) {
   const int exponent = code >> 3 & 15, fraction = code & 7;

@@ -3,10 +3,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace ferry::app {
+
+// An index, known not to be negative, as containers take it.
+inline std::size_t at(std::int64_t index) {
+  return static_cast<std::size_t>(index);
+}
 
 // Plain bytes, so that it can lie in memory that processes share.
 struct Tally {

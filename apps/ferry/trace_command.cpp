@@ -22,7 +22,7 @@ namespace ferry::app {
 
 namespace {
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kTraceFooter = R"(Examples:
   ferry trace list
   ferry trace info synth:prefill:experts=128,seed=7
   ferry trace info deepseek_v2_lite/intent --ranks 4 --json -
@@ -165,7 +165,7 @@ void add_info(CLI::App& command) {
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->type_name("N");
   add_output(*at, "--json", options->json, "the report as JSON; - is stdout, instead of the table");
-  at->footer(kFooter);
+  at->footer(kTraceFooter);
   at->callback([options] { info(options->name, options->ranks, options->json); });
 }
 
@@ -184,7 +184,7 @@ void add_synth(CLI::App& command) {
            "PREFIX")
       ->required();
   at->add_flag("--force", options->force, "replace files that exist");
-  at->footer(kFooter);
+  at->footer(kTraceFooter);
   at->callback([options] { synth(options->spec, options->prefix, options->force); });
 }
 
@@ -192,7 +192,7 @@ void add_synth(CLI::App& command) {
 
 void add_trace(CLI::App& program) {
   CLI::App* command = program.add_subcommand("trace", "List, look at and draw routing traces");
-  command->footer(kFooter);
+  command->footer(kTraceFooter);
   command->require_subcommand(1);
   add_info(*command);
   add_synth(*command);

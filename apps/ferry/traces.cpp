@@ -18,16 +18,17 @@ const char* const kWhereTracesAre =
 
 namespace {
 
-constexpr std::string_view kIds = ".ids.npy";
-constexpr std::string_view kSets = ".exact_top8.npy";
+constexpr std::string_view kIdsEnding = ".ids.npy";
+constexpr std::string_view kSetsEnding = ".exact_top8.npy";
 
 void add_if_trace(const fs::path& file, std::vector<RecordedTrace>& found) {
   const std::string name = file.filename().string();
-  for (const std::string_view ending : {kIds, kSets}) {
+  for (const std::string_view ending : {kIdsEnding, kSetsEnding}) {
     if (!name.ends_with(ending)) continue;
     const std::string stem = name.substr(0, name.size() - ending.size());
-    found.push_back({.name = (file.parent_path().filename() / stem).string(),
-                     .weights = ending == kIds && fs::exists(file.parent_path() / (stem + ".weights.npy"))});
+    found.push_back(
+        {.name = (file.parent_path().filename() / stem).string(),
+         .weights = ending == kIdsEnding && fs::exists(file.parent_path() / (stem + ".weights.npy"))});
   }
 }
 
@@ -50,7 +51,7 @@ std::string why_no_traces() {
   std::error_code failed;
   const fs::directory_iterator first(folder, failed);
   if (failed) return fmt::format("FERRY_TRACES names '{}': {}", folder, failed.message());
-  return fmt::format("FERRY_TRACES names '{}', and no <folder>/<name>{} is in it", folder, kIds);
+  return fmt::format("FERRY_TRACES names '{}', and no <folder>/<name>{} is in it", folder, kIdsEnding);
 }
 
 void warn_of_missing_traces() {

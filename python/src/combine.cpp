@@ -248,7 +248,8 @@ Returns the result; with row_values (result, route_values), float32 [N, K], 0 wh
 plan's total are never read. Raises UsageError for arguments that do not fit, BadSourceError for a damaged plan.)";
 
 template <class Function>
-void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc, const Function& function) {
+void define_combine(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
+                    const Function& function) {
   exchange.def(
       name,
       [function](PyExchange& self, nb::object outputs, nb::object plan, nb::object weights,
@@ -273,12 +274,13 @@ void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
 }  // namespace
 
 void bind_combine(nb::class_<PyExchange>& exchange) {
-  define(exchange, "combine", kCombineDoc, combine);
-  define(exchange, "combine_send",
-         "The send half of combine, with its arguments. Outputs may be reused after it; home_weights with "
-         "'partial'\n"
-         "are refused.",
-         combine_send);
+  define_combine(exchange, "combine", kCombineDoc, combine);
+  define_combine(
+      exchange, "combine_send",
+      "The send half of combine, with its arguments. Outputs may be reused after it; home_weights with "
+      "'partial'\n"
+      "are refused.",
+      combine_send);
   exchange
       .def("combine_receive", &combine_receive, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
            "The receive half of combine: returns what combine would.")

@@ -42,7 +42,7 @@ int int_of(const std::string& key, nb::handle value) {
 bool bool_of(const std::string& key, nb::handle value) {
   return value_of<bool>(key, value, "True or False");
 }
-std::string text_of(const std::string& key, nb::handle value) {
+std::string text_value(const std::string& key, nb::handle value) {
   return value_of<std::string>(key, value, "a string");
 }
 
@@ -64,12 +64,12 @@ constexpr Setting kSettings[] = {
     {"hidden", [](Config& c, const std::string& k, nb::handle v) { c.hidden = int_of(k, v); }},
     {"max_tokens", [](Config& c, const std::string& k, nb::handle v) { c.max_tokens = int_of(k, v); }},
     {"backend",
-     [](Config& c, const std::string& k, nb::handle v) { c.backend = backend_named(text_of(k, v)); }},
+     [](Config& c, const std::string& k, nb::handle v) { c.backend = backend_named(text_value(k, v)); }},
     {"placement", [](Config& c, const std::string& k,
                      nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
     {"layout",
      [](Config& c, const std::string& k, nb::handle v) {
-       c.layout = named(k.c_str(), text_of(k, v),
+       c.layout = named(k.c_str(), text_value(k, v),
                         std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major});
      }},
     {"alignment", [](Config& c, const std::string& k, nb::handle v) { c.alignment = int_of(k, v); }},
@@ -77,13 +77,14 @@ constexpr Setting kSettings[] = {
                     nb::handle v) { c.capacity = value_of<std::int64_t>(k, v, "a whole number"); }},
     {"repeats", [](Config& c, const std::string& k, nb::handle v) { c.repeats = bool_of(k, v); }},
     {"zero_padding", [](Config& c, const std::string& k, nb::handle v) { c.zero_padding = bool_of(k, v); }},
-    {"format", [](Config& c, const std::string& k, nb::handle v) { c.format = parse_format(text_of(k, v)); }},
+    {"format",
+     [](Config& c, const std::string& k, nb::handle v) { c.format = parse_format(text_value(k, v)); }},
     {"wire",
      [](Config& c, const std::string& k, nb::handle v) {
-       c.wire = named(k.c_str(), text_of(k, v), std::array{DType::bf16, DType::fp16, DType::fp32});
+       c.wire = named(k.c_str(), text_value(k, v), std::array{DType::bf16, DType::fp16, DType::fp32});
      }},
     {"reduction",
-     [](Config& c, const std::string& k, nb::handle v) { c.reduction = reduction_named(text_of(k, v)); }},
+     [](Config& c, const std::string& k, nb::handle v) { c.reduction = reduction_named(text_value(k, v)); }},
     {"lanes", [](Config& c, const std::string& k, nb::handle v) { c.lanes = int_of(k, v); }},
     {"deadline", [](Config& c, const std::string& k, nb::handle v) { c.deadline = seconds_of(k, v); }},
     {"own_arrivals", [](Config& c, const std::string& k, nb::handle v) { c.own_arrivals = bool_of(k, v); }},

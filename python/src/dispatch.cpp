@@ -287,7 +287,8 @@ UsageError: an argument that does not fit (the peers' call ends with it too), ba
 OverflowError: rows past the capacity were dropped. Both leave what came in last_arrivals().)";
 
 template <class Function>
-void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc, const Function& function) {
+void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
+                     const Function& function) {
   exchange.def(
       name,
       [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
@@ -313,10 +314,11 @@ void define(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
 }  // namespace
 
 void bind_dispatch(nb::class_<PyExchange>& exchange) {
-  define(exchange, "dispatch", kDispatchDoc, dispatch);
-  define(exchange, "dispatch_send",
-         "The send half of dispatch, with its arguments. Waits for no peer; they may be reused after it.",
-         dispatch_send);
+  define_dispatch(exchange, "dispatch", kDispatchDoc, dispatch);
+  define_dispatch(
+      exchange, "dispatch_send",
+      "The send half of dispatch, with its arguments. Waits for no peer; they may be reused after it.",
+      dispatch_send);
   exchange.def("dispatch_receive", &dispatch_receive, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
                "The receive half of dispatch; may be called from another thread or stream.");
 }

@@ -79,7 +79,7 @@ ErrorRecord current_error() noexcept {
   }
 }
 
-ferry_error_record to_c(const ErrorRecord& record) {
+ferry_error_record c_record_of(const ErrorRecord& record) {
   ferry_error_record c{};
   c.status = status_of(record.kind);
   c.kind = kind_of(record.kind);
@@ -138,7 +138,7 @@ const char* ferry_last_error(void) {
 }
 
 ferry_status ferry_last_record(ferry_error_record* record) {
-  const ferry_error_record last = to_c(last_error);  // before a failure here replaces it
+  const ferry_error_record last = c_record_of(last_error);  // before a failure here replaces it
   return guarded([&] { write_sized(record, last, "ferry_error_record"); });
 }
 

@@ -27,7 +27,7 @@ Placement to_placement(const ferry_config& config, int ranks) {
   return Placement::table(std::move(places), ranks, config.placement_version);
 }
 
-ferry_format to_c(const Format& format) {
+ferry_format c_format_of(const Format& format) {
   ferry_format c{};
   c.kind = static_cast<std::int32_t>(format.kind) + 1;
   if (format.fp8.column_major) c.flags |= FERRY_FP8_COLUMNS;
@@ -144,7 +144,7 @@ ferry_config to_c(const Config& config) {
   c.repeats = config.repeats;
   c.zero_padding = config.zero_padding;
   c.wire = static_cast<std::int32_t>(config.wire);
-  c.format = to_c(config.format);
+  c.format = c_format_of(config.format);
   c.reduction = static_cast<std::int32_t>(config.reduction) + 1;
   c.lanes = config.lanes;
   c.deadline = config.deadline;

@@ -9,8 +9,6 @@
 #include "core/text.hpp"
 
 namespace ferry {
-namespace {
-
 // What a lane of the split form is in the middle of.
 enum class Half { none, dispatch, combine };
 
@@ -18,6 +16,8 @@ struct LaneState {
   Half half = Half::none;
   Arrivals arrivals;
 };
+
+namespace {
 
 std::string describe(const Findings& findings) {
   std::string text;

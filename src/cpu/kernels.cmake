@@ -2,7 +2,10 @@
 # vectoriser of -O3, which a debug build needs too. It may compute both sides of a choice (-fno-trapping-math): that
 # touches floating-point exception flags, no value. TARGET_DIRECTORY: the target stands in the folder above, and options
 # set only here would not reach it.
-set(kernel_options -O3 -fno-trapping-math)
+set(kernel_options -fno-trapping-math)
+if(NOT FERRY_SANITIZE) # whose checks keep loops from being vectorised
+  list(APPEND kernel_options -O3)
+endif()
 target_sources(ferry PRIVATE kernels.cpp kernels/baseline.cpp)
 set_source_files_properties(kernels/baseline.cpp TARGET_DIRECTORY ferry PROPERTIES COMPILE_OPTIONS "${kernel_options}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")

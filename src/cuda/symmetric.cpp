@@ -38,7 +38,7 @@ int find_device(const CUuuid& uuid) {
 }
 
 // Makes the thread's device ready for the driver's functions, and returns its number.
-int current_device() {
+int ready_device() {
   int device = 0;
   check(cudaGetDevice(&device), "tell the current device");
   check(cudaSetDevice(device), "use the current device");
@@ -72,7 +72,7 @@ DeviceSymmetricMemory::DeviceSymmetricMemory(const Rank& rank, std::int64_t byte
 void DeviceSymmetricMemory::meet(const Rank& rank) {
   Card mine{};
   make_on_all(rank, [&] {
-    mine.device = current_device();
+    mine.device = ready_device();
     mine.uuid = uuid_of(mine.device);
     mine.granularity = Allocation::granularity(mine.device, !rank.same_process());
   });

@@ -20,10 +20,6 @@ std::int64_t number_of(const Format& format) {
   return static_cast<std::int64_t>(number);
 }
 
-std::int64_t round_up(std::int64_t bytes, std::int64_t multiple) {
-  return (bytes + multiple - 1) / multiple * multiple;
-}
-
 }  // namespace
 
 void Lane::dispatch_send(const DispatchCall& call) {

@@ -19,10 +19,6 @@ struct Candidate {
   bool operator==(const Candidate& other) const { return order() == other.order(); }
 };
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 void note_bad_id(Places& places, int rank, std::int32_t token, int slot, std::int64_t id) {
   BadId& bad = places.bad_ids[rank];
   if (bad.count++ == 0) bad = {.rank = rank, .token = token, .slot = slot, .id = id, .count = 1};

@@ -10,6 +10,10 @@
 
 namespace ferry::reference {
 
+inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 enum class RowState : std::uint8_t {
   untouched,  // never written nor read (the unused end of an expert's rows in expert_padded)
   padding,    // source {-1, -1, -1}, weight 0

@@ -5,8 +5,6 @@
 namespace ferry::capi_test {
 namespace {
 
-constexpr int kRanks = 3;
-
 struct CombineCase {
   const char* name;
   int reduction;

@@ -8,8 +8,6 @@
 namespace ferry::capi_test {
 namespace {
 
-constexpr int kRanks = 3;
-
 struct FormatCase {
   const char* name;
   ferry_format c;

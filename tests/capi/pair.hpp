@@ -8,6 +8,8 @@
 
 namespace ferry::capi_test {
 
+inline constexpr int kRanks = 3;  // of an exchange in both interfaces
+
 // An exchange of each interface on one rank, with the same configuration and the same inputs.
 struct Pair {
   Pair(ferry_rank* rank, const ferry_config& config)

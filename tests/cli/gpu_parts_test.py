@@ -60,7 +60,7 @@ class GpuPartsTest(ProgramTest):
 
     @unittest.skipIf(os.path.exists("/dev/nvidia0"), "GPUs are here: the parts themselves can be run")
     def test_the_program_takes_the_arguments(self):
-        for call in self.run_parts("bench", "limits"):
+        for call in self.run_parts("bench", "limits", FERRY_TRACES=""):
             self.assertEqual(call[call.index("--ranks") + 1], "4")
             done = ferry(*call[:call.index("--json")])
             self.assertEqual(done.returncode, 3, f"{call}: {done.stderr}")  # no driver or no such backend, but no bad argument

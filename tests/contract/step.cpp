@@ -11,7 +11,7 @@ namespace ferry::contract {
 namespace {
 
 // Streams of numbers that must not depend on one another.
-enum Stream : std::uint64_t {
+enum RandomStream : std::uint64_t {
   kTokens = 1,
   kIds,
   kValues,
@@ -22,7 +22,7 @@ enum Stream : std::uint64_t {
   kDotRows
 };
 
-Random stream(const Case& c, Stream which, int step, int rank) {
+Random stream(const Case& c, RandomStream which, int step, int rank) {
   return Random::of({c.seed, which, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank)});
 }
 

@@ -21,8 +21,6 @@ using cuda::HostReport;
 using cuda::PinnedMemory;
 using cuda::Watch;
 
-constexpr double kDeadline = 30;
-
 class Aborts : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override { FERRY_NEED_DEVICES(1); }
@@ -35,7 +33,7 @@ struct Waiting {
   explicit Waiting(const Rank& rank)
       : memory(sizeof(HostReport)),
         report(reinterpret_cast<HostReport*>(memory.data())),
-        watch(rank, report, kDeadline) {
+        watch(rank, report, kPatience) {
     rank.barrier();  // getting pinned memory may wait for kernels that run
     start_wait(stream.get(), report);
   }
@@ -53,7 +51,7 @@ struct Waiting {
 };
 
 TEST_P(Aborts, EndEveryKernelWhenOneRunsOutOfTime) {
-  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     const Waiting waiting(rank);
     rank.barrier();
     const OwnStream another;
@@ -69,7 +67,7 @@ TEST_P(Aborts, EndEveryKernelWhenOneRunsOutOfTime) {
 
 TEST_P(Aborts, EndEveryKernelWhenARankIsKilled) {
   Seen<std::atomic<int>> done;
-  EXPECT_ANY_THROW(run_ranks(GetParam(), 4, kDeadline, [&](const Rank& rank) {
+  EXPECT_ANY_THROW(run_ranks(GetParam(), 4, kPatience, [&](const Rank& rank) {
     const Waiting waiting(rank);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);

@@ -96,7 +96,7 @@ TEST_F(CudaLaunches, OneKernelOfAtMostSoManyBlocks) {
 
 // d0, d1, c0, c1 on a stream each, put there in another order on odd ranks, and never waited for in between.
 TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {
-  constexpr int kSets = 4, kCalls = 200;
+  constexpr int kSteps = 4, kCalls = 200;
   Case c = device_case(1, 4);
   c.config.lanes = 2;
   Case other = c;
@@ -105,8 +105,8 @@ TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
     DevicePlay play0(exchange, c), play1(exchange, other);
-    keep_steps(play0, c, kSets);
-    keep_steps(play1, other, kSets);
+    keep_steps(play0, c, kSteps);
+    keep_steps(play1, other, kSteps);
     DevicePlay* const plays[] = {&play0, &play1};
     for (DevicePlay* play : plays) play->dispatch_options().sm_limit = play->combine_options().sm_limit = 8;
     const OwnStream streams[2];
@@ -114,13 +114,13 @@ TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {
     for (int number = 0; number < kCalls; ++number) {
       const bool looks = number % 20 == 19;
       for (const int lane : {first, 1 - first}) {
-        plays[lane]->use(number % kSets, streams[lane].get());
+        plays[lane]->use(number % kSteps, streams[lane].get());
         if (looks) plays[lane]->poison(streams[lane].get());
         plays[lane]->dispatch(streams[lane].get());
       }
       for (const int lane : {1 - first, first}) plays[lane]->combine(streams[lane].get());
       if (!looks) continue;
-      for (const int lane : {0, 1}) plays[lane]->compare(number % kSets, streams[lane].get());
+      for (const int lane : {0, 1}) plays[lane]->compare(number % kSteps, streams[lane].get());
     }
   });
 }

@@ -26,8 +26,6 @@ namespace {
 using cuda::DeviceSymmetricMemory;
 using cuda::PinnedMemory;
 
-constexpr double kDeadline = 60;
-
 enum class Cards { one, all };
 
 // A rank's thread or process on its device.
@@ -55,7 +53,7 @@ class DeviceSymmetric : public testing::TestWithParam<Place> {
   void SetUp() override { FERRY_NEED_DEVICES(GetParam().cards == Cards::one ? 1 : 2); }
 
   void run(int ranks, const std::function<void(Rank)>& body) {
-    run_ranks(GetParam().kind, ranks, kDeadline, [&](const Rank& rank) {
+    run_ranks(GetParam().kind, ranks, kPatience, [&](const Rank& rank) {
       be_on_card(GetParam().cards, rank);
       body(rank);
     });

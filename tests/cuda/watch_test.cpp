@@ -20,8 +20,6 @@ namespace {
 using cuda::HostReport;
 using cuda::Watch;
 
-constexpr double kDeadline = 30;
-
 class Watches : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Watches, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
@@ -51,9 +49,9 @@ long threads() {
 }
 
 TEST_P(Watches, EndKernelsOnceTheGroupHasFailed) {
-  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     HostReport report{};
-    const Watch watch(rank, &report, kDeadline);
+    const Watch watch(rank, &report, kPatience);
     rank.barrier();
     sleep_seconds(0.3);
     FERRY_CHECK(load(report.abort) == 0, "nothing has failed yet");
@@ -65,7 +63,7 @@ TEST_P(Watches, EndKernelsOnceTheGroupHasFailed) {
 }
 
 TEST_P(Watches, CarryAKernelsTimeoutToAllRanks) {
-  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     HostReport report{};
     const Watch watch(rank, &report, 12.5);
     rank.barrier();
@@ -79,10 +77,10 @@ TEST_P(Watches, CarryAKernelsTimeoutToAllRanks) {
 }
 
 TEST_P(Watches, SeeATimeoutOfTheLastMoment) {
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     HostReport report{};
     {
-      const Watch watch(rank, &report, kDeadline);
+      const Watch watch(rank, &report, kPatience);
       rank.barrier();
       sleep_seconds(0.005);
       if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 0, 7, 6});
@@ -96,9 +94,9 @@ TEST_P(Watches, SeeATimeoutOfTheLastMoment) {
 }
 
 TEST_P(Watches, LetARankLeave) {
-  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     HostReport report{};
-    const Watch watch(rank, &report, kDeadline);
+    const Watch watch(rank, &report, kPatience);
     rank.barrier();
     if (rank.index() == 2) return;
     sleep_seconds(0.6);
@@ -107,11 +105,11 @@ TEST_P(Watches, LetARankLeave) {
 }
 
 TEST_P(Watches, EndAtOnceAndLeaveNothing) {
-  run_ranks(GetParam(), 2, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 2, kPatience, [](const Rank& rank) {
     const Stopwatch stopwatch;
     for (int i = 0; i < 100; ++i) {
       HostReport report{};
-      const Watch watch(rank, &report, kDeadline);
+      const Watch watch(rank, &report, kPatience);
     }
     FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
     rank.barrier();
@@ -128,7 +126,7 @@ TEST(Watch, NoticesAKillWithinASecond) {
   Seen<std::atomic<int>> noticed;
   EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
     HostReport report{};
-    const Watch watch(rank, &report, kDeadline);
+    const Watch watch(rank, &report, kPatience);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
@@ -143,9 +141,9 @@ TEST(Watch, NoticesAKillWithinASecond) {
 // Without a launcher that reaps them: the watches alone.
 TEST(Watch, NoticesAKillInACustomGroup) {
   Seen<std::atomic<int>> noticed;
-  EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 4, kDeadline, [&](const Rank& rank) {
+  EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 4, kPatience, [&](const Rank& rank) {
     HostReport report{};
-    const Watch watch(rank, &report, kDeadline);
+    const Watch watch(rank, &report, kPatience);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
@@ -161,7 +159,7 @@ TEST(Watch, KeepsNoProcessAlive) {
   const int status = run_process([] {
     Group::threads(1).run([](const Rank& rank) {
       static HostReport report{};
-      new Watch(rank, &report, kDeadline);  // never deleted
+      new Watch(rank, &report, kPatience);  // never deleted
     });
     exit(0);
   });

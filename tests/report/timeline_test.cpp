@@ -12,7 +12,7 @@
 namespace ferry::report {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 using Place = std::tuple<int, int, int>;  // rank, phase, step
 
 TEST(TraceEvents, HoldEverySpanOfEveryRank) {

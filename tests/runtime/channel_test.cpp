@@ -13,12 +13,10 @@ class Channels : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Channels, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-constexpr double kDeadline = 60;
-
 TEST_P(Channels, CarryNotesUnderJitter) {
   for (const int ranks : {1, 2, 4, 7}) {
-    run_ranks(GetParam(), ranks, kDeadline, [](const Rank& rank) {
-      Line line(rank, kDeadline);
+    run_ranks(GetParam(), ranks, kPatience, [](const Rank& rank) {
+      Line line(rank, kPatience);
       Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
       const auto dawdle = [&] {
         if (below(jitter, 50) == 0) sleep_seconds(below(jitter, 100) * 1e-6);
@@ -35,10 +33,10 @@ TEST_P(Channels, CarryNotesUnderJitter) {
 }
 
 TEST_P(Channels, AreIndependentOfOneAnother) {
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     const std::int64_t bytes = Channel::bytes(rank.size(), 8);
     SymmetricMemory memory(rank, 2 * bytes);
-    Channel first(rank, memory, 0, 8, kDeadline), second(rank, memory, bytes, 8, kDeadline);
+    Channel first(rank, memory, 0, 8, kPatience), second(rank, memory, bytes, 8, kPatience);
     // The second lane's call runs between the halves of the first one's.
     first.begin(Operation::dispatch, {});
     for (int peer = 0; peer < rank.size(); ++peer) first.post(peer);
@@ -53,8 +51,8 @@ TEST_P(Channels, AreIndependentOfOneAnother) {
 }
 
 TEST_P(Channels, PassARefusalToEveryPeerAndGoOn) {
-  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
-    Line line(rank, kDeadline);
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+    Line line(rank, kPatience);
     line.exchange();
     if (rank.index() == 2) {
       line.channel.refuse(Operation::dispatch, OverflowError("5 rows too many", {.rank = 1, .needed = 12}));
@@ -70,8 +68,8 @@ TEST_P(Channels, PassARefusalToEveryPeerAndGoOn) {
 }
 
 TEST_P(Channels, RefuseACallThatHasBegun) {
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
-    Line line(rank, kDeadline);
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+    Line line(rank, kPatience);
     line.exchange();
     line.channel.begin(Operation::combine, {});
     if (rank.index() == 0) {
@@ -88,8 +86,8 @@ TEST_P(Channels, RefuseACallThatHasBegun) {
 }
 
 TEST_P(Channels, EndACallByARefusalWhileAnotherPeerIsLate) {
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
-    Line line(rank, kDeadline);
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+    Line line(rank, kPatience);
     line.exchange();
     if (rank.index() == 1) sleep_seconds(1.0);
     if (rank.index() == 2) {
@@ -108,8 +106,8 @@ TEST_P(Channels, EndACallByARefusalWhileAnotherPeerIsLate) {
 // notes.
 TEST_P(Channels, OverwriteNothingThatIsStillReadAfterRefusals) {
   for (const int ranks : {2, 4}) {
-    run_ranks(GetParam(), ranks, kDeadline, [](const Rank& rank) {
-      Line line(rank, kDeadline);
+    run_ranks(GetParam(), ranks, kPatience, [](const Rank& rank) {
+      Line line(rank, kPatience);
       Random common(seed());
       Random jitter(seed() + 1 + static_cast<std::uint64_t>(rank.index()));
       const auto dawdle = [&] {
@@ -137,8 +135,8 @@ TEST_P(Channels, OverwriteNothingThatIsStillReadAfterRefusals) {
 }
 
 TEST_P(Channels, NameAnOptionThatDiffersOnBothSides) {
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
-    Line line(rank, kDeadline);
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+    Line line(rank, kPatience);
     const std::array same = {CallOption{"format", 1}, CallOption{"weights", 7}};
     line.exchange(Operation::dispatch, same);
     const std::array mine = {CallOption{"format", 1}, CallOption{"weights", rank.index() == 1 ? 8 : 7}};
@@ -156,8 +154,8 @@ TEST_P(Channels, NameAnOptionThatDiffersOnBothSides) {
 }
 
 TEST_P(Channels, NameOperationsThatDifferOnBothSides) {
-  run_ranks(GetParam(), 2, kDeadline, [](const Rank& rank) {
-    Line line(rank, kDeadline);
+  run_ranks(GetParam(), 2, kPatience, [](const Rank& rank) {
+    Line line(rank, kPatience);
     line.exchange();
     line.send(rank.index() == 0 ? Operation::dispatch : Operation::combine, {});
     const auto error = thrown<UsageError>([&] { line.receive([] {}); });

@@ -16,7 +16,6 @@
 namespace ferry::test {
 namespace {
 
-constexpr int kSkipped = 77;
 constexpr std::int64_t kMegabyte = 1 << 20;
 
 // As root of a user namespace of its own, so that the test needs no rights.

@@ -16,8 +16,6 @@ class Groups : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Groups, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-constexpr double kDeadline = 30;
-
 std::vector<unsigned char> part_of(std::uint64_t seed_value, int rank, std::size_t bytes) {
   Random random(seed_value + 1000003 * static_cast<std::uint64_t>(rank));
   std::vector<unsigned char> part(bytes);
@@ -41,7 +39,7 @@ void check_gather(const Rank& rank, std::uint64_t seed_value, std::size_t bytes)
 
 TEST_P(Groups, GatherBytesOfEveryRank) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
-    run_ranks(GetParam(), ranks, kDeadline, [ranks](const Rank& rank) {
+    run_ranks(GetParam(), ranks, kPatience, [ranks](const Rank& rank) {
       FERRY_CHECK(rank.size() == ranks, "");
       std::uint64_t round = seed();
       for (const std::size_t bytes : {0, 1, 8, 4095, 4096, 4097, 50000}) check_gather(rank, ++round, bytes);
@@ -50,7 +48,7 @@ TEST_P(Groups, GatherBytesOfEveryRank) {
 }
 
 TEST_P(Groups, GatherInOrderUnderJitter) {
-  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
     for (int round = 0; round < 500; ++round) {
       if (below(jitter, 20) == 0) sleep_seconds(below(jitter, 200) * 1e-6);
@@ -61,7 +59,7 @@ TEST_P(Groups, GatherInOrderUnderJitter) {
 
 TEST_P(Groups, BarrierEndsAfterEveryoneHasCome) {
   using Times = std::chrono::steady_clock::duration;
-  run_ranks(GetParam(), 5, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 5, kPatience, [](const Rank& rank) {
     Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
     for (int round = 0; round < 50; ++round) {
       sleep_seconds(below(jitter, 1000) * 1e-6);
@@ -93,7 +91,7 @@ TEST_P(Groups, RunAgain) {
 
 TEST_P(Groups, KnowWhetherRanksAreThreads) {
   const bool threads = GetParam() == Kind::threads || GetParam() == Kind::custom_threads;
-  run_ranks(GetParam(), 3, kDeadline, [threads](const Rank& rank) {
+  run_ranks(GetParam(), 3, kPatience, [threads](const Rank& rank) {
     FERRY_CHECK(rank.same_process() == threads, str("rank ", rank.index()));
   });
 }

@@ -21,8 +21,6 @@ class Memory : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Memory, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-constexpr double kDeadline = 60;
-
 long entries_of(const fs::path& directory) {
   return std::distance(fs::directory_iterator(directory), fs::directory_iterator());
 }
@@ -35,7 +33,7 @@ long mappings() {
 }
 
 TEST_P(Memory, IsZeroAndCarriesWrites) {
-  run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     constexpr std::int64_t kPart = 100000;
     SymmetricMemory memory(rank, rank.size() * kPart);
     for (std::int64_t i = 0; i < memory.bytes(); ++i)
@@ -54,7 +52,7 @@ TEST_P(Memory, IsZeroAndCarriesWrites) {
 }
 
 TEST_P(Memory, HasOneSize) {
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     const auto error = thrown<UsageError>([&] { SymmetricMemory(rank, rank.index() == 1 ? 128 : 64); });
     check_text(error, "rank 0 asks for 64 bytes, rank 1 for 128");
     SymmetricMemory(rank, 64);
@@ -62,7 +60,7 @@ TEST_P(Memory, HasOneSize) {
 }
 
 TEST_P(Memory, ThatNoRankCanHaveIsAnErrorOfAll) {
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     const auto error = thrown<SystemError>([&] { SymmetricMemory(rank, std::int64_t{1} << 55); });
     check_text(error, str(std::int64_t{1} << 55, " bytes"));
     SymmetricMemory(rank, 64);
@@ -70,7 +68,7 @@ TEST_P(Memory, ThatNoRankCanHaveIsAnErrorOfAll) {
 }
 
 TEST_P(Memory, OutlivesItsOwnerInAPeer) {
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     constexpr std::int64_t kPart = 300000;
     SymmetricMemory memory(rank, 3 * kPart);
     if (rank.index() == 0) return;
@@ -81,9 +79,9 @@ TEST_P(Memory, OutlivesItsOwnerInAPeer) {
 
 TEST_P(Memory, LeavesNothingBehind) {
   const OwnSharedFolder folder;
-  run_ranks(GetParam(), 3, kDeadline, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     const auto round = [&] {
-      Line line(rank, kDeadline);
+      Line line(rank, kPatience);
       LocalMemory local(1 << 16);
       *local.data() = std::byte{1};
       line.exchange();

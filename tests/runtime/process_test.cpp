@@ -103,7 +103,6 @@ TEST(Processes, OfAnotherNamespaceCannotJoin) {
         thrown<UnsupportedError>([&] { Group::custom(meeting.bootstrap(rank)).run([](const Rank&) {}); });
     check_text(error, "share one host and one process namespace");
   };
-  constexpr int kSkipped = 77;
   const int status = run_process([&] {
     if (unshare(getuid() == 0 ? CLONE_NEWPID : CLONE_NEWUSER | CLONE_NEWPID) != 0) _exit(kSkipped);
     const pid_t stranger = fork();  // the first process of the new namespace

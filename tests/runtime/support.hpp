@@ -23,6 +23,10 @@ namespace ferry::test {
     if (!(condition)) ::ferry::test::fail_check(__FILE__, __LINE__, std::string(#condition ": ") + (text)); \
   } while (false)
 
+constexpr double kPatience = 60;  // seconds, of groups in which nobody is missing
+
+constexpr int kSkipped = 77;  // exit status of a child that may not do what its test needs
+
 using Random = std::mt19937_64;
 inline int below(Random& random, int bound) {
   return static_cast<int>(random() % static_cast<std::uint64_t>(bound));

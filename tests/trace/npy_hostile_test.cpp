@@ -14,17 +14,17 @@ using namespace trace_test;
 using ferry::UsageError;
 using ferry::trace::NpyArray;
 
-void parse(const std::string& file) {
+void read(const std::string& file) {
   NpyArray("bad.npy", to_bytes(file));
 }
 
 const std::string kValid = npy(header("<i4", "(2, 3)"), std::string(24, '\x01'));
 
 TEST(NpyHostile, RefusesEveryTruncation) {
-  ASSERT_NO_THROW(parse(kValid));
+  ASSERT_NO_THROW(read(kValid));
   for (std::size_t size = 0; size < kValid.size(); ++size) {
     SCOPED_TRACE(size);
-    EXPECT_THROWS(parse(kValid.substr(0, size)), UsageError, "bad.npy: offset ");
+    EXPECT_THROWS(read(kValid.substr(0, size)), UsageError, "bad.npy: offset ");
   }
 }
 
@@ -33,7 +33,7 @@ TEST(NpyHostile, RefusesEveryHeaderCutShortInside) {
   const std::size_t end = whole.find('}') + 1;
   for (std::size_t size = 0; size < end; ++size) {
     SCOPED_TRACE(size);
-    EXPECT_THROWS(parse(npy(whole.substr(0, size), std::string(24, '\x01'))), UsageError, "bad.npy: offset ");
+    EXPECT_THROWS(read(npy(whole.substr(0, size), std::string(24, '\x01'))), UsageError, "bad.npy: offset ");
   }
 }
 
@@ -44,7 +44,7 @@ TEST(NpyHostile, SurvivesEveryChangedByte) {
       std::string file = kValid;
       file[at] = static_cast<char>(value);
       try {
-        parse(file);
+        read(file);
       } catch (const UsageError&) {
       }
     }
@@ -52,26 +52,26 @@ TEST(NpyHostile, SurvivesEveryChangedByte) {
 }
 
 TEST(NpyHostile, RefusesTrailingBytesAndSaysHowMany) {
-  EXPECT_THROWS(parse(kValid + "x"), UsageError, "expected 24 bytes, found 25");
-  EXPECT_THROWS(parse(kValid.substr(0, kValid.size() - 1)), UsageError, "expected 24 bytes, found 23");
+  EXPECT_THROWS(read(kValid + "x"), UsageError, "expected 24 bytes, found 25");
+  EXPECT_THROWS(read(kValid.substr(0, kValid.size() - 1)), UsageError, "expected 24 bytes, found 23");
 }
 
 TEST(NpyHostile, RefusesWrongMagicAndVersion) {
-  EXPECT_THROWS(parse(""), UsageError, "offset 0: magic and version: expected 8 bytes, found 0");
-  EXPECT_THROWS(parse("PK\x03\x04 a zip archive"), UsageError, "offset 0: expected the magic");
+  EXPECT_THROWS(read(""), UsageError, "offset 0: magic and version: expected 8 bytes, found 0");
+  EXPECT_THROWS(read("PK\x03\x04 a zip archive"), UsageError, "offset 0: expected the magic");
   for (const int major : {0, 4, 255}) {
-    EXPECT_THROWS(parse(npy(header("<i4", "(0,)"), "", major)), UsageError,
+    EXPECT_THROWS(read(npy(header("<i4", "(0,)"), "", major)), UsageError,
                   "offset 6: expected version 1.0, 2.0 or 3.0, found " + std::to_string(major) + ".0");
   }
   std::string file = kValid;
   file[7] = 1;
-  EXPECT_THROWS(parse(file), UsageError, "found 1.1");
+  EXPECT_THROWS(read(file), UsageError, "found 1.1");
 }
 
 TEST(NpyHostile, RefusesHugeHeaderLength) {
   std::string file = "\x93NUMPY";
   file += std::string("\x02\x00\xff\xff\xff\xff", 6) + "{}";
-  EXPECT_THROWS(parse(file), UsageError, "offset 12: header: expected 4294967295 bytes, found 2");
+  EXPECT_THROWS(read(file), UsageError, "offset 12: header: expected 4294967295 bytes, found 2");
 }
 
 struct BadHeader {
@@ -135,7 +135,7 @@ TEST(NpyHostile, RefusesBadHeaders) {
   };
   for (const BadHeader& bad : cases) {
     SCOPED_TRACE(bad.header);
-    EXPECT_THROWS(parse(npy(bad.header, "")), UsageError, bad.message);
+    EXPECT_THROWS(read(npy(bad.header, "")), UsageError, bad.message);
   }
 }
 
@@ -145,7 +145,7 @@ TEST(NpyHostile, RefusesZeroBytesInTheHeader) {
     std::string changed = text;
     changed[at] = '\0';
     SCOPED_TRACE(at);
-    EXPECT_THROWS(parse(npy(changed, "")), UsageError, "bad.npy: offset ");
+    EXPECT_THROWS(read(npy(changed, "")), UsageError, "bad.npy: offset ");
   }
 }
 
