@@ -155,6 +155,8 @@ class Backend;
 class Exchange {
  public:
   Exchange(Rank rank, const Config& config);
+  // Not collective. Waits for all that the rank's device has been given; ranks that share a device must not
+  // start calls that wait for a rank which is still in here.
   ~Exchange();
   Exchange(const Exchange&) = delete;  // owns memory that peers write to
   Exchange& operator=(const Exchange&) = delete;

@@ -59,7 +59,8 @@ TEST_P(Aborts, EndEveryKernelWhenOneRunsOutOfTime) {
     waiting.check_ends_within(1.0);
     another.synchronize();
     check_text(thrown<TimeoutError>([&] { rank.barrier(); }),
-               "no sign of rank 0 for 30 s: rank 2 waited for rank 0 in combine 9 (expected 9, seen 8)");
+               str("no sign of rank 0 for ", kPatience,
+                   " s: rank 2 waited for rank 0 in combine 9 (expected 9, seen 8)"));
   });
 }
 

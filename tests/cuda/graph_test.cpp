@@ -125,6 +125,8 @@ TEST_F(CudaGraph, WhatDoesNotFitIsRefusedAndGraphsGoOn) {
       replays_are_right();
       rank.barrier();
     }
+    // Destruction waits for the device, which ranks may share.
+    rank.barrier();
     replays_are_right();
   });
 }

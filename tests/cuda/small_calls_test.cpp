@@ -1,4 +1,6 @@
 // A call pays for the tokens it has, not for those the configuration allows.
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -79,7 +81,11 @@ TEST_F(CudaSmallCalls, DoNotPayForAllTokensThatCouldBe) {
       of_large.push_back(large.batch());
     }
     rank.barrier();
-    require(median(of_large) <= 1.05 * median(of_small), "one token takes ", median(of_large),
+    // Ranks that share a card hold each other up, now more, now less.
+    int devices = 0;
+    require(cudaGetDeviceCount(&devices) == cudaSuccess, "counting devices");
+    const double noise = devices >= c.ranks ? 1.05 : 1.15;
+    require(median(of_large) <= noise * median(of_small), "one token takes ", median(of_large),
             " us where 8192 are allowed and ", median(of_small), " us where 8 are");
   });
 }
