@@ -97,15 +97,10 @@ def on_a_gpu(rank, ranks, meeting, results):
 def on_gpus(ranks):
     import torch.multiprocessing
 
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=on_a_gpu, args=(rank, ranks, f"{folder}/meet", results)) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        measured = [results.get() for _ in processes]
-        for process in processes:
-            process.join()
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:  # a rank that fails ends the others
+        torch.multiprocessing.spawn(on_a_gpu, (ranks, f"{folder}/meet", results), nprocs=ranks)
+    measured = [results.get() for _ in range(ranks)]
     return {name: max(of_rank[name] for of_rank in measured) for name in measured[0]}
 
 
@@ -113,9 +108,10 @@ def in_cpp(program, ranks):
     """Microseconds of the thread by the program's own measurement, for dispatch and combine."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         subprocess.run([program, "bench", "--backend", "cuda", "--ranks", str(ranks), "--tokens", str(TOKENS), "--format", "bf16",
-                        "--work", "dispatch,combine", "--launch", "eager", "--json", file.name], check=True, capture_output=True)
+                        "--trace", "synth:uniform", "--experts", str(EXPERTS), "--top-k", str(TOP_K), "--hidden", str(HIDDEN),
+                        "--work", "dispatch,combine", "--launch", "eager", "--json", file.name], check=True, stdout=subprocess.DEVNULL)
         points = json.load(open(file.name))["rows"]
-    return {point["work"]: point["host_us"] for point in points if point["host_us"] is not None}
+    return {point["work"]: point["host_us"] for point in points if point.get("host_us") is not None}
 
 
 def main():
