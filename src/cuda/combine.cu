@@ -31,7 +31,8 @@ struct Roles {
 };
 
 struct BlockState {
-  PlanView plan;
+  CombineArguments call;
+  PlanHeader header;  // of the plan
   Announcer announcer;
   LetterContent letter;
   ErrorRecord refusal;
@@ -52,8 +53,7 @@ __device__ PlanFault fault_of_call(const CombineArguments& call, const PlanHeade
 // By one thread.
 __device__ void fill_letter(const CombineArguments& call, const PlanHeader& header, LetterContent* letter) {
   const bool rows = header.total > 0, tokens = header.tokens > 0;
-  letter->terms = call.terms;
-  letter->terms.option[letter->terms.option_count++] = static_cast<std::int64_t>(header.call);
+  letter->terms.add(static_cast<std::int64_t>(header.call));
   letter->facts = facts_of(Operation::combine, header.tokens);
   auto& argument = letter->facts.argument;
   if (rows || tokens) {
@@ -98,24 +98,41 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   }
 }
 
+// By the whole block: what it knows at first. False: the exchange has failed.
+__device__ __forceinline__ bool start_block(const CombineArguments& arguments, BlockState* state) {
+  // What lies in the device's memory is asked for first, all at once.
+  const unsigned thread = threadIdx.x;
+  std::uint64_t calls = 0;
+  bool failed = false;
+  if (thread == 0) calls = arguments.lane.state->calls[blockIdx.x];
+  if (thread == 32) failed = has_ended(arguments.lane, kFailed);
+  const unsigned word = thread - 64;
+  if (word < sizeof(PlanHeader) / 8)
+    reinterpret_cast<std::uint64_t*>(&state->header)[word] =
+        reinterpret_cast<const std::uint64_t*>(arguments.plan.header)[word];
+  copy_to_shared(arguments, &state->call);
+  copy_to_shared(arguments.terms, &state->letter.terms);
+  state->announcer.prepare();
+  __syncthreads();
+  if (thread == 0) {
+    state->number = calls + 1;
+    state->call.plan.header = &state->header;
+  }
+  if (thread == 32) state->failed = failed;
+  if (thread == 64) state->fault = fault_of_call(state->call, state->header);
+  if (thread == 96) fill_letter(state->call, state->header, &state->letter);
+  __syncthreads();
+  return !state->failed;
+}
+
 template <Halves kHalves>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     combine_kernel(const __grid_constant__ CombineArguments arguments) {
   __shared__ BlockState state;
-  __shared__ CombineArguments shared_arguments;
-  const CombineArguments& call = copy_to_shared(arguments, &shared_arguments);
+  if (!start_block(arguments, &state)) return;
+  const CombineArguments& call = state.call;
   const LaneView& lane = call.lane;
-  const PlanView& plan = state.plan;
-  state.announcer.prepare();
-  if (threadIdx.x == 32) state.failed = has_ended(lane, kFailed);
-  if (threadIdx.x == 0) {
-    state.plan = view_plan(call.plan, lane.plan_shape);
-    state.number = lane.state->calls[blockIdx.x] + 1;
-    state.fault = fault_of_call(call, *plan.header);
-    fill_letter(call, *plan.header, &state.letter);
-  }
-  __syncthreads();
-  if (state.failed) return;
+  const PlanView& plan = call.plan;
   if (state.fault == PlanFault::none) {
     work<kHalves>(call, &state, plan);
   } else if (blockIdx.x == 0) {

@@ -13,7 +13,7 @@ namespace ferry::cuda {
 struct CombineArguments {
   LaneView lane;
   CallTerms terms;
-  void* plan;
+  PlanView plan;
   Reduction reduction;
   DType wire;
   CombineRowLayout row;  // of staging

@@ -1,5 +1,5 @@
-// The kernels of dispatch. The first blocks of a fused launch send, the others receive; the first of those
-// that receive speaks for the rank. A launch of one block does one after the other.
+// The kernels of dispatch. The first blocks of a fused launch send, the others receive; the last of those
+// that send speaks for the rank. A launch of one block does one after the other.
 #include "cuda/dispatch.hpp"
 
 #include "cuda/dispatch_speak.cuh"
@@ -13,21 +13,22 @@ struct Roles {
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
   static constexpr bool kFused = kSends && kReceives;
   int senders, receivers;
+  bool apart;  // a block either sends or receives
   bool sends, receives, speaks;
 
   __device__ explicit Roles(const DispatchArguments& call) {
     const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-    const bool apart = kFused && blocks > 1;
+    apart = kFused && blocks > 1;
     senders = apart ? call.senders : min(blocks, kMaxSenders);
     receivers = apart ? blocks - senders : blocks;
     sends = kSends && block < senders;
     receives = kReceives && block >= blocks - receivers;
-    speaks = kReceives && block == blocks - receivers;
+    speaks = kReceives && block == (apart ? senders - 1 : blocks - receivers);
   }
-  // The block that speaks comes late to it, last; neighbouring messages to different blocks.
+  // Neighbouring messages go to different blocks.
   __device__ int receiver() const {
     const int block = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - receivers);
-    return static_cast<int>(threadIdx.x / 32) * receivers + (block + receivers - 1) % receivers;
+    return static_cast<int>(threadIdx.x / 32) * receivers + block;
   }
 };
 
@@ -53,7 +54,7 @@ struct Block {
                  threads());
     if (thread() != 0 || replay) return;
     keep_bad_ids(call(), state->bad);
-    if (!Role::kReceives) start_plan_header(state->plan.header, state->tokens);
+    if (!Role::kReceives) start_plan_header(call().plan.header, state->tokens);
   }
 
   // By the whole block: all it sends, and the flags for it.
@@ -83,14 +84,19 @@ struct Block {
       begin = min(worker * each, tokens);
       end = min(begin + each, tokens);
     }
-    finish_routes(call().lane, state->tables, state->places, state->plan, begin, end);
+    finish_routes(call().lane, state->tables, state->places, call().plan, begin, end);
   }
 
   __device__ void receive() const {
-    if (role.speaks) publish_places(*state);
-    const int worker = role.receiver(), workers = role.receivers * kBlockWarps;
-    write_padding(call(), state->places, worker, workers, state->plan);
-    if (!receive_tokens(state, worker, workers)) clear_arrivals(call(), thread() % 32, 32);
+    if (!receive_tokens(state, role.receiver(), role.receivers * kBlockWarps))
+      clear_arrivals(call(), thread() % 32, 32);
+  }
+
+  // Rows between groups: by blocks that have sent and are done, where there are such.
+  __device__ void pad() const {
+    const int first = role.apart ? block() * kBlockWarps : role.receiver();
+    write_padding(call(), state->places, role.apart ? first + warp() : first,
+                  (role.apart ? role.senders : role.receivers) * kBlockWarps, call().plan);
   }
 
   // Counts, then rows that need no places, then places, then rows that do, then what has come.
@@ -111,8 +117,10 @@ struct Block {
       if (thread() == 0) publish_totals(call().lane, state->number, 0);
       return;
     }
+    if (role.speaks) publish_places(*state);
     if ((role.sends && !waits) || !Role::kSends) finish_plan();
     if (role.receives) receive();
+    if (!role.apart || role.sends) pad();
   }
 
   // A plan that cannot be used: block 0 says so.
@@ -120,7 +128,7 @@ struct Block {
     if (block() != 0) return;
     const LaneView& lane = call().lane;
     if (Role::kSends)
-      refuse_plan(lane, Operation::dispatch, state->number, *state->plan.header, state->fault, state->tokens,
+      refuse_plan(lane, Operation::dispatch, state->number, *call().plan.header, state->fault, state->tokens,
                   &state->refusal);
     if (!Role::kReceives) return;
     await_all(lane, state->number, Operation::dispatch);
@@ -131,22 +139,37 @@ struct Block {
 
 // By the whole block: what it knows at first. False: the exchange has failed.
 template <Halves kHalves>
-__device__ bool start_block(BlockState* state, const Roles<kHalves>& role) {
+__device__ __forceinline__ bool start_block(const DispatchArguments& arguments, BlockState* state,
+                                            const Roles<kHalves>& role) {
   using Role = Roles<kHalves>;
-  const LaneView& lane = state->call.lane;
-  copy_tables(lane, state->tables_memory());
+  // What lies in the device's memory is asked for first, all at once.
+  const unsigned thread = threadIdx.x;
+  std::uint64_t calls = 0;
+  std::int64_t tokens = 0;
+  bool failed = false;
+  if (thread == 0) {
+    calls = arguments.lane.state->calls[blockIdx.x];
+    if (!Role::kSends) tokens = arguments.plan.header->tokens;
+    if (Role::kSends && arguments.device_tokens != nullptr) tokens = *arguments.device_tokens;
+  }
+  if (thread == 32) failed = has_ended(arguments.lane, kFailed);
+  copy_tables(arguments.lane, state->tables_memory());
+  copy_to_shared(arguments, &state->call);
+  copy_to_shared(arguments.terms, &state->letter.terms);
   state->announcer.prepare();
   state->scratch.prepare();
-  if (threadIdx.x == 32) state->failed = has_ended(lane, kFailed);
-  if (threadIdx.x == 0) {
-    state->number = lane.state->calls[blockIdx.x] + 1;
-    state->lay_out();
-    state->tokens =
-        Role::kSends ? tokens_of(state->call, state->number, blockIdx.x == 0) : state->plan.header->tokens;
+  if (thread == 64) state->lay_out(arguments.lane);
+  __syncthreads();
+  if (Role::kSends && role.sends && !arguments.replay) state->counts.clear(arguments.lane.signals);
+  if (thread == 32) state->failed = failed;
+  if (thread == 0) {
+    state->number = calls + 1;
+    state->tokens = Role::kSends ? tokens_of(state->call, state->number, tokens, blockIdx.x == 0) : tokens;
     state->share = SendShare::of(state->tokens, role.senders);
     state->bad = {0, ~0ull};
     state->takers = state->placers = 0;
-    state->fault = state->call.replay ? fault_of(lane, *state->plan.header, state->tokens) : PlanFault::none;
+    state->fault = state->call.replay ? fault_of(state->call.lane, *state->call.plan.header, state->tokens)
+                                      : PlanFault::none;
     fill_letter(state, Role::kFused);
   }
   __syncthreads();
@@ -158,8 +181,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchArguments arguments) {
   extern __shared__ __align__(16) std::byte memory[];
   auto* state = reinterpret_cast<BlockState*>(memory);
-  const Roles<kHalves> role(copy_to_shared(arguments, &state->call));
-  if (!start_block(state, role)) return;
+  const Roles<kHalves> role(arguments);
+  if (!start_block(arguments, state, role)) return;
   const Block<kHalves> block{state, role};
   if (state->fault == PlanFault::none) {
     block.take_part();

@@ -24,7 +24,7 @@ struct DispatchArguments {
   const void* ids;
   bool wide_ids;  // int64
   const float* weights;
-  void* plan;
+  PlanView plan;
   bool replay;  // the plan is the caller's, complete; ids are not read
   const void* dot_rows;
   DType dot_type;

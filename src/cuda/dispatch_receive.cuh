@@ -104,18 +104,6 @@ __device__ inline MessageNotes read_notes(const DispatchArguments& call, const s
   return notes;
 }
 
-// Some messages as a warp reads them together: each of its teams of threads has one, a thread for each slot.
-struct Team {
-  int size;  // 8, 16 or 32 threads: as many as a token has slots, or a few more
-
-  __device__ static Team of(int top_k) { return {top_k <= 8 ? 8 : top_k <= 16 ? 16 : 32}; }
-  __device__ int count() const { return 32 / size; }
-  __device__ int mine() const { return static_cast<int>(threadIdx.x % 32) / size; }
-  __device__ int slot() const { return static_cast<int>(threadIdx.x % 32) % size; }
-  // The threads of a team, one bit each.
-  __device__ std::uint32_t threads(int team) const { return (~0u >> (32 - size)) << (team * size); }
-};
-
 // A message of a team: whose, which, and where its notes stand in the plan.
 struct TeamMessage {
   bool has;
@@ -209,14 +197,6 @@ struct Receiver {
     // Token -1: the sender's plan is damaged, and the sender says so.
     const bool good = notes.head.token >= 0 && notes.head.token < lane.max_tokens;
     if (!good) row = -1;
-    if (message.has && message.notes_it) {
-      if (good) {
-        note_messages(team, message, notes, position, row, local);
-      } else if (team.slot() == 0 && notes.head.token != -1) {
-        note_bad_source(lane, where);
-      }
-    }
-    __syncwarp();
     const std::uint32_t all = __ballot_sync(~0u, row >= 0);
 #pragma unroll 1
     for (int t = 0; t < team.count(); ++t) {
@@ -231,6 +211,14 @@ struct Receiver {
           source, token, message_of(source, i), notes.weight, row, kept,
           {__shfl_sync(~0u, quarters.first, t * team.size), __shfl_sync(~0u, quarters.last, t * team.size)});
     }
+    if (message.has && message.notes_it) {
+      if (good) {
+        note_messages(team, message, notes, position, row, local);
+      } else if (team.slot() == 0 && notes.head.token != -1) {
+        note_bad_source(lane, where);
+      }
+    }
+    __syncwarp();
   }
 
   // By the whole warp: a message to the rows of the threads in `kept`. `row`, `weight`: of this thread's

@@ -125,13 +125,17 @@ __device__ __forceinline__ void send_head(const DispatchArguments& call, const D
                                           std::int32_t token, std::int32_t id, std::int32_t ordinal,
                                           float weight) {
   const int slot = threadIdx.x % 32;
+  // Held: after a store everything in memory would be read again.
+  const bool is_slot = slot < call.lane.top_k;
+  const std::int64_t head_at = call.message.base.head_offset, id_at = call.message.base.ids_offset + 4 * slot,
+                     weight_at = call.message.base.weights_offset + 4 * slot,
+                     ordinal_at = call.message.ordinals_offset + 4 * slot;
   Destinations::each(to.ranks, call.lane.rank, to.message, [&](std::byte* message) {
-    if (slot == 0)
-      *reinterpret_cast<MessageHead*>(message + call.message.base.head_offset) = MessageHead{token, 0};
-    if (slot >= call.lane.top_k) return;
-    reinterpret_cast<std::int32_t*>(message + call.message.base.ids_offset)[slot] = id;
-    reinterpret_cast<float*>(message + call.message.base.weights_offset)[slot] = weight;
-    reinterpret_cast<std::int32_t*>(message + call.message.ordinals_offset)[slot] = ordinal;
+    if (slot == 0) *reinterpret_cast<MessageHead*>(message + head_at) = MessageHead{token, 0};
+    if (!is_slot) return;
+    *reinterpret_cast<std::int32_t*>(message + id_at) = id;
+    *reinterpret_cast<float*>(message + weight_at) = weight;
+    *reinterpret_cast<std::int32_t*>(message + ordinal_at) = ordinal;
   });
 }
 
@@ -208,6 +212,7 @@ struct Sender {
         begin < end && slot() < lane.ranks ? counts[lane.signals.first_messages() + slot()] : 0;
     std::int64_t id = -1, planned = -1;
     PlannedToken token;
+    std::int32_t kept_row = -1;
     Destinations to{};
     float weight = 0;
 #pragma unroll 1
@@ -229,9 +234,11 @@ struct Sender {
             places == nullptr ? ordinal
                               : row_of_route(lane, tables, *places, token.position, token.rank, ordinal);
         to = destinations(token.ranks, token.message, row, token.rank);
-        if (part == 0) note_token(now, token, row);
+        kept_row = row;
       }
       send_share(now, to, token.id, token.ordinal, weight, part, share.splits);
+      // Nobody waits for the plan.
+      if (part == 0) note_token(now, token, kept_row);
     }
     announcer->close();
     if (slot() == 0) sent.publish(call);

@@ -18,7 +18,6 @@ inline constexpr std::int64_t kPlaceFrom = 256;
 // In a block's shared memory: what its functions work on.
 struct BlockState {
   DispatchArguments call;
-  PlanView plan;
   RoutingTables tables;
   Places places;
   SendCounts counts;
@@ -46,9 +45,8 @@ struct BlockState {
            padded(Places::bytes(lane.experts, lane.ranks, lane.groups, lane.layout == Layout::rank_major)) +
            SendCounts::bytes(lane.signals);
   }
-  // By one thread, once the call is here: where the arrays are.
-  __device__ void lay_out() {
-    const LaneView& lane = call.lane;
+  // By one thread: where the arrays are.
+  __device__ __forceinline__ void lay_out(const LaneView& lane) {
     const bool rank_major = lane.layout == Layout::rank_major;
     std::byte* memory = tables_memory();
     tables = RoutingTables::at(memory, lane.experts, lane.ranks);
@@ -56,18 +54,17 @@ struct BlockState {
     places = Places::at(memory, lane.experts, lane.ranks, lane.groups, rank_major);
     memory += padded(Places::bytes(lane.experts, lane.ranks, lane.groups, rank_major));
     counts = {reinterpret_cast<std::int32_t*>(memory), 2 * lane.signals.count_words()};
-    plan = view_plan(call.plan, lane.plan_shape);
   }
   __device__ std::byte* tables_memory() {
     return reinterpret_cast<std::byte*>(this) + padded(sizeof(BlockState));
   }
 };
 
-// N, where it makes sense; a count that only the device sees is checked here.
-__device__ inline std::int64_t tokens_of(const DispatchArguments& call, std::uint64_t number, bool reports) {
+// N, where it makes sense; a count that only the device sees, `tokens`, is checked here.
+__device__ inline std::int64_t tokens_of(const DispatchArguments& call, std::uint64_t number,
+                                         std::int64_t tokens, bool reports) {
   if (call.device_tokens == nullptr) return call.tokens;
-  const std::int64_t tokens = *call.device_tokens,
-                     most = min(call.tokens, std::int64_t{call.lane.max_tokens});
+  const std::int64_t most = min(call.tokens, std::int64_t{call.lane.max_tokens});
   if (tokens >= 0 && tokens <= most) return tokens;
   if (reports)
     end_call(call.lane, number, Operation::dispatch, EndedCall::Why::too_many, call.lane.rank, 0, tokens,
@@ -126,13 +123,11 @@ static __device__ __noinline__ void add_up(const LaneView& lane, BlockState* sta
 
 // By the whole of sending block `block` of `blocks`: what comes before each of its warps' tokens, and, in
 // block 0, the sum of all.
-static __device__ __noinline__ void count_routes(BlockState* state, int block, int blocks) {
+static __device__ __forceinline__ void count_routes(BlockState* state, int block, int blocks) {
   const DispatchArguments& call = state->call;
   const SendCounts& counts = state->counts;
   const SendShare share = state->share;
   const int first = block * kWorkWarps;
-  for (int i = threadIdx.x; i < (kWorkWarps + 2) * counts.stride; i += blockDim.x) counts.memory[i] = 0;
-  __syncthreads();
   const bool together = blocks > 1 && share.tokens >= kCountTogether, counts_all = !together && block == 0;
   const std::int32_t begin = share.token_begin(first), end = share.token_begin(first + kWorkWarps);
   count_tokens(call, state->tables, together ? begin : 0, counts_all ? share.tokens : end,
@@ -144,11 +139,13 @@ static __device__ __noinline__ void count_routes(BlockState* state, int block, i
   if (together) add_up(call.lane, state, counts, block, blocks);
   // The same thread has the same numbers: no barrier in between.
   for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
-    std::int32_t before = counts.before()[i];
+    std::int32_t before = counts.before()[i], own[kWorkWarps];
+#pragma unroll
+    for (int w = 0; w < kWorkWarps; ++w) own[w] = counts.of_warp(w)[i];
+#pragma unroll
     for (int w = 0; w < kWorkWarps; ++w) {
-      const std::int32_t own = counts.of_warp(w)[i];
       counts.of_warp(w)[i] = before;
-      before += own;
+      before += own[w];
     }
     if (!together) counts.all()[i] += before;
   }
@@ -159,9 +156,7 @@ static __device__ __noinline__ void count_routes(BlockState* state, int block, i
 __device__ inline void fill_letter(BlockState* state, bool fused) {
   const DispatchArguments& call = state->call;
   LetterContent& letter = state->letter;
-  letter.terms = call.terms;
-  if (call.replay)
-    letter.terms.option[letter.terms.option_count++] = static_cast<std::int64_t>(state->plan.header->call);
+  if (call.replay) letter.terms.add(static_cast<std::int64_t>(call.plan.header->call));
   letter.facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
   if (state->tokens > 0) letter.facts.argument[0] = call.weights != nullptr;
   if (!call.replay) {
@@ -174,7 +169,7 @@ __device__ inline void fill_letter(BlockState* state, bool fused) {
 
 // By the whole block: everybody's letters and, from their counts, all places. False, on all threads alike:
 // the call has ended early. `speaks`: this block says so to the host and the other blocks.
-static __device__ __noinline__ bool await_places(BlockState* state, bool speaks) {
+static __device__ __forceinline__ bool await_places(BlockState* state, bool speaks) {
   const DispatchArguments& call = state->call;
   bool agreed = true;
   // The last warp has few counts to wait for, if any.
@@ -192,8 +187,8 @@ static __device__ __noinline__ bool await_places(BlockState* state, bool speaks)
       state->placers = state->letter.facts.takes_rows ? placers : 0;
     }
   }
-  return find_places({call, state->plan, state->tables, state->number}, state->places, &state->scratch,
-                     agreed, speaks && !call.replay);
+  return find_places({call, call.plan, state->tables, state->number}, state->places, &state->scratch, agreed,
+                     speaks && !call.replay);
 }
 
 // What downstream reads of a call that ended early: nothing arrived. By `threads` threads.
@@ -215,7 +210,7 @@ static __device__ __noinline__ void publish_places(const BlockState& state) {
   const DispatchArguments& call = state.call;
   const LaneView& lane = call.lane;
   const Places& places = state.places;
-  const PlanView& plan = state.plan;
+  const PlanView& plan = call.plan;
   for (int group = threadIdx.x; group <= lane.groups; group += blockDim.x) {
     if (group < lane.groups) call.counts[group] = places.count[group];
     call.row_offsets[group] = places.begin[group];
@@ -237,7 +232,7 @@ static __device__ __noinline__ void publish_places(const BlockState& state) {
 static __device__ __noinline__ void send_tokens(BlockState* state, int block, bool waits) {
   Sender sender{state->call,
                 state->tables,
-                state->plan,
+                state->call.plan,
                 waits ? &state->places : nullptr,
                 waits ? state->takers : 0,
                 &state->announcer,
@@ -248,7 +243,7 @@ static __device__ __noinline__ void send_tokens(BlockState* state, int block, bo
 static __device__ __noinline__ void send_by_plan(BlockState* state, int block, int blocks, bool waits) {
   Sender sender{state->call,
                 state->tables,
-                state->plan,
+                state->call.plan,
                 waits ? &state->places : nullptr,
                 waits ? state->takers : 0,
                 &state->announcer,
@@ -259,8 +254,8 @@ static __device__ __noinline__ void send_by_plan(BlockState* state, int block, i
 
 // By warp `worker` of `workers`: all it receives.
 static __device__ __noinline__ bool receive_tokens(BlockState* state, int worker, int workers) {
-  return Receiver{state->call, state->tables, state->plan,    state->places,
-                  state->runs, state->number, state->placers, state->quarterers}
+  return Receiver{state->call, state->tables, state->call.plan, state->places,
+                  state->runs, state->number, state->placers,   state->quarterers}
       .take_all(worker, workers);
 }
 

@@ -157,7 +157,7 @@ LaunchShape Lane::shape(int sm_limit) const {
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
   RouteValuesArguments arguments{.lane = view_,
-                                 .terms = {.operation = Operation::route_values},
+                                 .terms = CallTerms::of(Operation::route_values),
                                  .plan = plan.storage(),
                                  .values = values,
                                  .row_values = row_values};
@@ -168,7 +168,7 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
 const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* device_count, Stream stream) {
   auto* metadata = array<StepMetadata>(arrays_.metadata);
   launch_metadata({.lane = view_,
-                   .terms = {.operation = Operation::metadata},
+                   .terms = CallTerms::of(Operation::metadata),
                    .count = count,
                    .device_count = device_count,
                    .metadata = metadata},

@@ -11,15 +11,14 @@ namespace {
 
 // Every rank passes these alike. Their names: names_of_options in ended_call.cpp.
 CallTerms terms_of(const DispatchCall& call) {
-  CallTerms terms{.operation = Operation::dispatch};
-  auto add = [&](std::int64_t value) { terms.option[terms.option_count++] = value; };
-  add(static_cast<std::int64_t>(call.format.kind));
-  add(call.format.fp8.column_major);
-  add(call.format.fp8.power_of_two);
-  add(call.format.fp8.packed);
-  for (const std::int64_t bytes : call.format.part_bytes) add(bytes);
-  add(!call.plan.empty());
-  add(call.weigh_rows);
+  CallTerms terms = CallTerms::of(Operation::dispatch);
+  terms.add(static_cast<std::int64_t>(call.format.kind));
+  terms.add(call.format.fp8.column_major);
+  terms.add(call.format.fp8.power_of_two);
+  terms.add(call.format.fp8.packed);
+  for (const std::int64_t bytes : call.format.part_bytes) terms.add(bytes);
+  terms.add(!call.plan.empty());
+  terms.add(call.weigh_rows);
   return terms;
 }
 
@@ -104,7 +103,7 @@ void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments
     arguments.leading[p] = arrivals.parts[i].leading_dimension;
   }
   arguments.own_memory = config.own_arrivals && memory.parts[0] == nullptr;
-  arguments.plan = plan.storage();
+  arguments.plan = view_plan(plan.storage(), view_.plan_shape);
   arguments.counts = array<std::int32_t>(arrays_.counts);
   arguments.row_offsets = array<std::int32_t>(arrays_.row_offsets);
   if (call.weights != nullptr)
@@ -122,7 +121,7 @@ void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments
   arrivals.row_offsets = arguments.row_offsets;
   arrivals.total = arguments.row_offsets + arrivals.groups;
   arrivals.group_expert = array<std::int32_t>(arrays_.group_expert);
-  arrivals.source = view_plan(plan.storage(), view_.plan_shape).sources;
+  arrivals.source = arguments.plan.sources;
   arrivals.weight = arguments.weight;
   arrivals.local_ids = arguments.local_ids;
   arrivals.group_of_row = arguments.group_of_row;
@@ -162,11 +161,11 @@ void Lane::combine(const CombineCall& call, Halves halves, Stream stream) {
   const LaunchShape shape = this->shape(call.sm_limit);
   CombineArguments arguments{};
   arguments.lane = view_;
-  arguments.terms.operation = Operation::combine;
-  arguments.terms.option[arguments.terms.option_count++] = static_cast<std::int64_t>(call.reduction);
+  arguments.terms = CallTerms::of(Operation::combine);
+  arguments.terms.add(static_cast<std::int64_t>(call.reduction));
   arguments.weights_travel = call.reduction == Reduction::partial && call.home_weights != nullptr;
-  arguments.terms.option[arguments.terms.option_count++] = arguments.weights_travel;
-  arguments.plan = call.plan.storage();
+  arguments.terms.add(arguments.weights_travel);
+  arguments.plan = view_plan(call.plan.storage(), view_.plan_shape);
   arguments.reduction = call.reduction;
   arguments.wire = config.wire;
   arguments.row = combine_row_layout(config.wire, config.hidden, config.top_k);

@@ -114,11 +114,24 @@ struct LaneView {
   }
 };
 
-// What every rank must pass alike, and what it may leave out if it has nothing to give it for.
+// What every rank must pass alike, and a hash of it. Different terms with one hash would pass for alike: 64
+// bits make that no concern.
 struct CallTerms {
   Operation operation = Operation::none;
   std::int32_t option_count = 0;
+  std::uint64_t hash = 0;
   std::int64_t option[kDeviceOptions] = {};
+
+  FERRY_HD static constexpr CallTerms of(Operation operation) {
+    CallTerms terms;
+    terms.operation = operation;
+    terms.hash = 0xcbf29ce484222325 + static_cast<std::uint64_t>(operation);
+    return terms;
+  }
+  FERRY_HD constexpr void add(std::int64_t value) {
+    option[option_count++] = value;
+    hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15 + (hash >> 29);
+  }
 };
 
 }  // namespace ferry::cuda

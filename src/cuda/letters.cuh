@@ -20,19 +20,9 @@ __device__ inline LetterFacts facts_of(Operation operation, std::int32_t count) 
   return facts;
 }
 
-// Of everything that the ranks must have alike. Different terms with one hash would pass for alike: 64 bits
-// make that no concern.
-__device__ inline std::uint64_t hash_of(const CallTerms& terms) {
-  std::uint64_t hash = 0xcbf29ce484222325 + static_cast<std::uint64_t>(terms.operation);
-#pragma unroll
-  for (std::int64_t option : terms.option)
-    hash = (hash ^ static_cast<std::uint64_t>(option)) * 0x9e3779b97f4a7c15 + (hash >> 29);
-  return hash;
-}
-
-static __device__ __noinline__ std::uint64_t letter_word(const LetterContent& content,
-                                                         const std::int32_t* counts, int i) {
-  if (i == kLetterTerms) return hash_of(content.terms);
+__device__ __forceinline__ std::uint64_t letter_word(const LetterContent& content, const std::int32_t* counts,
+                                                     int i) {
+  if (i == kLetterTerms) return content.terms.hash;
   if (i == kLetterFacts) return content.facts.word();
   if (i < kLetterCounts) return static_cast<std::uint64_t>(content.terms.option[i - kLetterOptions]);
   const int pair = 2 * (i - kLetterCounts);
@@ -122,7 +112,7 @@ static __device__ __noinline__ void name_difference(const LaneView& lane, std::u
 __device__ inline bool await_letters(const LaneView& lane, std::uint64_t call, const LetterContent& mine,
                                      bool speaks, LetterFacts* theirs) {
   const int peer = static_cast<int>(threadIdx.x % 32);
-  std::uint64_t terms = hash_of(mine.terms), facts = facts_of(mine.terms.operation, 0).word();
+  std::uint64_t terms = mine.terms.hash, facts = facts_of(mine.terms.operation, 0).word();
   bool came = true, alike = true;
   if (peer < lane.ranks) {
     const std::uint64_t own = terms;

@@ -85,12 +85,10 @@ struct Counts {
     const LaneView& lane = call.lane;
     return lane.letter(lane.rank, static_cast<int>(number & 1), source) + kLetterCounts + i;
   }
-  // Waits for word `i` of the counts of `source`, of which `seen` is a first look. False: the call has ended
-  // early.
-  __device__ bool await(int source, int i, const LetterUnit& seen, std::uint64_t* word) const {
-    *word = seen.word;
-    return seen.call >= number || wait_for_unit(call.lane, unit(source, i),
-                                                {Operation::dispatch, number, source}, word) == Came::yes;
+  // Waits for word `i` of the counts of `source`. False: the call has ended early.
+  __device__ bool await(int source, int i) const {
+    return wait_for(call.lane, &unit(source, i)->call, nullptr, {Operation::dispatch, number, source}) ==
+           Came::yes;
   }
   __device__ bool await_messages(int source, int destination, std::int32_t* messages) const {
     const LaneView& lane = call.lane;
@@ -101,81 +99,97 @@ struct Counts {
       return true;
     }
     const int at = lane.signals.first_messages() + destination;
-    std::uint64_t word = 0;
-    const bool came = await(source, at / 2, load_unit_relaxed_sys(unit(source, at / 2)), &word);
-    *messages = static_cast<std::int32_t>(at % 2 == 0 ? word : word >> 32);
-    return came;
+    LetterUnit seen = load_unit_relaxed_sys(unit(source, at / 2));
+    if (seen.call < number) {
+      if (!await(source, at / 2)) return false;
+      seen = load_unit_relaxed_sys(unit(source, at / 2));
+    }
+    *messages = static_cast<std::int32_t>(at % 2 == 0 ? seen.word : seen.word >> 32);
+    return true;
   }
-  __device__ std::int32_t planned_routes(int source, int position) const {
+  __device__ std::int32_t planned_routes(int source, int expert) const {
     const LaneView& lane = call.lane;
-    const std::int64_t where = std::int64_t{source} * lane.experts + tables.expert_at[position];
+    const std::int64_t where = std::int64_t{source} * lane.experts + expert;
     const std::int32_t count = plan.counts[where];
     return usable(lane, count, std::int64_t{lane.max_tokens} * lane.top_k + 1, where) ? count : 0;
   }
 };
 
-// A thread's two positions: routes of all sources to each, and of the sources before this rank.
-struct PositionSums {
-  std::int32_t all[2] = {}, before[2] = {};
+// One of a thread's two positions: what the tables say of it, looked up before the counts are here, then the
+// routes of all sources to it, and of the sources before this rank.
+struct Position {
+  int expert = -1;  // -1: there is no such position
+  int rank = 0;
+  std::int32_t* here = nullptr;  // routes of each source to it, where places are computed from them
+  std::int32_t all = 0, before = 0;
+
+  __device__ __forceinline__ static Position of(const LaneView& lane, const RoutingTables& tables,
+                                                const Places& places, int p) {
+    Position position;
+    if (p >= lane.experts) return position;
+    position.expert = tables.expert_at[p];
+    position.rank = tables.rank_of[p];
+    if (position.rank == lane.rank && lane.layout != Layout::rank_major)
+      position.here = places.here + (p - tables.first_expert[lane.rank]) * lane.ranks;
+    return position;
+  }
+  // `keeps`: the plan's counts, if it keeps them.
+  __device__ __forceinline__ void add(const LaneView& lane, int source, std::int32_t routes,
+                                      std::int32_t* keeps) {
+    if (expert < 0) return;
+    all += routes;
+    if (source < lane.rank) before += routes;
+    if (here != nullptr) here[source] = routes;
+    if (keeps != nullptr) keeps[source * lane.experts + expert] = routes;
+  }
 };
 
-// Adds what `source` has for position 2 * thread + i; `keeps`: the plan keeps it.
-__device__ __forceinline__ void add_routes(const Counts& counts, const Places& places, int source, int i,
-                                           std::int32_t routes, bool keeps, PositionSums* sums) {
-  const LaneView& lane = counts.call.lane;
-  const int position = 2 * static_cast<int>(threadIdx.x) + i;
-  if (position >= lane.experts) return;
-  sums->all[i] += routes;
-  if (source < lane.rank) sums->before[i] += routes;
-  const int group = position - counts.tables.first_expert[lane.rank];
-  // Until the places are known, what they are computed from.
-  if (lane.layout != Layout::rank_major && counts.tables.rank_of[position] == lane.rank)
-    places.here[group * lane.ranks + source] = routes;
-  if (keeps) counts.plan.counts[source * lane.experts + counts.tables.expert_at[position]] = routes;
-}
-
-// The sums of this thread's positions. False: the call has ended early.
-__device__ __forceinline__ bool sum_routes(const Counts& counts, const Places& places, bool keeps,
-                                           PositionSums* sums) {
+// Adds up the routes to this thread's positions. False: the call has ended early.
+__device__ __forceinline__ bool sum_routes(const Counts& counts, bool keeps, Position (&position)[2]) {
   constexpr int kAtOnce = 4;
   const LaneView& lane = counts.call.lane;
-  const int pair = static_cast<int>(threadIdx.x);
-  if (2 * pair >= lane.experts) return true;
-  bool came = true;
+  const int pair = static_cast<int>(threadIdx.x), ranks = lane.ranks;
+  if (position[0].expert < 0) return true;
+  std::int32_t* const kept = keeps ? counts.plan.counts : nullptr;
+  const bool replay = counts.call.replay;
 #pragma unroll 1
-  for (int first = 0; first < lane.ranks; first += kAtOnce) {
+  for (int first = 0; first < ranks; first += kAtOnce) {
     LetterUnit seen[kAtOnce] = {};
+    for (int missing = replay ? -1 : first; missing >= 0;) {
+      missing = -1;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (!counts.call.replay && first + i < lane.ranks)
-        seen[i] = load_unit_relaxed_sys(counts.unit(first + i, pair));
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < ranks) seen[i] = load_unit_relaxed_sys(counts.unit(first + i, pair));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < ranks && seen[i].call < counts.number) missing = first + i;
+      }
+      if (missing >= 0 && !counts.await(missing, pair)) return false;
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int source = first + i;
-      if (source >= lane.ranks) continue;
-      std::int32_t routes[2];
-      if (counts.call.replay) {
-        routes[0] = counts.planned_routes(source, 2 * pair);
-        routes[1] = 2 * pair + 1 < lane.experts ? counts.planned_routes(source, 2 * pair + 1) : 0;
-      } else {
-        std::uint64_t word = 0;
-        came = counts.await(source, pair, seen[i], &word) && came;
-        routes[0] = static_cast<std::int32_t>(word), routes[1] = static_cast<std::int32_t>(word >> 32);
+      if (source >= ranks) continue;
+      std::int32_t routes[2] = {static_cast<std::int32_t>(seen[i].word),
+                                static_cast<std::int32_t>(seen[i].word >> 32)};
+      if (replay) {
+        routes[0] = counts.planned_routes(source, position[0].expert);
+        if (position[1].expert >= 0) routes[1] = counts.planned_routes(source, position[1].expert);
       }
-      add_routes(counts, places, source, 0, routes[0], keeps, sums);
-      add_routes(counts, places, source, 1, routes[1], keeps, sums);
+      position[0].add(lane, source, routes[0], kept);
+      position[1].add(lane, source, routes[1], kept);
     }
   }
-  return came;
+  return true;
 }
 
 // The aligned rows before each position. By the whole block.
 __device__ __forceinline__ void sum_positions(const LaneView& lane, const Places& places,
-                                              const PositionSums& sums, PlacesScratch* scratch) {
+                                              const Position (&position)[2], PlacesScratch* scratch) {
   const int first = 2 * static_cast<int>(threadIdx.x);
-  const auto rows = static_cast<std::uint32_t>(align_rows(sums.all[0], lane.alignment)),
-             more = static_cast<std::uint32_t>(align_rows(sums.all[1], lane.alignment));
+  const auto rows = static_cast<std::uint32_t>(align_rows(position[0].all, lane.alignment)),
+             more = static_cast<std::uint32_t>(align_rows(position[1].all, lane.alignment));
   // Sums over all ranks may come round; the difference of two of one rank is right all the same.
   const std::uint32_t offset = exclusive_sum(rows + more, scratch);
   if (first < lane.experts) places.offset[first] = offset;
@@ -184,30 +198,30 @@ __device__ __forceinline__ void sum_positions(const LaneView& lane, const Places
 
 // Rows of position `p`, once the sums are there.
 __device__ __forceinline__ void place_expert(const LaneView& lane, const RoutingTables& tables,
-                                             const Places& places, int p, std::int32_t all,
-                                             std::int32_t before, PlacesScratch* scratch) {
+                                             const Places& places, const Position& at, int p,
+                                             PlacesScratch* scratch) {
   const bool padded = lane.layout == Layout::expert_padded;
-  const int rank = tables.rank_of[p], group = p - tables.first_expert[rank];
-  const std::int64_t capacity = tables.capacity[rank];
-  const std::int64_t offset = padded ? 0 : places.offset[p] - places.offset[tables.first_expert[rank]];
-  places.from_me[p] = static_cast<std::int32_t>(min(offset + before, capacity));
-  const std::int64_t kept = max(std::int64_t{0}, min(capacity - offset, std::int64_t{all}));
-  if (all > kept) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(all - kept));
-  const auto needed = static_cast<unsigned long long>(align_rows(offset + all, lane.alignment));
-  if (padded) {
-    atomicMax(&scratch->needed[rank], needed);
-  } else if (p + 1 == tables.first_expert[rank + 1]) {
-    scratch->needed[rank] = needed;  // offsets grow: the last expert's rows end last
+  const int first = tables.first_expert[at.rank], end = tables.first_expert[at.rank + 1], group = p - first;
+  const std::int64_t capacity = tables.capacity[at.rank];
+  const std::int64_t offset = padded ? 0 : places.offset[p] - places.offset[first];
+  places.from_me[p] = static_cast<std::int32_t>(min(offset + at.before, capacity));
+  const std::int64_t kept = max(std::int64_t{0}, min(capacity - offset, std::int64_t{at.all}));
+  if (at.all > kept) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(at.all - kept));
+  const std::int64_t needed = align_rows(offset + at.all, lane.alignment);
+  if (!padded && p + 1 == end) {
+    scratch->needed[at.rank] = static_cast<unsigned long long>(needed);  // offsets grow: the last ends last
+  } else if (padded && needed > capacity) {
+    atomicMax(&scratch->needed[at.rank], static_cast<unsigned long long>(needed));
   }
-  if (rank != lane.rank) return;
+  if (at.rank != lane.rank) return;
   places.count[group] = static_cast<std::int32_t>(kept);
   places.begin[group] = static_cast<std::int32_t>(padded ? group * capacity : min(offset, capacity));
   std::int64_t row = offset;
-#pragma unroll 1
-  for (int source = 0; source < lane.ranks; ++source) {
-    std::int32_t& here = places.here[group * lane.ranks + source];
-    const std::int32_t routes = here;
-    here = static_cast<std::int32_t>(min(row, capacity));
+  const int ranks = lane.ranks;
+#pragma unroll 4
+  for (int source = 0; source < ranks; ++source) {
+    const std::int32_t routes = at.here[source];
+    at.here[source] = static_cast<std::int32_t>(min(row, capacity));
     row += routes;
   }
 }
@@ -238,6 +252,9 @@ __device__ inline bool find_places(const Counts& counts, const Places& places, P
                                    bool good, bool keeps) {
   const LaneView& lane = counts.call.lane;
   const RoutingTables& tables = counts.tables;
+  const int first = 2 * static_cast<int>(threadIdx.x);
+  Position position[2] = {Position::of(lane, tables, places, first),
+                          Position::of(lane, tables, places, first + 1)};
   // By warps that have few experts, where there are few.
   for (unsigned i = (threadIdx.x + blockDim.x / 2) % blockDim.x;
        i < static_cast<unsigned>(lane.ranks * lane.ranks); i += blockDim.x)
@@ -245,22 +262,24 @@ __device__ inline bool find_places(const Counts& counts, const Places& places, P
                                  &places.between[i]) &&
            good;
   // Waited for in rank_major too: the plan keeps them.
-  PositionSums sums;
-  good = sum_routes(counts, places, keeps, &sums) && good;
-  sum_positions(lane, places, sums, scratch);
+  good = sum_routes(counts, keeps, position) && good;
+  sum_positions(lane, places, position, scratch);
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
-  const int first = 2 * static_cast<int>(threadIdx.x);
   if (lane.layout == Layout::rank_major) {
     place_ranks(lane, tables, places, scratch);
   } else {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (first + i < lane.experts)
-        place_expert(lane, tables, places, first + i, sums.all[i], sums.before[i], scratch);
+      if (position[i].expert >= 0) place_expert(lane, tables, places, position[i], first + i, scratch);
     }
   }
-  for (int i = 0; i < 2 && keeps && first + i < lane.experts; ++i)
-    lane.load[tables.expert_at[first + i]] += sums.all[i];
+#pragma unroll
+  for (int i = 0; i < 2 && keeps; ++i) {
+    // One rank's calls of a lane come one after the other; an addition without an answer is not waited for.
+    if (position[i].expert >= 0)
+      atomicAdd(reinterpret_cast<unsigned long long*>(lane.load + position[i].expert),
+                static_cast<unsigned long long>(position[i].all));
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     const auto needed = static_cast<std::int64_t>(scratch->needed[lane.rank]);

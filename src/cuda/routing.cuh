@@ -30,21 +30,17 @@ __device__ __forceinline__ bool is_expert(const LaneView& lane, std::int64_t id)
   return id >= 0 && id < lane.experts;
 }
 
-// Eight ids, where they lie so four at a time; -1 past the token's last.
-__device__ __forceinline__ void load_ids(const DispatchArguments& call, std::int64_t token, int first,
-                                         std::int64_t (&id)[8]) {
-  const int top_k = call.lane.top_k;
-  const std::int64_t route = token * top_k + first;
-  if (!call.wide_ids && top_k % 8 == 0 && reinterpret_cast<std::uintptr_t>(call.ids) % 16 == 0) {
-    const auto* from = reinterpret_cast<const int4*>(static_cast<const std::int32_t*>(call.ids) + route);
-    const int4 low = from[0], high = from[1];
-    id[0] = low.x, id[1] = low.y, id[2] = low.z, id[3] = low.w;
-    id[4] = high.x, id[5] = high.y, id[6] = high.z, id[7] = high.w;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) id[i] = first + i < top_k ? id_at(call, route + i) : -1;
-}
+// Some of a warp's threads, one for each slot of a token: the warp's teams have a token each.
+struct Team {
+  int size;  // 8, 16 or 32 threads: as many as a token has slots, or a few more
+
+  __device__ static Team of(int top_k) { return {top_k <= 8 ? 8 : top_k <= 16 ? 16 : 32}; }
+  __device__ int count() const { return 32 / size; }
+  __device__ int mine() const { return static_cast<int>(threadIdx.x % 32) / size; }
+  __device__ int slot() const { return static_cast<int>(threadIdx.x % 32) % size; }
+  // The threads of a team, one bit each.
+  __device__ std::uint32_t threads(int team) const { return (~0u >> (32 - size)) << (team * size); }
+};
 
 // Ids of a call that are no experts: how many, and the lowest route with one.
 struct BadIds {
@@ -87,8 +83,14 @@ struct SendCounts {
   std::int32_t* memory;
   int stride;
 
+  // A multiple of 16.
   static __host__ __device__ constexpr std::int64_t bytes(const DeviceSignals& signals) {
-    return 4 * std::int64_t{kWorkWarps + 2} * 2 * signals.count_words();
+    return (4 * std::int64_t{kWorkWarps + 2} * 2 * signals.count_words() + 15) / 16 * 16;
+  }
+  // By the whole block; a barrier follows.
+  __device__ void clear(const DeviceSignals& signals) const {
+    for (unsigned i = threadIdx.x; i < bytes(signals) / 16; i += blockDim.x)
+      reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
   }
   __device__ std::int32_t* of_warp(int warp) const { return memory + warp * stride; }
   __device__ std::int32_t* before() const { return of_warp(kWorkWarps); }  // of the blocks before
@@ -102,37 +104,32 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
                                              std::int32_t begin, std::int32_t end, BadIds* bad,
                                              RowOf row_of) {
   const LaneView& lane = call.lane;
-  const int mine = static_cast<int>(threadIdx.x % 32);
+  const Team team = Team::of(lane.top_k);
+  const int slot = team.slot(), first_messages = lane.signals.first_messages(),
+            step = static_cast<int>(blockDim.x) / team.size;
+  const auto id_of = [&](std::int32_t token) {
+    const bool has = token < end && slot < lane.top_k;
+    return has ? id_at(call, std::int64_t{token} * lane.top_k + slot) : -1;
+  };
+  std::int32_t token = begin + static_cast<std::int32_t>(threadIdx.x) / team.size;
+  std::int64_t id = id_of(token);
 #pragma unroll 1
-  for (std::int32_t base = begin + static_cast<std::int32_t>(threadIdx.x) - mine; base < end;
-       base += static_cast<std::int32_t>(blockDim.x)) {
-    const std::int32_t token = base + mine;
+  for (; token - team.mine() < end; token += step) {
+    const std::int64_t now = id;
+    id = id_of(token + step);
     std::int32_t* counts = row_of(min(token, end - 1));
-    std::uint32_t ranks = 0;
-#pragma unroll 1
-    for (int slot = 0; slot < lane.top_k && token < end; slot += 8) {
-      std::int64_t id[8];
-      load_ids(call, token, slot, id);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (is_expert(lane, id[i])) {
-          const int position = tables.position_of[id[i]];
-          atomicAdd(&counts[position], 1);
-          ranks |= 1u << tables.rank_of[position];
-        } else if (bad != nullptr && id[i] != -1) {
-          atomicAdd(&bad->number, 1ull);
-          atomicMin(&bad->lowest,
-                    static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot + i));
-        }
-      }
+    std::uint32_t rank = 0;  // as a bit
+    if (is_expert(lane, now)) {
+      const int position = tables.position_of[now];
+      rank = 1u << tables.rank_of[position];
+      add_in_block(&counts[position], 1);
+    } else if (bad != nullptr && now != -1) {
+      atomicAdd(&bad->number, 1ull);
+      atomicMin(&bad->lowest, static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot));
     }
-    // Everybody's token may go to the same rank: counted by votes of those with the same row.
-    const std::uint32_t together = __match_any_sync(~0u, reinterpret_cast<unsigned long long>(counts));
-    const bool counts_votes = (together & ((1u << mine) - 1)) == 0;
-#pragma unroll 1
-    for (int rank = 0; rank < lane.ranks; ++rank) {
-      const int votes = __popc(static_cast<int>(__ballot_sync(~0u, ranks >> rank & 1) & together));
-      if (counts_votes && votes > 0) atomicAdd(&counts[lane.signals.first_messages() + rank], votes);
+    const std::uint32_t ranks = __reduce_or_sync(team.threads(team.mine()), rank);
+    for (int r = slot; r < lane.ranks; r += team.size) {
+      if ((ranks >> r & 1) != 0) add_in_block(&counts[first_messages + r], 1);
     }
   }
 }

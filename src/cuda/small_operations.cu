@@ -25,7 +25,9 @@ __device__ std::int32_t count_of(const MetadataArguments& call, std::uint64_t nu
 __global__ void __launch_bounds__(32, 1)
     metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
   __shared__ MetadataArguments shared_arguments;
-  const MetadataArguments& call = copy_to_shared(arguments, &shared_arguments);
+  copy_to_shared(arguments, &shared_arguments);
+  __syncthreads();
+  const MetadataArguments& call = shared_arguments;
   __shared__ LetterContent letter;
   const LaneView& lane = call.lane;
   if (has_ended(lane, kFailed)) return;
@@ -105,8 +107,7 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
   if (speaks) {
     if (threadIdx.x == 0) {
       state->letter.terms = call.terms;
-      state->letter.terms.option[state->letter.terms.option_count++] =
-          static_cast<std::int64_t>(plan.header->call);
+      state->letter.terms.add(static_cast<std::int64_t>(plan.header->call));
       state->letter.facts = facts_of(Operation::route_values, plan.header->tokens);
     }
     __syncwarp();
@@ -131,7 +132,9 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
 __global__ void __launch_bounds__(32 * kValueWarps, 1)
     route_values_kernel(const __grid_constant__ RouteValuesArguments arguments) {
   __shared__ RouteValuesArguments shared_arguments;
-  const RouteValuesArguments& call = copy_to_shared(arguments, &shared_arguments);
+  copy_to_shared(arguments, &shared_arguments);
+  __syncthreads();
+  const RouteValuesArguments& call = shared_arguments;
   __shared__ ValuesState state;
   const LaneView& lane = call.lane;
   const PlanView plan = view_plan(call.plan, lane.plan_shape);
@@ -155,7 +158,9 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
 
 __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ RefusalArguments arguments) {
   __shared__ RefusalArguments shared_arguments;
-  const RefusalArguments& call = copy_to_shared(arguments, &shared_arguments);
+  copy_to_shared(arguments, &shared_arguments);
+  __syncthreads();
+  const RefusalArguments& call = shared_arguments;
   const LaneView& lane = call.lane;
   if (has_ended(lane, kFailed)) return;
   const std::uint64_t number = lane.state->calls[0] + 1;

@@ -8,17 +8,16 @@ namespace ferry::cuda {
 
 inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended of an exchange that is lost
 
-static __device__ __noinline__ void pause_at_random(Jitter jitter) {
+// A pause of random length, if the lane asks for them. Not a function of its own: a call, even one not made,
+// has everything around it kept in memory.
+__device__ __forceinline__ void jitter(const LaneView& lane) {
+  const std::uint32_t share = lane.jitter.share;
+  if (share == 0) return;
   std::uint32_t random = static_cast<std::uint32_t>(clock64()) * 2654435761u + threadIdx.x * 40503u;
   random ^= random >> 15;
   random *= 2246822519u;
   random ^= random >> 13;
-  if ((random & 255u) < jitter.share) __nanosleep((random >> 8) % jitter.nanoseconds);
-}
-
-// A pause of random length, if the lane asks for them.
-__device__ __forceinline__ void jitter(const LaneView& lane) {
-  if (lane.jitter.share != 0) pause_at_random(lane.jitter);
+  if ((random & 255u) < share) __nanosleep(__umulhi(random, lane.jitter.nanoseconds));
 }
 
 // True once `call`, or everything, has ended early on this rank. Acquire: what its ender wrote may be read.
@@ -107,25 +106,32 @@ __device__ __forceinline__ Came wait_for(const LaneView& lane, const std::uint64
 struct CameFlags {
   std::uint32_t here, late;
 };
-static __device__ __noinline__ CameFlags wait_for_some(const LaneView& lane, const std::uint64_t* flags,
-                                                       std::uint32_t wanted, const std::uint64_t* all_sent,
-                                                       Awaited awaited) {
-  const auto all_here = [&](auto load) {
-    bool here = wanted != 0;
-    for (std::uint32_t left = wanted; left != 0; left &= left - 1)
-      here = load(flags + __ffs(static_cast<int>(left)) - 1) >= awaited.call && here;
-    return here;
-  };
+// Whether all that `wanted` names (one bit each) of the flags from `flags` on have come, by load(flag).
+template <class Load>
+__device__ __forceinline__ bool all_here(const std::uint64_t* flags, std::uint32_t wanted, std::uint64_t call,
+                                         Load load) {
+  bool here = wanted != 0;
+  for (std::uint32_t left = wanted; left != 0; left &= left - 1)
+    here = load(flags + __ffs(static_cast<int>(left)) - 1) >= call && here;
+  return here;
+}
+// Acquire: orders what the flags' writers stored before them ahead of this thread's reads after them; and by
+// the exchange of the result ahead of the warp's.
+__device__ __forceinline__ std::uint32_t acquire_all(const std::uint64_t* flags, std::uint32_t wanted,
+                                                     std::uint64_t call) {
+  return __ballot_sync(
+      ~0u, all_here(flags, wanted, call, [](const std::uint64_t* flag) { return load_acquire_sys(flag); }));
+}
+
+// The part of it after the first look.
+static __device__ __noinline__ CameFlags wait_long_for_some(const LaneView& lane, const std::uint64_t* flags,
+                                                            std::uint32_t wanted,
+                                                            const std::uint64_t* all_sent, Awaited awaited) {
   std::uint64_t start = 0, next_host_look = 0;
-  jitter(lane);
   for (unsigned look = 1;; ++look) {
-    const bool seen = all_here([](const std::uint64_t* flag) { return load_relaxed_sys(flag); });
-    if (__any_sync(~0u, seen)) {
-      // Acquire: orders what the flags' writers stored before them ahead of this thread's reads after them;
-      // and by the exchange of the result ahead of the warp's.
-      const bool here = seen && all_here([](const std::uint64_t* flag) { return load_acquire_sys(flag); });
-      return {__ballot_sync(~0u, here), 0};
-    }
+    const bool seen = all_here(flags, wanted, awaited.call,
+                               [](const std::uint64_t* flag) { return load_relaxed_sys(flag); });
+    if (__any_sync(~0u, seen)) return {acquire_all(flags, seen ? wanted : 0, awaited.call), 0};
     if (look < kQuickLooks) continue;
     __nanosleep(100);
     if (look % 16 != 0) continue;
@@ -133,8 +139,8 @@ static __device__ __noinline__ CameFlags wait_for_some(const LaneView& lane, con
     // Acquire: the sender's flags are all older than its last word.
     const bool last = wanted != 0 && all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call;
     if (__any_sync(~0u, last)) {
-      const bool here = last && all_here([](const std::uint64_t* flag) { return load_acquire_sys(flag); });
-      return {__ballot_sync(~0u, here), __ballot_sync(~0u, last && !here)};
+      const std::uint32_t here = acquire_all(flags, last ? wanted : 0, awaited.call);
+      return {here, __ballot_sync(~0u, last) & ~here};
     }
     jitter(lane);
     const std::uint64_t now = global_nanoseconds();
@@ -144,6 +150,13 @@ static __device__ __noinline__ CameFlags wait_for_some(const LaneView& lane, con
     if (load_relaxed_sys(&lane.report->abort) != 0) store_release_gpu(&lane.state->ended, kFailed);
     if (wanted != 0 && now - start > lane.deadline) report_timeout(lane, awaited, load_relaxed_sys(flags));
   }
+}
+__device__ __forceinline__ CameFlags wait_for_some(const LaneView& lane, const std::uint64_t* flags,
+                                                   std::uint32_t wanted, const std::uint64_t* all_sent,
+                                                   Awaited awaited) {
+  jitter(lane);
+  const std::uint32_t here = acquire_all(flags, wanted, awaited.call);
+  return here != 0 ? CameFlags{here, 0} : wait_long_for_some(lane, flags, wanted, all_sent, awaited);
 }
 
 // The same for a unit of a letter that has not been here at the first look: its word.

@@ -116,7 +116,7 @@ end:
   do
   :: d_step {
       /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;`
-         wait.cuh wait_for_some: `return {__ballot_sync(~0u, here), 0};` */
+         wait.cuh wait_for_some: `return here != 0 ? CameFlags{here, 0}` */
       receiving[me * R + source] && row_flag[flag_at(me, number[me], source)].call >= number[me] ->
       /* dispatch_receive.cuh take_some: `wait_for_some(lane, flags, waits ? wanted : 0, last,`
          combine_home.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
@@ -125,7 +125,7 @@ end:
     }
   :: d_step {
       /* wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return Came::ended;`
-         wait.cuh wait_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
+         wait.cuh wait_long_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
       receiving[me * R + source] && ended[me] >= number[me] ->
       receiving[me * R + source] = 0
     }
@@ -142,7 +142,7 @@ end:
 
 /* A usual letter, or a refusal. Each unit of a letter carries the call's number beside its word, in one access: whoever
    sees the number has the word. A refusal's record is ordered before the units that announce it.
-   letters.cuh letter_word: `if (i == kLetterTerms) return hash_of(content.terms);`
+   letters.cuh letter_word: `if (i == kLetterTerms) return content.terms.hash;`
    plan_header.cuh post_refusal: `store_unit_relaxed_sys(letter + kLetterTerms, {number, 0});` */
 inline post(peer) {
   letter[post_at(peer, n, me)].call = n;
@@ -178,7 +178,7 @@ proctype Rank(byte me) {
     }
   :: atomic {
       n < CALLS ->
-      /* combine.cu combine_kernel: `state.number = lane.state->calls[blockIdx.x] + 1;` */
+      /* combine.cu start_block: `state->number = calls + 1;` */
       n++;
       number[me] = n;
       if
