@@ -246,7 +246,7 @@ proctype Rank(byte me) {
         /* letters.cuh name_difference: `if (theirs != operation) {` */
         assert(is_whole(letter[post_at(me, n, odd)], n)) /* a letter of this call */
       :: terms != kRefusal && odd == me ->
-        /* places.cuh await: `return seen.call >= number` */
+        /* places.cuh await: `return wait_for(call.lane, &unit(source, i)->call, nullptr, {Operation::dispatch, number, source}) ==` */
         assert(is_whole(letter[post_at(me, n, next(me))], n)); /* a letter of this call */
         assert(is_whole(letter[post_at(me, n, last(me))], n))  /* a letter of this call */
       fi;
