@@ -64,7 +64,12 @@ struct Block {
       return send_tokens(state, block(), waits);
     }
     state->announcer.run(call().lane, state->number);
-    if (thread() % 32 == 0) finish_sending(call().lane, state->number, role.senders);
+  }
+
+  // The last word, by the thread that has announced. Only damaged plans make anybody wait for it, so it comes
+  // when all else is done.
+  __device__ void finish() const {
+    if (role.sends && thread() == 32 * kWorkWarps) finish_sending(call().lane, state->number, role.senders);
   }
 
   // The plan's rows of the tokens that were sent before their rows were known.
@@ -107,11 +112,12 @@ struct Block {
 #pragma unroll 1
     for (int step = 0; step < 2; ++step) {
       if (role.sends && waits == (step == 1) && (step == 0 || placed)) send(waits);
-      if (!Role::kReceives) return;
+      if (!Role::kReceives) return finish();
       __syncthreads();
       if (step == 0) placed = await_places(state, role.speaks);
     }
     if (!placed) {
+      finish();
       if (!role.speaks) return;
       clear_arrivals(call(), thread(), threads());
       if (thread() == 0) publish_totals(call().lane, state->number, 0);
@@ -121,6 +127,7 @@ struct Block {
     if ((role.sends && !waits) || !Role::kSends) finish_plan();
     if (role.receives) receive();
     if (!role.apart || role.sends) pad();
+    finish();
   }
 
   // A plan that cannot be used: block 0 says so.

@@ -262,9 +262,10 @@ struct Receiver {
 #pragma unroll 1
     for (int first = worker; first < units; first += 32 * workers) {
       // This thread's message: this rank's own first.
-      const int unit = first + slot() * workers, turn = unit >> splits,
-                source = (lane.rank + turn) % lane.ranks;
-      const int i = message_at(source, turn / lane.ranks), share = unit - (turn << splits);
+      const int unit = first + slot() * workers, turn = unit >> splits, of_rank = turn / lane.ranks,
+                next = lane.rank + turn - of_rank * lane.ranks;
+      const int source = next < lane.ranks ? next : next - lane.ranks;
+      const int i = message_at(source, of_rank), share = unit - (turn << splits);
       if (!take_some(unit < units && i >= 0, source, i, share, splits)) return false;
     }
     return true;
@@ -275,7 +276,7 @@ struct Receiver {
   // equally long: what comes earlier or later than thought is taken all the same.
   __device__ int message_at(int source, int at) const {
     const int messages = places.between[source * call.lane.ranks + call.lane.rank], count = runs[source];
-    const int each = messages / count, more = messages % count, run = at % count, i = at / count;
+    const int each = messages / count, more = messages - each * count, i = at / count, run = at - i * count;
     return i < each + (run < more) ? run * each + min(run, more) + i : -1;
   }
 

@@ -125,7 +125,7 @@ static __device__ __noinline__ void add_up(const LaneView& lane, BlockState* sta
 // block 0, the sum of all.
 static __device__ __forceinline__ void count_routes(BlockState* state, int block, int blocks) {
   const DispatchArguments& call = state->call;
-  const SendCounts& counts = state->counts;
+  const SendCounts counts = state->counts;  // held: not read again after every store
   const SendShare share = state->share;
   const int first = block * kWorkWarps;
   const bool together = blocks > 1 && share.tokens >= kCountTogether, counts_all = !together && block == 0;

@@ -10,7 +10,7 @@ __device__ inline void add_wire(std::int64_t* count, unsigned long long more) {
   atomicAdd(reinterpret_cast<unsigned long long*>(count), more);
 }
 
-static __device__ __noinline__ void note_bad_source(const LaneView& lane, std::int64_t where) {
+__device__ __forceinline__ void note_bad_source(const LaneView& lane, std::int64_t where) {
   atomicAdd(&lane.state->found.bad_sources, 1ull);
   atomicMin(&lane.state->found.first_bad_source, static_cast<unsigned long long>(where));
 }

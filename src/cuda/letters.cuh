@@ -37,15 +37,17 @@ __device__ __forceinline__ std::uint64_t letter_word(const LetterContent& conten
 __device__ inline void post_letters(const LaneView& lane, std::uint64_t call, const LetterContent& content,
                                     const std::int32_t* counts, int thread, int threads) {
   const int generation = static_cast<int>(call & 1);
+  const int rank = lane.rank, ranks = lane.ranks;
+  const std::int64_t letter = lane.signals.letter(generation, rank);
   const int words = kLetterCounts + (counts != nullptr ? lane.signals.count_words() : 0);
 #pragma unroll 1
   for (int i = thread; i < words; i += threads) {
     const LetterUnit unit{call, letter_word(content, counts, i)};
 #pragma unroll 1
-    for (int step = 1, peer = lane.rank; step <= lane.ranks; ++step) {
-      peer = peer + 1 == lane.ranks ? 0 : peer + 1;
+    for (int step = 1, peer = rank; step <= ranks; ++step) {
+      peer = peer + 1 == ranks ? 0 : peer + 1;
       jitter(lane);
-      store_unit_relaxed_sys(lane.letter(peer, generation, lane.rank) + i, unit);
+      store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);
     }
   }
 }

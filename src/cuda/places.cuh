@@ -56,7 +56,7 @@ struct PlacesScratch {
   }
 };
 
-// Exclusive prefix sum over the block's threads. All threads call it.
+// Exclusive prefix sum over the block's threads. All threads call it; a barrier before the next one.
 __device__ inline std::uint32_t exclusive_sum(std::uint32_t value, PlacesScratch* scratch) {
   const int thread = threadIdx.x % 32, warp = threadIdx.x / 32;
   std::uint32_t inclusive = value;
@@ -67,11 +67,11 @@ __device__ inline std::uint32_t exclusive_sum(std::uint32_t value, PlacesScratch
   }
   if (thread == 31) scratch->warp_sum[warp] = inclusive;
   __syncthreads();
-  std::uint32_t before = 0;
-  for (int w = 0; w < warp; ++w) before += scratch->warp_sum[w];
-  __syncthreads();
+  const std::uint32_t before = __reduce_add_sync(~0u, thread < warp ? scratch->warp_sum[thread] : 0);
   return before + inclusive - value;
 }
+
+inline constexpr int kLettersAtOnce = 4;  // words on their way to a thread
 
 // Where counts come from: in a dispatch from ids the letters; otherwise the plan, where a count that no
 // routing can have is none.
@@ -105,6 +105,32 @@ struct Counts {
       seen = load_unit_relaxed_sys(unit(source, at / 2));
     }
     *messages = static_cast<std::int32_t>(at % 2 == 0 ? seen.word : seen.word >> 32);
+    return true;
+  }
+  // Word `i` of the next letters from `first` on.
+  __device__ __forceinline__ void look(int first, int i, LetterUnit (&seen)[kLettersAtOnce]) const {
+#pragma unroll
+    for (int s = 0; s < kLettersAtOnce; ++s) {
+      seen[s] = {};
+      if (first + s < call.lane.ranks) seen[s] = load_unit_relaxed_sys(unit(first + s, i));
+    }
+  }
+  // Waits for word `i` of all letters. False: the call has ended early. Apart from what is done with the
+  // words, which is read again then: what is held across a wait lies in memory.
+  __device__ __forceinline__ bool await_all(int i) const {
+    const int ranks = call.lane.ranks;
+#pragma unroll 1
+    for (int first = 0; first < ranks; first += kLettersAtOnce) {
+      LetterUnit seen[kLettersAtOnce];
+      look(first, i, seen);
+      std::uint32_t missing = 0;
+#pragma unroll
+      for (int s = 0; s < kLettersAtOnce; ++s)
+        missing |= first + s < ranks && seen[s].call < number ? 1u << s : 0;
+      for (; missing != 0; missing &= missing - 1) {
+        if (!await(first + __ffs(static_cast<int>(missing)) - 1, i)) return false;
+      }
+    }
     return true;
   }
   __device__ std::int32_t planned_routes(int source, int expert) const {
@@ -144,33 +170,24 @@ struct Position {
   }
 };
 
-// Adds up the routes to this thread's positions. False: the call has ended early.
+// Adds up the routes to this thread's positions, whose words are here. False: they are not.
 __device__ __forceinline__ bool sum_routes(const Counts& counts, bool keeps, Position (&position)[2]) {
-  constexpr int kAtOnce = 4;
   const LaneView& lane = counts.call.lane;
   const int pair = static_cast<int>(threadIdx.x), ranks = lane.ranks;
   if (position[0].expert < 0) return true;
+  bool here = true;
   std::int32_t* const kept = keeps ? counts.plan.counts : nullptr;
   const bool replay = counts.call.replay;
 #pragma unroll 1
-  for (int first = 0; first < ranks; first += kAtOnce) {
-    LetterUnit seen[kAtOnce] = {};
-    for (int missing = replay ? -1 : first; missing >= 0;) {
-      missing = -1;
+  for (int first = 0; first < ranks; first += kLettersAtOnce) {
+    LetterUnit seen[kLettersAtOnce] = {};
+    if (!replay) counts.look(first, pair, seen);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < ranks) seen[i] = load_unit_relaxed_sys(counts.unit(first + i, pair));
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < ranks && seen[i].call < counts.number) missing = first + i;
-      }
-      if (missing >= 0 && !counts.await(missing, pair)) return false;
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kLettersAtOnce; ++i) {
       const int source = first + i;
       if (source >= ranks) continue;
+      // The word that came with the number in one access.
+      here = here && (replay || seen[i].call >= counts.number);
       std::int32_t routes[2] = {static_cast<std::int32_t>(seen[i].word),
                                 static_cast<std::int32_t>(seen[i].word >> 32)};
       if (replay) {
@@ -181,7 +198,7 @@ __device__ __forceinline__ bool sum_routes(const Counts& counts, bool keeps, Pos
       position[1].add(lane, source, routes[1], kept);
     }
   }
-  return true;
+  return here;
 }
 
 // The aligned rows before each position. By the whole block.
@@ -218,11 +235,16 @@ __device__ __forceinline__ void place_expert(const LaneView& lane, const Routing
   places.begin[group] = static_cast<std::int32_t>(padded ? group * capacity : min(offset, capacity));
   std::int64_t row = offset;
   const int ranks = lane.ranks;
-#pragma unroll 4
-  for (int source = 0; source < ranks; ++source) {
-    const std::int32_t routes = at.here[source];
-    at.here[source] = static_cast<std::int32_t>(min(row, capacity));
-    row += routes;
+#pragma unroll 1
+  for (int source = 0; source < ranks; source += 4) {
+    std::int32_t routes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) routes[i] = source + i < ranks ? at.here[source + i] : 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (source + i < ranks) at.here[source + i] = static_cast<std::int32_t>(min(row, capacity));
+      row += routes[i];
+    }
   }
 }
 
@@ -253,8 +275,6 @@ __device__ inline bool find_places(const Counts& counts, const Places& places, P
   const LaneView& lane = counts.call.lane;
   const RoutingTables& tables = counts.tables;
   const int first = 2 * static_cast<int>(threadIdx.x);
-  Position position[2] = {Position::of(lane, tables, places, first),
-                          Position::of(lane, tables, places, first + 1)};
   // By warps that have few experts, where there are few.
   for (unsigned i = (threadIdx.x + blockDim.x / 2) % blockDim.x;
        i < static_cast<unsigned>(lane.ranks * lane.ranks); i += blockDim.x)
@@ -262,7 +282,11 @@ __device__ inline bool find_places(const Counts& counts, const Places& places, P
                                  &places.between[i]) &&
            good;
   // Waited for in rank_major too: the plan keeps them.
-  good = sum_routes(counts, keeps, position) && good;
+  if (!counts.call.replay && first < lane.experts)
+    good = counts.await_all(static_cast<int>(threadIdx.x)) && good;
+  Position position[2] = {Position::of(lane, tables, places, first),
+                          Position::of(lane, tables, places, first + 1)};
+  good = good && sum_routes(counts, keeps, position);
   sum_positions(lane, places, position, scratch);
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
   if (lane.layout == Layout::rank_major) {
