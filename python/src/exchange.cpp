@@ -141,6 +141,8 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
                const nb::kwargs& settings) {
   const Rank rank = rank_of(group);
   const Config checked = config_or_refuse(rank, config, settings, default_backend(group));
+  // PyTorch's runtime is another one than this module's: each keeps the thread's device for itself.
+  if (!device && checked.backend == BackendKind::cuda) device = device_of_torch();
   const nb::gil_scoped_release unlocked;
   Device where = kHost;
   if (checked.backend == BackendKind::cuda) {

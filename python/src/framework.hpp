@@ -1,6 +1,8 @@
 // The frameworks that have been imported, and how each is asked for what DLPack does not tell.
 #pragma once
 
+#include <optional>
+
 #include "array.hpp"
 
 namespace ferry::python {
@@ -18,6 +20,9 @@ class Kept {
 };
 
 Framework framework_of(nb::handle object);
+
+// The thread's device as PyTorch has it, if PyTorch has started on devices.
+std::optional<int> device_of_torch();
 
 Element element_named(const std::string& name);  // {} for none
 

@@ -21,7 +21,7 @@ Element element_of_torch(nb::handle type) {
   return element;
 }
 
-Device device_of_torch(nb::handle device) {
+Device place_of_torch(nb::handle device) {
   const nb::object type = device.attr("type");
   if (PyUnicode_CompareWithASCIIString(type.ptr(), "cuda") == 0) {
     const nb::object index = device.attr("index");
@@ -45,9 +45,16 @@ bool gradients_are_recorded() {
 
 }  // namespace
 
+std::optional<int> device_of_torch() {
+  static Kept started, current;
+  const nb::handle has_started = started.if_loaded("torch.cuda", "is_initialized");
+  if (!has_started.is_valid() || !nb::cast<bool>(has_started())) return std::nullopt;
+  return nb::cast<int>(current.of("torch.cuda", "current_device")());
+}
+
 Array look_at_torch(nb::handle object, const char* name) {
   Array found{.element = element_of_torch(object.attr("dtype")),
-              .device = device_of_torch(object.attr("device")),
+              .device = place_of_torch(object.attr("device")),
               .framework = Framework::torch,
               .owner = nb::borrow(object)};
   if (found.element.bits == 0 || found.device.device_type < 0) {

@@ -26,7 +26,7 @@
 #ifdef MISTAKE_ONE_GENERATION_OF_LETTERS
 #define post_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* letters.cuh post_letters: `const int generation = static_cast<int>(call & 1)` */
+/* letters.cuh post_letters: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);` */
 #define post_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
 #ifdef MISTAKE_ONE_GENERATION_OF_ROWS
@@ -149,12 +149,12 @@ inline post(peer) {
   letter[post_at(peer, n, me)].ordered = kWritten;
   letter_terms[post_at(peer, n, me)] = terms;
 #ifndef MISTAKE_NUMBER_AND_WORD_APART
-  /* letters.cuh post_letters: `const LetterUnit unit{call, letter_word(content, counts, i)};`
+  /* letters.cuh post_letters: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);`
      ptx.cuh store_unit_relaxed_sys: `st.relaxed.sys.global.b128`
      plan_header.cuh post_refusal: `fence_acq_rel_sys();` */
   letter[post_at(peer, n, me)].ordered = kReleased;
 #endif
-  /* letters.cuh post_letters: `store_unit_relaxed_sys(lane.letter(peer, generation, lane.rank) + i, unit);` */
+  /* letters.cuh post_letters: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);` */
   letter_call[post_at(peer, n, me)] = n
 }
 
