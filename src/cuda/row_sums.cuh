@@ -1,4 +1,4 @@
-// Sums of rows in registers: by one warp, a few columns at a time, two rows on their way at once.
+// Sums of rows in registers: by one warp, a few columns at a time, several rows on their way at once.
 #pragma once
 
 #include "cuda/row_copy.cuh"
@@ -6,7 +6,8 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kDeep = 4;  // accesses of 16 bytes by each thread
+inline constexpr int kDeep = 2;        // accesses of 16 bytes by each thread
+inline constexpr int kRowsAtOnce = 4;  // on their way
 
 // Columns of a row that some quarters are, the same whatever the values' type.
 struct Columns {
@@ -50,24 +51,23 @@ __device__ __forceinline__ const std::byte* row_of(const std::byte* mine, int th
       __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), thread));
 }
 
-// Calls use(piece, thread) for the row of each thread in `threads`, ascending, with the next on its way.
+// Calls use(piece, thread) for the row of each thread in `threads`, ascending; some are on their way at once.
 template <DType kType, class Use>
 __device__ __forceinline__ void each_piece(const std::byte* mine, std::uint32_t threads, int first, int end,
                                            Use use) {
-  if (threads == 0) return;
-  int now = __ffs(static_cast<int>(threads)) - 1;
-  Piece<kType> piece;
-  piece.load(row_of(mine, now), first, end);
 #pragma unroll 1
-  for (;;) {
-    threads &= threads - 1;
-    const int after = __ffs(static_cast<int>(threads)) - 1;
-    Piece<kType> next;
-    if (threads != 0) next.load(row_of(mine, after), first, end);
-    use(piece, now);
-    if (threads == 0) return;
-    piece = next;
-    now = after;
+  while (threads != 0) {
+    Piece<kType> piece[kRowsAtOnce];
+    int of[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i, threads &= threads - 1) {
+      of[i] = __ffs(static_cast<int>(threads)) - 1;
+      if (threads != 0) piece[i].load(row_of(mine, of[i]), first, end);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      if (of[i] >= 0) use(piece[i], of[i]);
+    }
   }
 }
 
