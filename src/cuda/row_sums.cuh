@@ -6,8 +6,8 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kDeep = 2;        // accesses of 16 bytes by each thread
-inline constexpr int kRowsAtOnce = 4;  // on their way
+inline constexpr int kDeep = 4;        // accesses of 16 bytes by each thread
+inline constexpr int kRowsAtOnce = 2;  // on their way
 
 // Columns of a row that some quarters are, the same whatever the values' type.
 struct Columns {
