@@ -10,6 +10,7 @@
 #include "ferry/version.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
+#include "layout/message.hpp"
 #include "trace/synth.hpp"
 
 namespace ferry::app {
@@ -83,7 +84,7 @@ std::int64_t sum_over_ranks(const Job& job, const Board& board, std::int64_t Ran
 std::int64_t dispatch_message(const Job& job) {
   const PartList parts = parts_of(job.config.format, job.config.hidden);
   const bool device = job.config.backend == BackendKind::cuda;
-  return device ? device_message_layout(parts, job.config.top_k).bytes
+  return device ? device_message_bytes(device_message_layout(parts), job.config.top_k)
                 : message_layout(parts, job.config.top_k).bytes;
 }
 

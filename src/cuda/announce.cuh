@@ -6,14 +6,27 @@
 #pragma once
 
 #include "cuda/ptx.cuh"
+#include "cuda/send_share.hpp"
 #include "cuda/wait.cuh"
 
 namespace ferry::cuda {
 
-inline constexpr int kWorkWarps = 15;               // of a block
 inline constexpr int kBlockWarps = kWorkWarps + 1;  // and the one that announces
 inline constexpr int kBlockThreads = 32 * kBlockWarps;
 inline constexpr std::uint32_t kAsked = 64;  // flags a warp may have asked for that are not yet set
+
+__device__ __forceinline__ void set_flags(std::uint64_t* first, int count, std::uint64_t call) {
+  if (count == 1) return store_relaxed_sys(first, call);
+  for (int i = 0; i < count; i += 2)
+    store_unit_relaxed_sys(reinterpret_cast<LetterUnit*>(first + i), {call, call});
+}
+
+// By a thread that sees what its warp has stored: 1, 2 or 4 flags.
+__device__ __forceinline__ void announce_now(std::uint64_t* first, int count, std::uint64_t call) {
+  // Release at system scope: the stores before the flags.
+  fence_acq_rel_sys();
+  set_flags(first, count, call);
+}
 
 // In shared memory.
 struct Announcer {
@@ -78,10 +91,7 @@ struct Announcer {
  private:
   __device__ static void set(std::uint64_t entry, std::uint64_t call) {
     auto* first = reinterpret_cast<std::uint64_t*>(entry & ~std::uint64_t{7});
-    const int count = static_cast<int>(entry & 7);
-    if (count == 1) return store_relaxed_sys(first, call);
-    for (int i = 0; i < count; i += 2)
-      store_unit_relaxed_sys(reinterpret_cast<LetterUnit*>(first + i), {call, call});
+    set_flags(first, static_cast<int>(entry & 7), call);
   }
 };
 

@@ -110,8 +110,8 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
   if (word < sizeof(PlanHeader) / 8)
     reinterpret_cast<std::uint64_t*>(&state->header)[word] =
         reinterpret_cast<const std::uint64_t*>(arguments.plan.header)[word];
-  copy_to_shared(arguments, &state->call);
-  copy_to_shared(arguments.terms, &state->letter.terms);
+  copy_to_shared(arguments, &state->call, thread, blockDim.x);
+  copy_to_shared(arguments.terms, &state->letter.terms, thread, blockDim.x);
   state->announcer.prepare();
   __syncthreads();
   if (thread == 0) {

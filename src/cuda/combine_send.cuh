@@ -124,8 +124,10 @@ struct ResultSender {
 #pragma unroll 1
     for (; unit < units; unit += step) {
       const int turn = unit >> splits;
-      const int home = (lane.rank + 1 + turn % homes()) % lane.ranks;
-      const std::int32_t i = turn / homes();
+      const Divisor by = call.own_staged ? lane.by_ranks : lane.by_others;
+      const std::int32_t i = by.quotient(turn);
+      const int next = lane.rank + 1 + turn - i * by.divisor;
+      const int home = next < lane.ranks ? next : next - lane.ranks;
       if (i >= __shfl_sync(~0u, messages, home)) continue;
       const int share = unit - (turn << splits);
       unit += step;

@@ -36,45 +36,84 @@ template <Halves kHalves>
 struct Block {
   using Role = Roles<kHalves>;
 
-  BlockState* state;
+  const DispatchArguments& call;
   const Role role;
+  BlockState* state;
 
-  __device__ const DispatchArguments& call() const { return state->call; }
   __device__ static int block() { return static_cast<int>(blockIdx.x); }
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
 
-  // By the whole block: its counts, and if it is the first the letters.
-  __device__ void announce() const {
-    const bool replay = call().replay;
-    if (!replay) count_routes(state, block(), role.senders);
-    if (block() != 0) return;
-    post_letters(call().lane, state->number, state->letter, replay ? nullptr : state->counts.all(), thread(),
+  // By the whole block: what it knows at first. False: the exchange has failed. Each warp asks for something
+  // else that lies in the device's memory, so that all of it is on its way at once.
+  __device__ bool start() const {
+    fetch_lines(call);
+    if (thread() == 0) state->number = call.lane.state->calls[block()] + 1;
+    if (thread() == 32) state->failed = has_ended(call.lane, kFailed);
+    if (thread() == 64) start_tokens();
+    if (warp() == 3) start_terms();
+    state->announcer.prepare();
+    state->scratch.prepare();
+    if (role.sends && !call.replay) counts_of(call).clear(call.lane.signals);
+    copy_tables(call.lane, block_memory + call.shared.tables);
+    __syncthreads();
+    return !state->failed;
+  }
+
+  // By one thread: how many tokens there are, and what the letter says of them.
+  __device__ void start_tokens() const {
+    const bool known = Role::kSends && call.device_tokens == nullptr;
+    std::int64_t tokens = call.tokens;
+    if (!known) tokens = Role::kSends ? tokens_of(call, block() == 0) : call.plan.header->tokens;
+    state->tokens = tokens;
+    state->share = known ? call.share : SendShare::of(tokens, role.senders);
+    state->bad = {0, ~0ull};
+    state->takers = state->placers = 0;
+    state->fault = call.replay ? fault_of(call.lane, *call.plan.header, tokens) : PlanFault::none;
+    fill_facts(call, Role::kFused);
+  }
+  // By one warp: what the letter says of the call.
+  __device__ void start_terms() const {
+    copy_to_shared(call.terms, &state->letter.terms, thread() % 32, 32);
+    __syncwarp();
+    if (call.replay && thread() % 32 == 0)
+      state->letter.terms.add(static_cast<std::int64_t>(call.plan.header->call));
+  }
+
+  // By the whole block: its counts, and if it is the last that sends the letters: it has the fewest tokens.
+  // `first_id`: first_counted_id().
+  __device__ void announce(RawId first_id) const {
+    const bool replay = call.replay;
+    if (!replay) count_routes(call, block(), role.senders, first_id);
+    if (block() != role.senders - 1) return;
+    post_letters(call.lane, state->number, state->letter, replay ? nullptr : counts_of(call).all(), thread(),
                  threads());
     if (thread() != 0 || replay) return;
-    keep_bad_ids(call(), state->bad);
-    if (!Role::kReceives) start_plan_header(call().plan.header, state->tokens);
+    keep_bad_ids(call, state->bad);
+    if (!Role::kReceives) start_plan_header(call.plan.header, state->tokens);
   }
 
   // By the whole block: all it sends, and the flags for it.
-  __device__ void send(bool waits) const {
+  __device__ void send(bool waits, const SlotRoute& first) const {
     if (warp() < kWorkWarps) {
-      if (call().replay) return send_by_plan(state, block(), role.senders, waits);
-      return send_tokens(state, block(), waits);
+      if (call.replay) return send_by_plan(call, block(), role.senders, waits);
+      return send_tokens(call, block(), waits, first);
     }
-    state->announcer.run(call().lane, state->number);
+    state->announcer.run(call.lane, state->number);
   }
 
-  // The last word, by the thread that has announced; the others go on. Only damaged plans make anybody wait
-  // for it, and there every rank does: it comes before this one waits for rows.
-  __device__ void finish() const {
-    if (role.sends && thread() == 32 * kWorkWarps) finish_sending(call().lane, state->number, role.senders);
+  // The last word, by one thread, the others go on: the one that has announced, or where a barrier came after
+  // that, one whose warp has nothing to do with places. Only damaged plans make anybody wait for it, and
+  // there every rank does: it comes before this one waits for rows.
+  __device__ void finish(bool after_barrier) const {
+    if (role.sends && warp() == kWorkWarps - (after_barrier ? 2 : 0) && thread() % 32 == 0)
+      finish_sending(call.lane, state->number, role.senders);
   }
 
   // The plan's rows of the tokens that were sent before their rows were known.
   __device__ void finish_plan() const {
-    if (call().replay || warp() >= kWorkWarps) return;
+    if (call.replay || warp() >= kWorkWarps) return;
     const int worker = block() * kWorkWarps + warp();
     std::int32_t begin, end;
     if (Role::kSends) {
@@ -89,43 +128,52 @@ struct Block {
       begin = min(worker * each, tokens);
       end = min(begin + each, tokens);
     }
-    finish_routes(call().lane, state->tables, state->places, call().plan, begin, end);
+    finish_routes(call.lane, tables_of(call), places_of(call), call.plan, begin, end);
   }
 
   __device__ void receive() const {
-    if (!receive_tokens(state, role.receiver(), role.receivers * kBlockWarps))
-      clear_arrivals(call(), thread() % 32, 32);
+    if (!receive_tokens(call, role.receiver(), role.receivers * kBlockWarps))
+      clear_arrivals(call, thread() % 32, 32);
   }
 
   // Rows between groups: by blocks that have sent and are done, where there are such.
   __device__ void pad() const {
     const int first = role.apart ? block() * kBlockWarps : role.receiver();
-    write_padding(call(), state->places, role.apart ? first + warp() : first,
-                  (role.apart ? role.senders : role.receivers) * kBlockWarps, call().plan);
+    write_padding(call, places_of(call), role.apart ? first + warp() : first,
+                  (role.apart ? role.senders : role.receivers) * kBlockWarps, call.plan);
   }
 
   // Counts, then rows that need no places, then places, then rows that do, then what has come.
-  __device__ void take_part() const {
+  __device__ void take_part(RawId first_id) const {
     const bool waits = Role::kFused && state->letter.facts.places_rows;
     bool placed = false;
-    if (role.sends) announce();
+    SlotRoute first;
+    if (role.sends) {
+      if (!call.replay && warp() < kWorkWarps) {
+        const SendShare share = state->share;
+        first = SlotRoute::of(call, share.token_begin(block() * kWorkWarps + warp()), share.tokens);
+      }
+      announce(first_id);
+    }
 #pragma unroll 1
     for (int step = 0; step < 2; ++step) {
-      if (role.sends && waits == (step == 1) && (step == 0 || placed)) send(waits);
-      if (!Role::kReceives) return finish();
+      if (role.sends && waits == (step == 1) && (step == 0 || placed)) send(waits, first);
+      if (!Role::kReceives) return finish(false);
       __syncthreads();
-      if (step == 0) placed = await_places(state, role.speaks);
+      if (step != 0) continue;
+      if (!waits) finish(true);
+      placed = await_places(call, role.speaks, role.sends || role.speaks || !Role::kSends);
     }
     if (!placed) {
-      finish();
+      if (waits) finish(false);
       if (!role.speaks) return;
-      clear_arrivals(call(), thread(), threads());
-      if (thread() == 0) publish_totals(call().lane, state->number, 0);
+      clear_arrivals(call, thread(), threads());
+      if (thread() == 0) publish_totals(call.lane, state->number, 0);
       return;
     }
-    if (role.speaks) publish_places(*state);
+    if (role.speaks) publish_places(call);
     if ((role.sends && !waits) || !Role::kSends) finish_plan();
-    finish();
+    if (waits) finish(false);
     if (role.receives) receive();
     if (!role.apart || role.sends) pad();
   }
@@ -133,70 +181,33 @@ struct Block {
   // A plan that cannot be used: block 0 says so.
   __device__ void refuse() const {
     if (block() != 0) return;
-    const LaneView& lane = call().lane;
+    const LaneView& lane = call.lane;
     if (Role::kSends)
-      refuse_plan(lane, Operation::dispatch, state->number, *call().plan.header, state->fault, state->tokens,
+      refuse_plan(lane, Operation::dispatch, state->number, *call.plan.header, state->fault, state->tokens,
                   &state->refusal);
     if (!Role::kReceives) return;
     await_all(lane, state->number, Operation::dispatch);
-    clear_arrivals(call(), thread(), threads());
+    clear_arrivals(call, thread(), threads());
     if (thread() == 0) publish_totals(lane, state->number, 0);
   }
 };
 
-// By the whole block: what it knows at first. False: the exchange has failed.
-template <Halves kHalves>
-__device__ __forceinline__ bool start_block(const DispatchArguments& arguments, BlockState* state,
-                                            const Roles<kHalves>& role) {
-  using Role = Roles<kHalves>;
-  // What lies in the device's memory is asked for first, all at once.
-  const unsigned thread = threadIdx.x;
-  std::uint64_t calls = 0;
-  std::int64_t tokens = 0;
-  bool failed = false;
-  if (thread == 0) {
-    calls = arguments.lane.state->calls[blockIdx.x];
-    if (!Role::kSends) tokens = arguments.plan.header->tokens;
-    if (Role::kSends && arguments.device_tokens != nullptr) tokens = *arguments.device_tokens;
-  }
-  if (thread == 32) failed = has_ended(arguments.lane, kFailed);
-  copy_tables(arguments.lane, state->tables_memory());
-  copy_to_shared(arguments, &state->call);
-  copy_to_shared(arguments.terms, &state->letter.terms);
-  state->announcer.prepare();
-  state->scratch.prepare();
-  if (thread == 64) state->lay_out(arguments.lane);
-  __syncthreads();
-  if (Role::kSends && role.sends && !arguments.replay) state->counts.clear(arguments.lane.signals);
-  if (thread == 32) state->failed = failed;
-  if (thread == 0) {
-    state->number = calls + 1;
-    state->tokens = Role::kSends ? tokens_of(state->call, state->number, tokens, blockIdx.x == 0) : tokens;
-    state->share = SendShare::of(state->tokens, role.senders);
-    state->bad = {0, ~0ull};
-    state->takers = state->placers = 0;
-    state->fault = state->call.replay ? fault_of(state->call.lane, *state->call.plan.header, state->tokens)
-                                      : PlanFault::none;
-    fill_letter(state, Role::kFused);
-  }
-  __syncthreads();
-  return !state->failed;
-}
-
 template <Halves kHalves>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    dispatch_kernel(const __grid_constant__ DispatchArguments arguments) {
-  extern __shared__ __align__(16) std::byte memory[];
-  auto* state = reinterpret_cast<BlockState*>(memory);
-  const Roles<kHalves> role(arguments);
-  if (!start_block(arguments, state, role)) return;
-  const Block<kHalves> block{state, role};
+    dispatch_kernel(const __grid_constant__ DispatchArguments call) {
+  const Roles<kHalves> role(call);
+  BlockState* const state = block_state();
+  const Block<kHalves> block{call, role, state};
+  // Asked for before anything else is known.
+  RawId first_id;
+  if (role.sends && !call.replay) first_id = first_counted_id(call, call.tokens);
+  if (!block.start()) return;
   if (state->fault == PlanFault::none) {
-    block.take_part();
+    block.take_part(first_id);
   } else {
     block.refuse();
   }
-  if (kHalves != Halves::send) end_block(state->call.lane, state->number);
+  if (kHalves != Halves::send) end_block(call.lane, state->number);
 }
 
 const void* kernel_of(Halves halves) {
@@ -214,14 +225,20 @@ const void* kernel_of(Halves halves) {
 }  // namespace
 
 void prepare_dispatch(const LaneView& lane) {
+  DispatchArguments call{};
+  call.lane = lane;
+  const std::int64_t shared_bytes = BlockState::lay_out(&call);
   for (const Halves halves : {Halves::both, Halves::send, Halves::receive})
-    allow_shared_bytes(kernel_of(halves), BlockState::bytes(lane));
+    allow_shared_bytes(kernel_of(halves), shared_bytes);
 }
 
 void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
                      cudaStream_t stream) {
-  launch(kernel_of(halves), const_cast<DispatchArguments*>(&arguments), kBlockThreads,
-         static_cast<std::size_t>(BlockState::bytes(arguments.lane)), shape, stream, "launching dispatch");
+  DispatchArguments call = arguments;
+  const auto shared_bytes = static_cast<std::size_t>(BlockState::lay_out(&call));
+  const bool apart = halves == Halves::both && shape.blocks > 1;
+  call.share = SendShare::of(call.tokens, apart ? call.senders : std::min(shape.blocks, kMaxSenders));
+  launch(kernel_of(halves), &call, kBlockThreads, shared_bytes, shape, stream, "launching dispatch");
 }
 
 }  // namespace ferry::cuda

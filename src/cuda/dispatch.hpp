@@ -5,6 +5,7 @@
 
 #include "cuda/lane_view.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/send_share.hpp"
 #include "ferry/exchange.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
@@ -38,6 +39,10 @@ struct DispatchArguments {
   bool own_staged;  // this rank's own tokens go through staging as well
   bool own_memory;  // part 0 of the arrivals lies in the lane's memory
   int senders;      // blocks of a fused launch of several that send
+  SendShare share;  // of `tokens`: set by the launch
+  struct {          // from the beginning of a block's shared memory: set by the launch
+    std::int32_t tables, places, counts;
+  } shared;
 
   // Where arrivals go.
   std::byte* arrived[kMaxParts];

@@ -63,11 +63,12 @@ __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p
   const PartLayout& part = call.parts.part[p];
   if (moves_whole(part)) {
     const ByteRange range = ByteRange::of(quarters, part.row_bytes, kGranule);
+    const auto bytes = static_cast<std::int32_t>(part.row_bytes);
     copy_granules(from, range, [&](const Granules& granules, int at) {
 #pragma unroll 1
       for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-        const std::int64_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
-        granules.store(call.arrived[p] + to * part.row_bytes, at, range.end);
+        const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+        granules.store(call.arrived[p] + std::int64_t{to} * bytes, at, range.end);
       }
     });
     return;
@@ -85,38 +86,26 @@ __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p
   }
 }
 
-// A message's head, and what of it this thread's slot is about.
-struct MessageNotes {
-  MessageHead head{-1, 0};
-  std::int32_t id = -1, ordinal = 0;
-  float weight = 0;
-};
-
-__device__ inline MessageNotes read_notes(const DispatchArguments& call, const std::byte* message, int slot) {
-  const MessageLayout& layout = call.message.base;
-  MessageNotes notes;
-  notes.head = *reinterpret_cast<const MessageHead*>(message + layout.head_offset);
-  if (slot < call.lane.top_k) {
-    notes.id = reinterpret_cast<const std::int32_t*>(message + layout.ids_offset)[slot];
-    notes.weight = reinterpret_cast<const float*>(message + layout.weights_offset)[slot];
-    notes.ordinal = reinterpret_cast<const std::int32_t*>(message + call.message.ordinals_offset)[slot];
-  }
-  return notes;
-}
-
-// A message of a team: whose, which, and where its notes stand in the plan.
+// A message of a team: whose, and which.
 struct TeamMessage {
   bool has;
   int source, i;
-  bool notes_it;  // this warp has its first quarter
+  Quarters quarters;  // that are this warp's; the first takes the notes
+};
+
+// What this thread's slot of its team's message becomes.
+struct TakenSlot {
+  SlotNote note;
+  std::int32_t row;    // or -1
+  int position;        // of this rank among the token's, ascending
+  std::uint32_t kept;  // threads of the warp with a row
 };
 
 // One warp that receives.
 struct Receiver {
   const DispatchArguments& call;
-  const RoutingTables& tables;
-  const PlanView& plan;
-  const Places& places;
+  RoutingTables tables;
+  Places places;
   const std::int32_t* runs;  // [R] of messages, side by side
   std::uint64_t number;
   std::uint32_t placers;     // ranks that have stored rows where they stay
@@ -140,86 +129,104 @@ struct Receiver {
   }
 
   // What the plan and the arrivals' notes say of each team's message, each thread for its slot.
-  __device__ void note_messages(const Team& team, const TeamMessage& message, const MessageNotes& notes,
-                                int position, std::int32_t row, int local) const {
+  __device__ __forceinline__ void keep_notes(const Team& team, const TeamMessage& message,
+                                             const TakenSlot& taken) const {
+    if (!message.has || message.quarters.first != 0) return;
     const LaneView& lane = call.lane;
     const bool rank_major = lane.layout == Layout::rank_major;
     const std::int64_t where = std::int64_t{message.source} * lane.max_tokens + message.i;
     const int slot = team.slot();
+    const SlotNote& note = taken.note;
+    const std::int32_t row = taken.row;
+    if (note.token < 0) return;
     if (!call.replay) {
-      if (slot < lane.top_k) plan.came_rows[where * lane.top_k + slot] = row;
+      if (slot < lane.top_k) call.plan.came_rows[where * lane.top_k + slot] = row;
       if (slot == 0) {
-        plan.came_token[where] = notes.head.token;
-        plan.came_position[where] = position;
+        call.plan.came_token[where] = note.token;
+        call.plan.came_position[where] = taken.position;
       }
-      if (row >= 0) plan.sources[row] = {message.source, notes.head.token, rank_major ? -1 : slot};
+      if (row >= 0) call.plan.sources[row] = {message.source, note.token, rank_major ? -1 : slot};
     }
     if (!rank_major) {
       if (row < 0) return;
-      if (call.weight != nullptr) call.weight[row] = notes.weight;
+      if (call.weight != nullptr) call.weight[row] = note.weight;
       // A damaged plan may put a row where no expert of this rank is.
-      if (call.group_of_row != nullptr) call.group_of_row[row] = max(local, 0);
+      if (call.group_of_row != nullptr) call.group_of_row[row] = max(note.local, 0);
       return;
     }
-    const std::uint32_t threads = team.threads(team.mine()), kept = __ballot_sync(threads, row >= 0);
+    const std::uint32_t kept = taken.kept & team.threads(team.mine());
     if (kept == 0) return;
-    const std::int64_t to = __shfl_sync(threads, row, __ffs(static_cast<int>(kept)) - 1);
+    const std::int64_t to = __shfl_sync(team.threads(team.mine()), row, __ffs(static_cast<int>(kept)) - 1);
     if (slot == 0 && call.group_of_row != nullptr) call.group_of_row[to] = message.source;
     if (slot >= lane.top_k) return;
-    call.local_ids[to * lane.top_k + slot] = local;
-    if (call.weight != nullptr) call.weight[to * lane.top_k + slot] = local >= 0 ? notes.weight : 0.0f;
+    call.local_ids[to * lane.top_k + slot] = note.local;
+    if (call.weight != nullptr) call.weight[to * lane.top_k + slot] = note.local >= 0 ? note.weight : 0.0f;
   }
 
   __device__ const std::byte* message_of(int source, std::int64_t i) const {
     return call.lane.message(call.lane.rank, generation(), source, i, call.message.bytes);
   }
 
-  // Each team's message, whose quarters are here; the share of its row that is this warp's.
-  __device__ void take_together(const Team& team, const TeamMessage& message,
-                                const Quarters& quarters) const {
+  // Each team's message's notes, waited for. False: the call has ended early.
+  __device__ __forceinline__ bool take_notes(const Team& team, const TeamMessage& message,
+                                             TakenSlot* taken) const {
     const LaneView& lane = call.lane;
-    MessageNotes notes;
-    if (message.has) notes = read_notes(call, message_of(message.source, message.i), team.slot());
-    const int at = notes.id >= 0 && notes.id < lane.experts ? tables.position_of[notes.id] : -1;
-    const int rank = at >= 0 ? tables.rank_of[at] : -1;
-    const int local = rank == lane.rank ? at - tables.first_expert[rank] : -1;
-    const std::uint32_t ranks = __reduce_or_sync(team.threads(team.mine()), rank >= 0 ? 1u << rank : 0);
-    const int position = __popc(static_cast<int>(ranks & ((1u << lane.rank) - 1)));
+    const int slot = team.slot();
+    const bool has = message.has && slot < lane.top_k;
+    const LetterUnit* unit = lane.slot_notes(lane.rank, generation(), message.source, message.i) + slot;
+    LetterUnit seen{};
+    if (has) seen = load_unit_relaxed_sys(unit);
+    bool ended = false;
+    if (has && seen.call >> SlotNote::kTokenBits < number) {
+      ended = wait_long(lane, &unit->call, nullptr,
+                        {Operation::dispatch, number, message.source, SlotNote::kTokenBits}) != Came::yes;
+      seen = load_unit_relaxed_sys(unit);
+    }
+    if (__any_sync(~0u, ended)) return false;
+    SlotNote note;
+    if (has) note = SlotNote::of(seen);
+    // Threads without a slot go by what the first one knows.
+    note.token = __shfl_sync(~0u, note.token, team.mine() * team.size);
     std::int32_t row = -1;
-    const std::int64_t where = std::int64_t{message.source} * lane.max_tokens + message.i;
-    if (message.has && !call.replay) {
-      row = row_of_slot(message.source, message.i, local, notes.ordinal);
-    } else if (message.has && team.slot() < lane.top_k) {
-      const std::int64_t entry = where * lane.top_k + team.slot();
-      row = plan.came_rows[entry];
+    if (has && !call.replay) {
+      row = row_of_slot(message.source, message.i, note.local, note.ordinal);
+    } else if (has) {
+      const std::int64_t entry =
+          (std::int64_t{message.source} * lane.max_tokens + message.i) * lane.top_k + slot;
+      row = call.plan.came_rows[entry];
       if (row != -1 && !usable(lane, row, places.begin[lane.groups], entry)) row = -1;
     }
     // Token -1: the sender's plan is damaged, and the sender says so.
-    const bool good = notes.head.token >= 0 && notes.head.token < lane.max_tokens;
-    if (!good) row = -1;
-    const std::uint32_t all = __ballot_sync(~0u, row >= 0);
-#pragma unroll 1
-    for (int t = 0; t < team.count(); ++t) {
-      std::uint32_t kept = all & team.threads(t);
-      // All slots of a rank_major message name the token's one row.
-      if (lane.layout == Layout::rank_major) kept &= ~kept + 1;
-      if (kept == 0) continue;
-      const int source = __shfl_sync(~0u, message.source, t * team.size),
-                i = __shfl_sync(~0u, message.i, t * team.size);
-      const std::int32_t token = __shfl_sync(~0u, notes.head.token, t * team.size);
-      spread(
-          source, token, message_of(source, i), notes.weight, row, kept,
-          {__shfl_sync(~0u, quarters.first, t * team.size), __shfl_sync(~0u, quarters.last, t * team.size)});
-    }
-    if (message.has && message.notes_it) {
-      if (good) {
-        note_messages(team, message, notes, position, row, local);
-      } else if (team.slot() == 0 && notes.head.token != -1) {
-        note_bad_source(lane, where);
-      }
-    }
-    __syncwarp();
+    if (note.token < 0) row = -1;
+    const std::uint32_t lower = __ballot_sync(~0u, note.first_of_lower) & team.threads(team.mine());
+    *taken = {note, row, __popc(static_cast<int>(lower)), __ballot_sync(~0u, row >= 0)};
+    return true;
   }
+
+  // The rows of the messages of teams in `teams` (one bit each), whose flags have been acquired.
+  __device__ __forceinline__ void take_rows(const Team& team, std::uint32_t teams, const TeamMessage& message,
+                                            const TakenSlot& taken) const {
+#pragma unroll 1
+    for (; teams != 0; teams &= teams - 1) {
+      const int t = __ffs(static_cast<int>(teams)) - 1, from = t * team.size;
+      std::uint32_t kept = taken.kept & team.threads(t);
+      // All slots of a rank_major message name the token's one row.
+      if (call.lane.layout == Layout::rank_major) kept &= ~kept + 1;
+      const int source = __shfl_sync(~0u, message.source, from);
+      if (kept == 0 || ((placers >> source & 1) != 0 && lies_already(kept) && source != call.lane.rank))
+        continue;
+      const int i = __shfl_sync(~0u, message.i, from);
+      const std::int32_t token = __shfl_sync(~0u, taken.note.token, from);
+      spread(source, token, message_of(source, i), taken.note.weight, taken.row, kept,
+             {__shfl_sync(~0u, message.quarters.first, from), __shfl_sync(~0u, message.quarters.last, from)});
+    }
+  }
+
+  // Of a message whose first row lies where it stays: whether that is all of it.
+  __device__ __forceinline__ bool lies_already(std::uint32_t kept) const {
+    return (kept & (kept - 1)) == 0 && call.parts.count == 1 && !computes();
+  }
+  __device__ __forceinline__ bool computes() const { return call.weigh_rows || call.dot_rows != nullptr; }
 
   // By the whole warp: a message to the rows of the threads in `kept`. `row`, `weight`: of this thread's
   // slot.
@@ -227,7 +234,7 @@ struct Receiver {
                          std::int32_t row, std::uint32_t kept, const Quarters& quarters) const {
     const LaneView& lane = call.lane;
     const bool own = source == lane.rank && !call.own_staged;
-    if (call.weigh_rows || call.dot_rows != nullptr) {
+    if (computes()) {
       const std::byte* from = own ? token_row(call, 0, token) : message;
       for (std::uint32_t left = kept; left != 0; left &= left - 1) {
         const int at = __ffs(static_cast<int>(left)) - 1;
@@ -237,7 +244,7 @@ struct Receiver {
     if (call.weigh_rows) return;
 #pragma unroll 1
     for (int p = 0; p < call.parts.count; ++p) {
-      const std::byte* from = own ? token_row(call, p, token) : message + call.message.base.part_offset[p];
+      const std::byte* from = own ? token_row(call, p, token) : message + call.message.part_offset[p];
       std::uint32_t to = kept;
       if (p == 0 && !own && (placers >> source & 1) != 0) {
         // The first row lies where it stays: the others are copies of it.
@@ -255,15 +262,15 @@ struct Receiver {
     const LaneView& lane = call.lane;
     const int messages = slot() < lane.ranks ? places.between[slot() * lane.ranks + lane.rank] : 0;
     // Computed rows are the work of one warp.
-    const bool computes = call.weigh_rows || call.dot_rows != nullptr;
-    const int splits = computes ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
-    const int turns = messages == 0 ? 0 : (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
+    const int splits = computes() ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
+    int turns = messages;
+    if (messages > runs[slot()]) turns = (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
     const int units = __reduce_max_sync(~0u, turns) * lane.ranks << splits;
 #pragma unroll 1
     for (int first = worker; first < units; first += 32 * workers) {
       // This thread's message: this rank's own first.
-      const int unit = first + slot() * workers, turn = unit >> splits, of_rank = turn / lane.ranks,
-                next = lane.rank + turn - of_rank * lane.ranks;
+      const int unit = first + slot() * workers, turn = unit >> splits,
+                of_rank = lane.by_ranks.quotient(turn), next = lane.rank + turn - of_rank * lane.ranks;
       const int source = next < lane.ranks ? next : next - lane.ranks;
       const int i = message_at(source, of_rank), share = unit - (turn << splits);
       if (!take_some(unit < units && i >= 0, source, i, share, splits)) return false;
@@ -276,22 +283,34 @@ struct Receiver {
   // equally long: what comes earlier or later than thought is taken all the same.
   __device__ int message_at(int source, int at) const {
     const int messages = places.between[source * call.lane.ranks + call.lane.rank], count = runs[source];
+    if (messages <= count) return at < messages ? at : -1;
     const int each = messages / count, more = messages - each * count, i = at / count, run = at - i * count;
     return i < each + (run < more) ? run * each + min(run, more) + i : -1;
   }
 
   // Each thread brings a message, if it `has` one: all of them, in whatever order they come.
-  __device__ bool take_some(bool has, int source, int i, int share, int splits) const {
+  __device__ __forceinline__ bool take_some(bool has, int source, int i, int share, int splits) const {
     const LaneView& lane = call.lane;
+    const Team team = Team::of(lane.top_k);
     const Quarters mine = Quarters::of(share, splits);
-    // The head comes with the first quarter.
-    const std::uint32_t wanted =
-        (quarterers >> source & 1) != 0 ? 1u | ((1u << mine.last) - (1u << mine.first)) : 1u;
     const std::uint64_t* flags = lane.dispatch_flags(lane.rank, generation(), source, i);
     // Only a plan can promise messages that do not come.
     const std::uint64_t* last =
         call.replay ? lane.sent_flag(Phase::rows, lane.rank, generation(), source) : nullptr;
-    std::uint32_t pending = __ballot_sync(~0u, has);
+    const std::uint32_t all = __ballot_sync(~0u, has);
+    std::uint32_t pending = all;
+    // Few messages: their notes are read and kept while their rows are on the way.
+    const bool ahead = !call.replay && __popc(static_cast<int>(all)) <= team.count();
+    TeamMessage message{};
+    TakenSlot taken{};
+    if (ahead) {
+      message = assign(team, all, source, i, mine);
+      if (!take_notes(team, message, &taken)) return false;
+      keep_notes(team, message, taken);
+    }
+    // Notes that are not ahead come with the first quarter.
+    std::uint32_t wanted = 1;
+    if ((quarterers >> source & 1) != 0) wanted = (1u << mine.last) - (1u << mine.first) | (ahead ? 0u : 1u);
 #pragma unroll 1
     while (pending != 0) {
       const bool waits = (pending >> slot() & 1) != 0;
@@ -301,27 +320,34 @@ struct Receiver {
       pending &= ~(came.here | came.late);
       if ((came.late >> slot() & 1) != 0 && mine.first == 0)
         note_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
-      take_these(came.here, source, i, mine);
+      if (ahead) {
+        std::uint32_t teams = 0;
+        for (std::uint32_t left = came.here; left != 0; left &= left - 1)
+          teams |= 1u << __popc(static_cast<int>(all & ((left & ~left + 1) - 1)));
+        take_rows(team, teams, message, taken);
+      }
+#pragma unroll 1
+      for (std::uint32_t here = ahead ? 0 : came.here; here != 0;) {
+        message = assign(team, here, source, i, mine);
+        if (!take_notes(team, message, &taken)) return false;
+        take_rows(team, (1u << min(__popc(static_cast<int>(here)), team.count())) - 1, message, taken);
+        keep_notes(team, message, taken);
+        for (int t = 0; t < team.count(); ++t) here &= here - 1;
+      }
     }
     return true;
   }
 
-  // The messages of the threads in `here`, whose flags have been acquired.
-  __device__ void take_these(std::uint32_t here, int source, int i, const Quarters& mine) const {
-    const Team team = Team::of(call.lane.top_k);
-#pragma unroll 1
-    while (here != 0) {
-      int thread = -1;  // whose message is this team's
-#pragma unroll 1
-      for (int t = 0; t < team.count() && here != 0; ++t, here &= here - 1) {
-        if (t == team.mine()) thread = __ffs(static_cast<int>(here)) - 1;
-      }
-      const int from = max(thread, 0);
-      const Quarters quarters{__shfl_sync(~0u, mine.first, from), __shfl_sync(~0u, mine.last, from)};
-      take_together(
-          team, {thread >= 0, __shfl_sync(~0u, source, from), __shfl_sync(~0u, i, from), quarters.first == 0},
-          quarters);
-    }
+  // The messages of the first threads in `threads`, one for each team.
+  __device__ __forceinline__ TeamMessage assign(const Team& team, std::uint32_t threads, int source, int i,
+                                                const Quarters& quarters) const {
+    const std::uint32_t nth = team.nth_of(threads);
+    const bool has = nth < 32;
+    const int from = has ? static_cast<int>(nth) : 0;
+    return {has,
+            __shfl_sync(~0u, source, from),
+            __shfl_sync(~0u, i, from),
+            {__shfl_sync(~0u, quarters.first, from), __shfl_sync(~0u, quarters.last, from)}};
   }
 };
 
@@ -333,7 +359,8 @@ static __device__ __noinline__ void write_padding(const DispatchArguments& call,
   const int thread = threadIdx.x % 32;
   for (int group = worker; group < lane.groups; group += workers) {
     const std::int64_t begin = places.begin[group], count = places.count[group];
-    const std::int64_t aligned = min(align_rows(count, lane.alignment), lane.capacity);
+    const std::int64_t aligned =
+        min(std::int64_t{lane.by_alignment.round_up(static_cast<std::int32_t>(count))}, lane.capacity);
     const std::int64_t end = lane.layout == Layout::expert_padded ? begin + aligned : places.begin[group + 1];
     for (std::int64_t row = begin + count + thread; row < end; row += 32) {
       plan.sources[row] = Source{};

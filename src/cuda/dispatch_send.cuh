@@ -26,8 +26,8 @@ struct Sent {
   __device__ void publish(const DispatchArguments& call) const {
     if (messages == 0) return;
     add_wire(&call.lane.state->wire.dispatch_messages, messages);
-    add_wire(&call.lane.state->wire.dispatch_bytes,
-             messages * static_cast<unsigned long long>(call.message.bytes));
+    const std::int64_t bytes = device_message_bytes(call.message, call.lane.top_k);
+    add_wire(&call.lane.state->wire.dispatch_bytes, messages * static_cast<unsigned long long>(bytes));
   }
 };
 
@@ -35,6 +35,7 @@ struct Sent {
 struct Destinations {
   std::uint32_t ranks;   // one bit each
   std::byte* message;    // in the rank's staging
+  LetterUnit* notes;     // of the message
   std::byte* row;        // of part 0: in that message, or where it stays; null: it does not travel
   std::uint64_t* flags;  // of the message
 
@@ -52,15 +53,14 @@ struct Destinations {
   }
 };
 
-// By one warp: the quarters of part 0 quantised, values to `row`s and scales to messages.
+// By one warp: columns of part 0 quantised, values to rows from `to_row` and scales to `to_scales`. `own`:
+// this rank.
 template <DType kType>
-__device__ __noinline__ void send_encoded(const DispatchArguments& call, const std::byte* row,
-                                          std::byte* to_row, std::byte* to_message, std::uint32_t rows,
-                                          int first_quarter, int last_quarter) {
+__device__ __noinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::byte* to_scales,
+                                          std::uint32_t rows, int own, ByteRange columns,
+                                          Fp8Options options) {
   constexpr int kDeep = 4;  // accesses of 256 columns
-  const LaneView& lane = call.lane;
   const int thread = threadIdx.x % 32;
-  const ByteRange columns = ByteRange::of({first_quarter, last_quarter}, lane.hidden, kEncodedUnit);
 #pragma unroll 1
   for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
     RawEight raw[kDeep];
@@ -78,7 +78,7 @@ __device__ __noinline__ void send_encoded(const DispatchArguments& call, const s
       const float of_half = __shfl_sync(~0u, largest_of_block(x), 16 * (thread % 2));
       if (thread / 2 == d) largest = of_half;
     }
-    const Fp8Scale mine = fp8_scale(largest, call.fp8.power_of_two);
+    const Fp8Scale mine = fp8_scale(largest, options.power_of_two);
     uint2 values[kDeep];
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
@@ -86,7 +86,7 @@ __device__ __noinline__ void send_encoded(const DispatchArguments& call, const s
       if (first + 256 * d + 8 * thread < columns.end) unpack(kType, raw[d], x);
       values[d] = encode_eight(x, __shfl_sync(~0u, mine.factor, 2 * d + thread / 16));
     }
-    Destinations::each(rows, lane.rank, to_row, [&](std::byte* at) {
+    Destinations::each(rows, own, to_row, [&](std::byte* at) {
 #pragma unroll
       for (int d = 0; d < kDeep; ++d) {
         const int column = first + 256 * d + 8 * thread;
@@ -95,24 +95,23 @@ __device__ __noinline__ void send_encoded(const DispatchArguments& call, const s
     });
     const int block = first / static_cast<int>(kFp8Block) + thread;
     const bool has = thread < 2 * kDeep && block * kFp8Block < columns.end;
-    const std::uint32_t word = scale_word(call.fp8, has, mine.scale);
-    const bool stores = call.fp8.packed ? has && thread % 4 == 0 : has;
-    const std::int64_t offset = call.message.base.part_offset[1] + (call.fp8.packed ? block : 4 * block);
-    Destinations::each(rows, lane.rank, to_message, [&](std::byte* at) {
+    const std::uint32_t word = scale_word(options, has, mine.scale);
+    const bool stores = options.packed ? has && thread % 4 == 0 : has;
+    const std::int64_t offset = options.packed ? block : 4 * block;
+    Destinations::each(rows, own, to_scales, [&](std::byte* at) {
       if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
     });
   }
 }
 
 // By one warp: the quarters of all parts as they are.
-static __device__ __noinline__ void send_moved(const DispatchArguments& call, std::int64_t token,
-                                               std::byte* to_row, std::byte* to_message, std::uint32_t rows,
-                                               int first_quarter, int last_quarter) {
+__device__ __forceinline__ void send_moved(const DispatchArguments& call, std::int64_t token,
+                                           const Destinations& to, std::uint32_t rows,
+                                           const Quarters& quarters) {
 #pragma unroll 1
   for (int p = 0; p < call.parts.count; ++p) {
-    const ByteRange range =
-        ByteRange::of({first_quarter, last_quarter}, call.parts.part[p].row_bytes, kGranule);
-    std::byte* mine = p == 0 ? to_row : to_message + call.message.base.part_offset[p];
+    const ByteRange range = ByteRange::of(quarters, call.parts.part[p].row_bytes, kGranule);
+    std::byte* mine = p == 0 ? to.row : to.message + call.message.part_offset[p];
     copy_granules(token_row(call, p, token), range, [&](const Granules& granules, int at) {
       Destinations::each(rows, call.lane.rank, mine,
                          [&](std::byte* row) { granules.store(row, at, range.end); });
@@ -120,31 +119,43 @@ static __device__ __noinline__ void send_moved(const DispatchArguments& call, st
   }
 }
 
-// By one warp: what the receivers must know of a token, each thread for its slot.
-__device__ __forceinline__ void send_head(const DispatchArguments& call, const Destinations& to,
-                                          std::int32_t token, std::int32_t id, std::int32_t ordinal,
-                                          float weight) {
-  const int slot = threadIdx.x % 32;
-  // Held: after a store everything in memory would be read again.
-  const bool is_slot = slot < call.lane.top_k;
-  const std::int64_t head_at = call.message.base.head_offset, id_at = call.message.base.ids_offset + 4 * slot,
-                     weight_at = call.message.base.weights_offset + 4 * slot,
-                     ordinal_at = call.message.ordinals_offset + 4 * slot;
-  Destinations::each(to.ranks, call.lane.rank, to.message, [&](std::byte* message) {
-    if (slot == 0) *reinterpret_cast<MessageHead*>(message + head_at) = MessageHead{token, 0};
-    if (!is_slot) return;
-    *reinterpret_cast<std::int32_t*>(message + id_at) = id;
-    *reinterpret_cast<float*>(message + weight_at) = weight;
-    *reinterpret_cast<std::int32_t*>(message + ordinal_at) = ordinal;
-  });
+// By one warp: what the receivers must know of a token, each thread for its slot. `rank`, `local`: of the
+// slot's expert, -1 if it has none.
+__device__ __forceinline__ void send_notes(const DispatchArguments& call, const Destinations& to,
+                                           std::uint64_t number, std::int32_t token, std::int32_t rank,
+                                           std::int32_t local, std::int32_t ordinal, float weight) {
+  const std::uint32_t same = __match_any_sync(~0u, rank);
+  const bool first = rank >= 0 && (same & ((1u << threadIdx.x % 32) - 1)) == 0;
+  // Each team of threads writes the notes of a rank.
+  const Team team = Team::of(call.lane.top_k);
+  const int slot = team.slot();
+  const std::int32_t of_slot = __shfl_sync(~0u, rank, slot);
+  SlotNote note{.token = token,
+                .local = __shfl_sync(~0u, local, slot),
+                .first_of_lower = __shfl_sync(~0u, static_cast<int>(first), slot) != 0,
+                .ordinal = __shfl_sync(~0u, ordinal, slot),
+                .weight = __shfl_sync(~0u, weight, slot)};
+#pragma unroll 1
+  for (std::uint32_t left = to.ranks; left != 0;) {
+    const std::uint32_t nth = team.nth_of(left);
+    auto* notes = reinterpret_cast<LetterUnit*>(
+        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(to.notes), static_cast<int>(nth % 32)));
+    for (int t = 0; t < team.count(); ++t) left &= left - 1;
+    if (nth >= 32 || slot >= call.lane.top_k) continue;
+    const auto receiver = static_cast<int>(nth);
+    SlotNote theirs = note;
+    if (of_slot != receiver) theirs.local = SlotNote::kElsewhere;
+    theirs.first_of_lower = note.first_of_lower && of_slot < receiver;
+    store_unit_relaxed_sys(notes + slot, theirs.unit(number));
+  }
 }
 
 // One warp that sends. Its messages are announced by the block's announcing warp.
 struct Sender {
   const DispatchArguments& call;
-  const RoutingTables& tables;
-  const PlanView& plan;
-  const Places* places;  // null: this call does not wait for them, all rows are staged
+  RoutingTables tables;
+  Places places;
+  bool waits;            // for places; otherwise all rows are staged
   std::uint32_t takers;  // ranks that let this one place rows
   Announcer* announcer;
   std::uint64_t number;
@@ -158,8 +169,9 @@ struct Sender {
                                        std::int32_t rank) const {
     const LaneView& lane = call.lane;
     const bool mine = (ranks >> slot() & 1) != 0;
-    Destinations to{ranks, nullptr, nullptr, nullptr};
+    Destinations to{ranks, nullptr, nullptr, nullptr, nullptr};
     if (mine) {
+      to.notes = lane.slot_notes(slot(), generation(), lane.rank, message);
       to.message = lane.message(slot(), generation(), lane.rank, message, call.message.bytes);
       to.flags = lane.dispatch_flags(slot(), generation(), lane.rank, message);
       if (slot() != lane.rank || call.own_staged) to.row = to.message;
@@ -177,66 +189,68 @@ struct Sender {
     return to;
   }
 
-  __device__ void send_share(std::int64_t token, const Destinations& to, std::int32_t id,
-                             std::int32_t ordinal, float weight, int share, int splits) {
-    const Quarters quarters = Quarters::of(share, splits);
+  // A share of a token's row, then its flags: by the announcing warp, unless this warp has nothing `else` to
+  // do than wait for its stores.
+  __device__ void send_share(std::int64_t token, const Destinations& to, const Quarters& quarters, int flags,
+                             bool last) {
     jitter(call.lane);
-    if (share == 0) {
-      send_head(call, to, static_cast<std::int32_t>(token), id, ordinal, weight);
-      sent.add(call.lane, to.ranks);
-    }
     send_row(token, to, quarters);
-    announcer->ask(to.flags != nullptr, to.flags + quarters.first, splits == 0 ? 1 : quarters.count());
+    std::uint64_t* first = to.flags + quarters.first;
+    if (!last) return announcer->ask(to.flags != nullptr, first, flags);
+    // All threads' stores before the fence, by the barrier.
+    __syncwarp();
+    jitter(call.lane);
+    if (to.flags != nullptr) announce_now(first, flags, number);
   }
 
   __device__ void send_row(std::int64_t token, const Destinations& to, const Quarters& quarters) const {
     const std::uint32_t rows = __ballot_sync(~0u, to.row != nullptr);
-    if (call.format != FormatKind::fp8_e4m3)
-      return send_moved(call, token, to.row, to.message, rows, quarters.first, quarters.last);
+    if (call.format != FormatKind::fp8_e4m3) return send_moved(call, token, to, rows, quarters);
     const std::byte* row = token_row(call, 0, token);
+    std::byte* scales = to.message + call.message.part_offset[1];
+    const int own = call.lane.rank;
+    const ByteRange columns = ByteRange::of(quarters, call.lane.hidden, kEncodedUnit);
     switch (call.type) {
       case DType::bf16:
-        return send_encoded<DType::bf16>(call, row, to.row, to.message, rows, quarters.first, quarters.last);
+        return send_encoded<DType::bf16>(row, to.row, scales, rows, own, columns, call.fp8);
       case DType::fp16:
-        return send_encoded<DType::fp16>(call, row, to.row, to.message, rows, quarters.first, quarters.last);
+        return send_encoded<DType::fp16>(row, to.row, scales, rows, own, columns, call.fp8);
       case DType::fp32:
-        return send_encoded<DType::fp32>(call, row, to.row, to.message, rows, quarters.first, quarters.last);
+        return send_encoded<DType::fp32>(row, to.row, scales, rows, own, columns, call.fp8);
     }
   }
 
-  // From ids: this warp's units. `counts`: of the warp.
-  __device__ void send_units(const SendShare& share, int worker, std::int32_t* counts) {
+  // From ids: this warp's units. `counts`: of the warp; `first`: of its first token, read ahead.
+  __device__ void send_units(const SendShare& share, int worker, std::int32_t* counts, SlotRoute ahead) {
     const LaneView& lane = call.lane;
     const std::int32_t begin = share.unit_begin(worker), end = share.unit_begin(worker + 1);
     std::int32_t messages =
-        begin < end && slot() < lane.ranks ? counts[lane.signals.first_messages() + slot()] : 0;
-    std::int64_t id = -1, planned = -1;
+        begin < end && slot() < lane.ranks ? counts[lane.signals.first_messages + slot()] : 0;
+    std::int32_t planned = -1, kept_row = -1;
     PlannedToken token;
-    std::int32_t kept_row = -1;
     Destinations to{};
-    float weight = 0;
 #pragma unroll 1
     for (std::int32_t unit = begin; unit < end; ++unit) {
-      const std::int64_t now = unit >> share.splits;
-      const int part = unit - (static_cast<std::int32_t>(now) << share.splits);
+      const std::int32_t now = unit >> share.splits;
+      const int part = unit - (now << share.splits);
       if (now != planned) {
-        const std::int64_t route = now * lane.top_k + slot();
-        const bool has = slot() < lane.top_k;
-        if (planned < 0) id = has ? id_at(call, route) : -1;
-        weight = has && call.weights != nullptr ? call.weights[route] : 0.0f;
-        token = plan_token(lane, tables, counts, id, &messages);
+        const SlotRoute route = ahead;
+        token = plan_token(lane, tables, counts, route.id.value(call), &messages);
         // The next token's, while this one's row is on its way.
-        const std::int64_t next = route + lane.top_k;
-        id = has && now + 1 < share.tokens ? id_at(call, next) : -1;
+        ahead = SlotRoute::of(call, now + 1, share.tokens);
         planned = now;
-        const std::int32_t ordinal = of_layout(token);
-        const std::int32_t row =
-            places == nullptr ? ordinal
-                              : row_of_route(lane, tables, *places, token.position, token.rank, ordinal);
-        to = destinations(token.ranks, token.message, row, token.rank);
-        kept_row = row;
+        kept_row = of_layout(token);
+        if (waits) kept_row = row_of_route(lane, tables, places, token.position, token.rank, kept_row);
+        to = destinations(token.ranks, token.message, kept_row, token.rank);
+        if (part == 0) {
+          jitter(lane);
+          const int local = token.position - tables.first_expert[max(token.rank, 0)];
+          send_notes(call, to, number, now, token.rank, local, token.ordinal, route.weight);
+          sent.add(lane, to.ranks);
+        }
       }
-      send_share(now, to, token.id, token.ordinal, weight, part, share.splits);
+      const Quarters quarters = Quarters::of(part, share.splits);
+      send_share(now, to, quarters, share.splits == 0 ? 1 : quarters.count(), unit + 1 == end);
       // Nobody waits for the plan.
       if (part == 0) note_token(now, token, kept_row);
     }
@@ -256,25 +270,26 @@ struct Sender {
     const LaneView& lane = call.lane;
     const std::int64_t route = now * lane.top_k + slot();
     if (slot() < lane.top_k) {
-      plan.route_expert[route] = token.id;
-      plan.route_rank[route] = token.rank;
-      plan.route_row[route] = row;
+      call.plan.route_expert[route] = token.id;
+      call.plan.route_rank[route] = token.rank;
+      call.plan.route_row[route] = row;
     }
     if (slot() < lane.ranks && (token.ranks >> slot() & 1) != 0) {
       const int position = __popc(static_cast<int>(token.ranks & ((1u << slot()) - 1)));
-      plan.token_ranks[now * lane.most_ranks + position] = slot();
-      plan.sent_tokens[std::int64_t{slot()} * lane.max_tokens + token.message] =
+      call.plan.token_ranks[now * lane.most_ranks + position] = slot();
+      call.plan.sent_tokens[std::int64_t{slot()} * lane.max_tokens + token.message] =
           static_cast<std::int32_t>(now);
     }
     const int reached = __popc(static_cast<int>(token.ranks));
-    if (slot() >= reached && slot() < lane.most_ranks) plan.token_ranks[now * lane.most_ranks + slot()] = -1;
+    if (slot() >= reached && slot() < lane.most_ranks)
+      call.plan.token_ranks[now * lane.most_ranks + slot()] = -1;
   }
 
   // By a plan that exists already: message by message.
   __device__ void send_planned(std::int64_t tokens, int worker, int workers) {
     const LaneView& lane = call.lane;
     const int messages =
-        slot() < lane.ranks ? static_cast<int>(messages_between(lane, plan, lane.rank, slot())) : 0;
+        slot() < lane.ranks ? static_cast<int>(messages_between(lane, call.plan, lane.rank, slot())) : 0;
     const int units = __reduce_max_sync(~0u, messages) * lane.ranks;
 #pragma unroll 1
     for (int unit = worker; unit < units; unit += workers) {
@@ -282,30 +297,39 @@ struct Sender {
       const std::int64_t i = unit / lane.ranks;
       if (i >= __shfl_sync(~0u, messages, rank)) continue;
       const std::int64_t where = std::int64_t{rank} * lane.max_tokens + i;
-      std::int32_t token = plan.sent_tokens[where];
+      std::int32_t token = call.plan.sent_tokens[where];
       // A damaged plan: the message stays empty, its token -1.
       const bool good = token >= 0 && token < tokens;
       if (!good) {
         if (slot() == 0) note_bad_source(lane, where);
         token = -1;
       }
-      std::int32_t id = -1, row = -1;
+      std::int32_t row = -1, local = -1;
       float weight = 0;
       if (good && slot() < lane.top_k) {
         const std::int64_t route = std::int64_t{token} * lane.top_k + slot();
-        id = plan.route_expert[route];
-        if (plan.route_rank[route] == rank) row = row_at(rank, plan.route_row[route], route);
+        if (call.plan.route_rank[route] == rank) {
+          local = local_at(rank, call.plan.route_expert[route]);
+          row = row_at(rank, call.plan.route_row[route], route);
+        }
         if (call.weights != nullptr) weight = call.weights[route];
       }
       const Destinations to = destinations(1u << rank, static_cast<std::int32_t>(i), row, rank);
       jitter(lane);
-      send_head(call, to, token, id, 0, weight);
+      send_notes(call, to, number, token, local >= 0 ? rank : -1, local, 0, weight);
       sent.add(lane, to.ranks);
       if (good) send_row(token, to, {0, kQuarters});
       announcer->ask(to.flags != nullptr, to.flags, 1);
     }
     announcer->close();
     if (slot() == 0) sent.publish(call);
+  }
+
+  // A planned expert's number at its rank, or -1: none that the rank has.
+  __device__ std::int32_t local_at(int rank, std::int32_t expert) const {
+    if (!is_expert(call.lane, expert)) return -1;
+    const int position = tables.position_of[expert];
+    return tables.rank_of[position] == rank ? position - tables.first_expert[rank] : -1;
   }
 
   // A planned row at another rank, or -1: dropped, or none that the rank has.

@@ -17,10 +17,6 @@ inline constexpr std::int64_t kPlaceFrom = 256;
 
 // In a block's shared memory: what its functions work on.
 struct BlockState {
-  DispatchArguments call;
-  RoutingTables tables;
-  Places places;
-  SendCounts counts;
   Announcer announcer;
   PlacesScratch scratch;
   LetterContent letter;
@@ -39,36 +35,49 @@ struct BlockState {
     return (bytes + 15) / 16 * 16;
   }
 
-  // With the arrays behind it.
-  __host__ __device__ static std::int64_t bytes(const LaneView& lane) {
-    return padded(sizeof(BlockState)) + RoutingTables::bytes(lane.experts, lane.ranks) +
-           padded(Places::bytes(lane.experts, lane.ranks, lane.groups, lane.layout == Layout::rank_major)) +
-           SendCounts::bytes(lane.signals);
-  }
-  // By one thread: where the arrays are.
-  __device__ __forceinline__ void lay_out(const LaneView& lane) {
+  // With the arrays behind it, whose places the call learns.
+  static std::int64_t lay_out(DispatchArguments* call) {
+    const LaneView& lane = call->lane;
     const bool rank_major = lane.layout == Layout::rank_major;
-    std::byte* memory = tables_memory();
-    tables = RoutingTables::at(memory, lane.experts, lane.ranks);
-    memory += RoutingTables::bytes(lane.experts, lane.ranks);
-    places = Places::at(memory, lane.experts, lane.ranks, lane.groups, rank_major);
-    memory += padded(Places::bytes(lane.experts, lane.ranks, lane.groups, rank_major));
-    counts = {reinterpret_cast<std::int32_t*>(memory), 2 * lane.signals.count_words()};
-  }
-  __device__ std::byte* tables_memory() {
-    return reinterpret_cast<std::byte*>(this) + padded(sizeof(BlockState));
+    std::int64_t end = padded(sizeof(BlockState));
+    call->shared.tables = static_cast<std::int32_t>(end);
+    end += RoutingTables::bytes(lane.experts, lane.ranks);
+    call->shared.places = static_cast<std::int32_t>(end);
+    end += padded(Places::bytes(lane.experts, lane.ranks, lane.groups, rank_major));
+    call->shared.counts = static_cast<std::int32_t>(end);
+    return end + SendCounts::bytes(lane.signals);
   }
 };
 
-// N, where it makes sense; a count that only the device sees, `tokens`, is checked here.
-__device__ inline std::int64_t tokens_of(const DispatchArguments& call, std::uint64_t number,
-                                         std::int64_t tokens, bool reports) {
+// A block's shared memory. Named, not pointed to: the compiler then knows what it is, and that nothing stored
+// elsewhere changes it.
+extern __shared__ __align__(16) std::byte block_memory[];
+
+__device__ __forceinline__ BlockState* block_state() {
+  return reinterpret_cast<BlockState*>(block_memory);
+}
+__device__ __forceinline__ RoutingTables tables_of(const DispatchArguments& call) {
+  return RoutingTables::at(block_memory + call.shared.tables, call.lane.experts, call.lane.ranks);
+}
+__device__ __forceinline__ Places places_of(const DispatchArguments& call) {
+  const LaneView& lane = call.lane;
+  return Places::at(block_memory + call.shared.places, lane.experts, lane.ranks, lane.groups,
+                    lane.layout == Layout::rank_major);
+}
+__device__ __forceinline__ SendCounts counts_of(const DispatchArguments& call) {
+  return {reinterpret_cast<std::int32_t*>(block_memory + call.shared.counts),
+          2 * call.lane.signals.count_words};
+}
+
+// N, where it makes sense; a count that only the device sees is checked here.
+__device__ inline std::int64_t tokens_of(const DispatchArguments& call, bool reports) {
   if (call.device_tokens == nullptr) return call.tokens;
+  const std::int64_t tokens = *call.device_tokens;
   const std::int64_t most = min(call.tokens, std::int64_t{call.lane.max_tokens});
   if (tokens >= 0 && tokens <= most) return tokens;
   if (reports)
-    end_call(call.lane, number, Operation::dispatch, EndedCall::Why::too_many, call.lane.rank, 0, tokens,
-             most);
+    end_call(call.lane, call.lane.state->calls[blockIdx.x] + 1, Operation::dispatch, EndedCall::Why::too_many,
+             call.lane.rank, 0, tokens, most);
   return 0;
 }
 
@@ -85,8 +94,10 @@ static __device__ __noinline__ void keep_bad_ids(const DispatchArguments& call, 
 
 // By the whole of sending block `block` of `blocks`, whose warps have counted their tokens: this block's sums
 // for the others, and what comes before it from theirs.
-static __device__ __noinline__ void add_up(const LaneView& lane, BlockState* state, const SendCounts& counts,
-                                           int block, int blocks) {
+static __device__ __noinline__ void add_up(const DispatchArguments& call, int block, int blocks) {
+  const LaneView& lane = call.lane;
+  const SendCounts counts = counts_of(call);
+  BlockState* const state = block_state();
   std::int32_t* sums = lane.block_counts + std::int64_t{block} * counts.stride;
   for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
     std::int32_t sum = 0;
@@ -115,28 +126,28 @@ static __device__ __noinline__ void add_up(const LaneView& lane, BlockState* sta
     counts.before()[i] = before;
     counts.all()[i] = all;
   }
-  if (block != 0 || threadIdx.x != 0) return;
+  if (block != blocks - 1 || threadIdx.x != 0) return;
   state->bad = {lane.state->bad_ids, lane.state->lowest_bad_id};
   lane.state->bad_ids = 0;
   lane.state->lowest_bad_id = ~0ull;
 }
 
-// By the whole of sending block `block` of `blocks`: what comes before each of its warps' tokens, and, in
-// block 0, the sum of all.
-static __device__ __forceinline__ void count_routes(BlockState* state, int block, int blocks) {
-  const DispatchArguments& call = state->call;
-  const SendCounts counts = state->counts;  // held: not read again after every store
+// By the whole of sending block `block` of `blocks`: what comes before each of its warps' tokens, and, in the
+// last block, the sum of all. `first_id`: first_counted_id().
+static __device__ __forceinline__ void count_routes(const DispatchArguments& call, int block, int blocks,
+                                                    RawId first_id) {
+  BlockState* const state = block_state();
+  const SendCounts counts = counts_of(call);
   const SendShare share = state->share;
   const int first = block * kWorkWarps;
-  const bool together = blocks > 1 && share.tokens >= kCountTogether, counts_all = !together && block == 0;
+  const bool together = blocks > 1 && share.tokens >= kCountTogether, counts_all = block == blocks - 1;
   const std::int32_t begin = share.token_begin(first), end = share.token_begin(first + kWorkWarps);
-  count_tokens(call, state->tables, together ? begin : 0, counts_all ? share.tokens : end,
-               together || block == 0 ? &state->bad : nullptr, [&](std::int32_t token) {
-                 if (token < begin) return counts.before();
-                 return token < end ? counts.of_warp(share.last_worker(token) - first) : counts.all();
+  count_tokens(call, tables_of(call), together ? begin : 0, counts_all ? share.tokens : end, first_id,
+               together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
+                 return token < begin ? counts.before() : counts.of_warp(share.last_worker(token) - first);
                });
   __syncthreads();
-  if (together) add_up(call.lane, state, counts, block, blocks);
+  if (together) add_up(call, block, blocks);
   // The same thread has the same numbers: no barrier in between.
   for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
     std::int32_t before = counts.before()[i], own[kWorkWarps];
@@ -147,30 +158,30 @@ static __device__ __forceinline__ void count_routes(BlockState* state, int block
       counts.of_warp(w)[i] = before;
       before += own[w];
     }
-    if (!together) counts.all()[i] += before;
+    if (!together) counts.all()[i] = before;
   }
   __syncthreads();
 }
 
 // By one thread.
-__device__ inline void fill_letter(BlockState* state, bool fused) {
-  const DispatchArguments& call = state->call;
-  LetterContent& letter = state->letter;
-  if (call.replay) letter.terms.add(static_cast<std::int64_t>(call.plan.header->call));
-  letter.facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
-  if (state->tokens > 0) letter.facts.argument[0] = call.weights != nullptr;
+__device__ __forceinline__ void fill_facts(const DispatchArguments& call, bool fused) {
+  BlockState* const state = block_state();
+  LetterFacts facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
+  if (state->tokens > 0) facts.argument[0] = call.weights != nullptr;
   if (!call.replay) {
-    letter.facts.runs = static_cast<std::uint16_t>(state->share.workers);
-    letter.facts.quarters = state->share.splits > 0;
+    facts.runs = static_cast<std::uint16_t>(state->share.workers);
+    facts.quarters = state->share.splits > 0;
   }
-  letter.facts.places_rows = fused && state->tokens >= kPlaceFrom;
-  letter.facts.takes_rows = fused && call.own_memory && !call.weigh_rows && call.dot_rows == nullptr;
+  facts.places_rows = fused && state->tokens >= kPlaceFrom;
+  facts.takes_rows = fused && call.own_memory && !call.weigh_rows && call.dot_rows == nullptr;
+  state->letter.facts = facts;
 }
 
 // By the whole block: everybody's letters and, from their counts, all places. False, on all threads alike:
-// the call has ended early. `speaks`: this block says so to the host and the other blocks.
-static __device__ __forceinline__ bool await_places(BlockState* state, bool speaks) {
-  const DispatchArguments& call = state->call;
+// the call has ended early. `speaks`: this block says so to the host and the other blocks. `all`: as
+// find_places.
+static __device__ __forceinline__ bool await_places(const DispatchArguments& call, bool speaks, bool all) {
+  BlockState* const state = block_state();
   bool agreed = true;
   // The last warp has few counts to wait for, if any.
   if (threadIdx.x / 32 == kBlockWarps - 1) {
@@ -187,7 +198,7 @@ static __device__ __forceinline__ bool await_places(BlockState* state, bool spea
       state->placers = state->letter.facts.takes_rows ? placers : 0;
     }
   }
-  return find_places({call, call.plan, state->tables, state->number}, state->places, &state->scratch, agreed,
+  return find_places({call, tables_of(call), state->number}, places_of(call), &state->scratch, agreed, all,
                      speaks && !call.replay);
 }
 
@@ -206,10 +217,10 @@ __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number
 }
 
 // By the whole of the block that speaks, once places are known: what the caller and the plan keep of them.
-static __device__ __noinline__ void publish_places(const BlockState& state) {
-  const DispatchArguments& call = state.call;
+static __device__ __noinline__ void publish_places(const DispatchArguments& call) {
+  const BlockState& state = *block_state();
   const LaneView& lane = call.lane;
-  const Places& places = state.places;
+  const Places places = places_of(call);
   const PlanView& plan = call.plan;
   for (int group = threadIdx.x; group <= lane.groups; group += blockDim.x) {
     if (group < lane.groups) call.counts[group] = places.count[group];
@@ -223,39 +234,35 @@ static __device__ __noinline__ void publish_places(const BlockState& state) {
   write_plan_header(plan.header, lane, state.number, state.tokens, places.begin[lane.groups],
                     static_cast<std::int64_t>(state.scratch.dropped));
   if (state.scratch.dropped > 0)
-    lane.state->found.overflow = worst_overflow(lane, state.tables, state.scratch);
+    lane.state->found.overflow = worst_overflow(lane, tables_of(call), state.scratch);
   lane.state->dispatches += 1;
 }
 
-// By warp `warp` of sending block `block` of `blocks`: all it sends, from ids or by a plan. `places`: it
-// waits for them.
-static __device__ __noinline__ void send_tokens(BlockState* state, int block, bool waits) {
-  Sender sender{state->call,
-                state->tables,
-                state->call.plan,
-                waits ? &state->places : nullptr,
-                waits ? state->takers : 0,
-                &state->announcer,
-                state->number};
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  sender.send_units(state->share, block * kWorkWarps + warp, state->counts.of_warp(warp));
+// What warps that send go by. `waits`: for places.
+__device__ __forceinline__ Sender sender_of(const DispatchArguments& call, bool waits) {
+  BlockState* const state = block_state();
+  return {call,         tables_of(call), places_of(call), waits, waits ? state->takers : 0, &state->announcer,
+          state->number};
 }
-static __device__ __noinline__ void send_by_plan(BlockState* state, int block, int blocks, bool waits) {
-  Sender sender{state->call,
-                state->tables,
-                state->call.plan,
-                waits ? &state->places : nullptr,
-                waits ? state->takers : 0,
-                &state->announcer,
-                state->number};
+
+// By a warp of sending block `block` of `blocks`: all it sends, from ids or by a plan.
+__device__ __forceinline__ void send_tokens(const DispatchArguments& call, int block, bool waits,
+                                            const SlotRoute& first) {
   const int warp = static_cast<int>(threadIdx.x / 32);
-  sender.send_planned(state->tokens, warp * blocks + block, blocks * kWorkWarps);
+  sender_of(call, waits)
+      .send_units(block_state()->share, block * kWorkWarps + warp, counts_of(call).of_warp(warp), first);
+}
+static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int block, int blocks,
+                                                 bool waits) {
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  sender_of(call, waits).send_planned(block_state()->tokens, warp * blocks + block, blocks * kWorkWarps);
 }
 
 // By warp `worker` of `workers`: all it receives.
-static __device__ __noinline__ bool receive_tokens(BlockState* state, int worker, int workers) {
-  return Receiver{state->call, state->tables, state->call.plan, state->places,
-                  state->runs, state->number, state->placers,   state->quarterers}
+__device__ __forceinline__ bool receive_tokens(const DispatchArguments& call, int worker, int workers) {
+  BlockState* const state = block_state();
+  return Receiver{call,          tables_of(call), places_of(call),  state->runs,
+                  state->number, state->placers,  state->quarterers}
       .take_all(worker, workers);
 }
 

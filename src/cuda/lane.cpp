@@ -110,7 +110,9 @@ LaneView Lane::make_view() const {
   view.plan_shape = plan_shape(config);
   view.most_ranks = view.plan_shape.most_ranks();
   view.layout = config.layout;
-  view.alignment = config.alignment;
+  view.by_ranks = Divisor::of(view.ranks);
+  view.by_others = Divisor::of(std::max(view.ranks - 1, 1));
+  view.by_alignment = Divisor::of(config.alignment);
   view.capacity = group_capacity(config, view.rank);
   view.capacity_rows = row_capacity(config, view.rank);
   view.groups = groups_of(config, view.rank);

@@ -54,7 +54,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.lane = view_;
   arguments.terms = terms_of(call);
   arguments.parts = parts_of(call.format, config.hidden);
-  arguments.message = device_message_layout(arguments.parts, config.top_k);
+  arguments.message = device_message_layout(arguments.parts);
   const bool quantised = call.format.kind == FormatKind::fp8_e4m3;
   for (int p = 0; p < kMaxParts; ++p) {
     const auto i = static_cast<std::size_t>(p);

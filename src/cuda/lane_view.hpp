@@ -7,9 +7,11 @@
 #include "cuda/report.hpp"
 #include "ferry/exchange.hpp"
 #include "layout/device_signals.hpp"
+#include "layout/divisor.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/host_device.hpp"
 #include "layout/plan_layout.hpp"
+#include "layout/slot_note.hpp"
 
 namespace ferry::cuda {
 
@@ -53,8 +55,8 @@ struct Jitter {
 struct LaneView {
   std::int32_t rank, ranks, experts, top_k, hidden, max_tokens, most_ranks;
   Layout layout;
-  std::int64_t alignment;
-  std::int64_t capacity;  // of this rank: rows; expert_padded: rows of an expert
+  Divisor by_ranks, by_others, by_alignment;  // others: ranks but this, at least 1
+  std::int64_t capacity;                      // of this rank: rows; expert_padded: rows of an expert
   std::int64_t capacity_rows;
   std::int32_t groups;  // of this rank
   bool zero_padding;
@@ -90,27 +92,32 @@ struct LaneView {
     return at<LetterUnit>(at_rank, signals.letter(generation, source));
   }
   FERRY_HD ErrorRecord* refusal(int at_rank, int generation, int source) const {
-    return at<ErrorRecord>(at_rank, signals.letter(generation, source) + signals.refusal_offset());
+    return at<ErrorRecord>(at_rank, signals.letter(generation, source) + signals.refusal_offset);
   }
   FERRY_HD std::uint64_t* sent_flag(Phase phase, int at_rank, int generation, int source) const {
     return at<std::uint64_t>(at_rank, signals.sent_flag(static_cast<int>(phase), generation, source));
   }
-  FERRY_HD std::uint64_t* dispatch_flags(int at_rank, int generation, int source, std::int64_t i) const {
+  FERRY_HD std::uint64_t* dispatch_flags(int at_rank, int generation, int source, std::int32_t i) const {
     return at<std::uint64_t>(at_rank, signals.dispatch_flags(generation, source, i));
   }
-  FERRY_HD std::uint64_t* combine_flags(int at_rank, int generation, std::int64_t row) const {
+  // Of a message's first slot.
+  FERRY_HD LetterUnit* slot_notes(int at_rank, int generation, int source, std::int32_t i) const {
+    return at<LetterUnit>(at_rank, signals.slot_notes(generation, source, i));
+  }
+  FERRY_HD std::uint64_t* combine_flags(int at_rank, int generation, std::int32_t row) const {
     return at<std::uint64_t>(at_rank, signals.combine_flags(generation, row));
   }
-  FERRY_HD std::byte* message(int at_rank, int generation, int source, std::int64_t i,
-                              std::int64_t bytes) const {
-    return at(at_rank, exchange.messages_of(0, generation, source) + i * bytes);
+  FERRY_HD std::byte* message(int at_rank, int generation, int source, std::int32_t i,
+                              std::int32_t bytes) const {
+    return at(at_rank, exchange.messages_of(0, generation, source) + std::int64_t{i} * bytes);
   }
   // Of part 0, in the lane's own memory for arrivals at that rank.
-  FERRY_HD std::byte* arrived_row(int at_rank, std::int64_t row, std::int64_t row_bytes) const {
-    return at(at_rank, arrived + row * row_bytes);
+  FERRY_HD std::byte* arrived_row(int at_rank, std::int32_t row, std::int32_t row_bytes) const {
+    return at(at_rank, arrived + std::int64_t{row} * row_bytes);
   }
-  FERRY_HD std::byte* combine_row(int at_rank, int generation, std::int64_t row) const {
-    return at(at_rank, exchange.combine_of(0, generation) + row * exchange.shape.combine_row_bytes);
+  FERRY_HD std::byte* combine_row(int at_rank, int generation, std::int32_t row) const {
+    return at(at_rank, exchange.combine_of(0, generation) +
+                           std::int64_t{row} * static_cast<std::int32_t>(exchange.shape.combine_row_bytes));
   }
 };
 

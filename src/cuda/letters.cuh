@@ -39,7 +39,7 @@ __device__ inline void post_letters(const LaneView& lane, std::uint64_t call, co
   const int generation = static_cast<int>(call & 1);
   const int rank = lane.rank, ranks = lane.ranks;
   const std::int64_t letter = lane.signals.letter(generation, rank);
-  const int words = kLetterCounts + (counts != nullptr ? lane.signals.count_words() : 0);
+  const int words = kLetterCounts + (counts != nullptr ? lane.signals.count_words : 0);
 #pragma unroll 1
   for (int i = thread; i < words; i += threads) {
     const LetterUnit unit{call, letter_word(content, counts, i)};

@@ -9,10 +9,6 @@
 
 namespace ferry::cuda {
 
-__device__ inline std::int64_t align_rows(std::int64_t rows, std::int64_t alignment) {
-  return (rows + alignment - 1) / alignment * alignment;
-}
-
 // In a block's shared memory. Groups are this rank's experts; rank_major: the source ranks.
 struct Places {
   std::int32_t* from_me;  // [E] by position: the first row there of routes from this rank; rank_major: [R]
@@ -56,8 +52,10 @@ struct PlacesScratch {
   }
 };
 
-// Exclusive prefix sum over the block's threads. All threads call it; a barrier before the next one.
-__device__ inline std::uint32_t exclusive_sum(std::uint32_t value, PlacesScratch* scratch) {
+// Exclusive prefix sum over the block's threads. All threads call it; a barrier before the next one. False:
+// not all are `good`.
+__device__ __forceinline__ bool exclusive_sum(std::uint32_t value, bool good, PlacesScratch* scratch,
+                                              std::uint32_t* sum) {
   const int thread = threadIdx.x % 32, warp = threadIdx.x / 32;
   std::uint32_t inclusive = value;
 #pragma unroll
@@ -66,9 +64,9 @@ __device__ inline std::uint32_t exclusive_sum(std::uint32_t value, PlacesScratch
     if (thread >= step) inclusive += other;
   }
   if (thread == 31) scratch->warp_sum[warp] = inclusive;
-  __syncthreads();
-  const std::uint32_t before = __reduce_add_sync(~0u, thread < warp ? scratch->warp_sum[thread] : 0);
-  return before + inclusive - value;
+  const bool all_good = __syncthreads_and(static_cast<int>(good)) != 0;
+  *sum = __reduce_add_sync(~0u, thread < warp ? scratch->warp_sum[thread] : 0) + inclusive - value;
+  return all_good;
 }
 
 inline constexpr int kLettersAtOnce = 4;  // words on their way to a thread
@@ -77,82 +75,87 @@ inline constexpr int kLettersAtOnce = 4;  // words on their way to a thread
 // routing can have is none.
 struct Counts {
   const DispatchArguments& call;
-  const PlanView& plan;
-  const RoutingTables& tables;
+  RoutingTables tables;
   std::uint64_t number;
 
-  __device__ const LetterUnit* unit(int source, int i) const {
+  // Calls use(source, word) for word `i` of the counts of every rank in order, each waited for. False: the
+  // call has ended early.
+  template <class Use>
+  __device__ __forceinline__ bool each(int i, Use use) const {
     const LaneView& lane = call.lane;
-    return lane.letter(lane.rank, static_cast<int>(number & 1), source) + kLetterCounts + i;
-  }
-  // Waits for word `i` of the counts of `source`. False: the call has ended early.
-  __device__ bool await(int source, int i) const {
-    return wait_for(call.lane, &unit(source, i)->call, nullptr, {Operation::dispatch, number, source}) ==
-           Came::yes;
-  }
-  __device__ bool await_messages(int source, int destination, std::int32_t* messages) const {
-    const LaneView& lane = call.lane;
-    if (call.replay) {
-      const std::int64_t where = std::int64_t{source} * lane.ranks + destination;
-      const std::int32_t count = plan.tokens_between[where];
-      *messages = usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
-      return true;
-    }
-    const int at = lane.signals.first_messages() + destination;
-    LetterUnit seen = load_unit_relaxed_sys(unit(source, at / 2));
-    if (seen.call < number) {
-      if (!await(source, at / 2)) return false;
-      seen = load_unit_relaxed_sys(unit(source, at / 2));
-    }
-    *messages = static_cast<std::int32_t>(at % 2 == 0 ? seen.word : seen.word >> 32);
-    return true;
-  }
-  // Word `i` of the next letters from `first` on.
-  __device__ __forceinline__ void look(int first, int i, LetterUnit (&seen)[kLettersAtOnce]) const {
-#pragma unroll
-    for (int s = 0; s < kLettersAtOnce; ++s) {
-      seen[s] = {};
-      if (first + s < call.lane.ranks) seen[s] = load_unit_relaxed_sys(unit(first + s, i));
-    }
-  }
-  // Waits for word `i` of all letters. False: the call has ended early. Apart from what is done with the
-  // words, which is read again then: what is held across a wait lies in memory.
-  __device__ __forceinline__ bool await_all(int i) const {
-    const int ranks = call.lane.ranks;
+    const int ranks = lane.ranks;
+    const LetterUnit* letter = lane.letter(lane.rank, static_cast<int>(number & 1), 0) + kLetterCounts + i;
+    const std::int64_t step = lane.signals.letter_bytes / static_cast<std::int64_t>(sizeof(LetterUnit));
 #pragma unroll 1
-    for (int first = 0; first < ranks; first += kLettersAtOnce) {
+    for (int first = 0; first < ranks; first += kLettersAtOnce, letter += kLettersAtOnce * step) {
       LetterUnit seen[kLettersAtOnce];
-      look(first, i, seen);
-      std::uint32_t missing = 0;
+#pragma unroll 1
+      for (unsigned looks = 0;; ++looks) {
+        bool here = true;
 #pragma unroll
-      for (int s = 0; s < kLettersAtOnce; ++s)
-        missing |= first + s < ranks && seen[s].call < number ? 1u << s : 0;
-      for (; missing != 0; missing &= missing - 1) {
-        if (!await(first + __ffs(static_cast<int>(missing)) - 1, i)) return false;
+        for (int s = 0; s < kLettersAtOnce; ++s) {
+          seen[s] = {number, 0};
+          if (first + s < ranks) seen[s] = load_unit_relaxed_sys(letter + s * step);
+          here = here && seen[s].call >= number;
+        }
+        if (here) break;
+        if (looks >= kQuickLooks && !await(first, i)) return false;
+      }
+#pragma unroll
+      for (int s = 0; s < kLettersAtOnce; ++s) {
+        if (first + s < ranks) use(first + s, seen[s].word);
       }
     }
     return true;
   }
+  // The long wait for word `i` of some letters from `first` on. What is held across it lies in memory.
+  __device__ bool await(int first, int i) const {
+    const LaneView& lane = call.lane;
+    const int end = min(first + kLettersAtOnce, lane.ranks);
+    for (int source = first; source < end; ++source) {
+      const LetterUnit* unit =
+          lane.letter(lane.rank, static_cast<int>(number & 1), source) + kLetterCounts + i;
+      if (wait_long(lane, &unit->call, nullptr, {Operation::dispatch, number, source}) != Came::yes)
+        return false;
+    }
+    return true;
+  }
+  // Messages from every rank to `destination`, to places.between.
+  __device__ __forceinline__ bool messages_to(int destination, std::int32_t* between) const {
+    const LaneView& lane = call.lane;
+    if (call.replay) {
+      for (int source = 0; source < lane.ranks; ++source) {
+        const int where = source * lane.ranks + destination;
+        const std::int32_t count = call.plan.tokens_between[where];
+        between[where] = usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
+      }
+      return true;
+    }
+    const int at = lane.signals.first_messages + destination;
+    return each(at / 2, [&](int source, std::uint64_t word) {
+      between[source * lane.ranks + destination] = static_cast<std::int32_t>(at % 2 == 0 ? word : word >> 32);
+    });
+  }
   __device__ std::int32_t planned_routes(int source, int expert) const {
     const LaneView& lane = call.lane;
     const std::int64_t where = std::int64_t{source} * lane.experts + expert;
-    const std::int32_t count = plan.counts[where];
+    const std::int32_t count = call.plan.counts[where];
     return usable(lane, count, std::int64_t{lane.max_tokens} * lane.top_k + 1, where) ? count : 0;
   }
 };
 
-// One of a thread's two positions: what the tables say of it, looked up before the counts are here, then the
-// routes of all sources to it, and of the sources before this rank.
+// One of a thread's two positions: what the tables say of it, then the routes of all sources to it, and of
+// the sources before this rank.
 struct Position {
   int expert = -1;  // -1: there is no such position
   int rank = 0;
-  std::int32_t* here = nullptr;  // routes of each source to it, where places are computed from them
+  std::int32_t* here = nullptr;  // [R] of this rank's experts: first the routes of each source, then its row
   std::int32_t all = 0, before = 0;
 
   __device__ __forceinline__ static Position of(const LaneView& lane, const RoutingTables& tables,
-                                                const Places& places, int p) {
+                                                const Places& places, int p, bool exists) {
     Position position;
-    if (p >= lane.experts) return position;
+    if (!exists) return position;
     position.expert = tables.expert_at[p];
     position.rank = tables.rank_of[p];
     if (position.rank == lane.rank && lane.layout != Layout::rank_major)
@@ -170,70 +173,58 @@ struct Position {
   }
 };
 
-// Adds up the routes to this thread's positions, whose words are here. False: they are not.
-__device__ __forceinline__ bool sum_routes(const Counts& counts, bool keeps, Position (&position)[2]) {
+// Adds up the routes to this thread's positions. False: the call has ended early.
+__device__ __forceinline__ bool sum_routes(const Counts& counts, int first, bool keeps,
+                                           Position (&position)[2]) {
   const LaneView& lane = counts.call.lane;
-  const int pair = static_cast<int>(threadIdx.x), ranks = lane.ranks;
-  if (position[0].expert < 0) return true;
-  bool here = true;
-  std::int32_t* const kept = keeps ? counts.plan.counts : nullptr;
-  const bool replay = counts.call.replay;
-#pragma unroll 1
-  for (int first = 0; first < ranks; first += kLettersAtOnce) {
-    LetterUnit seen[kLettersAtOnce] = {};
-    if (!replay) counts.look(first, pair, seen);
+  if (position[0].expert < 0 && position[1].expert < 0) return true;
+  std::int32_t* const kept = keeps ? counts.call.plan.counts : nullptr;
+  if (!counts.call.replay) {
+    return counts.each(first / 2, [&](int source, std::uint64_t word) {
+      position[0].add(lane, source, static_cast<std::int32_t>(word), kept);
+      position[1].add(lane, source, static_cast<std::int32_t>(word >> 32), kept);
+    });
+  }
+  for (int source = 0; source < lane.ranks; ++source) {
 #pragma unroll
-    for (int i = 0; i < kLettersAtOnce; ++i) {
-      const int source = first + i;
-      if (source >= ranks) continue;
-      // The word that came with the number in one access.
-      here = here && (replay || seen[i].call >= counts.number);
-      std::int32_t routes[2] = {static_cast<std::int32_t>(seen[i].word),
-                                static_cast<std::int32_t>(seen[i].word >> 32)};
-      if (replay) {
-        routes[0] = counts.planned_routes(source, position[0].expert);
-        if (position[1].expert >= 0) routes[1] = counts.planned_routes(source, position[1].expert);
-      }
-      position[0].add(lane, source, routes[0], kept);
-      position[1].add(lane, source, routes[1], kept);
+    for (int i = 0; i < 2; ++i) {
+      if (position[i].expert >= 0)
+        position[i].add(lane, source, counts.planned_routes(source, position[i].expert), kept);
     }
   }
-  return here;
+  return true;
 }
 
-// The aligned rows before each position. By the whole block.
-__device__ __forceinline__ void sum_positions(const LaneView& lane, const Places& places,
-                                              const Position (&position)[2], PlacesScratch* scratch) {
-  const int first = 2 * static_cast<int>(threadIdx.x);
-  const auto rows = static_cast<std::uint32_t>(align_rows(position[0].all, lane.alignment)),
-             more = static_cast<std::uint32_t>(align_rows(position[1].all, lane.alignment));
-  // Sums over all ranks may come round; the difference of two of one rank is right all the same.
-  const std::uint32_t offset = exclusive_sum(rows + more, scratch);
-  if (first < lane.experts) places.offset[first] = offset;
-  if (first + 1 < lane.experts) places.offset[first + 1] = offset + rows;
-}
-
-// Rows of position `p`, once the sums are there.
+// Rows of position `p`. `offset`: aligned rows of its rank's positions before it. Counts of a damaged plan
+// may be so many that sums come round: what is stored stays within the capacity all the same.
 __device__ __forceinline__ void place_expert(const LaneView& lane, const RoutingTables& tables,
                                              const Places& places, const Position& at, int p,
-                                             PlacesScratch* scratch) {
+                                             std::uint32_t offset, std::uint32_t aligned,
+                                             PlacesScratch* scratch, bool keeps) {
   const bool padded = lane.layout == Layout::expert_padded;
   const int first = tables.first_expert[at.rank], end = tables.first_expert[at.rank + 1], group = p - first;
-  const std::int64_t capacity = tables.capacity[at.rank];
-  const std::int64_t offset = padded ? 0 : places.offset[p] - places.offset[first];
-  places.from_me[p] = static_cast<std::int32_t>(min(offset + at.before, capacity));
-  const std::int64_t kept = max(std::int64_t{0}, min(capacity - offset, std::int64_t{at.all}));
-  if (at.all > kept) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(at.all - kept));
-  const std::int64_t needed = align_rows(offset + at.all, lane.alignment);
-  if (!padded && p + 1 == end) {
-    scratch->needed[at.rank] = static_cast<unsigned long long>(needed);  // offsets grow: the last ends last
-  } else if (padded && needed > capacity) {
-    atomicMax(&scratch->needed[at.rank], static_cast<unsigned long long>(needed));
+  const auto capacity = static_cast<std::uint32_t>(tables.capacity[at.rank]);
+  if (padded) offset = 0;
+  places.from_me[p] =
+      static_cast<std::int32_t>(min(offset + static_cast<std::uint32_t>(at.before), capacity));
+  const std::uint32_t begin = min(offset, capacity), all = static_cast<std::uint32_t>(at.all),
+                      kept = min(capacity - begin, all), needed = offset + aligned;
+  if (keeps) {
+    if (all > kept) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(all - kept));
+    if (!padded && p + 1 == end) {
+      scratch->needed[at.rank] = needed;  // offsets grow: the last ends last
+    } else if (padded && needed > capacity) {
+      atomicMax(&scratch->needed[at.rank], static_cast<unsigned long long>(needed));
+    }
   }
   if (at.rank != lane.rank) return;
   places.count[group] = static_cast<std::int32_t>(kept);
-  places.begin[group] = static_cast<std::int32_t>(padded ? group * capacity : min(offset, capacity));
-  std::int64_t row = offset;
+  places.begin[group] =
+      static_cast<std::int32_t>(padded ? static_cast<std::uint32_t>(group) * capacity : begin);
+  if (p + 1 == end)
+    places.begin[lane.groups] = static_cast<std::int32_t>(
+        padded ? static_cast<std::uint32_t>(lane.groups) * capacity : min(needed, capacity));
+  std::uint32_t row = offset;
   const int ranks = lane.ranks;
 #pragma unroll 1
   for (int source = 0; source < ranks; source += 4) {
@@ -243,15 +234,15 @@ __device__ __forceinline__ void place_expert(const LaneView& lane, const Routing
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (source + i < ranks) at.here[source + i] = static_cast<std::int32_t>(min(row, capacity));
-      row += routes[i];
+      row += static_cast<std::uint32_t>(routes[i]);
     }
   }
 }
 
-__device__ inline void place_ranks(const LaneView& lane, const RoutingTables& tables, const Places& places,
-                                   PlacesScratch* scratch) {
+__device__ __forceinline__ void place_ranks(const LaneView& lane, const RoutingTables& tables,
+                                            const Places& places, bool all, PlacesScratch* scratch) {
   const int rank = static_cast<int>(threadIdx.x);
-  if (rank >= lane.ranks) return;
+  if (rank >= lane.ranks || (rank != lane.rank && !all)) return;
   const std::int64_t capacity = tables.capacity[rank];
   std::int64_t row = 0;
   for (int source = 0; source < lane.ranks; ++source) {
@@ -263,39 +254,54 @@ __device__ inline void place_ranks(const LaneView& lane, const RoutingTables& ta
     places.count[source] = static_cast<std::int32_t>(min(capacity - first, messages));
     places.begin[source] = static_cast<std::int32_t>(first);
   }
+  if (rank == lane.rank) places.begin[lane.groups] = static_cast<std::int32_t>(min(row, capacity));
   scratch->needed[rank] = static_cast<unsigned long long>(row);
   if (row > capacity) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(row - capacity));
 }
 
-// By the whole block: all places, as soon as the counts are here. False, on all threads alike: the call has
-// ended early. `good`: whether the caller's part has gone well so far. `keeps`: the plan keeps the counts,
-// and the lane its load.
-__device__ inline bool find_places(const Counts& counts, const Places& places, PlacesScratch* scratch,
-                                   bool good, bool keeps) {
+// By the whole block: places, as soon as the counts are here; `all`: at every rank, which only those that
+// send ask for, otherwise at this one. False, on all threads alike: the call has ended early. `good`: whether
+// the caller's part has gone well so far. `keeps`: the plan keeps the counts, and the lane its load.
+__device__ __forceinline__ bool find_places(const Counts& counts, const Places& places,
+                                            PlacesScratch* scratch, bool good, bool all, bool keeps) {
   const LaneView& lane = counts.call.lane;
   const RoutingTables& tables = counts.tables;
-  const int first = 2 * static_cast<int>(threadIdx.x);
-  // By warps that have few experts, where there are few.
-  for (unsigned i = (threadIdx.x + blockDim.x / 2) % blockDim.x;
-       i < static_cast<unsigned>(lane.ranks * lane.ranks); i += blockDim.x)
-    good = counts.await_messages(static_cast<int>(i) / lane.ranks, static_cast<int>(i) % lane.ranks,
-                                 &places.between[i]) &&
-           good;
-  // Waited for in rank_major too: the plan keeps them.
-  if (!counts.call.replay && first < lane.experts)
-    good = counts.await_all(static_cast<int>(threadIdx.x)) && good;
-  Position position[2] = {Position::of(lane, tables, places, first),
-                          Position::of(lane, tables, places, first + 1)};
-  good = good && sum_routes(counts, keeps, position);
-  sum_positions(lane, places, position, scratch);
-  if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
-  if (lane.layout == Layout::rank_major) {
-    place_ranks(lane, tables, places, scratch);
-  } else {
+  const bool rank_major = lane.layout == Layout::rank_major;
+  const int begin = all ? 0 : tables.first_expert[lane.rank], thread = static_cast<int>(threadIdx.x),
+            end = all ? lane.experts : tables.first_expert[lane.rank + 1], first = begin / 2 * 2 + 2 * thread;
+  // By the last warp but one, which has few experts, if any.
+  const int destination = thread - (kBlockThreads - 64);
+  if (destination >= 0 && destination < lane.ranks && (all || destination == lane.rank))
+    good = counts.messages_to(destination, places.between) && good;
+  // Waited for in rank_major too by the block that keeps them.
+  const bool wants = !rank_major || keeps;
+  Position position[2] = {Position::of(lane, tables, places, first, wants && first >= begin && first < end),
+                          Position::of(lane, tables, places, first + 1, wants && first + 1 < end)};
+  good = sum_routes(counts, first, keeps, position) && good;
+  const auto rows = static_cast<std::uint32_t>(lane.by_alignment.round_up(position[0].all)),
+             more = static_cast<std::uint32_t>(lane.by_alignment.round_up(position[1].all));
+  std::uint32_t offset;
+  if (!exclusive_sum(rows + more, good, scratch, &offset)) return false;
+  if (!rank_major) {
+    std::uint32_t base[2] = {0, 0};
+    if (all) {
+      // Sums over all ranks may come round; the difference of two of one rank is right all the same.
+      if (first < end) places.offset[first] = offset;
+      if (first + 1 < end) places.offset[first + 1] = offset + rows;
+      __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (position[i].expert >= 0) place_expert(lane, tables, places, position[i], first + i, scratch);
+      for (int i = 0; i < 2; ++i) {
+        if (position[i].expert >= 0) base[i] = places.offset[tables.first_expert[position[i].rank]];
+      }
     }
+    if (position[0].expert >= 0)
+      place_expert(lane, tables, places, position[0], first, offset - base[0], rows, scratch, keeps);
+    if (position[1].expert >= 0)
+      place_expert(lane, tables, places, position[1], first + 1, offset + rows - base[1], more, scratch,
+                   keeps);
+    if (lane.groups == 0 && thread == 0) places.begin[0] = 0;
+  } else {
+    place_ranks(lane, tables, places, all, scratch);
   }
 #pragma unroll
   for (int i = 0; i < 2 && keeps; ++i) {
@@ -303,13 +309,6 @@ __device__ inline bool find_places(const Counts& counts, const Places& places, P
     if (position[i].expert >= 0)
       atomicAdd(reinterpret_cast<unsigned long long*>(lane.load + position[i].expert),
                 static_cast<unsigned long long>(position[i].all));
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const auto needed = static_cast<std::int64_t>(scratch->needed[lane.rank]);
-    const std::int64_t total =
-        lane.layout == Layout::expert_padded ? lane.groups * lane.capacity : min(needed, lane.capacity);
-    places.begin[lane.groups] = static_cast<std::int32_t>(total);
   }
   __syncthreads();
   return true;

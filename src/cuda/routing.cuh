@@ -5,6 +5,7 @@
 #include "cuda/announce.cuh"
 #include "cuda/dispatch.hpp"
 #include "cuda/routing_tables.hpp"
+#include "cuda/send_share.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::cuda {
@@ -26,6 +27,20 @@ __device__ __forceinline__ std::int64_t id_at(const DispatchArguments& call, std
                        : static_cast<const std::int32_t*>(call.ids)[route];
 }
 
+// An id as it lies. What it says is asked later: a load is waited for where its value is first needed.
+struct RawId {
+  std::uint32_t low = ~0u, high = ~0u;  // -1
+
+  __device__ __forceinline__ static RawId at(const DispatchArguments& call, std::int64_t route) {
+    const auto* words = static_cast<const std::uint32_t*>(call.ids);
+    return call.wide_ids ? RawId{words[2 * route], words[2 * route + 1]} : RawId{words[route], 0};
+  }
+  __device__ __forceinline__ std::int64_t value(const DispatchArguments& call) const {
+    return call.wide_ids ? static_cast<std::int64_t>(low | std::uint64_t{high} << 32)
+                         : static_cast<std::int32_t>(low);
+  }
+};
+
 __device__ __forceinline__ bool is_expert(const LaneView& lane, std::int64_t id) {
   return id >= 0 && id < lane.experts;
 }
@@ -38,43 +53,32 @@ struct Team {
   __device__ int count() const { return 32 / size; }
   __device__ int mine() const { return static_cast<int>(threadIdx.x % 32) / size; }
   __device__ int slot() const { return static_cast<int>(threadIdx.x % 32) % size; }
+  // The thread in `threads` (one bit each) that is this team's, each having one; 32 or more: none is left.
+  __device__ std::uint32_t nth_of(std::uint32_t threads) const {
+    for (int t = mine(); t > 0; --t) threads &= threads - 1;
+    return static_cast<std::uint32_t>(__ffs(static_cast<int>(threads)) - 1);
+  }
   // The threads of a team, one bit each.
   __device__ std::uint32_t threads(int team) const { return (~0u >> (32 - size)) << (team * size); }
+};
+
+// A thread's slot of a token, as the caller brings it; -1 past the last token.
+struct SlotRoute {
+  RawId id;
+  float weight = 0;
+
+  __device__ __forceinline__ static SlotRoute of(const DispatchArguments& call, std::int64_t token,
+                                                 std::int64_t tokens) {
+    const int slot = static_cast<int>(threadIdx.x % 32);
+    if (token >= tokens || slot >= call.lane.top_k) return {};
+    const std::int64_t route = token * call.lane.top_k + slot;
+    return {RawId::at(call, route), call.weights != nullptr ? call.weights[route] : 0.0f};
+  }
 };
 
 // Ids of a call that are no experts: how many, and the lowest route with one.
 struct BadIds {
   unsigned long long number, lowest;
-};
-
-// By how many halvings of `rows` rows all of `workers` warps have work, as far as quarters go.
-__device__ __forceinline__ int splits_of(std::int64_t rows, int workers) {
-  return 4 * rows <= workers ? 2 : 2 * rows <= workers ? 1 : 0;
-}
-static_assert(kQuarters == 4);
-
-// How tokens are shared out: in units, each a share of a token's row; every warp sends a run of them.
-struct SendShare {
-  std::int32_t tokens;
-  int splits;               // a token's row is shared by 1 << splits warps, 1, 2 or 4
-  int workers;              // warps that send, in all blocks
-  std::int32_t each, more;  // units of a warp, and how many have one more
-
-  __device__ static SendShare of(std::int64_t tokens, int senders) {
-    SendShare share{static_cast<std::int32_t>(tokens), 0, senders * kWorkWarps, 0, 0};
-    share.splits = splits_of(tokens, share.workers);
-    const std::int32_t units = share.tokens << share.splits;
-    share.each = units / share.workers;
-    share.more = units - share.each * share.workers;
-    return share;
-  }
-  __device__ std::int32_t unit_begin(int worker) const { return worker * each + min(worker, more); }
-  __device__ std::int32_t token_begin(int worker) const { return unit_begin(worker) >> splits; }
-  // The last worker whose units begin with this token or before: token_begin(worker) <= token.
-  __device__ int last_worker(std::int32_t token) const {
-    const std::int32_t unit = (token << splits) + (1 << splits) - 1, longer = more * (each + 1);
-    return unit < longer ? unit / (each + 1) : more + (unit - longer) / each;
-  }
 };
 
 // Counts of a sending block, in its shared memory. A row for each warp: first its own tokens', then all
@@ -85,7 +89,7 @@ struct SendCounts {
 
   // A multiple of 16.
   static __host__ __device__ constexpr std::int64_t bytes(const DeviceSignals& signals) {
-    return (4 * std::int64_t{kWorkWarps + 2} * 2 * signals.count_words() + 15) / 16 * 16;
+    return (4 * std::int64_t{kWorkWarps + 2} * 2 * signals.count_words + 15) / 16 * 16;
   }
   // By the whole block; a barrier follows.
   __device__ void clear(const DeviceSignals& signals) const {
@@ -97,26 +101,35 @@ struct SendCounts {
   __device__ std::int32_t* all() const { return of_warp(kWorkWarps + 1); }
 };
 
+// The id that a thread of those that count has of its team's token, -1 past the last.
+__device__ __forceinline__ RawId counted_id(const DispatchArguments& call, std::int64_t token,
+                                            std::int64_t end) {
+  const int slot = Team::of(call.lane.top_k).slot();
+  return token < end && slot < call.lane.top_k ? RawId::at(call, token * call.lane.top_k + slot) : RawId{};
+}
+// Of the first it counts, where it counts from token 0 on, of `most` tokens at most: may be asked for before
+// their number is known.
+__device__ __forceinline__ RawId first_counted_id(const DispatchArguments& call, std::int64_t most) {
+  return counted_id(call, static_cast<int>(threadIdx.x) / Team::of(call.lane.top_k).size, most);
+}
+
 // By the threads of a block: adds tokens [begin, end) to the rows of counts that `row_of` names for each, and
-// their bad ids to `bad` if given. A barrier must follow before the counts are read.
+// their bad ids to `bad` if given. `first_id`: first_counted_id(), used where they begin at 0. A barrier must
+// follow before the counts are read.
 template <class RowOf>
 __device__ __forceinline__ void count_tokens(const DispatchArguments& call, const RoutingTables& tables,
-                                             std::int32_t begin, std::int32_t end, BadIds* bad,
-                                             RowOf row_of) {
+                                             std::int32_t begin, std::int32_t end, RawId first_id,
+                                             BadIds* bad, RowOf row_of) {
   const LaneView& lane = call.lane;
   const Team team = Team::of(lane.top_k);
-  const int slot = team.slot(), first_messages = lane.signals.first_messages(),
+  const int slot = team.slot(), first_messages = lane.signals.first_messages,
             step = static_cast<int>(blockDim.x) / team.size;
-  const auto id_of = [&](std::int32_t token) {
-    const bool has = token < end && slot < lane.top_k;
-    return has ? id_at(call, std::int64_t{token} * lane.top_k + slot) : -1;
-  };
   std::int32_t token = begin + static_cast<std::int32_t>(threadIdx.x) / team.size;
-  std::int64_t id = id_of(token);
+  RawId id = begin != 0 ? counted_id(call, token, end) : token < end ? first_id : RawId{};
 #pragma unroll 1
   for (; token - team.mine() < end; token += step) {
-    const std::int64_t now = id;
-    id = id_of(token + step);
+    const std::int64_t now = id.value(call);
+    id = counted_id(call, token + step, end);
     std::int32_t* counts = row_of(min(token, end - 1));
     std::uint32_t rank = 0;  // as a bit
     if (is_expert(lane, now)) {

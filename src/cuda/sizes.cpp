@@ -39,19 +39,23 @@ void check_limits(const Config& config) {
     throw UnsupportedError(
         str("the cuda backend takes up to ", kMaxExperts, " experts, got ", config.experts));
   }
+  if (config.max_tokens > SlotNote::kMostTokens ||
+      std::int64_t{config.max_tokens} * config.top_k > SlotNote::kMostOrdinals) {
+    throw UnsupportedError(str("the cuda backend takes up to ", SlotNote::kMostTokens, " tokens of ",
+                               SlotNote::kMostOrdinals, " routes, got max_tokens = ", config.max_tokens,
+                               " with top_k = ", config.top_k));
+  }
 }
 
 DeviceSignals device_signals(const Config& config) {
-  return {.ranks = config.placement.ranks(),
-          .experts = config.experts,
-          .max_tokens = config.max_tokens,
-          .combine_rows = exchange_shape(config, 0).combine_rows};
+  return DeviceSignals::of(config.placement.ranks(), config.experts, config.max_tokens, config.top_k,
+                           exchange_shape(config, 0).combine_rows);
 }
 
 DeviceLayout device_layout(const Config& config) {
   const PartList parts = parts_of(config.format, config.hidden);
-  ExchangeShape shape = exchange_shape(config, device_signals(config).bytes());
-  shape.message_bytes = device_message_layout(parts, config.top_k).bytes;
+  ExchangeShape shape = exchange_shape(config, device_signals(config).bytes);
+  shape.message_bytes = device_message_layout(parts).bytes;
   shape.combine_row_bytes = align_up(shape.combine_row_bytes, kLine);
   DeviceLayout layout{exchange_layout(shape), 0};
   if (!config.own_arrivals) return layout;
@@ -81,7 +85,7 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   Chain chain;
   LaneArrays arrays;
   arrays.state = chain.take(sizeof(LaneState));
-  arrays.block_counts = chain.take(8 * std::int64_t{kMaxSenders} * device_signals(config).count_words());
+  arrays.block_counts = chain.take(8 * std::int64_t{kMaxSenders} * device_signals(config).count_words);
   arrays.block_counted = chain.take(8 * std::int64_t{kMaxSenders});
   arrays.load = chain.take(8 * experts);
   arrays.metadata = chain.take(sizeof(StepMetadata));

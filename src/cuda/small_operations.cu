@@ -25,7 +25,7 @@ __device__ std::int32_t count_of(const MetadataArguments& call, std::uint64_t nu
 __global__ void __launch_bounds__(32, 1)
     metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
   __shared__ MetadataArguments shared_arguments;
-  copy_to_shared(arguments, &shared_arguments);
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
   __syncthreads();
   const MetadataArguments& call = shared_arguments;
   __shared__ LetterContent letter;
@@ -132,7 +132,7 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
 __global__ void __launch_bounds__(32 * kValueWarps, 1)
     route_values_kernel(const __grid_constant__ RouteValuesArguments arguments) {
   __shared__ RouteValuesArguments shared_arguments;
-  copy_to_shared(arguments, &shared_arguments);
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
   __syncthreads();
   const RouteValuesArguments& call = shared_arguments;
   __shared__ ValuesState state;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
 
 __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ RefusalArguments arguments) {
   __shared__ RefusalArguments shared_arguments;
-  copy_to_shared(arguments, &shared_arguments);
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
   __syncthreads();
   const RefusalArguments& call = shared_arguments;
   const LaneView& lane = call.lane;

@@ -29,6 +29,7 @@ struct Awaited {
   Operation operation;
   std::uint64_t call;
   int peer;
+  int shift = 0;  // bits in the flag's word below the call's number
 };
 
 // The first wait to run out of time writes the record for the host; then everything of this exchange ends.
@@ -64,9 +65,9 @@ static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::u
   std::uint64_t next_host_look = start + kHostLookNanoseconds;
   for (unsigned look = 1;; ++look) {
     // An acquire empties the multiprocessor's first cache for everybody: only when there is something to see.
-    const std::uint64_t seen = load_relaxed_sys(flag);
+    const std::uint64_t seen = load_relaxed_sys(flag) >> awaited.shift;
     // Acquire: orders what the flag's writer stored before it ahead of this thread's reads after it.
-    if (seen >= awaited.call && load_acquire_sys(flag) >= awaited.call) return Came::yes;
+    if (seen >= awaited.call && load_acquire_sys(flag) >> awaited.shift >= awaited.call) return Came::yes;
     if (look < kQuickLooks) continue;
     // Waiting warps share the memory system with those that move rows.
     __nanosleep(100);
@@ -74,7 +75,7 @@ static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::u
     if (has_ended(lane, awaited.call)) return Came::ended;
     // Acquire: the sender's flags are all older than its last word.
     if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call) {
-      return load_acquire_sys(flag) >= awaited.call ? Came::yes : Came::no;
+      return load_acquire_sys(flag) >> awaited.shift >= awaited.call ? Came::yes : Came::no;
     }
     jitter(lane);
     const std::uint64_t now = global_nanoseconds();
@@ -155,8 +156,12 @@ __device__ __forceinline__ CameFlags wait_for_some(const LaneView& lane, const s
                                                    std::uint32_t wanted, const std::uint64_t* all_sent,
                                                    Awaited awaited) {
   jitter(lane);
-  const std::uint32_t here = acquire_all(flags, wanted, awaited.call);
-  return here != 0 ? CameFlags{here, 0} : wait_long_for_some(lane, flags, wanted, all_sent, awaited);
+#pragma unroll 1
+  for (unsigned look = 0; look < kQuickLooks; ++look) {
+    const std::uint32_t here = acquire_all(flags, wanted, awaited.call);
+    if (here != 0) return {here, 0};
+  }
+  return wait_long_for_some(lane, flags, wanted, all_sent, awaited);
 }
 
 // The same for a unit of a letter that has not been here at the first look: its word.

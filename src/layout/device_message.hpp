@@ -1,28 +1,36 @@
-// A message between GPUs: the message of layout/message.hpp, and for each slot how many routes of the same
-// rank to the same expert come before it. With that the receiver needs no scan of its own to place a row: the
-// first row of (expert, source) plus this number.
+// A message between GPUs: the parts of one token's row. What the receiver must know of it goes beside, in
+// notes (layout/slot_note.hpp).
 #pragma once
 
-#include "layout/message.hpp"
+#include "format/parts.hpp"
+#include "layout/host_device.hpp"
+#include "layout/signal_unit.hpp"
 
 namespace ferry {
 
 struct DeviceMessageLayout {
-  MessageLayout base;
-  std::int64_t ordinals_offset;  // int32 [K]
-  std::int64_t bytes;            // of a message, a multiple of kLine
+  std::int32_t part_offset[kMaxParts];
+  std::int32_t bytes;  // a multiple of kLine
 };
 
 // Rows of staging begin at lines of the memory: a link carries whole lines in one piece each, and parts of
 // two lines in two.
 inline constexpr std::int64_t kLine = 128;
 
-FERRY_HD constexpr DeviceMessageLayout device_message_layout(const PartList& parts, std::int32_t top_k) {
+FERRY_HD constexpr DeviceMessageLayout device_message_layout(const PartList& parts) {
   DeviceMessageLayout layout{};
-  layout.base = message_layout(parts, top_k);
-  layout.ordinals_offset = layout.base.weights_offset + 4 * std::int64_t{top_k};
-  layout.bytes = (layout.ordinals_offset + 4 * std::int64_t{top_k} + kLine - 1) / kLine * kLine;
+  std::int64_t end = 0;
+  for (int p = 0; p < parts.count; ++p) {
+    layout.part_offset[p] = static_cast<std::int32_t>(end);
+    end += parts.part[p].wire_bytes;
+  }
+  layout.bytes = static_cast<std::int32_t>((end + kLine - 1) / kLine * kLine);
   return layout;
+}
+
+// Written for a message, its notes included.
+FERRY_HD constexpr std::int64_t device_message_bytes(const DeviceMessageLayout& layout, std::int32_t top_k) {
+  return layout.bytes + static_cast<std::int64_t>(sizeof(LetterUnit)) * top_k;
 }
 
 }  // namespace ferry

@@ -3,6 +3,7 @@
 //   letters         [2 generations][R sources]      what one rank tells another once a call
 //   sent flags      [2 phases][2][R sources]        call number: nothing more of a phase comes from a source
 //   dispatch flags  [2][R sources][T][kQuarters]    call number: a quarter of message i of a source is here
+//   slot notes      [2][R sources][T][K]            of a message's slots, each in a unit of its own
 //   combine flags   [2][combine rows][kQuarters]    call number: a quarter of a row of combine's staging is
 //   here
 #pragma once
@@ -12,6 +13,7 @@
 #include "core/error_record.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/host_device.hpp"
+#include "layout/signal_unit.hpp"
 
 namespace ferry {
 
@@ -22,13 +24,8 @@ inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence
 // Rows travel in quarters, so that several warps may share one: each has a flag of its own.
 inline constexpr int kQuarters = 4;
 
-// A letter is a run of units, each stored by one access of 16 bytes: a reader that finds the call's number
-// has the word beside it as well, and what other calls left is never taken for this call's.
-struct alignas(16) LetterUnit {
-  std::uint64_t call;
-  std::uint64_t word;
-};
-
+// A letter is a run of units: what other calls left is never taken for this call's.
+//
 // Words of a letter: the hash of what all ranks have alike (0 in a refusal), then the LetterFacts, then the
 // options, then counts, two to a word: routes to the experts in the order of their ranks and local numbers
 // (padded to an even number), then messages to the ranks.
@@ -66,33 +63,61 @@ struct LetterFacts {
   }
 };
 
+// Made once by the host: device code only adds and multiplies. Counts of messages and rows fit 31 bits.
 struct DeviceSignals {
-  std::int32_t ranks, experts, max_tokens;
-  std::int64_t combine_rows;
+  std::int32_t ranks, max_tokens, top_k, combine_rows;
+  std::int32_t first_messages;  // index of the messages to rank 0 among a letter's counts
+  std::int32_t count_words;     // of a letter
+  std::int32_t letter_bytes;
+  std::int32_t refusal_offset;  // in a letter
+  std::int64_t sent_begin, flags_begin, notes_begin, combine_begin;
+  std::int64_t bytes;
 
-  FERRY_HD constexpr std::int32_t first_messages() const { return (experts + 1) / 2 * 2; }
-  FERRY_HD constexpr std::int32_t count_words() const { return (first_messages() + ranks + 1) / 2; }
-  FERRY_HD constexpr std::int64_t refusal_offset() const {
-    return (kLetterCounts + count_words()) * static_cast<std::int64_t>(sizeof(LetterUnit));
+  static constexpr DeviceSignals of(std::int32_t ranks, std::int32_t experts, std::int32_t max_tokens,
+                                    std::int32_t top_k, std::int64_t combine_rows) {
+    constexpr auto lines = [](std::int64_t size) { return (size + 127) / 128 * 128; };
+    constexpr std::int64_t kUnit = sizeof(LetterUnit), kFlags = 8 * kQuarters;
+    DeviceSignals s{};
+    s.ranks = ranks;
+    s.max_tokens = max_tokens;
+    s.top_k = top_k;
+    s.combine_rows = static_cast<std::int32_t>(combine_rows);
+    s.first_messages = (experts + 1) / 2 * 2;
+    s.count_words = (s.first_messages + ranks + 1) / 2;
+    s.refusal_offset = static_cast<std::int32_t>((kLetterCounts + s.count_words) * kUnit);
+    s.letter_bytes =
+        static_cast<std::int32_t>(lines(s.refusal_offset + static_cast<std::int64_t>(sizeof(ErrorRecord))));
+    const std::int64_t messages = 2 * std::int64_t{ranks} * max_tokens;
+    s.sent_begin = 2 * std::int64_t{ranks} * s.letter_bytes;
+    s.flags_begin = lines(s.sent_begin + 8 * 2 * kPhases * std::int64_t{ranks});
+    s.notes_begin = s.flags_begin + kFlags * messages;
+    s.combine_begin = s.notes_begin + kUnit * top_k * messages;
+    s.bytes = s.combine_begin + 2 * kFlags * combine_rows;
+    return s;
   }
-  FERRY_HD constexpr std::int64_t letter_bytes() const {
-    return (refusal_offset() + static_cast<std::int64_t>(sizeof(ErrorRecord)) + 127) / 128 * 128;
-  }
+
   FERRY_HD constexpr std::int64_t letter(int generation, int source) const {
-    return (std::int64_t{generation} * ranks + source) * letter_bytes();
+    return std::int64_t{generation * ranks + source} * letter_bytes;
   }
   FERRY_HD constexpr std::int64_t sent_flag(int phase, int generation, int source) const {
-    return letter(2, 0) + 8 * ((2 * std::int64_t{phase} + generation) * ranks + source);
+    return sent_begin + 8 * std::int64_t{(2 * phase + generation) * ranks + source};
   }
   // Of a message's or row's first quarter; the others follow. Multiples of 32.
-  FERRY_HD constexpr std::int64_t dispatch_flags(int generation, int source, std::int64_t i) const {
-    const std::int64_t begin = (sent_flag(2, 0, 0) + 127) / 128 * 128;
-    return begin + 8 * kQuarters * ((std::int64_t{generation} * ranks + source) * max_tokens + i);
+  FERRY_HD constexpr std::int64_t dispatch_flags(int generation, int source, std::int32_t i) const {
+    return flags_begin + 8 * kQuarters * std::int64_t{message(generation, source, i)};
   }
-  FERRY_HD constexpr std::int64_t combine_flags(int generation, std::int64_t row) const {
-    return dispatch_flags(2, 0, 0) + 8 * kQuarters * (generation * combine_rows + row);
+  FERRY_HD constexpr std::int64_t slot_notes(int generation, int source, std::int32_t i) const {
+    return notes_begin +
+           static_cast<std::int64_t>(sizeof(LetterUnit)) * top_k * message(generation, source, i);
   }
-  FERRY_HD constexpr std::int64_t bytes() const { return combine_flags(2, 0); }
+  FERRY_HD constexpr std::int64_t combine_flags(int generation, std::int32_t row) const {
+    return combine_begin + 8 * kQuarters * std::int64_t{generation * combine_rows + row};
+  }
+
+ private:
+  FERRY_HD constexpr std::int32_t message(int generation, int source, std::int32_t i) const {
+    return (generation * ranks + source) * max_tokens + i;
+  }
 };
 
 }  // namespace ferry

@@ -27,6 +27,7 @@ struct ExchangeLayout {
   std::int64_t signals;   // bytes of each section of a lane, multiples of kSectionAlign
   std::int64_t dispatch;  // one generation
   std::int64_t combine;   // one generation
+  std::int64_t source;    // of messages of one source, one generation
 
   static constexpr std::int64_t kSectionAlign = 4096;
 
@@ -34,10 +35,9 @@ struct ExchangeLayout {
   FERRY_HD constexpr std::int64_t bytes() const { return shape.lanes * lane_bytes(); }
 
   FERRY_HD constexpr std::int64_t signals_of(int lane) const { return lane * lane_bytes(); }
-  // First message of `source` on the receiving rank.
-  FERRY_HD constexpr std::int64_t messages_of(int lane, int generation, int source) const {
-    return lane * lane_bytes() + signals + generation * dispatch +
-           std::int64_t{source} * shape.max_tokens * shape.message_bytes;
+  // First message of source `of_source` on the receiving rank.
+  FERRY_HD constexpr std::int64_t messages_of(int lane, int generation, int of_source) const {
+    return lane * lane_bytes() + signals + generation * dispatch + of_source * source;
   }
   // First row of combine's staging at home.
   FERRY_HD constexpr std::int64_t combine_of(int lane, int generation) const {
@@ -53,7 +53,8 @@ FERRY_HD constexpr ExchangeLayout exchange_layout(const ExchangeShape& shape) {
   return {.shape = shape,
           .signals = section(shape.signal_bytes),
           .dispatch = section(std::int64_t{shape.ranks} * shape.max_tokens * shape.message_bytes),
-          .combine = section(shape.combine_rows * shape.combine_row_bytes)};
+          .combine = section(shape.combine_rows * shape.combine_row_bytes),
+          .source = shape.max_tokens * shape.message_bytes};
 }
 
 }  // namespace ferry

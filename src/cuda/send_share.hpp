@@ -1,0 +1,44 @@
+// Who sends what of a call's tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "layout/device_signals.hpp"
+#include "layout/host_device.hpp"
+
+namespace ferry::cuda {
+
+inline constexpr int kWorkWarps = 15;  // of a block
+
+// By how many halvings of `rows` rows all of `workers` warps have work, as far as quarters go.
+FERRY_HD int splits_of(std::int64_t rows, int workers) {
+  return 4 * rows <= workers ? 2 : 2 * rows <= workers ? 1 : 0;
+}
+
+// How tokens are shared out: in units, each a share of a token's row; every warp sends a run of them.
+struct SendShare {
+  std::int32_t tokens;
+  int splits;               // a token's row is shared by 1 << splits warps, 1, 2 or 4
+  int workers;              // warps that send, in all blocks
+  std::int32_t each, more;  // units of a warp, and how many have one more
+
+  FERRY_HD static SendShare of(std::int64_t tokens, int senders) {
+    SendShare share{static_cast<std::int32_t>(tokens), 0, senders * kWorkWarps, 0, 0};
+    share.splits = splits_of(tokens, share.workers);
+    const std::int32_t units = share.tokens << share.splits;
+    share.each = units / share.workers;
+    share.more = units - share.each * share.workers;
+    return share;
+  }
+  FERRY_HD std::int32_t unit_begin(int worker) const {
+    return worker * each + (worker < more ? worker : more);
+  }
+  FERRY_HD std::int32_t token_begin(int worker) const { return unit_begin(worker) >> splits; }
+  // The last worker whose units begin with this token or before: token_begin(worker) <= token.
+  FERRY_HD int last_worker(std::int32_t token) const {
+    const std::int32_t unit = (token << splits) + (1 << splits) - 1, longer = more * (each + 1);
+    return unit < longer ? unit / (each + 1) : more + (unit - longer) / each;
+  }
+};
+
+}  // namespace ferry::cuda
