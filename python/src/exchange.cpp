@@ -22,7 +22,7 @@ nb::object keeper_of(const SharedState& state) {
 }
 
 PyExchange::PyExchange(SharedState state)
-    : process_(getpid()),
+    : process_(this_process()),
       state_(std::move(state)),
       keeper_(keeper_of(state_)),
       lanes_(state_->lanes.size()) {}

@@ -26,6 +26,15 @@ std::optional<int> device_of_torch();
 
 Element element_named(const std::string& name);  // {} for none
 
+// The stream that PyTorch works on now, if it says so without Python code.
+std::optional<Stream> stream_of_torch(Device device);
+
+// As view_of(), of elements that PyTorch's import takes; invalid if it only imports by Python code.
+nb::object view_of_torch(void* data, Element element, const Shape& shape, const Shape& strides, Device device,
+                         nb::handle owner);
+
+nb::object new_tensor(Element element, const Shape& shape, Device device);
+
 // The framework's own object for the type, such as torch.bfloat16; invalid if it has none.
 nb::object type_object(Framework framework, Element element);
 

@@ -1,5 +1,8 @@
 """Tensors in and out, and the registered operators: gradients, recomputation, compilation, training."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -247,3 +250,36 @@ def test_compilation_without_graph_breaks(rng):
     y.square().sum().backward()
     z.square().sum().backward()
     assert torch.allclose(eager.grad, traced.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pytorch_without_the_table_of_functions():
+    program = """if True:
+        import torch
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            del torch.Tensor.__dlpack_c_exchange_api__
+        import ferry
+
+        def body(rank):
+            exchange = ferry.Exchange(rank, experts=4, top_k=1, hidden=8, max_tokens=4, format="fp32", wire="fp32")
+            x = torch.randn(8, 4).T.contiguous()
+            rows = exchange.dispatch(x, torch.arange(4)[:, None], torch.ones(4, 1))
+            assert torch.equal(rows.data[:4], x) and torch.equal(rows.weight[:4], torch.ones(4))
+            assert torch.equal(exchange.combine(rows.data, rows.plan), x)
+
+        ferry.Group.threads(1).run(body)
+        """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_tensors_outlive_the_exchange(rng):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        rows = exchange.dispatch(x, ids, weights)
+        data, before = rows.data, rows.data.clone()
+        exchange.destroy()
+        del rows, exchange
+        assert torch.equal(data, before)
+
+    ferry.Group.threads(1).run(body)
