@@ -66,8 +66,8 @@ struct Block {
     state->announcer.run(call().lane, state->number);
   }
 
-  // The last word, by the thread that has announced. Only damaged plans make anybody wait for it, so it comes
-  // when all else is done.
+  // The last word, by the thread that has announced; the others go on. Only damaged plans make anybody wait
+  // for it, and there every rank does: it comes before this one waits for rows.
   __device__ void finish() const {
     if (role.sends && thread() == 32 * kWorkWarps) finish_sending(call().lane, state->number, role.senders);
   }
@@ -125,9 +125,9 @@ struct Block {
     }
     if (role.speaks) publish_places(*state);
     if ((role.sends && !waits) || !Role::kSends) finish_plan();
+    finish();
     if (role.receives) receive();
     if (!role.apart || role.sends) pad();
-    finish();
   }
 
   // A plan that cannot be used: block 0 says so.

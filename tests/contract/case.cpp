@@ -187,6 +187,7 @@ std::string describe(const Case& c) {
   flag(g.repeats, "repeats");
   flag(g.zero_padding, "zero_padding");
   flag(c.duplicates, "duplicates");
+  flag(c.sm_limit == 1, "one_block");
   flag(c.split, "split");
   flag(c.caller_memory, "caller_memory");
   flag(c.weighted, "weighted");

@@ -45,6 +45,7 @@ struct Case {
   bool weigh_rows = false;
   bool dots = false;
   int lane = 0;
+  int sm_limit = 0;  // of a device; also combine's
 
   // Combine.
   Reduction reduction = Reduction::partial;

@@ -34,6 +34,7 @@ CombinePlay::CombinePlay(Exchange& exchange, const Case& c, const Step& step,
 
   options_.reduction = outcome.reduction;
   options_.lane = c.lane;
+  options_.sm_limit = c.sm_limit;
   if (outcome.weighted) {
     weights_ = Buffer(total * 4);
     if (row_weights != nullptr)

@@ -21,6 +21,7 @@ DispatchPlay::DispatchPlay(Exchange& exchange, const Case& c, const Step& step)
   make_inputs();
   options_.format = step.world.format;
   options_.lane = c.lane;
+  options_.sm_limit = c.sm_limit;
   options_.weigh_rows = step.world.weigh_rows;
   if (c.caller_memory) make_memory();
   if (!c.dots) return;

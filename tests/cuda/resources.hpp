@@ -31,7 +31,11 @@ class DeviceBytes {
   }
   explicit DeviceBytes(const std::vector<std::byte>& values)
       : DeviceBytes(static_cast<std::int64_t>(values.size())) {
-    require_success(cudaMemcpy(data_, values.data(), values.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+    // cudaMemcpy may return while the last piece is on its way, and other streams would not wait for it.
+    require_success(
+        cudaMemcpyAsync(data_, values.data(), values.size(), cudaMemcpyHostToDevice, cudaStreamPerThread),
+        "cudaMemcpyAsync");
+    require_success(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
   }
   ~DeviceBytes() { cudaFree(data_); }
   DeviceBytes(DeviceBytes&& other) noexcept
