@@ -104,8 +104,9 @@ void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments
   }
   arguments.own_memory = config.own_arrivals && memory.parts[0] == nullptr;
   arguments.plan = view_plan(plan.storage(), view_.plan_shape);
-  arguments.counts = array<std::int32_t>(arrays_.counts);
-  arguments.row_offsets = array<std::int32_t>(arrays_.row_offsets);
+  arguments.counts = memory.counts != nullptr ? memory.counts : array<std::int32_t>(arrays_.counts);
+  arguments.row_offsets =
+      memory.row_offsets != nullptr ? memory.row_offsets : array<std::int32_t>(arrays_.row_offsets);
   if (call.weights != nullptr)
     arguments.weight = memory.weight != nullptr ? memory.weight : array<float>(arrays_.weight);
   if (rank_major)

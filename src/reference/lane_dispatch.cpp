@@ -207,9 +207,12 @@ void Lane::write_arrivals(const World& world, const Places& places) {
   arrivals_.data = arrivals_.parts[0].data;
   arrivals_.groups = static_cast<int>(here.counts.size());
   arrivals_.capacity = here.capacity;
-  arrivals_.counts = arrived_.counts.data();
-  arrivals_.row_offsets = arrived_.row_offsets.data();
-  arrivals_.total = &arrived_.row_offsets.back();
+  const auto placed = [](std::vector<std::int32_t>& own, std::int32_t* given) {
+    return given != nullptr ? (std::copy(own.begin(), own.end(), given), given) : own.data();
+  };
+  arrivals_.counts = placed(arrived_.counts, memory.counts);
+  arrivals_.row_offsets = placed(arrived_.row_offsets, memory.row_offsets);
+  arrivals_.total = arrivals_.row_offsets + arrivals_.groups;
   arrivals_.group_expert = arrived_.group_expert.data();
   arrivals_.source = arrivals_.plan.sources().data();
   if (world.weighted) arrivals_.weight = data_of(arrived_.notes.weight);
