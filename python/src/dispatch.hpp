@@ -19,7 +19,8 @@ struct DispatchArguments {
 };
 
 struct DispatchInput {
-  explicit DispatchInput(Device where) : arguments(where) {}
+  explicit DispatchInput(Device where, Gradients gradients = Gradients::refused)
+      : arguments(where, gradients) {}
 
   Arguments arguments;
   int rank = 0;

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ferry
+import ferry.deep_ep as deep_ep
 import ferry.torch
 from oracle import random_ids
 
@@ -252,11 +253,104 @@ def test_compilation_without_graph_breaks(rng):
     assert torch.allclose(eager.grad, traced.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_a_pytorch_without_the_table_of_functions():
+def test_operators_with_and_without_gradients_give_the_same(rng):
+    given = [inputs_of(rng) for _ in range(2)]
+
+    def body(rank):
+        x, ids, weights = given[rank.index]
+        exchange = exchange_for(rank, alignment=4)
+        for _ in range(2):
+            x, weights = x.detach().clone(), weights.detach().clone()
+            rows = ferry.torch.dispatch(exchange, x, ids, weights)
+            recorded = ferry.torch.dispatch(exchange, x.requires_grad_(), ids, weights.requires_grad_())
+            assert recorded.data.requires_grad and recorded.weight.requires_grad and not rows.data.requires_grad
+            ours, theirs = rows[:5], recorded[:5]
+            total = int(rows.row_offsets[-1])
+            for name, one, other in zip(rows._fields, ours, theirs):
+                if name == "source":  # not defined past the last
+                    one, other = one[:total], other[:total]
+                assert torch.equal(one, other), name
+            assert not rows.data[total:].any() and not rows.weight[total:].any()
+            y = ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+            with torch.no_grad():
+                assert torch.equal(y, ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight))
+            assert ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight).requires_grad
+            assert torch.equal(y, ferry.torch.combine(exchange, rows.data.T.contiguous().T, rows, weights=rows.weight))
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_what_operators_return_is_their_own(rng):
+    first, second = inputs_of(rng), inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        rows = ferry.torch.dispatch(exchange, *first)
+        tensors = rows[:6]
+        assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 6
+        before = [tensor.clone() for tensor in tensors]
+        last = exchange.last_arrivals()
+        assert last.counts.data_ptr() == rows.counts.data_ptr() and int(last.total) == int(rows.row_offsets[-1])
+        ferry.torch.dispatch(exchange, *second)
+        exchange.dispatch(*second)
+        assert all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before))
+        assert torch.equal(last.counts, rows.counts) and torch.equal(last.row_offsets, rows.row_offsets)
+
+    ferry.Group.threads(1).run(body)
+
+
+def test_operators_refuse_what_does_not_fit(rng):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        for bad, match in (
+            (lambda: ferry.torch.dispatch(exchange, x[:, 1:], ids, weights), "tokens: expected rows of 16 columns"),
+            (lambda: ferry.torch.dispatch(exchange, x, ids.float(), weights), "ids: expected int32 or int64"),
+            (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(plan=rows.plan[:16])), "storage: 16 bytes"),
+            (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(tokens=TOKENS + 1)), "tokens = 7"),
+            (lambda: ferry.torch.combine(exchange, rows.data[:1], rows), "outputs: expected"),
+        ):
+            with pytest.raises(ferry.UsageError, match=match):
+                bad()
+        ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+
+    ferry.Group.threads(1).run(body)
+
+
+def test_deep_ep_says_the_same_of_tensors_as_of_arrays(rng):
+    ids = random_ids(rng, 40, 6, 3)
+    x, weights = rng.standard_normal((40, 32)).astype(np.float32), rng.random((40, 3), np.float32)
+
+    def body(rank):
+        import ml_dtypes
+
+        buffer = deep_ep.Buffer(rank, explicitly_destroy=True)
+
+        def all_of(x, ids, weights):
+            per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 6)
+            received = buffer.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank,
+                                       num_tokens_per_expert=per_expert, topk_idx=ids, topk_weights=weights)
+            return per_rank, per_expert, in_rank, *received[1:3], received[3]
+
+        arrays = all_of(x.astype(ml_dtypes.bfloat16), ids, weights)
+        for _ in range(2):  # the second time from tables that are kept
+            tensors = all_of(torch.tensor(x).bfloat16(), torch.tensor(ids), torch.tensor(weights))
+            for tensor, array in zip(tensors[:5], arrays):
+                assert str(tensor.dtype) == f"torch.{array.dtype}" and np.array_equal(tensor.numpy(), array)
+            assert tensors[5] == arrays[5]
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_pytorch_without_its_quick_functions():
     program = """if True:
         import torch
         if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
             del torch.Tensor.__dlpack_c_exchange_api__
+        if hasattr(torch._C._dynamo.guards, "_empty_strided_cpu"):
+            del torch._C._dynamo.guards._empty_strided_cpu
         import ferry
 
         def body(rank):

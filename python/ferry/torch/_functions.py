@@ -11,6 +11,17 @@ from ferry.torch import _operators  # noqa: F401  (registers torch.ops.ferry)
 from ferry.torch._registry import handle_of
 
 
+_dispatch, _combine = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
+
+
+def _without_gradients(tensor, weights):
+    """Whether the call may go below autograd, whose layer in Python takes as long as all else of a call from it."""
+    if torch.compiler.is_compiling():
+        return False
+    wanted = tensor.requires_grad or (weights is not None and weights.requires_grad)
+    return not (wanted and torch.is_grad_enabled())
+
+
 class Rows(NamedTuple):
     """What dispatch returns. R rows there is room for, G groups; rows past the last are zero."""
 
@@ -44,7 +55,10 @@ def dispatch(
     ferry.UsageError for layouts and formats without gradients, and what Exchange.dispatch raises.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    return Rows(*torch.ops.ferry.dispatch(x, ids, weights, handle, lane), tokens=x.shape[0])
+    if _without_gradients(x, weights):
+        with torch._C._AutoDispatchBelowAutograd():
+            return Rows(*_dispatch(x, ids, weights, handle, lane), x.shape[0])
+    return Rows(*_dispatch(x, ids, weights, handle, lane), x.shape[0])
 
 
 def combine(
@@ -61,4 +75,7 @@ def combine(
     lies past them.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    return torch.ops.ferry.combine(outputs, weights, rows.plan, rows.tokens, handle, lane)
+    if _without_gradients(outputs, weights):
+        with torch._C._AutoDispatchBelowAutograd():
+            return _combine(outputs, weights, rows.plan, rows.tokens, handle, lane)
+    return _combine(outputs, weights, rows.plan, rows.tokens, handle, lane)

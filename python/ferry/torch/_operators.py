@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 import ferry
+from ferry import _core
 from ferry.torch._registry import exchange_of
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _library = torch.library.Library("ferry", "DEF")
 _library.define(
@@ -37,37 +36,12 @@ def _groups(exchange):
     return exchange.ranks if config.layout == "rank_major" else len(config.placement.experts_of(exchange.rank))
 
 
-def _require_differentiable(exchange):
-    config = exchange.config
-    if config.layout == "rank_major" or config.format not in _DTYPES:
-        raise ferry.UsageError(
-            f"ferry.torch: layout 'expert_major' or 'expert_padded' and format bf16, fp16 or fp32 are needed, the "
-            f"exchange has {config.layout} and {config.format}")
-
-
-def _plan_over(exchange, plan, tokens, rows):
-    made = exchange.plan_over(plan, tokens)
-    made.vouch(rows)
-    return made
-
-
 def _plan_memory(exchange, like):
     return like.new_empty((ferry.plan_bytes(exchange.config, exchange.ranks),), dtype=torch.uint8)
 
 
-# Rows past the last are zero and not undefined: products with a gradient of zero stay zero.
-def _zero_rows(exchange, like):
-    return like.new_zeros(_rows_shape(exchange))
-
-
 def _dispatch(x, ids, weights, exchange, lane):
-    exchange = exchange_of(exchange)
-    _require_differentiable(exchange)
-    data, plan = _zero_rows(exchange, x), _plan_memory(exchange, x)
-    weight = x.new_zeros((_rows(exchange),), dtype=torch.float32)
-    memory = ferry.ArrivalsMemory(data, weight=weight, plan=plan)
-    rows = exchange.dispatch(x.detach(), ids, None if weights is None else weights.detach(), lane=lane, memory=memory)
-    return data, weight, rows.counts.clone(), rows.row_offsets.clone(), rows.source.clone(), plan
+    return _core._dispatch_rows(exchange_of(exchange), x, ids, weights, lane)
 
 
 def _fake_dispatch(x, ids, weights, exchange, lane):
@@ -82,12 +56,10 @@ def _fake_dispatch(x, ids, weights, exchange, lane):
 
 
 def _dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane):
-    exchange = exchange_of(exchange)
-    plan = _plan_over(exchange, plan, tokens, _rows(exchange))
-    d_data = d_data.contiguous()
+    exchange, d_data = exchange_of(exchange), d_data.contiguous()
     if d_weight is None:
-        return exchange.combine(d_data, plan, lane=lane), d_data.new_empty((0,), dtype=torch.float32)
-    return exchange.combine(d_data, plan, row_values=d_weight.contiguous(), lane=lane)
+        return _core._combine_rows(exchange, d_data, None, plan, tokens, lane), d_data.new_empty((0,), dtype=torch.float32)
+    return _core._combine_rows(exchange, d_data, None, plan, tokens, lane, d_weight.contiguous())
 
 
 def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane):
@@ -97,10 +69,8 @@ def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane):
 
 
 def _combine(outputs, weights, plan, tokens, exchange, lane):
-    exchange = exchange_of(exchange)
-    plan = _plan_over(exchange, plan, tokens, outputs.numel() // exchange.config.hidden)
-    weights = None if weights is None else weights.detach().contiguous()
-    return exchange.combine(outputs.detach().contiguous(), plan, weights=weights, lane=lane)
+    weights = None if weights is None else weights.contiguous()
+    return _core._combine_rows(exchange_of(exchange), outputs.contiguous(), weights, plan, tokens, lane)
 
 
 def _fake_combine(outputs, weights, plan, tokens, exchange, lane):
@@ -110,8 +80,10 @@ def _fake_combine(outputs, weights, plan, tokens, exchange, lane):
 def _combine_backward(d_result, outputs, weights, plan, exchange, lane):
     exchange = exchange_of(exchange)
     hidden = exchange.config.hidden
-    made = _plan_over(exchange, plan, d_result.shape[0], outputs.numel() // hidden)
-    data = _zero_rows(exchange, d_result)
+    made = exchange.plan_over(plan, d_result.shape[0])
+    made.vouch(outputs.numel() // hidden)
+    # Zero as in the forward pass.
+    data = d_result.new_zeros(_rows_shape(exchange))
     dot_rows = None if weights is None else outputs.contiguous()
     rows = exchange.dispatch(d_result.contiguous(), made, lane=lane, dot_rows=dot_rows, memory=ferry.ArrivalsMemory(data))
     d_rows = data.reshape(-1, hidden)[: outputs.numel() // hidden]
@@ -119,7 +91,11 @@ def _combine_backward(d_result, outputs, weights, plan, exchange, lane):
         return d_rows.reshape(outputs.shape).to(outputs.dtype), d_rows.new_empty((0,), dtype=torch.float32)
     here = torch.arange(len(weights), device=weights.device)
     d_weight = torch.where(_is_row(rows, here), rows.dots[: len(weights)], 0)
-    d_rows = (d_rows.float() * weights[: len(d_rows), None]).to(outputs.dtype)
+    scale = weights[: len(d_rows), None]
+    if d_rows.dtype == outputs.dtype:  # in fp32, rounded once, without a copy in fp32
+        d_rows.mul_(scale)
+    else:
+        d_rows = (d_rows.float() * scale).to(outputs.dtype)
     return d_rows.reshape(outputs.shape), d_weight
 
 
