@@ -99,11 +99,12 @@ bool look_by_table(nb::handle object, Array& found) {
 }
 
 void look_by_attributes(nb::handle object, const char* name, Array& found) {
-  found.element = element_of_torch(object.attr("dtype"));
-  found.device = place_of_torch(object.attr("device"));
+  const nb::object type = object.attr("dtype"), device = object.attr("device");
+  found.element = element_of_torch(type);
+  found.device = place_of_torch(device);
   if (found.element.bits == 0 || found.device.device_type < 0) {
-    throw UsageError(str(name, ": a tensor of ", nb::cast<std::string>(nb::str(object.attr("dtype"))), " on ",
-                         nb::cast<std::string>(nb::str(object.attr("device"))), " is none Ferry carries"));
+    throw UsageError(str(name, ": a tensor of ", nb::cast<std::string>(nb::str(type)), " on ",
+                         nb::cast<std::string>(nb::str(device)), " is none Ferry carries"));
   }
   append(found.shape, object.attr("shape"));
   append(found.strides, object.attr("stride")());

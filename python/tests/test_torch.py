@@ -84,6 +84,8 @@ def test_gradients_must_be_asked_for_where_they_are_recorded(rng):
         with torch.no_grad():
             exchange.dispatch(x, ids, weights)
         exchange.dispatch(x.detach(), ids, weights)
+        with pytest.raises(ferry.UsageError, match="tokens: a tensor of torch.float32 on meta is none Ferry carries"):
+            exchange.dispatch(x.detach().to("meta"), ids, weights)
 
     ferry.Group.threads(1).run(body)
 
@@ -278,6 +280,37 @@ def test_operators_with_and_without_gradients_give_the_same(rng):
             assert torch.equal(y, ferry.torch.combine(exchange, rows.data.T.contiguous().T, rows, weights=rows.weight))
 
     ferry.Group.threads(2).run(body)
+
+
+def test_who_watches_operators_sees_them(rng):
+    x, ids, weights = inputs_of(rng)
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+            seen.append(str(function))
+            return function(*arguments, **(settings or {}))
+
+    class Tensor(torch.Tensor):
+        pass
+
+    def both(exchange, x, ids):
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        return rows, ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+
+    # In this thread, as above.
+    exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
+    plain, y = both(exchange, x, ids)
+    with Watch():
+        both(exchange, x, ids)
+    assert seen[0] == "ferry.dispatch.default" and seen[-1] == "ferry.combine.default"
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        both(exchange, x, ids)
+    assert {"ferry::dispatch", "ferry::combine"} <= {event.key for event in profile.key_averages()}
+    subclassed = ferry.torch.dispatch(exchange, x, ids.as_subclass(Tensor), weights)
+    assert torch.equal(subclassed.data, plain.data)
+    meta = ferry.torch.dispatch(exchange, *(tensor.to("meta") for tensor in (x, ids, weights)))
+    assert meta.data.is_meta and meta.data.shape == plain.data.shape
 
 
 def test_what_operators_return_is_their_own(rng):

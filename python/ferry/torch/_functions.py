@@ -7,19 +7,31 @@ from typing import NamedTuple
 import torch
 
 import ferry
-from ferry.torch import _operators  # noqa: F401  (registers torch.ops.ferry)
+from ferry.torch import _operators
 from ferry.torch._registry import handle_of
 
 
 _dispatch, _combine = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
 
 
-def _without_gradients(tensor, weights):
-    """Whether the call may go below autograd, whose layer in Python takes as long as all else of a call from it."""
+def _is_plain(tensor, indices, weights):
+    """Whether PyTorch would do nothing but call the kernel: no gradient to record, nobody who traces or watches.
+
+    Its own way there, through autograd's layer in Python, takes longer than the rest of a call from Python.
+    """
     if torch.compiler.is_compiling():
         return False
-    wanted = tensor.requires_grad or (weights is not None and weights.requires_grad)
-    return not (wanted and torch.is_grad_enabled())
+    plain = torch.Tensor
+    if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
+        return False
+    if not (tensor.is_cuda or tensor.is_cpu):
+        return False
+    if torch.is_grad_enabled() and (tensor.requires_grad or (weights is not None and weights.requires_grad)):
+        return False
+    c = torch._C
+    modes = c._len_torch_dispatch_stack() + c._len_torch_function_stack()
+    transformed = c._functorch.maybe_current_level() is not None
+    return not (modes or transformed or c._get_tracing_state() or torch.autograd._profiler_enabled())
 
 
 class Rows(NamedTuple):
@@ -55,10 +67,8 @@ def dispatch(
     ferry.UsageError for layouts and formats without gradients, and what Exchange.dispatch raises.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    if _without_gradients(x, weights):
-        with torch._C._AutoDispatchBelowAutograd():
-            return Rows(*_dispatch(x, ids, weights, handle, lane), x.shape[0])
-    return Rows(*_dispatch(x, ids, weights, handle, lane), x.shape[0])
+    operator = _operators.dispatch if _is_plain(x, ids, weights) else _dispatch
+    return Rows(*operator(x, ids, weights, handle, lane), x.shape[0])
 
 
 def combine(
@@ -75,7 +85,5 @@ def combine(
     lies past them.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    if _without_gradients(outputs, weights):
-        with torch._C._AutoDispatchBelowAutograd():
-            return _combine(outputs, weights, rows.plan, rows.tokens, handle, lane)
-    return _combine(outputs, weights, rows.plan, rows.tokens, handle, lane)
+    operator = _operators.combine if _is_plain(outputs, rows.plan, weights) else _combine
+    return operator(outputs, weights, rows.plan, rows.tokens, handle, lane)

@@ -40,7 +40,7 @@ def _plan_memory(exchange, like):
     return like.new_empty((ferry.plan_bytes(exchange.config, exchange.ranks),), dtype=torch.uint8)
 
 
-def _dispatch(x, ids, weights, exchange, lane):
+def dispatch(x, ids, weights, exchange, lane):
     return _core._dispatch_rows(exchange_of(exchange), x, ids, weights, lane)
 
 
@@ -68,7 +68,7 @@ def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane):
     return d_data.new_empty((tokens, config.hidden)), d_data.new_empty(weights, dtype=torch.float32)
 
 
-def _combine(outputs, weights, plan, tokens, exchange, lane):
+def combine(outputs, weights, plan, tokens, exchange, lane):
     weights = None if weights is None else weights.contiguous()
     return _core._combine_rows(exchange_of(exchange), outputs.contiguous(), weights, plan, tokens, lane)
 
@@ -115,9 +115,9 @@ def _fake_combine_backward(d_result, outputs, weights, plan, exchange, lane):
 
 
 for _name, _kernel, _fake in (
-    ("dispatch", _dispatch, _fake_dispatch),
+    ("dispatch", dispatch, _fake_dispatch),
     ("dispatch_backward", _dispatch_backward, _fake_dispatch_backward),
-    ("combine", _combine, _fake_combine),
+    ("combine", combine, _fake_combine),
     ("combine_backward", _combine_backward, _fake_combine_backward),
 ):
     for _key in ("CPU", "CUDA"):
