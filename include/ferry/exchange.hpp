@@ -50,6 +50,7 @@ struct ArrivalsMemory {
   void* plan = nullptr;                  // plan_bytes(config, ranks) bytes, aligned to 16
   std::int32_t* counts = nullptr;        // [G]
   std::int32_t* row_offsets = nullptr;   // [G + 1], and so the total
+  float* dots = nullptr;                 // [capacity], with DispatchOptions::dot_rows
 };
 
 // One part of the arrived rows.

@@ -40,7 +40,9 @@ void Dispatch::prepare_arrivals() {
         memory.local_ids != nullptr ? memory.local_ids : lane_.array<std::int32_t>(lane_.arrays.local_ids);
   }
   arrivals_.group_of_row = memory.group_of_row;
-  if (call_.dot_rows != nullptr) arrivals_.dots = lane_.array<float>(lane_.arrays.dots);
+  if (call_.dot_rows != nullptr) {
+    arrivals_.dots = memory.dots != nullptr ? memory.dots : lane_.array<float>(lane_.arrays.dots);
+  }
   arrivals_.host = &lane_.totals;
   arrivals_.call = lane_.channel.call();
   arrivals_.plan = replay_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));

@@ -113,7 +113,8 @@ void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments
     arguments.local_ids =
         memory.local_ids != nullptr ? memory.local_ids : array<std::int32_t>(arrays_.local_ids);
   arguments.group_of_row = memory.group_of_row;
-  if (call.dot_rows != nullptr) arguments.dots = array<float>(arrays_.dots);
+  if (call.dot_rows != nullptr)
+    arguments.dots = memory.dots != nullptr ? memory.dots : array<float>(arrays_.dots);
 
   arrivals.data = arrivals.parts[0].data;
   arrivals.groups = groups_of(config, view_.rank);

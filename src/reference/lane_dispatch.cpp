@@ -233,6 +233,10 @@ void Lane::write_arrivals(const World& world, const Places& places) {
     arrived_.dots = row_dots(world, places, shared_.me(), static_cast<const std::byte*>(dispatch_.dot_rows),
                              shared_.config.wire);
     arrivals_.dots = data_of(arrived_.dots);
+    if (memory.dots != nullptr) {
+      copy_defined(here.rows, arrived_.dots, 1, memory.dots);
+      arrivals_.dots = memory.dots;
+    }
   }
   arrivals_.host = &arrived_.totals;
   arrivals_.call = channel_.call();

@@ -64,6 +64,7 @@ void DispatchPlay::make_memory() {
   const auto groups = static_cast<std::int64_t>(places_.counts.size());
   counts_ = Buffer(groups * 4);
   row_offsets_ = Buffer((groups + 1) * 4);
+  dots_ = Buffer(capacity_rows_ * 4);
   options_.memory.weight = weight_.as<float>();
   options_.memory.local_ids =
       case_.config.layout == Layout::rank_major ? local_ids_.as<std::int32_t>() : nullptr;
@@ -71,6 +72,7 @@ void DispatchPlay::make_memory() {
   options_.memory.plan = plan_.data();
   options_.memory.counts = counts_.as<std::int32_t>();
   options_.memory.row_offsets = row_offsets_.as<std::int32_t>();
+  options_.memory.dots = dots_.as<float>();
 }
 
 const float* DispatchPlay::weights() {
@@ -147,6 +149,7 @@ void DispatchPlay::require_guards() const {
   plan_.require_guards("plan");
   counts_.require_guards("counts");
   row_offsets_.require_guards("row_offsets");
+  dots_.require_guards("dots");
 }
 
 void DispatchPlay::compare() {
@@ -246,9 +249,12 @@ void DispatchPlay::compare_notes() const {
     plan_.require_guards("plan");
     counts_.require_guards("counts");
     row_offsets_.require_guards("row_offsets");
+    dots_.require_guards("dots");
   }
   if (!case_.dots) return;
   require(arrivals_.dots != nullptr, "no dots");
+  require(!case_.caller_memory || static_cast<const void*>(arrivals_.dots) == dots_.data(),
+          "dots: not in the memory that was given");
   const std::vector<float> dots =
       reference::row_dots(step_.world, step_.places, rank_, dot_values_.data(), case_.config.wire);
   const std::size_t bytes = dots.size() * sizeof(float);
