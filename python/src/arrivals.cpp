@@ -131,19 +131,21 @@ group_of_row   int32 [capacity]: the group of every row, -1 on padding; written 
 plan           uint8 [plan_bytes(config, ranks)]
 counts         int32 [G]
 row_offsets    int32 [G + 1], and so the total
+dots           float32 [capacity], for a dispatch with dot_rows
 
 What is not given lies in the lane's memory, which its next dispatch overwrites.)")
       .def(
           "__init__",
           [](PyMemory* self, nb::object parts, nb::object weight, nb::object local_ids,
-             nb::object group_of_row, nb::object plan, nb::object counts, nb::object row_offsets) {
+             nb::object group_of_row, nb::object plan, nb::object counts, nb::object row_offsets,
+             nb::object dots) {
             new (self)
-                PyMemory{std::move(parts), std::move(weight), std::move(local_ids),  std::move(group_of_row),
-                         std::move(plan),  std::move(counts), std::move(row_offsets)};
+                PyMemory{std::move(parts), std::move(weight), std::move(local_ids),   std::move(group_of_row),
+                         std::move(plan),  std::move(counts), std::move(row_offsets), std::move(dots)};
           },
           "parts"_a = nb::none(), nb::kw_only(), "weight"_a = nb::none(), "local_ids"_a = nb::none(),
           "group_of_row"_a = nb::none(), "plan"_a = nb::none(), "counts"_a = nb::none(),
-          "row_offsets"_a = nb::none());
+          "row_offsets"_a = nb::none(), "dots"_a = nb::none());
 }
 
 }  // namespace
@@ -210,7 +212,9 @@ memory was given.)")
           "int32 [capacity] if memory was given for it.")
       .def_prop_ro(
           "dots",
-          [](const PyArrivals& self) { return in_lane(self, self.arrivals.dots, kFp32, {all_rows(self)}); },
+          [](const PyArrivals& self) {
+            return in(self, self.context.memory.dots, self.arrivals.dots, kFp32, {all_rows(self)});
+          },
           "float32 [capacity] if dot_rows was given.")
       .def_ro("plan", &PyArrivals::plan, "the Plan of the call")
       .def_prop_ro(

@@ -152,6 +152,7 @@ void read_memory(const Config& config, int rank, std::int64_t groups, DispatchIn
       output(in.arguments, given.group_of_row, "memory.group_of_row", kInt32, {rows}));
   memory.plan =
       output(in.arguments, given.plan, "memory.plan", kByte, {plan_bytes(config, config.placement.ranks())});
+  memory.dots = static_cast<float*>(output(in.arguments, given.dots, "memory.dots", kFp32, {rows}));
   memory.counts =
       static_cast<std::int32_t*>(output(in.arguments, given.counts, "memory.counts", kInt32, {groups}));
   memory.row_offsets = static_cast<std::int32_t*>(

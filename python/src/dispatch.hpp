@@ -9,7 +9,7 @@
 namespace ferry::python {
 
 struct DispatchArguments {
-  nb::object tokens, ids, weights = nb::none();
+  nb::object tokens, ids{}, weights = nb::none();
   std::optional<std::string> format{};
   int lane = 0;
   int sm_limit = 0;

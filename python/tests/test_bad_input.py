@@ -133,6 +133,7 @@ def test_dispatch(name):
         ({"memory": ferry.ArrivalsMemory(plan=np.empty(3, np.uint8))}, "memory.plan: expected room for"),
         ({"memory": ferry.ArrivalsMemory(counts=np.empty(1, np.int32))}, "memory.counts: expected room for"),
         ({"memory": ferry.ArrivalsMemory(row_offsets=np.empty(8, np.int64))}, "memory.row_offsets: expected int32"),
+        ({"memory": ferry.ArrivalsMemory(dots=np.empty(1, np.float32))}, "memory.dots: expected room for"),
         ({"dot_rows": np.ones((3, HIDDEN), np.float32)}, "dot_rows: expected bfloat16, got float32"),
         ({"dot_rows": np.ones((1, HIDDEN), bf16)}, "dot_rows: expected .* rows or more, got 1"),
         ({"count": np.zeros(1, np.int32)}, None),

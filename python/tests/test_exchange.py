@@ -261,6 +261,11 @@ def test_memory_of_the_caller(rng):
         assert again.total == total and again.tokens == len(step.tokens[rank.index])
         by_plan = exchange.dispatch(step.tokens[rank.index], again, memory=ferry.ArrivalsMemory(data))
         assert by_plan.plan is again and int(by_plan.total) == total
+        dots = poisoned((rows + guard,), np.float32)
+        multiplied = exchange.dispatch(step.tokens[rank.index], again, dot_rows=np.ones((rows, HIDDEN), bf16),
+                                       memory=ferry.ArrivalsMemory(data, dots=dots))
+        assert multiplied.dots.ctypes.data == dots.ctypes.data and (dots[total:].view(np.uint8) == 0x7F).all()
+        assert np.allclose(dots[:total], data[:total].astype(np.float32).sum(1), rtol=1e-4, atol=1e-3)
         assert np.array_equal(by_plan.counts, counts[:4]) and np.array_equal(by_plan.row_offsets, offsets[:5])
 
     ferry.Group.threads(4).run(body)

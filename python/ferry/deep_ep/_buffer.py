@@ -119,7 +119,7 @@ class Buffer:
         """
         arrays = arrays_of(topk_idx)
         with self._streams.call(arrays, [topk_idx], previous_event, async_finish) as call:
-            key = (arrays, num_experts, str(topk_idx.device) if arrays.on_device else "")
+            key = (arrays, num_experts, topk_idx.device if arrays.on_device else None)
             if key not in self._tables:
                 self._tables[key] = Tables(arrays, topk_idx, num_experts, self.group_size)
             per_rank, per_expert, in_rank = token_counts(arrays, topk_idx, self._tables[key])

@@ -11,27 +11,28 @@ from ferry.torch import _operators
 from ferry.torch._registry import handle_of
 
 
-_dispatch, _combine = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
+_REGISTERED = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
+_KERNELS = _operators.dispatch, _operators.combine
+_RECORDED = _operators.RecordedDispatch.apply, _operators.RecordedCombine.apply
 
 
-def _is_plain(tensor, indices, weights):
-    """Whether PyTorch would do nothing but call the kernel: no gradient to record, nobody who traces or watches.
+def _operators_for(tensor, indices, weights):
+    """Dispatch and combine: the registered ones where somebody traces or watches, else what PyTorch would run then.
 
-    Its own way there, through autograd's layer in Python, takes longer than the rest of a call from Python.
+    Its own way there leads through several layers in Python, which take longer than the rest of a call from it.
     """
     if torch.compiler.is_compiling():
-        return False
+        return _REGISTERED
     plain = torch.Tensor
     if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
-        return False
-    if not (tensor.is_cuda or tensor.is_cpu):
-        return False
-    if torch.is_grad_enabled() and (tensor.requires_grad or (weights is not None and weights.requires_grad)):
-        return False
+        return _REGISTERED
     c = torch._C
-    modes = c._len_torch_dispatch_stack() + c._len_torch_function_stack()
-    transformed = c._functorch.maybe_current_level() is not None
-    return not (modes or transformed or c._get_tracing_state() or torch.autograd._profiler_enabled())
+    if not (tensor.is_cuda or tensor.is_cpu) or c._len_torch_dispatch_stack() or c._len_torch_function_stack():
+        return _REGISTERED
+    if c._functorch.maybe_current_level() is not None or c._get_tracing_state() or torch.autograd._profiler_enabled():
+        return _REGISTERED
+    wanted = tensor.requires_grad or (weights is not None and weights.requires_grad)
+    return _RECORDED if wanted and torch.is_grad_enabled() else _KERNELS
 
 
 class Rows(NamedTuple):
@@ -67,7 +68,7 @@ def dispatch(
     ferry.UsageError for layouts and formats without gradients, and what Exchange.dispatch raises.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    operator = _operators.dispatch if _is_plain(x, ids, weights) else _dispatch
+    operator, _ = _operators_for(x, ids, weights)
     return Rows(*operator(x, ids, weights, handle, lane), x.shape[0])
 
 
@@ -85,5 +86,5 @@ def combine(
     lies past them.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    operator = _operators.combine if _is_plain(outputs, rows.plan, weights) else _combine
+    _, operator = _operators_for(outputs, rows.plan, weights)
     return operator(outputs, weights, rows.plan, rows.tokens, handle, lane)

@@ -78,35 +78,19 @@ def _fake_combine(outputs, weights, plan, tokens, exchange, lane):
 
 
 def _combine_backward(d_result, outputs, weights, plan, exchange, lane):
-    exchange = exchange_of(exchange)
-    hidden = exchange.config.hidden
-    made = exchange.plan_over(plan, d_result.shape[0])
-    made.vouch(outputs.numel() // hidden)
-    # Zero as in the forward pass.
-    data = d_result.new_zeros(_rows_shape(exchange))
-    dot_rows = None if weights is None else outputs.contiguous()
-    rows = exchange.dispatch(d_result.contiguous(), made, lane=lane, dot_rows=dot_rows, memory=ferry.ArrivalsMemory(data))
-    d_rows = data.reshape(-1, hidden)[: outputs.numel() // hidden]
+    hidden = outputs.shape[-1]
+    count = outputs.numel() // hidden
+    multiplied = None if weights is None else outputs.contiguous()
+    data, dots = _core._gradient_rows(exchange_of(exchange), d_result.contiguous(), multiplied, plan, count, lane)
+    d_rows = data.reshape(-1, hidden)[:count]
     if weights is None:
         return d_rows.reshape(outputs.shape).to(outputs.dtype), d_rows.new_empty((0,), dtype=torch.float32)
-    here = torch.arange(len(weights), device=weights.device)
-    d_weight = torch.where(_is_row(rows, here), rows.dots[: len(weights)], 0)
-    scale = weights[: len(d_rows), None]
+    scale = weights[:count, None]
     if d_rows.dtype == outputs.dtype:  # in fp32, rounded once, without a copy in fp32
         d_rows.mul_(scale)
     else:
         d_rows = (d_rows.float() * scale).to(outputs.dtype)
-    return d_rows.reshape(outputs.shape), d_weight
-
-
-def _is_row(rows, here):
-    """Which rows the call has written: padding and what lies past it have no defined products."""
-    return (here < rows.total) & (rows.source[: len(here), 0] >= 0) if rows.data.dim() == 2 else _is_padded_row(rows, here)
-
-
-def _is_padded_row(rows, here):
-    group = torch.div(here, rows.capacity, rounding_mode="floor")
-    return here - group * rows.capacity < rows.counts[group]
+    return d_rows.reshape(outputs.shape), dots[: len(weights)]
 
 
 def _fake_combine_backward(d_result, outputs, weights, plan, exchange, lane):
@@ -134,7 +118,7 @@ def _keep_of_dispatch(ctx, inputs, output):
 
 def _gradients_of_dispatch(ctx, d_data, d_weight, *_):
     (plan,) = ctx.saved_tensors
-    d_x, d_weights = torch.ops.ferry.dispatch_backward(
+    d_x, d_weights = torch.ops.ferry.dispatch_backward.default(
         d_data, d_weight if ctx.weighted else None, plan, ctx.tokens, ctx.exchange, ctx.lane)
     return d_x, None, d_weights if ctx.weighted else None, None, None
 
@@ -147,7 +131,7 @@ def _keep_of_combine(ctx, inputs, output):
 
 def _gradients_of_combine(ctx, d_result):
     outputs, plan, *weights = ctx.saved_tensors
-    d_outputs, d_weight = torch.ops.ferry.combine_backward(
+    d_outputs, d_weight = torch.ops.ferry.combine_backward.default(
         d_result, outputs, weights[0] if weights else None, plan, ctx.exchange, ctx.lane)
     return d_outputs, d_weight if ctx.weighted else None, None, None, None, None
 
@@ -155,3 +139,27 @@ def _gradients_of_combine(ctx, d_result):
 torch.library.register_autograd(
     "ferry::dispatch", _gradients_of_dispatch, setup_context=_keep_of_dispatch, lib=_library)
 torch.library.register_autograd("ferry::combine", _gradients_of_combine, setup_context=_keep_of_combine, lib=_library)
+
+
+class RecordedDispatch(torch.autograd.Function):
+    """The operator, for autograd as it is without modes: fewer layers of Python than PyTorch puts in between."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = dispatch(*inputs)
+        _keep_of_dispatch(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients_of_dispatch)
+
+
+class RecordedCombine(torch.autograd.Function):
+    """As RecordedDispatch."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = combine(*inputs)
+        _keep_of_combine(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients_of_combine)
