@@ -2,7 +2,7 @@
 
 Time of the thread in an eager call, the stream idle: median of 1,000. 128 tokens, 7168 columns, top-8 of 256 experts,
 a rank for each GPU as processes of torch.distributed; without a GPU one rank of the CPU backend without tokens, so that
-what is left is the way through Python.
+what is left is the way through Python. "operator" are those of ferry.torch, "recorded" the same with gradients.
 """
 
 import argparse
@@ -48,6 +48,11 @@ def measure(exchange, x, ids, weights, settle, operators):
         result["dispatch, operator"] = median_us(lambda: ferry.torch.dispatch(exchange, x, ids, weights), settle)
         result["combine, operator"] = median_us(
             lambda: ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight), settle)
+        x, weights = x.detach().requires_grad_(), weights.detach().requires_grad_()
+        recorded = ferry.torch.dispatch(exchange, x, ids, weights)
+        result["dispatch, recorded"] = median_us(lambda: ferry.torch.dispatch(exchange, x, ids, weights), settle)
+        result["combine, recorded"] = median_us(
+            lambda: ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight), settle)
     return result
 
 
