@@ -1,28 +1,39 @@
-/* The protocol of one lane of the GPU backend: call numbers, generations, refusals and halves, for three ranks.
+/* The protocol of one lane of the GPU backend: call numbers, generations, refusals, halves, and rows that are stored
+   where they stay, for three ranks.
 
    Comments quote the code that the lines below them stand for, with its file and function; model_test.py looks that it
-   is still there. Each MISTAKE_... takes one such line away, and the model must fail then.
+   is still there. Each MISTAKE_... takes one such line away or puts it elsewhere, and the model must fail then.
 
-   Memory. Stores may pass one another. What a rank stores for a peer lies in a Place: which call stored it, and how
-   far it is ordered. A reader who finds there what no release has ordered before the flag he has seen could have read
-   the bytes of before as well: an assertion fails, so that no store buffer need be simulated. Flags are seen when they
-   are stored, but one that nothing orders before the last word may be missed by a peer who has seen the last word.
+   Memory. Stores may pass one another. What a rank stores for a peer lies in a place: which call stored it, and whether
+   a release has ordered it. A reader who finds there what no release has ordered before the flag he has seen could have
+   read the bytes of before as well: an assertion fails, so that no store buffer need be simulated. Flags are seen when
+   they are stored, but one that nothing orders before the last word may be missed by a peer who has seen the last word.
 
    Steps. Every wait is for a number that only grows: a rank that looks later sees no less. So what a rank stores
    without looking at its peers in between comes all at once, as one step, and a wait is one step with the reads behind
-   it. */
+   it. Nothing read becomes better by being read later, so all that a call reads is read as late as it can.
+
+   What nobody looks at any more is forgotten, so that states differ only in what matters. */
 
 #define R 3
 #ifndef CALLS
-#define CALLS 5
+#define CALLS 4
 #endif
 #ifndef DEVIATIONS
-#define DEVIATIONS 2 /* refusals and calls with other terms than the usual, of all ranks in all calls */
+#define DEVIATIONS 1 /* refusals and calls with other terms than the usual, of all ranks in all calls */
+#endif
+#ifndef DAMAGED
+#define DAMAGED 0 /* plans that promise rows which nobody sends, of all ranks in all calls */
+#endif
+#ifndef PLACING
+#define PLACING 2 /* calls that store rows where they stay, of all ranks in all calls */
 #endif
 
 /* Where a writer stores in call n in the memory of a reader: its letter, its row and the flags. */
-#define place(reader, generation, writer) (((reader) * 2 + (generation)) * R + (writer))
-#define kPlaces (2 * R * R)
+#define pair(rank, peer) ((R - 1) * (rank) + ((peer) + R - 1 - (rank)) % R)
+#define kPairs (R * (R - 1))
+#define place(reader, generation, writer) (kPairs * (generation) + pair(reader, writer))
+#define kAllPlaces (2 * kPairs)
 #ifdef MISTAKE_ONE_GENERATION_OF_LETTERS
 #define post_at(reader, n, writer) place(reader, 0, writer)
 #else
@@ -32,111 +43,185 @@
 #ifdef MISTAKE_ONE_GENERATION_OF_ROWS
 #define row_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* dispatch_send.cuh destinations: `to.message = lane.message(slot(), generation(), lane.rank, message,`
+/* dispatch_send.cuh destinations: `lane.message(slot(), generation(), lane.rank, message,`
    combine_send.cuh row_at_home: `call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row)` */
 #define row_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
 #define flag_at(reader, n, writer) place(reader, (n) & 1, writer)
 
-#define kWritten 1 /* a store: its thread's next release orders it */
-#define kReleased 2
-typedef Place { byte call; byte ordered };
-#define is_whole(place, n) (place.call == (n) && place.ordered == kReleased)
+/* What a place has of call n: a store, which its thread's next release orders; what a release has ordered. */
+#define written(n) (2 * (n))
+#define whole(n) (2 * (n) + 1)
 
+/* What a call brings. */
 #define kRefusal 0
 #define kUsual 1
 #define kOther 2
 
-byte letter_call[kPlaces], letter_terms[kPlaces];
-Place letter[kPlaces]; /* its content */
-Place row[kPlaces];
-Place row_flag[kPlaces];
-byte sent_flag[kPlaces];
+/* Facts in a fused dispatch's letter: the rank stores rows where they stay, at ranks that let it; it lets others. */
+#define kPlaces 1
+#define kTakes 2
 
-byte number[R];                       /* of the call that runs */
-byte ended[R];                        /* LaneState::ended */
-bit finished[R];                      /* LaneState::finished, of two blocks */
-bit sending[R * R], receiving[R * R]; /* blocks at work, by rank and peer */
+#define kSends 1
+#define kSaysLast 2 /* all is sent but the last word */
 
-byte terms_of[2 * R]; /* what each rank has brought to its calls, for the assertions alone */
-byte deviations;
+byte letter_call[kAllPlaces], letter_terms[kAllPlaces], letter_facts[kAllPlaces];
+byte letter[kAllPlaces]; /* its content */
+byte row[kAllPlaces];    /* in staging */
+byte row_flag[kAllPlaces], sent_flag[kAllPlaces];
+/* The row a writer stores where it stays, in the reader's memory for arrivals: one for all calls. 0: nobody reads what
+   was there.
+   dispatch_send.cuh destinations: `lane.arrived_row(taker,` */
+byte arrival[kPairs];
 
+byte number[R];       /* of the call that runs */
+byte terms_of[2 * R]; /* what each rank has brought to its calls */
+byte facts[R];        /* of the call that runs */
+bit damaged[R];       /* the plan promises rows that nobody sends */
+bit finished[R];      /* LaneState::finished, of two blocks */
+byte sending[kPairs]; /* blocks at work */
+
+byte deviations, broken, placing; /* so far */
+byte over[2];             /* ranks whose call of a generation is over */
+hidden byte i;
+
+#define now number[me]
 #define next(rank) (((rank) + 1) % R)
 #define last(rank) (((rank) + 2) % R)
 
 /* In each call two of the ranks have no rows for one another, so that only letters join them. */
 #define has_row(n, writer, reader) (((n) + (writer) + (reader)) % R != 0)
+#define expects(source) (damaged[me] || has_row(now, me, source))
 
-/* A sending block, here with all the rows for one peer. */
-proctype Sender(byte me; byte peer) {
-  byte n;
-end:
-  do
-  :: d_step {
-      sending[me * R + peer] ->
-      n = number[me];
-      if
-      :: has_row(n, me, peer) ->
-        /* row_copy.cuh store: `*reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];` */
-        row[row_at(peer, n, me)].call = n;
-        row[row_at(peer, n, me)].ordered = kWritten;
-        /* announce.cuh ask: `if (thread == 0) store_release_block(&asked[warp], before + more);`
-           announce.cuh run: `fence_acq_rel_sys();` */
-#ifndef MISTAKE_FLAG_WITHOUT_RELEASE
-        row[row_at(peer, n, me)].ordered = kReleased;
+/* What rank me finds in its letters. */
+#define has_come(peer) (letter_call[post_at(me, now, peer)] >= now)
+#define all_have_come (has_come(next(me)) && has_come(last(me)))
+#define says_the_same(peer) (letter_terms[post_at(me, now, peer)] == terms_of[(now & 1) * R + me])
+#define all_say_the_same (says_the_same(next(me)) && says_the_same(last(me)))
+#define facts_from(peer) letter_facts[post_at(me, now, peer)]
+
+/* dispatch_speak.cuh await_places: `letter.facts.takes_rows ? placers : 0` */
+#define is_placer(peer) ((facts[me] & kTakes) && (facts_from(peer) & kPlaces))
+#if defined(MISTAKE_PLACED_WHERE_NOT_LET) || defined(MISTAKE_PLACED_BEFORE_LETTERS)
+#define is_taker(peer) (facts[me] & kPlaces)
+#else
+/* dispatch_speak.cuh await_places: `letter.facts.places_rows ? takers : 0`
+   dispatch_send.cuh destinations: `ranks & takers` */
+#define is_taker(peer) ((facts[me] & kPlaces) && (facts_from(peer) & kTakes))
 #endif
-        /* announce.cuh run: `for (; done != wanted; ++done) set(flags[warp][done % kAsked], call);` */
-        row_flag[flag_at(peer, n, me)].call = n;
-        row_flag[flag_at(peer, n, me)].ordered = kWritten
-      :: else
-      fi;
+#ifdef MISTAKE_PLACED_BEFORE_LETTERS
+#define kLetsAlways 1 /* so that what letters say of it is known before */
+#define may_send 1
+#define sends_rows 1
+#else
+#define kLetsAlways 0
+/* dispatch.cu take_part: `placed = await_places(`
+   dispatch.cu take_part: `(step == 0 || placed)) send(waits` */
+#define may_send (!(facts[me] & kPlaces) || all_have_come)
+#define sends_rows (!(facts[me] & kPlaces) || all_say_the_same)
+#endif
+
+/* Flags and the last word from a source. */
+#define is_here(source) (row_flag[flag_at(me, now, source)] >= written(now))
+/* wait.cuh wait_long: `if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call)` */
+#define has_sent_all(source) (sent_flag[flag_at(me, now, source)] >= now)
+#ifdef MISTAKE_PLACED_ROW_WITHOUT_FLAG
+#define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source) || is_placer(source))
+#else
+/* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;`
+   wait.cuh wait_for_some: `return here != 0 ? CameFlags{here, 0}`
+   dispatch_receive.cuh take_some: `wait_for_some(lane, flags,`
+   combine_home.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
+#define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source))
+#endif
+
+#define is_at_work(block) (block[pair(me, next(me))] || block[pair(me, last(me))])
+#ifdef MISTAKE_LAST_WORD_AFTER_ROWS
+#define may_say_last (all_have_come && (!all_say_the_same || waits_no_more(next(me)) && waits_no_more(last(me))))
+#else
+#define may_say_last all_have_come
+#endif
+
+/* By a block that has sent all it had. */
+inline say_last(peer) {
 #ifndef MISTAKE_LAST_WORD_WITHOUT_FENCE
-      /* letters.cuh finish_sending: `__threadfence();`
-         letters.cuh finish_sending: `fence_acq_rel_sys();` */
-      row_flag[flag_at(peer, n, me)].ordered = kReleased;
+  /* letters.cuh finish_sending: `__threadfence();`
+     letters.cuh finish_sending: `fence_acq_rel_sys();` */
+  row_flag[flag_at(peer, now, me)] = row_flag[flag_at(peer, now, me)] | 1;
 #endif
-      /* letters.cuh finish_sending: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
-      finished[me] = 1 - finished[me];
-      if
-      :: finished[me] == 0 ->
-        /* letters.cuh finish_sending: `store_relaxed_sys(lane.sent_flag(phase, peer,` */
-        sent_flag[flag_at(next(me), n, me)] = n;
-        sent_flag[flag_at(last(me), n, me)] = n
-      :: else
-      fi;
-      sending[me * R + peer] = 0;
-      n = 0
-    }
-  od
+  finished[me] = 1 - finished[me];
+  if
+#ifndef MISTAKE_LAST_WORD_OF_THE_FIRST_BLOCK
+  /* letters.cuh finish_sending: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
+  :: finished[me] == 0 ->
+#else
+  :: finished[me] == 1 ->
+#endif
+    /* letters.cuh finish_sending: `store_relaxed_sys(lane.sent_flag(phase, peer,` */
+    sent_flag[flag_at(next(me), now, me)] = now;
+    sent_flag[flag_at(last(me), now, me)] = now
+  :: else
+  fi;
+  sending[pair(me, peer)] = 0
 }
 
-/* A receiving block, here of the rows of one source. */
-proctype Receiver(byte me; byte source) {
+/* A sending block, here with all the rows for one peer. */
+inline send(peer) {
+  d_step {
+    sending[pair(me, peer)] == kSends && may_send ->
+    if
+    :: has_row(now, me, peer) && sends_rows ->
+      if
+      :: is_taker(peer) ->
+        assert(arrival[pair(peer, me)] == 0); /* nobody reads it any more */
+        arrival[pair(peer, me)] = written(now)
+      :: else ->
+        /* row_copy.cuh store: `*reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];` */
+        row[row_at(peer, now, me)] = written(now)
+      fi;
+#ifndef MISTAKE_FLAG_WITHOUT_RELEASE
+      /* announce.cuh ask: `if (thread == 0) store_release_block(&asked[warp], before + more);`
+         announce.cuh run: `fence_acq_rel_sys();` */
+      if
+      :: is_taker(peer) -> arrival[pair(peer, me)] = whole(now)
+      :: else -> row[row_at(peer, now, me)] = whole(now)
+      fi;
+#endif
+      /* announce.cuh run: `for (; done != wanted; ++done) set(flags[warp][done % kAsked], call);` */
+      row_flag[flag_at(peer, now, me)] = written(now)
+    :: else
+    fi;
+    if
+    :: facts[me] == 0 || may_say_last ->
+      /* combine.cu work: `finish_sending(lane, number, role.senders);`
+         dispatch.cu take_part: `if (!Role::kReceives) return finish();` */
+      say_last(peer)
+    :: else -> sending[pair(me, peer)] = kSaysLast
+    fi
+  }
+}
+
+/* The same block of a fused dispatch, later: only damaged plans make anybody wait for the last word, so it comes when
+   what others wait for is done, after the letters. Before the block waits for rows, where it does that too: ranks with
+   damaged plans would wait for one another's last words.
+   dispatch.cu finish: `state->number, role.senders);`
+   dispatch.cu take_part: `if (!placed) { finish();`
+   dispatch.cu take_part: `finish(); if (role.receives) receive();` */
+inline finish(peer) {
+  d_step {
+    sending[pair(me, peer)] == kSaysLast && may_say_last ->
+    say_last(peer)
+  }
+}
+
+/* All blocks of a rank that send. */
+proctype Blocks(byte me) {
 end:
   do
-  :: d_step {
-      /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;`
-         wait.cuh wait_for_some: `return here != 0 ? CameFlags{here, 0}` */
-      receiving[me * R + source] && row_flag[flag_at(me, number[me], source)].call >= number[me] ->
-      /* dispatch_receive.cuh take_some: `wait_for_some(lane, flags, waits ? wanted : 0, last,`
-         combine_home.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
-      assert(is_whole(row[row_at(me, number[me], source)], number[me])); /* the row of this call */
-      receiving[me * R + source] = 0
-    }
-  :: d_step {
-      /* wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return Came::ended;`
-         wait.cuh wait_long_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
-      receiving[me * R + source] && ended[me] >= number[me] ->
-      receiving[me * R + source] = 0
-    }
-  :: d_step {
-      /* wait.cuh wait_long: `if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call)` */
-      receiving[me * R + source] && sent_flag[flag_at(me, number[me], source)] >= number[me] ->
-      /* wait.cuh wait_long: `return load_acquire_sys(flag) >= awaited.call ? Came::yes : Came::no;` */
-      assert(row_flag[flag_at(me, number[me], source)].ordered == kReleased &&
-             row_flag[flag_at(me, number[me], source)].call >= number[me]); /* not missed after the last word */
-      receiving[me * R + source] = 0
-    }
+  :: send(next(me))
+  :: send(last(me))
+  :: finish(next(me))
+  :: finish(last(me))
   od
 }
 
@@ -145,127 +230,170 @@ end:
    letters.cuh letter_word: `if (i == kLetterTerms) return content.terms.hash;`
    plan_header.cuh post_refusal: `store_unit_relaxed_sys(letter + kLetterTerms, {number, 0});` */
 inline post(peer) {
-  letter[post_at(peer, n, me)].call = n;
-  letter[post_at(peer, n, me)].ordered = kWritten;
-  letter_terms[post_at(peer, n, me)] = terms;
+  letter[post_at(peer, now, me)] = written(now);
+  letter_terms[post_at(peer, now, me)] = terms;
+  letter_facts[post_at(peer, now, me)] = facts[me];
 #ifndef MISTAKE_NUMBER_AND_WORD_APART
   /* letters.cuh post_letters: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);`
      ptx.cuh store_unit_relaxed_sys: `st.relaxed.sys.global.b128`
      plan_header.cuh post_refusal: `fence_acq_rel_sys();` */
-  letter[post_at(peer, n, me)].ordered = kReleased;
+  letter[post_at(peer, now, me)] = whole(now);
 #endif
   /* letters.cuh post_letters: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);` */
-  letter_call[post_at(peer, n, me)] = n
+  letter_call[post_at(peer, now, me)] = now
 }
 
-#define has_come(peer) (letter_call[post_at(me, n, peer)] >= n)
-#define says_the_same(peer) (letter_terms[post_at(me, n, peer)] == terms)
-#define is_at_work(block) (block[me * R + next(me)] || block[me * R + last(me)])
+/* Arrivals stay until the rank's next dispatch: its own kernels and the caller's that read them come before it on the
+   stream, and calls of other kinds may come in between. */
+inline stop_reading_arrivals() {
+  if
+  :: facts[me] & kTakes ->
+    for (i : pair(me, next(me)) .. pair(me, last(me))) { arrival[i] = (arrival[i] < written(now) -> 0 : arrival[i]) }
+  :: else
+  fi
+}
 
-inline start_receivers() {
-  receiving[me * R + next(me)] = has_row(n, me, next(me));
-  receiving[me * R + last(me)] = has_row(n, me, last(me))
+/* All blocks of a rank that receive, from one source. Who ends early has received what came before, but for a fused
+   dispatch, which waits for letters first. Only whose plan is damaged need look at the last word; here all may. */
+inline take(source) {
+  if
+  :: terms == kRefusal || !has_row(now, source, me) || odd != me && (facts[me] != 0 || !is_here(source))
+  :: else ->
+    if
+    :: has_sent_all(source) ->
+      /* wait.cuh wait_long: `>= awaited.call ? Came::yes : Came::no;`
+         wait.cuh wait_long_for_some: `return {here, __ballot_sync(~0u, last) & ~here};` */
+      assert(row_flag[flag_at(me, now, source)] == whole(now)) /* not missed after the last word */
+    :: else
+    fi;
+    if
+    :: is_placer(source) ->
+      /* dispatch_receive.cuh spread: `(placers >> source & 1) != 0`
+         dispatch_receive.cuh spread: `from = call.arrived[0] + first *` */
+      assert(arrival[pair(me, source)] == whole(now)) /* the row of this call */
+    :: else ->
+      assert(row[row_at(me, now, source)] == whole(now)) /* the row of this call */
+    fi
+  fi
+}
+
+/* By the last rank whose call ends. Only whether arrivals are read is of interest any more. */
+inline forget() {
+  over[now & 1]++;
+  if
+  :: over[now & 1] == R ->
+    over[now & 1] = 0;
+    for (i : 0 .. R - 1) { terms_of[(now & 1) * R + i] = 0 }
+    for (i : kPairs * (now & 1) .. kPairs * (now & 1) + kPairs - 1) {
+      if
+      :: letter_call[i] <= now -> letter_call[i] = 0; letter[i] = 0; letter_terms[i] = 0; letter_facts[i] = 0
+      :: else
+      fi;
+      row[i] = (row[i] <= whole(now) -> 0 : row[i]);
+      row_flag[i] = (row_flag[i] <= whole(now) -> 0 : row_flag[i]);
+      sent_flag[i] = (sent_flag[i] <= now -> 0 : sent_flag[i])
+    }
+    for (i : 0 .. kPairs - 1) { arrival[i] = (arrival[i] == whole(now) -> whole(0) : arrival[i]) }
+  :: else
+  fi
 }
 
 /* All calls of one rank: kernels of one stream, each after the one before. */
 proctype Rank(byte me) {
-  byte n, terms;
+  byte terms;
   byte odd; /* whose letter is not as this rank's; me: nobody's */
-  bit fused;
+  bit halves;
   do
   :: atomic {
-      n == CALLS -> break
+      now == CALLS -> break
     }
   :: atomic {
-      n < CALLS ->
+      now < CALLS ->
       /* combine.cu start_block: `state->number = calls + 1;` */
-      n++;
-      number[me] = n;
+      now++;
       if
       :: terms = kUsual
+      :: broken < DAMAGED -> terms = kUsual; damaged[me] = 1; broken++
       :: deviations < DEVIATIONS -> terms = kOther; deviations++
       :: deviations < DEVIATIONS -> terms = kRefusal; deviations++
       fi;
-      terms_of[(n & 1) * R + me] = terms;
-      /* combine.cu work: `post_letters(lane, number, state->letter, nullptr,`
-         small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
-      d_step {
-        post(next(me));
-        post(last(me))
-      };
+      terms_of[(now & 1) * R + me] = terms;
       if
-      :: terms != kRefusal ->
-        sending[me * R + next(me)] = 1;
-        sending[me * R + last(me)] = 1;
-        if
-        :: fused = 1
-        :: fused = 0
-        fi
-      :: else
+      :: terms == kRefusal
+      :: terms != kRefusal && PLACING == 0 -> halves = 1
+      :: terms != kRefusal && !kLetsAlways /* a combine, which receives without letters */
+      :: terms != kRefusal && PLACING + DAMAGED > 0 ->
+        /* dispatch_speak.cuh fill_letter: `letter.facts.takes_rows = fused && call.own_memory` */
+        facts[me] = kTakes
+      :: terms != kRefusal && placing < PLACING ->
+        /* dispatch_speak.cuh fill_letter: `letter.facts.places_rows = fused` */
+        facts[me] = kTakes | kPlaces; placing++
       fi;
-      if
-      :: fused -> start_receivers()
-      :: else
-      fi
-    };
-    if
-    :: terms != kRefusal && !fused ->
       d_step {
-        /* The send half's kernel has ended.
-           dispatch.cu dispatch_kernel: `if (kHalves != Halves::send) end_block(state->call.lane, state->number);` */
-        !is_at_work(sending) -> start_receivers()
+#ifndef MISTAKE_LETTER_BEFORE_ARRIVALS_ARE_READ
+        stop_reading_arrivals();
+#endif
+        /* combine.cu work: `post_letters(lane, number, state->letter, nullptr,`
+           dispatch.cu announce: `state->number, state->letter,`
+           small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
+        post(next(me));
+        post(last(me));
+        if
+        :: terms != kRefusal -> sending[pair(me, next(me))] = kSends; sending[pair(me, last(me))] = kSends
+        :: else
+        fi
       }
-    :: else
-    fi;
+    };
     d_step {
+      /* A receive half comes when the send half's kernel has ended.
+         dispatch.cu dispatch_kernel: `if (kHalves != Halves::send) end_block(` */
+      !(halves && is_at_work(sending)) && (
 #ifdef MISTAKE_EARLY_END_WITHOUT_ALL_LETTERS
-      terms != kRefusal && has_come(next(me)) && !says_the_same(next(me)) || has_come(next(me)) && has_come(last(me)) ->
+        terms != kRefusal && has_come(next(me)) && !says_the_same(next(me)) || all_have_come
 #elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_LETTERS)
-      terms == kRefusal || has_come(next(me)) && has_come(last(me)) ->
+        terms == kRefusal || all_have_come
 #else
-      /* letters.cuh await_letters: `came = await_word(lane, call, mine.terms.operation, peer, kLetterTerms, &terms)`
-         letters.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
-         plan_header.cuh await_all: `await_word(lane, number, operation, peer, kLetterTerms, &terms);`
-         small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
-      has_come(next(me)) && has_come(last(me)) ->
+        /* letters.cuh await_letters: `came = await_word(lane, call, mine.terms.operation, peer, kLetterTerms, &terms)`
+           letters.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
+           plan_header.cuh await_all: `await_word(lane, number, operation, peer, kLetterTerms, &terms);`
+           small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
+        all_have_come
+#endif
+      ) ->
+#ifdef MISTAKE_LETTER_BEFORE_ARRIVALS_ARE_READ
+      stop_reading_arrivals();
 #endif
       /* letters.cuh await_letters: `alike = terms == own;` */
-      odd = (!says_the_same(next(me)) -> next(me) : (!says_the_same(last(me)) -> last(me) : me));
-      if
-      :: odd == me
-      :: else ->
-        /* letters.cuh await_letters: `if (!agree && speaks && peer == 0) store_release_gpu(&lane.state->ended, call);` */
-        ended[me] = n
-      fi
+      odd = (!says_the_same(next(me)) -> next(me) : (!says_the_same(last(me)) -> last(me) : me))
     };
     d_step {
-      !is_at_work(sending) && !is_at_work(receiving) ->
+      /* letters.cuh await_letters: `if (!agree && speaks && peer == 0) store_release_gpu(&lane.state->ended, call);`
+         wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return Came::ended;`
+         wait.cuh wait_long_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
+      !is_at_work(sending) && (odd != me || terms == kRefusal || waits_no_more(next(me)) && waits_no_more(last(me))) ->
+      take(next(me));
+      take(last(me));
       if
       :: terms == kRefusal
       :: terms != kRefusal && odd != me ->
         /* letters.cuh name_difference: `if (theirs != operation) {` */
-        assert(is_whole(letter[post_at(me, n, odd)], n)) /* a letter of this call */
+        assert(letter[post_at(me, now, odd)] == whole(now)) /* a letter of this call */
       :: terms != kRefusal && odd == me ->
         /* places.cuh await: `return wait_for(call.lane, &unit(source, i)->call, nullptr, {Operation::dispatch, number, source}) ==` */
-        assert(is_whole(letter[post_at(me, n, next(me))], n)); /* a letter of this call */
-        assert(is_whole(letter[post_at(me, n, last(me))], n))  /* a letter of this call */
+        assert(letter[post_at(me, now, next(me))] == whole(now)); /* a letter of this call */
+        assert(letter[post_at(me, now, last(me))] == whole(now))  /* a letter of this call */
       fi;
       /* Every rank's call ends in the same way. */
-      assert(terms == kRefusal || (odd == me) == (terms_of[(n & 1) * R + next(me)] == terms &&
-                                                  terms_of[(n & 1) * R + last(me)] == terms));
-      ended[me] = 0; /* as good as any earlier call's number */
-      terms = 0;
-      fused = 0;
-      odd = 0
+      assert(terms == kRefusal || (odd == me) == (terms_of[(now & 1) * R + next(me)] == terms &&
+                                                  terms_of[(now & 1) * R + last(me)] == terms));
+      forget();
+      facts[me] = 0; damaged[me] = 0; terms = 0; odd = 0; halves = 0
     }
   od
 }
 
 init {
   atomic {
-    run Rank(0); run Rank(1); run Rank(2);
-    run Sender(0, 1); run Sender(0, 2); run Sender(1, 0); run Sender(1, 2); run Sender(2, 0); run Sender(2, 1);
-    run Receiver(0, 1); run Receiver(0, 2); run Receiver(1, 0); run Receiver(1, 2); run Receiver(2, 0);
-    run Receiver(2, 1)
+    run Rank(0); run Rank(1); run Rank(2); run Blocks(0); run Blocks(1); run Blocks(2)
   }
 }

@@ -13,10 +13,18 @@ import tempfile
 MODEL = pathlib.Path(__file__).with_name("lane.pml")
 SOURCES = MODEL.parents[2] / "src/cuda"
 
-# Places are written three times with one deviation of one rank; and twice with two deviations that may meet.
-SIZES = [["CALLS=5", "DEVIATIONS=1"], ["CALLS=3", "DEVIATIONS=2"]]
+# Places of both generations are written again with two deviations that may meet, of one rank or two; arrivals, with one
+# deviation before, between or after; and plans of two ranks are damaged at a time.
+SIZES = [
+    ["CALLS=5", "DEVIATIONS=2", "PLACING=0"],
+    ["CALLS=4", "DEVIATIONS=0", "PLACING=3"],
+    ["CALLS=3", "DEVIATIONS=1", "PLACING=2"],
+    ["CALLS=2", "DEVIATIONS=0", "PLACING=1", "DAMAGED=2"],
+]
+SIZE_OF_MISTAKES = ["CALLS=5", "DEVIATIONS=1", "PLACING=2"]
 
-# What the assertion that fails first looks at.
+# What the assertion that fails first looks at; or that nobody goes on.
+DEADLOCK = "invalid end state"
 MISTAKES = {
     "FLAG_WITHOUT_RELEASE": "row",
     "NUMBER_AND_WORD_APART": "letter",
@@ -25,6 +33,12 @@ MISTAKES = {
     "ONE_GENERATION_OF_ROWS": "row",
     "EARLY_END_WITHOUT_ALL_LETTERS": "letter",
     "REFUSAL_WITHOUT_ALL_LETTERS": "letter",
+    "LAST_WORD_OF_THE_FIRST_BLOCK": "row_flag",
+    "LAST_WORD_AFTER_ROWS": DEADLOCK,
+    "PLACED_BEFORE_LETTERS": "arrival",
+    "PLACED_WHERE_NOT_LET": "row",
+    "PLACED_ROW_WITHOUT_FLAG": "arrival",
+    "LETTER_BEFORE_ARRIVALS_ARE_READ": "arrival",
 }
 
 
@@ -36,7 +50,7 @@ def explore(defines):
             return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
         run("spin", *(f"-D{define}" for define in defines), "-a", str(MODEL))
-        run("gcc", "-w", "-O2", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=4000", "-o", "pan", "pan.c")
+        run("gcc", "-w", "-O2", "-DSAFETY", "-DMEMLIM=4000", "-o", "pan", "pan.c")
         return run("./pan", "-m10000", "-n")
 
 
@@ -73,8 +87,8 @@ def check_mistakes():
     model = MODEL.read_text()
     assert set(re.findall(r"MISTAKE_([A-Z_]+)", model)) == set(MISTAKES), "the mistakes of the model are not those here"
     for mistake, looked_at in MISTAKES.items():
-        report = explore([*SIZES[0], f"MISTAKE_{mistake}"])
-        failure = re.search(r"assertion violated \(\((\w+)\[.*", report)
+        report = explore([*(SIZES[-1] if looked_at == DEADLOCK else SIZE_OF_MISTAKES), f"MISTAKE_{mistake}"])
+        failure = re.search(r"pan:1: (?:assertion violated \(+)?(\w[\w ]*\w).*", report)
         assert failure and failure[1] == looked_at, f"{mistake} was not caught:\n{report}"
         print(mistake, "is caught:", failure[0])
 
