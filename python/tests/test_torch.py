@@ -1,4 +1,4 @@
-"""Tensors in and out, and the registered operators: gradients, recomputation, compilation, training."""
+"""Tensors in and out, and what is built of the operators: gradients, recomputation, compilation, training."""
 
 import contextlib
 import subprocess
@@ -13,24 +13,15 @@ import ferry
 import ferry.deep_ep as deep_ep
 import ferry.torch
 from oracle import random_ids
+from torch_exchange import EXPERTS, HIDDEN, TOKENS, TOP_K, Watch, exchange_for, inputs_of
 
-EXPERTS, TOP_K, HIDDEN, FFN, TOKENS = 8, 2, 16, 24, 6
+FFN = 24
 
 
 @pytest.fixture(autouse=True)
 def seeded(rng):
     torch.manual_seed(int(rng.integers(1 << 30)))
     torch.set_num_threads(1)
-
-
-def exchange_for(rank, **settings):
-    given = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "max_tokens": TOKENS, "format": "fp32", "wire": "fp32"}
-    return ferry.Exchange(rank, **(given | settings))
-
-
-def inputs_of(rng, tokens=TOKENS):
-    x = torch.tensor(rng.standard_normal((tokens, HIDDEN)), dtype=torch.float32)
-    return x, torch.tensor(random_ids(rng, tokens, EXPERTS, TOP_K)), torch.rand(tokens, TOP_K)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -96,18 +87,6 @@ def dense(x, ids, weights, scale):
     used = ids >= 0
     factor = scale.double()[ids.clamp(min=0)] * weights.double() * used
     return x.double() * factor.sum(1, keepdim=True)
-
-
-class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the operators that PyTorch runs, of which there are only registered ones."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
-        self.seen.append(str(function))
-        return function(*arguments, **(settings or {}))
 
 
 @pytest.mark.parametrize("layout", ["expert_major", "expert_padded"])
@@ -237,26 +216,6 @@ def test_a_layer_trains_to_the_losses_of_the_dense_one(rng, recompute):
     assert np.allclose(losses[0], expected, rtol=1e-4)
 
 
-def test_operators_are_what_pytorch_expects(rng):
-    x, ids, weights = inputs_of(rng)
-
-    def body(rank):
-        exchange = exchange_for(rank)
-        handle = ferry.torch.handle_of(exchange)
-        assert handle == ferry.torch.handle_of(exchange)
-        ops = torch.ops.ferry
-        # Not all checks: a plan has its call's number in it, so that no two are equal.
-        torch.library.opcheck(ops.dispatch.default, (x.requires_grad_(), ids, weights.requires_grad_(), handle, 0),
-                              test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
-        rows = ferry.torch.dispatch(exchange, x, ids, weights)
-        outputs, weight = rows.data.detach().requires_grad_(), rows.weight.detach().requires_grad_()
-        torch.library.opcheck(ops.combine.default, (outputs, weight, rows.plan, TOKENS, handle, 0))
-
-    # In this thread: PyTorch's checks keep state by thread.
-    alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
-    body(alone.join())
-
-
 def test_compilation_without_graph_breaks(rng):
     alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
     layer = ferry.torch.MoE(alone, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, ffn=FFN, max_tokens=TOKENS)
@@ -268,97 +227,6 @@ def test_compilation_without_graph_breaks(rng):
     y.square().sum().backward()
     z.square().sum().backward()
     assert torch.allclose(eager.grad, traced.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_operators_with_and_without_gradients_give_the_same(rng):
-    given = [inputs_of(rng) for _ in range(2)]
-
-    def body(rank):
-        x, ids, weights = given[rank.index]
-        exchange = exchange_for(rank, alignment=4)
-        for _ in range(2):
-            x, weights = x.detach().clone(), weights.detach().clone()
-            rows = ferry.torch.dispatch(exchange, x, ids, weights)
-            recorded = ferry.torch.dispatch(exchange, x.requires_grad_(), ids, weights.requires_grad_())
-            assert recorded.data.requires_grad and recorded.weight.requires_grad and not rows.data.requires_grad
-            ours, theirs = rows[:5], recorded[:5]
-            total = int(rows.row_offsets[-1])
-            for name, one, other in zip(rows._fields, ours, theirs):
-                if name == "source":  # not defined past the last
-                    one, other = one[:total], other[:total]
-                assert torch.equal(one, other), name
-            assert not rows.data[total:].any() and not rows.weight[total:].any()
-            y = ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
-            with torch.no_grad():
-                assert torch.equal(y, ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight))
-            assert ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight).requires_grad
-            assert torch.equal(y, ferry.torch.combine(exchange, rows.data.T.contiguous().T, rows, weights=rows.weight))
-
-    ferry.Group.threads(2).run(body)
-
-
-def test_who_watches_operators_sees_them(rng):
-    x, ids, weights = inputs_of(rng)
-
-    class Tensor(torch.Tensor):
-        pass
-
-    def both(exchange, x, ids):
-        rows = ferry.torch.dispatch(exchange, x, ids, weights)
-        return rows, ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
-
-    # In this thread, as above.
-    exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
-    plain, y = both(exchange, x, ids)
-    with Watch() as watch:
-        both(exchange, x, ids)
-    assert [name for name in watch.seen if "ferry" in name] == ["ferry.dispatch.default", "ferry.combine.default"]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
-        both(exchange, x, ids)
-    assert {"ferry::dispatch", "ferry::combine"} <= {event.key for event in profile.key_averages()}
-    subclassed = ferry.torch.dispatch(exchange, x, ids.as_subclass(Tensor), weights)
-    assert torch.equal(subclassed.data, plain.data)
-    meta = ferry.torch.dispatch(exchange, *(tensor.to("meta") for tensor in (x, ids, weights)))
-    assert meta.data.is_meta and meta.data.shape == plain.data.shape
-
-
-def test_what_operators_return_is_their_own(rng):
-    first, second = inputs_of(rng), inputs_of(rng)
-
-    def body(rank):
-        exchange = exchange_for(rank)
-        rows = ferry.torch.dispatch(exchange, *first)
-        tensors = rows[:6]
-        assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 6
-        before = [tensor.clone() for tensor in tensors]
-        last = exchange.last_arrivals()
-        assert last.counts.data_ptr() == rows.counts.data_ptr() and int(last.total) == int(rows.row_offsets[-1])
-        ferry.torch.dispatch(exchange, *second)
-        exchange.dispatch(*second)
-        assert all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before))
-        assert torch.equal(last.counts, rows.counts) and torch.equal(last.row_offsets, rows.row_offsets)
-
-    ferry.Group.threads(1).run(body)
-
-
-def test_operators_refuse_what_does_not_fit(rng):
-    x, ids, weights = inputs_of(rng)
-
-    def body(rank):
-        exchange = exchange_for(rank)
-        rows = ferry.torch.dispatch(exchange, x, ids, weights)
-        for bad, match in (
-            (lambda: ferry.torch.dispatch(exchange, x[:, 1:], ids, weights), "tokens: expected rows of 16 columns"),
-            (lambda: ferry.torch.dispatch(exchange, x, ids.float(), weights), "ids: expected int32 or int64"),
-            (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(plan=rows.plan[:16])), "storage: 16 bytes"),
-            (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(tokens=TOKENS + 1)), "tokens = 7"),
-            (lambda: ferry.torch.combine(exchange, rows.data[:1], rows), "outputs: expected"),
-        ):
-            with pytest.raises(ferry.UsageError, match=match):
-                bad()
-        ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
-
-    ferry.Group.threads(1).run(body)
 
 
 def test_deep_ep_says_the_same_of_tensors_as_of_arrays(rng):
