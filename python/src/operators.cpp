@@ -26,13 +26,13 @@ void require_differentiable(const Config& config) {
       to_string(config.layout), " and ", to_string(config.format)));
 }
 
-void clear(void* memory, std::int64_t bytes, Device where, Stream stream) {
+void clear_memory(void* memory, std::int64_t bytes, Device where, Stream stream) {
   if (bytes == 0) return;
   if (!is_host(where)) return clear_on_device(memory, bytes, stream.handle);
   std::memset(memory, 0, static_cast<std::size_t>(bytes));
 }
 
-void copy(void* to, const void* from, std::int64_t bytes, Device where, Stream stream) {
+void copy_memory(void* to, const void* from, std::int64_t bytes, Device where, Stream stream) {
   if (bytes == 0) return;
   if (!is_host(where)) return copy_on_device(to, from, bytes, stream.handle);
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
@@ -62,14 +62,14 @@ class NewRows {
 
   // Rows past the last are zero and not undefined: products with a gradient of zero stay zero.
   void clear_rows(Stream stream) const {
-    clear(to.parts[0], data_bytes_, where_, stream);
-    clear(to.weight, sizes_.rows * 4, where_, stream);
+    clear_memory(to.parts[0], data_bytes_, where_, stream);
+    clear_memory(to.weight, sizes_.rows * 4, where_, stream);
   }
 
   // The plan's, which autograd keeps, stay as they are.
   void copy_source(const Arrivals& arrivals, Stream stream) const {
-    copy(source_data_, arrivals.source, sizes_.rows * static_cast<std::int64_t>(sizeof(Source)), where_,
-         stream);
+    copy_memory(source_data_, arrivals.source, sizes_.rows * static_cast<std::int64_t>(sizeof(Source)),
+                where_, stream);
   }
 
   nb::tuple all() const {
@@ -141,8 +141,8 @@ nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::
   {
     const nb::gil_scoped_release unlocked;
     const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
-    clear(to.parts[0], sizes.rows * row_bytes, call.where(), call.stream());
-    if (to.dots != nullptr) clear(to.dots, sizes.rows * 4, call.where(), call.stream());
+    clear_memory(to.parts[0], sizes.rows * row_bytes, call.where(), call.stream());
+    if (to.dots != nullptr) clear_memory(to.dots, sizes.rows * 4, call.where(), call.stream());
     call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream());
   }
   return nb::make_tuple(memory.parts, memory.dots);
