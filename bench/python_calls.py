@@ -2,7 +2,7 @@
 
 Time of the thread in an eager call, the stream idle: median of 1,000. 128 tokens, 7168 columns, top-8 of 256 experts,
 a rank for each GPU as processes of torch.distributed; without a GPU one rank of the CPU backend without tokens, so that
-what is left is the way through Python.
+what is left is the way through Python. "operator" are those of ferry.torch, "recorded" the same with gradients.
 """
 
 import argparse
@@ -48,6 +48,11 @@ def measure(exchange, x, ids, weights, settle, operators):
         result["dispatch, operator"] = median_us(lambda: ferry.torch.dispatch(exchange, x, ids, weights), settle)
         result["combine, operator"] = median_us(
             lambda: ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight), settle)
+        x, weights = x.detach().requires_grad_(), weights.detach().requires_grad_()
+        recorded = ferry.torch.dispatch(exchange, x, ids, weights)
+        result["dispatch, recorded"] = median_us(lambda: ferry.torch.dispatch(exchange, x, ids, weights), settle)
+        result["combine, recorded"] = median_us(
+            lambda: ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight), settle)
     return result
 
 
@@ -67,11 +72,12 @@ def of_torch():
 
 def on_the_processor():
     def body(rank):
-        exchange = ferry.Exchange(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+        # Room for few rows, as the operators set all of it to zero.
+        exchange = ferry.Exchange(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS, capacity=1)
         measured = {}
         for framework, arrays in (("NumPy", of_numpy), ("PyTorch", of_torch)):
             if importlib.util.find_spec("torch") or framework == "NumPy":
-                times = measure(exchange, *arrays(), lambda: None, operators=False)
+                times = measure(exchange, *arrays(), lambda: None, operators=framework == "PyTorch")
                 measured |= {f"{name}, {framework}": time_us for name, time_us in times.items()}
         return measured
 
@@ -125,10 +131,10 @@ def main():
         gpus = torch.cuda.device_count()
     measured = on_gpus(gpus) if gpus else on_the_processor()
     cpp = in_cpp(given.program, gpus) if given.program and gpus else {}
-    print(f"{'call':20} {'Python':>10} {'C++':>10}   us of the calling thread, {gpus or 1} rank(s), {'cuda' if gpus else 'cpu, no tokens'}")
+    print(f"{'call':28} {'Python':>10} {'C++':>10}   us of the calling thread, {gpus or 1} rank(s), {'cuda' if gpus else 'cpu, no tokens'}")
     for name, time_us in measured.items():
         of_cpp = cpp.get(name.split(",")[0])
-        print(f"{name:20} {time_us:10.2f} {'' if of_cpp is None else f'{of_cpp:.2f}':>10}")
+        print(f"{name:28} {time_us:10.2f} {'' if of_cpp is None else f'{of_cpp:.2f}':>10}")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ struct ArrivalsMemory {
   std::int32_t* local_ids = nullptr;     // rank_major [capacity, top_k]
   std::int32_t* group_of_row = nullptr;  // [capacity], written only if given: group of a row, -1 on padding
   void* plan = nullptr;                  // plan_bytes(config, ranks) bytes, aligned to 16
+  std::int32_t* counts = nullptr;        // [G]
+  std::int32_t* row_offsets = nullptr;   // [G + 1], and so the total
+  float* dots = nullptr;                 // [capacity], with DispatchOptions::dot_rows
 };
 
 // One part of the arrived rows.

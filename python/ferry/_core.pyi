@@ -328,11 +328,14 @@ class ArrivalsMemory:
     local_ids      int32 [capacity, K], rank_major
     group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
     plan           uint8 [plan_bytes(config, ranks)]
+    counts         int32 [G]
+    row_offsets    int32 [G + 1], and so the total
+    dots           float32 [capacity], for a dispatch with dot_rows
 
     What is not given lies in the lane's memory, which its next dispatch overwrites.
     """
 
-    def __init__(self, parts: object | None = None, *, weight: object | None = None, local_ids: object | None = None, group_of_row: object | None = None, plan: object | None = None) -> None: ...
+    def __init__(self, parts: object | None = None, *, weight: object | None = None, local_ids: object | None = None, group_of_row: object | None = None, plan: object | None = None, counts: object | None = None, row_offsets: object | None = None, dots: object | None = None) -> None: ...
 
 class Arrivals:
     """

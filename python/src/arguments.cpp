@@ -4,6 +4,7 @@
 
 #include "core/text.hpp"
 #include "ferry/error.hpp"
+#include "framework.hpp"
 
 namespace ferry::python {
 namespace {
@@ -45,6 +46,7 @@ bool is_dense_from(const Array& array, std::size_t first) {
 
 const Array& Arguments::take(nb::handle object, const char* name) {
   Array array = look_at(object, name);
+  if (gradients_ == Gradients::refused && array.framework == Framework::torch) refuse_gradients(object, name);
   const bool reachable = is_host(where_) ? is_host(array.device)
                                          : array.device.device_type == where_.device_type &&
                                                array.device.device_id == where_.device_id;

@@ -9,9 +9,14 @@
 
 namespace ferry::python {
 
+// Whether tensors that require gradients are refused, as an exchange records none, or somebody else records
+// them.
+enum class Gradients { refused, recorded };
+
 class Arguments {
  public:
-  explicit Arguments(Device where) : where_(where) {}
+  explicit Arguments(Device where, Gradients gradients = Gradients::refused)
+      : where_(where), gradients_(gradients) {}
 
   // Any array of the call.
   const Array& take(nb::handle object, const char* name);
@@ -29,6 +34,7 @@ class Arguments {
 
  private:
   Device where_;
+  Gradients gradients_;
   Framework framework_ = Framework::numpy;
   const char* first_ = nullptr;  // the argument that said which framework it is
   std::vector<std::unique_ptr<const Array>> taken_;

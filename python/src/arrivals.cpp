@@ -87,6 +87,11 @@ Shape shape_of_weights(const PyArrivals& self) {
   return {all_rows(self)};
 }
 
+// It lies among the row offsets.
+nb::object total_array(const PyArrivals& self) {
+  return in(self, self.context.memory.row_offsets, self.arrivals.total, kInt32, {});
+}
+
 // The total that the call itself writes to pinned memory, with its number.
 std::int64_t total_on_host(const PyArrivals& self) {
   const HostTotals* host = self.arrivals.host;
@@ -111,9 +116,7 @@ std::int64_t wait_total(PyArrivals& self) {
   // Replays take call numbers that no eager call knows of: then the array says it, which waits for the
   // stream.
   const bool numbered = is_host(self.context.device) || !self.state->captured;
-  plan.known_total = numbered
-                         ? total_on_host(self)
-                         : nb::cast<std::int64_t>(nb::int_(in_lane(self, self.arrivals.total, kInt32, {})));
+  plan.known_total = numbered ? total_on_host(self) : nb::cast<std::int64_t>(nb::int_(total_array(self)));
   return plan.known_total;
 }
 
@@ -126,17 +129,23 @@ weight         float32 [capacity]; rank_major [capacity, K]
 local_ids      int32 [capacity, K], rank_major
 group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
 plan           uint8 [plan_bytes(config, ranks)]
+counts         int32 [G]
+row_offsets    int32 [G + 1], and so the total
+dots           float32 [capacity], for a dispatch with dot_rows
 
 What is not given lies in the lane's memory, which its next dispatch overwrites.)")
       .def(
           "__init__",
           [](PyMemory* self, nb::object parts, nb::object weight, nb::object local_ids,
-             nb::object group_of_row, nb::object plan) {
-            new (self) PyMemory{std::move(parts), std::move(weight), std::move(local_ids),
-                                std::move(group_of_row), std::move(plan)};
+             nb::object group_of_row, nb::object plan, nb::object counts, nb::object row_offsets,
+             nb::object dots) {
+            new (self)
+                PyMemory{std::move(parts), std::move(weight), std::move(local_ids),   std::move(group_of_row),
+                         std::move(plan),  std::move(counts), std::move(row_offsets), std::move(dots)};
           },
           "parts"_a = nb::none(), nb::kw_only(), "weight"_a = nb::none(), "local_ids"_a = nb::none(),
-          "group_of_row"_a = nb::none(), "plan"_a = nb::none());
+          "group_of_row"_a = nb::none(), "plan"_a = nb::none(), "counts"_a = nb::none(),
+          "row_offsets"_a = nb::none(), "dots"_a = nb::none());
 }
 
 }  // namespace
@@ -156,18 +165,18 @@ memory was given.)")
       .def_prop_ro(
           "counts",
           [](const PyArrivals& self) {
-            return in_lane(self, self.arrivals.counts, kInt32, {self.arrivals.groups});
+            return in(self, self.context.memory.counts, self.arrivals.counts, kInt32, {self.arrivals.groups});
           },
           "int32 [G]: rows of a group, padding not counted.")
       .def_prop_ro(
           "row_offsets",
           [](const PyArrivals& self) {
-            return in_lane(self, self.arrivals.row_offsets, kInt32, {self.arrivals.groups + 1});
+            return in(self, self.context.memory.row_offsets, self.arrivals.row_offsets, kInt32,
+                      {self.arrivals.groups + 1});
           },
           "int32 [G + 1]: first row of a group.")
-      .def_prop_ro(
-          "total", [](const PyArrivals& self) { return in_lane(self, self.arrivals.total, kInt32, {}); },
-          "int32 []: row_offsets[G]. int(total) waits for the device, if there is one.")
+      .def_prop_ro("total", &total_array,
+                   "int32 []: row_offsets[G]. int(total) waits for the device, if there is one.")
       .def_prop_ro(
           "group_expert",
           [](const PyArrivals& self) {
@@ -203,7 +212,9 @@ memory was given.)")
           "int32 [capacity] if memory was given for it.")
       .def_prop_ro(
           "dots",
-          [](const PyArrivals& self) { return in_lane(self, self.arrivals.dots, kFp32, {all_rows(self)}); },
+          [](const PyArrivals& self) {
+            return in(self, self.context.memory.dots, self.arrivals.dots, kFp32, {all_rows(self)});
+          },
           "float32 [capacity] if dot_rows was given.")
       .def_ro("plan", &PyArrivals::plan, "the Plan of the call")
       .def_prop_ro(

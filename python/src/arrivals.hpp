@@ -12,6 +12,7 @@ namespace ferry::python {
 struct PyMemory {
   nb::object parts = nb::none();  // an array, or a tuple of one for each part
   nb::object weight = nb::none(), local_ids = nb::none(), group_of_row = nb::none(), plan = nb::none();
+  nb::object counts = nb::none(), row_offsets = nb::none(), dots = nb::none();
 };
 
 // What is known of a dispatch before it has returned, and needed to show its arrivals.

@@ -10,6 +10,7 @@ void bind_group(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_arrivals(nanobind::module_& module);
 void bind_exchange(nanobind::module_& module);
+void bind_operators(nanobind::module_& module);
 void bind_trace(nanobind::module_& module);
 
 }  // namespace ferry::python

@@ -1,4 +1,6 @@
 // Arguments of combine, in both forms, and of what goes backward.
+#include "combine.hpp"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -14,27 +16,6 @@ namespace ferry::python {
 using namespace nb::literals;
 
 namespace {
-
-struct CombineArguments {
-  nb::object outputs, plan, weights, home_weights;
-  std::optional<std::string> reduction;
-  nb::object row_values, result;
-  int lane = 0;
-  int sm_limit = 0;
-  nb::object stream;
-};
-
-struct CombineInput {
-  explicit CombineInput(Device where) : arguments(where) {}
-
-  Arguments arguments;
-  const PyPlan* plan = nullptr;
-  int rank = 0;
-  Outputs outputs;
-  Result result;
-  CombineOptions options;
-  nb::object made, route_values;  // what is given back
-};
 
 const PyPlan& plan_of(const nb::object& given) {
   PyPlan* plan = nullptr;
@@ -96,6 +77,8 @@ float* new_route_values(PyExchange& self, std::int64_t tokens, Framework framewo
   return data != nullptr ? data : self.spare(framework);
 }
 
+}  // namespace
+
 void read_combine(PyExchange& self, InCall& call, const CombineArguments& given, CombineInput& in) {
   const Config& config = self.config();
   in.rank = call.exchange().rank().index();
@@ -123,11 +106,12 @@ void read_combine(PyExchange& self, InCall& call, const CombineArguments& given,
   self.set_framework(in.arguments.framework());
 }
 
-// The result alone, or with the route values in a pair.
 nb::object given_back(const CombineInput& in) {
   if (!in.route_values.is_valid()) return in.made;
   return nb::make_tuple(in.made, in.route_values);
 }
+
+namespace {
 
 nb::object combine(PyExchange& self, const CombineArguments& given) {
   InCall call(self, given.lane);

@@ -1,6 +1,8 @@
 // The calling thread's GPU.
 #pragma once
 
+#include <cstdint>
+
 namespace ferry::python {
 
 bool has_cuda();
@@ -10,6 +12,10 @@ int current_device();
 
 // Whether calls on the stream are being captured into a graph.
 bool is_capturing(void* stream);
+
+// In order on a stream of the device that is current. Host memory is not for them.
+void clear_on_device(void* memory, std::int64_t bytes, void* stream);
+void copy_on_device(void* to, const void* from, std::int64_t bytes, void* stream);
 
 // Makes a device current for a call. Negative: leaves everything alone.
 class OnDevice {

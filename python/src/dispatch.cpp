@@ -138,7 +138,7 @@ void read_memory_of_parts(const Config& config, DispatchInput& in, const nb::obj
   }
 }
 
-void read_memory(const Config& config, int rank, DispatchInput& in) {
+void read_memory(const Config& config, int rank, std::int64_t groups, DispatchInput& in) {
   const PyMemory& given = in.context.memory;
   const std::int64_t rows = row_capacity(config, rank);
   const bool rank_major = config.layout == Layout::rank_major;
@@ -152,6 +152,11 @@ void read_memory(const Config& config, int rank, DispatchInput& in) {
       output(in.arguments, given.group_of_row, "memory.group_of_row", kInt32, {rows}));
   memory.plan =
       output(in.arguments, given.plan, "memory.plan", kByte, {plan_bytes(config, config.placement.ranks())});
+  memory.dots = static_cast<float*>(output(in.arguments, given.dots, "memory.dots", kFp32, {rows}));
+  memory.counts =
+      static_cast<std::int32_t*>(output(in.arguments, given.counts, "memory.counts", kInt32, {groups}));
+  memory.row_offsets = static_cast<std::int32_t*>(
+      output(in.arguments, given.row_offsets, "memory.row_offsets", kInt32, {groups + 1}));
 }
 
 void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInput& in) {
@@ -204,7 +209,7 @@ void read_dispatch(PyExchange& self, InCall& call, const DispatchArguments& give
   in.options.lane = given.lane;
   in.options.sm_limit = given.sm_limit;
   in.options.format = in.format;
-  read_memory(config, in.rank, in);
+  read_memory(config, in.rank, groups_of(config, in.rank), in);
   read_dot_rows(config, given.dot_rows, in);
   in.context.framework = in.arguments.framework();
   in.context.device = call.where();

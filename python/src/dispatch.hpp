@@ -9,7 +9,7 @@
 namespace ferry::python {
 
 struct DispatchArguments {
-  nb::object tokens, ids, weights = nb::none();
+  nb::object tokens, ids{}, weights = nb::none();
   std::optional<std::string> format{};
   int lane = 0;
   int sm_limit = 0;
@@ -19,7 +19,8 @@ struct DispatchArguments {
 };
 
 struct DispatchInput {
-  explicit DispatchInput(Device where) : arguments(where) {}
+  explicit DispatchInput(Device where, Gradients gradients = Gradients::refused)
+      : arguments(where, gradients) {}
 
   Arguments arguments;
   int rank = 0;

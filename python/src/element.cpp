@@ -1,4 +1,6 @@
 // Names of elements, devices and frameworks.
+#include <algorithm>
+
 #include "array.hpp"
 #include "core/text.hpp"
 
@@ -36,6 +38,10 @@ std::string name_of(Element element) {
   }
   return str("DLPack type (", int{element.code}, ", ", int{element.bits}, " bits, ", element.lanes,
              " lanes)");
+}
+
+bool is_named(Element element) {
+  return std::ranges::any_of(kNames, [element](const Named& known) { return known.element == element; });
 }
 
 Element element_named(const std::string& name) {

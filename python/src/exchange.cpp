@@ -21,10 +21,26 @@ nb::object keeper_of(const SharedState& state) {
                      [](void* kept) noexcept { delete static_cast<SharedState*>(kept); });
 }
 
+namespace {
+
+RowSizes sizes_of(const Exchange& exchange) {
+  const Config& config = exchange.config();
+  const int rank = exchange.rank().index();
+  const std::int64_t rows = row_capacity(config, rank), groups = groups_of(config, rank);
+  const bool padded = config.layout == Layout::expert_padded;
+  return {.shape = padded ? Shape{groups, exchange.capacity(), config.hidden} : Shape{rows, config.hidden},
+          .rows = rows,
+          .groups = groups,
+          .plan_bytes = plan_bytes(config, config.placement.ranks())};
+}
+
+}  // namespace
+
 PyExchange::PyExchange(SharedState state)
-    : process_(getpid()),
+    : process_(this_process()),
       state_(std::move(state)),
       keeper_(keeper_of(state_)),
+      sizes_(sizes_of(state_->exchange)),
       lanes_(state_->lanes.size()) {}
 
 ExchangeState& PyExchange::state() const {
@@ -196,6 +212,8 @@ nb::object wire(const PyExchange& self) {
       .attr("WireCounts")(w.dispatch_bytes, w.dispatch_messages, w.combine_bytes, w.combine_messages);
 }
 
+}  // namespace
+
 PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optional<std::int64_t> tokens) {
   ExchangeState& state = self.state();
   Arguments arguments(state.where);
@@ -221,6 +239,8 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
   }
   return made;
 }
+
+namespace {
 
 nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream) {
   InCall call(self, lane);

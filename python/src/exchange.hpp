@@ -1,6 +1,8 @@
 // An exchange as Python sees it.
 #pragma once
 
+#include <optional>
+
 #include "arguments.hpp"
 #include "arrivals.hpp"
 #include "device.hpp"
@@ -14,6 +16,12 @@ struct Pending {
   nb::object result;
 };
 
+// Of what a dispatch of an exchange hands out.
+struct RowSizes {
+  Shape shape{};  // of the rows: [R, H], or [L, capacity, H] in the padded layout
+  std::int64_t rows = 0, groups = 0, plan_bytes = 0;
+};
+
 class PyExchange {
  public:
   explicit PyExchange(SharedState state);
@@ -22,6 +30,7 @@ class PyExchange {
   ExchangeState& state() const;
   const SharedState& shared() const { return state_; }
   const Config& config() const { return state().exchange.config(); }
+  const RowSizes& sizes_of_rows() const { return sizes_; }
   void destroy();
 
   // Throws UsageError for a lane that does not exist.
@@ -48,6 +57,7 @@ class PyExchange {
   int process_;
   SharedState state_;
   nb::object keeper_;
+  RowSizes sizes_;
   std::vector<Lane> lanes_;
   Framework framework_ = Framework::numpy;  // of the last call's arrays
   nb::object spare_;
@@ -90,6 +100,9 @@ class InCall {
   OnDevice device_;
   Stream stream_{};
 };
+
+// A plan over its storage, an array. Throws UsageError for one that cannot be an exchange's plan.
+PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optional<std::int64_t> tokens);
 
 void bind_dispatch(nb::class_<PyExchange>& exchange);
 void bind_combine(nb::class_<PyExchange>& exchange);

@@ -26,8 +26,21 @@ std::optional<int> device_of_torch();
 
 Element element_named(const std::string& name);  // {} for none
 
+// The stream that PyTorch works on now, if it says so without Python code.
+std::optional<Stream> stream_of_torch(Device device);
+
+// As view_of(), of elements that PyTorch's import takes; invalid if it only imports by Python code.
+nb::object view_of_torch(void* data, Element element, const Shape& shape, const Shape& strides, Device device,
+                         nb::handle owner);
+
+// A tensor of PyTorch's own memory, its values undefined.
+nb::object new_tensor(Element element, const Shape& shape, Device device);
+
 // The framework's own object for the type, such as torch.bfloat16; invalid if it has none.
 nb::object type_object(Framework framework, Element element);
+
+// Throws UsageError if the tensor requires a gradient and gradients are recorded.
+void refuse_gradients(nb::handle tensor, const char* name);
 
 Array look_at_torch(nb::handle object, const char* name);
 Array look_at_numpy(nb::handle object, const char* name);

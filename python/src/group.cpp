@@ -79,7 +79,7 @@ const Rank& PyRank::own() const {
 }
 
 PyGroup::PyGroup(Group group, BackendKind backend)
-    : group_(std::move(group)), backend_(backend), process_(getpid()) {}
+    : group_(std::move(group)), backend_(backend), process_(this_process()) {}
 
 std::vector<nb::object> PyGroup::run(const nb::callable& body) {
   require_own_process("group", process_);
@@ -88,7 +88,7 @@ std::vector<nb::object> PyGroup::run(const nb::callable& body) {
     const nb::gil_scoped_release unlocked;
     group_.run([&](const Rank& rank) {
       const nb::gil_scoped_acquire lock;
-      results[static_cast<std::size_t>(rank.index())] = body(PyRank{rank, getpid()});
+      results[static_cast<std::size_t>(rank.index())] = body(PyRank{rank, this_process()});
     });
   }
   std::erase_if(results, [](const nb::object& result) { return !result.is_valid(); });

@@ -38,8 +38,11 @@ nb::object import_view(Framework framework, void* data, Element element, const S
   switch (framework) {
     case Framework::numpy:
       return cast_view<nb::numpy>(data, element, shape, strides, device, owner);
-    case Framework::torch:
+    case Framework::torch: {
+      nb::object view = view_of_torch(data, element, shape, strides, device, owner);
+      if (view.is_valid()) return view;
       return cast_view<nb::pytorch>(data, element, shape, strides, device, owner);
+    }
     case Framework::cupy:
       return cast_view<nb::cupy>(data, element, shape, strides, device, owner);
     case Framework::dlpack:
@@ -60,15 +63,12 @@ nb::object view_of(Framework framework, void* data, Element element, const Shape
 }
 
 nb::object new_array(Framework framework, Element element, const Shape& shape, Device device) {
+  if (framework == Framework::torch) return new_tensor(element, shape, device);
   const nb::object lengths = nb::cast(shape);
   const nb::object type = type_object(framework, element);
   if (!type.is_valid()) throw UsageError(str(to_string(framework), " has no type ", name_of(element)));
-  static Kept numpy_empty, torch_empty, cupy_empty;
-  using namespace nb::literals;
+  static Kept numpy_empty, cupy_empty;
   switch (framework) {
-    case Framework::torch:
-      return torch_empty.of("torch", "empty")(
-          lengths, "dtype"_a = type, "device"_a = is_host(device) ? std::string("cpu") : name_of(device));
     case Framework::cupy:
       return cupy_empty.of("cupy", "empty")(nb::tuple(lengths), type);
     case Framework::dlpack:
@@ -76,6 +76,7 @@ nb::object new_array(Framework framework, Element element, const Shape& shape, D
         throw UsageError("arrays of another framework on a device: give the memory for what comes out");
       }
       break;
+    case Framework::torch:
     case Framework::numpy:
       break;
   }
@@ -96,6 +97,7 @@ Stream stream_of(nb::handle given, Framework framework, Device device) {
   if (is_host(device)) return {};
   static Kept torch_stream, cupy_stream;
   if (framework == Framework::torch) {
+    if (const std::optional<Stream> stream = stream_of_torch(device)) return *stream;
     return number(torch_stream.of("torch.cuda", "current_stream")(device.device_id).attr("cuda_stream"));
   }
   if (framework == Framework::cupy)

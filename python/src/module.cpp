@@ -24,5 +24,6 @@ NB_MODULE(_core, module) {
   bind_plan(module);
   bind_arrivals(module);
   bind_exchange(module);
+  bind_operators(module);
   bind_trace(module);
 }

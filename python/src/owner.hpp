@@ -2,8 +2,10 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -12,10 +14,16 @@
 
 namespace ferry::python {
 
+// getpid() without a call of the system's: every call asks several times.
+inline int this_process() {
+  static std::atomic<int> known{(pthread_atfork(nullptr, nullptr, [] { known = getpid(); }), getpid())};
+  return known.load(std::memory_order_relaxed);
+}
+
 // Throws UsageError in a process that was forked from the one that made `what`.
 inline void require_own_process(const char* what, int process) {
-  if (getpid() == process) return;
-  throw UsageError(str(what, " was made by process ", process, " and this is process ", getpid(),
+  if (this_process() == process) return;
+  throw UsageError(str(what, " was made by process ", process, " and this is process ", this_process(),
                        ", forked from it: make a new group after the fork"));
 }
 
@@ -23,15 +31,16 @@ inline void require_own_process(const char* what, int process) {
 // process it does not happen, as what is behind it is the parent's.
 template <class T, class... Argument>
 std::shared_ptr<T> make_owned(Argument&&... arguments) {
-  return std::shared_ptr<T>(new T{std::forward<Argument>(arguments)...}, [process = getpid()](T* object) {
-    if (getpid() != process) return;
-    if (PyGILState_Check() == 0) {
-      delete object;
-      return;
-    }
-    const nanobind::gil_scoped_release unlocked;
-    delete object;
-  });
+  return std::shared_ptr<T>(new T{std::forward<Argument>(arguments)...},
+                            [process = this_process()](T* object) {
+                              if (this_process() != process) return;
+                              if (PyGILState_Check() == 0) {
+                                delete object;
+                                return;
+                              }
+                              const nanobind::gil_scoped_release unlocked;
+                              delete object;
+                            });
 }
 
 }  // namespace ferry::python

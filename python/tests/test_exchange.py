@@ -244,12 +244,16 @@ def test_memory_of_the_caller(rng):
         weight = poisoned((rows + guard,), np.float32)
         group = poisoned((rows + guard,), np.int32)
         plan = poisoned((ferry.plan_bytes(exchange.config, 4),), np.uint8)
-        memory = ferry.ArrivalsMemory(data, weight=weight, group_of_row=group, plan=plan)
+        counts, offsets = poisoned((4 + guard,), np.int32), poisoned((5 + guard,), np.int32)
+        memory = ferry.ArrivalsMemory(
+            data, weight=weight, group_of_row=group, plan=plan, counts=counts, row_offsets=offsets)
         first = exchange.dispatch(*inputs(step, rank), memory=memory)
         total = int(first.total)
         assert first.data.ctypes.data == data.ctypes.data and first.weight.ctypes.data == weight.ctypes.data
-        for array in (data, weight, group):
-            assert (array[total:].view(np.uint8) == 0x7F).all()
+        for array, used in ((data, total), (weight, total), (group, total), (counts, 4), (offsets, 5)):
+            assert (array[used:].view(np.uint8) == 0x7F).all()
+        assert first.counts.ctypes.data == counts.ctypes.data and first.row_offsets.ctypes.data == offsets.ctypes.data
+        assert first.total.ctypes.data == offsets[4:].ctypes.data
         assert first.group_of_row[:total].tolist() == [
             g for g, count in enumerate(first.counts) for _ in range(count)
         ]
@@ -257,6 +261,12 @@ def test_memory_of_the_caller(rng):
         assert again.total == total and again.tokens == len(step.tokens[rank.index])
         by_plan = exchange.dispatch(step.tokens[rank.index], again, memory=ferry.ArrivalsMemory(data))
         assert by_plan.plan is again and int(by_plan.total) == total
+        dots = poisoned((rows + guard,), np.float32)
+        multiplied = exchange.dispatch(step.tokens[rank.index], again, dot_rows=np.ones((rows, HIDDEN), bf16),
+                                       memory=ferry.ArrivalsMemory(data, dots=dots))
+        assert multiplied.dots.ctypes.data == dots.ctypes.data and (dots[total:].view(np.uint8) == 0x7F).all()
+        assert np.allclose(dots[:total], data[:total].astype(np.float32).sum(1), rtol=1e-4, atol=1e-3)
+        assert np.array_equal(by_plan.counts, counts[:4]) and np.array_equal(by_plan.row_offsets, offsets[:5])
 
     ferry.Group.threads(4).run(body)
 

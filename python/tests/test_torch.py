@@ -1,4 +1,8 @@
-"""Tensors in and out, and the registered operators: gradients, recomputation, compilation, training."""
+"""Tensors in and out, and what is built of the operators: gradients, recomputation, compilation, training."""
+
+import contextlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -6,26 +10,18 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ferry
+import ferry.deep_ep as deep_ep
 import ferry.torch
 from oracle import random_ids
+from torch_exchange import EXPERTS, HIDDEN, TOKENS, TOP_K, Watch, exchange_for, inputs_of
 
-EXPERTS, TOP_K, HIDDEN, FFN, TOKENS = 8, 2, 16, 24, 6
+FFN = 24
 
 
 @pytest.fixture(autouse=True)
 def seeded(rng):
     torch.manual_seed(int(rng.integers(1 << 30)))
     torch.set_num_threads(1)
-
-
-def exchange_for(rank, **settings):
-    given = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "max_tokens": TOKENS, "format": "fp32", "wire": "fp32"}
-    return ferry.Exchange(rank, **(given | settings))
-
-
-def inputs_of(rng, tokens=TOKENS):
-    x = torch.tensor(rng.standard_normal((tokens, HIDDEN)), dtype=torch.float32)
-    return x, torch.tensor(random_ids(rng, tokens, EXPERTS, TOP_K)), torch.rand(tokens, TOP_K)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -80,6 +76,8 @@ def test_gradients_must_be_asked_for_where_they_are_recorded(rng):
         with torch.no_grad():
             exchange.dispatch(x, ids, weights)
         exchange.dispatch(x.detach(), ids, weights)
+        with pytest.raises(ferry.UsageError, match="tokens: a tensor of torch.float32 on meta is none Ferry carries"):
+            exchange.dispatch(x.detach().to("meta"), ids, weights)
 
     ferry.Group.threads(1).run(body)
 
@@ -93,7 +91,8 @@ def dense(x, ids, weights, scale):
 
 @pytest.mark.parametrize("layout", ["expert_major", "expert_padded"])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_gradients_agree_with_a_dense_sum(rng, layout, weighted):
+@pytest.mark.parametrize("watched", [True, False])
+def test_gradients_agree_with_a_dense_sum(rng, layout, weighted, watched):
     given = [inputs_of(rng) for _ in range(4)]
     scale = torch.rand(EXPERTS) + 0.5
     dy = [torch.tensor(rng.standard_normal((TOKENS, HIDDEN)), dtype=torch.float32) for _ in range(4)]
@@ -103,16 +102,17 @@ def test_gradients_agree_with_a_dense_sum(rng, layout, weighted):
         exchange = exchange_for(rank, layout=layout, alignment=2 if layout == "expert_major" else 1)
         x.requires_grad_()
         weights.requires_grad_(weighted)
-        rows = ferry.torch.dispatch(exchange, x, ids, weights if weighted else None)
-        mine = scale[rank.index * 2 : rank.index * 2 + 2]
-        if layout == "expert_padded":
-            outputs = rows.data * mine[:, None, None]
-        else:
-            row = torch.arange(len(rows.data))
-            group = (row[:, None] >= rows.row_offsets[None, 1:-1]).sum(1)
-            outputs = rows.data * mine[group][:, None]
-        y = ferry.torch.combine(exchange, outputs, rows, weights=rows.weight if weighted else None)
-        y.backward(dy[rank.index])
+        with Watch() if watched else contextlib.nullcontext():
+            rows = ferry.torch.dispatch(exchange, x, ids, weights if weighted else None)
+            mine = scale[rank.index * 2 : rank.index * 2 + 2]
+            if layout == "expert_padded":
+                outputs = rows.data * mine[:, None, None]
+            else:
+                row = torch.arange(len(rows.data))
+                group = (row[:, None] >= rows.row_offsets[None, 1:-1]).sum(1)
+                outputs = rows.data * mine[group][:, None]
+            y = ferry.torch.combine(exchange, outputs, rows, weights=rows.weight if weighted else None)
+            y.backward(dy[rank.index])
         x64, w64 = x.detach().double().requires_grad_(), weights.detach().double().requires_grad_()
         expected = dense(x64, ids, w64 if weighted else torch.ones_like(w64), scale)
         expected.backward(dy[rank.index].double())
@@ -216,26 +216,6 @@ def test_a_layer_trains_to_the_losses_of_the_dense_one(rng, recompute):
     assert np.allclose(losses[0], expected, rtol=1e-4)
 
 
-def test_operators_are_what_pytorch_expects(rng):
-    x, ids, weights = inputs_of(rng)
-
-    def body(rank):
-        exchange = exchange_for(rank)
-        handle = ferry.torch.handle_of(exchange)
-        assert handle == ferry.torch.handle_of(exchange)
-        ops = torch.ops.ferry
-        # Not all checks: a plan has its call's number in it, so that no two are equal.
-        torch.library.opcheck(ops.dispatch.default, (x.requires_grad_(), ids, weights.requires_grad_(), handle, 0),
-                              test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
-        rows = ferry.torch.dispatch(exchange, x, ids, weights)
-        outputs, weight = rows.data.detach().requires_grad_(), rows.weight.detach().requires_grad_()
-        torch.library.opcheck(ops.combine.default, (outputs, weight, rows.plan, TOKENS, handle, 0))
-
-    # In this thread: PyTorch's checks keep state by thread.
-    alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
-    body(alone.join())
-
-
 def test_compilation_without_graph_breaks(rng):
     alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
     layer = ferry.torch.MoE(alone, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, ffn=FFN, max_tokens=TOKENS)
@@ -247,3 +227,63 @@ def test_compilation_without_graph_breaks(rng):
     y.square().sum().backward()
     z.square().sum().backward()
     assert torch.allclose(eager.grad, traced.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_deep_ep_says_the_same_of_tensors_as_of_arrays(rng):
+    ids = random_ids(rng, 40, 6, 3)
+    x, weights = rng.standard_normal((40, 32)).astype(np.float32), rng.random((40, 3), np.float32)
+
+    def body(rank):
+        import ml_dtypes
+
+        buffer = deep_ep.Buffer(rank, explicitly_destroy=True)
+
+        def all_of(x, ids, weights):
+            per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 6)
+            received = buffer.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank,
+                                       num_tokens_per_expert=per_expert, topk_idx=ids, topk_weights=weights)
+            return per_rank, per_expert, in_rank, *received[1:3], received[3]
+
+        arrays = all_of(x.astype(ml_dtypes.bfloat16), ids, weights)
+        for _ in range(2):  # the second time from tables that are kept
+            tensors = all_of(torch.tensor(x).bfloat16(), torch.tensor(ids), torch.tensor(weights))
+            for tensor, array in zip(tensors[:5], arrays):
+                assert str(tensor.dtype) == f"torch.{array.dtype}" and np.array_equal(tensor.numpy(), array)
+            assert tensors[5] == arrays[5]
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_pytorch_without_its_quick_functions():
+    program = """if True:
+        import torch
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            del torch.Tensor.__dlpack_c_exchange_api__
+        if hasattr(torch._C._dynamo.guards, "_empty_strided_cpu"):
+            del torch._C._dynamo.guards._empty_strided_cpu
+        import ferry
+
+        def body(rank):
+            exchange = ferry.Exchange(rank, experts=4, top_k=1, hidden=8, max_tokens=4, format="fp32", wire="fp32")
+            x = torch.randn(8, 4).T.contiguous()
+            rows = exchange.dispatch(x, torch.arange(4)[:, None], torch.ones(4, 1))
+            assert torch.equal(rows.data[:4], x) and torch.equal(rows.weight[:4], torch.ones(4))
+            assert torch.equal(exchange.combine(rows.data, rows.plan), x)
+
+        ferry.Group.threads(1).run(body)
+        """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_tensors_outlive_the_exchange(rng):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        rows = exchange.dispatch(x, ids, weights)
+        data, before = rows.data, rows.data.clone()
+        exchange.destroy()
+        del rows, exchange
+        assert torch.equal(data, before)
+
+    ferry.Group.threads(1).run(body)

@@ -25,8 +25,10 @@ void Dispatch::prepare_arrivals() {
   arrivals_.data = arrivals_.parts[0].data;
   arrivals_.groups = groups_of(config, me);
   arrivals_.capacity = group_capacity(config, me);
-  arrivals_.counts = lane_.array<std::int32_t>(lane_.arrays.counts);
-  arrivals_.row_offsets = lane_.array<std::int32_t>(lane_.arrays.row_offsets);
+  arrivals_.counts =
+      memory.counts != nullptr ? memory.counts : lane_.array<std::int32_t>(lane_.arrays.counts);
+  arrivals_.row_offsets = memory.row_offsets != nullptr ? memory.row_offsets
+                                                        : lane_.array<std::int32_t>(lane_.arrays.row_offsets);
   arrivals_.total = arrivals_.row_offsets + arrivals_.groups;
   arrivals_.group_expert = lane_.array<std::int32_t>(lane_.arrays.group_expert);
   arrivals_.source = plan_.sources;
@@ -38,7 +40,9 @@ void Dispatch::prepare_arrivals() {
         memory.local_ids != nullptr ? memory.local_ids : lane_.array<std::int32_t>(lane_.arrays.local_ids);
   }
   arrivals_.group_of_row = memory.group_of_row;
-  if (call_.dot_rows != nullptr) arrivals_.dots = lane_.array<float>(lane_.arrays.dots);
+  if (call_.dot_rows != nullptr) {
+    arrivals_.dots = memory.dots != nullptr ? memory.dots : lane_.array<float>(lane_.arrays.dots);
+  }
   arrivals_.host = &lane_.totals;
   arrivals_.call = lane_.channel.call();
   arrivals_.plan = replay_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));
@@ -115,8 +119,8 @@ void Dispatch::compute_row(const Row& row, std::int32_t to, float weight) {
 void Dispatch::write_groups() {
   const Config& config = shared_.config;
   const int me = shared_.me();
-  auto* counts = lane_.array<std::int32_t>(lane_.arrays.counts);
-  auto* offsets = lane_.array<std::int32_t>(lane_.arrays.row_offsets);
+  auto* counts = const_cast<std::int32_t*>(arrivals_.counts);
+  auto* offsets = const_cast<std::int32_t*>(arrivals_.row_offsets);
   auto* experts = lane_.array<std::int32_t>(lane_.arrays.group_expert);
   const bool padded = config.layout == Layout::expert_padded;
   for (int group = 0; group < arrivals_.groups; ++group) {

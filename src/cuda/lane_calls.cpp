@@ -104,15 +104,17 @@ void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments
   }
   arguments.own_memory = config.own_arrivals && memory.parts[0] == nullptr;
   arguments.plan = view_plan(plan.storage(), view_.plan_shape);
-  arguments.counts = array<std::int32_t>(arrays_.counts);
-  arguments.row_offsets = array<std::int32_t>(arrays_.row_offsets);
+  arguments.counts = memory.counts != nullptr ? memory.counts : array<std::int32_t>(arrays_.counts);
+  arguments.row_offsets =
+      memory.row_offsets != nullptr ? memory.row_offsets : array<std::int32_t>(arrays_.row_offsets);
   if (call.weights != nullptr)
     arguments.weight = memory.weight != nullptr ? memory.weight : array<float>(arrays_.weight);
   if (rank_major)
     arguments.local_ids =
         memory.local_ids != nullptr ? memory.local_ids : array<std::int32_t>(arrays_.local_ids);
   arguments.group_of_row = memory.group_of_row;
-  if (call.dot_rows != nullptr) arguments.dots = array<float>(arrays_.dots);
+  if (call.dot_rows != nullptr)
+    arguments.dots = memory.dots != nullptr ? memory.dots : array<float>(arrays_.dots);
 
   arrivals.data = arrivals.parts[0].data;
   arrivals.groups = groups_of(config, view_.rank);

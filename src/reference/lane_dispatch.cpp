@@ -207,9 +207,12 @@ void Lane::write_arrivals(const World& world, const Places& places) {
   arrivals_.data = arrivals_.parts[0].data;
   arrivals_.groups = static_cast<int>(here.counts.size());
   arrivals_.capacity = here.capacity;
-  arrivals_.counts = arrived_.counts.data();
-  arrivals_.row_offsets = arrived_.row_offsets.data();
-  arrivals_.total = &arrived_.row_offsets.back();
+  const auto placed = [](std::vector<std::int32_t>& own, std::int32_t* given) {
+    return given != nullptr ? (std::copy(own.begin(), own.end(), given), given) : own.data();
+  };
+  arrivals_.counts = placed(arrived_.counts, memory.counts);
+  arrivals_.row_offsets = placed(arrived_.row_offsets, memory.row_offsets);
+  arrivals_.total = arrivals_.row_offsets + arrivals_.groups;
   arrivals_.group_expert = arrived_.group_expert.data();
   arrivals_.source = arrivals_.plan.sources().data();
   if (world.weighted) arrivals_.weight = data_of(arrived_.notes.weight);
@@ -230,6 +233,10 @@ void Lane::write_arrivals(const World& world, const Places& places) {
     arrived_.dots = row_dots(world, places, shared_.me(), static_cast<const std::byte*>(dispatch_.dot_rows),
                              shared_.config.wire);
     arrivals_.dots = data_of(arrived_.dots);
+    if (memory.dots != nullptr) {
+      copy_defined(here.rows, arrived_.dots, 1, memory.dots);
+      arrivals_.dots = memory.dots;
+    }
   }
   arrivals_.host = &arrived_.totals;
   arrivals_.call = channel_.call();

@@ -55,6 +55,9 @@ DispatchOptions CallMemory::given(DispatchOptions options) {
   options.memory.local_ids = given(options.memory.local_ids);
   options.memory.group_of_row = given(options.memory.group_of_row);
   options.memory.plan = given(options.memory.plan);
+  options.memory.counts = given(options.memory.counts);
+  options.memory.row_offsets = given(options.memory.row_offsets);
+  options.memory.dots = given(options.memory.dots);
   options.dot_rows = give(options.dot_rows);
   return options;
 }

@@ -61,11 +61,18 @@ void DispatchPlay::make_memory() {
   local_ids_ = Buffer(capacity_rows_ * slots * 4);
   group_of_row_ = Buffer(capacity_rows_ * 4);
   plan_ = Buffer(plan_bytes(case_.config, case_.ranks));
+  const auto groups = static_cast<std::int64_t>(places_.counts.size());
+  counts_ = Buffer(groups * 4);
+  row_offsets_ = Buffer((groups + 1) * 4);
+  dots_ = Buffer(capacity_rows_ * 4);
   options_.memory.weight = weight_.as<float>();
   options_.memory.local_ids =
       case_.config.layout == Layout::rank_major ? local_ids_.as<std::int32_t>() : nullptr;
   options_.memory.group_of_row = group_of_row_.as<std::int32_t>();
   options_.memory.plan = plan_.data();
+  options_.memory.counts = counts_.as<std::int32_t>();
+  options_.memory.row_offsets = row_offsets_.as<std::int32_t>();
+  options_.memory.dots = dots_.as<float>();
 }
 
 const float* DispatchPlay::weights() {
@@ -140,6 +147,9 @@ void DispatchPlay::require_guards() const {
   local_ids_.require_guards("local_ids");
   group_of_row_.require_guards("group_of_row");
   plan_.require_guards("plan");
+  counts_.require_guards("counts");
+  row_offsets_.require_guards("row_offsets");
+  dots_.require_guards("dots");
 }
 
 void DispatchPlay::compare() {
@@ -161,6 +171,11 @@ void DispatchPlay::compare_groups() const {
   require_equal(arrivals_.groups, groups, "groups");
   require_equal(arrivals_.capacity, places_.capacity, "capacity");
   require_equal(exchange_.capacity(), places_.capacity, "Exchange::capacity");
+  if (case_.caller_memory) {
+    const bool given = static_cast<const void*>(arrivals_.counts) == counts_.data() &&
+                       static_cast<const void*>(arrivals_.row_offsets) == row_offsets_.data();
+    require(given, "counts or row_offsets: not in the memory that was given");
+  }
   require_equal_lists<std::int32_t>(arrivals_.counts, places_.counts, "counts");
   require_equal_lists<std::int32_t>(arrivals_.row_offsets, places_.row_offsets, "row_offsets");
   require_equal_lists<std::int32_t>(arrivals_.group_expert, places_.group_expert, "group_expert");
@@ -232,9 +247,14 @@ void DispatchPlay::compare_notes() const {
   if (case_.caller_memory) {
     compare_note("group_of_row", arrivals_.group_of_row, group_of_row_, notes.group_of_row, 1);
     plan_.require_guards("plan");
+    counts_.require_guards("counts");
+    row_offsets_.require_guards("row_offsets");
+    dots_.require_guards("dots");
   }
   if (!case_.dots) return;
   require(arrivals_.dots != nullptr, "no dots");
+  require(!case_.caller_memory || static_cast<const void*>(arrivals_.dots) == dots_.data(),
+          "dots: not in the memory that was given");
   const std::vector<float> dots =
       reference::row_dots(step_.world, step_.places, rank_, dot_values_.data(), case_.config.wire);
   const std::size_t bytes = dots.size() * sizeof(float);

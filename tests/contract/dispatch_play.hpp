@@ -67,7 +67,7 @@ class DispatchPlay {
   std::vector<Buffer> inputs_;
   Buffer ids_, weights_, dot_rows_;
   std::vector<Buffer> parts_;
-  Buffer weight_, local_ids_, group_of_row_, plan_;
+  Buffer weight_, local_ids_, group_of_row_, plan_, counts_, row_offsets_, dots_;
   std::vector<std::byte> dot_values_;
   Tokens tokens_;
   DispatchOptions options_;

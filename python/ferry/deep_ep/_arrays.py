@@ -50,11 +50,18 @@ class NumpyArrays:
     def count(self, values, length):
         """int32 [length]: how often 0 to length - 1 stand in `values`; negative ones are left out."""
         values = values.ravel()
-        return self.numpy.bincount(values[values >= 0], minlength=length).astype(self.numpy.int32)
+        return self.count_places(values[values >= 0], length)
+
+    def count_places(self, values, length):
+        """The same of int64 where none is negative."""
+        return self.numpy.bincount(values.ravel(), minlength=length).astype(self.numpy.int32)
+
+    def on_host(self, array):
+        return array
 
 
 class TorchArrays:
-    """Tensors of PyTorch, on the device of the one they go with. Nothing here waits for a device."""
+    """Tensors of PyTorch, on the device of the one they go with. Only of_list and on_host wait for the device."""
 
     def __init__(self, on_device):
         import torch
@@ -93,10 +100,16 @@ class TorchArrays:
         return self.torch.where(condition, array, value)
 
     def count(self, values, length):
-        values = values.reshape(-1).to(self.torch.int64)
-        counts = self.torch.zeros(length + 1, dtype=self.torch.int32, device=values.device)
-        places = self.torch.where(values >= 0, values, length)
-        return counts.scatter_add_(0, places, self.torch.ones_like(places, dtype=self.torch.int32))[:length]
+        values = values.to(self.torch.int64)
+        return self.count_places(self.torch.where(values >= 0, values, length), length + 1)[:length]
+
+    def count_places(self, values, length):
+        counts = self.torch.zeros(length, dtype=self.torch.int32, device=values.device)
+        one = counts.new_ones(()).expand(values.numel())  # a kernel over one number, not over all of them
+        return counts.scatter_add_(0, values.reshape(-1), one)
+
+    def on_host(self, array):
+        return array.cpu()
 
 
 @functools.cache

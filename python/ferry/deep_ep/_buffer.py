@@ -10,7 +10,7 @@ from ferry.deep_ep._arrays import arrays_of
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
 from ferry.deep_ep._events import EventHandle, EventOverlap, Streams
 from ferry.deep_ep._exchanges import Exchanges, group_of
-from ferry.deep_ep._layout import token_counts
+from ferry.deep_ep._layout import Tables, token_counts
 
 
 class Buffer:
@@ -53,6 +53,7 @@ class Buffer:
         self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         self.runtime = self.exchanges.group
         self._streams = Streams()
+        self._tables = {}
 
     @property
     def channels(self) -> int:
@@ -117,12 +118,11 @@ class Buffer:
         for ids [T, K], -1 where a slot is not used.
         """
         arrays = arrays_of(topk_idx)
-        placement = ferry.Placement.blocks(num_experts, self.group_size)
         with self._streams.call(arrays, [topk_idx], previous_event, async_finish) as call:
-            places = [placement.place(expert)[0] for expert in range(num_experts)]
-            rank_of_expert = arrays.of_list(places, "int64", topk_idx)
-            per_rank, per_expert, in_rank = token_counts(
-                arrays, topk_idx, rank_of_expert, self.group_size, num_experts)
+            key = (arrays, num_experts, topk_idx.device if arrays.on_device else None)
+            if key not in self._tables:
+                self._tables[key] = Tables(arrays, topk_idx, num_experts, self.group_size)
+            per_rank, per_expert, in_rank = token_counts(arrays, topk_idx, self._tables[key])
             call.outputs = [per_rank, per_expert, in_rank]
         return per_rank, None, per_expert, in_rank, call.event
 

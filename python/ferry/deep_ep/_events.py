@@ -80,11 +80,12 @@ class Streams:
             stream.wait_stream(current)
         self._follow(torch, stream)
         call = _Call()
+        if not private:  # the event is none: nothing is asynchronous
+            yield call
+            return
         with torch.cuda.stream(stream):
             yield call
             call.event = EventOverlap(EventHandle() if async_finish else None)
-        if not private:
-            return
         # Their memory is not given to others before the other stream has done with it.
         for tensor in inputs:
             tensor.record_stream(stream)

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import ferry
 
-def token_counts(arrays, topk_idx, rank_of_expert, ranks, experts):
+
+class Tables:
+    """What token_counts looks up: the rank of every expert, behind them R for slots without one; all ranks.
+
+    On devices they are copied when made, which waits: ready for any stream.
+    """
+
+    def __init__(self, arrays, like, experts, ranks):
+        placement = ferry.Placement.blocks(experts, ranks)
+        places = [placement.place(expert)[0] for expert in range(experts)]
+        self.rank_of_expert = arrays.of_list([*places, ranks], "int64", like)
+        self.ranks = arrays.of_list(list(range(ranks)), "int64", like)
+
+
+def token_counts(arrays, topk_idx, tables):
     """(tokens to each rank int32 [R], pairs of each expert int32 [E], token goes to rank bool [T, R])."""
+    experts = len(tables.rank_of_expert) - 1
     ids = arrays.to(topk_idx, "int64")
-    used = ids >= 0
-    of_slot = arrays.where(used, rank_of_expert[arrays.where(used, ids, 0)], -1)
-    in_rank = (of_slot[:, :, None] == arrays.arange(ranks, "int64", topk_idx)).any(1)
-    per_rank = arrays.to(arrays.to(in_rank, "int32").sum(0), "int32")
-    return per_rank, arrays.count(ids, experts), in_rank
+    expert = arrays.where(ids >= 0, ids, experts)
+    in_rank = (tables.rank_of_expert[expert][:, :, None] == tables.ranks).any(1)
+    return in_rank.sum(0, dtype=arrays.type("int32")), arrays.count_places(expert, experts + 1)[:experts], in_rank
 
 
 def ids_of_ranks(arrays, is_token_in_rank):

@@ -99,10 +99,10 @@ class Memory:
         return ferry.ArrivalsMemory(self.parts, weight=self.weight, local_ids=self.local_ids, plan=self.plan)
 
 
-def pairs_of_local_experts(exchange, plan) -> list:
+def pairs_of_local_experts(arrays, exchange, plan) -> list:
     """(token, expert) pairs that came for each expert of this rank. Waits for the device."""
     mine = exchange.config.placement.experts_of(exchange.rank)
-    return plan.counts[:, mine[0] : mine[-1] + 1].sum(0).tolist() if mine else []
+    return arrays.on_host(plan.counts)[:, mine[0] : mine[-1] + 1].sum(0).tolist() if mine else []
 
 
 def pairs_as_told(rank, num_tokens_per_expert) -> list:
@@ -131,16 +131,16 @@ def dispatch_new(
         rows.plan.vouch(min(worst, exchange.capacity))
     else:
         count = rows.wait_total()
+    # Put on the stream before the counts are read, which waits for it.
+    recv_x = what.hand_out(arrays, memory.parts, count)
+    recv_idx = arrays.to(memory.local_ids[:count], arrays.type_name(topk_idx)) if given else None
+    if worst <= 0:
         if given:
-            counts = pairs_of_local_experts(exchange, rows.plan)
+            counts = pairs_of_local_experts(arrays, exchange, rows.plan)
         else:
             counts = pairs_as_told(buffer.exchanges.rank, num_tokens_per_expert)
         counts = _layout.rounded_up(counts, alignment)
-    recv_x = what.hand_out(arrays, memory.parts, count)
-    if not given:
-        return recv_x, None, None, counts, handle
-    recv_idx = arrays.to(memory.local_ids[:count], arrays.type_name(topk_idx))
-    return recv_x, recv_idx, memory.weight[:count], counts, handle
+    return recv_x, recv_idx, memory.weight[:count] if given else None, counts, handle
 
 
 def dispatch_again(arrays, what, handle, sm_limit):

@@ -7,8 +7,32 @@ from typing import NamedTuple
 import torch
 
 import ferry
-from ferry.torch import _operators  # noqa: F401  (registers torch.ops.ferry)
+from ferry.torch import _operators
 from ferry.torch._registry import handle_of
+
+
+_REGISTERED = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
+_KERNELS = _operators.dispatch, _operators.combine
+_RECORDED = _operators.RecordedDispatch.apply, _operators.RecordedCombine.apply
+
+
+def _operators_for(tensor, indices, weights):
+    """Dispatch and combine: the registered ones where somebody traces or watches, else what PyTorch would run then.
+
+    Its own way there leads through several layers in Python, which take longer than the rest of a call from it.
+    """
+    if torch.compiler.is_compiling():
+        return _REGISTERED
+    plain = torch.Tensor
+    if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
+        return _REGISTERED
+    c = torch._C
+    if not (tensor.is_cuda or tensor.is_cpu) or c._len_torch_dispatch_stack() or c._len_torch_function_stack():
+        return _REGISTERED
+    if c._functorch.maybe_current_level() is not None or c._get_tracing_state() or torch.autograd._profiler_enabled():
+        return _REGISTERED
+    wanted = tensor.requires_grad or (weights is not None and weights.requires_grad)
+    return _RECORDED if wanted and torch.is_grad_enabled() else _KERNELS
 
 
 class Rows(NamedTuple):
@@ -44,7 +68,8 @@ def dispatch(
     ferry.UsageError for layouts and formats without gradients, and what Exchange.dispatch raises.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    return Rows(*torch.ops.ferry.dispatch(x, ids, weights, handle, lane), tokens=x.shape[0])
+    operator, _ = _operators_for(x, ids, weights)
+    return Rows(*operator(x, ids, weights, handle, lane), x.shape[0])
 
 
 def combine(
@@ -61,4 +86,5 @@ def combine(
     lies past them.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    return torch.ops.ferry.combine(outputs, weights, rows.plan, rows.tokens, handle, lane)
+    _, operator = _operators_for(outputs, rows.plan, weights)
+    return operator(outputs, weights, rows.plan, rows.tokens, handle, lane)

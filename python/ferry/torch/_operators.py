@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 import ferry
+from ferry import _core
 from ferry.torch._registry import exchange_of
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _library = torch.library.Library("ferry", "DEF")
 _library.define(
@@ -37,37 +36,12 @@ def _groups(exchange):
     return exchange.ranks if config.layout == "rank_major" else len(config.placement.experts_of(exchange.rank))
 
 
-def _require_differentiable(exchange):
-    config = exchange.config
-    if config.layout == "rank_major" or config.format not in _DTYPES:
-        raise ferry.UsageError(
-            f"ferry.torch: layout 'expert_major' or 'expert_padded' and format bf16, fp16 or fp32 are needed, the "
-            f"exchange has {config.layout} and {config.format}")
-
-
-def _plan_over(exchange, plan, tokens, rows):
-    made = exchange.plan_over(plan, tokens)
-    made.vouch(rows)
-    return made
-
-
 def _plan_memory(exchange, like):
     return like.new_empty((ferry.plan_bytes(exchange.config, exchange.ranks),), dtype=torch.uint8)
 
 
-# Rows past the last are zero and not undefined: products with a gradient of zero stay zero.
-def _zero_rows(exchange, like):
-    return like.new_zeros(_rows_shape(exchange))
-
-
-def _dispatch(x, ids, weights, exchange, lane):
-    exchange = exchange_of(exchange)
-    _require_differentiable(exchange)
-    data, plan = _zero_rows(exchange, x), _plan_memory(exchange, x)
-    weight = x.new_zeros((_rows(exchange),), dtype=torch.float32)
-    memory = ferry.ArrivalsMemory(data, weight=weight, plan=plan)
-    rows = exchange.dispatch(x.detach(), ids, None if weights is None else weights.detach(), lane=lane, memory=memory)
-    return data, weight, rows.counts.clone(), rows.row_offsets.clone(), rows.source.clone(), plan
+def dispatch(x, ids, weights, exchange, lane):
+    return _core._dispatch_rows(exchange_of(exchange), x, ids, weights, lane)
 
 
 def _fake_dispatch(x, ids, weights, exchange, lane):
@@ -82,12 +56,10 @@ def _fake_dispatch(x, ids, weights, exchange, lane):
 
 
 def _dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane):
-    exchange = exchange_of(exchange)
-    plan = _plan_over(exchange, plan, tokens, _rows(exchange))
-    d_data = d_data.contiguous()
+    exchange, d_data = exchange_of(exchange), d_data.contiguous()
     if d_weight is None:
-        return exchange.combine(d_data, plan, lane=lane), d_data.new_empty((0,), dtype=torch.float32)
-    return exchange.combine(d_data, plan, row_values=d_weight.contiguous(), lane=lane)
+        return _core._combine_rows(exchange, d_data, None, plan, tokens, lane), d_data.new_empty((0,), dtype=torch.float32)
+    return _core._combine_rows(exchange, d_data, None, plan, tokens, lane, d_weight.contiguous())
 
 
 def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane):
@@ -96,11 +68,9 @@ def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane):
     return d_data.new_empty((tokens, config.hidden)), d_data.new_empty(weights, dtype=torch.float32)
 
 
-def _combine(outputs, weights, plan, tokens, exchange, lane):
-    exchange = exchange_of(exchange)
-    plan = _plan_over(exchange, plan, tokens, outputs.numel() // exchange.config.hidden)
-    weights = None if weights is None else weights.detach().contiguous()
-    return exchange.combine(outputs.detach().contiguous(), plan, weights=weights, lane=lane)
+def combine(outputs, weights, plan, tokens, exchange, lane):
+    weights = None if weights is None else weights.contiguous()
+    return _core._combine_rows(exchange_of(exchange), outputs.contiguous(), weights, plan, tokens, lane)
 
 
 def _fake_combine(outputs, weights, plan, tokens, exchange, lane):
@@ -108,29 +78,19 @@ def _fake_combine(outputs, weights, plan, tokens, exchange, lane):
 
 
 def _combine_backward(d_result, outputs, weights, plan, exchange, lane):
-    exchange = exchange_of(exchange)
-    hidden = exchange.config.hidden
-    made = _plan_over(exchange, plan, d_result.shape[0], outputs.numel() // hidden)
-    data = _zero_rows(exchange, d_result)
-    dot_rows = None if weights is None else outputs.contiguous()
-    rows = exchange.dispatch(d_result.contiguous(), made, lane=lane, dot_rows=dot_rows, memory=ferry.ArrivalsMemory(data))
-    d_rows = data.reshape(-1, hidden)[: outputs.numel() // hidden]
+    hidden = outputs.shape[-1]
+    count = outputs.numel() // hidden
+    multiplied = None if weights is None else outputs.contiguous()
+    data, dots = _core._gradient_rows(exchange_of(exchange), d_result.contiguous(), multiplied, plan, count, lane)
+    d_rows = data.reshape(-1, hidden)[:count]
     if weights is None:
         return d_rows.reshape(outputs.shape).to(outputs.dtype), d_rows.new_empty((0,), dtype=torch.float32)
-    here = torch.arange(len(weights), device=weights.device)
-    d_weight = torch.where(_is_row(rows, here), rows.dots[: len(weights)], 0)
-    d_rows = (d_rows.float() * weights[: len(d_rows), None]).to(outputs.dtype)
-    return d_rows.reshape(outputs.shape), d_weight
-
-
-def _is_row(rows, here):
-    """Which rows the call has written: padding and what lies past it have no defined products."""
-    return (here < rows.total) & (rows.source[: len(here), 0] >= 0) if rows.data.dim() == 2 else _is_padded_row(rows, here)
-
-
-def _is_padded_row(rows, here):
-    group = torch.div(here, rows.capacity, rounding_mode="floor")
-    return here - group * rows.capacity < rows.counts[group]
+    scale = weights[:count, None]
+    if d_rows.dtype == outputs.dtype:  # in fp32, rounded once, without a copy in fp32
+        d_rows.mul_(scale)
+    else:
+        d_rows = (d_rows.float() * scale).to(outputs.dtype)
+    return d_rows.reshape(outputs.shape), dots[: len(weights)]
 
 
 def _fake_combine_backward(d_result, outputs, weights, plan, exchange, lane):
@@ -139,9 +99,9 @@ def _fake_combine_backward(d_result, outputs, weights, plan, exchange, lane):
 
 
 for _name, _kernel, _fake in (
-    ("dispatch", _dispatch, _fake_dispatch),
+    ("dispatch", dispatch, _fake_dispatch),
     ("dispatch_backward", _dispatch_backward, _fake_dispatch_backward),
-    ("combine", _combine, _fake_combine),
+    ("combine", combine, _fake_combine),
     ("combine_backward", _combine_backward, _fake_combine_backward),
 ):
     for _key in ("CPU", "CUDA"):
@@ -158,7 +118,7 @@ def _keep_of_dispatch(ctx, inputs, output):
 
 def _gradients_of_dispatch(ctx, d_data, d_weight, *_):
     (plan,) = ctx.saved_tensors
-    d_x, d_weights = torch.ops.ferry.dispatch_backward(
+    d_x, d_weights = torch.ops.ferry.dispatch_backward.default(
         d_data, d_weight if ctx.weighted else None, plan, ctx.tokens, ctx.exchange, ctx.lane)
     return d_x, None, d_weights if ctx.weighted else None, None, None
 
@@ -171,7 +131,7 @@ def _keep_of_combine(ctx, inputs, output):
 
 def _gradients_of_combine(ctx, d_result):
     outputs, plan, *weights = ctx.saved_tensors
-    d_outputs, d_weight = torch.ops.ferry.combine_backward(
+    d_outputs, d_weight = torch.ops.ferry.combine_backward.default(
         d_result, outputs, weights[0] if weights else None, plan, ctx.exchange, ctx.lane)
     return d_outputs, d_weight if ctx.weighted else None, None, None, None, None
 
@@ -179,3 +139,27 @@ def _gradients_of_combine(ctx, d_result):
 torch.library.register_autograd(
     "ferry::dispatch", _gradients_of_dispatch, setup_context=_keep_of_dispatch, lib=_library)
 torch.library.register_autograd("ferry::combine", _gradients_of_combine, setup_context=_keep_of_combine, lib=_library)
+
+
+class RecordedDispatch(torch.autograd.Function):
+    """The operator, for autograd as it is without modes: fewer layers of Python than PyTorch puts in between."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = dispatch(*inputs)
+        _keep_of_dispatch(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients_of_dispatch)
+
+
+class RecordedCombine(torch.autograd.Function):
+    """As RecordedDispatch."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = combine(*inputs)
+        _keep_of_combine(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients_of_combine)

@@ -1,0 +1,183 @@
+// What the registered operators of ferry.torch do with tensors, each in one call from Python: whole
+// capacities in memory of their own, for autograd keeps what they return as long as it likes.
+#include <cstring>
+
+#include "bindings.hpp"
+#include "combine.hpp"
+#include "core/configuration.hpp"
+#include "core/text.hpp"
+#include "dispatch.hpp"
+#include "ferry/error.hpp"
+#include "framework.hpp"
+
+namespace ferry::python {
+
+using namespace nb::literals;
+
+namespace {
+
+void require_differentiable(const Config& config) {
+  const FormatKind kind = config.format.kind;
+  const bool values = kind == FormatKind::bf16 || kind == FormatKind::fp16 || kind == FormatKind::fp32;
+  if (values && config.layout != Layout::rank_major) return;
+  throw UsageError(str(
+      "ferry.torch: layout 'expert_major' or 'expert_padded' and format bf16, fp16 or fp32 are needed, the "
+      "exchange has ",
+      to_string(config.layout), " and ", to_string(config.format)));
+}
+
+void clear_memory(void* memory, std::int64_t bytes, Device where, Stream stream) {
+  if (bytes == 0) return;
+  if (!is_host(where)) return clear_on_device(memory, bytes, stream.handle);
+  std::memset(memory, 0, static_cast<std::size_t>(bytes));
+}
+
+void copy_memory(void* to, const void* from, std::int64_t bytes, Device where, Stream stream) {
+  if (bytes == 0) return;
+  if (!is_host(where)) return copy_on_device(to, from, bytes, stream.handle);
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+template <class T>
+nb::object make(Element element, const Shape& shape, Device where, T*& data) {
+  nb::object made = new_tensor(element, shape, where);
+  data = static_cast<T*>(look_at(made, "memory").data);
+  return made;
+}
+
+// What a dispatch hands out, all of it in tensors of its own.
+class NewRows {
+ public:
+  NewRows(const PyExchange& self, Element element)
+      : sizes_(self.sizes_of_rows()), where_(self.state().where) {
+    const std::int64_t rows = sizes_.rows;
+    memory.parts = make(element, sizes_.shape, where_, to.parts[0]);
+    memory.weight = make(kFp32, {rows}, where_, to.weight);
+    memory.counts = make(kInt32, {sizes_.groups}, where_, to.counts);
+    memory.row_offsets = make(kInt32, {sizes_.groups + 1}, where_, to.row_offsets);
+    memory.plan = make(kByte, {sizes_.plan_bytes}, where_, to.plan);
+    source_ = make(kInt32, {rows, 3}, where_, source_data_);
+    data_bytes_ = rows * sizes_.shape.back() * element.bits / 8;
+  }
+
+  // Rows past the last are zero and not undefined: products with a gradient of zero stay zero.
+  void clear_rows(Stream stream) const {
+    clear_memory(to.parts[0], data_bytes_, where_, stream);
+    clear_memory(to.weight, sizes_.rows * 4, where_, stream);
+  }
+
+  // The plan's, which autograd keeps, stay as they are.
+  void copy_source(const Arrivals& arrivals, Stream stream) const {
+    copy_memory(source_data_, arrivals.source, sizes_.rows * static_cast<std::int64_t>(sizeof(Source)),
+                where_, stream);
+  }
+
+  nb::tuple all() const {
+    return nb::make_tuple(memory.parts, memory.weight, memory.counts, memory.row_offsets, source_,
+                          memory.plan);
+  }
+
+  PyMemory memory;
+  ArrivalsMemory to;
+
+ private:
+  const RowSizes& sizes_;
+  Device where_;
+  std::int64_t data_bytes_ = 0;
+  nb::object source_;
+  Source* source_data_ = nullptr;
+};
+
+nb::tuple dispatch_rows(PyExchange& self, const nb::object& x, const nb::object& ids,
+                        const nb::object& weights, int lane) {
+  require_differentiable(self.config());
+  const DispatchArguments given{.tokens = x, .ids = ids, .weights = weights, .lane = lane};
+  InCall call(self, lane);
+  DispatchInput in(call.where(), Gradients::recorded);
+  std::optional<NewRows> made;
+  call.or_refuse({Operation::dispatch}, [&] {
+    read_dispatch(self, call, given, in);
+    made.emplace(self, in.elements[0]);
+  });
+  in.context.memory = made->memory;
+  in.options.memory = made->to;
+  begin_dispatch(self, in);
+  {
+    const nb::gil_scoped_release unlocked;
+    made->clear_rows(call.stream());
+    const Arrivals arrivals =
+        call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
+    made->copy_source(arrivals, call.stream());
+  }
+  return made->all();
+}
+
+PyPlan plan_of_rows(const PyExchange& self, const nb::object& storage, std::int64_t tokens,
+                    std::int64_t rows) {
+  PyPlan plan = plan_over(self, storage, tokens);
+  plan.most_rows = rows;
+  return plan;
+}
+
+// Backward of combine: (d_result by the plan, its products with `outputs` or nothing), zero where no row is.
+nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
+                        const nb::object& storage, std::int64_t rows, int lane) {
+  InCall call(self, lane);
+  DispatchArguments given{.tokens = d_result, .lane = lane, .dot_rows = outputs};
+  DispatchInput in(call.where(), Gradients::recorded);
+  const RowSizes& sizes = self.sizes_of_rows();
+  PyMemory memory;
+  ArrivalsMemory to;
+  call.or_refuse({Operation::dispatch}, [&] {
+    const Shape shape = look_at(d_result, "tokens").shape;
+    given.ids = nb::cast(plan_of_rows(self, storage, shape.empty() ? -1 : shape[0], rows));
+    read_dispatch(self, call, given, in);
+    memory.parts = make(in.elements[0], sizes.shape, call.where(), to.parts[0]);
+    if (!outputs.is_none()) memory.dots = make(kFp32, {sizes.rows}, call.where(), to.dots);
+  });
+  in.context.memory = memory;
+  in.options.memory = to;
+  begin_dispatch(self, in);
+  {
+    const nb::gil_scoped_release unlocked;
+    const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
+    clear_memory(to.parts[0], sizes.rows * row_bytes, call.where(), call.stream());
+    if (to.dots != nullptr) clear_memory(to.dots, sizes.rows * 4, call.where(), call.stream());
+    call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream());
+  }
+  return nb::make_tuple(memory.parts, memory.dots);
+}
+
+// The caller's word is that there are no more rows than `outputs` has.
+nb::object combine_rows(PyExchange& self, const nb::object& outputs, const nb::object& weights,
+                        const nb::object& storage, std::int64_t tokens, int lane,
+                        const nb::object& row_values) {
+  InCall call(self, lane);
+  CombineInput in(call.where(), Gradients::recorded);
+  CombineArguments given{.outputs = outputs, .weights = weights, .row_values = row_values, .lane = lane};
+  call.or_refuse({Operation::combine}, [&] {
+    std::int64_t elements = 1;
+    for (const std::int64_t length : look_at(outputs, "outputs").shape) elements *= length;
+    given.plan = nb::cast(plan_of_rows(self, storage, tokens, elements / self.config().hidden));
+    read_combine(self, call, given, in);
+  });
+  {
+    const nb::gil_scoped_release unlocked;
+    call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, call.stream());
+  }
+  return given_back(in);
+}
+
+}  // namespace
+
+void bind_operators(nb::module_& module) {
+  module.def("_dispatch_rows", &dispatch_rows, "exchange"_a, "x"_a, "ids"_a, "weights"_a.none(), "lane"_a,
+             "Of ferry.torch: (data, weight, counts, row_offsets, source, plan), tensors of their own.");
+  module.def("_gradient_rows", &gradient_rows, "exchange"_a, "d_result"_a, "outputs"_a.none(), "plan"_a,
+             "rows"_a, "lane"_a, "Of ferry.torch: (rows of d_result, their products with outputs or None).");
+  module.def("_combine_rows", &combine_rows, "exchange"_a, "outputs"_a, "weights"_a.none(), "plan"_a,
+             "tokens"_a, "lane"_a, "row_values"_a = nb::none(),
+             "Of ferry.torch: what Exchange.combine returns, for a plan's storage.");
+}
+
+}  // namespace ferry::python

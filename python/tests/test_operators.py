@@ -1,0 +1,126 @@
+"""The registered operators themselves: what they return, refuse and show to PyTorch."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ferry
+import ferry.torch
+from torch_exchange import TOKENS, Watch, exchange_for, inputs_of
+
+
+@pytest.fixture(autouse=True)
+def seeded(rng):
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    torch.set_num_threads(1)
+
+
+def test_operators_are_what_pytorch_expects(rng):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        handle = ferry.torch.handle_of(exchange)
+        assert handle == ferry.torch.handle_of(exchange)
+        ops = torch.ops.ferry
+        # Not all checks: a plan has its call's number in it, so that no two are equal.
+        torch.library.opcheck(ops.dispatch.default, (x.requires_grad_(), ids, weights.requires_grad_(), handle, 0),
+                              test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        outputs, weight = rows.data.detach().requires_grad_(), rows.weight.detach().requires_grad_()
+        torch.library.opcheck(ops.combine.default, (outputs, weight, rows.plan, TOKENS, handle, 0))
+
+    # In this thread: PyTorch's checks keep state by thread.
+    alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
+    body(alone.join())
+
+
+def test_operators_with_and_without_gradients_give_the_same(rng):
+    given = [inputs_of(rng) for _ in range(2)]
+
+    def body(rank):
+        x, ids, weights = given[rank.index]
+        exchange = exchange_for(rank, alignment=4)
+        for _ in range(2):
+            x, weights = x.detach().clone(), weights.detach().clone()
+            rows = ferry.torch.dispatch(exchange, x, ids, weights)
+            recorded = ferry.torch.dispatch(exchange, x.requires_grad_(), ids, weights.requires_grad_())
+            assert recorded.data.requires_grad and recorded.weight.requires_grad and not rows.data.requires_grad
+            ours, theirs = rows[:5], recorded[:5]
+            total = int(rows.row_offsets[-1])
+            for name, one, other in zip(rows._fields, ours, theirs):
+                if name == "source":  # not defined past the last
+                    one, other = one[:total], other[:total]
+                assert torch.equal(one, other), name
+            assert not rows.data[total:].any() and not rows.weight[total:].any()
+            y = ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+            with torch.no_grad():
+                assert torch.equal(y, ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight))
+            assert ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight).requires_grad
+            assert torch.equal(y, ferry.torch.combine(exchange, rows.data.T.contiguous().T, rows, weights=rows.weight))
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_who_watches_operators_sees_them(rng):
+    x, ids, weights = inputs_of(rng)
+
+    class Tensor(torch.Tensor):
+        pass
+
+    def both(exchange, x, ids):
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        return rows, ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+
+    # In this thread, as above.
+    exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
+    plain, y = both(exchange, x, ids)
+    with Watch() as watch:
+        both(exchange, x, ids)
+    assert [name for name in watch.seen if "ferry" in name] == ["ferry.dispatch.default", "ferry.combine.default"]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        both(exchange, x, ids)
+    assert {"ferry::dispatch", "ferry::combine"} <= {event.key for event in profile.key_averages()}
+    subclassed = ferry.torch.dispatch(exchange, x, ids.as_subclass(Tensor), weights)
+    assert torch.equal(subclassed.data, plain.data)
+    meta = ferry.torch.dispatch(exchange, *(tensor.to("meta") for tensor in (x, ids, weights)))
+    assert meta.data.is_meta and meta.data.shape == plain.data.shape
+
+
+def test_what_operators_return_is_their_own(rng):
+    first, second = inputs_of(rng), inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        rows = ferry.torch.dispatch(exchange, *first)
+        tensors = rows[:6]
+        assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 6
+        before = [tensor.clone() for tensor in tensors]
+        last = exchange.last_arrivals()
+        assert last.counts.data_ptr() == rows.counts.data_ptr() and int(last.total) == int(rows.row_offsets[-1])
+        ferry.torch.dispatch(exchange, *second)
+        exchange.dispatch(*second)
+        assert all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before))
+        assert torch.equal(last.counts, rows.counts) and torch.equal(last.row_offsets, rows.row_offsets)
+
+    ferry.Group.threads(1).run(body)
+
+
+def test_operators_refuse_what_does_not_fit(rng):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        for bad, match in (
+            (lambda: ferry.torch.dispatch(exchange, x[:, 1:], ids, weights), "tokens: expected rows of 16 columns"),
+            (lambda: ferry.torch.dispatch(exchange, x, ids.float(), weights), "ids: expected int32 or int64"),
+            (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(plan=rows.plan[:16])), "storage: 16 bytes"),
+            (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(tokens=TOKENS + 1)), "tokens = 7"),
+            (lambda: ferry.torch.combine(exchange, rows.data[:1], rows), "outputs: expected"),
+        ):
+            with pytest.raises(ferry.UsageError, match=match):
+                bad()
+        ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+
+    ferry.Group.threads(1).run(body)
