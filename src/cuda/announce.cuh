@@ -6,13 +6,10 @@
 #pragma once
 
 #include "cuda/ptx.cuh"
-#include "cuda/send_share.hpp"
 #include "cuda/wait.cuh"
 
 namespace ferry::cuda {
 
-inline constexpr int kBlockWarps = kWorkWarps + 1;  // and the one that announces
-inline constexpr int kBlockThreads = 32 * kBlockWarps;
 inline constexpr std::uint32_t kAsked = 64;  // flags a warp may have asked for that are not yet set
 
 __device__ __forceinline__ void set_flags(std::uint64_t* first, int count, std::uint64_t call) {
@@ -28,16 +25,16 @@ __device__ __forceinline__ void announce_now(std::uint64_t* first, int count, st
   set_flags(first, count, call);
 }
 
-// In shared memory.
+// In shared memory. kWarps: of the block, that store and ask.
+template <int kWarps>
 struct Announcer {
-  std::uint64_t flags[kWorkWarps]
-                     [kAsked];  // address of the first flag, and how many in the low bits: 1, 2 or 4
-  std::uint32_t asked[kWorkWarps], made[kWorkWarps];
+  std::uint64_t flags[kWarps][kAsked];  // address of the first flag, and how many in the low bits: 1, 2 or 4
+  std::uint32_t asked[kWarps], made[kWarps];
   std::uint32_t closed;  // warps that ask no more
 
   // By the whole block; a barrier follows.
   __device__ void prepare() {
-    if (threadIdx.x < kWorkWarps) asked[threadIdx.x] = made[threadIdx.x] = 0;
+    if (threadIdx.x < kWarps) asked[threadIdx.x] = made[threadIdx.x] = 0;
     if (threadIdx.x == 0) closed = 0;
   }
 
@@ -68,10 +65,10 @@ struct Announcer {
   // By the announcing warp: returns when all others have closed and all is announced.
   __device__ void run(const LaneView& lane, std::uint64_t call) {
     const int warp = static_cast<int>(threadIdx.x % 32);  // whose list is this thread's
-    const bool has = warp < kWorkWarps;
+    const bool has = warp < kWarps;
     std::uint32_t done = 0;
     for (;;) {
-      const bool last = __all_sync(~0u, load_acquire_block(&closed) == kWorkWarps);
+      const bool last = __all_sync(~0u, load_acquire_block(&closed) == kWarps);
       // Acquire: what the warp has stored.
       const std::uint32_t wanted = has ? load_acquire_block(&asked[warp]) : 0;
       if (!__any_sync(~0u, wanted != done)) {

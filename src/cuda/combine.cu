@@ -33,7 +33,7 @@ struct Roles {
 struct BlockState {
   CombineArguments call;
   PlanHeader header;  // of the plan
-  Announcer announcer;
+  Announcer<kCombineWarps> announcer;
   LetterContent letter;
   ErrorRecord refusal;
   std::uint64_t number;
@@ -67,8 +67,8 @@ __device__ void fill_letter(const CombineArguments& call, const PlanHeader& head
 __device__ void send_weights(const CombineArguments& call, std::uint64_t number, int senders,
                              const PlanView& plan) {
   const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
-  send_values(call.lane, number, call.home_weights, warp * senders + block, senders * kWorkWarps, plan);
-  sync_threads_of(kSendBarrier, 32 * kWorkWarps);
+  send_values(call.lane, number, call.home_weights, warp * senders + block, senders * kCombineWarps, plan);
+  sync_threads_of(kSendBarrier, 32 * kCombineWarps);
   if (threadIdx.x == 0) finish_sending(call.lane, number, senders, Phase::weights);
 }
 
@@ -78,12 +78,12 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   const LaneView& lane = call.lane;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
   const std::uint64_t number = state->number;
-  const bool works = warp < kWorkWarps;
+  const bool works = warp < kCombineWarps;
   if (role.sends && block == 0 && !works)
     post_letters(lane, number, state->letter, nullptr, static_cast<int>(threadIdx.x % 32), 32);
   if (role.sends && works) {
     if (call.weights_travel) send_weights(call, number, role.senders, plan);
-    send_results(call, number, warp * role.senders + block, role.senders * kWorkWarps, plan,
+    send_results(call, number, warp * role.senders + block, role.senders * kCombineWarps, plan,
                  &state->announcer);
   } else if (role.sends) {
     state->announcer.run(lane, number);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   }
   if (!role.receives) return;
   if (works) {
-    bring_home(call, number, warp * role.homes + role.home, role.homes * kWorkWarps, plan);
+    bring_home(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, plan);
   } else if (role.home == 0) {
     LetterFacts theirs;
     await_letters(lane, number, state->letter, true, &theirs);
@@ -126,7 +126,7 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
 }
 
 template <Halves kHalves>
-__global__ void __launch_bounds__(kBlockThreads, 1)
+__global__ void __launch_bounds__(kCombineThreads, 1)
     combine_kernel(const __grid_constant__ CombineArguments arguments) {
   __shared__ BlockState state;
   if (!start_block(arguments, &state)) return;
@@ -160,7 +160,7 @@ const void* kernel_of(Halves halves) {
 
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,
                     cudaStream_t stream) {
-  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kBlockThreads, 0, shape, stream,
+  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kCombineThreads, 0, shape, stream,
          "launching combine");
 }
 

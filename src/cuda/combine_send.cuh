@@ -11,6 +11,9 @@
 
 namespace ferry::cuda {
 
+inline constexpr int kCombineWarps = 15;                          // of a block, that move rows
+inline constexpr int kCombineThreads = 32 * (kCombineWarps + 1);  // and one warp that announces
+
 // The experts' rows of one token on this rank: this thread's slot has row `row` (-1: none), `kept` are the
 // slots that have one.
 struct TokenRows {
@@ -88,7 +91,7 @@ template <DType kIn>
 struct ResultSender {
   const CombineArguments& call;
   const PlanView& plan;
-  Announcer* announcer;
+  Announcer<kCombineWarps>* announcer;
   std::uint64_t number;
   std::int32_t total;     // rows here
   std::int32_t messages;  // from the rank that is this thread's
@@ -100,7 +103,7 @@ struct ResultSender {
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
 
   __device__ ResultSender(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                          int workers, const PlanView& of, Announcer* block_announcer)
+                          int workers, const PlanView& of, Announcer<kCombineWarps>* block_announcer)
       : call(arguments),
         plan(of),
         announcer(block_announcer),
@@ -207,7 +210,14 @@ struct ResultSender {
     const bool asks = partial() ? slot() == 0 : is_among(to.rows.kept);
     std::uint64_t* flags =
         lane.combine_flags(to.home, static_cast<int>(number & 1), to.first_row + (partial() ? 0 : slot()));
-    announcer->ask(asks, flags + to.quarters.first, to.quarters.count());
+    if (ahead.home >= 0) {
+      announcer->ask(asks, flags + to.quarters.first, to.quarters.count());
+    } else {
+      // Nothing else to do than to wait for its stores. All threads' before the fence, by the barrier.
+      __syncwarp();
+      jitter(lane);
+      if (asks) announce_now(flags + to.quarters.first, to.quarters.count(), number);
+    }
     if (to.home == lane.rank || to.quarters.first != 0) return;
     const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
     const unsigned rows = partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.kept)));
@@ -228,13 +238,14 @@ struct ResultSender {
 template <DType kIn>
 __device__ __forceinline__ void send_results_of(const CombineArguments& call, std::uint64_t number,
                                                 int worker, int workers, const PlanView& plan,
-                                                Announcer* announcer) {
+                                                Announcer<kCombineWarps>* announcer) {
   ResultSender<kIn>(call, number, worker, workers, plan, announcer).send_all();
 }
 
 // By one warp of `workers`.
 __device__ __forceinline__ void send_results(const CombineArguments& call, std::uint64_t number, int worker,
-                                             int workers, const PlanView& plan, Announcer* announcer) {
+                                             int workers, const PlanView& plan,
+                                             Announcer<kCombineWarps>* announcer) {
   switch (call.output_type) {
     case DType::bf16:
       return send_results_of<DType::bf16>(call, number, worker, workers, plan, announcer);

@@ -49,14 +49,20 @@ struct Block {
   // else that lies in the device's memory, so that all of it is on its way at once.
   __device__ bool start() const {
     fetch_lines(call);
-    if (thread() == 0) state->number = call.lane.state->calls[block()] + 1;
-    if (thread() == 32) state->failed = has_ended(call.lane, kFailed);
+    TableWords tables;
+    tables.load(call.lane);
+    std::uint64_t calls = 0;
+    bool failed = false;
+    if (thread() == 0) calls = call.lane.state->calls[block()];
+    if (thread() == 32) failed = has_ended(call.lane, kFailed);
     if (thread() == 64) start_tokens();
     if (warp() == 3) start_terms();
     state->announcer.prepare();
     state->scratch.prepare();
     if (role.sends && !call.replay) counts_of(call).clear(call.lane.signals);
-    copy_tables(call.lane, block_memory + call.shared.tables);
+    if (thread() == 0) state->number = calls + 1;
+    if (thread() == 32) state->failed = failed;
+    tables.store(call.lane, block_memory + call.shared.tables);
     __syncthreads();
     return !state->failed;
   }
@@ -95,7 +101,7 @@ struct Block {
   }
 
   // By the whole block: all it sends, and the flags for it.
-  __device__ void send(bool waits, const SlotRoute& first) const {
+  __device__ void send(bool waits, FirstUnit& first) const {
     if (warp() < kWorkWarps) {
       if (call.replay) return send_by_plan(call, block(), role.senders, waits);
       return send_tokens(call, block(), waits, first);
@@ -128,7 +134,7 @@ struct Block {
       begin = min(worker * each, tokens);
       end = min(begin + each, tokens);
     }
-    finish_routes(call.lane, tables_of(call), places_of(call), call.plan, begin, end);
+    finish_routes(call.lane, BlockTables::of(call), Places::of(call), call.plan, begin, end);
   }
 
   __device__ void receive() const {
@@ -139,7 +145,7 @@ struct Block {
   // Rows between groups: by blocks that have sent and are done, where there are such.
   __device__ void pad() const {
     const int first = role.apart ? block() * kBlockWarps : role.receiver();
-    write_padding(call, places_of(call), role.apart ? first + warp() : first,
+    write_padding(call, Places::of(call), role.apart ? first + warp() : first,
                   (role.apart ? role.senders : role.receivers) * kBlockWarps, call.plan);
   }
 
@@ -147,11 +153,15 @@ struct Block {
   __device__ void take_part(RawId first_id) const {
     const bool waits = Role::kFused && state->letter.facts.places_rows;
     bool placed = false;
-    SlotRoute first;
+    FirstUnit first{{}, {stream_of(call), UnitRows::of(call, 0, 0, 0)}};
     if (role.sends) {
       if (!call.replay && warp() < kWorkWarps) {
         const SendShare share = state->share;
-        first = SlotRoute::of(call, share.token_begin(block() * kWorkWarps + warp()), share.tokens);
+        const int worker = block() * kWorkWarps + warp();
+        first.route = SlotRoute::of(call, share.token_begin(worker), share.tokens);
+        first.rows.rows =
+            UnitRows::of(call, share.splits, share.unit_begin(worker), share.unit_begin(worker + 1));
+        first.rows.start();
       }
       announce(first_id);
     }

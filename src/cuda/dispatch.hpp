@@ -12,6 +12,15 @@
 
 namespace ferry::cuda {
 
+// Bytes from the beginning of a block's shared memory to its arrays (block_arrays.cuh).
+struct BlockOffsets {
+  std::int32_t tables;  // RoutingTables, which are:
+  std::int32_t capacity, first_expert, position_of, expert_at, rank_of;
+  std::int32_t from_me, here, begin, count, between, offset;  // of Places
+  std::int32_t counts;                                        // SendCounts
+  std::int32_t streams;                                       // of the warps
+};
+
 struct DispatchArguments {
   LaneView lane;
   CallTerms terms;
@@ -36,13 +45,11 @@ struct DispatchArguments {
   Fp8Options fp8;
   PartList parts;
   DeviceMessageLayout message;
-  bool own_staged;  // this rank's own tokens go through staging as well
-  bool own_memory;  // part 0 of the arrivals lies in the lane's memory
-  int senders;      // blocks of a fused launch of several that send
-  SendShare share;  // of `tokens`: set by the launch
-  struct {          // from the beginning of a block's shared memory: set by the launch
-    std::int32_t tables, places, counts;
-  } shared;
+  bool own_staged;      // this rank's own tokens go through staging as well
+  bool own_memory;      // part 0 of the arrivals lies in the lane's memory
+  int senders;          // blocks of a fused launch of several that send
+  SendShare share;      // of `tokens`: set by the launch
+  BlockOffsets shared;  // set by the launch
 
   // Where arrivals go.
   std::byte* arrived[kMaxParts];

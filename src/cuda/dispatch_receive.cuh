@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/places.cuh"
-#include "cuda/row_copy.cuh"
+#include "cuda/row_stream.cuh"
 #include "cuda/values.cuh"
 
 namespace ferry::cuda {
@@ -86,6 +86,29 @@ __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p
   }
 }
 
+// Rows that are copied, for a stream: a row of each team in `teams` (one bit each), `row` of its threads.
+struct CopiedRows {
+  Team team;
+  std::uint32_t teams;
+  const std::byte* row;
+  Quarters quarters;  // of the row
+  std::int64_t row_bytes;
+
+  __device__ __forceinline__ bool open(const std::byte** next, ByteRange* range) {
+#pragma unroll 1
+    while (teams != 0) {
+      const int from = (__ffs(static_cast<int>(teams)) - 1) * team.size();
+      teams &= teams - 1;
+      *next = reinterpret_cast<const std::byte*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), from));
+      *range = ByteRange::of({__shfl_sync(~0u, quarters.first, from), __shfl_sync(~0u, quarters.last, from)},
+                             row_bytes, kGranule);
+      if (range->begin < range->end) return true;
+    }
+    return false;
+  }
+};
+
 // A message of a team: whose, and which.
 struct TeamMessage {
   bool has;
@@ -104,12 +127,13 @@ struct TakenSlot {
 // One warp that receives.
 struct Receiver {
   const DispatchArguments& call;
-  RoutingTables tables;
+  BlockTables tables;
   Places places;
   const std::int32_t* runs;  // [R] of messages, side by side
   std::uint64_t number;
   std::uint32_t placers;     // ranks that have stored rows where they stay
   std::uint32_t quarterers;  // ranks that announce the quarters of a row apart
+  std::byte* memory;         // of a stream
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
   __device__ int generation() const { return static_cast<int>(number & 1); }
@@ -186,7 +210,7 @@ struct Receiver {
     SlotNote note;
     if (has) note = SlotNote::of(seen);
     // Threads without a slot go by what the first one knows.
-    note.token = __shfl_sync(~0u, note.token, team.mine() * team.size);
+    note.token = __shfl_sync(~0u, note.token, team.mine() * team.size());
     std::int32_t row = -1;
     if (has && !call.replay) {
       row = row_of_slot(message.source, message.i, note.local, note.ordinal);
@@ -206,55 +230,105 @@ struct Receiver {
   // The rows of the messages of teams in `teams` (one bit each), whose flags have been acquired.
   __device__ __forceinline__ void take_rows(const Team& team, std::uint32_t teams, const TeamMessage& message,
                                             const TakenSlot& taken) const {
+    const LaneView& lane = call.lane;
+    std::uint32_t kept = taken.kept & team.threads(team.mine());
+    // All slots of a rank_major message name the token's one row.
+    if (lane.layout == Layout::rank_major) kept &= ~kept + 1;
+    const bool own = message.source == lane.rank && !call.own_staged,
+               placed = !own && (placers >> message.source & 1) != 0;
+    const std::int32_t first = __shfl_sync(~0u, taken.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
+    const std::byte* staged = message_of(message.source, message.i);
+    if (own) staged = token_row(call, 0, max(taken.note.token, 0));
+    // The first row lies where it stays: the others are copies of it.
+    const std::byte* from = staged;
+    if (placed) from = call.arrived[0] + std::int64_t{first} * static_cast<int>(call.parts.part[0].row_bytes);
+    const std::uint32_t copies = placed ? kept & (kept - 1) : kept;
+    if (computes()) {
+      compute_rows(team, teams, staged, kept, taken);
+      if (call.weigh_rows) return;
+    }
+    if (moves_whole(call.parts.part[0])) {
+      copy_rows(team, teams, from, copies, message.quarters, taken.row);
+    } else {
+      spread_parts(team, teams, 0, 1, from, copies, message, taken);
+    }
+    if (call.parts.count > 1) spread_parts(team, teams, 1, call.parts.count, from, kept, message, taken);
+  }
+
+  // Part 0 of each team's message to the rows of its threads in `copies`.
+  __device__ __forceinline__ void copy_rows(const Team& team, std::uint32_t teams, const std::byte* from,
+                                            std::uint32_t copies, const Quarters& quarters,
+                                            std::int32_t row) const {
+    const std::uint32_t some = __ballot_sync(~0u, copies != 0);
+    std::uint32_t todo = 0;
+#pragma unroll 1
+    for (std::uint32_t left = teams; left != 0; left &= left - 1) {
+      const int t = __ffs(static_cast<int>(left)) - 1;
+      todo |= (some >> t * team.size() & 1) << t;
+    }
+    if (todo == 0) return;
+    const auto bytes = static_cast<std::int32_t>(call.parts.part[0].row_bytes);
+    RowStream<CopiedRows> stream{memory, {team, todo, from, quarters, bytes}};
+    stream.start();
+#pragma unroll 1
+    for (; todo != 0; todo &= todo - 1) {
+      const int thread = (__ffs(static_cast<int>(todo)) - 1) * team.size();
+      const std::uint32_t to = __shfl_sync(~0u, copies, thread);
+      const ByteRange range =
+          ByteRange::of({__shfl_sync(~0u, quarters.first, thread), __shfl_sync(~0u, quarters.last, thread)},
+                        bytes, kGranule);
+#pragma unroll 1
+      for (int at = range.begin; at < range.end; at += kPiece) {
+        const Piece16 piece = stream.take();
+#pragma unroll 1
+        for (std::uint32_t left = to; left != 0; left &= left - 1) {
+          const std::int32_t one = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+          piece.store(call.arrived[0] + std::int64_t{one} * bytes, at, range.end);
+        }
+      }
+    }
+  }
+
+  // Parts [first, last) of each team's message, one message after the other. `from`: part 0.
+  __device__ void spread_parts(const Team& team, std::uint32_t teams, int first, int last,
+                               const std::byte* from, std::uint32_t kept, const TeamMessage& message,
+                               const TakenSlot& taken) const {
 #pragma unroll 1
     for (; teams != 0; teams &= teams - 1) {
-      const int t = __ffs(static_cast<int>(teams)) - 1, from = t * team.size;
-      std::uint32_t kept = taken.kept & team.threads(t);
-      // All slots of a rank_major message name the token's one row.
-      if (call.lane.layout == Layout::rank_major) kept &= ~kept + 1;
-      const int source = __shfl_sync(~0u, message.source, from);
-      if (kept == 0 || ((placers >> source & 1) != 0 && lies_already(kept) && source != call.lane.rank))
-        continue;
-      const int i = __shfl_sync(~0u, message.i, from);
-      const std::int32_t token = __shfl_sync(~0u, taken.note.token, from);
-      spread(source, token, message_of(source, i), taken.note.weight, taken.row, kept,
-             {__shfl_sync(~0u, message.quarters.first, from), __shfl_sync(~0u, message.quarters.last, from)});
-    }
-  }
-
-  // Of a message whose first row lies where it stays: whether that is all of it.
-  __device__ __forceinline__ bool lies_already(std::uint32_t kept) const {
-    return (kept & (kept - 1)) == 0 && call.parts.count == 1 && !computes();
-  }
-  __device__ __forceinline__ bool computes() const { return call.weigh_rows || call.dot_rows != nullptr; }
-
-  // By the whole warp: a message to the rows of the threads in `kept`. `row`, `weight`: of this thread's
-  // slot.
-  __device__ void spread(int source, std::int32_t token, const std::byte* message, float weight,
-                         std::int32_t row, std::uint32_t kept, const Quarters& quarters) const {
-    const LaneView& lane = call.lane;
-    const bool own = source == lane.rank && !call.own_staged;
-    if (computes()) {
-      const std::byte* from = own ? token_row(call, 0, token) : message;
-      for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-        const int at = __ffs(static_cast<int>(left)) - 1;
-        compute_row(call, from, __shfl_sync(~0u, row, at), __shfl_sync(~0u, weight, at));
-      }
-    }
-    if (call.weigh_rows) return;
+      const int thread = (__ffs(static_cast<int>(teams)) - 1) * team.size();
+      const std::uint32_t to = __shfl_sync(~0u, kept, thread);
+      const int source = __shfl_sync(~0u, message.source, thread), i = __shfl_sync(~0u, message.i, thread);
+      const std::int32_t token = __shfl_sync(~0u, taken.note.token, thread);
+      const Quarters quarters{__shfl_sync(~0u, message.quarters.first, thread),
+                              __shfl_sync(~0u, message.quarters.last, thread)};
+      const auto* row = reinterpret_cast<const std::byte*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(from), thread));
+      const bool own = source == call.lane.rank && !call.own_staged;
 #pragma unroll 1
-    for (int p = 0; p < call.parts.count; ++p) {
-      const std::byte* from = own ? token_row(call, p, token) : message + call.message.part_offset[p];
-      std::uint32_t to = kept;
-      if (p == 0 && !own && (placers >> source & 1) != 0) {
-        // The first row lies where it stays: the others are copies of it.
-        const std::int32_t first = __shfl_sync(~0u, row, __ffs(static_cast<int>(kept)) - 1);
-        from = call.arrived[0] + first * call.parts.part[0].row_bytes;
-        to &= to - 1;
+      for (int p = first; p < last && to != 0; ++p) {
+        const std::byte* part = row;
+        if (p > 0)
+          part = own ? token_row(call, p, token) : message_of(source, i) + call.message.part_offset[p];
+        spread_part(call, p, part, taken.row, to, quarters);
       }
-      if (to != 0) spread_part(call, p, from, row, to, quarters);
     }
   }
+
+  // The row `from` of each team's threads, computed for each of the rows of `kept`, theirs as well.
+  __device__ void compute_rows(const Team& team, std::uint32_t teams, const std::byte* from,
+                               std::uint32_t kept, const TakenSlot& taken) const {
+    for (; teams != 0; teams &= teams - 1) {
+      const int thread = (__ffs(static_cast<int>(teams)) - 1) * team.size();
+      const auto* row = reinterpret_cast<const std::byte*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(from), thread));
+      for (std::uint32_t left = __shfl_sync(~0u, kept, thread); left != 0; left &= left - 1) {
+        const int at = __ffs(static_cast<int>(left)) - 1;
+        compute_row(call, row, __shfl_sync(~0u, taken.row, at), __shfl_sync(~0u, taken.note.weight, at));
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool computes() const { return call.weigh_rows || call.dot_rows != nullptr; }
 
   // By warp `worker` of `workers`: its messages, 32 in view at a time, as they come. False: the call has
   // ended early.
@@ -303,19 +377,25 @@ struct Receiver {
     const bool ahead = !call.replay && __popc(static_cast<int>(all)) <= team.count();
     TeamMessage message{};
     TakenSlot taken{};
+    bool kept = true;
     if (ahead) {
       message = assign(team, all, source, i, mine);
       if (!take_notes(team, message, &taken)) return false;
-      keep_notes(team, message, taken);
+      kept = false;
     }
     // Notes that are not ahead come with the first quarter.
     std::uint32_t wanted = 1;
     if ((quarterers >> source & 1) != 0) wanted = (1u << mine.last) - (1u << mine.first) | (ahead ? 0u : 1u);
 #pragma unroll 1
     while (pending != 0) {
-      const bool waits = (pending >> slot() & 1) != 0;
-      const CameFlags came =
-          wait_for_some(lane, flags, waits ? wanted : 0, last, {Operation::dispatch, number, source});
+      const std::uint32_t now = (pending >> slot() & 1) != 0 ? wanted : 0;
+      CameFlags came{kept ? 0 : acquire_all(flags, now, number), 0};
+      if (came.here == 0) {
+        // Rows that are here are waited for by others: they come before what is only kept.
+        if (!kept) keep_notes(team, message, taken);
+        kept = true;
+        came = wait_for_some(lane, flags, now, last, {Operation::dispatch, number, source});
+      }
       if ((came.here | came.late) == 0) return false;
       pending &= ~(came.here | came.late);
       if ((came.late >> slot() & 1) != 0 && mine.first == 0)
@@ -335,6 +415,7 @@ struct Receiver {
         for (int t = 0; t < team.count(); ++t) here &= here - 1;
       }
     }
+    if (!kept) keep_notes(team, message, taken);
     return true;
   }
 

@@ -8,7 +8,7 @@
 
 #include "cuda/encode.cuh"
 #include "cuda/places.cuh"
-#include "cuda/row_copy.cuh"
+#include "cuda/row_stream.cuh"
 
 namespace ferry::cuda {
 
@@ -104,14 +104,51 @@ __device__ __noinline__ void send_encoded(const std::byte* row, std::byte* to_ro
   }
 }
 
-// By one warp: the quarters of all parts as they are.
+// Part 0 of this warp's units, for a stream: nothing if it is quantised.
+struct UnitRows {
+  const DispatchArguments* call;
+  int splits;
+  std::int32_t unit, end;
+
+  __device__ static UnitRows of(const DispatchArguments& call, int splits, std::int32_t begin,
+                                std::int32_t end) {
+    return {&call, splits, begin, call.format == FormatKind::fp8_e4m3 ? begin : end};
+  }
+  __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
+#pragma unroll 1
+    while (unit < end) {
+      const std::int32_t token = unit >> splits;
+      *row = token_row(*call, 0, token);
+      *range = ByteRange::of(Quarters::of(unit - (token << splits), splits), call->parts.part[0].row_bytes,
+                             kGranule);
+      ++unit;
+      if (range->begin < range->end) return true;
+    }
+    return false;
+  }
+};
+
+// What a warp asks for before it counts: rows and ids of its first units.
+struct FirstUnit {
+  SlotRoute route;
+  RowStream<UnitRows> rows;
+};
+
+// By one warp: the quarters of all parts as they are. `stream`: brings those of part 0.
 __device__ __forceinline__ void send_moved(const DispatchArguments& call, std::int64_t token,
                                            const Destinations& to, std::uint32_t rows,
-                                           const Quarters& quarters) {
+                                           const Quarters& quarters, RowStream<UnitRows>& stream) {
+  const ByteRange first = ByteRange::of(quarters, call.parts.part[0].row_bytes, kGranule);
 #pragma unroll 1
-  for (int p = 0; p < call.parts.count; ++p) {
+  for (int at = first.begin; at < first.end; at += kPiece) {
+    const Piece16 piece = stream.take();
+    Destinations::each(rows, call.lane.rank, to.row,
+                       [&](std::byte* row) { piece.store(row, at, first.end); });
+  }
+#pragma unroll 1
+  for (int p = 1; p < call.parts.count; ++p) {
     const ByteRange range = ByteRange::of(quarters, call.parts.part[p].row_bytes, kGranule);
-    std::byte* mine = p == 0 ? to.row : to.message + call.message.part_offset[p];
+    std::byte* mine = to.message + call.message.part_offset[p];
     copy_granules(token_row(call, p, token), range, [&](const Granules& granules, int at) {
       Destinations::each(rows, call.lane.rank, mine,
                          [&](std::byte* row) { granules.store(row, at, range.end); });
@@ -153,11 +190,11 @@ __device__ __forceinline__ void send_notes(const DispatchArguments& call, const 
 // One warp that sends. Its messages are announced by the block's announcing warp.
 struct Sender {
   const DispatchArguments& call;
-  RoutingTables tables;
+  BlockTables tables;
   Places places;
   bool waits;            // for places; otherwise all rows are staged
   std::uint32_t takers;  // ranks that let this one place rows
-  Announcer* announcer;
+  Announcer<kWorkWarps>* announcer;
   std::uint64_t number;
   Sent sent{};
 
@@ -191,10 +228,10 @@ struct Sender {
 
   // A share of a token's row, then its flags: by the announcing warp, unless this warp has nothing `else` to
   // do than wait for its stores.
-  __device__ void send_share(std::int64_t token, const Destinations& to, const Quarters& quarters, int flags,
-                             bool last) {
+  __device__ void send_share(std::int64_t token, const Destinations& to, const Quarters& quarters,
+                             RowStream<UnitRows>& stream, int flags, bool last) {
     jitter(call.lane);
-    send_row(token, to, quarters);
+    send_row(token, to, quarters, stream);
     std::uint64_t* first = to.flags + quarters.first;
     if (!last) return announcer->ask(to.flags != nullptr, first, flags);
     // All threads' stores before the fence, by the barrier.
@@ -203,9 +240,10 @@ struct Sender {
     if (to.flags != nullptr) announce_now(first, flags, number);
   }
 
-  __device__ void send_row(std::int64_t token, const Destinations& to, const Quarters& quarters) const {
+  __device__ void send_row(std::int64_t token, const Destinations& to, const Quarters& quarters,
+                           RowStream<UnitRows>& stream) const {
     const std::uint32_t rows = __ballot_sync(~0u, to.row != nullptr);
-    if (call.format != FormatKind::fp8_e4m3) return send_moved(call, token, to, rows, quarters);
+    if (call.format != FormatKind::fp8_e4m3) return send_moved(call, token, to, rows, quarters, stream);
     const std::byte* row = token_row(call, 0, token);
     std::byte* scales = to.message + call.message.part_offset[1];
     const int own = call.lane.rank;
@@ -220,13 +258,14 @@ struct Sender {
     }
   }
 
-  // From ids: this warp's units. `counts`: of the warp; `first`: of its first token, read ahead.
-  __device__ void send_units(const SendShare& share, int worker, std::int32_t* counts, SlotRoute ahead) {
+  // From ids: this warp's units. `counts`: of the warp; `first`: asked for ahead.
+  __device__ void send_units(const SendShare& share, int worker, std::int32_t* counts, FirstUnit& first) {
     const LaneView& lane = call.lane;
     const std::int32_t begin = share.unit_begin(worker), end = share.unit_begin(worker + 1);
     std::int32_t messages =
         begin < end && slot() < lane.ranks ? counts[lane.signals.first_messages + slot()] : 0;
     std::int32_t planned = -1, kept_row = -1;
+    SlotRoute ahead = first.route;
     PlannedToken token;
     Destinations to{};
 #pragma unroll 1
@@ -250,7 +289,7 @@ struct Sender {
         }
       }
       const Quarters quarters = Quarters::of(part, share.splits);
-      send_share(now, to, quarters, share.splits == 0 ? 1 : quarters.count(), unit + 1 == end);
+      send_share(now, to, quarters, first.rows, share.splits == 0 ? 1 : quarters.count(), unit + 1 == end);
       // Nobody waits for the plan.
       if (part == 0) note_token(now, token, kept_row);
     }
@@ -286,7 +325,7 @@ struct Sender {
   }
 
   // By a plan that exists already: message by message.
-  __device__ void send_planned(std::int64_t tokens, int worker, int workers) {
+  __device__ void send_planned(std::int64_t tokens, int worker, int workers, std::byte* memory) {
     const LaneView& lane = call.lane;
     const int messages =
         slot() < lane.ranks ? static_cast<int>(messages_between(lane, call.plan, lane.rank, slot())) : 0;
@@ -318,7 +357,11 @@ struct Sender {
       jitter(lane);
       send_notes(call, to, number, token, local >= 0 ? rank : -1, local, 0, weight);
       sent.add(lane, to.ranks);
-      if (good) send_row(token, to, {0, kQuarters});
+      if (good) {
+        RowStream<UnitRows> stream{memory, UnitRows::of(call, 0, token, token + 1)};
+        stream.start();
+        send_row(token, to, {0, kQuarters}, stream);
+      }
       announcer->ask(to.flags != nullptr, to.flags, 1);
     }
     announcer->close();
@@ -343,7 +386,7 @@ struct Sender {
 };
 
 // By warps `worker` of `workers`, once places are known: rows of the routes whose tokens were sent before.
-__device__ inline void finish_routes(const LaneView& lane, const RoutingTables& tables, const Places& places,
+__device__ inline void finish_routes(const LaneView& lane, const BlockTables& tables, const Places& places,
                                      const PlanView& plan, std::int64_t begin, std::int64_t end) {
   const int slot = threadIdx.x % 32;
   for (std::int64_t token = begin; token < end; ++token) {

@@ -1,6 +1,8 @@
 // What a block of dispatch knows, and what it says and learns: counts, letters, places.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/dispatch_receive.cuh"
 #include "cuda/dispatch_send.cuh"
 #include "cuda/plan_header.cuh"
@@ -17,7 +19,7 @@ inline constexpr std::int64_t kPlaceFrom = 256;
 
 // In a block's shared memory: what its functions work on.
 struct BlockState {
-  Announcer announcer;
+  Announcer<kWorkWarps> announcer;
   PlacesScratch scratch;
   LetterContent letter;
   ErrorRecord refusal;
@@ -31,38 +33,49 @@ struct BlockState {
   bool failed;
   PlanFault fault;
 
-  __host__ __device__ static constexpr std::int64_t padded(std::int64_t bytes) {
-    return (bytes + 15) / 16 * 16;
-  }
-
   // With the arrays behind it, whose places the call learns.
-  static std::int64_t lay_out(DispatchArguments* call) {
-    const LaneView& lane = call->lane;
-    const bool rank_major = lane.layout == Layout::rank_major;
-    std::int64_t end = padded(sizeof(BlockState));
-    call->shared.tables = static_cast<std::int32_t>(end);
-    end += RoutingTables::bytes(lane.experts, lane.ranks);
-    call->shared.places = static_cast<std::int32_t>(end);
-    end += padded(Places::bytes(lane.experts, lane.ranks, lane.groups, rank_major));
-    call->shared.counts = static_cast<std::int32_t>(end);
-    return end + SendCounts::bytes(lane.signals);
-  }
+  static std::int64_t lay_out(DispatchArguments* call);
 };
 
-// A block's shared memory. Named, not pointed to: the compiler then knows what it is, and that nothing stored
-// elsewhere changes it.
-extern __shared__ __align__(16) std::byte block_memory[];
+inline std::int64_t BlockState::lay_out(DispatchArguments* call) {
+  const LaneView& lane = call->lane;
+  BlockOffsets& at = call->shared;
+  std::int64_t end = 0;
+  const auto take = [&](std::int64_t bytes) {
+    const std::int64_t begin = end;
+    end = (end + bytes + 15) / 16 * 16;
+    return static_cast<std::int32_t>(begin);
+  };
+  const std::int64_t ranks = lane.ranks, experts = lane.experts, groups = lane.groups;
+  take(sizeof(BlockState));
+  at.tables = take(RoutingTables::bytes(lane.experts, lane.ranks));
+  std::byte* const zero = nullptr;
+  const RoutingTables tables = RoutingTables::at(zero + at.tables, lane.experts, lane.ranks);
+  const auto offset = [&](const auto* array) {
+    return static_cast<std::int32_t>(reinterpret_cast<const std::byte*>(array) - zero);
+  };
+  at.capacity = offset(tables.capacity);
+  at.first_expert = offset(tables.first_expert);
+  at.position_of = offset(tables.position_of);
+  at.expert_at = offset(tables.expert_at);
+  at.rank_of = offset(tables.rank_of);
+  at.from_me = take(4 * std::max(experts, ranks));
+  at.here = take(4 * (lane.layout == Layout::rank_major ? ranks : groups * ranks));
+  at.begin = take(4 * (groups + 1));
+  at.count = take(4 * groups);
+  at.between = take(4 * ranks * ranks);
+  at.offset = take(4 * experts);
+  at.counts = take(SendCounts::bytes(lane.signals));
+  at.streams = take(kBlockWarps * kStreamBytes);
+  return end;
+}
 
 __device__ __forceinline__ BlockState* block_state() {
   return reinterpret_cast<BlockState*>(block_memory);
 }
-__device__ __forceinline__ RoutingTables tables_of(const DispatchArguments& call) {
-  return RoutingTables::at(block_memory + call.shared.tables, call.lane.experts, call.lane.ranks);
-}
-__device__ __forceinline__ Places places_of(const DispatchArguments& call) {
-  const LaneView& lane = call.lane;
-  return Places::at(block_memory + call.shared.places, lane.experts, lane.ranks, lane.groups,
-                    lane.layout == Layout::rank_major);
+// Of this warp.
+__device__ __forceinline__ std::byte* stream_of(const DispatchArguments& call) {
+  return block_memory + call.shared.streams + threadIdx.x / 32 * kStreamBytes;
 }
 __device__ __forceinline__ SendCounts counts_of(const DispatchArguments& call) {
   return {reinterpret_cast<std::int32_t*>(block_memory + call.shared.counts),
@@ -142,7 +155,7 @@ static __device__ __forceinline__ void count_routes(const DispatchArguments& cal
   const int first = block * kWorkWarps;
   const bool together = blocks > 1 && share.tokens >= kCountTogether, counts_all = block == blocks - 1;
   const std::int32_t begin = share.token_begin(first), end = share.token_begin(first + kWorkWarps);
-  count_tokens(call, tables_of(call), together ? begin : 0, counts_all ? share.tokens : end, first_id,
+  count_tokens(call, BlockTables::of(call), together ? begin : 0, counts_all ? share.tokens : end, first_id,
                together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
                  return token < begin ? counts.before() : counts.of_warp(share.last_worker(token) - first);
                });
@@ -198,8 +211,8 @@ static __device__ __forceinline__ bool await_places(const DispatchArguments& cal
       state->placers = state->letter.facts.takes_rows ? placers : 0;
     }
   }
-  return find_places({call, tables_of(call), state->number}, places_of(call), &state->scratch, agreed, all,
-                     speaks && !call.replay);
+  return find_places({call, BlockTables::of(call), state->number}, Places::of(call), &state->scratch, agreed,
+                     all, speaks && !call.replay);
 }
 
 // What downstream reads of a call that ended early: nothing arrived. By `threads` threads.
@@ -220,7 +233,7 @@ __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number
 static __device__ __noinline__ void publish_places(const DispatchArguments& call) {
   const BlockState& state = *block_state();
   const LaneView& lane = call.lane;
-  const Places places = places_of(call);
+  const Places places = Places::of(call);
   const PlanView& plan = call.plan;
   for (int group = threadIdx.x; group <= lane.groups; group += blockDim.x) {
     if (group < lane.groups) call.counts[group] = places.count[group];
@@ -234,20 +247,21 @@ static __device__ __noinline__ void publish_places(const DispatchArguments& call
   write_plan_header(plan.header, lane, state.number, state.tokens, places.begin[lane.groups],
                     static_cast<std::int64_t>(state.scratch.dropped));
   if (state.scratch.dropped > 0)
-    lane.state->found.overflow = worst_overflow(lane, tables_of(call), state.scratch);
+    lane.state->found.overflow = worst_overflow(lane, BlockTables::of(call), state.scratch);
   lane.state->dispatches += 1;
 }
 
 // What warps that send go by. `waits`: for places.
 __device__ __forceinline__ Sender sender_of(const DispatchArguments& call, bool waits) {
   BlockState* const state = block_state();
-  return {call,         tables_of(call), places_of(call), waits, waits ? state->takers : 0, &state->announcer,
+  return {call,         BlockTables::of(call),     Places::of(call),
+          waits,        waits ? state->takers : 0, &state->announcer,
           state->number};
 }
 
 // By a warp of sending block `block` of `blocks`: all it sends, from ids or by a plan.
 __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int block, bool waits,
-                                            const SlotRoute& first) {
+                                            FirstUnit& first) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   sender_of(call, waits)
       .send_units(block_state()->share, block * kWorkWarps + warp, counts_of(call).of_warp(warp), first);
@@ -255,14 +269,15 @@ __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int b
 static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int block, int blocks,
                                                  bool waits) {
   const int warp = static_cast<int>(threadIdx.x / 32);
-  sender_of(call, waits).send_planned(block_state()->tokens, warp * blocks + block, blocks * kWorkWarps);
+  sender_of(call, waits)
+      .send_planned(block_state()->tokens, warp * blocks + block, blocks * kWorkWarps, stream_of(call));
 }
 
 // By warp `worker` of `workers`: all it receives.
 __device__ __forceinline__ bool receive_tokens(const DispatchArguments& call, int worker, int workers) {
   BlockState* const state = block_state();
-  return Receiver{call,          tables_of(call), places_of(call),  state->runs,
-                  state->number, state->placers,  state->quarterers}
+  return Receiver{call,          BlockTables::of(call), Places::of(call),  state->runs,
+                  state->number, state->placers,        state->quarterers, stream_of(call)}
       .take_all(worker, workers);
 }
 

@@ -2,42 +2,12 @@
 // itself as soon as it has the letters.
 #pragma once
 
-#include "cuda/dispatch.hpp"
+#include "cuda/block_arrays.cuh"
 #include "cuda/findings.cuh"
 #include "cuda/letters.cuh"
 #include "cuda/routing.cuh"
 
 namespace ferry::cuda {
-
-// In a block's shared memory. Groups are this rank's experts; rank_major: the source ranks.
-struct Places {
-  std::int32_t* from_me;  // [E] by position: the first row there of routes from this rank; rank_major: [R]
-  std::int32_t* here;     // [G, R] first row here of (group, source); rank_major: [R]
-  std::int32_t* begin;    // [G+1] first row of a group, then the total
-  std::int32_t* count;    // [G] rows of a group
-  std::int32_t* between;  // [R, R] messages from a rank to a rank
-  std::uint32_t* offset;  // [E+1] aligned rows of all positions before this one, over all ranks
-
-  __host__ __device__ static constexpr std::int64_t most(std::int64_t one, std::int64_t other) {
-    return one > other ? one : other;
-  }
-  // `groups`: of this rank.
-  __host__ __device__ static constexpr std::int64_t bytes(int experts, int ranks, int groups,
-                                                          bool rank_major) {
-    const std::int64_t here = rank_major ? ranks : std::int64_t{groups} * ranks;
-    return 4 * (most(experts, ranks) + here + 2 * groups + 1 + std::int64_t{ranks} * ranks + experts + 1);
-  }
-  __device__ static Places at(std::byte* memory, int experts, int ranks, int groups, bool rank_major) {
-    Places places;
-    places.from_me = reinterpret_cast<std::int32_t*>(memory);
-    places.here = places.from_me + most(experts, ranks);
-    places.begin = places.here + (rank_major ? ranks : groups * ranks);
-    places.count = places.begin + groups + 1;
-    places.between = places.count + groups;
-    places.offset = reinterpret_cast<std::uint32_t*>(places.between + ranks * ranks);
-    return places;
-  }
-};
 
 // Beside the places, in shared memory: what a block of threads computes them with.
 struct PlacesScratch {
@@ -75,7 +45,7 @@ inline constexpr int kLettersAtOnce = 4;  // words on their way to a thread
 // routing can have is none.
 struct Counts {
   const DispatchArguments& call;
-  RoutingTables tables;
+  BlockTables tables;
   std::uint64_t number;
 
   // Calls use(source, word) for word `i` of the counts of every rank in order, each waited for. False: the
@@ -121,7 +91,8 @@ struct Counts {
     return true;
   }
   // Messages from every rank to `destination`, to places.between.
-  __device__ __forceinline__ bool messages_to(int destination, std::int32_t* between) const {
+  __device__ __forceinline__ bool messages_to(int destination,
+                                              const BlockArray<std::int32_t>& between) const {
     const LaneView& lane = call.lane;
     if (call.replay) {
       for (int source = 0; source < lane.ranks; ++source) {
@@ -144,52 +115,56 @@ struct Counts {
   }
 };
 
-// One of a thread's two positions: what the tables say of it, then the routes of all sources to it, and of
+inline constexpr int kMostPositions = 4;  // of a thread
+static_assert(kMostPositions * kBlockThreads >= kMaxExperts);
+
+// One of a thread's positions: what the tables say of it, then the routes of all sources to it, and of
 // the sources before this rank.
 struct Position {
   int expert = -1;  // -1: there is no such position
   int rank = 0;
-  std::int32_t* here = nullptr;  // [R] of this rank's experts: first the routes of each source, then its row
+  int here = -1;  // of this rank's experts: where its [R] of Places::here begin. First the
+                  // routes of each source lie there, then its first row.
   std::int32_t all = 0, before = 0;
 
-  __device__ __forceinline__ static Position of(const LaneView& lane, const RoutingTables& tables,
-                                                const Places& places, int p, bool exists) {
+  __device__ __forceinline__ static Position of(const LaneView& lane, const BlockTables& tables, int p,
+                                                bool exists) {
     Position position;
     if (!exists) return position;
     position.expert = tables.expert_at[p];
     position.rank = tables.rank_of[p];
     if (position.rank == lane.rank && lane.layout != Layout::rank_major)
-      position.here = places.here + (p - tables.first_expert[lane.rank]) * lane.ranks;
+      position.here = (p - tables.first_expert[lane.rank]) * lane.ranks;
     return position;
   }
   // `keeps`: the plan's counts, if it keeps them.
-  __device__ __forceinline__ void add(const LaneView& lane, int source, std::int32_t routes,
-                                      std::int32_t* keeps) {
+  __device__ __forceinline__ void add(const LaneView& lane, const Places& places, int source,
+                                      std::int32_t routes, std::int32_t* keeps) {
     if (expert < 0) return;
     all += routes;
     if (source < lane.rank) before += routes;
-    if (here != nullptr) here[source] = routes;
+    if (here >= 0) places.here[here + source] = routes;
     if (keeps != nullptr) keeps[source * lane.experts + expert] = routes;
   }
 };
 
-// Adds up the routes to this thread's positions. False: the call has ended early.
-__device__ __forceinline__ bool sum_routes(const Counts& counts, int first, bool keeps,
-                                           Position (&position)[2]) {
+// Adds up the routes to the two positions of word `pair` of the counts. False: the call has ended early.
+__device__ __forceinline__ bool sum_routes(const Counts& counts, const Places& places, int pair, bool keeps,
+                                           Position* position) {
   const LaneView& lane = counts.call.lane;
   if (position[0].expert < 0 && position[1].expert < 0) return true;
   std::int32_t* const kept = keeps ? counts.call.plan.counts : nullptr;
   if (!counts.call.replay) {
-    return counts.each(first / 2, [&](int source, std::uint64_t word) {
-      position[0].add(lane, source, static_cast<std::int32_t>(word), kept);
-      position[1].add(lane, source, static_cast<std::int32_t>(word >> 32), kept);
+    return counts.each(pair, [&](int source, std::uint64_t word) {
+      position[0].add(lane, places, source, static_cast<std::int32_t>(word), kept);
+      position[1].add(lane, places, source, static_cast<std::int32_t>(word >> 32), kept);
     });
   }
   for (int source = 0; source < lane.ranks; ++source) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (position[i].expert >= 0)
-        position[i].add(lane, source, counts.planned_routes(source, position[i].expert), kept);
+        position[i].add(lane, places, source, counts.planned_routes(source, position[i].expert), kept);
     }
   }
   return true;
@@ -197,7 +172,7 @@ __device__ __forceinline__ bool sum_routes(const Counts& counts, int first, bool
 
 // Rows of position `p`. `offset`: aligned rows of its rank's positions before it. Counts of a damaged plan
 // may be so many that sums come round: what is stored stays within the capacity all the same.
-__device__ __forceinline__ void place_expert(const LaneView& lane, const RoutingTables& tables,
+__device__ __forceinline__ void place_expert(const LaneView& lane, const BlockTables& tables,
                                              const Places& places, const Position& at, int p,
                                              std::uint32_t offset, std::uint32_t aligned,
                                              PlacesScratch* scratch, bool keeps) {
@@ -230,16 +205,17 @@ __device__ __forceinline__ void place_expert(const LaneView& lane, const Routing
   for (int source = 0; source < ranks; source += 4) {
     std::int32_t routes[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) routes[i] = source + i < ranks ? at.here[source + i] : 0;
+    for (int i = 0; i < 4; ++i) routes[i] = source + i < ranks ? places.here[at.here + source + i] : 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (source + i < ranks) at.here[source + i] = static_cast<std::int32_t>(min(row, capacity));
+      if (source + i < ranks)
+        places.here[at.here + source + i] = static_cast<std::int32_t>(min(row, capacity));
       row += static_cast<std::uint32_t>(routes[i]);
     }
   }
 }
 
-__device__ __forceinline__ void place_ranks(const LaneView& lane, const RoutingTables& tables,
+__device__ __forceinline__ void place_ranks(const LaneView& lane, const BlockTables& tables,
                                             const Places& places, bool all, PlacesScratch* scratch) {
   const int rank = static_cast<int>(threadIdx.x);
   if (rank >= lane.ranks || (rank != lane.rank && !all)) return;
@@ -265,46 +241,61 @@ __device__ __forceinline__ void place_ranks(const LaneView& lane, const RoutingT
 __device__ __forceinline__ bool find_places(const Counts& counts, const Places& places,
                                             PlacesScratch* scratch, bool good, bool all, bool keeps) {
   const LaneView& lane = counts.call.lane;
-  const RoutingTables& tables = counts.tables;
+  const BlockTables& tables = counts.tables;
   const bool rank_major = lane.layout == Layout::rank_major;
   const int begin = all ? 0 : tables.first_expert[lane.rank], thread = static_cast<int>(threadIdx.x),
-            end = all ? lane.experts : tables.first_expert[lane.rank + 1], first = begin / 2 * 2 + 2 * thread;
+            end = all ? lane.experts : tables.first_expert[lane.rank + 1];
+  // A thread has the positions of a word of the counts, or of a few where there are more words than threads.
+  const bool many = end - begin > 2 * kBlockThreads - 2;
+  const int mine = many ? kMostPositions : 2, first = begin / 2 * 2 + mine * thread;
   // By the last warp but one, which has few experts, if any.
   const int destination = thread - (kBlockThreads - 64);
   if (destination >= 0 && destination < lane.ranks && (all || destination == lane.rank))
     good = counts.messages_to(destination, places.between) && good;
   // Waited for in rank_major too by the block that keeps them.
   const bool wants = !rank_major || keeps;
-  Position position[2] = {Position::of(lane, tables, places, first, wants && first >= begin && first < end),
-                          Position::of(lane, tables, places, first + 1, wants && first + 1 < end)};
-  good = sum_routes(counts, first, keeps, position) && good;
-  const auto rows = static_cast<std::uint32_t>(lane.by_alignment.round_up(position[0].all)),
-             more = static_cast<std::uint32_t>(lane.by_alignment.round_up(position[1].all));
+  Position position[kMostPositions];
+  std::uint32_t aligned[kMostPositions], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMostPositions; i += 2) {
+    if (i >= mine) continue;
+#pragma unroll
+    for (int of = i; of < i + 2; ++of)
+      position[of] = Position::of(lane, tables, first + of, wants && first + of >= begin && first + of < end);
+    good = sum_routes(counts, places, first / 2 + i / 2, keeps, position + i) && good;
+  }
+#pragma unroll
+  for (int i = 0; i < kMostPositions; ++i) {
+    aligned[i] = static_cast<std::uint32_t>(lane.by_alignment.round_up(position[i].all));
+    sum += aligned[i];
+  }
   std::uint32_t offset;
-  if (!exclusive_sum(rows + more, good, scratch, &offset)) return false;
+  if (!exclusive_sum(sum, good, scratch, &offset)) return false;
   if (!rank_major) {
-    std::uint32_t base[2] = {0, 0};
     if (all) {
       // Sums over all ranks may come round; the difference of two of one rank is right all the same.
-      if (first < end) places.offset[first] = offset;
-      if (first + 1 < end) places.offset[first + 1] = offset + rows;
-      __syncthreads();
+      std::uint32_t before = offset;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (position[i].expert >= 0) base[i] = places.offset[tables.first_expert[position[i].rank]];
+      for (int i = 0; i < kMostPositions; ++i) {
+        if (position[i].expert >= 0) places.offset[first + i] = before;
+        before += aligned[i];
       }
+      __syncthreads();
     }
-    if (position[0].expert >= 0)
-      place_expert(lane, tables, places, position[0], first, offset - base[0], rows, scratch, keeps);
-    if (position[1].expert >= 0)
-      place_expert(lane, tables, places, position[1], first + 1, offset + rows - base[1], more, scratch,
-                   keeps);
+#pragma unroll
+    for (int i = 0; i < kMostPositions; ++i) {
+      if (position[i].expert >= 0) {
+        const std::uint32_t base = all ? places.offset[tables.first_expert[position[i].rank]] : 0;
+        place_expert(lane, tables, places, position[i], first + i, offset - base, aligned[i], scratch, keeps);
+      }
+      offset += aligned[i];
+    }
     if (lane.groups == 0 && thread == 0) places.begin[0] = 0;
   } else {
     place_ranks(lane, tables, places, all, scratch);
   }
 #pragma unroll
-  for (int i = 0; i < 2 && keeps; ++i) {
+  for (int i = 0; i < kMostPositions && keeps; ++i) {
     // One rank's calls of a lane come one after the other; an addition without an answer is not waited for.
     if (position[i].expert >= 0)
       atomicAdd(reinterpret_cast<unsigned long long*>(lane.load + position[i].expert),
@@ -315,7 +306,7 @@ __device__ __forceinline__ bool find_places(const Counts& counts, const Places& 
 }
 
 // The rank that needs the most rows of those that overflow, the lowest of equals.
-static __device__ __noinline__ Overflow worst_overflow(const LaneView& lane, const RoutingTables& tables,
+static __device__ __noinline__ Overflow worst_overflow(const LaneView& lane, const BlockTables& tables,
                                                        const PlacesScratch& scratch) {
   Overflow worst;
   for (int rank = 0; rank < lane.ranks; ++rank) {
@@ -331,7 +322,7 @@ static __device__ __noinline__ Overflow worst_overflow(const LaneView& lane, con
 
 // Row of a route of this rank on its expert's rank, or -1: masked, or past the capacity. `ordinal`: of the
 // route; rank_major: the number of its message.
-__device__ __forceinline__ std::int32_t row_of_route(const LaneView& lane, const RoutingTables& tables,
+__device__ __forceinline__ std::int32_t row_of_route(const LaneView& lane, const BlockTables& tables,
                                                      const Places& places, int position, int rank,
                                                      std::int32_t ordinal) {
   if (position < 0) return -1;

@@ -135,6 +135,27 @@ __device__ __forceinline__ void add_in_block(std::int32_t* word, std::int32_t va
                : "memory");
 }
 
+// --- from memory to shared memory, asked for and waited for ----------------------------------------------
+
+// 16 bytes, both addresses multiples of 16. Read again by this thread, once waited for.
+__device__ __forceinline__ void load_async(void* shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(from)
+               : "memory");
+}
+
+// Closes a group of what this thread has asked for; it may be empty.
+__device__ __forceinline__ void commit_async() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Returns when all groups of this thread but the `kLatest` latest are there.
+template <int kLatest>
+__device__ __forceinline__ void wait_async_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLatest) : "memory");
+}
+
 // --- barriers among some warps of a block ------------------------------------------------------------------
 
 // `threads` is a multiple of 32; all of them call it with the same `barrier` (1 to 15).

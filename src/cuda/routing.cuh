@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/announce.cuh"
+#include "cuda/block_arrays.cuh"
 #include "cuda/dispatch.hpp"
 #include "cuda/routing_tables.hpp"
 #include "cuda/send_share.hpp"
@@ -10,12 +11,29 @@
 
 namespace ferry::cuda {
 
-// By the whole block: the lane's tables to its shared memory; a barrier follows.
-__device__ inline void copy_tables(const LaneView& lane, std::byte* memory) {
-  const auto words = static_cast<unsigned>(RoutingTables::bytes(lane.experts, lane.ranks) / 16);
-  const auto* from = reinterpret_cast<const uint4*>(lane.tables);
-  for (unsigned i = threadIdx.x; i < words; i += blockDim.x) reinterpret_cast<uint4*>(memory)[i] = from[i];
-}
+// The lane's tables on their way to the block's shared memory, by the whole block: asked for, then stored.
+struct TableWords {
+  static constexpr int kEach = static_cast<int>(
+      (RoutingTables::bytes(kMaxExperts, kMaxRanks) / 16 + kBlockThreads - 1) / kBlockThreads);
+  uint4 held[kEach];
+
+  __device__ __forceinline__ static unsigned at(int i) { return threadIdx.x + i * unsigned{kBlockThreads}; }
+  __device__ __forceinline__ void load(const LaneView& lane) {
+    const auto words = static_cast<unsigned>(RoutingTables::bytes(lane.experts, lane.ranks)) / 16;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (at(i) < words) held[i] = reinterpret_cast<const uint4*>(lane.tables)[at(i)];
+    }
+  }
+  // A barrier follows.
+  __device__ __forceinline__ void store(const LaneView& lane, std::byte* memory) const {
+    const auto words = static_cast<unsigned>(RoutingTables::bytes(lane.experts, lane.ranks)) / 16;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (at(i) < words) reinterpret_cast<uint4*>(memory)[at(i)] = held[i];
+    }
+  }
+};
 
 __device__ __forceinline__ const std::byte* token_row(const DispatchArguments& call, int part,
                                                       std::int64_t token) {
@@ -33,7 +51,10 @@ struct RawId {
 
   __device__ __forceinline__ static RawId at(const DispatchArguments& call, std::int64_t route) {
     const auto* words = static_cast<const std::uint32_t*>(call.ids);
-    return call.wide_ids ? RawId{words[2 * route], words[2 * route + 1]} : RawId{words[route], 0};
+    const std::int64_t at = call.wide_ids ? 2 * route : route;
+    RawId id{words[at], 0};
+    if (call.wide_ids) id.high = words[at + 1];
+    return id;
   }
   __device__ __forceinline__ std::int64_t value(const DispatchArguments& call) const {
     return call.wide_ids ? static_cast<std::int64_t>(low | std::uint64_t{high} << 32)
@@ -47,19 +68,20 @@ __device__ __forceinline__ bool is_expert(const LaneView& lane, std::int64_t id)
 
 // Some of a warp's threads, one for each slot of a token: the warp's teams have a token each.
 struct Team {
-  int size;  // 8, 16 or 32 threads: as many as a token has slots, or a few more
+  int shift;  // 8, 16 or 32 threads: as many as a token has slots, or a few more
 
-  __device__ static Team of(int top_k) { return {top_k <= 8 ? 8 : top_k <= 16 ? 16 : 32}; }
-  __device__ int count() const { return 32 / size; }
-  __device__ int mine() const { return static_cast<int>(threadIdx.x % 32) / size; }
-  __device__ int slot() const { return static_cast<int>(threadIdx.x % 32) % size; }
+  __device__ static Team of(int top_k) { return {top_k <= 8 ? 3 : top_k <= 16 ? 4 : 5}; }
+  __device__ int size() const { return 1 << shift; }
+  __device__ int count() const { return 32 >> shift; }
+  __device__ int mine() const { return static_cast<int>(threadIdx.x % 32) >> shift; }
+  __device__ int slot() const { return static_cast<int>(threadIdx.x) & (size() - 1); }
   // The thread in `threads` (one bit each) that is this team's, each having one; 32 or more: none is left.
   __device__ std::uint32_t nth_of(std::uint32_t threads) const {
     for (int t = mine(); t > 0; --t) threads &= threads - 1;
     return static_cast<std::uint32_t>(__ffs(static_cast<int>(threads)) - 1);
   }
   // The threads of a team, one bit each.
-  __device__ std::uint32_t threads(int team) const { return (~0u >> (32 - size)) << (team * size); }
+  __device__ std::uint32_t threads(int team) const { return (~0u >> (32 - size())) << (team << shift); }
 };
 
 // A thread's slot of a token, as the caller brings it; -1 past the last token.
@@ -110,21 +132,21 @@ __device__ __forceinline__ RawId counted_id(const DispatchArguments& call, std::
 // Of the first it counts, where it counts from token 0 on, of `most` tokens at most: may be asked for before
 // their number is known.
 __device__ __forceinline__ RawId first_counted_id(const DispatchArguments& call, std::int64_t most) {
-  return counted_id(call, static_cast<int>(threadIdx.x) / Team::of(call.lane.top_k).size, most);
+  return counted_id(call, static_cast<int>(threadIdx.x) >> Team::of(call.lane.top_k).shift, most);
 }
 
 // By the threads of a block: adds tokens [begin, end) to the rows of counts that `row_of` names for each, and
 // their bad ids to `bad` if given. `first_id`: first_counted_id(), used where they begin at 0. A barrier must
 // follow before the counts are read.
 template <class RowOf>
-__device__ __forceinline__ void count_tokens(const DispatchArguments& call, const RoutingTables& tables,
+__device__ __forceinline__ void count_tokens(const DispatchArguments& call, const BlockTables& tables,
                                              std::int32_t begin, std::int32_t end, RawId first_id,
                                              BadIds* bad, RowOf row_of) {
   const LaneView& lane = call.lane;
   const Team team = Team::of(lane.top_k);
   const int slot = team.slot(), first_messages = lane.signals.first_messages,
-            step = static_cast<int>(blockDim.x) / team.size;
-  std::int32_t token = begin + static_cast<std::int32_t>(threadIdx.x) / team.size;
+            step = static_cast<int>(blockDim.x) >> team.shift;
+  std::int32_t token = begin + (static_cast<std::int32_t>(threadIdx.x) >> team.shift);
   RawId id = begin != 0 ? counted_id(call, token, end) : token < end ? first_id : RawId{};
 #pragma unroll 1
   for (; token - team.mine() < end; token += step) {
@@ -141,7 +163,7 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
       atomicMin(&bad->lowest, static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot));
     }
     const std::uint32_t ranks = __reduce_or_sync(team.threads(team.mine()), rank);
-    for (int r = slot; r < lane.ranks; r += team.size) {
+    for (int r = slot; r < lane.ranks; r += team.size()) {
       if ((ranks >> r & 1) != 0) add_in_block(&counts[first_messages + r], 1);
     }
   }
@@ -157,7 +179,7 @@ struct PlannedToken {
 
 // By one warp: the token whose slot `id` is this thread's. `counts`: of the warp; `messages`: to this
 // thread's rank so far.
-__device__ inline PlannedToken plan_token(const LaneView& lane, const RoutingTables& tables,
+__device__ inline PlannedToken plan_token(const LaneView& lane, const BlockTables& tables,
                                           std::int32_t* counts, std::int64_t id, std::int32_t* messages) {
   const int slot = static_cast<int>(threadIdx.x % 32);
   PlannedToken token;

@@ -8,7 +8,11 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kWorkWarps = 15;  // of a block
+// Of a block of dispatch: few warps that have all the registers they want. With twice as many, what did not
+// fit lay in memory whose cache every acquire empties (docs/performance-gpus.md).
+inline constexpr int kWorkWarps = 7;
+inline constexpr int kBlockWarps = kWorkWarps + 1;  // and the one that announces
+inline constexpr int kBlockThreads = 32 * kBlockWarps;
 
 // By how many halvings of `rows` rows all of `workers` warps have work, as far as quarters go.
 FERRY_HD int splits_of(std::int64_t rows, int workers) {
@@ -36,7 +40,9 @@ struct SendShare {
   FERRY_HD std::int32_t token_begin(int worker) const { return unit_begin(worker) >> splits; }
   // The last worker whose units begin with this token or before: token_begin(worker) <= token.
   FERRY_HD int last_worker(std::int32_t token) const {
-    const std::int32_t unit = (token << splits) + (1 << splits) - 1, longer = more * (each + 1);
+    const std::int32_t unit = (token << splits) + (1 << splits) - 1;
+    if (each == 0) return unit;
+    const std::int32_t longer = more * (each + 1);
     return unit < longer ? unit / (each + 1) : more + (unit - longer) / each;
   }
 };

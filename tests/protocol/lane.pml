@@ -129,7 +129,7 @@ hidden byte i;
 #define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source) || is_placer(source))
 #else
 /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;`
-   wait.cuh wait_for_some: `return here != 0 ? CameFlags{here, 0}`
+   wait.cuh wait_for_some: `if (here != 0) return {here, 0};`
    dispatch_receive.cuh take_some: `wait_for_some(lane, flags,`
    combine_home.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
 #define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source))
