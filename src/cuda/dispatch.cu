@@ -153,14 +153,14 @@ struct Block {
   __device__ void take_part(RawId first_id) const {
     const bool waits = Role::kFused && state->letter.facts.places_rows;
     bool placed = false;
-    FirstUnit first{{}, {stream_of(call), UnitRows::of(call, 0, 0, 0)}};
+    FirstUnit first{{}, {stream_of(call), TokenParts::of(call, 0, 0, 0)}};
     if (role.sends) {
       if (!call.replay && warp() < kWorkWarps) {
         const SendShare share = state->share;
         const int worker = block() * kWorkWarps + warp();
         first.route = SlotRoute::of(call, share.token_begin(worker), share.tokens);
         first.rows.rows =
-            UnitRows::of(call, share.splits, share.unit_begin(worker), share.unit_begin(worker + 1));
+            TokenParts::of(call, share.splits, share.token_begin(worker), share.token_begin(worker + 1));
         first.rows.start();
       }
       announce(first_id);

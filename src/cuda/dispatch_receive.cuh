@@ -1,113 +1,10 @@
 // The receiving role of dispatch: messages are spread to the rows of their experts as they arrive.
 #pragma once
 
+#include "cuda/arrived_rows.cuh"
 #include "cuda/places.cuh"
-#include "cuda/row_stream.cuh"
-#include "cuda/values.cuh"
 
 namespace ferry::cuda {
-
-// The dot product of docs/contract.md from 32 threads' sums of 8 columns each.
-__device__ inline float dot_of_sums(float (&sum)[8]) {
-#pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
-#pragma unroll
-    for (int i = 0; i < step; ++i) sum[i] = __fadd_rn(sum[i], sum[i + step]);
-  }
-  float dot = sum[0];
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) dot = __fadd_rn(dot, __shfl_down_sync(~0u, dot, step));
-  return canonical(dot);
-}
-
-// By one warp: the row times its weight to arrived row `to`, and its dot product with the caller's row there.
-static __device__ __noinline__ void compute_row(const DispatchArguments& call, const std::byte* row,
-                                                std::int32_t to, float weight) {
-  const int thread = threadIdx.x % 32;
-  const std::int64_t hidden = call.lane.hidden;
-  std::byte* arrived = call.arrived[0] + to * call.parts.part[0].row_bytes;
-  const std::byte* other = nullptr;
-  if (call.dot_rows != nullptr)
-    other = static_cast<const std::byte*>(call.dot_rows) + to * hidden * value_bytes(call.dot_type);
-  float sum[8] = {};
-  for (std::int64_t column = 8 * thread; column < hidden; column += 256) {
-#pragma unroll
-    for (int four = 0; four < 8; four += 4) {
-      if (column + four >= hidden) break;
-      float x[4], v[4], weighed[4];
-      load_four(call.type, row, column + four, x);
-      if (call.weigh_rows) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) weighed[i] = __fmul_rn(weight, x[i]);
-        store_values(call.type, arrived, column + four, weighed);
-      }
-      if (other == nullptr) continue;
-      load_four(call.dot_type, other, column + four, v);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[four + i] = __fmaf_rn(x[i], v[i], sum[four + i]);
-    }
-  }
-  if (other == nullptr) return;
-  const float dot = dot_of_sums(sum);
-  if (thread == 0) call.dots[to] = dot;
-}
-
-__device__ __forceinline__ bool moves_whole(const PartLayout& part) {
-  return !part.columns && part.row_bytes % 16 == 0;
-}
-
-// By one warp: some quarters of a part, from `from`, to the kept rows. `row`: of this thread's slot; `kept`:
-// the slots that have one.
-__device__ __forceinline__ void spread_part(const DispatchArguments& call, int p, const std::byte* from,
-                                            std::int32_t row, std::uint32_t kept, const Quarters& quarters) {
-  const PartLayout& part = call.parts.part[p];
-  if (moves_whole(part)) {
-    const ByteRange range = ByteRange::of(quarters, part.row_bytes, kGranule);
-    const auto bytes = static_cast<std::int32_t>(part.row_bytes);
-    copy_granules(from, range, [&](const Granules& granules, int at) {
-#pragma unroll 1
-      for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-        const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
-        granules.store(call.arrived[p] + std::int64_t{to} * bytes, at, range.end);
-      }
-    });
-    return;
-  }
-  // Scales: words of their own, in a column or in rows that no copy of 16 bytes fits.
-  const ByteRange range = ByteRange::of(quarters, part.row_bytes, 16);
-  for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-    const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
-    const auto element_bytes = static_cast<int>(part.element_bytes);
-    for (int byte = range.begin + 4 * static_cast<int>(threadIdx.x % 32); byte < range.end; byte += 128) {
-      std::byte* address = call.arrived[p] + element_offset(part, to, byte / element_bytes, call.leading[p]) +
-                           byte % element_bytes;
-      *reinterpret_cast<std::uint32_t*>(address) = *reinterpret_cast<const std::uint32_t*>(from + byte);
-    }
-  }
-}
-
-// Rows that are copied, for a stream: a row of each team in `teams` (one bit each), `row` of its threads.
-struct CopiedRows {
-  Team team;
-  std::uint32_t teams;
-  const std::byte* row;
-  Quarters quarters;  // of the row
-  std::int64_t row_bytes;
-
-  __device__ __forceinline__ bool open(const std::byte** next, ByteRange* range) {
-#pragma unroll 1
-    while (teams != 0) {
-      const int from = (__ffs(static_cast<int>(teams)) - 1) * team.size();
-      teams &= teams - 1;
-      *next = reinterpret_cast<const std::byte*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), from));
-      *range = ByteRange::of({__shfl_sync(~0u, quarters.first, from), __shfl_sync(~0u, quarters.last, from)},
-                             row_bytes, kGranule);
-      if (range->begin < range->end) return true;
-    }
-    return false;
-  }
-};
 
 // A message of a team: whose, and which.
 struct TeamMessage {
@@ -247,43 +144,39 @@ struct Receiver {
       compute_rows(team, teams, staged, kept, taken);
       if (call.weigh_rows) return;
     }
-    if (moves_whole(call.parts.part[0])) {
-      copy_rows(team, teams, from, copies, message.quarters, taken.row);
+    // What is left of a row for one warp, where warps share it, is soon here.
+    if (moves_whole(call.parts.part[0]) && message.quarters.count() == kQuarters) {
+      copy_rows(team, teams, from, copies, taken.row);
     } else {
       spread_parts(team, teams, 0, 1, from, copies, message, taken);
     }
     if (call.parts.count > 1) spread_parts(team, teams, 1, call.parts.count, from, kept, message, taken);
   }
 
-  // Part 0 of each team's message to the rows of its threads in `copies`.
+  // Part 0 of each team's message, all of it, to the rows of its threads in `copies`.
   __device__ __forceinline__ void copy_rows(const Team& team, std::uint32_t teams, const std::byte* from,
-                                            std::uint32_t copies, const Quarters& quarters,
-                                            std::int32_t row) const {
+                                            std::uint32_t copies, std::int32_t row) const {
     const std::uint32_t some = __ballot_sync(~0u, copies != 0);
     std::uint32_t todo = 0;
 #pragma unroll 1
     for (std::uint32_t left = teams; left != 0; left &= left - 1) {
       const int t = __ffs(static_cast<int>(left)) - 1;
-      todo |= (some >> t * team.size() & 1) << t;
+      todo |= (some >> (t << team.shift) & 1) << t;
     }
     if (todo == 0) return;
-    const auto bytes = static_cast<std::int32_t>(call.parts.part[0].row_bytes);
-    RowStream<CopiedRows> stream{memory, {team, todo, from, quarters, bytes}};
+    const auto bytes = static_cast<int>(call.parts.part[0].row_bytes);
+    RowStream<CopiedRows> stream{memory, {team, todo, from, bytes}};
     stream.start();
 #pragma unroll 1
     for (; todo != 0; todo &= todo - 1) {
-      const int thread = (__ffs(static_cast<int>(todo)) - 1) * team.size();
-      const std::uint32_t to = __shfl_sync(~0u, copies, thread);
-      const ByteRange range =
-          ByteRange::of({__shfl_sync(~0u, quarters.first, thread), __shfl_sync(~0u, quarters.last, thread)},
-                        bytes, kGranule);
+      const std::uint32_t to = __shfl_sync(~0u, copies, (__ffs(static_cast<int>(todo)) - 1) << team.shift);
 #pragma unroll 1
-      for (int at = range.begin; at < range.end; at += kPiece) {
+      for (int at = 0; at < bytes; at += kPiece) {
         const Piece16 piece = stream.take();
 #pragma unroll 1
         for (std::uint32_t left = to; left != 0; left &= left - 1) {
           const std::int32_t one = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
-          piece.store(call.arrived[0] + std::int64_t{one} * bytes, at, range.end);
+          piece.store(call.arrived[0] + std::int64_t{one} * bytes, at, bytes);
         }
       }
     }

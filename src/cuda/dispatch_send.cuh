@@ -63,27 +63,20 @@ __device__ __noinline__ void send_encoded(const std::byte* row, std::byte* to_ro
   const int thread = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
-    RawEight raw[kDeep];
+    RawEight raw[kDeep] = {};
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
       const int column = first + 256 * d + 8 * thread;
       if (column < columns.end) raw[d] = load_eight(kType, row, column);
     }
-    // Of block `thread` of these 2 * kDeep, so that one division serves all of them.
-    float largest = 0;
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      float x[8] = {};
-      if (first + 256 * d + 8 * thread < columns.end) unpack(kType, raw[d], x);
-      const float of_half = __shfl_sync(~0u, largest_of_block(x), 16 * (thread % 2));
-      if (thread / 2 == d) largest = of_half;
-    }
+    // One division serves all blocks.
+    const float largest = largest_of_block<kType, kDeep>(raw);
     const Fp8Scale mine = fp8_scale(largest, options.power_of_two);
     uint2 values[kDeep];
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
-      float x[8] = {};
-      if (first + 256 * d + 8 * thread < columns.end) unpack(kType, raw[d], x);
+      float x[8];
+      unpack(kType, raw[d], x);
       values[d] = encode_eight(x, __shfl_sync(~0u, mine.factor, 2 * d + thread / 16));
     }
     Destinations::each(rows, own, to_row, [&](std::byte* at) {
@@ -104,51 +97,46 @@ __device__ __noinline__ void send_encoded(const std::byte* row, std::byte* to_ro
   }
 }
 
-// Part 0 of this warp's units, for a stream: nothing if it is quantised.
-struct UnitRows {
+// Part 0 of tokens [token, end), for a stream. Nothing where it is quantised, or where warps share a row:
+// what is left of it for one is soon here.
+struct TokenParts {
   const DispatchArguments* call;
-  int splits;
-  std::int32_t unit, end;
+  std::int32_t token, end;
 
-  __device__ static UnitRows of(const DispatchArguments& call, int splits, std::int32_t begin,
-                                std::int32_t end) {
-    return {&call, splits, begin, call.format == FormatKind::fp8_e4m3 ? begin : end};
+  __device__ static TokenParts of(const DispatchArguments& call, int splits, std::int32_t begin,
+                                  std::int32_t end) {
+    const bool streams = call.format != FormatKind::fp8_e4m3 && splits == 0;
+    return {&call, begin, streams ? end : begin};
   }
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
-#pragma unroll 1
-    while (unit < end) {
-      const std::int32_t token = unit >> splits;
-      *row = token_row(*call, 0, token);
-      *range = ByteRange::of(Quarters::of(unit - (token << splits), splits), call->parts.part[0].row_bytes,
-                             kGranule);
-      ++unit;
-      if (range->begin < range->end) return true;
-    }
-    return false;
+    if (token >= end) return false;
+    *row = token_row(*call, 0, token++);
+    *range = {0, static_cast<int>(call->parts.part[0].row_bytes)};
+    return true;
   }
 };
 
 // What a warp asks for before it counts: rows and ids of its first units.
 struct FirstUnit {
   SlotRoute route;
-  RowStream<UnitRows> rows;
+  RowStream<TokenParts> rows;
 };
 
-// By one warp: the quarters of all parts as they are. `stream`: brings those of part 0.
+// By one warp: the quarters of all parts as they are. `stream`: brings part 0 of whole rows.
 __device__ __forceinline__ void send_moved(const DispatchArguments& call, std::int64_t token,
                                            const Destinations& to, std::uint32_t rows,
-                                           const Quarters& quarters, RowStream<UnitRows>& stream) {
-  const ByteRange first = ByteRange::of(quarters, call.parts.part[0].row_bytes, kGranule);
+                                           const Quarters& quarters, RowStream<TokenParts>& stream) {
+  const bool streams = quarters.count() == kQuarters;
+  const auto bytes = static_cast<int>(call.parts.part[0].row_bytes);
 #pragma unroll 1
-  for (int at = first.begin; at < first.end; at += kPiece) {
+  for (int at = 0; streams && at < bytes; at += kPiece) {
     const Piece16 piece = stream.take();
-    Destinations::each(rows, call.lane.rank, to.row,
-                       [&](std::byte* row) { piece.store(row, at, first.end); });
+    Destinations::each(rows, call.lane.rank, to.row, [&](std::byte* row) { piece.store(row, at, bytes); });
   }
 #pragma unroll 1
-  for (int p = 1; p < call.parts.count; ++p) {
+  for (int p = streams ? 1 : 0; p < call.parts.count; ++p) {
     const ByteRange range = ByteRange::of(quarters, call.parts.part[p].row_bytes, kGranule);
-    std::byte* mine = to.message + call.message.part_offset[p];
+    std::byte* mine = p == 0 ? to.row : to.message + call.message.part_offset[p];
     copy_granules(token_row(call, p, token), range, [&](const Granules& granules, int at) {
       Destinations::each(rows, call.lane.rank, mine,
                          [&](std::byte* row) { granules.store(row, at, range.end); });
@@ -229,7 +217,7 @@ struct Sender {
   // A share of a token's row, then its flags: by the announcing warp, unless this warp has nothing `else` to
   // do than wait for its stores.
   __device__ void send_share(std::int64_t token, const Destinations& to, const Quarters& quarters,
-                             RowStream<UnitRows>& stream, int flags, bool last) {
+                             RowStream<TokenParts>& stream, int flags, bool last) {
     jitter(call.lane);
     send_row(token, to, quarters, stream);
     std::uint64_t* first = to.flags + quarters.first;
@@ -241,7 +229,7 @@ struct Sender {
   }
 
   __device__ void send_row(std::int64_t token, const Destinations& to, const Quarters& quarters,
-                           RowStream<UnitRows>& stream) const {
+                           RowStream<TokenParts>& stream) const {
     const std::uint32_t rows = __ballot_sync(~0u, to.row != nullptr);
     if (call.format != FormatKind::fp8_e4m3) return send_moved(call, token, to, rows, quarters, stream);
     const std::byte* row = token_row(call, 0, token);
@@ -358,7 +346,7 @@ struct Sender {
       send_notes(call, to, number, token, local >= 0 ? rank : -1, local, 0, weight);
       sent.add(lane, to.ranks);
       if (good) {
-        RowStream<UnitRows> stream{memory, UnitRows::of(call, 0, token, token + 1)};
+        RowStream<TokenParts> stream{memory, TokenParts::of(call, 0, token, token + 1)};
         stream.start();
         send_row(token, to, {0, kQuarters}, stream);
       }

@@ -7,14 +7,52 @@
 
 namespace ferry::cuda {
 
-// Largest magnitude among the 16 threads of a block's half warp, NaN ignored.
-__device__ __forceinline__ float largest_of_block(const float (&x)[8]) {
+// Two 16-bit values to a word: the larger magnitude of each half; NaN only if both are.
+template <DType kType>
+__device__ __forceinline__ std::uint32_t larger_two(std::uint32_t a, std::uint32_t b) {
+  static_assert(kType != DType::fp32);
+  return kType == DType::bf16 ? max_bf16x2(a & 0x7fff7fff, b & 0x7fff7fff)
+                              : max_fp16x2(a & 0x7fff7fff, b & 0x7fff7fff);
+}
+
+// By a whole warp, of accesses of 256 columns each, 8 a thread: the largest magnitude, NaN ignored, of block
+// `thread` of their 2 * kDeep blocks of 128.
+template <DType kType, int kDeep>
+__device__ __forceinline__ float largest_of_block(const RawEight (&raw)[kDeep]) {
+  const int thread = threadIdx.x % 32;
   float largest = 0;
+  if constexpr (kType == DType::fp32) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+    for (int d = 0; d < kDeep; ++d) {
+      float x[8], most = 0;
+      unpack(kType, raw[d], x);
 #pragma unroll
-  for (int step = 8; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-  return largest;
+      for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
+#pragma unroll
+      for (int step = 8; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+      const float of_half = __shfl_sync(~0u, most, 16 * (thread % 2));
+      if (thread / 2 == d) largest = of_half;
+    }
+  } else {
+    // Two accesses in one word: their values need not be unpacked to be compared.
+#pragma unroll
+    for (int d = 0; d < kDeep; d += 2) {
+      std::uint32_t both[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4& of = raw[d + i].low;
+        both[i] = larger_two<kType>(larger_two<kType>(of.x, of.y), larger_two<kType>(of.z, of.w));
+      }
+      std::uint32_t most =
+          larger_two<kType>(__byte_perm(both[0], both[1], 0x5410), __byte_perm(both[0], both[1], 0x7632));
+#pragma unroll
+      for (int step = 8; step > 0; step /= 2)
+        most = larger_two<kType>(most, __shfl_xor_sync(~0u, most, step));
+      most = __shfl_sync(~0u, most, 16 * (thread % 2));
+      if (thread / 4 == d / 2) largest = value_of<kType>(most, thread / 2 % 2);
+    }
+  }
+  return largest == largest ? largest : 0.0f;
 }
 
 __device__ __forceinline__ uint2 encode_eight(const float (&x)[8], float factor) {

@@ -177,6 +177,18 @@ __device__ __forceinline__ std::uint32_t two_to_fp16(float low, float high) {
   return both;
 }
 
+// The larger of each half; a NaN only where both are.
+__device__ __forceinline__ std::uint32_t max_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t larger;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+__device__ __forceinline__ std::uint32_t max_fp16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t larger;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+
 // Exact.
 __device__ __forceinline__ float value_of_fp16(std::uint16_t bits) {
   float value;

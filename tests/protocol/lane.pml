@@ -137,8 +137,10 @@ hidden byte i;
 
 #define is_at_work(block) (block[pair(me, next(me))] || block[pair(me, last(me))])
 #ifdef MISTAKE_LAST_WORD_AFTER_ROWS
+#define says_at_once (facts[me] == 0)
 #define may_say_last (all_have_come && (!all_say_the_same || waits_no_more(next(me)) && waits_no_more(last(me))))
 #else
+#define says_at_once (!(facts[me] & kPlaces))
 #define may_say_last all_have_come
 #endif
 
@@ -176,37 +178,40 @@ inline send(peer) {
         assert(arrival[pair(peer, me)] == 0); /* nobody reads it any more */
         arrival[pair(peer, me)] = written(now)
       :: else ->
-        /* row_copy.cuh store: `*reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];` */
+        /* row_stream.cuh store: `*reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];` */
         row[row_at(peer, now, me)] = written(now)
       fi;
 #ifndef MISTAKE_FLAG_WITHOUT_RELEASE
       /* announce.cuh ask: `if (thread == 0) store_release_block(&asked[warp], before + more);`
-         announce.cuh run: `fence_acq_rel_sys();` */
+         announce.cuh run: `fence_acq_rel_sys();`
+         announce.cuh announce_now: `fence_acq_rel_sys();` */
       if
       :: is_taker(peer) -> arrival[pair(peer, me)] = whole(now)
       :: else -> row[row_at(peer, now, me)] = whole(now)
       fi;
 #endif
-      /* announce.cuh run: `for (; done != wanted; ++done) set(flags[warp][done % kAsked], call);` */
+      /* announce.cuh run: `for (; done != wanted; ++done) set(flags[warp][done % kAsked], call);`
+         announce.cuh announce_now: `set_flags(first, count, call);` */
       row_flag[flag_at(peer, now, me)] = written(now)
     :: else
     fi;
     if
-    :: facts[me] == 0 || may_say_last ->
+    :: says_at_once || may_say_last ->
       /* combine.cu work: `finish_sending(lane, number, role.senders);`
-         dispatch.cu take_part: `if (!Role::kReceives) return finish();` */
+         dispatch.cu take_part: `if (!Role::kReceives) return finish(false);`
+         dispatch.cu take_part: `if (!waits) finish(true);` */
       say_last(peer)
     :: else -> sending[pair(me, peer)] = kSaysLast
     fi
   }
 }
 
-/* The same block of a fused dispatch, later: only damaged plans make anybody wait for the last word, so it comes when
-   what others wait for is done, after the letters. Before the block waits for rows, where it does that too: ranks with
-   damaged plans would wait for one another's last words.
+/* The same block of a fused dispatch that places rows, later: only damaged plans make anybody wait for the last word, so
+   it comes when what others wait for is done, after the letters. Before the block waits for rows, where it does that
+   too: ranks with damaged plans would wait for one another's last words.
    dispatch.cu finish: `state->number, role.senders);`
-   dispatch.cu take_part: `if (!placed) { finish();`
-   dispatch.cu take_part: `finish(); if (role.receives) receive();` */
+   dispatch.cu take_part: `if (!placed) { if (waits) finish(false);`
+   dispatch.cu take_part: `if (waits) finish(false); if (role.receives) receive();` */
 inline finish(peer) {
   d_step {
     sending[pair(me, peer)] == kSaysLast && may_say_last ->
@@ -268,8 +273,8 @@ inline take(source) {
     fi;
     if
     :: is_placer(source) ->
-      /* dispatch_receive.cuh spread: `(placers >> source & 1) != 0`
-         dispatch_receive.cuh spread: `from = call.arrived[0] + first *` */
+      /* dispatch_receive.cuh take_rows: `(placers >> message.source & 1) != 0`
+         dispatch_receive.cuh take_rows: `if (placed) from = call.arrived[0]` */
       assert(arrival[pair(me, source)] == whole(now)) /* the row of this call */
     :: else ->
       assert(row[row_at(me, now, source)] == whole(now)) /* the row of this call */
@@ -323,10 +328,10 @@ proctype Rank(byte me) {
       :: terms != kRefusal && PLACING == 0 -> halves = 1
       :: terms != kRefusal && !kLetsAlways /* a combine, which receives without letters */
       :: terms != kRefusal && PLACING + DAMAGED > 0 ->
-        /* dispatch_speak.cuh fill_letter: `letter.facts.takes_rows = fused && call.own_memory` */
+        /* dispatch_speak.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
         facts[me] = kTakes
       :: terms != kRefusal && placing < PLACING ->
-        /* dispatch_speak.cuh fill_letter: `letter.facts.places_rows = fused` */
+        /* dispatch_speak.cuh fill_facts: `facts.places_rows = fused` */
         facts[me] = kTakes | kPlaces; placing++
       fi;
       d_step {
@@ -379,7 +384,7 @@ proctype Rank(byte me) {
         /* letters.cuh name_difference: `if (theirs != operation) {` */
         assert(letter[post_at(me, now, odd)] == whole(now)) /* a letter of this call */
       :: terms != kRefusal && odd == me ->
-        /* places.cuh await: `return wait_for(call.lane, &unit(source, i)->call, nullptr, {Operation::dispatch, number, source}) ==` */
+        /* places.cuh each: `here = here && seen[s].call >= number;` */
         assert(letter[post_at(me, now, next(me))] == whole(now)); /* a letter of this call */
         assert(letter[post_at(me, now, last(me))] == whole(now))  /* a letter of this call */
       fi;

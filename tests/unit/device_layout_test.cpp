@@ -1,0 +1,130 @@
+// What host and devices reckon alike: divisions without dividing, notes of a slot in 16 bytes, where signals
+// lie, who sends what.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "cuda/send_share.hpp"
+#include "layout/device_signals.hpp"
+#include "layout/divisor.hpp"
+#include "layout/slot_note.hpp"
+#include "tests/seed.hpp"
+
+namespace ferry {
+namespace {
+
+TEST(Divisor, DividesEveryNumberNearAMultipleAndAtRandom) {
+  std::mt19937_64 random(test::seed());
+  std::vector<std::int32_t> divisors{1,      2, 3, 5, 7, 31, 32, 33, 127, 128, 1000, 1 << 20, (1 << 30) - 1,
+                                     1 << 30};
+  for (int i = 0; i < 200; ++i) divisors.push_back(static_cast<std::int32_t>(random() % (1 << 30)) + 1);
+  for (const std::int32_t divisor : divisors) {
+    const Divisor by = Divisor::of(divisor);
+    const auto check = [&](std::int64_t n) {
+      if (n < 0 || n > INT32_MAX) return;
+      const auto of = static_cast<std::int32_t>(n);
+      ASSERT_EQ(by.quotient(of), of / divisor) << of << " / " << divisor;
+      ASSERT_EQ(by.remainder(of), of % divisor) << of << " % " << divisor;
+    };
+    for (int i = 0; i < 200; ++i) {
+      const auto multiple =
+          static_cast<std::int64_t>(random() % (INT32_MAX / static_cast<unsigned>(divisor) + 1)) * divisor;
+      for (std::int64_t n = multiple - 1; n <= multiple + 1; ++n) check(n);
+      check(static_cast<std::int64_t>(random() >> 33));
+    }
+    check(INT32_MAX);
+    check(INT32_MAX - 1);
+  }
+}
+
+TEST(Divisor, RoundsUp) {
+  EXPECT_EQ(Divisor::of(128).round_up(0), 0);
+  EXPECT_EQ(Divisor::of(128).round_up(1), 128);
+  EXPECT_EQ(Divisor::of(24).round_up(24), 24);
+  EXPECT_EQ(Divisor::of(24).round_up(25), 48);
+}
+
+TEST(SlotNote, KeepsEveryFieldAtItsLimits) {
+  std::mt19937_64 random(test::seed());
+  const auto one_of = [&](std::int64_t least, std::int64_t most) {
+    const auto pick = random() % 4;
+    if (pick == 0) return least;
+    if (pick == 1) return most;
+    return least + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most - least + 1));
+  };
+  for (int i = 0; i < 100'000; ++i) {
+    SlotNote note;
+    note.token = static_cast<std::int32_t>(one_of(-1, SlotNote::kMostTokens - 1));
+    note.local = static_cast<std::int32_t>(one_of(-1, 1023));
+    note.first_of_lower = note.local < 0 && random() % 2 == 0;
+    note.ordinal = static_cast<std::int32_t>(one_of(0, SlotNote::kMostOrdinals - 1));
+    note.weight = float_of(static_cast<std::uint32_t>(random()));
+    const auto call = static_cast<std::uint64_t>(one_of(1, (std::int64_t{1} << 44) - 1));
+    const LetterUnit unit = note.unit(call);
+    const SlotNote read = SlotNote::of(unit);
+    ASSERT_EQ(unit.call >> SlotNote::kTokenBits, call);
+    ASSERT_EQ(read.token, note.token);
+    ASSERT_EQ(read.local, note.local);
+    ASSERT_EQ(read.first_of_lower, note.first_of_lower);
+    ASSERT_EQ(read.ordinal, note.ordinal);
+    ASSERT_EQ(bits_of(read.weight), bits_of(note.weight));
+  }
+}
+
+TEST(DeviceSignals, NothingLiesOnAnythingElse) {
+  constexpr int kRanks = 3, kTokens = 5, kTopK = 3, kRows = 7;
+  const DeviceSignals signals = DeviceSignals::of(kRanks, 9, kTokens, kTopK, kRows);
+  std::vector<std::pair<std::int64_t, std::int64_t>> pieces;  // begin, end
+  for (int generation = 0; generation < 2; ++generation) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::int64_t letter = signals.letter(generation, rank);
+      pieces.emplace_back(letter, letter + signals.letter_bytes);
+      EXPECT_LE(signals.refusal_offset + static_cast<std::int64_t>(sizeof(ErrorRecord)),
+                signals.letter_bytes);
+      for (int phase = 0; phase < kPhases; ++phase) {
+        const std::int64_t sent = signals.sent_flag(phase, generation, rank);
+        pieces.emplace_back(sent, sent + 8);
+      }
+      for (int i = 0; i < kTokens; ++i) {
+        const std::int64_t flags = signals.dispatch_flags(generation, rank, i),
+                           notes = signals.slot_notes(generation, rank, i);
+        EXPECT_EQ(flags % 32, 0);
+        EXPECT_EQ(notes % 16, 0);
+        pieces.emplace_back(flags, flags + 8 * kQuarters);
+        pieces.emplace_back(notes, notes + 16 * kTopK);
+      }
+    }
+    for (int row = 0; row < kRows; ++row) {
+      const std::int64_t flags = signals.combine_flags(generation, row);
+      EXPECT_EQ(flags % 32, 0);
+      pieces.emplace_back(flags, flags + 8 * kQuarters);
+    }
+  }
+  std::sort(pieces.begin(), pieces.end());
+  for (std::size_t i = 1; i < pieces.size(); ++i) EXPECT_LE(pieces[i - 1].second, pieces[i].first);
+  EXPECT_EQ(pieces.back().second, signals.bytes);
+}
+
+TEST(SendShare, EveryUnitHasOneWorker) {
+  for (const int senders : {1, 3, 39}) {
+    for (const int tokens : {0, 1, 2, 6, 7, 52, 128, 1000, 4096}) {
+      const auto share = cuda::SendShare::of(tokens, senders);
+      EXPECT_EQ(share.unit_begin(0), 0);
+      EXPECT_EQ(share.unit_begin(share.workers), tokens << share.splits);
+      for (int token = 0; token < tokens; ++token) {
+        const int worker = share.last_worker(token);
+        EXPECT_LE(share.token_begin(worker), token) << tokens << " tokens, " << senders << " senders";
+        if (worker + 1 < share.workers) {
+          EXPECT_GT(share.token_begin(worker + 1), token);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry
