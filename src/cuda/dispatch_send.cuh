@@ -59,7 +59,7 @@ template <DType kType>
 __device__ __noinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::byte* to_scales,
                                           std::uint32_t rows, int own, ByteRange columns,
                                           Fp8Options options) {
-  constexpr int kDeep = 4;  // accesses of 256 columns
+  constexpr int kDeep = 8;  // accesses of 256 columns
   const int thread = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
