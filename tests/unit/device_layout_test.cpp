@@ -12,7 +12,7 @@
 #include "layout/device_signals.hpp"
 #include "layout/divisor.hpp"
 #include "layout/slot_note.hpp"
-#include "tests/seed.hpp"
+#include "seed.hpp"
 
 namespace ferry {
 namespace {
