@@ -52,9 +52,12 @@ struct Receiver {
   // What the plan and the arrivals' notes say of each team's message, each thread for its slot.
   __device__ __forceinline__ void keep_notes(const Team& team, const TeamMessage& message,
                                              const TakenSlot& taken) const {
-    if (!message.has || message.quarters.first != 0) return;
     const LaneView& lane = call.lane;
     const bool rank_major = lane.layout == Layout::rank_major;
+    const std::uint32_t kept = taken.kept & team.threads(team.mine());
+    std::int32_t one_row = -1;  // rank_major: the token's one row
+    if (rank_major) one_row = __shfl_sync(~0u, taken.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
+    if (!message.has || message.quarters.first != 0) return;
     const std::int64_t where = std::int64_t{message.source} * lane.max_tokens + message.i;
     const int slot = team.slot();
     const SlotNote& note = taken.note;
@@ -75,13 +78,12 @@ struct Receiver {
       if (call.group_of_row != nullptr) call.group_of_row[row] = max(note.local, 0);
       return;
     }
-    const std::uint32_t kept = taken.kept & team.threads(team.mine());
     if (kept == 0) return;
-    const std::int64_t to = __shfl_sync(team.threads(team.mine()), row, __ffs(static_cast<int>(kept)) - 1);
-    if (slot == 0 && call.group_of_row != nullptr) call.group_of_row[to] = message.source;
+    if (slot == 0 && call.group_of_row != nullptr) call.group_of_row[one_row] = message.source;
     if (slot >= lane.top_k) return;
-    call.local_ids[to * lane.top_k + slot] = note.local;
-    if (call.weight != nullptr) call.weight[to * lane.top_k + slot] = note.local >= 0 ? note.weight : 0.0f;
+    call.local_ids[std::int64_t{one_row} * lane.top_k + slot] = note.local;
+    if (call.weight != nullptr)
+      call.weight[std::int64_t{one_row} * lane.top_k + slot] = note.local >= 0 ? note.weight : 0.0f;
   }
 
   __device__ const std::byte* message_of(int source, std::int64_t i) const {

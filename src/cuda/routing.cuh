@@ -80,6 +80,15 @@ struct Team {
     for (int t = mine(); t > 0; --t) threads &= threads - 1;
     return static_cast<std::uint32_t>(__ffs(static_cast<int>(threads)) - 1);
   }
+  // What the threads of this thread's team have together. By the whole warp: threads of a mask of their own
+  // would take turns, team by team.
+  __device__ __forceinline__ std::uint32_t together(std::uint32_t bits) const {
+#pragma unroll
+    for (int step = 0; step < 5; ++step) {
+      if (step < shift) bits |= __shfl_xor_sync(~0u, bits, 1 << step);
+    }
+    return bits;
+  }
   // The threads of a team, one bit each.
   __device__ std::uint32_t threads(int team) const { return (~0u >> (32 - size())) << (team << shift); }
 };
@@ -162,7 +171,7 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
       atomicAdd(&bad->number, 1ull);
       atomicMin(&bad->lowest, static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot));
     }
-    const std::uint32_t ranks = __reduce_or_sync(team.threads(team.mine()), rank);
+    const std::uint32_t ranks = team.together(rank);
     for (int r = slot; r < lane.ranks; r += team.size()) {
       if ((ranks >> r & 1) != 0) add_in_block(&counts[first_messages + r], 1);
     }
