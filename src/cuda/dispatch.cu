@@ -110,8 +110,8 @@ struct Block {
   }
 
   // The last word, by one thread, the others go on: the one that has announced, or where a barrier came after
-  // that, one whose warp has nothing to do with places. Only damaged plans make anybody wait for it, and
-  // there every rank does: it comes before this one waits for rows.
+  // that, one of a warp that has less to do. Only damaged plans make anybody wait for it, and there every
+  // rank does: it comes after what others wait for, and before this rank waits for rows.
   __device__ void finish(bool after_barrier) const {
     if (role.sends && warp() == kWorkWarps - (after_barrier ? 2 : 0) && thread() % 32 == 0)
       finish_sending(call.lane, state->number, role.senders);
@@ -170,12 +170,10 @@ struct Block {
       if (role.sends && waits == (step == 1) && (step == 0 || placed)) send(waits, first);
       if (!Role::kReceives) return finish(false);
       __syncthreads();
-      if (step != 0) continue;
-      if (!waits) finish(true);
-      placed = await_places(call, role.speaks, role.sends || role.speaks || !Role::kSends);
+      if (step == 0) placed = await_places(call, role.speaks, role.sends || role.speaks || !Role::kSends);
     }
+    finish(!waits);
     if (!placed) {
-      if (waits) finish(false);
       if (!role.speaks) return;
       clear_arrivals(call, thread(), threads());
       if (thread() == 0) publish_totals(call.lane, state->number, 0);
@@ -183,7 +181,6 @@ struct Block {
     }
     if (role.speaks) publish_places(call);
     if ((role.sends && !waits) || !Role::kSends) finish_plan();
-    if (waits) finish(false);
     if (role.receives) receive();
     if (!role.apart || role.sends) pad();
   }

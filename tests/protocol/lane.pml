@@ -137,10 +137,8 @@ hidden byte i;
 
 #define is_at_work(block) (block[pair(me, next(me))] || block[pair(me, last(me))])
 #ifdef MISTAKE_LAST_WORD_AFTER_ROWS
-#define says_at_once (facts[me] == 0)
 #define may_say_last (all_have_come && (!all_say_the_same || waits_no_more(next(me)) && waits_no_more(last(me))))
 #else
-#define says_at_once (!(facts[me] & kPlaces))
 #define may_say_last all_have_come
 #endif
 
@@ -196,22 +194,20 @@ inline send(peer) {
     :: else
     fi;
     if
-    :: says_at_once || may_say_last ->
+    :: facts[me] == 0 || may_say_last ->
       /* combine.cu work: `finish_sending(lane, number, role.senders);`
-         dispatch.cu take_part: `if (!Role::kReceives) return finish(false);`
-         dispatch.cu take_part: `if (!waits) finish(true);` */
+         dispatch.cu take_part: `if (!Role::kReceives) return finish(false);` */
       say_last(peer)
     :: else -> sending[pair(me, peer)] = kSaysLast
     fi
   }
 }
 
-/* The same block of a fused dispatch that places rows, later: only damaged plans make anybody wait for the last word, so
-   it comes when what others wait for is done, after the letters. Before the block waits for rows, where it does that
-   too: ranks with damaged plans would wait for one another's last words.
+/* The same block of a fused dispatch, later: only damaged plans make anybody wait for the last word, so it comes when
+   what others wait for is done, after the letters. Before the block waits for rows, where it does that too: ranks with
+   damaged plans would wait for one another's last words.
    dispatch.cu finish: `state->number, role.senders);`
-   dispatch.cu take_part: `if (!placed) { if (waits) finish(false);`
-   dispatch.cu take_part: `if (waits) finish(false); if (role.receives) receive();` */
+   dispatch.cu take_part: `finish(!waits); if (!placed) {` */
 inline finish(peer) {
   d_step {
     sending[pair(me, peer)] == kSaysLast && may_say_last ->
