@@ -12,9 +12,9 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kPieceGranules = 4;  // of a piece
+inline constexpr int kPieceGranules = 14;  // of a piece
 inline constexpr int kPiece = kPieceGranules * kGranule;
-inline constexpr int kStages = 5;  // pieces of a warp on their way, one of them being stored
+inline constexpr int kStages = 3;  // pieces of a warp on their way, one of them being stored
 inline constexpr int kStreamBytes = kStages * kPiece;  // of a warp's shared memory
 
 // This thread's 16 bytes of each granule of a piece.
