@@ -120,6 +120,21 @@ std::int64_t made_by(const Plan& plan) {
   return static_cast<std::int64_t>(static_cast<const PlanHeader*>(plan.storage())->call);
 }
 
+namespace {
+
+// As far as a plan's header tells: the rest of what decides places is in there as one number.
+std::string difference(const PlanShape& of_plan, const PlanShape& wanted) {
+  const auto differ = [](const char* name, std::int64_t has, std::int64_t wants) {
+    return has == wants ? std::string() : str("; ", name, " = ", has, " there, ", wants, " here");
+  };
+  return str(differ("ranks", of_plan.ranks, wanted.ranks), differ("experts", of_plan.experts, wanted.experts),
+             differ("top_k", of_plan.top_k, wanted.top_k),
+             differ("max_tokens", of_plan.max_tokens, wanted.max_tokens),
+             differ("most rows", of_plan.capacity, wanted.capacity));
+}
+
+}  // namespace
+
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in) {
   const PlanShape shape = plan_shape(config);
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
@@ -136,7 +151,8 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
   }
   if (header.config_hash != places_hash(config)) {
     throw UsageError(str("plan: made on rank ", header.rank,
-                         " by an exchange of another configuration or placement, used on rank ", rank));
+                         " by an exchange of another configuration or placement, used on rank ", rank,
+                         difference(header.shape, shape)));
   }
   if (header.rank != rank) {
     throw UsageError(str("plan: made on rank ", header.rank, ", used on rank ", rank));

@@ -25,7 +25,8 @@ def _operators_for(tensor, indices, weights):
         return _REGISTERED
     plain = torch.Tensor
     if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
-        return _REGISTERED
+        tensors = isinstance(tensor, plain) and isinstance(indices, plain) and isinstance(weights, (plain, type(None)))
+        return _REGISTERED if tensors else _KERNELS  # which refuse what is no tensor, also for the peers
     c = torch._C
     if not (tensor.is_cuda or tensor.is_cpu) or c._len_torch_dispatch_stack() or c._len_torch_function_stack():
         return _REGISTERED
