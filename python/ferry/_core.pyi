@@ -440,10 +440,11 @@ class Exchange:
     collective: all ranks call the same operations of a lane in the same order. UsageError and OverflowError leave the
     exchange usable; TimeoutError and PeerLostError are final for the group.
 
-    With the backends 'cpu' and 'reference' a call blocks until the peers have come, for `deadline` seconds at most, without
-    the interpreter's lock. Ctrl-C in the main thread ends such a wait with KeyboardInterrupt; that too is final for the
-    group, and the peers get PeerLostError. What a rank finds wrong with its arguments ends the peers' call as well, except
-    a `lane` that does not exist and a keyword that is misspelt: then the peers wait for the deadline.
+    With the backends 'cpu' and 'reference' a call blocks until the peers have come, for `deadline` seconds at most,
+    without the interpreter's lock. Ctrl-C in the main thread ends such a wait with KeyboardInterrupt; that too is final
+    for the group, and the peers get PeerLostError. With 'cuda' it is seen when a call returns. What a rank finds wrong
+    with its arguments ends the peers' call as well, except a `lane` that does not exist and a keyword that is misspelt:
+    then the peers wait for the deadline.
 
     With the backend 'cuda' the rank's device is the thread's current one, or `device`; work goes to the current stream of
     the arrays' framework, or to `stream`.
