@@ -198,6 +198,9 @@ def test_a_plan_of_another_exchange():
         plan = there.dispatch(X, IDS).plan.copy()
         with pytest.raises(ferry.UsageError, match="another configuration or placement.*; experts = 8 there, 4 here"):
             here.combine(np.ones((here.capacity, HIDDEN), bf16), plan)
+        small = here.dispatch(X, IDS).plan.copy()
+        with pytest.raises(ferry.UsageError, match="bytes, this exchange's plans take .*; experts = 4 there, 8 here"):
+            there.combine(np.ones((there.capacity, HIDDEN), bf16), small)
 
     ferry.Group.threads(1).run(body)
 

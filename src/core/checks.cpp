@@ -1,6 +1,7 @@
 #include "core/checks.hpp"
 
 #include <cstdint>
+#include <cstring>
 
 #include "core/configuration.hpp"
 #include "core/text.hpp"
@@ -122,6 +123,10 @@ std::int64_t made_by(const Plan& plan) {
 
 namespace {
 
+bool is_whole(const PlanHeader& header) {
+  return header.magic == kPlanMagic && header.check == header_check(header);
+}
+
 // As far as a plan's header tells: the rest of what decides places is in there as one number.
 std::string difference(const PlanShape& of_plan, const PlanShape& wanted) {
   const auto differ = [](const char* name, std::int64_t has, std::int64_t wants) {
@@ -140,12 +145,16 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
   if (plan.empty()) throw UsageError(str("no plan given on rank ", rank));
   if (plan.bytes() < bytes) {
-    throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes));
+    PlanHeader header{};
+    const bool readable = plan_in == PlanIn::host && plan.bytes() >= sizeof header;
+    if (readable) std::memcpy(&header, plan.storage(), sizeof header);
+    throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes,
+                         is_whole(header) ? difference(header.shape, shape) : ""));
   }
   check_address("plan: storage", rank, plan.storage());
   if (plan_in == PlanIn::device) return;
   const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
-  if (header.magic != kPlanMagic || header.check != header_check(header)) {
+  if (!is_whole(header)) {
     throw UsageError(
         str("plan: unfinished or damaged on rank ", rank, ": its header does not agree with itself"));
   }
