@@ -45,9 +45,25 @@ bool is_dense_from(const Array& array, std::size_t first) {
 
 }  // namespace
 
+// Of what operators are given, as PyTorch's own do: in order on the stream that they work on. An exchange may
+// work on another one.
+Array Arguments::without_lazy_bits(nb::handle tensor, const char* name) const {
+  if (gradients_ == Gradients::refused) {
+    throw UsageError(str(name,
+                         ": PyTorch has yet to negate or conjugate what is in its memory: give "
+                         "resolve_neg() or resolve_conj() of it"));
+  }
+  Array resolved = look_at(tensor.attr("resolve_conj")().attr("resolve_neg")(), name);
+  resolved.read_only = true;  // the tensor itself would see nothing of what is written
+  return resolved;
+}
+
 const Array& Arguments::take(nb::handle object, const char* name) {
   Array array = look_at(object, name);
-  if (gradients_ == Gradients::refused && array.framework == Framework::torch) refuse_gradients(object, name);
+  if (array.framework == Framework::torch) {
+    if (gradients_ == Gradients::refused) refuse_gradients(object, name);
+    if (is_lazily_negated(object, array.element)) array = without_lazy_bits(object, name);
+  }
   const bool reachable = is_host(where_) ? is_host(array.device)
                                          : array.device.device_type == where_.device_type &&
                                                array.device.device_id == where_.device_id;

@@ -34,6 +34,8 @@ class Arguments {
   std::vector<nb::object> owners() const;
 
  private:
+  Array without_lazy_bits(nb::handle tensor, const char* name) const;
+
   Device where_;
   Gradients gradients_;
   Framework framework_ = Framework::numpy;

@@ -167,6 +167,14 @@ void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInp
   in.options.dot_rows = array.data;
 }
 
+PyMemory memory_of(const nb::object& given) {
+  PyMemory* memory = nullptr;
+  if (nb::try_cast(given, memory) && memory != nullptr) return *memory;
+  PyErr_Clear();
+  throw UsageError(
+      str("memory: expected an ArrivalsMemory, got ", nb::cast<std::string>(nb::type_name(given.type()))));
+}
+
 }  // namespace
 
 void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config,
@@ -181,7 +189,7 @@ void read_dispatch(PyExchange& self, InCall& call, const DispatchArguments& give
   const Config& config = self.config();
   in.rank = call.exchange().rank().index();
   in.format = given.format ? parse_format(*given.format) : config.format;
-  if (!given.memory.is_none()) in.context.memory = nb::cast<PyMemory>(given.memory);
+  if (!given.memory.is_none()) in.context.memory = memory_of(given.memory);
 
   const bool several = nb::isinstance<nb::tuple>(given.tokens) || nb::isinstance<nb::list>(given.tokens);
   if (several && given.format && in.format.kind != FormatKind::opaque) {

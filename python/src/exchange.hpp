@@ -85,6 +85,10 @@ class InCall {
     } catch (nb::python_error& error) {
       refuse(operations, UsageError(error.what()));
       throw;
+    } catch (const std::exception& error) {  // a value that nanobind could not cast, above all
+      const UsageError refused(std::string("arguments that cannot be read: ") + error.what());
+      refuse(operations, refused);
+      throw refused;
     }
   }
 

@@ -42,6 +42,9 @@ nb::object type_object(Framework framework, Element element);
 // Throws UsageError if the tensor requires a gradient and gradients are recorded.
 void refuse_gradients(nb::handle tensor, const char* name);
 
+// Whether its memory holds the negatives or the conjugates of its values, as PyTorch may leave it.
+bool is_lazily_negated(nb::handle tensor, Element element);
+
 Array look_at_torch(nb::handle object, const char* name);
 Array look_at_numpy(nb::handle object, const char* name);
 Array look_at_cupy(nb::handle object, const char* name);

@@ -208,6 +208,21 @@ void refuse_gradients(nb::handle object, const char* name) {
   }
 }
 
+bool is_lazily_negated(nb::handle tensor, Element element) {
+  // Lazy negatives are parts of complex tensors, which integers are not.
+  using Code = nb::dlpack::dtype_code;
+  const auto code = static_cast<Code>(element.code);
+  if (code == Code::Int || code == Code::UInt) return false;
+  static PyObject *is_neg = nullptr, *is_conj = nullptr;
+  const auto has = [tensor](PyObject* question) {
+    const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), question));
+    if (!answer.is_valid()) throw nb::python_error();
+    return answer.ptr() == Py_True;
+  };
+  if (has(interned(is_neg, "is_neg"))) return true;
+  return code == Code::Complex && has(interned(is_conj, "is_conj"));
+}
+
 Array look_at_torch(nb::handle object, const char* name) {
   Array found{.framework = Framework::torch, .owner = nb::borrow(object)};
   if (!look_by_table(object, found)) look_by_attributes(object, name, found);

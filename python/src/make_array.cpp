@@ -85,7 +85,10 @@ nb::object new_array(Framework framework, Element element, const Shape& shape, D
 
 Stream stream_of(nb::handle given, Framework framework, Device device) {
   const auto number = [](nb::handle handle) {
-    return Stream{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(handle))};
+    std::uintptr_t value = 0;
+    if (nb::try_cast(handle, value)) return Stream{reinterpret_cast<void*>(value)};
+    PyErr_Clear();
+    throw UsageError("stream: its number is none of a stream");
   };
   if (!given.is_none()) {
     for (const char* name : {"cuda_stream", "ptr"}) {

@@ -19,11 +19,21 @@ namespace {
 void require_differentiable(const Config& config) {
   const FormatKind kind = config.format.kind;
   const bool values = kind == FormatKind::bf16 || kind == FormatKind::fp16 || kind == FormatKind::fp32;
-  if (values && config.layout != Layout::rank_major) return;
+  const bool sums = config.reduction != Reduction::unreduced;
+  if (values && sums && config.layout != Layout::rank_major) return;
   throw UsageError(str(
-      "ferry.torch: layout 'expert_major' or 'expert_padded' and format bf16, fp16 or fp32 are needed, the "
-      "exchange has ",
-      to_string(config.layout), " and ", to_string(config.format)));
+      "ferry.torch: layout 'expert_major' or 'expert_padded', format bf16, fp16 or fp32 and a reduction that "
+      "adds are needed, the exchange has ",
+      to_string(config.layout), ", ", to_string(config.format), " and ", to_string(config.reduction)));
+}
+
+Element values_of(const Format& format) {
+  return format.kind == FormatKind::bf16 ? kBf16 : format.kind == FormatKind::fp16 ? kFp16 : kFp32;
+}
+
+nb::object with_type(const nb::object& tensor, Element element) {
+  if (look_at(tensor, "tensor").element == element) return tensor;
+  return tensor.attr("to")(type_object(Framework::torch, element));
 }
 
 void require_tensors(const Arguments& arguments, const char* operation) {
@@ -127,15 +137,19 @@ PyPlan plan_of_rows(const PyExchange& self, const nb::object& storage, std::int6
 }
 
 // Backward of combine: (d_result by the plan, its products with `outputs` or nothing), zero where no row is.
+// Combine takes outputs of any type, for results of that type: here they get those that the exchange carries.
 nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
                         const nb::object& storage, std::int64_t rows, int lane) {
   InCall call(self, lane);
-  DispatchArguments given{.tokens = d_result, .lane = lane, .dot_rows = outputs};
+  DispatchArguments given{.tokens = d_result, .lane = lane};
   DispatchInput in(call.where(), Gradients::recorded);
   const RowSizes& sizes = self.sizes_of_rows();
   PyMemory memory;
   ArrivalsMemory to;
   call.or_refuse({Operation::dispatch}, [&] {
+    const Config& config = self.config();
+    given.tokens = with_type(d_result, values_of(config.format));
+    if (!outputs.is_none()) given.dot_rows = with_type(outputs, element_of(config.wire));
     const Shape shape = look_at(d_result, "tokens").shape;
     given.ids = nb::cast(plan_of_rows(self, storage, shape.empty() ? -1 : shape[0], rows));
     read_dispatch(self, call, given, in);
@@ -159,6 +173,7 @@ nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::
 nb::object combine_rows(PyExchange& self, const nb::object& outputs, const nb::object& weights,
                         const nb::object& storage, std::int64_t tokens, int lane,
                         const nb::object& row_values) {
+  require_differentiable(self.config());
   InCall call(self, lane);
   CombineInput in(call.where(), Gradients::recorded);
   CombineArguments given{.outputs = outputs, .weights = weights, .row_values = row_values, .lane = lane};

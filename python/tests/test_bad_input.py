@@ -134,6 +134,8 @@ def test_dispatch(name):
         ({"memory": ferry.ArrivalsMemory(counts=np.empty(1, np.int32))}, "memory.counts: expected room for"),
         ({"memory": ferry.ArrivalsMemory(row_offsets=np.empty(8, np.int64))}, "memory.row_offsets: expected int32"),
         ({"memory": ferry.ArrivalsMemory(dots=np.empty(1, np.float32))}, "memory.dots: expected room for"),
+        ({"memory": 5}, "memory: expected an ArrivalsMemory, got int"),
+        ({"stream": -1}, "stream: its number is none of a stream"),
         ({"dot_rows": np.ones((3, HIDDEN), np.float32)}, "dot_rows: expected bfloat16, got float32"),
         ({"dot_rows": np.ones((1, HIDDEN), bf16)}, "dot_rows: expected .* rows or more, got 1"),
         ({"count": np.zeros(1, np.int32)}, None),
@@ -153,6 +155,13 @@ def test_options_of_dispatch(settings, pattern):
         ferry.Group.threads(1).run(body)
     else:
         both_refuse(pattern, call)
+
+
+def test_memory_for_gradients():
+    def backward(exchange, data, plan):
+        exchange.combine_backward(X, plan, W, data, memory=5)
+
+    both_refuse("memory: expected an ArrivalsMemory, got int", backward)
 
 
 def read_only(array):

@@ -1,41 +1,12 @@
 """The interface of deep_ep over NumPy and the CPU backend: shapes, types, orders, conventions, of every method."""
 
-import sys
-
-import ml_dtypes
 import numpy as np
 import pytest
 
 import ferry
 import ferry.deep_ep as deep_ep
-from oracle import bf16, random_step, rank_of, routes_to, messages_to, partial_sums, same_bits
-
-HIDDEN = 256
-fp8 = ml_dtypes.float8_e4m3fn
-
-
-def step_of(rng, ranks=4, most=9, ids=np.int64, experts=16, top_k=3, hidden=HIDDEN):
-    return random_step(rng, ranks, experts=experts, top_k=top_k, hidden=hidden, most=most, ids=ids)
-
-
-def on_ranks(ranks):
-    """Runs a test's body on every rank, with a Buffer."""
-
-    def decorate(body):
-        ferry.Group.threads(ranks).run(
-            lambda rank: body(rank.index, deep_ep.Buffer(rank, int(2e9), 0, explicitly_destroy=True)))
-        return body
-
-    return decorate
-
-
-def layout_and_dispatch(buffer, step, me, x=None, **settings):
-    ids = step.ids[me]
-    per_rank, per_rdma, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, step.experts)
-    given = {"topk_idx": ids, "topk_weights": step.weights[me]}
-    return buffer.dispatch(step.tokens[me] if x is None else x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma,
-                           is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, **(given | settings))
-
+from deep_ep_steps import HIDDEN, fp8, layout_and_dispatch, low_latency, on_ranks, step_of
+from oracle import bf16, rank_of, routes_to, messages_to, partial_sums, same_bits
 
 def test_layout(rng):
     step = step_of(rng)
@@ -197,10 +168,6 @@ def test_more_tokens_than_before(rng):
         again = buffer.dispatch(small.tokens[me], handle=first)[0]
         assert same_bits(again, first_x)  # an old handle still works
         assert buffer.combine(large_x, second)[0].shape == large.tokens[me].shape
-
-
-def low_latency(buffer, step, me, most=9, **settings):
-    return buffer.low_latency_dispatch(step.tokens[me], step.ids[me], most, step.experts, **settings)
 
 
 @pytest.mark.parametrize("hook", [False, True])
@@ -383,51 +350,6 @@ def test_events(rng):
         event.current_stream_wait()
         assert hook is None
         assert deep_ep.EventOverlap().event is None
-
-
-def test_mistakes(rng):
-    step = step_of(rng, ranks=1)
-
-    @on_ranks(1)
-    def _(me, buffer):
-        with pytest.raises(ferry.UsageError, match="are needed"):
-            buffer.dispatch(step.tokens[0])
-        with pytest.raises(ferry.UsageError, match="go together"):
-            layout_and_dispatch(buffer, step, me, topk_weights=None)
-        with pytest.raises(ferry.UsageError, match="num_worst_tokens needs"):
-            layout_and_dispatch(buffer, step, me, topk_idx=None, topk_weights=None, num_worst_tokens=9)
-        with pytest.raises(ferry.UsageError, match="expected bfloat16"):
-            layout_and_dispatch(buffer, step, me, x=step.tokens[0].astype(np.float32))
-        with pytest.raises(ferry.UsageError, match="float32 or int32 scales"):
-            layout_and_dispatch(buffer, step, me, x=(step.tokens[0], step.tokens[0]))
-        with pytest.raises(ferry.UsageError, match="use_ue8m0 needs round_scale"):
-            low_latency(buffer, step, me, use_ue8m0=True)
-        with pytest.raises(ferry.UsageError, match="max_tokens is"):
-            low_latency(buffer, step_of(rng, 1, most=1), me, most=1, use_fp8=False)
-            buffer.low_latency_dispatch(np.ones((2, HIDDEN), bf16), np.zeros((2, 3), np.int64), 1, step.experts)
-        *_, handle, _ = layout_and_dispatch(buffer, step, me)
-        with pytest.raises(ferry.UsageError, match="bfloat16"):
-            buffer.combine(step.tokens[0].astype(np.float32), handle)
-
-
-def test_ranks_that_differ_are_told(rng):
-    step = step_of(rng, ranks=2)
-
-    @on_ranks(2)
-    def _(me, buffer):
-        cut = type(step)(step.experts, 2 if me else 3, step.tokens, [i[:, : 2 if me else 3] for i in step.ids],
-                         [w[:, : 2 if me else 3] for w in step.weights])
-        with pytest.raises(ferry.UsageError, match="hidden, experts, top_k"):
-            layout_and_dispatch(buffer, cut, me)
-
-
-def test_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "deep_ep", raising=False)
-    deep_ep.install()
-    import deep_ep as found
-
-    assert found is deep_ep and found.Buffer is deep_ep.Buffer
-    monkeypatch.delitem(sys.modules, "deep_ep")
 
 
 def test_a_communicator_in_place_of_a_group():

@@ -1,5 +1,7 @@
 """The registered operators themselves: what they return, refuse and show to PyTorch."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -106,6 +108,52 @@ def test_what_operators_return_is_their_own(rng):
     ferry.Group.threads(1).run(body)
 
 
+def test_negatives_that_are_not_in_memory_yet(rng):
+    given = [inputs_of(rng) for _ in range(2)]
+
+    def body(rank):
+        x, ids, weights = given[rank.index]
+        exchange = exchange_for(rank)
+        negative = torch.view_as_complex(torch.stack((x, x), -1)).conj().imag
+        assert negative.is_neg() and torch.equal(negative, -x)
+        lazy = torch._neg_view(x)  # as above, and dense
+        rows = ferry.torch.dispatch(exchange, -x, ids, weights)
+        for recorded in (False, True):
+            again = ferry.torch.dispatch(exchange, lazy.detach().requires_grad_(recorded), ids, weights)
+            assert torch.equal(again.data, rows.data) and torch.equal(again.weight, rows.weight)
+            y = ferry.torch.combine(exchange, torch._neg_view(again.data), again, weights=torch._neg_view(again.weight))
+            assert torch.equal(y, ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight))
+        for bad, match in ((lambda: exchange.dispatch(lazy, ids), "tokens: PyTorch has yet to negate"),
+                           (lambda: exchange.dispatch(x, ids, torch._neg_view(weights)), "weights: PyTorch has yet"),
+                           (lambda: exchange.combine(rows.data, exchange.last_arrivals().plan, result=lazy), "result: Py"),
+                           (lambda: exchange.dispatch((torch.zeros(TOKENS, 2, dtype=torch.complex64).conj(),), ids,
+                                                      format="opaque:16"), "PyTorch has yet to negate or conjugate")):
+            with pytest.raises(ferry.UsageError, match=match):
+                bad()
+
+    ferry.Group.threads(2).run(body)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_gradients_of_gradients_are_refused(rng, watched):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        given = x.clone().requires_grad_()
+        with Watch() if watched else contextlib.nullcontext():
+            rows = ferry.torch.dispatch(exchange, given, ids, weights)
+            y = ferry.torch.combine(exchange, rows.data**3, rows, weights=rows.weight)
+            (plain,) = torch.autograd.grad(y.sum(), given, retain_graph=True)
+            (gradient,) = torch.autograd.grad(y.sum(), given, create_graph=True)
+        assert torch.equal(gradient, plain) and gradient.requires_grad and not plain.requires_grad
+        for second in (lambda: torch.autograd.grad(gradient.sum(), given), lambda: gradient.square().sum().backward()):
+            with pytest.raises(ferry.UsageError, match="gradients of gradients"):
+                second()
+
+    ferry.Group.threads(1).run(body)
+
+
 def test_operators_refuse_what_does_not_fit(rng):
     x, ids, weights = inputs_of(rng)
 
@@ -122,5 +170,8 @@ def test_operators_refuse_what_does_not_fit(rng):
             with pytest.raises(ferry.UsageError, match=match):
                 bad()
         ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+        unreduced = exchange_for(rank, reduction="unreduced")
+        with pytest.raises(ferry.UsageError, match="a reduction that adds"):
+            ferry.torch.combine(unreduced, rows.data, rows)
 
     ferry.Group.threads(1).run(body)

@@ -124,6 +124,78 @@ def test_gradients_agree_with_a_dense_sum(rng, layout, weighted, watched):
     ferry.Group.threads(4).run(body)
 
 
+@pytest.mark.parametrize(("format", "wire"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp32", "fp32")])
+@pytest.mark.parametrize("outputs_type", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_gradients_of_outputs_of_any_type(rng, format, wire, outputs_type, weighted):
+    given = [inputs_of(rng) for _ in range(2)]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[format]
+
+    def body(rank):
+        x, ids, weights = (tensor.clone() for tensor in given[rank.index])
+        x = (x / 4).to(dtype).requires_grad_()
+        weights.requires_grad_(weighted)
+        exchange = exchange_for(rank, format=format, wire=wire)
+        rows = ferry.torch.dispatch(exchange, x, ids, weights if weighted else None)
+        outputs = rows.data.to(outputs_type)
+        y = ferry.torch.combine(exchange, outputs, rows, weights=rows.weight if weighted else None)
+        assert y.dtype == outputs_type
+        y.float().square().sum().backward()
+        assert x.grad.dtype == dtype
+        x64, w64 = x.detach().double().requires_grad_(), weights.detach().double().requires_grad_()
+        dense(x64, ids, w64 if weighted else torch.ones_like(w64), torch.ones(EXPERTS)).square().sum().backward()
+        assert torch.allclose(x.grad.double(), x64.grad, rtol=3e-2, atol=3e-2)
+        if weighted:
+            assert torch.allclose(weights.grad.double(), w64.grad, rtol=3e-2, atol=5e-2)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_gradients_of_more_or_fewer_weights_than_outputs(rng):
+    x, ids, weights = inputs_of(rng)
+    dy = torch.tensor(rng.standard_normal((TOKENS, HIDDEN)), dtype=torch.float32)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+
+        def gradients(outputs_of, weights_of):
+            given = x.clone().requires_grad_(), weights.clone().requires_grad_()
+            rows = ferry.torch.dispatch(exchange, given[0], ids, given[1])
+            total = int(rows.row_offsets[-1])
+            outputs, weight = outputs_of(rows.data, total), weights_of(rows.weight, total)
+            ferry.torch.combine(exchange, outputs, rows, weights=weight).backward(dy)
+            return [tensor.grad for tensor in given]
+
+        choices = (lambda rows, total: rows, lambda rows, total: rows[:total],
+                   lambda rows, total: torch.cat((rows, torch.ones_like(rows[:2]))))
+        expected = gradients(choices[0], choices[0])
+        for outputs_of in choices:
+            for weights_of in choices:
+                assert all(map(torch.equal, gradients(outputs_of, weights_of), expected))
+
+    ferry.Group.threads(1).run(body)
+
+
+def test_a_layer_under_autocast(rng):
+    def body(rank):
+        layer = ferry.torch.MoE(rank, experts=EXPERTS, top_k=EXPERTS, hidden=HIDDEN, ffn=FFN, max_tokens=TOKENS)
+        x, _, _ = inputs_of(rng)
+
+        def step(mixed):
+            layer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                y = layer(x)
+            y.float().square().mean().backward()
+            return y, [parameter.grad.clone() for parameter in layer.parameters()]
+
+        (y, gradients), (mixed, of_mixed) = step(False), step(True)
+        assert y.dtype == torch.float32 and mixed.dtype == torch.bfloat16
+        for one, other in zip(gradients, of_mixed):
+            assert other.dtype == torch.float32 and float((one - other).norm()) < 0.1 * float(one.norm())
+
+    ferry.Group.threads(1).run(body)
+
+
 def test_layouts_without_gradients_are_refused(rng):
     x, ids, weights = inputs_of(rng)
 

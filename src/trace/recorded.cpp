@@ -177,8 +177,8 @@ Trace trace_from_arrays(const NpyArray& ids, const NpyArray* weights, const NpyA
   if (!weights) trace.weights.assign(trace.ids.size(), 1.0f / static_cast<float>(trace.top_k));
   if (lengths) read_lengths(*lengths, trace);
   trace.name = ids.file();
-  trace.source = "recorded: " + ids.file() + "; " + std::to_string(trace.experts) + " experts (" + why +
-                 "); weights " +
+  // Not where the file lies: this goes into results that are passed on. The name says which it is.
+  trace.source = "recorded; " + std::to_string(trace.experts) + " experts (" + why + "); weights " +
                  (weights ? "recorded" : "not recorded, 1/" + std::to_string(trace.top_k) + " each");
   return trace;
 }

@@ -177,5 +177,25 @@ TEST(ContractOfCuda, MemoryStaysWithinItsBound) {
   }
 }
 
+// So does what the backend cannot take.
+TEST(ContractOfCuda, WhatIsTooMuchIsUnsupported) {
+  const Config fits{
+      .experts = 1024, .top_k = 8, .hidden = 16, .max_tokens = 1 << 18, .backend = BackendKind::cuda};
+  EXPECT_NO_THROW(size_of(fits, 32, 0));
+  EXPECT_THROW(size_of(fits, 33, 0), UnsupportedError);
+  Config config = fits;
+  config.experts = 1025;
+  EXPECT_THROW(size_of(config, 32, 0), UnsupportedError);
+  config = fits;
+  config.max_tokens = (1 << 18) + 1;
+  EXPECT_THROW(size_of(config, 2, 0), UnsupportedError) << "routes";
+  config.top_k = 1;
+  EXPECT_NO_THROW(size_of(config, 2, 0));
+  config.max_tokens = (1 << 20) - 1;
+  EXPECT_NO_THROW(size_of(config, 2, 0));
+  config.max_tokens = 1 << 20;
+  EXPECT_THROW(size_of(config, 2, 0), UnsupportedError) << "tokens";
+}
+
 }  // namespace
 }  // namespace ferry::contract

@@ -43,6 +43,8 @@ TEST(Recorded, ReadsIdsWeightsAndLengths) {
   EXPECT_EQ(trace.sequence_lengths, (std::vector<std::int64_t>{1, 2}));
   EXPECT_NE(trace.source.find("weights recorded"), std::string::npos) << trace.source;
   EXPECT_NE(trace.source.find("6 experts (as given)"), std::string::npos) << trace.source;
+  EXPECT_EQ(trace.source.find("model"), std::string::npos)
+      << trace.source << ": results name no folder of a machine";
   EXPECT_EQ(trace.layer_ids(1)[3], -1);
   EXPECT_EQ(trace.layer_weights(1).size(), 6u);
   EXPECT_THROWS(trace.layer_ids(2), UsageError, "layer 2 of 2");

@@ -11,23 +11,36 @@ takes a ferry.Group or ferry.Rank, and besides tensors arrays of NumPy.
 
 from __future__ import annotations
 
+import importlib.util
+
 from ferry.deep_ep._buffer import Buffer
 from ferry.deep_ep._config import Config
 from ferry.deep_ep._events import EventHandle, EventOverlap
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "install", "topk_idx_t"]
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "install"]
+if importlib.util.find_spec("torch") is not None:
+    __all__ += ["topk_idx_t"]
 
 
 def __getattr__(name: str):
     if name == "topk_idx_t":
-        import torch
-
+        try:
+            import torch
+        except ModuleNotFoundError as missing:
+            raise AttributeError(f"module {__name__!r} has no attribute 'topk_idx_t' without PyTorch") from missing
         return torch.int64
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def install() -> None:
-    """Makes a plain `import deep_ep` find this module."""
+    """Makes `import deep_ep`, of its modules and of `deep_ep_cpp` find what is here: every class once."""
     import sys
 
-    sys.modules["deep_ep"] = sys.modules[__name__]
+    import ferry.deep_ep._cpp
+    import ferry.deep_ep.buffer
+    import ferry.deep_ep.utils
+
+    sys.modules["deep_ep_cpp"] = ferry.deep_ep._cpp
+    for name, module in list(sys.modules.items()):
+        if name == __name__ or name.startswith(__name__ + "."):
+            sys.modules[name.removeprefix("ferry.")] = module

@@ -23,6 +23,15 @@ class NumpyArrays:
     def type_name(self, array):
         return array.dtype.name
 
+    def has(self, array):
+        """Whether it is an array of this kind and place."""
+        return isinstance(array, self.numpy.ndarray)
+
+    @functools.cache
+    def dtypes(self, names):
+        """The types of these names, as arrays tell theirs."""
+        return {self.numpy.dtype(self.type(name)) for name in names}
+
     def empty(self, shape, name, like=None):
         return self.numpy.empty(shape, self.type(name))
 
@@ -40,6 +49,9 @@ class NumpyArrays:
 
     def copy(self, array):
         return array.copy()
+
+    def plain(self, array):
+        return array
 
     def dense(self, array):
         return self.numpy.ascontiguousarray(array)
@@ -75,6 +87,13 @@ class TorchArrays:
     def type_name(self, array):
         return str(array.dtype).removeprefix("torch.")
 
+    def has(self, array):
+        return isinstance(array, self.torch.Tensor) and array.is_cuda == self.on_device
+
+    @functools.cache
+    def dtypes(self, names):
+        return {self.type(name) for name in names}
+
     def empty(self, shape, name, like):
         return self.torch.empty(shape, dtype=self.type(name), device=like.device)
 
@@ -93,8 +112,12 @@ class TorchArrays:
     def copy(self, array):
         return array.clone()
 
+    def plain(self, array):
+        """Without a gradient: callers' own functions for autograd know what is behind a call."""
+        return array.detach() if array.requires_grad else array
+
     def dense(self, array):
-        return array.contiguous()
+        return self.plain(array).contiguous()
 
     def where(self, condition, array, value):
         return self.torch.where(condition, array, value)

@@ -11,6 +11,7 @@ from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_l
 from ferry.deep_ep._events import EventHandle, EventOverlap, Streams
 from ferry.deep_ep._exchanges import Exchanges, group_of
 from ferry.deep_ep._layout import Tables, token_counts
+from ferry.deep_ep._mistakes import require
 
 
 class Buffer:
@@ -55,10 +56,6 @@ class Buffer:
         self._streams = Streams()
         self._tables = {}
 
-    @property
-    def channels(self) -> int:
-        return max(1, self.num_sms // 2)
-
     def destroy(self) -> None:
         """Gives everything back. Only for buffers made with explicitly_destroy=True."""
         assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
@@ -69,10 +66,12 @@ class Buffer:
 
     @staticmethod
     def is_sm90_compiled() -> bool:
+        """True: fp8 and low-latency mode are always there."""
         return True
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
+        """The most SMs, an even number, of calls of every Buffer that are given no `config`."""
         assert new_num_sms % 2 == 0, "The SM count must be even"
         Buffer.num_sms = new_num_sms
 
@@ -90,10 +89,12 @@ class Buffer:
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
+        """A `config` for dispatch: one with Buffer.num_sms, for any number of ranks."""
         return dispatch_config(Buffer.num_sms)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
+        """A `config` for combine: one with Buffer.num_sms, for any number of ranks."""
         return combine_config(Buffer.num_sms)
 
     def get_comm_stream(self):
@@ -101,6 +102,7 @@ class Buffer:
         return self._streams.comm()
 
     def get_local_buffer_tensor(self, dtype, size=None, offset: int = 0, use_rdma_buffer: bool = False):
+        """Raises UnsupportedError: no memory that calls work in is handed out."""
         raise ferry.UnsupportedError("get_local_buffer_tensor: what an exchange has mapped is not handed out")
 
     # Normal mode.
@@ -115,9 +117,11 @@ class Buffer:
     ):
         """(num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, R], event)
 
-        for ids [T, K], -1 where a slot is not used.
+        for ids [T, K], -1 where a slot is not used. Other ids outside [0, E) count for nobody; dispatch reports them.
         """
+        self.exchanges.check_open()
         arrays = arrays_of(topk_idx)
+        require(arrays, topk_idx, "topk_idx", 2, "int32", "int64")
         with self._streams.call(arrays, [topk_idx], previous_event, async_finish) as call:
             key = (arrays, num_experts, topk_idx.device if arrays.on_device else None)
             if key not in self._tables:
@@ -146,27 +150,38 @@ class Buffer:
         """(recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event).
 
         `x`: bfloat16 [T, H], or (float8_e4m3fn [T, H], scales). One row for each token and rank, by source rank, then
-        token. With a handle the routes are those of the call that gave it, and only recv_x and the event are new.
+        token. With a handle the routes are those of the call that gave it, and only recv_x and the event are new; else
+        those of topk_idx, or of is_token_in_rank where no ids are given.
         """
-        self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
-        arrays = arrays_of(x[0] if isinstance(x, (tuple, list)) else x)
-        sm_limit = (config or dispatch_config(Buffer.num_sms)).num_sms if arrays.on_device else 0
-        if handle is not None:
+        self.exchanges.check_open()
+        x = tuple(x) if isinstance(x, list) else x
+        like = x[0] if isinstance(x, tuple) and x else x
+        arrays = arrays_of(like)
+        config = config or dispatch_config(Buffer.num_sms)
+        sm_limit = config.num_sms if arrays.on_device else 0
+
+        def read_again():
+            self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
             if topk_idx is not None or topk_weights is not None:
                 raise ferry.UsageError("dispatch: a handle excludes topk_idx and topk_weights")
-        else:
+            return _normal.carried(arrays, x)
+
+        def read_new():
+            self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
             self._check_routes(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
-                               num_worst_tokens)
-        inputs = tensors_of((tuple(x) if isinstance(x, list) else x, topk_idx, topk_weights, is_token_in_rank))
+                               num_worst_tokens, expert_alignment)
+            return _normal.routes_of(
+                arrays, self.group_size, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert)
+
+        inputs = tensors_of((x, topk_idx, topk_weights, is_token_in_rank))
         with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
-            what = _normal.carried(arrays, x)
             if handle is not None:
-                recv_x = _normal.dispatch_again(arrays, what, handle, sm_limit)
+                recv_x = _normal.dispatch_again(arrays, read_again, like, handle, sm_limit)
                 received = (recv_x, None, None, None, None)
             else:
                 received = _normal.dispatch_new(
-                    self, arrays, what, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment,
-                    num_worst_tokens, sm_limit)
+                    self, arrays, read_new, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment,
+                    num_worst_tokens, sm_limit, max(1, config.num_sms // 2))
             call.outputs = tensors_of(received[:3])
         return (*received, call.event)
 
@@ -185,20 +200,24 @@ class Buffer:
 
         The sum of a token's rows over ranks, not weighted, plus up to two biases; weights are summed by slot.
         """
-        self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
+        self.exchanges.check_open()
         arrays = arrays_of(x)
         sm_limit = (config or combine_config(Buffer.num_sms)).num_sms if arrays.on_device else 0
         biases = tuple(bias) if isinstance(bias, (tuple, list)) else bias
         inputs = tensors_of((x, topk_weights, biases))
         with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
-            combined = _normal.combine(self, arrays, x, handle, topk_weights, bias, sm_limit)
+            combined = _normal.combine(
+                self, arrays, x, handle, topk_weights, bias,
+                lambda: self._check_overlap(previous_event, async_finish, allocate_on_comm_stream), sm_limit)
             call.outputs = tensors_of(combined)
         return (*combined, call.event)
 
     def internode_dispatch(self, *arguments, **settings):
+        """Raises UnsupportedError: dispatch() serves any number of ranks of one node."""
         raise ferry.UnsupportedError("internode_dispatch: ranks share one node, and dispatch() serves all of them")
 
     def internode_combine(self, *arguments, **settings):
+        """Raises UnsupportedError: combine() serves any number of ranks of one node."""
         raise ferry.UnsupportedError("internode_combine: ranks share one node, and combine() serves all of them")
 
     # Low-latency mode.
@@ -226,14 +245,20 @@ class Buffer:
         four exponents each with use_ue8m0, both with rows next to one another. Rows of an expert stand by source
         rank, then token. dispatch_wait_recv_cost_stats is left as it is: waits are not measured.
         """
-        self._check_hook(async_finish, return_recv_hook)
+        self.exchanges.check_open()
         arrays = arrays_of(x)
-        form = _low_latency.format_of(use_fp8, round_scale, use_ue8m0)
+        require(arrays, x, "x", 2)
+        require(arrays, topk_idx, "topk_idx", 2)
+
+        def format_of():
+            self._check_hook(async_finish, return_recv_hook)
+            return _low_latency.format_of(use_fp8, round_scale, use_ue8m0)
+
         pool = self.exchanges.low_latency(
             arrays, num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1])
         with self._streams.call(arrays, [x, topk_idx], None, async_finish) as call:
             recv, counts, handle, hook = _low_latency.dispatch(
-                pool, arrays, arrays.dense(x), topk_idx, form, cumulative_local_expert_recv_stats, return_recv_hook)
+                pool, arrays, x, topk_idx, format_of, cumulative_local_expert_recv_stats, return_recv_hook)
             call.outputs = tensors_of((recv, counts))
         return recv, counts, handle, call.event, hook
 
@@ -252,22 +277,35 @@ class Buffer:
     ):
         """(bfloat16 [T, H], event, hook): the sum over K of weight times row; slots of id -1 are skipped.
 
-        use_logfmt is accepted and rows travel as bf16. combine_wait_recv_cost_stats is left as it is.
+        Slots are also skipped where topk_idx is another array than the dispatch's and has -1: their weight is 0. With
+        zero_copy the rows are those of get_next_low_latency_combine_buffer(handle), whatever x holds. use_logfmt is
+        accepted and rows travel as bf16. combine_wait_recv_cost_stats is left as it is.
         """
-        self._check_hook(async_finish, return_recv_hook)
-        if use_logfmt and zero_copy:
-            raise ferry.UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other")
-        arrays = arrays_of(x)
-        with self._streams.call(arrays, [x, topk_weights], None, async_finish) as call:
-            combined, hook = _low_latency.combine(handle, arrays, x, topk_weights, out, return_recv_hook)
+        self.exchanges.check_open()
+        arrays = _low_latency.own(handle).arrays
+        rows = handle.combine_buffer if zero_copy else x
+
+        def check():
+            self._check_hook(async_finish, return_recv_hook)
+            if use_logfmt and zero_copy:
+                raise ferry.UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other")
+            if zero_copy and rows is None:
+                raise ferry.UsageError(
+                    "low_latency_combine: zero_copy needs get_next_low_latency_combine_buffer(handle), written to")
+
+        with self._streams.call(arrays, tensors_of((rows, topk_idx, topk_weights)), None, async_finish) as call:
+            combined, hook = _low_latency.combine(
+                handle, arrays, rows, topk_idx, topk_weights, out, check, return_recv_hook)
             call.outputs = [combined]
         return combined, call.event, hook
 
     def get_next_low_latency_combine_buffer(self, handle):
-        """bfloat16 [L, R*M, H] to write the experts' outputs to, for zero_copy."""
-        return _low_latency.next_combine_buffer(handle)
+        """bfloat16 [L, R*M, H] to write the experts' outputs to, for zero_copy. There from the dispatch on."""
+        self.exchanges.check_open()
+        return _low_latency.next_combine_buffer(_low_latency.own(handle))
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Raises UnsupportedError: a rank that is lost ends its group."""
         raise ferry.UnsupportedError("low_latency_update_mask_buffer: ranks cannot be masked: a lost one ends its group")
 
     def low_latency_query_mask_buffer(self, mask_status) -> None:
@@ -288,7 +326,7 @@ class Buffer:
             raise ferry.UsageError("async_finish and return_recv_hook exclude each other")
 
     @staticmethod
-    def _check_routes(per_rank, in_rank, per_expert, topk_idx, topk_weights, worst):
+    def _check_routes(per_rank, in_rank, per_expert, topk_idx, topk_weights, worst, alignment):
         if per_rank is None or in_rank is None or per_expert is None:
             raise ferry.UsageError(
                 "dispatch: without a handle num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed")
@@ -296,6 +334,9 @@ class Buffer:
             raise ferry.UsageError("dispatch: topk_idx and topk_weights go together")
         if worst > 0 and topk_idx is None:
             raise ferry.UsageError("dispatch: num_worst_tokens needs topk_idx and topk_weights")
+        if worst < 0 or alignment < 1:
+            raise ferry.UsageError(
+                f"dispatch: num_worst_tokens = {worst}, expert_alignment = {alignment}, must be 0, 1 or more")
 
 
 def tensors_of(values):

@@ -71,11 +71,13 @@ class Streams:
             return
         torch = arrays.torch
         current = torch.cuda.current_stream()
-        # Where nothing is asked for, the current stream is as good as a private one between two waits.
-        private = async_finish or previous_event is not None
+        # Where nothing is asked for, the current stream is as good as a private one between two waits. The event of a
+        # call that was not asynchronous holds none.
+        before = previous_event.event if previous_event is not None else None
+        private = async_finish or before is not None
         stream = self.comm() if private else current
-        if previous_event is not None:
-            stream.wait_event(previous_event.event.event)
+        if before is not None:
+            stream.wait_event(before.event)
         elif private:
             stream.wait_stream(current)
         self._follow(torch, stream)

@@ -9,15 +9,20 @@ from ferry.deep_ep._config import low_latency_settings, normal_settings
 
 DEADLINE = 100.0  # seconds, as callers of the interface are used to
 ROUNDING = 256  # of the most tokens of a rank: a slightly larger step needs no new exchange
+REFUSED = -1  # what a rank says in place of its tokens when it cannot take part
+TEXT = 256  # bytes of what it says then
 
 
 def group_of(group, comm) -> ferry.Group | ferry.Rank:
-    """A ferry group from what a Buffer is given."""
+    """A ferry group from what a Buffer is given. A caller's own keeps its deadline."""
     if isinstance(group, (ferry.Group, ferry.Rank)):
         return group
     if comm is not None:
-        return ferry.Group.custom(comm.Get_rank(), comm.Get_size(), comm.allgather, comm.Barrier)
-    return ferry.Group.torch(group)
+        made = ferry.Group.custom(comm.Get_rank(), comm.Get_size(), comm.allgather, comm.Barrier)
+    else:
+        made = ferry.Group.torch(group)
+    made.set_deadline(DEADLINE)  # before it is joined: a rank keeps the one it joins with
+    return made
 
 
 class Exchanges:
@@ -25,8 +30,14 @@ class Exchanges:
         self.group = group
         self.rank = group if isinstance(group, ferry.Rank) else group.join()
         self._made = {}
+        self._closed = False
+
+    def check_open(self):
+        if self._closed:
+            raise ferry.UsageError("Buffer: used after destroy()")
 
     def close(self):
+        self._closed = True
         for exchanges in self._made.values():
             for exchange in exchanges:
                 exchange.destroy()
@@ -34,16 +45,39 @@ class Exchanges:
         if not isinstance(self.group, ferry.Rank):
             self.group.leave()
 
-    def normal(self, arrays, tokens, hidden, experts, top_k):
-        """Collective: (exchange that holds every rank's tokens, tokens of every rank)."""
-        mine = struct.pack("4q", tokens, hidden, experts, top_k)
-        said = [struct.unpack("4q", theirs) for theirs in self.rank.all_gather(mine)]
+    def agree(self, read):
+        """Collective: (what `read` returns, tokens of every rank).
+
+        `read` looks at this rank's arguments; its result has a `shape`: tokens, and what all ranks have alike, hidden,
+        experts and top-k. What it raises on one rank is an error on all of them, in the same call.
+        """
+        found, mistake, mine = None, None, (REFUSED, 0, 0, 0)
+        try:
+            found = read()
+            mine = found.shape
+        except Exception as error:
+            mistake = error
+        said = [struct.unpack("4q", theirs) for theirs in self.rank.all_gather(struct.pack("4q", *mine))]
+        tokens_of_ranks = [tokens for tokens, *_ in said]
+        if REFUSED in tokens_of_ranks:
+            self._raise_mistake(mistake, tokens_of_ranks.index(REFUSED))
         for rank, (_, *shape) in enumerate(said):
-            if shape != [hidden, experts, top_k]:
+            if shape != list(mine[1:]):
                 raise ferry.UsageError(
                     f"dispatch: rank {rank} has [hidden, experts, top_k] = {shape}, "
-                    f"rank {self.rank.index} has {[hidden, experts, top_k]}")
-        tokens_of_ranks = [tokens for tokens, *_ in said]
+                    f"rank {self.rank.index} has {list(mine[1:])}")
+        return found, tokens_of_ranks
+
+    def _raise_mistake(self, mistake, first):
+        """Collective: raises this rank's own, or what rank `first` says."""
+        text = "" if mistake is None else str(mistake) if isinstance(mistake, ferry.Error) else repr(mistake)
+        said = self.rank.all_gather(text.encode()[:TEXT].ljust(TEXT, b"\0"))
+        if mistake is not None:
+            raise mistake
+        raise ferry.UsageError(f"rank {first} refused dispatch: " + said[first].rstrip(b"\0").decode(errors="ignore"))
+
+    def normal(self, arrays, tokens_of_ranks, hidden, experts, top_k):
+        """Collective: an exchange that holds every rank's tokens."""
         most = max(1, max(tokens_of_ranks))
         key = ("normal", hidden, experts, top_k)
         kept = self._made.get(key, [])
@@ -51,7 +85,7 @@ class Exchanges:
             # The smaller one lives on as long as a handle needs it.
             rounded = -(-most // ROUNDING) * ROUNDING
             kept = self._made[key] = [self._make(arrays, normal_settings(rounded, hidden, experts, top_k))]
-        return kept[0], tokens_of_ranks
+        return kept[0]
 
     def of_weights(self, arrays, exchange):
         """For the same plans, carrying one float32 a slot."""

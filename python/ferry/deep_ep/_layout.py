@@ -23,10 +23,11 @@ class Tables:
 def token_counts(arrays, topk_idx, tables):
     """(tokens to each rank int32 [R], pairs of each expert int32 [E], token goes to rank bool [T, R])."""
     experts = len(tables.rank_of_expert) - 1
-    ids = arrays.to(topk_idx, "int64")
-    expert = arrays.where(ids >= 0, ids, experts)
+    # Ids out of range are those of slots without one, the last of the table from either end: dispatch reports them.
+    expert = arrays.to(topk_idx, "int64").clip(-1, experts)
     in_rank = (tables.rank_of_expert[expert][:, :, None] == tables.ranks).any(1)
-    return in_rank.sum(0, dtype=arrays.type("int32")), arrays.count_places(expert, experts + 1)[:experts], in_rank
+    per_expert = arrays.count_places(expert + 1, experts + 2)[1:-1]
+    return in_rank.sum(0, dtype=arrays.type("int32")), per_expert, in_rank
 
 
 def ids_of_ranks(arrays, is_token_in_rank):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from typing import NamedTuple
 
 import ferry
 from ferry.deep_ep import _layout
 from ferry.deep_ep._layout import LazyTuple
+from ferry.deep_ep._mistakes import refuse_combine, refuse_dispatch, require, require_shape, told_to_peers
 
 
 class NormalHandle(LazyTuple):
@@ -65,10 +67,16 @@ class Carried:
 
 def carried(arrays, x) -> Carried:
     if not isinstance(x, (tuple, list)):
-        if arrays.type_name(x) != "bfloat16":
+        require(arrays, x, "x", 2)
+        if x.dtype not in arrays.dtypes(("bfloat16",)):
             raise ferry.UsageError(f"x: expected bfloat16, or (float8_e4m3fn, scales), got {arrays.type_name(x)}")
         return Carried(arrays.dense(x), (x.shape[1],), ("bfloat16",))
+    if len(x) != 2:
+        raise ferry.UsageError(f"x: expected (float8_e4m3fn, scales), got {len(x)} arrays")
     values, scales = x
+    require(arrays, values, "x[0]", 2)
+    require(arrays, scales, "x[1]", 2)
+    require_shape(scales, "x[1]", (len(values), scales.shape[1]))
     names = (arrays.type_name(values), arrays.type_name(scales))
     if names[0] != "float8_e4m3fn" or names[1] not in ("float32", "int32"):
         raise ferry.UsageError(f"x: expected (float8_e4m3fn, float32 or int32 scales), got {names}")
@@ -76,7 +84,7 @@ def carried(arrays, x) -> Carried:
     padded = -(-columns // 4) * 4  # a part is a multiple of 16 bytes
     if padded != columns:
         wide = arrays.full((rows, padded), 0, names[1], values)
-        wide[:, :columns] = scales
+        wide[:, :columns] = arrays.plain(scales)
         scales = wide
     return Carried((arrays.dense(values), arrays.dense(scales)), (values.shape[1], padded), names, columns)
 
@@ -113,18 +121,46 @@ def pairs_as_told(rank, num_tokens_per_expert) -> list:
     return [sum(counts[expert] for counts in said) for expert in local]
 
 
+class Routes(NamedTuple):
+    """A dispatch of new routes, looked at: what it carries, and where to."""
+
+    what: Carried
+    ids: object
+    weights: object  # None where no ids were given: then the ranks are the experts
+    experts: int
+    shape: tuple  # tokens, and what all ranks must have alike: hidden, experts, top-k (0 without ids)
+
+
+def routes_of(arrays, ranks, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert) -> Routes:
+    what = carried(arrays, x)
+    tokens, hidden = len(what.like), what.like.shape[1]
+    require(arrays, is_token_in_rank, "is_token_in_rank", 2, "bool")
+    require_shape(is_token_in_rank, "is_token_in_rank", (tokens, ranks))
+    require(arrays, num_tokens_per_expert, "num_tokens_per_expert", 1)
+    experts = num_tokens_per_expert.shape[0]
+    if topk_idx is None:
+        ids = _layout.ids_of_ranks(arrays, is_token_in_rank)
+        return Routes(what, ids, None, ranks, (tokens, hidden, experts, 0))
+    # Their types and lengths are the core's to check, which tells the peers.
+    require(arrays, topk_idx, "topk_idx", 2)
+    require(arrays, topk_weights, "topk_weights", 2)
+    ids, weights = arrays.dense(topk_idx), arrays.dense(topk_weights)
+    return Routes(what, ids, weights, experts, (tokens, hidden, experts, ids.shape[1]))
+
+
 def dispatch_new(
-    buffer, arrays, what, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, alignment, worst, sm_limit
+    buffer, arrays, read, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst, sm_limit, channels
 ):
-    """Routes by ids: (recv_x, recv_topk_idx, recv_topk_weights, counts of local experts, handle)."""
+    """Routes that `read` returns: (recv_x, recv_topk_idx, recv_topk_weights, counts of local experts, handle)."""
     given = topk_idx is not None
-    experts = num_tokens_per_expert.shape[0] if given else buffer.group_size
-    ids = arrays.dense(topk_idx) if given else _layout.ids_of_ranks(arrays, is_token_in_rank)
-    slots = ids.shape[1]
-    exchange, tokens_of_ranks = buffer.exchanges.normal(arrays, len(what.like), what.like.shape[1], experts, slots)
-    memory = Memory(arrays, exchange, what, worst, slots, given)
-    rows = exchange.dispatch(what.tokens, ids, topk_weights, format=what.format, memory=memory.given(), sm_limit=sm_limit)
-    handle = NormalHandle(arrays, exchange, rows, is_token_in_rank, tokens_of_ranks, buffer.channels)
+    routes, tokens_of_ranks = buffer.exchanges.agree(read)
+    what, slots = routes.what, routes.ids.shape[1]
+    exchange = buffer.exchanges.normal(arrays, tokens_of_ranks, routes.shape[1], routes.experts, slots)
+    with told_to_peers(lambda: refuse_dispatch(exchange, arrays, what.like)):
+        memory = Memory(arrays, exchange, what, worst, slots, given)
+    rows = exchange.dispatch(
+        what.tokens, routes.ids, routes.weights, format=what.format, memory=memory.given(), sm_limit=sm_limit)
+    handle = NormalHandle(arrays, exchange, rows, is_token_in_rank, tokens_of_ranks, channels)
     counts = []
     if worst > 0:
         count = handle.rows = worst
@@ -143,26 +179,41 @@ def dispatch_new(
     return recv_x, recv_idx, memory.weight[:count] if given else None, counts, handle
 
 
-def dispatch_again(arrays, what, handle, sm_limit):
-    """The routes of a handle: recv_x."""
-    plan = handle.plan
-    rows = handle.rows if handle.rows is not None else plan.total
-    parts = what.empty(arrays, max(rows, 1))
+def own(handle):
+    if not isinstance(handle, NormalHandle):
+        raise ferry.UsageError(f"handle: expected one of dispatch, got {type(handle).__name__}")
+    return handle
+
+
+def dispatch_again(arrays, read, like, handle, sm_limit):
+    """What `read` returns, by the routes of a handle: recv_x."""
+    plan = own(handle).plan
+    with told_to_peers(lambda: refuse_dispatch(handle.exchange, arrays, like)):
+        what = read()
+        rows = handle.rows if handle.rows is not None else plan.total
+        parts = what.empty(arrays, max(rows, 1))
     handle.exchange.dispatch(what.tokens, plan, format=what.format, memory=ferry.ArrivalsMemory(parts), sm_limit=sm_limit)
     return what.hand_out(arrays, parts, rows)
 
 
-def combine(buffer, arrays, x, handle, topk_weights, bias, sm_limit):
+def combine(buffer, arrays, x, handle, topk_weights, bias, check, sm_limit):
     """(combined_x, combined_topk_weights or None): sums over ranks in their order, and the biases."""
-    if arrays.type_name(x) != "bfloat16":
-        raise ferry.UsageError(f"combine: expected x of bfloat16, got {arrays.type_name(x)}")
-    exchange, plan = handle.exchange, handle.plan
+    exchange, plan = own(handle).exchange, handle.plan
     biases = [b for b in (bias if isinstance(bias, (tuple, list)) else (bias,)) if b is not None]
-    shape = (plan.tokens, exchange.config.hidden)
-    result = arrays.empty(shape, "float32" if biases else "bfloat16", x)
-    exchange.combine(x, plan, result=result, sm_limit=sm_limit)
+    with told_to_peers(lambda: refuse_combine(exchange, plan)):
+        check()
+        shape = (plan.tokens, exchange.config.hidden)
+        require(arrays, x, "x", 2, "bfloat16")
+        for number, term in enumerate(biases):
+            require(arrays, term, f"bias[{number}]", 2)
+            require_shape(term, f"bias[{number}]", shape)
+        if topk_weights is not None:
+            require(arrays, topk_weights, "topk_weights", 2, "float32")
+            require_shape(topk_weights, "topk_weights", (len(topk_weights), exchange.config.top_k))
+        result = arrays.empty(shape, "float32" if biases else "bfloat16", x)
+    exchange.combine(arrays.plain(x), plan, result=result, sm_limit=sm_limit)
     for term in biases:
-        result = result + arrays.to(term, "float32")
+        result = result + arrays.to(arrays.plain(term), "float32")
     result = arrays.to(result, "bfloat16")
     return result, combined_weights(buffer, arrays, handle, topk_weights)
 
@@ -174,7 +225,7 @@ def combined_weights(buffer, arrays, handle, topk_weights):
     columns, slots = exchange.config.hidden, topk_weights.shape[1]
     if columns != slots:
         wide = arrays.full((len(topk_weights), columns), 0, "float32", topk_weights)
-        wide[:, :slots] = topk_weights
+        wide[:, :slots] = arrays.plain(topk_weights)
         topk_weights = wide
     result = arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
     return exchange.combine(arrays.dense(topk_weights), handle.plan, result=result)[:, :slots]

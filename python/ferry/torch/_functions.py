@@ -11,29 +11,30 @@ from ferry.torch import _operators
 from ferry.torch._registry import handle_of
 
 
-_REGISTERED = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
+def _registered_combine(*inputs):
+    return torch.ops.ferry.combine.default(*inputs)[0]
+
+
+_REGISTERED = torch.ops.ferry.dispatch.default, _registered_combine
 _KERNELS = _operators.dispatch, _operators.combine
 _RECORDED = _operators.RecordedDispatch.apply, _operators.RecordedCombine.apply
 
 
 def _operators_for(tensor, indices, weights):
-    """Dispatch and combine: the registered ones where somebody traces or watches, else what PyTorch would run then.
-
-    Its own way there leads through several layers in Python, which take longer than the rest of a call from it.
-    """
-    if torch.compiler.is_compiling():
-        return _REGISTERED
+    """Dispatch and combine: the registered ones where somebody watches, else what PyTorch would run then."""
     plain = torch.Tensor
     if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
         tensors = isinstance(tensor, plain) and isinstance(indices, plain) and isinstance(weights, (plain, type(None)))
         return _REGISTERED if tensors else _KERNELS  # which refuse what is no tensor, also for the peers
-    c = torch._C
-    if not (tensor.is_cuda or tensor.is_cpu) or c._len_torch_dispatch_stack() or c._len_torch_function_stack():
-        return _REGISTERED
-    if c._functorch.maybe_current_level() is not None or c._get_tracing_state() or torch.autograd._profiler_enabled():
+    if not (tensor.is_cuda or tensor.is_cpu) or not _operators.nobody_watches():
         return _REGISTERED
     wanted = tensor.requires_grad or (weights is not None and weights.requires_grad)
     return _RECORDED if wanted and torch.is_grad_enabled() else _KERNELS
+
+
+def _new_call(like):
+    """What no other call of compiled code has. Only allocations are never taken for one another."""
+    return torch.empty(0, dtype=torch.uint8, device=like.device)
 
 
 class Rows(NamedTuple):
@@ -69,8 +70,11 @@ def dispatch(
     ferry.UsageError for layouts and formats without gradients, and what Exchange.dispatch raises.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    operator, _ = _operators_for(x, ids, weights)
-    return Rows(*operator(x, ids, weights, handle, lane), x.shape[0])
+    if torch.compiler.is_compiling():
+        operator, call = _REGISTERED[0], _new_call(x)
+    else:
+        operator, call = _operators_for(x, ids, weights)[0], None
+    return Rows(*operator(x, ids, weights, handle, lane, call), x.shape[0])
 
 
 def combine(
@@ -87,5 +91,8 @@ def combine(
     lies past them.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    _, operator = _operators_for(outputs, rows.plan, weights)
-    return operator(outputs, weights, rows.plan, rows.tokens, handle, lane)
+    if torch.compiler.is_compiling():
+        operator, call = _REGISTERED[1], _new_call(outputs)
+    else:
+        operator, call = _operators_for(outputs, rows.plan, weights)[1], None
+    return operator(outputs, weights, rows.plan, rows.tokens, handle, lane, call)

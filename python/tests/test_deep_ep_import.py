@@ -1,0 +1,64 @@
+"""What stands in for deep_ep and its modules when they are imported, with PyTorch and without."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import ferry.deep_ep as deep_ep
+
+
+def run(program):
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_install():
+    run("""if True:
+        import ferry.deep_ep
+        ferry.deep_ep.install()
+
+        import deep_ep
+        import deep_ep._buffer
+        import deep_ep.buffer
+        import deep_ep.utils
+        import deep_ep_cpp
+        from deep_ep import Buffer, Config, EventHandle, EventOverlap
+        from deep_ep.buffer import Buffer as of_buffer
+        from deep_ep.utils import EventHandle as handle_of_utils, EventOverlap as overlap_of_utils
+        from deep_ep_cpp import Config as config_of_cpp, EventHandle as handle_of_cpp
+
+        assert deep_ep is ferry.deep_ep
+        assert Buffer is of_buffer is deep_ep._buffer.Buffer is deep_ep.buffer.Buffer is ferry.deep_ep.Buffer
+        assert EventHandle is handle_of_utils is handle_of_cpp is ferry.deep_ep.EventHandle
+        assert EventOverlap is overlap_of_utils is deep_ep.utils.EventOverlap is ferry.deep_ep.EventOverlap
+        assert Config is config_of_cpp is ferry.deep_ep.Config
+        assert deep_ep_cpp.is_sm90_compiled() and deep_ep_cpp.get_low_latency_rdma_size_hint(128, 7168, 8, 288) > 0
+        assert hasattr(deep_ep_cpp, "topk_idx_t") == hasattr(deep_ep, "topk_idx_t")
+        assert not hasattr(deep_ep_cpp, "nothing")
+        """)
+
+
+def test_without_pytorch():
+    run("""if True:
+        import sys
+        sys.modules["torch"] = None  # what is not found
+        import ferry.deep_ep
+        from ferry.deep_ep import *
+
+        assert Buffer is ferry.deep_ep.Buffer
+        assert not hasattr(ferry.deep_ep, "topk_idx_t") and "topk_idx_t" not in ferry.deep_ep.__all__
+        """)
+
+
+def test_the_type_of_ids():
+    torch = pytest.importorskip("torch")
+    assert deep_ep.topk_idx_t is torch.int64 and "topk_idx_t" in deep_ep.__all__
+
+
+def test_everything_public_is_documented():
+    for public in (deep_ep.Buffer, deep_ep.Config, deep_ep.EventHandle, deep_ep.EventOverlap, deep_ep.install):
+        assert public.__doc__, public
+    missing = [name for name, member in inspect.getmembers(deep_ep.Buffer, inspect.isfunction)
+               if not name.startswith("_") and not member.__doc__]
+    assert missing == []

@@ -1,0 +1,360 @@
+"""What goes wrong with the interface of deep_ep: typed, on every rank at once, and the next call is right."""
+
+import contextlib
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+import ferry
+import ferry.deep_ep as deep_ep
+from deep_ep_steps import HIDDEN, layout_and_dispatch, low_latency, on_ranks, step_of
+from ferry.deep_ep import _exchanges
+from ferry.deep_ep._events import Streams
+from oracle import bf16, messages_to, routes_to, same_bits
+
+
+def test_mistakes(rng):
+    step = step_of(rng, ranks=1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        with pytest.raises(ferry.UsageError, match="are needed"):
+            buffer.dispatch(step.tokens[0])
+        with pytest.raises(ferry.UsageError, match="go together"):
+            layout_and_dispatch(buffer, step, me, topk_weights=None)
+        with pytest.raises(ferry.UsageError, match="num_worst_tokens needs"):
+            layout_and_dispatch(buffer, step, me, topk_idx=None, topk_weights=None, num_worst_tokens=9)
+        with pytest.raises(ferry.UsageError, match="expected bfloat16"):
+            layout_and_dispatch(buffer, step, me, x=step.tokens[0].astype(np.float32))
+        with pytest.raises(ferry.UsageError, match="float32 or int32 scales"):
+            layout_and_dispatch(buffer, step, me, x=(step.tokens[0], step.tokens[0]))
+        with pytest.raises(ferry.UsageError, match="use_ue8m0 needs round_scale"):
+            low_latency(buffer, step, me, use_ue8m0=True)
+        with pytest.raises(ferry.UsageError, match="max_tokens is"):
+            low_latency(buffer, step_of(rng, 1, most=1), me, most=1, use_fp8=False)
+            buffer.low_latency_dispatch(np.ones((2, HIDDEN), bf16), np.zeros((2, 3), np.int64), 1, step.experts)
+        *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        with pytest.raises(ferry.UsageError, match="bfloat16"):
+            buffer.combine(step.tokens[0].astype(np.float32), handle)
+
+
+def test_ranks_that_differ_are_told(rng):
+    step = step_of(rng, ranks=2)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        cut = type(step)(step.experts, 2 if me else 3, step.tokens, [i[:, : 2 if me else 3] for i in step.ids],
+                         [w[:, : 2 if me else 3] for w in step.weights])
+        with pytest.raises(ferry.UsageError, match="hidden, experts, top_k"):
+            layout_and_dispatch(buffer, cut, me)
+
+
+def mistakes_of_one_rank():
+    """name -> a call of a rank's own that the other ranks make as it should be."""
+    return {
+        "x": lambda b, s, me: layout_and_dispatch(b, s, me, x=s.tokens[me].astype(np.float32)),
+        "x of one dimension": lambda b, s, me: layout_and_dispatch(b, s, me, x=s.tokens[me][0]),
+        "no array": lambda b, s, me: layout_and_dispatch(b, s, me, x=[]),
+        "scales": lambda b, s, me: layout_and_dispatch(b, s, me, x=(s.tokens[me].astype(np.int8), np.ones(3))),
+        "no routes": lambda b, s, me: b.dispatch(s.tokens[me]),
+        "ids": lambda b, s, me: layout_and_dispatch(b, s, me, topk_idx=s.ids[me].astype(np.float32)),
+        "weights": lambda b, s, me: layout_and_dispatch(b, s, me, topk_weights=s.weights[me][:1]),
+        "alignment": lambda b, s, me: layout_and_dispatch(b, s, me, expert_alignment=0),
+        "worst": lambda b, s, me: layout_and_dispatch(b, s, me, num_worst_tokens=-5),
+        "overlap": lambda b, s, me: layout_and_dispatch(b, s, me, allocate_on_comm_stream=True),
+    }
+
+
+def full_step(rng, ranks=2):
+    """Of two tokens or more on every rank, so that a wrong shape is one."""
+    step = step_of(rng, ranks, most=1)
+    tokens = [rng.standard_normal((5, HIDDEN)).astype(bf16) for _ in range(ranks)]
+    ids = [np.array([rng.permutation(16)[:3] for _ in range(5)]) for _ in range(ranks)]
+    return type(step)(16, 3, tokens, ids, [rng.random((5, 3), np.float32) for _ in range(ranks)])
+
+
+@pytest.mark.parametrize("name", mistakes_of_one_rank())
+def test_dispatch_ends_on_all_ranks(rng, name):
+    step, mistake = full_step(rng), mistakes_of_one_rank()[name]
+
+    @on_ranks(2)
+    def _(me, buffer):
+        with pytest.raises(ferry.UsageError, match=None if me else "rank 1 refused dispatch"):
+            if me:
+                mistake(buffer, step, me)
+            else:
+                layout_and_dispatch(buffer, step, me)
+        assert [t for _, t in messages_to(step, me)] == layout_and_dispatch(buffer, step, me)[4][3].tolist()
+
+
+@pytest.mark.parametrize("name", ["x", "overlap", "bias", "weights", "again", "again with ids"])
+def test_calls_by_a_handle_end_on_all_ranks(rng, name):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        rows, _, weights, _, handle, _ = layout_and_dispatch(buffer, step, me)
+        right = {"x": rows, "handle": handle, "topk_weights": weights, "bias": step.tokens[me]}
+        wrong = {
+            "x": {"x": rows.astype(np.float32)},
+            "overlap": {"allocate_on_comm_stream": True},
+            "bias": {"bias": np.ones((1, HIDDEN), bf16)},
+            "weights": {"topk_weights": weights.astype(np.float64)},
+            "again": {"x": step.tokens[me].astype(np.float32)},
+            "again with ids": {"topk_idx": step.ids[me]},
+        }[name]
+        call = buffer.combine
+        if name.startswith("again"):
+            call, right = buffer.dispatch, {"x": step.tokens[me], "handle": handle}
+        with pytest.raises(ferry.UsageError, match=None if me else "rank 1 refused"):
+            call(**(right | wrong if me else right))
+        assert same_bits(call(**right)[0], call(**right)[0])
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_calls_of_low_latency_mode_end_on_all_ranks(rng, hook):
+    step = full_step(rng)
+
+    def finished(result):
+        if hook:
+            result[-1]()
+        return result
+
+    @on_ranks(2)
+    def _(me, buffer):
+        split = {"use_fp8": False, "return_recv_hook": hook}
+        for wrong in ({"use_ue8m0": True}, {"async_finish": True, "return_recv_hook": True},
+                      {"cumulative_local_expert_recv_stats": np.zeros(3, np.int32)}):
+            with pytest.raises(ferry.UsageError, match=None if me else "rank 1 refused"):
+                finished(low_latency(buffer, step, me, **(split | (wrong if me else {}))))
+        recv, _, handle, *_ = finished(low_latency(buffer, step, me, **split))
+        right = {"x": recv, "topk_idx": step.ids[me], "topk_weights": step.weights[me], "handle": handle,
+                 "return_recv_hook": hook}
+        for wrong in ({"x": recv[0]}, {"topk_weights": None}, {"topk_weights": step.weights[me][:1]},
+                      {"topk_idx": step.ids[me][:1]}, {"zero_copy": True}, {"zero_copy": True, "use_logfmt": True},
+                      {"out": np.zeros((1, HIDDEN), bf16)}):
+            with pytest.raises(ferry.UsageError, match=None if me else "rank 1 refused"):
+                finished(buffer.low_latency_combine(**(right | (wrong if me else {}))))
+        weights = step.weights[me].sum(1, keepdims=True)
+        y = finished(buffer.low_latency_combine(**right))[0].astype(np.float32)
+        assert np.allclose(y, weights * step.tokens[me].astype(np.float32), rtol=2e-2, atol=2e-2)
+
+
+def test_handles_of_others(rng):
+    step = full_step(rng, 1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        for handle in (None, (1, 2, 3), low_latency(buffer, step, me)[2]):
+            with pytest.raises(ferry.UsageError, match="handle: expected one of dispatch"):
+                buffer.combine(step.tokens[0], handle)
+        for handle in ((1, 2, 3), low_latency(buffer, step, me)[2]):
+            with pytest.raises(ferry.UsageError, match="handle: expected one of dispatch"):
+                buffer.dispatch(step.tokens[0], handle=handle)
+        for handle in (None, (1, 2), layout_and_dispatch(buffer, step, me)[4]):
+            with pytest.raises(ferry.UsageError, match="handle: expected one of low_latency_dispatch"):
+                buffer.low_latency_combine(step.tokens[0], step.ids[0], step.weights[0], handle)
+            with pytest.raises(ferry.UsageError, match="handle: expected one of low_latency_dispatch"):
+                buffer.get_next_low_latency_combine_buffer(handle)
+
+
+@pytest.mark.parametrize("bad", [16, 17, 2**40, -2])
+def test_ids_out_of_range(rng, bad):
+    step = full_step(rng)
+    step.ids[1][2, 0] = bad
+
+    @on_ranks(2)
+    def _(me, buffer):
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(step.ids[me], 16)
+        assert per_expert.tolist() == [int((step.ids[me] == e).sum()) for e in range(16)]
+        assert in_rank.tolist() == [[any(i // 8 == r for i in row if 0 <= i < 16) for r in range(2)]
+                                    for row in step.ids[me].tolist()]
+        with pytest.raises(ferry.BadIdError) if me else contextlib.nullcontext():
+            layout_and_dispatch(buffer, step, me)
+        with pytest.raises(ferry.UsageError, match="topk_idx"):
+            buffer.get_dispatch_layout(step.ids[me][0], 16)
+
+
+def test_a_bad_id_ends_its_hook_alone(rng):
+    step = full_step(rng)
+    good = step.ids[1].copy()
+    step.ids[1][2, 0] = 99
+
+    @on_ranks(2)
+    def _(me, buffer):
+        for _ in range(6):
+            stats = np.zeros(8, np.int32)
+            recv, counts, handle, _, hook = low_latency(
+                buffer, step, me, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
+            with pytest.raises(ferry.BadIdError) if me else contextlib.nullcontext():
+                hook()
+            # All else has come.
+            routes = [[r for r in routes_to(step, me) if r[0] == me * 8 + e] for e in range(8)]
+            assert counts.tolist() == stats.tolist() == [len(of_expert) for of_expert in routes]
+            for e, of_expert in enumerate(routes):
+                assert handle[0][e, : counts[e]].tolist() == [token for _, _, token, _ in of_expert]
+            with pytest.raises(ferry.UsageError, match="called before"):
+                hook()
+            assert stats.tolist() == counts.tolist()
+        step_again = type(step)(16, 3, step.tokens, [step.ids[0], good], step.weights)
+        assert low_latency(buffer, step_again, me, use_fp8=False)[1].sum() == len(routes_to(step_again, me))
+
+
+def test_a_hook_of_combine_that_fails_frees_its_exchange(rng):
+    step = full_step(rng, 1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        recv, _, handle, *_ = low_latency(buffer, step, me, use_fp8=False)
+        for _ in range(6):
+            *_, hook = buffer.low_latency_combine(recv, step.ids[0], step.weights[0], handle, return_recv_hook=True)
+            handle.exchange.combine_receive()  # so that nothing is left to receive
+            with pytest.raises(ferry.UsageError):
+                hook()
+
+
+def test_zero_copy_reads_the_buffer(rng):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        recv, counts, handle, _, hook = low_latency(buffer, step, me, use_fp8=False, return_recv_hook=True)
+        room = buffer.get_next_low_latency_combine_buffer(handle)
+        hook()
+        given = (step.ids[me], step.weights[me], handle)
+        expected = buffer.low_latency_combine(recv, *given)[0]
+        room[...] = recv
+        assert same_bits(buffer.low_latency_combine(np.full_like(recv, 9), *given, zero_copy=True)[0], expected)
+
+
+def test_combine_skips_slots_that_its_ids_mask(rng):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        recv, _, handle, *_ = low_latency(buffer, step, me, use_fp8=False)
+        masked = np.where(np.arange(3) == 1, -1, step.ids[me])
+        y = buffer.low_latency_combine(recv, masked, step.weights[me], handle)[0]
+        weights = np.where(masked >= 0, step.weights[me], np.float32(0))
+        assert same_bits(y, buffer.low_latency_combine(recv, step.ids[me], weights, handle)[0])
+
+
+def test_channels_are_those_of_the_configuration(rng):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        *_, handle, _ = layout_and_dispatch(buffer, step, me, config=deep_ep.Config(8, 6, 256))
+        assert handle[1].shape == handle[2].shape == (2, 4)
+
+
+def test_a_rank_without_experts():
+    def body(rank):
+        buffer = deep_ep.Buffer(rank)
+        x, ids, weights = np.ones((2, HIDDEN), bf16), np.zeros((2, 1), np.int64), np.ones((2, 1), np.float32)
+        handle = buffer.low_latency_dispatch(x, ids, 4, 1, use_fp8=False)[2]
+        assert handle[0].shape == (1 - rank.index, 8) and handle[1].shape == (1 - rank.index, 2)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_nothing_works_after_destroy(rng):
+    step = full_step(rng, 1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        recv, _, kept, *_ = low_latency(buffer, step, me, use_fp8=False)
+        *_, hook = low_latency(buffer, step, me, use_fp8=False, return_recv_hook=True)
+        layout = buffer.get_dispatch_layout(step.ids[0], 16)
+        buffer.destroy()
+        for call in (
+            hook,
+            lambda: buffer.get_dispatch_layout(step.ids[0], 16),
+            lambda: buffer.dispatch(step.tokens[0], None, layout[0], None, layout[3], layout[2]),
+            lambda: buffer.dispatch(step.tokens[0], handle),
+            lambda: buffer.combine(rows, handle),
+            lambda: low_latency(buffer, step, me),
+            lambda: buffer.low_latency_combine(recv, step.ids[0], step.weights[0], kept),
+            lambda: buffer.get_next_low_latency_combine_buffer(kept),
+        ):
+            with pytest.raises(ferry.UsageError, match="destroy"):
+                call()
+        buffer.destroy()
+
+
+class Threads:
+    """A communicator of threads, as mpi4py has one of processes."""
+
+    def __init__(self, rank, parts, barrier):
+        self.rank, self.parts, self.barrier = rank, parts, barrier
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return len(self.parts)
+
+    def allgather(self, mine):
+        self.parts[self.rank] = mine
+        self.Barrier()
+        gathered = list(self.parts)
+        self.Barrier()
+        return gathered
+
+    def Barrier(self):
+        self.barrier.wait(60)
+
+
+def test_a_communicator_waits_as_long_as_calls_do(rng, monkeypatch):
+    monkeypatch.setattr(_exchanges, "DEADLINE", 0.3)
+    step, parts, barrier, over = full_step(rng), [None] * 2, threading.Barrier(2), threading.Event()
+    found = []
+
+    def body(me):
+        buffer = deep_ep.Buffer(None, comm=Threads(me, parts, barrier), explicitly_destroy=True)
+        if me:
+            over.wait(60)  # is there, and takes no part
+            return
+        try:
+            begin = time.monotonic()
+            layout_and_dispatch(buffer, step, me)
+        except ferry.TimeoutError:
+            found.append(time.monotonic() - begin)
+        finally:
+            over.set()
+
+    ranks = [threading.Thread(target=body, args=(me,)) for me in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert len(found) == 1 and 0.3 <= found[0] < 20
+
+
+def test_the_event_of_a_synchronous_call_is_none_to_wait_for():
+    stream = types.SimpleNamespace(wait_stream=lambda other: None)
+    cuda = types.SimpleNamespace(current_stream=lambda: stream, is_current_stream_capturing=lambda: False)
+    arrays = types.SimpleNamespace(on_device=True, torch=types.SimpleNamespace(cuda=cuda))
+    with Streams().call(arrays, [], deep_ep.EventOverlap(), False) as call:
+        pass
+    assert call.event.event is None
+
+
+def test_tensors_with_gradients(rng):
+    torch = pytest.importorskip("torch")
+    step = full_step(rng, 1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        x = torch.tensor(step.tokens[0].astype(np.float32)).bfloat16().requires_grad_()
+        ids, weights = torch.tensor(step.ids[0]), torch.tensor(step.weights[0]).requires_grad_()
+        tensors = type(step)(16, 3, [x], [ids], [weights])
+        rows, _, theirs, _, handle, _ = layout_and_dispatch(buffer, tensors, 0)
+        y, w, _ = buffer.combine(rows.requires_grad_(), handle, topk_weights=theirs.requires_grad_(), bias=x)
+        recv, _, handle, *_ = low_latency(buffer, tensors, 0, use_fp8=False)
+        z = buffer.low_latency_combine(recv.requires_grad_(), ids, weights, handle)[0]
+        assert not any(tensor.requires_grad for tensor in (y, w, z))
