@@ -1,9 +1,13 @@
 """The compiled part of ferry; import ferry instead."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
 
 import ferry._counts
 
+
+_Result = TypeVar("_Result")
+__version__: str
 
 MAX_TOP_K: int = 32
 
@@ -68,10 +72,11 @@ class Config:
     own_arrivals   False: every dispatch brings memory for its arrivals
     check_calls    host backends call check() at the end of every call; default True
 
-    UsageError names a setting that does not exist or does not fit.
+    UsageError names a setting that is missing, does not exist or does not fit. What depends on the number of ranks is
+    checked when an exchange is made or its size is asked for.
     """
 
-    def __init__(self, **settings: object) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', wire: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_arrivals: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -206,7 +211,9 @@ class Rank:
         """
 
     def all_gather(self, mine: bytes) -> list[bytes]:
-        """Collective: the bytes of every rank, by rank; all give equally many."""
+        """
+        Collective: the bytes of every rank, by rank; all give equally many, else each gets UsageError.
+        """
 
     def __repr__(self) -> str: ...
 
@@ -224,7 +231,7 @@ class Group:
         """
 
     @staticmethod
-    def custom(rank: int, ranks: int, all_gather: Callable, barrier: Callable, *, default_backend: str = 'cpu') -> Group:
+    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, default_backend: str = 'cpu') -> Group:
         """
         This process (or thread) is one rank, and brings the means to meet: all_gather(bytes) returns
         the bytes of every rank in a list, barrier() waits for all. Ranks share this host.
@@ -240,11 +247,11 @@ class Group:
     def size(self) -> int:
         """ranks of the group"""
 
-    def run(self, body: Callable) -> list[object]:
+    def run(self, body: Callable[[Rank], _Result]) -> list[_Result]:
         """
         Calls body(rank) as every rank this group starts (threads) or as this process's rank, and returns
         what the calls returned, in a list. An exception of a rank is raised here, and the others' waits end
-        with PeerLostError.
+        with PeerLostError. So do those of threads after Ctrl-C; it is raised when every body has ended.
         """
 
     def join(self) -> Rank:
@@ -258,6 +265,8 @@ class Group:
 
     def set_deadline(self, seconds: float) -> None:
         """How long collectives of the group itself wait; default 30."""
+
+    def __repr__(self) -> str: ...
 
 class Plan:
     """
@@ -279,29 +288,29 @@ class Plan:
         """
 
     @property
-    def counts(self) -> object:
+    def counts(self) -> Any:
         """int32 [R, E]: routes of every rank to every expert, drops included."""
 
     @property
-    def tokens_between(self) -> object:
+    def tokens_between(self) -> Any:
         """int32 [R, R]: tokens that rank s sends to rank d."""
 
     @property
-    def destinations(self) -> object:
+    def destinations(self) -> Any:
         """int32 [N, K]: the rank of a route's expert, -1 for masked slots."""
 
     @property
-    def rows(self) -> object:
+    def rows(self) -> Any:
         """int32 [N, K]: a route's row there, -1 if masked or dropped."""
 
     @property
-    def sources(self) -> object:
+    def sources(self) -> Any:
         """
         int32 [most rows, 3]: rank, token and slot of every row here, as far as there are rows.
         """
 
     @property
-    def storage(self) -> object:
+    def storage(self) -> Any:
         """
         uint8 [bytes]: the plan itself, without pointers: to be kept, and brought back by
         Exchange.plan_over().
@@ -335,7 +344,7 @@ class ArrivalsMemory:
     What is not given lies in the lane's memory, which its next dispatch overwrites.
     """
 
-    def __init__(self, parts: object | None = None, *, weight: object | None = None, local_ids: object | None = None, group_of_row: object | None = None, plan: object | None = None, counts: object | None = None, row_offsets: object | None = None, dots: object | None = None) -> None: ...
+    def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None) -> None: ...
 
 class Arrivals:
     """
@@ -347,59 +356,59 @@ class Arrivals:
     """
 
     @property
-    def data(self) -> object:
+    def data(self) -> Any:
         """[capacity, H], or [L, capacity, H] in the padded layout: the rows."""
 
     @property
-    def scales(self) -> object:
+    def scales(self) -> Any:
         """fp8: the scales of every row's blocks, [capacity, blocks]; else None."""
 
     @property
-    def parts(self) -> object:
+    def parts(self) -> tuple[Any, ...]:
         """tuple of all parts: values, scales, or the opaque ones."""
 
     @property
-    def counts(self) -> object:
+    def counts(self) -> Any:
         """int32 [G]: rows of a group, padding not counted."""
 
     @property
-    def row_offsets(self) -> object:
+    def row_offsets(self) -> Any:
         """int32 [G + 1]: first row of a group."""
 
     @property
-    def total(self) -> object:
+    def total(self) -> Any:
         """
         int32 []: row_offsets[G]. int(total) waits for the device, if there is one.
         """
 
     @property
-    def group_expert(self) -> object:
+    def group_expert(self) -> Any:
         """int32 [G]: global id of a group's expert; -1 for rank_major."""
 
     @property
-    def source(self) -> object:
+    def source(self) -> Any:
         """int32 [capacity, 3]: rank, token and slot of every row; -1 on padding."""
 
     @property
-    def weight(self) -> object:
+    def weight(self) -> Any:
         """
         float32 [capacity], rank_major [capacity, K]: the weights that travelled; None without.
         """
 
     @property
-    def local_ids(self) -> object:
+    def local_ids(self) -> Any:
         """rank_major: int32 [capacity, K]: local expert of every slot, or -1."""
 
     @property
-    def group_of_row(self) -> object:
+    def group_of_row(self) -> Any:
         """int32 [capacity] if memory was given for it."""
 
     @property
-    def dots(self) -> object:
+    def dots(self) -> Any:
         """float32 [capacity] if dot_rows was given."""
 
     @property
-    def plan(self) -> object:
+    def plan(self) -> Plan:
         """the Plan of the call"""
 
     @property
@@ -420,6 +429,8 @@ class Arrivals:
         rows may still be arriving, and at most as long as the exchange's deadline.
         """
 
+    def __repr__(self) -> str: ...
+
 class Exchange:
     """
     The buffers of one configuration on one rank.
@@ -427,11 +438,22 @@ class Exchange:
     Exchange(group, experts=E, top_k=K, hidden=H, max_tokens=T, ...) with the settings of Config, or Exchange(group, config).
     `group` is a Group, which is joined, or the Rank that Group.run() hands out. Construction and every operation are
     collective: all ranks call the same operations of a lane in the same order. UsageError and OverflowError leave the
-    exchange usable; TimeoutError and PeerLostError are final for the group. With the backend 'cuda' the rank's device is
-    the thread's current one, or `device`; work goes to the current stream of the arrays' framework, or to `stream`.
+    exchange usable; TimeoutError and PeerLostError are final for the group.
+
+    With the backends 'cpu' and 'reference' a call blocks until the peers have come, for `deadline` seconds at most,
+    without the interpreter's lock. Ctrl-C in the main thread ends such a wait with KeyboardInterrupt; that too is final
+    for the group, and the peers get PeerLostError. With 'cuda' it is seen when a call returns. What a rank finds wrong
+    with its arguments ends the peers' call as well, except a `lane` that does not exist and a keyword that is misspelt:
+    then the peers wait for the deadline.
+
+    With the backend 'cuda' the rank's device is the thread's current one, or `device`; work goes to the current stream of
+    the arrays' framework, or to `stream`.
     """
 
-    def __init__(self, group: Group | Rank, config: Config | None = None, *, device: int | None = None, **settings: object) -> None: ...
+    @overload
+    def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
+    @overload
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', wire: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_arrivals: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:
@@ -453,12 +475,12 @@ class Exchange:
     def capacity(self) -> int:
         """rows this rank can receive (expert_padded: rows of one expert)"""
 
-    def plan_over(self, storage: object | None, tokens: int | None = None) -> Plan:
+    def plan_over(self, storage: Any, tokens: int | None = None) -> Plan:
         """
         A Plan over its storage, uint8 [plan_bytes(config, ranks)]. `tokens`: its N, needed for device memory.
         """
 
-    def metadata(self, count: object | None, *, lane: int = 0, stream: object | None = None) -> object:
+    def metadata(self, count: Any, *, lane: int = 0, stream: Any | None = None) -> Any:
         """
         int32 [3]: sum of all ranks' counts, of those of lower ranks, largest. At a fixed place of the lane.
         `count` is a number, or with the backend 'cuda' an int32 [1] that is read when the call runs.
@@ -470,7 +492,7 @@ class Exchange:
         has ended one.
         """
 
-    def synchronize(self, lane: int = 0, stream: object | None = None) -> None:
+    def synchronize(self, lane: int = 0, stream: Any | None = None) -> None:
         """
         Waits until the stream has done its work and raises what ended a call of the lane on the device.
         """
@@ -497,14 +519,16 @@ class Exchange:
 
     def __exit__(self, *exception: object) -> None: ...
 
-    def dispatch(self, tokens: object | None, ids: object | None, weights: object | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: object | None = None, weigh_rows: bool = False, dot_rows: object | None = None, count: object | None = None, stream: object | None = None) -> Arrivals:
+    def __repr__(self) -> str: ...
+
+    def dispatch(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ArrivalsMemory | None = None, weigh_rows: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> Arrivals:
         """
         Sends every token to the ranks of its experts and lays the arrivals out.
 
-        tokens       [N, H] of bfloat16, float16 or float32, any row stride; for opaque formats a tuple of up to four arrays
-                     [N, ...], which arrive as they are
-        ids          int32 or int64 [N, K], -1 masks a slot; or a Plan: the same routes again, no ids are read
-        weights      float32 [N, K]: they travel with the rows
+        tokens       [N, H] of bfloat16, float16 or float32; rows may lie apart, H elements or more and a multiple of 16 bytes. For
+                     opaque formats a tuple of up to four arrays [N, ...], which arrive as they are
+        ids          int32 or int64 [N, K], C-contiguous, -1 masks a slot; or a Plan: the same routes again, no ids are read
+        weights      float32 [N, K], C-contiguous: they travel with the rows
         format       of this call, see Config; default the exchange's
         memory       ArrivalsMemory for what comes out; default the lane's own
         weigh_rows   values arrive multiplied by their weight
@@ -513,26 +537,28 @@ class Exchange:
         sm_limit     backend 'cuda': most blocks at once, 0 for no limit
         stream       backend 'cuda': default the current stream of the arrays' framework
 
-        UsageError: an argument that does not fit (the peers' call ends with it too), bad ids (BadIdError, after the call).
+        On the host it blocks until the peers have come, for the exchange's `deadline` at most, without the interpreter's lock.
+        UsageError: an argument that does not fit (the peers' call ends with it too, but for a bad `lane` or a misspelt keyword),
+        bad ids (BadIdError, after the call).
         OverflowError: rows past the capacity were dropped. Both leave what came in last_arrivals().
         """
 
-    def dispatch_send(self, tokens: object | None, ids: object | None, weights: object | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: object | None = None, weigh_rows: bool = False, dot_rows: object | None = None, count: object | None = None, stream: object | None = None) -> None:
+    def dispatch_send(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ArrivalsMemory | None = None, weigh_rows: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> None:
         """
         The send half of dispatch, with its arguments. Waits for no peer; they may be reused after it.
         """
 
-    def dispatch_receive(self, *, lane: int = 0, stream: object | None = None) -> Arrivals:
+    def dispatch_receive(self, *, lane: int = 0, stream: Any | None = None) -> Arrivals:
         """
         The receive half of dispatch; may be called from another thread or stream.
         """
 
-    def combine(self, outputs: object | None, plan: object | None, *, weights: object | None = None, home_weights: object | None = None, reduction: str | None = None, row_values: object | None = None, result: object | None = None, lane: int = 0, sm_limit: int = 0, stream: object | None = None) -> object:
+    def combine(self, outputs: Any, plan: Plan, *, weights: Any | None = None, home_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
         """
         Brings the experts' outputs home and adds them.
 
-        outputs        [rows, H] of bfloat16, float16 or float32, row for row as the arrivals lay, any row stride; None to
-                       bring row_values alone home
+        outputs        [rows, H] of bfloat16, float16 or float32, row for row as the arrivals lay; rows may lie apart, H elements
+                       or more and a multiple of 16 bytes; None to bring row_values alone home
         plan           of the dispatch whose rows they are
         weights        float32 [rows]: the weights that travelled, arrivals.weight
         home_weights   float32 [N, K] instead; neither: every weight is 1
@@ -541,24 +567,26 @@ class Exchange:
         result         [N, H], unreduced [N, K, H], to write to; default a new array of outputs' type
 
         Returns the result; with row_values (result, route_values), float32 [N, K], 0 where masked or dropped. Rows past the
-        plan's total are never read. Raises UsageError for arguments that do not fit, BadSourceError for a damaged plan.
+        plan's total are never read. On the host it blocks until the peers have come, for the exchange's `deadline` at most,
+        without the interpreter's lock. Raises UsageError for arguments that do not fit (the peers' call ends with it too, but for
+        a bad `lane` or a misspelt keyword), BadSourceError for a damaged plan.
         """
 
-    def combine_send(self, outputs: object | None, plan: object | None, *, weights: object | None = None, home_weights: object | None = None, reduction: str | None = None, row_values: object | None = None, result: object | None = None, lane: int = 0, sm_limit: int = 0, stream: object | None = None) -> None:
+    def combine_send(self, outputs: Any, plan: Plan, *, weights: Any | None = None, home_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
         """
         The send half of combine, with its arguments. Outputs may be reused after it; home_weights with 'partial'
         are refused.
         """
 
-    def combine_receive(self, *, lane: int = 0, stream: object | None = None) -> object:
+    def combine_receive(self, *, lane: int = 0, stream: Any | None = None) -> Any:
         """The receive half of combine: returns what combine would."""
 
-    def route_values(self, values: object | None, plan: object | None, *, lane: int = 0, stream: object | None = None) -> object:
+    def route_values(self, values: Any, plan: Plan, *, lane: int = 0, stream: Any | None = None) -> Any:
         """
         Carries float32 [N, K], one number a route, to its row: returns float32 [rows], 0 on padding.
         """
 
-    def combine_backward(self, d_result: object | None, plan: object | None, home_weights: object | None, outputs: object | None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: object | None = None, stream: object | None = None) -> tuple[Arrivals, object]:
+    def combine_backward(self, d_result: Any, plan: Plan, home_weights: Any, outputs: Any, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ArrivalsMemory | None = None, stream: Any | None = None) -> tuple[Arrivals, Any]:
         """
         Gradients of combine: (arrivals, d_weights).
 
@@ -594,19 +622,19 @@ class Trace:
         """E"""
 
     @property
-    def ids(self) -> object:
+    def ids(self) -> Any:
         """int32 [layers, tokens, K], a copy; -1 is a masked slot."""
 
     @property
-    def weights(self) -> object:
+    def weights(self) -> Any:
         """float32 [layers, tokens, K], a copy."""
 
-    def share(self, layer: int, rank: int, ranks: int, tokens_per_rank: int, step: int = 0) -> tuple:
+    def share(self, layer: int, rank: int, ranks: int, tokens_per_rank: int, step: int = 0) -> tuple[Any, Any]:
         """
         (ids, weights), [tokens_per_rank, K]: the part one rank plays in one call.
         """
 
-    def expert_counts(self, layer: int) -> object:
+    def expert_counts(self, layer: int) -> Any:
         """int64 [E]: routes to each expert in a layer."""
 
     def save(self, prefix: str) -> None:
@@ -663,10 +691,10 @@ class LoadStatistics:
     def idle(self) -> int:
         """experts without a route"""
 
-def load_statistics(counts: object) -> LoadStatistics:
+def load_statistics(counts: Any) -> LoadStatistics:
     """
     LoadStatistics of routes to every expert, int64 [E]. UsageError for none, or a sum of 0.
     """
 
-def rank_counts(counts: object, placement: Placement) -> object:
+def rank_counts(counts: Any, placement: Placement) -> Any:
     """int64 [R]: routes to each rank, for counts int64 [E]."""

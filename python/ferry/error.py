@@ -6,7 +6,7 @@ UsageError and OverflowError leave an exchange usable; TimeoutError and PeerLost
 from __future__ import annotations
 
 import builtins
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = [
     "BadId",
@@ -32,15 +32,15 @@ class BadId(NamedTuple):
     token: int
     slot: int
     id: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which a record has no use for
 
 
 class BadSource(NamedTuple):
     """Entries of a plan that point outside the exchange: the lowest index, and how many there were."""
 
     rank: int
-    index: int
-    count: int
+    index: int  # type: ignore[assignment]
+    count: int  # type: ignore[assignment]  # hides tuple.count, which a record has no use for
 
 
 class Overflow(NamedTuple):
@@ -68,11 +68,11 @@ class Error(Exception):
 
 
 class _WithRecord(Error):
-    def __init__(self, message: str, record=None):
+    def __init__(self, message: str, record: Any = None):
         super().__init__(message)
         self.record = record
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:
         return type(self), (str(self), self.record)
 
 
@@ -117,7 +117,7 @@ class SystemError(Error):
         super().__init__(message)
         self.error_number = error_number
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:
         return type(self), (str(self), self.error_number)
 
 

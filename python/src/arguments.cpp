@@ -9,7 +9,7 @@
 namespace ferry::python {
 namespace {
 
-void require_shape(const Array& array, const char* name, const Shape& expected) {
+void require_shape(const Array& array, const char* name, const Shape& expected, const char* hint) {
   bool same = array.shape.size() == expected.size();
   for (std::size_t i = 0; same && i < expected.size(); ++i)
     same = expected[i] < 0 || expected[i] == array.shape[i];
@@ -17,7 +17,8 @@ void require_shape(const Array& array, const char* name, const Shape& expected) 
   std::string lengths;
   for (const std::int64_t length : expected)
     lengths += str(lengths.empty() ? "[" : ", ", length < 0 ? "any" : std::to_string(length));
-  throw UsageError(str(name, ": expected an array of shape ", lengths, "], got ", text_of(array.shape)));
+  throw UsageError(
+      str(name, ": expected an array of shape ", lengths, "], got ", text_of(array.shape), hint));
 }
 
 void require_element(const Array& array, const char* name, std::initializer_list<Element> elements) {
@@ -81,10 +82,11 @@ const Array& Arguments::take(nb::handle object, const char* name) {
   return *taken_.back();
 }
 
-const Array& Arguments::dense(nb::handle object, const char* name, Element element, const Shape& shape) {
+const Array& Arguments::dense(nb::handle object, const char* name, Element element, const Shape& shape,
+                              const char* hint) {
   const Array& array = take(object, name);
   require_element(array, name, {element});
-  require_shape(array, name, shape);
+  require_shape(array, name, shape, hint);
   require_dense(array, name);
   return array;
 }
@@ -112,7 +114,7 @@ void require_writable(const Array& array, const char* name) {
 
 void require_dense(const Array& array, const char* name) {
   if (is_dense_from(array, 0)) return;
-  throw UsageError(str(name, ": expected nothing between its elements, got shape ", text_of(array.shape),
+  throw UsageError(str(name, ": expected a C-contiguous array, got shape ", text_of(array.shape),
                        " with strides ", text_of(array.strides), " (in elements)"));
 }
 

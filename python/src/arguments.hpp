@@ -21,8 +21,9 @@ class Arguments {
   // Any array of the call.
   const Array& take(nb::handle object, const char* name);
 
-  // Nothing between its elements. A length below 0 is any.
-  const Array& dense(nb::handle object, const char* name, Element element, const Shape& shape);
+  // Nothing between its elements. A length below 0 is any. `hint` is said to those who bring another shape.
+  const Array& dense(nb::handle object, const char* name, Element element, const Shape& shape,
+                     const char* hint = "");
 
   // Rows of `columns` elements; only the step from row to row is free.
   const Array& rows(nb::handle object, const char* name, std::int64_t columns,

@@ -227,7 +227,11 @@ memory was given.)")
       .def("wait_total", &wait_total,
            "The total as a number. On devices it waits for the call's own word in pinned memory, which comes "
            "while\n"
-           "rows may still be arriving, and at most as long as the exchange's deadline.");
+           "rows may still be arriving, and at most as long as the exchange's deadline.")
+      .def("__repr__", [](const PyArrivals& self) {
+        return str("Arrivals(call ", self.arrivals.call, ", ", self.arrivals.groups, " groups, capacity ",
+                   self.arrivals.capacity, ", format='", to_string(self.context.format), "')");
+      });
 }
 
 }  // namespace ferry::python

@@ -58,7 +58,8 @@ void read_result(const nb::object& given, const Config& config, Reduction reduct
 const float* row_numbers(const nb::object& given, const char* name, const nb::object& plan,
                          const Config& config, CombineInput& in) {
   if (given.is_none()) return nullptr;
-  const Array& array = in.arguments.dense(given, name, kFp32, {-1});
+  const Array& array = in.arguments.dense(given, name, kFp32, {-1},
+                                          ": one number a row; those of shape [N, K] are home_weights");
   require_rows(plan, array.shape[0], name, config, in.rank);
   return static_cast<const float*>(array.data);
 }
@@ -219,8 +220,8 @@ std::pair<PyArrivals, nb::object> combine_backward(PyExchange& self, const nb::o
 
 constexpr const char* kCombineDoc = R"(Brings the experts' outputs home and adds them.
 
-outputs        [rows, H] of bfloat16, float16 or float32, row for row as the arrivals lay, any row stride; None to
-               bring row_values alone home
+outputs        [rows, H] of bfloat16, float16 or float32, row for row as the arrivals lay; rows may lie apart, H elements
+               or more and a multiple of 16 bytes; None to bring row_values alone home
 plan           of the dispatch whose rows they are
 weights        float32 [rows]: the weights that travelled, arrivals.weight
 home_weights   float32 [N, K] instead; neither: every weight is 1
@@ -229,10 +230,18 @@ row_values     float32 [rows]: one number a row that comes home
 result         [N, H], unreduced [N, K, H], to write to; default a new array of outputs' type
 
 Returns the result; with row_values (result, route_values), float32 [N, K], 0 where masked or dropped. Rows past the
-plan's total are never read. Raises UsageError for arguments that do not fit, BadSourceError for a damaged plan.)";
+plan's total are never read. On the host it blocks until the peers have come, for the exchange's `deadline` at most,
+without the interpreter's lock. Raises UsageError for arguments that do not fit (the peers' call ends with it too, but for
+a bad `lane` or a misspelt keyword), BadSourceError for a damaged plan.)";
+
+constexpr const char* kCombineParameters =
+    "(self, outputs: typing.Any, plan: Plan, *, weights: typing.Any | None = None, "
+    "home_weights: typing.Any | None = None, reduction: str | None = None, "
+    "row_values: typing.Any | None = None, result: typing.Any | None = None, lane: int = 0, "
+    "sm_limit: int = 0, stream: typing.Any | None = None) -> ";
 
 template <class Function>
-void define_combine(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
+void define_combine(nb::class_<PyExchange>& exchange, const char* name, const char* returned, const char* doc,
                     const Function& function) {
   exchange.def(
       name,
@@ -252,32 +261,41 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
       },
       "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "weights"_a = nb::none(),
       "home_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
-      "result"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0, "stream"_a = nb::none(), doc);
+      "result"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0, "stream"_a = nb::none(), doc,
+      nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
 }
 
 }  // namespace
 
 void bind_combine(nb::class_<PyExchange>& exchange) {
-  define_combine(exchange, "combine", kCombineDoc, combine);
+  define_combine(exchange, "combine", "typing.Any", kCombineDoc, combine);
   define_combine(
-      exchange, "combine_send",
+      exchange, "combine_send", "None",
       "The send half of combine, with its arguments. Outputs may be reused after it; home_weights with "
       "'partial'\n"
       "are refused.",
       combine_send);
   exchange
       .def("combine_receive", &combine_receive, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
-           "The receive half of combine: returns what combine would.")
+           "The receive half of combine: returns what combine would.",
+           nb::sig(
+               "def combine_receive(self, *, lane: int = 0, stream: typing.Any | None = None) -> typing.Any"))
       .def("route_values", &route_values, "values"_a.none(), "plan"_a.none(), nb::kw_only(), "lane"_a = 0,
            "stream"_a = nb::none(),
-           "Carries float32 [N, K], one number a route, to its row: returns float32 [rows], 0 on padding.")
+           "Carries float32 [N, K], one number a route, to its row: returns float32 [rows], 0 on padding.",
+           nb::sig("def route_values(self, values: typing.Any, plan: Plan, *, lane: int = 0, "
+                   "stream: typing.Any | None = None) -> typing.Any"))
       .def("combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(),
            "home_weights"_a.none(), "outputs"_a.none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
            "sm_limit"_a = 0, "memory"_a = nb::none(), "stream"_a = nb::none(),
            R"(Gradients of combine: (arrivals, d_weights).
 
 d_result [N, H] goes to the rows by the plan, each row times its weight of home_weights, float32 [N, K]; d_weights,
-float32 [N, K], are the products of d_result with `outputs`, the rows that combine was given, dense, of the wire type.)");
+float32 [N, K], are the products of d_result with `outputs`, the rows that combine was given, dense, of the wire type.)",
+           nb::sig("def combine_backward(self, d_result: typing.Any, plan: Plan, home_weights: typing.Any, "
+                   "outputs: typing.Any, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, "
+                   "memory: ArrivalsMemory | None = None, stream: typing.Any | None = None) -> "
+                   "tuple[Arrivals, typing.Any]"));
 }
 
 }  // namespace ferry::python

@@ -5,8 +5,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <limits>
 
 #include "bindings.hpp"
+#include "core/configuration.hpp"
 #include "core/text.hpp"
 #include "ferry/error.hpp"
 
@@ -27,17 +29,36 @@ Enumeration named(const char* what, const std::string& name, const std::array<En
   throw UsageError(str(what, ": '", name, "' is none of ", names));
 }
 
-template <class T>
-T value_of(const std::string& key, nb::handle value, const char* expected) {
-  T read{};
-  if (nb::try_cast(nb::borrow(value), read, false)) return read;
+[[noreturn]] void refuse(const std::string& key, const std::string& expected, nb::handle value) {
   PyErr_Clear();
   throw UsageError(
       str(key, ": expected ", expected, ", got ", nb::cast<std::string>(nb::repr(nb::borrow(value)))));
 }
 
+template <class T>
+T value_of(const std::string& key, nb::handle value, const char* expected) {
+  T read{};
+  if (nb::try_cast(nb::borrow(value), read, false)) return read;
+  refuse(key, expected, value);
+}
+
+// NumPy's are no int, but tell their value as one.
+template <class T>
+T whole_of(const std::string& key, nb::handle value) {
+  if (PyBool_Check(value.ptr()) || PyIndex_Check(value.ptr()) == 0) refuse(key, "a whole number", value);
+  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  if (!index.is_valid()) refuse(key, "a whole number", value);
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  constexpr auto kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
+  if (overflow != 0 || number < kLeast || number > kMost) {
+    refuse(key, str("a whole number of ", kLeast, " to ", kMost), value);
+  }
+  return static_cast<T>(number);
+}
+
 int int_of(const std::string& key, nb::handle value) {
-  return value_of<int>(key, value, "a whole number");
+  return whole_of<int>(key, value);
 }
 bool bool_of(const std::string& key, nb::handle value) {
   return value_of<bool>(key, value, "True or False");
@@ -47,8 +68,11 @@ std::string text_value(const std::string& key, nb::handle value) {
 }
 
 double seconds_of(const std::string& key, nb::handle value) {
-  if (nb::isinstance<nb::int_>(value)) return static_cast<double>(int_of(key, value));
-  return value_of<double>(key, value, "a number of seconds");
+  constexpr const char* kExpected = "a number of seconds";
+  if (PyBool_Check(value.ptr()) || PyNumber_Check(value.ptr()) == 0) refuse(key, kExpected, value);
+  const double seconds = PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred() != nullptr) refuse(key, kExpected, value);
+  return seconds;
 }
 
 using Set = void (*)(Config&, const std::string& key, nb::handle value);
@@ -73,8 +97,8 @@ constexpr Setting kSettings[] = {
                         std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major});
      }},
     {"alignment", [](Config& c, const std::string& k, nb::handle v) { c.alignment = int_of(k, v); }},
-    {"capacity", [](Config& c, const std::string& k,
-                    nb::handle v) { c.capacity = value_of<std::int64_t>(k, v, "a whole number"); }},
+    {"capacity",
+     [](Config& c, const std::string& k, nb::handle v) { c.capacity = whole_of<std::int64_t>(k, v); }},
     {"repeats", [](Config& c, const std::string& k, nb::handle v) { c.repeats = bool_of(k, v); }},
     {"zero_padding", [](Config& c, const std::string& k, nb::handle v) { c.zero_padding = bool_of(k, v); }},
     {"format",
@@ -98,6 +122,14 @@ const Setting& setting_named(const std::string& name) {
     names += str(names.empty() ? "" : ", ", setting.name);
   }
   throw UsageError(str("configuration: no setting is named '", name, "'; there are: ", names));
+}
+
+void require_sizes(const nb::kwargs& settings) {
+  std::string missing;
+  for (const char* name : {"experts", "top_k", "hidden", "max_tokens"}) {
+    if (!settings.contains(name)) missing += str(missing.empty() ? "" : ", ", name);
+  }
+  if (!missing.empty()) throw UsageError(str("configuration: missing: ", missing));
 }
 
 std::string describe(const Config& c) {
@@ -171,12 +203,24 @@ BackendKind backend_named(const std::string& name) {
   return named("backend", name, std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda});
 }
 
+const char* const kOptionalSettings =
+    "backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, "
+    "capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', "
+    "wire: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, "
+    "own_arrivals: bool = True, check_calls: bool = True";
+
 Config config_of(const nb::kwargs& settings, BackendKind fallback) {
   Config config;
   config.backend = fallback;
   for (const auto& [key, value] : settings) {
     const auto name = nb::cast<std::string>(key);
     setting_named(name).set(config, name, value);
+  }
+  require_sizes(settings);
+  if (config.placement.empty()) {
+    check_alone(config);
+  } else {
+    complete(config, config.placement.ranks());
   }
   return config;
 }
@@ -202,11 +246,14 @@ deadline       seconds a wait may last; default 30
 own_arrivals   False: every dispatch brings memory for its arrivals
 check_calls    host backends call check() at the end of every call; default True
 
-UsageError names a setting that does not exist or does not fit.)")
+UsageError names a setting that is missing, does not exist or does not fit. What depends on the number of ranks is
+checked when an exchange is made or its size is asked for.)")
       .def(
           "__init__",
           [](Config* self, const nb::kwargs& settings) { new (self) Config(config_of(settings)); },
-          nb::sig("def __init__(self, **settings: object) -> None"))
+          nb::sig(str("def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, ",
+                      kOptionalSettings, ") -> None")
+                      .c_str()))
       .def_ro("experts", &Config::experts, "E")
       .def_ro("top_k", &Config::top_k, "K, 1 to 32")
       .def_ro("hidden", &Config::hidden, "H, columns of a token")

@@ -284,10 +284,10 @@ PyArrivals dispatch_receive(PyExchange& self, int lane, const nb::object& stream
 constexpr const char* kDispatchDoc =
     R"(Sends every token to the ranks of its experts and lays the arrivals out.
 
-tokens       [N, H] of bfloat16, float16 or float32, any row stride; for opaque formats a tuple of up to four arrays
-             [N, ...], which arrive as they are
-ids          int32 or int64 [N, K], -1 masks a slot; or a Plan: the same routes again, no ids are read
-weights      float32 [N, K]: they travel with the rows
+tokens       [N, H] of bfloat16, float16 or float32; rows may lie apart, H elements or more and a multiple of 16 bytes. For
+             opaque formats a tuple of up to four arrays [N, ...], which arrive as they are
+ids          int32 or int64 [N, K], C-contiguous, -1 masks a slot; or a Plan: the same routes again, no ids are read
+weights      float32 [N, K], C-contiguous: they travel with the rows
 format       of this call, see Config; default the exchange's
 memory       ArrivalsMemory for what comes out; default the lane's own
 weigh_rows   values arrive multiplied by their weight
@@ -296,12 +296,20 @@ count        backend 'cuda': int32 [1] in device memory, the N to use when the c
 sm_limit     backend 'cuda': most blocks at once, 0 for no limit
 stream       backend 'cuda': default the current stream of the arrays' framework
 
-UsageError: an argument that does not fit (the peers' call ends with it too), bad ids (BadIdError, after the call).
+On the host it blocks until the peers have come, for the exchange's `deadline` at most, without the interpreter's lock.
+UsageError: an argument that does not fit (the peers' call ends with it too, but for a bad `lane` or a misspelt keyword),
+bad ids (BadIdError, after the call).
 OverflowError: rows past the capacity were dropped. Both leave what came in last_arrivals().)";
 
+constexpr const char* kDispatchParameters =
+    "(self, tokens: typing.Any, ids: typing.Any, weights: typing.Any | None = None, *, "
+    "format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ArrivalsMemory | None = None, "
+    "weigh_rows: bool = False, dot_rows: typing.Any | None = None, count: typing.Any | None = None, "
+    "stream: typing.Any | None = None) -> ";
+
 template <class Function>
-void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const char* doc,
-                     const Function& function) {
+void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const char* returned,
+                     const char* doc, const Function& function) {
   exchange.def(
       name,
       [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
@@ -321,19 +329,22 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
       },
       "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(),
       "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(), "weigh_rows"_a = false,
-      "dot_rows"_a = nb::none(), "count"_a = nb::none(), "stream"_a = nb::none(), doc);
+      "dot_rows"_a = nb::none(), "count"_a = nb::none(), "stream"_a = nb::none(), doc,
+      nb::sig(str("def ", name, kDispatchParameters, returned).c_str()));
 }
 
 }  // namespace
 
 void bind_dispatch(nb::class_<PyExchange>& exchange) {
-  define_dispatch(exchange, "dispatch", kDispatchDoc, dispatch);
+  define_dispatch(exchange, "dispatch", "Arrivals", kDispatchDoc, dispatch);
   define_dispatch(
-      exchange, "dispatch_send",
+      exchange, "dispatch_send", "None",
       "The send half of dispatch, with its arguments. Waits for no peer; they may be reused after it.",
       dispatch_send);
   exchange.def("dispatch_receive", &dispatch_receive, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
-               "The receive half of dispatch; may be called from another thread or stream.");
+               "The receive half of dispatch; may be called from another thread or stream.",
+               nb::sig("def dispatch_receive(self, *, lane: int = 0, stream: typing.Any | None = None) -> "
+                       "Arrivals"));
 }
 
 }  // namespace ferry::python

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include "ferry/error.hpp"
+#include "interrupt.hpp"
 
 namespace nb = nanobind;
 
@@ -25,7 +26,7 @@ void set_wait_error(const char* name, const Error& error, const WaitRecord& r) {
   set_error(name, error, "WaitRecord", to_string(r.operation), r.call, r.rank, r.peer, r.expected, r.seen);
 }
 
-void translate(const std::exception_ptr& pointer, void*) {
+void set_exception(const std::exception_ptr& pointer) {
   try {
     std::rethrow_exception(pointer);
   } catch (const BadIdError& e) {
@@ -47,6 +48,17 @@ void translate(const std::exception_ptr& pointer, void*) {
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   } catch (const UnsupportedError& e) {
     set_error("UnsupportedError", e, nullptr);
+  }
+}
+
+// Exceptions are made by Python code, which runs the handlers of signals that came meanwhile: what one
+// raises, as KeyboardInterrupt, goes to the caller in the error's place.
+void translate(const std::exception_ptr& pointer, void*) {
+  if (restore_interrupt()) return;
+  try {
+    set_exception(pointer);
+  } catch (nb::python_error& error) {
+    error.restore();
   }
 }
 

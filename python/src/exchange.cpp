@@ -248,7 +248,8 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
   std::int32_t number = 0;
   const std::int32_t* on_device = nullptr;
   call.or_refuse({Operation::metadata}, [&] {
-    if (nb::isinstance<nb::int_>(count)) {
+    // Arrays of one element have an index too.
+    if (PyIndex_Check(count.ptr()) != 0 && !nb::hasattr(count, "__dlpack__")) {
       if (!nb::try_cast(count, number)) {
         PyErr_Clear();
         throw UsageError("count: a number that 32 bits do not hold");
@@ -289,13 +290,24 @@ void bind_exchange(nb::module_& module) {
 Exchange(group, experts=E, top_k=K, hidden=H, max_tokens=T, ...) with the settings of Config, or Exchange(group, config).
 `group` is a Group, which is joined, or the Rank that Group.run() hands out. Construction and every operation are
 collective: all ranks call the same operations of a lane in the same order. UsageError and OverflowError leave the
-exchange usable; TimeoutError and PeerLostError are final for the group. With the backend 'cuda' the rank's device is
-the thread's current one, or `device`; work goes to the current stream of the arrays' framework, or to `stream`.)");
+exchange usable; TimeoutError and PeerLostError are final for the group.
+
+With the backends 'cpu' and 'reference' a call blocks until the peers have come, for `deadline` seconds at most,
+without the interpreter's lock. Ctrl-C in the main thread ends such a wait with KeyboardInterrupt; that too is final
+for the group, and the peers get PeerLostError. With 'cuda' it is seen when a call returns. What a rank finds wrong
+with its arguments ends the peers' call as well, except a `lane` that does not exist and a keyword that is misspelt:
+then the peers wait for the deadline.
+
+With the backend 'cuda' the rank's device is the thread's current one, or `device`; work goes to the current stream of
+the arrays' framework, or to `stream`.)");
   exchange
       .def("__init__", &construct, "group"_a.none(), "config"_a = nb::none(), nb::kw_only(),
            "device"_a = nb::none(), "settings"_a,
-           nb::sig("def __init__(self, group: Group | Rank, config: Config | None = None, *, "
-                   "device: int | None = None, **settings: object) -> None"))
+           nb::sig(str("def __init__(self, group: Group | Rank, config: Config | None = None, *, "
+                       "device: int | None = None, experts: int = ..., top_k: int = ..., hidden: int = ..., "
+                       "max_tokens: int = ..., ",
+                       kOptionalSettings, ") -> None")
+                       .c_str()))
       .def_prop_ro(
           "config", [](const PyExchange& self) { return self.config(); }, "with every default filled in")
       .def_prop_ro(
@@ -311,11 +323,15 @@ the thread's current one, or `device`; work goes to the current stream of the ar
           "rows this rank can receive (expert_padded: rows of one expert)")
       .def("plan_over", &plan_over, "storage"_a.none(), "tokens"_a = nb::none(),
            "A Plan over its storage, uint8 [plan_bytes(config, ranks)]. `tokens`: its N, needed for device "
-           "memory.")
+           "memory.",
+           nb::sig("def plan_over(self, storage: typing.Any, tokens: int | None = None) -> Plan"))
       .def("metadata", &metadata, "count"_a.none(), nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
            "int32 [3]: sum of all ranks' counts, of those of lower ranks, largest. At a fixed place of the "
            "lane.\n"
-           "`count` is a number, or with the backend 'cuda' an int32 [1] that is read when the call runs.")
+           "`count` is a number, or with the backend 'cuda' an int32 [1] that is read when the call runs.",
+           nb::sig(
+               "def metadata(self, count: typing.Any, *, lane: int = 0, stream: typing.Any | None = None) -> "
+               "typing.Any"))
       .def(
           "check",
           [](PyExchange& self, int lane) {
@@ -331,7 +347,8 @@ the thread's current one, or `device`; work goes to the current stream of the ar
             on_lane(self, lane, stream, [lane](Exchange& e, Stream where) { e.synchronize(lane, where); });
           },
           "lane"_a = 0, "stream"_a = nb::none(),
-          "Waits until the stream has done its work and raises what ended a call of the lane on the device.")
+          "Waits until the stream has done its work and raises what ended a call of the lane on the device.",
+          nb::sig("def synchronize(self, lane: int = 0, stream: typing.Any | None = None) -> None"))
       .def(
           "last_arrivals",
           [](PyExchange& self, int lane) {
@@ -351,6 +368,14 @@ the thread's current one, or `device`; work goes to the current stream of the ar
       .def(
           "__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
           nb::sig("def __exit__(self, *exception: object) -> None"));
+  exchange.def("__repr__", [](const PyExchange& self) {
+    if (!self.shared()) return std::string("Exchange(destroyed)");
+    const Rank& rank = self.shared()->exchange.rank();
+    const Config& config = self.shared()->exchange.config();
+    return str("Exchange(rank ", rank.index(), " of ", rank.size(), ", backend='", to_string(config.backend),
+               "', experts=", config.experts, ", top_k=", config.top_k, ", hidden=", config.hidden,
+               ", max_tokens=", config.max_tokens, ")");
+  });
   bind_dispatch(exchange);
   bind_combine(exchange);
 }

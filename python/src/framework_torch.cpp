@@ -106,6 +106,12 @@ void look_by_attributes(nb::handle object, const char* name, Array& found) {
     throw UsageError(str(name, ": a tensor of ", nb::cast<std::string>(nb::str(type)), " on ",
                          nb::cast<std::string>(nb::str(device)), " is none Ferry carries"));
   }
+  const nb::object layout_object = object.attr("layout");
+  const auto layout = nb::cast<std::string>(nb::str(layout_object));
+  if (layout != "torch.strided") {
+    throw UsageError(
+        str(name, ": a tensor of layout ", layout, " is none Ferry carries: give it dense, by to_dense()"));
+  }
   append(found.shape, object.attr("shape"));
   append(found.strides, object.attr("stride")());
   found.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));

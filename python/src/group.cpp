@@ -8,6 +8,7 @@
 
 #include "bindings.hpp"
 #include "config.hpp"
+#include "interrupt.hpp"
 #include "owner.hpp"
 
 namespace nb = nanobind;
@@ -60,10 +61,18 @@ PyGroup custom(int rank, int ranks, const nb::callable& all_gather, const nb::ca
 
 std::vector<nb::bytes> all_gather(const PyRank& self, const nb::bytes& mine) {
   const Rank& rank = self.own();
-  const std::size_t bytes = mine.size();
-  std::vector<char> all(bytes * static_cast<std::size_t>(rank.size()));
+  const std::uint64_t bytes = mine.size();
+  const auto ranks = static_cast<std::size_t>(rank.size());
+  std::vector<std::uint64_t> lengths(ranks);
+  std::vector<char> all(bytes * ranks);
   {
     const nb::gil_scoped_release unlocked;
+    rank.all_gather(&bytes, lengths.data(), sizeof bytes);
+    for (std::size_t peer = 1; peer < ranks; ++peer) {
+      if (lengths[peer] == lengths[0]) continue;
+      throw UsageError(str("all_gather: rank 0 gives ", lengths[0], " bytes and rank ", peer, " gives ",
+                           lengths[peer], ", all must give equally many"));
+    }
     rank.all_gather(mine.data(), all.data(), bytes);
   }
   std::vector<nb::bytes> parts;
@@ -78,17 +87,23 @@ const Rank& PyRank::own() const {
   return rank;
 }
 
-PyGroup::PyGroup(Group group, BackendKind backend)
-    : group_(std::move(group)), backend_(backend), process_(this_process()) {}
+PyGroup::PyGroup(Group group, BackendKind backend, bool starts_threads)
+    : group_(std::move(group)),
+      backend_(backend),
+      starts_threads_(starts_threads),
+      process_(this_process()) {}
 
 std::vector<nb::object> PyGroup::run(const nb::callable& body) {
   require_own_process("group", process_);
   std::vector<nb::object> results(static_cast<std::size_t>(group_.size()));
   {
     const nb::gil_scoped_release unlocked;
-    group_.run([&](const Rank& rank) {
-      const nb::gil_scoped_acquire lock;
-      results[static_cast<std::size_t>(rank.index())] = body(PyRank{rank, this_process()});
+    run_interruptibly(starts_threads_, [&](const StopWaiting& stop) {
+      group_.run([&](const Rank& rank) {
+        const StopWaiting::Heeded heeded(stop);
+        const nb::gil_scoped_acquire lock;
+        results[static_cast<std::size_t>(rank.index())] = body(PyRank{rank, this_process()});
+      });
     });
   }
   std::erase_if(results, [](const nb::object& result) { return !result.is_valid(); });
@@ -122,14 +137,15 @@ void bind_group(nb::module_& module) {
           },
           "Collective: returns when every rank has called. TimeoutError or PeerLostError when one does not.")
       .def("all_gather", &all_gather, "mine"_a,
-           "Collective: the bytes of every rank, by rank; all give equally many.")
+           "Collective: the bytes of every rank, by rank; all give equally many, else each gets UsageError.")
       .def("__repr__",
            [](const PyRank& self) { return str("Rank(", self.rank.index(), " of ", self.rank.size(), ")"); });
 
   nb::class_<PyGroup>(module, "Group", "All ranks that work together, and how they find one another.")
       .def_static(
-          "threads", [](int ranks, int nodes) { return PyGroup(Group::threads(ranks, nodes)); }, "ranks"_a,
-          "nodes"_a = 1, "Ranks as threads of this process: run() starts them.")
+          "threads",
+          [](int ranks, int nodes) { return PyGroup(Group::threads(ranks, nodes), BackendKind::cpu, true); },
+          "ranks"_a, "nodes"_a = 1, "Ranks as threads of this process: run() starts them.")
       .def_static(
           "mpi", [] { return PyGroup(Group::mpi()); },
           "This process is one rank of an MPI job. UnsupportedError where the MPI module was not built.")
@@ -152,14 +168,17 @@ void bind_group(nb::module_& module) {
            "returns\n"
            "what the calls returned, in a list. An exception of a rank is raised here, and the others' waits "
            "end\n"
-           "with PeerLostError.")
+           "with PeerLostError. So do those of threads after Ctrl-C; it is raised when every body has ended.")
       .def("join", &PyGroup::join,
            "This process's rank, for groups that start none; Exchange(group, ...) calls it. The first call "
            "is\n"
            "collective.")
       .def("leave", &PyGroup::leave, "Gives the joined rank up; it leaves when no exchange uses it any more.")
       .def("set_deadline", &PyGroup::set_deadline, "seconds"_a,
-           "How long collectives of the group itself wait; default 30.");
+           "How long collectives of the group itself wait; default 30.")
+      .def("__repr__", [](const PyGroup& self) {
+        return str("Group(", self.group().size(), self.group().size() == 1 ? " rank)" : " ranks)");
+      });
 }
 
 }  // namespace ferry::python

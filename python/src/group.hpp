@@ -20,7 +20,7 @@ struct PyRank {
 
 class PyGroup {
  public:
-  explicit PyGroup(Group group, BackendKind backend = BackendKind::cpu);
+  explicit PyGroup(Group group, BackendKind backend = BackendKind::cpu, bool starts_threads = false);
 
   const Group& group() const { return group_; }
   BackendKind default_backend() const { return backend_; }
@@ -36,6 +36,7 @@ class PyGroup {
  private:
   Group group_;
   BackendKind backend_;
+  bool starts_threads_;
   int process_;
   std::optional<PyRank> joined_;
 };

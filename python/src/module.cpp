@@ -3,6 +3,7 @@
 #include "errors.hpp"
 #include "ferry/types.hpp"
 #include "ferry/version.hpp"
+#include "interrupt.hpp"
 
 NB_MODULE(_core, module) {
   using namespace ferry::python;
@@ -19,6 +20,7 @@ NB_MODULE(_core, module) {
              "Whether this build has the backend for GPUs. It says nothing about the machine.");
 
   register_errors();
+  heed_signals();
   bind_config(module);
   bind_group(module);
   bind_plan(module);

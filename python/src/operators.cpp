@@ -36,6 +36,12 @@ nb::object with_type(const nb::object& tensor, Element element) {
   return tensor.attr("to")(type_object(Framework::torch, element));
 }
 
+void require_tensors(const Arguments& arguments, const char* operation) {
+  if (arguments.framework() == Framework::torch) return;
+  throw UsageError(str("ferry.torch.", operation, ": expected tensors of PyTorch, got arrays of ",
+                       to_string(arguments.framework())));
+}
+
 void clear_memory(void* memory, std::int64_t bytes, Device where, Stream stream) {
   if (bytes == 0) return;
   if (!is_host(where)) return clear_on_device(memory, bytes, stream.handle);
@@ -107,6 +113,7 @@ nb::tuple dispatch_rows(PyExchange& self, const nb::object& x, const nb::object&
   std::optional<NewRows> made;
   call.or_refuse({Operation::dispatch}, [&] {
     read_dispatch(self, call, given, in);
+    require_tensors(in.arguments, "dispatch");
     made.emplace(self, in.elements[0]);
   });
   in.context.memory = made->memory;
@@ -175,6 +182,7 @@ nb::object combine_rows(PyExchange& self, const nb::object& outputs, const nb::o
     for (const std::int64_t length : look_at(outputs, "outputs").shape) elements *= length;
     given.plan = nb::cast(plan_of_rows(self, storage, tokens, elements / self.config().hidden));
     read_combine(self, call, given, in);
+    require_tensors(in.arguments, "combine");
   });
   {
     const nb::gil_scoped_release unlocked;

@@ -93,7 +93,7 @@ DISPATCH = {
     "two frameworks": ((X, memoryview(IDS)), "ids: expected an array of NumPy"),
     "ids: type": ((X, IDS.astype(np.float32)), "ids: expected int32 or int64, got float32"),
     "ids: shape": ((X, IDS[:2]), r"ids: expected an array of shape \[N, K\] = \[3, 2\], got \[2, 2\]"),
-    "ids: strides": ((X, np.zeros((3, 4), np.int32)[:, :2]), "ids: expected nothing between"),
+    "ids: strides": ((X, np.zeros((3, 4), np.int32)[:, :2]), "ids: expected a C-contiguous array, got shape .* with strides"),
     "weights: type": ((X, IDS, W.astype(np.float64)), "weights: expected float32, got float64"),
     "weights: shape": ((X, IDS, W[:, :1]), r"weights: expected an array of shape \[3, 2\]"),
     "too many": ((np.ones((5, HIDDEN), bf16), np.zeros((5, TOP_K), np.int32)), "max_tokens is 4"),
@@ -175,6 +175,7 @@ COMBINE = {
     "nothing": (lambda d: (None,), {}, "neither outputs nor row_values"),
     "result: shape": (lambda d: (d,), {"result": np.empty((2, HIDDEN), bf16)}, r"result: expected shape \[3, 16\]"),
     "result: read-only": (lambda d: (d,), {"result": read_only(np.empty((3, HIDDEN), bf16))}, "result: is read-only"),
+    "weights: home_weights": (lambda d: (d,), {"weights": W}, r"weights: .* got \[3, 2\]: .* \[N, K\] are home_weights"),
     "weights: too few": (lambda d: (d,), {"weights": np.ones(1, np.float32)}, "weights: expected .* rows or more"),
     "home_weights": (lambda d: (d,), {"home_weights": np.ones((3, 3), np.float32)}, "home_weights: expected"),
     "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is none of partial, exact, unreduced"),
@@ -197,6 +198,20 @@ def test_a_plan_that_is_none():
         exchange.combine(data, "plan")
 
     both_refuse("plan: expected a Plan, got str", combine)
+
+
+def test_a_plan_of_another_exchange():
+    def body(rank):
+        here, there = (ferry.Exchange(rank, experts=experts, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+                       for experts in (4, 8))
+        plan = there.dispatch(X, IDS).plan.copy()
+        with pytest.raises(ferry.UsageError, match="another configuration or placement.*; experts = 8 there, 4 here"):
+            here.combine(np.ones((here.capacity, HIDDEN), bf16), plan)
+        small = here.dispatch(X, IDS).plan.copy()
+        with pytest.raises(ferry.UsageError, match="bytes, this exchange's plans take .*; experts = 4 there, 8 here"):
+            there.combine(np.ones((there.capacity, HIDDEN), bf16), small)
+
+    ferry.Group.threads(1).run(body)
 
 
 def test_lanes_and_plans_over_storage():
@@ -277,3 +292,33 @@ def test_tensors_of_two_frameworks():
 
     both_refuse("ids: an array of PyTorch, but tokens is one of NumPy",
                 lambda exchange, data, plan: exchange.dispatch(X, torch.zeros((3, TOP_K), dtype=torch.int32)))
+
+
+def test_tensors_that_are_sparse():
+    torch = pytest.importorskip("torch")
+    tokens = torch.ones((3, HIDDEN), dtype=torch.bfloat16)
+    ids = torch.zeros((3, TOP_K), dtype=torch.int32)
+    both_refuse("tokens: a tensor of layout torch.sparse_coo is none Ferry carries",
+                lambda exchange, data, plan: exchange.dispatch(tokens.to_sparse(), ids))
+
+
+def test_what_is_no_tensor_in_ferry_torch():
+    torch = pytest.importorskip("torch")
+    import ferry.torch
+
+    def dispatch(exchange, data, plan):
+        ferry.torch.dispatch(exchange, X, IDS, W)
+
+    both_refuse("ferry.torch.dispatch: expected tensors of PyTorch, got arrays of NumPy", dispatch)
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+        rows = ferry.torch.dispatch(exchange, torch.ones((3, HIDDEN), dtype=torch.bfloat16), torch.tensor(IDS))
+        with pytest.raises(ferry.UsageError, match="combine: expected tensors of PyTorch, got arrays of NumPy"):
+            ferry.torch.combine(exchange, np.ones((exchange.capacity, HIDDEN), bf16), rows)
+        with pytest.raises(ferry.UsageError, match="expected an Exchange or its handle, got Rank"):
+            ferry.torch.dispatch(rank, rows.data, rows.counts)
+        with pytest.raises(ferry.UsageError, match="dtype: torch.float64 is none of torch.bfloat16"):
+            ferry.torch.MoE(rank, experts=4, top_k=2, hidden=16, ffn=8, max_tokens=4, dtype=torch.float64)
+
+    ferry.Group.threads(1).run(body)

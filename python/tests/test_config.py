@@ -33,6 +33,44 @@ def test_a_configuration_says_what_it_is():
     assert ferry.MAX_TOP_K == 32 and ferry.MAX_PARTS == 4
 
 
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        ({"experts": 4}, "missing: top_k, hidden, max_tokens"),
+        (SETTINGS | {"top_k": 33}, "top_k = 33, must be 1 to 32"),
+        (SETTINGS | {"hidden": 3}, "multiple of 16"),
+        (SETTINGS | {"deadline": 0}, "deadline = 0 s, must be positive"),
+        (SETTINGS | {"lanes": 65}, "lanes = 65"),
+        (SETTINGS | {"layout": "rank_major", "alignment": 8}, "rank_major rows have no alignment"),
+        (SETTINGS | {"capacity": 12, "alignment": 8}, "not a multiple of alignment"),
+        (SETTINGS | {"format": "opaque:17"}, "17"),
+        (SETTINGS | {"placement": ferry.Placement.blocks(4, 2)}, "the placement is for 4 experts"),
+        (SETTINGS | {"experts": np.int64(1 << 40)}, "experts: expected a whole number of -2147483648 to 2147483647, got"),
+        (SETTINGS | {"capacity": 1 << 80}, "capacity: expected a whole number of -9223372036854775808 to"),
+        (SETTINGS | {"hidden": 64.0}, "hidden: expected a whole number, got 64.0"),
+        (SETTINGS | {"lanes": True}, "lanes: expected a whole number, got True"),
+        (SETTINGS | {"lanes": np.True_}, "lanes: expected a whole number, got .*True"),
+        (SETTINGS | {"deadline": "3"}, "deadline: expected a number of seconds, got '3'"),
+    ],
+)
+def test_what_needs_no_rank_count_is_checked_at_once(settings, pattern):
+    with pytest.raises(ferry.UsageError, match=pattern):
+        ferry.Config(**settings)
+
+
+def test_numbers_of_numpy():
+    config = ferry.Config(
+        experts=np.int64(8), top_k=np.uint8(2), hidden=np.int32(64), max_tokens=np.array([16])[0], capacity=np.int16(32),
+        deadline=np.float32(2.5))
+    assert (config.experts, config.top_k, config.hidden, config.max_tokens) == (8, 2, 64, 16)
+    assert (config.capacity, config.deadline) == (32, 2.5) and ferry.Config(**SETTINGS, deadline=np.int64(3)).deadline == 3
+
+    def body(rank):
+        return ferry.Exchange(rank, config).metadata(np.int64(3), lane=np.int64(0)).tolist()
+
+    assert ferry.Group.threads(1).run(body) == [[3, 0, 3]]
+
+
 def test_any_placement():
     table = [(2, 0), (0, 1), (0, 0), (2, 1), (2, 2)]
     placement = ferry.Placement.table(table, 4, version=7)

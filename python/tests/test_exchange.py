@@ -26,6 +26,20 @@ def poisoned(shape, dtype):
     return array
 
 
+def test_what_is_printed():
+    def body(rank):
+        with ferry.Exchange(rank, experts=4, top_k=2, hidden=HIDDEN, max_tokens=MOST) as exchange:
+            rows = exchange.dispatch(np.ones((1, HIDDEN), bf16), np.array([[0, 3]]))
+            shown = repr(exchange), repr(rows)
+        return *shown, repr(exchange)
+
+    group = ferry.Group.threads(2)
+    assert repr(group) == "Group(2 ranks)"
+    assert group.run(body)[1] == (
+        "Exchange(rank 1 of 2, backend='cpu', experts=4, top_k=2, hidden=32, max_tokens=7)",
+        "Arrivals(call 1, 2 groups, capacity 28, format='bf16')", "Exchange(destroyed)")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ids", [np.int32, np.int64])
 @pytest.mark.parametrize("ranks", [1, 3, 4])

@@ -17,6 +17,15 @@ def test_run_returns_what_every_rank_returned():
     assert group.run(lambda rank: b"".join(rank.all_gather(bytes([rank.index] * 3)))) == [b"\0\0\0\1\1\1\2\2\2\3\3\3"] * 4
 
 
+def test_all_give_equally_many_bytes():
+    def body(rank):
+        with pytest.raises(ferry.UsageError, match="rank 0 gives 3 bytes and rank 2 gives 5"):
+            rank.all_gather(b"x" * (5 if rank.index == 2 else 3))
+        return rank.all_gather(bytes([rank.index]))
+
+    assert ferry.Group.threads(3).run(body) == [[b"\0", b"\1", b"\2"]] * 3
+
+
 class Pipes:
     """How processes that were started with pipes between them gather bytes: all to rank 0, and back."""
 

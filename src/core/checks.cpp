@@ -1,6 +1,7 @@
 #include "core/checks.hpp"
 
 #include <cstdint>
+#include <cstring>
 
 #include "core/configuration.hpp"
 #include "core/text.hpp"
@@ -120,23 +121,47 @@ std::int64_t made_by(const Plan& plan) {
   return static_cast<std::int64_t>(static_cast<const PlanHeader*>(plan.storage())->call);
 }
 
+namespace {
+
+bool is_whole(const PlanHeader& header) {
+  return header.magic == kPlanMagic && header.check == header_check(header);
+}
+
+// As far as a plan's header tells: the rest of what decides places is in there as one number.
+std::string difference(const PlanShape& of_plan, const PlanShape& wanted) {
+  const auto differ = [](const char* name, std::int64_t has, std::int64_t wants) {
+    return has == wants ? std::string() : str("; ", name, " = ", has, " there, ", wants, " here");
+  };
+  return str(differ("ranks", of_plan.ranks, wanted.ranks), differ("experts", of_plan.experts, wanted.experts),
+             differ("top_k", of_plan.top_k, wanted.top_k),
+             differ("max_tokens", of_plan.max_tokens, wanted.max_tokens),
+             differ("most rows", of_plan.capacity, wanted.capacity));
+}
+
+}  // namespace
+
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in) {
   const PlanShape shape = plan_shape(config);
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
   if (plan.empty()) throw UsageError(str("no plan given on rank ", rank));
   if (plan.bytes() < bytes) {
-    throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes));
+    PlanHeader header{};
+    const bool readable = plan_in == PlanIn::host && plan.bytes() >= sizeof header;
+    if (readable) std::memcpy(&header, plan.storage(), sizeof header);
+    throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes,
+                         is_whole(header) ? difference(header.shape, shape) : ""));
   }
   check_address("plan: storage", rank, plan.storage());
   if (plan_in == PlanIn::device) return;
   const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
-  if (header.magic != kPlanMagic || header.check != header_check(header)) {
+  if (!is_whole(header)) {
     throw UsageError(
         str("plan: unfinished or damaged on rank ", rank, ": its header does not agree with itself"));
   }
   if (header.config_hash != places_hash(config)) {
     throw UsageError(str("plan: made on rank ", header.rank,
-                         " by an exchange of another configuration or placement, used on rank ", rank));
+                         " by an exchange of another configuration or placement, used on rank ", rank,
+                         difference(header.shape, shape)));
   }
   if (header.rank != rank) {
     throw UsageError(str("plan: made on rank ", header.rank, ", used on rank ", rank));

@@ -17,7 +17,7 @@ void check_range(const char* name, std::int64_t value, std::int64_t least, std::
   }
 }
 
-void check_capacity(const Config& config) {
+void check_alignment(const Config& config) {
   if (config.layout == Layout::rank_major && config.alignment != 1) {
     throw UsageError(
         str("configuration: rank_major rows have no alignment, got alignment = ", config.alignment));
@@ -26,6 +26,9 @@ void check_capacity(const Config& config) {
     throw UsageError(str("configuration: capacity = ", config.capacity,
                          " is not a multiple of alignment = ", config.alignment));
   }
+}
+
+void check_capacity(const Config& config) {
   for (int rank = 0; rank < config.placement.ranks(); ++rank) {
     const std::int64_t rows = row_capacity(config, rank);
     if (rows > std::numeric_limits<std::int32_t>::max()) {
@@ -68,8 +71,7 @@ void check_size(const Config& config) {
 
 }  // namespace
 
-Config complete(const Config& given, int ranks) {
-  Config config = given;
+void check_alone(const Config& config) {
   check_range("experts", config.experts, 1, 1 << 20);
   check_range("top_k", config.top_k, 1, kMaxTopK);
   check_range("hidden", config.hidden, 1, 1 << 24);
@@ -83,18 +85,24 @@ Config complete(const Config& given, int ranks) {
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
   check_range("wire", static_cast<std::int64_t>(config.wire), 0, 2);
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
-  if (config.placement.empty()) config.placement = Placement::blocks(config.experts, ranks);
-  if (config.placement.ranks() != ranks || config.placement.experts() != config.experts) {
-    throw UsageError(str("configuration: the placement is for ", config.placement.experts(), " experts on ",
-                         config.placement.ranks(), " ranks, the exchange has ", config.experts, " on ",
-                         ranks));
-  }
   const std::int64_t wire_row = config.hidden * bytes_of(config.wire);
   if (wire_row % 16 != 0) {
     throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.wire),
                          " values is ", wire_row, " bytes, must be a multiple of 16"));
   }
   check_format(config.format, config.hidden, natural_input(config.format));
+  check_alignment(config);
+}
+
+Config complete(const Config& given, int ranks) {
+  check_alone(given);
+  Config config = given;
+  if (config.placement.empty()) config.placement = Placement::blocks(config.experts, ranks);
+  if (config.placement.ranks() != ranks || config.placement.experts() != config.experts) {
+    throw UsageError(str("configuration: the placement is for ", config.placement.experts(), " experts on ",
+                         config.placement.ranks(), " ranks, the exchange has ", config.experts, " on ",
+                         ranks));
+  }
   check_capacity(config);
   check_size(config);
   return config;

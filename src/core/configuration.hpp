@@ -14,6 +14,10 @@
 
 namespace ferry {
 
+// What can be checked before it is known how many ranks there will be: sizes, types, formats. Throws
+// UsageError.
+void check_alone(const Config& config);
+
 // Fills in defaults and checks everything that one rank can check alone. Throws UsageError or
 // UnsupportedError.
 Config complete(const Config& config, int ranks);

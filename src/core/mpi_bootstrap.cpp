@@ -37,8 +37,11 @@ std::vector<fs::path> mpi_module_places() {
   const std::string named = Environment::read().mpi_module;
   if (!named.empty()) return {named};
   const fs::path program = folder_of_this_program();
-  return {folder_of_this_library() / kModule, program / kModule,
-          program.parent_path() / FERRY_LIBDIR / kModule, fs::path(FERRY_FULL_LIBDIR) / kModule};
+  std::vector<fs::path> places = {folder_of_this_library() / kModule, program / kModule,
+                                  program.parent_path() / FERRY_LIBDIR / kModule};
+  const fs::path installed = FERRY_FULL_LIBDIR;
+  if (!installed.empty()) places.push_back(installed / kModule);
+  return places;
 }
 
 namespace {

@@ -72,6 +72,13 @@ void Waiter::wait(const Signal& signal, const WaitRecord& asked, double deadline
       break;
     }
     if (sleep(signal, value, std::min(left, kSlice))) return;
+    const auto unwanted = wait_is_unwanted.load();
+    if (unwanted != nullptr && unwanted()) {
+      const std::string text = str("rank ", rank_, " was interrupted: ", describe(record));
+      record.peer = rank_;
+      control_.fail(rank_, failure_record(ErrorRecord::Kind::peer_lost, record, text));
+      break;
+    }
   }
   control_.throw_failure(record);
 }

@@ -11,6 +11,10 @@
 
 namespace ferry {
 
+// Whether the calling thread is to give up its wait, as when somebody presses Ctrl-C. Asked four times a
+// second and after every signal; what waits for less never asks. Null: nobody says so.
+inline std::atomic<bool (*)()> wait_is_unwanted = nullptr;
+
 // A wait ends when `flag` has reached a value, or `instead` has (null: none).
 struct Signal {
   const std::atomic<std::uint64_t>* flag;

@@ -1,6 +1,7 @@
 // Calls whose peers do not come.
 #include <gtest/gtest.h>
 
+#include "core/waiter.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kinds.hpp"
 
@@ -34,6 +35,25 @@ TEST_P(ChannelFailures, ADeadlineLeavesARecordWithEveryRank) {
     thrown<TimeoutError>([&] { rank.barrier(); });
     thrown<TimeoutError>([&] { SymmetricMemory(rank, 64); });
   });
+}
+
+thread_local bool unwanted = false;
+
+TEST_P(ChannelFailures, AWaitThatIsUnwantedEndsForEverybody) {
+  wait_is_unwanted = [] { return unwanted; };
+  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+    Line line(rank, 30);
+    line.exchange();
+    unwanted = rank.index() == 1;
+    if (rank.index() == 0) sleep_seconds(1.0);
+    const Stopwatch watch;
+    const auto error = thrown<PeerLostError>([&] { line.exchange(); });
+    FERRY_CHECK(watch.seconds() < 2.0, str(watch.seconds()));
+    check_text(error, "rank 1 was interrupted: rank 1 waited for rank 0");
+    FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
+    unwanted = false;
+  });
+  wait_is_unwanted = nullptr;
 }
 
 TEST_P(ChannelFailures, APeerThatLeavesIsMissed) {

@@ -24,7 +24,8 @@ def _operators_for(tensor, indices, weights):
     """Dispatch and combine: the registered ones where somebody watches, else what PyTorch would run then."""
     plain = torch.Tensor
     if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
-        return _REGISTERED
+        tensors = isinstance(tensor, plain) and isinstance(indices, plain) and isinstance(weights, (plain, type(None)))
+        return _REGISTERED if tensors else _KERNELS  # which refuse what is no tensor, also for the peers
     if not (tensor.is_cuda or tensor.is_cpu) or not _operators.nobody_watches():
         return _REGISTERED
     wanted = tensor.requires_grad or (weights is not None and weights.requires_grad)

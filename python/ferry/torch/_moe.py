@@ -16,7 +16,8 @@ class MoE(nn.Module):
     """Router, dispatch, this rank's experts (two linear maps with a SiLU between), combine.
 
     Every rank holds the router, whose gradients are to be summed over ranks as any replicated parameter's, and its
-    own experts: w_in [L, H, F], w_out [L, F, H]. All ranks construct it together.
+    own experts: w_in [L, H, F], w_out [L, F, H]. All ranks construct it together. It cannot be copied or pickled, as its
+    exchange belongs to this process: keep its state_dict(), and load that into another one.
     """
 
     def __init__(
@@ -34,6 +35,8 @@ class MoE(nn.Module):
     ):
         """`capacity`: rows an expert has room for; 0: any routing fits, R * max_tokens. More raise OverflowError."""
         super().__init__()
+        if dtype not in _FORMATS:
+            raise ferry.UsageError(f"dtype: {dtype} is none of {', '.join(map(str, _FORMATS))}")
         on_gpu = torch.device(device).type == "cuda"
         self.exchange = ferry.Exchange(
             group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens, capacity=capacity,

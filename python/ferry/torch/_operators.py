@@ -90,9 +90,12 @@ def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane, call
     return d_data.new_empty((tokens, config.hidden)), d_data.new_empty(weights, dtype=torch.float32)
 
 
+def _dense(given):  # what is no tensor is left for the module to refuse
+    return given.contiguous() if isinstance(given, torch.Tensor) else given
+
+
 def combine(outputs, weights, plan, tokens, exchange, lane, call=None):
-    weights = None if weights is None else weights.contiguous()
-    return _core._combine_rows(exchange_of(exchange), outputs.contiguous(), weights, plan, tokens, lane)
+    return _core._combine_rows(exchange_of(exchange), _dense(outputs), _dense(weights), plan, tokens, lane)
 
 
 def _combine_and_done(outputs, *others):

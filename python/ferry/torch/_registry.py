@@ -14,6 +14,8 @@ _handles: weakref.WeakKeyDictionary[ferry.Exchange, int] = weakref.WeakKeyDictio
 
 def handle_of(exchange: ferry.Exchange) -> int:
     """The number by which operators know an exchange, as long as it lives. Each rank has its own."""
+    if not isinstance(exchange, ferry.Exchange):
+        raise ferry.UsageError(f"exchange: expected an Exchange or its handle, got {type(exchange).__name__}")
     handle = _handles.get(exchange)
     if handle is None:
         handle = next(_numbers)

@@ -1,0 +1,115 @@
+"""Signals while a rank waits: Ctrl-C ends the wait, and is what it always is."""
+
+import subprocess
+import sys
+
+START = """
+import os, signal, sys, threading, time
+import numpy as np, ferry
+SETTINGS = dict(experts=2, top_k=1, hidden=8, max_tokens=2, format="fp32")
+X, IDS = np.ones((1, 8), np.float32), np.zeros((1, 1), np.int32)
+def signal_after(seconds, number=signal.SIGINT):
+    threading.Timer(seconds, lambda: os.kill(os.getpid(), number)).start()
+def report(call):
+    start = time.monotonic()
+    try:
+        call()
+        print("nothing")
+    except BaseException as error:
+        print(type(error).__name__, "early" if time.monotonic() - start < 15 else "late", error)
+"""
+
+
+def play(body):
+    done = subprocess.run([sys.executable, "-c", START + body], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_threads():
+    assert play("""
+def body(rank):
+    exchange = ferry.Exchange(rank, **SETTINGS, deadline=30)
+    if rank.index == 1:
+        time.sleep(2)
+    try:
+        exchange.dispatch(X, IDS)
+        exchange.metadata(1) if rank.index == 0 else time.sleep(4)
+    except Exception as error:
+        seen.append(type(error).__name__)
+        raise
+seen = []
+signal_after(3)
+report(lambda: ferry.Group.threads(2).run(body))
+print(seen)
+report(lambda: ferry.Group.threads(2).run(lambda rank: ferry.Exchange(rank, **SETTINGS).dispatch(X, IDS).call))
+""") == ["KeyboardInterrupt early ", "['PeerLostError']", "nothing"]
+
+
+def test_a_process_and_its_peer():
+    lines = play("""
+import multiprocessing
+def meet(rank, pipe):
+    def all_gather(mine):
+        pipe.send_bytes(mine)
+        other = pipe.recv_bytes()
+        return [mine, other] if rank == 0 else [other, mine]
+    return ferry.Group.custom(rank, 2, all_gather, lambda: (all_gather(b""), None)[1])
+def peer(pipe):
+    exchange = ferry.Exchange(meet(1, pipe), **SETTINGS, deadline=30)
+    time.sleep(2)
+    report(lambda: exchange.metadata(1))
+    sys.stdout.flush()
+    os._exit(0)
+here, there = multiprocessing.Pipe()
+child = multiprocessing.get_context("fork").Process(target=peer, args=(there,))
+child.start()
+exchange = ferry.Exchange(meet(0, here), **SETTINGS, deadline=30)
+ticks = []
+signal.signal(signal.SIGALRM, lambda *_: ticks.append(1))
+signal_after(0.5, signal.SIGALRM)
+signal_after(1)
+report(lambda: exchange.metadata(1))
+print("handled", len(ticks))
+report(lambda: exchange.metadata(1))
+child.join()
+""")
+    assert lines[:2] == ["KeyboardInterrupt early ", "handled 1"]
+    assert sorted(line.split(" ")[0] for line in lines[2:]) == ["PeerLostError", "PeerLostError"]
+    assert any("rank 0 was interrupted" in line for line in lines[2:])
+
+
+def test_signals_while_an_error_is_made():
+    """Handlers also run in the Python code that makes the typed error: there they come often."""
+    assert play("""
+exchange = ferry.Exchange(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None), **SETTINGS)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+seen = set()
+for i in range(1000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + i % 50))
+        while True:
+            try:
+                exchange.dispatch(X, IDS + 9)
+            except ferry.BadIdError:
+                pass
+    except BaseException as error:
+        seen.add(type(error).__name__)
+print(seen)
+""") == ["{'KeyboardInterrupt'}"]
+
+
+def test_an_exit_by_a_handler():
+    """What any handler raises comes out as it is."""
+    assert play("""
+class Mine(Exception):
+    pass
+def handler(*_):
+    raise Mine("of the handler")
+signal.signal(signal.SIGTERM, handler)
+def body(rank):
+    exchange = ferry.Exchange(rank, **SETTINGS, deadline=30)
+    exchange.metadata(1) if rank.index == 0 else time.sleep(2)
+signal_after(1, signal.SIGTERM)
+report(lambda: ferry.Group.threads(2).run(body))
+""") == ["Mine early of the handler"]
