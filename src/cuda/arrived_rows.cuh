@@ -65,7 +65,7 @@ __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p
   if (moves_whole(part)) {
     const ByteRange range = ByteRange::of(quarters, part.row_bytes, kGranule);
     const auto bytes = static_cast<std::int32_t>(part.row_bytes);
-    copy_granules(from, range, [&](const Granules& granules, int at) {
+    copy_granules(from, range, [&](const auto& granules, int at) {
 #pragma unroll 1
       for (std::uint32_t left = kept; left != 0; left &= left - 1) {
         const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);

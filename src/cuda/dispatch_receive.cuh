@@ -174,7 +174,7 @@ struct Receiver {
       const std::uint32_t to = __shfl_sync(~0u, copies, (__ffs(static_cast<int>(todo)) - 1) << team.shift);
 #pragma unroll 1
       for (int at = 0; at < bytes; at += kPiece) {
-        const Piece16 piece = stream.take();
+        const StreamPiece piece = stream.take();
 #pragma unroll 1
         for (std::uint32_t left = to; left != 0; left &= left - 1) {
           const std::int32_t one = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);

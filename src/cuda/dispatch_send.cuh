@@ -130,14 +130,14 @@ __device__ __forceinline__ void send_moved(const DispatchArguments& call, std::i
   const auto bytes = static_cast<int>(call.parts.part[0].row_bytes);
 #pragma unroll 1
   for (int at = 0; streams && at < bytes; at += kPiece) {
-    const Piece16 piece = stream.take();
+    const StreamPiece piece = stream.take();
     Destinations::each(rows, call.lane.rank, to.row, [&](std::byte* row) { piece.store(row, at, bytes); });
   }
 #pragma unroll 1
   for (int p = streams ? 1 : 0; p < call.parts.count; ++p) {
     const ByteRange range = ByteRange::of(quarters, call.parts.part[p].row_bytes, kGranule);
     std::byte* mine = p == 0 ? to.row : to.message + call.message.part_offset[p];
-    copy_granules(token_row(call, p, token), range, [&](const Granules& granules, int at) {
+    copy_granules(token_row(call, p, token), range, [&](const auto& granules, int at) {
       Destinations::each(rows, call.lane.rank, mine,
                          [&](std::byte* row) { granules.store(row, at, range.end); });
     });

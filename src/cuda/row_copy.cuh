@@ -33,8 +33,9 @@ struct ByteRange {
 };
 
 // Some granules of a row, the thread's 16 bytes of each.
+template <int kCount>
 struct Granules {
-  uint4 held[kGranulesAtOnce];
+  uint4 held[kCount];
 
   __device__ __forceinline__ static int offset(int at) {
     return at + 16 * static_cast<int>(threadIdx.x % 32);
@@ -42,14 +43,14 @@ struct Granules {
   __device__ __forceinline__ void load(const std::byte* from, int at, int end) {
     const std::byte* mine = from + offset(at);
 #pragma unroll
-    for (int g = 0; g < kGranulesAtOnce; ++g) {
+    for (int g = 0; g < kCount; ++g) {
       if (offset(at) + g * kGranule < end) held[g] = *reinterpret_cast<const uint4*>(mine + g * kGranule);
     }
   }
   __device__ __forceinline__ void store(std::byte* to, int at, int end) const {
     std::byte* mine = to + offset(at);
 #pragma unroll
-    for (int g = 0; g < kGranulesAtOnce; ++g) {
+    for (int g = 0; g < kCount; ++g) {
       if (offset(at) + g * kGranule < end) *reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];
     }
   }
@@ -60,7 +61,7 @@ template <class Store>
 __device__ __forceinline__ void copy_granules(const std::byte* from, const ByteRange& range, Store store) {
 #pragma unroll 1
   for (int at = range.begin; at < range.end; at += kGranulesAtOnce * kGranule) {
-    Granules granules;
+    Granules<kGranulesAtOnce> granules;
     granules.load(from, at, range.end);
     store(granules, at);
   }

@@ -17,22 +17,7 @@ inline constexpr int kPiece = kPieceGranules * kGranule;
 inline constexpr int kStages = 3;  // pieces of a warp on their way, one of them being stored
 inline constexpr int kStreamBytes = kStages * kPiece;  // of a warp's shared memory
 
-// This thread's 16 bytes of each granule of a piece.
-struct Piece16 {
-  uint4 held[kPieceGranules];
-
-  __device__ __forceinline__ static int offset(int at) {
-    return at + 16 * static_cast<int>(threadIdx.x % 32);
-  }
-  // Bytes [at, end) of row `to`.
-  __device__ __forceinline__ void store(std::byte* to, int at, int end) const {
-    std::byte* mine = to + offset(at);
-#pragma unroll
-    for (int g = 0; g < kPieceGranules; ++g) {
-      if (offset(at) + g * kGranule < end) *reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];
-    }
-  }
-};
+using StreamPiece = Granules<kPieceGranules>;
 
 // A warp's stream of pieces. What comes next is asked of `Rows`, which is one step ahead of those who take:
 //   bool Rows::open(const std::byte** row, ByteRange* range)   the next row with bytes; false: none is left
@@ -51,11 +36,11 @@ struct RowStream {
     for (int i = 0; i < kStages - 1; ++i) ask();
   }
   // The next piece, in the order asked for.
-  __device__ __forceinline__ Piece16 take() {
+  __device__ __forceinline__ StreamPiece take() {
     ask();
     wait_async_but<kStages - 1>();
-    Piece16 piece;
-    const std::byte* mine = memory + taken * kPiece + Piece16::offset(0);
+    StreamPiece piece;
+    const std::byte* mine = memory + taken * kPiece + StreamPiece::offset(0);
 #pragma unroll
     for (int g = 0; g < kPieceGranules; ++g)
       piece.held[g] = *reinterpret_cast<const uint4*>(mine + g * kGranule);
@@ -69,8 +54,8 @@ struct RowStream {
   }
   __device__ __forceinline__ void ask() {
     if (row != nullptr) {
-      std::byte* mine = memory + asked * kPiece + Piece16::offset(0);
-      const int at = Piece16::offset(range.begin);
+      std::byte* mine = memory + asked * kPiece + StreamPiece::offset(0);
+      const int at = StreamPiece::offset(range.begin);
 #pragma unroll
       for (int g = 0; g < kPieceGranules; ++g) {
         if (at + g * kGranule < range.end) load_async(mine + g * kGranule, row + at + g * kGranule);

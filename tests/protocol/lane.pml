@@ -176,7 +176,7 @@ inline send(peer) {
         assert(arrival[pair(peer, me)] == 0); /* nobody reads it any more */
         arrival[pair(peer, me)] = written(now)
       :: else ->
-        /* row_stream.cuh store: `*reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];` */
+        /* row_copy.cuh store: `*reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];` */
         row[row_at(peer, now, me)] = written(now)
       fi;
 #ifndef MISTAKE_FLAG_WITHOUT_RELEASE
