@@ -8,7 +8,8 @@
 
 namespace ferry::cuda {
 
-// By `threads` threads: a copy in shared memory; a barrier follows.
+// By `threads` threads: a copy in shared memory; a barrier follows. Arguments whose address is taken are
+// otherwise read through the multiprocessor's first cache, which every acquire empties.
 template <class T>
 __device__ __forceinline__ void copy_to_shared(const T& arguments, T* copy, unsigned thread,
                                                unsigned threads) {

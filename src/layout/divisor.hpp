@@ -29,7 +29,6 @@ struct Divisor {
     const auto high = static_cast<std::uint32_t>(std::uint64_t{of} * magic >> 32);
     return static_cast<std::int32_t>((high + of) >> shift);
   }
-  FERRY_HD constexpr std::int32_t remainder(std::int32_t n) const { return n - quotient(n) * divisor; }
   // The least multiple that is not less; below 2^31.
   FERRY_HD constexpr std::int32_t round_up(std::int32_t n) const {
     return quotient(n + divisor - 1) * divisor;

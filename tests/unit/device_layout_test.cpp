@@ -28,7 +28,6 @@ TEST(Divisor, DividesEveryNumberNearAMultipleAndAtRandom) {
       if (n < 0 || n > INT32_MAX) return;
       const auto of = static_cast<std::int32_t>(n);
       ASSERT_EQ(by.quotient(of), of / divisor) << of << " / " << divisor;
-      ASSERT_EQ(by.remainder(of), of % divisor) << of << " % " << divisor;
     };
     for (int i = 0; i < 200; ++i) {
       const auto multiple =

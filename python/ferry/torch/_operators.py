@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import library
 
 import ferry
 from ferry import _core
 from ferry.torch._registry import exchange_of
 
-_library = torch.library.Library("ferry", "DEF")
+_library = library.Library("ferry", "DEF")
 # `call`: nothing is read from it. Compilers take two calls with equal arguments for one and the same, unless it differs.
 # `done`: the backward call takes it. Without, compilers that recompute would do so only where there are tokens: a result
 # of no elements needs none.
@@ -144,7 +145,7 @@ for _name, _kernel, _fake in (
 ):
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _key)
-    torch.library.register_fake(f"ferry::{_name}", _fake, lib=_library)
+    library.register_fake(f"ferry::{_name}", _fake, lib=_library)
     # Compilers leave out what nobody uses or has no elements, on this rank alone perhaps: its peers would wait.
     torch.fx.node.has_side_effect(getattr(torch.ops.ferry, _name).default)
 
@@ -180,9 +181,9 @@ def _gradients_of_combine(ctx, d_result, *_):
     return d_outputs, None if weights is None else d_weight, None, None, None, None, None
 
 
-torch.library.register_autograd(
+library.register_autograd(
     "ferry::dispatch", _gradients_of_dispatch, setup_context=_keep_of_dispatch, lib=_library)
-torch.library.register_autograd("ferry::combine", _gradients_of_combine, setup_context=_keep_of_combine, lib=_library)
+library.register_autograd("ferry::combine", _gradients_of_combine, setup_context=_keep_of_combine, lib=_library)
 
 
 def _refuse_second_gradients(ctx, *_):
@@ -190,28 +191,23 @@ def _refuse_second_gradients(ctx, *_):
 
 
 for _name in ("dispatch_backward", "combine_backward"):
-    torch.library.register_autograd(f"ferry::{_name}", _refuse_second_gradients, lib=_library)
+    library.register_autograd(f"ferry::{_name}", _refuse_second_gradients, lib=_library)
 
 
-class RecordedDispatch(torch.autograd.Function):
+def _recorded(operator, keep, gradients):
     """The operator, for autograd as it is without modes: fewer layers of Python than PyTorch puts in between."""
 
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = dispatch(*inputs)
-        _keep_of_dispatch(ctx, inputs, output)
-        return output
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            output = operator(*inputs)
+            keep(ctx, inputs, output)
+            return output
 
-    backward = staticmethod(_gradients_of_dispatch)
+        backward = staticmethod(gradients)
+
+    return Recorded
 
 
-class RecordedCombine(torch.autograd.Function):
-    """As RecordedDispatch."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = combine(*inputs)
-        _keep_of_combine(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gradients_of_combine)
+RecordedDispatch = _recorded(dispatch, _keep_of_dispatch, _gradients_of_dispatch)
+RecordedCombine = _recorded(combine, _keep_of_combine, _gradients_of_combine)
