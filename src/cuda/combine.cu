@@ -11,6 +11,10 @@ namespace ferry::cuda {
 namespace {
 
 constexpr int kSendBarrier = 1;
+constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
+
+// Of the warps that move rows.
+extern __shared__ __align__(16) std::byte stream_memory[];
 
 // Which blocks of a launch do what.
 template <Halves kHalves>
@@ -79,19 +83,20 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
   const std::uint64_t number = state->number;
   const bool works = warp < kCombineWarps;
+  std::byte* const memory = stream_memory + warp * SumStream::kBytes;
   if (role.sends && block == 0 && !works)
     post_letters(lane, number, state->letter, nullptr, static_cast<int>(threadIdx.x % 32), 32);
   if (role.sends && works) {
     if (call.weights_travel) send_weights(call, number, role.senders, plan);
     send_results(call, number, warp * role.senders + block, role.senders * kCombineWarps, plan,
-                 &state->announcer);
+                 &state->announcer, memory);
   } else if (role.sends) {
     state->announcer.run(lane, number);
     if (threadIdx.x % 32 == 0) finish_sending(lane, number, role.senders);
   }
   if (!role.receives) return;
   if (works) {
-    bring_home(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, plan);
+    bring_home(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, plan, memory);
   } else if (role.home == 0) {
     LetterFacts theirs;
     await_letters(lane, number, state->letter, true, &theirs);
@@ -158,10 +163,15 @@ const void* kernel_of(Halves halves) {
 
 }  // namespace
 
+void prepare_combine() {
+  for (const Halves halves : {Halves::both, Halves::send, Halves::receive})
+    allow_shared_bytes(kernel_of(halves), kStreamsBytes);
+}
+
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,
                     cudaStream_t stream) {
-  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kCombineThreads, 0, shape, stream,
-         "launching combine");
+  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kCombineThreads, kStreamsBytes, shape,
+         stream, "launching combine");
 }
 
 }  // namespace ferry::cuda

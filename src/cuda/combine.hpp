@@ -37,6 +37,9 @@ struct CombineArguments {
   int senders;          // blocks of a fused launch of several that send
 };
 
+// On the current device, before the first launch.
+void prepare_combine();
+
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,
                     cudaStream_t stream);
 

@@ -26,6 +26,7 @@ template <DType kWire>
 struct HomeBringer {
   const CombineArguments& call;
   const PlanView& plan;
+  std::byte* memory;  // of a stream
   std::uint64_t number;
   std::int32_t tokens, total;
   int splits;  // a token is shared by 1 << splits warps
@@ -37,9 +38,10 @@ struct HomeBringer {
   __device__ int generation() const { return static_cast<int>(number & 1); }
 
   __device__ HomeBringer(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                         int workers, const PlanView& of)
+                         int workers, const PlanView& of, std::byte* stream_memory)
       : call(arguments),
         plan(of),
+        memory(stream_memory),
         number(call_number),
         tokens(of.header->tokens),
         total(static_cast<std::int32_t>(of.header->total)),
@@ -160,18 +162,17 @@ struct HomeBringer {
                     *staged = staged_row(home);
     const std::uint32_t lower = own_position >= 0 ? rows.staged & ((1u << own_position) - 1) : rows.staged;
     const Columns columns = columns_of(quarters, call.lane.hidden);
+    SumStream stream =
+        stream_of(memory, columns, value_bytes(kWire), own, rows.own.kept, staged, rows.staged);
 #pragma unroll 1
-    for (int first = columns.begin; first < columns.end; first += Piece<kWire>::kColumns) {
-      Piece<kWire> mine;
-      if (rows.own.kept != 0) {
-        Sums<kWire> sum = {};
-        add_weighed<kWire>(own, rows.own.kept, rows.own.weight, kWire, first, columns.end, sum);
-        mine.pack(sum);
-      }
+    for (int first = columns.begin; first < columns.end; first += PieceColumns<kWire>::kColumns) {
+      Sums<kWire> own_sum = {};
+      add_weighed<kWire>(stream, rows.own.kept, rows.own.weight, kWire, own_sum);
+      const PackedPiece<kWire> mine(own_sum);
       Sums<kWire> sum = {};
-      add_rows<kWire>(staged, lower, first, columns.end, sum);
-      if (rows.own.kept != 0) add_piece(mine, sum);
-      add_rows<kWire>(staged, rows.staged & ~lower, first, columns.end, sum);
+      add_rows<kWire>(stream, lower, sum);
+      if (rows.own.kept != 0) add_piece<kWire>(mine, sum);
+      add_rows<kWire>(stream, rows.staged & ~lower, sum);
       store_sums<kWire>(call.result_type, result_row(call, home.token), first, columns.end, sum);
     }
     return true;
@@ -209,10 +210,11 @@ struct HomeBringer {
       copy_slots(home, from, kept, columns);
       return true;
     }
+    SumStream stream = stream_of(memory, columns, value_bytes(kWire), from, kept);
 #pragma unroll 1
-    for (int first = columns.begin; first < columns.end; first += Piece<kWire>::kColumns) {
+    for (int first = columns.begin; first < columns.end; first += PieceColumns<kWire>::kColumns) {
       Sums<kWire> sum = {};
-      add_weighed<kWire>(from, kept, weight, kWire, first, columns.end, sum);
+      add_weighed<kWire>(stream, kept, weight, kWire, sum);
       store_sums<kWire>(call.result_type, result_row(call, home.token), first, columns.end, sum);
     }
     return true;
@@ -221,10 +223,11 @@ struct HomeBringer {
   __device__ void copy_slots(const HomeToken& home, const std::byte* from, std::uint32_t kept,
                              const Columns& columns) const {
     const std::int64_t first_slot = std::int64_t{home.token} * call.lane.top_k;
+    SumStream stream = stream_of(memory, columns, value_bytes(kWire), from, kept);
 #pragma unroll 1
-    for (int first = columns.begin; first < columns.end; first += Piece<kWire>::kColumns) {
-      each_piece<kWire>(from, kept, first, columns.end, [&](const Piece<kWire>& piece, int k) {
-        store_piece(piece, call.result_type, result_row(call, first_slot + k), first, columns.end);
+    for (int first = columns.begin; first < columns.end; first += PieceColumns<kWire>::kColumns) {
+      each_piece(stream, kept, [&](const LoadedPiece& piece, int k) {
+        store_piece<kWire>(piece, call.result_type, result_row(call, first_slot + k), first, columns.end);
       });
     }
     const int width = static_cast<int>(value_bytes(call.result_type));
@@ -249,20 +252,20 @@ struct HomeBringer {
 
 template <DType kWire>
 __device__ __forceinline__ void bring_home_of(const CombineArguments& call, std::uint64_t number, int worker,
-                                              int workers, const PlanView& plan) {
-  HomeBringer<kWire>(call, number, worker, workers, plan).bring_all();
+                                              int workers, const PlanView& plan, std::byte* memory) {
+  HomeBringer<kWire>(call, number, worker, workers, plan, memory).bring_all();
 }
 
-// By one warp of `workers`.
+// By one warp of `workers`. `memory`: of its streams.
 __device__ __forceinline__ void bring_home(const CombineArguments& call, std::uint64_t number, int worker,
-                                           int workers, const PlanView& plan) {
+                                           int workers, const PlanView& plan, std::byte* memory) {
   switch (call.wire) {
     case DType::bf16:
-      return bring_home_of<DType::bf16>(call, number, worker, workers, plan);
+      return bring_home_of<DType::bf16>(call, number, worker, workers, plan, memory);
     case DType::fp16:
-      return bring_home_of<DType::fp16>(call, number, worker, workers, plan);
+      return bring_home_of<DType::fp16>(call, number, worker, workers, plan, memory);
     case DType::fp32:
-      return bring_home_of<DType::fp32>(call, number, worker, workers, plan);
+      return bring_home_of<DType::fp32>(call, number, worker, workers, plan, memory);
   }
 }
 

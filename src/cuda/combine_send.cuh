@@ -11,7 +11,7 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kCombineWarps = 15;                          // of a block, that move rows
+inline constexpr int kCombineWarps = 11;                          // of a block, that move rows
 inline constexpr int kCombineThreads = 32 * (kCombineWarps + 1);  // and one warp that announces
 
 // The experts' rows of one token on this rank: this thread's slot has row `row` (-1: none), `kept` are the
@@ -92,6 +92,7 @@ struct ResultSender {
   const CombineArguments& call;
   const PlanView& plan;
   Announcer<kCombineWarps>* announcer;
+  std::byte* memory;  // of a stream
   std::uint64_t number;
   std::int32_t total;     // rows here
   std::int32_t messages;  // from the rank that is this thread's
@@ -103,10 +104,12 @@ struct ResultSender {
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
 
   __device__ ResultSender(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                          int workers, const PlanView& of, Announcer<kCombineWarps>* block_announcer)
+                          int workers, const PlanView& of, Announcer<kCombineWarps>* block_announcer,
+                          std::byte* stream_memory)
       : call(arguments),
         plan(of),
         announcer(block_announcer),
+        memory(stream_memory),
         number(call_number),
         total(static_cast<std::int32_t>(of.header->total)),
         unit(worker),
@@ -187,16 +190,17 @@ struct ResultSender {
   __device__ void move_rows(const Outgoing& to) const {
     const Columns columns = columns_of(to.quarters, call.lane.hidden);
     const std::byte* row = to.rows.row >= 0 ? output_row(call, to.rows.row) : nullptr;
+    SumStream stream = stream_of(memory, columns, value_bytes(kIn), row, to.rows.kept);
 #pragma unroll 1
-    for (int first = columns.begin; first < columns.end; first += Piece<kIn>::kColumns) {
+    for (int first = columns.begin; first < columns.end; first += PieceColumns<kIn>::kColumns) {
       if (!partial()) {
-        each_piece<kIn>(row, to.rows.kept, first, columns.end, [&](const Piece<kIn>& piece, int of) {
-          store_piece(piece, call.wire, row_at_home(to, of), first, columns.end);
+        each_piece(stream, to.rows.kept, [&](const LoadedPiece& piece, int of) {
+          store_piece<kIn>(piece, call.wire, row_at_home(to, of), first, columns.end);
         });
         continue;
       }
       Sums<kIn> sum = {};
-      add_weighed<kIn>(row, to.rows.kept, to.rows.weight, call.wire, first, columns.end, sum);
+      add_weighed<kIn>(stream, to.rows.kept, to.rows.weight, call.wire, sum);
       store_sums<kIn>(call.wire, row_at_home(to, 0), first, columns.end, sum);
     }
   }
@@ -238,21 +242,21 @@ struct ResultSender {
 template <DType kIn>
 __device__ __forceinline__ void send_results_of(const CombineArguments& call, std::uint64_t number,
                                                 int worker, int workers, const PlanView& plan,
-                                                Announcer<kCombineWarps>* announcer) {
-  ResultSender<kIn>(call, number, worker, workers, plan, announcer).send_all();
+                                                Announcer<kCombineWarps>* announcer, std::byte* memory) {
+  ResultSender<kIn>(call, number, worker, workers, plan, announcer, memory).send_all();
 }
 
-// By one warp of `workers`.
+// By one warp of `workers`. `memory`: of its streams.
 __device__ __forceinline__ void send_results(const CombineArguments& call, std::uint64_t number, int worker,
                                              int workers, const PlanView& plan,
-                                             Announcer<kCombineWarps>* announcer) {
+                                             Announcer<kCombineWarps>* announcer, std::byte* memory) {
   switch (call.output_type) {
     case DType::bf16:
-      return send_results_of<DType::bf16>(call, number, worker, workers, plan, announcer);
+      return send_results_of<DType::bf16>(call, number, worker, workers, plan, announcer, memory);
     case DType::fp16:
-      return send_results_of<DType::fp16>(call, number, worker, workers, plan, announcer);
+      return send_results_of<DType::fp16>(call, number, worker, workers, plan, announcer, memory);
     case DType::fp32:
-      return send_results_of<DType::fp32>(call, number, worker, workers, plan, announcer);
+      return send_results_of<DType::fp32>(call, number, worker, workers, plan, announcer, memory);
   }
 }
 

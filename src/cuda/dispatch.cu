@@ -101,7 +101,7 @@ struct Block {
   }
 
   // By the whole block: all it sends, and the flags for it.
-  __device__ void send(bool waits, FirstUnit& first) const {
+  __device__ void send(bool waits, const SlotRoute& first) const {
     if (warp() < kWorkWarps) {
       if (call.replay) return send_by_plan(call, block(), role.senders, waits);
       return send_tokens(call, block(), waits, first);
@@ -153,15 +153,13 @@ struct Block {
   __device__ void take_part(RawId first_id) const {
     const bool waits = Role::kFused && state->letter.facts.places_rows;
     bool placed = false;
-    FirstUnit first{{}, {stream_of(call), TokenParts::of(call, 0, 0, 0)}};
+    SlotRoute first;
     if (role.sends) {
       if (!call.replay && warp() < kWorkWarps) {
-        const SendShare share = state->share;
         const int worker = block() * kWorkWarps + warp();
-        first.route = SlotRoute::of(call, share.token_begin(worker), share.tokens);
-        first.rows.rows =
-            TokenParts::of(call, share.splits, share.token_begin(worker), share.token_begin(worker + 1));
-        first.rows.start();
+        first = SlotRoute::of(call, Team::of(call.lane.top_k), state->share.token_begin(worker),
+                              state->share.token_end(worker));
+        own_rows(call, worker).start();
       }
       announce(first_id);
     }

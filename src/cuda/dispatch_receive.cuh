@@ -173,8 +173,8 @@ struct Receiver {
     for (; todo != 0; todo &= todo - 1) {
       const std::uint32_t to = __shfl_sync(~0u, copies, (__ffs(static_cast<int>(todo)) - 1) << team.shift);
 #pragma unroll 1
-      for (int at = 0; at < bytes; at += kPiece) {
-        const StreamPiece piece = stream.take();
+      for (int at = 0; at < bytes; at += stream.kPiece) {
+        const auto piece = stream.take();
 #pragma unroll 1
         for (std::uint32_t left = to; left != 0; left &= left - 1) {
           const std::int32_t one = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
@@ -225,29 +225,81 @@ struct Receiver {
 
   __device__ __forceinline__ bool computes() const { return call.weigh_rows || call.dot_rows != nullptr; }
 
-  // By warp `worker` of `workers`: its messages, 32 in view at a time, as they come. False: the call has
-  // ended early.
+  // By warp `worker` of `workers`: its messages, up to 32 in view, as they come. False: the call has ended
+  // early.
   __device__ bool take_all(int worker, int workers) const {
     const LaneView& lane = call.lane;
     const int messages = slot() < lane.ranks ? places.between[slot() * lane.ranks + lane.rank] : 0;
+    Turns turns{worker, workers, 0, 0, false};
     // Computed rows are the work of one warp.
-    const int splits = computes() ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
-    int turns = messages;
-    if (messages > runs[slot()]) turns = (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
-    const int units = __reduce_max_sync(~0u, turns) * lane.ranks << splits;
+    turns.splits = computes() ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
+    int most = messages;
+    if (messages > runs[slot()]) most = (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
+    turns.units = __reduce_max_sync(~0u, most) * lane.ranks << turns.splits;
+    turns.rotate = turns.splits == 0 && lane.by_ranks.quotient(workers) * lane.ranks == workers;
+    const Team team = Team::of(lane.top_k);
+    ComingMessage mine;
+    int step = 0;
+    std::uint32_t pending = fill(turns, 0, &step, &mine);
+    // Few messages: their notes are read and kept while their rows are on the way.
+    if (!call.replay && __popc(static_cast<int>(pending)) <= team.count() &&
+        worker + step * workers >= turns.units)
+      return pending == 0 || take_few(team, pending, mine);
+    while (pending != 0) {
+      // The notes come with the first quarter.
+      CameFlags came = wait_for(mine, pending, 1);
+      if ((came.here | came.late) == 0) return false;
+      pending &= ~(came.here | came.late);
 #pragma unroll 1
-    for (int first = worker; first < units; first += 32 * workers) {
-      // This thread's message: this rank's own first.
-      const int unit = first + slot() * workers, turn = unit >> splits,
-                of_rank = lane.by_ranks.quotient(turn), next = lane.rank + turn - of_rank * lane.ranks;
-      const int source = next < lane.ranks ? next : next - lane.ranks;
-      const int i = message_at(source, of_rank), share = unit - (turn << splits);
-      if (!take_some(unit < units && i >= 0, source, i, share, splits)) return false;
+      for (std::uint32_t here = came.here; here != 0;) {
+        const TeamMessage message = assign(team, here, mine);
+        TakenSlot taken;
+        if (!take_notes(team, message, &taken)) return false;
+        take_rows(team, (1u << min(__popc(static_cast<int>(here)), team.count())) - 1, message, taken);
+        keep_notes(team, message, taken);
+        for (int t = 0; t < team.count(); ++t) here &= here - 1;
+      }
+      pending = fill(turns, pending, &step, &mine);
     }
     return true;
   }
 
  private:
+  // How messages are shared out: worker, worker + workers, ... of `units`, in the order they are thought to
+  // come.
+  struct Turns {
+    int worker, workers, units, splits;
+    bool rotate;  // or a worker would have the same rank's messages each time, which are not all alike
+  };
+  // A thread's message.
+  struct ComingMessage {
+    int source = 0, i = 0;
+    Quarters quarters{0, kQuarters};
+  };
+
+  // Threads not in `pending` take the warp's next messages. Returns the threads that have one.
+  __device__ __forceinline__ std::uint32_t fill(const Turns& turns, std::uint32_t pending, int* step,
+                                                ComingMessage* mine) const {
+    const LaneView& lane = call.lane;
+    while (pending != ~0u && turns.worker + *step * turns.workers < turns.units) {
+      const bool takes = (pending >> slot() & 1) == 0;
+      const int at = *step + __popc(static_cast<int>(~pending & ((1u << slot()) - 1))),
+                unit = turns.worker + at * turns.workers, turn = unit >> turns.splits,
+                of_rank = lane.by_ranks.quotient(turn);
+      // This rank's own first.
+      int next = turn - of_rank * lane.ranks;
+      if (turns.rotate) next += at - lane.by_ranks.quotient(at) * lane.ranks;
+      if (next >= lane.ranks) next -= lane.ranks;
+      next += lane.rank;
+      const int source = next < lane.ranks ? next : next - lane.ranks;
+      const int i = takes && unit < turns.units ? message_at(source, of_rank) : -1;
+      if (takes) *mine = {source, i, Quarters::of(unit - (turn << turns.splits), turns.splits)};
+      *step += __popc(static_cast<int>(~pending));
+      pending |= __ballot_sync(~0u, i >= 0);
+    }
+    return pending;
+  }
+
   // The message of `source` that comes in turn `at`, or -1. It is a guess where runs begin, as if all were
   // equally long: what comes earlier or later than thought is taken all the same.
   __device__ int message_at(int source, int at) const {
@@ -257,73 +309,67 @@ struct Receiver {
     return i < each + (run < more) ? run * each + min(run, more) + i : -1;
   }
 
-  // Each thread brings a message, if it `has` one: all of them, in whatever order they come.
-  __device__ __forceinline__ bool take_some(bool has, int source, int i, int share, int splits) const {
+  __device__ __forceinline__ const std::uint64_t* flags_of(const ComingMessage& mine) const {
+    return call.lane.dispatch_flags(call.lane.rank, generation(), mine.source, mine.i);
+  }
+  // The flags that a thread's message waits for, and `others`.
+  __device__ __forceinline__ std::uint32_t wanted(const ComingMessage& mine, std::uint32_t others) const {
+    if ((quarterers >> mine.source & 1) == 0) return 1;
+    return (1u << mine.quarters.last) - (1u << mine.quarters.first) | others;
+  }
+  // Some of the messages of threads in `pending`.
+  __device__ __forceinline__ CameFlags wait_for(const ComingMessage& mine, std::uint32_t pending,
+                                                std::uint32_t others) const {
     const LaneView& lane = call.lane;
-    const Team team = Team::of(lane.top_k);
-    const Quarters mine = Quarters::of(share, splits);
-    const std::uint64_t* flags = lane.dispatch_flags(lane.rank, generation(), source, i);
     // Only a plan can promise messages that do not come.
     const std::uint64_t* last =
-        call.replay ? lane.sent_flag(Phase::rows, lane.rank, generation(), source) : nullptr;
-    const std::uint32_t all = __ballot_sync(~0u, has);
-    std::uint32_t pending = all;
-    // Few messages: their notes are read and kept while their rows are on the way.
-    const bool ahead = !call.replay && __popc(static_cast<int>(all)) <= team.count();
-    TeamMessage message{};
-    TakenSlot taken{};
-    bool kept = true;
-    if (ahead) {
-      message = assign(team, all, source, i, mine);
-      if (!take_notes(team, message, &taken)) return false;
-      kept = false;
-    }
-    // Notes that are not ahead come with the first quarter.
-    std::uint32_t wanted = 1;
-    if ((quarterers >> source & 1) != 0) wanted = (1u << mine.last) - (1u << mine.first) | (ahead ? 0u : 1u);
+        call.replay ? lane.sent_flag(Phase::rows, lane.rank, generation(), mine.source) : nullptr;
+    const CameFlags came =
+        wait_for_some(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0, last,
+                      {Operation::dispatch, number, mine.source});
+    if ((came.late >> slot() & 1) != 0 && mine.quarters.first == 0)
+      note_bad_source(lane, std::int64_t{mine.source} * lane.max_tokens + mine.i);
+    return came;
+  }
+
+  // One message for each team at most.
+  __device__ __forceinline__ bool take_few(const Team& team, std::uint32_t all,
+                                           const ComingMessage& mine) const {
+    const TeamMessage message = assign(team, all, mine);
+    TakenSlot taken;
+    if (!take_notes(team, message, &taken)) return false;
+    bool kept = false;
 #pragma unroll 1
-    while (pending != 0) {
-      const std::uint32_t now = (pending >> slot() & 1) != 0 ? wanted : 0;
-      CameFlags came{kept ? 0 : acquire_all(flags, now, number), 0};
+    for (std::uint32_t pending = all; pending != 0;) {
+      const std::uint32_t now = (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0;
+      CameFlags came{acquire_all(flags_of(mine), now, number), 0};
       if (came.here == 0) {
         // Rows that are here are waited for by others: they come before what is only kept.
         if (!kept) keep_notes(team, message, taken);
         kept = true;
-        came = wait_for_some(lane, flags, now, last, {Operation::dispatch, number, source});
+        came = wait_for(mine, pending, 0);
+        if (came.here == 0) return false;
       }
-      if ((came.here | came.late) == 0) return false;
-      pending &= ~(came.here | came.late);
-      if ((came.late >> slot() & 1) != 0 && mine.first == 0)
-        note_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
-      if (ahead) {
-        std::uint32_t teams = 0;
-        for (std::uint32_t left = came.here; left != 0; left &= left - 1)
-          teams |= 1u << __popc(static_cast<int>(all & ((left & ~left + 1) - 1)));
-        take_rows(team, teams, message, taken);
-      }
-#pragma unroll 1
-      for (std::uint32_t here = ahead ? 0 : came.here; here != 0;) {
-        message = assign(team, here, source, i, mine);
-        if (!take_notes(team, message, &taken)) return false;
-        take_rows(team, (1u << min(__popc(static_cast<int>(here)), team.count())) - 1, message, taken);
-        keep_notes(team, message, taken);
-        for (int t = 0; t < team.count(); ++t) here &= here - 1;
-      }
+      pending &= ~came.here;
+      std::uint32_t teams = 0;
+      for (std::uint32_t left = came.here; left != 0; left &= left - 1)
+        teams |= 1u << __popc(static_cast<int>(all & ((left & ~left + 1) - 1)));
+      take_rows(team, teams, message, taken);
     }
     if (!kept) keep_notes(team, message, taken);
     return true;
   }
 
   // The messages of the first threads in `threads`, one for each team.
-  __device__ __forceinline__ TeamMessage assign(const Team& team, std::uint32_t threads, int source, int i,
-                                                const Quarters& quarters) const {
+  __device__ __forceinline__ TeamMessage assign(const Team& team, std::uint32_t threads,
+                                                const ComingMessage& mine) const {
     const std::uint32_t nth = team.nth_of(threads);
     const bool has = nth < 32;
     const int from = has ? static_cast<int>(nth) : 0;
     return {has,
-            __shfl_sync(~0u, source, from),
-            __shfl_sync(~0u, i, from),
-            {__shfl_sync(~0u, quarters.first, from), __shfl_sync(~0u, quarters.last, from)}};
+            __shfl_sync(~0u, mine.source, from),
+            __shfl_sync(~0u, mine.i, from),
+            {__shfl_sync(~0u, mine.quarters.first, from), __shfl_sync(~0u, mine.quarters.last, from)}};
   }
 };
 

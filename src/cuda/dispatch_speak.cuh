@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cuda/dispatch_receive.cuh"
-#include "cuda/dispatch_send.cuh"
+#include "cuda/dispatch_resend.cuh"
 #include "cuda/plan_header.cuh"
 #include "cuda/shared_copy.cuh"
 
@@ -12,10 +12,6 @@ namespace ferry::cuda {
 
 // From so many tokens on, every sending block counts its own and they add up; fewer each block counts alone.
 inline constexpr std::int64_t kCountTogether = 1024;
-
-// From so many tokens on, a rank waits for the counts of all to store rows where they stay; with fewer,
-// waiting costs more than the receivers' copies.
-inline constexpr std::int64_t kPlaceFrom = 256;
 
 // In a block's shared memory: what its functions work on.
 struct BlockState {
@@ -66,7 +62,7 @@ inline std::int64_t BlockState::lay_out(DispatchArguments* call) {
   at.between = take(4 * ranks * ranks);
   at.offset = take(4 * experts);
   at.counts = take(SendCounts::bytes(lane.signals));
-  at.streams = take(kBlockWarps * kStreamBytes);
+  at.streams = take(kBlockWarps * RowStream<TokenParts>::kBytes);
   return end;
 }
 
@@ -75,7 +71,7 @@ __device__ __forceinline__ BlockState* block_state() {
 }
 // Of this warp.
 __device__ __forceinline__ std::byte* stream_of(const DispatchArguments& call) {
-  return block_memory + call.shared.streams + threadIdx.x / 32 * kStreamBytes;
+  return block_memory + call.shared.streams + threadIdx.x / 32 * RowStream<TokenParts>::kBytes;
 }
 __device__ __forceinline__ SendCounts counts_of(const DispatchArguments& call) {
   return {reinterpret_cast<std::int32_t*>(block_memory + call.shared.counts),
@@ -251,26 +247,36 @@ static __device__ __noinline__ void publish_places(const DispatchArguments& call
   lane.state->dispatches += 1;
 }
 
-// What warps that send go by. `waits`: for places.
-__device__ __forceinline__ Sender sender_of(const DispatchArguments& call, bool waits) {
+// `waits`: for places.
+__device__ __forceinline__ SendState send_state_of(const DispatchArguments& call, bool waits) {
   BlockState* const state = block_state();
   return {call,         BlockTables::of(call),     Places::of(call),
           waits,        waits ? state->takers : 0, &state->announcer,
           state->number};
 }
 
-// By a warp of sending block `block` of `blocks`: all it sends, from ids or by a plan.
+// Of worker `worker`, in the order it sends them.
+__device__ __forceinline__ RowStream<TokenParts> own_rows(const DispatchArguments& call, int worker) {
+  const SendShare share = block_state()->share;
+  return {stream_of(call),
+          TokenParts::of(call, share.splits, share.token_begin(worker), share.token_end(worker))};
+}
+
+// By a warp of sending block `block` of `blocks`: all it sends, from ids or by a plan. `first`: its first
+// tokens' routes; own_rows() have been started.
 __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int block, bool waits,
-                                            FirstUnit& first) {
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  sender_of(call, waits)
-      .send_units(block_state()->share, block * kWorkWarps + warp, counts_of(call).of_warp(warp), first);
+                                            const SlotRoute& first) {
+  const int warp = static_cast<int>(threadIdx.x / 32), worker = block * kWorkWarps + warp;
+  const SendState state = send_state_of(call, waits);
+  Sender(state).send_units(block_state()->share, worker, counts_of(call).of_warp(warp), first,
+                           own_rows(call, worker));
 }
 static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int block, int blocks,
                                                  bool waits) {
   const int warp = static_cast<int>(threadIdx.x / 32);
-  sender_of(call, waits)
-      .send_planned(block_state()->tokens, warp * blocks + block, blocks * kWorkWarps, stream_of(call));
+  const SendState state = send_state_of(call, waits);
+  Resender(state).send_all(block_state()->tokens, warp * blocks + block, blocks * kWorkWarps,
+                           stream_of(call));
 }
 
 // By warp `worker` of `workers`: all it receives.

@@ -81,6 +81,7 @@ Lane::Lane(const Shared& of_exchange, int number)
       pinned_(sizeof(PinnedOfLane)),
       view_(make_view()) {
   prepare_dispatch(view_);
+  prepare_combine();
   fill_tables();
 }
 

@@ -1,8 +1,7 @@
 // From a checked call to the arguments of its kernel.
-#include <algorithm>
-
 #include "core/configuration.hpp"
 #include "core/text.hpp"
+#include "cuda/block_roles.hpp"
 #include "cuda/lane.hpp"
 #include "cuda/reachable.hpp"
 
@@ -32,18 +31,6 @@ void check_reachable(const Config& config, int device, const DispatchCall& call)
   require_reachable("plan", call.plan.storage(), device);
   for (int p = 0; p < parts.count; ++p)
     require_reachable("memory for arrivals", call.memory.parts[static_cast<std::size_t>(p)], device);
-}
-
-// Blocks of a fused dispatch that send: enough to fill the link, or to quantise as fast as it carries; the
-// others spread what arrives. Measured: docs/performance-gpus.md.
-int dispatch_senders(int blocks, bool quantised) {
-  const int wanted = quantised || blocks <= 16 ? blocks * 9 / 16 : std::max(9, blocks * 3 / 10);
-  return std::clamp(wanted, 1, kMaxSenders);
-}
-
-// Of a combine's.
-int combine_senders(int blocks) {
-  return std::max(1, blocks * 17 / 32);
 }
 
 }  // namespace
@@ -138,7 +125,10 @@ Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) 
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, halves == Halves::both);
   place_arrivals(call, arguments);
-  arguments.senders = dispatch_senders(shape.blocks, call.format.kind == FormatKind::fp8_e4m3);
+  arguments.senders = dispatch_senders(shape.blocks, shared_.config,
+                                       {.quantised = call.format.kind == FormatKind::fp8_e4m3,
+                                        .placed = arguments.own_memory && arguments.tokens >= kPlaceFrom,
+                                        .by_plan = arguments.replay});
   launch_dispatch(arguments, halves, shape, handle_of(stream));
   arrivals_.call = ++calls_;
   if (halves == Halves::send) {
@@ -185,7 +175,7 @@ void Lane::combine(const CombineCall& call, Halves halves, Stream stream) {
   arguments.route_values = call.route_values;
   // Sums of rows that are converted are made once, where the others are made.
   arguments.own_staged = halves != Halves::both || call.outputs.type != config.wire;
-  arguments.senders = combine_senders(shape.blocks);
+  arguments.senders = combine_senders(shape.blocks, config, call.reduction, arguments.own_staged);
   launch_combine(arguments, halves, shape, handle_of(stream));
   ++calls_;
   if (halves == Halves::send) {

@@ -11,6 +11,9 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
   check(cudaGetDevice(&device), "find the current device");
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
         "look at shared memory");
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "look at a kernel");
+  most -= static_cast<int>(attributes.sharedSizeBytes);
   if (bytes > most) {
     throw UnsupportedError(str("tables of this many experts and ranks take ", bytes,
                                " bytes of a multiprocessor's shared memory, which has ", most));

@@ -93,16 +93,16 @@ struct Team {
   __device__ std::uint32_t threads(int team) const { return (~0u >> (32 - size())) << (team << shift); }
 };
 
-// A thread's slot of a token, as the caller brings it; -1 past the last token.
+// A thread's slot of its team's token, as the caller brings it; -1 from token `end` on.
 struct SlotRoute {
   RawId id;
   float weight = 0;
 
-  __device__ __forceinline__ static SlotRoute of(const DispatchArguments& call, std::int64_t token,
-                                                 std::int64_t tokens) {
-    const int slot = static_cast<int>(threadIdx.x % 32);
-    if (token >= tokens || slot >= call.lane.top_k) return {};
-    const std::int64_t route = token * call.lane.top_k + slot;
+  __device__ __forceinline__ static SlotRoute of(const DispatchArguments& call, const Team& team,
+                                                 std::int64_t first, std::int64_t end) {
+    const std::int64_t token = first + team.mine();
+    if (token >= end || team.slot() >= call.lane.top_k) return {};
+    const std::int64_t route = token * call.lane.top_k + team.slot();
     return {RawId::at(call, route), call.weights != nullptr ? call.weights[route] : 0.0f};
   }
 };
@@ -178,37 +178,45 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
   }
 }
 
-// A token as its warp has planned it; this thread's slot and rank.
-struct PlannedToken {
-  std::int32_t id = -1, position = -1, rank = -1;  // of the slot; -1: masked or bad
+// A thread's slot of its team's token, planned.
+struct PlannedSlot {
+  std::int32_t id = -1, position = -1, rank = -1;  // -1: masked or bad
   std::int32_t ordinal = 0;                        // routes of this source to the same expert before it
-  std::uint32_t ranks = 0;                         // destinations, one bit each
-  std::int32_t message = 0;                        // number of the message to this thread's rank
+  std::int32_t message = 0;                        // number of the token's message to that rank
+  std::uint32_t peers = 0;                         // threads with slots of the token at the same rank
+  std::uint32_t ranks = 0;                         // destinations of the token, one bit each
+  bool leads = false;                              // the first of its peers
 };
 
-// By one warp: the token whose slot `id` is this thread's. `counts`: of the warp; `messages`: to this
-// thread's rank so far.
-__device__ inline PlannedToken plan_token(const LaneView& lane, const BlockTables& tables,
-                                          std::int32_t* counts, std::int64_t id, std::int32_t* messages) {
-  const int slot = static_cast<int>(threadIdx.x % 32);
-  PlannedToken token;
+// By one warp: a token for each team, in order, whose slot `id` is this thread's. `counts`: of the warp.
+__device__ __forceinline__ PlannedSlot plan_tokens(const LaneView& lane, const BlockTables& tables,
+                                                   const Team& team, std::int32_t* counts, std::int64_t id) {
+  const int me = static_cast<int>(threadIdx.x % 32);
+  const std::uint32_t lower = (1u << me) - 1, higher = ~lower - (1u << me);
+  std::int32_t* const messages = counts + lane.signals.first_messages;
+  PlannedSlot slot;
   if (is_expert(lane, id)) {
-    token.id = static_cast<std::int32_t>(id);
-    token.position = tables.position_of[id];
-    token.rank = tables.rank_of[token.position];
-    token.ordinal = counts[token.position];
+    slot.id = static_cast<std::int32_t>(id);
+    slot.position = tables.position_of[id];
+    slot.rank = tables.rank_of[slot.position];
+    slot.ordinal = counts[slot.position];
+    slot.message = messages[slot.rank];
   }
-  token.ranks = __reduce_or_sync(~0u, token.rank >= 0 ? 1u << token.rank : 0);
-  const std::uint32_t same = __match_any_sync(~0u, token.position >= 0 ? token.position : -1 - slot);
-  const std::uint32_t earlier = same & ((1u << slot) - 1);
-  token.ordinal += __popc(static_cast<int>(earlier));
+  const bool has = slot.position >= 0;
+  const std::uint32_t same = __match_any_sync(~0u, has ? slot.position : -1 - me);
+  const std::uint32_t toward = __match_any_sync(~0u, has ? slot.rank : -1 - me);
+  slot.peers = toward & team.threads(team.mine());
+  slot.leads = has && (slot.peers & lower) == 0;
+  slot.ranks = team.together(has ? 1u << slot.rank : 0);
+  const std::uint32_t leaders = toward & __ballot_sync(~0u, slot.leads);
+  slot.ordinal += __popc(static_cast<int>(same & lower));
+  slot.message += __popc(static_cast<int>(leaders & ((1u << team.mine() * team.size()) - 1)));
+  // All have read; the last of a kind says how many there are.
   __syncwarp();
-  if (token.position >= 0 && earlier == 0)
-    counts[token.position] = token.ordinal + __popc(static_cast<int>(same));
-  token.message = *messages;
-  *messages += static_cast<std::int32_t>(token.ranks >> slot & 1);
+  if (has && (same & higher) == 0) counts[slot.position] = slot.ordinal + 1;
+  if (slot.leads && (leaders & higher) == 0) messages[slot.rank] = slot.message + 1;
   __syncwarp();
-  return token;
+  return slot;
 }
 
 }  // namespace ferry::cuda

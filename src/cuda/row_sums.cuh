@@ -1,13 +1,12 @@
-// Sums of rows in registers: by one warp, a few columns at a time, several rows on their way at once.
+// Sums of rows in registers: by one warp, a few columns at a time, several pieces on their way at once.
 #pragma once
 
-#include "cuda/row_copy.cuh"
+#include "cuda/row_stream.cuh"
 #include "cuda/values.cuh"
 
 namespace ferry::cuda {
 
-inline constexpr int kDeep = 4;        // accesses of 16 bytes by each thread
-inline constexpr int kRowsAtOnce = 2;  // on their way
+inline constexpr int kDeep = 7;  // accesses of 16 bytes by each thread: a quarter of 7,168 16-bit values
 
 // Columns of a row that some quarters are, the same whatever the values' type.
 struct Columns {
@@ -18,29 +17,35 @@ __device__ inline Columns columns_of(const Quarters& quarters, int hidden) {
   return {range.begin, range.end};
 }
 
-// kDeep accesses of a row by each thread, from byte `at` on.
+// Which columns a thread has of a piece: kDeep accesses, all threads' first.
 template <DType kType>
-struct Piece {
+struct PieceColumns {
   static constexpr int kValues = kPerAccess<kType>;
   static constexpr int kColumns = 32 * kDeep * kValues;
-
-  uint4 raw[kDeep];
 
   __device__ __forceinline__ static int column(int first, int d) {
     return first + kValues * (32 * d + static_cast<int>(threadIdx.x % 32));
   }
-  __device__ __forceinline__ void load(const std::byte* row, int first, int end) {
-    const std::byte* from = row + column(first, 0) * value_bytes(kType);
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      if (column(first, d) < end) raw[d] = *reinterpret_cast<const uint4*>(from + kGranule * d);
-    }
+};
+
+// A piece that has come, as it lies: this thread's accesses.
+struct LoadedPiece {
+  const std::byte* mine;
+
+  __device__ __forceinline__ uint4 raw(int d) const {
+    return *reinterpret_cast<const uint4*>(mine + kGranule * d);
   }
-  // Of computed values: rounded to the type, as they would have traveled.
-  __device__ __forceinline__ void pack(const float (&value)[kDeep][kValues]) {
+};
+// Of computed values: rounded to the type, as they would have traveled.
+template <DType kType>
+struct PackedPiece {
+  uint4 held[kDeep];
+
+  __device__ __forceinline__ explicit PackedPiece(const float (&value)[kDeep][kPerAccess<kType>]) {
 #pragma unroll
-    for (int d = 0; d < kDeep; ++d) raw[d] = packed<kType>(value[d]);
+    for (int d = 0; d < kDeep; ++d) held[d] = packed<kType>(value[d]);
   }
+  __device__ __forceinline__ uint4 raw(int d) const { return held[d]; }
 };
 
 template <DType kType>
@@ -51,37 +56,63 @@ __device__ __forceinline__ const std::byte* row_of(const std::byte* mine, int th
       __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), thread));
 }
 
-// Calls use(piece, thread) for the row of each thread in `threads`, ascending; some are on their way at once.
-template <DType kType, class Use>
-__device__ __forceinline__ void each_piece(const std::byte* mine, std::uint32_t threads, int first, int end,
-                                           Use use) {
-#pragma unroll 1
-  while (threads != 0) {
-    Piece<kType> piece[kRowsAtOnce];
-    int of[kRowsAtOnce];
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i, threads &= threads - 1) {
-      of[i] = __ffs(static_cast<int>(threads)) - 1;
-      if (threads != 0) piece[i].load(row_of(mine, of[i]), first, end);
+// The rows that a warp adds up, for a stream: of each piece of columns, the rows of the threads in `threads`
+// (one bit each), ascending, then those of other rows.
+struct SummedRows {
+  const std::byte *mine, *others;  // this thread's rows
+  std::uint32_t threads, of_others;
+  ByteRange range;
+  std::uint32_t left = threads, others_left = of_others;
+
+  __device__ __forceinline__ bool open(const std::byte** row, ByteRange* piece) {
+    if ((left | others_left) == 0) {
+      range.begin += kDeep * kGranule;
+      left = threads;
+      others_left = of_others;
     }
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      if (of[i] >= 0) use(piece[i], of[i]);
+    if (range.begin >= range.end || (left | others_left) == 0) return false;
+    const bool first = left != 0;
+    *row = row_of(first ? mine : others, __ffs(static_cast<int>(first ? left : others_left)) - 1);
+    if (first) {
+      left &= left - 1;
+    } else {
+      others_left &= others_left - 1;
     }
+    *piece = {range.begin, min(range.begin + kDeep * kGranule, range.end)};
+    return true;
   }
+};
+using SumStream = PieceStream<SummedRows, kDeep, 5>;
+
+// A stream of some columns of those rows, of a type of `width` bytes; some pieces are asked for.
+__device__ __forceinline__ SumStream stream_of(std::byte* memory, const Columns& columns, int width,
+                                               const std::byte* mine, std::uint32_t threads,
+                                               const std::byte* others = nullptr,
+                                               std::uint32_t of_others = 0) {
+  SumStream stream{memory, {mine, others, threads, of_others, {columns.begin * width, columns.end * width}}};
+  stream.start();
+  return stream;
 }
 
-// sum = fma(weight, v, sum) over the rows of the threads in `threads`; `weight`: of this thread's row. v is
-// rounded to the wire type.
+// Calls use(piece, thread) for the stream's next pieces, of the threads in `threads`.
+template <class Use>
+__device__ __forceinline__ void each_piece(SumStream& stream, std::uint32_t threads, Use use) {
+#pragma unroll 1
+  for (; threads != 0; threads &= threads - 1)
+    use(LoadedPiece{stream.take_where() + SumStream::Piece::offset(0)}, __ffs(static_cast<int>(threads)) - 1);
+}
+
+// sum = fma(weight, v, sum) over the stream's next pieces, of the threads in `threads`; `weight`: of this
+// thread's row. v is rounded to the wire type.
 template <DType kType>
-__device__ __forceinline__ void add_weighed(const std::byte* mine, std::uint32_t threads, float weight,
-                                            DType wire, int first, int end, Sums<kType>& sum) {
-  each_piece<kType>(mine, threads, first, end, [&](const Piece<kType>& piece, int thread) {
+__device__ __forceinline__ void add_weighed(SumStream& stream, std::uint32_t threads, float weight,
+                                            DType wire, Sums<kType>& sum) {
+  each_piece(stream, threads, [&](const LoadedPiece& piece, int thread) {
     const float w = __shfl_sync(~0u, weight, thread);
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
       float value[kPerAccess<kType>];
-      unpack<kType>(piece.raw[d], value);
+      unpack<kType>(piece.raw(d), value);
 #pragma unroll
       for (int i = 0; i < kPerAccess<kType>; ++i) {
         const float v = kType == wire ? value[i] : rounded(wire, value[i]);
@@ -91,23 +122,21 @@ __device__ __forceinline__ void add_weighed(const std::byte* mine, std::uint32_t
   });
 }
 
-template <DType kType>
-__device__ __forceinline__ void add_piece(const Piece<kType>& piece, Sums<kType>& sum) {
+template <DType kType, class Piece>
+__device__ __forceinline__ void add_piece(const Piece& piece, Sums<kType>& sum) {
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) {
     float value[kPerAccess<kType>];
-    unpack<kType>(piece.raw[d], value);
+    unpack<kType>(piece.raw(d), value);
 #pragma unroll
     for (int i = 0; i < kPerAccess<kType>; ++i) sum[d][i] = __fadd_rn(sum[d][i], value[i]);
   }
 }
 
-// sum = sum + v over the rows of the threads in `threads`.
+// sum = sum + v over the stream's next pieces, of the threads in `threads`.
 template <DType kType>
-__device__ __forceinline__ void add_rows(const std::byte* mine, std::uint32_t threads, int first, int end,
-                                         Sums<kType>& sum) {
-  each_piece<kType>(mine, threads, first, end,
-                    [&](const Piece<kType>& piece, int) { add_piece(piece, sum); });
+__device__ __forceinline__ void add_rows(SumStream& stream, std::uint32_t threads, Sums<kType>& sum) {
+  each_piece(stream, threads, [&](const LoadedPiece& piece, int) { add_piece<kType>(piece, sum); });
 }
 
 template <DType kType>
@@ -115,25 +144,25 @@ __device__ __forceinline__ void store_sums(DType type, std::byte* to, int first,
                                            const Sums<kType>& sum) {
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) {
-    const int column = Piece<kType>::column(first, d);
+    const int column = PieceColumns<kType>::column(first, d);
     if (column < end) store_values(type, to, column, sum[d]);
   }
 }
 
 // A piece to row `to` of type `type`; moved if it has it.
 template <DType kType>
-__device__ __forceinline__ void store_piece(const Piece<kType>& piece, DType type, std::byte* to, int first,
+__device__ __forceinline__ void store_piece(const LoadedPiece& piece, DType type, std::byte* to, int first,
                                             int end) {
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) {
-    const int column = Piece<kType>::column(first, d);
+    const int column = PieceColumns<kType>::column(first, d);
     if (column >= end) continue;
     if (type == kType) {
-      *reinterpret_cast<uint4*>(to + column * value_bytes(kType)) = piece.raw[d];
+      *reinterpret_cast<uint4*>(to + column * value_bytes(kType)) = piece.raw(d);
       continue;
     }
     float value[kPerAccess<kType>];
-    unpack<kType>(piece.raw[d], value);
+    unpack<kType>(piece.raw(d), value);
     store_values(type, to, column, value);
   }
 }

@@ -14,6 +14,10 @@ inline constexpr int kWorkWarps = 7;
 inline constexpr int kBlockWarps = kWorkWarps + 1;  // and the one that announces
 inline constexpr int kBlockThreads = 32 * kBlockWarps;
 
+// From so many tokens on, a rank waits for the counts of all to store rows where they stay; with fewer,
+// waiting costs more than the receivers' copies.
+inline constexpr std::int64_t kPlaceFrom = 256;
+
 // By how many halvings of `rows` rows all of `workers` warps have work, as far as quarters go.
 FERRY_HD int splits_of(std::int64_t rows, int workers) {
   return 4 * rows <= workers ? 2 : 2 * rows <= workers ? 1 : 0;
@@ -38,6 +42,10 @@ struct SendShare {
     return worker * each + (worker < more ? worker : more);
   }
   FERRY_HD std::int32_t token_begin(int worker) const { return unit_begin(worker) >> splits; }
+  // Past the last token it has a unit of.
+  FERRY_HD std::int32_t token_end(int worker) const {
+    return (unit_begin(worker + 1) + (1 << splits) - 1) >> splits;
+  }
   // The last worker whose units begin with this token or before: token_begin(worker) <= token.
   FERRY_HD int last_worker(std::int32_t token) const {
     const std::int32_t unit = (token << splits) + (1 << splits) - 1;

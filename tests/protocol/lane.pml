@@ -43,7 +43,7 @@
 #ifdef MISTAKE_ONE_GENERATION_OF_ROWS
 #define row_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* dispatch_send.cuh destinations: `lane.message(slot(), generation(), lane.rank, message,`
+/* send_row.cuh of: `lane.message(rank, generation, lane.rank, message, bytes)`
    combine_send.cuh row_at_home: `call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row)` */
 #define row_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
@@ -71,7 +71,7 @@ byte row[kAllPlaces];    /* in staging */
 byte row_flag[kAllPlaces], sent_flag[kAllPlaces];
 /* The row a writer stores where it stays, in the reader's memory for arrivals: one for all calls. 0: nobody reads what
    was there.
-   dispatch_send.cuh destinations: `lane.arrived_row(taker,` */
+   dispatch_send.cuh destination: `lane.arrived_row(rank, placed,` */
 byte arrival[kPairs];
 
 byte number[R];       /* of the call that runs */
@@ -106,7 +106,7 @@ hidden byte i;
 #define is_taker(peer) (facts[me] & kPlaces)
 #else
 /* dispatch_speak.cuh await_places: `letter.facts.places_rows ? takers : 0`
-   dispatch_send.cuh destinations: `ranks & takers` */
+   dispatch_send.cuh destination: `(takers >> rank & 1) == 0` */
 #define is_taker(peer) ((facts[me] & kPlaces) && (facts_from(peer) & kTakes))
 #endif
 #ifdef MISTAKE_PLACED_BEFORE_LETTERS
@@ -130,7 +130,7 @@ hidden byte i;
 #else
 /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;`
    wait.cuh wait_for_some: `if (here != 0) return {here, 0};`
-   dispatch_receive.cuh take_some: `wait_for_some(lane, flags,`
+   dispatch_receive.cuh wait_for: `wait_for_some(lane, flags_of(mine),`
    combine_home.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
 #define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source))
 #endif

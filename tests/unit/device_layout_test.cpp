@@ -125,5 +125,23 @@ TEST(SendShare, EveryUnitHasOneWorker) {
   }
 }
 
+TEST(SendShare, WorkersOfATokenAreThoseWithUnitsOfIt) {
+  for (const int senders : {1, 3, 39}) {
+    for (const int tokens : {0, 1, 2, 6, 7, 52, 128, 1000}) {
+      const auto share = cuda::SendShare::of(tokens, senders);
+      for (int worker = 0; worker < share.workers; ++worker) {
+        const int begin = share.unit_begin(worker), end = share.unit_begin(worker + 1);
+        const int wanted = begin == end ? 0 : ((end - 1) >> share.splits) - (begin >> share.splits) + 1;
+        EXPECT_EQ(share.token_end(worker) - share.token_begin(worker), wanted)
+            << tokens << " tokens, " << senders << " senders, worker " << worker;
+        // Those that share rows have one unit: what send_units goes by.
+        if (share.splits > 0) {
+          EXPECT_LE(end - begin, 1);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ferry

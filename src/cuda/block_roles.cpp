@@ -1,0 +1,57 @@
+#include "cuda/block_roles.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/lane_view.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+// Ranks that a token with experts anywhere reaches on average: each of R with 1 - (1 - 1/R)^K.
+double reached(const Config& config) {
+  const double ranks = config.placement.ranks();
+  return ranks * (1 - std::pow(1 - 1 / ranks, config.top_k));
+}
+
+// 1 to blocks - 1.
+int share_of(int blocks, double senders, double others) {
+  const int share = static_cast<int>(std::lround(blocks * senders / (senders + others)));
+  return std::max(1, std::min(share, blocks - 1));
+}
+
+}  // namespace
+
+int dispatch_senders(int blocks, const Config& config, const DispatchWork& work) {
+  // Few tokens: enough warps for shares of rows, enough to quantise.
+  if (!work.placed) return std::clamp(blocks * (work.quantised ? 9 : 5) / 16, 1, kMaxSenders);
+  // Work in quarters of a microsecond of a block, from the times of two ranks with few multiprocessors and
+  // either role as the bound (docs/performance-gpus.md).
+  constexpr double kPlan = 1.2, kStore = 1.1, kCopy = 1.0, kTake = 0.6, kByPlan = 3.0;
+  constexpr double kEncode = 3.0, kStoreEncoded = 0.4, kCopyEncoded = 0.6;
+  const double messages = reached(config), own = messages / config.placement.ranks();
+  const double stored = work.quantised ? messages : messages - own;
+  const double rows = config.layout == Layout::rank_major ? messages : config.top_k;
+  double sending = work.quantised ? kEncode + stored * kStoreEncoded : kPlan + stored * kStore;
+  // Every message is read for itself.
+  if (work.by_plan) sending = messages * (kByPlan + (work.quantised ? kEncode : 0));
+  const double receiving = (rows - stored) * (work.quantised ? kCopyEncoded : kCopy) + messages * kTake;
+  return std::min(share_of(blocks, sending, receiving), kMaxSenders);
+}
+
+// Work in rows read or written; a row that is only moved is half the work of one that is added up.
+int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged) {
+  constexpr double kMoved = 0.58;
+  const double ranks = config.placement.ranks(), messages = reached(config);
+  const double away = own_staged ? 1 : 1 - 1 / ranks;  // share of rows and sums that travel
+  if (reduction != Reduction::partial) {
+    const double home = reduction == Reduction::exact ? config.top_k + 1 : 2 * kMoved * config.top_k;
+    return share_of(blocks, 2 * kMoved * away * config.top_k, home);
+  }
+  const double sums = messages * away;
+  double read = away * config.top_k, read_at_home = (1 - away) * config.top_k;
+  if (config.layout == Layout::rank_major) read = sums, read_at_home = messages - sums;
+  return share_of(blocks, read + sums, sums + read_at_home + 1);
+}
+
+}  // namespace ferry::cuda

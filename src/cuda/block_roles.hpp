@@ -1,0 +1,21 @@
+// How many blocks of a fused launch send; the others receive, or bring home.
+#pragma once
+
+#include "ferry/config.hpp"
+
+namespace ferry::cuda {
+
+// What decides how much work either role has, for a token whose experts are anywhere.
+struct DispatchWork {
+  bool quantised;
+  bool placed;  // rows are stored where they stay
+  bool by_plan;
+};
+
+// At least 1, and less than `blocks` if that is more than 1.
+int dispatch_senders(int blocks, const Config& config, const DispatchWork& work);
+
+// `own_staged`: what a rank brings to itself goes through staging.
+int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged);
+
+}  // namespace ferry::cuda

@@ -1,0 +1,168 @@
+// How one token's row leaves: to all who get it at once, as it is or quantised.
+#pragma once
+
+#include "cuda/encode.cuh"
+#include "cuda/places.cuh"
+#include "cuda/row_stream.cuh"
+
+namespace ferry::cuda {
+
+// Quarters of encoded rows begin at whole words of packed scales.
+inline constexpr int kEncodedUnit = 4 * static_cast<int>(kFp8Block);
+
+// Where a message goes, as the thread knows it that leads it; of other threads all is null.
+struct Destination {
+  std::byte* message = nullptr;    // in the rank's staging
+  LetterUnit* notes = nullptr;     // of the message
+  std::byte* row = nullptr;        // of part 0: in that message, or where it stays; null: it does not travel
+  std::uint64_t* flags = nullptr;  // of the message
+
+  __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int generation,
+                                                   std::int32_t message, std::int32_t bytes) {
+    Destination to;
+    to.notes = lane.slot_notes(rank, generation, lane.rank, message);
+    to.message = lane.message(rank, generation, lane.rank, message, bytes);
+    to.flags = lane.dispatch_flags(rank, generation, lane.rank, message);
+    return to;
+  }
+
+  // Calls store(`mine` of a thread) for each of `threads` (one bit each).
+  template <class Store>
+  __device__ __forceinline__ static void each(std::uint32_t threads, std::byte* mine, Store store) {
+#pragma unroll 1
+    for (; threads != 0; threads &= threads - 1) {
+      const int thread = __ffs(static_cast<int>(threads)) - 1;
+      store(
+          reinterpret_cast<std::byte*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), thread)));
+    }
+  }
+};
+
+// By one warp: columns of part 0 quantised, values to the `to_row` and scales to the `to_scales` of each
+// thread in `rows`. From memory of any kind.
+template <DType kType>
+__device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::byte* to_scales,
+                                             std::uint32_t rows, ByteRange columns, Fp8Options options) {
+  constexpr int kDeep = 8;  // accesses of 256 columns
+  const int thread = threadIdx.x % 32;
+#pragma unroll 1
+  for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
+    RawEight raw[kDeep] = {};
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      const int column = first + 256 * d + 8 * thread;
+      if (column < columns.end) raw[d] = load_eight(kType, row, column);
+    }
+    // One division serves all blocks.
+    const float largest = largest_of_block<kType, kDeep>(raw);
+    const Fp8Scale mine = fp8_scale(largest, options.power_of_two);
+    uint2 values[kDeep];
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      float x[8];
+      unpack(kType, raw[d], x);
+      values[d] = encode_eight(x, __shfl_sync(~0u, mine.factor, 2 * d + thread / 16));
+    }
+    Destination::each(rows, to_row, [&](std::byte* at) {
+#pragma unroll
+      for (int d = 0; d < kDeep; ++d) {
+        const int column = first + 256 * d + 8 * thread;
+        if (column < columns.end) *reinterpret_cast<uint2*>(at + column) = values[d];
+      }
+    });
+    const int block = first / static_cast<int>(kFp8Block) + thread;
+    const bool has = thread < 2 * kDeep && block * kFp8Block < columns.end;
+    const std::uint32_t word = scale_word(options, has, mine.scale);
+    const bool stores = options.packed ? has && thread % 4 == 0 : has;
+    const std::int64_t offset = options.packed ? block : 4 * block;
+    Destination::each(rows, to_scales, [&](std::byte* at) {
+      if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
+    });
+  }
+}
+
+// Whether a warp's rows of part 0 come by a stream: whole ones do, what is left of shared ones is soon here.
+// The scales of a piece of 32-bit values would not begin at a word.
+__device__ __forceinline__ bool goes_by_stream(const DispatchArguments& call, int splits) {
+  return splits == 0 && (call.format != FormatKind::fp8_e4m3 || call.type != DType::fp32);
+}
+
+// Bytes of a row of part 0 as the caller has it.
+__device__ __forceinline__ int bytes_to_read(const DispatchArguments& call) {
+  return call.format == FormatKind::fp8_e4m3 ? call.lane.hidden * static_cast<int>(value_bytes(call.type))
+                                             : static_cast<int>(call.parts.part[0].row_bytes);
+}
+
+// Part 0 of tokens [token, end), for a stream.
+struct TokenParts {
+  const DispatchArguments* call;
+  std::int32_t token, end;
+
+  __device__ static TokenParts of(const DispatchArguments& call, int splits, std::int32_t begin,
+                                  std::int32_t end) {
+    return {&call, begin, goes_by_stream(call, splits) ? end : begin};
+  }
+  __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
+    if (token >= end) return false;
+    *row = token_row(*call, 0, token++);
+    *range = {0, bytes_to_read(*call)};
+    return true;
+  }
+};
+
+// By one warp: some columns of part 0 of a token, which lie at `row`, quantised.
+__device__ __forceinline__ void send_encoded_columns(const DispatchArguments& call, const std::byte* row,
+                                                     const Destination& to, std::uint32_t rows,
+                                                     const ByteRange& columns) {
+  std::byte* scales = to.message + call.message.part_offset[1];
+  switch (call.type) {
+    case DType::bf16:
+      return send_encoded<DType::bf16>(row, to.row, scales, rows, columns, call.fp8);
+    case DType::fp16:
+      return send_encoded<DType::fp16>(row, to.row, scales, rows, columns, call.fp8);
+    case DType::fp32:
+      return send_encoded<DType::fp32>(row, to.row, scales, rows, columns, call.fp8);
+  }
+}
+
+// By one warp: some quarters of parts from `first` on as they are, to each thread in `rows`.
+__device__ __forceinline__ void send_parts(const DispatchArguments& call, std::int64_t token,
+                                           const Destination& to, std::uint32_t rows,
+                                           const Quarters& quarters, int first) {
+#pragma unroll 1
+  for (int p = first; p < call.parts.count; ++p) {
+    const ByteRange range = ByteRange::of(quarters, call.parts.part[p].row_bytes, kGranule);
+    std::byte* mine = p == 0 ? to.row : to.message + call.message.part_offset[p];
+    copy_granules(token_row(call, p, token), range, [&](const auto& granules, int at) {
+      Destination::each(rows, mine, [&](std::byte* row) { granules.store(row, at, range.end); });
+    });
+  }
+}
+
+// By one warp: some quarters of a token's row to each thread in `rows`. `stream`: brings part 0, if rows go
+// by it.
+template <class Rows>
+__device__ __forceinline__ void send_row(const DispatchArguments& call, std::int64_t token,
+                                         const Destination& to, std::uint32_t rows, const Quarters& quarters,
+                                         bool streams, RowStream<Rows>& stream) {
+  constexpr int kPiece = RowStream<Rows>::kPiece;
+  const int bytes = bytes_to_read(call);
+  if (call.format == FormatKind::fp8_e4m3) {
+    const ByteRange all = ByteRange::of(quarters, call.lane.hidden, kEncodedUnit);
+#pragma unroll 1
+    for (int at = 0; at < (streams ? bytes : 1); at += kPiece) {
+      const ByteRange piece{at / 2, min(at + kPiece, bytes) / 2};
+      send_encoded_columns(call, streams ? stream.take_where() - at : token_row(call, 0, token), to, rows,
+                           streams ? piece : all);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int at = 0; streams && at < bytes; at += kPiece) {
+    const auto piece = stream.take();
+    Destination::each(rows, to.row, [&](std::byte* row) { piece.store(row, at, bytes); });
+  }
+  send_parts(call, token, to, rows, quarters, streams ? 1 : 0);
+}
+
+}  // namespace ferry::cuda
