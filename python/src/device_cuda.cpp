@@ -26,12 +26,6 @@ void clear_on_device(void* memory, std::int64_t bytes, void* stream) {
               "clear memory");
 }
 
-void copy_on_device(void* to, const void* from, std::int64_t bytes, void* stream) {
-  cuda::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice,
-                              static_cast<cudaStream_t>(stream)),
-              "copy memory");
-}
-
 OnDevice::OnDevice(int device) {
   if (device < 0) return;
   const int current = current_device();

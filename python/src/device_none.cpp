@@ -19,7 +19,6 @@ bool is_capturing(void*) {
 }
 
 void clear_on_device(void*, std::int64_t, void*) {}
-void copy_on_device(void*, const void*, std::int64_t, void*) {}
 
 OnDevice::OnDevice(int) {}
 OnDevice::~OnDevice() {}

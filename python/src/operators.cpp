@@ -48,12 +48,6 @@ void clear_memory(void* memory, std::int64_t bytes, Device where, Stream stream)
   std::memset(memory, 0, static_cast<std::size_t>(bytes));
 }
 
-void copy_memory(void* to, const void* from, std::int64_t bytes, Device where, Stream stream) {
-  if (bytes == 0) return;
-  if (!is_host(where)) return copy_on_device(to, from, bytes, stream.handle);
-  std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
-
 template <class T>
 nb::object make(Element element, const Shape& shape, Device where, T*& data) {
   nb::object made = new_tensor(element, shape, where);
@@ -72,7 +66,6 @@ class NewRows {
     memory.counts = make(kInt32, {sizes_.groups}, where_, to.counts);
     memory.row_offsets = make(kInt32, {sizes_.groups + 1}, where_, to.row_offsets);
     memory.plan = make(kByte, {sizes_.plan_bytes}, where_, to.plan);
-    source_ = make(kInt32, {rows, 3}, where_, source_data_);
     data_bytes_ = rows * sizes_.shape.back() * element.bits / 8;
   }
 
@@ -82,15 +75,8 @@ class NewRows {
     clear_memory(to.weight, sizes_.rows * 4, where_, stream);
   }
 
-  // The plan's, which autograd keeps, stay as they are.
-  void copy_source(const Arrivals& arrivals, Stream stream) const {
-    copy_memory(source_data_, arrivals.source, sizes_.rows * static_cast<std::int64_t>(sizeof(Source)),
-                where_, stream);
-  }
-
   nb::tuple all() const {
-    return nb::make_tuple(memory.parts, memory.weight, memory.counts, memory.row_offsets, source_,
-                          memory.plan);
+    return nb::make_tuple(memory.parts, memory.weight, memory.counts, memory.row_offsets, memory.plan);
   }
 
   PyMemory memory;
@@ -100,8 +86,6 @@ class NewRows {
   const RowSizes& sizes_;
   Device where_;
   std::int64_t data_bytes_ = 0;
-  nb::object source_;
-  Source* source_data_ = nullptr;
 };
 
 nb::tuple dispatch_rows(PyExchange& self, const nb::object& x, const nb::object& ids,
@@ -122,9 +106,7 @@ nb::tuple dispatch_rows(PyExchange& self, const nb::object& x, const nb::object&
   {
     const nb::gil_scoped_release unlocked;
     made->clear_rows(call.stream());
-    const Arrivals arrivals =
-        call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
-    made->copy_source(arrivals, call.stream());
+    call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
   }
   return made->all();
 }
@@ -194,8 +176,10 @@ nb::object combine_rows(PyExchange& self, const nb::object& outputs, const nb::o
 }  // namespace
 
 void bind_operators(nb::module_& module) {
+  const PlanView view = view_plan(nullptr, {});
+  module.attr("_SOURCES_AT") = reinterpret_cast<std::uintptr_t>(view.sources);
   module.def("_dispatch_rows", &dispatch_rows, "exchange"_a, "x"_a, "ids"_a, "weights"_a.none(), "lane"_a,
-             "Of ferry.torch: (data, weight, counts, row_offsets, source, plan), tensors of their own.");
+             "Of ferry.torch: (data, weight, counts, row_offsets, plan), tensors of their own.");
   module.def("_gradient_rows", &gradient_rows, "exchange"_a, "d_result"_a, "outputs"_a.none(), "plan"_a,
              "rows"_a, "lane"_a, "Of ferry.torch: (rows of d_result, their products with outputs or None).");
   module.def("_combine_rows", &combine_rows, "exchange"_a, "outputs"_a, "weights"_a.none(), "plan"_a,
