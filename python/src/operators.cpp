@@ -49,9 +49,10 @@ void clear_memory(void* memory, std::int64_t bytes, Device where, Stream stream)
 }
 
 template <class T>
-nb::object make(Element element, const Shape& shape, Device where, T*& data) {
-  nb::object made = new_tensor(element, shape, where);
-  data = static_cast<T*>(look_at(made, "memory").data);
+nb::object make(const NewTensors& tensors, Element element, const Shape& shape, T*& data) {
+  void* memory = nullptr;
+  nb::object made = tensors.make(element, shape, memory);
+  data = static_cast<T*>(memory);
   return made;
 }
 
@@ -61,11 +62,12 @@ class NewRows {
   NewRows(const PyExchange& self, Element element)
       : sizes_(self.sizes_of_rows()), where_(self.state().where) {
     const std::int64_t rows = sizes_.rows;
-    memory.parts = make(element, sizes_.shape, where_, to.parts[0]);
-    memory.weight = make(kFp32, {rows}, where_, to.weight);
-    memory.counts = make(kInt32, {sizes_.groups}, where_, to.counts);
-    memory.row_offsets = make(kInt32, {sizes_.groups + 1}, where_, to.row_offsets);
-    memory.plan = make(kByte, {sizes_.plan_bytes}, where_, to.plan);
+    const NewTensors tensors(where_);
+    memory.parts = make(tensors, element, sizes_.shape, to.parts[0]);
+    memory.weight = make(tensors, kFp32, {rows}, to.weight);
+    memory.counts = make(tensors, kInt32, {sizes_.groups}, to.counts);
+    memory.row_offsets = make(tensors, kInt32, {sizes_.groups + 1}, to.row_offsets);
+    memory.plan = make(tensors, kByte, {sizes_.plan_bytes}, to.plan);
     data_bytes_ = rows * sizes_.shape.back() * element.bits / 8;
   }
 
@@ -135,8 +137,9 @@ nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::
     const Shape shape = look_at(d_result, "tokens").shape;
     given.ids = nb::cast(plan_of_rows(self, storage, shape.empty() ? -1 : shape[0], rows));
     read_dispatch(self, call, given, in);
-    memory.parts = make(in.elements[0], sizes.shape, call.where(), to.parts[0]);
-    if (!outputs.is_none()) memory.dots = make(kFp32, {sizes.rows}, call.where(), to.dots);
+    const NewTensors tensors(call.where());
+    memory.parts = make(tensors, in.elements[0], sizes.shape, to.parts[0]);
+    if (!outputs.is_none()) memory.dots = make(tensors, kFp32, {sizes.rows}, to.dots);
   });
   in.context.memory = memory;
   in.options.memory = to;
