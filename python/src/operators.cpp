@@ -42,10 +42,11 @@ void require_tensors(const Arguments& arguments, const char* operation) {
                        to_string(arguments.framework())));
 }
 
-void clear_memory(void* memory, std::int64_t bytes, Device where, Stream stream) {
-  if (bytes == 0) return;
-  if (!is_host(where)) return clear_on_device(memory, bytes, stream.handle);
-  std::memset(memory, 0, static_cast<std::size_t>(bytes));
+void clear_memory(const Memory& first, const Memory& second, Device where, Stream stream) {
+  if (!is_host(where)) return clear_on_device(first, second, stream.handle);
+  for (const Memory& memory : {first, second}) {
+    if (memory.bytes > 0) std::memset(memory.data, 0, static_cast<std::size_t>(memory.bytes));
+  }
 }
 
 template <class T>
@@ -73,8 +74,7 @@ class NewRows {
 
   // Rows past the last are zero and not undefined: products with a gradient of zero stay zero.
   void clear_rows(Stream stream) const {
-    clear_memory(to.parts[0], data_bytes_, where_, stream);
-    clear_memory(to.weight, sizes_.rows * 4, where_, stream);
+    clear_memory({to.parts[0], data_bytes_}, {to.weight, sizes_.rows * 4}, where_, stream);
   }
 
   nb::tuple all() const {
@@ -147,8 +147,8 @@ nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::
   {
     const nb::gil_scoped_release unlocked;
     const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
-    clear_memory(to.parts[0], sizes.rows * row_bytes, call.where(), call.stream());
-    if (to.dots != nullptr) clear_memory(to.dots, sizes.rows * 4, call.where(), call.stream());
+    const Memory dots = {to.dots, to.dots == nullptr ? 0 : sizes.rows * 4};
+    clear_memory({to.parts[0], sizes.rows * row_bytes}, dots, call.where(), call.stream());
     call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream());
   }
   return nb::make_tuple(memory.parts, memory.dots);
