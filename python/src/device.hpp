@@ -13,9 +13,13 @@ int current_device();
 // Whether calls on the stream are being captured into a graph.
 bool is_capturing(void* stream);
 
-// In order on a stream of the device that is current. Host memory is not for them.
-void clear_on_device(void* memory, std::int64_t bytes, void* stream);
-void copy_on_device(void* to, const void* from, std::int64_t bytes, void* stream);
+struct Memory {
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// In order on a stream of the device that is current. Host memory is not for it.
+void clear_on_device(const Memory& first, const Memory& second, void* stream);
 
 // Makes a device current for a call. Negative: leaves everything alone.
 class OnDevice {

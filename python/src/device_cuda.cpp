@@ -1,5 +1,6 @@
 #include <cuda_runtime_api.h>
 
+#include "cuda/clear.hpp"
 #include "cuda/error.hpp"
 #include "device.hpp"
 
@@ -21,15 +22,8 @@ bool is_capturing(void* stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-void clear_on_device(void* memory, std::int64_t bytes, void* stream) {
-  cuda::check(cudaMemsetAsync(memory, 0, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream)),
-              "clear memory");
-}
-
-void copy_on_device(void* to, const void* from, std::int64_t bytes, void* stream) {
-  cuda::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice,
-                              static_cast<cudaStream_t>(stream)),
-              "copy memory");
+void clear_on_device(const Memory& first, const Memory& second, void* stream) {
+  cuda::clear({first.data, first.bytes}, {second.data, second.bytes}, static_cast<cudaStream_t>(stream));
 }
 
 OnDevice::OnDevice(int device) {

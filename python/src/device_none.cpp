@@ -18,8 +18,7 @@ bool is_capturing(void*) {
   return false;
 }
 
-void clear_on_device(void*, std::int64_t, void*) {}
-void copy_on_device(void*, const void*, std::int64_t, void*) {}
+void clear_on_device(const Memory&, const Memory&, void*) {}
 
 OnDevice::OnDevice(int) {}
 OnDevice::~OnDevice() {}

@@ -33,8 +33,18 @@ std::optional<Stream> stream_of_torch(Device device);
 nb::object view_of_torch(void* data, Element element, const Shape& shape, const Shape& strides, Device device,
                          nb::handle owner);
 
-// A tensor of PyTorch's own memory, its values undefined.
-nb::object new_tensor(Element element, const Shape& shape, Device device);
+// Makes tensors of PyTorch's own memory on a device, their values undefined. For one call, as it keeps what
+// PyTorch's current device was.
+class NewTensors {
+ public:
+  explicit NewTensors(Device device);
+  nb::object make(Element element, const Shape& shape) const;
+  nb::object make(Element element, const Shape& shape, void*& data) const;
+
+ private:
+  Device device_;
+  nb::handle quick_;  // the quickest way there is, or invalid
+};
 
 // The framework's own object for the type, such as torch.bfloat16; invalid if it has none.
 nb::object type_object(Framework framework, Element element);

@@ -258,22 +258,36 @@ nb::object view_of_torch(void* data, Element element, const Shape& shape, const 
   throw nb::python_error();
 }
 
-nb::object new_tensor(Element element, const Shape& shape, Device device) {
+NewTensors::NewTensors(Device device) : device_(device), quick_(quick_empty(device)) {}
+
+nb::object NewTensors::make(Element element, const Shape& shape) const {
   const nb::handle type = type_of_torch(element);
   const nb::object lengths = tuple_of(shape);
   nb::object made;
-  if (const nb::handle empty = quick_empty(device); empty.is_valid()) {
+  if (quick_.is_valid()) {
     const nb::object strides = tuple_of(dense_strides(shape));
     PyObject* arguments[] = {lengths.ptr(), strides.ptr(), type.ptr()};
-    made = nb::steal(PyObject_Vectorcall(empty.ptr(), arguments, 3, nullptr));
+    made = nb::steal(PyObject_Vectorcall(quick_.ptr(), arguments, 3, nullptr));
   } else {
     static Kept usual;
     static PyObject* names = nullptr;
     if (names == nullptr) names = nb::make_tuple(nb::str("dtype"), nb::str("device")).release().ptr();
-    PyObject* arguments[] = {lengths.ptr(), type.ptr(), device_object(device).ptr()};
+    PyObject* arguments[] = {lengths.ptr(), type.ptr(), device_object(device_).ptr()};
     made = nb::steal(PyObject_Vectorcall(usual.of("torch", "empty").ptr(), arguments, 1, names));
   }
   if (!made.is_valid()) throw nb::python_error();
+  return made;
+}
+
+nb::object NewTensors::make(Element element, const Shape& shape, void*& data) const {
+  nb::object made = make(element, shape);
+  DlpackTensor tensor{};
+  if (exchange() != nullptr && exchange()->look(made.ptr(), &tensor) == 0) {
+    data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  } else {
+    PyErr_Clear();
+    data = look_at_torch(made, "memory").data;
+  }
   return made;
 }
 

@@ -42,22 +42,18 @@ void require_tensors(const Arguments& arguments, const char* operation) {
                        to_string(arguments.framework())));
 }
 
-void clear_memory(void* memory, std::int64_t bytes, Device where, Stream stream) {
-  if (bytes == 0) return;
-  if (!is_host(where)) return clear_on_device(memory, bytes, stream.handle);
-  std::memset(memory, 0, static_cast<std::size_t>(bytes));
-}
-
-void copy_memory(void* to, const void* from, std::int64_t bytes, Device where, Stream stream) {
-  if (bytes == 0) return;
-  if (!is_host(where)) return copy_on_device(to, from, bytes, stream.handle);
-  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+void clear_memory(const Memory& first, const Memory& second, Device where, Stream stream) {
+  if (!is_host(where)) return clear_on_device(first, second, stream.handle);
+  for (const Memory& memory : {first, second}) {
+    if (memory.bytes > 0) std::memset(memory.data, 0, static_cast<std::size_t>(memory.bytes));
+  }
 }
 
 template <class T>
-nb::object make(Element element, const Shape& shape, Device where, T*& data) {
-  nb::object made = new_tensor(element, shape, where);
-  data = static_cast<T*>(look_at(made, "memory").data);
+nb::object make(const NewTensors& tensors, Element element, const Shape& shape, T*& data) {
+  void* memory = nullptr;
+  nb::object made = tensors.make(element, shape, memory);
+  data = static_cast<T*>(memory);
   return made;
 }
 
@@ -67,30 +63,22 @@ class NewRows {
   NewRows(const PyExchange& self, Element element)
       : sizes_(self.sizes_of_rows()), where_(self.state().where) {
     const std::int64_t rows = sizes_.rows;
-    memory.parts = make(element, sizes_.shape, where_, to.parts[0]);
-    memory.weight = make(kFp32, {rows}, where_, to.weight);
-    memory.counts = make(kInt32, {sizes_.groups}, where_, to.counts);
-    memory.row_offsets = make(kInt32, {sizes_.groups + 1}, where_, to.row_offsets);
-    memory.plan = make(kByte, {sizes_.plan_bytes}, where_, to.plan);
-    source_ = make(kInt32, {rows, 3}, where_, source_data_);
+    const NewTensors tensors(where_);
+    memory.parts = make(tensors, element, sizes_.shape, to.parts[0]);
+    memory.weight = make(tensors, kFp32, {rows}, to.weight);
+    memory.counts = make(tensors, kInt32, {sizes_.groups}, to.counts);
+    memory.row_offsets = make(tensors, kInt32, {sizes_.groups + 1}, to.row_offsets);
+    memory.plan = make(tensors, kByte, {sizes_.plan_bytes}, to.plan);
     data_bytes_ = rows * sizes_.shape.back() * element.bits / 8;
   }
 
   // Rows past the last are zero and not undefined: products with a gradient of zero stay zero.
   void clear_rows(Stream stream) const {
-    clear_memory(to.parts[0], data_bytes_, where_, stream);
-    clear_memory(to.weight, sizes_.rows * 4, where_, stream);
-  }
-
-  // The plan's, which autograd keeps, stay as they are.
-  void copy_source(const Arrivals& arrivals, Stream stream) const {
-    copy_memory(source_data_, arrivals.source, sizes_.rows * static_cast<std::int64_t>(sizeof(Source)),
-                where_, stream);
+    clear_memory({to.parts[0], data_bytes_}, {to.weight, sizes_.rows * 4}, where_, stream);
   }
 
   nb::tuple all() const {
-    return nb::make_tuple(memory.parts, memory.weight, memory.counts, memory.row_offsets, source_,
-                          memory.plan);
+    return nb::make_tuple(memory.parts, memory.weight, memory.counts, memory.row_offsets, memory.plan);
   }
 
   PyMemory memory;
@@ -100,8 +88,6 @@ class NewRows {
   const RowSizes& sizes_;
   Device where_;
   std::int64_t data_bytes_ = 0;
-  nb::object source_;
-  Source* source_data_ = nullptr;
 };
 
 nb::tuple dispatch_rows(PyExchange& self, const nb::object& x, const nb::object& ids,
@@ -122,9 +108,7 @@ nb::tuple dispatch_rows(PyExchange& self, const nb::object& x, const nb::object&
   {
     const nb::gil_scoped_release unlocked;
     made->clear_rows(call.stream());
-    const Arrivals arrivals =
-        call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
-    made->copy_source(arrivals, call.stream());
+    call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
   }
   return made->all();
 }
@@ -153,8 +137,9 @@ nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::
     const Shape shape = look_at(d_result, "tokens").shape;
     given.ids = nb::cast(plan_of_rows(self, storage, shape.empty() ? -1 : shape[0], rows));
     read_dispatch(self, call, given, in);
-    memory.parts = make(in.elements[0], sizes.shape, call.where(), to.parts[0]);
-    if (!outputs.is_none()) memory.dots = make(kFp32, {sizes.rows}, call.where(), to.dots);
+    const NewTensors tensors(call.where());
+    memory.parts = make(tensors, in.elements[0], sizes.shape, to.parts[0]);
+    if (!outputs.is_none()) memory.dots = make(tensors, kFp32, {sizes.rows}, to.dots);
   });
   in.context.memory = memory;
   in.options.memory = to;
@@ -162,8 +147,8 @@ nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::
   {
     const nb::gil_scoped_release unlocked;
     const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
-    clear_memory(to.parts[0], sizes.rows * row_bytes, call.where(), call.stream());
-    if (to.dots != nullptr) clear_memory(to.dots, sizes.rows * 4, call.where(), call.stream());
+    const Memory dots = {to.dots, to.dots == nullptr ? 0 : sizes.rows * 4};
+    clear_memory({to.parts[0], sizes.rows * row_bytes}, dots, call.where(), call.stream());
     call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream());
   }
   return nb::make_tuple(memory.parts, memory.dots);
@@ -194,8 +179,10 @@ nb::object combine_rows(PyExchange& self, const nb::object& outputs, const nb::o
 }  // namespace
 
 void bind_operators(nb::module_& module) {
+  const PlanView view = view_plan(nullptr, {});
+  module.attr("_SOURCES_AT") = reinterpret_cast<std::uintptr_t>(view.sources);
   module.def("_dispatch_rows", &dispatch_rows, "exchange"_a, "x"_a, "ids"_a, "weights"_a.none(), "lane"_a,
-             "Of ferry.torch: (data, weight, counts, row_offsets, source, plan), tensors of their own.");
+             "Of ferry.torch: (data, weight, counts, row_offsets, plan), tensors of their own.");
   module.def("_gradient_rows", &gradient_rows, "exchange"_a, "d_result"_a, "outputs"_a.none(), "plan"_a,
              "rows"_a, "lane"_a, "Of ferry.torch: (rows of d_result, their products with outputs or None).");
   module.def("_combine_rows", &combine_rows, "exchange"_a, "outputs"_a, "weights"_a.none(), "plan"_a,

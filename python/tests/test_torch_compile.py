@@ -76,6 +76,19 @@ def forward_and_backward(function, handle, inputs, calls):
     return forward, list(calls), (y.detach(), x.grad, weights.grad)
 
 
+def test_compiled_code_sees_where_rows_come_from(rng, backend):
+    exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
+    handle, inputs = ferry.torch.handle_of(exchange), inputs_of(rng)
+
+    def tokens_of_rows(x, ids, weights):
+        rows = ferry.torch.dispatch(handle, x, ids, weights)
+        return rows.source[:, 1] + 1, rows.row_offsets
+
+    plain, offsets = tokens_of_rows(*inputs)
+    compiled, _ = torch.compile(tokens_of_rows, backend=backend, fullgraph=True)(*inputs)
+    assert torch.equal(compiled[: offsets[-1]], plain[: offsets[-1]])
+
+
 @pytest.mark.parametrize("tokens", [3, 0])
 @pytest.mark.parametrize("function", [around, equal_and_unused])
 def test_compiled_code_calls_what_the_code_says(rng, calls, backend, function, tokens):

@@ -163,6 +163,26 @@ def test_a_layer_in_processes(rng):
     run(check_layer, rng)
 
 
+def check_operators(rank, device, rng):
+    step = step_of(rng)
+    x, ids, weights = inputs(step, rank, device)
+    exchange = exchange_of(device)
+    expected = routes_to(step, rank)
+    for recorded in (False, True):
+        used = [torch.full((exchange.capacity, HIDDEN), float("nan"), dtype=x.dtype, device=device) for _ in range(3)]
+        del used  # PyTorch may give its memory to the rows
+        rows = ferry.torch.dispatch(exchange, x.detach().requires_grad_(recorded), ids, weights)
+        exchange.synchronize()
+        total = int(rows.row_offsets[-1])
+        assert rows.source[:total].cpu().tolist() == [list(route[1:]) for route in expected]
+        assert bits(rows.data[:total].detach()) == b"".join(step.tokens[s][t].tobytes() for _, s, t, _ in expected)
+        assert total < len(rows.data) and not rows.data[total:].any() and not rows.weight[total:].any()
+
+
+def test_operators_in_processes(rng):
+    run(check_operators, rng)
+
+
 def check_graphs(rank, device, rng):
     step = step_of(rng)
     x, ids, weights = inputs(step, rank, device)

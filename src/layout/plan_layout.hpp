@@ -60,6 +60,8 @@ constexpr std::int64_t align_up(std::int64_t value, std::int64_t alignment) {
 // Pointers into a plan's storage. R, E, K, T as in PlanShape, P = most_ranks().
 struct PlanView {
   PlanHeader* header;
+  // First, so that they lie at the same place in all plans.
+  Source* sources;               // [capacity] of every row here
   std::int32_t* counts;          // [R, E] routes of every rank to every expert
   std::int32_t* tokens_between;  // [R, R] tokens that rank s sends to rank d
   // This rank's tokens.
@@ -72,7 +74,6 @@ struct PlanView {
   std::int32_t* came_token;     // [R, T] its token at the source
   std::int32_t* came_position;  // [R, T] where this rank stands in that token's list of ranks
   std::int32_t* came_rows;      // [R, T, K] row here of each slot, -1 elsewhere, masked or dropped
-  Source* sources;              // [capacity] of every row here
   std::int64_t bytes;           // of the storage
 };
 
@@ -89,6 +90,7 @@ FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {
   auto ints = [&](std::int64_t count) { return reinterpret_cast<std::int32_t*>(take(count * 4)); };
   PlanView view{};
   view.header = reinterpret_cast<PlanHeader*>(take(sizeof(PlanHeader)));
+  view.sources = reinterpret_cast<Source*>(take(shape.capacity * static_cast<std::int64_t>(sizeof(Source))));
   view.counts = ints(ranks * shape.experts);
   view.tokens_between = ints(ranks * ranks);
   view.route_expert = ints(slots);
@@ -99,7 +101,6 @@ FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {
   view.came_token = ints(messages);
   view.came_position = ints(messages);
   view.came_rows = ints(messages * shape.top_k);
-  view.sources = reinterpret_cast<Source*>(take(shape.capacity * static_cast<std::int64_t>(sizeof(Source))));
   view.bytes = end;
   return view;
 }

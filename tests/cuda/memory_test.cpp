@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 #include <vector>
 
+#include "cuda/clear.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/error.hpp"
@@ -73,6 +76,27 @@ TEST(DeviceMemory, IsZeroAndBelongsToItsDevice) {
   EXPECT_EQ(DeviceMemory(0).data(), nullptr);
   EXPECT_EQ(thrown<SystemError>([] { DeviceMemory(std::int64_t{1} << 50); }).error_number, ENOMEM);
   cuda::check(cudaGetLastError(), "go on after a refusal");
+}
+
+TEST(DeviceMemory, IsClearedInTwoRangesAndNothingBeside) {
+  FERRY_NEED_DEVICES(1);
+  using Lengths = std::pair<std::int64_t, std::int64_t>;
+  constexpr std::int64_t kRoom = 1 << 24, kMuch = 1 << 23;
+  cuda::check(cudaSetDevice(0), "set the device");
+  const DeviceMemory memory(kRoom);
+  const OwnStream stream;
+  for (const auto& [first, second] :
+       std::vector<Lengths>{{0, 0}, {1, 0}, {0, 15}, {16, 31}, {4099, 4097}, {kMuch + 7, 5}}) {
+    const std::int64_t from = kRoom - 16 - second / 16 * 16;
+    std::vector<std::byte> expected(kRoom, std::byte{0x5A}), seen(kRoom);
+    copy_bytes(memory.data(), expected.data(), kRoom);
+    std::fill_n(expected.begin() + 16, first, std::byte{0});
+    std::fill_n(expected.begin() + from, second, std::byte{0});
+    cuda::clear({memory.data() + 16, first}, {memory.data() + from, second}, stream.get());
+    stream.synchronize();
+    copy_bytes(seen.data(), memory.data(), kRoom);
+    EXPECT_TRUE(seen == expected) << first << " and " << second;
+  }
 }
 
 TEST(PinnedMemory, IsZeroAndSeenByEveryDevice) {

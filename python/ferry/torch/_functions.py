@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 import ferry
+from ferry._core import _SOURCES_AT
 from ferry.torch import _operators
 from ferry.torch._registry import handle_of
 
@@ -48,12 +49,16 @@ class Rows(NamedTuple):
     """int32 [G]: rows of each group."""
     row_offsets: torch.Tensor
     """int32 [G + 1]: first row of each group."""
-    source: torch.Tensor
-    """int32 [R, 3]: rank, token and slot of each row."""
     plan: torch.Tensor
     """uint8: the plan's storage."""
     tokens: int
     """N of this rank."""
+
+    @property
+    def source(self) -> torch.Tensor:
+        """int32 [R, 3]: rank, token and slot of each row, as they lie in the plan. Not to be changed."""
+        end = _SOURCES_AT + 12 * self.weight.shape[0]
+        return self.plan[_SOURCES_AT:end].view(torch.int32).view(-1, 3)
 
 
 def dispatch(

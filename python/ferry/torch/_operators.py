@@ -15,7 +15,7 @@ _library = library.Library("ferry", "DEF")
 # of no elements needs none.
 _library.define(
     "dispatch(Tensor x, Tensor ids, Tensor? weights, int exchange, int lane, Tensor? call=None) -> "
-    "(Tensor data, Tensor weight, Tensor counts, Tensor row_offsets, Tensor source, Tensor plan)")
+    "(Tensor data, Tensor weight, Tensor counts, Tensor row_offsets, Tensor plan)")
 _library.define("dispatch_backward(Tensor d_data, Tensor? d_weight, Tensor plan, SymInt tokens, int exchange, int lane, "
                 "Tensor? call=None) -> (Tensor d_x, Tensor d_weights)")
 _library.define("combine(Tensor outputs, Tensor? weights, Tensor plan, SymInt tokens, int exchange, int lane, "
@@ -71,11 +71,11 @@ def _fake_dispatch(x, ids, weights, exchange, lane, call=None):
     exchange = exchange_of(exchange)
     rows, groups = _rows(exchange), _groups(exchange)
 
-    def ints(*shape):
-        return x.new_empty(shape, dtype=torch.int32)
+    def ints(count):
+        return x.new_empty((count,), dtype=torch.int32)
 
     return (x.new_empty(_rows_shape(exchange)), x.new_empty((rows,), dtype=torch.float32), ints(groups),
-            ints(groups + 1), ints(rows, 3), _plan_memory(exchange, x))
+            ints(groups + 1), _plan_memory(exchange, x))
 
 
 def _dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane, call=None):
@@ -153,7 +153,7 @@ for _name, _kernel, _fake in (
 def _keep_of_dispatch(ctx, inputs, output):
     x, _, weights, ctx.exchange, ctx.lane, call = inputs
     ctx.tokens, ctx.weighted = x.shape[0], weights is not None
-    ctx.save_for_backward(output[5], call)
+    ctx.save_for_backward(output[4], call)
     ctx.mark_non_differentiable(*output[2:])
 
 
