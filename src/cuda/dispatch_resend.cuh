@@ -7,14 +7,13 @@ namespace ferry::cuda {
 
 // Part 0 of the tokens of threads in `left` (one bit each), for a stream.
 struct PlannedRows {
-  const DispatchArguments* call;
+  RowsToRead rows;
   std::uint32_t left;
   std::int32_t token;  // of this thread's message
 
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
     if (left == 0) return false;
-    *row = token_row(*call, 0, __shfl_sync(~0u, token, __ffs(static_cast<int>(left)) - 1));
-    *range = {0, bytes_to_read(*call)};
+    rows.open(__shfl_sync(~0u, token, __ffs(static_cast<int>(left)) - 1), row, range);
     left &= left - 1;
     return true;
   }
@@ -62,7 +61,8 @@ struct Resender {
       }
       std::uint32_t left = __ballot_sync(~0u, has);
       const bool moves = has && token >= 0 && state.travels(rank);
-      RowStream<PlannedRows> stream{memory, {&call, streams ? __ballot_sync(~0u, moves) : 0, token}};
+      RowStream<PlannedRows> stream{memory,
+                                    {RowsToRead::of(call), streams ? __ballot_sync(~0u, moves) : 0, token}};
       stream.start();
       PlannedMessage ahead = look_up(left, rank, i, token);
 #pragma unroll 1

@@ -93,19 +93,34 @@ __device__ __forceinline__ int bytes_to_read(const DispatchArguments& call) {
                                              : static_cast<int>(call.parts.part[0].row_bytes);
 }
 
-// Part 0 of tokens [token, end), for a stream.
+// Part 0 of any token. Values: what a pointer to the arguments that lies in a struct points to, the compiler
+// may take for shared memory.
+struct RowsToRead {
+  const std::byte* first;
+  std::int64_t stride;
+  int bytes;
+
+  __device__ __forceinline__ static RowsToRead of(const DispatchArguments& call) {
+    return {call.part[0], call.stride[0], bytes_to_read(call)};
+  }
+  __device__ __forceinline__ void open(std::int64_t token, const std::byte** row, ByteRange* range) const {
+    *row = first + token * stride;
+    *range = {0, bytes};
+  }
+};
+
+// Those of tokens [token, end), for a stream.
 struct TokenParts {
-  const DispatchArguments* call;
+  RowsToRead rows;
   std::int32_t token, end;
 
   __device__ static TokenParts of(const DispatchArguments& call, int splits, std::int32_t begin,
                                   std::int32_t end) {
-    return {&call, begin, goes_by_stream(call, splits) ? end : begin};
+    return {RowsToRead::of(call), begin, goes_by_stream(call, splits) ? end : begin};
   }
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
     if (token >= end) return false;
-    *row = token_row(*call, 0, token++);
-    *range = {0, bytes_to_read(*call)};
+    rows.open(token++, row, range);
     return true;
   }
 };
