@@ -27,14 +27,12 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
   if (!work.placed) return std::clamp(blocks * (work.quantised ? 9 : 5) / 16, 1, kMaxSenders);
   // Work in quarters of a microsecond of a block, from the times of two ranks with few multiprocessors and
   // either role as the bound (docs/performance-gpus.md).
-  constexpr double kPlan = 1.2, kStore = 1.1, kCopy = 1.0, kTake = 0.6, kByPlan = 3.0;
-  constexpr double kEncode = 3.0, kStoreEncoded = 0.4, kCopyEncoded = 0.6;
+  constexpr double kPlan = 1.2, kStore = 1.1, kCopy = 1.0, kTake = 0.6;
+  constexpr double kEncode = 2.4, kStoreEncoded = 0.4, kCopyEncoded = 0.6;
   const double messages = reached(config), own = messages / config.placement.ranks();
   const double stored = work.quantised ? messages : messages - own;
   const double rows = config.layout == Layout::rank_major ? messages : config.top_k;
-  double sending = work.quantised ? kEncode + stored * kStoreEncoded : kPlan + stored * kStore;
-  // Every message is read for itself.
-  if (work.by_plan) sending = messages * (kByPlan + (work.quantised ? kEncode : 0));
+  const double sending = work.quantised ? kEncode + stored * kStoreEncoded : kPlan + stored * kStore;
   const double receiving = (rows - stored) * (work.quantised ? kCopyEncoded : kCopy) + messages * kTake;
   return std::min(share_of(blocks, sending, receiving), kMaxSenders);
 }

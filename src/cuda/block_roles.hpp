@@ -9,7 +9,6 @@ namespace ferry::cuda {
 struct DispatchWork {
   bool quantised;
   bool placed;  // rows are stored where they stay
-  bool by_plan;
 };
 
 // At least 1, and less than `blocks` if that is more than 1.

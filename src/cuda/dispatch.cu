@@ -103,8 +103,9 @@ struct Block {
   // By the whole block: all it sends, and the flags for it.
   __device__ void send(bool waits, const SlotRoute& first) const {
     if (warp() < kWorkWarps) {
-      if (call.replay) return send_by_plan(call, block(), role.senders, waits);
-      return send_tokens(call, block(), waits, first);
+      const int worker = block() * kWorkWarps + warp();
+      if (call.replay) return send_by_plan(call, worker, waits);
+      return send_tokens(call, worker, waits, first);
     }
     state->announcer.run(call.lane, state->number);
   }

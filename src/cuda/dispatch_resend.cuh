@@ -1,150 +1,112 @@
-// Sending by a plan that exists already: message by message.
+// Sending by a plan that exists already.
 #pragma once
 
 #include "cuda/dispatch_send.cuh"
 
 namespace ferry::cuda {
 
-// Part 0 of the tokens of threads in `left` (one bit each), for a stream.
-struct PlannedRows {
-  RowsToRead rows;
-  std::uint32_t left;
-  std::int32_t token;  // of this thread's message
-
-  __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
-    if (left == 0) return false;
-    rows.open(__shfl_sync(~0u, token, __ffs(static_cast<int>(left)) - 1), row, range);
-    left &= left - 1;
-    return true;
-  }
-};
-
-// A message of a team, and what the plan says of this thread's slot of its token.
-struct PlannedMessage {
-  bool has = false;
-  int rank = 0;
-  std::int32_t i = 0, token = -1;  // -1: the message is empty
-  std::int32_t slot_rank = -1, expert = -1, row = -1;
+// What a plan says of this thread's slot of its team's token; -1 past the last token.
+struct KeptRoute {
+  std::int32_t rank = -1, expert = -1, row = -1;
   float weight = 0;
+
+  __device__ __forceinline__ static KeptRoute of(const DispatchArguments& call, const Team& team,
+                                                 std::int64_t first, std::int64_t end) {
+    const std::int64_t token = first + team.mine(), route = token * call.lane.top_k + team.slot();
+    if (token >= end || team.slot() >= call.lane.top_k) return {};
+    return {call.plan.route_rank[route], call.plan.route_expert[route], call.plan.route_row[route],
+            call.weights != nullptr ? call.weights[route] : 0.0f};
+  }
 };
 
-// One warp that sends by a plan.
-struct Resender {
+// Tokens from a plan, one warp's, in order. Of a damaged plan some messages may not be sent, or two as one:
+// receivers take what comes and report what does not.
+struct PlanReader {
   const SendState& state;
-  const DispatchArguments& call;
-  Team team;
-  Sent sent{};
+  KeptRoute ahead;           // of the next tokens
+  std::int32_t messages;     // to this thread's rank, of all tokens
+  std::int32_t sent_before;  // of those, before the next tokens
 
-  __device__ Resender(const SendState& of) : state(of), call(of.call), team(Team::of(of.call.lane.top_k)) {}
-
-  // Messages worker, worker + workers, ...: 32 in view at a time, one for each thread, then one for each
-  // team.
-  __device__ __forceinline__ void send_all(std::int64_t tokens, int worker, int workers, std::byte* memory) {
-    const LaneView& lane = call.lane;
-    const int me = static_cast<int>(threadIdx.x % 32);
-    const int messages =
-        me < lane.ranks ? static_cast<int>(messages_between(lane, call.plan, lane.rank, me)) : 0;
-    const int units = __reduce_max_sync(~0u, messages) * lane.ranks;
-    const bool streams = goes_by_stream(call, 0);
-#pragma unroll 1
-    for (int first = worker; first < units; first += 32 * workers) {
-      const int unit = first + me * workers, i = lane.by_ranks.quotient(unit),
-                next = lane.rank + 1 + unit - i * lane.ranks;
-      const int rank = next < lane.ranks ? next : next - lane.ranks;
-      const bool has = i < __shfl_sync(~0u, messages, rank);
-      const std::int64_t where = std::int64_t{rank} * lane.max_tokens + i;
-      std::int32_t token = has ? call.plan.sent_tokens[where] : 0;
-      // A damaged plan: the message stays empty, its token -1.
-      if (token < 0 || token >= tokens) {
-        if (has) note_bad_source(lane, where);
-        token = -1;
-      }
-      std::uint32_t left = __ballot_sync(~0u, has);
-      const bool moves = has && token >= 0 && state.travels(rank);
-      RowStream<PlannedRows> stream{memory,
-                                    {RowsToRead::of(call), streams ? __ballot_sync(~0u, moves) : 0, token}};
-      stream.start();
-      PlannedMessage ahead = look_up(left, rank, i, token);
-#pragma unroll 1
-      while (left != 0) {
-        const PlannedMessage now = ahead;
-        const int count = min(__popc(static_cast<int>(left)), team.count());
-        for (int t = 0; t < count; ++t) left &= left - 1;
-        ahead = look_up(left, rank, i, token);
-        send_messages(now, count, streams, stream);
-      }
-    }
-    state.announcer->close();
-    if (me == 0) sent.publish(call);
+  __device__ __forceinline__ PlanReader(const SendState& of, const Team& team, std::int32_t begin,
+                                        std::int32_t end)
+      : state(of), ahead(KeptRoute::of(of.call, team, begin, end)) {
+    const LaneView& lane = state.call.lane;
+    const int rank = static_cast<int>(threadIdx.x % 32);
+    messages =
+        rank < lane.ranks ? static_cast<int>(messages_between(lane, state.call.plan, lane.rank, rank)) : 0;
+    sent_before = count_before(begin);
   }
+
+  // Of tokens from `now` on, one for each team, before `end`.
+  __device__ __forceinline__ SentSlot next(const Team& team, std::int32_t now, std::int32_t end) {
+    const LaneView& lane = state.call.lane;
+    const int me = static_cast<int>(threadIdx.x % 32);
+    const KeptRoute route = ahead;
+    ahead = KeptRoute::of(state.call, team, now + team.count(), end);
+    SentSlot slot;
+    if (route.rank >= 0 && route.rank < lane.ranks) slot.rank = route.rank;
+    const std::uint32_t toward = __match_any_sync(~0u, slot.rank >= 0 ? slot.rank : -1 - me);
+    slot.peers = toward & team.threads(team.mine());
+    slot.leads = slot.rank >= 0 && (slot.peers & ((1u << me) - 1)) == 0;
+    const std::uint32_t leaders = __ballot_sync(~0u, slot.leads), here = leaders & toward;
+    const int to = max(slot.rank, 0);
+    slot.message = __shfl_sync(~0u, sent_before, to) +
+                   __popc(static_cast<int>(here & ((1u << team.mine() * team.size()) - 1)));
+    const bool fits = slot.message < __shfl_sync(~0u, messages, to);
+#pragma unroll 1
+    for (std::uint32_t left = leaders; left != 0;) {
+      const int leader = __ffs(static_cast<int>(left)) - 1;
+      const std::uint32_t same = __shfl_sync(~0u, here, leader);
+      if (__shfl_sync(~0u, slot.rank, leader) == me) sent_before += __popc(static_cast<int>(same));
+      left &= ~same;
+    }
+    if (slot.rank < 0) return slot;
+    const std::int64_t at = (std::int64_t{now} + team.mine()) * lane.top_k + team.slot();
+    slot.weight = route.weight;
+    slot.local = local_at(slot.rank, route.expert);
+    slot.row = row_at(slot.rank, route.row, at);
+    if (!fits && slot.leads) note_bad_source(lane, std::int64_t{slot.rank} * lane.max_tokens + slot.message);
+    slot.leads = slot.leads && fits;
+    return slot;
+  }
+  __device__ __forceinline__ void keep(const Team&, std::int64_t) const {}
 
  private:
-  // The messages of the first threads in `left`, one for each team.
-  __device__ __forceinline__ PlannedMessage look_up(std::uint32_t left, int rank, std::int32_t i,
-                                                    std::int32_t token) const {
-    const std::uint32_t nth = team.nth_of(left);
-    const int from = nth < 32 ? static_cast<int>(nth) : 0;
-    PlannedMessage message;
-    message.has = nth < 32;
-    message.rank = __shfl_sync(~0u, rank, from);
-    message.i = __shfl_sync(~0u, i, from);
-    message.token = __shfl_sync(~0u, token, from);
-    if (!message.has || message.token < 0 || team.slot() >= call.lane.top_k) return message;
-    const std::int64_t route = std::int64_t{message.token} * call.lane.top_k + team.slot();
-    message.slot_rank = call.plan.route_rank[route];
-    message.expert = call.plan.route_expert[route];
-    message.row = call.plan.route_row[route];
-    if (call.weights != nullptr) message.weight = call.weights[route];
-    return message;
-  }
-
-  // Of the first `count` teams.
-  template <class Rows>
-  __device__ __forceinline__ void send_messages(const PlannedMessage& message, int count, bool streams,
-                                                RowStream<Rows>& stream) {
-    const LaneView& lane = call.lane;
-    const int rank = message.rank;
-    std::int32_t local = SlotNote::kElsewhere, row = -1;
-    if (message.slot_rank == rank) {
-      local = local_at(rank, message.expert);
-      row = row_at(rank, message.row, std::int64_t{message.token} * lane.top_k + team.slot());
+  // Messages to this thread's rank of tokens before `begin`. The warp's threads share the ranks, and look at
+  // as many of a rank's tokens at once as it has threads; their order is ascending.
+  __device__ __forceinline__ std::int32_t count_before(std::int32_t begin) const {
+    const LaneView& lane = state.call.lane;
+    const int me = static_cast<int>(threadIdx.x % 32);
+    const int shift = 5 - (32 - __clz(lane.ranks - 1)), each = 1 << shift;  // threads of a rank
+    const int rank = me >> shift, mine = me & (each - 1);
+    const std::uint32_t group = (~0u >> (32 - each)) << (rank << shift);
+    const std::int32_t* tokens = state.call.plan.sent_tokens + std::int64_t{rank} * lane.max_tokens;
+    int low = 0, count = __shfl_sync(~0u, messages, rank);
+    while (__any_sync(~0u, count > 0)) {
+      const int at = low + ((2 * mine + 1) * count >> (shift + 1));
+      const std::uint32_t before = __ballot_sync(~0u, count > 0 && tokens[at] < begin) & group;
+      // Of a damaged plan they need not be the first ones.
+      const int last = before != 0 ? 31 - __clz(static_cast<int>(before)) : me,
+                after = before == 0 ? rank << shift : min(last + 1, 31);
+      const int at_last = __shfl_sync(~0u, at, last), at_after = __shfl_sync(~0u, at, after);
+      const int end = before == 0 || last + 1 < (rank + 1) << shift ? at_after : low + count;
+      if (before != 0) low = at_last + 1;
+      count = end - low;
     }
-    const std::uint32_t kept = __ballot_sync(~0u, row >= 0) & team.threads(team.mine());
-    const std::int32_t placed = __shfl_sync(~0u, row, max(__ffs(static_cast<int>(kept)) - 1, 0));
-    // Each thread of a team knows where its message goes; the first leads it.
-    Destination to = state.destination(message.has, rank, message.i, kept != 0 ? placed : -1);
-    jitter(lane);
-    if (message.has && team.slot() < lane.top_k) {
-      const SlotNote note{.token = message.token, .local = local, .weight = message.weight};
-      store_unit_relaxed_sys(to.notes + team.slot(), note.unit(state.number));
-    }
-    const bool leads = message.has && team.slot() == 0;
-    sent.add(leads && rank != lane.rank);
-    const bool moves = leads && message.token >= 0 && state.travels(rank);
-    const std::uint32_t moving = __ballot_sync(~0u, moves),
-                        rows = __ballot_sync(~0u, moves && to.row != nullptr);
-#pragma unroll 1
-    for (int t = 0; t < count; ++t) {
-      const std::int32_t token = __shfl_sync(~0u, message.token, t * team.size());
-      if ((moving & team.threads(t)) != 0) {
-        jitter(lane);
-        send_row(call, token, to, rows & team.threads(t), {0, kQuarters}, streams, stream);
-      }
-      state.announcer->ask(leads && team.mine() == t, to.flags, 1);
-    }
+    return __shfl_sync(~0u, low, min(me << shift, 31));
   }
 
   // A planned expert's number at its rank, or kElsewhere: none that the rank has.
   __device__ std::int32_t local_at(int rank, std::int32_t expert) const {
     const BlockTables& tables = state.tables;
-    if (!is_expert(call.lane, expert)) return SlotNote::kElsewhere;
+    if (!is_expert(state.call.lane, expert)) return SlotNote::kElsewhere;
     const int position = tables.position_of[expert];
     return tables.rank_of[position] == rank ? position - tables.first_expert[rank] : SlotNote::kElsewhere;
   }
 
   // A planned row at another rank, or -1: dropped, or none that the rank has.
   __device__ std::int32_t row_at(int rank, std::int32_t row, std::int64_t route) const {
-    const LaneView& lane = call.lane;
+    const LaneView& lane = state.call.lane;
     const BlockTables& tables = state.tables;
     if (row == -1 || (state.takers >> rank & 1) == 0) return -1;
     const std::int64_t groups =

@@ -1,10 +1,10 @@
 // The sending role of dispatch: tokens go once to every rank that has one of their experts.
 //
-// A warp plans as many tokens at once as it has teams, a thread for each slot; the first slot of a token at a
-// rank leads the message to it. Then it loads a piece of a token's row and stores it at every destination:
-// where the row will stay, if the destination lets this rank place rows and this rank waits for the counts of
-// all first; else in the destination's staging. What the receiver must know of the token, and all that is not
-// moved as it is, goes to staging always.
+// A warp plans as many tokens at once as it has teams, a thread for each slot, or looks up what a plan says
+// of them (dispatch_resend.cuh); the first slot of a token at a rank leads the message to it. Then it loads a
+// piece of a token's row and stores it at every destination: where the row will stay, if the destination lets
+// this rank place rows and this rank waits for the counts of all first; else in the destination's staging.
+// What the receiver must know of the token, and all that is not moved as it is, goes to staging always.
 #pragma once
 
 #include "cuda/send_row.cuh"
@@ -68,20 +68,82 @@ struct SendState {
   }
 };
 
-// One warp that sends by ids. Its messages are announced by the block's announcing warp.
+// What becomes of this thread's slot of its team's token.
+struct SentSlot {
+  std::int32_t rank = -1;                     // -1: it goes nowhere
+  std::int32_t local = SlotNote::kElsewhere;  // its expert's number there
+  std::int32_t ordinal = 0;                   // routes of this source to the same expert before it
+  float weight = 0;
+  std::int32_t message = 0;  // number of the token's message to that rank
+  std::uint32_t peers = 0;   // threads with slots of the token at the same rank
+  bool leads = false;        // speaks for the message
+  std::int32_t row = -1;     // where its row will stay, or -1
+};
+
+// Tokens from ids: planned here, for others and for the plan. One warp's, in order.
+struct IdPlanner {
+  const SendState& state;
+  std::int32_t* counts;  // of the warp
+  SlotRoute ahead;       // of the next tokens
+  PlannedSlot slot{};    // of the tokens now
+  std::int32_t row = -1;
+
+  // Of tokens from `now` on, one for each team, before `end`.
+  __device__ __forceinline__ SentSlot next(const Team& team, std::int32_t now, std::int32_t end) {
+    const LaneView& lane = state.call.lane;
+    const SlotRoute route = ahead;
+    slot = plan_tokens(lane, state.tables, team, counts, route.id.value(state.call));
+    // The next ones', while these ones' rows are on their way.
+    ahead = SlotRoute::of(state.call, team, now + team.count(), end);
+    row = lane.layout == Layout::rank_major ? slot.message : slot.ordinal;
+    if (slot.rank < 0) row = -1;
+    if (state.waits) row = row_of_route(lane, state.tables, state.places, slot.position, slot.rank, row);
+    SentSlot sent{.rank = slot.rank,
+                  .ordinal = slot.ordinal,
+                  .weight = route.weight,
+                  .message = slot.message,
+                  .peers = slot.peers,
+                  .leads = slot.leads,
+                  .row = row};
+    if (slot.rank >= 0) sent.local = slot.position - state.tables.first_expert[slot.rank];
+    return sent;
+  }
+
+  // The plan's entries of a token.
+  __device__ __forceinline__ void keep(const Team& team, std::int64_t token) const {
+    const LaneView& lane = state.call.lane;
+    const PlanView& plan = state.call.plan;
+    const int at = team.slot();
+    if (at < lane.top_k) {
+      const std::int64_t route = token * lane.top_k + at;
+      plan.route_expert[route] = slot.id;
+      plan.route_rank[route] = slot.rank;
+      plan.route_row[route] = row;
+    }
+    if (slot.leads) {
+      const int position = __popc(static_cast<int>(slot.ranks & ((1u << slot.rank) - 1)));
+      plan.token_ranks[token * lane.most_ranks + position] = slot.rank;
+      plan.sent_tokens[std::int64_t{slot.rank} * lane.max_tokens + slot.message] =
+          static_cast<std::int32_t>(token);
+    }
+    if (at >= __popc(static_cast<int>(slot.ranks)) && at < lane.most_ranks)
+      plan.token_ranks[token * lane.most_ranks + at] = -1;
+  }
+};
+
+// One warp that sends. Its messages are announced by the block's announcing warp.
 struct Sender {
   const SendState& state;
   const DispatchArguments& call;
   Team team;
   Sent sent{};
 
-  __device__ Sender(const SendState& of) : state(of), call(of.call), team(Team::of(of.call.lane.top_k)) {}
+  __device__ explicit Sender(const SendState& of)
+      : state(of), call(of.call), team(Team::of(of.call.lane.top_k)) {}
 
-  // What receivers must know of this thread's slot, told to each of its token.
+  // What the receivers must know of this thread's slot, told to each receiver of its token.
   __device__ __forceinline__ void send_notes(const Destination& to, std::int32_t token,
-                                             const PlannedSlot& slot, float weight) const {
-    const std::int32_t local =
-        slot.rank >= 0 ? slot.position - state.tables.first_expert[slot.rank] : SlotNote::kElsewhere;
+                                             const SentSlot& slot) const {
     std::uint32_t left = __ballot_sync(~0u, slot.leads) & team.threads(team.mine());
 #pragma unroll 1
     while (__any_sync(~0u, left != 0)) {
@@ -90,80 +152,52 @@ struct Sender {
       auto* notes = reinterpret_cast<LetterUnit*>(
           __shfl_sync(~0u, reinterpret_cast<unsigned long long>(to.notes), leader));
       const SlotNote note{.token = token,
-                          .local = slot.rank == receiver ? local : SlotNote::kElsewhere,
+                          .local = slot.rank == receiver ? slot.local : SlotNote::kElsewhere,
                           .first_of_lower = slot.leads && slot.rank < receiver,
                           .ordinal = slot.ordinal,
-                          .weight = weight};
+                          .weight = slot.weight};
       if (left != 0 && team.slot() < call.lane.top_k)
         store_unit_relaxed_sys(notes + team.slot(), note.unit(state.number));
       left &= left - 1;
     }
   }
 
-  // This warp's units. `counts`: of the warp. Asked for ahead: `ahead`, of its first tokens, and what
-  // `stream` asks for first.
-  __device__ __forceinline__ void send_units(const SendShare& share, int worker, std::int32_t* counts,
-                                             SlotRoute ahead, RowStream<TokenParts> stream) {
-    const LaneView& lane = call.lane;
+  // The units of worker `worker`, whose tokens `planner` goes through. `stream`: of their rows, some of which
+  // have been asked for.
+  template <class Planner>
+  __device__ __forceinline__ void send_units(const SendShare& share, int worker, Planner& planner,
+                                             RowStream<TokenParts> stream) {
     const std::int32_t begin = share.unit_begin(worker), end = share.token_end(worker);
     // Warps that share a row have one unit, if any.
     const Quarters quarters = Quarters::of(begin & ((1 << share.splits) - 1), share.splits);
     const bool streams = goes_by_stream(call, share.splits), whole = share.splits == 0;
-    stream.resume();
 #pragma unroll 1
     for (std::int32_t now = begin >> share.splits; now < end; now += team.count()) {
       const std::int32_t token = now + team.mine();
-      const SlotRoute route = ahead;
-      const PlannedSlot slot = plan_tokens(lane, state.tables, team, counts, route.id.value(call));
-      // The next tokens', while these ones' rows are on their way.
-      ahead = SlotRoute::of(call, team, now + team.count(), end);
-      std::int32_t row = lane.layout == Layout::rank_major ? slot.message : slot.ordinal;
-      if (slot.rank < 0) row = -1;
-      if (state.waits) row = row_of_route(lane, state.tables, state.places, slot.position, slot.rank, row);
+      const SentSlot slot = planner.next(team, now, end);
       // The first of the token's rows at a rank; its receiver copies the others from it.
-      const std::uint32_t kept = __ballot_sync(~0u, row >= 0) & slot.peers;
-      const std::int32_t placed = __shfl_sync(~0u, row, max(__ffs(static_cast<int>(kept)) - 1, 0));
+      const std::uint32_t kept = __ballot_sync(~0u, slot.row >= 0) & slot.peers;
+      const std::int32_t placed = __shfl_sync(~0u, slot.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
       const Destination to = state.destination(slot.leads, slot.rank, slot.message, kept != 0 ? placed : -1);
       if (quarters.first == 0) {
-        jitter(lane);
-        send_notes(to, token, slot, route.weight);
-        sent.add(slot.leads && slot.rank != lane.rank);
+        jitter(call.lane);
+        send_notes(to, token, slot);
+        sent.add(slot.leads && slot.rank != call.lane.rank);
       }
       const std::uint32_t travel = __ballot_sync(~0u, to.row != nullptr);
       const int tokens = min(team.count(), end - now);
 #pragma unroll 1
       for (int t = 0; t < tokens; ++t) {
-        jitter(lane);
+        jitter(call.lane);
         send_row(call, now + t, to, travel & team.threads(t), quarters, streams, stream);
         std::uint64_t* flags = team.mine() == t && slot.leads ? to.flags + quarters.first : nullptr;
         state.announce(flags, whole ? 1 : quarters.count(), now + t + 1 == end);
       }
       // Nobody waits for the plan.
-      if (quarters.first == 0 && token < end) note_slot(token, slot, row);
+      if (quarters.first == 0 && token < end) planner.keep(team, token);
     }
     state.announcer->close();
     if (threadIdx.x % 32 == 0) sent.publish(call);
-  }
-
-  // The plan's entries of this thread's slot of a token. `row`: what is known of it.
-  __device__ __forceinline__ void note_slot(std::int64_t token, const PlannedSlot& slot,
-                                            std::int32_t row) const {
-    const LaneView& lane = call.lane;
-    const int at = team.slot();
-    if (at < lane.top_k) {
-      const std::int64_t route = token * lane.top_k + at;
-      call.plan.route_expert[route] = slot.id;
-      call.plan.route_rank[route] = slot.rank;
-      call.plan.route_row[route] = row;
-    }
-    if (slot.leads) {
-      const int position = __popc(static_cast<int>(slot.ranks & ((1u << slot.rank) - 1)));
-      call.plan.token_ranks[token * lane.most_ranks + position] = slot.rank;
-      call.plan.sent_tokens[std::int64_t{slot.rank} * lane.max_tokens + slot.message] =
-          static_cast<std::int32_t>(token);
-    }
-    if (at >= __popc(static_cast<int>(slot.ranks)) && at < lane.most_ranks)
-      call.plan.token_ranks[token * lane.most_ranks + at] = -1;
   }
 };
 

@@ -177,10 +177,8 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, bool f
   BlockState* const state = block_state();
   LetterFacts facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
   if (state->tokens > 0) facts.argument[0] = call.weights != nullptr;
-  if (!call.replay) {
-    facts.runs = static_cast<std::uint16_t>(state->share.workers);
-    facts.quarters = state->share.splits > 0;
-  }
+  facts.runs = static_cast<std::uint16_t>(state->share.workers);
+  facts.quarters = state->share.splits > 0;
   facts.places_rows = fused && state->tokens >= kPlaceFrom;
   facts.takes_rows = fused && call.own_memory && !call.weigh_rows && call.dot_rows == nullptr;
   state->letter.facts = facts;
@@ -262,21 +260,24 @@ __device__ __forceinline__ RowStream<TokenParts> own_rows(const DispatchArgument
           TokenParts::of(call, share.splits, share.token_begin(worker), share.token_end(worker))};
 }
 
-// By a warp of sending block `block` of `blocks`: all it sends, from ids or by a plan. `first`: its first
-// tokens' routes; own_rows() have been started.
-__device__ __forceinline__ void send_tokens(const DispatchArguments& call, int block, bool waits,
+// By worker `worker`, who has started own_rows(): all it sends, from ids or by a plan. `first`: of its first
+// tokens.
+__device__ __forceinline__ void send_tokens(const DispatchArguments& call, int worker, bool waits,
                                             const SlotRoute& first) {
-  const int warp = static_cast<int>(threadIdx.x / 32), worker = block * kWorkWarps + warp;
-  const SendState state = send_state_of(call, waits);
-  Sender(state).send_units(block_state()->share, worker, counts_of(call).of_warp(warp), first,
-                           own_rows(call, worker));
-}
-static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int block, int blocks,
-                                                 bool waits) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const SendState state = send_state_of(call, waits);
-  Resender(state).send_all(block_state()->tokens, warp * blocks + block, blocks * kWorkWarps,
-                           stream_of(call));
+  IdPlanner planner{state, counts_of(call).of_warp(warp), first};
+  RowStream<TokenParts> rows = own_rows(call, worker);
+  rows.resume();
+  Sender(state).send_units(block_state()->share, worker, planner, rows);
+}
+static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int worker, bool waits) {
+  const SendState state = send_state_of(call, waits);
+  const SendShare share = block_state()->share;
+  RowStream<TokenParts> rows = own_rows(call, worker);
+  rows.start();
+  PlanReader reader(state, Team::of(call.lane.top_k), share.token_begin(worker), share.token_end(worker));
+  Sender(state).send_units(share, worker, reader, rows);
 }
 
 // By warp `worker` of `workers`: all it receives.

@@ -127,8 +127,7 @@ Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) 
   place_arrivals(call, arguments);
   arguments.senders = dispatch_senders(shape.blocks, shared_.config,
                                        {.quantised = call.format.kind == FormatKind::fp8_e4m3,
-                                        .placed = arguments.own_memory && arguments.tokens >= kPlaceFrom,
-                                        .by_plan = arguments.replay});
+                                        .placed = arguments.own_memory && arguments.tokens >= kPlaceFrom});
   launch_dispatch(arguments, halves, shape, handle_of(stream));
   arrivals_.call = ++calls_;
   if (halves == Halves::send) {

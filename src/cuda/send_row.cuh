@@ -40,10 +40,9 @@ struct Destination {
 
 // By one warp: columns of part 0 quantised, values to the `to_row` and scales to the `to_scales` of each
 // thread in `rows`. From memory of any kind.
-template <DType kType>
+template <DType kType, int kDeep>
 __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::byte* to_scales,
                                              std::uint32_t rows, ByteRange columns, Fp8Options options) {
-  constexpr int kDeep = 8;  // accesses of 256 columns
   const int thread = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
@@ -125,18 +124,22 @@ struct TokenParts {
   }
 };
 
-// By one warp: some columns of part 0 of a token, which lie at `row`, quantised.
+// By one warp: some columns of part 0 of a token, which lie at `row`, quantised, kDeep accesses of 256
+// columns at once.
+template <int kDeep>
 __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& call, const std::byte* row,
                                                      const Destination& to, std::uint32_t rows,
                                                      const ByteRange& columns) {
   std::byte* scales = to.message + call.message.part_offset[1];
   switch (call.type) {
     case DType::bf16:
-      return send_encoded<DType::bf16>(row, to.row, scales, rows, columns, call.fp8);
+      return send_encoded<DType::bf16, kDeep>(row, to.row, scales, rows, columns, call.fp8);
     case DType::fp16:
-      return send_encoded<DType::fp16>(row, to.row, scales, rows, columns, call.fp8);
+      return send_encoded<DType::fp16, kDeep>(row, to.row, scales, rows, columns, call.fp8);
     case DType::fp32:
-      return send_encoded<DType::fp32>(row, to.row, scales, rows, columns, call.fp8);
+      // Not by a stream.
+      if constexpr (kDeep == 8)
+        send_encoded<DType::fp32, kDeep>(row, to.row, scales, rows, columns, call.fp8);
   }
 }
 
@@ -162,13 +165,15 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
                                          bool streams, RowStream<Rows>& stream) {
   constexpr int kPiece = RowStream<Rows>::kPiece;
   const int bytes = bytes_to_read(call);
+  if (call.format == FormatKind::fp8_e4m3 && !streams) {
+    const ByteRange columns = ByteRange::of(quarters, call.lane.hidden, kEncodedUnit);
+    return send_encoded_columns<8>(call, token_row(call, 0, token), to, rows, columns);
+  }
   if (call.format == FormatKind::fp8_e4m3) {
-    const ByteRange all = ByteRange::of(quarters, call.lane.hidden, kEncodedUnit);
 #pragma unroll 1
-    for (int at = 0; at < (streams ? bytes : 1); at += kPiece) {
-      const ByteRange piece{at / 2, min(at + kPiece, bytes) / 2};
-      send_encoded_columns(call, streams ? stream.take_where() - at : token_row(call, 0, token), to, rows,
-                           streams ? piece : all);
+    for (int at = 0; at < bytes; at += kPiece) {
+      const ByteRange columns{at / 2, min(at + kPiece, bytes) / 2};
+      send_encoded_columns<kPiece / 512>(call, stream.take_where() - at, to, rows, columns);
     }
     return;
   }
