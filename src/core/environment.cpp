@@ -21,6 +21,7 @@ Environment Environment::read() {
   std::string jitter = "0";
   take(jitter, "FERRY_JITTER");
   environment.jitter = std::atoi(jitter.c_str());
+  take(environment.stall, "FERRY_STALL");
   return environment;
 }
 

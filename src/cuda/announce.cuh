@@ -76,7 +76,7 @@ struct Announcer {
         __nanosleep(20);
         continue;
       }
-      jitter(lane);
+      disturb(lane, Point::flag);
       __syncwarp();
       // Release at system scope: what has been acquired before the flags.
       fence_acq_rel_sys();

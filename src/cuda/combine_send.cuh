@@ -207,7 +207,7 @@ struct ResultSender {
 
   __device__ void send(const Outgoing& to) {
     const LaneView& lane = call.lane;
-    jitter(lane);
+    disturb(lane, Point::row);
     if (to.quarters.first == 0) write_tails(to);
     if (call.outputs != nullptr) move_rows(to);
     // Each thread asks for its slot's row, or the first for the token's sum.
@@ -219,7 +219,7 @@ struct ResultSender {
     } else {
       // Nothing else to do than to wait for its stores. All threads' before the fence, by the barrier.
       __syncwarp();
-      jitter(lane);
+      disturb(lane, Point::flag);
       if (asks) announce_now(flags + to.quarters.first, to.quarters.count(), number);
     }
     if (to.home == lane.rank || to.quarters.first != 0) return;

@@ -63,7 +63,7 @@ struct SendState {
     if (!last) return announcer->ask(flags != nullptr, flags, count);
     // All threads' stores before the fence, by the barrier.
     __syncwarp();
-    jitter(call.lane);
+    disturb(call.lane, Point::flag);
     if (flags != nullptr) announce_now(flags, count, number);
   }
 };
@@ -180,7 +180,7 @@ struct Sender {
       const std::int32_t placed = __shfl_sync(~0u, slot.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
       const Destination to = state.destination(slot.leads, slot.rank, slot.message, kept != 0 ? placed : -1);
       if (quarters.first == 0) {
-        jitter(call.lane);
+        disturb(call.lane, Point::notes);
         send_notes(to, token, slot);
         sent.add(slot.leads && slot.rank != call.lane.rank);
       }
@@ -188,7 +188,7 @@ struct Sender {
       const int tokens = min(team.count(), end - now);
 #pragma unroll 1
       for (int t = 0; t < tokens; ++t) {
-        jitter(call.lane);
+        disturb(call.lane, Point::row);
         send_row(call, now + t, to, travel & team.threads(t), quarters, streams, stream);
         std::uint64_t* flags = team.mine() == t && slot.leads ? to.flags + quarters.first : nullptr;
         state.announce(flags, whole ? 1 : quarters.count(), now + t + 1 == end);

@@ -38,12 +38,6 @@ int blocks_of_rank(const DeviceSymmetricMemory& memory, int device, int lanes) {
   return std::min(processors / memory.ranks_on_my_device(), kMaxBlocks);
 }
 
-Jitter jitter_asked_for() {
-  const int percent = Environment::read().jitter;
-  if (percent <= 0) return {};
-  return {.share = static_cast<std::uint32_t>(std::min(percent, 100) * 256 / 100), .nanoseconds = 20000};
-}
-
 }  // namespace
 
 Shared::Shared(const Rank& of, const Config& configured)
@@ -121,7 +115,10 @@ LaneView Lane::make_view() const {
   view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
   view.places_hash = places_hash(config);
   view.placement_version = config.placement.version();
-  view.jitter = jitter_asked_for();
+  const Environment environment = Environment::read();
+  view.disturbance = disturbance_of(environment.jitter, environment.stall);
+  // Others shall miss a rank that stalls, not what is left of it the others.
+  if (view.disturbance.stall != Point::none) view.deadline = ~0ull;
   for (int peer = 0; peer < view.ranks; ++peer)
     view.symmetric[peer] = shared_.memory.at(peer, index_ * layout.lane_bytes());
   view.signals = device_signals(config);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/disturbance.hpp"
 #include "cuda/report.hpp"
 #include "ferry/exchange.hpp"
 #include "layout/device_signals.hpp"
@@ -46,12 +47,6 @@ struct LaneState {
 // What a rank sends in a call, in this order.
 enum class Phase : int { weights, rows };
 
-// Delays at random before stores, flags and polls, to shake out orders that only luck keeps.
-struct Jitter {
-  std::uint32_t share = 0;        // of 256: how often; 0: never
-  std::uint32_t nanoseconds = 0;  // at most
-};
-
 struct LaneView {
   std::int32_t rank, ranks, experts, top_k, hidden, max_tokens, most_ranks;
   Layout layout;
@@ -63,7 +58,7 @@ struct LaneView {
   std::uint64_t deadline;  // nanoseconds
   std::uint64_t places_hash, placement_version;
   PlanShape plan_shape;
-  Jitter jitter;
+  Disturbance disturbance;
 
   // This lane's section of symmetric memory, on every rank.
   std::byte* symmetric[kMaxRanks];

@@ -46,7 +46,7 @@ __device__ inline void post_letters(const LaneView& lane, std::uint64_t call, co
 #pragma unroll 1
     for (int step = 1, peer = rank; step <= ranks; ++step) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
-      jitter(lane);
+      disturb(lane, Point::letter);
       store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);
     }
   }
@@ -154,7 +154,7 @@ __device__ inline void finish_sending(const LaneView& lane, std::uint64_t call, 
   const unsigned before =
       atomicInc(&lane.state->finished[static_cast<int>(phase)], static_cast<unsigned>(blocks - 1));
   if (before != static_cast<unsigned>(blocks - 1)) return;
-  jitter(lane);
+  disturb(lane, Point::last);
   // Release at system scope, once for all ranks.
   fence_acq_rel_sys();
 #pragma unroll 1

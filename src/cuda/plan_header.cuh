@@ -48,7 +48,7 @@ static __device__ __noinline__ void post_refusal(const LaneView& lane, std::uint
   const int generation = static_cast<int>(number & 1);
   LetterUnit* letter = lane.letter(peer, generation, lane.rank);
   *lane.refusal(peer, generation, lane.rank) = refusal;
-  jitter(lane);
+  disturb(lane, Point::letter);
   // Release, as a fence and relaxed stores: the refusal before the units that announce it.
   fence_acq_rel_sys();
   store_unit_relaxed_sys(letter + kLetterFacts, {number, facts_of(operation, 0).word()});

@@ -24,7 +24,7 @@ __device__ inline void send_values(const LaneView& lane, std::uint64_t number, c
     if (i >= messages_between(lane, plan, lane.rank, rank)) continue;
     const std::int64_t where = std::int64_t{rank} * lane.max_tokens + i;
     const std::int32_t token = plan.sent_tokens[where];
-    jitter(lane);
+    disturb(lane, Point::values);
     if (token < 0 || token >= plan.header->tokens) {
       if (slot == 0) note_bad_source(lane, where);
       continue;

@@ -8,16 +8,19 @@ namespace ferry::cuda {
 
 inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended of an exchange that is lost
 
-// A pause of random length, if the lane asks for them. Not a function of its own: a call, even one not made,
-// has everything around it kept in memory.
-__device__ __forceinline__ void jitter(const LaneView& lane) {
-  const std::uint32_t share = lane.jitter.share;
-  if (share == 0) return;
+// Before what `point` names: stops until the exchange has failed, or pauses for a random time, if the lane
+// asks for it. Not a function of its own: a call, even one not made, has everything around it kept in memory.
+__device__ __forceinline__ void disturb(const LaneView& lane, Point point) {
+  if (lane.disturbance.any == 0) return;
+  if (lane.disturbance.stall == point) {
+    // The host's watch sets the word. Many threads may look at it.
+    while (load_relaxed_sys(&lane.report->abort) == 0) __nanosleep(500'000);
+  }
   std::uint32_t random = static_cast<std::uint32_t>(clock64()) * 2654435761u + threadIdx.x * 40503u;
   random ^= random >> 15;
   random *= 2246822519u;
   random ^= random >> 13;
-  if ((random & 255u) < share) __nanosleep(__umulhi(random, lane.jitter.nanoseconds));
+  if ((random & 255u) < lane.disturbance.share) __nanosleep(__umulhi(random, lane.disturbance.nanoseconds));
 }
 
 // True once `call`, or everything, has ended early on this rank. Acquire: what its ender wrote may be read.
@@ -77,7 +80,7 @@ static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::u
     if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call) {
       return load_acquire_sys(flag) >> awaited.shift >= awaited.call ? Came::yes : Came::no;
     }
-    jitter(lane);
+    disturb(lane, Point::poll);
     const std::uint64_t now = global_nanoseconds();
     if (now < next_host_look) continue;
     next_host_look = now + kHostLookNanoseconds;
@@ -96,7 +99,7 @@ static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::u
 // this thread; or when that cannot happen any more. `all_sent`: the sender's last word, or null.
 __device__ __forceinline__ Came wait_for(const LaneView& lane, const std::uint64_t* flag,
                                          const std::uint64_t* all_sent, Awaited awaited) {
-  jitter(lane);
+  disturb(lane, Point::poll);
   if (load_acquire_sys(flag) >= awaited.call) return Came::yes;
   return wait_long(lane, flag, all_sent, awaited);
 }
@@ -143,7 +146,7 @@ static __device__ __noinline__ CameFlags wait_long_for_some(const LaneView& lane
       const std::uint32_t here = acquire_all(flags, last ? wanted : 0, awaited.call);
       return {here, __ballot_sync(~0u, last) & ~here};
     }
-    jitter(lane);
+    disturb(lane, Point::poll);
     const std::uint64_t now = global_nanoseconds();
     if (start == 0) start = now, next_host_look = now + kHostLookNanoseconds;
     if (now < next_host_look) continue;
@@ -155,7 +158,7 @@ static __device__ __noinline__ CameFlags wait_long_for_some(const LaneView& lane
 __device__ __forceinline__ CameFlags wait_for_some(const LaneView& lane, const std::uint64_t* flags,
                                                    std::uint32_t wanted, const std::uint64_t* all_sent,
                                                    Awaited awaited) {
-  jitter(lane);
+  disturb(lane, Point::poll);
 #pragma unroll 1
   for (unsigned look = 0; look < kQuickLooks; ++look) {
     const std::uint32_t here = acquire_all(flags, wanted, awaited.call);
@@ -167,7 +170,7 @@ __device__ __forceinline__ CameFlags wait_for_some(const LaneView& lane, const s
 // The same for a unit of a letter that has not been here at the first look: its word.
 static __device__ __noinline__ Came wait_for_unit(const LaneView& lane, const LetterUnit* unit,
                                                   Awaited awaited, std::uint64_t* word) {
-  jitter(lane);
+  disturb(lane, Point::poll);
   const Came came = wait_long(lane, &unit->call, nullptr, awaited);
   *word = load_unit_relaxed_sys(unit).word;
   return came;

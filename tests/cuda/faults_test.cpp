@@ -3,21 +3,15 @@
 //
 // This process never starts the driver: it forks.
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <array>
-#include <atomic>
-#include <chrono>
 #include <thread>
 
-#include "cuda/fixture.hpp"
+#include "cuda/faults.hpp"
 
 namespace ferry::contract {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr int kRanks = 3, kVictim = 1;
 constexpr double kDeadline = 1.5;
 
 enum class Fault { stall, raise, kill };
@@ -49,42 +43,7 @@ struct Planned : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a surviving rank saw, in memory that parent and children share.
-struct Seen {
-  std::atomic<int> code, peer, waiting;
-  std::atomic<double> seconds;  // from the fault's call on
-  std::atomic<bool> later_calls_throw;
-};
-
-class CudaFaults : public testing::TestWithParam<std::tuple<Where, Fault>> {
- protected:
-  static constexpr contract::Setup kProcesses{BackendKind::cuda, true};
-
-  void SetUp() override {
-    if (const std::string reason = why_not(kProcesses); !reason.empty()) GTEST_SKIP() << reason;
-    void* memory =
-        mmap(nullptr, sizeof(Seen) * kRanks, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(memory, MAP_FAILED);
-    seen_ = static_cast<Seen*>(memory);
-  }
-  void TearDown() override {
-    if (seen_ != nullptr) munmap(seen_, sizeof(Seen) * kRanks);
-  }
-
-  Seen* seen_ = nullptr;
-};
-
-Case fault_case() {
-  Case c;
-  c.seed = seed_of(1);
-  c.ranks = kRanks;
-  c.config.backend = BackendKind::cuda;
-  c.config.experts = 9;
-  c.config.top_k = 3;
-  c.config.deadline = kDeadline;
-  c.full = true;
-  return c;
-}
+using CudaFaults = FaultTest<std::tuple<Where, Fault>>;
 
 void fail(Fault fault) {
   if (fault == Fault::stall) std::this_thread::sleep_for(std::chrono::duration<double>(2 * kDeadline + 1));
@@ -116,22 +75,6 @@ void play(const Rank& rank, Exchange& exchange, const Case& c, Where where, Faul
   }
 }
 
-bool throws_again(Exchange& exchange, const Case& c) {
-  try {
-    DispatchPlay(exchange, c, make_step(c)).call();
-  } catch (const ferry::Error& error) {
-    return error.code() == ErrorCode::timeout || error.code() == ErrorCode::peer_lost;
-  }
-  return false;
-}
-
-template <class Failure>
-void note(Seen& seen, const Failure& error) {
-  seen.code = static_cast<int>(error.code());
-  seen.peer = error.record.peer;
-  seen.waiting = error.record.rank;
-}
-
 void survive(const Rank& rank, const Case& c, Where where, Fault fault, Seen& seen) {
   const device::Work work(rank.index());
   Exchange exchange(rank, c.config);
@@ -144,14 +87,13 @@ void survive(const Rank& rank, const Case& c, Where where, Fault fault, Seen& se
   } catch (const PeerLostError& error) {
     note(seen, error);
   }
-  seen.seconds =
-      std::chrono::duration<double>(Clock::now().time_since_epoch() - Clock::duration(began)).count();
+  seen.seconds = seconds_since(Clock::time_point(Clock::duration(began)));
   seen.later_calls_throw = throws_again(exchange, c);
 }
 
 TEST_P(CudaFaults, TheOthersGetATypedErrorInTimeAndANewGroupWorks) {
   const auto [where, fault] = GetParam();
-  const Case c = fault_case();
+  const Case c = fault_case(kDeadline);
   Group group = Group::processes(kRanks);
   group.set_deadline(20);
   try {
@@ -176,7 +118,7 @@ TEST_P(CudaFaults, TheOthersGetATypedErrorInTimeAndANewGroupWorks) {
   // The same processes are gone; others take their place on the same cards.
   Case again = c;
   again.ranks = kRanks - 1;
-  EXPECT_TRUE(contract::play(kProcesses, again));
+  EXPECT_TRUE(contract::play(kOnProcesses, again));
 }
 
 std::string case_name(const testing::TestParamInfo<CudaFaults::ParamType>& test) {
