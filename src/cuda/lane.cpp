@@ -117,7 +117,7 @@ LaneView Lane::make_view() const {
   view.placement_version = config.placement.version();
   const Environment environment = Environment::read();
   view.disturbance = disturbance_of(environment.jitter, environment.stall);
-  // Others shall miss a rank that stalls, not what is left of it the others.
+  // The others are to miss this rank; what of it goes on misses nobody.
   if (view.disturbance.stall != Point::none) view.deadline = ~0ull;
   for (int peer = 0; peer < view.ranks; ++peer)
     view.symmetric[peer] = shared_.memory.at(peer, index_ * layout.lane_bytes());
