@@ -101,11 +101,14 @@ struct Block {
   }
 
   // By the whole block: all it sends, and the flags for it.
-  __device__ void send(bool waits, const SlotRoute& first) const {
+  __device__ void send(bool waits, SlotRoute& first) const {
     if (warp() < kWorkWarps) {
       const int worker = block() * kWorkWarps + warp();
-      if (call.replay) return send_by_plan(call, worker, waits);
-      return send_tokens(call, worker, waits, first);
+      if (!call.replay) return send_tokens(call, worker, waits, first);
+      send_by_plan(call, worker, waits);
+      // Not kept across the call, which would put it in memory for all.
+      first = {};
+      return;
     }
     state->announcer.run(call.lane, state->number);
   }
@@ -230,10 +233,14 @@ const void* kernel_of(Halves halves) {
 
 }  // namespace
 
-void prepare_dispatch(const LaneView& lane) {
+std::int64_t dispatch_shared_bytes(const LaneView& lane) {
   DispatchArguments call{};
   call.lane = lane;
-  const std::int64_t shared_bytes = BlockState::lay_out(&call);
+  return BlockState::lay_out(&call);
+}
+
+void prepare_dispatch(const LaneView& lane) {
+  const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
   for (const Halves halves : {Halves::both, Halves::send, Halves::receive})
     allow_shared_bytes(kernel_of(halves), shared_bytes);
 }

@@ -64,6 +64,9 @@ struct DispatchArguments {
 
 enum class Halves { both, send, receive };
 
+// Of a block's shared memory.
+std::int64_t dispatch_shared_bytes(const LaneView& lane);
+
 // On the current device, before the first launch for the lane.
 void prepare_dispatch(const LaneView& lane);
 

@@ -62,7 +62,6 @@ struct Receiver {
     const int slot = team.slot();
     const SlotNote& note = taken.note;
     const std::int32_t row = taken.row;
-    if (note.token < 0) return;
     if (!call.replay) {
       if (slot < lane.top_k) call.plan.came_rows[where * lane.top_k + slot] = row;
       if (slot == 0) {
@@ -119,8 +118,6 @@ struct Receiver {
       row = call.plan.came_rows[entry];
       if (row != -1 && !usable(lane, row, places.begin[lane.groups], entry)) row = -1;
     }
-    // Token -1: the sender's plan is damaged, and the sender says so.
-    if (note.token < 0) row = -1;
     const std::uint32_t lower = __ballot_sync(~0u, note.first_of_lower) & team.threads(team.mine());
     *taken = {note, row, __popc(static_cast<int>(lower)), __ballot_sync(~0u, row >= 0)};
     return true;
@@ -137,7 +134,7 @@ struct Receiver {
                placed = !own && (placers >> message.source & 1) != 0;
     const std::int32_t first = __shfl_sync(~0u, taken.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
     const std::byte* staged = message_of(message.source, message.i);
-    if (own) staged = token_row(call, 0, max(taken.note.token, 0));
+    if (own) staged = token_row(call, 0, taken.note.token);
     // The first row lies where it stays: the others are copies of it.
     const std::byte* from = staged;
     if (placed) from = call.arrived[0] + std::int64_t{first} * static_cast<int>(call.parts.part[0].row_bytes);
@@ -247,7 +244,7 @@ struct Receiver {
       return pending == 0 || take_few(team, pending, mine);
     while (pending != 0) {
       // The notes come with the first quarter.
-      CameFlags came = wait_for(mine, pending, 1);
+      CameFlags came = await_some(mine, pending, 1);
       if ((came.here | came.late) == 0) return false;
       pending &= ~(came.here | came.late);
 #pragma unroll 1
@@ -312,14 +309,16 @@ struct Receiver {
   __device__ __forceinline__ const std::uint64_t* flags_of(const ComingMessage& mine) const {
     return call.lane.dispatch_flags(call.lane.rank, generation(), mine.source, mine.i);
   }
-  // The flags that a thread's message waits for, and `others`.
+  // The flags that a thread's message waits for, and `others`. What is quantised is cut here in other places
+  // than where it was sent: it waits for all.
   __device__ __forceinline__ std::uint32_t wanted(const ComingMessage& mine, std::uint32_t others) const {
     if ((quarterers >> mine.source & 1) == 0) return 1;
+    if (call.format == FormatKind::fp8_e4m3) return (1u << kQuarters) - 1;
     return (1u << mine.quarters.last) - (1u << mine.quarters.first) | others;
   }
   // Some of the messages of threads in `pending`.
-  __device__ __forceinline__ CameFlags wait_for(const ComingMessage& mine, std::uint32_t pending,
-                                                std::uint32_t others) const {
+  __device__ __forceinline__ CameFlags await_some(const ComingMessage& mine, std::uint32_t pending,
+                                                  std::uint32_t others) const {
     const LaneView& lane = call.lane;
     // Only a plan can promise messages that do not come.
     const std::uint64_t* last =
@@ -347,7 +346,7 @@ struct Receiver {
         // Rows that are here are waited for by others: they come before what is only kept.
         if (!kept) keep_notes(team, message, taken);
         kept = true;
-        came = wait_for(mine, pending, 0);
+        came = await_some(mine, pending, 0);
         if (came.here == 0) return false;
       }
       pending &= ~came.here;

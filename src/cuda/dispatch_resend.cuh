@@ -19,21 +19,24 @@ struct KeptRoute {
   }
 };
 
-// Tokens from a plan, one warp's, in order. Of a damaged plan some messages may not be sent, or two as one:
-// receivers take what comes and report what does not.
+// Tokens from a plan, one warp's, in order. What does not fit together in a damaged plan is counted; where it
+// is not left out, rows go where others belong.
 struct PlanReader {
   const SendState& state;
   KeptRoute ahead;           // of the next tokens
   std::int32_t messages;     // to this thread's rank, of all tokens
   std::int32_t sent_before;  // of those, before the next tokens
+  // About this thread's slot of a token now, for keep().
+  bool bad = false;                          // it cannot be right
+  std::int32_t rank = -1;                    // of the message it leads, if any
+  std::int32_t message = 0, sent_token = 0;  // its number, and whose the plan says it is
 
   __device__ __forceinline__ PlanReader(const SendState& of, const Team& team, std::int32_t begin,
                                         std::int32_t end)
       : state(of), ahead(KeptRoute::of(of.call, team, begin, end)) {
     const LaneView& lane = state.call.lane;
-    const int rank = static_cast<int>(threadIdx.x % 32);
-    messages =
-        rank < lane.ranks ? static_cast<int>(messages_between(lane, state.call.plan, lane.rank, rank)) : 0;
+    const int me = static_cast<int>(threadIdx.x % 32);
+    messages = me < lane.ranks ? static_cast<int>(messages_between(lane, state.call.plan, lane.rank, me)) : 0;
     sent_before = count_before(begin);
   }
 
@@ -60,16 +63,25 @@ struct PlanReader {
       if (__shfl_sync(~0u, slot.rank, leader) == me) sent_before += __popc(static_cast<int>(same));
       left &= ~same;
     }
+    bad = (route.rank != -1 && slot.rank < 0) || (slot.leads && !fits);
+    slot.leads = slot.leads && fits;
+    rank = slot.leads ? slot.rank : -1;
+    message = slot.message;
+    // Looked at when the rows are on their way.
+    if (slot.leads) sent_token = state.call.plan.sent_tokens[std::int64_t{to} * lane.max_tokens + message];
     if (slot.rank < 0) return slot;
-    const std::int64_t at = (std::int64_t{now} + team.mine()) * lane.top_k + team.slot();
     slot.weight = route.weight;
     slot.local = local_at(slot.rank, route.expert);
-    slot.row = row_at(slot.rank, route.row, at);
-    if (!fits && slot.leads) note_bad_source(lane, std::int64_t{slot.rank} * lane.max_tokens + slot.message);
-    slot.leads = slot.leads && fits;
+    slot.row = row_at(slot.rank, route.row, (std::int64_t{now} + team.mine()) * lane.top_k + team.slot());
     return slot;
   }
-  __device__ __forceinline__ void keep(const Team&, std::int64_t) const {}
+  // By threads whose team has a token.
+  __device__ __forceinline__ void keep(const Team& team, std::int64_t token) const {
+    const LaneView& lane = state.call.lane;
+    if (bad) note_bad_source(lane, token * lane.top_k + team.slot());
+    if (rank >= 0 && sent_token != token)
+      note_bad_source(lane, std::int64_t{rank} * lane.max_tokens + message);
+  }
 
  private:
   // Messages to this thread's rank of tokens before `begin`. The warp's threads share the ranks, and look at
@@ -78,18 +90,18 @@ struct PlanReader {
     const LaneView& lane = state.call.lane;
     const int me = static_cast<int>(threadIdx.x % 32);
     const int shift = 5 - (32 - __clz(lane.ranks - 1)), each = 1 << shift;  // threads of a rank
-    const int rank = me >> shift, mine = me & (each - 1);
-    const std::uint32_t group = (~0u >> (32 - each)) << (rank << shift);
-    const std::int32_t* tokens = state.call.plan.sent_tokens + std::int64_t{rank} * lane.max_tokens;
-    int low = 0, count = __shfl_sync(~0u, messages, rank);
+    const int of = me >> shift, mine = me & (each - 1);                     // of: the rank
+    const std::uint32_t group = (~0u >> (32 - each)) << (of << shift);
+    const std::int32_t* tokens = state.call.plan.sent_tokens + std::int64_t{of} * lane.max_tokens;
+    int low = 0, count = __shfl_sync(~0u, messages, of);
     while (__any_sync(~0u, count > 0)) {
       const int at = low + ((2 * mine + 1) * count >> (shift + 1));
       const std::uint32_t before = __ballot_sync(~0u, count > 0 && tokens[at] < begin) & group;
       // Of a damaged plan they need not be the first ones.
       const int last = before != 0 ? 31 - __clz(static_cast<int>(before)) : me,
-                after = before == 0 ? rank << shift : min(last + 1, 31);
+                after = before == 0 ? of << shift : min(last + 1, 31);
       const int at_last = __shfl_sync(~0u, at, last), at_after = __shfl_sync(~0u, at, after);
-      const int end = before == 0 || last + 1 < (rank + 1) << shift ? at_after : low + count;
+      const int end = before == 0 || last + 1 < (of + 1) << shift ? at_after : low + count;
       if (before != 0) low = at_last + 1;
       count = end - low;
     }

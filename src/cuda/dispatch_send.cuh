@@ -131,7 +131,7 @@ struct IdPlanner {
   }
 };
 
-// One warp that sends. Its messages are announced by the block's announcing warp.
+// One warp that sends. Its messages but the last are announced by the block's announcing warp.
 struct Sender {
   const SendState& state;
   const DispatchArguments& call;

@@ -61,8 +61,10 @@ inline std::int64_t BlockState::lay_out(DispatchArguments* call) {
   at.count = take(4 * groups);
   at.between = take(4 * ranks * ranks);
   at.offset = take(4 * experts);
-  at.counts = take(SendCounts::bytes(lane.signals));
-  at.streams = take(kBlockWarps * RowStream<TokenParts>::kBytes);
+  // What the last warp streams it receives, and by then nobody counts any more.
+  constexpr std::int64_t kStream = RowStream<TokenParts>::kBytes;
+  at.streams = take(kWorkWarps * kStream);
+  at.counts = take(std::max(kStream, SendCounts::bytes(lane.signals)));
   return end;
 }
 

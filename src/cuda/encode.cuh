@@ -19,6 +19,7 @@ __device__ __forceinline__ std::uint32_t larger_two(std::uint32_t a, std::uint32
 // `thread` of their 2 * kDeep blocks of 128.
 template <DType kType, int kDeep>
 __device__ __forceinline__ float largest_of_block(const RawEight (&raw)[kDeep]) {
+  static_assert(2 * kDeep <= 32 && kDeep % 2 == 0);
   const int thread = threadIdx.x % 32;
   float largest = 0;
   if constexpr (kType == DType::fp32) {

@@ -15,8 +15,9 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
   check(cudaFuncGetAttributes(&attributes, kernel), "look at a kernel");
   most -= static_cast<int>(attributes.sharedSizeBytes);
   if (bytes > most) {
-    throw UnsupportedError(str("tables of this many experts and ranks take ", bytes,
-                               " bytes of a multiprocessor's shared memory, which has ", most));
+    throw UnsupportedError(str("a block needs ", bytes,
+                               " bytes of a multiprocessor's shared memory, which has ", most,
+                               ": it holds tables of all experts and ranks"));
   }
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "prepare a kernel");
 }

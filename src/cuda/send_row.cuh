@@ -7,7 +7,8 @@
 
 namespace ferry::cuda {
 
-// Quarters of encoded rows begin at whole words of packed scales.
+// Quarters of encoded rows begin at whole words of packed scales. Receivers cut scales in places of their
+// own.
 inline constexpr int kEncodedUnit = 4 * static_cast<int>(kFp8Block);
 
 // Where a message goes, as the thread knows it that leads it; of other threads all is null.

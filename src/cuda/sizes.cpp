@@ -39,6 +39,11 @@ void check_limits(const Config& config) {
     throw UnsupportedError(
         str("the cuda backend takes up to ", kMaxExperts, " experts, got ", config.experts));
   }
+  const std::int64_t message = wire_bytes(parts_of(config.format, config.hidden));
+  if (message > kMostMessageBytes) {
+    throw UnsupportedError(
+        str("the cuda backend takes up to ", kMostMessageBytes, " bytes a token, got ", message));
+  }
   if (config.max_tokens > SlotNote::kMostTokens ||
       std::int64_t{config.max_tokens} * config.top_k > SlotNote::kMostOrdinals) {
     throw UnsupportedError(str("the cuda backend takes up to ", SlotNote::kMostTokens, " tokens of ",

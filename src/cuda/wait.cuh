@@ -104,9 +104,8 @@ __device__ __forceinline__ Came wait_for(const LaneView& lane, const std::uint64
   return wait_long(lane, flag, all_sent, awaited);
 }
 
-// By a whole warp, each thread that waits for `wanted` (one bit each) of the flags from `flags` on: returns
-// when some thread has all of its own, and says which have. What was written before them may be read by all
-// threads. `late`: threads whose flags cannot come any more. 0, 0: the call has ended early.
+// Threads of a warp whose flags have come, and those whose cannot come any more; neither: the call has ended
+// early.
 struct CameFlags {
   std::uint32_t here, late;
 };
@@ -155,6 +154,8 @@ static __device__ __noinline__ CameFlags wait_long_for_some(const LaneView& lane
     if (wanted != 0 && now - start > lane.deadline) report_timeout(lane, awaited, load_relaxed_sys(flags));
   }
 }
+// By a whole warp, each thread that waits for `wanted` (one bit each) of the flags from `flags` on: returns
+// when some thread has all of its own. What was written before them may be read by all threads.
 __device__ __forceinline__ CameFlags wait_for_some(const LaneView& lane, const std::uint64_t* flags,
                                                    std::uint32_t wanted, const std::uint64_t* all_sent,
                                                    Awaited awaited) {

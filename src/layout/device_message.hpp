@@ -13,6 +13,9 @@ struct DeviceMessageLayout {
   std::int32_t bytes;  // a multiple of kLine
 };
 
+// Of all parts together: what a message's layout counts with, rounded up to lines.
+inline constexpr std::int64_t kMostMessageBytes = std::int64_t{1} << 30;
+
 // Rows of staging begin at lines of the memory: a link carries whole lines in one piece each, and parts of
 // two lines in two.
 inline constexpr std::int64_t kLine = 128;

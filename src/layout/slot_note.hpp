@@ -15,10 +15,10 @@ namespace ferry {
 struct SlotNote {
   static constexpr std::int32_t kElsewhere = -1;
   static constexpr int kTokenBits = 20, kLocalBits = 11;  // beside the call's number; in the word
-  static constexpr std::int32_t kNoToken = (1 << kTokenBits) - 1, kMostTokens = kNoToken;
+  static constexpr std::int32_t kMostTokens = (1 << kTokenBits) - 1;
   static constexpr std::int64_t kMostOrdinals = std::int64_t{1} << (32 - kLocalBits);
 
-  std::int32_t token = -1;          // -1: the sender's plan is damaged
+  std::int32_t token = 0;
   std::int32_t local = kElsewhere;  // its expert's number at the receiver
   bool first_of_lower = false;      // elsewhere: the token's first slot at a rank below the receiver
   std::int32_t ordinal = 0;
@@ -27,15 +27,14 @@ struct SlotNote {
   FERRY_HD LetterUnit unit(std::uint64_t call) const {
     const std::uint32_t where =
         local >= 0 ? static_cast<std::uint32_t>(local) : kNobody + (first_of_lower ? 1 : 0);
-    return {call << kTokenBits | static_cast<std::uint64_t>(token < 0 ? kNoToken : token),
+    return {call << kTokenBits | static_cast<std::uint64_t>(token),
             where | static_cast<std::uint64_t>(static_cast<std::uint32_t>(ordinal)) << kLocalBits |
                 std::uint64_t{bits_of(weight)} << 32};
   }
   FERRY_HD static SlotNote of(const LetterUnit& unit) {
     SlotNote note;
-    const auto token = static_cast<std::int32_t>(unit.call & kNoToken);
     const auto low = static_cast<std::uint32_t>(unit.word), where = low & ((1u << kLocalBits) - 1);
-    note.token = token == kNoToken ? -1 : token;
+    note.token = static_cast<std::int32_t>(unit.call & kMostTokens);
     note.local = where < kNobody ? static_cast<std::int32_t>(where) : kElsewhere;
     note.first_of_lower = where == kNobody + 1;
     note.ordinal = static_cast<std::int32_t>(low >> kLocalBits);

@@ -1,5 +1,6 @@
 // Where the caller's memory may lie, and what is refused.
 #include "contract/exchange.hpp"
+#include "cuda/dispatch.hpp"
 #include "cuda/fixture.hpp"
 #include "reference/dispatch.hpp"
 
@@ -195,6 +196,24 @@ TEST(ContractOfCuda, WhatIsTooMuchIsUnsupported) {
   EXPECT_NO_THROW(size_of(config, 2, 0));
   config.max_tokens = 1 << 20;
   EXPECT_THROW(size_of(config, 2, 0), UnsupportedError) << "tokens";
+  config = fits;
+  config.max_tokens = 1;
+  config.format = Format::opaque({1 << 29, 1 << 29});
+  EXPECT_NO_THROW(size_of(config, 2, 0));
+  config.format = Format::opaque({1 << 29, 1 << 29, 16});
+  EXPECT_THROW(size_of(config, 2, 0), UnsupportedError) << "bytes";
+}
+
+// A block has 227 KB of shared memory on the devices of the Hopper generation.
+TEST(ContractOfCuda, TablesOfTheMostExpertsFitABlock) {
+  for (const int ranks : {1, 2, 4, 8, 16, 32}) {
+    cuda::LaneView lane{};
+    lane.ranks = ranks;
+    lane.experts = cuda::kMaxExperts;
+    lane.groups = cuda::kMaxExperts / ranks;
+    lane.signals = DeviceSignals::of(ranks, lane.experts, 4096, 8, 4096);
+    EXPECT_LE(cuda::dispatch_shared_bytes(lane), 227 * 1024) << ranks << " ranks";
+  }
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ TEST_P(CudaStallPoints, TheOthersGetATypedErrorInTimeAndEveryKernelEnds) {
   }
 }
 
-std::string case_name(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
+std::string name_of_stop(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
   const auto& [stop, then] = test.param;
   std::string operation = to_string(stop.operation), point = stop.point;
   operation[0] = static_cast<char>(std::toupper(operation[0]));
@@ -142,7 +142,7 @@ std::string case_name(const testing::TestParamInfo<CudaStallPoints::ParamType>& 
 INSTANTIATE_TEST_SUITE_P(Processes, CudaStallPoints,
                          testing::Combine(testing::ValuesIn(kStops),
                                           testing::Values(Then::stays, Then::is_killed)),
-                         case_name);
+                         name_of_stop);
 
 }  // namespace
 }  // namespace ferry::contract

@@ -130,7 +130,7 @@ hidden byte i;
 #else
 /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;`
    wait.cuh wait_for_some: `if (here != 0) return {here, 0};`
-   dispatch_receive.cuh wait_for: `wait_for_some(lane, flags_of(mine),`
+   dispatch_receive.cuh await_some: `wait_for_some(lane, flags_of(mine),`
    combine_home.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
 #define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source))
 #endif

@@ -57,7 +57,7 @@ TEST(SlotNote, KeepsEveryFieldAtItsLimits) {
   };
   for (int i = 0; i < 100'000; ++i) {
     SlotNote note;
-    note.token = static_cast<std::int32_t>(one_of(-1, SlotNote::kMostTokens - 1));
+    note.token = static_cast<std::int32_t>(one_of(0, SlotNote::kMostTokens - 1));
     note.local = static_cast<std::int32_t>(one_of(-1, 1023));
     note.first_of_lower = note.local < 0 && random() % 2 == 0;
     note.ordinal = static_cast<std::int32_t>(one_of(0, SlotNote::kMostOrdinals - 1));
