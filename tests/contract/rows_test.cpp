@@ -213,6 +213,24 @@ TEST_P(Contract, TheOrderIsTheSameUnderJitter) {
   });
 }
 
+// Wide rows of few tokens, which several warps of a GPU share: every scale is this call's.
+TEST_P(Contract, QuantisedRowsAreTheSameUnderJitter) {
+  const Jitter jitter;
+  for (const bool packed : {false, true}) {
+    Case c = row_case(small_case(1), 4);
+    c.config.max_tokens = 8;
+    c.config.hidden = packed ? 5120 : 7168;
+    c.config.format = Format::fp8_e4m3({.power_of_two = packed, .packed = packed});
+    run(c.ranks, describe(c), [&](Rank rank) {
+      Exchange exchange(rank, c.config);
+      for (int index = 0; index < 10; ++index) {
+        const Step step = make_step(c, index);
+        play_step(exchange, c, step, make_outcome(c, step));
+      }
+    });
+  }
+}
+
 TEST_P(Contract, RowsPastTheCapacityAreDroppedInOrder) {
   for (const int ranks : kRankCounts) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
