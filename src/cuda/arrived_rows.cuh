@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/dispatch.hpp"
+#include "cuda/encode.cuh"
 #include "cuda/routing.cuh"
 #include "cuda/row_stream.cuh"
 #include "cuda/values.cuh"
@@ -57,13 +58,27 @@ __device__ __forceinline__ bool moves_whole(const PartLayout& part) {
   return !part.columns && part.row_bytes % 16 == 0;
 }
 
+// The bytes of part `p` that come with some quarters of a row: as senders cut it, whose flags say no more.
+__device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call, int p,
+                                                   const Quarters& quarters) {
+  const auto bytes = static_cast<int>(call.parts.part[p].row_bytes);
+  if (call.format != FormatKind::fp8_e4m3) return ByteRange::of(quarters, bytes, kGranule);
+  const ByteRange columns = encoded_columns(call.lane, quarters);
+  if (p == 0) return columns;
+  const auto scales = [&](int column) {
+    const int blocks = (column + static_cast<int>(kFp8Block) - 1) / static_cast<int>(kFp8Block);
+    return min(call.fp8.packed ? (blocks + 3) / 4 * 4 : 4 * blocks, bytes);
+  };
+  return {scales(columns.begin), quarters.last == kQuarters ? bytes : scales(columns.end)};
+}
+
 // By one warp: some quarters of a part, from `from`, to the kept rows. `row`: of this thread's slot; `kept`:
 // the slots that have one.
 __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p, const std::byte* from,
                                             std::int32_t row, std::uint32_t kept, const Quarters& quarters) {
   const PartLayout& part = call.parts.part[p];
-  if (moves_whole(part)) {
-    const ByteRange range = ByteRange::of(quarters, part.row_bytes, kGranule);
+  const ByteRange range = bytes_of_part(call, p, quarters);
+  if (moves_whole(part) && (range.begin | range.end) % 16 == 0) {
     const auto bytes = static_cast<std::int32_t>(part.row_bytes);
     copy_granules(from, range, [&](const auto& granules, int at) {
 #pragma unroll 1
@@ -75,7 +90,6 @@ __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p
     return;
   }
   // Scales: words of their own, in a column or in rows that no copy of 16 bytes fits.
-  const ByteRange range = ByteRange::of(quarters, part.row_bytes, 16);
   for (std::uint32_t left = kept; left != 0; left &= left - 1) {
     const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
     const auto element_bytes = static_cast<int>(part.element_bytes);

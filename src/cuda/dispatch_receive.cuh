@@ -309,11 +309,9 @@ struct Receiver {
   __device__ __forceinline__ const std::uint64_t* flags_of(const ComingMessage& mine) const {
     return call.lane.dispatch_flags(call.lane.rank, generation(), mine.source, mine.i);
   }
-  // The flags that a thread's message waits for, and `others`. What is quantised is cut here in other places
-  // than where it was sent: it waits for all.
+  // The flags that a thread's message waits for, and `others`.
   __device__ __forceinline__ std::uint32_t wanted(const ComingMessage& mine, std::uint32_t others) const {
     if ((quarterers >> mine.source & 1) == 0) return 1;
-    if (call.format == FormatKind::fp8_e4m3) return (1u << kQuarters) - 1;
     return (1u << mine.quarters.last) - (1u << mine.quarters.first) | others;
   }
   // Some of the messages of threads in `pending`.

@@ -2,10 +2,16 @@
 #pragma once
 
 #include "cuda/dispatch.hpp"
+#include "cuda/row_copy.cuh"
 #include "cuda/values.cuh"
 #include "format/fp8_block.hpp"
 
 namespace ferry::cuda {
+
+// The columns that some quarters of a quantised row are: quarters begin at whole words of packed scales.
+__device__ __forceinline__ ByteRange encoded_columns(const LaneView& lane, const Quarters& quarters) {
+  return ByteRange::of(quarters, lane.hidden, 4 * static_cast<int>(kFp8Block));
+}
 
 // Two 16-bit values to a word: the larger magnitude of each half; NaN only if both are.
 template <DType kType>

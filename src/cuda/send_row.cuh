@@ -7,10 +7,6 @@
 
 namespace ferry::cuda {
 
-// Quarters of encoded rows begin at whole words of packed scales. Receivers cut scales in places of their
-// own.
-inline constexpr int kEncodedUnit = 4 * static_cast<int>(kFp8Block);
-
 // Where a message goes, as the thread knows it that leads it; of other threads all is null.
 struct Destination {
   std::byte* message = nullptr;    // in the rank's staging
@@ -167,7 +163,7 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
   constexpr int kPiece = RowStream<Rows>::kPiece;
   const int bytes = bytes_to_read(call);
   if (call.format == FormatKind::fp8_e4m3 && !streams) {
-    const ByteRange columns = ByteRange::of(quarters, call.lane.hidden, kEncodedUnit);
+    const ByteRange columns = encoded_columns(call.lane, quarters);
     return send_encoded_columns<8>(call, token_row(call, 0, token), to, rows, columns);
   }
   if (call.format == FormatKind::fp8_e4m3) {
