@@ -5,6 +5,7 @@
 
 #include "cuda/dispatch_receive.cuh"
 #include "cuda/dispatch_resend.cuh"
+#include "cuda/padding.cuh"
 #include "cuda/plan_header.cuh"
 #include "cuda/shared_copy.cuh"
 
