@@ -112,8 +112,7 @@ struct CopiedRows {
     if (teams == 0) return false;
     const int from = (__ffs(static_cast<int>(teams)) - 1) << team.shift;
     teams &= teams - 1;
-    *next =
-        reinterpret_cast<const std::byte*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), from));
+    *next = pointer_of(row, from);
     *range = {0, bytes};
     return true;
   }

@@ -193,8 +193,7 @@ struct Receiver {
       const std::int32_t token = __shfl_sync(~0u, taken.note.token, thread);
       const Quarters quarters{__shfl_sync(~0u, message.quarters.first, thread),
                               __shfl_sync(~0u, message.quarters.last, thread)};
-      const auto* row = reinterpret_cast<const std::byte*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(from), thread));
+      const auto* row = pointer_of(from, thread);
       const bool own = source == call.lane.rank && !call.own_staged;
 #pragma unroll 1
       for (int p = first; p < last && to != 0; ++p) {
@@ -211,8 +210,7 @@ struct Receiver {
                                std::uint32_t kept, const TakenSlot& taken) const {
     for (; teams != 0; teams &= teams - 1) {
       const int thread = (__ffs(static_cast<int>(teams)) - 1) * team.size();
-      const auto* row = reinterpret_cast<const std::byte*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(from), thread));
+      const auto* row = pointer_of(from, thread);
       for (std::uint32_t left = __shfl_sync(~0u, kept, thread); left != 0; left &= left - 1) {
         const int at = __ffs(static_cast<int>(left)) - 1;
         compute_row(call, row, __shfl_sync(~0u, taken.row, at), __shfl_sync(~0u, taken.note.weight, at));

@@ -149,8 +149,7 @@ struct Sender {
     while (__any_sync(~0u, left != 0)) {
       const int leader = max(__ffs(static_cast<int>(left)) - 1, 0);
       const int receiver = __shfl_sync(~0u, slot.rank, leader);
-      auto* notes = reinterpret_cast<LetterUnit*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(to.notes), leader));
+      auto* notes = pointer_of(to.notes, leader);
       const SlotNote note{.token = token,
                           .local = slot.rank == receiver ? slot.local : SlotNote::kElsewhere,
                           .first_of_lower = slot.leads && slot.rank < receiver,

@@ -10,6 +10,12 @@ namespace ferry::cuda {
 inline constexpr int kGranule = 512;
 inline constexpr int kGranulesAtOnce = 7;  // in flight by a warp: a quarter of a row of 7,168 16-bit values
 
+// By a whole warp: the pointer that thread `thread` has.
+template <class T>
+__device__ __forceinline__ T* pointer_of(T* mine, int thread) {
+  return reinterpret_cast<T*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), thread));
+}
+
 // Quarters [first, last) of a row.
 struct Quarters {
   int first, last;

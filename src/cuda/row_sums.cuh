@@ -51,11 +51,6 @@ struct PackedPiece {
 template <DType kType>
 using Sums = float[kDeep][kPerAccess<kType>];
 
-__device__ __forceinline__ const std::byte* row_of(const std::byte* mine, int thread) {
-  return reinterpret_cast<const std::byte*>(
-      __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), thread));
-}
-
 // The rows that a warp adds up, for a stream: of each piece of columns, the rows of the threads in `threads`
 // (one bit each), ascending, then those of other rows.
 struct SummedRows {
@@ -72,7 +67,7 @@ struct SummedRows {
     }
     if (range.begin >= range.end || (left | others_left) == 0) return false;
     const bool first = left != 0;
-    *row = row_of(first ? mine : others, __ffs(static_cast<int>(first ? left : others_left)) - 1);
+    *row = pointer_of(first ? mine : others, __ffs(static_cast<int>(first ? left : others_left)) - 1);
     if (first) {
       left &= left - 1;
     } else {

@@ -29,8 +29,7 @@ struct Destination {
 #pragma unroll 1
     for (; threads != 0; threads &= threads - 1) {
       const int thread = __ffs(static_cast<int>(threads)) - 1;
-      store(
-          reinterpret_cast<std::byte*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), thread)));
+      store(pointer_of(mine, thread));
     }
   }
 };
