@@ -66,9 +66,8 @@ void call_until_error(Exchange& exchange, const Case& c, Operation operation, co
   }
 }
 
-void meet(const Rank& rank, const Stop& stop, Then then, Seen& seen) {
+void meet(const Rank& rank, const Case& c, const Stop& stop, Then then, Seen& seen) {
   const bool victim = rank.index() == kVictim;
-  const Case c = case_of(stop, then);
   const Step step = make_step(c);
   const reference::Outcome outcome = make_outcome(c, step);
   // An exchange in which nothing stops makes the plan: it is good for all of this configuration.
@@ -100,13 +99,14 @@ void meet(const Rank& rank, const Stop& stop, Then then, Seen& seen) {
 
 TEST_P(CudaStallPoints, TheOthersGetATypedErrorInTimeAndEveryKernelEnds) {
   const auto [stop, then] = GetParam();
+  const Case c = case_of(stop, then);  // of one seed for all ranks
   Group group = Group::processes(kRanks);
   group.set_deadline(20);
   try {
     group.run([&, stop = stop, then = then](Rank rank) {
       const device::Work work(rank.index());
       Seen& seen = seen_[rank.index()];
-      meet(rank, stop, then, seen);
+      meet(rank, c, stop, then, seen);
       seen.ended = true;
     });
     EXPECT_EQ(then, Then::stays);
