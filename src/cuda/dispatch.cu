@@ -1,5 +1,6 @@
-// The kernels of dispatch. The first blocks of a fused launch send, the others receive; the last of those
-// that send speaks for the rank. A launch of one block does one after the other.
+// The kernels of dispatch. The first blocks of a fused launch send, the last receive; the last of the others
+// speaks for the rank. Between them, where tokens are few, some keep the plan: those that send then end when
+// they have sent. A launch of one block does one after the other.
 #include "cuda/dispatch.hpp"
 
 #include "cuda/dispatch_speak.cuh"
@@ -12,19 +13,26 @@ template <Halves kHalves>
 struct Roles {
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
   static constexpr bool kFused = kSends && kReceives;
-  int senders, receivers;
-  bool apart;  // a block either sends or receives
-  bool sends, receives, speaks;
+  int senders, keepers, receivers;
+  bool apart;  // a block has one role
+  bool sends, keeps, receives, speaks;
 
   __device__ explicit Roles(const DispatchArguments& call) {
     const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
     apart = kFused && blocks > 1;
     senders = apart ? call.senders : min(blocks, kMaxSenders);
-    receivers = apart ? blocks - senders : blocks;
+    keepers = apart ? call.keepers : 0;
+    receivers = apart ? blocks - senders - keepers : blocks;
     sends = kSends && block < senders;
+    keeps = block >= senders && block < senders + keepers;
     receives = kReceives && block >= blocks - receivers;
-    speaks = kReceives && block == (apart ? senders - 1 : blocks - receivers);
+    speaks = kReceives && block == (apart ? senders + keepers - 1 : blocks - receivers);
   }
+  // Of blocks that count tokens for themselves, this block's number and how many share the tokens.
+  __device__ int counter() const { return static_cast<int>(blockIdx.x) - (keeps ? senders : 0); }
+  __device__ int counters() const { return keeps ? keepers : senders; }
+  // Nobody counts after this block: it knows what the letter says.
+  __device__ bool writes() const { return static_cast<int>(blockIdx.x) == senders + keepers - 1; }
   // Neighbouring messages go to different blocks.
   __device__ int receiver() const {
     const int block = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - receivers);
@@ -59,7 +67,7 @@ struct Block {
     if (warp() == 3) start_terms();
     state->announcer.prepare();
     state->scratch.prepare();
-    if (role.sends && !call.replay) counts_of(call).clear(call.lane.signals);
+    if ((role.sends || role.keeps) && !call.replay) counts_of(call).clear(call.lane.signals);
     if (thread() == 0) state->number = calls + 1;
     if (thread() == 32) state->failed = failed;
     tables.store(call.lane, block_memory + call.shared.tables);
@@ -72,12 +80,13 @@ struct Block {
     const bool known = Role::kSends && call.device_tokens == nullptr;
     std::int64_t tokens = call.tokens;
     if (!known) tokens = Role::kSends ? tokens_of(call, block() == 0) : call.plan.header->tokens;
+    const SendShare share = known ? call.share : SendShare::of(tokens, role.senders);
     state->tokens = tokens;
-    state->share = known ? call.share : SendShare::of(tokens, role.senders);
+    state->share = role.keeps ? SendShare::whole(tokens, role.keepers) : share;
     state->bad = {0, ~0ull};
     state->takers = state->placers = 0;
     state->fault = call.replay ? fault_of(call.lane, *call.plan.header, tokens) : PlanFault::none;
-    fill_facts(call, Role::kFused);
+    fill_facts(call, share, Role::kFused);
   }
   // By one warp: what the letter says of the call.
   __device__ void start_terms() const {
@@ -87,12 +96,12 @@ struct Block {
       state->letter.terms.add(static_cast<std::int64_t>(call.plan.header->call));
   }
 
-  // By the whole block: its counts, and if it is the last that sends the letters: it has the fewest tokens.
+  // By the whole block: its counts, and if it is the last that counts the letters: it has the fewest tokens.
   // `first_id`: first_counted_id().
   __device__ void announce(RawId first_id) const {
     const bool replay = call.replay;
-    if (!replay) count_routes(call, block(), role.senders, first_id);
-    if (block() != role.senders - 1) return;
+    if (!replay) count_routes(call, role.counter(), role.counters(), role.writes(), first_id);
+    if (!role.writes()) return;
     post_letters(call.lane, state->number, state->letter, replay ? nullptr : counts_of(call).all(), thread(),
                  threads());
     if (thread() != 0 || replay) return;
@@ -146,11 +155,11 @@ struct Block {
       clear_arrivals(call, thread() % 32, 32);
   }
 
-  // Rows between groups: by blocks that have sent and are done, where there are such.
+  // Rows between groups: by blocks that keep the plan or have sent, where there are such.
   __device__ void pad() const {
-    const int first = role.apart ? block() * kBlockWarps : role.receiver();
-    write_padding(call, Places::of(call), role.apart ? first + warp() : first,
-                  (role.apart ? role.senders : role.receivers) * kBlockWarps, call.plan);
+    const int worker = role.apart ? role.counter() * kBlockWarps + warp() : role.receiver();
+    write_padding(call, Places::of(call), worker,
+                  (role.apart ? role.counters() : role.receivers) * kBlockWarps, call.plan);
   }
 
   // Counts, then rows that need no places, then places, then rows that do, then what has come.
@@ -158,21 +167,19 @@ struct Block {
     const bool waits = Role::kFused && state->letter.facts.places_rows;
     bool placed = false;
     SlotRoute first;
-    if (role.sends) {
-      if (!call.replay && warp() < kWorkWarps) {
-        const int worker = block() * kWorkWarps + warp();
-        first = SlotRoute::of(call, Team::of(call.lane.top_k), state->share.token_begin(worker),
-                              state->share.token_end(worker));
-        own_rows(call, worker).start();
-      }
-      announce(first_id);
+    if (role.sends && !call.replay && warp() < kWorkWarps) {
+      const int worker = block() * kWorkWarps + warp();
+      first = SlotRoute::of(call, Team::of(call.lane.top_k), state->share.token_begin(worker),
+                            state->share.token_end(worker));
+      own_rows(call, worker).start();
     }
+    if (role.sends || role.keeps) announce(first_id);
 #pragma unroll 1
     for (int step = 0; step < 2; ++step) {
       if (role.sends && waits == (step == 1) && (step == 0 || placed)) send(waits, first);
-      if (!Role::kReceives) return finish(false);
+      if (!Role::kReceives || (role.sends && role.keepers > 0)) return finish(false);
       __syncthreads();
-      if (step == 0) placed = await_places(call, role.speaks, role.sends || role.speaks || !Role::kSends);
+      if (step == 0) placed = await_places(call, role.speaks, !role.receives || role.speaks || !Role::kSends);
     }
     finish(!waits);
     if (!placed) {
@@ -182,9 +189,10 @@ struct Block {
       return;
     }
     if (role.speaks) publish_places(call);
+    if (role.keeps && warp() < kWorkWarps) keep_plan(call, role.counter() * kWorkWarps + warp());
     if ((role.sends && !waits) || !Role::kSends) finish_plan();
     if (role.receives) receive();
-    if (!role.apart || role.sends) pad();
+    if (!role.apart || !role.receives) pad();
   }
 
   // A plan that cannot be used: block 0 says so.
@@ -209,7 +217,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const Block<kHalves> block{call, role, state};
   // Asked for before anything else is known.
   RawId first_id;
-  if (role.sends && !call.replay) first_id = first_counted_id(call, call.tokens);
+  if ((role.sends || role.keeps) && !call.replay) first_id = first_counted_id(call, call.tokens);
   if (!block.start()) return;
   if (state->fault == PlanFault::none) {
     block.take_part(first_id);

@@ -32,6 +32,7 @@ struct SendState {
   BlockTables tables;
   Places places;
   bool waits;            // for places; otherwise all rows are staged
+  bool keeps;            // the plan's entries, if it is not the caller's
   std::uint32_t takers;  // ranks that let this one place rows
   Announcer<kWorkWarps>* announcer;
   std::uint64_t number;
@@ -193,7 +194,7 @@ struct Sender {
         state.announce(flags, whole ? 1 : quarters.count(), now + t + 1 == end);
       }
       // Nobody waits for the plan.
-      if (quarters.first == 0 && token < end) planner.keep(team, token);
+      if (state.keeps && quarters.first == 0 && token < end) planner.keep(team, token);
     }
     state.announcer->close();
     if (threadIdx.x % 32 == 0) sent.publish(call);

@@ -144,15 +144,15 @@ static __device__ __noinline__ void add_up(const DispatchArguments& call, int bl
   lane.state->lowest_bad_id = ~0ull;
 }
 
-// By the whole of sending block `block` of `blocks`: what comes before each of its warps' tokens, and, in the
-// last block, the sum of all. `first_id`: first_counted_id().
+// By the whole of block `block` of `blocks` that share the tokens: what comes before each of its warps'
+// tokens, and, if it `counts_all`, which the last may, the sum of all. `first_id`: first_counted_id().
 static __device__ __forceinline__ void count_routes(const DispatchArguments& call, int block, int blocks,
-                                                    RawId first_id) {
+                                                    bool counts_all, RawId first_id) {
   BlockState* const state = block_state();
   const SendCounts counts = counts_of(call);
   const SendShare share = state->share;
   const int first = block * kWorkWarps;
-  const bool together = blocks > 1 && share.tokens >= kCountTogether, counts_all = block == blocks - 1;
+  const bool together = blocks > 1 && share.tokens >= kCountTogether;
   const std::int32_t begin = share.token_begin(first), end = share.token_begin(first + kWorkWarps);
   count_tokens(call, BlockTables::of(call), together ? begin : 0, counts_all ? share.tokens : end, first_id,
                together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
@@ -175,13 +175,14 @@ static __device__ __forceinline__ void count_routes(const DispatchArguments& cal
   __syncthreads();
 }
 
-// By one thread.
-__device__ __forceinline__ void fill_facts(const DispatchArguments& call, bool fused) {
+// By one thread. `share`: of those that send.
+__device__ __forceinline__ void fill_facts(const DispatchArguments& call, const SendShare& share,
+                                           bool fused) {
   BlockState* const state = block_state();
   LetterFacts facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
   if (state->tokens > 0) facts.argument[0] = call.weights != nullptr;
-  facts.runs = static_cast<std::uint16_t>(state->share.workers);
-  facts.quarters = state->share.splits > 0;
+  facts.runs = static_cast<std::uint16_t>(share.workers);
+  facts.quarters = share.splits > 0;
   facts.places_rows = fused && state->tokens >= kPlaceFrom;
   facts.takes_rows = fused && call.own_memory && !call.weigh_rows && call.dot_rows == nullptr;
   state->letter.facts = facts;
@@ -251,9 +252,14 @@ static __device__ __noinline__ void publish_places(const DispatchArguments& call
 // `waits`: for places.
 __device__ __forceinline__ SendState send_state_of(const DispatchArguments& call, bool waits) {
   BlockState* const state = block_state();
-  return {call,         BlockTables::of(call),     Places::of(call),
-          waits,        waits ? state->takers : 0, &state->announcer,
-          state->number};
+  return {.call = call,
+          .tables = BlockTables::of(call),
+          .places = Places::of(call),
+          .waits = waits,
+          .keeps = call.keepers == 0,
+          .takers = waits ? state->takers : 0,
+          .announcer = &state->announcer,
+          .number = state->number};
 }
 
 // Of worker `worker`, in the order it sends them.
@@ -273,6 +279,20 @@ __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int w
   RowStream<TokenParts> rows = own_rows(call, worker);
   rows.resume();
   Sender(state).send_units(block_state()->share, worker, planner, rows);
+}
+// By worker `worker` of those that keep the plan, once places are known: its tokens' entries.
+static __device__ __noinline__ void keep_plan(const DispatchArguments& call, int worker) {
+  const SendState state = send_state_of(call, true);
+  const SendShare share = block_state()->share;
+  const Team team = Team::of(call.lane.top_k);
+  const std::int32_t begin = share.token_begin(worker), end = share.token_end(worker);
+  IdPlanner planner{state, counts_of(call).of_warp(worker % kWorkWarps),
+                    SlotRoute::of(call, team, begin, end)};
+#pragma unroll 1
+  for (std::int32_t now = begin; now < end; now += team.count()) {
+    planner.next(team, now, end);
+    if (now + team.mine() < end) planner.keep(team, now + team.mine());
+  }
 }
 static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int worker, bool waits) {
   const SendState state = send_state_of(call, waits);

@@ -125,7 +125,9 @@ Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) 
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, halves == Halves::both);
   place_arrivals(call, arguments);
-  arguments.senders = dispatch_senders(shape.blocks, shared_.config,
+  const bool by_ids = halves == Halves::both && !arguments.replay;
+  arguments.keepers = by_ids ? dispatch_keepers(shape.blocks, shared_.config, arguments.tokens) : 0;
+  arguments.senders = dispatch_senders(shape.blocks - arguments.keepers, shared_.config,
                                        {.quantised = call.format.kind == FormatKind::fp8_e4m3,
                                         .placed = arguments.own_memory && arguments.tokens >= kPlaceFrom});
   launch_dispatch(arguments, halves, shape, handle_of(stream));

@@ -31,8 +31,12 @@ struct SendShare {
   std::int32_t each, more;  // units of a warp, and how many have one more
 
   FERRY_HD static SendShare of(std::int64_t tokens, int senders) {
-    SendShare share{static_cast<std::int32_t>(tokens), 0, senders * kWorkWarps, 0, 0};
-    share.splits = splits_of(tokens, share.workers);
+    return cut(tokens, senders, splits_of(tokens, senders * kWorkWarps));
+  }
+  // Of whole tokens.
+  FERRY_HD static SendShare whole(std::int64_t tokens, int blocks) { return cut(tokens, blocks, 0); }
+  FERRY_HD static SendShare cut(std::int64_t tokens, int blocks, int splits) {
+    SendShare share{static_cast<std::int32_t>(tokens), splits, blocks * kWorkWarps, 0, 0};
     const std::int32_t units = share.tokens << share.splits;
     share.each = units / share.workers;
     share.more = units - share.each * share.workers;
