@@ -3,6 +3,7 @@
 
 #include "cuda/dispatch.hpp"
 #include "cuda/encode.cuh"
+#include "cuda/known_calls.cuh"
 #include "cuda/routing.cuh"
 #include "cuda/row_stream.cuh"
 #include "cuda/values.cuh"
@@ -59,10 +60,11 @@ __device__ __forceinline__ bool moves_whole(const PartLayout& part) {
 }
 
 // The bytes of part `p` that come with some quarters of a row: as senders cut it, whose flags say no more.
+template <class Known>
 __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call, int p,
                                                    const Quarters& quarters) {
   const auto bytes = static_cast<int>(call.parts.part[p].row_bytes);
-  if (call.format != FormatKind::fp8_e4m3) return ByteRange::of(quarters, bytes, kGranule);
+  if (!Known::quantises(call)) return ByteRange::of(quarters, bytes, kGranule);
   const ByteRange columns = encoded_columns(call.lane, quarters);
   if (p == 0) return columns;
   const auto scales = [&](int column) {
@@ -74,11 +76,13 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
 
 // By one warp: some quarters of a part, from `from`, to the kept rows. `row`: of this thread's slot; `kept`:
 // the slots that have one.
+template <class Known>
 __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p, const std::byte* from,
                                             std::int32_t row, std::uint32_t kept, const Quarters& quarters) {
   const PartLayout& part = call.parts.part[p];
-  const ByteRange range = bytes_of_part(call, p, quarters);
-  if (moves_whole(part) && (range.begin | range.end) % 16 == 0) {
+  const ByteRange range = bytes_of_part<Known>(call, p, quarters);
+  // All that is not converted is made of whole granules.
+  if (!Known::quantises(call) || (moves_whole(part) && (range.begin | range.end) % 16 == 0)) {
     const auto bytes = static_cast<std::int32_t>(part.row_bytes);
     copy_granules(from, range, [&](const auto& granules, int at) {
 #pragma unroll 1
@@ -90,13 +94,16 @@ __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p
     return;
   }
   // Scales: words of their own, in a column or in rows that no copy of 16 bytes fits.
+#pragma unroll 1
   for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-    const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
-    const auto element_bytes = static_cast<int>(part.element_bytes);
+    const std::int64_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+    std::byte* const first =
+        call.arrived[p] + to * (part.columns ? kScaleBytes : static_cast<int>(part.row_bytes));
+    const std::int64_t step = part.columns ? kScaleBytes * call.leading[p] : kScaleBytes;
+#pragma unroll 1
     for (int byte = range.begin + 4 * static_cast<int>(threadIdx.x % 32); byte < range.end; byte += 128) {
-      std::byte* address = call.arrived[p] + element_offset(part, to, byte / element_bytes, call.leading[p]) +
-                           byte % element_bytes;
-      *reinterpret_cast<std::uint32_t*>(address) = *reinterpret_cast<const std::uint32_t*>(from + byte);
+      *reinterpret_cast<std::uint32_t*>(first + byte / kScaleBytes * step) =
+          *reinterpret_cast<const std::uint32_t*>(from + byte);
     }
   }
 }

@@ -29,7 +29,7 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
   // Work in quarters of a microsecond of a block, from the times of two ranks with few multiprocessors and
   // either role as the bound (docs/performance-gpus.md).
   constexpr double kPlan = 1.2, kStore = 1.1, kCopy = 1.0, kTake = 0.6;
-  constexpr double kEncode = 2.4, kStoreEncoded = 0.4, kCopyEncoded = 0.6;
+  constexpr double kEncode = 2.1, kStoreEncoded = 0.4, kCopyEncoded = 0.6;
   const double messages = reached(config), own = messages / config.placement.ranks();
   const double stored = work.quantised ? messages : messages - own;
   const double rows = config.layout == Layout::rank_major ? messages : config.top_k;

@@ -76,8 +76,10 @@ __device__ void send_weights(const CombineArguments& call, std::uint64_t number,
   if (threadIdx.x == 0) finish_sending(call.lane, number, senders, Phase::weights);
 }
 
-template <Halves kHalves>
-__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state, const PlanView& plan) {
+// `came`: as ResultSender.
+template <Halves kHalves, class Known>
+__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state, const PlanView& plan,
+                                     std::int32_t came) {
   const Roles<kHalves> role(call);
   const LaneView& lane = call.lane;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
@@ -87,16 +89,16 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   if (role.sends && block == 0 && !works)
     post_letters(lane, number, state->letter, nullptr, static_cast<int>(threadIdx.x % 32), 32);
   if (role.sends && works) {
-    if (call.weights_travel) send_weights(call, number, role.senders, plan);
-    send_results(call, number, warp * role.senders + block, role.senders * kCombineWarps, plan,
-                 &state->announcer, memory);
+    if (!Known::kPlain && call.weights_travel) send_weights(call, number, role.senders, plan);
+    send_results<Known>(call, number, warp * role.senders + block, role.senders * kCombineWarps, plan, came,
+                        &state->announcer, memory);
   } else if (role.sends) {
     state->announcer.run(lane, number);
     if (threadIdx.x % 32 == 0) finish_sending(lane, number, role.senders);
   }
   if (!role.receives) return;
   if (works) {
-    bring_home(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, plan, memory);
+    bring_home<Known>(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, plan, memory);
   } else if (role.home == 0) {
     LetterFacts theirs;
     await_letters(lane, number, state->letter, true, &theirs);
@@ -130,16 +132,24 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
   return !state->failed;
 }
 
-template <Halves kHalves>
+// Messages from the rank that is this thread's, as the plan has it.
+__device__ __forceinline__ std::int32_t messages_came(const CombineArguments& call) {
+  const int source = static_cast<int>(threadIdx.x % 32), ranks = call.lane.ranks;
+  return source < ranks ? call.plan.tokens_between[source * ranks + call.lane.rank] : 0;
+}
+
+template <Halves kHalves, class Known>
 __global__ void __launch_bounds__(kCombineThreads, 1)
     combine_kernel(const __grid_constant__ CombineArguments arguments) {
   __shared__ BlockState state;
+  // Asked for before anything else is known.
+  const std::int32_t came = kHalves != Halves::receive ? messages_came(arguments) : 0;
   if (!start_block(arguments, &state)) return;
   const CombineArguments& call = state.call;
   const LaneView& lane = call.lane;
   const PlanView& plan = call.plan;
   if (state.fault == PlanFault::none) {
-    work<kHalves>(call, &state, plan);
+    work<kHalves, Known>(call, &state, plan, came);
   } else if (blockIdx.x == 0) {
     if (kHalves != Halves::receive) {
       refuse_plan(lane, Operation::combine, state.number, *plan.header, state.fault, -1, &state.refusal);
@@ -149,29 +159,51 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   if (kHalves != Halves::send) end_block(lane, state.number);
 }
 
-const void* kernel_of(Halves halves) {
-  switch (halves) {
-    case Halves::send:
-      return reinterpret_cast<const void*>(&combine_kernel<Halves::send>);
-    case Halves::receive:
-      return reinterpret_cast<const void*>(&combine_kernel<Halves::receive>);
-    case Halves::both:
+template <Halves kHalves, class Known = AnyCombine>
+const void* kernel() {
+  return reinterpret_cast<const void*>(&combine_kernel<kHalves, Known>);
+}
+
+template <Reduction kReduction>
+const void* plain_kernel(DType type) {
+  switch (type) {
+    case DType::bf16:
+      return kernel<Halves::both, PlainCombine<kReduction, DType::bf16>>();
+    case DType::fp16:
+      return kernel<Halves::both, PlainCombine<kReduction, DType::fp16>>();
+    case DType::fp32:
       break;
   }
-  return reinterpret_cast<const void*>(&combine_kernel<Halves::both>);
+  return kernel<Halves::both, PlainCombine<kReduction, DType::fp32>>();
+}
+
+const void* kernel_of(const CombineArguments& call, Halves halves) {
+  if (halves == Halves::send) return kernel<Halves::send>();
+  if (halves == Halves::receive) return kernel<Halves::receive>();
+  const bool one_type = call.output_type == call.wire && call.result_type == call.wire;
+  const bool rows_alone = call.row_values == nullptr && call.route_values == nullptr && !call.weights_travel;
+  if (one_type && rows_alone && call.reduction == Reduction::partial)
+    return plain_kernel<Reduction::partial>(call.wire);
+  if (one_type && rows_alone && call.reduction == Reduction::exact)
+    return plain_kernel<Reduction::exact>(call.wire);
+  return kernel<Halves::both>();
 }
 
 }  // namespace
 
 void prepare_combine() {
-  for (const Halves halves : {Halves::both, Halves::send, Halves::receive})
-    allow_shared_bytes(kernel_of(halves), kStreamsBytes);
+  for (const void* kernel : {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>()})
+    allow_shared_bytes(kernel, kStreamsBytes);
+  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+    allow_shared_bytes(plain_kernel<Reduction::partial>(type), kStreamsBytes);
+    allow_shared_bytes(plain_kernel<Reduction::exact>(type), kStreamsBytes);
+  }
 }
 
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,
                     cudaStream_t stream) {
-  launch(kernel_of(halves), const_cast<CombineArguments*>(&arguments), kCombineThreads, kStreamsBytes, shape,
-         stream, "launching combine");
+  launch(kernel_of(arguments, halves), const_cast<CombineArguments*>(&arguments), kCombineThreads,
+         kStreamsBytes, shape, stream, "launching combine");
 }
 
 }  // namespace ferry::cuda

@@ -22,7 +22,7 @@ struct HomeRows {
 
 // One warp of those that bring rows home. Its tokens are `step` apart; what the plan says of the next is read
 // while one is brought.
-template <DType kWire>
+template <class Known, DType kWire>
 struct HomeBringer {
   const CombineArguments& call;
   const PlanView& plan;
@@ -34,7 +34,8 @@ struct HomeBringer {
   HomeToken ahead;
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
-  __device__ bool partial() const { return call.reduction == Reduction::partial; }
+  __device__ bool partial() const { return reduction_of<Known>(call) == Reduction::partial; }
+  __device__ DType result_type() const { return Known::kPlain ? kWire : call.result_type; }
   __device__ int generation() const { return static_cast<int>(number & 1); }
 
   __device__ HomeBringer(const CombineArguments& arguments, std::uint64_t call_number, int worker,
@@ -121,7 +122,7 @@ struct HomeBringer {
     const bool mine = home.destination == lane.rank;
     if (home.destination != -1) usable(lane, home.destination, lane.ranks, route);
     rows.own = rows_of_token(call, mine ? home.row : -1, total, route);
-    if (mine && call.weights_travel) rows.own.weight = call.home_weights[route];
+    if (!Known::kPlain && mine && call.weights_travel) rows.own.weight = call.home_weights[route];
     return rows;
   }
 
@@ -156,7 +157,8 @@ struct HomeBringer {
     int own_position = -1;
     HomeRows rows = rows_of_sums(home, &rank, &own_position);
     if (!await_staged(home, quarters, rank, &rows)) return false;
-    if (call.route_values != nullptr && quarters.first == 0) bring_values(home, rows, rank, own_position);
+    if (!Known::kPlain && call.route_values != nullptr && quarters.first == 0)
+      bring_values(home, rows, rank, own_position);
     if (call.result == nullptr) return true;
     const std::byte *own = rows.own.row >= 0 ? output_row(call, rows.own.row) : nullptr,
                     *staged = staged_row(home);
@@ -173,7 +175,7 @@ struct HomeBringer {
       add_rows<kWire>(stream, lower, sum);
       if (rows.own.kept != 0) add_piece<kWire>(mine, sum);
       add_rows<kWire>(stream, rows.staged & ~lower, sum);
-      store_sums<kWire>(call.result_type, result_row(call, home.token), first, columns.end, sum);
+      store_sums<kWire>(result_type(), result_row(call, home.token), first, columns.end, sum);
     }
     return true;
   }
@@ -194,19 +196,19 @@ struct HomeBringer {
     float weight = 1, value = 0;
     if (own) {
       if (call.weights != nullptr) weight = call.weights[row];
-      if (call.row_values != nullptr) value = call.row_values[row];
+      if (!Known::kPlain && call.row_values != nullptr) value = call.row_values[row];
     } else if (came) {
       const auto tail = *reinterpret_cast<const RouteTail*>(from + call.row.tail_offset);
       weight = tail.weight;
       value = tail.value;
     }
     if (slot() < lane.top_k && call.home_weights != nullptr) weight = call.home_weights[route];
-    if (slot() < lane.top_k && call.route_values != nullptr && quarters.first == 0)
+    if (!Known::kPlain && slot() < lane.top_k && call.route_values != nullptr && quarters.first == 0)
       call.route_values[route] = value;
     if (call.result == nullptr) return true;
     const std::uint32_t kept = __ballot_sync(~0u, own || came);
     const Columns columns = columns_of(quarters, lane.hidden);
-    if (call.reduction == Reduction::unreduced) {
+    if (reduction_of<Known>(call) == Reduction::unreduced) {
       copy_slots(home, from, kept, columns);
       return true;
     }
@@ -215,7 +217,7 @@ struct HomeBringer {
     for (int first = columns.begin; first < columns.end; first += PieceColumns<kWire>::kColumns) {
       Sums<kWire> sum = {};
       add_weighed<kWire>(stream, kept, weight, kWire, sum);
-      store_sums<kWire>(call.result_type, result_row(call, home.token), first, columns.end, sum);
+      store_sums<kWire>(result_type(), result_row(call, home.token), first, columns.end, sum);
     }
     return true;
   }
@@ -250,23 +252,13 @@ struct HomeBringer {
   }
 };
 
-template <DType kWire>
-__device__ __forceinline__ void bring_home_of(const CombineArguments& call, std::uint64_t number, int worker,
-                                              int workers, const PlanView& plan, std::byte* memory) {
-  HomeBringer<kWire>(call, number, worker, workers, plan, memory).bring_all();
-}
-
 // By one warp of `workers`. `memory`: of its streams.
+template <class Known>
 __device__ __forceinline__ void bring_home(const CombineArguments& call, std::uint64_t number, int worker,
                                            int workers, const PlanView& plan, std::byte* memory) {
-  switch (call.wire) {
-    case DType::bf16:
-      return bring_home_of<DType::bf16>(call, number, worker, workers, plan, memory);
-    case DType::fp16:
-      return bring_home_of<DType::fp16>(call, number, worker, workers, plan, memory);
-    case DType::fp32:
-      return bring_home_of<DType::fp32>(call, number, worker, workers, plan, memory);
-  }
+  with_type<Known>(call.wire, [&](auto type) {
+    HomeBringer<Known, type.value>(call, number, worker, workers, plan, memory).bring_all();
+  });
 }
 
 }  // namespace ferry::cuda

@@ -4,6 +4,7 @@
 #include "cuda/announce.cuh"
 #include "cuda/combine.hpp"
 #include "cuda/findings.cuh"
+#include "cuda/known_calls.cuh"
 #include "cuda/places.cuh"
 #include "cuda/route_values.cuh"
 #include "cuda/row_sums.cuh"
@@ -87,7 +88,7 @@ struct Outgoing {
 
 // One warp of those that send. Its messages are `step` apart; what the plan says of the next is read while
 // one moves.
-template <DType kIn>
+template <class Known, DType kIn>
 struct ResultSender {
   const CombineArguments& call;
   const PlanView& plan;
@@ -103,9 +104,10 @@ struct ResultSender {
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
 
+  // `came`: messages from the rank that is this thread's, as the plan has it.
   __device__ ResultSender(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                          int workers, const PlanView& of, Announcer<kCombineWarps>* block_announcer,
-                          std::byte* stream_memory)
+                          int workers, const PlanView& of, std::int32_t came,
+                          Announcer<kCombineWarps>* block_announcer, std::byte* stream_memory)
       : call(arguments),
         plan(of),
         announcer(block_announcer),
@@ -116,7 +118,7 @@ struct ResultSender {
         step(workers) {
     const LaneView& lane = call.lane;
     const bool is_home = slot() < lane.ranks && (call.own_staged || slot() != lane.rank);
-    messages = is_home ? static_cast<std::int32_t>(messages_between(lane, plan, slot(), lane.rank)) : 0;
+    messages = is_home ? usable_messages(lane, came, slot(), lane.rank) : 0;
     splits = splits_of(__reduce_add_sync(~0u, messages), workers);
     units = __reduce_max_sync(~0u, messages) * homes() << splits;
     ahead = look_up();
@@ -148,7 +150,9 @@ struct ResultSender {
     return {-1, 0, 0, 0, 0, 0};
   }
 
-  __device__ bool partial() const { return call.reduction == Reduction::partial; }
+  __device__ bool partial() const { return reduction_of<Known>(call) == Reduction::partial; }
+  __device__ DType wire() const { return Known::kPlain ? kIn : call.wire; }
+  __device__ bool has_values() const { return !Known::kPlain && call.row_values != nullptr; }
 
   // The next message. False: none is left, or the call has ended early.
   __device__ bool next(Outgoing* out) {
@@ -163,7 +167,9 @@ struct ResultSender {
         continue;
       }
       TokenRows rows = rows_of_token(call, came.row, total, message * lane.top_k + slot());
-      if (call.weights_travel && !await_weight(call, number, came.home, came.i, &rows.weight)) return false;
+      if (!Known::kPlain && call.weights_travel &&
+          !await_weight(call, number, came.home, came.i, &rows.weight))
+        return false;
       const std::int64_t first = partial() ? std::int64_t{came.token} * lane.most_ranks + came.position
                                            : std::int64_t{came.token} * lane.top_k;
       *out = {first, came.home, rows, Quarters::of(came.share, splits)};
@@ -177,12 +183,12 @@ struct ResultSender {
   }
 
   __device__ void write_tails(const Outgoing& to) const {
-    const float value = call.row_values != nullptr && to.rows.row >= 0 ? call.row_values[to.rows.row] : 0.0f;
+    const float value = has_values() && to.rows.row >= 0 ? call.row_values[to.rows.row] : 0.0f;
     if (!partial()) {
       if (is_among(to.rows.kept))
         *reinterpret_cast<RouteTail*>(row_at_home(to, slot()) + call.row.tail_offset) =
             RouteTail{to.rows.weight, value};
-    } else if (call.row_values != nullptr && slot() < call.lane.top_k) {
+    } else if (has_values() && slot() < call.lane.top_k) {
       reinterpret_cast<float*>(row_at_home(to, 0) + call.row.tail_offset)[slot()] = value;
     }
   }
@@ -195,13 +201,13 @@ struct ResultSender {
     for (int first = columns.begin; first < columns.end; first += PieceColumns<kIn>::kColumns) {
       if (!partial()) {
         each_piece(stream, to.rows.kept, [&](const LoadedPiece& piece, int of) {
-          store_piece<kIn>(piece, call.wire, row_at_home(to, of), first, columns.end);
+          store_piece<kIn>(piece, wire(), row_at_home(to, of), first, columns.end);
         });
         continue;
       }
       Sums<kIn> sum = {};
-      add_weighed<kIn>(stream, to.rows.kept, to.rows.weight, call.wire, sum);
-      store_sums<kIn>(call.wire, row_at_home(to, 0), first, columns.end, sum);
+      add_weighed<kIn>(stream, to.rows.kept, to.rows.weight, wire(), sum);
+      store_sums<kIn>(wire(), row_at_home(to, 0), first, columns.end, sum);
     }
   }
 
@@ -225,9 +231,7 @@ struct ResultSender {
     if (to.home == lane.rank || to.quarters.first != 0) return;
     const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
     const unsigned rows = partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.kept)));
-    const unsigned long long tail = !partial()                   ? sizeof(RouteTail)
-                                    : call.row_values != nullptr ? 4 * lane.top_k
-                                                                 : 0;
+    const unsigned long long tail = !partial() ? sizeof(RouteTail) : has_values() ? 4 * lane.top_k : 0;
     sent.rows += rows;
     sent.bytes += rows * (values + tail);
   }
@@ -239,25 +243,14 @@ struct ResultSender {
   }
 };
 
-template <DType kIn>
-__device__ __forceinline__ void send_results_of(const CombineArguments& call, std::uint64_t number,
-                                                int worker, int workers, const PlanView& plan,
-                                                Announcer<kCombineWarps>* announcer, std::byte* memory) {
-  ResultSender<kIn>(call, number, worker, workers, plan, announcer, memory).send_all();
-}
-
-// By one warp of `workers`. `memory`: of its streams.
+// By one warp of `workers`. `came`: as ResultSender; `memory`: of its streams.
+template <class Known>
 __device__ __forceinline__ void send_results(const CombineArguments& call, std::uint64_t number, int worker,
-                                             int workers, const PlanView& plan,
+                                             int workers, const PlanView& plan, std::int32_t came,
                                              Announcer<kCombineWarps>* announcer, std::byte* memory) {
-  switch (call.output_type) {
-    case DType::bf16:
-      return send_results_of<DType::bf16>(call, number, worker, workers, plan, announcer, memory);
-    case DType::fp16:
-      return send_results_of<DType::fp16>(call, number, worker, workers, plan, announcer, memory);
-    case DType::fp32:
-      return send_results_of<DType::fp32>(call, number, worker, workers, plan, announcer, memory);
-  }
+  with_type<Known>(call.output_type, [&](auto type) {
+    ResultSender<Known, type.value>(call, number, worker, workers, plan, came, announcer, memory).send_all();
+  });
 }
 
 }  // namespace ferry::cuda

@@ -40,7 +40,7 @@ struct Roles {
   }
 };
 
-template <Halves kHalves>
+template <Halves kHalves, class Known>
 struct Block {
   using Role = Roles<kHalves>;
 
@@ -67,7 +67,7 @@ struct Block {
     if (warp() == 3) start_terms();
     state->announcer.prepare();
     state->scratch.prepare();
-    if ((role.sends || role.keeps) && !call.replay) counts_of(call).clear(call.lane.signals);
+    if ((role.sends || role.keeps) && !Known::replays(call)) counts_of(call).clear(call.lane.signals);
     if (thread() == 0) state->number = calls + 1;
     if (thread() == 32) state->failed = failed;
     tables.store(call.lane, block_memory + call.shared.tables);
@@ -85,21 +85,21 @@ struct Block {
     state->share = role.keeps ? SendShare::whole(tokens, role.keepers) : share;
     state->bad = {0, ~0ull};
     state->takers = state->placers = 0;
-    state->fault = call.replay ? fault_of(call.lane, *call.plan.header, tokens) : PlanFault::none;
+    state->fault = Known::replays(call) ? fault_of(call.lane, *call.plan.header, tokens) : PlanFault::none;
     fill_facts(call, share, Role::kFused);
   }
   // By one warp: what the letter says of the call.
   __device__ void start_terms() const {
     copy_to_shared(call.terms, &state->letter.terms, thread() % 32, 32);
     __syncwarp();
-    if (call.replay && thread() % 32 == 0)
+    if (Known::replays(call) && thread() % 32 == 0)
       state->letter.terms.add(static_cast<std::int64_t>(call.plan.header->call));
   }
 
   // By the whole block: its counts, and if it is the last that counts the letters: it has the fewest tokens.
   // `first_id`: first_counted_id().
   __device__ void announce(RawId first_id) const {
-    const bool replay = call.replay;
+    const bool replay = Known::replays(call);
     if (!replay) count_routes(call, role.counter(), role.counters(), role.writes(), first_id);
     if (!role.writes()) return;
     post_letters(call.lane, state->number, state->letter, replay ? nullptr : counts_of(call).all(), thread(),
@@ -113,7 +113,7 @@ struct Block {
   __device__ void send(bool waits, SlotRoute& first) const {
     if (warp() < kWorkWarps) {
       const int worker = block() * kWorkWarps + warp();
-      if (!call.replay) return send_tokens(call, worker, waits, first);
+      if (!Known::replays(call)) return send_tokens<Known>(call, worker, waits, first);
       send_by_plan(call, worker, waits);
       // Not kept across the call, which would put it in memory for all.
       first = {};
@@ -132,7 +132,7 @@ struct Block {
 
   // The plan's rows of the tokens that were sent before their rows were known.
   __device__ void finish_plan() const {
-    if (call.replay || warp() >= kWorkWarps) return;
+    if (Known::replays(call) || warp() >= kWorkWarps) return;
     const int worker = block() * kWorkWarps + warp();
     std::int32_t begin, end;
     if (Role::kSends) {
@@ -151,7 +151,7 @@ struct Block {
   }
 
   __device__ void receive() const {
-    if (!receive_tokens(call, role.receiver(), role.receivers * kBlockWarps))
+    if (!receive_tokens<Known>(call, role.receiver(), role.receivers * kBlockWarps))
       clear_arrivals(call, thread() % 32, 32);
   }
 
@@ -167,11 +167,11 @@ struct Block {
     const bool waits = Role::kFused && state->letter.facts.places_rows;
     bool placed = false;
     SlotRoute first;
-    if (role.sends && !call.replay && warp() < kWorkWarps) {
+    if (role.sends && !Known::replays(call) && warp() < kWorkWarps) {
       const int worker = block() * kWorkWarps + warp();
       first = SlotRoute::of(call, Team::of(call.lane.top_k), state->share.token_begin(worker),
                             state->share.token_end(worker));
-      own_rows(call, worker).start();
+      own_rows<Known>(call, worker).start();
     }
     if (role.sends || role.keeps) announce(first_id);
 #pragma unroll 1
@@ -179,7 +179,8 @@ struct Block {
       if (role.sends && waits == (step == 1) && (step == 0 || placed)) send(waits, first);
       if (!Role::kReceives || (role.sends && role.keepers > 0)) return finish(false);
       __syncthreads();
-      if (step == 0) placed = await_places(call, role.speaks, !role.receives || role.speaks || !Role::kSends);
+      if (step == 0)
+        placed = await_places<Known>(call, role.speaks, !role.receives || role.speaks || !Role::kSends);
     }
     finish(!waits);
     if (!placed) {
@@ -209,15 +210,15 @@ struct Block {
   }
 };
 
-template <Halves kHalves>
+template <Halves kHalves, class Known>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     dispatch_kernel(const __grid_constant__ DispatchArguments call) {
   const Roles<kHalves> role(call);
   BlockState* const state = block_state();
-  const Block<kHalves> block{call, role, state};
+  const Block<kHalves, Known> block{call, role, state};
   // Asked for before anything else is known.
   RawId first_id;
-  if ((role.sends || role.keeps) && !call.replay) first_id = first_counted_id(call, call.tokens);
+  if ((role.sends || role.keeps) && !Known::replays(call)) first_id = first_counted_id(call, call.tokens);
   if (!block.start()) return;
   if (state->fault == PlanFault::none) {
     block.take_part(first_id);
@@ -227,16 +228,17 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   if (kHalves != Halves::send) end_block(call.lane, state->number);
 }
 
-const void* kernel_of(Halves halves) {
-  switch (halves) {
-    case Halves::send:
-      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::send>);
-    case Halves::receive:
-      return reinterpret_cast<const void*>(&dispatch_kernel<Halves::receive>);
-    case Halves::both:
-      break;
-  }
-  return reinterpret_cast<const void*>(&dispatch_kernel<Halves::both>);
+template <Halves kHalves, class Known = AnyDispatch>
+const void* kernel() {
+  return reinterpret_cast<const void*>(&dispatch_kernel<kHalves, Known>);
+}
+
+const void* kernel_of(const DispatchArguments& call, Halves halves) {
+  if (halves == Halves::send) return kernel<Halves::send>();
+  if (halves == Halves::receive) return kernel<Halves::receive>();
+  if (call.replay || call.weigh_rows || call.dot_rows != nullptr) return kernel<Halves::both>();
+  return call.format == FormatKind::fp8_e4m3 ? kernel<Halves::both, PlainDispatch<true>>()
+                                             : kernel<Halves::both, PlainDispatch<false>>();
 }
 
 }  // namespace
@@ -249,8 +251,11 @@ std::int64_t dispatch_shared_bytes(const LaneView& lane) {
 
 void prepare_dispatch(const LaneView& lane) {
   const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
-  for (const Halves halves : {Halves::both, Halves::send, Halves::receive})
-    allow_shared_bytes(kernel_of(halves), shared_bytes);
+  for (const void* kernel :
+       {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
+        kernel<Halves::both, PlainDispatch<false>>(), kernel<Halves::both, PlainDispatch<true>>()}) {
+    allow_shared_bytes(kernel, shared_bytes);
+  }
 }
 
 void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
@@ -259,7 +264,7 @@ void launch_dispatch(const DispatchArguments& arguments, Halves halves, const La
   const auto shared_bytes = static_cast<std::size_t>(BlockState::lay_out(&call));
   const bool apart = halves == Halves::both && shape.blocks > 1;
   call.share = SendShare::of(call.tokens, apart ? call.senders : std::min(shape.blocks, kMaxSenders));
-  launch(kernel_of(halves), &call, kBlockThreads, shared_bytes, shape, stream, "launching dispatch");
+  launch(kernel_of(call, halves), &call, kBlockThreads, shared_bytes, shape, stream, "launching dispatch");
 }
 
 }  // namespace ferry::cuda

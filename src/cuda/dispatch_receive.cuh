@@ -22,6 +22,7 @@ struct TakenSlot {
 };
 
 // One warp that receives.
+template <class Known>
 struct Receiver {
   const DispatchArguments& call;
   BlockTables tables;
@@ -62,7 +63,7 @@ struct Receiver {
     const int slot = team.slot();
     const SlotNote& note = taken.note;
     const std::int32_t row = taken.row;
-    if (!call.replay) {
+    if (!Known::replays(call)) {
       if (slot < lane.top_k) call.plan.came_rows[where * lane.top_k + slot] = row;
       if (slot == 0) {
         call.plan.came_token[where] = note.token;
@@ -110,7 +111,7 @@ struct Receiver {
     // Threads without a slot go by what the first one knows.
     note.token = __shfl_sync(~0u, note.token, team.mine() * team.size());
     std::int32_t row = -1;
-    if (has && !call.replay) {
+    if (has && !Known::replays(call)) {
       row = row_of_slot(message.source, message.i, note.local, note.ordinal);
     } else if (has) {
       const std::int64_t entry =
@@ -139,7 +140,7 @@ struct Receiver {
     const std::byte* from = staged;
     if (placed) from = call.arrived[0] + std::int64_t{first} * static_cast<int>(call.parts.part[0].row_bytes);
     const std::uint32_t copies = placed ? kept & (kept - 1) : kept;
-    if (computes()) {
+    if (Known::computes(call)) {
       compute_rows(team, teams, staged, kept, taken);
       if (call.weigh_rows) return;
     }
@@ -200,7 +201,7 @@ struct Receiver {
         const std::byte* part = row;
         if (p > 0)
           part = own ? token_row(call, p, token) : message_of(source, i) + call.message.part_offset[p];
-        spread_part(call, p, part, taken.row, to, quarters);
+        spread_part<Known>(call, p, part, taken.row, to, quarters);
       }
     }
   }
@@ -218,8 +219,6 @@ struct Receiver {
     }
   }
 
-  __device__ __forceinline__ bool computes() const { return call.weigh_rows || call.dot_rows != nullptr; }
-
   // By warp `worker` of `workers`: its messages, up to 32 in view, as they come. False: the call has ended
   // early.
   __device__ bool take_all(int worker, int workers) const {
@@ -227,7 +226,7 @@ struct Receiver {
     const int messages = slot() < lane.ranks ? places.between[slot() * lane.ranks + lane.rank] : 0;
     Turns turns{worker, workers, 0, 0, false};
     // Computed rows are the work of one warp.
-    turns.splits = computes() ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
+    turns.splits = Known::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
     int most = messages;
     if (messages > runs[slot()]) most = (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
     turns.units = __reduce_max_sync(~0u, most) * lane.ranks << turns.splits;
@@ -237,7 +236,7 @@ struct Receiver {
     int step = 0;
     std::uint32_t pending = fill(turns, 0, &step, &mine);
     // Few messages: their notes are read and kept while their rows are on the way.
-    if (!call.replay && __popc(static_cast<int>(pending)) <= team.count() &&
+    if (!Known::replays(call) && __popc(static_cast<int>(pending)) <= team.count() &&
         worker + step * workers >= turns.units)
       return pending == 0 || take_few(team, pending, mine);
     while (pending != 0) {
@@ -318,7 +317,7 @@ struct Receiver {
     const LaneView& lane = call.lane;
     // Only a plan can promise messages that do not come.
     const std::uint64_t* last =
-        call.replay ? lane.sent_flag(Phase::rows, lane.rank, generation(), mine.source) : nullptr;
+        Known::replays(call) ? lane.sent_flag(Phase::rows, lane.rank, generation(), mine.source) : nullptr;
     const CameFlags came =
         wait_for_some(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0, last,
                       {Operation::dispatch, number, mine.source});

@@ -133,6 +133,7 @@ struct IdPlanner {
 };
 
 // One warp that sends. Its messages but the last are announced by the block's announcing warp.
+template <class Known>
 struct Sender {
   const SendState& state;
   const DispatchArguments& call;
@@ -170,7 +171,7 @@ struct Sender {
     const std::int32_t begin = share.unit_begin(worker), end = share.token_end(worker);
     // Warps that share a row have one unit, if any.
     const Quarters quarters = Quarters::of(begin & ((1 << share.splits) - 1), share.splits);
-    const bool streams = goes_by_stream(call, share.splits), whole = share.splits == 0;
+    const bool streams = goes_by_stream<Known>(call, share.splits), whole = share.splits == 0;
 #pragma unroll 1
     for (std::int32_t now = begin >> share.splits; now < end; now += team.count()) {
       const std::int32_t token = now + team.mine();
@@ -189,7 +190,7 @@ struct Sender {
 #pragma unroll 1
       for (int t = 0; t < tokens; ++t) {
         disturb(call.lane, Point::row);
-        send_row(call, now + t, to, travel & team.threads(t), quarters, streams, stream);
+        send_row<Known>(call, now + t, to, travel & team.threads(t), quarters, streams, stream);
         std::uint64_t* flags = team.mine() == t && slot.leads ? to.flags + quarters.first : nullptr;
         state.announce(flags, whole ? 1 : quarters.count(), now + t + 1 == end);
       }

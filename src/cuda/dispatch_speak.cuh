@@ -191,7 +191,8 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
 // By the whole block: everybody's letters and, from their counts, all places. False, on all threads alike:
 // the call has ended early. `speaks`: this block says so to the host and the other blocks. `all`: as
 // find_places.
-static __device__ __forceinline__ bool await_places(const DispatchArguments& call, bool speaks, bool all) {
+template <class Known>
+__device__ __forceinline__ bool await_places(const DispatchArguments& call, bool speaks, bool all) {
   BlockState* const state = block_state();
   bool agreed = true;
   // The last warp has few counts to wait for, if any.
@@ -209,8 +210,8 @@ static __device__ __forceinline__ bool await_places(const DispatchArguments& cal
       state->placers = state->letter.facts.takes_rows ? placers : 0;
     }
   }
-  return find_places({call, BlockTables::of(call), state->number}, Places::of(call), &state->scratch, agreed,
-                     all, speaks && !call.replay);
+  const Counts<Known> counts{call, BlockTables::of(call), state->number};
+  return find_places(counts, Places::of(call), &state->scratch, agreed, all, speaks && !Known::replays(call));
 }
 
 // What downstream reads of a call that ended early: nothing arrived. By `threads` threads.
@@ -263,22 +264,24 @@ __device__ __forceinline__ SendState send_state_of(const DispatchArguments& call
 }
 
 // Of worker `worker`, in the order it sends them.
+template <class Known>
 __device__ __forceinline__ RowStream<TokenParts> own_rows(const DispatchArguments& call, int worker) {
   const SendShare share = block_state()->share;
   return {stream_of(call),
-          TokenParts::of(call, share.splits, share.token_begin(worker), share.token_end(worker))};
+          TokenParts::of<Known>(call, share.splits, share.token_begin(worker), share.token_end(worker))};
 }
 
 // By worker `worker`, who has started own_rows(): all it sends, from ids or by a plan. `first`: of its first
 // tokens.
+template <class Known>
 __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int worker, bool waits,
                                             const SlotRoute& first) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const SendState state = send_state_of(call, waits);
   IdPlanner planner{state, counts_of(call).of_warp(warp), first};
-  RowStream<TokenParts> rows = own_rows(call, worker);
+  RowStream<TokenParts> rows = own_rows<Known>(call, worker);
   rows.resume();
-  Sender(state).send_units(block_state()->share, worker, planner, rows);
+  Sender<Known>(state).send_units(block_state()->share, worker, planner, rows);
 }
 // By worker `worker` of those that keep the plan, once places are known: its tokens' entries.
 static __device__ __noinline__ void keep_plan(const DispatchArguments& call, int worker) {
@@ -297,17 +300,18 @@ static __device__ __noinline__ void keep_plan(const DispatchArguments& call, int
 static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int worker, bool waits) {
   const SendState state = send_state_of(call, waits);
   const SendShare share = block_state()->share;
-  RowStream<TokenParts> rows = own_rows(call, worker);
+  RowStream<TokenParts> rows = own_rows<AnyDispatch>(call, worker);
   rows.start();
   PlanReader reader(state, Team::of(call.lane.top_k), share.token_begin(worker), share.token_end(worker));
-  Sender(state).send_units(share, worker, reader, rows);
+  Sender<AnyDispatch>(state).send_units(share, worker, reader, rows);
 }
 
 // By warp `worker` of `workers`: all it receives.
+template <class Known>
 __device__ __forceinline__ bool receive_tokens(const DispatchArguments& call, int worker, int workers) {
   BlockState* const state = block_state();
-  return Receiver{call,          BlockTables::of(call), Places::of(call),  state->runs,
-                  state->number, state->placers,        state->quarterers, stream_of(call)}
+  return Receiver<Known>{call,          BlockTables::of(call), Places::of(call),  state->runs,
+                         state->number, state->placers,        state->quarterers, stream_of(call)}
       .take_all(worker, workers);
 }
 

@@ -4,6 +4,7 @@
 
 #include "cuda/block_arrays.cuh"
 #include "cuda/findings.cuh"
+#include "cuda/known_calls.cuh"
 #include "cuda/letters.cuh"
 #include "cuda/routing.cuh"
 
@@ -43,6 +44,7 @@ inline constexpr int kLettersAtOnce = 4;  // words on their way to a thread
 
 // Where counts come from: in a dispatch from ids the letters; otherwise the plan, where a count that no
 // routing can have is none.
+template <class Known>
 struct Counts {
   const DispatchArguments& call;
   BlockTables tables;
@@ -94,7 +96,7 @@ struct Counts {
   __device__ __forceinline__ bool messages_to(int destination,
                                               const BlockArray<std::int32_t>& between) const {
     const LaneView& lane = call.lane;
-    if (call.replay) {
+    if (Known::replays(call)) {
       for (int source = 0; source < lane.ranks; ++source) {
         const int where = source * lane.ranks + destination;
         const std::int32_t count = call.plan.tokens_between[where];
@@ -149,12 +151,13 @@ struct Position {
 };
 
 // Adds up the routes to the two positions of word `pair` of the counts. False: the call has ended early.
-__device__ __forceinline__ bool sum_routes(const Counts& counts, const Places& places, int pair, bool keeps,
-                                           Position* position) {
+template <class Known>
+__device__ __forceinline__ bool sum_routes(const Counts<Known>& counts, const Places& places, int pair,
+                                           bool keeps, Position* position) {
   const LaneView& lane = counts.call.lane;
   if (position[0].expert < 0 && position[1].expert < 0) return true;
   std::int32_t* const kept = keeps ? counts.call.plan.counts : nullptr;
-  if (!counts.call.replay) {
+  if (!Known::replays(counts.call)) {
     return counts.each(pair, [&](int source, std::uint64_t word) {
       position[0].add(lane, places, source, static_cast<std::int32_t>(word), kept);
       position[1].add(lane, places, source, static_cast<std::int32_t>(word >> 32), kept);
@@ -238,7 +241,8 @@ __device__ __forceinline__ void place_ranks(const LaneView& lane, const BlockTab
 // By the whole block: places, as soon as the counts are here; `all`: at every rank, which only those that
 // send ask for, otherwise at this one. False, on all threads alike: the call has ended early. `good`: whether
 // the caller's part has gone well so far. `keeps`: the plan keeps the counts, and the lane its load.
-__device__ __forceinline__ bool find_places(const Counts& counts, const Places& places,
+template <class Known>
+__device__ __forceinline__ bool find_places(const Counts<Known>& counts, const Places& places,
                                             PlacesScratch* scratch, bool good, bool all, bool keeps) {
   const LaneView& lane = counts.call.lane;
   const BlockTables& tables = counts.tables;
@@ -334,11 +338,16 @@ __device__ __forceinline__ std::int32_t row_of_route(const LaneView& lane, const
   return static_cast<std::int32_t>(lane.layout == Layout::expert_padded ? group * capacity + row : row);
 }
 
+// Messages from a rank to a rank, `count` as a plan has it.
+__device__ inline std::int32_t usable_messages(const LaneView& lane, std::int32_t count, int source,
+                                               int destination) {
+  const std::int64_t where = std::int64_t{source} * lane.ranks + destination;
+  return usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
+}
 __device__ inline std::int64_t messages_between(const LaneView& lane, const PlanView& plan, int source,
                                                 int destination) {
-  const std::int64_t where = std::int64_t{source} * lane.ranks + destination;
-  const std::int64_t count = plan.tokens_between[where];
-  return usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
+  return usable_messages(lane, plan.tokens_between[std::int64_t{source} * lane.ranks + destination], source,
+                         destination);
 }
 
 }  // namespace ferry::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/encode.cuh"
+#include "cuda/known_calls.cuh"
 #include "cuda/places.cuh"
 #include "cuda/row_stream.cuh"
 
@@ -78,14 +79,16 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
 
 // Whether a warp's rows of part 0 come by a stream: whole ones do, what is left of shared ones is soon here.
 // The scales of a piece of 32-bit values would not begin at a word.
+template <class Known>
 __device__ __forceinline__ bool goes_by_stream(const DispatchArguments& call, int splits) {
-  return splits == 0 && (call.format != FormatKind::fp8_e4m3 || call.type != DType::fp32);
+  return splits == 0 && (!Known::quantises(call) || call.type != DType::fp32);
 }
 
 // Bytes of a row of part 0 as the caller has it.
+template <class Known>
 __device__ __forceinline__ int bytes_to_read(const DispatchArguments& call) {
-  return call.format == FormatKind::fp8_e4m3 ? call.lane.hidden * static_cast<int>(value_bytes(call.type))
-                                             : static_cast<int>(call.parts.part[0].row_bytes);
+  return Known::quantises(call) ? call.lane.hidden * static_cast<int>(value_bytes(call.type))
+                                : static_cast<int>(call.parts.part[0].row_bytes);
 }
 
 // Part 0 of any token. Values: what a pointer to the arguments that lies in a struct points to, the compiler
@@ -95,8 +98,9 @@ struct RowsToRead {
   std::int64_t stride;
   int bytes;
 
+  template <class Known>
   __device__ __forceinline__ static RowsToRead of(const DispatchArguments& call) {
-    return {call.part[0], call.stride[0], bytes_to_read(call)};
+    return {call.part[0], call.stride[0], bytes_to_read<Known>(call)};
   }
   __device__ __forceinline__ void open(std::int64_t token, const std::byte** row, ByteRange* range) const {
     *row = first + token * stride;
@@ -109,9 +113,10 @@ struct TokenParts {
   RowsToRead rows;
   std::int32_t token, end;
 
+  template <class Known>
   __device__ static TokenParts of(const DispatchArguments& call, int splits, std::int32_t begin,
                                   std::int32_t end) {
-    return {RowsToRead::of(call), begin, goes_by_stream(call, splits) ? end : begin};
+    return {RowsToRead::of<Known>(call), begin, goes_by_stream<Known>(call, splits) ? end : begin};
   }
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
     if (token >= end) return false;
@@ -155,17 +160,17 @@ __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::i
 
 // By one warp: some quarters of a token's row to each thread in `rows`. `stream`: brings part 0, if rows go
 // by it.
-template <class Rows>
+template <class Known, class Rows>
 __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int64_t token,
                                          const Destination& to, std::uint32_t rows, const Quarters& quarters,
                                          bool streams, RowStream<Rows>& stream) {
   constexpr int kPiece = RowStream<Rows>::kPiece;
-  const int bytes = bytes_to_read(call);
-  if (call.format == FormatKind::fp8_e4m3 && !streams) {
+  const int bytes = bytes_to_read<Known>(call);
+  if (Known::quantises(call) && !streams) {
     const ByteRange columns = encoded_columns(call.lane, quarters);
     return send_encoded_columns<8>(call, token_row(call, 0, token), to, rows, columns);
   }
-  if (call.format == FormatKind::fp8_e4m3) {
+  if (Known::quantises(call)) {
 #pragma unroll 1
     for (int at = 0; at < bytes; at += kPiece) {
       const ByteRange columns{at / 2, min(at + kPiece, bytes) / 2};

@@ -1,0 +1,68 @@
+// What is known of a call when its kernel is compiled. Kernels that know more are smaller, and a call of few
+// tokens takes as long as it takes to get through its code for the first time: the common calls have kernels
+// of their own, beside one for all.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/combine.hpp"
+#include "cuda/dispatch.hpp"
+
+namespace ferry::cuda {
+
+struct AnyDispatch {
+  __device__ __forceinline__ static bool replays(const DispatchArguments& call) { return call.replay; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments& call) {
+    return call.format == FormatKind::fp8_e4m3;
+  }
+  // Something from rows, where they arrive.
+  __device__ __forceinline__ static bool computes(const DispatchArguments& call) {
+    return call.weigh_rows || call.dot_rows != nullptr;
+  }
+};
+// From ids, and nothing is computed.
+template <bool kQuantises>
+struct PlainDispatch {
+  __device__ __forceinline__ static bool replays(const DispatchArguments&) { return false; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
+  __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
+};
+
+struct AnyCombine {
+  static constexpr bool kPlain = false;
+};
+// Rows that come, travel and are added up in one type, and nothing beside them.
+template <Reduction kAs, DType kOf>
+struct PlainCombine {
+  static constexpr bool kPlain = true;
+  static constexpr Reduction kReduction = kAs;
+  static constexpr DType kType = kOf;
+};
+
+template <class Known>
+__device__ __forceinline__ Reduction reduction_of(const CombineArguments& call) {
+  if constexpr (Known::kPlain) return Known::kReduction;
+  return call.reduction;
+}
+
+template <DType kType>
+using TypeConstant = std::integral_constant<DType, kType>;
+
+// Calls use(TypeConstant<type>).
+template <class Known, class Use>
+__device__ __forceinline__ void with_type(DType type, Use use) {
+  if constexpr (Known::kPlain) {
+    use(TypeConstant<Known::kType>{});
+  } else {
+    switch (type) {
+      case DType::bf16:
+        return use(TypeConstant<DType::bf16>{});
+      case DType::fp16:
+        return use(TypeConstant<DType::fp16>{});
+      case DType::fp32:
+        return use(TypeConstant<DType::fp32>{});
+    }
+  }
+}
+
+}  // namespace ferry::cuda
