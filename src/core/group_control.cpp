@@ -19,6 +19,7 @@ struct alignas(64) GroupControl::Entry {
   Doorbell bell;
   std::atomic<std::int32_t> process;
   std::atomic<Presence> presence;
+  RobustLock lock;
   ErrorRecord error;  // valid once lost
   Seat seat;
 };
@@ -50,6 +51,10 @@ GroupControl::FailureSlot& GroupControl::failure_slot(int reporter) const {
 
 Doorbell& GroupControl::bell(int rank) const {
   return entry(rank).bell;
+}
+
+RobustLock& GroupControl::lock(int rank) const {
+  return entry(rank).lock;
 }
 
 Seat& GroupControl::seat(int rank) const {

@@ -9,6 +9,7 @@
 
 #include "core/error_record.hpp"
 #include "core/futex.hpp"
+#include "core/robust_lock.hpp"
 #include "memory/mapping.hpp"
 
 namespace ferry {
@@ -36,6 +37,7 @@ class GroupControl {
   void enter(int rank);            // as a thread of the calling process
   int process_of(int rank) const;  // 0 before it has entered
   Presence presence_of(int rank) const;
+  RobustLock& lock(int rank) const;  // held by the rank's process; see ProcessWatch
 
   // The rank has ended, well or by an error; the latter fails the group. Both wake everybody.
   void leave(int rank) noexcept;

@@ -31,10 +31,12 @@ bool ProcessWatch::open(int rank) {
 }
 
 bool ProcessWatch::ended(int rank, int milliseconds) {
+  if (control_.lock(rank).owner_died()) return true;
   if (descriptors_[rank] < 0 && !open(rank)) return true;
   if (descriptors_[rank] < 0) return false;
   pollfd entry{descriptors_[rank], POLLIN, 0};
-  return poll(&entry, 1, milliseconds) > 0;
+  // The lock again: it may have been marked meanwhile, long before the descriptor tells.
+  return poll(&entry, 1, milliseconds) > 0 || control_.lock(rank).owner_died();
 }
 
 bool ProcessWatch::ends_within(int rank, int milliseconds) {
@@ -45,7 +47,8 @@ bool ProcessWatch::ends_within(int rank, int milliseconds) {
 int ProcessWatch::find_ended() {
   const std::lock_guard lock(mutex_);
   for (int rank = 0; rank < control_.ranks(); ++rank) {
-    // In this order: a rank that left said so before its process ended.
+    // In this order: a rank that left said so before its process ended, and with it the thread that held its
+    // lock.
     if (ended(rank, 0) && control_.presence_of(rank) == Presence::present) return rank;
   }
   return -1;

@@ -1,4 +1,6 @@
-// Notices when a peer's process ends, whether or not it said so.
+// Notices when a peer's process ends, whether or not it said so: by its lock, which is marked as soon as it
+// is killed; and by its descriptor, which tells more slowly of those that do not hold their lock yet, or no
+// longer.
 #pragma once
 
 #include <mutex>
@@ -15,11 +17,11 @@ class ProcessWatch {
   ProcessWatch(const ProcessWatch&) = delete;  // owns descriptors
   ProcessWatch& operator=(const ProcessWatch&) = delete;
 
-  // A rank whose process has ended (a zombie counts) without a word, or -1. Never blocks. Ranks that are
-  // threads of this process are not found: they cannot end that way.
+  // A rank whose process has ended (a zombie counts) or is just ending, without a word, or -1. Never blocks.
+  // Ranks that are threads of this process are not found: they cannot end that way.
   int find_ended();
 
-  // Whether the process of `rank` has ended or does so within this time.
+  // Whether the process of `rank` has ended, is just ending, or ends within this time.
   bool ends_within(int rank, int milliseconds);
 
  private:

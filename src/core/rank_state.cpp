@@ -17,6 +17,7 @@ RankState::RankState(std::shared_ptr<GroupControl> control, int rank, Topology t
   all_gather(nullptr, nullptr, 0);
   for (int peer = 0; peer < control_->ranks(); ++peer)
     same_process_ &= control_->process_of(peer) == getpid();
+  if (!same_process_) lock_.emplace(control_->lock(rank));
 }
 
 void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "core/group_control.hpp"
+#include "core/robust_lock.hpp"
 #include "core/waiter.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
@@ -45,6 +47,7 @@ class RankState {
   bool same_process_ = true;
   std::uint64_t step_ = 0;
   Waiter waiter_;
+  std::optional<RobustLockOwner> lock_;  // if there are peers in other processes
 };
 
 }  // namespace ferry

@@ -1,13 +1,11 @@
 #include "cuda/watch.hpp"
 
-#include <pthread.h>
-
 #include <atomic>
-#include <csignal>
 #include <exception>
 #include <system_error>
 
 #include "core/error_record.hpp"
+#include "core/no_signals.hpp"
 #include "core/rank_state.hpp"
 #include "core/text.hpp"
 #include "ferry/error.hpp"
@@ -18,22 +16,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval{20};
 constexpr std::chrono::milliseconds kLookInterval{200};  // a look is a system call for each peer
-
-// Signals of the program are for its own threads: while one lives, threads that are started take none.
-class NoSignals {
- public:
-  NoSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  NoSignals(const NoSignals&) = delete;
-  NoSignals& operator=(const NoSignals&) = delete;
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace
 

@@ -41,7 +41,7 @@ double deadline_of(Then then) {
   return then == Then::stays ? 1.5 : 6;
 }
 double seconds_for(Then then) {
-  return then == Then::stays ? 2.5 : 3;
+  return then == Then::stays ? 2.5 : kKilledAfter + 1;
 }
 
 Case case_of(const Stop& stop, Then then) {

@@ -262,7 +262,7 @@ TEST_P(DeviceSymmetric, SurvivesTheDeathOfARankAndServesTheSurvivors) {
       if (rank.index() == victim) raise(SIGKILL);
       const Stopwatch watch;
       const auto error = thrown<PeerLostError>([&] { rank.barrier(); });
-      FERRY_CHECK(error.record.peer == victim && watch.seconds() < 1.5,
+      FERRY_CHECK(error.record.peer == victim && watch.seconds() < 1.0,
                   str(error.what(), ", ", watch.seconds()));
       sleep_seconds(1.0);
       hammer.check_running();

@@ -113,7 +113,8 @@ TEST_P(Watches, EndAtOnceAndLeaveNothing) {
     }
     FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
     rank.barrier();
-    // The ranks' own, and the sanitizer's. A thread that was waited for is listed for a moment longer.
+    // The ranks' own, the one that holds a process's lock, and the sanitizer's. A thread that was waited for
+    // is listed for a moment longer.
     const Stopwatch listed;
     while (threads() > 1 + 3) FERRY_CHECK(listed.seconds() < 5, str(threads(), " threads"));
     rank.barrier();
