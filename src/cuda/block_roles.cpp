@@ -39,7 +39,8 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
 }
 
 int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens) {
-  if (tokens >= kPlaceFrom || blocks < 8) return 0;
+  // They tell every rank of every token: not where most would be told of nothing.
+  if (tokens >= kPlaceFrom || blocks < 8 || config.placement.ranks() > 2 * config.top_k) return 0;
   // A warp has as many tokens as it plans at once, if there are blocks enough.
   const std::int64_t each = kWorkWarps * (config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1);
   return static_cast<int>(std::clamp<std::int64_t>((tokens + each - 1) / each, 1, blocks / 8));

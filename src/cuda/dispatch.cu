@@ -1,6 +1,6 @@
 // The kernels of dispatch. The first blocks of a fused launch send, the last receive; the last of the others
-// speaks for the rank. Between them, where tokens are few, some keep the plan: those that send then end when
-// they have sent. A launch of one block does one after the other.
+// speaks for the rank. Between them, where tokens are few, some tell of the tokens: they count, write notes
+// and keep the plan, and those that send only send. A launch of one block does one after the other.
 #include "cuda/dispatch.hpp"
 
 #include "cuda/dispatch_speak.cuh"
@@ -28,7 +28,9 @@ struct Roles {
     receives = kReceives && block >= blocks - receivers;
     speaks = kReceives && block == (apart ? senders + keepers - 1 : blocks - receivers);
   }
-  // Of blocks that count tokens for themselves, this block's number and how many share the tokens.
+  // Whoever tells of tokens counts them.
+  __device__ bool counts() const { return keeps || (sends && keepers == 0); }
+  // Of blocks with this role, this block's number, and how many share the tokens.
   __device__ int counter() const { return static_cast<int>(blockIdx.x) - (keeps ? senders : 0); }
   __device__ int counters() const { return keeps ? keepers : senders; }
   // Nobody counts after this block: it knows what the letter says.
@@ -67,7 +69,7 @@ struct Block {
     if (warp() == 3) start_terms();
     state->announcer.prepare();
     state->scratch.prepare();
-    if ((role.sends || role.keeps) && !Known::replays(call)) counts_of(call).clear(call.lane.signals);
+    if (role.counts() && !Known::replays(call)) counts_of(call).clear(call.lane.signals);
     if (thread() == 0) state->number = calls + 1;
     if (thread() == 32) state->failed = failed;
     tables.store(call.lane, block_memory + call.shared.tables);
@@ -130,10 +132,18 @@ struct Block {
       finish_sending(call.lane, state->number, role.senders);
   }
 
-  // The plan's rows of the tokens that were sent before their rows were known.
+  // Notes and the plan's entries of the tokens that this block tells of.
+  __device__ void tell() const {
+    if (warp() >= kWorkWarps) return;
+    const int worker = role.counter() * kWorkWarps + warp();
+    tell_tokens(send_state_of(call, false), counts_of(call).of_warp(warp()), state->share.token_begin(worker),
+                state->share.token_end(worker));
+  }
+
+  // The plan's rows of the tokens that were told of before their rows were known.
   __device__ void finish_plan() const {
     if (Known::replays(call) || warp() >= kWorkWarps) return;
-    const int worker = block() * kWorkWarps + warp();
+    const int worker = role.counter() * kWorkWarps + warp();
     std::int32_t begin, end;
     if (Role::kSends) {
       // The first share of a token's row has made its entries.
@@ -162,22 +172,29 @@ struct Block {
                   (role.apart ? role.counters() : role.receivers) * kBlockWarps, call.plan);
   }
 
-  // Counts, then rows that need no places, then places, then rows that do, then what has come.
-  __device__ void take_part(RawId first_id) const {
-    const bool waits = Role::kFused && state->letter.facts.places_rows;
+  // Of this warp's first tokens, by `share`.
+  __device__ __forceinline__ SlotRoute first_routes(const SendShare& share) const {
+    const int worker = block() * kWorkWarps + warp();
+    return SlotRoute::of(call, Team::of(call.lane.top_k), share.token_begin(worker), share.token_end(worker));
+  }
+  // Where nothing is done before rows are sent, routes are asked for before anything else is known.
+  __device__ bool asks_early() const { return Known::kByToken && call.device_tokens == nullptr; }
+
+  // Counts, then rows that need no places, then places, then rows that do, then what has come. `first`:
+  // first_routes(), if asked for early.
+  __device__ void take_part(RawId first_id, SlotRoute first) const {
+    const bool waits = Role::kFused && !Known::kByToken && state->letter.facts.places_rows;
     bool placed = false;
-    SlotRoute first;
     if (role.sends && !Known::replays(call) && warp() < kWorkWarps) {
-      const int worker = block() * kWorkWarps + warp();
-      first = SlotRoute::of(call, Team::of(call.lane.top_k), state->share.token_begin(worker),
-                            state->share.token_end(worker));
-      own_rows<Known>(call, worker).start();
+      if (!asks_early()) first = first_routes(state->share);
+      own_rows<Known>(call, block() * kWorkWarps + warp()).start();
     }
-    if (role.sends || role.keeps) announce(first_id);
+    if (role.counts()) announce(first_id);
+    if (role.keeps) tell();
 #pragma unroll 1
     for (int step = 0; step < 2; ++step) {
       if (role.sends && waits == (step == 1) && (step == 0 || placed)) send(waits, first);
-      if (!Role::kReceives || (role.sends && role.keepers > 0)) return finish(false);
+      if (!Role::kReceives || (Known::kByToken && role.sends)) return finish(false);
       __syncthreads();
       if (step == 0)
         placed = await_places<Known>(call, role.speaks, !role.receives || role.speaks || !Role::kSends);
@@ -190,8 +207,7 @@ struct Block {
       return;
     }
     if (role.speaks) publish_places(call);
-    if (role.keeps && warp() < kWorkWarps) keep_plan(call, role.counter() * kWorkWarps + warp());
-    if ((role.sends && !waits) || !Role::kSends) finish_plan();
+    if (role.keeps || (role.sends && !waits) || !Role::kSends) finish_plan();
     if (role.receives) receive();
     if (!role.apart || !role.receives) pad();
   }
@@ -218,10 +234,12 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const Block<kHalves, Known> block{call, role, state};
   // Asked for before anything else is known.
   RawId first_id;
-  if ((role.sends || role.keeps) && !Known::replays(call)) first_id = first_counted_id(call, call.tokens);
+  SlotRoute first;
+  if (role.counts() && !Known::replays(call)) first_id = first_counted_id(call, call.tokens);
+  if (role.sends && block.asks_early() && block.warp() < kWorkWarps) first = block.first_routes(call.share);
   if (!block.start()) return;
   if (state->fault == PlanFault::none) {
-    block.take_part(first_id);
+    block.take_part(first_id, first);
   } else {
     block.refuse();
   }
@@ -233,12 +251,18 @@ const void* kernel() {
   return reinterpret_cast<const void*>(&dispatch_kernel<kHalves, Known>);
 }
 
+template <bool kQuantises, bool kByToken>
+const void* plain_kernel() {
+  return kernel<Halves::both, PlainDispatch<kQuantises, kByToken>>();
+}
+
 const void* kernel_of(const DispatchArguments& call, Halves halves) {
   if (halves == Halves::send) return kernel<Halves::send>();
   if (halves == Halves::receive) return kernel<Halves::receive>();
   if (call.replay || call.weigh_rows || call.dot_rows != nullptr) return kernel<Halves::both>();
-  return call.format == FormatKind::fp8_e4m3 ? kernel<Halves::both, PlainDispatch<true>>()
-                                             : kernel<Halves::both, PlainDispatch<false>>();
+  const bool quantises = call.format == FormatKind::fp8_e4m3;
+  if (call.keepers > 0) return quantises ? plain_kernel<true, true>() : plain_kernel<false, true>();
+  return quantises ? plain_kernel<true, false>() : plain_kernel<false, false>();
 }
 
 }  // namespace
@@ -251,9 +275,9 @@ std::int64_t dispatch_shared_bytes(const LaneView& lane) {
 
 void prepare_dispatch(const LaneView& lane) {
   const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
-  for (const void* kernel :
-       {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
-        kernel<Halves::both, PlainDispatch<false>>(), kernel<Halves::both, PlainDispatch<true>>()}) {
+  for (const void* kernel : {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
+                             plain_kernel<false, false>(), plain_kernel<false, true>(),
+                             plain_kernel<true, false>(), plain_kernel<true, true>()}) {
     allow_shared_bytes(kernel, shared_bytes);
   }
 }

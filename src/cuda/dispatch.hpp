@@ -48,7 +48,7 @@ struct DispatchArguments {
   bool own_staged;      // this rank's own tokens go through staging as well
   bool own_memory;      // part 0 of the arrivals lies in the lane's memory
   int senders;          // blocks of a fused launch of several that send
-  int keepers;          // blocks of it, after those, that keep the plan; 0: those that send do
+  int keepers;          // blocks of it, after those, that tell of tokens; 0: those that send do
   SendShare share;      // of `tokens`: set by the launch
   BlockOffsets shared;  // set by the launch
 

@@ -6,7 +6,7 @@
 
 namespace ferry::cuda {
 
-// A message of a team: whose, and which.
+// A message of a team: whose, and where it lies among its source's: at its number, or its token's.
 struct TeamMessage {
   bool has;
   int source, i;
@@ -15,10 +15,11 @@ struct TeamMessage {
 
 // What this thread's slot of its team's message becomes.
 struct TakenSlot {
-  SlotNote note;
-  std::int32_t row;    // or -1
-  int position;        // of this rank among the token's, ascending
-  std::uint32_t kept;  // threads of the warp with a row
+  SlotNote note;         // .token: the message's token
+  std::int32_t message;  // its number
+  std::int32_t row;      // or -1
+  int position;          // of this rank among the token's, ascending
+  std::uint32_t kept;    // threads of the warp with a row
 };
 
 // One warp that receives.
@@ -27,7 +28,8 @@ struct Receiver {
   const DispatchArguments& call;
   BlockTables tables;
   Places places;
-  const std::int32_t* runs;  // [R] of messages, side by side
+  const std::int32_t* runs;       // [R] of messages, side by side
+  const std::int32_t* tokens_of;  // [R] of sources whose messages lie by token; -1: by number
   std::uint64_t number;
   std::uint32_t placers;     // ranks that have stored rows where they stay
   std::uint32_t quarterers;  // ranks that announce the quarters of a row apart
@@ -59,7 +61,7 @@ struct Receiver {
     std::int32_t one_row = -1;  // rank_major: the token's one row
     if (rank_major) one_row = __shfl_sync(~0u, taken.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
     if (!message.has || message.quarters.first != 0) return;
-    const std::int64_t where = std::int64_t{message.source} * lane.max_tokens + message.i;
+    const std::int64_t where = std::int64_t{message.source} * lane.max_tokens + taken.message;
     const int slot = team.slot();
     const SlotNote& note = taken.note;
     const std::int32_t row = taken.row;
@@ -110,9 +112,13 @@ struct Receiver {
     if (has) note = SlotNote::of(seen);
     // Threads without a slot go by what the first one knows.
     note.token = __shfl_sync(~0u, note.token, team.mine() * team.size());
-    std::int32_t row = -1;
+    std::int32_t number_of = message.i, row = -1;
+    if (tokens_of[message.source] >= 0) {
+      number_of = note.token;
+      note.token = message.i;
+    }
     if (has && !Known::replays(call)) {
-      row = row_of_slot(message.source, message.i, note.local, note.ordinal);
+      row = row_of_slot(message.source, number_of, note.local, note.ordinal);
     } else if (has) {
       const std::int64_t entry =
           (std::int64_t{message.source} * lane.max_tokens + message.i) * lane.top_k + slot;
@@ -120,7 +126,7 @@ struct Receiver {
       if (row != -1 && !usable(lane, row, places.begin[lane.groups], entry)) row = -1;
     }
     const std::uint32_t lower = __ballot_sync(~0u, note.first_of_lower) & team.threads(team.mine());
-    *taken = {note, row, __popc(static_cast<int>(lower)), __ballot_sync(~0u, row >= 0)};
+    *taken = {note, number_of, row, __popc(static_cast<int>(lower)), __ballot_sync(~0u, row >= 0)};
     return true;
   }
 
@@ -219,11 +225,17 @@ struct Receiver {
     }
   }
 
+  // Where there may be messages of a source.
+  __device__ int messages_of(int source) const {
+    const std::int32_t tokens = tokens_of[source];
+    return tokens >= 0 ? tokens : places.between[source * call.lane.ranks + call.lane.rank];
+  }
+
   // By warp `worker` of `workers`: its messages, up to 32 in view, as they come. False: the call has ended
   // early.
   __device__ bool take_all(int worker, int workers) const {
     const LaneView& lane = call.lane;
-    const int messages = slot() < lane.ranks ? places.between[slot() * lane.ranks + lane.rank] : 0;
+    const int messages = slot() < lane.ranks ? messages_of(slot()) : 0;
     Turns turns{worker, workers, 0, 0, false};
     // Computed rows are the work of one warp.
     turns.splits = Known::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
@@ -234,7 +246,8 @@ struct Receiver {
     const Team team = Team::of(lane.top_k);
     ComingMessage mine;
     int step = 0;
-    std::uint32_t pending = fill(turns, 0, &step, &mine);
+    std::uint32_t pending = 0;
+    if (!fill(turns, &pending, &step, &mine)) return false;
     // Few messages: their notes are read and kept while their rows are on the way.
     if (!Known::replays(call) && __popc(static_cast<int>(pending)) <= team.count() &&
         worker + step * workers >= turns.units)
@@ -253,7 +266,7 @@ struct Receiver {
         keep_notes(team, message, taken);
         for (int t = 0; t < team.count(); ++t) here &= here - 1;
       }
-      pending = fill(turns, pending, &step, &mine);
+      if (!fill(turns, &pending, &step, &mine)) return false;
     }
     return true;
   }
@@ -271,13 +284,15 @@ struct Receiver {
     Quarters quarters{0, kQuarters};
   };
 
-  // Threads not in `pending` take the warp's next messages. Returns the threads that have one.
-  __device__ __forceinline__ std::uint32_t fill(const Turns& turns, std::uint32_t pending, int* step,
-                                                ComingMessage* mine) const {
+  // Threads not in `pending` take the warp's next messages, and are in it then. False: the call has ended
+  // early.
+  __device__ __forceinline__ bool fill(const Turns& turns, std::uint32_t* pending, int* step,
+                                       ComingMessage* mine) const {
     const LaneView& lane = call.lane;
-    while (pending != ~0u && turns.worker + *step * turns.workers < turns.units) {
-      const bool takes = (pending >> slot() & 1) == 0;
-      const int at = *step + __popc(static_cast<int>(~pending & ((1u << slot()) - 1))),
+#pragma unroll 1
+    while (*pending != ~0u && turns.worker + *step * turns.workers < turns.units) {
+      const bool takes = (*pending >> slot() & 1) == 0;
+      const int at = *step + __popc(static_cast<int>(~*pending & ((1u << slot()) - 1))),
                 unit = turns.worker + at * turns.workers, turn = unit >> turns.splits,
                 of_rank = lane.by_ranks.quotient(turn);
       // This rank's own first.
@@ -286,18 +301,38 @@ struct Receiver {
       if (next >= lane.ranks) next -= lane.ranks;
       next += lane.rank;
       const int source = next < lane.ranks ? next : next - lane.ranks;
-      const int i = takes && unit < turns.units ? message_at(source, of_rank) : -1;
+      int i = takes && unit < turns.units ? message_at(source, of_rank) : -1;
+      bool ended = false;
+      if (i >= 0 && tokens_of[source] >= 0 && !await_message(source, i, &ended)) i = -1;
       if (takes) *mine = {source, i, Quarters::of(unit - (turn << turns.splits), turns.splits)};
-      *step += __popc(static_cast<int>(~pending));
-      pending |= __ballot_sync(~0u, i >= 0);
+      *step += __popc(static_cast<int>(~*pending));
+      *pending |= __ballot_sync(~0u, i >= 0);
+      if (__any_sync(~0u, ended)) return false;
     }
-    return pending;
+    return true;
+  }
+
+  // Whether `source` sends a message of its token `i`: its first note, waited for, says so.
+  __device__ __forceinline__ bool await_message(int source, int i, bool* ended) const {
+    const LaneView& lane = call.lane;
+    const LetterUnit* unit = lane.slot_notes(lane.rank, generation(), source, i);
+    LetterUnit seen = load_unit_relaxed_sys(unit);
+#pragma unroll 1
+    for (unsigned look = 0; seen.call >> SlotNote::kTokenBits < number; ++look) {
+      if (look >= kQuickLooks) {
+        *ended = wait_long(lane, &unit->call, nullptr,
+                           {Operation::dispatch, number, source, SlotNote::kTokenBits}) != Came::yes;
+        if (*ended) return false;
+      }
+      seen = load_unit_relaxed_sys(unit);
+    }
+    return SlotNote::of(seen).token != SlotNote::kNoMessage;
   }
 
   // The message of `source` that comes in turn `at`, or -1. It is a guess where runs begin, as if all were
   // equally long: what comes earlier or later than thought is taken all the same.
   __device__ int message_at(int source, int at) const {
-    const int messages = places.between[source * call.lane.ranks + call.lane.rank], count = runs[source];
+    const int messages = messages_of(source), count = runs[source];
     if (messages <= count) return at < messages ? at : -1;
     const int each = messages / count, more = messages - each * count, i = at / count, run = at - i * count;
     return i < each + (run < more) ? run * each + min(run, more) + i : -1;

@@ -32,7 +32,7 @@ struct SendState {
   BlockTables tables;
   Places places;
   bool waits;            // for places; otherwise all rows are staged
-  bool keeps;            // the plan's entries, if it is not the caller's
+  bool by_token;         // messages lie by token; other blocks write their notes, and the plan
   std::uint32_t takers;  // ranks that let this one place rows
   Announcer<kWorkWarps>* announcer;
   std::uint64_t number;
@@ -132,6 +132,46 @@ struct IdPlanner {
   }
 };
 
+// Tokens from ids, where nothing but their destinations must be known. One warp's, in order.
+struct RowPlanner {
+  const SendState& state;
+  SlotRoute ahead;  // of the next tokens
+
+  __device__ __forceinline__ SentSlot next(const Team& team, std::int32_t now, std::int32_t end) {
+    const int me = static_cast<int>(threadIdx.x % 32);
+    const std::int64_t id = ahead.id.value(state.call);
+    ahead = SlotRoute::of(state.call, team, now + team.count(), end);
+    SentSlot slot{.message = now + team.mine()};
+    if (is_expert(state.call.lane, id)) slot.rank = state.tables.rank_of[state.tables.position_of[id]];
+    slot.peers = __match_any_sync(~0u, slot.rank >= 0 ? slot.rank : -1 - me) & team.threads(team.mine());
+    slot.leads = slot.rank >= 0 && (slot.peers & ((1u << me) - 1)) == 0;
+    return slot;
+  }
+  __device__ __forceinline__ void keep(const Team&, std::int64_t) const {}
+};
+
+// By a whole warp: what the receivers of each team's token must know of this thread's slot, told to each.
+// `token`: the team's.
+__device__ __forceinline__ void send_notes(const SendState& state, const Team& team, const Destination& to,
+                                           std::int32_t token, const SentSlot& slot) {
+  std::uint32_t left = __ballot_sync(~0u, slot.leads) & team.threads(team.mine());
+#pragma unroll 1
+  while (__any_sync(~0u, left != 0)) {
+    const int leader = max(__ffs(static_cast<int>(left)) - 1, 0);
+    const int receiver = __shfl_sync(~0u, slot.rank, leader),
+              message = __shfl_sync(~0u, slot.message, leader);
+    auto* notes = pointer_of(to.notes, leader);
+    const SlotNote note{.token = state.by_token ? message : token,
+                        .local = slot.rank == receiver ? slot.local : SlotNote::kElsewhere,
+                        .first_of_lower = slot.leads && slot.rank < receiver,
+                        .ordinal = slot.ordinal,
+                        .weight = slot.weight};
+    if (left != 0 && team.slot() < state.call.lane.top_k)
+      store_unit_relaxed_sys(notes + team.slot(), note.unit(state.number));
+    left &= left - 1;
+  }
+}
+
 // One warp that sends. Its messages but the last are announced by the block's announcing warp.
 template <class Known>
 struct Sender {
@@ -142,26 +182,6 @@ struct Sender {
 
   __device__ explicit Sender(const SendState& of)
       : state(of), call(of.call), team(Team::of(of.call.lane.top_k)) {}
-
-  // What the receivers must know of this thread's slot, told to each receiver of its token.
-  __device__ __forceinline__ void send_notes(const Destination& to, std::int32_t token,
-                                             const SentSlot& slot) const {
-    std::uint32_t left = __ballot_sync(~0u, slot.leads) & team.threads(team.mine());
-#pragma unroll 1
-    while (__any_sync(~0u, left != 0)) {
-      const int leader = max(__ffs(static_cast<int>(left)) - 1, 0);
-      const int receiver = __shfl_sync(~0u, slot.rank, leader);
-      auto* notes = pointer_of(to.notes, leader);
-      const SlotNote note{.token = token,
-                          .local = slot.rank == receiver ? slot.local : SlotNote::kElsewhere,
-                          .first_of_lower = slot.leads && slot.rank < receiver,
-                          .ordinal = slot.ordinal,
-                          .weight = slot.weight};
-      if (left != 0 && team.slot() < call.lane.top_k)
-        store_unit_relaxed_sys(notes + team.slot(), note.unit(state.number));
-      left &= left - 1;
-    }
-  }
 
   // The units of worker `worker`, whose tokens `planner` goes through. `stream`: of their rows, some of which
   // have been asked for.
@@ -182,7 +202,7 @@ struct Sender {
       const Destination to = state.destination(slot.leads, slot.rank, slot.message, kept != 0 ? placed : -1);
       if (quarters.first == 0) {
         disturb(call.lane, Point::notes);
-        send_notes(to, token, slot);
+        if (!Known::kByToken) send_notes(state, team, to, token, slot);
         sent.add(slot.leads && slot.rank != call.lane.rank);
       }
       const std::uint32_t travel = __ballot_sync(~0u, to.row != nullptr);
@@ -195,12 +215,38 @@ struct Sender {
         state.announce(flags, whole ? 1 : quarters.count(), now + t + 1 == end);
       }
       // Nobody waits for the plan.
-      if (state.keeps && quarters.first == 0 && token < end) planner.keep(team, token);
+      if (quarters.first == 0 && token < end) planner.keep(team, token);
     }
     state.announcer->close();
     if (threadIdx.x % 32 == 0) sent.publish(call);
   }
 };
+
+// By one warp: notes of tokens [begin, end), whose rows other blocks send, to all ranks, and the plan's
+// entries of them with ordinals in place of rows. `counts`: of the warp.
+__device__ __forceinline__ void tell_tokens(const SendState& state, std::int32_t* counts, std::int32_t begin,
+                                            std::int32_t end) {
+  const LaneView& lane = state.call.lane;
+  const Team team = Team::of(lane.top_k);
+  const int generation = state.generation();
+  IdPlanner planner{state, counts, SlotRoute::of(state.call, team, begin, end)};
+#pragma unroll 1
+  for (std::int32_t now = begin; now < end; now += team.count()) {
+    const std::int32_t token = now + team.mine();
+    const SentSlot slot = planner.next(team, now, end);
+    Destination to;
+    if (slot.leads) to.notes = lane.slot_notes(slot.rank, generation, lane.rank, token);
+    disturb(lane, Point::notes);
+    send_notes(state, team, to, token, slot);
+    if (token >= end) continue;
+    for (int rank = team.slot(); rank < lane.ranks; rank += team.size()) {
+      if ((planner.slot.ranks >> rank & 1) != 0) continue;
+      store_unit_relaxed_sys(lane.slot_notes(rank, generation, lane.rank, token),
+                             SlotNote{.token = SlotNote::kNoMessage}.unit(state.number));
+    }
+    planner.keep(team, token);
+  }
+}
 
 // By one warp, once places are known: rows of the routes whose tokens, [begin, end), were sent before.
 __device__ inline void finish_routes(const LaneView& lane, const BlockTables& tables, const Places& places,

@@ -24,9 +24,10 @@ struct BlockState {
   std::int64_t tokens;   // N
   SendShare share;
   BadIds bad;
-  std::uint32_t takers, placers;  // ranks that let this one place rows; that place them here
-  std::uint32_t quarterers;       // that announce quarters apart
-  std::int32_t runs[kMaxRanks];   // of messages, side by side, by source
+  std::uint32_t takers, placers;      // ranks that let this one place rows; that place them here
+  std::uint32_t quarterers;           // that announce quarters apart
+  std::int32_t runs[kMaxRanks];       // of messages, side by side, by source
+  std::int32_t tokens_of[kMaxRanks];  // of sources whose messages lie by token; -1: by number
   bool failed;
   PlanFault fault;
 
@@ -183,6 +184,7 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   if (state->tokens > 0) facts.argument[0] = call.weights != nullptr;
   facts.runs = static_cast<std::uint16_t>(share.workers);
   facts.quarters = share.splits > 0;
+  facts.by_token = call.keepers > 0;
   facts.places_rows = fused && state->tokens >= kPlaceFrom;
   facts.takes_rows = fused && call.own_memory && !call.weigh_rows && call.dot_rows == nullptr;
   state->letter.facts = facts;
@@ -200,7 +202,10 @@ __device__ __forceinline__ bool await_places(const DispatchArguments& call, bool
     LetterFacts theirs;
     agreed = await_letters(call.lane, state->number, state->letter, speaks, &theirs);
     const bool is_rank = static_cast<int>(threadIdx.x % 32) < call.lane.ranks;
-    if (is_rank) state->runs[threadIdx.x % 32] = theirs.runs;
+    if (is_rank) {
+      state->runs[threadIdx.x % 32] = theirs.runs;
+      state->tokens_of[threadIdx.x % 32] = theirs.by_token ? theirs.count : -1;
+    }
     const std::uint32_t takers = __ballot_sync(~0u, is_rank && theirs.takes_rows),
                         placers = __ballot_sync(~0u, is_rank && theirs.places_rows);
     const std::uint32_t quarterers = __ballot_sync(~0u, is_rank && theirs.quarters);
@@ -257,7 +262,7 @@ __device__ __forceinline__ SendState send_state_of(const DispatchArguments& call
           .tables = BlockTables::of(call),
           .places = Places::of(call),
           .waits = waits,
-          .keeps = call.keepers == 0,
+          .by_token = call.keepers > 0,
           .takers = waits ? state->takers : 0,
           .announcer = &state->announcer,
           .number = state->number};
@@ -278,23 +283,14 @@ __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int w
                                             const SlotRoute& first) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const SendState state = send_state_of(call, waits);
-  IdPlanner planner{state, counts_of(call).of_warp(warp), first};
   RowStream<TokenParts> rows = own_rows<Known>(call, worker);
   rows.resume();
-  Sender<Known>(state).send_units(block_state()->share, worker, planner, rows);
-}
-// By worker `worker` of those that keep the plan, once places are known: its tokens' entries.
-static __device__ __noinline__ void keep_plan(const DispatchArguments& call, int worker) {
-  const SendState state = send_state_of(call, true);
-  const SendShare share = block_state()->share;
-  const Team team = Team::of(call.lane.top_k);
-  const std::int32_t begin = share.token_begin(worker), end = share.token_end(worker);
-  IdPlanner planner{state, counts_of(call).of_warp(worker % kWorkWarps),
-                    SlotRoute::of(call, team, begin, end)};
-#pragma unroll 1
-  for (std::int32_t now = begin; now < end; now += team.count()) {
-    planner.next(team, now, end);
-    if (now + team.mine() < end) planner.keep(team, now + team.mine());
+  if constexpr (Known::kByToken) {
+    RowPlanner planner{state, first};
+    Sender<Known>(state).send_units(block_state()->share, worker, planner, rows);
+  } else {
+    IdPlanner planner{state, counts_of(call).of_warp(warp), first};
+    Sender<Known>(state).send_units(block_state()->share, worker, planner, rows);
   }
 }
 static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int worker, bool waits) {
@@ -310,9 +306,16 @@ static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, 
 template <class Known>
 __device__ __forceinline__ bool receive_tokens(const DispatchArguments& call, int worker, int workers) {
   BlockState* const state = block_state();
-  return Receiver<Known>{call,          BlockTables::of(call), Places::of(call),  state->runs,
-                         state->number, state->placers,        state->quarterers, stream_of(call)}
-      .take_all(worker, workers);
+  const Receiver<Known> receiver{.call = call,
+                                 .tables = BlockTables::of(call),
+                                 .places = Places::of(call),
+                                 .runs = state->runs,
+                                 .tokens_of = state->tokens_of,
+                                 .number = state->number,
+                                 .placers = state->placers,
+                                 .quarterers = state->quarterers,
+                                 .memory = stream_of(call)};
+  return receiver.take_all(worker, workers);
 }
 
 }  // namespace ferry::cuda

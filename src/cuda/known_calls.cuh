@@ -11,6 +11,7 @@
 namespace ferry::cuda {
 
 struct AnyDispatch {
+  static constexpr bool kByToken = false;  // messages lie by token: blocks of their own tell of them
   __device__ __forceinline__ static bool replays(const DispatchArguments& call) { return call.replay; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments& call) {
     return call.format == FormatKind::fp8_e4m3;
@@ -21,8 +22,9 @@ struct AnyDispatch {
   }
 };
 // From ids, and nothing is computed.
-template <bool kQuantises>
+template <bool kQuantises, bool kTokens>
 struct PlainDispatch {
+  static constexpr bool kByToken = kTokens;
   __device__ __forceinline__ static bool replays(const DispatchArguments&) { return false; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }

@@ -125,7 +125,8 @@ Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) 
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, halves == Halves::both);
   place_arrivals(call, arguments);
-  const bool by_ids = halves == Halves::both && !arguments.replay;
+  const bool by_ids =
+      halves == Halves::both && !arguments.replay && !call.weigh_rows && call.dot_rows == nullptr;
   arguments.keepers = by_ids ? dispatch_keepers(shape.blocks, shared_.config, arguments.tokens) : 0;
   arguments.senders = dispatch_senders(shape.blocks - arguments.keepers, shared_.config,
                                        {.quantised = call.format.kind == FormatKind::fp8_e4m3,

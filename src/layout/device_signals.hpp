@@ -42,9 +42,11 @@ struct LetterFacts {
   std::uint16_t runs = 1;    // dispatch: its messages come in so many runs side by side, each in order
   bool quarters =
       false;  // dispatch: quarters of a row are announced apart; otherwise the first's flag says all
+  bool by_token = false;  // dispatch: its messages lie by token, and notes say which there are
 
   FERRY_HD constexpr std::uint64_t word() const {
-    std::uint64_t packed = static_cast<std::uint32_t>(count) | std::uint64_t{operation} << 32;
+    std::uint64_t packed =
+        static_cast<std::uint32_t>(count) | std::uint64_t{operation} << 32 | std::uint64_t{by_token} << 39;
     for (int i = 0; i < kDeviceArguments; ++i) packed |= std::uint64_t{argument[i]} << (40 + 2 * i);
     return packed | std::uint64_t{places_rows} << 46 | std::uint64_t{takes_rows} << 47 |
            std::uint64_t{runs} << 48 | std::uint64_t{quarters} << 63;
@@ -52,7 +54,8 @@ struct LetterFacts {
   FERRY_HD static constexpr LetterFacts of(std::uint64_t word) {
     LetterFacts facts;
     facts.count = static_cast<std::int32_t>(word);
-    facts.operation = static_cast<std::uint8_t>(word >> 32);
+    facts.operation = static_cast<std::uint8_t>(word >> 32 & 0x7f);
+    facts.by_token = (word >> 39 & 1) != 0;
     for (int i = 0; i < kDeviceArguments; ++i)
       facts.argument[i] = static_cast<std::uint8_t>(word >> (40 + 2 * i) & 3);
     facts.places_rows = (word >> 46 & 1) != 0;

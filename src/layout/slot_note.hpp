@@ -18,7 +18,9 @@ struct SlotNote {
   static constexpr std::int32_t kMostTokens = (1 << kTokenBits) - 1;
   static constexpr std::int64_t kMostOrdinals = std::int64_t{1} << (32 - kLocalBits);
 
-  std::int32_t token = 0;
+  static constexpr std::int32_t kNoMessage = kMostTokens;
+
+  std::int32_t token = 0;           // where messages lie by token: the message's number, or kNoMessage
   std::int32_t local = kElsewhere;  // its expert's number at the receiver
   bool first_of_lower = false;      // elsewhere: the token's first slot at a rank below the receiver
   std::int32_t ordinal = 0;
