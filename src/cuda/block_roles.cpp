@@ -24,8 +24,8 @@ int share_of(int blocks, double senders, double others) {
 }  // namespace
 
 int dispatch_senders(int blocks, const Config& config, const DispatchWork& work) {
-  // Few tokens: enough warps for shares of rows.
-  if (!work.placed) return std::clamp(blocks * 5 / 16, 1, kMaxSenders);
+  // Few tokens: enough warps for shares of rows, enough to quantise.
+  if (!work.placed) return std::clamp(blocks * (work.quantised ? 6 : 5) / 16, 1, kMaxSenders);
   // Work in quarters of a microsecond of a block, from the times of two ranks with few multiprocessors and
   // either role as the bound (docs/performance-gpus.md).
   constexpr double kPlan = 1.2, kStore = 1.1, kCopy = 1.0, kTake = 0.6;
@@ -41,9 +41,9 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
 int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens) {
   // They tell every rank of every token: not where most would be told of nothing.
   if (tokens >= kPlaceFrom || blocks < 8 || config.placement.ranks() > 2 * config.top_k) return 0;
-  // A warp has as many tokens as it plans at once, if there are blocks enough.
+  // A warp has as many tokens as it plans at once, if there are blocks enough; and one block speaks.
   const std::int64_t each = kWorkWarps * (config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1);
-  return static_cast<int>(std::clamp<std::int64_t>((tokens + each - 1) / each, 1, blocks / 8));
+  return 1 + static_cast<int>(std::clamp<std::int64_t>((tokens + each - 1) / each, 1, blocks / 8));
 }
 
 // Work in rows read or written; a row that is only moved is half the work of one that is added up.

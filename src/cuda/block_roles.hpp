@@ -14,8 +14,9 @@ struct DispatchWork {
 // At least 1, and less than `blocks` if that is more than 1.
 int dispatch_senders(int blocks, const Config& config, const DispatchWork& work);
 
-// Blocks that tell of the tokens of a dispatch of at most `tokens` tokens and keep its plan, so that those that
-// send need not wait for anything; 0 where they wait for the places of rows anyway, or where blocks are few.
+// Blocks that tell of the tokens of a dispatch of at most `tokens` tokens and keep its plan, so that those
+// that send need not wait for anything; 0 where they wait for the places of rows anyway, or where blocks are
+// few.
 int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens);
 
 // `own_staged`: what a rank brings to itself goes through staging.

@@ -84,7 +84,8 @@ struct Block {
     if (!known) tokens = Role::kSends ? tokens_of(call, block() == 0) : call.plan.header->tokens;
     const SendShare share = known ? call.share : SendShare::of(tokens, role.senders);
     state->tokens = tokens;
-    state->share = role.keeps ? SendShare::whole(tokens, role.keepers) : share;
+    // The one that speaks has enough to do.
+    state->share = role.keeps ? SendShare::whole(tokens, role.keepers - 1) : share;
     state->bad = {0, ~0ull};
     state->takers = state->placers = 0;
     state->fault = Known::replays(call) ? fault_of(call.lane, *call.plan.header, tokens) : PlanFault::none;

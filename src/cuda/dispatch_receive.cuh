@@ -92,15 +92,23 @@ struct Receiver {
     return call.lane.message(call.lane.rank, generation(), source, i, call.message.bytes);
   }
 
-  // Each team's message's notes, waited for. False: the call has ended early.
-  __device__ __forceinline__ bool take_notes(const Team& team, const TeamMessage& message,
+  __device__ __forceinline__ const LetterUnit* note_of(const Team& team, const TeamMessage& message) const {
+    return call.lane.slot_notes(call.lane.rank, generation(), message.source, message.i) + team.slot();
+  }
+  // This thread's note, if it has one, as it lies now.
+  __device__ __forceinline__ LetterUnit look_at_note(const Team& team, const TeamMessage& message) const {
+    LetterUnit seen{};
+    if (message.has && team.slot() < call.lane.top_k) seen = load_unit_relaxed_sys(note_of(team, message));
+    return seen;
+  }
+
+  // Each team's message's notes, waited for, from look_at_note() on. False: the call has ended early.
+  __device__ __forceinline__ bool take_notes(const Team& team, const TeamMessage& message, LetterUnit seen,
                                              TakenSlot* taken) const {
     const LaneView& lane = call.lane;
     const int slot = team.slot();
     const bool has = message.has && slot < lane.top_k;
-    const LetterUnit* unit = lane.slot_notes(lane.rank, generation(), message.source, message.i) + slot;
-    LetterUnit seen{};
-    if (has) seen = load_unit_relaxed_sys(unit);
+    const LetterUnit* unit = note_of(team, message);
     bool ended = false;
     if (has && seen.call >> SlotNote::kTokenBits < number) {
       ended = wait_long(lane, &unit->call, nullptr,
@@ -246,12 +254,12 @@ struct Receiver {
     const Team team = Team::of(lane.top_k);
     ComingMessage mine;
     int step = 0;
-    std::uint32_t pending = 0;
-    if (!fill(turns, &pending, &step, &mine)) return false;
+    std::uint32_t pending = fill(turns, 0, &step, &mine);
     // Few messages: their notes are read and kept while their rows are on the way.
     if (!Known::replays(call) && __popc(static_cast<int>(pending)) <= team.count() &&
         worker + step * workers >= turns.units)
       return pending == 0 || take_few(team, pending, mine);
+    if (!drop_absent(turns, 0, &pending, &step, &mine)) return false;
     while (pending != 0) {
       // The notes come with the first quarter.
       CameFlags came = await_some(mine, pending, 1);
@@ -261,12 +269,14 @@ struct Receiver {
       for (std::uint32_t here = came.here; here != 0;) {
         const TeamMessage message = assign(team, here, mine);
         TakenSlot taken;
-        if (!take_notes(team, message, &taken)) return false;
+        if (!take_notes(team, message, look_at_note(team, message), &taken)) return false;
         take_rows(team, (1u << min(__popc(static_cast<int>(here)), team.count())) - 1, message, taken);
         keep_notes(team, message, taken);
         for (int t = 0; t < team.count(); ++t) here &= here - 1;
       }
-      if (!fill(turns, &pending, &step, &mine)) return false;
+      const std::uint32_t before = pending;
+      pending = fill(turns, pending, &step, &mine);
+      if (!drop_absent(turns, before, &pending, &step, &mine)) return false;
     }
     return true;
   }
@@ -284,15 +294,13 @@ struct Receiver {
     Quarters quarters{0, kQuarters};
   };
 
-  // Threads not in `pending` take the warp's next messages, and are in it then. False: the call has ended
-  // early.
-  __device__ __forceinline__ bool fill(const Turns& turns, std::uint32_t* pending, int* step,
-                                       ComingMessage* mine) const {
+  // Threads not in `pending` take the warp's next messages. Returns the threads that have one.
+  __device__ __forceinline__ std::uint32_t fill(const Turns& turns, std::uint32_t pending, int* step,
+                                                ComingMessage* mine) const {
     const LaneView& lane = call.lane;
-#pragma unroll 1
-    while (*pending != ~0u && turns.worker + *step * turns.workers < turns.units) {
-      const bool takes = (*pending >> slot() & 1) == 0;
-      const int at = *step + __popc(static_cast<int>(~*pending & ((1u << slot()) - 1))),
+    while (pending != ~0u && turns.worker + *step * turns.workers < turns.units) {
+      const bool takes = (pending >> slot() & 1) == 0;
+      const int at = *step + __popc(static_cast<int>(~pending & ((1u << slot()) - 1))),
                 unit = turns.worker + at * turns.workers, turn = unit >> turns.splits,
                 of_rank = lane.by_ranks.quotient(turn);
       // This rank's own first.
@@ -301,15 +309,29 @@ struct Receiver {
       if (next >= lane.ranks) next -= lane.ranks;
       next += lane.rank;
       const int source = next < lane.ranks ? next : next - lane.ranks;
-      int i = takes && unit < turns.units ? message_at(source, of_rank) : -1;
-      bool ended = false;
-      if (i >= 0 && tokens_of[source] >= 0 && !await_message(source, i, &ended)) i = -1;
+      const int i = takes && unit < turns.units ? message_at(source, of_rank) : -1;
       if (takes) *mine = {source, i, Quarters::of(unit - (turn << turns.splits), turns.splits)};
-      *step += __popc(static_cast<int>(~*pending));
-      *pending |= __ballot_sync(~0u, i >= 0);
-      if (__any_sync(~0u, ended)) return false;
+      *step += __popc(static_cast<int>(~pending));
+      pending |= __ballot_sync(~0u, i >= 0);
     }
-    return true;
+    return pending;
+  }
+
+  // Takes those out of `pending` that are not in `before` and whose message there is none of, as their notes
+  // say, which are waited for; and takes others in their place if nothing else is left. False: the call has
+  // ended early.
+  __device__ __forceinline__ bool drop_absent(const Turns& turns, std::uint32_t before,
+                                              std::uint32_t* pending, int* step, ComingMessage* mine) const {
+    for (;;) {
+      bool ended = false;
+      const bool looks = ((*pending & ~before) >> slot() & 1) != 0 && tokens_of[mine->source] >= 0;
+      const bool absent = looks && !await_message(mine->source, mine->i, &ended);
+      *pending &= ~__ballot_sync(~0u, absent);
+      if (__any_sync(~0u, ended)) return false;
+      if (*pending != 0 || turns.worker + *step * turns.workers >= turns.units) return true;
+      *pending = fill(turns, 0, step, mine);
+      before = 0;
+    }
   }
 
   // Whether `source` sends a message of its token `i`: its first note, waited for, says so.
@@ -364,14 +386,24 @@ struct Receiver {
   // One message for each team at most.
   __device__ __forceinline__ bool take_few(const Team& team, std::uint32_t all,
                                            const ComingMessage& mine) const {
-    const TeamMessage message = assign(team, all, mine);
+    TeamMessage message = assign(team, all, mine);
     TakenSlot taken;
-    if (!take_notes(team, message, &taken)) return false;
+    const LetterUnit note = look_at_note(team, message);
+    // Asked for with the notes.
+    std::uint32_t here = acquire_all(flags_of(mine), (all >> slot() & 1) != 0 ? wanted(mine, 0) : 0, number);
+    if (!take_notes(team, message, note, &taken)) return false;
+    // Where messages lie by token, there may be none.
+    const bool absent = taken.message == SlotNote::kNoMessage;
+    std::uint32_t pending = all;
+    const std::uint32_t none = __ballot_sync(~0u, message.has && absent);
+    message.has = message.has && !absent;
+    int team_of = 0;
+    for (std::uint32_t left = none == 0 ? 0 : all; left != 0; left &= left - 1, ++team_of)
+      if ((none & team.threads(team_of)) != 0) pending &= ~(left & ~left + 1);
     bool kept = false;
 #pragma unroll 1
-    for (std::uint32_t pending = all; pending != 0;) {
-      const std::uint32_t now = (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0;
-      CameFlags came{acquire_all(flags_of(mine), now, number), 0};
+    while (pending != 0) {
+      CameFlags came{here & pending, 0};
       if (came.here == 0) {
         // Rows that are here are waited for by others: they come before what is only kept.
         if (!kept) keep_notes(team, message, taken);
@@ -384,6 +416,9 @@ struct Receiver {
       for (std::uint32_t left = came.here; left != 0; left &= left - 1)
         teams |= 1u << __popc(static_cast<int>(all & ((left & ~left + 1) - 1)));
       take_rows(team, teams, message, taken);
+      here = pending == 0
+                 ? 0
+                 : acquire_all(flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0, number);
     }
     if (!kept) keep_notes(team, message, taken);
     return true;

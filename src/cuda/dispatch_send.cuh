@@ -239,10 +239,10 @@ __device__ __forceinline__ void tell_tokens(const SendState& state, std::int32_t
     disturb(lane, Point::notes);
     send_notes(state, team, to, token, slot);
     if (token >= end) continue;
-    for (int rank = team.slot(); rank < lane.ranks; rank += team.size()) {
-      if ((planner.slot.ranks >> rank & 1) != 0) continue;
-      store_unit_relaxed_sys(lane.slot_notes(rank, generation, lane.rank, token),
-                             SlotNote{.token = SlotNote::kNoMessage}.unit(state.number));
+    const LetterUnit none = SlotNote{.token = SlotNote::kNoMessage}.unit(state.number);
+    for (int rank = 0; rank < lane.ranks; ++rank) {
+      if ((planner.slot.ranks >> rank & 1) != 0 || team.slot() >= lane.top_k) continue;
+      store_unit_relaxed_sys(lane.slot_notes(rank, generation, lane.rank, token) + team.slot(), none);
     }
     planner.keep(team, token);
   }

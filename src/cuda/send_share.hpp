@@ -42,8 +42,10 @@ struct SendShare {
     share.more = units - share.each * share.workers;
     return share;
   }
+  // Workers past the last have none.
   FERRY_HD std::int32_t unit_begin(int worker) const {
-    return worker * each + (worker < more ? worker : more);
+    const std::int32_t begin = worker * each + (worker < more ? worker : more), units = tokens << splits;
+    return begin < units ? begin : units;
   }
   FERRY_HD std::int32_t token_begin(int worker) const { return unit_begin(worker) >> splits; }
   // Past the last token it has a unit of.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/lane_view.hpp"
+#include "cuda/send_share.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -38,6 +39,23 @@ TEST(BlockRoles, BothRolesHaveBlocks) {
       }
     }
   }
+}
+
+// Some for the tokens, one that speaks, and enough are left for the other roles.
+TEST(BlockRoles, FewTokensAreToldOf) {
+  const Config config = config_of(4, 8, Layout::expert_major);
+  for (const int blocks : {8, 16, 32, 132, 500}) {
+    for (const int tokens : {0, 1, 28, 29, 128, 255}) {
+      const int keepers = dispatch_keepers(blocks, config, tokens);
+      EXPECT_GE(keepers, 2);
+      EXPECT_LE(keepers, 1 + blocks / 8);
+    }
+    EXPECT_EQ(dispatch_keepers(blocks, config, kPlaceFrom), 0);
+  }
+  EXPECT_EQ(dispatch_keepers(132, config, 28), 2);
+  EXPECT_EQ(dispatch_keepers(132, config, 29), 3);
+  EXPECT_EQ(dispatch_keepers(7, config, 1), 0);
+  EXPECT_EQ(dispatch_keepers(132, config_of(32, 8, Layout::expert_major), 1), 0);
 }
 
 TEST(BlockRoles, OneBlockDoesBoth) {
