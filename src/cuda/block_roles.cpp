@@ -43,7 +43,8 @@ int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens) {
   if (tokens >= kPlaceFrom || blocks < 8 || config.placement.ranks() > 2 * config.top_k) return 0;
   // A warp has as many tokens as it plans at once, if there are blocks enough; and one block speaks.
   const std::int64_t each = kWorkWarps * (config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1);
-  return 1 + static_cast<int>(std::clamp<std::int64_t>((tokens + each - 1) / each, 1, blocks / 8));
+  return 1 +
+         static_cast<int>(std::clamp<std::int64_t>((tokens + each - 1) / each, 1, std::max(blocks / 16, 1)));
 }
 
 // Work in rows read or written; a row that is only moved is half the work of one that is added up.

@@ -8,7 +8,7 @@
 namespace ferry::cuda {
 
 inline constexpr int kGranule = 512;
-inline constexpr int kGranulesAtOnce = 7;  // in flight by a warp: a quarter of a row of 7,168 16-bit values
+inline constexpr int kGranulesAtOnce = 14;  // in flight by a warp: half a row of 7,168 16-bit values
 
 // By a whole warp: the pointer that thread `thread` has.
 template <class T>

@@ -48,7 +48,7 @@ TEST(BlockRoles, FewTokensAreToldOf) {
     for (const int tokens : {0, 1, 28, 29, 128, 255}) {
       const int keepers = dispatch_keepers(blocks, config, tokens);
       EXPECT_GE(keepers, 2);
-      EXPECT_LE(keepers, 1 + blocks / 8);
+      EXPECT_LE(keepers, 1 + std::max(blocks / 16, 1));
     }
     EXPECT_EQ(dispatch_keepers(blocks, config, kPlaceFrom), 0);
   }

@@ -115,7 +115,7 @@ hidden byte i;
 #define sends_rows 1
 #else
 #define kLetsAlways 0
-/* dispatch.cu take_part: `placed = await_places(`
+/* dispatch.cu take_part: `placed = await_places<Known>(`
    dispatch.cu take_part: `(step == 0 || placed)) send(waits` */
 #define may_send (!(facts[me] & kPlaces) || all_have_come)
 #define sends_rows (!(facts[me] & kPlaces) || all_say_the_same)
@@ -194,9 +194,9 @@ inline send(peer) {
     :: else
     fi;
     if
-    :: facts[me] == 0 || may_say_last ->
+    :: !(facts[me] & kPlaces) || may_say_last ->
       /* combine.cu work: `finish_sending(lane, number, role.senders);`
-         dispatch.cu take_part: `if (!Role::kReceives) return finish(false);` */
+         dispatch.cu take_part: `if (!Role::kReceives || (Known::kByToken && role.sends)) return finish(false);` */
       say_last(peer)
     :: else -> sending[pair(me, peer)] = kSaysLast
     fi
@@ -354,7 +354,7 @@ proctype Rank(byte me) {
 #elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_LETTERS)
         terms == kRefusal || all_have_come
 #else
-        /* letters.cuh await_letters: `came = await_word(lane, call, mine.terms.operation, peer, kLetterTerms, &terms)`
+        /* letters.cuh await_letters: `came = await_words(lane, call, mine.terms.operation, peer, kLetterTerms, &terms,`
            letters.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
            plan_header.cuh await_all: `await_word(lane, number, operation, peer, kLetterTerms, &terms);`
            small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
