@@ -85,6 +85,17 @@ def section_bars(results, bars):
     return f"{bars['of']}. {summary}\n\n" + table(HEAD, rows)
 
 
+def section_two_ranks(results, bars):
+    """The same points as the bars', which are of four ranks and not asked here."""
+    rows = []
+    for bar in bars["bars"]:
+        row = results.find(bars["where"] | bar["where"] | {"ranks": 2})
+        if row is not None:
+            name, _wanted, *seen, _verdict = bar_row(bar, row)
+            rows.append([name, *seen])
+    return table(["work", *HEAD[2:5]], rows) if rows else "Not measured.\n"
+
+
 def cell(row):
     if row is None:
         return ""
@@ -130,8 +141,8 @@ def section_sources(results, _bars):
 
 
 # Sources come last: they name what the others have used.
-SECTIONS = {"headlines": section_headlines, "bars": section_bars, "sweep": section_sweep, "baseline": section_baseline,
-            "sources": section_sources}
+SECTIONS = {"headlines": section_headlines, "bars": section_bars, "two_ranks": section_two_ranks, "sweep": section_sweep,
+            "baseline": section_baseline, "sources": section_sources}
 
 
 def sections_of(records, bars):

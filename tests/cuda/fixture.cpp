@@ -4,8 +4,8 @@
 
 namespace ferry::contract {
 
-int replays_from_environment(int otherwise) {
-  const char* given = std::getenv("FERRY_REPLAYS");
+int from_environment(const char* name, int otherwise) {
+  const char* given = std::getenv(name);
   return given != nullptr ? std::atoi(given) : otherwise;
 }
 

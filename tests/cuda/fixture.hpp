@@ -44,7 +44,7 @@ inline void keep_steps(DevicePlay& play, const Case& c, int count, int first = 0
   }
 }
 
-// FERRY_REPLAYS, or `otherwise`.
-int replays_from_environment(int otherwise);
+// What the environment's variable says, or `otherwise`.
+int from_environment(const char* name, int otherwise);
 
 }  // namespace ferry::contract

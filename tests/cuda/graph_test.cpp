@@ -57,7 +57,7 @@ void replay(const Rank& rank, const Case& c, int replays, int compared) {
 TEST_F(CudaGraph, ReplaysFollowTheDevicesMemory) {
   for (const int ranks : {1, 2, 4, 8}) {
     const Case c = device_case(static_cast<std::uint64_t>(ranks), ranks);
-    run(ranks, c, [&](Rank rank) { replay(rank, c, replays_from_environment(1000), 1); });
+    run(ranks, c, [&](Rank rank) { replay(rank, c, from_environment("FERRY_REPLAYS", 1000), 1); });
   }
 }
 

@@ -1,4 +1,4 @@
-// After 100,000 calls an exchange holds what it held after its first.
+// After 100,000 calls, or as many as FERRY_CALLS says, an exchange holds what it held after its first.
 #include <filesystem>
 
 #include "core/configuration.hpp"
@@ -18,12 +18,20 @@ std::int64_t entries(const char* folder) {
   return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
 }
 
-Held held_now() {
-  return {device::bytes_held(), entries("/proc/self/fd"), entries("/proc/self/task")};
+// One rank at a time: to look opens a descriptor, which another that looks would count.
+Held held_now(Rank& rank) {
+  Held held;
+  for (int turn = 0; turn < rank.size(); ++turn) {
+    if (turn == rank.index())
+      held = {device::bytes_held(), entries("/proc/self/fd"), entries("/proc/self/task")};
+    rank.barrier();
+  }
+  return held;
 }
 
 TEST_F(CudaState, NothingGrowsOver100000Calls) {
-  constexpr int kSets = 4, kCalls = 50000;  // of dispatch and of combine
+  constexpr int kSets = 4;
+  const int pairs = from_environment("FERRY_CALLS", 100000) / 2;  // of dispatch and combine
   Case c = device_case(1, 2);
   c.config.max_tokens = 8;
   run(c.ranks, c, [&](Rank rank) {
@@ -32,20 +40,20 @@ TEST_F(CudaState, NothingGrowsOver100000Calls) {
     keep_steps(play, c, kSets);
     const OwnStream stream;
     Held before;
-    for (int number = 0; number < kCalls; ++number) {
+    for (int number = 0; number < pairs; ++number) {
       const bool looks = number % 1000 == 999;
       play.use(number % kSets, stream.get());
       if (looks) play.poison(stream.get());
       play.dispatch(stream.get());
       play.combine(stream.get());
       if (looks) play.compare(number % kSets, stream.get());
-      if (number == 1999) before = held_now();
+      if (number == 1999) before = held_now(rank);
     }
-    const Held after = held_now();
+    const Held after = held_now(rank);
     require_equal(after.device_bytes, before.device_bytes, "device memory");
     require_equal(after.descriptors, before.descriptors, "file descriptors");
     require_equal(after.threads, before.threads, "threads");
-    require_equal(exchange.load().dispatches, std::int64_t{kCalls}, "dispatches counted");
+    require_equal(exchange.load().dispatches, std::int64_t{pairs}, "dispatches counted");
     exchange.check(c.lane);
   });
 }
@@ -135,12 +143,13 @@ TEST_F(CudaState, ExchangesGiveBackWhatTheyTook) {
   c.config.hidden = 2048;
   run(c.ranks, c, [&](Rank rank) {
     const Step step = make_step(c);
+    const reference::Outcome outcome = make_outcome(c, step);
     Held before;
     for (int number = 0; number < 50; ++number) {
       {
         ferry::Exchange exchange(rank, c.config);
         DevicePlay play(exchange, c);
-        play.keep(step, make_outcome(c, step));
+        play.keep(step, outcome);
         const OwnStream stream;
         play.use(0, stream.get());
         play.poison(stream.get());
@@ -149,10 +158,9 @@ TEST_F(CudaState, ExchangesGiveBackWhatTheyTook) {
         play.compare(0, stream.get());
       }
       rank.barrier();
-      if (number == 4) before = held_now();
-      rank.barrier();
+      if (number == 4) before = held_now(rank);
     }
-    const Held after = held_now();
+    const Held after = held_now(rank);
     require_equal(after.device_bytes, before.device_bytes, "device memory");
     require_equal(after.descriptors, before.descriptors, "file descriptors");
     require_equal(after.threads, before.threads, "threads");

@@ -68,6 +68,12 @@ class SectionsTest(unittest.TestCase):
         self.assertEqual(line_of(sections["headlines"], "1 token, dispatch"), line_of(sections["bars"], "1 token, dispatch"))
         self.assertLess(len(sections["headlines"].splitlines()), len(sections["bars"].splitlines()))
 
+    def test_points_of_two_ranks_have_a_table_of_their_own(self):
+        rows = [row_of({"tokens": 1, "work": "dispatch"}, 7.0), row_of({"tokens": 128, "work": "dispatch", "ranks": 2}, 440.0)]
+        section = self.sections(record_of(rows))["two_ranks"]
+        self.assertEqual(line_of(section, "128, dispatch bf16")[1:], ["440 us", "400 us", "1.10"])
+        self.assertNotIn("1 token", section)
+
     def test_rows_that_were_skipped_or_differ_do_not_count(self):
         where = {"tokens": 128, "work": "dispatch"}
         for other in ({"skipped": "no library"}, {"sm_limit": 8}, {"hidden": 4096}, {"ranks": 2}, {"format": "fp8-columns"},
