@@ -81,10 +81,10 @@ __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p
                                             std::int32_t row, std::uint32_t kept, const Quarters& quarters) {
   const PartLayout& part = call.parts.part[p];
   const ByteRange range = bytes_of_part<Known>(call, p, quarters);
-  // All that is not converted is made of whole granules.
+  // All that is not converted is made of 16 bytes and more.
   if (!Known::quantises(call) || (moves_whole(part) && (range.begin | range.end) % 16 == 0)) {
     const auto bytes = static_cast<std::int32_t>(part.row_bytes);
-    copy_granules(from, range, [&](const auto& granules, int at) {
+    copy_granules<Known::kGranulesAtOnce>(from, range, [&](const auto& granules, int at) {
 #pragma unroll 1
       for (std::uint32_t left = kept; left != 0; left &= left - 1) {
         const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);

@@ -166,11 +166,17 @@ struct Block {
       clear_arrivals(call, thread() % 32, 32);
   }
 
-  // Rows between groups: by blocks that keep the plan or have sent, where there are such.
+  // Rows between groups: by blocks that have sent, where there are such. Where some only send, the others,
+  // all of them if rows are zeroed, which is much work.
   __device__ void pad() const {
-    const int worker = role.apart ? role.counter() * kBlockWarps + warp() : role.receiver();
-    write_padding(call, Places::of(call), worker,
-                  (role.apart ? role.counters() : role.receivers) * kBlockWarps, call.plan);
+    if (Known::kByToken && call.lane.zero_padding)
+      return pad_by(block() - call.senders, static_cast<int>(gridDim.x) - call.senders);
+    if (!role.apart) return pad_by(block(), static_cast<int>(gridDim.x));
+    if (!role.receives) pad_by(role.counter(), role.counters());
+  }
+  // By block `number` of `blocks`.
+  __device__ void pad_by(int number, int blocks) const {
+    write_padding(call, Places::of(call), number * kBlockWarps + warp(), blocks * kBlockWarps, call.plan);
   }
 
   // Of this warp's first tokens, by `share`.
@@ -210,7 +216,7 @@ struct Block {
     if (role.speaks) publish_places(call);
     if (role.keeps || (role.sends && !waits) || !Role::kSends) finish_plan();
     if (role.receives) receive();
-    if (!role.apart || !role.receives) pad();
+    pad();
   }
 
   // A plan that cannot be used: block 0 says so.

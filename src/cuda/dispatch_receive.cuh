@@ -261,7 +261,8 @@ struct Receiver {
       return pending == 0 || take_few(team, pending, mine);
     if (!drop_absent(turns, 0, &pending, &step, &mine)) return false;
     while (pending != 0) {
-      // The notes come with the first quarter.
+      // The first quarter's flag is waited for by all shares of a row: where messages lie by number, its
+      // notes are written by the warp that sends it.
       CameFlags came = await_some(mine, pending, 1);
       if ((came.here | came.late) == 0) return false;
       pending &= ~(came.here | came.late);

@@ -11,7 +11,7 @@
 
 namespace ferry::cuda {
 
-// Bytes and messages to other ranks, for Exchange::wire.
+// Messages to other ranks and their bytes, for Exchange::wire; notes that there is none are not counted.
 struct Sent {
   unsigned long long messages = 0;
 

@@ -8,7 +8,6 @@
 namespace ferry::cuda {
 
 inline constexpr int kGranule = 512;
-inline constexpr int kGranulesAtOnce = 14;  // in flight by a warp: half a row of 7,168 16-bit values
 
 // By a whole warp: the pointer that thread `thread` has.
 template <class T>
@@ -62,12 +61,13 @@ struct Granules {
   }
 };
 
-// Calls store(granules, at) for all of [range.begin, range.end) of `from`, multiples of 16.
-template <class Store>
+// Calls store(granules, at) for all of [range.begin, range.end) of `from`, multiples of 16. kAtOnce: granules
+// in flight by the warp.
+template <int kAtOnce, class Store>
 __device__ __forceinline__ void copy_granules(const std::byte* from, const ByteRange& range, Store store) {
 #pragma unroll 1
-  for (int at = range.begin; at < range.end; at += kGranulesAtOnce * kGranule) {
-    Granules<kGranulesAtOnce> granules;
+  for (int at = range.begin; at < range.end; at += kAtOnce * kGranule) {
+    Granules<kAtOnce> granules;
     granules.load(from, at, range.end);
     store(granules, at);
   }

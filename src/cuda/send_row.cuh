@@ -145,6 +145,7 @@ __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& ca
 }
 
 // By one warp: some quarters of parts from `first` on as they are, to each thread in `rows`.
+template <class Known>
 __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::int64_t token,
                                            const Destination& to, std::uint32_t rows,
                                            const Quarters& quarters, int first) {
@@ -152,9 +153,10 @@ __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::i
   for (int p = first; p < call.parts.count; ++p) {
     const ByteRange range = ByteRange::of(quarters, call.parts.part[p].row_bytes, kGranule);
     std::byte* mine = p == 0 ? to.row : to.message + call.message.part_offset[p];
-    copy_granules(token_row(call, p, token), range, [&](const auto& granules, int at) {
-      Destination::each(rows, mine, [&](std::byte* row) { granules.store(row, at, range.end); });
-    });
+    copy_granules<Known::kGranulesAtOnce>(
+        token_row(call, p, token), range, [&](const auto& granules, int at) {
+          Destination::each(rows, mine, [&](std::byte* row) { granules.store(row, at, range.end); });
+        });
   }
 }
 
@@ -183,7 +185,7 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
     const auto piece = stream.take();
     Destination::each(rows, to.row, [&](std::byte* row) { piece.store(row, at, bytes); });
   }
-  send_parts(call, token, to, rows, quarters, streams ? 1 : 0);
+  send_parts<Known>(call, token, to, rows, quarters, streams ? 1 : 0);
 }
 
 }  // namespace ferry::cuda

@@ -3,7 +3,8 @@
 //   letters         [2 generations][R sources]      what one rank tells another once a call
 //   sent flags      [2 phases][2][R sources]        call number: nothing more of a phase comes from a source
 //   dispatch flags  [2][R sources][T][kQuarters]    call number: a quarter of message i of a source is here
-//   slot notes      [2][R sources][T][K]            of a message's slots, each in a unit of its own
+//   slot notes      [2][R sources][T][K]            of a message's slots, each in a unit of its own; message
+//   i is that number or, where its source says so, that of token i
 //   combine flags   [2][combine rows][kQuarters]    call number: a quarter of a row of combine's staging is
 //   here
 #pragma once

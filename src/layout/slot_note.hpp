@@ -11,7 +11,7 @@ namespace ferry {
 
 // What the receiver of a message must know of one slot. With the number of routes of the same rank to the
 // same expert before this one it needs no scan of its own to place a row: the first row of (expert, source)
-// plus this number. Notes do not wait for the row: they are there before it.
+// plus this number. Notes do not wait for the row, which comes with flags of its own.
 struct SlotNote {
   static constexpr std::int32_t kElsewhere = -1;
   static constexpr int kTokenBits = 20, kLocalBits = 11;  // beside the call's number; in the word

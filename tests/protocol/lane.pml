@@ -58,9 +58,11 @@
 #define kUsual 1
 #define kOther 2
 
-/* Facts in a fused dispatch's letter: the rank stores rows where they stay, at ranks that let it; it lets others. */
+/* Facts in a fused dispatch's letter: the rank stores rows where they stay, at ranks that let it; it lets others; it has
+   few tokens, and blocks that do nothing but send. */
 #define kPlaces 1
 #define kTakes 2
+#define kFew 4
 
 #define kSends 1
 #define kSaysLast 2 /* all is sent but the last word */
@@ -194,7 +196,7 @@ inline send(peer) {
     :: else
     fi;
     if
-    :: !(facts[me] & kPlaces) || may_say_last ->
+    :: facts[me] == 0 || (facts[me] & kFew) || may_say_last ->
       /* combine.cu work: `finish_sending(lane, number, role.senders);`
          dispatch.cu take_part: `if (!Role::kReceives || (Known::kByToken && role.sends)) return finish(false);` */
       say_last(peer)
@@ -326,6 +328,9 @@ proctype Rank(byte me) {
       :: terms != kRefusal && PLACING + DAMAGED > 0 ->
         /* dispatch_speak.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
         facts[me] = kTakes
+      :: terms != kRefusal && PLACING + DAMAGED > 0 ->
+        /* dispatch_speak.cuh fill_facts: `facts.by_token = call.keepers > 0;` */
+        facts[me] = kTakes | kFew
       :: terms != kRefusal && placing < PLACING ->
         /* dispatch_speak.cuh fill_facts: `facts.places_rows = fused` */
         facts[me] = kTakes | kPlaces; placing++
