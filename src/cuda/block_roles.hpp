@@ -15,8 +15,8 @@ struct DispatchWork {
 int dispatch_senders(int blocks, const Config& config, const DispatchWork& work);
 
 // Blocks that tell of the tokens of a dispatch of at most `tokens` tokens and keep its plan, so that those
-// that send need not wait for anything; 0 where they wait for the places of rows anyway, where blocks are few,
-// or where most ranks would be told that nothing comes.
+// that send need not wait for anything; 0 where they wait for the places of rows anyway, where blocks are
+// few, or where most ranks would be told that nothing comes.
 int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens);
 
 // `own_staged`: what a rank brings to itself goes through staging.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/arrived_rows.cuh"
+#include "cuda/incoming.cuh"
 #include "cuda/places.cuh"
 
 namespace ferry::cuda {
@@ -28,8 +29,7 @@ struct Receiver {
   const DispatchArguments& call;
   BlockTables tables;
   Places places;
-  const std::int32_t* runs;       // [R] of messages, side by side
-  const std::int32_t* tokens_of;  // [R] of sources whose messages lie by token; -1: by number
+  Incoming incoming;
   std::uint64_t number;
   std::uint32_t placers;     // ranks that have stored rows where they stay
   std::uint32_t quarterers;  // ranks that announce the quarters of a row apart
@@ -121,7 +121,7 @@ struct Receiver {
     // Threads without a slot go by what the first one knows.
     note.token = __shfl_sync(~0u, note.token, team.mine() * team.size());
     std::int32_t number_of = message.i, row = -1;
-    if (tokens_of[message.source] >= 0) {
+    if (incoming.by_token(message.source)) {
       number_of = note.token;
       note.token = message.i;
     }
@@ -233,33 +233,28 @@ struct Receiver {
     }
   }
 
-  // Where there may be messages of a source.
-  __device__ int messages_of(int source) const {
-    const std::int32_t tokens = tokens_of[source];
-    return tokens >= 0 ? tokens : places.between[source * call.lane.ranks + call.lane.rank];
-  }
-
   // By warp `worker` of `workers`: its messages, up to 32 in view, as they come. False: the call has ended
   // early.
   __device__ bool take_all(int worker, int workers) const {
     const LaneView& lane = call.lane;
-    const int messages = slot() < lane.ranks ? messages_of(slot()) : 0;
+    const int messages = slot() < lane.ranks ? incoming.messages_of(slot()) : 0;
     Turns turns{worker, workers, 0, 0, false};
     // Computed rows are the work of one warp.
     turns.splits = Known::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
     int most = messages;
+    const std::int32_t* runs = incoming.runs;
     if (messages > runs[slot()]) most = (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
     turns.units = __reduce_max_sync(~0u, most) * lane.ranks << turns.splits;
     turns.rotate = turns.splits == 0 && lane.by_ranks.quotient(workers) * lane.ranks == workers;
     const Team team = Team::of(lane.top_k);
     ComingMessage mine;
     int step = 0;
-    std::uint32_t pending = fill(turns, 0, &step, &mine);
+    std::uint32_t pending = incoming.fill(turns, 0, &step, &mine);
     // Few messages: their notes are read and kept while their rows are on the way.
     if (!Known::replays(call) && __popc(static_cast<int>(pending)) <= team.count() &&
         worker + step * workers >= turns.units)
       return pending == 0 || take_few(team, pending, mine);
-    if (!drop_absent(turns, 0, &pending, &step, &mine)) return false;
+    if (!incoming.drop_absent(turns, 0, &pending, &step, &mine)) return false;
     while (pending != 0) {
       // The first quarter's flag is waited for by all shares of a row: where messages lie by number, its
       // notes are written by the warp that sends it.
@@ -276,91 +271,13 @@ struct Receiver {
         for (int t = 0; t < team.count(); ++t) here &= here - 1;
       }
       const std::uint32_t before = pending;
-      pending = fill(turns, pending, &step, &mine);
-      if (!drop_absent(turns, before, &pending, &step, &mine)) return false;
+      pending = incoming.fill(turns, pending, &step, &mine);
+      if (!incoming.drop_absent(turns, before, &pending, &step, &mine)) return false;
     }
     return true;
   }
 
  private:
-  // How messages are shared out: worker, worker + workers, ... of `units`, in the order they are thought to
-  // come.
-  struct Turns {
-    int worker, workers, units, splits;
-    bool rotate;  // or a worker would have the same rank's messages each time, which are not all alike
-  };
-  // A thread's message.
-  struct ComingMessage {
-    int source = 0, i = 0;
-    Quarters quarters{0, kQuarters};
-  };
-
-  // Threads not in `pending` take the warp's next messages. Returns the threads that have one.
-  __device__ __forceinline__ std::uint32_t fill(const Turns& turns, std::uint32_t pending, int* step,
-                                                ComingMessage* mine) const {
-    const LaneView& lane = call.lane;
-    while (pending != ~0u && turns.worker + *step * turns.workers < turns.units) {
-      const bool takes = (pending >> slot() & 1) == 0;
-      const int at = *step + __popc(static_cast<int>(~pending & ((1u << slot()) - 1))),
-                unit = turns.worker + at * turns.workers, turn = unit >> turns.splits,
-                of_rank = lane.by_ranks.quotient(turn);
-      // This rank's own first.
-      int next = turn - of_rank * lane.ranks;
-      if (turns.rotate) next += at - lane.by_ranks.quotient(at) * lane.ranks;
-      if (next >= lane.ranks) next -= lane.ranks;
-      next += lane.rank;
-      const int source = next < lane.ranks ? next : next - lane.ranks;
-      const int i = takes && unit < turns.units ? message_at(source, of_rank) : -1;
-      if (takes) *mine = {source, i, Quarters::of(unit - (turn << turns.splits), turns.splits)};
-      *step += __popc(static_cast<int>(~pending));
-      pending |= __ballot_sync(~0u, i >= 0);
-    }
-    return pending;
-  }
-
-  // Takes those out of `pending` that are not in `before` and whose message there is none of, as their notes
-  // say, which are waited for; and takes others in their place if nothing else is left. False: the call has
-  // ended early.
-  __device__ __forceinline__ bool drop_absent(const Turns& turns, std::uint32_t before,
-                                              std::uint32_t* pending, int* step, ComingMessage* mine) const {
-    for (;;) {
-      bool ended = false;
-      const bool looks = ((*pending & ~before) >> slot() & 1) != 0 && tokens_of[mine->source] >= 0;
-      const bool absent = looks && !await_message(mine->source, mine->i, &ended);
-      *pending &= ~__ballot_sync(~0u, absent);
-      if (__any_sync(~0u, ended)) return false;
-      if (*pending != 0 || turns.worker + *step * turns.workers >= turns.units) return true;
-      *pending = fill(turns, 0, step, mine);
-      before = 0;
-    }
-  }
-
-  // Whether `source` sends a message of its token `i`: its first note, waited for, says so.
-  __device__ __forceinline__ bool await_message(int source, int i, bool* ended) const {
-    const LaneView& lane = call.lane;
-    const LetterUnit* unit = lane.slot_notes(lane.rank, generation(), source, i);
-    LetterUnit seen = load_unit_relaxed_sys(unit);
-#pragma unroll 1
-    for (unsigned look = 0; seen.call >> SlotNote::kTokenBits < number; ++look) {
-      if (look >= kQuickLooks) {
-        *ended = wait_long(lane, &unit->call, nullptr,
-                           {Operation::dispatch, number, source, SlotNote::kTokenBits}) != Came::yes;
-        if (*ended) return false;
-      }
-      seen = load_unit_relaxed_sys(unit);
-    }
-    return SlotNote::of(seen).token != SlotNote::kNoMessage;
-  }
-
-  // The message of `source` that comes in turn `at`, or -1. It is a guess where runs begin, as if all were
-  // equally long: what comes earlier or later than thought is taken all the same.
-  __device__ int message_at(int source, int at) const {
-    const int messages = messages_of(source), count = runs[source];
-    if (messages <= count) return at < messages ? at : -1;
-    const int each = messages / count, more = messages - each * count, i = at / count, run = at - i * count;
-    return i < each + (run < more) ? run * each + min(run, more) + i : -1;
-  }
-
   __device__ __forceinline__ const std::uint64_t* flags_of(const ComingMessage& mine) const {
     return call.lane.dispatch_flags(call.lane.rank, generation(), mine.source, mine.i);
   }
