@@ -25,6 +25,9 @@
 #ifndef DAMAGED
 #define DAMAGED 0 /* plans that promise rows which nobody sends, of all ranks in all calls */
 #endif
+#ifndef FEW
+#define FEW 0 /* 1: ranks may have few tokens */
+#endif
 #ifndef PLACING
 #define PLACING 2 /* calls that store rows where they stay, of all ranks in all calls */
 #endif
@@ -328,7 +331,7 @@ proctype Rank(byte me) {
       :: terms != kRefusal && PLACING + DAMAGED > 0 ->
         /* dispatch_speak.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
         facts[me] = kTakes
-      :: terms != kRefusal && PLACING + DAMAGED > 0 ->
+      :: terms != kRefusal && FEW ->
         /* dispatch_speak.cuh fill_facts: `facts.by_token = call.keepers > 0;` */
         facts[me] = kTakes | kFew
       :: terms != kRefusal && placing < PLACING ->

@@ -17,9 +17,9 @@ SOURCES = MODEL.parents[2] / "src/cuda"
 # deviation before, between or after; and plans of two ranks are damaged at a time.
 SIZES = [
     ["CALLS=5", "DEVIATIONS=2", "PLACING=0"],
-    ["CALLS=4", "DEVIATIONS=0", "PLACING=3"],
+    ["CALLS=4", "DEVIATIONS=0", "PLACING=3", "FEW=1"],
     ["CALLS=3", "DEVIATIONS=1", "PLACING=2"],
-    ["CALLS=2", "DEVIATIONS=0", "PLACING=1", "DAMAGED=2"],
+    ["CALLS=2", "DEVIATIONS=0", "PLACING=1", "DAMAGED=2", "FEW=1"],
 ]
 SIZE_OF_MISTAKES = ["CALLS=5", "DEVIATIONS=1", "PLACING=2"]
 
