@@ -68,18 +68,17 @@ __device__ void fill_letter(const CombineArguments& call, const PlanHeader& head
 }
 
 // By the working warps of a block, before anything that waits: the weights that others need for their sums.
-__device__ void send_weights(const CombineArguments& call, std::uint64_t number, int senders,
-                             const PlanView& plan) {
+__device__ void send_weights(const CombineArguments& call, std::uint64_t number, int senders) {
   const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
-  send_values(call.lane, number, call.home_weights, warp * senders + block, senders * kCombineWarps, plan);
+  send_values(call.lane, number, call.home_weights, warp * senders + block, senders * kCombineWarps,
+              call.plan);
   sync_threads_of(kSendBarrier, 32 * kCombineWarps);
   if (threadIdx.x == 0) finish_sending(call.lane, number, senders, Phase::weights);
 }
 
 // `came`: as ResultSender.
 template <Halves kHalves, class Known>
-__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state, const PlanView& plan,
-                                     std::int32_t came) {
+__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state, std::int32_t came) {
   const Roles<kHalves> role(call);
   const LaneView& lane = call.lane;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
@@ -89,8 +88,8 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   if (role.sends && block == 0 && !works)
     post_letters(lane, number, state->letter, nullptr, static_cast<int>(threadIdx.x % 32), 32);
   if (role.sends && works) {
-    if (!Known::kPlain && call.weights_travel) send_weights(call, number, role.senders, plan);
-    send_results<Known>(call, number, warp * role.senders + block, role.senders * kCombineWarps, plan, came,
+    if (!Known::kPlain && call.weights_travel) send_weights(call, number, role.senders);
+    send_results<Known>(call, number, warp * role.senders + block, role.senders * kCombineWarps, came,
                         &state->announcer, memory);
   } else if (role.sends) {
     state->announcer.run(lane, number);
@@ -98,7 +97,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   }
   if (!role.receives) return;
   if (works) {
-    bring_home<Known>(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, plan, memory);
+    bring_home<Known>(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, memory);
   } else if (role.home == 0) {
     LetterFacts theirs;
     await_letters(lane, number, state->letter, true, &theirs);
@@ -147,12 +146,11 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   if (!start_block(arguments, &state)) return;
   const CombineArguments& call = state.call;
   const LaneView& lane = call.lane;
-  const PlanView& plan = call.plan;
   if (state.fault == PlanFault::none) {
-    work<kHalves, Known>(call, &state, plan, came);
+    work<kHalves, Known>(call, &state, came);
   } else if (blockIdx.x == 0) {
     if (kHalves != Halves::receive) {
-      refuse_plan(lane, Operation::combine, state.number, *plan.header, state.fault, -1, &state.refusal);
+      refuse_plan(lane, Operation::combine, state.number, *call.plan.header, state.fault, -1, &state.refusal);
     }
     if (kHalves != Halves::send) await_all(lane, state.number, Operation::combine);
   }

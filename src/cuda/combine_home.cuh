@@ -39,14 +39,14 @@ struct HomeBringer {
   __device__ int generation() const { return static_cast<int>(number & 1); }
 
   __device__ HomeBringer(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                         int workers, const PlanView& of, std::byte* stream_memory)
+                         int workers, std::byte* stream_memory)
       : call(arguments),
-        plan(of),
+        plan(arguments.plan),
         memory(stream_memory),
         number(call_number),
-        tokens(of.header->tokens),
-        total(static_cast<std::int32_t>(of.header->total)),
-        splits(splits_of(of.header->tokens, workers)),
+        tokens(plan.header->tokens),
+        total(static_cast<std::int32_t>(plan.header->total)),
+        splits(splits_of(plan.header->tokens, workers)),
         unit(worker),
         step(workers) {
     ahead = look_up();
@@ -255,9 +255,9 @@ struct HomeBringer {
 // By one warp of `workers`. `memory`: of its streams.
 template <class Known>
 __device__ __forceinline__ void bring_home(const CombineArguments& call, std::uint64_t number, int worker,
-                                           int workers, const PlanView& plan, std::byte* memory) {
+                                           int workers, std::byte* memory) {
   with_type<Known>(call.wire, [&](auto type) {
-    HomeBringer<Known, type.value>(call, number, worker, workers, plan, memory).bring_all();
+    HomeBringer<Known, type.value>(call, number, worker, workers, memory).bring_all();
   });
 }
 

@@ -106,14 +106,14 @@ struct ResultSender {
 
   // `came`: messages from the rank that is this thread's, as the plan has it.
   __device__ ResultSender(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                          int workers, const PlanView& of, std::int32_t came,
-                          Announcer<kCombineWarps>* block_announcer, std::byte* stream_memory)
+                          int workers, std::int32_t came, Announcer<kCombineWarps>* block_announcer,
+                          std::byte* stream_memory)
       : call(arguments),
-        plan(of),
+        plan(arguments.plan),
         announcer(block_announcer),
         memory(stream_memory),
         number(call_number),
-        total(static_cast<std::int32_t>(of.header->total)),
+        total(static_cast<std::int32_t>(plan.header->total)),
         unit(worker),
         step(workers) {
     const LaneView& lane = call.lane;
@@ -246,10 +246,10 @@ struct ResultSender {
 // By one warp of `workers`. `came`: as ResultSender; `memory`: of its streams.
 template <class Known>
 __device__ __forceinline__ void send_results(const CombineArguments& call, std::uint64_t number, int worker,
-                                             int workers, const PlanView& plan, std::int32_t came,
+                                             int workers, std::int32_t came,
                                              Announcer<kCombineWarps>* announcer, std::byte* memory) {
   with_type<Known>(call.output_type, [&](auto type) {
-    ResultSender<Known, type.value>(call, number, worker, workers, plan, came, announcer, memory).send_all();
+    ResultSender<Known, type.value>(call, number, worker, workers, came, announcer, memory).send_all();
   });
 }
 

@@ -30,13 +30,13 @@ struct Receiver {
   BlockTables tables;
   Places places;
   Incoming incoming;
-  std::uint64_t number;
   std::uint32_t placers;     // ranks that have stored rows where they stay
   std::uint32_t quarterers;  // ranks that announce the quarters of a row apart
   std::byte* memory;         // of a stream
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
-  __device__ int generation() const { return static_cast<int>(number & 1); }
+  __device__ std::uint64_t number() const { return incoming.number; }
+  __device__ int generation() const { return incoming.generation(); }
 
   // The row of this thread's slot, or -1: elsewhere, masked, dropped. `local`: its expert here, or -1.
   __device__ std::int32_t row_of_slot(int source, std::int64_t i, int local, std::int32_t ordinal) const {
@@ -110,9 +110,9 @@ struct Receiver {
     const bool has = message.has && slot < lane.top_k;
     const LetterUnit* unit = note_of(team, message);
     bool ended = false;
-    if (has && seen.call >> SlotNote::kTokenBits < number) {
+    if (has && seen.call >> SlotNote::kTokenBits < number()) {
       ended = wait_long(lane, &unit->call, nullptr,
-                        {Operation::dispatch, number, message.source, SlotNote::kTokenBits}) != Came::yes;
+                        {Operation::dispatch, number(), message.source, SlotNote::kTokenBits}) != Came::yes;
       seen = load_unit_relaxed_sys(unit);
     }
     if (__any_sync(~0u, ended)) return false;
@@ -295,10 +295,15 @@ struct Receiver {
         Known::replays(call) ? lane.sent_flag(Phase::rows, lane.rank, generation(), mine.source) : nullptr;
     const CameFlags came =
         wait_for_some(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0, last,
-                      {Operation::dispatch, number, mine.source});
+                      {Operation::dispatch, number(), mine.source});
     if ((came.late >> slot() & 1) != 0 && mine.quarters.first == 0)
       note_bad_source(lane, std::int64_t{mine.source} * lane.max_tokens + mine.i);
     return came;
+  }
+
+  // Those of `pending` whose shares are here.
+  __device__ __forceinline__ std::uint32_t here_now(const ComingMessage& mine, std::uint32_t pending) const {
+    return acquire_all(flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0, number());
   }
 
   // One message for each team at most.
@@ -308,7 +313,7 @@ struct Receiver {
     TakenSlot taken;
     const LetterUnit note = look_at_note(team, message);
     // Asked for with the notes.
-    std::uint32_t here = acquire_all(flags_of(mine), (all >> slot() & 1) != 0 ? wanted(mine, 0) : 0, number);
+    std::uint32_t here = here_now(mine, all);
     if (!take_notes(team, message, note, &taken)) return false;
     // Where messages lie by token, there may be none.
     const bool absent = taken.message == SlotNote::kNoMessage;
@@ -334,9 +339,7 @@ struct Receiver {
       for (std::uint32_t left = came.here; left != 0; left &= left - 1)
         teams |= 1u << __popc(static_cast<int>(all & ((left & ~left + 1) - 1)));
       take_rows(team, teams, message, taken);
-      here = pending == 0
-                 ? 0
-                 : acquire_all(flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0, number);
+      here = pending == 0 ? 0 : here_now(mine, pending);
     }
     if (!kept) keep_notes(team, message, taken);
     return true;

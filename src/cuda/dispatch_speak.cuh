@@ -314,7 +314,6 @@ __device__ __forceinline__ bool receive_tokens(const DispatchArguments& call, in
                                               .runs = state->runs,
                                               .tokens_of = state->tokens_of,
                                               .number = state->number},
-                                 .number = state->number,
                                  .placers = state->placers,
                                  .quarterers = state->quarterers,
                                  .memory = stream_of(call)};

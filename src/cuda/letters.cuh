@@ -61,20 +61,21 @@ __device__ __forceinline__ bool await_word(const LaneView& lane, std::uint64_t c
   return seen.call >= call || wait_for_unit(lane, unit, {operation, call, peer}, word) == Came::yes;
 }
 
-// Both words `i` and `j`, asked for at once.
-__device__ __forceinline__ bool await_words(const LaneView& lane, std::uint64_t call, Operation operation,
-                                            int peer, int i, std::uint64_t* word_i, int j,
-                                            std::uint64_t* word_j) {
+// The words that every letter has, asked for at once.
+__device__ __forceinline__ bool await_head(const LaneView& lane, const Awaited& awaited, std::uint64_t* terms,
+                                           std::uint64_t* facts) {
+  const auto [operation, call, peer, _] = awaited;
   const LetterUnit* letter = lane.letter(lane.rank, static_cast<int>(call & 1), peer);
 #pragma unroll 1
   for (unsigned look = 0; look < kQuickLooks; ++look) {
-    const LetterUnit seen_i = load_unit_relaxed_sys(letter + i), seen_j = load_unit_relaxed_sys(letter + j);
-    *word_i = seen_i.word;
-    *word_j = seen_j.word;
-    if (seen_i.call >= call && seen_j.call >= call) return true;
+    const LetterUnit of_terms = load_unit_relaxed_sys(letter + kLetterTerms),
+                     of_facts = load_unit_relaxed_sys(letter + kLetterFacts);
+    *terms = of_terms.word;
+    *facts = of_facts.word;
+    if (of_terms.call >= call && of_facts.call >= call) return true;
   }
-  return await_word(lane, call, operation, peer, i, word_i) &&
-         await_word(lane, call, operation, peer, j, word_j);
+  return await_word(lane, call, operation, peer, kLetterTerms, terms) &&
+         await_word(lane, call, operation, peer, kLetterFacts, facts);
 }
 
 // By one thread: ends the call early on this rank, with a word to the host. Later words of the same look are
@@ -134,7 +135,7 @@ __device__ inline bool await_letters(const LaneView& lane, std::uint64_t call, c
   bool came = true, alike = true;
   if (peer < lane.ranks) {
     const std::uint64_t own = terms;
-    came = await_words(lane, call, mine.terms.operation, peer, kLetterTerms, &terms, kLetterFacts, &facts);
+    came = await_head(lane, {mine.terms.operation, call, peer}, &terms, &facts);
     alike = terms == own;
   }
   *theirs = LetterFacts::of(facts);

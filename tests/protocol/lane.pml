@@ -362,7 +362,7 @@ proctype Rank(byte me) {
 #elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_LETTERS)
         terms == kRefusal || all_have_come
 #else
-        /* letters.cuh await_letters: `came = await_words(lane, call, mine.terms.operation, peer, kLetterTerms, &terms,`
+        /* letters.cuh await_letters: `came = await_head(lane, {mine.terms.operation, call, peer}, &terms, &facts);`
            letters.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
            plan_header.cuh await_all: `await_word(lane, number, operation, peer, kLetterTerms, &terms);`
            small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
