@@ -32,7 +32,6 @@ struct SendState {
   BlockTables tables;
   Places places;
   bool waits;            // for places; otherwise all rows are staged
-  bool by_token;         // messages lie by token; other blocks write their notes, and the plan
   std::uint32_t takers;  // ranks that let this one place rows
   Announcer<kWorkWarps>* announcer;
   std::uint64_t number;
@@ -151,7 +150,8 @@ struct RowPlanner {
 };
 
 // By a whole warp: what the receivers of each team's token must know of this thread's slot, told to each.
-// `token`: the team's.
+// `token`: the team's. kByToken: messages lie by token, and notes have the message's number.
+template <bool kByToken>
 __device__ __forceinline__ void send_notes(const SendState& state, const Team& team, const Destination& to,
                                            std::int32_t token, const SentSlot& slot) {
   std::uint32_t left = __ballot_sync(~0u, slot.leads) & team.threads(team.mine());
@@ -161,7 +161,7 @@ __device__ __forceinline__ void send_notes(const SendState& state, const Team& t
     const int receiver = __shfl_sync(~0u, slot.rank, leader),
               message = __shfl_sync(~0u, slot.message, leader);
     auto* notes = pointer_of(to.notes, leader);
-    const SlotNote note{.token = state.by_token ? message : token,
+    const SlotNote note{.token = kByToken ? message : token,
                         .local = slot.rank == receiver ? slot.local : SlotNote::kElsewhere,
                         .first_of_lower = slot.leads && slot.rank < receiver,
                         .ordinal = slot.ordinal,
@@ -202,7 +202,7 @@ struct Sender {
       const Destination to = state.destination(slot.leads, slot.rank, slot.message, kept != 0 ? placed : -1);
       if (quarters.first == 0) {
         disturb(call.lane, Point::notes);
-        if (!Known::kByToken) send_notes(state, team, to, token, slot);
+        if constexpr (!Known::kByToken) send_notes<false>(state, team, to, token, slot);
         sent.add(slot.leads && slot.rank != call.lane.rank);
       }
       const std::uint32_t travel = __ballot_sync(~0u, to.row != nullptr);
@@ -237,7 +237,7 @@ __device__ __forceinline__ void tell_tokens(const SendState& state, std::int32_t
     Destination to;
     if (slot.leads) to.notes = lane.slot_notes(slot.rank, generation, lane.rank, token);
     disturb(lane, Point::notes);
-    send_notes(state, team, to, token, slot);
+    send_notes<true>(state, team, to, token, slot);
     if (token >= end) continue;
     const LetterUnit none = SlotNote{.token = SlotNote::kNoMessage}.unit(state.number);
     for (int rank = 0; rank < lane.ranks; ++rank) {

@@ -262,7 +262,6 @@ __device__ __forceinline__ SendState send_state_of(const DispatchArguments& call
           .tables = BlockTables::of(call),
           .places = Places::of(call),
           .waits = waits,
-          .by_token = call.keepers > 0,
           .takers = waits ? state->takers : 0,
           .announcer = &state->announcer,
           .number = state->number};

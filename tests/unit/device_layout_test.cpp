@@ -74,6 +74,34 @@ TEST(SlotNote, KeepsEveryFieldAtItsLimits) {
   }
 }
 
+TEST(LetterFacts, KeepEveryFieldAtItsLimits) {
+  for (const std::int32_t count : {0, 1, INT32_MAX}) {
+    for (const std::uint16_t runs : {0, 1, 0x7fff}) {
+      for (unsigned bits = 0; bits < 16; ++bits) {
+        LetterFacts facts;
+        facts.count = count;
+        facts.operation = static_cast<std::uint8_t>(bits == 0 ? 0x7f : bits);
+        for (int i = 0; i < kDeviceArguments; ++i)
+          facts.argument[i] = static_cast<std::uint8_t>((bits + i) % 3);
+        facts.runs = runs;
+        facts.places_rows = (bits & 1) != 0;
+        facts.takes_rows = (bits & 2) != 0;
+        facts.quarters = (bits & 4) != 0;
+        facts.by_token = (bits & 8) != 0;
+        const LetterFacts read = LetterFacts::of(facts.word());
+        EXPECT_EQ(read.count, facts.count);
+        EXPECT_EQ(read.operation, facts.operation);
+        for (int i = 0; i < kDeviceArguments; ++i) EXPECT_EQ(read.argument[i], facts.argument[i]);
+        EXPECT_EQ(read.runs, facts.runs);
+        EXPECT_EQ(read.places_rows, facts.places_rows);
+        EXPECT_EQ(read.takes_rows, facts.takes_rows);
+        EXPECT_EQ(read.quarters, facts.quarters);
+        EXPECT_EQ(read.by_token, facts.by_token);
+      }
+    }
+  }
+}
+
 TEST(DeviceSignals, NothingLiesOnAnythingElse) {
   constexpr int kRanks = 3, kTokens = 5, kTopK = 3, kRows = 7;
   const DeviceSignals signals = DeviceSignals::of(kRanks, 9, kTokens, kTopK, kRows);
