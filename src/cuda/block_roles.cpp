@@ -24,8 +24,8 @@ int share_of(int blocks, double senders, double others) {
 }  // namespace
 
 int dispatch_senders(int blocks, const Config& config, const DispatchWork& work) {
-  // Few tokens: enough warps for shares of rows, enough to quantise.
-  if (!work.placed) return std::clamp(blocks * (work.quantised ? 6 : 5) / 16, 1, kMaxSenders);
+  // Enough warps for shares of rows, enough to quantise.
+  if (work.few) return std::clamp(blocks * (work.quantised ? 6 : 5) / 16, 1, kMaxSenders);
   // Work in quarters of a microsecond of a block, from the times of two ranks with few multiprocessors and
   // either role as the bound (docs/performance-gpus.md).
   constexpr double kPlan = 1.2, kStore = 1.1, kCopy = 1.0, kTake = 0.6;
@@ -34,7 +34,8 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
   const double stored = work.quantised ? messages : messages - own;
   const double rows = config.layout == Layout::rank_major ? messages : config.top_k;
   const double sending = work.quantised ? kEncode + stored * kStoreEncoded : kPlan + stored * kStore;
-  const double receiving = (rows - stored) * (work.quantised ? kCopyEncoded : kCopy) + messages * kTake;
+  const double copied = work.placed ? rows - stored : rows;
+  const double receiving = copied * (work.quantised ? kCopyEncoded : kCopy) + messages * kTake;
   return std::min(share_of(blocks, sending, receiving), kMaxSenders);
 }
 
@@ -47,19 +48,22 @@ int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens) {
          static_cast<int>(std::clamp<std::int64_t>((tokens + each - 1) / each, 1, std::max(blocks / 16, 1)));
 }
 
-// Work in rows read or written; a row that is only moved is half the work of one that is added up.
+// Work in rows that are added up by a block with a weight each, from the times of two ranks with few
+// multiprocessors and either role as the bound (docs/performance-gpus.md).
 int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged) {
-  constexpr double kMoved = 0.58;
+  constexpr double kStaged = 1.15, kStore = 1.15, kMove = 0.9, kPass = 0.72, kSend = 0.65;
   const double ranks = config.placement.ranks(), messages = reached(config);
   const double away = own_staged ? 1 : 1 - 1 / ranks;  // share of rows and sums that travel
   if (reduction != Reduction::partial) {
-    const double home = reduction == Reduction::exact ? config.top_k + 1 : 2 * kMoved * config.top_k;
-    return share_of(blocks, 2 * kMoved * away * config.top_k, home);
+    const double home = reduction == Reduction::exact ? config.top_k + kStore : kMove * config.top_k;
+    return share_of(blocks, kMove * away * config.top_k, home);
   }
+  // What a multiprocessor can store at others, of which it takes several to keep it busy.
+  const double push = ranks == 2 ? 2.0 : 1.4;
   const double sums = messages * away;
   double read = away * config.top_k, read_at_home = (1 - away) * config.top_k;
-  if (config.layout == Layout::rank_major) read = sums, read_at_home = messages - sums;
-  return share_of(blocks, read + sums, sums + read_at_home + 1);
+  if (config.layout == Layout::rank_major) read = kPass * sums, read_at_home = kPass * (messages - sums);
+  return share_of(blocks, std::max(read + kSend * sums, push * sums), kStaged * sums + read_at_home + kStore);
 }
 
 }  // namespace ferry::cuda

@@ -7,8 +7,9 @@ namespace ferry::cuda {
 
 // What decides how much work either role has, for a token whose experts are anywhere.
 struct DispatchWork {
-  bool quantised;
-  bool placed;  // rows are stored where they stay
+  bool few;        // tokens: fewer than kPlaceFrom
+  bool quantised;  // before they travel
+  bool placed;     // rows are stored where they stay
 };
 
 // At least 1, and less than `blocks` if that is more than 1.

@@ -10,7 +10,7 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr int kSendBarrier = 1;
+constexpr int kWeightsBarrier = 1;
 constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
 
 // Of the warps that move rows.
@@ -67,19 +67,37 @@ __device__ void fill_letter(const CombineArguments& call, const PlanHeader& head
   if (rows) argument[2] = call.weights != nullptr;
 }
 
-// By the working warps of a block, before anything that waits: the weights that others need for their sums.
-__device__ void send_weights(const CombineArguments& call, std::uint64_t number, int senders) {
-  const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
-  send_values(call.lane, number, call.home_weights, warp * senders + block, senders * kCombineWarps,
-              call.plan);
-  sync_threads_of(kSendBarrier, 32 * kCombineWarps);
-  if (threadIdx.x == 0) finish_sending(call.lane, number, senders, Phase::weights);
+// Messages from the rank that is this thread's, and to it, as the plan has them.
+struct MessageCounts {
+  std::int32_t came = 0, gone = 0;
+
+  __device__ __forceinline__ explicit MessageCounts(const CombineArguments& call) {
+    const int peer = static_cast<int>(threadIdx.x % 32), ranks = call.lane.ranks, rank = call.lane.rank;
+    if (peer >= ranks) return;
+    came = call.plan.tokens_between[peer * ranks + rank];
+    if (call.weights_travel) gone = call.plan.tokens_between[rank * ranks + peer];
+  }
+};
+
+// By the working warps of block `number` of `blocks`, before anything that waits: the weights that others
+// need for their sums.
+__device__ __forceinline__ void send_weights(const CombineArguments& call, std::uint64_t call_number,
+                                             std::int32_t gone, int number, int blocks) {
+  const LaneView& lane = call.lane;
+  const int peer = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const bool sent_to = peer < lane.ranks && (call.own_staged || peer != lane.rank);
+  const std::int32_t messages = sent_to ? usable_messages(lane, gone, lane.rank, peer) : 0;
+  send_values(lane, call_number, call.home_weights,
+              ValueTurns(lane, messages, warp * blocks + number, blocks * kCombineWarps), call.plan);
+  sync_threads_of(kWeightsBarrier, 32 * kCombineWarps);
+  if (threadIdx.x == 0) finish_sending(lane, call_number, blocks, Phase::weights);
 }
 
-// `came`: as ResultSender.
 template <Halves kHalves, class Known>
-__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state, std::int32_t came) {
-  const Roles<kHalves> role(call);
+__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state,
+                                     const MessageCounts& counts) {
+  using Role = Roles<kHalves>;
+  const Role role(call);
   const LaneView& lane = call.lane;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
   const std::uint64_t number = state->number;
@@ -87,9 +105,11 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   std::byte* const memory = stream_memory + warp * SumStream::kBytes;
   if (role.sends && block == 0 && !works)
     post_letters(lane, number, state->letter, nullptr, static_cast<int>(threadIdx.x % 32), 32);
+  // Blocks that bring home have nothing else to do yet.
+  if (Role::kSends && weights_travel<Known>(call) && works && role.home >= 0)
+    send_weights(call, number, counts.gone, role.home, role.homes);
   if (role.sends && works) {
-    if (!Known::kPlain && call.weights_travel) send_weights(call, number, role.senders);
-    send_results<Known>(call, number, warp * role.senders + block, role.senders * kCombineWarps, came,
+    send_results<Known>(call, number, warp * role.senders + block, role.senders * kCombineWarps, counts.came,
                         &state->announcer, memory);
   } else if (role.sends) {
     state->announcer.run(lane, number);
@@ -131,23 +151,17 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
   return !state->failed;
 }
 
-// Messages from the rank that is this thread's, as the plan has it.
-__device__ __forceinline__ std::int32_t messages_came(const CombineArguments& call) {
-  const int source = static_cast<int>(threadIdx.x % 32), ranks = call.lane.ranks;
-  return source < ranks ? call.plan.tokens_between[source * ranks + call.lane.rank] : 0;
-}
-
 template <Halves kHalves, class Known>
 __global__ void __launch_bounds__(kCombineThreads, 1)
     combine_kernel(const __grid_constant__ CombineArguments arguments) {
   __shared__ BlockState state;
   // Asked for before anything else is known.
-  const std::int32_t came = kHalves != Halves::receive ? messages_came(arguments) : 0;
+  const MessageCounts counts(arguments);
   if (!start_block(arguments, &state)) return;
   const CombineArguments& call = state.call;
   const LaneView& lane = call.lane;
   if (state.fault == PlanFault::none) {
-    work<kHalves, Known>(call, &state, came);
+    work<kHalves, Known>(call, &state, counts);
   } else if (blockIdx.x == 0) {
     if (kHalves != Halves::receive) {
       refuse_plan(lane, Operation::combine, state.number, *call.plan.header, state.fault, -1, &state.refusal);
@@ -162,29 +176,28 @@ const void* kernel() {
   return reinterpret_cast<const void*>(&combine_kernel<kHalves, Known>);
 }
 
-template <Reduction kReduction>
+template <Reduction kReduction, bool kWeights = false>
 const void* plain_kernel(DType type) {
   switch (type) {
     case DType::bf16:
-      return kernel<Halves::both, PlainCombine<kReduction, DType::bf16>>();
+      return kernel<Halves::both, PlainCombine<kReduction, DType::bf16, kWeights>>();
     case DType::fp16:
-      return kernel<Halves::both, PlainCombine<kReduction, DType::fp16>>();
+      return kernel<Halves::both, PlainCombine<kReduction, DType::fp16, kWeights>>();
     case DType::fp32:
       break;
   }
-  return kernel<Halves::both, PlainCombine<kReduction, DType::fp32>>();
+  return kernel<Halves::both, PlainCombine<kReduction, DType::fp32, kWeights>>();
 }
 
 const void* kernel_of(const CombineArguments& call, Halves halves) {
   if (halves == Halves::send) return kernel<Halves::send>();
   if (halves == Halves::receive) return kernel<Halves::receive>();
   const bool one_type = call.output_type == call.wire && call.result_type == call.wire;
-  const bool rows_alone = call.row_values == nullptr && call.route_values == nullptr && !call.weights_travel;
-  if (one_type && rows_alone && call.reduction == Reduction::partial)
-    return plain_kernel<Reduction::partial>(call.wire);
-  if (one_type && rows_alone && call.reduction == Reduction::exact)
-    return plain_kernel<Reduction::exact>(call.wire);
-  return kernel<Halves::both>();
+  const bool rows_alone = call.row_values == nullptr && call.route_values == nullptr;
+  if (!one_type || !rows_alone || call.reduction == Reduction::unreduced) return kernel<Halves::both>();
+  if (call.reduction == Reduction::exact) return plain_kernel<Reduction::exact>(call.wire);
+  return call.weights_travel ? plain_kernel<Reduction::partial, true>(call.wire)
+                             : plain_kernel<Reduction::partial>(call.wire);
 }
 
 }  // namespace
@@ -194,6 +207,7 @@ void prepare_combine() {
     allow_shared_bytes(kernel, kStreamsBytes);
   for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
     allow_shared_bytes(plain_kernel<Reduction::partial>(type), kStreamsBytes);
+    allow_shared_bytes(plain_kernel<Reduction::partial, true>(type), kStreamsBytes);
     allow_shared_bytes(plain_kernel<Reduction::exact>(type), kStreamsBytes);
   }
 }

@@ -122,7 +122,7 @@ struct HomeBringer {
     const bool mine = home.destination == lane.rank;
     if (home.destination != -1) usable(lane, home.destination, lane.ranks, route);
     rows.own = rows_of_token(call, mine ? home.row : -1, total, route);
-    if (!Known::kPlain && mine && call.weights_travel) rows.own.weight = call.home_weights[route];
+    if (mine && weights_travel<Known>(call)) rows.own.weight = call.home_weights[route];
     return rows;
   }
 
@@ -168,9 +168,7 @@ struct HomeBringer {
         stream_of(memory, columns, value_bytes(kWire), own, rows.own.kept, staged, rows.staged);
 #pragma unroll 1
     for (int first = columns.begin; first < columns.end; first += PieceColumns<kWire>::kColumns) {
-      Sums<kWire> own_sum = {};
-      add_weighed<kWire>(stream, rows.own.kept, rows.own.weight, kWire, own_sum);
-      const PackedPiece<kWire> mine(own_sum);
+      const PackedPiece mine = sum_weighed<kWire>(stream, rows.own.kept, rows.own.weight);
       Sums<kWire> sum = {};
       add_rows<kWire>(stream, lower, sum);
       if (rows.own.kept != 0) add_piece<kWire>(mine, sum);

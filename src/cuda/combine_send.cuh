@@ -45,21 +45,14 @@ __device__ __forceinline__ bool is_among(std::uint32_t threads) {
 
 // By one warp: the weight of this thread's slot for message i of `home`, which its home has sent in this
 // call. False: the call has ended early.
-__device__ inline bool await_weight(const CombineArguments& call, std::uint64_t number, int home,
-                                    std::int64_t i, float* weight) {
+__device__ __forceinline__ bool await_weight(const CombineArguments& call, std::uint64_t number, int home,
+                                             std::int32_t i, float* weight) {
   const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  const Came came = wait_together(lane, lane.dispatch_flags(lane.rank, generation, home, i),
-                                  lane.sent_flag(Phase::weights, lane.rank, generation, home),
-                                  {Operation::combine, number, home});
+  const Came came = await_value(lane, Phase::weights, {Operation::combine, number, home}, i, weight);
   if (came == Came::ended) return false;
-  if (came == Came::no) {
-    if (slot == 0) note_bad_source(lane, std::int64_t{home} * lane.max_tokens + i);
-    *weight = 0;
-    return true;
-  }
-  const std::byte* values = lane.message(lane.rank, generation, home, i, values_bytes(lane));
-  if (slot < lane.top_k) *weight = reinterpret_cast<const float*>(values)[slot];
+  if (came == Came::yes) return true;
+  if (threadIdx.x % 32 == 0) note_bad_source(lane, std::int64_t{home} * lane.max_tokens + i);
+  *weight = 0;
   return true;
 }
 
@@ -167,8 +160,7 @@ struct ResultSender {
         continue;
       }
       TokenRows rows = rows_of_token(call, came.row, total, message * lane.top_k + slot());
-      if (!Known::kPlain && call.weights_travel &&
-          !await_weight(call, number, came.home, came.i, &rows.weight))
+      if (weights_travel<Known>(call) && !await_weight(call, number, came.home, came.i, &rows.weight))
         return false;
       const std::int64_t first = partial() ? std::int64_t{came.token} * lane.most_ranks + came.position
                                            : std::int64_t{came.token} * lane.top_k;
@@ -205,9 +197,14 @@ struct ResultSender {
         });
         continue;
       }
-      Sums<kIn> sum = {};
-      add_weighed<kIn>(stream, to.rows.kept, to.rows.weight, wire(), sum);
-      store_sums<kIn>(wire(), row_at_home(to, 0), first, columns.end, sum);
+      if constexpr (Known::kPlain) {
+        const PackedPiece sum = sum_weighed<kIn>(stream, to.rows.kept, to.rows.weight);
+        store_piece<kIn>(sum, kIn, row_at_home(to, 0), first, columns.end);
+      } else {
+        Sums<kIn> sum = {};
+        add_weighed<kIn>(stream, to.rows.kept, to.rows.weight, wire(), sum);
+        store_sums<kIn>(wire(), row_at_home(to, 0), first, columns.end, sum);
+      }
     }
   }
 

@@ -116,8 +116,9 @@ struct Block {
   __device__ void send(bool waits, SlotRoute& first) const {
     if (warp() < kWorkWarps) {
       const int worker = block() * kWorkWarps + warp();
-      if (!Known::replays(call)) return send_tokens<Known>(call, worker, waits, first);
-      send_by_plan(call, worker, waits);
+      if constexpr (Known::kPlain && Known::kReplays) return send_by_plan<Known>(call, worker, waits);
+      if (Known::kPlain || !call.replay) return send_tokens<Known>(call, worker, waits, first);
+      send_by_any_plan(call, worker, waits);
       // Not kept across the call, which would put it in memory for all.
       first = {};
       return;
@@ -266,8 +267,9 @@ const void* plain_kernel() {
 const void* kernel_of(const DispatchArguments& call, Halves halves) {
   if (halves == Halves::send) return kernel<Halves::send>();
   if (halves == Halves::receive) return kernel<Halves::receive>();
-  if (call.replay || call.weigh_rows || call.dot_rows != nullptr) return kernel<Halves::both>();
+  if (call.weigh_rows || call.dot_rows != nullptr) return kernel<Halves::both>();
   const bool quantises = call.format == FormatKind::fp8_e4m3;
+  if (call.replay) return quantises ? kernel<Halves::both>() : kernel<Halves::both, PlainResend>();
   if (call.keepers > 0) return quantises ? plain_kernel<true, true>() : plain_kernel<false, true>();
   return quantises ? plain_kernel<true, false>() : plain_kernel<false, false>();
 }
@@ -282,9 +284,10 @@ std::int64_t dispatch_shared_bytes(const LaneView& lane) {
 
 void prepare_dispatch(const LaneView& lane) {
   const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
-  for (const void* kernel : {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
-                             plain_kernel<false, false>(), plain_kernel<false, true>(),
-                             plain_kernel<true, false>(), plain_kernel<true, true>()}) {
+  for (const void* kernel :
+       {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
+        kernel<Halves::both, PlainResend>(), plain_kernel<false, false>(), plain_kernel<false, true>(),
+        plain_kernel<true, false>(), plain_kernel<true, true>()}) {
     allow_shared_bytes(kernel, shared_bytes);
   }
 }

@@ -109,6 +109,10 @@ struct Receiver {
     const int slot = team.slot();
     const bool has = message.has && slot < lane.top_k;
     const LetterUnit* unit = note_of(team, message);
+    const std::int64_t entry =
+        (std::int64_t{message.source} * lane.max_tokens + message.i) * lane.top_k + slot;
+    // Asked for before anything is waited for.
+    std::int32_t row = has && Known::replays(call) ? call.plan.came_rows[entry] : -1;
     bool ended = false;
     if (has && seen.call >> SlotNote::kTokenBits < number()) {
       ended = wait_long(lane, &unit->call, nullptr,
@@ -120,18 +124,15 @@ struct Receiver {
     if (has) note = SlotNote::of(seen);
     // Threads without a slot go by what the first one knows.
     note.token = __shfl_sync(~0u, note.token, team.mine() * team.size());
-    std::int32_t number_of = message.i, row = -1;
+    std::int32_t number_of = message.i;
     if (incoming.by_token(message.source)) {
       number_of = note.token;
       note.token = message.i;
     }
     if (has && !Known::replays(call)) {
       row = row_of_slot(message.source, number_of, note.local, note.ordinal);
-    } else if (has) {
-      const std::int64_t entry =
-          (std::int64_t{message.source} * lane.max_tokens + message.i) * lane.top_k + slot;
-      row = call.plan.came_rows[entry];
-      if (row != -1 && !usable(lane, row, places.begin[lane.groups], entry)) row = -1;
+    } else if (row != -1 && !usable(lane, row, places.begin[lane.groups], entry)) {
+      row = -1;
     }
     const std::uint32_t lower = __ballot_sync(~0u, note.first_of_lower) & team.threads(team.mine());
     *taken = {note, number_of, row, __popc(static_cast<int>(lower)), __ballot_sync(~0u, row >= 0)};
@@ -160,7 +161,9 @@ struct Receiver {
     }
     // What is left of a row for one warp, where warps share it, is soon here.
     if (moves_whole(call.parts.part[0]) && message.quarters.count() == kQuarters) {
+      const SmallPart small = look_at_small_part(team, message, taken);
       copy_rows(team, teams, from, copies, taken.row);
+      if (small.bytes > 0) return store_small_part(team, teams, small, kept, taken.row);
     } else {
       spread_parts(team, teams, 0, 1, from, copies, message, taken);
     }
@@ -193,6 +196,47 @@ struct Receiver {
           piece.store(call.arrived[0] + std::int64_t{one} * bytes, at, bytes);
         }
       }
+    }
+  }
+
+  // Part 1 of each team's message, if it is small and the last, on its way while part 0 is copied.
+  struct SmallPart {
+    int bytes;  // 0: it is not
+    uint4 held[2];
+  };
+  __device__ __forceinline__ SmallPart look_at_small_part(const Team& team, const TeamMessage& message,
+                                                          const TakenSlot& taken) const {
+    SmallPart small{0, {}};
+    if (!Known::kPlain || Known::kByToken || call.parts.count != 2 || !moves_whole(call.parts.part[1]))
+      return small;
+    const auto bytes = static_cast<int>(call.parts.part[1].row_bytes);
+    if (bytes > 32 * team.size()) return small;
+    small.bytes = bytes;
+    const bool own = message.source == call.lane.rank && !call.own_staged;
+    const std::byte* from = own ? token_row(call, 1, taken.note.token)
+                                : message_of(message.source, message.i) + call.message.part_offset[1];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = 16 * (team.slot() + i * team.size());
+      if (message.has && at < bytes) small.held[i] = *reinterpret_cast<const uint4*>(from + at);
+    }
+    return small;
+  }
+  // `row`: of this thread's slot; `kept`: the team's slots whose row takes it.
+  __device__ __forceinline__ void store_small_part(const Team& team, std::uint32_t teams,
+                                                   const SmallPart& small, std::uint32_t kept,
+                                                   std::int32_t row) const {
+    std::uint32_t left = (teams >> team.mine() & 1) != 0 ? kept : 0;
+#pragma unroll 1
+    while (__any_sync(~0u, left != 0)) {
+      const std::int64_t to = __shfl_sync(~0u, row, max(__ffs(static_cast<int>(left)) - 1, 0));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = 16 * (team.slot() + i * team.size());
+        if (left != 0 && at < small.bytes)
+          *reinterpret_cast<uint4*>(call.arrived[1] + to * small.bytes + at) = small.held[i];
+      }
+      left &= left - 1;
     }
   }
 

@@ -275,7 +275,7 @@ __device__ __forceinline__ RowStream<TokenParts> own_rows(const DispatchArgument
           TokenParts::of<Known>(call, share.splits, share.token_begin(worker), share.token_end(worker))};
 }
 
-// By worker `worker`, who has started own_rows(): all it sends, from ids or by a plan. `first`: of its first
+// By worker `worker`: all it sends, from ids, having started own_rows(), or by a plan. `first`: of its first
 // tokens.
 template <class Known>
 __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int worker, bool waits,
@@ -292,13 +292,19 @@ __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int w
     Sender<Known>(state).send_units(block_state()->share, worker, planner, rows);
   }
 }
-static __device__ __noinline__ void send_by_plan(const DispatchArguments& call, int worker, bool waits) {
+template <class Known>
+__device__ __forceinline__ void send_by_plan(const DispatchArguments& call, int worker, bool waits) {
   const SendState state = send_state_of(call, waits);
   const SendShare share = block_state()->share;
-  RowStream<TokenParts> rows = own_rows<AnyDispatch>(call, worker);
+  RowStream<TokenParts> rows = own_rows<Known>(call, worker);
   rows.start();
   PlanReader reader(state, Team::of(call.lane.top_k), share.token_begin(worker), share.token_end(worker));
-  Sender<AnyDispatch>(state).send_units(share, worker, reader, rows);
+  Sender<Known>(state).send_units(share, worker, reader, rows);
+}
+// Where ids are sent as well, a function of its own: what it keeps in registers would have others kept in
+// memory.
+static __device__ __noinline__ void send_by_any_plan(const DispatchArguments& call, int worker, bool waits) {
+  send_by_plan<AnyDispatch>(call, worker, waits);
 }
 
 // By warp `worker` of `workers`: all it receives.

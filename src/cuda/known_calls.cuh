@@ -11,6 +11,7 @@
 namespace ferry::cuda {
 
 struct AnyDispatch {
+  static constexpr bool kPlain = false, kReplays = false;
   static constexpr int kGranulesAtOnce = 7;  // of a share of a row: a quarter of 7,168 16-bit values
   static constexpr bool kByToken = false;    // messages lie by token: blocks of their own tell of them
   __device__ __forceinline__ static bool replays(const DispatchArguments& call) { return call.replay; }
@@ -25,20 +26,29 @@ struct AnyDispatch {
 // From ids, and nothing is computed.
 template <bool kQuantises, bool kTokens>
 struct PlainDispatch {
-  static constexpr bool kByToken = kTokens;
+  static constexpr bool kPlain = true, kReplays = false, kByToken = kTokens;
   static constexpr int kGranulesAtOnce = kTokens ? 14 : 7;
   __device__ __forceinline__ static bool replays(const DispatchArguments&) { return false; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 
+// By a plan, rows moved as they are, and nothing is computed.
+struct PlainResend {
+  static constexpr bool kPlain = true, kReplays = true, kByToken = false;
+  static constexpr int kGranulesAtOnce = 7;
+  __device__ __forceinline__ static bool replays(const DispatchArguments&) { return true; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return false; }
+  __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
+};
+
 struct AnyCombine {
   static constexpr bool kPlain = false;
 };
-// Rows that come, travel and are added up in one type, and nothing beside them.
-template <Reduction kAs, DType kOf>
+// Rows that come, travel and are added up in one type, and no values beside them. kWeights: weights travel.
+template <Reduction kAs, DType kOf, bool kWeights>
 struct PlainCombine {
-  static constexpr bool kPlain = true;
+  static constexpr bool kPlain = true, kWeightsTravel = kWeights;
   static constexpr Reduction kReduction = kAs;
   static constexpr DType kType = kOf;
 };
@@ -47,6 +57,12 @@ template <class Known>
 __device__ __forceinline__ Reduction reduction_of(const CombineArguments& call) {
   if constexpr (Known::kPlain) return Known::kReduction;
   return call.reduction;
+}
+
+template <class Known>
+__device__ __forceinline__ bool weights_travel(const CombineArguments& call) {
+  if constexpr (Known::kPlain) return Known::kWeightsTravel;
+  return call.weights_travel;
 }
 
 template <DType kType>

@@ -129,8 +129,9 @@ Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) 
       halves == Halves::both && !arguments.replay && !call.weigh_rows && call.dot_rows == nullptr;
   arguments.keepers = by_ids ? dispatch_keepers(shape.blocks, shared_.config, arguments.tokens) : 0;
   arguments.senders = dispatch_senders(shape.blocks - arguments.keepers, shared_.config,
-                                       {.quantised = call.format.kind == FormatKind::fp8_e4m3,
-                                        .placed = arguments.own_memory && arguments.tokens >= kPlaceFrom});
+                                       {.few = arguments.tokens < kPlaceFrom,
+                                        .quantised = call.format.kind == FormatKind::fp8_e4m3,
+                                        .placed = arguments.own_memory});
   launch_dispatch(arguments, halves, shape, handle_of(stream));
   arrivals_.call = ++calls_;
   if (halves == Halves::send) {

@@ -36,15 +36,10 @@ struct LoadedPiece {
     return *reinterpret_cast<const uint4*>(mine + kGranule * d);
   }
 };
-// Of computed values: rounded to the type, as they would have traveled.
-template <DType kType>
+// Of computed values: rounded to the type, as they travel.
 struct PackedPiece {
   uint4 held[kDeep];
 
-  __device__ __forceinline__ explicit PackedPiece(const float (&value)[kDeep][kPerAccess<kType>]) {
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) held[d] = packed<kType>(value[d]);
-  }
   __device__ __forceinline__ uint4 raw(int d) const { return held[d]; }
 };
 
@@ -117,6 +112,25 @@ __device__ __forceinline__ void add_weighed(SumStream& stream, std::uint32_t thr
   });
 }
 
+// What add_weighed() makes of 0, rounded. Where one row of weight 1 is all, that is 0 + v in its own type.
+template <DType kType>
+__device__ __forceinline__ PackedPiece sum_weighed(SumStream& stream, std::uint32_t threads, float weight) {
+  PackedPiece sum;
+  const bool one = (threads & (threads - 1)) == 0 && (threads >> threadIdx.x % 32 & 1) != 0;
+  if (__any_sync(~0u, one && weight == 1)) {
+    each_piece(stream, threads, [&](const LoadedPiece& piece, int) {
+#pragma unroll
+      for (int d = 0; d < kDeep; ++d) sum.held[d] = zero_plus<kType>(piece.raw(d));
+    });
+    return sum;
+  }
+  Sums<kType> values = {};
+  add_weighed<kType>(stream, threads, weight, kType, values);
+#pragma unroll
+  for (int d = 0; d < kDeep; ++d) sum.held[d] = packed<kType>(values[d]);
+  return sum;
+}
+
 template <DType kType, class Piece>
 __device__ __forceinline__ void add_piece(const Piece& piece, Sums<kType>& sum) {
 #pragma unroll
@@ -145,8 +159,8 @@ __device__ __forceinline__ void store_sums(DType type, std::byte* to, int first,
 }
 
 // A piece to row `to` of type `type`; moved if it has it.
-template <DType kType>
-__device__ __forceinline__ void store_piece(const LoadedPiece& piece, DType type, std::byte* to, int first,
+template <DType kType, class Piece>
+__device__ __forceinline__ void store_piece(const Piece& piece, DType type, std::byte* to, int first,
                                             int end) {
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) {

@@ -180,12 +180,22 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
     }
     return;
   }
+  if (!streams) return send_parts<Known>(call, token, to, rows, quarters, 0);
+  // A small part beside the first is asked for before that is waited for.
+  Granules<1> small;
+  const int small_bytes = Known::kPlain && !Known::kByToken && call.parts.count == 2
+                              ? static_cast<int>(call.parts.part[1].row_bytes)
+                              : 0;
+  const bool has_small = small_bytes > 0 && small_bytes <= kGranule;
+  if (has_small) small.load(token_row(call, 1, token), 0, small_bytes);
 #pragma unroll 1
-  for (int at = 0; streams && at < bytes; at += kPiece) {
+  for (int at = 0; at < bytes; at += kPiece) {
     const auto piece = stream.take();
     Destination::each(rows, to.row, [&](std::byte* row) { piece.store(row, at, bytes); });
   }
-  send_parts<Known>(call, token, to, rows, quarters, streams ? 1 : 0);
+  if (!has_small) return send_parts<Known>(call, token, to, rows, quarters, 1);
+  Destination::each(rows, to.message + call.message.part_offset[1],
+                    [&](std::byte* part) { small.store(part, 0, small_bytes); });
 }
 
 }  // namespace ferry::cuda

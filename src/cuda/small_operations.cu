@@ -63,21 +63,25 @@ __device__ void zero_padding_values(const RouteValuesArguments& call, const Plan
   }
 }
 
+// Messages between this rank and the one that is this thread's, as the plan has them.
+__device__ std::int32_t messages_with(const LaneView& lane, const PlanView& plan, bool to_it) {
+  const int peer = static_cast<int>(threadIdx.x % 32);
+  if (peer >= lane.ranks) return 0;
+  return static_cast<std::int32_t>(
+      messages_between(lane, plan, to_it ? lane.rank : peer, to_it ? peer : lane.rank));
+}
+
 __device__ void take_values(const RouteValuesArguments& call, std::uint64_t number, int worker, int workers,
                             const PlanView& plan) {
   const LaneView& lane = call.lane;
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
-  std::int64_t most = 0;
-  for (int rank = 0; rank < lane.ranks; ++rank)
-    most = max(most, messages_between(lane, plan, rank, lane.rank));
-  for (std::int64_t unit = worker; unit < most * lane.ranks; unit += workers) {
-    const int source = static_cast<int>((lane.rank + unit) % lane.ranks);
-    const std::int64_t i = unit / lane.ranks;
-    if (i >= messages_between(lane, plan, source, lane.rank)) continue;
+  const int slot = threadIdx.x % 32;
+  ValueTurns turns(lane, messages_with(lane, plan, false), worker, workers);
+  int source;
+  std::int32_t i;
+  while (turns.next(&source, &i)) {
     const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
-    const Came came = wait_together(lane, lane.dispatch_flags(lane.rank, generation, source, i),
-                                    lane.sent_flag(Phase::rows, lane.rank, generation, source),
-                                    {Operation::route_values, number, source});
+    float value;
+    const Came came = await_value(lane, Phase::rows, {Operation::route_values, number, source}, i, &value);
     if (came == Came::ended) return;
     if (came == Came::no) {
       if (slot == 0) note_bad_source(lane, where);
@@ -86,8 +90,7 @@ __device__ void take_values(const RouteValuesArguments& call, std::uint64_t numb
     if (slot >= lane.top_k) continue;
     const std::int32_t row = plan.came_rows[where * lane.top_k + slot];
     if (row == -1 || !usable(lane, row, plan.header->total, where * lane.top_k + slot)) continue;
-    call.row_values[row] = reinterpret_cast<const float*>(
-        lane.message(lane.rank, generation, source, i, values_bytes(lane)))[slot];
+    call.row_values[row] = value;
   }
 }
 
@@ -117,8 +120,10 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
   }
   if (warp < kValueSendWarps) {
     if (!speaks)
-      send_values(lane, state->number, call.values, block * kValueSendWarps + warp - 1,
-                  blocks * kValueSendWarps - 1, plan);
+      send_values(lane, state->number, call.values,
+                  ValueTurns(lane, messages_with(lane, plan, true), block * kValueSendWarps + warp - 1,
+                             blocks * kValueSendWarps - 1),
+                  plan);
     sync_threads_of(1, 32 * kValueSendWarps);
     if (threadIdx.x == 0) finish_sending(lane, state->number, blocks);
     return;

@@ -49,6 +49,17 @@ __device__ __forceinline__ float rounded(DType type, float value) {
 }
 
 template <DType kType>
+__device__ __forceinline__ std::uint32_t zero_plus_two(std::uint32_t word) {
+  std::uint32_t sum;
+  if constexpr (kType == DType::bf16) {
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(word), "r"(0u));
+  } else {
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(word), "r"(0u));
+  }
+  return sum;
+}
+
+template <DType kType>
 __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
   return kType == DType::bf16 ? two_to_bf16(low, high) : two_to_fp16(low, high);
 }
@@ -63,6 +74,19 @@ __device__ __forceinline__ uint4 packed(const float (&value)[kPerAccess<kType>])
     return make_uint4(pack_two<kType>(value[0], value[1]), pack_two<kType>(value[2], value[3]),
                       pack_two<kType>(value[4], value[5]), pack_two<kType>(value[6], value[7]));
   }
+}
+
+// 0 + v of the values in 16 bytes: -0 becomes 0, NaN canonical.
+template <DType kType>
+__device__ __forceinline__ uint4 zero_plus(const uint4& raw) {
+  const auto each = [](std::uint32_t word) {
+    if constexpr (kType == DType::fp32) {
+      return bits_of(canonical(__fadd_rn(float_of(word), 0.0f)));
+    } else {
+      return zero_plus_two<kType>(word);
+    }
+  };
+  return make_uint4(each(raw.x), each(raw.y), each(raw.z), each(raw.w));
 }
 
 // Stores kCount (4 or 8) computed values, rounded to the type, NaN canonical, at column `column` of a row.

@@ -142,8 +142,10 @@ std::vector<std::byte> random_rows(Random& random, DType type, std::int64_t coun
   const std::int64_t size = bytes_of(type);
   std::vector<std::byte> rows(count * size);
   for (std::int64_t i = 0; i < count; ++i) {
-    auto bits = static_cast<std::uint32_t>(random.next() >> 32);
+    const std::uint64_t drawn = random.next();
+    auto bits = static_cast<std::uint32_t>(drawn >> 32);
     if (!any_bits) bits = with_exponent_near_one(bits, type);
+    if (any_bits && drawn % 8 == 0) bits &= type == DType::fp32 ? 0x80000000u : 0x8000u;  // 0 and -0
     std::memcpy(rows.data() + i * size, &bits, static_cast<std::size_t>(size));
   }
   return rows;

@@ -32,7 +32,7 @@ reference::Outcome make_outcome(const Case& c, const Step& step);
 // Rows v of DispatchOptions::dot_rows on one rank: [total, hidden] of the wire type.
 std::vector<std::byte> make_dot_rows(const Case& c, const Step& step, int rank);
 
-// Dense rows of random values. any_bits: every bit pattern, otherwise magnitudes near 1.
+// Dense rows of random values. any_bits: every bit pattern, 0 and -0 often, otherwise magnitudes near 1.
 std::vector<std::byte> random_rows(Random& random, DType type, std::int64_t count, bool any_bits);
 std::vector<float> random_floats(Random& random, std::int64_t count);
 

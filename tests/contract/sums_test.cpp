@@ -247,6 +247,30 @@ TEST_P(Contract, RankMajorRowsAreSumsAlready) {
       add(c);
       c.split = true;
       add(c);
+      c.split = false;
+      c.any_bits = true;
+      c.outputs = c.result = wire;
+      add(c);
+    }
+  }
+  play_added();
+}
+
+// All in one type, as the fastest kernels have it: of one row of weight 1, too, 0 + v is the sum.
+TEST_P(Contract, SumsOfOneType) {
+  for (const int ranks : kRankCounts) {
+    for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+      for (const WeightsFrom from : {WeightsFrom::nowhere, WeightsFrom::rows, WeightsFrom::home}) {
+        for (const DType type : kTypes) {
+          Case c = sum_case(small_case(ranks), ranks);
+          c.reduction = c.config.reduction = reduction;
+          c.weights_from = from;
+          c.config.wire = c.outputs = c.result = type;
+          c.config.top_k = 1 + ranks % 3;
+          c.any_bits = true;
+          add(c);
+        }
+      }
     }
   }
   play_added();

@@ -23,8 +23,9 @@ TEST(BlockRoles, BothRolesHaveBlocks) {
     for (const int ranks : {1, 2, 4, 8, 32}) {
       for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
         const Config config = config_of(ranks, ranks == 1 ? 1 : 8, layout);
-        for (int bits = 0; bits < 4; ++bits) {
-          const int senders = dispatch_senders(blocks, config, {(bits & 1) != 0, (bits & 2) != 0});
+        for (int bits = 0; bits < 8; ++bits) {
+          const int senders =
+              dispatch_senders(blocks, config, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0});
           EXPECT_GE(senders, 1);
           EXPECT_LT(senders, blocks);
           EXPECT_LE(senders, kMaxSenders);
@@ -60,17 +61,20 @@ TEST(BlockRoles, FewTokensAreToldOf) {
 
 TEST(BlockRoles, OneBlockDoesBoth) {
   const Config config = config_of(4, 8, Layout::expert_major);
-  EXPECT_EQ(dispatch_senders(1, config, {false, true}), 1);
+  EXPECT_EQ(dispatch_senders(1, config, {}), 1);
   EXPECT_EQ(combine_senders(1, config, Reduction::partial, false), 1);
 }
 
 // More ranks: more of a token's rows leave, and fewer are copied where they arrive.
 TEST(BlockRoles, FollowTheWork) {
-  const DispatchWork work{false, true};
+  const DispatchWork work{.few = false, .quantised = false, .placed = true};
   const Config two = config_of(2, 8, Layout::expert_major), eight = config_of(8, 8, Layout::expert_major);
   EXPECT_LT(dispatch_senders(32, two, work), dispatch_senders(32, eight, work));
   const Config summed = config_of(2, 8, Layout::rank_major);
   EXPECT_LT(dispatch_senders(32, two, work), dispatch_senders(32, summed, work));
+  // What is not placed is copied from staging.
+  const DispatchWork staged{.few = false, .quantised = false, .placed = false};
+  EXPECT_LT(dispatch_senders(32, summed, staged), dispatch_senders(32, summed, work));
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ class Received:
             parts = (self.values, flat)
         self.counts = arrays.empty((experts,), "int32", like)
         plan = arrays.empty((ferry.plan_bytes(config, exchange.ranks),), "uint8", like)
-        self.memory = ferry.ArrivalsMemory(parts, plan=plan)
+        self.memory = ferry.ArrivalsMemory(parts, plan=plan, counts=self.counts)
 
     def hand_out(self):
         return self.values if self.scales is None else (self.values, self.scales)
@@ -106,7 +106,6 @@ def dispatch(pool, arrays, x, topk_idx, check_form, stats, split):
         handle = LowLatencyHandle(arrays, exchange, pool, received.counts, topk_idx)
 
     def finish(rows):
-        received.counts[...] = rows.counts
         if stats is not None:
             stats[...] += received.counts
         handle.received = rows
