@@ -11,7 +11,7 @@ namespace ferry::cuda {
 
 // A block's shared memory. Named, not pointed to: the compiler then knows what it is, and that nothing stored
 // elsewhere changes it.
-extern __shared__ __align__(16) std::byte block_memory[];
+extern __shared__ __align__(128) std::byte block_memory[];
 
 template <class T>
 struct BlockArray {

@@ -13,8 +13,8 @@ namespace {
 constexpr int kWeightsBarrier = 1;
 constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
 
-// Of the warps that move rows.
-extern __shared__ __align__(16) std::byte stream_memory[];
+// Of the warps that move rows. Asynchronous loads to where no line begins take longer.
+extern __shared__ __align__(128) std::byte stream_memory[];
 
 // Which blocks of a launch do what.
 template <Halves kHalves>

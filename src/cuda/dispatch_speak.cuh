@@ -65,6 +65,8 @@ inline std::int64_t BlockState::lay_out(DispatchArguments* call) {
   at.offset = take(4 * experts);
   // What the last warp streams it receives, and by then nobody counts any more.
   constexpr std::int64_t kStream = RowStream<TokenParts>::kBytes;
+  // Asynchronous loads to where no line begins take longer.
+  end = (end + kLine - 1) / kLine * kLine;
   at.streams = take(kWorkWarps * kStream);
   at.counts = take(std::max(kStream, SendCounts::bytes(lane.signals)));
   return end;
