@@ -75,7 +75,7 @@ struct MessageCounts {
     const int peer = static_cast<int>(threadIdx.x % 32), ranks = call.lane.ranks, rank = call.lane.rank;
     if (peer >= ranks) return;
     came = call.plan.tokens_between[peer * ranks + rank];
-    if (call.weights_travel) gone = call.plan.tokens_between[rank * ranks + peer];
+    gone = call.plan.tokens_between[rank * ranks + peer];
   }
 };
 
@@ -117,7 +117,8 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   }
   if (!role.receives) return;
   if (works) {
-    bring_home<Known>(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, memory);
+    bring_home<Known>(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, counts.gone,
+                      memory);
   } else if (role.home == 0) {
     LetterFacts theirs;
     await_letters(lane, number, state->letter, true, &theirs);
@@ -171,45 +172,58 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   if (kHalves != Halves::send) end_block(lane, state.number);
 }
 
-template <Halves kHalves, class Known = AnyCombine>
+template <Halves kHalves, class Known>
 const void* kernel() {
   return reinterpret_cast<const void*>(&combine_kernel<kHalves, Known>);
 }
 
-template <Reduction kReduction, bool kWeights = false>
+template <Reduction kReduction, bool kWeights, bool kUnits>
 const void* plain_kernel(DType type) {
   switch (type) {
     case DType::bf16:
-      return kernel<Halves::both, PlainCombine<kReduction, DType::bf16, kWeights>>();
+      return kernel<Halves::both, PlainCombine<kReduction, DType::bf16, kWeights, kUnits>>();
     case DType::fp16:
-      return kernel<Halves::both, PlainCombine<kReduction, DType::fp16, kWeights>>();
+      return kernel<Halves::both, PlainCombine<kReduction, DType::fp16, kWeights, kUnits>>();
     case DType::fp32:
       break;
   }
-  return kernel<Halves::both, PlainCombine<kReduction, DType::fp32, kWeights>>();
+  return kernel<Halves::both, PlainCombine<kReduction, DType::fp32, kWeights, kUnits>>();
 }
-
+template <bool kUnits>
 const void* kernel_of(const CombineArguments& call, Halves halves) {
-  if (halves == Halves::send) return kernel<Halves::send>();
-  if (halves == Halves::receive) return kernel<Halves::receive>();
+  if (halves == Halves::send) return kernel<Halves::send, AnyCombine<kUnits>>();
+  if (halves == Halves::receive) return kernel<Halves::receive, AnyCombine<kUnits>>();
   const bool one_type = call.output_type == call.wire && call.result_type == call.wire;
   const bool rows_alone = call.row_values == nullptr && call.route_values == nullptr;
-  if (!one_type || !rows_alone || call.reduction == Reduction::unreduced) return kernel<Halves::both>();
-  if (call.reduction == Reduction::exact) return plain_kernel<Reduction::exact>(call.wire);
-  return call.weights_travel ? plain_kernel<Reduction::partial, true>(call.wire)
-                             : plain_kernel<Reduction::partial>(call.wire);
+  if (!one_type || !rows_alone || call.reduction == Reduction::unreduced)
+    return kernel<Halves::both, AnyCombine<kUnits>>();
+  if (call.reduction == Reduction::exact) return plain_kernel<Reduction::exact, false, false>(call.wire);
+  return call.weights_travel ? plain_kernel<Reduction::partial, true, kUnits>(call.wire)
+                             : plain_kernel<Reduction::partial, false, kUnits>(call.wire);
+}
+const void* kernel_of(const CombineArguments& call, Halves halves) {
+  return call.lane.max_tokens <= kMostTokensWithUnits ? kernel_of<true>(call, halves)
+                                                      : kernel_of<false>(call, halves);
+}
+
+template <bool kUnits>
+void prepare() {
+  for (const void* any :
+       {kernel<Halves::send, AnyCombine<kUnits>>(), kernel<Halves::receive, AnyCombine<kUnits>>(),
+        kernel<Halves::both, AnyCombine<kUnits>>()})
+    allow_shared_bytes(any, kStreamsBytes);
+  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+    allow_shared_bytes(plain_kernel<Reduction::exact, false, false>(type), kStreamsBytes);
+    allow_shared_bytes(plain_kernel<Reduction::partial, false, kUnits>(type), kStreamsBytes);
+    allow_shared_bytes(plain_kernel<Reduction::partial, true, kUnits>(type), kStreamsBytes);
+  }
 }
 
 }  // namespace
 
 void prepare_combine() {
-  for (const void* kernel : {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>()})
-    allow_shared_bytes(kernel, kStreamsBytes);
-  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
-    allow_shared_bytes(plain_kernel<Reduction::partial>(type), kStreamsBytes);
-    allow_shared_bytes(plain_kernel<Reduction::partial, true>(type), kStreamsBytes);
-    allow_shared_bytes(plain_kernel<Reduction::exact>(type), kStreamsBytes);
-  }
+  prepare<false>();
+  prepare<true>();
 }
 
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/combine_send.cuh"
+#include "cuda/unit_sums.cuh"
 
 namespace ferry::cuda {
 
@@ -20,8 +21,8 @@ struct HomeRows {
   std::uint32_t staged = 0;  // threads whose row of staging is awaited, then is here
 };
 
-// One warp of those that bring rows home. Its tokens are `step` apart; what the plan says of the next is read
-// while one is brought.
+// One warp of those that bring rows home. Its tokens are `step` apart; what
+// the plan says of the next is read while one is brought.
 template <class Known, DType kWire>
 struct HomeBringer {
   const CombineArguments& call;
@@ -29,7 +30,8 @@ struct HomeBringer {
   std::byte* memory;  // of a stream
   std::uint64_t number;
   std::int32_t tokens, total;
-  int splits;  // a token is shared by 1 << splits warps
+  std::int32_t gone;  // messages to the rank that is this thread's
+  int splits;         // a token is shared by 1 << splits warps
   int unit, step;
   HomeToken ahead;
 
@@ -38,14 +40,16 @@ struct HomeBringer {
   __device__ DType result_type() const { return Known::kPlain ? kWire : call.result_type; }
   __device__ int generation() const { return static_cast<int>(number & 1); }
 
+  // `messages`: to the rank that is this thread's, as the plan has it.
   __device__ HomeBringer(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                         int workers, std::byte* stream_memory)
+                         int workers, std::int32_t messages, std::byte* stream_memory)
       : call(arguments),
         plan(arguments.plan),
         memory(stream_memory),
         number(call_number),
         tokens(plan.header->tokens),
         total(static_cast<std::int32_t>(plan.header->total)),
+        gone(slot() < call.lane.ranks ? usable_messages(call.lane, messages, call.lane.rank, slot()) : 0),
         splits(splits_of(plan.header->tokens, workers)),
         unit(worker),
         step(workers) {
@@ -151,15 +155,41 @@ struct HomeBringer {
     call.route_values[route] = value;
   }
 
-  // Ranks ascending; this rank's own sum is made here, and rounded like those that traveled.
-  __device__ bool bring_sums(const HomeToken& home, const Quarters& quarters) const {
-    std::int32_t rank = -1;
-    int own_position = -1;
-    HomeRows rows = rows_of_sums(home, &rank, &own_position);
-    if (!await_staged(home, quarters, rank, &rows)) return false;
-    if (!Known::kPlain && call.route_values != nullptr && quarters.first == 0)
-      bring_values(home, rows, rank, own_position);
-    if (call.result == nullptr) return true;
+  // Positions of `staged` whose sums come in units. `rank`: of this thread's position.
+  __device__ std::uint32_t units_of(const HomeToken& home, std::int32_t rank, std::uint32_t staged) const {
+    if (!Known::kUnits || call.result == nullptr || (!Known::kPlain && call.route_values != nullptr))
+      return 0;
+    const std::int32_t messages = __shfl_sync(~0u, gone, max(rank, 0));
+    return __ballot_sync(~0u, is_among(staged) && goes_in_units(call.lane, messages, home.token));
+  }
+
+  __device__ std::byte* unit_row(const HomeToken& home, int of) const {
+    return call.lane.unit_row(call.lane.rank, generation(), static_cast<std::int32_t>(first_row(home)) + of);
+  }
+  // Waits for the sums in units that `units` names, and takes out those that do not come, which only a
+  // damaged plan makes happen. False: the call has ended early.
+  __device__ bool await_units(const HomeToken& home, const Quarters& quarters, std::int32_t rank,
+                              std::uint32_t* units) const {
+    const LaneView& lane = call.lane;
+    const Columns columns = columns_of(quarters, lane.hidden);
+    constexpr int kWidth = static_cast<int>(value_bytes(kWire));
+#pragma unroll 1
+    for (std::uint32_t left = *units; left != 0; left &= left - 1) {
+      const int of = __ffs(static_cast<int>(left)) - 1, peer = __shfl_sync(~0u, rank, of);
+      const Came came = wait_for_units(lane, unit_row(home, of), columns.begin * kWidth, columns.end * kWidth,
+                                       lane.sent_flag(Phase::rows, lane.rank, generation(), peer),
+                                       {Operation::combine, number, peer});
+      if (came == Came::ended) return false;
+      if (came == Came::yes) continue;
+      *units &= ~(1u << of);
+      if (slot() == 0 && quarters.first == 0) note_bad_source(lane, first_row(home) + of);
+    }
+    return true;
+  }
+
+  // Adds up and stores some columns of a token: its own rows, and the sums of others, which are here.
+  __device__ __forceinline__ void add_up(const HomeToken& home, const Quarters& quarters,
+                                         const HomeRows& rows, int own_position) const {
     const std::byte *own = rows.own.row >= 0 ? output_row(call, rows.own.row) : nullptr,
                     *staged = staged_row(home);
     const std::uint32_t lower = own_position >= 0 ? rows.staged & ((1u << own_position) - 1) : rows.staged;
@@ -175,6 +205,40 @@ struct HomeBringer {
       add_rows<kWire>(stream, rows.staged & ~lower, sum);
       store_sums<kWire>(result_type(), result_row(call, home.token), first, columns.end, sum);
     }
+  }
+
+  __device__ UnitSums unit_sums(const HomeToken& home, const Quarters& quarters, const HomeRows& rows,
+                                int own_position, std::uint32_t units) const {
+    return {.token = home.token,
+            .columns = columns_of(quarters, call.lane.hidden),
+            .own = rows.own.row >= 0 ? output_row(call, rows.own.row) : nullptr,
+            .kept = rows.own.kept,
+            .weight = rows.own.weight,
+            .own_position = own_position,
+            .staged = rows.staged,
+            .units = units};
+  }
+
+  // Ranks ascending; this rank's own sum is made here, and rounded like those that traveled.
+  __device__ bool bring_sums(const HomeToken& home, const Quarters& quarters) const {
+    std::int32_t rank = -1;
+    int own_position = -1;
+    HomeRows rows = rows_of_sums(home, &rank, &own_position);
+    std::uint32_t units = units_of(home, rank, rows.staged);
+    rows.staged &= ~units;
+    if (!await_staged(home, quarters, rank, &rows)) return false;
+    if (!Known::kPlain && call.route_values != nullptr && quarters.first == 0)
+      bring_values(home, rows, rank, own_position);
+    if (call.result == nullptr) return true;
+    if constexpr (Known::kUnits) {
+#pragma unroll 1
+      while (units != 0) {
+        if (add_up_units<kWire>(call, memory, unit_sums(home, quarters, rows, own_position, units), number))
+          return true;
+        if (!await_units(home, quarters, rank, &units)) return false;
+      }
+    }
+    add_up(home, quarters, rows, own_position);
     return true;
   }
 
@@ -250,12 +314,13 @@ struct HomeBringer {
   }
 };
 
-// By one warp of `workers`. `memory`: of its streams.
+// By one warp of `workers`. `gone`: messages to the rank that is this thread's, as the plan has it; `memory`:
+// of its streams.
 template <class Known>
 __device__ __forceinline__ void bring_home(const CombineArguments& call, std::uint64_t number, int worker,
-                                           int workers, std::byte* memory) {
+                                           int workers, std::int32_t gone, std::byte* memory) {
   with_type<Known>(call.wire, [&](auto type) {
-    HomeBringer<Known, type.value>(call, number, worker, workers, memory).bring_all();
+    HomeBringer<Known, type.value>(call, number, worker, workers, gone, memory).bring_all();
   });
 }
 

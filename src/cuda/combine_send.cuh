@@ -8,6 +8,7 @@
 #include "cuda/places.cuh"
 #include "cuda/route_values.cuh"
 #include "cuda/row_sums.cuh"
+#include "cuda/unit_rows.cuh"
 #include "cuda/wait.cuh"
 
 namespace ferry::cuda {
@@ -77,10 +78,11 @@ struct Outgoing {
   int home;
   TokenRows rows;
   Quarters quarters;
+  bool in_units;
 };
 
-// One warp of those that send. Its messages are `step` apart; what the plan says of the next is read while
-// one moves.
+// One warp of those that send. Its messages are `step` apart; what the plan
+// says of the next is read while one moves.
 template <class Known, DType kIn>
 struct ResultSender {
   const CombineArguments& call;
@@ -164,7 +166,9 @@ struct ResultSender {
         return false;
       const std::int64_t first = partial() ? std::int64_t{came.token} * lane.most_ranks + came.position
                                            : std::int64_t{came.token} * lane.top_k;
-      *out = {first, came.home, rows, Quarters::of(came.share, splits)};
+      const bool in_units = Known::kUnits && partial() && call.outputs != nullptr && !has_values() &&
+                            goes_in_units(lane, __shfl_sync(~0u, messages, came.home), came.token);
+      *out = {first, came.home, rows, Quarters::of(came.share, splits), in_units};
       return true;
     }
     return false;
@@ -172,6 +176,10 @@ struct ResultSender {
 
   __device__ std::byte* row_at_home(const Outgoing& to, int row) const {
     return call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row);
+  }
+
+  __device__ std::byte* units_at_home(const Outgoing& to) const {
+    return call.lane.unit_row(to.home, static_cast<int>(number & 1), static_cast<std::int32_t>(to.first_row));
   }
 
   __device__ void write_tails(const Outgoing& to) const {
@@ -199,11 +207,19 @@ struct ResultSender {
       }
       if constexpr (Known::kPlain) {
         const PackedPiece sum = sum_weighed<kIn>(stream, to.rows.kept, to.rows.weight);
-        store_piece<kIn>(sum, kIn, row_at_home(to, 0), first, columns.end);
+        if (Known::kUnits && to.in_units) {
+          store_piece_units<kIn>(sum, units_at_home(to), first, columns.end, number);
+        } else {
+          store_piece<kIn>(sum, kIn, row_at_home(to, 0), first, columns.end);
+        }
       } else {
         Sums<kIn> sum = {};
         add_weighed<kIn>(stream, to.rows.kept, to.rows.weight, wire(), sum);
-        store_sums<kIn>(wire(), row_at_home(to, 0), first, columns.end, sum);
+        if (Known::kUnits && to.in_units) {
+          store_sum_units<kIn>(wire(), units_at_home(to), first, columns.end, sum, number);
+        } else {
+          store_sums<kIn>(wire(), row_at_home(to, 0), first, columns.end, sum);
+        }
       }
     }
   }
@@ -213,6 +229,17 @@ struct ResultSender {
     disturb(lane, Point::row);
     if (to.quarters.first == 0) write_tails(to);
     if (call.outputs != nullptr) move_rows(to);
+    if (!Known::kUnits || !to.in_units) announce(to);
+    if (to.home == lane.rank || to.quarters.first != 0) return;
+    const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
+    const unsigned rows = partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.kept)));
+    const unsigned long long tail = !partial() ? sizeof(RouteTail) : has_values() ? 4 * lane.top_k : 0;
+    sent.rows += rows;
+    sent.bytes += rows * (values + tail);
+  }
+
+  __device__ void announce(const Outgoing& to) const {
+    const LaneView& lane = call.lane;
     // Each thread asks for its slot's row, or the first for the token's sum.
     const bool asks = partial() ? slot() == 0 : is_among(to.rows.kept);
     std::uint64_t* flags =
@@ -225,12 +252,6 @@ struct ResultSender {
       disturb(lane, Point::flag);
       if (asks) announce_now(flags + to.quarters.first, to.quarters.count(), number);
     }
-    if (to.home == lane.rank || to.quarters.first != 0) return;
-    const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
-    const unsigned rows = partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.kept)));
-    const unsigned long long tail = !partial() ? sizeof(RouteTail) : has_values() ? 4 * lane.top_k : 0;
-    sent.rows += rows;
-    sent.bytes += rows * (values + tail);
   }
 
   __device__ void send_all() {

@@ -42,13 +42,15 @@ struct PlainResend {
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 
+// kInUnits: sums may travel in units.
+template <bool kInUnits>
 struct AnyCombine {
-  static constexpr bool kPlain = false;
+  static constexpr bool kPlain = false, kUnits = kInUnits;
 };
 // Rows that come, travel and are added up in one type, and no values beside them. kWeights: weights travel.
-template <Reduction kAs, DType kOf, bool kWeights>
+template <Reduction kAs, DType kOf, bool kWeights, bool kInUnits>
 struct PlainCombine {
-  static constexpr bool kPlain = true, kWeightsTravel = kWeights;
+  static constexpr bool kPlain = true, kWeightsTravel = kWeights, kUnits = kInUnits;
   static constexpr Reduction kReduction = kAs;
   static constexpr DType kType = kOf;
 };

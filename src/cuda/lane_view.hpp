@@ -102,6 +102,10 @@ struct LaneView {
   FERRY_HD std::uint64_t* combine_flags(int at_rank, int generation, std::int32_t row) const {
     return at<std::uint64_t>(at_rank, signals.combine_flags(generation, row));
   }
+  // Of a row of combine that travels in units: its number as in staging.
+  FERRY_HD std::byte* unit_row(int at_rank, int generation, std::int32_t row) const {
+    return at(at_rank, signals.unit_row(generation, row));
+  }
   FERRY_HD std::byte* message(int at_rank, int generation, int source, std::int32_t i,
                               std::int32_t bytes) const {
     return at(at_rank, exchange.messages_of(0, generation, source) + std::int64_t{i} * bytes);

@@ -131,15 +131,19 @@ __device__ __forceinline__ PackedPiece sum_weighed(SumStream& stream, std::uint3
   return sum;
 }
 
+// sum = sum + v of the values in 16 bytes.
+template <DType kType>
+__device__ __forceinline__ void add_access(const uint4& raw, float (&sum)[kPerAccess<kType>]) {
+  float value[kPerAccess<kType>];
+  unpack<kType>(raw, value);
+#pragma unroll
+  for (int i = 0; i < kPerAccess<kType>; ++i) sum[i] = __fadd_rn(sum[i], value[i]);
+}
+
 template <DType kType, class Piece>
 __device__ __forceinline__ void add_piece(const Piece& piece, Sums<kType>& sum) {
 #pragma unroll
-  for (int d = 0; d < kDeep; ++d) {
-    float value[kPerAccess<kType>];
-    unpack<kType>(piece.raw(d), value);
-#pragma unroll
-    for (int i = 0; i < kPerAccess<kType>; ++i) sum[d][i] = __fadd_rn(sum[d][i], value[i]);
-  }
+  for (int d = 0; d < kDeep; ++d) add_access<kType>(piece.raw(d), sum[d]);
 }
 
 // sum = sum + v over the stream's next pieces, of the threads in `threads`.

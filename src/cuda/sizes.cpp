@@ -54,7 +54,8 @@ void check_limits(const Config& config) {
 
 DeviceSignals device_signals(const Config& config) {
   return DeviceSignals::of(config.placement.ranks(), config.experts, config.max_tokens, config.top_k,
-                           exchange_shape(config, 0).combine_rows);
+                           exchange_shape(config, 0).combine_rows,
+                           std::int64_t{config.hidden} * bytes_of(config.wire));
 }
 
 DeviceLayout device_layout(const Config& config) {

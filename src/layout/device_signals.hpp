@@ -67,6 +67,10 @@ struct LetterFacts {
   }
 };
 
+// A rank's first tokens, whose sums may go home in units; not in exchanges of more tokens, whose kernels are
+// better off without.
+inline constexpr std::int32_t kUnitTokens = 32, kMostTokensWithUnits = 256;
+
 // Made once by the host: device code only adds and multiplies. Counts of messages and rows fit 31 bits.
 struct DeviceSignals {
   std::int32_t ranks, max_tokens, top_k, combine_rows;
@@ -74,11 +78,14 @@ struct DeviceSignals {
   std::int32_t count_words;     // of a letter
   std::int32_t letter_bytes;
   std::int32_t refusal_offset;  // in a letter
-  std::int64_t sent_begin, flags_begin, notes_begin, combine_begin;
+  std::int32_t unit_rows;       // of one generation, from the first kUnitTokens tokens
+  std::int64_t sent_begin, flags_begin, notes_begin, combine_begin, units_begin;
+  std::int64_t unit_row_bytes;
   std::int64_t bytes;
 
+  // `sum_bytes`: of a row of combine.
   static constexpr DeviceSignals of(std::int32_t ranks, std::int32_t experts, std::int32_t max_tokens,
-                                    std::int32_t top_k, std::int64_t combine_rows) {
+                                    std::int32_t top_k, std::int64_t combine_rows, std::int64_t sum_bytes) {
     constexpr auto lines = [](std::int64_t size) { return (size + 127) / 128 * 128; };
     constexpr std::int64_t kUnit = sizeof(LetterUnit), kFlags = 8 * kQuarters;
     DeviceSignals s{};
@@ -96,7 +103,13 @@ struct DeviceSignals {
     s.flags_begin = lines(s.sent_begin + 8 * 2 * kPhases * std::int64_t{ranks});
     s.notes_begin = s.flags_begin + kFlags * messages;
     s.combine_begin = s.notes_begin + kUnit * top_k * messages;
-    s.bytes = s.combine_begin + 2 * kFlags * combine_rows;
+    s.units_begin = lines(s.combine_begin + 2 * kFlags * combine_rows);
+    const std::int32_t unit_tokens = max_tokens > kMostTokensWithUnits ? 0
+                                     : max_tokens < kUnitTokens        ? max_tokens
+                                                                       : kUnitTokens;
+    s.unit_rows = unit_tokens * (top_k < ranks ? top_k : ranks);
+    s.unit_row_bytes = 2 * ((sum_bytes + 511) / 512 * 512);
+    s.bytes = s.units_begin + 2 * s.unit_rows * s.unit_row_bytes;
     return s;
   }
 
@@ -116,6 +129,10 @@ struct DeviceSignals {
   }
   FERRY_HD constexpr std::int64_t combine_flags(int generation, std::int32_t row) const {
     return combine_begin + 8 * kQuarters * std::int64_t{generation * combine_rows + row};
+  }
+  // Of a row of combine that travels in units.
+  FERRY_HD constexpr std::int64_t unit_row(int generation, std::int32_t row) const {
+    return units_begin + unit_row_bytes * (generation * unit_rows + row);
   }
 
  private:

@@ -103,8 +103,8 @@ TEST(LetterFacts, KeepEveryFieldAtItsLimits) {
 }
 
 TEST(DeviceSignals, NothingLiesOnAnythingElse) {
-  constexpr int kRanks = 3, kTokens = 5, kTopK = 3, kRows = 7;
-  const DeviceSignals signals = DeviceSignals::of(kRanks, 9, kTokens, kTopK, kRows);
+  constexpr int kRanks = 3, kTokens = 5, kTopK = 3, kRows = 7, kSumBytes = 528;
+  const DeviceSignals signals = DeviceSignals::of(kRanks, 9, kTokens, kTopK, kRows, kSumBytes);
   std::vector<std::pair<std::int64_t, std::int64_t>> pieces;  // begin, end
   for (int generation = 0; generation < 2; ++generation) {
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -129,6 +129,11 @@ TEST(DeviceSignals, NothingLiesOnAnythingElse) {
       const std::int64_t flags = signals.combine_flags(generation, row);
       EXPECT_EQ(flags % 32, 0);
       pieces.emplace_back(flags, flags + 8 * kQuarters);
+    }
+    for (int row = 0; row < kTokens * kRanks; ++row) {  // one a token and rank it reaches
+      const std::int64_t units = signals.unit_row(generation, row);
+      EXPECT_EQ(units % 16, 0);
+      pieces.emplace_back(units, units + 2 * 1024);  // of each 512 bytes that a sum begins
     }
   }
   std::sort(pieces.begin(), pieces.end());
