@@ -141,7 +141,8 @@ struct LoadCounts {
   std::int64_t dispatches = 0;
 };
 
-// Bytes this rank has written to other ranks' memory, and the messages they were in.
+// Bytes of messages that this rank has written to other ranks' memory, and how many messages; what announces
+// them, such as flags, or call numbers between the bytes of a row, is not counted.
 struct WireCounts {
   std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_bytes = 0, combine_messages = 0;

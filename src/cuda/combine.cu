@@ -1,5 +1,6 @@
-// The kernels of combine. The first blocks of a fused launch send, the others bring home; the last warp of
-// the first of those waits for the letters. A launch of one block does one after the other.
+// The kernels of combine. The first blocks of a fused launch send, the others send the weights that others
+// need and bring home; the last warp of the first of those waits for the letters. A launch of one block does
+// one after the other.
 #include "cuda/combine.hpp"
 
 #include "cuda/combine_home.cuh"

@@ -199,7 +199,8 @@ struct Receiver {
     }
   }
 
-  // Part 1 of each team's message, if it is small and the last, on its way while part 0 is copied.
+  // Part 1 of each team's message, if it is small and the last, on its way while part 0 is copied. Of teams
+  // whose flags have not come it is thrown away, and read again when they have.
   struct SmallPart {
     int bytes;  // 0: it is not
     uint4 held[2];

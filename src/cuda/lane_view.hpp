@@ -44,7 +44,7 @@ struct LaneState {
   unsigned long long bad_ids, lowest_bad_id;
 };
 
-// What a rank sends in a call, in this order.
+// What a rank sends in a call, each with a last word of its own.
 enum class Phase : int { weights, rows };
 
 struct LaneView {

@@ -3,10 +3,11 @@
 //   letters         [2 generations][R sources]      what one rank tells another once a call
 //   sent flags      [2 phases][2][R sources]        call number: nothing more of a phase comes from a source
 //   dispatch flags  [2][R sources][T][kQuarters]    call number: a quarter of message i of a source is here
-//   slot notes      [2][R sources][T][K]            of a message's slots, each in a unit of its own; message
-//   i is that number or, where its source says so, that of token i
-//   combine flags   [2][combine rows][kQuarters]    call number: a quarter of a row of combine's staging is
-//   here
+//   slot notes      [2][R sources][T][K]            units: of a message's slots, or a value of each
+//   combine flags   [2][combine rows][kQuarters]    call number: a quarter of a row of staging is here
+//   unit rows       [2][unit rows][2 x row]         units: sums of combine that announce themselves
+//
+// Message i is that number or, where its source says so, that of token i.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@
 namespace ferry {
 
 inline constexpr int kDeviceOptions = 12;
-inline constexpr int kPhases = 2;  // of a call that sends: combine's weights from home, then everything else
+inline constexpr int kPhases = 2;  // of a call that sends: combine's weights from home; everything else
 inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence is compared
 
 // Rows travel in quarters, so that several warps may share one: each has a flag of its own.
