@@ -21,14 +21,23 @@ int share_of(int blocks, double senders, double others) {
   return std::max(1, std::min(share, blocks - 1));
 }
 
+// More than keep the link busy make combine slower where few are left to bring home. `sending`: work of a
+// token that sends `sent` rows.
+int most_senders(int blocks, double sending, double sent) {
+  constexpr double kLink = 0.2;  // what a row takes there
+  constexpr int kFew = 64;
+  const double most = blocks <= kFew && sent > 0 ? sending / (kLink * sent) : 0.45 * blocks;
+  return std::max(1, static_cast<int>(std::lround(most)));
+}
+
 }  // namespace
 
 int dispatch_senders(int blocks, const Config& config, const DispatchWork& work) {
   // Enough warps for shares of rows, enough to quantise.
   if (work.few) return std::clamp(blocks * (work.quantised ? 6 : 5) / 16, 1, kMaxSenders);
-  // Work in quarters of a microsecond of a block, from the times of two ranks with few multiprocessors and
-  // either role as the bound (docs/performance-gpus.md).
-  constexpr double kPlan = 1.2, kStore = 1.1, kCopy = 1.0, kTake = 0.6;
+  // Work in quarters of a microsecond of a block, from the times of two and four ranks with few
+  // multiprocessors and either role as the bound (docs/performance-gpus.md).
+  constexpr double kPlan = 1.2, kStore = 1.05, kCopy = 1.0, kTake = 0.75;
   constexpr double kEncode = 2.1, kStoreEncoded = 0.4, kCopyEncoded = 0.6;
   const double messages = reached(config), own = messages / config.placement.ranks();
   const double stored = work.quantised ? messages : messages - own;
@@ -48,22 +57,27 @@ int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens) {
          static_cast<int>(std::clamp<std::int64_t>((tokens + each - 1) / each, 1, std::max(blocks / 16, 1)));
 }
 
-// Work in rows that are added up by a block with a weight each, from the times of two ranks with few
+// Work in rows that are added up by a block with a weight each, from the times of two and four ranks with few
 // multiprocessors and either role as the bound (docs/performance-gpus.md).
 int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged) {
-  constexpr double kStaged = 1.15, kStore = 1.15, kMove = 0.9, kPass = 0.72, kSend = 0.65;
+  constexpr double kStaged = 0.9, kStore = 1.15, kMove = 0.9, kPass = 0.72, kSend = 0.65;
+  // What a multiprocessor can store at others, of which it takes several to keep it busy: sums and rows.
+  constexpr double kPushSum = 2.0, kPushRow = 1.6;
   const double ranks = config.placement.ranks(), messages = reached(config);
   const double away = own_staged ? 1 : 1 - 1 / ranks;  // share of rows and sums that travel
-  if (reduction != Reduction::partial) {
-    const double home = reduction == Reduction::exact ? config.top_k + kStore : kMove * config.top_k;
-    return share_of(blocks, kMove * away * config.top_k, home);
+  double sent, sending, home;
+  if (reduction == Reduction::partial) {
+    sent = messages * away;
+    double read = away * config.top_k, read_at_home = (1 - away) * config.top_k;
+    if (config.layout == Layout::rank_major) read = kPass * sent, read_at_home = kPass * (messages - sent);
+    sending = std::max(read + kSend * sent, kPushSum * sent);
+    home = kStaged * sent + read_at_home + kStore;
+  } else {
+    sent = away * config.top_k;
+    sending = kPushRow * sent;
+    home = reduction == Reduction::exact ? config.top_k + kStore : kMove * config.top_k;
   }
-  // What a multiprocessor can store at others, of which it takes several to keep it busy.
-  const double push = ranks == 2 ? 2.0 : 1.4;
-  const double sums = messages * away;
-  double read = away * config.top_k, read_at_home = (1 - away) * config.top_k;
-  if (config.layout == Layout::rank_major) read = kPass * sums, read_at_home = kPass * (messages - sums);
-  return share_of(blocks, std::max(read + kSend * sums, push * sums), kStaged * sums + read_at_home + kStore);
+  return std::min(share_of(blocks, sending, home), most_senders(blocks, sending, sent));
 }
 
 }  // namespace ferry::cuda
