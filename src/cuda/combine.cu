@@ -104,8 +104,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, BlockState* s
   const std::uint64_t number = state->number;
   const bool works = warp < kCombineWarps;
   std::byte* const memory = stream_memory + warp * SumStream::kBytes;
-  if (role.sends && block == 0 && !works)
-    post_letters(lane, number, state->letter, nullptr, static_cast<int>(threadIdx.x % 32), 32);
+  if (role.sends && block == 0 && !works) post_head(lane, number, state->letter);
   // Blocks that bring home have nothing else to do yet.
   if (Role::kSends && weights_travel<Known>(call) && works && role.home >= 0)
     send_weights(call, number, counts.gone, role.home, role.homes);
@@ -178,53 +177,42 @@ const void* kernel() {
   return reinterpret_cast<const void*>(&combine_kernel<kHalves, Known>);
 }
 
-template <Reduction kReduction, bool kWeights, bool kUnits>
+template <Reduction kReduction, bool kWeights>
 const void* plain_kernel(DType type) {
   switch (type) {
     case DType::bf16:
-      return kernel<Halves::both, PlainCombine<kReduction, DType::bf16, kWeights, kUnits>>();
+      return kernel<Halves::both, PlainCombine<kReduction, DType::bf16, kWeights>>();
     case DType::fp16:
-      return kernel<Halves::both, PlainCombine<kReduction, DType::fp16, kWeights, kUnits>>();
+      return kernel<Halves::both, PlainCombine<kReduction, DType::fp16, kWeights>>();
     case DType::fp32:
       break;
   }
-  return kernel<Halves::both, PlainCombine<kReduction, DType::fp32, kWeights, kUnits>>();
+  return kernel<Halves::both, PlainCombine<kReduction, DType::fp32, kWeights>>();
 }
-template <bool kUnits>
+
 const void* kernel_of(const CombineArguments& call, Halves halves) {
-  if (halves == Halves::send) return kernel<Halves::send, AnyCombine<kUnits>>();
-  if (halves == Halves::receive) return kernel<Halves::receive, AnyCombine<kUnits>>();
+  if (halves == Halves::send) return kernel<Halves::send, AnyCombine>();
+  if (halves == Halves::receive) return kernel<Halves::receive, AnyCombine>();
   const bool one_type = call.output_type == call.wire && call.result_type == call.wire;
   const bool rows_alone = call.row_values == nullptr && call.route_values == nullptr;
   if (!one_type || !rows_alone || call.reduction == Reduction::unreduced)
-    return kernel<Halves::both, AnyCombine<kUnits>>();
-  if (call.reduction == Reduction::exact) return plain_kernel<Reduction::exact, false, false>(call.wire);
-  return call.weights_travel ? plain_kernel<Reduction::partial, true, kUnits>(call.wire)
-                             : plain_kernel<Reduction::partial, false, kUnits>(call.wire);
-}
-const void* kernel_of(const CombineArguments& call, Halves halves) {
-  return call.lane.max_tokens <= kMostTokensWithUnits ? kernel_of<true>(call, halves)
-                                                      : kernel_of<false>(call, halves);
-}
-
-template <bool kUnits>
-void prepare() {
-  for (const void* any :
-       {kernel<Halves::send, AnyCombine<kUnits>>(), kernel<Halves::receive, AnyCombine<kUnits>>(),
-        kernel<Halves::both, AnyCombine<kUnits>>()})
-    allow_shared_bytes(any, kStreamsBytes);
-  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
-    allow_shared_bytes(plain_kernel<Reduction::exact, false, false>(type), kStreamsBytes);
-    allow_shared_bytes(plain_kernel<Reduction::partial, false, kUnits>(type), kStreamsBytes);
-    allow_shared_bytes(plain_kernel<Reduction::partial, true, kUnits>(type), kStreamsBytes);
-  }
+    return kernel<Halves::both, AnyCombine>();
+  if (call.reduction == Reduction::exact) return plain_kernel<Reduction::exact, false>(call.wire);
+  return call.weights_travel ? plain_kernel<Reduction::partial, true>(call.wire)
+                             : plain_kernel<Reduction::partial, false>(call.wire);
 }
 
 }  // namespace
 
 void prepare_combine() {
-  prepare<false>();
-  prepare<true>();
+  for (const void* any : {kernel<Halves::send, AnyCombine>(), kernel<Halves::receive, AnyCombine>(),
+                          kernel<Halves::both, AnyCombine>()})
+    allow_shared_bytes(any, kStreamsBytes);
+  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+    allow_shared_bytes(plain_kernel<Reduction::exact, false>(type), kStreamsBytes);
+    allow_shared_bytes(plain_kernel<Reduction::partial, false>(type), kStreamsBytes);
+    allow_shared_bytes(plain_kernel<Reduction::partial, true>(type), kStreamsBytes);
+  }
 }
 
 void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,

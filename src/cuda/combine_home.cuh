@@ -15,6 +15,29 @@ struct HomeToken {
   std::int32_t token, share, destination, row, rank;
 };
 
+inline constexpr int kMostSplits = kQuarterSplits + 3;  // of a token where sums come in units
+
+// What a warp brings of a token: some columns, which are in some quarters, and with the first of the shares
+// what goes beside them. Where sums come in units, which need no flags, shares may be parts of a quarter.
+struct HomeShare {
+  Quarters quarters;
+  Columns columns;
+  bool first;
+
+  // Share `share` of 1 << splits.
+  __device__ __forceinline__ static HomeShare of(int share, int splits, int hidden) {
+    const int finer = max(splits - kQuarterSplits, 0);
+    const Quarters quarters = Quarters::of(share >> finer, splits - finer);
+    const Columns all = columns_of(quarters, hidden);
+    if (finer == 0) return {quarters, all, share == 0};
+    const int part = share & ((1 << finer) - 1), unit = 256 << finer,
+              columns = (all.end - all.begin + unit - 1) / unit * 256;
+    return {quarters,
+            {min(all.begin + part * columns, all.end), min(all.begin + (part + 1) * columns, all.end)},
+            share == 0};
+  }
+};
+
 // Rows of a token: this thread's slot's here, and its position's (partial) or slot's in staging.
 struct HomeRows {
   TokenRows own;
@@ -53,6 +76,10 @@ struct HomeBringer {
         splits(splits_of(plan.header->tokens, workers)),
         unit(worker),
         step(workers) {
+    // Down to one access a share, of which all other ranks' sums are on their way at once.
+    if (partial()) {
+      while (splits >= kQuarterSplits && splits < kMostSplits && tokens << (splits + 1) <= workers) ++splits;
+    }
     ahead = look_up();
   }
 
@@ -80,8 +107,9 @@ struct HomeBringer {
   // Waits for the quarters of the rows of staging that `rows` names, and takes out those that do not come,
   // which only a damaged plan makes happen. `from`: the rank of this thread's. False: the call has ended
   // early.
-  __device__ bool await_staged(const HomeToken& home, const Quarters& quarters, std::int32_t from,
+  __device__ bool await_staged(const HomeToken& home, const HomeShare& share, std::int32_t from,
                                HomeRows* rows) const {
+    const Quarters& quarters = share.quarters;
     const LaneView& lane = call.lane;
     std::uint32_t missing = 0;
     bool ended = false;
@@ -101,7 +129,7 @@ struct HomeBringer {
       ended = ended || came == Came::ended;
       if (came != Came::no) continue;
       missing |= 1u << of;
-      if (quarter == 0 && quarters.first == 0) note_bad_source(lane, first_row(home) + of);
+      if (quarter == 0 && share.first) note_bad_source(lane, first_row(home) + of);
     }
     __syncwarp();
     // Also: each thread's acquire before all threads' reads.
@@ -157,8 +185,7 @@ struct HomeBringer {
 
   // Positions of `staged` whose sums come in units. `rank`: of this thread's position.
   __device__ std::uint32_t units_of(const HomeToken& home, std::int32_t rank, std::uint32_t staged) const {
-    if (!Known::kUnits || call.result == nullptr || (!Known::kPlain && call.route_values != nullptr))
-      return 0;
+    if (call.result == nullptr || (!Known::kPlain && call.route_values != nullptr)) return 0;
     const std::int32_t messages = __shfl_sync(~0u, gone, max(rank, 0));
     return __ballot_sync(~0u, is_among(staged) && goes_in_units(call.lane, messages, home.token));
   }
@@ -168,10 +195,10 @@ struct HomeBringer {
   }
   // Waits for the sums in units that `units` names, and takes out those that do not come, which only a
   // damaged plan makes happen. False: the call has ended early.
-  __device__ bool await_units(const HomeToken& home, const Quarters& quarters, std::int32_t rank,
+  __device__ bool await_units(const HomeToken& home, const HomeShare& share, std::int32_t rank,
                               std::uint32_t* units) const {
     const LaneView& lane = call.lane;
-    const Columns columns = columns_of(quarters, lane.hidden);
+    const Columns& columns = share.columns;
     constexpr int kWidth = static_cast<int>(value_bytes(kWire));
 #pragma unroll 1
     for (std::uint32_t left = *units; left != 0; left &= left - 1) {
@@ -182,18 +209,17 @@ struct HomeBringer {
       if (came == Came::ended) return false;
       if (came == Came::yes) continue;
       *units &= ~(1u << of);
-      if (slot() == 0 && quarters.first == 0) note_bad_source(lane, first_row(home) + of);
+      if (slot() == 0 && share.first) note_bad_source(lane, first_row(home) + of);
     }
     return true;
   }
 
   // Adds up and stores some columns of a token: its own rows, and the sums of others, which are here.
-  __device__ __forceinline__ void add_up(const HomeToken& home, const Quarters& quarters,
-                                         const HomeRows& rows, int own_position) const {
+  __device__ __forceinline__ void add_up(const HomeToken& home, const Columns& columns, const HomeRows& rows,
+                                         int own_position) const {
     const std::byte *own = rows.own.row >= 0 ? output_row(call, rows.own.row) : nullptr,
                     *staged = staged_row(home);
     const std::uint32_t lower = own_position >= 0 ? rows.staged & ((1u << own_position) - 1) : rows.staged;
-    const Columns columns = columns_of(quarters, call.lane.hidden);
     SumStream stream =
         stream_of(memory, columns, value_bytes(kWire), own, rows.own.kept, staged, rows.staged);
 #pragma unroll 1
@@ -207,10 +233,10 @@ struct HomeBringer {
     }
   }
 
-  __device__ UnitSums unit_sums(const HomeToken& home, const Quarters& quarters, const HomeRows& rows,
+  __device__ UnitSums unit_sums(const HomeToken& home, const Columns& columns, const HomeRows& rows,
                                 int own_position, std::uint32_t units) const {
     return {.token = home.token,
-            .columns = columns_of(quarters, call.lane.hidden),
+            .columns = columns,
             .own = rows.own.row >= 0 ? output_row(call, rows.own.row) : nullptr,
             .kept = rows.own.kept,
             .weight = rows.own.weight,
@@ -220,30 +246,29 @@ struct HomeBringer {
   }
 
   // Ranks ascending; this rank's own sum is made here, and rounded like those that traveled.
-  __device__ bool bring_sums(const HomeToken& home, const Quarters& quarters) const {
+  __device__ bool bring_sums(const HomeToken& home, const HomeShare& share) const {
     std::int32_t rank = -1;
     int own_position = -1;
     HomeRows rows = rows_of_sums(home, &rank, &own_position);
     std::uint32_t units = units_of(home, rank, rows.staged);
     rows.staged &= ~units;
-    if (!await_staged(home, quarters, rank, &rows)) return false;
-    if (!Known::kPlain && call.route_values != nullptr && quarters.first == 0)
+    if (!await_staged(home, share, rank, &rows)) return false;
+    if (!Known::kPlain && call.route_values != nullptr && share.first)
       bring_values(home, rows, rank, own_position);
     if (call.result == nullptr) return true;
-    if constexpr (Known::kUnits) {
 #pragma unroll 1
-      while (units != 0) {
-        if (add_up_units<kWire>(call, memory, unit_sums(home, quarters, rows, own_position, units), number))
-          return true;
-        if (!await_units(home, quarters, rank, &units)) return false;
-      }
+    while (units != 0) {
+      if (add_up_units<kWire>(call, memory, unit_sums(home, share.columns, rows, own_position, units),
+                              number))
+        return true;
+      if (!await_units(home, share, rank, &units)) return false;
     }
-    add_up(home, quarters, rows, own_position);
+    add_up(home, share.columns, rows, own_position);
     return true;
   }
 
   // By slots, exact and unreduced: where this thread's slot has its row, and what travels beside it.
-  __device__ bool bring_routes(const HomeToken& home, const Quarters& quarters) const {
+  __device__ bool bring_routes(const HomeToken& home, const HomeShare& share) const {
     const LaneView& lane = call.lane;
     const std::int64_t route = std::int64_t{home.token} * lane.top_k + slot();
     std::int32_t row = home.row;
@@ -251,7 +276,7 @@ struct HomeBringer {
     const bool here = row != -1 && home.destination == lane.rank && !call.own_staged;
     if (here && !usable(lane, row, total, route)) row = -1;
     HomeRows rows{{-1, 0, 1.0f}, __ballot_sync(~0u, row != -1 && !here)};
-    if (!await_staged(home, quarters, home.destination, &rows)) return false;
+    if (!await_staged(home, share, home.destination, &rows)) return false;
 
     const bool own = here && row != -1, came = is_among(rows.staged);
     const std::byte* from = own ? output_row(call, row) : staged_row(home);
@@ -265,11 +290,11 @@ struct HomeBringer {
       value = tail.value;
     }
     if (slot() < lane.top_k && call.home_weights != nullptr) weight = call.home_weights[route];
-    if (!Known::kPlain && slot() < lane.top_k && call.route_values != nullptr && quarters.first == 0)
+    if (!Known::kPlain && slot() < lane.top_k && call.route_values != nullptr && share.first)
       call.route_values[route] = value;
     if (call.result == nullptr) return true;
     const std::uint32_t kept = __ballot_sync(~0u, own || came);
-    const Columns columns = columns_of(quarters, lane.hidden);
+    const Columns& columns = share.columns;
     if (reduction_of<Known>(call) == Reduction::unreduced) {
       copy_slots(home, from, kept, columns);
       return true;
@@ -307,8 +332,8 @@ struct HomeBringer {
     while (ahead.token >= 0) {
       const HomeToken home = ahead;
       ahead = look_up();
-      const Quarters quarters = Quarters::of(home.share, splits);
-      const bool goes_on = partial() ? bring_sums(home, quarters) : bring_routes(home, quarters);
+      const HomeShare share = HomeShare::of(home.share, splits, call.lane.hidden);
+      const bool goes_on = partial() ? bring_sums(home, share) : bring_routes(home, share);
       if (!goes_on) return;
     }
   }

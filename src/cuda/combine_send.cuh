@@ -166,7 +166,7 @@ struct ResultSender {
         return false;
       const std::int64_t first = partial() ? std::int64_t{came.token} * lane.most_ranks + came.position
                                            : std::int64_t{came.token} * lane.top_k;
-      const bool in_units = Known::kUnits && partial() && call.outputs != nullptr && !has_values() &&
+      const bool in_units = partial() && call.outputs != nullptr && !has_values() &&
                             goes_in_units(lane, __shfl_sync(~0u, messages, came.home), came.token);
       *out = {first, came.home, rows, Quarters::of(came.share, splits), in_units};
       return true;
@@ -207,7 +207,7 @@ struct ResultSender {
       }
       if constexpr (Known::kPlain) {
         const PackedPiece sum = sum_weighed<kIn>(stream, to.rows.kept, to.rows.weight);
-        if (Known::kUnits && to.in_units) {
+        if (to.in_units) {
           store_piece_units<kIn>(sum, units_at_home(to), first, columns.end, number);
         } else {
           store_piece<kIn>(sum, kIn, row_at_home(to, 0), first, columns.end);
@@ -215,7 +215,7 @@ struct ResultSender {
       } else {
         Sums<kIn> sum = {};
         add_weighed<kIn>(stream, to.rows.kept, to.rows.weight, wire(), sum);
-        if (Known::kUnits && to.in_units) {
+        if (to.in_units) {
           store_sum_units<kIn>(wire(), units_at_home(to), first, columns.end, sum, number);
         } else {
           store_sums<kIn>(wire(), row_at_home(to, 0), first, columns.end, sum);
@@ -229,7 +229,7 @@ struct ResultSender {
     disturb(lane, Point::row);
     if (to.quarters.first == 0) write_tails(to);
     if (call.outputs != nullptr) move_rows(to);
-    if (!Known::kUnits || !to.in_units) announce(to);
+    if (!to.in_units) announce(to);
     if (to.home == lane.rank || to.quarters.first != 0) return;
     const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
     const unsigned rows = partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.kept)));

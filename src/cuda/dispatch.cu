@@ -56,8 +56,9 @@ struct Block {
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
 
   // By the whole block: what it knows at first. False: the exchange has failed. Each warp asks for something
-  // else that lies in the device's memory, so that all of it is on its way at once.
-  __device__ bool start() const {
+  // else that lies in the device's memory, so that all of it is on its way at once; and then for what it
+  // needs first of the caller's, if that can be asked for already.
+  __device__ __forceinline__ bool start(CountedIds* counted, SlotRoute* first) const {
     fetch_lines(call);
     TableWords tables;
     tables.load(call.lane);
@@ -65,6 +66,8 @@ struct Block {
     bool failed = false;
     if (thread() == 0) calls = call.lane.state->calls[block()];
     if (thread() == 32) failed = has_ended(call.lane, kFailed);
+    if (role.counts() && !Known::replays(call)) *counted = CountedIds::of(call, 0, call.tokens);
+    if (role.sends && asks_early() && warp() < kWorkWarps) *first = first_routes(call.share);
     if (thread() == 64) start_tokens();
     if (warp() == 3) start_terms();
     state->announcer.prepare();
@@ -84,8 +87,9 @@ struct Block {
     if (!known) tokens = Role::kSends ? tokens_of(call, block() == 0) : call.plan.header->tokens;
     const SendShare share = known ? call.share : SendShare::of(tokens, role.senders);
     state->tokens = tokens;
+    state->share = share;
     // The one that speaks has enough to do.
-    state->share = role.keeps ? SendShare::whole(tokens, role.keepers - 1) : share;
+    if (role.keeps) state->share = known ? call.told : SendShare::whole(tokens, role.keepers - 1);
     state->bad = {0, ~0ull};
     state->takers = state->placers = 0;
     state->fault = Known::replays(call) ? fault_of(call.lane, *call.plan.header, tokens) : PlanFault::none;
@@ -99,15 +103,18 @@ struct Block {
       state->letter.terms.add(static_cast<std::int64_t>(call.plan.header->call));
   }
 
-  // By the whole block: its counts, and if it is the last that counts the letters: it has the fewest tokens.
-  // `first_id`: first_counted_id().
-  __device__ void announce(RawId first_id) const {
-    const bool replay = Known::replays(call);
-    if (!replay) count_routes(call, role.counter(), role.counters(), role.writes(), first_id);
+  // By the whole block: its counts, and if it is the last that counts all of them: it has the fewest tokens,
+  // or none. `first`: from token 0 on.
+  __device__ void announce(const CountedIds& first) const {
+    if (Known::replays(call)) return;
+    if (role.keeps && role.writes()) {
+      count_all(call, first);
+    } else {
+      count_routes(call, role.counter(), role.counters(), role.writes(), first);
+    }
     if (!role.writes()) return;
-    post_letters(call.lane, state->number, state->letter, replay ? nullptr : counts_of(call).all(), thread(),
-                 threads());
-    if (thread() != 0 || replay) return;
+    post_counts(call.lane, state->number, counts_of(call).all(), thread(), threads());
+    if (thread() != 0) return;
     keep_bad_ids(call, state->bad);
     if (!Role::kReceives) start_plan_header(call.plan.header, state->tokens);
   }
@@ -190,14 +197,16 @@ struct Block {
 
   // Counts, then rows that need no places, then places, then rows that do, then what has come. `first`:
   // first_routes(), if asked for early.
-  __device__ void take_part(RawId first_id, SlotRoute first) const {
+  __device__ void take_part(const CountedIds& counted, SlotRoute first) const {
     const bool waits = Role::kFused && !Known::kByToken && state->letter.facts.places_rows;
     bool placed = false;
     if (role.sends && !Known::replays(call) && warp() < kWorkWarps) {
       if (!asks_early()) first = first_routes(state->share);
       own_rows<Known>(call, block() * kWorkWarps + warp()).start();
     }
-    if (role.counts()) announce(first_id);
+    if (role.sends && block() == 0 && warp() == kWorkWarps)
+      post_head(call.lane, state->number, state->letter);
+    if (role.counts()) announce(counted);
     if (role.keeps) tell();
 #pragma unroll 1
     for (int step = 0; step < 2; ++step) {
@@ -240,14 +249,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const Roles<kHalves> role(call);
   BlockState* const state = block_state();
   const Block<kHalves, Known> block{call, role, state};
-  // Asked for before anything else is known.
-  RawId first_id;
+  CountedIds counted;
   SlotRoute first;
-  if (role.counts() && !Known::replays(call)) first_id = first_counted_id(call, call.tokens);
-  if (role.sends && block.asks_early() && block.warp() < kWorkWarps) first = block.first_routes(call.share);
-  if (!block.start()) return;
+  if (!block.start(&counted, &first)) return;
   if (state->fault == PlanFault::none) {
-    block.take_part(first_id, first);
+    block.take_part(counted, first);
   } else {
     block.refuse();
   }
@@ -298,6 +304,7 @@ void launch_dispatch(const DispatchArguments& arguments, Halves halves, const La
   const auto shared_bytes = static_cast<std::size_t>(BlockState::lay_out(&call));
   const bool apart = halves == Halves::both && shape.blocks > 1;
   call.share = SendShare::of(call.tokens, apart ? call.senders : std::min(shape.blocks, kMaxSenders));
+  if (call.keepers > 0) call.told = SendShare::whole(call.tokens, call.keepers - 1);
   launch(kernel_of(call, halves), &call, kBlockThreads, shared_bytes, shape, stream, "launching dispatch");
 }
 

@@ -50,6 +50,7 @@ struct DispatchArguments {
   int senders;          // blocks of a fused launch of several that send
   int keepers;          // blocks of it, after those, that tell of tokens; 0: those that send do
   SendShare share;      // of `tokens`: set by the launch
+  SendShare told;       // the same, of the keepers but the one that speaks
   BlockOffsets shared;  // set by the launch
 
   // Where arrivals go.

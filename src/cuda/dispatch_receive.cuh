@@ -30,9 +30,9 @@ struct Receiver {
   BlockTables tables;
   Places places;
   Incoming incoming;
-  std::uint32_t placers;     // ranks that have stored rows where they stay
-  std::uint32_t quarterers;  // ranks that announce the quarters of a row apart
-  std::byte* memory;         // of a stream
+  std::uint32_t placers;  // ranks that have stored rows where they stay
+  SourceSplits splits;    // of rows, by source
+  std::byte* memory;      // of a stream
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
   __device__ std::uint64_t number() const { return incoming.number; }
@@ -159,14 +159,14 @@ struct Receiver {
       compute_rows(team, teams, staged, kept, taken);
       if (call.weigh_rows) return;
     }
+    const SmallPart small = look_at_small_part(team, message, taken);
     // What is left of a row for one warp, where warps share it, is soon here.
     if (moves_whole(call.parts.part[0]) && message.quarters.count() == kQuarters) {
-      const SmallPart small = look_at_small_part(team, message, taken);
       copy_rows(team, teams, from, copies, taken.row);
-      if (small.bytes > 0) return store_small_part(team, teams, small, kept, taken.row);
     } else {
       spread_parts(team, teams, 0, 1, from, copies, message, taken);
     }
+    if (small.is) return store_small_part(team, teams, small, kept, taken.row);
     if (call.parts.count > 1) spread_parts(team, teams, 1, call.parts.count, from, kept, message, taken);
   }
 
@@ -199,27 +199,35 @@ struct Receiver {
     }
   }
 
-  // Part 1 of each team's message, if it is small and the last, on its way while part 0 is copied. Of teams
-  // whose flags have not come it is thrown away, and read again when they have.
+  // This warp's share of part 1 of each team's message, if it is small and the last, on its way while part 0
+  // is copied. Of teams whose flags have not come it is thrown away, and read again when they have.
   struct SmallPart {
-    int bytes;  // 0: it is not
+    bool is;
+    ByteRange range;
     uint4 held[2];
   };
   __device__ __forceinline__ SmallPart look_at_small_part(const Team& team, const TeamMessage& message,
                                                           const TakenSlot& taken) const {
-    SmallPart small{0, {}};
-    if (!Known::kPlain || Known::kByToken || call.parts.count != 2 || !moves_whole(call.parts.part[1]))
-      return small;
+    SmallPart small{false, {0, 0}, {}};
+    if (!Known::kPlain || call.parts.count != 2 || !moves_whole(call.parts.part[1])) return small;
     const auto bytes = static_cast<int>(call.parts.part[1].row_bytes);
     if (bytes > 32 * team.size()) return small;
-    small.bytes = bytes;
+    if (Known::kByToken) {
+      // Of few tokens scales alone: shares of them begin at multiples of 16 bytes where they are 32-bit
+      // values, of whole blocks.
+      if (!Known::quantises(call) || call.fp8.packed || call.lane.hidden != 32 * bytes) return small;
+    } else if (message.quarters.count() != kQuarters) {
+      return small;
+    }
+    small.is = true;
+    small.range = Known::kByToken ? bytes_of_part<Known>(call, 1, message.quarters) : ByteRange{0, bytes};
     const bool own = message.source == call.lane.rank && !call.own_staged;
     const std::byte* from = own ? token_row(call, 1, taken.note.token)
                                 : message_of(message.source, message.i) + call.message.part_offset[1];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int at = 16 * (team.slot() + i * team.size());
-      if (message.has && at < bytes) small.held[i] = *reinterpret_cast<const uint4*>(from + at);
+      const int at = small.range.begin + 16 * (team.slot() + i * team.size());
+      if (message.has && at < small.range.end) small.held[i] = *reinterpret_cast<const uint4*>(from + at);
     }
     return small;
   }
@@ -227,15 +235,16 @@ struct Receiver {
   __device__ __forceinline__ void store_small_part(const Team& team, std::uint32_t teams,
                                                    const SmallPart& small, std::uint32_t kept,
                                                    std::int32_t row) const {
+    const auto bytes = static_cast<int>(call.parts.part[1].row_bytes);
     std::uint32_t left = (teams >> team.mine() & 1) != 0 ? kept : 0;
 #pragma unroll 1
     while (__any_sync(~0u, left != 0)) {
       const std::int64_t to = __shfl_sync(~0u, row, max(__ffs(static_cast<int>(left)) - 1, 0));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = 16 * (team.slot() + i * team.size());
-        if (left != 0 && at < small.bytes)
-          *reinterpret_cast<uint4*>(call.arrived[1] + to * small.bytes + at) = small.held[i];
+        const int at = small.range.begin + 16 * (team.slot() + i * team.size());
+        if (left != 0 && at < small.range.end)
+          *reinterpret_cast<uint4*>(call.arrived[1] + to * bytes + at) = small.held[i];
       }
       left &= left - 1;
     }
@@ -284,8 +293,10 @@ struct Receiver {
     const LaneView& lane = call.lane;
     const int messages = slot() < lane.ranks ? incoming.messages_of(slot()) : 0;
     Turns turns{worker, workers, 0, 0, false};
-    // Computed rows are the work of one warp.
-    turns.splits = Known::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), workers);
+    // Computed rows are the work of one warp. Of few that are only moved, shares may be small: what comes
+    // last is then soon copied.
+    const int hands = Known::kByToken && !Known::quantises(call) ? 2 * workers : workers;
+    turns.splits = Known::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), hands);
     int most = messages;
     const std::int32_t* runs = incoming.runs;
     if (messages > runs[slot()]) most = (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
@@ -328,8 +339,7 @@ struct Receiver {
   }
   // The flags that a thread's message waits for, and `others`.
   __device__ __forceinline__ std::uint32_t wanted(const ComingMessage& mine, std::uint32_t others) const {
-    if ((quarterers >> mine.source & 1) == 0) return 1;
-    return (1u << mine.quarters.last) - (1u << mine.quarters.first) | others;
+    return splits.flags(mine.source, mine.quarters) | others;
   }
   // Some of the messages of threads in `pending`.
   __device__ __forceinline__ CameFlags await_some(const ComingMessage& mine, std::uint32_t pending,
@@ -357,8 +367,9 @@ struct Receiver {
     TeamMessage message = assign(team, all, mine);
     TakenSlot taken;
     const LetterUnit note = look_at_note(team, message);
-    // Asked for with the notes.
-    std::uint32_t here = here_now(mine, all);
+    // Rows that do not travel need no flag. Others' are asked for with the notes.
+    const std::uint32_t own = all & __ballot_sync(~0u, mine.source == call.lane.rank && !call.own_staged);
+    std::uint32_t here = here_now(mine, all & ~own) | own;
     if (!take_notes(team, message, note, &taken)) return false;
     // Where messages lie by token, there may be none.
     const bool absent = taken.message == SlotNote::kNoMessage;

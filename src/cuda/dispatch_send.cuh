@@ -57,14 +57,14 @@ struct SendState {
     }
     return to;
   }
-  // This thread's flags: by the announcing warp, unless this warp has nothing else to do than wait for its
+  // This thread's flag: by the announcing warp, unless this warp has nothing else to do than wait for its
   // stores, its `last`.
-  __device__ __forceinline__ void announce(std::uint64_t* flags, int count, bool last) const {
-    if (!last) return announcer->ask(flags != nullptr, flags, count);
+  __device__ __forceinline__ void announce(std::uint64_t* flag, bool last) const {
+    if (!last) return announcer->ask(flag != nullptr, flag, 1);
     // All threads' stores before the fence, by the barrier.
     __syncwarp();
     disturb(call.lane, Point::flag);
-    if (flags != nullptr) announce_now(flags, count, number);
+    if (flag != nullptr) announce_now(flag, 1, number);
   }
 };
 
@@ -191,7 +191,7 @@ struct Sender {
     const std::int32_t begin = share.unit_begin(worker), end = share.token_end(worker);
     // Warps that share a row have one unit, if any.
     const Quarters quarters = Quarters::of(begin & ((1 << share.splits) - 1), share.splits);
-    const bool streams = goes_by_stream<Known>(call, share.splits), whole = share.splits == 0;
+    const bool streams = goes_by_stream<Known>(call, share.splits);
 #pragma unroll 1
     for (std::int32_t now = begin >> share.splits; now < end; now += team.count()) {
       const std::int32_t token = now + team.mine();
@@ -211,8 +211,8 @@ struct Sender {
       for (int t = 0; t < tokens; ++t) {
         disturb(call.lane, Point::row);
         send_row<Known>(call, now + t, to, travel & team.threads(t), quarters, streams, stream);
-        std::uint64_t* flags = team.mine() == t && slot.leads ? to.flags + quarters.first : nullptr;
-        state.announce(flags, whole ? 1 : quarters.count(), now + t + 1 == end);
+        std::uint64_t* flag = team.mine() == t && slot.leads ? to.flags + quarters.first : nullptr;
+        state.announce(flag, now + t + 1 == end);
       }
       // Nobody waits for the plan.
       if (quarters.first == 0 && token < end) planner.keep(team, token);

@@ -25,7 +25,7 @@ struct BlockState {
   SendShare share;
   BadIds bad;
   std::uint32_t takers, placers;      // ranks that let this one place rows; that place them here
-  std::uint32_t quarterers;           // that announce quarters apart
+  SourceSplits splits;                // of the sources' rows
   std::int32_t runs[kMaxRanks];       // of messages, side by side, by source
   std::int32_t tokens_of[kMaxRanks];  // of sources whose messages lie by token; -1: by number
   bool failed;
@@ -148,19 +148,22 @@ static __device__ __noinline__ void add_up(const DispatchArguments& call, int bl
 }
 
 // By the whole of block `block` of `blocks` that share the tokens: what comes before each of its warps'
-// tokens, and, if it `counts_all`, which the last may, the sum of all. `first_id`: first_counted_id().
+// tokens, and, if it `counts_all`, which the last may, the sum of all. `first`: from token 0 on.
 static __device__ __forceinline__ void count_routes(const DispatchArguments& call, int block, int blocks,
-                                                    bool counts_all, RawId first_id) {
+                                                    bool counts_all, const CountedIds& first) {
   BlockState* const state = block_state();
   const SendCounts counts = counts_of(call);
   const SendShare share = state->share;
-  const int first = block * kWorkWarps;
+  const int first_worker = block * kWorkWarps;
   const bool together = blocks > 1 && share.tokens >= kCountTogether;
-  const std::int32_t begin = share.token_begin(first), end = share.token_begin(first + kWorkWarps);
-  count_tokens(call, BlockTables::of(call), together ? begin : 0, counts_all ? share.tokens : end, first_id,
-               together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
-                 return token < begin ? counts.before() : counts.of_warp(share.last_worker(token) - first);
-               });
+  const std::int32_t begin = share.token_begin(first_worker),
+                     end = share.token_begin(first_worker + kWorkWarps);
+  const std::int32_t from = together ? begin : 0, until = counts_all ? share.tokens : end;
+  count_tokens(
+      call, BlockTables::of(call), from, until, from == 0 ? first : CountedIds::of(call, from, until),
+      together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
+        return token < begin ? counts.before() : counts.of_warp(share.last_worker(token) - first_worker);
+      });
   __syncthreads();
   if (together) add_up(call, block, blocks);
   // The same thread has the same numbers: no barrier in between.
@@ -178,6 +181,14 @@ static __device__ __forceinline__ void count_routes(const DispatchArguments& cal
   __syncthreads();
 }
 
+// By the whole block, which has no tokens of its own: the sum of all.
+static __device__ __forceinline__ void count_all(const DispatchArguments& call, const CountedIds& first) {
+  BlockState* const state = block_state();
+  count_tokens(call, BlockTables::of(call), 0, state->share.tokens, first, &state->bad,
+               [&](std::int32_t) { return counts_of(call).all(); });
+  __syncthreads();
+}
+
 // By one thread. `share`: of those that send.
 __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const SendShare& share,
                                            bool fused) {
@@ -185,7 +196,7 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   LetterFacts facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
   if (state->tokens > 0) facts.argument[0] = call.weights != nullptr;
   facts.runs = static_cast<std::uint16_t>(share.workers);
-  facts.quarters = share.splits > 0;
+  facts.splits = static_cast<std::uint8_t>(share.splits);
   facts.by_token = call.keepers > 0;
   facts.places_rows = fused && state->tokens >= kPlaceFrom;
   facts.takes_rows = fused && call.own_memory && !call.weigh_rows && call.dot_rows == nullptr;
@@ -210,9 +221,9 @@ __device__ __forceinline__ bool await_places(const DispatchArguments& call, bool
     }
     const std::uint32_t takers = __ballot_sync(~0u, is_rank && theirs.takes_rows),
                         placers = __ballot_sync(~0u, is_rank && theirs.places_rows);
-    const std::uint32_t quarterers = __ballot_sync(~0u, is_rank && theirs.quarters);
+    const SourceSplits splits = SourceSplits::of(is_rank ? theirs.splits : 0);
     if (threadIdx.x % 32 == 0) {
-      state->quarterers = quarterers;
+      state->splits = splits;
       state->takers = state->letter.facts.places_rows ? takers : 0;
       state->placers = state->letter.facts.takes_rows ? placers : 0;
     }
@@ -230,9 +241,10 @@ static __device__ __noinline__ void clear_arrivals(const DispatchArguments& call
 }
 
 __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number, std::int64_t total) {
-  lane.totals->total = total;
-  // Release: the host reads the total after the call number.
-  store_release_sys(&lane.totals->call, number);
+  static_assert(sizeof(HostTotals) == sizeof(LetterUnit));
+  // In one access: the host, which reads the call first, never sees its number without its total.
+  store_unit_relaxed_sys(reinterpret_cast<LetterUnit*>(lane.totals),
+                         {number, static_cast<std::uint64_t>(total)});
 }
 
 // By the whole of the block that speaks, once places are known: what the caller and the plan keep of them.
@@ -322,7 +334,7 @@ __device__ __forceinline__ bool receive_tokens(const DispatchArguments& call, in
                                               .tokens_of = state->tokens_of,
                                               .number = state->number},
                                  .placers = state->placers,
-                                 .quarterers = state->quarterers,
+                                 .splits = state->splits,
                                  .memory = stream_of(call)};
   return receiver.take_all(worker, workers);
 }

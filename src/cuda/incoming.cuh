@@ -17,6 +17,23 @@ struct ComingMessage {
   Quarters quarters{0, kQuarters};
 };
 
+// In how many shares each source sends a row, 1 << splits: a bit of that for each source.
+struct SourceSplits {
+  std::uint32_t low, high;
+
+  // By a whole warp: of the source that is this thread's.
+  __device__ __forceinline__ static SourceSplits of(int splits) {
+    return {__ballot_sync(~0u, (splits & 1) != 0), __ballot_sync(~0u, (splits & 2) != 0)};
+  }
+  // The flags (one bit each) of the shares that some quarters of a row of `source` come in.
+  __device__ __forceinline__ std::uint32_t flags(int source, const Quarters& quarters) const {
+    const unsigned splits = (low >> source & 1) | (high >> source & 1) << 1;
+    const std::uint32_t first_of_shares = 0x0f0501u >> (8 * splits) & 0xf;
+    const int share = kQuarters >> splits, first = quarters.first & -share;
+    return ((1u << quarters.last) - (1u << first)) & first_of_shares;
+  }
+};
+
 // What is known of the messages to this rank.
 struct Incoming {
   const DispatchArguments& call;

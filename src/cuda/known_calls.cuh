@@ -42,15 +42,13 @@ struct PlainResend {
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 
-// kInUnits: sums may travel in units.
-template <bool kInUnits>
 struct AnyCombine {
-  static constexpr bool kPlain = false, kUnits = kInUnits;
+  static constexpr bool kPlain = false;
 };
 // Rows that come, travel and are added up in one type, and no values beside them. kWeights: weights travel.
-template <Reduction kAs, DType kOf, bool kWeights, bool kInUnits>
+template <Reduction kAs, DType kOf, bool kWeights>
 struct PlainCombine {
-  static constexpr bool kPlain = true, kWeightsTravel = kWeights, kUnits = kInUnits;
+  static constexpr bool kPlain = true, kWeightsTravel = kWeights;
   static constexpr Reduction kReduction = kAs;
   static constexpr DType kType = kOf;
 };

@@ -20,36 +20,50 @@ __device__ inline LetterFacts facts_of(Operation operation, std::int32_t count) 
   return facts;
 }
 
-__device__ __forceinline__ std::uint64_t letter_word(const LetterContent& content, const std::int32_t* counts,
-                                                     int i) {
+// Word `i` of a letter before its counts.
+__device__ __forceinline__ std::uint64_t head_word(const LetterContent& content, int i) {
   if (i == kLetterTerms) return content.terms.hash;
   if (i == kLetterFacts) return content.facts.word();
-  if (i < kLetterCounts) return static_cast<std::uint64_t>(content.terms.option[i - kLetterOptions]);
-  const int pair = 2 * (i - kLetterCounts);
-  return static_cast<std::uint32_t>(counts[pair]) |
-         static_cast<std::uint64_t>(static_cast<std::uint32_t>(counts[pair + 1])) << 32;
+  return static_cast<std::uint64_t>(content.terms.option[i - kLetterOptions]);
 }
 
-// By `threads` threads that see the content: the letters to all ranks. `counts`: null, or as
-// device_signals.hpp orders them, in an even number. Every unit announces itself, so nothing is fenced: what
-// a letter's reader may do next concerns memory that this rank's earlier kernels have read, and those have
-// ended.
-__device__ inline void post_letters(const LaneView& lane, std::uint64_t call, const LetterContent& content,
-                                    const std::int32_t* counts, int thread, int threads) {
-  const int generation = static_cast<int>(call & 1);
-  const int rank = lane.rank, ranks = lane.ranks;
-  const std::int64_t letter = lane.signals.letter(generation, rank);
-  const int words = kLetterCounts + (counts != nullptr ? lane.signals.count_words : 0);
+inline constexpr int kPeersAtOnce = 4;
+
+// By one thread: word `i` of the letters to all ranks.
+__device__ __forceinline__ void post_word(const LaneView& lane, std::uint64_t call, int i,
+                                          std::uint64_t word) {
+  const int ranks = lane.ranks;
+  const std::int64_t unit = lane.signals.letter(static_cast<int>(call & 1), lane.rank) +
+                            i * static_cast<std::int64_t>(sizeof(LetterUnit));
 #pragma unroll 1
-  for (int i = thread; i < words; i += threads) {
-    const LetterUnit unit{call, letter_word(content, counts, i)};
-#pragma unroll 1
-    for (int step = 1, peer = rank; step <= ranks; ++step) {
-      peer = peer + 1 == ranks ? 0 : peer + 1;
+  for (int first = 1; first <= ranks; first += kPeersAtOnce) {
+#pragma unroll
+    for (int step = first; step < first + kPeersAtOnce; ++step) {
+      if (step > ranks) break;
+      const int next = lane.rank + step, peer = next < ranks ? next : next - ranks;
       disturb(lane, Point::letter);
-      store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);
+      store_unit_relaxed_sys(lane.at<LetterUnit>(peer, unit), {call, word});
     }
   }
+}
+
+// By one warp that sees the content: what the letters to all ranks begin with. Every unit announces itself,
+// so nothing is fenced: what a letter's reader may do next concerns memory that this rank's earlier kernels
+// have read, and those have ended.
+__device__ __forceinline__ void post_head(const LaneView& lane, std::uint64_t call,
+                                          const LetterContent& content) {
+  const int i = static_cast<int>(threadIdx.x % 32);
+  if (i < kLetterCounts) post_word(lane, call, i, head_word(content, i));
+}
+
+// By `threads` threads: the counts in the letters to all ranks, as device_signals.hpp orders them, in an even
+// number, at a multiple of 8 bytes.
+__device__ __forceinline__ void post_counts(const LaneView& lane, std::uint64_t call,
+                                            const std::int32_t* counts, int thread, int threads) {
+  const auto* pairs = reinterpret_cast<const std::uint64_t*>(counts);
+#pragma unroll 1
+  for (int i = thread; i < lane.signals.count_words; i += threads)
+    post_word(lane, call, kLetterCounts + i, pairs[i]);
 }
 
 // Word `i` of the letter from `peer`. False: the call has ended early.

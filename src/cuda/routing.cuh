@@ -138,29 +138,48 @@ __device__ __forceinline__ RawId counted_id(const DispatchArguments& call, std::
   const int slot = Team::of(call.lane.top_k).slot();
   return token < end && slot < call.lane.top_k ? RawId::at(call, token * call.lane.top_k + slot) : RawId{};
 }
-// Of the first it counts, where it counts from token 0 on, of `most` tokens at most: may be asked for before
-// their number is known.
-__device__ __forceinline__ RawId first_counted_id(const DispatchArguments& call, std::int64_t most) {
-  return counted_id(call, static_cast<int>(threadIdx.x) >> Team::of(call.lane.top_k).shift, most);
-}
+// Those of the next tokens it counts.
+struct CountedIds {
+  static constexpr int kAhead = 4;
+  RawId ahead[kAhead];
+
+  // Of tokens from this thread's in `begin` on, which are before `end`.
+  __device__ __forceinline__ static CountedIds of(const DispatchArguments& call, std::int64_t begin,
+                                                  std::int64_t end) {
+    const int shift = Team::of(call.lane.top_k).shift;
+    const std::int64_t first = begin + (static_cast<int>(threadIdx.x) >> shift);
+    CountedIds ids;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      ids.ahead[i] = counted_id(call, first + i * (static_cast<int>(blockDim.x) >> shift), end);
+    return ids;
+  }
+  // The first; `next` goes last.
+  __device__ __forceinline__ RawId take(RawId next) {
+    const RawId first = ahead[0];
+#pragma unroll
+    for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
+    ahead[kAhead - 1] = next;
+    return first;
+  }
+};
 
 // By the threads of a block: adds tokens [begin, end) to the rows of counts that `row_of` names for each, and
-// their bad ids to `bad` if given. `first_id`: first_counted_id(), used where they begin at 0. A barrier must
-// follow before the counts are read.
+// their bad ids to `bad` if given. `ids`: of token `begin` and later ones, perhaps past the end. A barrier
+// must follow before the counts are read.
 template <class RowOf>
 __device__ __forceinline__ void count_tokens(const DispatchArguments& call, const BlockTables& tables,
-                                             std::int32_t begin, std::int32_t end, RawId first_id,
+                                             std::int32_t begin, std::int32_t end, CountedIds ids,
                                              BadIds* bad, RowOf row_of) {
   const LaneView& lane = call.lane;
   const Team team = Team::of(lane.top_k);
   const int slot = team.slot(), first_messages = lane.signals.first_messages,
             step = static_cast<int>(blockDim.x) >> team.shift;
   std::int32_t token = begin + (static_cast<std::int32_t>(threadIdx.x) >> team.shift);
-  RawId id = begin != 0 ? counted_id(call, token, end) : token < end ? first_id : RawId{};
 #pragma unroll 1
   for (; token - team.mine() < end; token += step) {
-    const std::int64_t now = id.value(call);
-    id = counted_id(call, token + step, end);
+    const RawId id = ids.take(counted_id(call, token + CountedIds::kAhead * step, end));
+    const std::int64_t now = token < end ? id.value(call) : -1;
     std::int32_t* counts = row_of(min(token, end - 1));
     std::uint32_t rank = 0;  // as a bit
     if (is_expert(lane, now)) {

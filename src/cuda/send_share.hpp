@@ -18,9 +18,12 @@ inline constexpr int kBlockThreads = 32 * kBlockWarps;
 // waiting costs more than the receivers' copies.
 inline constexpr std::int64_t kPlaceFrom = 256;
 
+// Halvings of a row that make quarters of it.
+inline constexpr int kQuarterSplits = 2;
+
 // By how many halvings of `rows` rows all of `workers` warps have work, as far as quarters go.
 FERRY_HD int splits_of(std::int64_t rows, int workers) {
-  return 4 * rows <= workers ? 2 : 2 * rows <= workers ? 1 : 0;
+  return 4 * rows <= workers ? kQuarterSplits : 2 * rows <= workers ? 1 : 0;
 }
 
 // How tokens are shared out: in units, each a share of a token's row; every warp sends a run of them.

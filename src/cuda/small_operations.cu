@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(32, 1)
     letter.facts = facts_of(Operation::metadata, count_of(call, number));
   }
   __syncwarp();
-  post_letters(lane, number, letter, nullptr, rank, 32);
+  post_head(lane, number, letter);
   StepMetadata all;
   LetterFacts theirs;
   if (await_letters(lane, number, letter, true, &theirs)) {
@@ -114,7 +114,7 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
       state->letter.facts = facts_of(Operation::route_values, plan.header->tokens);
     }
     __syncwarp();
-    post_letters(lane, state->number, state->letter, nullptr, static_cast<int>(threadIdx.x), 32);
+    post_head(lane, state->number, state->letter);
     LetterFacts theirs;
     await_letters(lane, state->number, state->letter, true, &theirs);
   }

@@ -14,8 +14,7 @@ namespace ferry::cuda {
 // the plans of both have it. The more ranks send, the sooner the bytes are felt.
 __device__ __forceinline__ bool goes_in_units(const LaneView& lane, std::int32_t messages,
                                               std::int32_t token) {
-  return lane.max_tokens <= kMostTokensWithUnits && messages * max(lane.ranks - 1, 1) <= kUnitTokens &&
-         token < kUnitTokens;
+  return messages * max(lane.ranks - 1, 1) <= kUnitTokens && token < kUnitTokens;
 }
 
 // Units of 512 bytes of a row: all threads' first halves of 16 bytes, then all second ones. `row`: of units;
@@ -74,46 +73,37 @@ __device__ __forceinline__ void store_sum_units(DType type, std::byte* row, int 
   }
 }
 
-// This thread's units of kCount times 512 bytes, as far as the row has them: true once all are here.
-template <int kCount>
-__device__ __forceinline__ bool load_units(std::byte* row, int at, int end, std::uint64_t call, uint4* held) {
-  const int mine = 16 * static_cast<int>(threadIdx.x % 32);
-  LetterUnit low[kCount], high[kCount];
-#pragma unroll
-  for (int d = 0; d < kCount; ++d) {
-    low[d] = high[d] = {call, 0};
-    if (at + d * kGranule + mine >= end) continue;
-    low[d] = load_unit_relaxed_sys(first_unit(row, at + d * kGranule));
-    high[d] = load_unit_relaxed_sys(first_unit(row, at + d * kGranule) + 32);
-  }
-  std::uint64_t other = 0;
-#pragma unroll
-  for (int d = 0; d < kCount; ++d) {
-    other |= (low[d].call ^ call) | (high[d].call ^ call);
-    held[d] =
-        make_uint4(static_cast<std::uint32_t>(low[d].word), static_cast<std::uint32_t>(low[d].word >> 32),
-                   static_cast<std::uint32_t>(high[d].word), static_cast<std::uint32_t>(high[d].word >> 32));
-  }
-  return other == 0;
-}
+// This thread's units of 512 bytes of a row, as they lie now.
+struct LoadedUnits {
+  LetterUnit low, high;
 
-// By one warp: the same, if all threads' come soon. Calls no function, which would put what its caller adds
-// up in memory.
-template <int kCount>
-__device__ __forceinline__ bool take_units(std::byte* row, int at, int end, std::uint64_t call, uint4* held) {
-#pragma unroll 1
-  for (unsigned look = 0; !__all_sync(~0u, load_units<kCount>(row, at, end, call, held));)
-    if (++look == kQuickLooks) return false;
-  return true;
-}
+  // As far as the row has them, if it `wants` them; what is not asked for counts as here.
+  __device__ __forceinline__ void load(std::byte* row, int at, int end, std::uint64_t call, bool wants) {
+    low = high = {call, 0};
+    if (!wants || at + 16 * static_cast<int>(threadIdx.x % 32) >= end) return;
+    low = load_unit_relaxed_sys(first_unit(row, at));
+    high = load_unit_relaxed_sys(first_unit(row, at) + 32);
+  }
+  __device__ __forceinline__ bool here(std::uint64_t call) const {
+    return low.call >= call && high.call >= call;
+  }
+  __device__ __forceinline__ uint4 raw() const {
+    return make_uint4(static_cast<std::uint32_t>(low.word), static_cast<std::uint32_t>(low.word >> 32),
+                      static_cast<std::uint32_t>(high.word), static_cast<std::uint32_t>(high.word >> 32));
+  }
+};
 
-// By one warp: waits for the units of bytes [at, end) of a row. `all_sent`: the sender's last word.
+// By one warp: waits for one of the units of bytes [at, end) of a row that are not here, of each thread's;
+// the others come soon after. `all_sent`: the sender's last word.
 static __device__ __noinline__ Came wait_for_units(const LaneView& lane, std::byte* row, int at, int end,
                                                    const std::uint64_t* all_sent, Awaited awaited) {
   Came came = Came::yes;
-  for (; at + 16 * static_cast<int>(threadIdx.x % 32) < end && came == Came::yes; at += kGranule) {
-    came = wait_for(lane, &first_unit(row, at)->call, all_sent, awaited);
-    if (came == Came::yes) came = wait_for(lane, &first_unit(row, at)[32].call, all_sent, awaited);
+  bool waited = false;
+  for (int half = 0; at + 16 * static_cast<int>(threadIdx.x % 32) < end && !waited; half ^= 32) {
+    const std::uint64_t* word = &first_unit(row, at)[half].call;
+    waited = load_relaxed_sys(word) < awaited.call;
+    if (waited) came = wait_long(lane, word, all_sent, awaited);
+    if (half != 0) at += kGranule;
   }
   if (__any_sync(~0u, came == Came::ended)) return Came::ended;
   return __any_sync(~0u, came == Came::no) ? Came::no : Came::yes;

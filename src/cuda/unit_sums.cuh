@@ -18,44 +18,56 @@ struct UnitSums {
   std::uint32_t staged, units;  // positions whose sums lie in staging, and come in units
 };
 
-// kCount accesses of a piece, from the kFrom-th on. `own`: this rank's sum.
-template <DType kWire, int kFrom, int kCount>
-__device__ __forceinline__ bool add_part(const CombineArguments& call, const UnitSums& sums,
-                                         const PackedPiece& own, int first, std::uint64_t number) {
+inline constexpr int kPositionsAtOnce = 4;
+
+// One access, of columns from `first` on. `own`: this rank's sum of them. Calls no function, which would put
+// what is added up in memory.
+template <DType kWire>
+__device__ __forceinline__ bool add_access_of_all(const CombineArguments& call, const UnitSums& sums,
+                                                  const uint4& own, int first, std::uint64_t number) {
   constexpr int kWidth = static_cast<int>(value_bytes(kWire));
   const LaneView& lane = call.lane;
-  const int generation = static_cast<int>(number & 1), first_row = sums.token * lane.most_ranks;
-  float sum[kCount][kPerAccess<kWire>] = {};
+  const int generation = static_cast<int>(number & 1), first_row = sums.token * lane.most_ranks,
+            begin = first * kWidth, end = sums.columns.end * kWidth,
+            mine = begin + 16 * static_cast<int>(threadIdx.x % 32);
+  float sum[kPerAccess<kWire>] = {};
+  std::uint32_t left = sums.staged | sums.units | (sums.kept != 0 ? 1u << sums.own_position : 0);
 #pragma unroll 1
-  for (std::uint32_t left = sums.staged | sums.units | (sums.kept != 0 ? 1u << sums.own_position : 0);
-       left != 0; left &= left - 1) {
-    const int of = __ffs(static_cast<int>(left)) - 1;
-    uint4 held[kCount] = {};
-    if (of == sums.own_position) {
+  while (left != 0) {
+    // Sums of several ranks are on their way to this thread at once.
+    LoadedUnits units[kPositionsAtOnce];
+#pragma unroll 1
+    for (unsigned look = 0;; ++look) {
+      if (look == kQuickLooks) return false;
+      std::uint32_t some = left;
 #pragma unroll
-      for (int d = 0; d < kCount; ++d) held[d] = own.raw(kFrom + d);
-    } else if ((sums.units >> of & 1) != 0) {
-      std::byte* row = lane.unit_row(lane.rank, generation, first_row + of);
-      if (!take_units<kCount>(row, first * kWidth + kFrom * kGranule, sums.columns.end * kWidth, number,
-                              held))
-        return false;
-    } else {
-      const std::byte* row = lane.combine_row(lane.rank, generation, first_row + of);
-#pragma unroll
-      for (int d = 0; d < kCount; ++d) {
-        const int column = PieceColumns<kWire>::column(first, kFrom + d);
-        if (column < sums.columns.end) held[d] = *reinterpret_cast<const uint4*>(row + column * kWidth);
+      for (auto& of_one : units) {
+        const int of = max(__ffs(static_cast<int>(some)) - 1, 0);
+        of_one.load(lane.unit_row(lane.rank, generation, first_row + of), begin, end, number,
+                    (sums.units & some & 1u << of) != 0);
+        some &= some - 1;
       }
+      bool here = true;
+#pragma unroll
+      for (const auto& of_one : units) here = of_one.here(number) && here;
+      if (__all_sync(~0u, here)) break;
     }
 #pragma unroll
-    for (int d = 0; d < kCount; ++d) add_access<kWire>(held[d], sum[d]);
+    for (const auto& of_one : units) {
+      if (left == 0) break;
+      const int of = __ffs(static_cast<int>(left)) - 1;
+      left &= left - 1;
+      uint4 raw = of_one.raw();
+      if (of == sums.own_position) {
+        raw = own;
+      } else if ((sums.staged >> of & 1) != 0 && mine < end) {
+        raw = *reinterpret_cast<const uint4*>(lane.combine_row(lane.rank, generation, first_row + of) + mine);
+      }
+      add_access<kWire>(raw, sum);
+    }
   }
-#pragma unroll
-  for (int d = 0; d < kCount; ++d) {
-    const int column = PieceColumns<kWire>::column(first, kFrom + d);
-    if (column < sums.columns.end)
-      store_values(call.result_type, call.result + sums.token * call.result_stride, column, sum[d]);
-  }
+  if (mine < end)
+    store_values(call.result_type, call.result + sums.token * call.result_stride, mine / kWidth, sum);
   return true;
 }
 
@@ -63,13 +75,19 @@ __device__ __forceinline__ bool add_part(const CombineArguments& call, const Uni
 template <DType kWire>
 __device__ __forceinline__ bool add_up_units(const CombineArguments& call, std::byte* memory,
                                              const UnitSums& sums, std::uint64_t number) {
-  constexpr int kHalf = (kDeep + 1) / 2;
+  constexpr int kAccess = 32 * kPerAccess<kWire>;  // columns
   SumStream stream = stream_of(memory, sums.columns, value_bytes(kWire), sums.own, sums.kept);
 #pragma unroll 1
-  for (int first = sums.columns.begin; first < sums.columns.end; first += PieceColumns<kWire>::kColumns) {
+  for (int piece = sums.columns.begin; piece < sums.columns.end; piece += kDeep * kAccess) {
     const PackedPiece own = sum_weighed<kWire>(stream, sums.kept, sums.weight);
-    if (!add_part<kWire, 0, kHalf>(call, sums, own, first, number) ||
-        !add_part<kWire, kHalf, kDeep - kHalf>(call, sums, own, first, number)) {
+#pragma unroll 1
+    for (int d = 0; d < kDeep && piece + d * kAccess < sums.columns.end; ++d) {
+      uint4 mine = own.raw(0);
+#pragma unroll
+      for (int i = 1; i < kDeep; ++i) {
+        if (i == d) mine = own.raw(i);
+      }
+      if (add_access_of_all<kWire>(call, sums, mine, piece + d * kAccess, number)) continue;
       // What is still on its way comes into the stream's memory.
       wait_async_but<0>();
       return false;

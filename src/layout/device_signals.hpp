@@ -42,35 +42,34 @@ struct LetterFacts {
   bool places_rows = false;  // dispatch: stores rows where they stay, at ranks that let it
   bool takes_rows = false;   // dispatch: lets others do so
   std::uint16_t runs = 1;    // dispatch: its messages come in so many runs side by side, each in order
-  bool quarters =
-      false;  // dispatch: quarters of a row are announced apart; otherwise the first's flag says all
-  bool by_token = false;  // dispatch: its messages lie by token, and notes say which there are
+  std::uint8_t splits = 0;  // dispatch: a row comes in 1 << splits shares, each with its first quarter's flag
+  bool by_token = false;    // dispatch: its messages lie by token, and notes say which there are
 
   FERRY_HD constexpr std::uint64_t word() const {
     std::uint64_t packed =
         static_cast<std::uint32_t>(count) | std::uint64_t{operation} << 32 | std::uint64_t{by_token} << 39;
+    packed |= (std::uint64_t{splits} & 1) << 38 | std::uint64_t{splits} >> 1 << 63;
     for (int i = 0; i < kDeviceArguments; ++i) packed |= std::uint64_t{argument[i]} << (40 + 2 * i);
     return packed | std::uint64_t{places_rows} << 46 | std::uint64_t{takes_rows} << 47 |
-           std::uint64_t{runs} << 48 | std::uint64_t{quarters} << 63;
+           std::uint64_t{runs} << 48;
   }
   FERRY_HD static constexpr LetterFacts of(std::uint64_t word) {
     LetterFacts facts;
     facts.count = static_cast<std::int32_t>(word);
-    facts.operation = static_cast<std::uint8_t>(word >> 32 & 0x7f);
+    facts.operation = static_cast<std::uint8_t>(word >> 32 & 0x3f);
     facts.by_token = (word >> 39 & 1) != 0;
     for (int i = 0; i < kDeviceArguments; ++i)
       facts.argument[i] = static_cast<std::uint8_t>(word >> (40 + 2 * i) & 3);
     facts.places_rows = (word >> 46 & 1) != 0;
     facts.takes_rows = (word >> 47 & 1) != 0;
     facts.runs = static_cast<std::uint16_t>(word >> 48 & 0x7fff);
-    facts.quarters = word >> 63 != 0;
+    facts.splits = static_cast<std::uint8_t>((word >> 38 & 1) | word >> 63 << 1);
     return facts;
   }
 };
 
-// A rank's first tokens, whose sums may go home in units; not in exchanges of more tokens, whose kernels are
-// better off without.
-inline constexpr std::int32_t kUnitTokens = 32, kMostTokensWithUnits = 256;
+// A rank's first tokens, whose sums may go home in units.
+inline constexpr std::int32_t kUnitTokens = 32;
 
 // Made once by the host: device code only adds and multiplies. Counts of messages and rows fit 31 bits.
 struct DeviceSignals {
@@ -105,10 +104,7 @@ struct DeviceSignals {
     s.notes_begin = s.flags_begin + kFlags * messages;
     s.combine_begin = s.notes_begin + kUnit * top_k * messages;
     s.units_begin = lines(s.combine_begin + 2 * kFlags * combine_rows);
-    const std::int32_t unit_tokens = max_tokens > kMostTokensWithUnits ? 0
-                                     : max_tokens < kUnitTokens        ? max_tokens
-                                                                       : kUnitTokens;
-    s.unit_rows = unit_tokens * (top_k < ranks ? top_k : ranks);
+    s.unit_rows = (max_tokens < kUnitTokens ? max_tokens : kUnitTokens) * (top_k < ranks ? top_k : ranks);
     s.unit_row_bytes = 2 * ((sum_bytes + 511) / 512 * 512);
     s.bytes = s.units_begin + 2 * s.unit_rows * s.unit_row_bytes;
     return s;

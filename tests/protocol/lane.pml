@@ -40,7 +40,7 @@
 #ifdef MISTAKE_ONE_GENERATION_OF_LETTERS
 #define post_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* letters.cuh post_letters: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);` */
+/* letters.cuh post_word: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, unit), {call, word});` */
 #define post_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
 #ifdef MISTAKE_ONE_GENERATION_OF_ROWS
@@ -233,19 +233,19 @@ end:
 
 /* A usual letter, or a refusal. Each unit of a letter carries the call's number beside its word, in one access: whoever
    sees the number has the word. A refusal's record is ordered before the units that announce it.
-   letters.cuh letter_word: `if (i == kLetterTerms) return content.terms.hash;`
+   letters.cuh head_word: `if (i == kLetterTerms) return content.terms.hash;`
    plan_header.cuh post_refusal: `store_unit_relaxed_sys(letter + kLetterTerms, {number, 0});` */
 inline post(peer) {
   letter[post_at(peer, now, me)] = written(now);
   letter_terms[post_at(peer, now, me)] = terms;
   letter_facts[post_at(peer, now, me)] = facts[me];
 #ifndef MISTAKE_NUMBER_AND_WORD_APART
-  /* letters.cuh post_letters: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);`
+  /* letters.cuh post_word: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, unit), {call, word});`
      ptx.cuh store_unit_relaxed_sys: `st.relaxed.sys.global.b128`
      plan_header.cuh post_refusal: `fence_acq_rel_sys();` */
   letter[post_at(peer, now, me)] = whole(now);
 #endif
-  /* letters.cuh post_letters: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, letter) + i, unit);` */
+  /* letters.cuh post_word: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, unit), {call, word});` */
   letter_call[post_at(peer, now, me)] = now
 }
 
@@ -342,8 +342,8 @@ proctype Rank(byte me) {
 #ifndef MISTAKE_LETTER_BEFORE_ARRIVALS_ARE_READ
         stop_reading_arrivals();
 #endif
-        /* combine.cu work: `post_letters(lane, number, state->letter, nullptr,`
-           dispatch.cu announce: `state->number, state->letter,`
+        /* combine.cu work: `post_head(lane, number, state->letter);`
+           dispatch.cu take_part: `post_head(call.lane, state->number,`
            small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
         post(next(me));
         post(last(me));

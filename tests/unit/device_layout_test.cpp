@@ -80,13 +80,13 @@ TEST(LetterFacts, KeepEveryFieldAtItsLimits) {
       for (unsigned bits = 0; bits < 16; ++bits) {
         LetterFacts facts;
         facts.count = count;
-        facts.operation = static_cast<std::uint8_t>(bits == 0 ? 0x7f : bits);
+        facts.operation = static_cast<std::uint8_t>(bits == 0 ? 0x3f : bits);
         for (int i = 0; i < kDeviceArguments; ++i)
           facts.argument[i] = static_cast<std::uint8_t>((bits + i) % 3);
         facts.runs = runs;
         facts.places_rows = (bits & 1) != 0;
         facts.takes_rows = (bits & 2) != 0;
-        facts.quarters = (bits & 4) != 0;
+        facts.splits = static_cast<std::uint8_t>(bits % 3);
         facts.by_token = (bits & 8) != 0;
         const LetterFacts read = LetterFacts::of(facts.word());
         EXPECT_EQ(read.count, facts.count);
@@ -95,7 +95,7 @@ TEST(LetterFacts, KeepEveryFieldAtItsLimits) {
         EXPECT_EQ(read.runs, facts.runs);
         EXPECT_EQ(read.places_rows, facts.places_rows);
         EXPECT_EQ(read.takes_rows, facts.takes_rows);
-        EXPECT_EQ(read.quarters, facts.quarters);
+        EXPECT_EQ(read.splits, facts.splits);
         EXPECT_EQ(read.by_token, facts.by_token);
       }
     }
