@@ -37,14 +37,15 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
   if (work.few) return std::clamp(blocks * (work.quantised ? 6 : 5) / 16, 1, kMaxSenders);
   // Work in quarters of a microsecond of a block, from the times of two and four ranks with few
   // multiprocessors and either role as the bound (docs/performance-gpus.md).
-  constexpr double kPlan = 1.2, kStore = 1.05, kCopy = 1.0, kTake = 0.75;
-  constexpr double kEncode = 2.1, kStoreEncoded = 0.4, kCopyEncoded = 0.6;
+  constexpr double kPlan = 1.2, kStore = 1.05, kCopy = 0.9, kTake = 0.78;
+  constexpr double kEncode = 2.1, kStoreEncoded = 0.4, kCopyEncoded = 0.6, kTakeEncoded = 0.6;
   const double messages = reached(config), own = messages / config.placement.ranks();
   const double stored = work.quantised ? messages : messages - own;
   const double rows = config.layout == Layout::rank_major ? messages : config.top_k;
   const double sending = work.quantised ? kEncode + stored * kStoreEncoded : kPlan + stored * kStore;
   const double copied = work.placed ? rows - stored : rows;
-  const double receiving = copied * (work.quantised ? kCopyEncoded : kCopy) + messages * kTake;
+  const double receiving =
+      work.quantised ? copied * kCopyEncoded + messages * kTakeEncoded : copied * kCopy + messages * kTake;
   return std::min(share_of(blocks, sending, receiving), kMaxSenders);
 }
 
