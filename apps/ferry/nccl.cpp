@@ -32,6 +32,15 @@ std::string environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
+// The paths of a variable that has several.
+std::vector<std::string> paths_in(const char* name) {
+  std::vector<std::string> paths;
+  std::istringstream all(environment(name));
+  for (std::string path; std::getline(all, path, ':');)
+    if (!path.empty()) paths.push_back(path);
+  return paths;
+}
+
 template <class Function>
 void find(Function& function, void* library, const std::string& path, const char* name) {
   function = reinterpret_cast<Function>(dlsym(library, name));
@@ -86,9 +95,11 @@ std::vector<std::string> nccl_places() {
   std::vector<std::string> folders;
   if (const std::string venv = environment("VIRTUAL_ENV"); !venv.empty())
     folders.push_back(venv + "/lib/python3*/site-packages");
-  std::istringstream of_python(environment("PYTHONPATH"));
-  for (std::string folder; std::getline(of_python, folder, ':');)
-    if (!folder.empty()) folders.push_back(folder);
+  for (const std::string& folder : paths_in("PYTHONPATH")) folders.push_back(folder);
+  for (const std::string& folder : paths_in("PATH")) {
+    if (folder.ends_with("/bin"))
+      folders.push_back(folder.substr(0, folder.rfind('/')) + "/lib/python3*/site-packages");
+  }
   if (const std::string home = environment("HOME"); !home.empty())
     folders.push_back(home + "/.local/lib/python3*/site-packages");
   for (const char* folder : {"/usr/local/lib/python3*/dist-packages", "/usr/local/lib/python3*/site-packages",

@@ -33,8 +33,8 @@ struct Nccl {
   std::string version_text() const;  // such as 2.28.9
 };
 
-// Where the library may lie, besides where the loader looks: in Python installations, the one that
-// VIRTUAL_ENV and PYTHONPATH name first.
+// Where the library may lie, besides where the loader looks: in Python installations, those that
+// VIRTUAL_ENV, PYTHONPATH and PATH name first.
 std::vector<std::string> nccl_places();
 
 // Loads it from `path`, or if that is empty from where it is found; it stays loaded. Multicast stays off

@@ -60,9 +60,9 @@ struct ArrivedPart {
   std::int64_t leading_dimension = 0;  // column_major scales: elements from column to column; 0 for rows
 };
 
-// Totals in host memory, written by the call itself; `call` is stored last, with release. Host backends write
-// them after everything else; device backends as soon as they are known, so that more work can be put on the
-// stream while rows still arrive.
+// Totals in host memory, written by the call itself; whoever loads `call` with acquire and finds its number
+// there may read `total`, and no more by that. Host backends write them after everything else; device
+// backends as soon as they are known, so that more work can be put on the stream while rows still arrive.
 struct HostTotals {
   std::uint64_t call = 0;
   std::int64_t total = 0;

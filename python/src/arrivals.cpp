@@ -97,7 +97,7 @@ std::int64_t total_on_host(const PyArrivals& self) {
   const HostTotals* host = self.arrivals.host;
   const std::uint64_t call = self.arrivals.call;
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(config_of(self).deadline);
-  // Acquire: the call stores its number after the total.
+  // Acquire: whoever sees the number may read the total.
   const auto seen = [host] {
     return std::atomic_ref(const_cast<std::uint64_t&>(host->call)).load(std::memory_order_acquire);
   };

@@ -15,10 +15,11 @@ struct HomeToken {
   std::int32_t token, share, destination, row, rank;
 };
 
-inline constexpr int kMostSplits = kQuarterSplits + 3;  // of a token where sums come in units
+inline constexpr int kMostSplits = kQuarterSplits + 3;  // of a token of few
 
 // What a warp brings of a token: some columns, which are in some quarters, and with the first of the shares
-// what goes beside them. Where sums come in units, which need no flags, shares may be parts of a quarter.
+// what goes beside them. Of few tokens shares are parts of a quarter, whose flag all of them wait for where
+// sums do not come in units.
 struct HomeShare {
   Quarters quarters;
   Columns columns;
@@ -76,7 +77,7 @@ struct HomeBringer {
         splits(splits_of(plan.header->tokens, workers)),
         unit(worker),
         step(workers) {
-    // Down to one access a share, of which all other ranks' sums are on their way at once.
+    // Down to an access or two a share, of which several ranks' sums are on their way at once.
     if (partial()) {
       while (splits >= kQuarterSplits && splits < kMostSplits && tokens << (splits + 1) <= workers) ++splits;
     }

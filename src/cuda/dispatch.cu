@@ -33,7 +33,8 @@ struct Roles {
   // Of blocks with this role, this block's number, and how many share the tokens.
   __device__ int counter() const { return static_cast<int>(blockIdx.x) - (keeps ? senders : 0); }
   __device__ int counters() const { return keeps ? keepers : senders; }
-  // Nobody counts after this block: it knows what the letter says.
+  // Nobody counts after this block: it knows what the letter says. In a launch of both halves it also speaks,
+  // so that it does not end the call, by other ranks' letters, before it has added up what all count.
   __device__ bool writes() const { return static_cast<int>(blockIdx.x) == senders + keepers - 1; }
   // Neighbouring messages go to different blocks.
   __device__ int receiver() const {

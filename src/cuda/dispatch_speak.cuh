@@ -242,7 +242,8 @@ static __device__ __noinline__ void clear_arrivals(const DispatchArguments& call
 
 __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number, std::int64_t total) {
   static_assert(sizeof(HostTotals) == sizeof(LetterUnit));
-  // In one access: the host, which reads the call first, never sees its number without its total.
+  // In one access, which CUDA keeps one to mapped host memory where it is aligned (programming guide, mapped
+  // memory): the host, which reads the call first, never sees its number without its total.
   store_unit_relaxed_sys(reinterpret_cast<LetterUnit*>(lane.totals),
                          {number, static_cast<std::uint64_t>(total)});
 }

@@ -2,7 +2,8 @@
 //
 //   letters         [2 generations][R sources]      what one rank tells another once a call
 //   sent flags      [2 phases][2][R sources]        call number: nothing more of a phase comes from a source
-//   dispatch flags  [2][R sources][T][kQuarters]    call number: a quarter of message i of a source is here
+//   dispatch flags  [2][R sources][T][kQuarters]    call number: the share of message i of a source that has
+//                                                   this quarter as its first is here
 //   slot notes      [2][R sources][T][K]            units: of a message's slots, or a value of each
 //   combine flags   [2][combine rows][kQuarters]    call number: a quarter of a row of staging is here
 //   unit rows       [2][unit rows][2 x row]         units: sums of combine that announce themselves
@@ -23,7 +24,8 @@ inline constexpr int kDeviceOptions = 12;
 inline constexpr int kPhases = 2;  // of a call that sends: combine's weights from home; everything else
 inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence is compared
 
-// Rows travel in quarters, so that several warps may share one: each has a flag of its own.
+// Rows are cut into quarters, so that several warps may share one. A quarter of a row of combine has a flag
+// of its own, a share of a message of dispatch its first quarter's.
 inline constexpr int kQuarters = 4;
 
 // A letter is a run of units: what other calls left is never taken for this call's.

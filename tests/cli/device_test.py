@@ -49,9 +49,9 @@ class DeviceTest(ProgramTest):
         self.assertGreater(os.path.getsize(page), 0)
         self.assertGreater(os.path.getsize(timeline), 0)
 
-    def bench(self, *arguments):
+    def bench(self, *arguments, ranks=3):
         """Rows of a small bench, each looked at."""
-        report = json.loads(self.succeed("bench", "--backend", "cuda", "--ranks", "3", "--hidden", "128", "--experts", "12",
+        report = json.loads(self.succeed("bench", "--backend", "cuda", "--ranks", str(ranks), "--hidden", "128", "--experts", "12",
                                          "--top-k", "3", "--repetitions", "2", "--trace", "synth:uniform", "--json", "-",
                                          *arguments))
         self.assertEqual((report["schema"], report["schema_version"]), ("ferry.bench.cuda", 2))
@@ -90,7 +90,7 @@ class DeviceTest(ProgramTest):
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_bench_beside_nccl(self):
-        rows = self.bench("--tokens", "6", "--work", "dispatch,nccl", "--ranks", "2")
+        rows = self.bench("--tokens", "6", "--work", "dispatch,nccl", ranks=2)
         self.assertEqual([row["work"] for row in rows], ["dispatch", "nccl", "nccl_rows"])
         without = self.bench("--tokens", "6", "--work", "dispatch,nccl", "--nccl", "/nowhere/libnccl.so.2")
         self.assertNotIn("skipped", without[0])

@@ -40,14 +40,22 @@ TEST(NcclLibrary, MulticastIsOffBeforeItIsLoaded) {
 
 TEST(NcclLibrary, IsLookedForWherePythonKeepsIt) {
   namespace fs = std::filesystem;
-  const fs::path site = fs::path(testing::TempDir()) / "ferry-nccl-test";
+  const fs::path python = fs::path(testing::TempDir()) / "ferry-nccl-test";
+  const fs::path site = python / "lib/python3.12/site-packages";
   const fs::path library = site / "nvidia/nccl/lib/libnccl.so.2";
   fs::create_directories(library.parent_path());
   std::ofstream(library) << "no library";
+  const auto found = [&] {
+    const std::vector<std::string> places = nccl_places();
+    return std::count(places.begin(), places.end(), library.string());
+  };
+  EXPECT_EQ(found(), 0);
   setenv("PYTHONPATH", ("/nowhere:" + site.string()).c_str(), 1);
-  const std::vector<std::string> places = nccl_places();
-  EXPECT_EQ(std::count(places.begin(), places.end(), library.string()), 1);
-  fs::remove_all(site);
+  EXPECT_EQ(found(), 1);
+  unsetenv("PYTHONPATH");
+  setenv("PATH", ("/nowhere:" + (python / "bin").string()).c_str(), 1);
+  EXPECT_EQ(found(), 1);
+  fs::remove_all(python);
 }
 
 }  // namespace
