@@ -23,16 +23,18 @@ void check_type(const char* what, DType type) {
   }
 }
 
-void check_address(const std::string& what, int rank, const void* data) {
+// `what`: its name, in pieces, put together if it is needed.
+template <class... What>
+void check_address(int rank, const void* data, const What&... what) {
   if (aligned(data, kAlign)) return;
   throw UsageError(
-      str(what, ": at address ", data, " on rank ", rank, ", must be at a multiple of ", kAlign));
+      str(what..., ": at address ", data, " on rank ", rank, ", must be at a multiple of ", kAlign));
 }
 
 // Rows of `row_bytes`, `stride` apart (0: dense), that are read or written.
 void check_rows(const char* what, int rank, const void* data, std::int64_t stride, std::int64_t row_bytes) {
   if (data == nullptr) throw UsageError(str(what, ": no memory given on rank ", rank));
-  check_address(what, rank, data);
+  check_address(rank, data, what);
   if (stride != 0 && (stride < row_bytes || stride % kAlign != 0)) {
     throw UsageError(str(what, ": stride = ", stride, " bytes for rows of ", row_bytes, " on rank ", rank,
                          ", must be at least that and a multiple of ", kAlign));
@@ -71,9 +73,9 @@ void check_arrivals_memory(const Config& config, int rank, const DispatchCall& c
       throw UsageError(
           str("dispatch: own_arrivals is off and no memory was given for part ", p, " on rank ", rank));
     }
-    check_address(str("dispatch: memory of part ", p), rank, part);
+    check_address(rank, part, "dispatch: memory of part ", p);
   }
-  check_address("dispatch: memory of the plan", rank, call.memory.plan);
+  check_address(rank, call.memory.plan, "dispatch: memory of the plan");
 }
 
 }  // namespace
@@ -151,7 +153,7 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
     throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes,
                          is_whole(header) ? difference(header.shape, shape) : ""));
   }
-  check_address("plan: storage", rank, plan.storage());
+  check_address(rank, plan.storage(), "plan: storage");
   if (plan_in == PlanIn::device) return;
   const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
   if (!is_whole(header)) {

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "cuda/lane_view.hpp"
-#include "cuda/send_share.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -30,6 +29,18 @@ int most_senders(int blocks, double sending, double sent) {
   return std::max(1, static_cast<int>(std::lround(most)));
 }
 
+// About `senders` of `blocks` blocks, so many that warps which send several of `tokens` whole rows have the
+// same number of them: the last warps to end hold up all.
+int evened(int senders, int blocks, std::int64_t tokens) {
+  const auto needed = [&](std::int64_t each) {
+    return static_cast<int>((tokens + kWorkWarps * each - 1) / (kWorkWarps * each));
+  };
+  const std::int64_t workers = std::int64_t{senders} * kWorkWarps, each = (tokens + workers - 1) / workers;
+  if (each < 2) return senders;
+  const int fewer = needed(each), more = needed(each - 1);
+  return more < blocks && more - senders <= senders - fewer ? more : fewer;
+}
+
 }  // namespace
 
 int dispatch_senders(int blocks, const Config& config, const DispatchWork& work) {
@@ -49,13 +60,18 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
   return std::min(share_of(blocks, sending, receiving), kMaxSenders);
 }
 
-int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens) {
+DispatchBlocks dispatch_by_token(int blocks, const Config& config, std::int64_t tokens, bool quantised) {
   // They tell every rank of every token: not where most would be told of nothing.
-  if (tokens >= kPlaceFrom || blocks < 8 || config.placement.ranks() > 2 * config.top_k) return 0;
+  if (blocks < 8 || config.placement.ranks() > 2 * config.top_k) return {};
   // A warp has as many tokens as it plans at once, if there are blocks enough; and one block speaks.
-  const std::int64_t each = kWorkWarps * (config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1);
-  return 1 +
-         static_cast<int>(std::clamp<std::int64_t>((tokens + each - 1) / each, 1, std::max(blocks / 16, 1)));
+  const std::int64_t each = kWorkWarps * (config.top_k <= 8    ? 4
+                                          : config.top_k <= 16 ? 2
+                                                               : 1),
+                     most = std::min(tokens, kPlaceFrom - 1);
+  const int keepers =
+      1 + static_cast<int>(std::clamp<std::int64_t>((most + each - 1) / each, 1, std::max(blocks / 16, 1)));
+  const DispatchWork work{.few = true, .quantised = quantised, .placed = false};
+  return {evened(dispatch_senders(blocks - keepers, config, work), blocks - keepers, most), keepers};
 }
 
 // Work in rows that are added up by a block with a weight each, from the times of two and four ranks with few

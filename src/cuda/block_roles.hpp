@@ -1,6 +1,7 @@
 // How many blocks of a fused launch send; the others receive, or bring home.
 #pragma once
 
+#include "cuda/send_share.hpp"
 #include "ferry/config.hpp"
 
 namespace ferry::cuda {
@@ -15,10 +16,10 @@ struct DispatchWork {
 // At least 1, and less than `blocks` if that is more than 1.
 int dispatch_senders(int blocks, const Config& config, const DispatchWork& work);
 
-// Blocks that tell of the tokens of a dispatch of at most `tokens` tokens and keep its plan, so that those
-// that send need not wait for anything; 0 where they wait for the places of rows anyway, where blocks are
-// few, or where most ranks would be told that nothing comes.
-int dispatch_keepers(int blocks, const Config& config, std::int64_t tokens);
+// Of a dispatch of at most `tokens` tokens, and fewer than kPlaceFrom: some blocks tell of tokens, so that
+// those that send need not wait for anything. None where blocks are few, or where most ranks would be told
+// that nothing comes.
+DispatchBlocks dispatch_by_token(int blocks, const Config& config, std::int64_t tokens, bool quantised);
 
 // `own_staged`: what a rank brings to itself goes through staging.
 int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged);

@@ -3,13 +3,15 @@
 // and keep the plan, and those that send only send. A launch of one block does one after the other.
 #include "cuda/dispatch.hpp"
 
+#include <array>
+
 #include "cuda/dispatch_speak.cuh"
 
 namespace ferry::cuda {
 namespace {
 
 // Which blocks of a launch do what.
-template <Halves kHalves>
+template <Halves kHalves, bool kByToken>
 struct Roles {
   static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
   static constexpr bool kFused = kSends && kReceives;
@@ -20,8 +22,9 @@ struct Roles {
   __device__ explicit Roles(const DispatchArguments& call) {
     const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
     apart = kFused && blocks > 1;
-    senders = apart ? call.senders : min(blocks, kMaxSenders);
-    keepers = apart ? call.keepers : 0;
+    senders = min(blocks, kMaxSenders);
+    if (apart) senders = kByToken ? call.by_token.senders : call.by_number.senders;
+    keepers = kByToken ? call.by_token.keepers : 0;
     receivers = apart ? blocks - senders - keepers : blocks;
     sends = kSends && block < senders;
     keeps = block >= senders && block < senders + keepers;
@@ -45,11 +48,13 @@ struct Roles {
 
 template <Halves kHalves, class Known>
 struct Block {
-  using Role = Roles<kHalves>;
+  using Role = Roles<kHalves, Known::kByToken>;
 
   const DispatchArguments& call;
   const Role role;
-  BlockState* state;
+  BlockState* const state;
+
+  __device__ explicit Block(const DispatchArguments& of) : call(of), role(of), state(block_state()) {}
 
   __device__ static int block() { return static_cast<int>(blockIdx.x); }
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
@@ -58,8 +63,9 @@ struct Block {
 
   // By the whole block: what it knows at first. False: the exchange has failed. Each warp asks for something
   // else that lies in the device's memory, so that all of it is on its way at once; and then for what it
-  // needs first of the caller's, if that can be asked for already.
-  __device__ __forceinline__ bool start(CountedIds* counted, SlotRoute* first) const {
+  // needs first of the caller's, if that can be asked for already. `share`: of those that send; where
+  // messages lie by number, of as many tokens as there can be.
+  __device__ __forceinline__ bool start(const SendShare& share, CountedIds* counted, SlotRoute* first) const {
     fetch_lines(call);
     TableWords tables;
     tables.load(call.lane);
@@ -67,8 +73,8 @@ struct Block {
     bool failed = false;
     if (thread() == 0) calls = call.lane.state->calls[block()];
     if (thread() == 32) failed = has_ended(call.lane, kFailed);
-    if (role.counts() && !Known::replays(call)) *counted = CountedIds::of(call, 0, call.tokens);
-    if (role.sends && asks_early() && warp() < kWorkWarps) *first = first_routes(call.share);
+    if (role.counts() && !Known::replays(call)) *counted = CountedIds::of(call, 0, share.tokens);
+    if (role.sends && Known::kByToken && warp() < kWorkWarps) *first = first_routes(share);
     if (thread() == 64) start_tokens();
     if (warp() == 3) start_terms();
     state->announcer.prepare();
@@ -94,7 +100,7 @@ struct Block {
     state->bad = {0, ~0ull};
     state->takers = state->placers = 0;
     state->fault = Known::replays(call) ? fault_of(call.lane, *call.plan.header, tokens) : PlanFault::none;
-    fill_facts(call, share, Role::kFused);
+    fill_facts(call, share, Role::kFused, Known::kByToken);
   }
   // By one warp: what the letter says of the call.
   __device__ void start_terms() const {
@@ -179,7 +185,7 @@ struct Block {
   // all of them if rows are zeroed, which is much work.
   __device__ void pad() const {
     if (Known::kByToken && call.lane.zero_padding)
-      return pad_by(block() - call.senders, static_cast<int>(gridDim.x) - call.senders);
+      return pad_by(block() - role.senders, static_cast<int>(gridDim.x) - role.senders);
     if (!role.apart) return pad_by(block(), static_cast<int>(gridDim.x));
     if (!role.receives) pad_by(role.counter(), role.counters());
   }
@@ -193,16 +199,14 @@ struct Block {
     const int worker = block() * kWorkWarps + warp();
     return SlotRoute::of(call, Team::of(call.lane.top_k), share.token_begin(worker), share.token_end(worker));
   }
-  // Where nothing is done before rows are sent, routes are asked for before anything else is known.
-  __device__ bool asks_early() const { return Known::kByToken && call.device_tokens == nullptr; }
 
   // Counts, then rows that need no places, then places, then rows that do, then what has come. `first`:
   // first_routes(), if asked for early.
-  __device__ void take_part(const CountedIds& counted, SlotRoute first) const {
+  __device__ __forceinline__ void take_part(const CountedIds& counted, SlotRoute first) const {
     const bool waits = Role::kFused && !Known::kByToken && state->letter.facts.places_rows;
     bool placed = false;
     if (role.sends && !Known::replays(call) && warp() < kWorkWarps) {
-      if (!asks_early()) first = first_routes(state->share);
+      if (!Known::kByToken) first = first_routes(state->share);
       own_rows<Known>(call, block() * kWorkWarps + warp()).start();
     }
     if (role.sends && block() == 0 && warp() == kWorkWarps)
@@ -244,21 +248,37 @@ struct Block {
   }
 };
 
+// `share`: see Block::start.
 template <Halves kHalves, class Known>
-__global__ void __launch_bounds__(kBlockThreads, 1)
-    dispatch_kernel(const __grid_constant__ DispatchArguments call) {
-  const Roles<kHalves> role(call);
-  BlockState* const state = block_state();
-  const Block<kHalves, Known> block{call, role, state};
+__device__ __forceinline__ void run_block(const DispatchArguments& call, const SendShare& share) {
+  const Block<kHalves, Known> block(call);
   CountedIds counted;
   SlotRoute first;
-  if (!block.start(&counted, &first)) return;
-  if (state->fault == PlanFault::none) {
+  if (!block.start(share, &counted, &first)) return;
+  if (block.state->fault == PlanFault::none) {
     block.take_part(counted, first);
   } else {
     block.refuse();
   }
-  if (kHalves != Halves::send) end_block(call.lane, state->number);
+  if (kHalves != Halves::send) end_block(call.lane, block.state->number);
+}
+
+template <Halves kHalves, class Known>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    dispatch_kernel(const __grid_constant__ DispatchArguments call) {
+  run_block<kHalves, Known>(call, call.share);
+}
+
+// Where the host knows no more than a bound of the tokens: how messages lie is chosen here, so that few do
+// not pay for the most there could be.
+template <bool kQuantises>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    dispatch_by_count_kernel(const __grid_constant__ DispatchArguments call) {
+  const std::int64_t tokens = tokens_of(call, false);
+  if (tokens >= kPlaceFrom)
+    return run_block<Halves::both, PlainDispatch<kQuantises, false>>(call, call.share);
+  run_block<Halves::both, PlainDispatch<kQuantises, true>>(call,
+                                                           SendShare::of(tokens, call.by_token.senders));
 }
 
 template <Halves kHalves, class Known = AnyDispatch>
@@ -266,9 +286,12 @@ const void* kernel() {
   return reinterpret_cast<const void*>(&dispatch_kernel<kHalves, Known>);
 }
 
-template <bool kQuantises, bool kByToken>
-const void* plain_kernel() {
-  return kernel<Halves::both, PlainDispatch<kQuantises, kByToken>>();
+// Of both halves, from ids, and nothing is computed.
+template <bool kQuantises>
+std::array<const void*, 3> plain_kernels() {
+  return {kernel<Halves::both, PlainDispatch<kQuantises, false>>(),
+          kernel<Halves::both, PlainDispatch<kQuantises, true>>(),
+          reinterpret_cast<const void*>(&dispatch_by_count_kernel<kQuantises>)};
 }
 
 const void* kernel_of(const DispatchArguments& call, Halves halves) {
@@ -277,8 +300,9 @@ const void* kernel_of(const DispatchArguments& call, Halves halves) {
   if (call.weigh_rows || call.dot_rows != nullptr) return kernel<Halves::both>();
   const bool quantises = call.format == FormatKind::fp8_e4m3;
   if (call.replay) return quantises ? kernel<Halves::both>() : kernel<Halves::both, PlainResend>();
-  if (call.keepers > 0) return quantises ? plain_kernel<true, true>() : plain_kernel<false, true>();
-  return quantises ? plain_kernel<true, false>() : plain_kernel<false, false>();
+  const auto [by_number, by_token, by_count] = quantises ? plain_kernels<true>() : plain_kernels<false>();
+  if (call.by_token.keepers == 0) return by_number;
+  return call.device_tokens == nullptr ? by_token : by_count;
 }
 
 }  // namespace
@@ -291,12 +315,12 @@ std::int64_t dispatch_shared_bytes(const LaneView& lane) {
 
 void prepare_dispatch(const LaneView& lane) {
   const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
-  for (const void* kernel :
-       {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
-        kernel<Halves::both, PlainResend>(), plain_kernel<false, false>(), plain_kernel<false, true>(),
-        plain_kernel<true, false>(), plain_kernel<true, true>()}) {
+  for (const void* kernel : {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
+                             kernel<Halves::both, PlainResend>()}) {
     allow_shared_bytes(kernel, shared_bytes);
   }
+  for (const void* kernel : plain_kernels<false>()) allow_shared_bytes(kernel, shared_bytes);
+  for (const void* kernel : plain_kernels<true>()) allow_shared_bytes(kernel, shared_bytes);
 }
 
 void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
@@ -304,8 +328,10 @@ void launch_dispatch(const DispatchArguments& arguments, Halves halves, const La
   DispatchArguments call = arguments;
   const auto shared_bytes = static_cast<std::size_t>(BlockState::lay_out(&call));
   const bool apart = halves == Halves::both && shape.blocks > 1;
-  call.share = SendShare::of(call.tokens, apart ? call.senders : std::min(shape.blocks, kMaxSenders));
-  if (call.keepers > 0) call.told = SendShare::whole(call.tokens, call.keepers - 1);
+  // Of a count in the device's memory the kernel makes its own.
+  const auto [senders, keepers] = call.by_token.keepers > 0 ? call.by_token : call.by_number;
+  call.share = SendShare::of(call.tokens, apart ? senders : std::min(shape.blocks, kMaxSenders));
+  if (keepers > 0) call.told = SendShare::whole(call.tokens, keepers - 1);
   launch(kernel_of(call, halves), &call, kBlockThreads, shared_bytes, shape, stream, "launching dispatch");
 }
 

@@ -45,10 +45,11 @@ struct DispatchArguments {
   Fp8Options fp8;
   PartList parts;
   DeviceMessageLayout message;
-  bool own_staged;      // this rank's own tokens go through staging as well
-  bool own_memory;      // part 0 of the arrivals lies in the lane's memory
-  int senders;          // blocks of a fused launch of several that send
-  int keepers;          // blocks of it, after those, that tell of tokens; 0: those that send do
+  bool own_staged;  // this rank's own tokens go through staging as well
+  bool own_memory;  // part 0 of the arrivals lies in the lane's memory
+  // Of a fused launch of several blocks. Which of the two holds the number of tokens says, when the kernel
+  // runs; `by_token`: for fewer than kPlaceFrom, without keepers if it never holds.
+  DispatchBlocks by_number, by_token;
   SendShare share;      // of `tokens`: set by the launch
   SendShare told;       // the same, of the keepers but the one that speaks
   BlockOffsets shared;  // set by the launch

@@ -189,15 +189,15 @@ static __device__ __forceinline__ void count_all(const DispatchArguments& call, 
   __syncthreads();
 }
 
-// By one thread. `share`: of those that send.
-__device__ __forceinline__ void fill_facts(const DispatchArguments& call, const SendShare& share,
-                                           bool fused) {
+// By one thread. `share`: of those that send. `by_token`: how messages lie.
+__device__ __forceinline__ void fill_facts(const DispatchArguments& call, const SendShare& share, bool fused,
+                                           bool by_token) {
   BlockState* const state = block_state();
   LetterFacts facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
   if (state->tokens > 0) facts.argument[0] = call.weights != nullptr;
   facts.runs = static_cast<std::uint16_t>(share.workers);
   facts.splits = static_cast<std::uint8_t>(share.splits);
-  facts.by_token = call.keepers > 0;
+  facts.by_token = by_token;
   facts.places_rows = fused && state->tokens >= kPlaceFrom;
   facts.takes_rows = fused && call.own_memory && !call.weigh_rows && call.dot_rows == nullptr;
   state->letter.facts = facts;

@@ -127,11 +127,12 @@ Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) 
   place_arrivals(call, arguments);
   const bool by_ids =
       halves == Halves::both && !arguments.replay && !call.weigh_rows && call.dot_rows == nullptr;
-  arguments.keepers = by_ids ? dispatch_keepers(shape.blocks, shared_.config, arguments.tokens) : 0;
-  arguments.senders = dispatch_senders(shape.blocks - arguments.keepers, shared_.config,
-                                       {.few = arguments.tokens < kPlaceFrom,
-                                        .quantised = call.format.kind == FormatKind::fp8_e4m3,
-                                        .placed = arguments.own_memory});
+  const DispatchWork work{.few = arguments.tokens < kPlaceFrom,
+                          .quantised = call.format.kind == FormatKind::fp8_e4m3,
+                          .placed = arguments.own_memory};
+  arguments.by_number = {dispatch_senders(shape.blocks, shared_.config, work), 0};
+  if (by_ids && (work.few || arguments.device_tokens != nullptr))
+    arguments.by_token = dispatch_by_token(shape.blocks, shared_.config, arguments.tokens, work.quantised);
   launch_dispatch(arguments, halves, shape, handle_of(stream));
   arrivals_.call = ++calls_;
   if (halves == Halves::send) {

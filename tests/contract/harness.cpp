@@ -29,6 +29,12 @@ std::string why_not(const Setup& setup) {
   return device::why_not();
 }
 
+std::span<const int> group_sizes(const Setup& setup) {
+  static constexpr int kSizes[] = {1, 2, 3, 4, 8};
+  const std::span<const int> all = kSizes;
+  return setup.backend == BackendKind::cuda && setup.processes ? all.last(1) : all;
+}
+
 std::uint64_t seed_of(std::uint64_t number) {
   return Random::of({test::seed(), number}).next();
 }
@@ -136,15 +142,20 @@ void require_load(const Exchange& exchange, const Case& c, const std::vector<con
   require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
 }
 
-}  // namespace
+// What play_sequences() plays of a case.
+struct Sequence {
+  Case c;
+  Step first, second, again;
+  reference::Outcome outcomes[3];
 
-bool play_sequence(const Setup& setup, Case c) {
-  c.config.backend = setup.backend;
-  const Step first = make_step(c, 0), second = make_step(c, 1), again = with_values(c, first, 2);
-  const reference::Outcome outcomes[] = {make_outcome(c, first), make_outcome(c, second),
-                                         make_outcome(c, again)};
-  const bool failed_before = testing::Test::HasFailure();
-  run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
+  explicit Sequence(const Case& of)
+      : c(of),
+        first(make_step(c, 0)),
+        second(make_step(c, 1)),
+        again(with_values(c, first, 2)),
+        outcomes{make_outcome(c, first), make_outcome(c, second), make_outcome(c, again)} {}
+
+  void run(Rank rank) const {
     Exchange exchange(rank, c.config);
     const Plan kept = play_step(exchange, c, first, outcomes[0]);
     play_step(exchange, c, second, outcomes[1]);
@@ -154,6 +165,27 @@ bool play_sequence(const Setup& setup, Case c) {
     if (c.config.layout != Layout::rank_major) play_route_values(exchange, c, first, kept);
     require_traffic(exchange, c, {&first, &second, &again});
     require_load(exchange, c, {&first, &second});
+  }
+};
+
+}  // namespace
+
+bool play_sequences(const Setup& setup, const std::vector<Case>& cases) {
+  std::vector<Sequence> sequences;
+  for (Case c : cases) {
+    c.config.backend = setup.backend;
+    sequences.emplace_back(c);
+  }
+  const bool failed_before = testing::Test::HasFailure();
+  const std::string what = cases.size() == 1 ? describe(sequences[0].c) : str(cases.size(), " cases");
+  run_ranks(setup, cases[0].ranks, what, [&](Rank rank) {
+    for (const Sequence& sequence : sequences) {
+      try {
+        sequence.run(rank);
+      } catch (const Mismatch& mismatch) {
+        throw Mismatch(str(mismatch.what(), " in ", describe(sequence.c)));
+      }
+    }
   });
   return failed_before || !testing::Test::HasFailure();
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ std::vector<Setup> device_setups(bool processes);
 // Why a setup cannot run here; empty: it can.
 std::string why_not(const Setup& setup);
 
+// Numbers of ranks to play with. Processes that each start a driver, which takes longer than what is played:
+// the most.
+std::span<const int> group_sizes(const Setup& setup);
+
 // A seed of its own for each number of a test.
 std::uint64_t seed_of(std::uint64_t number);
 
@@ -47,9 +52,10 @@ bool play(const Setup& setup, Case c);
 // The same with these inputs instead of the case's own.
 bool play(const Setup& setup, const Case& c, const Step& step);
 
-// More of one exchange: two steps, a dispatch by the plan kept from the first, route values, traffic and load
-// counts.
-bool play_sequence(const Setup& setup, Case c);
+// More of one exchange for each case: two steps, a dispatch by the plan kept from the first, route values,
+// traffic and load counts. All cases of the same number of ranks, played by one group. False: the test has
+// failed.
+bool play_sequences(const Setup& setup, const std::vector<Case>& cases);
 
 // For bodies of run_ranks. Dispatch and combine; returns a copy of the plan.
 Plan play_step(Exchange& exchange, const Case& c, const Step& step, const reference::Outcome& outcome);
@@ -82,7 +88,5 @@ class Contract : public testing::TestWithParam<Setup> {
  private:
   std::vector<Case> added_;
 };
-
-inline constexpr int kRankCounts[] = {1, 2, 3, 4, 8};
 
 }  // namespace ferry::contract

@@ -9,6 +9,7 @@
 #include <iostream>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "contract/harness.hpp"
 
@@ -75,15 +76,16 @@ Setup setup_of_case(int number) {
   return {BackendKind::cpu, false};
 }
 
-template <class SetupOf>
-void play_cases(SetupOf setup_of) {
+// Calls play(number, case) for each.
+template <class Play>
+void play_cases(Play play) {
   const int cases = number_from("FERRY_CASES", 2000), only = number_from("FERRY_CASE", -1),
             most_ranks = number_from("FERRY_RANKS", 0);
   Tally tally;
   for (int number = std::max(only, 0); only >= 0 ? number == only : tally.total() < cases; ++number) {
     Case c = draw_case(seed_of(static_cast<std::uint64_t>(number)), size_of_case(number));
     if (most_ranks > 0 && c.ranks > most_ranks && only < 0) continue;
-    ASSERT_TRUE(play_sequence(setup_of(number), c)) << "case " << number;
+    ASSERT_TRUE(play(number, c)) << "case " << number;
     tally.add(c);
   }
   tally.print();
@@ -91,7 +93,7 @@ void play_cases(SetupOf setup_of) {
 }
 
 TEST(RandomCases, AgreeWithTheReference) {
-  play_cases(setup_of_case);
+  play_cases([](int number, const Case& c) { return play_sequences(setup_of_case(number), {c}); });
 }
 
 // Processes first: ranks cannot be forked any more once this process has started the driver.
@@ -102,7 +104,20 @@ INSTANTIATE_TEST_SUITE_P(CudaThreads, RandomCasesOnDevices, testing::ValuesIn(de
 
 TEST_P(RandomCasesOnDevices, AgreeWithTheReference) {
   if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
-  play_cases([](int) { return GetParam(); });
+  // A group plays several: each of its processes starts the driver, which takes longer than a case.
+  constexpr std::size_t kTogether = 25;
+  std::map<int, std::vector<Case>> by_ranks;
+  const auto play = [&](std::vector<Case>& group) {
+    const bool good = group.empty() || play_sequences(GetParam(), group);
+    group.clear();
+    return good;
+  };
+  play_cases([&](int, const Case& c) {
+    std::vector<Case>& group = by_ranks[c.ranks];
+    group.push_back(c);
+    return group.size() < kTogether || play(group);
+  });
+  for (auto& [ranks, group] : by_ranks) EXPECT_TRUE(play(group)) << ranks << " ranks";
 }
 
 }  // namespace

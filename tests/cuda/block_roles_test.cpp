@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "cuda/lane_view.hpp"
-#include "cuda/send_share.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -47,16 +46,34 @@ TEST(BlockRoles, FewTokensAreToldOf) {
   const Config config = config_of(4, 8, Layout::expert_major);
   for (const int blocks : {8, 16, 32, 132, 500}) {
     for (const int tokens : {0, 1, 28, 29, 128, 255}) {
-      const int keepers = dispatch_keepers(blocks, config, tokens);
+      const auto [senders, keepers] = dispatch_by_token(blocks, config, tokens, tokens % 2 == 0);
       EXPECT_GE(keepers, 2);
       EXPECT_LE(keepers, 1 + std::max(blocks / 16, 1));
+      EXPECT_GE(senders, 1);
+      EXPECT_LT(senders + keepers, blocks);
     }
-    EXPECT_EQ(dispatch_keepers(blocks, config, kPlaceFrom), 0);
+    // A bound says no more than that they may be few.
+    EXPECT_EQ(dispatch_by_token(blocks, config, 8192, false).keepers,
+              dispatch_by_token(blocks, config, kPlaceFrom - 1, false).keepers);
   }
-  EXPECT_EQ(dispatch_keepers(132, config, 28), 2);
-  EXPECT_EQ(dispatch_keepers(132, config, 29), 3);
-  EXPECT_EQ(dispatch_keepers(7, config, 1), 0);
-  EXPECT_EQ(dispatch_keepers(132, config_of(32, 8, Layout::expert_major), 1), 0);
+  EXPECT_EQ(dispatch_by_token(132, config, 28, false).keepers, 2);
+  EXPECT_EQ(dispatch_by_token(132, config, 29, false).keepers, 3);
+  EXPECT_EQ(dispatch_by_token(7, config, 1, false).keepers, 0);
+  EXPECT_EQ(dispatch_by_token(132, config_of(32, 8, Layout::expert_major), 1, false).keepers, 0);
+}
+
+// Where warps send several whole rows: no warp more than the others.
+TEST(BlockRoles, FewTokensAreSharedOutEvenly) {
+  const Config config = config_of(4, 8, Layout::expert_major);
+  // Nine blocks would have two warps with three of 128 tokens.
+  EXPECT_EQ(dispatch_by_token(32, config, 128, false).senders, 10);
+  for (int blocks = 8; blocks <= 132; ++blocks) {
+    for (int tokens = 1; tokens < kPlaceFrom; ++tokens) {
+      const auto [senders, keepers] = dispatch_by_token(blocks, config, tokens, false);
+      ASSERT_GE(senders, 1);
+      ASSERT_LT(senders + keepers, blocks) << tokens << " tokens, " << blocks << " blocks";
+    }
+  }
 }
 
 TEST(BlockRoles, OneBlockDoesBoth) {

@@ -332,7 +332,7 @@ proctype Rank(byte me) {
         /* dispatch_speak.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
         facts[me] = kTakes
       :: terms != kRefusal && FEW ->
-        /* dispatch_speak.cuh fill_facts: `facts.by_token = call.keepers > 0;` */
+        /* dispatch_speak.cuh fill_facts: `facts.by_token = by_token;` */
         facts[me] = kTakes | kFew
       :: terms != kRefusal && placing < PLACING ->
         /* dispatch_speak.cuh fill_facts: `facts.places_rows = fused` */
@@ -355,7 +355,7 @@ proctype Rank(byte me) {
     };
     d_step {
       /* A receive half comes when the send half's kernel has ended.
-         dispatch.cu dispatch_kernel: `if (kHalves != Halves::send) end_block(` */
+         dispatch.cu run_block: `if (kHalves != Halves::send) end_block(` */
       !(halves && is_at_work(sending)) && (
 #ifdef MISTAKE_EARLY_END_WITHOUT_ALL_LETTERS
         terms != kRefusal && has_come(next(me)) && !says_the_same(next(me)) || all_have_come
