@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "contract/device.hpp"
+#include "contract/lasting_ranks.hpp"
 #include "cpu/chunks.hpp"
 #include "reference/combine.hpp"
 #include "reference/expected.hpp"
@@ -29,12 +30,6 @@ std::string why_not(const Setup& setup) {
   return device::why_not();
 }
 
-std::span<const int> group_sizes(const Setup& setup) {
-  static constexpr int kSizes[] = {1, 2, 3, 4, 8};
-  const std::span<const int> all = kSizes;
-  return setup.backend == BackendKind::cuda && setup.processes ? all.last(1) : all;
-}
-
 std::uint64_t seed_of(std::uint64_t number) {
   return Random::of({test::seed(), number}).next();
 }
@@ -50,25 +45,50 @@ std::int64_t draw_chunk_budget(const std::string& what) {
   return random.pick({std::int64_t{1}, std::int64_t{1} << random.between(10, 18), std::int64_t{8} << 20});
 }
 
+namespace {
+
+// Of the running test, where ranks last.
+std::optional<LastingRanks> lasting_ranks;
+
+// Processes that each start a driver.
+bool start_drivers(const Setup& setup) {
+  return setup.backend == BackendKind::cuda && setup.processes;
+}
+
+}  // namespace
+
+std::span<const int> group_sizes(const Setup& setup) {
+  static constexpr int kSizes[] = {1, 2, 3, 4, 8};
+  const std::span<const int> all = kSizes;
+  return start_drivers(setup) ? all.last(1) : all;
+}
+
 void run_ranks(const Setup& setup, int ranks, const std::string& what,
                const std::function<void(Rank)>& body) {
   cpu::chunk_budget = draw_chunk_budget(what);
+  const auto play_as = [&](Rank rank) {
+    try {
+      std::optional<device::Work> work;
+      if (setup.backend == BackendKind::cuda) work.emplace(rank.topology().local_rank_of(rank.index()));
+      body(rank);
+    } catch (const Mismatch& mismatch) {
+      throw Mismatch(str("rank ", rank.index(), ": ", mismatch.what()));
+    }
+  };
   try {
-    make_group(setup, ranks).run([&](Rank rank) {
-      try {
-        std::optional<device::Work> work;
-        if (setup.backend == BackendKind::cuda) work.emplace(rank.topology().local_rank_of(rank.index()));
-        body(rank);
-      } catch (const Mismatch& mismatch) {
-        throw Mismatch(str("rank ", rank.index(), ": ", mismatch.what()));
-      }
-    });
+    if (lasting_ranks) {
+      lasting_ranks->run(ranks, play_as);
+    } else {
+      make_group(setup, ranks).run(play_as);
+    }
   } catch (const std::exception& error) {
     ADD_FAILURE() << name_of(setup) << ", FERRY_SEED=" << test::seed()
                   << ", FERRY_TEST_MEMORY=" << device::memory_name() << ", chunks of " << cpu::chunk_budget
                   << " bytes\n"
                   << what << "\n"
                   << error.what();
+    // The others are no longer where this rank is.
+    if (lasting_ranks) lasting_ranks->leave(true);
   }
 }
 
@@ -188,6 +208,19 @@ bool play_sequences(const Setup& setup, const std::vector<Case>& cases) {
     }
   });
   return failed_before || !testing::Test::HasFailure();
+}
+
+void Contract::SetUp() {
+  if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
+  if (start_drivers(GetParam())) lasting_ranks.emplace();
+}
+
+void Contract::TearDown() {
+  if (!lasting_ranks) return;
+  lasting_ranks->leave(HasFailure());
+  if (const std::string failed = lasting_ranks->wait(); !failed.empty())
+    ADD_FAILURE() << "ended badly:" << failed;
+  lasting_ranks.reset();
 }
 
 void Contract::play_added() {

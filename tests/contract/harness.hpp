@@ -65,9 +65,8 @@ void play_route_values(Exchange& exchange, const Case& c, const Step& step, cons
 
 class Contract : public testing::TestWithParam<Setup> {
  protected:
-  void SetUp() override {
-    if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
-  }
+  void SetUp() override;
+  void TearDown() override;
 
   Case small_case(std::uint64_t number) const;
 
