@@ -16,9 +16,9 @@ struct DispatchWork {
 // At least 1, and less than `blocks` if that is more than 1.
 int dispatch_senders(int blocks, const Config& config, const DispatchWork& work);
 
-// Of a dispatch of at most `tokens` tokens, and fewer than kPlaceFrom: some blocks tell of tokens, so that
-// those that send need not wait for anything. None where blocks are few, or where most ranks would be told
-// that nothing comes.
+// Of a dispatch of fewer than kPlaceFrom tokens, and at most `tokens`, which may be a larger bound: some
+// blocks tell of tokens, so that those that send need not wait for anything. None where blocks are few, or
+// where most ranks would be told that nothing comes.
 DispatchBlocks dispatch_by_token(int blocks, const Config& config, std::int64_t tokens, bool quantised);
 
 // `own_staged`: what a rank brings to itself goes through staging.

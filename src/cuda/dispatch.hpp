@@ -47,8 +47,8 @@ struct DispatchArguments {
   DeviceMessageLayout message;
   bool own_staged;  // this rank's own tokens go through staging as well
   bool own_memory;  // part 0 of the arrivals lies in the lane's memory
-  // Of a fused launch of several blocks. Which of the two holds the number of tokens says, when the kernel
-  // runs; `by_token`: for fewer than kPlaceFrom, without keepers if it never holds.
+  // The number of tokens decides, when the kernel runs, which of the two is in force: `by_token` for fewer
+  // than kPlaceFrom; without keepers it never is.
   DispatchBlocks by_number, by_token;
   SendShare share;      // of `tokens`: set by the launch
   SendShare told;       // the same, of the keepers but the one that speaks

@@ -26,8 +26,8 @@ FERRY_HD int splits_of(std::int64_t rows, int workers) {
   return 4 * rows <= workers ? kQuarterSplits : 2 * rows <= workers ? 1 : 0;
 }
 
-// Of a fused launch of several. Where messages lie by number, those that send tell of tokens too; where they
-// lie by token, keepers do.
+// Of a fused launch of several blocks. Where messages lie by number, those that send tell of tokens too;
+// where they lie by token, keepers do.
 struct DispatchBlocks {
   int senders = 0;  // blocks that send
   int keepers = 0;  // blocks after those that tell of tokens, count them and keep the plan, or 0

@@ -202,8 +202,8 @@ bool play_sequences(const Setup& setup, const std::vector<Case>& cases) {
     for (const Sequence& sequence : sequences) {
       try {
         sequence.run(rank);
-      } catch (const Mismatch& mismatch) {
-        throw Mismatch(str(mismatch.what(), " in ", describe(sequence.c)));
+      } catch (const std::exception& error) {
+        throw Mismatch(str(error.what(), " in ", describe(sequence.c)));
       }
     }
   });

@@ -1,10 +1,13 @@
 #include "contract/lasting_ranks.hpp"
 
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <iostream>
+#include <stdexcept>
 
 #include "core/text.hpp"
 #include "runtime/support.hpp"
@@ -12,49 +15,78 @@
 namespace ferry::contract {
 
 void LastingRanks::run(int ranks, const std::function<void(Rank)>& body) {
-  if (!me_ && groups_.find(ranks) == groups_.end()) fork_ranks(ranks);
+  if (!me_ && forked_.insert(ranks).second) fork_ranks(ranks);
   if (me_ && me_->size() == ranks) body(*me_);
 }
 
 void LastingRanks::fork_ranks(int ranks) {
+  wait();
   test::seed();  // drawn here, so that all have the same
   const test::Meeting meeting(ranks);
-  std::vector<pid_t>& group = groups_[ranks];
+  const pid_t parent = getpid();
   for (int rank = 0; rank < ranks; ++rank) {
     std::cout.flush();
     std::fflush(stdout);
     const pid_t process = fork();
-    if (process < 0) throw std::runtime_error(str("cannot fork rank ", rank, " of ", ranks));
-    if (process == 0) {
-      groups_.clear();
+    if (process < 0) {
+      for (const Process& begun : running_) kill(begun.id, SIGKILL);
+      throw std::runtime_error(str("cannot fork rank ", rank, " of ", ranks));
+    }
+    if (process > 0) {
+      running_.push_back({rank, ranks, process});
+      continue;
+    }
+    // A test that is killed leaves no ranks behind.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) end(1);
+    running_.clear();
+    try {
       Group mine = Group::custom(meeting.bootstrap(rank));
       mine.set_deadline(test::kPatience);
       me_ = mine.join();
-      return;
+    } catch (const std::exception& error) {
+      std::cerr << "rank " << rank << " of " << ranks << ": " << error.what() << std::endl;
+      end(1);
     }
-    group.push_back(process);
+    return;
   }
 }
 
 void LastingRanks::leave(bool failed) {
   if (!me_) return;
-  me_.reset();
+  // Not in good order, if it has failed.
+  if (!failed) me_.reset();
+  end(failed ? 1 : 0);
+}
+
+void LastingRanks::end(int status) {
   std::cout.flush();
   std::fflush(stdout);
-  _exit(failed ? 1 : 0);
+  _exit(status);
 }
 
 std::string LastingRanks::wait() {
-  std::string failed;
-  for (const auto& [ranks, group] : groups_) {
-    for (std::size_t rank = 0; rank < group.size(); ++rank) {
+  std::optional<test::Stopwatch> since_failure;
+  while (!running_.empty()) {
+    for (std::size_t i = 0; i < running_.size();) {
+      const auto [rank, ranks, id] = running_[i];
       int status = 0;
-      waitpid(group[rank], &status, 0);
-      if (status != 0) failed += str(" rank ", rank, " of ", ranks, " with status ", status);
+      const pid_t ended = waitpid(id, &status, WNOHANG);
+      if (ended == 0) {
+        ++i;
+        continue;
+      }
+      if (ended != id || status != 0) {
+        failed_ += str(" rank ", rank, " of ", ranks, " with status ", status, ";");
+        if (!since_failure) since_failure.emplace();
+      }
+      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
     }
+    if (since_failure && since_failure->seconds() > test::kPatience)
+      for (const Process& process : running_) kill(process.id, SIGKILL);
+    if (!running_.empty()) test::sleep_seconds(0.002);
   }
-  groups_.clear();
-  return failed;
+  return failed_;
 }
 
 }  // namespace ferry::contract

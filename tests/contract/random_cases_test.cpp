@@ -106,18 +106,27 @@ TEST_P(RandomCasesOnDevices, AgreeWithTheReference) {
   if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
   // A group plays several: each of its processes starts the driver, which takes longer than a case.
   constexpr std::size_t kTogether = 25;
-  std::map<int, std::vector<Case>> by_ranks;
-  const auto play = [&](std::vector<Case>& group) {
-    const bool good = group.empty() || play_sequences(GetParam(), group);
-    group.clear();
+  struct Together {
+    std::vector<Case> cases;
+    std::string numbers;
+  };
+  std::map<int, Together> by_ranks;
+  const auto play = [](Together& group) {
+    const bool good = group.cases.empty() || play_sequences(GetParam(), group.cases);
+    EXPECT_TRUE(good) << "one of the cases" << group.numbers;
+    group = {};
     return good;
   };
-  play_cases([&](int, const Case& c) {
-    std::vector<Case>& group = by_ranks[c.ranks];
-    group.push_back(c);
-    return group.size() < kTogether || play(group);
+  play_cases([&](int number, const Case& c) {
+    Together& group = by_ranks[c.ranks];
+    group.cases.push_back(c);
+    group.numbers += str(" ", number);
+    return group.cases.size() < kTogether || play(group);
   });
-  for (auto& [ranks, group] : by_ranks) EXPECT_TRUE(play(group)) << ranks << " ranks";
+  for (auto& [ranks, group] : by_ranks) {
+    if (HasFailure()) break;
+    play(group);
+  }
 }
 
 }  // namespace

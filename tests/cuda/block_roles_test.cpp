@@ -69,9 +69,15 @@ TEST(BlockRoles, FewTokensAreSharedOutEvenly) {
   EXPECT_EQ(dispatch_by_token(32, config, 128, false).senders, 10);
   for (int blocks = 8; blocks <= 132; ++blocks) {
     for (int tokens = 1; tokens < kPlaceFrom; ++tokens) {
-      const auto [senders, keepers] = dispatch_by_token(blocks, config, tokens, false);
-      ASSERT_GE(senders, 1);
-      ASSERT_LT(senders + keepers, blocks) << tokens << " tokens, " << blocks << " blocks";
+      for (const bool quantised : {false, true}) {
+        const auto [senders, keepers] = dispatch_by_token(blocks, config, tokens, quantised);
+        ASSERT_GE(senders, 1);
+        ASSERT_LT(senders + keepers, blocks) << tokens << " tokens, " << blocks << " blocks";
+        const int workers = kWorkWarps * senders, each = (tokens + workers - 1) / workers;
+        if (each < 2) continue;
+        // With a block less, some warp would have more.
+        ASSERT_GT(tokens, kWorkWarps * (senders - 1) * each) << tokens << " tokens, " << blocks << " blocks";
+      }
     }
   }
 }

@@ -1,5 +1,8 @@
 // Calls captured in a graph, and replayed with inputs that change in device memory alone.
+#include <array>
+
 #include "cuda/fixture.hpp"
+#include "cuda/send_share.hpp"
 #include "reference/expected.hpp"
 
 namespace ferry::contract {
@@ -59,6 +62,42 @@ TEST_F(CudaGraph, ReplaysFollowTheDevicesMemory) {
     const Case c = device_case(static_cast<std::uint64_t>(ranks), ranks);
     run(ranks, c, [&](Rank rank) { replay(rank, c, from_environment("FERRY_REPLAYS", 1000), 1); });
   }
+}
+
+// How messages lie follows from the number of tokens, which only the device knows: with each replay a rank is
+// on the other side of what counts as few, and not all ranks on the same.
+TEST_F(CudaGraph, ReplaysWithFewTokensAndMany) {
+  constexpr auto kMany = static_cast<int>(cuda::kPlaceFrom);
+  constexpr std::array kTokens = {0, kMany, 1, kMany + 1, kMany - 1, 600};
+  Case c = device_case(9, 3);
+  c.config.max_tokens = kTokens.back();
+  run(c.ranks, c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DevicePlay play(exchange, c);
+    for (std::size_t set = 0; set < kTokens.size(); ++set) {
+      Case of_set = c;
+      of_set.tokens.clear();
+      for (std::size_t of_rank : {0, 2, 3})
+        of_set.tokens.push_back(kTokens[(set + of_rank) % kTokens.size()]);
+      const Step step = make_step(of_set, static_cast<int>(set));
+      play.keep(step, make_outcome(of_set, step));
+    }
+    const OwnStream stream;
+    rank.barrier();
+    const Graph graph(stream.get(), [&] {
+      play.dispatch(stream.get());
+      play.combine(stream.get());
+    });
+    rank.barrier();
+    for (int number = 0; number < 60; ++number) {
+      const int set = number % static_cast<int>(kTokens.size());
+      play.use(set, stream.get());
+      play.poison(stream.get());
+      graph.launch(stream.get());
+      play.compare(set, stream.get());
+    }
+    exchange.check(c.lane);
+  });
 }
 
 TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndSums) {
