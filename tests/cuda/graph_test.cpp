@@ -64,6 +64,22 @@ TEST_F(CudaGraph, ReplaysFollowTheDevicesMemory) {
   }
 }
 
+// A dispatch and the combine after it. A barrier follows: nobody allocates while anybody captures.
+Graph capture_both(const Rank& rank, DevicePlay& play, cudaStream_t stream) {
+  rank.barrier();
+  return Graph(stream, [&] {
+    play.dispatch(stream);
+    play.combine(stream);
+  });
+}
+
+void replay_and_compare(DevicePlay& play, const Graph& graph, int set, cudaStream_t stream) {
+  play.use(set, stream);
+  play.poison(stream);
+  graph.launch(stream);
+  play.compare(set, stream);
+}
+
 // How messages lie follows from the number of tokens, which only the device knows: with each replay a rank is
 // on the other side of what counts as few, and not all ranks on the same.
 TEST_F(CudaGraph, ReplaysWithFewTokensAndMany) {
@@ -83,18 +99,11 @@ TEST_F(CudaGraph, ReplaysWithFewTokensAndMany) {
       play.keep(step, make_outcome(of_set, step));
     }
     const OwnStream stream;
-    rank.barrier();
-    const Graph graph(stream.get(), [&] {
-      play.dispatch(stream.get());
-      play.combine(stream.get());
-    });
+    const Graph graph = capture_both(rank, play, stream.get());
     rank.barrier();
     for (int number = 0; number < 60; ++number) {
       const int set = number % static_cast<int>(kTokens.size());
-      play.use(set, stream.get());
-      play.poison(stream.get());
-      graph.launch(stream.get());
-      play.compare(set, stream.get());
+      replay_and_compare(play, graph, set, stream.get());
     }
     exchange.check(c.lane);
   });
@@ -122,19 +131,10 @@ TEST_F(CudaGraph, WhatDoesNotFitIsRefusedAndGraphsGoOn) {
     DevicePlay play(exchange, c);
     keep_steps(play, c, kSets);
     const OwnStream stream;
-    rank.barrier();
-    const Graph graph(stream.get(), [&] {
-      play.dispatch(stream.get());
-      play.combine(stream.get());
-    });
+    const Graph graph = capture_both(rank, play, stream.get());
     rank.barrier();
     const auto replays_are_right = [&] {
-      for (int set = 0; set < kSets; ++set) {
-        play.use(set, stream.get());
-        play.poison(stream.get());
-        graph.launch(stream.get());
-        play.compare(set, stream.get());
-      }
+      for (int set = 0; set < kSets; ++set) replay_and_compare(play, graph, set, stream.get());
     };
     const auto is_refused = [&](const std::string& number) {
       std::string message;
