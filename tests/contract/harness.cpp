@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "contract/device.hpp"
-#include "contract/lasting_ranks.hpp"
+#include "contract/lasting_tests.hpp"
 #include "cpu/chunks.hpp"
 #include "reference/combine.hpp"
 #include "reference/expected.hpp"
@@ -15,27 +15,31 @@
 namespace ferry::contract {
 
 std::string name_of(const Setup& setup) {
-  return str(to_string(setup.backend), setup.processes ? ", processes" : ", threads");
+  switch (setup.ranks) {
+    case RanksAre::threads:
+      return str(to_string(setup.backend), ", threads");
+    case RanksAre::processes:
+      return str(to_string(setup.backend), ", processes");
+    case RanksAre::lasting_processes:
+      return str(to_string(setup.backend), ", lasting processes");
+  }
+  return "unknown";
 }
 
-std::vector<Setup> device_setups(bool processes) {
+std::vector<Setup> device_setups(RanksAre ranks) {
   if (!device::built()) return {};
-  return {{BackendKind::cuda, processes}};
+  return {{BackendKind::cuda, ranks}};
 }
 
 std::string why_not(const Setup& setup) {
   if (setup.backend != BackendKind::cuda) return {};
-  if (setup.processes && device::started())
-    return "this process has started the driver and cannot fork ranks";
+  const bool forks = setup.ranks != RanksAre::threads && !program_ranks().is_rank();
+  if (forks && device::started()) return "this process has started the driver and cannot fork ranks";
   return device::why_not();
 }
 
 std::uint64_t seed_of(std::uint64_t number) {
   return Random::of({test::seed(), number}).next();
-}
-
-Group make_group(const Setup& setup, int ranks) {
-  return setup.processes ? Group::processes(ranks) : Group::threads(ranks);
 }
 
 // What is played decides, so that it is the same when a case is played alone: chunks of one row or of a few,
@@ -47,12 +51,8 @@ std::int64_t draw_chunk_budget(const std::string& what) {
 
 namespace {
 
-// Of the running test, where ranks last.
-std::optional<LastingRanks> lasting_ranks;
-
-// Processes that each start a driver.
-bool start_drivers(const Setup& setup) {
-  return setup.backend == BackendKind::cuda && setup.processes;
+Group make_group(const Setup& setup, int ranks) {
+  return setup.ranks == RanksAre::processes ? Group::processes(ranks) : Group::threads(ranks);
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ bool start_drivers(const Setup& setup) {
 std::span<const int> group_sizes(const Setup& setup) {
   static constexpr int kSizes[] = {1, 2, 3, 4, 8};
   const std::span<const int> all = kSizes;
-  return start_drivers(setup) ? all.last(1) : all;
+  return setup.ranks == RanksAre::lasting_processes ? all.last(1) : all;
 }
 
 void run_ranks(const Setup& setup, int ranks, const std::string& what,
@@ -76,8 +76,8 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
     }
   };
   try {
-    if (lasting_ranks) {
-      lasting_ranks->run(ranks, play_as);
+    if (setup.ranks == RanksAre::lasting_processes) {
+      program_ranks().run(ranks, play_as);
     } else {
       make_group(setup, ranks).run(play_as);
     }
@@ -88,7 +88,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
                   << what << "\n"
                   << error.what();
     // The others are no longer where this rank is.
-    if (lasting_ranks) lasting_ranks->leave(true);
+    if (program_ranks().is_rank()) program_ranks().end_test(true);
   }
 }
 
@@ -212,15 +212,12 @@ bool play_sequences(const Setup& setup, const std::vector<Case>& cases) {
 
 void Contract::SetUp() {
   if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
-  if (start_drivers(GetParam())) lasting_ranks.emplace();
 }
 
 void Contract::TearDown() {
-  if (!lasting_ranks) return;
-  lasting_ranks->leave(HasFailure());
-  if (const std::string failed = lasting_ranks->wait(); !failed.empty())
+  if (GetParam().ranks != RanksAre::lasting_processes) return;
+  if (const std::string failed = program_ranks().end_test(HasFailure()); !failed.empty())
     ADD_FAILURE() << "ended badly:" << failed;
-  lasting_ranks.reset();
 }
 
 void Contract::play_added() {

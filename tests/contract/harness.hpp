@@ -19,28 +19,28 @@
 
 namespace ferry::contract {
 
-// Who runs a test: which backend, and whether ranks are threads or processes.
+// What ranks are: threads or processes of one body, or processes of all that is played (lasting_ranks.hpp).
+enum class RanksAre { threads, processes, lasting_processes };
+
+// Who runs a test.
 struct Setup {
   BackendKind backend = BackendKind::cpu;
-  bool processes = false;
+  RanksAre ranks = RanksAre::threads;
 };
 
 std::string name_of(const Setup& setup);
 
 // The device backend, if this build has it.
-std::vector<Setup> device_setups(bool processes);
+std::vector<Setup> device_setups(RanksAre ranks);
 
 // Why a setup cannot run here; empty: it can.
 std::string why_not(const Setup& setup);
 
-// Numbers of ranks to play with. Processes that each start a driver, which takes longer than what is played:
-// the most.
+// Numbers of ranks to play with. Processes that last play with the most only: threads play with all.
 std::span<const int> group_sizes(const Setup& setup);
 
 // A seed of its own for each number of a test.
 std::uint64_t seed_of(std::uint64_t number);
-
-Group make_group(const Setup& setup, int ranks);
 
 // Runs `body` as every rank; a failure becomes a failure of the running test that says what was played.
 void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body);

@@ -71,9 +71,10 @@ CaseSize size_of_case(int number) {
 
 // Mostly the CPU backend with threads; the reference and processes have their share.
 Setup setup_of_case(int number) {
-  if (number % 10 == 7) return {BackendKind::cpu, true};
-  if (number % 10 == 9) return {BackendKind::reference, number % 20 == 9};
-  return {BackendKind::cpu, false};
+  if (number % 10 == 7) return {BackendKind::cpu, RanksAre::processes};
+  if (number % 10 == 9)
+    return {BackendKind::reference, number % 20 == 9 ? RanksAre::processes : RanksAre::threads};
+  return {BackendKind::cpu, RanksAre::threads};
 }
 
 // Calls play(number, case) for each.
@@ -99,8 +100,10 @@ TEST(RandomCases, AgreeWithTheReference) {
 // Processes first: ranks cannot be forked any more once this process has started the driver.
 class RandomCasesOnDevices : public testing::TestWithParam<Setup> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RandomCasesOnDevices);
-INSTANTIATE_TEST_SUITE_P(CudaProcesses, RandomCasesOnDevices, testing::ValuesIn(device_setups(true)));
-INSTANTIATE_TEST_SUITE_P(CudaThreads, RandomCasesOnDevices, testing::ValuesIn(device_setups(false)));
+INSTANTIATE_TEST_SUITE_P(CudaProcesses, RandomCasesOnDevices,
+                         testing::ValuesIn(device_setups(RanksAre::processes)));
+INSTANTIATE_TEST_SUITE_P(CudaThreads, RandomCasesOnDevices,
+                         testing::ValuesIn(device_setups(RanksAre::threads)));
 
 TEST_P(RandomCasesOnDevices, AgreeWithTheReference) {
   if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;

@@ -3,8 +3,11 @@
 
 namespace ferry::contract {
 
-INSTANTIATE_TEST_SUITE_P(CpuProcesses, Contract, testing::Values(Setup{BackendKind::cpu, true}));
-INSTANTIATE_TEST_SUITE_P(ReferenceProcesses, Contract, testing::Values(Setup{BackendKind::reference, true}));
-INSTANTIATE_TEST_SUITE_P(CudaProcesses, Contract, testing::ValuesIn(device_setups(true)));
+INSTANTIATE_TEST_SUITE_P(CpuProcesses, Contract,
+                         testing::Values(Setup{BackendKind::cpu, RanksAre::processes}));
+INSTANTIATE_TEST_SUITE_P(ReferenceProcesses, Contract,
+                         testing::Values(Setup{BackendKind::reference, RanksAre::processes}));
+INSTANTIATE_TEST_SUITE_P(CudaProcesses, Contract,
+                         testing::ValuesIn(device_setups(RanksAre::lasting_processes)));
 
 }  // namespace ferry::contract

@@ -3,8 +3,9 @@
 
 namespace ferry::contract {
 
-INSTANTIATE_TEST_SUITE_P(CpuThreads, Contract, testing::Values(Setup{BackendKind::cpu, false}));
-INSTANTIATE_TEST_SUITE_P(ReferenceThreads, Contract, testing::Values(Setup{BackendKind::reference, false}));
-INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, testing::ValuesIn(device_setups(false)));
+INSTANTIATE_TEST_SUITE_P(CpuThreads, Contract, testing::Values(Setup{BackendKind::cpu, RanksAre::threads}));
+INSTANTIATE_TEST_SUITE_P(ReferenceThreads, Contract,
+                         testing::Values(Setup{BackendKind::reference, RanksAre::threads}));
+INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, testing::ValuesIn(device_setups(RanksAre::threads)));
 
 }  // namespace ferry::contract
