@@ -19,7 +19,7 @@ inline double seconds_since(Clock::time_point time) {
 }
 
 inline constexpr int kRanks = 3, kVictim = 1;
-inline constexpr Setup kOnProcesses{BackendKind::cuda, true};
+inline constexpr Setup kOnProcesses{BackendKind::cuda, RanksAre::processes};
 
 // What a rank saw, in memory that parent and children share.
 struct Seen {

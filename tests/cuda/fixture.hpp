@@ -11,7 +11,7 @@ namespace ferry::contract {
 
 class OnDevices : public testing::Test {
  protected:
-  static constexpr contract::Setup kThreads{BackendKind::cuda, false};
+  static constexpr contract::Setup kThreads{BackendKind::cuda, contract::RanksAre::threads};
 
   void SetUp() override {
     if (const std::string reason = why_not(kThreads); !reason.empty()) GTEST_SKIP() << reason;
