@@ -40,7 +40,7 @@ TEST_P(Contract, OneRankPermutesAndPermutesBack) {
 }
 
 TEST_P(Contract, SplitHalves) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
       for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
         Case c = small_case(ranks);

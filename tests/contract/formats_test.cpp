@@ -12,8 +12,8 @@ namespace {
 
 // A case for each number of ranks and layout, with values of every bit pattern among them.
 template <class Use>
-void for_each_shape(const Setup& setup, Case base, Use use) {
-  for (const int ranks : group_sizes(setup)) {
+void for_each_shape(Case base, Use use) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
       for (const bool any_bits : {false, true}) {
         Case c = base;
@@ -31,7 +31,7 @@ void for_each_shape(const Setup& setup, Case base, Use use) {
 
 TEST_P(Contract, Bf16) {
   Case c = small_case(1);
-  for_each_shape(GetParam(), c, [&](const Case& each) { add(each); });
+  for_each_shape(c, [&](const Case& each) { add(each); });
   play_added();
 }
 
@@ -40,7 +40,7 @@ TEST_P(Contract, Fp16AndFp32) {
     Case c = small_case(1);
     c.config.format = format;
     c.type = natural_type(format);
-    for_each_shape(GetParam(), c, [&](const Case& each) { add(each); });
+    for_each_shape(c, [&](const Case& each) { add(each); });
   }
   play_added();
 }
@@ -51,7 +51,7 @@ TEST_P(Contract, Fp8WithScales) {
     c.config.hidden = 272;  // two blocks and a short one
     c.config.format = Format::fp8_e4m3();
     c.type = type;
-    for_each_shape(GetParam(), c, [&](const Case& each) { add(each); });
+    for_each_shape(c, [&](const Case& each) { add(each); });
   }
   play_added();
 }
@@ -60,7 +60,7 @@ TEST_P(Contract, ColumnMajorScales) {
   Case c = small_case(1);
   c.config.hidden = 400;
   c.config.format = Format::fp8_e4m3({.column_major = true});
-  for_each_shape(GetParam(), c, [&](const Case& each) { add(each); });
+  for_each_shape(c, [&](const Case& each) { add(each); });
   play_added();
 }
 
@@ -70,7 +70,7 @@ TEST_P(Contract, PowerOfTwoScales) {
       Case c = small_case(1);
       c.config.hidden = 656;  // six blocks: a packed word is partly used
       c.config.format = Format::fp8_e4m3({.column_major = columns, .power_of_two = true, .packed = packed});
-      for_each_shape(GetParam(), c, [&](const Case& each) { add(each); });
+      for_each_shape(c, [&](const Case& each) { add(each); });
     }
   }
   play_added();
@@ -102,7 +102,7 @@ TEST_P(Contract, OpaqueParts) {
        {Format::opaque({16}), Format::opaque({1024, 64}), Format::opaque({48, 16, 2048, 32})}) {
     Case c = small_case(1);
     c.config.format = format;
-    for_each_shape(GetParam(), c, [&](const Case& each) { add(each); });
+    for_each_shape(c, [&](const Case& each) { add(each); });
   }
   play_added();
 }

@@ -57,12 +57,6 @@ Group make_group(const Setup& setup, int ranks) {
 
 }  // namespace
 
-std::span<const int> group_sizes(const Setup& setup) {
-  static constexpr int kSizes[] = {1, 2, 3, 4, 8};
-  const std::span<const int> all = kSizes;
-  return setup.ranks == RanksAre::lasting_processes ? all.last(1) : all;
-}
-
 void run_ranks(const Setup& setup, int ranks, const std::string& what,
                const std::function<void(Rank)>& body) {
   cpu::chunk_budget = draw_chunk_budget(what);

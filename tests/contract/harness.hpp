@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -36,8 +35,8 @@ std::vector<Setup> device_setups(RanksAre ranks);
 // Why a setup cannot run here; empty: it can.
 std::string why_not(const Setup& setup);
 
-// Numbers of ranks to play with. Processes that last play with the most only: threads play with all.
-std::span<const int> group_sizes(const Setup& setup);
+// Numbers of ranks to play with.
+inline constexpr int kGroupSizes[] = {1, 2, 3, 4, 8};
 
 // A seed of its own for each number of a test.
 std::uint64_t seed_of(std::uint64_t number);

@@ -111,7 +111,7 @@ TEST_P(Contract, ExactDoesNotDependOnTheRanks) {
 
 // Rows weighed and multiplied with the outputs, and the products brought home.
 TEST_P(Contract, BackwardOfCombine) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Format& format : {Format::bf16(), Format::fp16(), Format::fp32()}) {
       Case c = small_case(ranks);
       c.ranks = ranks;
@@ -276,7 +276,7 @@ TEST_P(Contract, RecordedRouting) {
   const std::string name =
       folder != nullptr ? "olmoe_1b_7b/github" : "synth:decode:experts=64,tokens=512,layers=3";
   const Trace trace = open_trace(name);
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
       play_trace(GetParam(), trace, ranks, layout);
     }

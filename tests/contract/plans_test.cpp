@@ -12,7 +12,7 @@ namespace ferry::contract {
 namespace {
 
 TEST_P(Contract, APlanServesManyCalls) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
       Case c = small_case(ranks);
       c.ranks = ranks;

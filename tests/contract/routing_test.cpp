@@ -20,7 +20,7 @@ Case with_layout(Case c, Layout layout) {
 
 TEST_P(Contract, TopKFromOneToSixteen) {
   std::uint64_t number = 0;
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const int top_k : {1, 2, 4, 6, 8, 16}) {
       for (const int experts : {ranks, 8 * ranks, 32 * ranks, 256}) {
         Case c = small_case(++number);
@@ -37,7 +37,7 @@ TEST_P(Contract, TopKFromOneToSixteen) {
 }
 
 TEST_P(Contract, MaskedSlots) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : kLayouts) {
       Case c = with_layout(small_case(ranks), layout);
       c.ranks = ranks;
@@ -72,7 +72,7 @@ TEST_P(Contract, TokensWithoutExpertsGiveZero) {
 }
 
 TEST_P(Contract, DuplicateExperts) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     Case c = small_case(ranks);
     c.ranks = ranks;
     c.config.top_k = 4;
@@ -88,7 +88,7 @@ TEST_P(Contract, DuplicateExperts) {
 }
 
 TEST_P(Contract, AllRoutesOfATokenOnOneRank) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : kLayouts) {
       Case c = with_layout(small_case(ranks), layout);
       c.ranks = ranks;
@@ -102,7 +102,7 @@ TEST_P(Contract, AllRoutesOfATokenOnOneRank) {
 }
 
 TEST_P(Contract, BadIdsAreSkippedAndCounted) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const IdType type : {IdType::int32, IdType::int64}) {
       Case c = small_case(ranks);
       c.ranks = ranks;
@@ -142,7 +142,7 @@ TEST_P(Contract, BadIdsAreReportedByTheCallItself) {
 }
 
 TEST_P(Contract, IdTypesGiveTheSameResult) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     Case c = small_case(ranks);
     c.ranks = ranks;
     c.config.top_k = 3;
@@ -207,7 +207,7 @@ TEST_P(Contract, MostTokensAndOneMore) {
 }
 
 TEST_P(Contract, ExtremeSkew) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : kLayouts) {
       for (const Routing routing : {Routing::one_expert, Routing::one_rank}) {
         Case c = with_layout(small_case(ranks), layout);
@@ -225,7 +225,7 @@ TEST_P(Contract, ExtremeSkew) {
 }
 
 TEST_P(Contract, AnyPlacement) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (int draw = 0; draw < 8; ++draw) {
       Case c = with_layout(small_case(draw), kLayouts[draw % 3]);
       c.ranks = ranks;

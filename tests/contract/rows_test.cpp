@@ -52,7 +52,7 @@ void dispatch_and_look(const Setup& setup, const Case& c, const Look& look) {
 }
 
 TEST_P(Contract, RowsOfAnExpertAreItsTokens) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
       Case c = row_case(small_case(ranks), ranks);
       c.config.layout = layout;
@@ -90,7 +90,7 @@ std::vector<Source> all_sources(const Rank& rank, const Arrivals& rows) {
 }
 
 TEST_P(Contract, SourcesAreABijection) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     const Case c = row_case(small_case(ranks), ranks);
     const Step step = make_step(c);
     run(ranks, describe(c), [&](Rank rank) {
@@ -116,7 +116,7 @@ TEST_P(Contract, SourcesAreABijection) {
 }
 
 TEST_P(Contract, RowOffsetsAreAlignedPrefixSums) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     Case c = row_case(small_case(ranks), ranks);
     c.config.alignment = 8;
     dispatch_and_look(GetParam(), c, [&](const DispatchPlay& played, const Step&, int) {
@@ -190,7 +190,7 @@ TEST_P(Contract, OnlyUniqueTokensTravel) {
 }
 
 TEST_P(Contract, RankMajorRows) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const bool weighted : {true, false}) {
       Case c = row_case(small_case(ranks), ranks);
       c.config.layout = Layout::rank_major;
@@ -232,7 +232,7 @@ TEST_P(Contract, QuantisedRowsAreTheSameUnderJitter) {
 }
 
 TEST_P(Contract, RowsPastTheCapacityAreDroppedInOrder) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
       Case c = row_case(small_case(ranks), ranks);
       c.config.layout = layout;
@@ -276,7 +276,7 @@ TEST_P(Contract, OverflowNamesTheCapacityNeeded) {
 }
 
 TEST_P(Contract, WeightsTravelUnchanged) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     Case c = row_case(small_case(ranks), ranks);
     c.weights_from = WeightsFrom::nowhere;
     Step step = make_step(c);
@@ -310,7 +310,7 @@ TEST_P(Contract, HostTotalsCarryTheCallNumber) {
 
 TEST_P(Contract, RowsPastTheTotalAreNeverRead) {
   // Everything a combine must not read is NaN, behind the last row too.
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
       Case c = row_case(small_case(ranks), ranks);
       c.config.alignment = 16;

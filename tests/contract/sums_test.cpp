@@ -26,7 +26,7 @@ Case sum_case(Case c, int ranks) {
 }
 
 TEST_P(Contract, WeightedSums) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
       for (const WeightsFrom from : {WeightsFrom::nowhere, WeightsFrom::rows, WeightsFrom::home}) {
         for (const DType wire : kTypes) {
@@ -76,7 +76,7 @@ void require_within_bound(const Case& c, const Step& step, const reference::Outc
 }
 
 TEST_P(Contract, SumsAreWithinTheirErrorBound) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
       Case c = sum_case(small_case(ranks), ranks);
       c.config.top_k = 8;
@@ -97,7 +97,7 @@ TEST_P(Contract, SumsAreWithinTheirErrorBound) {
 }
 
 TEST_P(Contract, UnreducedRows) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const DType wire : kTypes) {
       Case c = sum_case(small_case(ranks), ranks);
       c.reduction = c.config.reduction = Reduction::unreduced;
@@ -196,7 +196,7 @@ TEST_P(Contract, ATokenDoesNotFeelItsBatch) {
 }
 
 TEST_P(Contract, StridedResultsAndOutputs) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
       Case c = sum_case(small_case(ranks), ranks);
       c.reduction = c.config.reduction = reduction;
@@ -210,7 +210,7 @@ TEST_P(Contract, StridedResultsAndOutputs) {
 }
 
 TEST_P(Contract, RowValuesBothWays) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
       Case c = sum_case(small_case(ranks), ranks);
       c.masked = 0.2;
@@ -237,7 +237,7 @@ TEST_P(Contract, RowValuesBothWays) {
 }
 
 TEST_P(Contract, RankMajorRowsAreSumsAlready) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const DType wire : kTypes) {
       Case c = sum_case(small_case(ranks), ranks);
       c.config.layout = Layout::rank_major;
@@ -259,7 +259,7 @@ TEST_P(Contract, RankMajorRowsAreSumsAlready) {
 // All in one type, as the fastest kernels have it: of one row of weight 1, too, 0 + v is the sum. Some ranks
 // have few tokens, some have more than 32, of which few have rows at one other rank.
 TEST_P(Contract, SumsOfOneType) {
-  for (const int ranks : group_sizes(GetParam())) {
+  for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
       for (const WeightsFrom from : {WeightsFrom::nowhere, WeightsFrom::rows, WeightsFrom::home}) {
         for (const DType type : kTypes) {
