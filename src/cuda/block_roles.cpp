@@ -48,15 +48,15 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
   if (work.few) return std::clamp(blocks * (work.quantised ? 6 : 5) / 16, 1, kMaxSenders);
   // Work in quarters of a microsecond of a block, from the times of two and four ranks with few
   // multiprocessors and either role as the bound (docs/performance-gpus.md).
-  constexpr double kPlan = 1.2, kStore = 1.05, kCopy = 0.9, kTake = 0.78;
+  constexpr double kPlan = 1.2, kStore = 1.05, kCopy = 0.9, kFetch = 0.55, kTake = 0.78;
   constexpr double kEncode = 2.1, kStoreEncoded = 0.4, kCopyEncoded = 0.6, kTakeEncoded = 0.6;
   const double messages = reached(config), own = messages / config.placement.ranks();
   const double stored = work.quantised ? messages : messages - own;
   const double rows = config.layout == Layout::rank_major ? messages : config.top_k;
   const double sending = work.quantised ? kEncode + stored * kStoreEncoded : kPlan + stored * kStore;
-  const double copied = work.placed ? rows - stored : rows;
-  const double receiving =
-      work.quantised ? copied * kCopyEncoded + messages * kTakeEncoded : copied * kCopy + messages * kTake;
+  const double copied = work.placed ? rows - stored : rows, fetched = work.placed ? 0 : stored;
+  const double receiving = work.quantised ? copied * kCopyEncoded + messages * kTakeEncoded
+                                          : copied * kCopy + fetched * kFetch + messages * kTake;
   return std::min(share_of(blocks, sending, receiving), kMaxSenders);
 }
 
@@ -79,7 +79,7 @@ DispatchBlocks dispatch_by_token(int blocks, const Config& config, std::int64_t 
 int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged) {
   constexpr double kStaged = 0.9, kStore = 1.15, kMove = 0.9, kPass = 0.72, kSend = 0.65;
   // What a multiprocessor can store at others, of which it takes several to keep it busy: sums and rows.
-  constexpr double kPushSum = 2.0, kPushRow = 1.6;
+  constexpr double kPushSum = 2.2, kPushRow = 1.6;
   const double ranks = config.placement.ranks(), messages = reached(config);
   const double away = own_staged ? 1 : 1 - 1 / ranks;  // share of rows and sums that travel
   double sent, sending, home;

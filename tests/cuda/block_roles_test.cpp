@@ -100,5 +100,15 @@ TEST(BlockRoles, FollowTheWork) {
   EXPECT_LT(dispatch_senders(32, summed, staged), dispatch_senders(32, summed, work));
 }
 
+// What 4 x H200 are fastest with (docs/performance-gpus.md).
+TEST(BlockRoles, AreAsMeasured) {
+  const Config summed = config_of(4, 8, Layout::rank_major), rows = config_of(4, 8, Layout::expert_major);
+  EXPECT_EQ(dispatch_senders(24, summed, {.few = false, .quantised = false, .placed = false}), 8);
+  EXPECT_EQ(combine_senders(16, summed, Reduction::partial, false), 9);
+  EXPECT_EQ(combine_senders(24, summed, Reduction::partial, false), 11);
+  EXPECT_EQ(combine_senders(32, rows, Reduction::partial, false), 14);
+  EXPECT_EQ(combine_senders(32, rows, Reduction::exact, false), 8);
+}
+
 }  // namespace
 }  // namespace ferry::cuda
