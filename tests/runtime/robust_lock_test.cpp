@@ -86,13 +86,22 @@ TEST(RobustLocks, TellAllObserversOfAKill) {
     };
     const Child owner([&] { new RobustLockOwner(shared->lock); });
     EXPECT_FALSE(shared->lock.owner_died());
+    // Before there are threads: what one of them holds locked while another forks stays locked in the
+    // process.
+    std::vector<pid_t> processes;
+    for (int i = 0; i < kProcesses; ++i) {
+      processes.push_back(fork());
+      if (processes.back() != 0) continue;
+      observe();
+      _exit(0);
+    }
     std::vector<std::thread> observers;
-    for (int i = 0; i < kProcesses; ++i) observers.emplace_back([&] { run_process(observe); });
     for (int i = 0; i < kThreads; ++i) observers.emplace_back(observe);
     EXPECT_TRUE(comes_true(10, [&] { return shared->ready == kThreads + kProcesses; }));
     owner.kill();
     EXPECT_TRUE(comes_true(0.1, [&] { return shared->noticed == kThreads + kProcesses; }));
     for (std::thread& observer : observers) observer.join();
+    for (const pid_t process : processes) EXPECT_EQ(waitpid(process, nullptr, 0), process);
     EXPECT_TRUE(shared->lock.owner_died());  // it stays so
   }
 }
@@ -195,13 +204,6 @@ TEST(RobustLocks, TellOfAKillWhileTheProcessIsStillThere) {
     std::atomic<int> process, thread, noticed;
   };
   const Seen<Notes> notes;
-  bool was_there = false;
-  std::thread undertaker([&] {
-    comes_true(10, [&] { return notes->noticed == 2 || notes->thread < 0; });
-    if (notes->thread <= 0) return;
-    was_there = !has_ended(notes->process);
-    waitpid(notes->thread, nullptr, __WALL);
-  });
   const auto body = [&](const Rank& rank) {
     Line line(rank, 5);
     line.exchange();
@@ -217,8 +219,20 @@ TEST(RobustLocks, TellOfAKillWhileTheProcessIsStillThere) {
     FERRY_CHECK(error.record.peer == 1, describe(error.record));
     ++notes->noticed;
   };
-  EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 3, 5, body));
-  undertaker.join();
+  // This thread only sleeps while the other one forks: what it held locked would stay so in the processes.
+  std::atomic<bool> sleeps = false;
+  std::thread parent([&] {
+    while (!sleeps) std::this_thread::yield();
+    EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 3, 5, body));
+  });
+  sleeps = true;
+  comes_true(10, [&] { return notes->noticed == 2 || notes->thread < 0; });
+  bool was_there = false;
+  if (notes->thread > 0) {
+    was_there = !has_ended(notes->process);
+    waitpid(notes->thread, nullptr, __WALL);
+  }
+  parent.join();
   if (notes->thread < 0) GTEST_SKIP() << "this system lets us trace nobody";
   EXPECT_EQ(notes->noticed, 2);
   EXPECT_TRUE(was_there);
