@@ -21,11 +21,12 @@ int share_of(int blocks, double senders, double others) {
 }
 
 // More than keep the link busy make combine slower where few are left to bring home. `sending`: work of a
-// token that sends `sent` rows.
-int most_senders(int blocks, double sending, double sent) {
+// token that sends `sent` rows. `few`: tokens, where a few more let two warps share a row.
+int most_senders(int blocks, double sending, double sent, bool few) {
   constexpr double kLink = 0.2;  // what a row takes there
-  constexpr int kFew = 64;
-  const double most = blocks <= kFew && sent > 0 ? sending / (kLink * sent) : 0.45 * blocks;
+  constexpr int kFewBlocks = 64;
+  const double share = few ? 0.5 : 0.45;
+  const double most = blocks <= kFewBlocks && sent > 0 ? sending / (kLink * sent) : share * blocks;
   return std::max(1, static_cast<int>(std::lround(most)));
 }
 
@@ -49,7 +50,7 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
   // Work in quarters of a microsecond of a block, from the times of two and four ranks with few
   // multiprocessors and either role as the bound (docs/performance-gpus.md).
   constexpr double kPlan = 1.2, kStore = 1.05, kCopy = 0.9, kFetch = 0.55, kTake = 0.78;
-  constexpr double kEncode = 2.1, kStoreEncoded = 0.4, kCopyEncoded = 0.6, kTakeEncoded = 0.6;
+  constexpr double kEncode = 2.0, kStoreEncoded = 0.4, kCopyEncoded = 0.6, kTakeEncoded = 0.6;
   const double messages = reached(config), own = messages / config.placement.ranks();
   const double stored = work.quantised ? messages : messages - own;
   const double rows = config.layout == Layout::rank_major ? messages : config.top_k;
@@ -94,7 +95,8 @@ int combine_senders(int blocks, const Config& config, Reduction reduction, bool 
     sending = kPushRow * sent;
     home = reduction == Reduction::exact ? config.top_k + kStore : kMove * config.top_k;
   }
-  return std::min(share_of(blocks, sending, home), most_senders(blocks, sending, sent));
+  return std::min(share_of(blocks, sending, home),
+                  most_senders(blocks, sending, sent, config.max_tokens < kPlaceFrom));
 }
 
 }  // namespace ferry::cuda

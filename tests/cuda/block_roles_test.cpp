@@ -102,12 +102,17 @@ TEST(BlockRoles, FollowTheWork) {
 
 // What 4 x H200 are fastest with (docs/performance-gpus.md).
 TEST(BlockRoles, AreAsMeasured) {
-  const Config summed = config_of(4, 8, Layout::rank_major), rows = config_of(4, 8, Layout::expert_major);
+  Config summed = config_of(4, 8, Layout::rank_major), rows = config_of(4, 8, Layout::expert_major);
+  summed.max_tokens = rows.max_tokens = 4096;
+  EXPECT_EQ(dispatch_senders(32, rows, {.few = false, .quantised = true, .placed = true}), 13);
   EXPECT_EQ(dispatch_senders(24, summed, {.few = false, .quantised = false, .placed = false}), 8);
   EXPECT_EQ(combine_senders(16, summed, Reduction::partial, false), 9);
   EXPECT_EQ(combine_senders(24, summed, Reduction::partial, false), 11);
   EXPECT_EQ(combine_senders(32, rows, Reduction::partial, false), 14);
   EXPECT_EQ(combine_senders(32, rows, Reduction::exact, false), 8);
+  EXPECT_EQ(combine_senders(132, rows, Reduction::partial, false), 59);
+  rows.max_tokens = 128;
+  EXPECT_EQ(combine_senders(132, rows, Reduction::partial, false), 66);
 }
 
 }  // namespace
