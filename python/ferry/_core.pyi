@@ -500,6 +500,7 @@ class Exchange:
     def last_arrivals(self, lane: int = 0) -> Arrivals:
         """
         The Arrivals of the lane's last dispatch, also where it raised OverflowError or BadIdError.
+        UsageError where it brought none.
         """
 
     def load(self) -> ferry._counts.LoadCounts:

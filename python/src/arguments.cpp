@@ -64,6 +64,8 @@ const Array& Arguments::take(nb::handle object, const char* name) {
     if (gradients_ == Gradients::refused) refuse_gradients(object, name);
     if (is_lazily_negated(object, array.element)) array = without_lazy_bits(object, name);
   }
+  if (array.data == nullptr && !is_empty(array))
+    throw UsageError(str(name, ": has no memory: its storage was given back, or never made"));
   const bool reachable = is_host(where_) ? is_host(array.device)
                                          : array.device.device_type == where_.device_type &&
                                                array.device.device_id == where_.device_id;

@@ -57,12 +57,9 @@ nb::object part(PyArrivals& self, std::size_t index) {
   const ArrivedPart& arrived = self.arrivals.parts[index];
   const Element element = self.context.elements[index];
   const nb::object& given = self.context.memory.parts;
-  const nb::object& owner = given.is_none() ? self.keeper : given;
-  if (!given.is_none() && !layout.columns) {
-    const bool several = nb::isinstance<nb::tuple>(given) || nb::isinstance<nb::list>(given);
-    made = several ? nb::object(given[index]) : given;
-    return made;
-  }
+  const nb::object own = nb::isinstance<nb::tuple>(given) ? nb::object(given[index]) : given;
+  if (!given.is_none() && !layout.columns) return made = own;
+  const nb::object& owner = given.is_none() ? self.keeper : own;
   const Shape shape = shape_of_rows(self, layout.row_bytes * 8 / element.bits);
   const Shape strides = layout.columns ? strides_of_columns(self, arrived.leading_dimension) : Shape{};
   made = view_of(self.context.framework, arrived.data, element, shape, strides, self.context.device, owner);

@@ -212,8 +212,10 @@ std::pair<PyArrivals, nb::object> combine_backward(PyExchange& self, const nb::o
   Arrivals arrivals;
   {
     const nb::gil_scoped_release unlocked;
-    arrivals = call.exchange().combine_backward(in.tokens, in.plan, in.weights, rows, routes, in.options,
-                                                call.stream());
+    arrivals = call.bring([&] {
+      return call.exchange().combine_backward(in.tokens, in.plan, in.weights, rows, routes, in.options,
+                                              call.stream());
+    });
   }
   return {self.arrivals(lane, arrivals), d_weights};
 }

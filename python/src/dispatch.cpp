@@ -190,6 +190,9 @@ void read_dispatch(PyExchange& self, InCall& call, const DispatchArguments& give
   in.rank = call.exchange().rank().index();
   in.format = given.format ? parse_format(*given.format) : config.format;
   if (!given.memory.is_none()) in.context.memory = memory_of(given.memory);
+  // A list may lose what arrivals go on pointing into.
+  if (nb::isinstance<nb::list>(in.context.memory.parts))
+    in.context.memory.parts = nb::tuple(in.context.memory.parts);
 
   const bool several = nb::isinstance<nb::tuple>(given.tokens) || nb::isinstance<nb::list>(given.tokens);
   if (several && given.format && in.format.kind != FormatKind::opaque) {
@@ -232,8 +235,14 @@ void begin_dispatch(PyExchange& self, const DispatchInput& in) {
   const int lane = in.context.lane;
   self.set_framework(in.context.framework);
   self.context(lane) = in.context;
-  const bool writes_plan_of_lane = in.plan.empty() && in.context.memory.plan.is_none();
-  if (writes_plan_of_lane) ++self.state().lanes[static_cast<std::size_t>(lane)].generation;
+  LaneState& state = self.state().lanes[static_cast<std::size_t>(lane)];
+  state.came = false;
+  if (!in.plan.empty()) return;
+  if (in.context.memory.plan.is_none()) {
+    ++state.generation;
+  } else {
+    count_write_to(in.options.memory.plan);
+  }
 }
 
 namespace {
@@ -246,9 +255,11 @@ PyArrivals dispatch(PyExchange& self, const DispatchArguments& given) {
   Arrivals arrivals;
   {
     const nb::gil_scoped_release unlocked;
-    arrivals = in.plan.empty()
-                   ? call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream())
-                   : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options, call.stream());
+    arrivals = call.bring([&] {
+      return in.plan.empty()
+                 ? call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream())
+                 : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options, call.stream());
+    });
   }
   return self.arrivals(given.lane, arrivals);
 }
@@ -275,7 +286,7 @@ PyArrivals dispatch_receive(PyExchange& self, int lane, const nb::object& stream
   Arrivals arrivals;
   {
     const nb::gil_scoped_release unlocked;
-    arrivals = call.exchange().dispatch_receive(lane, call.stream());
+    arrivals = call.bring([&] { return call.exchange().dispatch_receive(lane, call.stream()); });
   }
   self.pending(lane) = {};
   return self.arrivals(lane, arrivals);

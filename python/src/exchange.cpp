@@ -73,7 +73,8 @@ PyArrivals PyExchange::arrivals(int lane, const Arrivals& arrivals) const {
               .framework = context.framework,
               .device = context.device,
               .shape = plan_shape(config()),
-              .tokens = context.tokens};
+              .tokens = context.tokens,
+              .writes = writes_to(arrivals.plan.storage())};
   if (own) {
     plan.state = state_;
     plan.lane = lane;
@@ -222,7 +223,8 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
               .owner = array.owner,
               .framework = array.framework,
               .device = state.where,
-              .shape = plan_shape(self.config())};
+              .shape = plan_shape(self.config()),
+              .writes = writes_to(array.data)};
   const auto needed = static_cast<std::size_t>(view_plan(nullptr, made.shape).bytes);
   if (made.plan.bytes() < needed) {
     throw UsageError(str("storage: ", made.plan.bytes(), " bytes, this exchange's plans take ", needed));
@@ -237,6 +239,8 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
   if (made.tokens < 0 || made.tokens > self.config().max_tokens) {
     throw UsageError(str("tokens = ", made.tokens, ", must be 0 to ", self.config().max_tokens));
   }
+  if (host && made.tokens != made.plan.tokens())
+    throw UsageError(str("tokens = ", made.tokens, ", the plan is one of ", made.plan.tokens()));
   return made;
 }
 
@@ -352,10 +356,17 @@ the arrays' framework, or to `stream`.)");
       .def(
           "last_arrivals",
           [](PyExchange& self, int lane) {
+            self.pending(lane);
+            if (!self.state().lanes[static_cast<std::size_t>(lane)].came) {
+              throw UsageError(str("last_arrivals: no dispatch of lane ", lane,
+                                   " has brought any: none was called, ",
+                                   "the last one was refused, or its receive half is to come"));
+            }
             return self.arrivals(lane, self.state().exchange.last_arrivals(lane));
           },
           "lane"_a = 0,
-          "The Arrivals of the lane's last dispatch, also where it raised OverflowError or BadIdError.")
+          "The Arrivals of the lane's last dispatch, also where it raised OverflowError or BadIdError.\n"
+          "UsageError where it brought none.")
       .def("load", &load, "LoadCounts: routes to every expert and rank so far, on every rank alike.",
            nb::sig("def load(self) -> ferry._counts.LoadCounts"))
       .def("wire", &wire, "WireCounts: bytes and messages this rank has written to others.",

@@ -92,6 +92,26 @@ class InCall {
     }
   }
 
+  // Runs a call, without the interpreter's lock, that returns arrivals. What it has found wrong in them does
+  // not keep them from coming.
+  template <class Call>
+  Arrivals bring(Call call) {
+    try {
+      const Arrivals arrivals = call();
+      lane_->came = true;
+      return arrivals;
+    } catch (const BadIdError&) {
+      lane_->came = true;
+      throw;
+    } catch (const BadSourceError&) {
+      lane_->came = true;
+      throw;
+    } catch (const OverflowError&) {
+      lane_->came = true;
+      throw;
+    }
+  }
+
   void use(Stream stream);
   Stream stream() const { return stream_; }
 

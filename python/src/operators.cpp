@@ -108,7 +108,8 @@ nb::tuple dispatch_rows(PyExchange& self, const nb::object& x, const nb::object&
   {
     const nb::gil_scoped_release unlocked;
     made->clear_rows(call.stream());
-    call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
+    call.bring(
+        [&] { return call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream()); });
   }
   return made->all();
 }
@@ -149,7 +150,8 @@ nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::
     const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
     const Memory dots = {to.dots, to.dots == nullptr ? 0 : sizes.rows * 4};
     clear_memory({to.parts[0], sizes.rows * row_bytes}, dots, call.where(), call.stream());
-    call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream());
+    call.bring(
+        [&] { return call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream()); });
   }
   return nb::make_tuple(memory.parts, memory.dots);
 }

@@ -2,12 +2,20 @@
 
 #include <nanobind/stl/string.h>
 
+#include <unordered_map>
+
 #include "bindings.hpp"
 #include "core/text.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {
 namespace {
+
+// The interpreter's lock guards it.
+std::unordered_map<const void*, std::uint64_t>& all_writes() {
+  static std::unordered_map<const void*, std::uint64_t> writes;
+  return writes;
+}
 
 using Table = std::int32_t* PlanView::*;
 
@@ -31,6 +39,7 @@ PyPlan copy(const PyPlan& self) {
   copied.plan = Plan::over(look_at(copied.owner, "plan").data, self.plan.bytes());
   copied.state.reset();
   copied.lane = -1;
+  copied.writes = writes_to(copied.plan.storage());
   return copied;
 }
 
@@ -42,7 +51,24 @@ const Plan& PyPlan::usable() const {
         str("plan: it lay in the memory of lane ", lane,
             ", and a later dispatch there has overwritten it: keep plan.copy() of it, or give memory"));
   }
+  if (writes != writes_to(plan.storage()))
+    throw UsageError("plan: a later dispatch has written another one to its memory");
+  // Results are as long as it says, and memory of the caller may hold anything.
+  if (is_host(device)) {
+    const PlanHeader& header = *view_plan(plan.storage(), shape).header;
+    if (header.magic == kPlanMagic && header.tokens != tokens)
+      throw UsageError(str("plan: was one of ", tokens, " tokens, its memory has one of ", header.tokens));
+  }
   return plan;
+}
+
+std::uint64_t writes_to(const void* storage) {
+  const auto found = all_writes().find(storage);
+  return found == all_writes().end() ? 0 : found->second;
+}
+
+void count_write_to(const void* storage) {
+  ++all_writes()[storage];
 }
 
 std::int64_t PyPlan::total() const {

@@ -22,11 +22,16 @@ struct PyPlan {
   SharedState state{};
   int lane = -1;
   std::uint64_t generation = 0;
+  std::uint64_t writes = 0;  // writes_to() its storage
 
   // Throws UsageError if the storage has been overwritten.
   const Plan& usable() const;
   std::int64_t total() const;  // rows on this rank; UsageError where only the device knows
 };
+
+// How often dispatches of this process have written a plan to this memory of a caller.
+std::uint64_t writes_to(const void* storage);
+void count_write_to(const void* storage);
 
 // Rows that calls with the plan may touch: its total where that is known, else the most there may be.
 std::int64_t rows_touched(const PyPlan& plan);

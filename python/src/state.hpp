@@ -13,6 +13,7 @@ namespace ferry::python {
 struct LaneState {
   std::atomic<bool> busy = false;            // a thread is inside a call
   std::atomic<std::uint64_t> generation{0};  // of the plan in the lane's own memory
+  std::atomic<bool> came = false;            // what the last dispatch brings
 };
 
 struct ExchangeState {

@@ -1,0 +1,141 @@
+"""Plans and arrivals in memory that has meanwhile got other content, or lost its own: refused, never followed."""
+
+import numpy as np
+import pytest
+
+import ferry
+from oracle import bf16
+
+HIDDEN, TOKENS = 64, 32
+SETTINGS = {"experts": 4, "top_k": 2, "hidden": HIDDEN, "max_tokens": TOKENS, "repeats": True}
+X = np.ones((TOKENS, HIDDEN), bf16)
+IDS = np.tile(np.array([[0, 3]], np.int32), (TOKENS, 1))
+
+
+def on_one_rank(body, **settings):
+    def with_exchange(rank):
+        body(ferry.Exchange(rank, **(SETTINGS | settings)))
+
+    ferry.Group.threads(1).run(with_exchange)
+
+
+def memory_for_plans(exchange):
+    return np.empty(ferry.plan_bytes(exchange.config, 1), np.uint8)
+
+
+def test_plans_whose_memory_another_dispatch_has_written():
+    def body(exchange):
+        memory = ferry.ArrivalsMemory(plan=memory_for_plans(exchange))
+        small = exchange.dispatch(X[:1], IDS[:1], memory=memory).plan
+        over = exchange.plan_over(small.storage)
+        rows = exchange.dispatch(X, IDS, memory=memory)
+        out = np.full((TOKENS, HIDDEN), 7, bf16)
+        for stale in (small, over):
+            for call in (
+                lambda: exchange.combine(rows.data, stale, result=out[:1]),
+                lambda: exchange.dispatch(X[:1], stale),
+                lambda: stale.rows,
+                lambda: stale.copy(),
+            ):
+                with pytest.raises(ferry.UsageError, match="a later dispatch has written another one to its memory"):
+                    call()
+        assert (out == 7).all()
+        exchange.combine(rows.data, rows.plan, result=out)
+        assert not (out == 7).any()
+
+    on_one_rank(body)
+
+
+def test_plans_whose_memory_has_got_another_one():
+    def body(exchange):
+        memory, other = memory_for_plans(exchange), memory_for_plans(exchange)
+        small = exchange.dispatch(X[:1], IDS[:1], memory=ferry.ArrivalsMemory(plan=memory)).plan
+        rows = exchange.dispatch(X, IDS, memory=ferry.ArrivalsMemory(plan=other))
+        memory[:] = other
+        with pytest.raises(ferry.UsageError, match=f"was one of 1 tokens, its memory has one of {TOKENS}"):
+            exchange.combine(rows.data, small)
+        exchange.combine(rows.data, exchange.plan_over(memory))
+
+    on_one_rank(body)
+
+
+def test_storage_of_another_number_of_tokens():
+    def body(exchange):
+        plan = exchange.dispatch(X, IDS).plan.copy()
+        assert exchange.plan_over(plan.storage, tokens=TOKENS).tokens == TOKENS
+        for tokens in (0, 1, TOKENS - 1):
+            with pytest.raises(ferry.UsageError, match=f"tokens = {tokens}, the plan is one of {TOKENS}"):
+                exchange.plan_over(plan.storage, tokens=tokens)
+
+    on_one_rank(body)
+
+
+def require_none(exchange):
+    with pytest.raises(ferry.UsageError, match="last_arrivals: no dispatch of lane 0 has brought any"):
+        exchange.last_arrivals()
+
+
+def test_arrivals_of_no_dispatch():
+    def body(exchange):
+        require_none(exchange)
+        with pytest.raises(ferry.UsageError):
+            exchange.dispatch(np.ones((TOKENS + 1, HIDDEN), bf16), np.zeros((TOKENS + 1, 2), np.int32))
+        require_none(exchange)
+        assert exchange.dispatch(X, IDS).call == exchange.last_arrivals().call
+        exchange.dispatch_send(X, IDS, format="fp8")
+        require_none(exchange)
+        exchange.dispatch_receive()
+        assert exchange.last_arrivals().scales.shape[1] == 1
+
+    on_one_rank(body)
+
+
+def test_arrivals_of_a_dispatch_that_a_peer_has_refused():
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS)
+        exchange.dispatch(X, IDS)
+        with pytest.raises(ferry.UsageError):
+            exchange.dispatch(X, IDS if rank.index == 0 else IDS[:1])
+        if rank.index == 0:
+            require_none(exchange)
+        exchange.dispatch(X, IDS)
+        assert exchange.last_arrivals().plan.rows.shape == (TOKENS, 2)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_list_of_parts_that_is_emptied():
+    def body(exchange):
+        blocks, leading = HIDDEN // 128 + 1, -(-exchange.capacity // 4) * 4
+        parts = [np.zeros((exchange.capacity, HIDDEN), np.uint8), np.zeros((blocks, leading), np.float32)]
+        rows = exchange.dispatch(X, IDS, memory=ferry.ArrivalsMemory(parts))
+        parts.clear()
+        assert (rows.scales[: rows.plan.total] > 0).all() and len(rows.data) == exchange.capacity
+
+    on_one_rank(body, format="fp8-columns", own_arrivals=False)
+
+
+def test_tensors_without_memory():
+    torch = pytest.importorskip("torch")
+
+    def freed(tensor):
+        tensor.untyped_storage().resize_(0)
+        return tensor
+
+    def body(exchange):
+        x, ids = torch.ones(3, HIDDEN, dtype=torch.bfloat16), torch.tensor([[0, 3]] * 3)
+        weights = torch.rand(3, 2)
+        rows = exchange.dispatch(x, ids, weights)
+        plan, data = rows.plan.copy(), rows.data.clone()
+        for call, name in (
+            (lambda: exchange.dispatch(x, ids, freed(weights.clone())), "weights"),
+            (lambda: exchange.combine(data, plan, weights=freed(torch.ones(exchange.capacity))), "weights"),
+            (lambda: exchange.combine(data, plan, home_weights=freed(weights.clone())), "home_weights"),
+            (lambda: exchange.route_values(freed(weights.clone()), plan), "values"),
+            (lambda: exchange.plan_over(freed(plan.storage.clone())), "storage"),
+            (lambda: exchange.dispatch(x, ids, memory=ferry.ArrivalsMemory(plan=freed(plan.storage.clone()))), "memory.plan"),
+        ):
+            with pytest.raises(ferry.UsageError, match=f"{name}: has no memory"):
+                call()
+
+    on_one_rank(body)
