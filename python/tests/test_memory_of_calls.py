@@ -133,6 +133,7 @@ def test_tensors_without_memory():
             (lambda: exchange.combine(data, plan, home_weights=freed(weights.clone())), "home_weights"),
             (lambda: exchange.route_values(freed(weights.clone()), plan), "values"),
             (lambda: exchange.plan_over(freed(plan.storage.clone())), "storage"),
+            (lambda: exchange.dispatch(x, ids, freed(torch.ones(4, 2)[1:])), "weights"),
             (lambda: exchange.dispatch(x, ids, memory=ferry.ArrivalsMemory(plan=freed(plan.storage.clone()))), "memory.plan"),
         ):
             with pytest.raises(ferry.UsageError, match=f"{name}: has no memory"):
