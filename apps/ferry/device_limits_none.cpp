@@ -1,6 +1,7 @@
 #include "apps/ferry/device_bench.hpp"
 #include "apps/ferry/device_limits.hpp"
 #include "apps/ferry/site.hpp"
+#include "core/backend.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::app {
@@ -8,7 +9,7 @@ namespace ferry::app {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw UnsupportedError("this build of ferry has no cuda backend");
+  throw UnsupportedError(kNoCudaBackend);
 }
 
 }  // namespace

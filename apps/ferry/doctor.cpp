@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/ferry/commands.hpp"
@@ -99,10 +100,18 @@ Finding look_at_mpi() {
   for (const std::filesystem::path& place : mpi_module_places()) {
     if (std::filesystem::exists(place)) return {State::here, "MPI module", place.string()};
   }
-  return {State::missing, "MPI module", "not found",
-          "only for ranks that mpirun starts. Install an MPI (Debian: libopenmpi-dev openmpi-bin) and build "
-          "again, or name "
-          "the module in FERRY_MPI_MODULE."};
+  const char* found = "no MPI was found when this program was built";
+  const char* remedy =
+      "Build again with -D FERRY_MPI=ON, which needs an MPI (Debian: libopenmpi-dev openmpi-bin)";
+  const std::string_view build = FERRY_MPI_WAS;
+  if (build == "left out") found = "left out of this build (FERRY_MPI=OFF)";
+  if (build == "built") {
+    found = "built, but not where it is looked for";
+    remedy = "Install what was built (cmake --install)";
+  }
+  return {State::missing, "MPI module", found,
+          fmt::format("only for ranks that mpirun starts. {}, or name libferry_mpi.so in FERRY_MPI_MODULE.",
+                      remedy)};
 }
 
 Finding look_at_gpus() {

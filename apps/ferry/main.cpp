@@ -52,6 +52,15 @@ void build(CLI::App& program) {
   add_trace(program);
 }
 
+// What to look at after a mistake: the subcommands, where the command line has named none.
+std::string hint(const CLI::App& program) {
+  if (!program.get_subcommands().empty()) return " (see --help)";
+  std::string names;
+  for (const CLI::App* command : program.get_subcommands({}))
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  return fmt::format(" (the subcommands are {}; see --help)", names);
+}
+
 int run(int argc, char** argv) {
   CLI::App program{
       "Ferry carries tokens of a Mixture-of-Experts layer to their experts and back: expert-parallel\n"
@@ -59,13 +68,13 @@ int run(int argc, char** argv) {
   build(program);
   try {
     program.parse(argc, argv);
-    if (program.get_subcommands().empty()) return fail(kUsage, "a subcommand is required (see --help)");
+    if (program.get_subcommands().empty()) return fail(kUsage, "a subcommand is required" + hint(program));
     return kOk;
   } catch (const CLI::Success& asked) {  // --help, --version
     program.exit(asked);
     return kOk;
   } catch (const CLI::ParseError& error) {
-    return fail(kUsage, std::string(error.what()) + " (see --help)");
+    return fail(kUsage, error.what() + hint(program));
   } catch (const CheckFailed& error) {
     return fail(kCheckFailed, error.what());
   } catch (const UsageError& error) {

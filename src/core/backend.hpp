@@ -90,6 +90,10 @@ class Backend {
   virtual WireCounts wire() const = 0;
 };
 
+// What a build without the backend cuda says when it is asked for it.
+inline constexpr const char* kNoCudaBackend =
+    "this build of ferry has no cuda backend: build it with -D FERRY_CUDA=ON";
+
 // Throws UnsupportedError when this build or machine has no such backend. `config` is complete.
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);

@@ -16,11 +16,11 @@ namespace {
 
 #if !FERRY_HAS_CUDA
 std::unique_ptr<Backend> make_cuda_backend(const Rank&, const Config&) {
-  refuse(BackendKind::cuda);
+  throw UnsupportedError(kNoCudaBackend);
 }
 
 Sizes cuda_backend_sizes(const Config&, int) {
-  refuse(BackendKind::cuda);
+  throw UnsupportedError(kNoCudaBackend);
 }
 #endif
 

@@ -145,10 +145,9 @@ const NpyArray* pointer(const std::optional<NpyArray>& array) {
 std::string find_ids(const std::string& name, const std::string& directory) {
   if (name.ends_with(".npy")) return name;
   if (directory.empty()) {
-    throw UsageError(str(
-        "recorded trace '", name, "': no directory given and FERRY_TRACES is not set; set it to the folder ",
-        "that holds recorded traces, give a path that ends in .npy, or use a synthesised trace "
-        "such as synth:decode"));
+    throw UsageError(str("recorded trace '", name,
+                         "': FERRY_TRACES is not set; set it to the folder that holds recorded traces, ",
+                         "give a path that ends in .npy, or use a synthesised trace such as synth:decode"));
   }
   if (!fs::is_directory(directory)) {
     throw UsageError(str("recorded trace '", name, "': ", directory,
@@ -159,7 +158,8 @@ std::string find_ids(const std::string& name, const std::string& directory) {
     if (fs::exists(base + ending)) return base + ending;
   }
   throw UsageError(
-      str("recorded trace '", name, "': found neither ", base, ".ids.npy nor ", base, ".exact_top8.npy"));
+      str("recorded trace '", name, "': found neither ", base, ".ids.npy nor ", base,
+          ".exact_top8.npy; `ferry trace list` lists those in the folder that FERRY_TRACES names"));
 }
 
 }  // namespace

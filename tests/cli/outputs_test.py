@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -176,6 +177,16 @@ class OtherCommandsTest(ProgramTest):
         text = self.succeed("doctor", environment={"FERRY_SHM_DIR": self.path("none")})
         self.assertRegex(text, r"(?m)^--  shared memory .* is not there$")
         self.assertRegex(text, r"(?m)^!!  cpu backend, processes .*none")
+
+    def test_doctor_tells_why_there_is_no_mpi_module(self):
+        text = self.succeed("doctor", environment={"FERRY_MPI_MODULE": self.path("none")})
+        found, advice = re.search(r"(?m)^--  MPI module +(.+)\n +(.+)$", text).groups()
+        if os.environ["FERRY_MPI"] == "OFF":
+            self.assertIn("left out of this build (FERRY_MPI=OFF)", found)
+            self.assertIn("-D FERRY_MPI=ON", advice)
+        else:
+            self.assertRegex(found, "^(built, but not|no MPI was found)")
+        self.assertIn("FERRY_MPI_MODULE", advice)
 
     def test_limits(self):
         limits = json.loads(self.succeed("limits", "--ranks", "3", "--json", "-"))

@@ -9,8 +9,8 @@ from program import SMALL, ProgramTest, ferry
 class RefusalsTest(ProgramTest):
     def test_usage(self):
         for words, arguments in [
-            (["subcommand"], []),
-            (["walk"], ["walk"]),
+            (["subcommand", "run, bench, limits, doctor, trace"], []),
+            (["walk", "run, bench, limits, doctor, trace"], ["walk"]),
             (["--rank"], ["run", "--rank", "3"]),
             (["0", "--ranks"], ["run", "--ranks", "0"]),
             (["-1", "--ranks"], ["run", "--ranks=-1"]),
@@ -49,7 +49,7 @@ class RefusalsTest(ProgramTest):
             (["--top-k 3", "4"], ["run", *SMALL, "--top-k", "3"]),
             (["top_k", "9"], ["run", "--trace", "synth:decode:experts=8,top_k=9"]),
             (["synth:rain"], ["run", "--trace", "synth:rain"]),
-            (["no/such", "FERRY_TRACES"], ["run", "--trace", "no/such"]),
+            (["no/such", "FERRY_TRACES is not set", ".npy", "synth:"], ["run", "--trace", "no/such"]),
             (["tokens=0", "found 0"], ["trace", "info", "synth:decode:tokens=0"]),
             (["name"], ["trace", "info"]),
             (["--out"], ["trace", "synth", "synth:decode"]),
@@ -81,6 +81,9 @@ class RefusalsTest(ProgramTest):
     def test_recorded_trace_in_a_folder_that_is_not_there(self):
         self.refuse(2, [self.path("none"), "FERRY_TRACES"], "run", "--trace", "a/b",
                     environment={"FERRY_TRACES": self.path("none")})
+
+    def test_recorded_trace_that_is_not_in_its_folder(self):
+        self.refuse(2, ["a/b", "ferry trace list"], "run", "--trace", "a/b", environment={"FERRY_TRACES": self.folder})
 
     def test_damaged_trace(self):
         path = self.path("x.ids.npy")
