@@ -63,6 +63,31 @@ Array look_at(nb::handle object, const char* name) {
   return look_at_dlpack(object, name);
 }
 
+namespace {
+
+template <class Imported>
+std::optional<Array> imported(nb::handle object) {
+  Imported array;
+  if (!nb::try_cast(nb::borrow(object), array)) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  // The memory may be of this import alone, and the object not have it.
+  const auto forget = [](void* kept) noexcept { delete static_cast<Imported*>(kept); };
+  Array found{.data = const_cast<void*>(static_cast<const void*>(array.data())),
+              .element = array.dtype(),
+              .device = {array.device_type(), array.device_id()},
+              .framework = Framework::dlpack,
+              .owner = nb::capsule(new Imported(array), forget)};
+  for (std::size_t i = 0; i < array.ndim(); ++i) {
+    found.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
+    found.strides.push_back(array.stride(i));
+  }
+  return found;
+}
+
+}  // namespace
+
 Array look_at_dlpack(nb::handle object, const char* name) {
   if (PyCapsule_CheckExact(object.ptr())) {
     const char* kind = PyCapsule_GetName(object.ptr());
@@ -74,21 +99,13 @@ Array look_at_dlpack(nb::handle object, const char* name) {
     throw UsageError(
         str(name, ": expected an array of NumPy, PyTorch or CuPy, or one with __dlpack__, got ", type));
   }
-  nb::ndarray<nb::ro> array;
-  if (!nb::try_cast(nb::borrow(object), array)) {
-    PyErr_Clear();
-    throw UsageError(str(name, ": its __dlpack__ gives no array that can be read"));
+  // Asked for memory to write to, one that is read-only and says so gives none.
+  if (std::optional<Array> found = imported<nb::ndarray<>>(object)) return *std::move(found);
+  if (std::optional<Array> found = imported<nb::ndarray<nb::ro>>(object)) {
+    found->read_only = true;
+    return *std::move(found);
   }
-  Array found{.data = const_cast<void*>(array.data()),
-              .element = array.dtype(),
-              .device = {array.device_type(), array.device_id()},
-              .framework = Framework::dlpack,
-              .owner = nb::cast(array)};
-  for (std::size_t i = 0; i < array.ndim(); ++i) {
-    found.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
-    found.strides.push_back(array.stride(i));
-  }
-  return found;
+  throw UsageError(str(name, ": its __dlpack__ gives no array that can be read"));
 }
 
 }  // namespace ferry::python
