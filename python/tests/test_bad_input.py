@@ -277,6 +277,17 @@ def test_what_is_no_group():
         ferry.Group.custom(0, 1, lambda mine: [b"x"], lambda: None).join()
 
 
+class SaysTwo(list):
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize(("times", "pattern"), [(1, "got a list of 1$"), (3, "got a list of more than 2$")])
+def test_a_list_that_is_not_as_long_as_it_says(times, pattern):
+    with pytest.raises(ferry.UsageError, match=pattern):
+        ferry.Group.custom(0, 2, lambda mine: SaysTwo([mine] * times), lambda: None).join()
+
+
 def test_gpus_that_this_build_or_machine_does_not_have():
     def body(rank):
         with pytest.raises(ferry.UnsupportedError, match="cuda|CUDA"):
