@@ -51,6 +51,8 @@ class Placement:
     def experts_of(self, rank: int) -> list[int]:
         """The global ids of a rank's experts, in local order."""
 
+    def __repr__(self) -> str: ...
+
 class Config:
     """
     The configuration of an exchange, the same on every rank.
@@ -178,6 +180,8 @@ class Sizes:
     @property
     def total(self) -> int:
         """the sum"""
+
+    def __repr__(self) -> str: ...
 
 def size_of(config: Config, ranks: int, rank: int = 0) -> Sizes:
     """
@@ -641,6 +645,8 @@ class Trace:
     def save(self, prefix: str) -> None:
         """Writes PREFIX.ids.npy and what goes with it; open_trace reads it back."""
 
+    def __repr__(self) -> str: ...
+
 def open_trace(name: str, directory: str = '', experts: int = 0) -> Trace:
     """
     Opens a trace: 'synth:decode', 'synth:prefill', 'synth:uniform' (also '-grouped', and ':key=value,...'), the
@@ -691,6 +697,8 @@ class LoadStatistics:
     @property
     def idle(self) -> int:
         """experts without a route"""
+
+    def __repr__(self) -> str: ...
 
 def load_statistics(counts: Any) -> LoadStatistics:
     """

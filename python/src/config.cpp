@@ -147,7 +147,12 @@ void bind_sizes(nb::module_& module) {
       .def_ro("signals", &Sizes::signals, "symmetric: flags, counts, refusals")
       .def_ro("arrivals", &Sizes::arrivals, "owned outputs of all lanes")
       .def_ro("plans", &Sizes::plans, "plans and working memory of the lanes")
-      .def_prop_ro("total", &Sizes::total, "the sum");
+      .def_prop_ro("total", &Sizes::total, "the sum")
+      .def("__repr__", [](const Sizes& s) {
+        return str("Sizes(dispatch_staging=", s.dispatch_staging, ", combine_staging=", s.combine_staging,
+                   ", signals=", s.signals, ", arrivals=", s.arrivals, ", plans=", s.plans,
+                   ", total=", s.total(), ")");
+      });
   module.def(
       "size_of", [](const Config& config, int ranks, int rank) { return size_of(config, ranks, rank); },
       "config"_a, "ranks"_a, "rank"_a = 0,
@@ -190,7 +195,11 @@ void bind_placement(nb::module_& module) {
             }
             return self.experts_of(rank);
           },
-          "rank"_a, "The global ids of a rank's experts, in local order.");
+          "rank"_a, "The global ids of a rank's experts, in local order.")
+      .def("__repr__", [](const Placement& self) {
+        return str("Placement(", self.experts(), " experts on ", self.ranks(), " ranks, version ",
+                   self.version(), ")");
+      });
 }
 
 }  // namespace

@@ -47,7 +47,12 @@ void bind_statistics(nb::module_& module) {
       .def_ro("min", &LoadStatistics::min, "the smallest load")
       .def_ro("sigma_ln", &LoadStatistics::sigma_ln, "standard deviation of ln(load), loads above 0")
       .def_ro("gini", &LoadStatistics::gini, "Gini coefficient")
-      .def_ro("idle", &LoadStatistics::idle, "experts without a route");
+      .def_ro("idle", &LoadStatistics::idle, "experts without a route")
+      .def("__repr__", [](const LoadStatistics& s) {
+        return str("LoadStatistics(routes=", s.routes, ", max=", s.max, ", p99=", s.p99, ", p90=", s.p90,
+                   ", p50=", s.p50, ", p10=", s.p10, ", min=", s.min, ", sigma_ln=", s.sigma_ln,
+                   ", gini=", s.gini, ", idle=", s.idle, ")");
+      });
   module.def(
       "load_statistics", [](const nb::object& counts) { return load_statistics(counts_of(counts)); },
       "counts"_a, "LoadStatistics of routes to every expert, int64 [E]. UsageError for none, or a sum of 0.");
@@ -95,7 +100,11 @@ void bind_trace(nb::module_& module) {
           [](const Trace& t, int layer) { return copied(expert_counts(t, layer), kInt64, {t.experts}); },
           "layer"_a, "int64 [E]: routes to each expert in a layer.")
       .def("save", &save_trace, "prefix"_a,
-           "Writes PREFIX.ids.npy and what goes with it; open_trace reads it back.");
+           "Writes PREFIX.ids.npy and what goes with it; open_trace reads it back.")
+      .def("__repr__", [](const Trace& t) {
+        return str("Trace('", t.name, "', layers=", t.layers, ", tokens=", t.tokens, ", top_k=", t.top_k,
+                   ", experts=", t.experts, ")");
+      });
   module.def(
       "open_trace",
       [](const std::string& name, const std::string& directory, int experts) {

@@ -30,6 +30,9 @@ def test_a_configuration_says_what_it_is():
     assert (config.format, config.wire, config.reduction, config.deadline) == ("fp8-columns-pow2", "fp32", "exact", 5.0)
     assert (config.backend, config.layout, config.alignment, config.lanes) == ("cpu", "expert_major", 1, 1)
     assert "experts=8" in repr(config)
+    sizes = ferry.size_of(config, 4)
+    assert f"plans={sizes.plans}, total={sizes.total})" in repr(sizes)
+    assert repr(ferry.Placement.blocks(8, 4)) == "Placement(8 experts on 4 ranks, version 0)"
     assert ferry.MAX_TOP_K == 32 and ferry.MAX_PARTS == 4
 
 
@@ -100,7 +103,9 @@ def test_traces_are_played(tmp_path):
     assert np.array_equal(ids, trace.ids[1, 48:56]) and np.array_equal(weights, trace.weights[1, 48:56])
     counts = trace.expert_counts(0)
     assert counts.tolist() == np.bincount(trace.ids[0].ravel(), minlength=32).tolist()
+    assert repr(trace) == f"Trace('{trace.name}', layers=2, tokens=64, top_k=4, experts=32)"
     statistics = ferry.load_statistics(counts)
+    assert repr(statistics).startswith(f"LoadStatistics(routes={statistics.routes}, max=")
     assert statistics.routes == 256 and statistics.max == counts.max() / 8
     assert ferry.rank_counts(counts, ferry.Placement.blocks(32, 4)).tolist() == counts.reshape(4, 8).sum(1).tolist()
     trace.save(str(tmp_path / "kept"))
