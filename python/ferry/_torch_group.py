@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from ferry._core import Group
-from ferry.error import UsageError
+from ferry.error import UnsupportedError, UsageError
 
 
 def meet(process_group=None) -> Group:
-    import torch.distributed as dist
+    try:
+        import torch.distributed as dist
+    except ModuleNotFoundError as missing:
+        raise UnsupportedError(f"Group.torch: needs PyTorch, which cannot be imported: {missing}") from missing
 
     if not (dist.is_available() and dist.is_initialized()):
         raise UsageError("Group.torch: torch.distributed is not initialised: call init_process_group first")

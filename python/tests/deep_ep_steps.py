@@ -5,7 +5,7 @@ import numpy as np
 
 import ferry
 import ferry.deep_ep as deep_ep
-from oracle import random_step
+from oracle import bf16, random_step
 
 HIDDEN = 256
 fp8 = ml_dtypes.float8_e4m3fn
@@ -13,6 +13,14 @@ fp8 = ml_dtypes.float8_e4m3fn
 
 def step_of(rng, ranks=4, most=9, ids=np.int64, experts=16, top_k=3, hidden=HIDDEN):
     return random_step(rng, ranks, experts=experts, top_k=top_k, hidden=hidden, most=most, ids=ids)
+
+
+def full_step(rng, ranks=2):
+    """Of two tokens or more on every rank, so that a wrong shape is one."""
+    step = step_of(rng, ranks, most=1)
+    tokens = [rng.standard_normal((5, HIDDEN)).astype(bf16) for _ in range(ranks)]
+    ids = [np.array([rng.permutation(16)[:3] for _ in range(5)]) for _ in range(ranks)]
+    return type(step)(16, 3, tokens, ids, [rng.random((5, 3), np.float32) for _ in range(ranks)])
 
 
 def on_ranks(ranks):
@@ -29,9 +37,9 @@ def on_ranks(ranks):
 def layout_and_dispatch(buffer, step, me, x=None, **settings):
     ids = step.ids[me]
     per_rank, per_rdma, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, step.experts)
-    given = {"topk_idx": ids, "topk_weights": step.weights[me]}
+    given = {"topk_idx": ids, "topk_weights": step.weights[me], "num_tokens_per_expert": per_expert}
     return buffer.dispatch(step.tokens[me] if x is None else x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma,
-                           is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, **(given | settings))
+                           is_token_in_rank=in_rank, **(given | settings))
 
 
 def low_latency(buffer, step, me, most=9, **settings):

@@ -48,6 +48,12 @@ def test_without_pytorch():
 
         assert Buffer is ferry.deep_ep.Buffer
         assert not hasattr(ferry.deep_ep, "topk_idx_t") and "topk_idx_t" not in ferry.deep_ep.__all__
+        try:
+            Buffer("x")
+        except ferry.UsageError as error:
+            assert "Buffer: expected a ferry.Group" in str(error) and "got str" in str(error) and "PyTorch" in str(error)
+        else:
+            raise AssertionError("nothing was refused")
         """)
 
 

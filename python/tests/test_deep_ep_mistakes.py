@@ -10,7 +10,7 @@ import pytest
 
 import ferry
 import ferry.deep_ep as deep_ep
-from deep_ep_steps import HIDDEN, layout_and_dispatch, low_latency, on_ranks, step_of
+from deep_ep_steps import HIDDEN, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
 from ferry.deep_ep import _exchanges
 from ferry.deep_ep._events import Streams
 from oracle import bf16, messages_to, routes_to, same_bits
@@ -41,15 +41,25 @@ def test_mistakes(rng):
             buffer.combine(step.tokens[0].astype(np.float32), handle)
 
 
-def test_ranks_that_differ_are_told(rng):
-    step = step_of(rng, ranks=2)
+@pytest.mark.parametrize("numbers", [("a", 16), (9.5, 16), (9, None), (0, 16)])
+def test_numbers_of_low_latency_mode(rng, numbers):
+    step = full_step(rng, 1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        with pytest.raises(ferry.UsageError, match="expected a whole number"):
+            buffer.low_latency_dispatch(step.tokens[0], step.ids[0], *numbers)
+
+
+def test_more_rows_than_the_worst(rng):
+    step = full_step(rng)
 
     @on_ranks(2)
     def _(me, buffer):
-        cut = type(step)(step.experts, 2 if me else 3, step.tokens, [i[:, : 2 if me else 3] for i in step.ids],
-                         [w[:, : 2 if me else 3] for w in step.weights])
-        with pytest.raises(ferry.UsageError, match="hidden, experts, top_k"):
-            layout_and_dispatch(buffer, cut, me)
+        came = len(messages_to(step, me))
+        with pytest.raises(ferry.UsageError, match=f"num_worst_tokens = 1, but {came} rows") if me else contextlib.nullcontext():
+            layout_and_dispatch(buffer, step, me, num_worst_tokens=1 if me else came)
+        assert len(layout_and_dispatch(buffer, step, me, num_worst_tokens=came)[0]) == came
 
 
 def mistakes_of_one_rank():
@@ -65,15 +75,13 @@ def mistakes_of_one_rank():
         "alignment": lambda b, s, me: layout_and_dispatch(b, s, me, expert_alignment=0),
         "worst": lambda b, s, me: layout_and_dispatch(b, s, me, num_worst_tokens=-5),
         "overlap": lambda b, s, me: layout_and_dispatch(b, s, me, allocate_on_comm_stream=True),
+        "a fraction of alignment": lambda b, s, me: layout_and_dispatch(b, s, me, expert_alignment=1.5),
+        "a fraction of a row": lambda b, s, me: layout_and_dispatch(b, s, me, num_worst_tokens=3.5),
+        "config": lambda b, s, me: layout_and_dispatch(b, s, me, config=7),
+        "config of words": lambda b, s, me: layout_and_dispatch(b, s, me, config=deep_ep.Config("a")),
+        "event": lambda b, s, me: layout_and_dispatch(b, s, me, previous_event=7),
+        "counts": lambda b, s, me: layout_and_dispatch(b, s, me, num_tokens_per_expert=np.zeros(16, object)),
     }
-
-
-def full_step(rng, ranks=2):
-    """Of two tokens or more on every rank, so that a wrong shape is one."""
-    step = step_of(rng, ranks, most=1)
-    tokens = [rng.standard_normal((5, HIDDEN)).astype(bf16) for _ in range(ranks)]
-    ids = [np.array([rng.permutation(16)[:3] for _ in range(5)]) for _ in range(ranks)]
-    return type(step)(16, 3, tokens, ids, [rng.random((5, 3), np.float32) for _ in range(ranks)])
 
 
 @pytest.mark.parametrize("name", mistakes_of_one_rank())
@@ -90,7 +98,8 @@ def test_dispatch_ends_on_all_ranks(rng, name):
         assert [t for _, t in messages_to(step, me)] == layout_and_dispatch(buffer, step, me)[4][3].tolist()
 
 
-@pytest.mark.parametrize("name", ["x", "overlap", "bias", "weights", "again", "again with ids"])
+@pytest.mark.parametrize("name", ["x", "overlap", "config", "config of words", "bias", "three biases", "bias of float32",
+                                  "bias of objects", "weights", "again", "again with ids", "again with config"])
 def test_calls_by_a_handle_end_on_all_ranks(rng, name):
     step = full_step(rng)
 
@@ -101,10 +110,16 @@ def test_calls_by_a_handle_end_on_all_ranks(rng, name):
         wrong = {
             "x": {"x": rows.astype(np.float32)},
             "overlap": {"allocate_on_comm_stream": True},
+            "config": {"config": 7},
+            "config of words": {"config": deep_ep.Config("a")},
             "bias": {"bias": np.ones((1, HIDDEN), bf16)},
+            "three biases": {"bias": (step.tokens[me],) * 3},
+            "bias of float32": {"bias": step.tokens[me].astype(np.float32)},
+            "bias of objects": {"bias": (step.tokens[me], step.tokens[me].astype(object))},
             "weights": {"topk_weights": weights.astype(np.float64)},
             "again": {"x": step.tokens[me].astype(np.float32)},
             "again with ids": {"topk_idx": step.ids[me]},
+            "again with config": {"config": deep_ep.Config(-2)},
         }[name]
         call = buffer.combine
         if name.startswith("again"):

@@ -1,6 +1,7 @@
 """Groups of threads, of processes that meet by their own means, and what run() gives back."""
 
 import multiprocessing
+import sys
 
 import numpy as np
 import pytest
@@ -117,6 +118,13 @@ def test_errors_travel_between_processes():
             return type(again) is ferry.OverflowError and again.record == error.record and str(again) == str(error)
 
     assert ferry.Group.threads(1).run(body) == [True]
+
+
+def test_pytorch_must_be_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # what is not found
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    with pytest.raises(ferry.UnsupportedError, match="Group.torch: needs PyTorch"):
+        ferry.Group.torch()
 
 
 def test_torch_distributed_must_be_there():

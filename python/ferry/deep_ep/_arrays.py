@@ -148,5 +148,5 @@ def _torch(on_device):
 def arrays_of(array):
     """What works on arrays of this kind."""
     if type(array).__module__.startswith("torch"):
-        return _torch(array.is_cuda)
+        return _torch(getattr(array, "is_cuda", False))  # what else PyTorch has is refused as no tensor
     return _numpy()

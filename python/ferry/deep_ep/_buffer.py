@@ -7,11 +7,11 @@ import os
 import ferry
 from ferry.deep_ep import _low_latency, _normal
 from ferry.deep_ep._arrays import arrays_of
-from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
+from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint, require_config
 from ferry.deep_ep._events import EventHandle, EventOverlap, Streams
 from ferry.deep_ep._exchanges import Exchanges, group_of
 from ferry.deep_ep._layout import Tables, token_counts
-from ferry.deep_ep._mistakes import require
+from ferry.deep_ep._mistakes import require, require_whole
 
 
 class Buffer:
@@ -157,17 +157,16 @@ class Buffer:
         x = tuple(x) if isinstance(x, list) else x
         like = x[0] if isinstance(x, tuple) and x else x
         arrays = arrays_of(like)
-        config = config or dispatch_config(Buffer.num_sms)
-        sm_limit = config.num_sms if arrays.on_device else 0
+        config = dispatch_config(Buffer.num_sms) if config is None else config
 
         def read_again():
-            self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
+            self._check_call(config, previous_event, async_finish, allocate_on_comm_stream)
             if topk_idx is not None or topk_weights is not None:
                 raise ferry.UsageError("dispatch: a handle excludes topk_idx and topk_weights")
             return _normal.carried(arrays, x)
 
         def read_new():
-            self._check_overlap(previous_event, async_finish, allocate_on_comm_stream)
+            self._check_call(config, previous_event, async_finish, allocate_on_comm_stream)
             self._check_routes(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
                                num_worst_tokens, expert_alignment)
             return _normal.routes_of(
@@ -176,12 +175,12 @@ class Buffer:
         inputs = tensors_of((x, topk_idx, topk_weights, is_token_in_rank))
         with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
             if handle is not None:
-                recv_x = _normal.dispatch_again(arrays, read_again, like, handle, sm_limit)
+                recv_x = _normal.dispatch_again(arrays, read_again, like, handle, config)
                 received = (recv_x, None, None, None, None)
             else:
                 received = _normal.dispatch_new(
                     self, arrays, read_new, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment,
-                    num_worst_tokens, sm_limit, max(1, config.num_sms // 2))
+                    num_worst_tokens, config)
             call.outputs = tensors_of(received[:3])
         return (*received, call.event)
 
@@ -198,17 +197,17 @@ class Buffer:
     ):
         """(combined_x bfloat16 [T, H], combined_topk_weights float32 [T, K] or None, event).
 
-        The sum of a token's rows over ranks, not weighted, plus up to two biases; weights are summed by slot.
+        The sum of a token's rows over ranks, not weighted, plus up to two biases, bfloat16 [T, H]; weights are summed by slot.
         """
         self.exchanges.check_open()
         arrays = arrays_of(x)
-        sm_limit = (config or combine_config(Buffer.num_sms)).num_sms if arrays.on_device else 0
+        config = combine_config(Buffer.num_sms) if config is None else config
         biases = tuple(bias) if isinstance(bias, (tuple, list)) else bias
         inputs = tensors_of((x, topk_weights, biases))
         with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
             combined = _normal.combine(
                 self, arrays, x, handle, topk_weights, bias,
-                lambda: self._check_overlap(previous_event, async_finish, allocate_on_comm_stream), sm_limit)
+                lambda: self._check_call(config, previous_event, async_finish, allocate_on_comm_stream), config)
             call.outputs = tensors_of(combined)
         return (*combined, call.event)
 
@@ -249,6 +248,8 @@ class Buffer:
         arrays = arrays_of(x)
         require(arrays, x, "x", 2)
         require(arrays, topk_idx, "topk_idx", 2)
+        require_whole(num_max_dispatch_tokens_per_rank, "num_max_dispatch_tokens_per_rank", 1)
+        require_whole(num_experts, "num_experts", 1)
 
         def format_of():
             self._check_hook(async_finish, return_recv_hook)
@@ -316,7 +317,10 @@ class Buffer:
         """Does nothing: no rank is masked."""
 
     @staticmethod
-    def _check_overlap(previous_event, async_finish, allocate_on_comm_stream):
+    def _check_call(config, previous_event, async_finish, allocate_on_comm_stream):
+        require_config(config)
+        if previous_event is not None and not isinstance(previous_event, EventOverlap):
+            raise ferry.UsageError(f"previous_event: expected an EventOverlap, got {type(previous_event).__name__}")
         if allocate_on_comm_stream and (previous_event is None or not async_finish):
             raise ferry.UsageError("allocate_on_comm_stream needs previous_event and async_finish")
 
@@ -332,11 +336,10 @@ class Buffer:
                 "dispatch: without a handle num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed")
         if (topk_idx is None) != (topk_weights is None):
             raise ferry.UsageError("dispatch: topk_idx and topk_weights go together")
+        require_whole(worst, "num_worst_tokens", 0)
+        require_whole(alignment, "expert_alignment", 1)
         if worst > 0 and topk_idx is None:
             raise ferry.UsageError("dispatch: num_worst_tokens needs topk_idx and topk_weights")
-        if worst < 0 or alignment < 1:
-            raise ferry.UsageError(
-                f"dispatch: num_worst_tokens = {worst}, expert_alignment = {alignment}, must be 0, 1 or more")
 
 
 def tensors_of(values):

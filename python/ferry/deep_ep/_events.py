@@ -73,7 +73,7 @@ class Streams:
         current = torch.cuda.current_stream()
         # Where nothing is asked for, the current stream is as good as a private one between two waits. The event of a
         # call that was not asynchronous holds none.
-        before = previous_event.event if previous_event is not None else None
+        before = getattr(previous_event, "event", None)  # what is no event the call refuses
         private = async_finish or before is not None
         stream = self.comm() if private else current
         if before is not None:

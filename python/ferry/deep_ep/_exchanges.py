@@ -12,6 +12,14 @@ ROUNDING = 256  # of the most tokens of a rank: a slightly larger step needs no 
 REFUSED = -1  # what a rank says in place of its tokens when it cannot take part
 TEXT = 256  # bytes of what it says then
 
+# What ranks agree on comes with the call they are in: a rank that is in another one is found out.
+DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS = range(3)
+CALLS = (
+    "a dispatch without a handle",
+    "the first low-latency call of a shape",
+    "the first combine with topk_weights of a shape",
+)
+
 
 def group_of(group, comm) -> ferry.Group | ferry.Rank:
     """A ferry group from what a Buffer is given. A caller's own keeps its deadline."""
@@ -20,7 +28,12 @@ def group_of(group, comm) -> ferry.Group | ferry.Rank:
     if comm is not None:
         made = ferry.Group.custom(comm.Get_rank(), comm.Get_size(), comm.allgather, comm.Barrier)
     else:
-        made = ferry.Group.torch(group)
+        try:
+            made = ferry.Group.torch(group)
+        except ferry.UnsupportedError as missing:
+            raise ferry.UsageError(
+                "Buffer: expected a ferry.Group, a ferry.Rank, a communicator as comm or, with PyTorch, "
+                f"a process group, got {type(group).__name__}; {missing}") from missing
     made.set_deadline(DEADLINE)  # before it is joined: a rank keeps the one it joins with
     return made
 
@@ -57,7 +70,7 @@ class Exchanges:
             mine = found.shape
         except Exception as error:
             mistake = error
-        said = [struct.unpack("4q", theirs) for theirs in self.rank.all_gather(struct.pack("4q", *mine))]
+        said = self._say(DISPATCH, mine, mistake)
         tokens_of_ranks = [tokens for tokens, *_ in said]
         if REFUSED in tokens_of_ranks:
             self._raise_mistake(mistake, tokens_of_ranks.index(REFUSED))
@@ -67,6 +80,15 @@ class Exchanges:
                     f"dispatch: rank {rank} has [hidden, experts, top_k] = {shape}, "
                     f"rank {self.rank.index} has {list(mine[1:])}")
         return found, tokens_of_ranks
+
+    def _say(self, call, numbers, mistake=None):
+        """Collective: the four numbers of every rank. UsageError on all where they are not in the same call."""
+        said = [struct.unpack("5q", theirs) for theirs in self.rank.all_gather(struct.pack("5q", call, *numbers))]
+        for rank, (theirs, *_) in enumerate(said):
+            if theirs != said[0][0]:
+                different = f"rank 0 is in {CALLS[said[0][0]]}, rank {rank} in {CALLS[theirs]}"
+                raise ferry.UsageError(different) from mistake
+        return [numbers for _, *numbers in said]
 
     def _raise_mistake(self, mistake, first):
         """Collective: raises this rank's own, or what rank `first` says."""
@@ -94,11 +116,17 @@ class Exchanges:
         if key not in self._made:
             columns = -(-config.top_k // 4) * 4
             settings = normal_settings(config.max_tokens, columns, config.experts, config.top_k)
+            self._say(FIRST_WEIGHTS, (0, 0, 0, 0))
             self._made[key] = [self._make(arrays, settings | {"format": "fp32", "wire": "fp32"})]
         return self._made[key][0]
 
     def low_latency(self, arrays, max_tokens, hidden, experts, top_k):
         return Pool(self, arrays, low_latency_settings(max_tokens, hidden, experts, top_k))
+
+    def first_low_latency(self, arrays, settings):
+        """Collective: another exchange."""
+        self._say(FIRST_LOW_LATENCY, (0, 0, 0, 0))
+        return self._make(arrays, settings)
 
     def _make(self, arrays, settings):
         backend = "cuda" if arrays.on_device else "cpu"
@@ -113,7 +141,7 @@ class Pool:
     def __init__(self, exchanges, arrays, settings):
         self._key = ("low latency", *sorted(settings.items()))
         self._all = exchanges._made.setdefault(self._key, [])
-        self._make = lambda: exchanges._make(arrays, settings)
+        self._make = lambda: exchanges.first_low_latency(arrays, settings)
         self._busy = exchanges.__dict__.setdefault("_busy", set())
 
     def take(self):

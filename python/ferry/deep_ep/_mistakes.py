@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 
 import ferry
+
+MOST = 2**31 - 1  # of numbers that the core takes
 
 
 def require(arrays, array, name, dimensions, *types):
@@ -20,6 +23,16 @@ def require(arrays, array, name, dimensions, *types):
 def require_shape(array, name, expected):
     if array.shape != expected:
         raise ferry.UsageError(f"{name}: expected shape {list(expected)}, got {list(array.shape)}")
+
+
+def require_whole(number, name, least):
+    """Raises UsageError unless `number` is whole, `least` or more."""
+    try:
+        found = None if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        found = None
+    if found is None or not least <= found <= MOST:
+        raise ferry.UsageError(f"{name}: expected a whole number of {least} to {MOST}, got {number!r}")
 
 
 class told_to_peers:
@@ -39,7 +52,8 @@ class told_to_peers:
 
 def refuse_dispatch(exchange, arrays, like):
     # With tokens the refusal goes to their stream, behind the calls before it; ids are what is missing.
-    exchange.dispatch(arrays.empty((0, exchange.config.hidden), "bfloat16", like), None)
+    tokens = arrays.empty((0, exchange.config.hidden), "bfloat16", like) if arrays.has(like) else None
+    exchange.dispatch(tokens, None)
 
 
 def refuse_combine(exchange, plan):

@@ -136,7 +136,7 @@ def routes_of(arrays, ranks, x, topk_idx, topk_weights, is_token_in_rank, num_to
     tokens, hidden = len(what.like), what.like.shape[1]
     require(arrays, is_token_in_rank, "is_token_in_rank", 2, "bool")
     require_shape(is_token_in_rank, "is_token_in_rank", (tokens, ranks))
-    require(arrays, num_tokens_per_expert, "num_tokens_per_expert", 1)
+    require(arrays, num_tokens_per_expert, "num_tokens_per_expert", 1, "int32", "int64")
     experts = num_tokens_per_expert.shape[0]
     if topk_idx is None:
         ids = _layout.ids_of_ranks(arrays, is_token_in_rank)
@@ -148,9 +148,7 @@ def routes_of(arrays, ranks, x, topk_idx, topk_weights, is_token_in_rank, num_to
     return Routes(what, ids, weights, experts, (tokens, hidden, experts, ids.shape[1]))
 
 
-def dispatch_new(
-    buffer, arrays, read, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst, sm_limit, channels
-):
+def dispatch_new(buffer, arrays, read, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst, config):
     """Routes that `read` returns: (recv_x, recv_topk_idx, recv_topk_weights, counts of local experts, handle)."""
     given = topk_idx is not None
     routes, tokens_of_ranks = buffer.exchanges.agree(read)
@@ -159,10 +157,12 @@ def dispatch_new(
     with told_to_peers(lambda: refuse_dispatch(exchange, arrays, what.like)):
         memory = Memory(arrays, exchange, what, worst, slots, given)
     rows = exchange.dispatch(
-        what.tokens, routes.ids, routes.weights, format=what.format, memory=memory.given(), sm_limit=sm_limit)
-    handle = NormalHandle(arrays, exchange, rows, is_token_in_rank, tokens_of_ranks, channels)
+        what.tokens, routes.ids, routes.weights, format=what.format, memory=memory.given(),
+        sm_limit=sm_limit_of(arrays, config))
+    handle = NormalHandle(arrays, exchange, rows, is_token_in_rank, tokens_of_ranks, max(1, config.num_sms // 2))
     counts = []
     if worst > 0:
+        require_room(arrays, rows.plan, worst)
         count = handle.rows = worst
         rows.plan.vouch(min(worst, exchange.capacity))
     else:
@@ -179,24 +179,35 @@ def dispatch_new(
     return recv_x, recv_idx, memory.weight[:count] if given else None, counts, handle
 
 
+def require_room(arrays, plan, worst):
+    """Raises UsageError where the host knows that more rows came. Of a device it does not ask."""
+    if not arrays.on_device and plan.total > worst:
+        raise ferry.UsageError(f"dispatch: num_worst_tokens = {worst}, but {plan.total} rows have come")
+
+
+def sm_limit_of(arrays, config):
+    return config.num_sms if arrays.on_device else 0
+
+
 def own(handle):
     if not isinstance(handle, NormalHandle):
         raise ferry.UsageError(f"handle: expected one of dispatch, got {type(handle).__name__}")
     return handle
 
 
-def dispatch_again(arrays, read, like, handle, sm_limit):
+def dispatch_again(arrays, read, like, handle, config):
     """What `read` returns, by the routes of a handle: recv_x."""
     plan = own(handle).plan
     with told_to_peers(lambda: refuse_dispatch(handle.exchange, arrays, like)):
         what = read()
         rows = handle.rows if handle.rows is not None else plan.total
         parts = what.empty(arrays, max(rows, 1))
-    handle.exchange.dispatch(what.tokens, plan, format=what.format, memory=ferry.ArrivalsMemory(parts), sm_limit=sm_limit)
+    handle.exchange.dispatch(
+        what.tokens, plan, format=what.format, memory=ferry.ArrivalsMemory(parts), sm_limit=sm_limit_of(arrays, config))
     return what.hand_out(arrays, parts, rows)
 
 
-def combine(buffer, arrays, x, handle, topk_weights, bias, check, sm_limit):
+def combine(buffer, arrays, x, handle, topk_weights, bias, check, config):
     """(combined_x, combined_topk_weights or None): sums over ranks in their order, and the biases."""
     exchange, plan = own(handle).exchange, handle.plan
     biases = [b for b in (bias if isinstance(bias, (tuple, list)) else (bias,)) if b is not None]
@@ -204,14 +215,16 @@ def combine(buffer, arrays, x, handle, topk_weights, bias, check, sm_limit):
         check()
         shape = (plan.tokens, exchange.config.hidden)
         require(arrays, x, "x", 2, "bfloat16")
+        if len(biases) > 2:
+            raise ferry.UsageError(f"bias: expected at most two arrays, got {len(biases)}")
         for number, term in enumerate(biases):
-            require(arrays, term, f"bias[{number}]", 2)
+            require(arrays, term, f"bias[{number}]", 2, "bfloat16")
             require_shape(term, f"bias[{number}]", shape)
         if topk_weights is not None:
             require(arrays, topk_weights, "topk_weights", 2, "float32")
             require_shape(topk_weights, "topk_weights", (len(topk_weights), exchange.config.top_k))
         result = arrays.empty(shape, "float32" if biases else "bfloat16", x)
-    exchange.combine(arrays.plain(x), plan, result=result, sm_limit=sm_limit)
+    exchange.combine(arrays.plain(x), plan, result=result, sm_limit=sm_limit_of(arrays, config))
     for term in biases:
         result = result + arrays.to(arrays.plain(term), "float32")
     result = arrays.to(result, "bfloat16")
