@@ -111,6 +111,12 @@ void InCall::use(Stream stream) {
   if (!is_host(where()) && !state_->captured) state_->captured = is_capturing(stream.handle);
 }
 
+bool InCall::is_about_arrivals(const Error& error) {
+  return dynamic_cast<const BadIdError*>(&error) != nullptr ||
+         dynamic_cast<const BadSourceError*>(&error) != nullptr ||
+         dynamic_cast<const OverflowError*>(&error) != nullptr;
+}
+
 void InCall::refuse(std::initializer_list<Operation> operations, const Error& error) noexcept {
   const nb::gil_scoped_release unlocked;
   for (const Operation operation : operations) state_->exchange.refuse(operation, number_, error, stream_);

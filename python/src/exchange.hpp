@@ -100,14 +100,8 @@ class InCall {
       const Arrivals arrivals = call();
       lane_->came = true;
       return arrivals;
-    } catch (const BadIdError&) {
-      lane_->came = true;
-      throw;
-    } catch (const BadSourceError&) {
-      lane_->came = true;
-      throw;
-    } catch (const OverflowError&) {
-      lane_->came = true;
+    } catch (const Error& error) {
+      lane_->came = is_about_arrivals(error);
       throw;
     }
   }
@@ -117,6 +111,7 @@ class InCall {
 
  private:
   void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
+  static bool is_about_arrivals(const Error& error);
 
   SharedState state_;
   LaneState* lane_;

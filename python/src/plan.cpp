@@ -11,7 +11,7 @@
 namespace ferry::python {
 namespace {
 
-// The interpreter's lock guards it.
+// One for each address that there has been. The interpreter's lock guards it.
 std::unordered_map<const void*, std::uint64_t>& all_writes() {
   static std::unordered_map<const void*, std::uint64_t> writes;
   return writes;

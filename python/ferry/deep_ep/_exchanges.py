@@ -81,7 +81,7 @@ class Exchanges:
                     f"rank {self.rank.index} has {list(mine[1:])}")
         return found, tokens_of_ranks
 
-    def _say(self, call, numbers, mistake=None):
+    def _say(self, call, numbers=(0, 0, 0, 0), mistake=None):
         """Collective: the four numbers of every rank. UsageError on all where they are not in the same call."""
         said = [struct.unpack("5q", theirs) for theirs in self.rank.all_gather(struct.pack("5q", call, *numbers))]
         for rank, (theirs, *_) in enumerate(said):
@@ -116,7 +116,7 @@ class Exchanges:
         if key not in self._made:
             columns = -(-config.top_k // 4) * 4
             settings = normal_settings(config.max_tokens, columns, config.experts, config.top_k)
-            self._say(FIRST_WEIGHTS, (0, 0, 0, 0))
+            self._say(FIRST_WEIGHTS)
             self._made[key] = [self._make(arrays, settings | {"format": "fp32", "wire": "fp32"})]
         return self._made[key][0]
 
@@ -125,7 +125,7 @@ class Exchanges:
 
     def first_low_latency(self, arrays, settings):
         """Collective: another exchange."""
-        self._say(FIRST_LOW_LATENCY, (0, 0, 0, 0))
+        self._say(FIRST_LOW_LATENCY)
         return self._make(arrays, settings)
 
     def _make(self, arrays, settings):
