@@ -299,7 +299,8 @@ const void* kernel_of(const DispatchArguments& call, Halves halves) {
   if (halves == Halves::receive) return kernel<Halves::receive>();
   if (call.weigh_rows || call.dot_rows != nullptr) return kernel<Halves::both>();
   const bool quantises = call.format == FormatKind::fp8_e4m3;
-  if (call.replay) return quantises ? kernel<Halves::both>() : kernel<Halves::both, PlainResend>();
+  if (call.replay)
+    return quantises ? kernel<Halves::both, PlainResend<true>>() : kernel<Halves::both, PlainResend<false>>();
   const auto [by_number, by_token, by_count] = quantises ? plain_kernels<true>() : plain_kernels<false>();
   if (call.by_token.keepers == 0) return by_number;
   return call.device_tokens == nullptr ? by_token : by_count;
@@ -315,8 +316,9 @@ std::int64_t dispatch_shared_bytes(const LaneView& lane) {
 
 void prepare_dispatch(const LaneView& lane) {
   const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
-  for (const void* kernel : {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
-                             kernel<Halves::both, PlainResend>()}) {
+  for (const void* kernel :
+       {kernel<Halves::send>(), kernel<Halves::receive>(), kernel<Halves::both>(),
+        kernel<Halves::both, PlainResend<false>>(), kernel<Halves::both, PlainResend<true>>()}) {
     allow_shared_bytes(kernel, shared_bytes);
   }
   for (const void* kernel : plain_kernels<false>()) allow_shared_bytes(kernel, shared_bytes);

@@ -33,12 +33,13 @@ struct PlainDispatch {
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 
-// By a plan, rows moved as they are, and nothing is computed.
+// By a plan, and nothing is computed.
+template <bool kQuantises>
 struct PlainResend {
   static constexpr bool kPlain = true, kReplays = true, kByToken = false;
   static constexpr int kGranulesAtOnce = 7;
   __device__ __forceinline__ static bool replays(const DispatchArguments&) { return true; }
-  __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return false; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 
