@@ -1,6 +1,7 @@
 #include "reference/numbers.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -33,9 +34,14 @@ int exponent_of(double value, const Binary& type) {
   return std::max(std::ilogb(value), type.lowest);
 }
 
+// 2^exponent, for exponents of normal doubles: much faster than the library's.
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
+
 double to_nearest(double value, const Binary& type) {
   if (value == 0 || !std::isfinite(value)) return value;
-  const double last_place = std::ldexp(1.0, exponent_of(value, type) - type.fraction_bits);
+  const double last_place = power_of_two(exponent_of(value, type) - type.fraction_bits);
   return std::nearbyint(value / last_place) * last_place;
 }
 
@@ -45,7 +51,8 @@ std::uint32_t bits_of(double value, const Binary& type) {
   const double magnitude = std::fabs(value);
   if (magnitude == 0) return sign;
   const int exponent = exponent_of(magnitude, type);
-  const auto significand = static_cast<std::uint32_t>(std::ldexp(magnitude, type.fraction_bits - exponent));
+  const auto significand =
+      static_cast<std::uint32_t>(magnitude * power_of_two(type.fraction_bits - exponent));
   // A denormal has no leading one to take the place of; in a normal value the leading one adds 1 to the
   // exponent.
   const auto below = static_cast<std::uint32_t>(exponent - type.lowest) << type.fraction_bits;
@@ -59,15 +66,15 @@ double value_of(std::uint32_t bits, const Binary& type) {
   if (magnitude == type.infinity()) return sign * std::numeric_limits<double>::infinity();
   const std::uint32_t fraction = magnitude & ((std::uint32_t{1} << type.fraction_bits) - 1);
   const auto exponent = static_cast<int>(magnitude >> type.fraction_bits);
-  if (exponent == 0) return sign * std::ldexp(fraction, type.lowest - type.fraction_bits);
+  if (exponent == 0) return sign * fraction * power_of_two(type.lowest - type.fraction_bits);
   const std::uint32_t significand = fraction | (std::uint32_t{1} << type.fraction_bits);
-  return sign * std::ldexp(significand, type.lowest + exponent - 1 - type.fraction_bits);
+  return sign * significand * power_of_two(type.lowest + exponent - 1 - type.fraction_bits);
 }
 
 std::uint32_t encoded(double value, const Binary& type) {
   if (std::isnan(value)) return type.sign_bit() - 1;  // canonical: every bit but the sign
   const double near = to_nearest(value, type);
-  if (std::fabs(near) < std::ldexp(1.0, type.highest + 1)) return bits_of(near, type);
+  if (std::fabs(near) < power_of_two(type.highest + 1)) return bits_of(near, type);
   return (std::signbit(near) ? type.sign_bit() : 0) | type.infinity();
 }
 

@@ -20,9 +20,10 @@ void require(bool holds, const Parts&... parts) {
   if (!holds) throw Mismatch(str(parts...));
 }
 
-template <class Actual, class Expected>
-void require_equal(const Actual& actual, const Expected& expected, const std::string& what) {
-  if (!(actual == expected)) throw Mismatch(str(what, ": got ", actual, ", expected ", expected));
+// `what` comes in parts, as most values are compared more often than a text could be put together.
+template <class Actual, class Expected, class... What>
+void require_equal(const Actual& actual, const Expected& expected, const What&... what) {
+  if (!(actual == expected)) throw Mismatch(str(what..., ": got ", actual, ", expected ", expected));
 }
 
 // Element by element, with the first difference in the message.
@@ -30,7 +31,7 @@ template <class T>
 void require_equal_lists(const T* actual, std::span<const T> expected, const std::string& what) {
   require(actual != nullptr || expected.empty(), what, ": no memory");
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    require_equal(actual[i], expected[i], str(what, "[", i, "]"));
+    require_equal(actual[i], expected[i], what, "[", i, "]");
   }
 }
 

@@ -213,8 +213,9 @@ void compare_sources(const std::vector<reference::PlacedRow>& rows, const Source
                      const std::string& what) {
   for (std::size_t row = 0; row < rows.size(); ++row) {
     if (rows[row].state == reference::RowState::untouched) continue;
-    require(sources[row] == rows[row].source, what, "[", row, "]: got ", name_of(sources[row]), ", expected ",
-            name_of(rows[row].source));
+    if (sources[row] == rows[row].source) continue;
+    throw Mismatch(
+        str(what, "[", row, "]: got ", name_of(sources[row]), ", expected ", name_of(rows[row].source)));
   }
 }
 
@@ -268,8 +269,8 @@ void DispatchPlay::compare_part(int part) const {
   const std::string what = str("part ", part);
   const reference::PartShape shape = reference::arrived_shapes(step_.world, step_.places, rank_)[part];
   const ArrivedPart& arrived = arrivals_.parts[part];
-  require_equal(arrived.row_bytes, shape.element_bytes, what + ": row_bytes");
-  require_equal(arrived.leading_dimension, shape.leading_dimension, what + ": leading_dimension");
+  require_equal(arrived.row_bytes, shape.element_bytes, what, ": row_bytes");
+  require_equal(arrived.leading_dimension, shape.leading_dimension, what, ": leading_dimension");
   require(part > 0 || arrived.data == arrivals_.data, "data is not part 0");
   const std::int64_t rows =
       case_.caller_memory ? capacity_rows_ : static_cast<std::int64_t>(places_.rows.size());
@@ -300,9 +301,9 @@ void DispatchPlay::compare_plan() const {
   for (int token = 0; token < mine_.tokens; ++token) {
     for (int slot = 0; slot < case_.config.top_k; ++slot) {
       const reference::RoutePlace& route = all.route(rank_, token, slot);
-      const std::string what = str(" of token ", token, " slot ", slot);
-      require_equal(plan.destination(token, slot), route.destination, "destination" + what);
-      require_equal(plan.row(token, slot), route.row, "row" + what);
+      require_equal(plan.destination(token, slot), route.destination, "destination of token ", token,
+                    " slot ", slot);
+      require_equal(plan.row(token, slot), route.row, "row of token ", token, " slot ", slot);
     }
   }
 }

@@ -109,7 +109,7 @@ void play_route_values(Exchange& exchange, const Case& c, const Step& step, cons
   const std::vector<float> expected = reference::values_at_rows(step.places, values, rank);
   for (std::size_t row = 0; row < rows.size(); ++row) {
     if (rows[row].state == reference::RowState::untouched) continue;
-    require_equal(got.as<float>()[row], expected[row], str("row value ", row));
+    require_equal(got.as<float>()[row], expected[row], "row value ", row);
   }
 }
 

@@ -185,8 +185,8 @@ TEST_P(Contract, GradientsAgreeWithADenseLayer) {
     const auto value = [&](const reference::RankInputs& in, int token, int column) {
       return double{reference::load(DType::fp32, in.parts[0].data() + (token * hidden + column) * 4)};
     };
-    const auto near = [](double got, double expected, double scale, const std::string& what) {
-      require(std::fabs(got - expected) <= 1e-5 * scale + 1e-30, what, ": got ", got, ", expected ",
+    const auto near = [](double got, double expected, double scale, const auto&... what) {
+      require(std::fabs(got - expected) <= 1e-5 * scale + 1e-30, what..., ": got ", got, ", expected ",
               expected);
     };
     for (int token = 0; token < tokens; ++token) {
@@ -203,13 +203,13 @@ TEST_P(Contract, GradientsAgreeWithADenseLayer) {
           product += term;
           scale += std::fabs(term);
         }
-        near(d_weights.as<float>()[route], product, scale, str("d_weights of token ", token, " slot ", slot));
+        near(d_weights.as<float>()[route], product, scale, "d_weights of token ", token, " slot ", slot);
       }
       for (int column = 0; column < hidden; ++column) {
         const double x = value(x_in, token, column), dy = value(g_in, token, column);
         const int at = token * hidden + column;
-        near(result.as<float>()[at], sum * x, magnitude * std::fabs(x), str("y of token ", token));
-        near(d_input.as<float>()[at], sum * dy, magnitude * std::fabs(dy), str("dx of token ", token));
+        near(result.as<float>()[at], sum * x, magnitude * std::fabs(x), "y of token ", token);
+        near(d_input.as<float>()[at], sum * dy, magnitude * std::fabs(dy), "dx of token ", token);
       }
     }
   });

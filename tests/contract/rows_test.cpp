@@ -124,7 +124,7 @@ TEST_P(Contract, RowOffsetsAreAlignedPrefixSums) {
       require_equal(rows.row_offsets[0], 0, "first offset");
       for (int group = 0; group < rows.groups; ++group) {
         const int end = rows.row_offsets[group] + rows.counts[group];
-        require_equal(rows.row_offsets[group + 1], (end + 7) / 8 * 8, str("offset ", group + 1));
+        require_equal(rows.row_offsets[group + 1], (end + 7) / 8 * 8, "offset ", group + 1);
       }
       require_equal(*rows.total, rows.row_offsets[rows.groups], "total");
     });
@@ -141,7 +141,7 @@ TEST_P(Contract, GroupsStandInLocalOrder) {
     const std::vector<int> expected = rank == 0 ? std::vector<int>{3, 1} : std::vector<int>{2, 0, 4};
     require_equal(played.arrivals().groups, static_cast<int>(expected.size()), "groups");
     for (int group = 0; group < played.arrivals().groups; ++group) {
-      require_equal(played.arrivals().group_expert[group], expected[group], str("expert of group ", group));
+      require_equal(played.arrivals().group_expert[group], expected[group], "expert of group ", group);
     }
   });
 }
