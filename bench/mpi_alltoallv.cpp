@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cpu/kernels.hpp"
 #include "bench/mpi_inputs.hpp"
-#include "cpu/kernels.hpp"
 #include "memory/local.hpp"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/kernels.hpp"
+#include "backends/cpu/kernels.hpp"
 
 namespace by_hand {
 

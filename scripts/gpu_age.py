@@ -5,7 +5,7 @@ import json
 import pathlib
 import subprocess
 
-CODE = ["src/cuda", "src/layout", "src/format"]
+CODE = ["src/backends/cuda", "src/layout", "src/format"]
 
 
 def commits_since(commit):

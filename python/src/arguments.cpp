@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "framework.hpp"
 

@@ -6,9 +6,9 @@
 #include <chrono>
 #include <thread>
 
+#include "base/text.hpp"
 #include "bindings.hpp"
-#include "core/configuration.hpp"
-#include "core/text.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
 

@@ -6,8 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/text.hpp"
 #include "config.hpp"
-#include "core/text.hpp"
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
 

@@ -7,9 +7,9 @@
 #include <array>
 #include <limits>
 
+#include "base/text.hpp"
 #include "bindings.hpp"
-#include "core/configuration.hpp"
-#include "core/text.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 
 namespace nb = nanobind;

@@ -1,7 +1,7 @@
 #include <cuda_runtime_api.h>
 
-#include "cuda/clear.hpp"
-#include "cuda/error.hpp"
+#include "backends/cuda/device/clear.hpp"
+#include "backends/cuda/host/error.hpp"
 #include "device.hpp"
 
 namespace ferry::python {

@@ -3,10 +3,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "core/configuration.hpp"
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "dispatch.hpp"
 #include "exchange.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
 

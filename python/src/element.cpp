@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "array.hpp"
-#include "core/text.hpp"
+#include "base/text.hpp"
 
 namespace ferry::python {
 namespace {

@@ -4,10 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/text.hpp"
 #include "bindings.hpp"
 #include "config.hpp"
-#include "core/configuration.hpp"
-#include "core/text.hpp"
+#include "exchange/configuration.hpp"
 #include "framework.hpp"
 #include "group.hpp"
 #include "owner.hpp"

@@ -2,7 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

@@ -2,7 +2,7 @@
 // by their own attributes and made from bits of the same size.
 #include <nanobind/stl/string.h>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "framework.hpp"
 

@@ -3,7 +3,7 @@
 // Python and take longer than a whole call may, on devices above all.
 #include <nanobind/stl/string.h>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "dlpack_exchange.hpp"
 #include "ferry/error.hpp"
 #include "framework.hpp"

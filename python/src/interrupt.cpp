@@ -8,7 +8,7 @@
 #include <future>
 #include <utility>
 
-#include "core/waiter.hpp"
+#include "group/waiter.hpp"
 
 namespace nb = nanobind;
 

@@ -2,11 +2,11 @@
 // capacities in memory of their own, for autograd keeps what they return as long as it likes.
 #include <cstring>
 
+#include "base/text.hpp"
 #include "bindings.hpp"
 #include "combine.hpp"
-#include "core/configuration.hpp"
-#include "core/text.hpp"
 #include "dispatch.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "framework.hpp"
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

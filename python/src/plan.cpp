@@ -4,8 +4,8 @@
 
 #include <unordered_map>
 
+#include "base/text.hpp"
 #include "bindings.hpp"
-#include "core/text.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "array.hpp"
+#include "base/text.hpp"
 #include "bindings.hpp"
-#include "core/text.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

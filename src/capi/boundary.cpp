@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "core/error_record.hpp"
 #include "ferry/version.hpp"
+#include "group/error_record.hpp"
 
 namespace ferry::capi {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/ferry.h"
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/ferry.h"

@@ -3,7 +3,7 @@
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
-#include "core/configuration.hpp"
+#include "exchange/configuration.hpp"
 
 namespace ferry::capi {
 namespace {

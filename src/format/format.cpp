@@ -4,7 +4,7 @@
 #include <charconv>
 #include <string_view>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
 

@@ -1,6 +1,6 @@
 #include "format/parts.hpp"
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry {

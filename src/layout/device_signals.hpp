@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "core/error_record.hpp"
+#include "group/error_record.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/host_device.hpp"
 #include "layout/signal_unit.hpp"

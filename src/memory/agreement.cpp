@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "core/error_record.hpp"
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "group/error_record.hpp"
 
 namespace ferry {
 

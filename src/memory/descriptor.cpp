@@ -5,7 +5,7 @@
 
 #include <cerrno>
 
-#include "core/system_error.hpp"
+#include "base/system_error.hpp"
 
 namespace ferry {
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "core/system_error.hpp"
+#include "base/system_error.hpp"
 
 namespace ferry {
 

@@ -10,8 +10,8 @@
 #include <limits>
 #include <string>
 
-#include "core/environment.hpp"
-#include "core/system_error.hpp"
+#include "base/environment.hpp"
+#include "base/system_error.hpp"
 
 namespace ferry {
 

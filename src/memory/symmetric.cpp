@@ -4,9 +4,9 @@
 
 #include <optional>
 
-#include "core/rank_state.hpp"
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "group/rank_state.hpp"
 #include "memory/agreement.hpp"
 #include "memory/descriptor.hpp"
 #include "memory/offer.hpp"

@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "trace/npy_header.hpp"
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <optional>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::trace {

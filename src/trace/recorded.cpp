@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/types.hpp"
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/trace.hpp"
 

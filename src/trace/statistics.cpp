@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/trace.hpp"
 

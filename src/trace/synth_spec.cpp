@@ -3,7 +3,7 @@
 #include <charconv>
 #include <string_view>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/types.hpp"
 #include "trace/synth.hpp"

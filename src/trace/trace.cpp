@@ -1,7 +1,7 @@
 #include "ferry/trace.hpp"
 
-#include "core/environment.hpp"
-#include "core/text.hpp"
+#include "base/environment.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "trace/npy.hpp"
 #include "trace/recorded.hpp"

@@ -3,7 +3,7 @@
 
 #include "capi/pair.hpp"
 #include "capi/same.hpp"
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::capi_test {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "contract/random.hpp"
 #include "ferry/ferry.h"
+#include "harness/random.hpp"
 
 namespace ferry::capi_test {
 

@@ -4,7 +4,7 @@
 #include "capi/convert.hpp"
 #include "capi/inputs.hpp"
 #include "capi/run.hpp"
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::capi_test {
 

@@ -1,5 +1,5 @@
 // The least that has to cross, against counts by hand.
-#include "apps/ferry/bench_floor.hpp"
+#include "tools/ferry/bench_floor.hpp"
 
 #include <gtest/gtest.h>
 

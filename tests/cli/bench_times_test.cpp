@@ -1,4 +1,4 @@
-#include "apps/ferry/bench_times.hpp"
+#include "tools/ferry/bench_times.hpp"
 
 #include <gtest/gtest.h>
 

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "apps/ferry/board.hpp"
-#include "apps/ferry/job.hpp"
-#include "apps/ferry/results.hpp"
-#include "apps/ferry/run_report.hpp"
-#include "apps/ferry/step_oracle.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
+#include "tools/ferry/board.hpp"
+#include "tools/ferry/job.hpp"
+#include "tools/ferry/results.hpp"
+#include "tools/ferry/run_report.hpp"
+#include "tools/ferry/step_oracle.hpp"
 
 namespace ferry::app {
 namespace {

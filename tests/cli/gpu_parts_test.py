@@ -32,7 +32,7 @@ class GpuPartsTest(ProgramTest):
         self.root = pathlib.Path(self.folder)
         shutil.copytree(REPOSITORY / "scripts", self.root / "scripts")
         self.put("bin/nvidia-smi", SMI)
-        self.put("build/gpu/apps/ferry/ferry", PROGRAM)
+        self.put("build/gpu/tools/ferry/ferry", PROGRAM)
 
     def put(self, path, text):
         file = self.root / path

@@ -1,5 +1,5 @@
 // How NCCL is found, or not: here there is none.
-#include "apps/ferry/nccl.hpp"
+#include "tools/ferry/nccl.hpp"
 
 #include <gtest/gtest.h>
 

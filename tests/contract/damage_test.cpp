@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::contract {
@@ -54,7 +54,7 @@ bool damage_is_reported(Exchange& exchange, const std::string& what, Call call) 
 
 // Every operation by a plan that is damaged on some rank: it ends and keeps to its memory. `must_show`: a
 // combine whose result is wrong has been reported.
-void require_survived(Exchange& exchange, const Case& c, const Step& step, const reference::Outcome& outcome,
+void require_survived(Exchange& exchange, const Case& c, const Step& step, const oracle::Outcome& outcome,
                       const Plan& bad, const std::string& what, bool must_show) {
   CombinePlay combine(exchange, c, step, outcome, bad, nullptr);
   const bool reported = damage_is_reported(exchange, "combine, " + what, [&] { combine.call(); });
@@ -79,7 +79,7 @@ void require_survived(Exchange& exchange, const Case& c, const Step& step, const
 
 std::int64_t most_rows(const Step& step) {
   std::int64_t most = 0;
-  for (const reference::RankPlaces& each : step.places.ranks) {
+  for (const oracle::RankPlaces& each : step.places.ranks) {
     most = std::max(most, static_cast<std::int64_t>(each.rows.size()));
   }
   return most;
@@ -111,7 +111,7 @@ std::vector<Case> cases_of_damage(const Case& small) {
 TEST_P(Contract, DamagedPlansAreSurvivedAndReported) {
   for (const Case& c : cases_of_damage(small_case(1))) {
     const Step step = make_step(c);
-    const reference::Outcome outcome = make_outcome(c, step);
+    const oracle::Outcome outcome = make_outcome(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
       Exchange exchange(rank, c.config);
       const Plan good = play_step(exchange, c, step, outcome);
@@ -160,7 +160,7 @@ TEST_P(Contract, WrongEntriesWithinTheirRangeAreSurvived) {
   constexpr int kRounds = 12;
   for (const Case& c : cases_of_damage(small_case(2))) {
     const Step step = make_step(c);
-    const reference::Outcome outcome = make_outcome(c, step);
+    const oracle::Outcome outcome = make_outcome(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
       Exchange exchange(rank, c.config);
       const Plan good = play_step(exchange, c, step, outcome);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -63,7 +63,7 @@ TEST_P(Contract, DifferentOptionsAreNamed) {
   c.full = true;
   c.config.reduction = Reduction::exact;
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     const Plan plan = play_step(exchange, c, step, outcome);
@@ -126,7 +126,7 @@ TEST_P(Contract, DifferentPlansAreNamed) {
     c.config.layout = layout;
     c.weights_from = WeightsFrom::nowhere;
     const Step first = make_step(c, 0), second = make_step(c, 1);
-    const reference::Outcome outcomes[] = {make_outcome(c, first), make_outcome(c, second)};
+    const oracle::Outcome outcomes[] = {make_outcome(c, first), make_outcome(c, second)};
     run(c.ranks, describe(c), [&](Rank rank) {
       Exchange exchange(rank, c.config);
       const Plan kept = play_step(exchange, c, first, outcomes[0]),

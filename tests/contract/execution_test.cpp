@@ -4,9 +4,9 @@
 #include <thread>
 #include <vector>
 
-#include "contract/harness.hpp"
-#include "contract/jitter.hpp"
-#include "reference/expected.hpp"
+#include "harness/harness.hpp"
+#include "harness/jitter.hpp"
+#include "oracle/expected.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -69,7 +69,7 @@ TEST_P(Contract, SomeRanksMayCallInHalvesAndOthersNot) {
       c.reduction = c.config.reduction = reduction;
       c.values = true;
       const Step step = make_step(c);
-      const reference::Outcome outcome = make_outcome(c, step);
+      const oracle::Outcome outcome = make_outcome(c, step);
       run(c.ranks, str(describe(c), " in halves on ranks ", split), [&](Rank rank) {
         Case mine = c;
         mine.split = (split >> rank.index() & 1) != 0;
@@ -84,7 +84,7 @@ TEST_P(Contract, TheReceiveHalfMayRunInAnotherThread) {
   Case c = small_case(1);
   c.ranks = 3;
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     for (int repeat = 0; repeat < 20; ++repeat) {
@@ -140,7 +140,7 @@ TEST_P(Contract, TwoLanesInDifferentOrder) {
     const int first = rank.index() % 2, second = 1 - first;
     for (int index = 0; index < 20; ++index) {
       const Step steps[] = {make_step(c, 2 * index), make_step(c, 2 * index + 1)};
-      const reference::Outcome outcomes[] = {make_outcome(c, steps[0]), make_outcome(c, steps[1])};
+      const oracle::Outcome outcomes[] = {make_outcome(c, steps[0]), make_outcome(c, steps[1])};
       DispatchPlay dispatch0(exchange, lanes[0], steps[0]), dispatch1(exchange, lanes[1], steps[1]);
       DispatchPlay* dispatches[] = {&dispatch0, &dispatch1};
       dispatches[first]->send();
@@ -203,7 +203,7 @@ TEST_P(Contract, StepMetadata) {
         std::vector<std::int32_t> counts;
         for (int r = 0; r < ranks; ++r) counts.push_back(random.chance(0.3) ? 0 : random.below(100000));
         const StepMetadata* got = exchange.metadata(counts[rank.index()]);
-        const StepMetadata expected = reference::step_metadata(counts, rank.index());
+        const StepMetadata expected = oracle::step_metadata(counts, rank.index());
         require_equal(got->sum, expected.sum, "sum");
         require_equal(got->prefix, expected.prefix, "prefix");
         require_equal(got->maximum, expected.maximum, "maximum");

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -1,6 +1,6 @@
 // The processes that the contract's tests on devices run in, without devices. Where end_test() stands a test
 // ends and another begins: ranks come there too, and go on when they are let.
-#include "contract/lasting_ranks.hpp"
+#include "harness/lasting_ranks.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

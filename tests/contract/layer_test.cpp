@@ -8,12 +8,12 @@
 #include <cstring>
 #include <vector>
 
-#include "contract/experts.hpp"
-#include "contract/harness.hpp"
 #include "ferry/trace.hpp"
-#include "reference/combine.hpp"
-#include "reference/dispatch.hpp"
-#include "reference/numbers.hpp"
+#include "harness/experts.hpp"
+#include "harness/harness.hpp"
+#include "oracle/combine.hpp"
+#include "oracle/dispatch.hpp"
+#include "oracle/numbers.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -38,7 +38,7 @@ TEST_P(Contract, BackendsGiveTheSameBytes) {
       c.any_bits = number % 2 == 0;
       c.weights_from = layout == Layout::rank_major ? WeightsFrom::nowhere : WeightsFrom::rows;
       const Step step = make_step(c);
-      const reference::Outcome outcome = make_outcome(c, step);
+      const oracle::Outcome outcome = make_outcome(c, step);
       run(c.ranks, describe(c), [&](Rank rank) {
         // The caller's memory is poisoned alike, so whole buffers must agree, not only the defined bytes.
         std::vector<std::vector<std::byte>> seen[2];
@@ -78,10 +78,10 @@ TEST_P(Contract, ExactDoesNotDependOnTheRanks) {
     for (int slot = 0; slot < kTopK; ++slot) {
       const int route = i / kHidden * kTopK + slot;
       if (ids[route] < 0) continue;
-      const float x = reference::load(DType::bf16, values.data() + i * 2);
+      const float x = oracle::load(DType::bf16, values.data() + i * 2);
       sum = std::fma(weights[route], expert_value(static_cast<int>(ids[route]), x, DType::bf16), sum);
     }
-    reference::store(DType::bf16, sum, expected.data() + i * 2);
+    oracle::store(DType::bf16, sum, expected.data() + i * 2);
   }
   for (const int ranks : {1, 2, 4, 8}) {
     Config config =
@@ -123,20 +123,20 @@ TEST_P(Contract, BackwardOfCombine) {
       c.type = natural_type(format);
       c.masked = 0.2;
       const Step forward = make_step(c);
-      const reference::Outcome outcome = make_outcome(c, forward);
+      const oracle::Outcome outcome = make_outcome(c, forward);
       Case back = c;
       back.weigh_rows = back.dots = true;
       const Step gradient = with_values(back, forward, 3);
-      reference::Outcome dots = make_outcome(back, gradient);
+      oracle::Outcome dots = make_outcome(back, gradient);
       for (int rank = 0; rank < ranks; ++rank) {
         const std::vector<std::byte> v = make_dot_rows(back, gradient, rank);
         dots.ranks[rank].row_values =
-            reference::row_dots(gradient.world, gradient.places, rank, v.data(), c.config.wire);
+            oracle::row_dots(gradient.world, gradient.places, rank, v.data(), c.config.wire);
       }
       run(ranks, describe(back), [&](Rank rank) {
         Exchange exchange(rank, c.config);
         const Plan plan = play_step(exchange, c, forward, outcome);
-        const std::vector<float> expected = reference::values_home(gradient.places, dots, rank.index());
+        const std::vector<float> expected = oracle::values_home(gradient.places, dots, rank.index());
         Buffer d_weights(static_cast<std::int64_t>(expected.size()) * 4);
         DispatchPlay backward(exchange, back, gradient);
         backward.run_backward(plan, d_weights.as<float>());
@@ -158,8 +158,8 @@ TEST_P(Contract, GradientsAgreeWithADenseLayer) {
   c.type = c.outputs = c.result = c.config.wire = DType::fp32;
   const Step forward = make_step(c), gradient = with_values(c, forward, 1);
   run(c.ranks, describe(c), [&](Rank rank) {
-    const reference::RankInputs &x_in = forward.world.ranks[rank.index()],
-                                &g_in = gradient.world.ranks[rank.index()];
+    const oracle::RankInputs &x_in = forward.world.ranks[rank.index()],
+                             &g_in = gradient.world.ranks[rank.index()];
     const auto tokens = static_cast<int>(x_in.tokens), hidden = c.config.hidden, top_k = c.config.top_k;
     Exchange exchange(rank, c.config);
     DispatchPlay ahead(exchange, c, forward);
@@ -182,8 +182,8 @@ TEST_P(Contract, GradientsAgreeWithADenseLayer) {
     const Buffer d_outputs = Buffer::of(d_made);
     exchange.combine({d_outputs.data(), DType::fp32}, plan, {d_input.data(), DType::fp32});
 
-    const auto value = [&](const reference::RankInputs& in, int token, int column) {
-      return double{reference::load(DType::fp32, in.parts[0].data() + (token * hidden + column) * 4)};
+    const auto value = [&](const oracle::RankInputs& in, int token, int column) {
+      return double{oracle::load(DType::fp32, in.parts[0].data() + (token * hidden + column) * 4)};
     };
     const auto near = [](double got, double expected, double scale, const auto&... what) {
       require(std::fabs(got - expected) <= 1e-5 * scale + 1e-30, what..., ": got ", got, ", expected ",
@@ -229,7 +229,7 @@ TEST_P(Contract, LoadIsCounted) {
       call.lane = index % 2;
       const Step step = make_step(call, index);
       DispatchPlay(exchange, call, step).run();
-      for (const reference::RankInputs& inputs : step.world.ranks) {
+      for (const oracle::RankInputs& inputs : step.world.ranks) {
         for (const std::int64_t id : inputs.ids) {
           if (id < 0) continue;
           ++experts[id];

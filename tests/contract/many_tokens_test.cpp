@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -29,7 +29,7 @@ std::vector<Case> steps_of(const Case& c) {
 struct Played {
   Case c;
   Step step;
-  reference::Outcome outcome;
+  oracle::Outcome outcome;
 };
 
 void play_many(const Setup& setup, Case c) {
@@ -38,7 +38,7 @@ void play_many(const Setup& setup, Case c) {
   std::vector<Played> steps;
   for (const Case& one : steps_of(c)) {
     Step step = make_step(one, static_cast<int>(steps.size()));
-    reference::Outcome outcome = make_outcome(one, step);
+    oracle::Outcome outcome = make_outcome(one, step);
     steps.push_back({one, std::move(step), std::move(outcome)});
   }
   run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::contract {
@@ -28,8 +28,8 @@ TEST_P(Contract, APlanServesManyCalls) {
       backward.config.format = Format::bf16();
       const Step routed = make_step(forward);
       const Step again = with_values(backward, routed, 5), other = make_step(forward, 6);
-      const reference::Outcome outcomes[] = {make_outcome(c, routed), make_outcome(c, again),
-                                             make_outcome(c, other)};
+      const oracle::Outcome outcomes[] = {make_outcome(c, routed), make_outcome(c, again),
+                                          make_outcome(c, other)};
       run(ranks, describe(c), [&](Rank rank) {
         Exchange exchange(rank, c.config);
         const Plan plan = play_step(exchange, forward, routed, outcomes[0]);
@@ -48,7 +48,7 @@ TEST_P(Contract, PlansOfAnotherExchangeAreRefused) {
   Case c = small_case(1), other = small_case(2);
   other.config.experts = c.config.experts + 1;
   const Step step = make_step(c), other_step = make_step(other);
-  const reference::Outcome outcome = make_outcome(c, step), other_outcome = make_outcome(other, other_step);
+  const oracle::Outcome outcome = make_outcome(c, step), other_outcome = make_outcome(other, other_step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config), second(rank, other.config);
     const Plan own = play_step(exchange, c, step, outcome),

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::contract {
@@ -35,7 +35,7 @@ Case three_ranks(Case c) {
 TEST_P(Contract, NumbersThatNameNothingAreRefused) {
   const Case c = three_ranks(small_case(1));
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     const Plan plan = play_step(exchange, c, step, outcome);
@@ -95,7 +95,7 @@ TEST_P(Contract, CountsWhoseSumOverflowsAreRefused) {
 TEST_P(Contract, OutputsOfAnotherTypeOrStrideHaveNoGradients) {
   const Case c = three_ranks(small_case(3));
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     const Plan plan = play_step(exchange, c, step, outcome);
@@ -123,7 +123,7 @@ TEST_P(Contract, FindingsOfARefusedCallAreForgotten) {
   Case bad = good;
   bad.bad_ids = 0.5;
   const Step step = make_step(good), bad_step = make_step(bad);
-  const reference::Outcome outcome = make_outcome(good, step);
+  const oracle::Outcome outcome = make_outcome(good, step);
   ASSERT_GT(bad_step.places.bad_ids[0].count, 0);
   run(good.ranks, describe(bad), [&](Rank rank) {
     Exchange exchange(rank, good.config);
@@ -161,7 +161,7 @@ TEST_P(Contract, NothingNeedsNoMemory) {
     if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
     c.values = true;
     const Step step = make_step(c);
-    const reference::Outcome outcome = make_outcome(c, step);
+    const oracle::Outcome outcome = make_outcome(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
       Exchange exchange(rank, c.config);
       const bool no_tokens = rank.index() == 1, no_rows = rank.index() == 2;
@@ -195,7 +195,7 @@ TEST_P(Contract, HomeWeightsOfPartialSumsAreEveryRanksBusiness) {
   c.full = false;
   c.weights_from = WeightsFrom::home;
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     const Plan plan = play_step(exchange, c, step, outcome);

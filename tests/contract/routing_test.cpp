@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -56,7 +56,7 @@ TEST_P(Contract, TokensWithoutExpertsGiveZero) {
   c.masked_tokens = 1;
   c.full = true;
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     DispatchPlay dispatch(exchange, c, step);
@@ -119,7 +119,7 @@ TEST_P(Contract, BadIdsAreReportedByTheCallItself) {
   Case c = small_case(2);
   c.config.check_calls = true;
   const Step step = step_of_ids(c, {{0, 1, 9, -1, 2, 8}, {3, 4}});
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     DispatchPlay dispatch(exchange, c, step);
@@ -189,7 +189,7 @@ TEST_P(Contract, MostTokensAndOneMore) {
   c.ranks = 3;
   c.full = true;
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     play_step(exchange, c, step, outcome);

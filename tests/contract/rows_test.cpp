@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
-#include "contract/harness.hpp"
-#include "contract/jitter.hpp"
+#include "harness/harness.hpp"
+#include "harness/jitter.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -205,7 +205,7 @@ TEST_P(Contract, RankMajorRows) {
 TEST_P(Contract, TheOrderIsTheSameUnderJitter) {
   Case c = row_case(small_case(1), 4);
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
@@ -280,7 +280,7 @@ TEST_P(Contract, WeightsTravelUnchanged) {
     Case c = row_case(small_case(ranks), ranks);
     c.weights_from = WeightsFrom::nowhere;
     Step step = make_step(c);
-    for (reference::RankInputs& inputs : step.world.ranks) {  // any bits: NaN with a payload, -0, denormals
+    for (oracle::RankInputs& inputs : step.world.ranks) {  // any bits: NaN with a payload, -0, denormals
       Random random(c.seed);
       for (float& weight : inputs.weights) {
         const auto bits = static_cast<std::uint32_t>(random.chance(0.2) ? 0x7FC12345 : random.next());

@@ -6,8 +6,8 @@
 
 #include <unistd.h>
 
-#include "contract/device.hpp"
-#include "contract/harness.hpp"
+#include "harness/device.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -1,5 +1,5 @@
 // The contract suite as devices play it, with ranks as processes that last, without devices.
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 

@@ -1,5 +1,5 @@
 // The contract suite with ranks as processes.
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 

@@ -1,5 +1,5 @@
 // The contract suite with ranks as threads.
-#include "contract/harness.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 

@@ -5,11 +5,11 @@
 #include <set>
 #include <vector>
 
-#include "contract/experts.hpp"
-#include "contract/harness.hpp"
-#include "contract/jitter.hpp"
-#include "reference/combine.hpp"
-#include "reference/numbers.hpp"
+#include "harness/experts.hpp"
+#include "harness/harness.hpp"
+#include "harness/jitter.hpp"
+#include "oracle/combine.hpp"
+#include "oracle/numbers.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -46,7 +46,7 @@ TEST_P(Contract, WeightedSums) {
 }
 
 // |y - sum w v| in double, against the bound that the order of roundings gives.
-void require_within_bound(const Case& c, const Step& step, const reference::Outcome& outcome, int rank,
+void require_within_bound(const Case& c, const Step& step, const oracle::Outcome& outcome, int rank,
                           const CombinePlay& played) {
   const int hidden = c.config.hidden, top_k = c.config.top_k;
   const bool partial = c.reduction == Reduction::partial;
@@ -55,17 +55,17 @@ void require_within_bound(const Case& c, const Step& step, const reference::Outc
       double sum = 0, magnitude = 0;
       std::vector<double> on_rank(c.ranks);
       for (int slot = 0; slot < top_k; ++slot) {
-        const reference::RoutePlace& route = step.places.route(rank, token, slot);
+        const oracle::RoutePlace& route = step.places.route(rank, token, slot);
         if (route.row < 0) continue;
-        const reference::RankOutputs& there = outcome.ranks[route.destination];
+        const oracle::RankOutputs& there = outcome.ranks[route.destination];
         const std::byte* v = there.rows.data() + (route.row * hidden + column) * bytes_of(c.outputs);
-        const double term = double{there.weights[route.row]} * reference::load(c.outputs, v);
+        const double term = double{there.weights[route.row]} * oracle::load(c.outputs, v);
         sum += term;
         magnitude += std::fabs(term);
         on_rank[route.destination] += term;
       }
       const std::byte* got = played.result_memory().data() + (token * hidden + column) * bytes_of(c.result);
-      const double y = reference::load(c.result, got);
+      const double y = oracle::load(c.result, got);
       double bound =
           std::fabs(y) * (c.result == DType::bf16 ? 0x1p-8 : 0x1p-24) + (top_k + 1) * 0x1p-24 * magnitude;
       for (const double p : on_rank) bound += partial ? std::fabs(p) * 0x1p-8 : 0;
@@ -83,7 +83,7 @@ TEST_P(Contract, SumsAreWithinTheirErrorBound) {
       c.reduction = c.config.reduction = reduction;
       c.result = ranks % 2 ? DType::bf16 : DType::fp32;
       const Step step = make_step(c);
-      const reference::Outcome outcome = make_outcome(c, step);
+      const oracle::Outcome outcome = make_outcome(c, step);
       run(ranks, describe(c), [&](Rank rank) {
         Exchange exchange(rank, c.config);
         DispatchPlay dispatch(exchange, c, step);
@@ -121,7 +121,7 @@ TEST_P(Contract, PartialSendsOneRowForEachTokenAndRank) {
   c.config.hidden = 1024;
   c.full = true;
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     play_step(exchange, c, step, outcome);
@@ -143,7 +143,7 @@ TEST_P(Contract, PartialSendsOneRowForEachTokenAndRank) {
 TEST_P(Contract, SumsAreTheSameUnderJitter) {
   Case c = sum_case(small_case(1), 4);
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
@@ -219,7 +219,7 @@ TEST_P(Contract, RowValuesBothWays) {
       if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
       c.values = true;
       const Step step = make_step(c);
-      const reference::Outcome outcome = make_outcome(c, step);
+      const oracle::Outcome outcome = make_outcome(c, step);
       run(ranks, describe(c), [&](Rank rank) {
         Exchange exchange(rank, c.config);
         const Plan plan = play_step(exchange, c, step, outcome);
@@ -286,12 +286,12 @@ TEST_P(Contract, WhatCannotBeAddedIsRefused) {
   c.config.reduction = Reduction::exact;
   c.weights_from = WeightsFrom::nowhere;
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   Case major = sum_case(small_case(2), 2);
   major.reduction = major.config.reduction = Reduction::unreduced;
   major.weights_from = WeightsFrom::nowhere;
   const Step major_step = make_step(major);
-  const reference::Outcome major_outcome = make_outcome(major, major_step);
+  const oracle::Outcome major_outcome = make_outcome(major, major_step);
   const auto refused = [](CombinePlay& combine, const char* what) {
     try {
       combine.call();

@@ -4,12 +4,12 @@
 
 #include <atomic>
 
-#include "core/rank_state.hpp"
+#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/memory/memory.hpp"
+#include "backends/cuda/protocol/watch.hpp"
 #include "cuda/devices.hpp"
-#include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/memory.hpp"
-#include "cuda/watch.hpp"
+#include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kinds.hpp"
 #include "runtime/seen.hpp"

@@ -1,9 +1,9 @@
 // How blocks are shared between roles: host code, so without a GPU.
-#include "cuda/block_roles.hpp"
+#include "backends/cuda/host/block_roles.hpp"
 
 #include <gtest/gtest.h>
 
-#include "cuda/lane_view.hpp"
+#include "backends/cuda/device/lane_view.hpp"
 
 namespace ferry::cuda {
 namespace {

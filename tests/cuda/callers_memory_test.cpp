@@ -1,8 +1,8 @@
 // Where the caller's memory may lie, and what is refused.
-#include "contract/exchange.hpp"
-#include "cuda/dispatch.hpp"
+#include "backends/cuda/dispatch/dispatch.hpp"
 #include "cuda/fixture.hpp"
-#include "reference/dispatch.hpp"
+#include "harness/exchange.hpp"
+#include "oracle/dispatch.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -53,11 +53,11 @@ TEST_F(CudaMemory, OutputsMayBeTheArrivalsThemselves) {
       ferry::Exchange exchange(rank, c.config);
       DevicePlay play(exchange, c);
       Step step = make_step(c);
-      reference::Outcome outcome = make_outcome(c, step);
+      oracle::Outcome outcome = make_outcome(c, step);
       for (int r = 0; r < c.ranks; ++r) {
         std::vector<std::byte>& rows = outcome.ranks[static_cast<std::size_t>(r)].rows;
         std::fill(rows.begin(), rows.end(), kPoison);
-        reference::write_part(step.world, step.places, r, 0, rows.data());
+        oracle::write_part(step.world, step.places, r, 0, rows.data());
       }
       play.keep(step, outcome);
       if (lanes_own) play.dispatch_options().memory.parts[0] = nullptr;
@@ -68,8 +68,7 @@ TEST_F(CudaMemory, OutputsMayBeTheArrivalsThemselves) {
       play.outputs().data = play.arrivals().data;
       play.combine(stream.get());
       exchange.synchronize(c.lane, stream);
-      const std::vector<std::byte> expected =
-          reference::combined(c.config, step.places, outcome, rank.index());
+      const std::vector<std::byte> expected = oracle::combined(c.config, step.places, outcome, rank.index());
       std::vector<std::byte> got = play.result_memory().on_host();
       got.resize(expected.size());
       require_equal_bytes(got, expected, 2, "result");

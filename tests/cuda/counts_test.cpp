@@ -9,7 +9,7 @@ using CudaCounts = OnDevices;
 // Inputs of a step in which a rank has no tokens.
 Step without_tokens_of(const Case& c, const Step& step, int rank) {
   std::vector<std::vector<std::int64_t>> ids;
-  for (const reference::RankInputs& inputs : step.world.ranks) ids.push_back(inputs.ids);
+  for (const oracle::RankInputs& inputs : step.world.ranks) ids.push_back(inputs.ids);
   ids[static_cast<std::size_t>(rank)].clear();
   return step_of_ids(c, ids, step.index);
 }

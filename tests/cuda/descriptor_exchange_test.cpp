@@ -1,5 +1,5 @@
 // Files handed from rank to rank.
-#include "cuda/descriptor_exchange.hpp"
+#include "backends/cuda/memory/descriptor_exchange.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 #include <string>
 #include <thread>
 
-#include "core/rank_state.hpp"
+#include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kill_timer.hpp"
 #include "runtime/kinds.hpp"

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "contract/check.hpp"
 #include "format/parts.hpp"
-#include "reference/combine.hpp"
-#include "reference/dispatch.hpp"
+#include "harness/check.hpp"
+#include "oracle/combine.hpp"
+#include "oracle/dispatch.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -51,8 +51,8 @@ DevicePlay::DevicePlay(ferry::Exchange& exchange, const Case& c)
   combine_options_.reduction = c.reduction;
 }
 
-int DevicePlay::keep(const Step& step, const reference::Outcome& outcome) {
-  const reference::RankInputs& mine = step.world.ranks[rank_];
+int DevicePlay::keep(const Step& step, const oracle::Outcome& outcome) {
+  const oracle::RankInputs& mine = step.world.ranks[rank_];
   const std::vector<std::int32_t> count(4, static_cast<std::int32_t>(mine.tokens));
   sets_.push_back(std::unique_ptr<Set>(
       new Set{step, outcome, DeviceBytes(mine.parts[0]), DeviceBytes(narrow_ids(mine.ids)),
@@ -94,26 +94,26 @@ void DevicePlay::compare(int set, cudaStream_t stream) {
 }
 
 void DevicePlay::compare_arrivals(const Step& step) {
-  const reference::RankPlaces& places = step.places.ranks[rank_];
+  const oracle::RankPlaces& places = step.places.ranks[rank_];
   const Arrivals rows = memory_.on_host(arrivals_, exchange_.config(), case_.config.format, capacity_rows_);
   require_equal_lists<std::int32_t>(rows.counts, places.counts, "counts");
   require_equal_lists<std::int32_t>(rows.row_offsets, places.row_offsets, "row_offsets");
   require_equal(*rows.total, places.row_offsets.back(), "total");
   require_equal(rows.host->total, places.row_offsets.back(), "host total");
-  const reference::RowNotes notes = reference::row_notes(step.world, step.places, rank_);
+  const oracle::RowNotes notes = oracle::row_notes(step.world, step.places, rank_);
   for (std::size_t row = 0; row < places.rows.size(); ++row) {
-    if (places.rows[row].state == reference::RowState::untouched) continue;
+    if (places.rows[row].state == oracle::RowState::untouched) continue;
     require(rows.source[row] == places.rows[row].source, "source of row ", row);
     require(std::memcmp(&rows.weight[row], &notes.weight[row], 4) == 0, "weight of row ", row);
   }
   std::vector<std::byte> image(static_cast<std::size_t>(rows_.bytes()), kPoison);
-  reference::write_part(step.world, step.places, rank_, 0, image.data());
+  oracle::write_part(step.world, step.places, rank_, 0, image.data());
   require_equal_bytes(rows_.on_host(), image, static_cast<std::size_t>(row_bytes_), "rows");
 }
 
 void DevicePlay::compare_result(const Set& set) const {
   std::vector<std::byte> image(static_cast<std::size_t>(result_.bytes()), kPoison);
-  const std::vector<std::byte> sums = reference::combined(case_.config, set.step.places, set.outcome, rank_);
+  const std::vector<std::byte> sums = oracle::combined(case_.config, set.step.places, set.outcome, rank_);
   std::copy(sums.begin(), sums.end(), image.begin());
   require_equal_bytes(result_.on_host(), image, static_cast<std::size_t>(bytes_of(case_.result)), "result");
 }

@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "contract/call_memory.hpp"
-#include "contract/case.hpp"
-#include "contract/step.hpp"
 #include "cuda/resources.hpp"
 #include "ferry/exchange.hpp"
+#include "harness/call_memory.hpp"
+#include "harness/case.hpp"
+#include "harness/step.hpp"
 
 namespace ferry::contract {
 
@@ -19,7 +19,7 @@ class DevicePlay {
   DevicePlay(ferry::Exchange& exchange, const Case& c);
 
   // Takes the inputs of a step and its experts' rows to the device; returns the number of the set.
-  int keep(const Step& step, const reference::Outcome& outcome);
+  int keep(const Step& step, const oracle::Outcome& outcome);
 
   // Puts on the stream: that the calls read this set from now on.
   void use(int set, cudaStream_t stream) const;
@@ -45,7 +45,7 @@ class DevicePlay {
  private:
   struct Set {
     Step step;
-    reference::Outcome outcome;
+    oracle::Outcome outcome;
     DeviceBytes tokens, ids, weights, count, outputs;
   };
 

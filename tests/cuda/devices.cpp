@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "cuda/error.hpp"
+#include "backends/cuda/host/error.hpp"
 #include "runtime/support.hpp"
 
 namespace ferry::test {

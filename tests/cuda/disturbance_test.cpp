@@ -1,5 +1,5 @@
 // What the environment asks of kernels in tests: host code, so without a GPU.
-#include "cuda/disturbance.hpp"
+#include "backends/cuda/protocol/disturbance.hpp"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <chrono>
 
-#include "contract/device.hpp"
-#include "contract/harness.hpp"
+#include "harness/device.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 

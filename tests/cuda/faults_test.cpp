@@ -61,7 +61,7 @@ void play(const Rank& rank, Exchange& exchange, const Case& c, Where where, Faul
           std::atomic<Clock::rep>* began) {
   for (int index = 0; index < 5; ++index) {
     const Step step = make_step(c, index);
-    const reference::Outcome outcome = make_outcome(c, step);
+    const oracle::Outcome outcome = make_outcome(c, step);
     if (index == 2) *began = Clock::now().time_since_epoch().count();
     const bool fails = rank.index() == kVictim && index == 2;
     if (fails && where == Where::before_dispatch) fail(fault);

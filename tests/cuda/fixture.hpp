@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "contract/device.hpp"
-#include "contract/harness.hpp"
 #include "cuda/device_play.hpp"
+#include "harness/device.hpp"
+#include "harness/harness.hpp"
 
 namespace ferry::contract {
 

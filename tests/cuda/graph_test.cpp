@@ -1,9 +1,9 @@
 // Calls captured in a graph, and replayed with inputs that change in device memory alone.
 #include <array>
 
+#include "backends/cuda/dispatch/send_share.hpp"
 #include "cuda/fixture.hpp"
-#include "cuda/send_share.hpp"
-#include "reference/expected.hpp"
+#include "oracle/expected.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -16,9 +16,9 @@ void require_metadata(const StepMetadata* on_device, const Step& step, int rank)
   StepMetadata got;
   device::copy(&got, on_device, sizeof got);
   std::vector<std::int32_t> counts;
-  for (const reference::RankInputs& inputs : step.world.ranks)
+  for (const oracle::RankInputs& inputs : step.world.ranks)
     counts.push_back(static_cast<std::int32_t>(inputs.tokens));
-  const StepMetadata expected = reference::step_metadata(counts, rank);
+  const StepMetadata expected = oracle::step_metadata(counts, rank);
   require_equal(got.sum, expected.sum, "sum");
   require_equal(got.prefix, expected.prefix, "prefix");
   require_equal(got.maximum, expected.maximum, "maximum");

@@ -1,6 +1,6 @@
 #include "cuda/hog.hpp"
 
-#include "contract/device_status.hpp"
+#include "harness/device_status.hpp"
 
 namespace ferry::contract {
 namespace {

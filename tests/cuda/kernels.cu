@@ -1,4 +1,4 @@
-#include "cuda/error.hpp"
+#include "backends/cuda/host/error.hpp"
 #include "cuda/kernels.hpp"
 
 namespace ferry::test {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/report.hpp"
+#include "backends/cuda/protocol/report.hpp"
 #include "layout/host_device.hpp"
 
 namespace ferry::test {

@@ -1,5 +1,5 @@
 // A rank's own memory on its device and beside it, and what a machine without a device says.
-#include "cuda/memory.hpp"
+#include "backends/cuda/memory/memory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/clear.hpp"
+#include "backends/cuda/device/clear.hpp"
+#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/memory/driver.hpp"
+#include "backends/cuda/memory/symmetric.hpp"
 #include "cuda/devices.hpp"
-#include "cuda/driver.hpp"
-#include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/symmetric.hpp"
 #include "runtime/channel_support.hpp"
 
 namespace ferry::test {

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "contract/buffer.hpp"
-#include "contract/device_status.hpp"
-#include "contract/device_stream.hpp"
 #include "ferry/types.hpp"
+#include "harness/buffer.hpp"
+#include "harness/device_status.hpp"
+#include "harness/device_stream.hpp"
 
 namespace ferry::contract {
 

@@ -56,7 +56,7 @@ Case case_of(const Stop& stop, Then then) {
 
 // Calls until one fails: where a rank stops after it has sent all it has, it is missed in the next call.
 void call_until_error(Exchange& exchange, const Case& c, Operation operation, const Step& step,
-                      const reference::Outcome& outcome, const Plan& plan) {
+                      const oracle::Outcome& outcome, const Plan& plan) {
   for (int i = 0; i < 3; ++i) {
     if (operation == Operation::dispatch) {
       DispatchPlay(exchange, c, step).run();
@@ -69,7 +69,7 @@ void call_until_error(Exchange& exchange, const Case& c, Operation operation, co
 void meet(const Rank& rank, const Case& c, const Stop& stop, Then then, Seen& seen) {
   const bool victim = rank.index() == kVictim;
   const Step step = make_step(c);
-  const reference::Outcome outcome = make_outcome(c, step);
+  const oracle::Outcome outcome = make_outcome(c, step);
   // An exchange in which nothing stops makes the plan: it is good for all of this configuration.
   Plan plan;
   {

@@ -1,9 +1,9 @@
 // After 100,000 calls, or as many as FERRY_CALLS says, an exchange holds what it held after its first.
 #include <filesystem>
 
-#include "core/configuration.hpp"
+#include "backends/cuda/host/lane.hpp"
 #include "cuda/fixture.hpp"
-#include "cuda/lane.hpp"
+#include "exchange/configuration.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -106,7 +106,7 @@ TEST_F(CudaState, OnlyNumbersOfCallsAndTotalsChangeOver100000Calls) {
   c.full = true;
   run(c.ranks, c, [&](Rank rank) {
     const Step step = make_step(c);
-    const reference::RankInputs& mine = step.world.ranks[static_cast<std::size_t>(rank.index())];
+    const oracle::RankInputs& mine = step.world.ranks[static_cast<std::size_t>(rank.index())];
     const DeviceBytes tokens(mine.parts[0]), weights(bytes_of_values(mine.weights)),
         ids(bytes_of_values(mine.ids)),
         outputs(make_outcome(c, step).ranks[static_cast<std::size_t>(rank.index())].rows),
@@ -143,7 +143,7 @@ TEST_F(CudaState, ExchangesGiveBackWhatTheyTook) {
   c.config.hidden = 2048;
   run(c.ranks, c, [&](Rank rank) {
     const Step step = make_step(c);
-    const reference::Outcome outcome = make_outcome(c, step);
+    const oracle::Outcome outcome = make_outcome(c, step);
     Held before;
     for (int number = 0; number < 50; ++number) {
       {

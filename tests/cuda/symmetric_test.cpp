@@ -1,6 +1,6 @@
 // Symmetric device memory: what is written to a peer arrives there, and it is there for as long as anybody
 // needs it.
-#include "cuda/symmetric.hpp"
+#include "backends/cuda/memory/symmetric.hpp"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,11 +11,11 @@
 #include <thread>
 #include <vector>
 
-#include "core/rank_state.hpp"
+#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/memory/memory.hpp"
 #include "cuda/devices.hpp"
-#include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/memory.hpp"
+#include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kinds.hpp"
 #include "runtime/seen.hpp"

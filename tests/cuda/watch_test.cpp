@@ -1,6 +1,6 @@
 // The host's eye on waiting kernels; their report lies in ordinary memory here, and the test plays the
 // kernel.
-#include "cuda/watch.hpp"
+#include "backends/cuda/protocol/watch.hpp"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "core/rank_state.hpp"
+#include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kinds.hpp"
 #include "runtime/seen.hpp"

@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "core/fault_points.hpp"
-#include "core/text.hpp"
-#include "cpu/chunks.hpp"
+#include "backends/cpu/chunks.hpp"
+#include "base/text.hpp"
 #include "ferry/ferry.hpp"
+#include "group/fault_points.hpp"
 #include "runtime/support.hpp"
 
 namespace ferry {

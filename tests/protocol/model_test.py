@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 MODEL = pathlib.Path(__file__).with_name("lane.pml")
-SOURCES = MODEL.parents[2] / "src/cuda"
+SOURCES = MODEL.parents[2] / "src/backends/cuda"
 
 # Places of both generations are written again with two deviations that may meet, of one rank or two; arrivals, with one
 # deviation before, between or after; and plans of two ranks are damaged at a time.
@@ -69,7 +69,7 @@ def check_quotes():
     quotes = re.findall(r"([\w.]+\.cuh?) (\w+): `([^`]+)`", model)
     assert 2 * len(quotes) == model.count("`") > 0, "a quote does not have the form: file function: `code`"
     for file, function, quote in quotes:
-        found = list(bodies((SOURCES / file).read_text(), function))
+        found = list(bodies(next(SOURCES.rglob(file)).read_text(), function))
         assert found, f"{file} has no function {function}"
         assert any(quote in body for body in found), f"{file} {function} does not have: {quote}"
     print(len(quotes), "quotes found")

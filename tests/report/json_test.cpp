@@ -1,4 +1,4 @@
-#include "report/json.hpp"
+#include "tools/report/json.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "report/summary.hpp"
+#include "tools/report/summary.hpp"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "report/run_report.hpp"
+#include "tools/report/run_report.hpp"
 
 namespace ferry::report {
 

@@ -1,4 +1,4 @@
-#include "report/table.hpp"
+#include "tools/report/table.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <string>
 
 #include "report/synthetic_run.hpp"
-#include "report/units.hpp"
 #include "seed.hpp"
+#include "tools/report/units.hpp"
 
 namespace ferry::report {
 namespace {

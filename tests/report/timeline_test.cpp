@@ -1,4 +1,4 @@
-#include "report/timeline.hpp"
+#include "tools/report/timeline.hpp"
 
 #include <gtest/gtest.h>
 

@@ -7,11 +7,11 @@
 #include <stdexcept>
 #include <string>
 
-#include "report/html.hpp"
-#include "report/json.hpp"
 #include "report/synthetic_run.hpp"
-#include "report/table.hpp"
-#include "report/timeline.hpp"
+#include "tools/report/html.hpp"
+#include "tools/report/json.hpp"
+#include "tools/report/table.hpp"
+#include "tools/report/timeline.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Calls whose peers do not come.
 #include <gtest/gtest.h>
 
-#include "core/waiter.hpp"
+#include "group/waiter.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kinds.hpp"
 

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "core/channel.hpp"
-#include "core/text.hpp"
+#include "base/text.hpp"
+#include "group/channel.hpp"
 #include "memory/symmetric.hpp"
 #include "runtime/support.hpp"
 

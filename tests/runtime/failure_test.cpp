@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "runtime/kinds.hpp"
 
 namespace ferry::test {

@@ -1,4 +1,4 @@
-#include "core/fault_points.hpp"
+#include "group/fault_points.hpp"
 
 #include <gtest/gtest.h>
 

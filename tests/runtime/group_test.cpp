@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "runtime/kinds.hpp"
 
 namespace ferry::test {

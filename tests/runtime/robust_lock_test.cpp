@@ -1,5 +1,5 @@
 // The lock that tells of a process's end, and the watch that looks at it.
-#include "core/robust_lock.hpp"
+#include "group/robust_lock.hpp"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/group_control.hpp"
-#include "core/no_signals.hpp"
-#include "core/process_watch.hpp"
+#include "group/group_control.hpp"
+#include "group/no_signals.hpp"
+#include "group/process_watch.hpp"
 #include "memory/mapping.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/seen.hpp"

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 
 namespace ferry::test {
 

@@ -1,4 +1,4 @@
-#include "core/configuration.hpp"
+#include "exchange/configuration.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <string>
 #include <type_traits>
 
-#include "core/text.hpp"
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/send_share.hpp"
+#include "backends/cuda/dispatch/send_share.hpp"
 #include "layout/device_signals.hpp"
 #include "layout/divisor.hpp"
 #include "layout/slot_note.hpp"

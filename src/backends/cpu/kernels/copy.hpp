@@ -1,0 +1,92 @@
+// Copies: through the cache, and past it.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "backends/cpu/kernels.hpp"
+#include "layout/host_device.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+constexpr std::int64_t kLine = 64;  // bytes of a cache line
+
+FERRY_HD std::int64_t least(std::int64_t a, std::int64_t b) {
+  return a < b ? a : b;
+}
+
+FERRY_HD void copy_cached(char* out, const char* in, std::int64_t bytes) {
+  __builtin_memcpy(out, in, static_cast<std::size_t>(bytes));
+}
+
+#if defined(__SSE2__)
+
+// One whole line, past the cache. `out` is aligned to a line, `in` to nothing.
+FERRY_HD void stream_line(char* out, const char* in) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(out), _mm512_loadu_si512(in));
+#elif defined(__AVX2__)
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 32));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(out), a);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(out + 32), b);
+#else
+  for (int i = 0; i < kLine; i += 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(out + i),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
+  }
+#endif
+}
+
+// Whole lines are streamed; what belongs to lines shared with neighbours goes through the cache.
+void copy_streaming(char* out, const char* in, std::int64_t bytes) {
+  const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out) % kLine);
+  const std::int64_t head = least(bytes, (kLine - misaligned) % kLine);
+  const std::int64_t lines_end = head + (bytes - head) / kLine * kLine;
+  copy_cached(out, in, head);
+  for (std::int64_t at = head; at < lines_end; at += kLine) stream_line(out + at, in + at);
+  copy_cached(out + lines_end, in + lines_end, bytes - lines_end);
+}
+
+#else
+
+FERRY_HD void copy_streaming(char* out, const char* in, std::int64_t bytes) {
+  copy_cached(out, in, bytes);
+}
+
+#endif
+
+FERRY_HD void copy_by(Store store, char* out, const char* in, std::int64_t bytes) {
+  if (store == Store::streaming) {
+    copy_streaming(out, in, bytes);
+  } else {
+    copy_cached(out, in, bytes);
+  }
+}
+
+void copy(void* out, const void* in, std::int64_t bytes, Store store) {
+  copy_by(store, static_cast<char*>(out), static_cast<const char*>(in), bytes);
+}
+
+// A piece of the input small enough to stay in the first-level cache while every place gets it.
+constexpr std::int64_t kPiece = 16 * 1024;
+
+void copy_to_many(void* const* outs, int count, const void* in, std::int64_t bytes, Store store) {
+  for (std::int64_t at = 0; at < bytes; at += kPiece) {
+    const std::int64_t piece = least(kPiece, bytes - at);
+    for (int i = 0; i < count; ++i) {
+      copy_by(store, static_cast<char*>(outs[i]) + at, static_cast<const char*>(in) + at, piece);
+    }
+  }
+}
+
+void zero(void* out, std::int64_t bytes) {
+  __builtin_memset(out, 0, static_cast<std::size_t>(bytes));
+}
+
+}  // namespace
+}  // namespace ferry::cpu

@@ -1,0 +1,27 @@
+// The table of the instruction set this is compiled for.
+#pragma once
+
+#include "backends/cpu/kernels/copy.hpp"
+#include "backends/cpu/kernels/dot.hpp"
+#include "backends/cpu/kernels/fp8.hpp"
+#include "backends/cpu/kernels/rows.hpp"
+#include "backends/cpu/kernels/sum.hpp"
+#include "backends/cpu/kernels/tables.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+constexpr Kernels table(const char* name) {
+  return {.name = name,
+          .copy = copy,
+          .copy_to_many = copy_to_many,
+          .zero = zero,
+          .weighted_sum = weighted_sum,
+          .convert_row = convert_row,
+          .weigh_row = weigh_row,
+          .dot = dot,
+          .encode_fp8_row = encode_fp8_row};
+}
+
+}  // namespace
+}  // namespace ferry::cpu

@@ -1,0 +1,11 @@
+// How much memory the CPU backend takes, from the same layout it uses.
+#pragma once
+
+#include "exchange/configuration.hpp"
+
+namespace ferry::cpu {
+
+ExchangeLayout symmetric_layout(const Config& config);
+Sizes cpu_sizes(const Config& config, int rank);
+
+}  // namespace ferry::cpu

@@ -1,0 +1,143 @@
+// What a kernel knows of its lane: plain values and addresses, passed by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cuda/protocol/disturbance.hpp"
+#include "backends/cuda/protocol/report.hpp"
+#include "ferry/exchange.hpp"
+#include "layout/device_signals.hpp"
+#include "layout/divisor.hpp"
+#include "layout/exchange_layout.hpp"
+#include "layout/host_device.hpp"
+#include "layout/plan_layout.hpp"
+#include "layout/slot_note.hpp"
+
+namespace ferry::cuda {
+
+inline constexpr int kMaxRanks = 32;      // a token's destinations are a 32-bit mask
+inline constexpr int kMaxExperts = 1024;  // tables of all experts lie in a block's shared memory
+inline constexpr int kMaxBlocks = 512;    // of any launch
+inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
+
+// What calls of a lane have found since the last look; of several calls, the first that found something keeps
+// its place.
+struct FoundOnDevice {
+  unsigned long long bad_ids, first_bad_id_route;
+  std::int64_t first_bad_id;
+  unsigned long long bad_sources, first_bad_source;  // the lowest; ~0: none
+  Overflow overflow;
+};
+
+// Of one lane, in the memory of its device; zero at first, but for first_bad_source.
+struct LaneState {
+  std::uint64_t calls[kMaxBlocks];  // by block: the last call. Each block reads and writes its own.
+  std::uint64_t ended;              // call that has ended early; ~0 when the exchange has failed
+  std::uint32_t timeout_taken;      // 1: some thread writes the timeout record
+  std::uint32_t finished[kPhases];  // blocks of the call that have sent all they have; 0 after the last
+  FoundOnDevice found;
+  WireCounts wire;
+  std::int64_t dispatches;
+
+  // Of the call in flight, where many blocks count its ids together; 0 and ~0 again afterwards.
+  unsigned long long bad_ids, lowest_bad_id;
+};
+
+// What a rank sends in a call, each with a last word of its own.
+enum class Phase : int { weights, rows };
+
+struct LaneView {
+  std::int32_t rank, ranks, experts, top_k, hidden, max_tokens, most_ranks;
+  Layout layout;
+  Divisor by_ranks, by_others, by_alignment;  // others: ranks but this, at least 1
+  std::int64_t capacity;                      // of this rank: rows; expert_padded: rows of an expert
+  std::int64_t capacity_rows;
+  std::int32_t groups;  // of this rank
+  bool zero_padding;
+  std::uint64_t deadline;  // nanoseconds
+  std::uint64_t places_hash, placement_version;
+  PlanShape plan_shape;
+  Disturbance disturbance;
+
+  // This lane's section of symmetric memory, on every rank.
+  std::byte* symmetric[kMaxRanks];
+  DeviceSignals signals;
+  ExchangeLayout exchange;  // offsets relative to the lane's section: use lane 0
+  std::int64_t arrived;     // offset in it of the memory for arrived rows, if the lanes have any
+
+  const std::byte* tables;  // RoutingTables of this exchange, in device memory
+
+  // Working memory of this lane.
+  LaneState* state;
+  std::int32_t* block_counts;    // [kMaxSenders, 2 * count_words()] what a sending block has counted
+  std::uint64_t* block_counted;  // [kMaxSenders] the call it was in (release, gpu scope)
+  std::int64_t* load;            // [E] routes seen, all dispatches
+
+  // Pinned.
+  HostReport* report;
+  EndedCall* ended;
+  HostTotals* totals;
+
+  template <class T = std::byte>
+  FERRY_HD T* at(int rank_of_memory, std::int64_t offset) const {
+    return reinterpret_cast<T*>(symmetric[rank_of_memory] + offset);
+  }
+  FERRY_HD LetterUnit* letter(int at_rank, int generation, int source) const {
+    return at<LetterUnit>(at_rank, signals.letter(generation, source));
+  }
+  FERRY_HD ErrorRecord* refusal(int at_rank, int generation, int source) const {
+    return at<ErrorRecord>(at_rank, signals.letter(generation, source) + signals.refusal_offset);
+  }
+  FERRY_HD std::uint64_t* sent_flag(Phase phase, int at_rank, int generation, int source) const {
+    return at<std::uint64_t>(at_rank, signals.sent_flag(static_cast<int>(phase), generation, source));
+  }
+  FERRY_HD std::uint64_t* dispatch_flags(int at_rank, int generation, int source, std::int32_t i) const {
+    return at<std::uint64_t>(at_rank, signals.dispatch_flags(generation, source, i));
+  }
+  // Of a message's first slot.
+  FERRY_HD LetterUnit* slot_notes(int at_rank, int generation, int source, std::int32_t i) const {
+    return at<LetterUnit>(at_rank, signals.slot_notes(generation, source, i));
+  }
+  FERRY_HD std::uint64_t* combine_flags(int at_rank, int generation, std::int32_t row) const {
+    return at<std::uint64_t>(at_rank, signals.combine_flags(generation, row));
+  }
+  // Of a row of combine that travels in units: its number as in staging.
+  FERRY_HD std::byte* unit_row(int at_rank, int generation, std::int32_t row) const {
+    return at(at_rank, signals.unit_row(generation, row));
+  }
+  FERRY_HD std::byte* message(int at_rank, int generation, int source, std::int32_t i,
+                              std::int32_t bytes) const {
+    return at(at_rank, exchange.messages_of(0, generation, source) + std::int64_t{i} * bytes);
+  }
+  // Of part 0, in the lane's own memory for arrivals at that rank.
+  FERRY_HD std::byte* arrived_row(int at_rank, std::int32_t row, std::int32_t row_bytes) const {
+    return at(at_rank, arrived + std::int64_t{row} * row_bytes);
+  }
+  FERRY_HD std::byte* combine_row(int at_rank, int generation, std::int32_t row) const {
+    return at(at_rank, exchange.combine_of(0, generation) +
+                           std::int64_t{row} * static_cast<std::int32_t>(exchange.shape.combine_row_bytes));
+  }
+};
+
+// What every rank must pass alike, and a hash of it. Different terms with one hash would pass for alike: 64
+// bits make that no concern.
+struct CallTerms {
+  Operation operation = Operation::none;
+  std::int32_t option_count = 0;
+  std::uint64_t hash = 0;
+  std::int64_t option[kDeviceOptions] = {};
+
+  FERRY_HD static constexpr CallTerms of(Operation operation) {
+    CallTerms terms;
+    terms.operation = operation;
+    terms.hash = 0xcbf29ce484222325 + static_cast<std::uint64_t>(operation);
+    return terms;
+  }
+  FERRY_HD constexpr void add(std::int64_t value) {
+    option[option_count++] = value;
+    hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15 + (hash >> 29);
+  }
+};
+
+}  // namespace ferry::cuda

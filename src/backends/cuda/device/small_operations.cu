@@ -1,0 +1,198 @@
+#include "backends/cuda/device/small_operations.hpp"
+
+#include "backends/cuda/combine/route_values.cuh"
+#include "backends/cuda/device/shared_copy.cuh"
+#include "backends/cuda/dispatch/places.cuh"
+#include "backends/cuda/host/findings.cuh"
+#include "backends/cuda/protocol/letters.cuh"
+#include "backends/cuda/protocol/plan_header.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+// --- metadata --------------------------------------------------------------------------------------------
+
+// A count that only the device sees is checked here: the sum of all must fit.
+__device__ std::int32_t count_of(const MetadataArguments& call, std::uint64_t number) {
+  if (call.device_count == nullptr) return call.count;
+  const std::int32_t count = *call.device_count;
+  const std::int32_t most = INT32_MAX / call.lane.ranks;
+  if (count >= 0 && count <= most) return count;
+  end_call(call.lane, number, Operation::metadata, EndedCall::Why::too_many, call.lane.rank, 0, count, most);
+  return 0;
+}
+
+__global__ void __launch_bounds__(32, 1)
+    metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
+  __shared__ MetadataArguments shared_arguments;
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
+  __syncthreads();
+  const MetadataArguments& call = shared_arguments;
+  __shared__ LetterContent letter;
+  const LaneView& lane = call.lane;
+  if (has_ended(lane, kFailed)) return;
+  const std::uint64_t number = lane.state->calls[0] + 1;
+  const int rank = static_cast<int>(threadIdx.x);
+  if (rank == 0) {
+    letter.terms = call.terms;
+    letter.facts = facts_of(Operation::metadata, count_of(call, number));
+  }
+  __syncwarp();
+  post_head(lane, number, letter);
+  StepMetadata all;
+  LetterFacts theirs;
+  if (await_letters(lane, number, letter, true, &theirs)) {
+    const std::int32_t count = rank < lane.ranks ? theirs.count : 0;
+    all.sum = __reduce_add_sync(~0u, count);
+    all.prefix = __reduce_add_sync(~0u, rank < lane.rank ? count : 0);
+    all.maximum = __reduce_max_sync(~0u, count);
+  }
+  if (rank == 0) *call.metadata = all;
+  end_block(lane, number);
+}
+
+// --- route values ------------------------------------------------------------------------------------------
+
+constexpr int kValueWarps = 8;
+constexpr int kValueSendWarps = 4;
+
+__device__ void zero_padding_values(const RouteValuesArguments& call, const PlanView& plan, int thread,
+                                    int threads) {
+  for (std::int64_t row = thread; row < plan.header->total; row += threads) {
+    if (plan.sources[row].rank < 0) call.row_values[row] = 0;
+  }
+}
+
+// Messages between this rank and the one that is this thread's, as the plan has them.
+__device__ std::int32_t messages_with(const LaneView& lane, const PlanView& plan, bool to_it) {
+  const int peer = static_cast<int>(threadIdx.x % 32);
+  if (peer >= lane.ranks) return 0;
+  return static_cast<std::int32_t>(
+      messages_between(lane, plan, to_it ? lane.rank : peer, to_it ? peer : lane.rank));
+}
+
+__device__ void take_values(const RouteValuesArguments& call, std::uint64_t number, int worker, int workers,
+                            const PlanView& plan) {
+  const LaneView& lane = call.lane;
+  const int slot = threadIdx.x % 32;
+  ValueTurns turns(lane, messages_with(lane, plan, false), worker, workers);
+  int source;
+  std::int32_t i;
+  while (turns.next(&source, &i)) {
+    const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
+    float value;
+    const Came came = await_value(lane, Phase::rows, {Operation::route_values, number, source}, i, &value);
+    if (came == Came::ended) return;
+    if (came == Came::no) {
+      if (slot == 0) note_bad_source(lane, where);
+      continue;
+    }
+    if (slot >= lane.top_k) continue;
+    const std::int32_t row = plan.came_rows[where * lane.top_k + slot];
+    if (row == -1 || !usable(lane, row, plan.header->total, where * lane.top_k + slot)) continue;
+    call.row_values[row] = value;
+  }
+}
+
+struct ValuesState {
+  LetterContent letter;
+  ErrorRecord refusal;
+  std::uint64_t number;
+  bool failed;
+  PlanFault fault;
+};
+
+__device__ void carry_values(const RouteValuesArguments& call, ValuesState* state, const PlanView& plan) {
+  const LaneView& lane = call.lane;
+  const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
+            blocks = static_cast<int>(gridDim.x);
+  const bool speaks = block == 0 && warp == 0;
+  if (speaks) {
+    if (threadIdx.x == 0) {
+      state->letter.terms = call.terms;
+      state->letter.terms.add(static_cast<std::int64_t>(plan.header->call));
+      state->letter.facts = facts_of(Operation::route_values, plan.header->tokens);
+    }
+    __syncwarp();
+    post_head(lane, state->number, state->letter);
+    LetterFacts theirs;
+    await_letters(lane, state->number, state->letter, true, &theirs);
+  }
+  if (warp < kValueSendWarps) {
+    if (!speaks)
+      send_values(lane, state->number, call.values,
+                  ValueTurns(lane, messages_with(lane, plan, true), block * kValueSendWarps + warp - 1,
+                             blocks * kValueSendWarps - 1),
+                  plan);
+    sync_threads_of(1, 32 * kValueSendWarps);
+    if (threadIdx.x == 0) finish_sending(lane, state->number, blocks);
+    return;
+  }
+  constexpr int kTaking = kValueWarps - kValueSendWarps;
+  const int worker = block * kTaking + warp - kValueSendWarps;
+  zero_padding_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32), 32 * kTaking * blocks);
+  take_values(call, state->number, worker, kTaking * blocks, plan);
+}
+
+__global__ void __launch_bounds__(32 * kValueWarps, 1)
+    route_values_kernel(const __grid_constant__ RouteValuesArguments arguments) {
+  __shared__ RouteValuesArguments shared_arguments;
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
+  __syncthreads();
+  const RouteValuesArguments& call = shared_arguments;
+  __shared__ ValuesState state;
+  const LaneView& lane = call.lane;
+  const PlanView plan = view_plan(call.plan, lane.plan_shape);
+  if (threadIdx.x == 0) {
+    state.number = lane.state->calls[blockIdx.x] + 1;
+    state.failed = has_ended(lane, kFailed);
+    state.fault = fault_of(lane, *plan.header, -1);
+  }
+  __syncthreads();
+  if (state.failed) return;
+  if (state.fault == PlanFault::none) {
+    carry_values(call, &state, plan);
+  } else if (blockIdx.x == 0) {
+    refuse_plan(lane, Operation::route_values, state.number, *plan.header, state.fault, -1, &state.refusal);
+    await_all(lane, state.number, Operation::route_values);
+  }
+  end_block(lane, state.number);
+}
+
+// --- refusal -----------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ RefusalArguments arguments) {
+  __shared__ RefusalArguments shared_arguments;
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
+  __syncthreads();
+  const RefusalArguments& call = shared_arguments;
+  const LaneView& lane = call.lane;
+  if (has_ended(lane, kFailed)) return;
+  const std::uint64_t number = lane.state->calls[0] + 1;
+  for (int peer = 0; peer < lane.ranks; ++peer) {
+    if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
+  }
+  // The next call may overwrite what the peers read in the call before this one: see docs/protocol.md.
+  await_all(lane, number, call.operation);
+  end_block(lane, number);
+}
+
+}  // namespace
+
+void launch_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&metadata_kernel), const_cast<MetadataArguments*>(&arguments), 32, 0,
+         {}, stream, "launching metadata");
+}
+
+void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,
+                         cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&route_values_kernel), const_cast<RouteValuesArguments*>(&arguments),
+         32 * kValueWarps, 0, shape, stream, "launching route_values");
+}
+
+void launch_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&refusal_kernel), const_cast<RefusalArguments*>(&arguments), 32, 0, {},
+         stream, "launching a refusal");
+}
+
+}  // namespace ferry::cuda

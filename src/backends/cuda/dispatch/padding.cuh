@@ -1,0 +1,64 @@
+// What arrivals have between groups: rows that nobody sends.
+#pragma once
+
+#include "backends/cuda/device/block_arrays.cuh"
+#include "layout/plan_layout.hpp"
+
+namespace ferry::cuda {
+
+// Rows of a group that nobody sends.
+struct PaddingRows {
+  std::int64_t begin, end;
+
+  __device__ static PaddingRows of(const LaneView& lane, const Places& places, int group) {
+    const std::int64_t first = places.begin[group], count = places.count[group];
+    const std::int64_t aligned =
+        min(std::int64_t{lane.by_alignment.round_up(static_cast<std::int32_t>(count))}, lane.capacity);
+    return {first + count, lane.layout == Layout::expert_padded ? first + aligned : places.begin[group + 1]};
+  }
+};
+
+// By one warp.
+__device__ inline void write_rows(const DispatchArguments& call, const PaddingRows& rows,
+                                  const PlanView& plan) {
+  const int thread = threadIdx.x % 32;
+  for (std::int64_t row = rows.begin + thread; row < rows.end; row += 32) {
+    plan.sources[row] = Source{};
+    if (call.weight != nullptr) call.weight[row] = 0;
+    if (call.dots != nullptr) call.dots[row] = 0;
+    if (call.group_of_row != nullptr) call.group_of_row[row] = -1;
+  }
+  if (!call.lane.zero_padding) return;
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    for (int p = 0; p < call.parts.count; ++p) {
+      const PartLayout& part = call.parts.part[p];
+      for (std::int64_t byte = 4 * thread; byte < part.row_bytes; byte += 128) {
+        const std::int64_t element = byte / part.element_bytes;
+        *reinterpret_cast<std::uint32_t*>(call.arrived[p] +
+                                          element_offset(part, row, element, call.leading[p]) +
+                                          byte % part.element_bytes) = 0;
+      }
+    }
+  }
+}
+
+// By one warp of `workers`: rows between groups. Few groups have some, so each thread looks at another.
+static __device__ __noinline__ void write_padding(const DispatchArguments& call, const Places& places,
+                                                  int worker, int workers, const PlanView& plan) {
+  const LaneView& lane = call.lane;
+  if (lane.layout == Layout::rank_major) return;
+  for (int first = worker; first < lane.groups; first += 32 * workers) {
+    const int mine = first + static_cast<int>(threadIdx.x % 32) * workers;
+    bool some = false;
+    if (mine < lane.groups) {
+      const PaddingRows rows = PaddingRows::of(lane, places, mine);
+      some = rows.begin < rows.end;
+    }
+    for (std::uint32_t left = __ballot_sync(~0u, some); left != 0; left &= left - 1) {
+      const int group = first + (__ffs(static_cast<int>(left)) - 1) * workers;
+      write_rows(call, PaddingRows::of(lane, places, group), plan);
+    }
+  }
+}
+
+}  // namespace ferry::cuda

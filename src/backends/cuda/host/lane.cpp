@@ -1,0 +1,230 @@
+#include "backends/cuda/host/lane.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "backends/cuda/device/routing_tables.hpp"
+#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/host/service.hpp"
+#include "base/environment.hpp"
+#include "base/text.hpp"
+#include "exchange/configuration.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+struct PinnedOfLane {
+  EndedCall ended;
+  alignas(16) HostTotals totals;  // stored in one access
+};
+
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "find the current device");
+  return device;
+}
+
+int blocks_of_rank(const DeviceSymmetricMemory& memory, int device, int lanes) {
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "count multiprocessors");
+  const int users = memory.ranks_on_my_device() * lanes;
+  if (processors < users) {
+    throw UnsupportedError(str(memory.ranks_on_my_device(), " ranks with ", lanes,
+                               " lanes each on a device of ", processors,
+                               " multiprocessors: every lane needs one of its own"));
+  }
+  return std::min(processors / memory.ranks_on_my_device(), kMaxBlocks);
+}
+
+}  // namespace
+
+Shared::Shared(const Rank& of, const Config& configured)
+    : rank(of),
+      config(configured),
+      device(current_device()),
+      memory(of, device_layout(configured).bytes()),
+      arrays(exchange_arrays(configured)),
+      tables(arrays.bytes),
+      report_memory(sizeof(HostReport)),
+      blocks(blocks_of_rank(memory, device, configured.lanes)) {
+  const Placement& placement = config.placement;
+  std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
+  const RoutingTables made = RoutingTables::at(host.data(), config.experts, rank.size());
+  int position = 0;
+  for (int peer = 0; peer < rank.size(); ++peer) {
+    made.capacity[peer] = group_capacity(config, peer);
+    made.first_expert[peer] = position;
+    for (const int expert : placement.experts_of(peer)) {
+      made.position_of[expert] = static_cast<std::uint16_t>(position);
+      made.expert_at[position] = static_cast<std::uint16_t>(expert);
+      made.rank_of[position] = static_cast<std::uint8_t>(peer);
+      ++position;
+    }
+  }
+  made.first_expert[rank.size()] = position;
+  cuda::copy(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
+}
+
+Lane::Lane(const Shared& of_exchange, int number)
+    : shared_(of_exchange),
+      index_(number),
+      arrays_(lane_arrays(shared_.config, shared_.me())),
+      memory_(arrays_.bytes),
+      pinned_(sizeof(PinnedOfLane)),
+      view_(make_view()) {
+  prepare_dispatch(view_);
+  prepare_combine();
+  fill_tables();
+}
+
+void Lane::fill_tables() const {
+  FoundOnDevice nothing{};
+  nothing.first_bad_source = ~0ull;
+  copy(&view_.state->found, &nothing, sizeof nothing);
+  const unsigned long long none = ~0ull;
+  copy(&view_.state->lowest_bad_id, &none, sizeof none);
+  const bool rank_major = shared_.config.layout == Layout::rank_major;
+  const std::vector<int> groups = rank_major ? std::vector<int>(static_cast<std::size_t>(view_.ranks), -1)
+                                             : shared_.config.placement.experts_of(shared_.me());
+  copy(array<int>(arrays_.group_expert), groups.data(),
+       static_cast<std::int64_t>(groups.size() * sizeof(int)));
+}
+
+LaneView Lane::make_view() const {
+  const Config& config = shared_.config;
+  const DeviceLayout layout = device_layout(config);
+  LaneView view{};
+  view.rank = shared_.me();
+  view.ranks = shared_.rank.size();
+  view.experts = config.experts;
+  view.top_k = config.top_k;
+  view.hidden = config.hidden;
+  view.max_tokens = config.max_tokens;
+  view.plan_shape = plan_shape(config);
+  view.most_ranks = view.plan_shape.most_ranks();
+  view.layout = config.layout;
+  view.by_ranks = Divisor::of(view.ranks);
+  view.by_others = Divisor::of(std::max(view.ranks - 1, 1));
+  view.by_alignment = Divisor::of(config.alignment);
+  view.capacity = group_capacity(config, view.rank);
+  view.capacity_rows = row_capacity(config, view.rank);
+  view.groups = groups_of(config, view.rank);
+  view.zero_padding = config.zero_padding;
+  view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
+  view.places_hash = places_hash(config);
+  view.placement_version = config.placement.version();
+  const Environment environment = Environment::read();
+  view.disturbance = disturbance_of(environment.jitter, environment.stall);
+  // The others are to miss this rank; what of it goes on misses nobody.
+  if (view.disturbance.stall != Point::none) view.deadline = ~0ull;
+  for (int peer = 0; peer < view.ranks; ++peer)
+    view.symmetric[peer] = shared_.memory.at(peer, index_ * layout.lane_bytes());
+  view.signals = device_signals(config);
+  view.exchange = layout.exchange;
+  view.arrived = layout.exchange.lane_bytes();
+
+  view.tables = shared_.tables.data() + shared_.arrays.routing;
+  view.state = array<LaneState>(arrays_.state);
+  view.block_counts = array<std::int32_t>(arrays_.block_counts);
+  view.block_counted = array<std::uint64_t>(arrays_.block_counted);
+  view.load = array<std::int64_t>(arrays_.load);
+
+  auto* pinned = reinterpret_cast<PinnedOfLane*>(pinned_.data());
+  view.report = shared_.report();
+  view.ended = &pinned->ended;
+  view.totals = &pinned->totals;
+  return view;
+}
+
+int Lane::blocks_for(int sm_limit) const {
+  if (sm_limit < 0) throw UsageError(str("sm_limit = ", sm_limit, ", must be 0 (no limit) or more"));
+  const int lanes = shared_.config.lanes, part = shared_.blocks / lanes;
+  if (sm_limit == 0) return part;
+  // Lanes wait for the device side by side: each keeps to its part, so that all fit.
+  if (sm_limit > part && lanes > 1) {
+    throw UsageError(str("sm_limit = ", sm_limit, ": each of ", lanes, " lanes has ", part,
+                         " multiprocessors of the device"));
+  }
+  return std::min(sm_limit, part);
+}
+
+LaunchShape Lane::shape(int sm_limit) const {
+  const bool alone = shared_.memory.ranks_on_my_device() == 1 && shared_.config.lanes == 1;
+  return {.blocks = blocks_for(sm_limit), .cooperative = alone};
+}
+
+void Lane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
+  RouteValuesArguments arguments{.lane = view_,
+                                 .terms = CallTerms::of(Operation::route_values),
+                                 .plan = plan.storage(),
+                                 .values = values,
+                                 .row_values = row_values};
+  launch_route_values(arguments, shape(0), handle_of(stream));
+  ++calls_;
+}
+
+const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* device_count, Stream stream) {
+  auto* metadata = array<StepMetadata>(arrays_.metadata);
+  launch_metadata({.lane = view_,
+                   .terms = CallTerms::of(Operation::metadata),
+                   .count = count,
+                   .device_count = device_count,
+                   .metadata = metadata},
+                  handle_of(stream));
+  ++calls_;
+  return metadata;
+}
+
+void Lane::refuse(Operation operation, const Error& error, Stream stream) {
+  launch_refusal({.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)},
+                 handle_of(stream));
+  ++calls_;
+}
+
+Findings Lane::take_findings() {
+  FoundOnDevice found;
+  copy(&found, &view_.state->found, sizeof found);
+  Findings findings;
+  if (found.bad_ids > 0) {
+    const auto route = static_cast<std::int64_t>(found.first_bad_id_route);
+    findings.bad_id = {.rank = view_.rank,
+                       .token = static_cast<int>(route / view_.top_k),
+                       .slot = static_cast<int>(route % view_.top_k),
+                       .id = found.first_bad_id,
+                       .count = static_cast<std::int64_t>(found.bad_ids)};
+  }
+  if (found.bad_sources > 0) {
+    findings.bad_source = {.rank = view_.rank,
+                           .index = static_cast<std::int64_t>(found.first_bad_source),
+                           .count = static_cast<std::int64_t>(found.bad_sources)};
+  }
+  findings.overflow = found.overflow;
+  const bool nothing = found.bad_ids == 0 && found.bad_sources == 0 && found.overflow.dropped == 0;
+  if (nothing) return findings;
+  FoundOnDevice none{};
+  none.first_bad_source = ~0ull;
+  copy(&view_.state->found, &none, sizeof none);
+  return findings;
+}
+
+void Lane::add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const {
+  std::vector<std::int64_t> load(static_cast<std::size_t>(view_.experts));
+  copy(load.data(), view_.load, static_cast<std::int64_t>(load.size() * sizeof(load[0])));
+  for (std::size_t e = 0; e < load.size(); ++e) experts[e] += load[e];
+  std::int64_t calls = 0;
+  copy(&calls, &view_.state->dispatches, sizeof calls);
+  dispatches += calls;
+}
+
+void Lane::add_wire(WireCounts& counts) const {
+  WireCounts mine;
+  copy(&mine, &view_.state->wire, sizeof mine);
+  counts.dispatch_bytes += mine.dispatch_bytes;
+  counts.dispatch_messages += mine.dispatch_messages;
+  counts.combine_bytes += mine.combine_bytes;
+  counts.combine_messages += mine.combine_messages;
+}
+
+}  // namespace ferry::cuda

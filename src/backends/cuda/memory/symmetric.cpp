@@ -1,0 +1,147 @@
+#include "backends/cuda/memory/symmetric.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/memory/descriptor_exchange.hpp"
+#include "backends/cuda/memory/driver.hpp"
+#include "backends/cuda/memory/memory.hpp"
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+#include "memory/agreement.hpp"
+#include "memory/offer.hpp"
+
+namespace ferry::cuda {
+
+namespace {
+
+CUuuid uuid_of(int device) {
+  CUuuid uuid{};
+  check(driver().device_get_uuid(&uuid, handle_of(device)), "tell the identity of a device");
+  return uuid;
+}
+
+bool same(const CUuuid& a, const CUuuid& b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+// The number of a device in this process, or -1.
+int find_device(const CUuuid& uuid) {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "count the devices");
+  for (int device = 0; device < count; ++device) {
+    if (same(uuid_of(device), uuid)) return device;
+  }
+  return -1;
+}
+
+// Makes the thread's device ready for the driver's functions, and returns its number.
+int ready_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "tell the current device");
+  check(cudaSetDevice(device), "use the current device");
+  return device;
+}
+
+std::int64_t round_up(std::int64_t bytes, std::int64_t granularity) {
+  return (std::max<std::int64_t>(bytes, 1) + granularity - 1) / granularity * granularity;
+}
+
+}  // namespace
+
+// What the ranks tell one another about their devices.
+struct DeviceSymmetricMemory::Card {
+  CUuuid uuid;
+  int device;  // its number in the rank's own process
+  std::int64_t granularity;
+};
+
+DeviceSymmetricMemory::DeviceSymmetricMemory(const Rank& rank, std::int64_t bytes)
+    : rank_(rank.index()), bytes_(bytes), devices_(rank.size(), -1), regions_(rank.size()) {
+  compare_sizes(rank, bytes);
+  meet(rank);
+  if (rank.same_process()) {
+    share_with_threads(rank);
+  } else {
+    share_with_processes(rank);
+  }
+}
+
+void DeviceSymmetricMemory::meet(const Rank& rank) {
+  Card mine{};
+  make_on_all(rank, [&] {
+    mine.device = ready_device();
+    mine.uuid = uuid_of(mine.device);
+    mine.granularity = Allocation::granularity(mine.device, !rank.same_process());
+  });
+  std::vector<Card> cards(rank.size());
+  rank.all_gather(&mine, cards.data(), sizeof mine);
+  // Granularities are powers of two, so a multiple of the largest is one of all.
+  std::int64_t granularity = 1;
+  for (const Card& card : cards) {
+    granularity = std::max(granularity, card.granularity);
+    ranks_on_my_device_ += same(card.uuid, mine.uuid);
+  }
+  mapped_bytes_ = round_up(bytes_, granularity);
+  make_on_all(rank, [&] {
+    for (int peer = 0; peer < rank.size(); ++peer) devices_[peer] = find_device(cards[peer].uuid);
+    check_access(cards);
+  });
+}
+
+// A device that is not visible here cannot be asked about: importing its memory will tell.
+void DeviceSymmetricMemory::check_access(const std::vector<Card>& cards) const {
+  const int mine = devices_[rank_];
+  for (std::size_t peer = 0; peer < cards.size(); ++peer) {
+    if (devices_[peer] < 0 || devices_[peer] == mine) continue;
+    int can = 0;
+    check(cudaDeviceCanAccessPeer(&can, mine, devices_[peer]), "ask whether a device can access another");
+    if (can != 0) continue;
+    throw UnsupportedError(str("device ", mine, " of rank ", rank_, " cannot access the memory of device ",
+                               cards[peer].device, " of rank ", peer));
+  }
+}
+
+void DeviceSymmetricMemory::share_with_threads(const Rank& rank) {
+  make_on_all(rank, [&] {
+    const auto memory = Allocation::on_device(devices_[rank_], mapped_bytes_, false);
+    std::vector<int> all = devices_;
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    regions_[rank_] = std::make_shared<DeviceMapping>(memory, mapped_bytes_, all);
+    zero(regions_[rank_]->data(), mapped_bytes_);
+  });
+  const Offer offer(regions_[rank_]);
+  const DeviceMapping* mine = offer.address();
+  std::vector<const DeviceMapping*> all(rank.size());
+  rank.all_gather(&mine, all.data(), sizeof mine);
+  make_on_all(rank, [&] {
+    for (int peer = 0; peer < rank.size(); ++peer) {
+      regions_[peer] = Offer<DeviceMapping>::take(all[peer]);
+      if (!regions_[peer]) throw UsageError(str("rank ", peer, " has given up its symmetric memory"));
+    }
+  });
+}
+
+void DeviceSymmetricMemory::share_with_processes(const Rank& rank) {
+  const std::span<const int> my_device(&devices_[rank_], 1);
+  Descriptor mine;
+  make_on_all(rank, [&] {
+    const auto memory = Allocation::on_device(devices_[rank_], mapped_bytes_, true);
+    regions_[rank_] = std::make_shared<DeviceMapping>(memory, mapped_bytes_, my_device);
+    zero(regions_[rank_]->data(), mapped_bytes_);
+    mine = memory.descriptor();
+  });
+  const std::vector<Descriptor> all = exchange_descriptors(rank, mine);
+  make_on_all(rank, [&] {
+    for (int peer = 0; peer < rank.size(); ++peer) {
+      if (peer == rank_) continue;
+      regions_[peer] =
+          std::make_shared<DeviceMapping>(Allocation::of_rank(peer, all[peer]), mapped_bytes_, my_device);
+    }
+  });
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,121 @@
+// The reference backend: the oracle behind the interface of backends. Slow, and it moves every rank's whole
+// inputs.
+#include "exchange/backend.hpp"
+
+#include <deque>
+#include <utility>
+
+#include "backends/reference/lane.hpp"
+#include "exchange/configuration.hpp"
+#include "group/fault_points.hpp"
+
+namespace ferry {
+namespace reference {
+namespace {
+
+// Memory a lane allocates on a rank: the arrivals' parts, and what stands beside the rows.
+std::int64_t arrivals_bytes(const Config& config, int rank) {
+  if (!config.own_arrivals) return 0;
+  const std::int64_t rows = row_capacity(config, rank);
+  std::int64_t bytes = 0;
+  for (const oracle::PartShape& shape : oracle::part_shapes(config.format, config.hidden, rows))
+    bytes += shape.bytes_of(rows);
+  return bytes;
+}
+
+std::int64_t notes_bytes(const Config& config, int rank) {
+  const std::int64_t slots = config.layout == Layout::rank_major ? config.top_k : 1;
+  const std::int64_t row = sizeof(Source) + 8 * slots + 8;  // source, weights and local ids, group, dot
+  return view_plan(nullptr, plan_shape(config)).bytes + row_capacity(config, rank) * row +
+         12 * groups_of(config, rank);
+}
+
+class ReferenceBackend final : public Backend {
+ public:
+  ReferenceBackend(const Rank& rank, const Config& config)
+      : shared_{.rank = rank,
+                .config = config,
+                .stage = Stage(config),
+                .memory = SymmetricMemory(rank, config.lanes * Stage(config).lane_bytes())} {
+    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(shared_, lane);
+    fault_point(FaultPoint::construct_mapped, rank.index());
+  }
+
+  Capabilities capabilities() const override { return {}; }
+  Sizes sizes() const override { return reference_backend_sizes(shared_.config, shared_.me()); }
+
+  Arrivals dispatch(const DispatchCall& call, Stream) override {
+    lanes_[call.lane].dispatch_send(call);
+    return lanes_[call.lane].dispatch_receive();
+  }
+  void combine(const CombineCall& call, Stream) override {
+    lanes_[call.lane].combine_send(call);
+    lanes_[call.lane].combine_receive();
+  }
+  void dispatch_send(const DispatchCall& call, Stream) override { lanes_[call.lane].dispatch_send(call); }
+  Arrivals dispatch_receive(int lane, Stream) override { return lanes_[lane].dispatch_receive(); }
+  void combine_send(const CombineCall& call, Stream) override { lanes_[call.lane].combine_send(call); }
+  void combine_receive(int lane, Stream) override { lanes_[lane].combine_receive(); }
+
+  void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override {
+    lanes_[lane].route_values(values, plan, row_values);
+  }
+  const StepMetadata* metadata(std::int32_t count, int lane, Stream) override {
+    return lanes_[lane].metadata(count);
+  }
+  void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
+    if (lane >= 0 && lane < shared_.config.lanes) lanes_[lane].refuse(operation, error);
+  }
+  Findings take_findings(int lane) override { return std::exchange(lanes_[lane].findings, {}); }
+
+  LoadCounts load() const override {
+    expert_load_.assign(shared_.config.experts, 0);
+    rank_load_.assign(shared_.ranks(), 0);
+    LoadCounts counts;
+    for (const Lane& lane : lanes_) {
+      counts.dispatches += lane.dispatches;
+      for (int expert = 0; expert < shared_.config.experts; ++expert) {
+        expert_load_[expert] += lane.expert_load[expert];
+        rank_load_[shared_.config.placement.place(expert).rank] += lane.expert_load[expert];
+      }
+    }
+    counts.experts = expert_load_;
+    counts.ranks = rank_load_;
+    return counts;
+  }
+
+  WireCounts wire() const override {
+    WireCounts all;
+    for (const Lane& lane : lanes_) {
+      all.dispatch_bytes += lane.wire.dispatch_bytes;
+      all.dispatch_messages += lane.wire.dispatch_messages;
+      all.combine_bytes += lane.wire.combine_bytes;
+      all.combine_messages += lane.wire.combine_messages;
+    }
+    return all;
+  }
+
+ private:
+  Shared shared_;
+  std::deque<Lane> lanes_;  // lanes hold channels, which do not move
+  mutable std::vector<std::int64_t> expert_load_, rank_load_;
+};
+
+}  // namespace
+}  // namespace reference
+
+std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config) {
+  return std::make_unique<reference::ReferenceBackend>(rank, config);
+}
+
+Sizes reference_backend_sizes(const Config& config, int rank) {
+  const reference::Stage stage(config);
+  const std::int64_t lanes = config.lanes;
+  return {.dispatch_staging = 2 * lanes * stage.dispatch,
+          .combine_staging = 2 * lanes * stage.combine,
+          .signals = lanes * stage.channel,
+          .arrivals = lanes * reference::arrivals_bytes(config, rank),
+          .plans = lanes * reference::notes_bytes(config, rank)};
+}
+
+}  // namespace ferry

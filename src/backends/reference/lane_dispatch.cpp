@@ -1,0 +1,257 @@
+// Dispatch of the reference backend.
+#include <algorithm>
+#include <cstring>
+
+#include "backends/reference/lane.hpp"
+#include "backends/reference/plan_storage.hpp"
+#include "exchange/checks.hpp"
+#include "exchange/configuration.hpp"
+#include "group/fault_points.hpp"
+#include "oracle/expected.hpp"
+
+namespace ferry::reference {
+namespace {
+
+std::int64_t number_of(const Format& format) {
+  std::uint64_t number = static_cast<std::uint64_t>(format.kind) * 8 + format.fp8.column_major * 4u +
+                         format.fp8.power_of_two * 2u + format.fp8.packed;  // unsigned: it may wrap around
+  for (const std::int64_t bytes : format.part_bytes)
+    number = number * 1000003 + static_cast<std::uint64_t>(bytes);
+  return static_cast<std::int64_t>(number);
+}
+
+}  // namespace
+
+void Lane::dispatch_send(const DispatchCall& call) {
+  dispatch_ = call;
+  const CallOption options[] = {{"format", number_of(call.format)},
+                                {"dispatch from a plan", !call.plan.empty()},
+                                {kPlanOption, made_by(call.plan)},
+                                {"weigh_rows", call.weigh_rows},
+                                {"type of the tokens", static_cast<std::int64_t>(call.tokens.type)}};
+  channel_.begin(Operation::dispatch, options);
+  fault_point(FaultPoint::dispatch_begin, shared_.me());
+  stage_rows();
+  write_note({.count = call.tokens.count, .weighted = Note::said(call.weights, call.tokens.count > 0)});
+  fault_point(FaultPoint::dispatch_rows_sent, shared_.me());
+  post_all();
+  fault_point(FaultPoint::dispatch_posted, shared_.me());
+}
+
+std::vector<std::int64_t> Lane::own_ids() {
+  const std::int64_t slots = dispatch_.tokens.count * shared_.config.top_k;
+  std::vector<std::int64_t> ids(slots);
+  if (dispatch_.plan.empty()) {
+    for (std::int64_t i = 0; i < slots; ++i) {
+      ids[i] = dispatch_.ids.type == IdType::int64 ? static_cast<const std::int64_t*>(dispatch_.ids.data)[i]
+                                                   : static_cast<const std::int32_t*>(dispatch_.ids.data)[i];
+    }
+    return ids;
+  }
+  const PlanView plan = view_plan(dispatch_.plan.storage(), plan_shape(shared_.config));
+  for (std::int64_t i = 0; i < slots; ++i) {
+    ids[i] = plan.route_expert[i];
+    if (ids[i] >= -1 && ids[i] < shared_.config.experts) continue;
+    note_bad_source(i);
+    ids[i] = -1;
+  }
+  return ids;
+}
+
+void Lane::stage_rows() {
+  const std::int64_t tokens = dispatch_.tokens.count, slots = tokens * shared_.config.top_k;
+  std::byte* stage = dispatch_stage(shared_.me());
+  const std::vector<std::int64_t> ids = own_ids();
+  if (slots > 0) std::memcpy(stage, ids.data(), slots * 8);
+  stage += shared_.stage.slots * 8;
+  if (slots > 0 && dispatch_.weights != nullptr) std::memcpy(stage, dispatch_.weights, slots * 4);
+  stage += shared_.stage.slots * 4;
+  const auto row_bytes =
+      oracle::input_row_bytes(dispatch_.format, dispatch_.tokens.type, shared_.config.hidden);
+  for (std::size_t part = 0; part < row_bytes.size(); ++part) {
+    const auto* from = static_cast<const std::byte*>(dispatch_.tokens.parts[part]);
+    const std::int64_t stride =
+        dispatch_.tokens.strides[part] > 0 ? dispatch_.tokens.strides[part] : row_bytes[part];
+    for (std::int64_t token = 0; token < tokens; ++token, stage += row_bytes[part]) {
+      std::memcpy(stage, from + token * stride, row_bytes[part]);
+    }
+  }
+}
+
+oracle::World Lane::read_world() {
+  oracle::World world{.config = shared_.config,
+                      .format = dispatch_.format,
+                      .type = dispatch_.tokens.type,
+                      .weighted = false,
+                      .weigh_rows = dispatch_.weigh_rows,
+                      .ranks = {}};
+  const auto row_bytes =
+      oracle::input_row_bytes(dispatch_.format, dispatch_.tokens.type, shared_.config.hidden);
+  for (int peer = 0; peer < shared_.ranks(); ++peer) {
+    oracle::RankInputs inputs;
+    inputs.tokens = note_of(peer).count;
+    world.weighted = world.weighted || note_of(peer).weighted == 1;
+    const std::int64_t slots = inputs.tokens * shared_.config.top_k;
+    const std::byte* stage = dispatch_stage(peer);
+    inputs.ids.resize(slots);
+    if (slots > 0) std::memcpy(inputs.ids.data(), stage, slots * 8);
+    stage += shared_.stage.slots * 8;
+    inputs.weights.resize(slots);
+    if (slots > 0) std::memcpy(inputs.weights.data(), stage, slots * 4);
+    stage += shared_.stage.slots * 4;
+    for (std::size_t part = 0; part < row_bytes.size(); ++part) {
+      const std::int64_t bytes = inputs.tokens * row_bytes[part];
+      inputs.parts[part].assign(stage, stage + bytes);
+      stage += bytes;
+    }
+    world.ranks.push_back(std::move(inputs));
+  }
+  return world;
+}
+
+Arrivals Lane::dispatch_receive() {
+  wait_all();
+  fault_point(FaultPoint::dispatch_waited, shared_.me());
+  require_alike("dispatch", "weights", &Note::weighted);
+  const oracle::World world = read_world();
+  const oracle::Places places = oracle::find_places(world);
+  arrivals_ = {};
+  if (dispatch_.plan.empty()) {
+    finish_plan(world, places, open_plan());
+    const BadId& bad = places.bad_ids[shared_.me()];
+    if (bad.count > 0) findings.bad_id = bad;
+    if (places.overflow.dropped > 0) findings.overflow = places.overflow;
+    ++dispatches;
+    for (std::size_t i = 0; i < places.counts.size(); ++i)
+      expert_load[i % expert_load.size()] += places.counts[i];
+  } else {
+    arrivals_.plan = dispatch_.plan;
+  }
+  write_arrivals(world, places);
+  count_traffic(world, places);
+  fault_point(FaultPoint::dispatch_done, shared_.me());
+  return arrivals_;
+}
+
+PlanView Lane::open_plan() {
+  const PlanShape shape = plan_shape(shared_.config);
+  const std::int64_t bytes = view_plan(nullptr, shape).bytes;
+  void* storage = dispatch_.memory.plan;
+  if (storage == nullptr) {
+    arrived_.plan.resize(bytes + 15);
+    storage = arrived_.plan.data() + (16 - reinterpret_cast<std::uintptr_t>(arrived_.plan.data()) % 16) % 16;
+  }
+  arrivals_.plan = Plan::over(storage, bytes);
+  return view_plan(storage, shape);
+}
+
+void Lane::finish_plan(const oracle::World& world, const oracle::Places& places, const PlanView& plan) {
+  write_plan(world, places, shared_.me(), plan);
+  PlanHeader& header = *plan.header;
+  header = {.magic = kPlanMagic,
+            .config_hash = places_hash(shared_.config),
+            .placement_version = shared_.config.placement.version(),
+            .call = channel_.call(),
+            .shape = plan_shape(shared_.config),
+            .rank = shared_.me(),
+            .tokens = static_cast<std::int32_t>(world.ranks[shared_.me()].tokens),
+            .total = places.ranks[shared_.me()].row_offsets.back(),
+            .dropped = places.overflow.dropped,
+            .check = 0};
+  header.check = header_check(header);
+}
+
+namespace {
+
+// Never null, so that "nothing here" and "not asked for" differ.
+template <class T>
+T* data_of(std::vector<T>& values) {
+  values.reserve(1);
+  return values.data();
+}
+
+// Copies the entries that are defined: those of kept and padding rows.
+template <class T>
+void copy_defined(const std::vector<oracle::PlacedRow>& rows, const std::vector<T>& from,
+                  std::int64_t per_row, T* to) {
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    if (rows[row].state == oracle::RowState::untouched) continue;
+    std::copy_n(from.begin() + row * per_row, per_row, to + row * per_row);
+  }
+}
+
+}  // namespace
+
+void Lane::write_arrivals(const oracle::World& world, const oracle::Places& places) {
+  const oracle::RankPlaces& here = places.ranks[shared_.me()];
+  const ArrivalsMemory& memory = dispatch_.memory;
+  const bool by_source = shared_.config.layout == Layout::rank_major;
+  const std::int64_t slots = by_source ? shared_.config.top_k : 1;
+  arrived_.counts = here.counts;
+  arrived_.row_offsets = here.row_offsets;
+  arrived_.group_expert = here.group_expert;
+  arrived_.notes = oracle::row_notes(world, places, shared_.me());
+  arrived_.totals = {.call = channel_.call(), .total = here.row_offsets.back()};
+
+  const std::vector<oracle::PartShape> shapes = oracle::arrived_shapes(world, places, shared_.me());
+  const std::int64_t capacity = row_capacity(shared_.config, shared_.me());
+  for (std::size_t part = 0; part < shapes.size(); ++part) {
+    auto* data = static_cast<std::byte*>(memory.parts[part]);
+    if (data == nullptr) {
+      arrived_.parts[part].resize(shapes[part].bytes_of(capacity));
+      data = arrived_.parts[part].data();
+    }
+    oracle::write_part(world, places, shared_.me(), static_cast<int>(part), data);
+    arrivals_.parts[part] = {.data = data,
+                             .row_bytes = shapes[part].element_bytes,
+                             .leading_dimension = shapes[part].leading_dimension};
+  }
+  arrivals_.data = arrivals_.parts[0].data;
+  arrivals_.groups = static_cast<int>(here.counts.size());
+  arrivals_.capacity = here.capacity;
+  const auto placed = [](std::vector<std::int32_t>& own, std::int32_t* given) {
+    return given != nullptr ? (std::copy(own.begin(), own.end(), given), given) : own.data();
+  };
+  arrivals_.counts = placed(arrived_.counts, memory.counts);
+  arrivals_.row_offsets = placed(arrived_.row_offsets, memory.row_offsets);
+  arrivals_.total = arrivals_.row_offsets + arrivals_.groups;
+  arrivals_.group_expert = arrived_.group_expert.data();
+  arrivals_.source = arrivals_.plan.sources().data();
+  if (world.weighted) arrivals_.weight = data_of(arrived_.notes.weight);
+  if (world.weighted && memory.weight != nullptr) {
+    copy_defined(here.rows, arrived_.notes.weight, slots, memory.weight);
+    arrivals_.weight = memory.weight;
+  }
+  if (by_source) arrivals_.local_ids = data_of(arrived_.notes.local_ids);
+  if (by_source && memory.local_ids != nullptr) {
+    copy_defined(here.rows, arrived_.notes.local_ids, slots, memory.local_ids);
+    arrivals_.local_ids = memory.local_ids;
+  }
+  if (memory.group_of_row != nullptr) {
+    copy_defined(here.rows, arrived_.notes.group_of_row, 1, memory.group_of_row);
+    arrivals_.group_of_row = memory.group_of_row;
+  }
+  if (dispatch_.dot_rows != nullptr) {
+    arrived_.dots = oracle::row_dots(world, places, shared_.me(),
+                                     static_cast<const std::byte*>(dispatch_.dot_rows), shared_.config.wire);
+    arrivals_.dots = data_of(arrived_.dots);
+    if (memory.dots != nullptr) {
+      copy_defined(here.rows, arrived_.dots, 1, memory.dots);
+      arrivals_.dots = memory.dots;
+    }
+  }
+  arrivals_.host = &arrived_.totals;
+  arrivals_.call = channel_.call();
+}
+
+void Lane::count_traffic(const oracle::World& world, const oracle::Places& places) {
+  std::int64_t message = 8 + 8 * std::int64_t{places.top_k};  // token and place, ids, weights
+  for (const oracle::PartShape& shape : oracle::part_shapes(world.format, shared_.config.hidden, 0)) {
+    message += oracle::round_up(shape.elements * shape.element_bytes, 16);
+  }
+  const std::int64_t messages = oracle::dispatch_messages(places, shared_.me());
+  wire.dispatch_messages += messages;
+  wire.dispatch_bytes += messages * oracle::round_up(message, 16);
+}
+
+}  // namespace ferry::reference

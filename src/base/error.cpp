@@ -1,0 +1,52 @@
+#include "ferry/error.hpp"
+
+#include "base/text.hpp"
+
+namespace ferry {
+
+const char* to_string(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::ok:
+      return "ok";
+    case ErrorCode::usage:
+      return "usage";
+    case ErrorCode::overflow:
+      return "overflow";
+    case ErrorCode::timeout:
+      return "timeout";
+    case ErrorCode::peer_lost:
+      return "peer lost";
+    case ErrorCode::system:
+      return "system";
+    case ErrorCode::unsupported:
+      return "unsupported";
+  }
+  return "unknown";
+}
+
+const char* to_string(Operation operation) {
+  switch (operation) {
+    case Operation::none:
+      return "none";
+    case Operation::construct:
+      return "construct";
+    case Operation::dispatch:
+      return "dispatch";
+    case Operation::combine:
+      return "combine";
+    case Operation::metadata:
+      return "metadata";
+    case Operation::route_values:
+      return "route_values";
+    case Operation::barrier:
+      return "barrier";
+  }
+  return "unknown";
+}
+
+std::string describe(const WaitRecord& record) {
+  return str("rank ", record.rank, " waited for rank ", record.peer, " in ", to_string(record.operation), " ",
+             record.call, " (expected ", record.expected, ", seen ", record.seen, ")");
+}
+
+}  // namespace ferry

@@ -1,7 +1,0 @@
-#include "cpu/kernels/table.hpp"
-
-namespace ferry::cpu {
-
-constinit const Kernels kBaselineKernels = table("baseline");
-
-}  // namespace ferry::cpu

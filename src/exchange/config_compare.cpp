@@ -1,0 +1,122 @@
+// Configurations of all ranks compared at construction, field by field, so that a difference has a name.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <string_view>
+
+#include "base/text.hpp"
+#include "exchange/configuration.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+namespace {
+
+constexpr std::string_view kRefused = "refused\t";
+
+std::string describe_placement(const Placement& placement) {
+  std::string text = str("version ", placement.version(), ":");
+  for (const ExpertPlace& place : placement.places()) text += str(" ", place.rank, ".", place.local);
+  return text;
+}
+
+// One line a field: "name\tvalue\n".
+std::string describe(const Config& config) {
+  std::string text;
+  auto field = [&](const char* name, const auto& value) { text += str(name, "\t", value, "\n"); };
+  field("backend", to_string(config.backend));
+  field("experts", config.experts);
+  field("top_k", config.top_k);
+  field("hidden", config.hidden);
+  field("max_tokens", config.max_tokens);
+  field("layout", to_string(config.layout));
+  field("alignment", config.alignment);
+  field("capacity", config.capacity);
+  field("repeats", config.repeats);
+  field("zero_padding", config.zero_padding);
+  field("format", to_string(config.format));
+  field("wire", to_string(config.wire));
+  field("reduction", to_string(config.reduction));
+  field("lanes", config.lanes);
+  field("deadline", config.deadline);
+  field("placement", describe_placement(config.placement));
+  return text;
+}
+
+std::vector<std::string> gather(const Rank& rank, const std::string& mine) {
+  const auto ranks = static_cast<std::size_t>(rank.size());
+  const std::uint64_t length = mine.size();
+  std::vector<std::uint64_t> lengths(ranks);
+  rank.all_gather(&length, lengths.data(), sizeof length);
+  std::size_t most = 1;
+  for (const std::uint64_t each : lengths) most = std::max(most, static_cast<std::size_t>(each));
+  std::vector<char> padded(most, 0), all(most * ranks);
+  std::memcpy(padded.data(), mine.data(), mine.size());
+  rank.all_gather(padded.data(), all.data(), most);
+  std::vector<std::string> texts;
+  for (std::size_t r = 0; r < ranks; ++r) texts.emplace_back(all.data() + r * most, lengths[r]);
+  return texts;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> pieces;
+  std::size_t begin = 0;
+  for (std::size_t end; (end = text.find(separator, begin)) != std::string::npos; begin = end + 1) {
+    pieces.push_back(text.substr(begin, end - begin));
+  }
+  if (begin < text.size()) pieces.push_back(text.substr(begin));
+  return pieces;
+}
+
+[[noreturn]] void throw_difference(const std::string& a, const std::string& b, int rank_b) {
+  const auto fields_a = split(a, '\n'), fields_b = split(b, '\n');
+  for (std::size_t i = 0; i < fields_a.size() && i < fields_b.size(); ++i) {
+    if (fields_a[i] == fields_b[i]) continue;
+    const auto field_a = split(fields_a[i], '\t'), field_b = split(fields_b[i], '\t');
+    const auto words_a = split(field_a.back(), ' '), words_b = split(field_b.back(), ' ');
+    if (field_a.front() != "placement" || words_a.size() != words_b.size()) {
+      throw UsageError(str("configurations differ: ", field_a.front(), " is ", field_a.back(),
+                           " on rank 0 and ", field_b.back(), " on rank ", rank_b));
+    }
+    // Too long to print: name the first expert that differs ("version", "n:" come before the experts).
+    for (std::size_t w = 0; w < words_a.size(); ++w) {
+      if (words_a[w] == words_b[w]) continue;
+      const std::string what =
+          w < 2 ? std::string("version") : str("place of expert ", w - 2, " (rank.local)");
+      throw UsageError(str("configurations differ: placement: ", what, " is ", words_a[w], " on rank 0 and ",
+                           words_b[w], " on rank ", rank_b));
+    }
+  }
+  throw UsageError(str("configurations of rank 0 and rank ", rank_b, " differ"));
+}
+
+}  // namespace
+
+Config agree(const Rank& rank, const Config& given) {
+  Config config;
+  std::exception_ptr refusal;
+  std::string mine;
+  try {
+    config = complete(given, rank.size());
+    mine = describe(config);
+  } catch (const Error& error) {
+    refusal = std::current_exception();
+    mine = str(kRefused, error.what());
+  }
+  const std::vector<std::string> all = gather(rank, mine);
+  if (refusal) std::rethrow_exception(refusal);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r].starts_with(kRefused)) {
+      throw UsageError(str("rank ", r, " refused its configuration: ", all[r].substr(kRefused.size())));
+    }
+  }
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] != all[0]) throw_difference(all[0], all[r], static_cast<int>(r));
+  }
+  return config;
+}
+
+void refuse_configuration(const Rank& rank, const Error& error) {
+  gather(rank, str(kRefused, error.what()));
+}
+
+}  // namespace ferry

@@ -1,0 +1,199 @@
+#include "exchange/configuration.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+#include "format/parts.hpp"
+#include "group/channel.hpp"
+
+namespace ferry {
+namespace {
+
+void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value < least || value > most) {
+    throw UsageError(str("configuration: ", name, " = ", value, ", must be ", least, " to ", most));
+  }
+}
+
+void check_alignment(const Config& config) {
+  if (config.layout == Layout::rank_major && config.alignment != 1) {
+    throw UsageError(
+        str("configuration: rank_major rows have no alignment, got alignment = ", config.alignment));
+  }
+  if (config.capacity % config.alignment != 0) {
+    throw UsageError(str("configuration: capacity = ", config.capacity,
+                         " is not a multiple of alignment = ", config.alignment));
+  }
+}
+
+void check_capacity(const Config& config) {
+  for (int rank = 0; rank < config.placement.ranks(); ++rank) {
+    const std::int64_t rows = row_capacity(config, rank);
+    if (rows > std::numeric_limits<std::int32_t>::max()) {
+      throw UsageError(str("configuration: rank ", rank, " would have ", rows, " rows, at most ",
+                           std::numeric_limits<std::int32_t>::max(), " can be numbered"));
+    }
+  }
+}
+
+// The type a format takes, or could take: a call's own input is checked again.
+DType natural_input(const Format& format) {
+  if (format.kind == FormatKind::fp16) return DType::fp16;
+  if (format.kind == FormatKind::fp32) return DType::fp32;
+  return DType::bf16;
+}
+
+// Rows of one rank's largest routing: without repeats a token reaches each local expert once at most.
+std::int64_t most_routes(const Config& config, int rank) {
+  const int local = config.placement.local_experts(rank);
+  const int per_token = config.repeats ? (local > 0 ? config.top_k : 0) : std::min(config.top_k, local);
+  return std::int64_t{config.placement.ranks()} * config.max_tokens * per_token;
+}
+
+// In floating point, since the sums are what may not fit.
+void check_size(const Config& config) {
+  constexpr auto kMost = static_cast<double>(1ll << 56);
+  auto real = [](std::int64_t value) { return static_cast<double>(value); };
+  const ExchangeShape shape = exchange_shape(config, 0);
+  const double messages = real(shape.ranks) * shape.max_tokens * real(shape.message_bytes);
+  const double sums = real(shape.combine_rows) * real(shape.combine_row_bytes);
+  double rows = 0;
+  for (int rank = 0; rank < shape.ranks; ++rank) rows = std::max(rows, real(row_capacity(config, rank)));
+  const double staging = 2 * config.lanes * (messages + sums);
+  const double arrivals = config.lanes * rows * real(shape.message_bytes);
+  if (staging > kMost || arrivals > kMost) {
+    throw UsageError(str("configuration: needs ", staging, " bytes of staging and ", arrivals,
+                         " of arrivals, more than can be addressed (", kMost, ")"));
+  }
+}
+
+}  // namespace
+
+void check_alone(const Config& config) {
+  check_range("experts", config.experts, 1, 1 << 20);
+  check_range("top_k", config.top_k, 1, kMaxTopK);
+  check_range("hidden", config.hidden, 1, 1 << 24);
+  check_range("max_tokens", config.max_tokens, 1, 1 << 24);
+  check_range("alignment", config.alignment, 1, 1 << 20);
+  check_range("capacity", config.capacity, 0, std::numeric_limits<std::int32_t>::max());
+  check_range("lanes", config.lanes, 1, 64);
+  if (!(config.deadline > 0) || !std::isfinite(config.deadline)) {
+    throw UsageError(str("configuration: deadline = ", config.deadline, " s, must be positive and finite"));
+  }
+  check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
+  check_range("wire", static_cast<std::int64_t>(config.wire), 0, 2);
+  check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
+  const std::int64_t wire_row = config.hidden * bytes_of(config.wire);
+  if (wire_row % 16 != 0) {
+    throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.wire),
+                         " values is ", wire_row, " bytes, must be a multiple of 16"));
+  }
+  check_format(config.format, config.hidden, natural_input(config.format));
+  check_alignment(config);
+}
+
+Config complete(const Config& given, int ranks) {
+  check_alone(given);
+  Config config = given;
+  if (config.placement.empty()) config.placement = Placement::blocks(config.experts, ranks);
+  if (config.placement.ranks() != ranks || config.placement.experts() != config.experts) {
+    throw UsageError(str("configuration: the placement is for ", config.placement.experts(), " experts on ",
+                         config.placement.ranks(), " ranks, the exchange has ", config.experts, " on ",
+                         ranks));
+  }
+  check_capacity(config);
+  check_size(config);
+  return config;
+}
+
+PlanShape plan_shape(const Config& config) {
+  PlanShape shape{.ranks = config.placement.ranks(),
+                  .experts = config.experts,
+                  .top_k = config.top_k,
+                  .max_tokens = config.max_tokens};
+  for (int rank = 0; rank < shape.ranks; ++rank)
+    shape.capacity = std::max(shape.capacity, row_capacity(config, rank));
+  return shape;
+}
+
+ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
+  const PartList parts = parts_of(config.format, config.hidden);
+  const std::int64_t ranks_of_token = std::min(config.top_k, config.placement.ranks());
+  const bool partial = config.reduction == Reduction::partial;
+  return {.ranks = config.placement.ranks(),
+          .top_k = config.top_k,
+          .max_tokens = config.max_tokens,
+          .lanes = config.lanes,
+          .signal_bytes = signal_bytes,
+          .message_bytes = message_layout(parts, config.top_k).bytes,
+          .combine_row_bytes = combine_row_layout(config.wire, config.hidden, config.top_k).bytes,
+          .combine_rows = config.max_tokens * (partial ? ranks_of_token : std::int64_t{config.top_k})};
+}
+
+std::int64_t note_bytes(const Config& config) {
+  return align_up(4LL * (kNoteWords + config.experts + config.placement.ranks()), 16);
+}
+
+std::int64_t group_capacity(const Config& config, int rank) {
+  if (config.layout != Layout::expert_padded) return row_capacity(config, rank);
+  if (config.capacity > 0) return config.capacity;
+  const std::int64_t most = std::int64_t{config.placement.ranks()} * config.max_tokens;
+  return align_up(config.repeats ? most * config.top_k : most, config.alignment);
+}
+
+std::int64_t row_capacity(const Config& config, int rank) {
+  const int local = config.placement.local_experts(rank);
+  switch (config.layout) {
+    case Layout::expert_padded:
+      return local * group_capacity(config, rank);
+    case Layout::rank_major:
+      return config.capacity > 0 ? config.capacity
+                                 : std::int64_t{config.placement.ranks()} * config.max_tokens;
+    case Layout::expert_major:
+      break;
+  }
+  if (config.capacity > 0) return config.capacity;
+  // Offsets are multiples of the alignment, so what rounding down takes away could never hold a row.
+  const std::int64_t most = most_routes(config, rank) + std::int64_t{local} * (config.alignment - 1);
+  return most / config.alignment * config.alignment;
+}
+
+int groups_of(const Config& config, int rank) {
+  return config.layout == Layout::rank_major ? config.placement.ranks()
+                                             : config.placement.local_experts(rank);
+}
+
+std::uint64_t places_hash(const Config& config) {
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  auto mix = [&](std::uint64_t value) {
+    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 0xff)) * 0x100000001b3;
+  };
+  for (const std::int64_t value :
+       {std::int64_t{config.experts}, std::int64_t{config.top_k}, std::int64_t{config.max_tokens},
+        std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
+        std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats}}) {
+    mix(static_cast<std::uint64_t>(value));
+  }
+  for (const ExpertPlace& place : config.placement.places()) {
+    mix(static_cast<std::uint64_t>(place.rank) << 32 | static_cast<std::uint32_t>(place.local));
+  }
+  return hash;
+}
+
+void check_rank(int rank, int ranks) {
+  if (rank < 0 || rank >= ranks) throw UsageError(str("rank = ", rank, ", must be 0 to ", ranks - 1));
+}
+
+std::int64_t capacity_of(const Config& config, int ranks, int rank) {
+  const Config full = complete(config, ranks);
+  check_rank(rank, ranks);
+  return group_capacity(full, rank);
+}
+
+std::int64_t plan_bytes(const Config& config, int ranks) {
+  return view_plan(nullptr, plan_shape(complete(config, ranks))).bytes;
+}
+
+}  // namespace ferry

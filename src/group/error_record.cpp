@@ -1,0 +1,96 @@
+#include "group/error_record.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace ferry {
+
+namespace {
+
+using Kind = ErrorRecord::Kind;
+
+void copy_text(ErrorRecord& record, const char* text) {
+  const std::size_t length = std::min(std::strlen(text), sizeof record.text - 1);
+  std::memcpy(record.text, text, length);
+  record.text[length] = '\0';
+}
+
+void describe_usage(ErrorRecord& record, const Error& error) {
+  record.kind = Kind::usage;
+  if (const auto* bad_id = dynamic_cast<const BadIdError*>(&error)) {
+    record.kind = Kind::bad_id;
+    record.bad_id = bad_id->bad;
+  } else if (const auto* bad_source = dynamic_cast<const BadSourceError*>(&error)) {
+    record.kind = Kind::bad_source;
+    record.bad_source = bad_source->bad;
+  }
+}
+
+}  // namespace
+
+ErrorRecord ErrorRecord::of(const Error& error) noexcept {
+  ErrorRecord record;
+  copy_text(record, error.what());
+  if (const auto* overflow = dynamic_cast<const OverflowError*>(&error)) {
+    record.kind = Kind::overflow;
+    record.overflow = overflow->overflow;
+  } else if (const auto* timeout = dynamic_cast<const TimeoutError*>(&error)) {
+    record.kind = Kind::timeout;
+    record.wait = timeout->record;
+  } else if (const auto* lost = dynamic_cast<const PeerLostError*>(&error)) {
+    record.kind = Kind::peer_lost;
+    record.wait = lost->record;
+  } else if (const auto* system = dynamic_cast<const SystemError*>(&error)) {
+    record.kind = Kind::system;
+    record.error_number = system->error_number;
+  } else if (error.code() == ErrorCode::unsupported) {
+    record.kind = Kind::unsupported;
+  } else {
+    describe_usage(record, error);
+  }
+  return record;
+}
+
+ErrorRecord ErrorRecord::of(const std::exception_ptr& error) noexcept {
+  ErrorRecord record;
+  record.kind = Kind::other;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return of(known);
+  } catch (const std::exception& other) {
+    copy_text(record, other.what());
+  } catch (...) {
+    copy_text(record, "an exception that is no std::exception");
+  }
+  return record;
+}
+
+void ErrorRecord::raise(const std::string& prefix) const {
+  const std::string message = prefix + text;
+  switch (kind) {
+    case Kind::usage:
+      throw UsageError(message);
+    case Kind::bad_id:
+      throw BadIdError(message, bad_id);
+    case Kind::bad_source:
+      throw BadSourceError(message, bad_source);
+    case Kind::overflow:
+      throw OverflowError(message, overflow);
+    case Kind::timeout:
+      throw TimeoutError(message, wait);
+    case Kind::peer_lost:
+      throw PeerLostError(message, wait);
+    case Kind::system:
+      throw SystemError(message, error_number);
+    case Kind::unsupported:
+      throw UnsupportedError(message);
+    case Kind::none:
+    case Kind::other:
+      break;
+  }
+  throw std::runtime_error(message);
+}
+
+}  // namespace ferry

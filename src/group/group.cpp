@@ -1,0 +1,91 @@
+#include "ferry/group.hpp"
+
+#include <cmath>
+#include <utility>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+#include "group/launcher.hpp"
+#include "group/rank_state.hpp"
+
+namespace ferry {
+
+namespace {
+
+Topology topology_of(int ranks, int nodes) {
+  if (ranks < 1) throw UsageError(str("a group needs at least one rank, not ", ranks));
+  if (nodes < 1 || ranks % nodes != 0) {
+    throw UsageError(str(ranks, " ranks cannot be divided into ", nodes, " nodes of equally many"));
+  }
+  return {nodes, ranks / nodes};
+}
+
+}  // namespace
+
+int Rank::index() const {
+  return state_->index();
+}
+
+int Rank::size() const {
+  return state_->topology().ranks();
+}
+
+Topology Rank::topology() const {
+  return state_->topology();
+}
+
+bool Rank::same_process() const {
+  return state_->same_process();
+}
+
+void Rank::all_gather(const void* mine, void* all, std::size_t bytes) const {
+  state_->all_gather(mine, all, bytes);
+}
+
+void Rank::barrier() const {
+  state_->all_gather(nullptr, nullptr, 0);
+}
+
+Group Group::threads(int ranks, int nodes) {
+  return Group(launch_threads(topology_of(ranks, nodes)));
+}
+
+Group Group::processes(int ranks, int nodes) {
+  return Group(launch_processes(topology_of(ranks, nodes)));
+}
+
+Group Group::mpi() {
+  return Group(launch_custom(mpi_bootstrap()));
+}
+
+Group Group::custom(Bootstrap bootstrap) {
+  if (bootstrap.ranks < 1 || bootstrap.rank < 0 || bootstrap.rank >= bootstrap.ranks) {
+    throw UsageError(str("rank ", bootstrap.rank, " of ", bootstrap.ranks, " is none"));
+  }
+  if (!bootstrap.all_gather || !bootstrap.barrier) {
+    throw UsageError("Bootstrap::all_gather and Bootstrap::barrier are both needed");
+  }
+  return Group(launch_custom(std::move(bootstrap)));
+}
+
+int Group::size() const {
+  return launcher_->ranks();
+}
+
+void Group::run(const std::function<void(Rank)>& body) {
+  if (!body) throw UsageError("run: no body given");
+  launcher_->run(body);
+}
+
+Rank Group::join() {
+  return launcher_->join();
+}
+
+void Group::set_deadline(double seconds) {
+  if (!(seconds > 0) || !std::isfinite(seconds)) {
+    throw UsageError(str("a deadline is a positive number of seconds, not ", seconds));
+  }
+  launcher_->set_deadline(seconds);
+}
+
+}  // namespace ferry

@@ -1,0 +1,226 @@
+#include "plan/planning.hpp"
+
+#include <algorithm>
+
+#include "exchange/configuration.hpp"
+
+namespace ferry {
+namespace {
+
+std::int64_t id_at(const Ids& ids, std::int64_t index) {
+  return ids.type == IdType::int64 ? static_cast<const std::int64_t*>(ids.data)[index]
+                                   : static_cast<const std::int32_t*>(ids.data)[index];
+}
+
+// Keeps a token's destinations as a short ascending list without repeats.
+int insert_rank(std::int32_t* ranks, int count, std::int32_t rank) {
+  int at = count;
+  while (at > 0 && ranks[at - 1] > rank) --at;
+  if (at > 0 && ranks[at - 1] == rank) return count;
+  for (int i = count; i > at; --i) ranks[i] = ranks[i - 1];
+  ranks[at] = rank;
+  return count + 1;
+}
+
+}  // namespace
+
+void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, const PlanView& plan,
+                BadId& bad) {
+  const int ranks = config.placement.ranks(), top_k = config.top_k,
+            most_ranks = plan.header->shape.most_ranks();
+  std::int32_t* counts = plan.counts + std::int64_t{rank} * config.experts;
+  std::int32_t* tokens_to = plan.tokens_between + std::int64_t{rank} * ranks;
+  std::fill_n(counts, config.experts, 0);
+  std::fill_n(tokens_to, ranks, 0);
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    std::int32_t* destinations = plan.token_ranks + token * most_ranks;
+    int reached = 0;
+    for (int slot = 0; slot < top_k; ++slot) {
+      const std::int64_t route = token * top_k + slot, id = id_at(ids, route);
+      plan.route_expert[route] = -1;
+      plan.route_rank[route] = -1;
+      if (id >= 0 && id < config.experts) {
+        const std::int32_t destination = config.placement.place(static_cast<int>(id)).rank;
+        plan.route_rank[route] = destination;
+        plan.route_expert[route] = static_cast<std::int32_t>(id);
+        ++counts[id];
+        reached = insert_rank(destinations, reached, destination);
+      } else if (id != -1 && bad.count++ == 0) {
+        bad = {.rank = rank, .token = static_cast<int>(token), .slot = slot, .id = id, .count = 1};
+      }
+    }
+    for (int i = 0; i < reached; ++i) {
+      const std::int32_t destination = destinations[i];
+      plan.sent_tokens[std::int64_t{destination} * config.max_tokens + tokens_to[destination]++] =
+          static_cast<std::int32_t>(token);
+    }
+    std::fill(destinations + reached, destinations + most_ranks, -1);
+  }
+}
+
+void RowPlaces::compute(const Config& config, const PlanView& plan) {
+  ranks_ = config.placement.ranks();
+  layout_ = config.layout;
+  overflow_ = {};
+  capacity_.resize(static_cast<std::size_t>(ranks_));
+  count_.resize(static_cast<std::size_t>(ranks_));
+  offset_.resize(static_cast<std::size_t>(ranks_));
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const auto groups = static_cast<std::size_t>(groups_of(config, rank));
+    capacity_[r] = group_capacity(config, rank);
+    count_[r].assign(groups, 0);
+    offset_[r].assign(groups + 1, 0);
+  }
+  if (layout_ == Layout::rank_major) {
+    compute_rank_rows(config, plan);
+  } else {
+    compute_expert_rows(config, plan);
+  }
+}
+
+void RowPlaces::note_need(int rank, std::int64_t capacity, std::int64_t needed) {
+  if (needed <= capacity || needed <= overflow_.needed) return;
+  overflow_.rank = rank;
+  overflow_.capacity = capacity;
+  overflow_.needed = needed;
+}
+
+void RowPlaces::compute_expert_rows(const Config& config, const PlanView& plan) {
+  first_.resize(static_cast<std::size_t>(config.experts) * static_cast<std::size_t>(ranks_));
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const std::vector<int>& experts = config.placement.experts_of(rank);
+    std::int64_t fullest = 0;
+    for (std::size_t g = 0; g < experts.size(); ++g) {
+      std::int64_t row = layout_ == Layout::expert_padded ? 0 : offset_[r][g];
+      const std::int64_t begin = row;
+      for (int source = 0; source < ranks_; ++source) {
+        first_[static_cast<std::size_t>(experts[g]) * static_cast<std::size_t>(ranks_) +
+               static_cast<std::size_t>(source)] = row;
+        row += plan.counts[std::int64_t{source} * config.experts + experts[g]];
+      }
+      count_[r][g] = row - begin;
+      fullest = std::max(fullest, row - begin);
+      offset_[r][g + 1] =
+          layout_ == Layout::expert_padded ? offset_[r][g] + capacity_[r] : align_up(row, config.alignment);
+    }
+    const bool padded = layout_ == Layout::expert_padded;
+    note_need(rank, capacity_[r], padded ? align_up(fullest, config.alignment) : offset_[r].back());
+    for (std::size_t g = 0; g < experts.size(); ++g) {
+      overflow_.dropped += count_[r][g] - count(rank, static_cast<int>(g));
+    }
+  }
+}
+
+void RowPlaces::compute_rank_rows(const Config&, const PlanView& plan) {
+  first_.resize(static_cast<std::size_t>(ranks_) * static_cast<std::size_t>(ranks_));
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    std::int64_t row = 0;
+    for (int source = 0; source < ranks_; ++source) {
+      const auto s = static_cast<std::size_t>(source);
+      first_[r * static_cast<std::size_t>(ranks_) + s] = row;
+      count_[r][s] = plan.tokens_between[std::int64_t{source} * ranks_ + rank];
+      row += count_[r][s];
+      offset_[r][s + 1] = row;
+    }
+    note_need(rank, capacity_[r], row);
+    overflow_.dropped += std::max<std::int64_t>(0, row - capacity_[r]);
+  }
+}
+
+std::int32_t RowPlaces::row_or_dropped(int rank, int local_expert, std::int64_t row) const {
+  const std::int64_t capacity = capacity_[static_cast<std::size_t>(rank)];
+  if (row >= capacity) return -1;
+  return static_cast<std::int32_t>(layout_ == Layout::expert_padded ? local_expert * capacity + row : row);
+}
+
+std::int64_t RowPlaces::count(int rank, int group) const {
+  const auto r = static_cast<std::size_t>(rank), g = static_cast<std::size_t>(group);
+  const std::int64_t begin = layout_ == Layout::expert_padded ? 0 : offset_[r][g];
+  return std::clamp<std::int64_t>(capacity_[r] - begin, 0, count_[r][g]);
+}
+
+std::int64_t RowPlaces::offset(int rank, int group) const {
+  const auto r = static_cast<std::size_t>(rank), g = static_cast<std::size_t>(group);
+  return layout_ == Layout::expert_padded ? offset_[r][g] : std::min(offset_[r][g], capacity_[r]);
+}
+
+std::int64_t RowPlaces::total(int rank) const {
+  return offset(rank, static_cast<int>(count_[static_cast<std::size_t>(rank)].size()));
+}
+
+void plan_rows(const Config& config, int rank, const RowPlaces& places, const PlanView& plan) {
+  const int top_k = config.top_k, ranks = config.placement.ranks();
+  const bool rank_major = config.layout == Layout::rank_major;
+  // Running places of this rank's routes: by expert, or by destination for rank_major.
+  std::vector<std::int64_t> next(static_cast<std::size_t>(rank_major ? ranks : config.experts));
+  for (std::size_t i = 0; i < next.size(); ++i) next[i] = places.first_row(static_cast<int>(i), rank);
+  for (std::int64_t token = 0; token < plan.header->tokens; ++token) {
+    for (int slot = 0; slot < top_k; ++slot) {
+      const std::int64_t route = token * top_k + slot;
+      const std::int32_t destination = plan.route_rank[route];
+      plan.route_row[route] = -1;
+      if (destination < 0) continue;
+      if (rank_major) {
+        plan.route_row[route] =
+            places.row_or_dropped(destination, 0, next[static_cast<std::size_t>(destination)]);
+        continue;
+      }
+      const int expert = plan.route_expert[route];
+      const std::int64_t row = next[static_cast<std::size_t>(expert)]++;
+      plan.route_row[route] = places.row_or_dropped(destination, config.placement.place(expert).local, row);
+    }
+    if (!rank_major) continue;
+    const std::int32_t* destinations = plan.token_ranks + token * plan.header->shape.most_ranks();
+    for (int i = 0; i < plan.header->shape.most_ranks() && destinations[i] >= 0; ++i) {
+      ++next[static_cast<std::size_t>(destinations[i])];
+    }
+  }
+}
+
+ArrivalPlacer::ArrivalPlacer(const Config& config, int rank, const RowPlaces& places, const PlanView& plan)
+    : config_(config),
+      rank_(rank),
+      groups_(config.layout == Layout::rank_major ? 1 : config.placement.local_experts(rank)),
+      places_(places),
+      plan_(plan) {
+  // expert_padded counts rows inside the expert, see RowPlaces::first_row.
+  for (int source = 0; source < config.placement.ranks(); ++source) {
+    if (config.layout == Layout::rank_major) {
+      next_.push_back(places.first_row_from(rank, source));
+      continue;
+    }
+    for (const int expert : config.placement.experts_of(rank)) {
+      next_.push_back(places.first_row(expert, source));
+    }
+  }
+}
+
+const std::int32_t* ArrivalPlacer::place(int source, std::int64_t i, int token, int position,
+                                         const std::int32_t* ids) {
+  const std::int64_t message = std::int64_t{source} * config_.max_tokens + i;
+  plan_.came_token[message] = token;
+  plan_.came_position[message] = position;
+  std::int32_t* rows = plan_.came_rows + message * config_.top_k;
+  const bool rank_major = config_.layout == Layout::rank_major;
+  std::int64_t* next = next_.data() + source * groups_;
+  const std::int32_t token_row = rank_major ? places_.row_or_dropped(rank_, 0, next[0]++) : -1;
+  if (token_row >= 0) plan_.sources[token_row] = {source, token, -1};
+  for (int slot = 0; slot < config_.top_k; ++slot) {
+    rows[slot] = -1;
+    if (ids[slot] < 0 || ids[slot] >= config_.experts) continue;
+    const ExpertPlace place = config_.placement.place(ids[slot]);
+    if (place.rank != rank_) continue;
+    if (rank_major) {
+      rows[slot] = token_row;
+      continue;
+    }
+    rows[slot] = places_.row_or_dropped(rank_, place.local, next[place.local]++);
+    if (rows[slot] >= 0) plan_.sources[rows[slot]] = {source, token, slot};
+  }
+  return rows;
+}
+
+}  // namespace ferry

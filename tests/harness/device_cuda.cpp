@@ -1,0 +1,147 @@
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "harness/device.hpp"
+#include "harness/device_heap.hpp"
+#include "harness/device_status.hpp"
+#include "harness/device_stream.hpp"
+
+namespace ferry::contract::device {
+namespace {
+
+std::atomic<int> working{0};
+std::atomic<bool> driver_started{false};
+
+// Several ranks on a card: a queue for every stream, and no module loaded while kernels wait for one another.
+// Read by the driver when it starts, so set before main().
+const bool environment_set = [] {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  return true;
+}();
+
+bool with_twins() {
+  const char* memory = std::getenv("FERRY_TEST_MEMORY");
+  return memory != nullptr && std::string(memory) == "device";
+}
+
+// Never taken down: the driver ends before static objects do.
+Heap& heap() {
+  static auto* const instance = new Heap(with_twins());
+  return *instance;
+}
+
+int device_of(int local_rank) {
+  static const int devices = [] {
+    int count = 0;
+    require_success(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    return count;
+  }();
+  return local_rank % devices;
+}
+
+int current_device() {
+  int device = 0;
+  require_success(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+cudaStream_t stream_of_thread() {
+  static thread_local std::map<int, OwnStream> streams;
+  return streams[current_device()].get();
+}
+
+void sleep_in_stream(void* microseconds) {
+  std::this_thread::sleep_for(std::chrono::microseconds(reinterpret_cast<std::intptr_t>(microseconds)));
+}
+
+}  // namespace
+
+bool built() {
+  return true;
+}
+
+std::string why_not() {
+  if (!std::filesystem::exists("/dev/nvidiactl")) return "no GPU driver here: there is no /dev/nvidiactl";
+  for (const auto& entry : std::filesystem::directory_iterator("/dev")) {
+    const std::string name = entry.path().filename();
+    if (name.size() > 6 && name.starts_with("nvidia") && name[6] >= '0' && name[6] <= '9') return {};
+  }
+  return "no GPU here: there is no /dev/nvidia0";
+}
+
+bool started() {
+  return driver_started;
+}
+
+Work::Work(int local_rank) {
+  driver_started = true;
+  require_success(cudaSetDevice(device_of(local_rank)), "cudaSetDevice");
+  ++working;
+}
+
+Work::~Work() {
+  --working;
+}
+
+bool at_work() {
+  return working > 0;
+}
+
+Stream stream(int local_rank) {
+  require_success(cudaSetDevice(device_of(local_rank)), "cudaSetDevice");
+  return {stream_of_thread()};
+}
+
+void stall(Stream stream, std::int64_t microseconds) {
+  require_success(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream.handle), sleep_in_stream,
+                                     reinterpret_cast<void*>(static_cast<std::intptr_t>(microseconds))),
+                  "cudaLaunchHostFunc");
+}
+
+std::byte* allocate(std::int64_t bytes) {
+  return heap().take(bytes);
+}
+
+void release(std::byte* block) {
+  heap().give_back(block);
+}
+
+std::string memory_name() {
+  return with_twins() ? "device" : "pinned";
+}
+
+Block block_of(const void* pointer) {
+  return heap().block_of(pointer, current_device());
+}
+
+void* host_of(const void* pointer) {
+  return heap().host_of(pointer);
+}
+
+bool in_device_memory(const void* pointer) {
+  cudaPointerAttributes attributes{};
+  require_success(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
+  return attributes.type == cudaMemoryTypeDevice;
+}
+
+void copy(void* to, const void* from, std::int64_t bytes) {
+  cudaStream_t stream = stream_of_thread();
+  require_success(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream),
+                  "cudaMemcpyAsync");
+  require_success(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
+std::int64_t bytes_held() {
+  std::size_t free = 0, total = 0;
+  require_success(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return static_cast<std::int64_t>(total - free);
+}
+
+}  // namespace ferry::contract::device

@@ -1,0 +1,137 @@
+#include "oracle/encode.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "oracle/numbers.hpp"
+
+namespace ferry::oracle {
+namespace {
+
+constexpr std::int64_t kBlock = 128;
+
+std::int64_t blocks_of(std::int64_t hidden) {
+  return (hidden + kBlock - 1) / kBlock;
+}
+
+struct Quantised {
+  std::vector<std::uint8_t> values;
+  std::vector<float> scales;
+};
+
+// 2^ceil(log2 quotient): the least power of two that is not below it.
+float power_of_two_not_below(float quotient) {
+  if (std::isinf(quotient)) return quotient;
+  int exponent = 0;
+  const double significand = std::frexp(double{quotient}, &exponent);  // in [0.5, 1)
+  return static_cast<float>(std::ldexp(1.0, significand == 0.5 ? exponent - 1 : exponent));
+}
+
+Quantised quantised(const std::vector<float>& row, const Fp8Options& options) {
+  Quantised out;
+  const auto hidden = static_cast<std::int64_t>(row.size());
+  for (std::int64_t begin = 0; begin < hidden; begin += kBlock) {
+    const std::int64_t end = std::min(begin + kBlock, hidden);
+    float largest = 0;
+    for (std::int64_t c = begin; c < end; ++c) {
+      if (std::fabs(row[c]) > largest) largest = std::fabs(row[c]);  // never true of NaN
+    }
+    const float s = std::max(largest, 1e-4f);
+    const float scale = options.power_of_two ? power_of_two_not_below(s / 448.0f) : s / 448.0f;
+    const float inverse = options.power_of_two ? 1.0f / scale : 448.0f / s;
+    out.scales.push_back(scale);
+    for (std::int64_t c = begin; c < end; ++c) out.values.push_back(e4m3(row[c] * inverse));
+  }
+  return out;
+}
+
+std::vector<float> values_of(const World& world, int rank, std::int64_t token) {
+  const std::int64_t hidden = world.config.hidden, size = bytes_of(world.type);
+  const std::byte* row = world.ranks[rank].parts[0].data() + token * hidden * size;
+  std::vector<float> values(hidden);
+  for (std::int64_t c = 0; c < hidden; ++c) values[c] = load(world.type, row + c * size);
+  return values;
+}
+
+template <class T>
+std::vector<std::byte> bytes_of_vector(const std::vector<T>& items) {
+  std::vector<std::byte> bytes(items.size() * sizeof(T));
+  std::memcpy(bytes.data(), items.data(), bytes.size());
+  return bytes;
+}
+
+// The eight exponent bits of a power of two, block b in byte b % 4 of word b / 4.
+std::vector<std::byte> packed_exponents(const std::vector<float>& scales) {
+  std::vector<std::byte> bytes((scales.size() + 3) / 4 * 4);
+  for (std::size_t b = 0; b < scales.size(); ++b) {
+    const int biased = std::isinf(scales[b]) ? 255 : std::ilogb(scales[b]) + 127;
+    bytes[b] = static_cast<std::byte>(biased);  // words are little-endian
+  }
+  return bytes;
+}
+
+std::vector<std::byte> encoded_fp8(const World& world, int rank, std::int64_t token, int part) {
+  const Quantised row = quantised(values_of(world, rank, token), world.format.fp8);
+  if (part == 0) return bytes_of_vector(row.values);
+  return world.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
+}
+
+PartShape dense(std::int64_t row_bytes) {
+  return {.elements = 1, .element_bytes = row_bytes, .row_step = row_bytes, .element_step = row_bytes};
+}
+
+PartShape scale_shape(const Fp8Options& options, std::int64_t hidden, std::int64_t rows) {
+  const std::int64_t blocks = blocks_of(hidden), elements = options.packed ? (blocks + 3) / 4 : blocks;
+  if (!options.column_major) return dense(elements * 4);
+  const std::int64_t leading = (rows + 3) / 4 * 4;
+  return {.elements = elements,
+          .element_bytes = 4,
+          .row_step = 4,
+          .element_step = leading * 4,
+          .leading_dimension = leading};
+}
+
+}  // namespace
+
+std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, std::int64_t rows) {
+  switch (format.kind) {
+    case FormatKind::bf16:
+    case FormatKind::fp16:
+      return {dense(hidden * 2)};
+    case FormatKind::fp32:
+      return {dense(hidden * 4)};
+    case FormatKind::fp8_e4m3:
+      return {dense(hidden), scale_shape(format.fp8, hidden, rows)};
+    case FormatKind::opaque:
+      break;
+  }
+  std::vector<PartShape> shapes;
+  for (const std::int64_t bytes : format.part_bytes) {
+    if (bytes > 0) shapes.push_back(dense(bytes));
+  }
+  return shapes;
+}
+
+std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std::int64_t hidden) {
+  if (format.kind != FormatKind::opaque) return {hidden * bytes_of(type)};
+  std::vector<std::int64_t> bytes;
+  for (const PartShape& shape : part_shapes(format, hidden, 0)) bytes.push_back(shape.row_step);
+  return bytes;
+}
+
+std::vector<std::byte> encoded_part(const World& world, int rank, std::int64_t token, int part,
+                                    const float* weight) {
+  if (world.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(world, rank, token, part);
+  const std::int64_t bytes = input_row_bytes(world.format, world.type, world.config.hidden)[part];
+  const std::byte* row = world.ranks[rank].parts[part].data() + token * bytes;
+  if (weight == nullptr) return {row, row + bytes};
+  std::vector<std::byte> weighed(bytes);
+  const std::int64_t size = bytes_of(world.type);
+  for (std::int64_t c = 0; c < world.config.hidden; ++c) {
+    store(world.type, *weight * load(world.type, row + c * size), weighed.data() + c * size);
+  }
+  return weighed;
+}
+
+}  // namespace ferry::oracle

@@ -1,0 +1,39 @@
+#include "oracle/expected.hpp"
+
+#include <algorithm>
+
+namespace ferry::oracle {
+
+StepMetadata step_metadata(const std::vector<std::int32_t>& counts, int rank) {
+  StepMetadata all;
+  for (int r = 0; r < static_cast<int>(counts.size()); ++r) {
+    all.sum += counts[r];
+    all.prefix += r < rank ? counts[r] : 0;
+    all.maximum = r == 0 ? counts[r] : std::max(all.maximum, counts[r]);
+  }
+  return all;
+}
+
+std::int64_t dispatch_messages(const Places& places, int rank) {
+  std::int64_t messages = 0;
+  for (int to = 0; to < places.size(); ++to) {
+    if (to != rank) messages += places.tokens_between[rank * places.size() + to];
+  }
+  return messages;
+}
+
+std::int64_t combine_messages(const Places& places, int rank, Reduction reduction) {
+  std::int64_t messages = 0;
+  for (int home = 0; home < places.size(); ++home) {
+    if (home == rank) continue;
+    if (reduction == Reduction::partial) {
+      messages += places.tokens_between[home * places.size() + rank];
+      continue;
+    }
+    messages += std::count_if(places.ranks[rank].rows.begin(), places.ranks[rank].rows.end(),
+                              [&](const PlacedRow& row) { return row.source.rank == home; });
+  }
+  return messages;
+}
+
+}  // namespace ferry::oracle

@@ -1,0 +1,115 @@
+#include "oracle/numbers.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace ferry::oracle {
+namespace {
+
+// A binary type with a sign: `fraction_bits` after the point, normal exponents from `lowest` to `highest`.
+struct Binary {
+  int fraction_bits;
+  int lowest;
+  int highest;
+
+  int exponent_bits() const { return highest > 15 ? 8 : (highest > 8 ? 5 : 4); }
+  std::uint32_t sign_bit() const { return std::uint32_t{1} << (fraction_bits + exponent_bits()); }
+  std::uint32_t infinity() const { return ((std::uint32_t{1} << exponent_bits()) - 1) << fraction_bits; }
+};
+
+constexpr Binary kBf16{7, -126, 127};
+constexpr Binary kFp16{10, -14, 15};
+constexpr Binary kFp32{23, -126, 127};
+constexpr Binary kE4m3{3, -6, 8};
+
+constexpr Binary binary(DType type) {
+  return type == DType::bf16 ? kBf16 : (type == DType::fp16 ? kFp16 : kFp32);
+}
+
+// floor(log2 |value|), but at least the lowest normal exponent: the exponent of the value's last place.
+int exponent_of(double value, const Binary& type) {
+  return std::max(std::ilogb(value), type.lowest);
+}
+
+// 2^exponent, for exponents of normal doubles: much faster than the library's.
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
+
+double to_nearest(double value, const Binary& type) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  const double last_place = power_of_two(exponent_of(value, type) - type.fraction_bits);
+  return std::nearbyint(value / last_place) * last_place;
+}
+
+// Bits of a value that the type holds exactly.
+std::uint32_t bits_of(double value, const Binary& type) {
+  const std::uint32_t sign = std::signbit(value) ? type.sign_bit() : 0;
+  const double magnitude = std::fabs(value);
+  if (magnitude == 0) return sign;
+  const int exponent = exponent_of(magnitude, type);
+  const auto significand =
+      static_cast<std::uint32_t>(magnitude * power_of_two(type.fraction_bits - exponent));
+  // A denormal has no leading one to take the place of; in a normal value the leading one adds 1 to the
+  // exponent.
+  const auto below = static_cast<std::uint32_t>(exponent - type.lowest) << type.fraction_bits;
+  return sign | (below + significand);
+}
+
+double value_of(std::uint32_t bits, const Binary& type) {
+  const double sign = (bits & type.sign_bit()) ? -1.0 : 1.0;
+  const std::uint32_t magnitude = bits & (type.sign_bit() - 1);
+  if (magnitude > type.infinity()) return std::numeric_limits<double>::quiet_NaN();
+  if (magnitude == type.infinity()) return sign * std::numeric_limits<double>::infinity();
+  const std::uint32_t fraction = magnitude & ((std::uint32_t{1} << type.fraction_bits) - 1);
+  const auto exponent = static_cast<int>(magnitude >> type.fraction_bits);
+  if (exponent == 0) return sign * fraction * power_of_two(type.lowest - type.fraction_bits);
+  const std::uint32_t significand = fraction | (std::uint32_t{1} << type.fraction_bits);
+  return sign * significand * power_of_two(type.lowest + exponent - 1 - type.fraction_bits);
+}
+
+std::uint32_t encoded(double value, const Binary& type) {
+  if (std::isnan(value)) return type.sign_bit() - 1;  // canonical: every bit but the sign
+  const double near = to_nearest(value, type);
+  if (std::fabs(near) < power_of_two(type.highest + 1)) return bits_of(near, type);
+  return (std::signbit(near) ? type.sign_bit() : 0) | type.infinity();
+}
+
+}  // namespace
+
+float load(DType type, const std::byte* from) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, from, static_cast<std::size_t>(bytes_of(type)));
+  return static_cast<float>(value_of(bits, binary(type)));
+}
+
+void store(DType type, float value, std::byte* to) {
+  const std::uint32_t bits = encoded(value, binary(type));
+  std::memcpy(to, &bits, static_cast<std::size_t>(bytes_of(type)));
+}
+
+float rounded(DType type, float value) {
+  if (type == DType::fp32) return value;
+  return static_cast<float>(value_of(encoded(value, binary(type)), binary(type)));
+}
+
+std::uint8_t e4m3(float value) {
+  if (std::isnan(value)) return 0x7F;
+  const double near = to_nearest(value, kE4m3);
+  return static_cast<std::uint8_t>(bits_of(std::clamp(near, -448.0, 448.0), kE4m3));
+}
+
+void convert(DType from_type, const std::byte* from, DType to_type, std::byte* to, std::int64_t count) {
+  if (from_type == to_type) {
+    std::memcpy(to, from, static_cast<std::size_t>(count * bytes_of(from_type)));
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    store(to_type, load(from_type, from + i * bytes_of(from_type)), to + i * bytes_of(to_type));
+  }
+}
+
+}  // namespace ferry::oracle

@@ -1,0 +1,41 @@
+#include "tools/report/html.hpp"
+
+#include <algorithm>
+#include <string_view>
+
+#include "tools/report/json.hpp"
+#include "tools/report/page.hpp"
+
+namespace ferry::report {
+namespace {
+
+// More would make the page slow to open on a phone: three rectangles each.
+constexpr int kMostRankSteps = 2048;
+
+int most_steps(int ranks) {
+  return std::max(1, kMostRankSteps / std::max(1, ranks));
+}
+
+// Inside a script element only "<" can end it; it occurs in strings alone, where it may be escaped.
+std::string for_script(std::string json) {
+  for (std::size_t at = 0; (at = json.find('<', at)) != std::string::npos;) json.replace(at, 1, "\\u003c");
+  return json;
+}
+
+void put(std::string& page, std::string_view mark, std::string_view text) {
+  page.replace(page.find(mark), mark.size(), text);
+}
+
+}  // namespace
+
+std::string to_html(const RunReport& run) {
+  const nlohmann::ordered_json json = to_json(run, most_steps(run.configuration.ranks));
+  std::string page(kPageHtml);
+  put(page, "{{css}}", kPageCss);
+  put(page, "{{js}}", kPageJs);
+  // Last, as its text may hold anything.
+  put(page, "{{json}}", for_script(json.dump()));
+  return page;
+}
+
+}  // namespace ferry::report

@@ -1,0 +1,170 @@
+#include "tools/report/json.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "tools/report/summary.hpp"
+
+namespace ferry::report {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double to_nanosecond(double us) {
+  return std::round(us * 1000.0) / 1000.0;
+}
+
+// Names come from command lines and may hold any bytes; JSON takes UTF-8 only.
+std::string utf8(const std::string& text) {
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
+template <class T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+Json json_of(const Played& played) {
+  // A seed has 64 bits, of which a number in a page's script would keep 53.
+  const Json seed = played.seed ? Json(std::to_string(*played.seed)) : Json(nullptr);
+  return {{"trace", utf8(played.trace)},
+          {"synthesised", played.synthesised},
+          {"description", utf8(played.description)},
+          {"recipe", played.recipe},
+          {"seed", seed},
+          {"layers", played.layers},
+          {"tokens", played.tokens},
+          {"tokens_per_rank", played.tokens_per_rank},
+          {"steps", played.steps}};
+}
+
+Json json_of(const Configuration& configuration) {
+  return {{"backend", configuration.backend},
+          {"ranks", configuration.ranks},
+          {"group", configuration.group},
+          {"experts", configuration.experts},
+          {"top_k", configuration.top_k},
+          {"hidden", configuration.hidden},
+          {"max_tokens", configuration.max_tokens},
+          {"layout", configuration.layout},
+          {"format", configuration.format},
+          {"reduction", configuration.reduction},
+          {"wire", configuration.wire},
+          {"expert_function", configuration.expert_function}};
+}
+
+Json json_of(const Machine& machine) {
+  return {{"cpu", machine.cpu},
+          {"cores", machine.cores},
+          {"memory_bytes", machine.memory_bytes},
+          {"memcpy_threads", machine.memcpy_threads},
+          {"memcpy_bytes_per_second", machine.memcpy_bytes_per_second}};
+}
+
+Json json_of(const std::vector<Check>& checks, int passed) {
+  Json list = Json::array();
+  for (const Check& check : checks) {
+    list.push_back({{"name", check.name},
+                    {"passed", check.passed},
+                    {"compared", check.compared},
+                    {"wrong", check.wrong},
+                    {"error", or_null(check.error)},
+                    {"tolerance", or_null(check.tolerance)},
+                    {"detail", check.detail}});
+  }
+  return {{"passed", passed}, {"total", checks.size()}, {"list", list}};
+}
+
+Json json_of(const Latency& latency) {
+  return {{"mean_us", to_nanosecond(latency.mean_us)},
+          {"p50_us", to_nanosecond(latency.p50_us)},
+          {"p90_us", to_nanosecond(latency.p90_us)},
+          {"p99_us", to_nanosecond(latency.p99_us)},
+          {"max_us", to_nanosecond(latency.max_us)}};
+}
+
+Json latency_json(const Summary& summary) {
+  Json json;
+  for (const Phase phase : kPhases) json[to_string(phase)] = json_of(summary[phase]);
+  json["step"] = json_of(summary.step);
+  return json;
+}
+
+Json json_of(const Carried& carried, const Flow& flow) {
+  const auto ranks = static_cast<std::ptrdiff_t>(flow.sent_bytes.size());
+  Json traffic = Json::array();
+  for (auto row = carried.traffic_bytes.begin(); row != carried.traffic_bytes.end(); row += ranks) {
+    traffic.push_back(Json(std::vector<std::int64_t>(row, row + ranks)));
+  }
+  return {{"wire_bytes", carried.wire_bytes},
+          {"messages", carried.messages},
+          {"local_bytes", flow.local_bytes},
+          {"moved_bytes", carried.moved_bytes},
+          {"bytes_per_second", flow.bytes_per_second},
+          {"share_of_memcpy", or_null(flow.share_of_memcpy)},
+          {"sent_bytes", flow.sent_bytes},
+          {"received_bytes", flow.received_bytes},
+          {"traffic_bytes", traffic}};
+}
+
+Json json_of(const Busiest& busiest) {
+  return {{"index", busiest.index}, {"mean", busiest.mean}, {"over_mean", busiest.over_mean}};
+}
+
+Json json_of(const Load& load, const Summary& summary) {
+  return {{"dropped_routes", load.dropped_routes},     {"idle_experts", summary.idle_experts},
+          {"busiest_expert", json_of(summary.expert)}, {"busiest_rank", json_of(summary.rank)},
+          {"rows_per_rank", load.rows_per_rank},       {"routes_per_expert", load.routes_per_expert},
+          {"rank_of_expert", load.rank_of_expert}};
+}
+
+Json timeline_json(const RunReport& run, int most_steps) {
+  const int shown = std::min(most_steps, run.played.steps);
+  Json steps = Json::array();
+  for (int step = 0; step < shown; ++step) {
+    Json ranks = Json::array();
+    for (int rank = 0; rank < run.configuration.ranks; ++rank) {
+      Json spans = Json::array();
+      for (const Phase phase : kPhases) {
+        const Span& span = run.at(step, rank)[phase];
+        spans.push_back({span.begin_us, span.end_us});
+      }
+      ranks.push_back(spans);
+    }
+    steps.push_back(ranks);
+  }
+  return {{"steps", shown}, {"spans_us", steps}};
+}
+
+// All figures follow from the times as they are written.
+RunReport in_nanoseconds(RunReport run) {
+  for (StepTimes& times : run.times) {
+    for (Span& span : times.phases) span = {to_nanosecond(span.begin_us), to_nanosecond(span.end_us)};
+  }
+  return run;
+}
+
+}  // namespace
+
+Json to_json(const RunReport& given, int most_steps) {
+  const RunReport run = in_nanoseconds(given);
+  const Summary summary = summarise(run);
+  return {{"schema", kSchemaName},
+          {"schema_version", kSchemaVersion},
+          {"ferry_version", run.ferry_version},
+          {"command", utf8(run.command)},
+          {"started_at", run.started_at},
+          {"played", json_of(run.played)},
+          {"configuration", json_of(run.configuration)},
+          {"machine", json_of(run.machine)},
+          {"checks", json_of(run.checks, summary.checks_passed)},
+          {"tokens_per_second", summary.tokens_per_second},
+          {"latency", latency_json(summary)},
+          {"dispatch", json_of(run.dispatch, summary.dispatch)},
+          {"combine", json_of(run.combine, summary.combine)},
+          {"load", json_of(run.load, summary)},
+          {"timeline", timeline_json(run, most_steps)}};
+}
+
+}  // namespace ferry::report

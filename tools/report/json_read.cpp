@@ -1,0 +1,151 @@
+#include <charconv>
+#include <string>
+
+#include "ferry/error.hpp"
+#include "tools/report/json.hpp"
+
+namespace ferry::report {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class T>
+void read(const Json& json, const char* name, T& value) {
+  json.at(name).get_to(value);
+}
+
+template <class T>
+void read(const Json& json, const char* name, std::optional<T>& value) {
+  const Json& field = json.at(name);
+  value = field.is_null() ? std::nullopt : std::optional<T>(field.get<T>());
+}
+
+std::optional<std::uint64_t> seed_of(const Json& field) {
+  if (field.is_null()) return std::nullopt;
+  const auto text = field.get<std::string>();
+  std::uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw UsageError("run report: the seed '" + text + "' is not a number of 64 bits");
+  }
+  return seed;
+}
+
+void read_played(const Json& json, Played& played) {
+  read(json, "trace", played.trace);
+  read(json, "synthesised", played.synthesised);
+  read(json, "description", played.description);
+  read(json, "recipe", played.recipe);
+  played.seed = seed_of(json.at("seed"));
+  read(json, "layers", played.layers);
+  read(json, "tokens", played.tokens);
+  read(json, "tokens_per_rank", played.tokens_per_rank);
+  read(json, "steps", played.steps);
+}
+
+void read_configuration(const Json& json, Configuration& configuration) {
+  read(json, "backend", configuration.backend);
+  read(json, "ranks", configuration.ranks);
+  read(json, "group", configuration.group);
+  read(json, "experts", configuration.experts);
+  read(json, "top_k", configuration.top_k);
+  read(json, "hidden", configuration.hidden);
+  read(json, "max_tokens", configuration.max_tokens);
+  read(json, "layout", configuration.layout);
+  read(json, "format", configuration.format);
+  read(json, "reduction", configuration.reduction);
+  read(json, "wire", configuration.wire);
+  read(json, "expert_function", configuration.expert_function);
+}
+
+void read_machine(const Json& json, Machine& machine) {
+  read(json, "cpu", machine.cpu);
+  read(json, "cores", machine.cores);
+  read(json, "memory_bytes", machine.memory_bytes);
+  read(json, "memcpy_threads", machine.memcpy_threads);
+  read(json, "memcpy_bytes_per_second", machine.memcpy_bytes_per_second);
+}
+
+void read_checks(const Json& json, std::vector<Check>& checks) {
+  for (const Json& entry : json.at("list")) {
+    Check& check = checks.emplace_back();
+    read(entry, "name", check.name);
+    read(entry, "passed", check.passed);
+    read(entry, "compared", check.compared);
+    read(entry, "wrong", check.wrong);
+    read(entry, "error", check.error);
+    read(entry, "tolerance", check.tolerance);
+    read(entry, "detail", check.detail);
+  }
+}
+
+void read_carried(const Json& json, Carried& carried) {
+  for (const Json& row : json.at("traffic_bytes")) {
+    for (const Json& bytes : row) carried.traffic_bytes.push_back(bytes.get<std::int64_t>());
+  }
+  read(json, "wire_bytes", carried.wire_bytes);
+  read(json, "messages", carried.messages);
+  read(json, "moved_bytes", carried.moved_bytes);
+}
+
+void read_load(const Json& json, Load& load) {
+  read(json, "dropped_routes", load.dropped_routes);
+  read(json, "rows_per_rank", load.rows_per_rank);
+  read(json, "routes_per_expert", load.routes_per_expert);
+  read(json, "rank_of_expert", load.rank_of_expert);
+}
+
+void read_times(const Json& timeline, int steps, std::vector<StepTimes>& times) {
+  const int shown = timeline.at("steps").get<int>();
+  if (shown != steps) {
+    throw UsageError("run report: its timeline holds the first " + std::to_string(shown) + " of " +
+                     std::to_string(steps) + " steps only");
+  }
+  for (const Json& step : timeline.at("spans_us")) {
+    for (const Json& rank : step) {
+      StepTimes& at = times.emplace_back();
+      for (const Phase phase : kPhases) {
+        const Json& span = rank.at(static_cast<std::size_t>(phase));
+        at[phase] = {.begin_us = span.at(0).get<double>(), .end_us = span.at(1).get<double>()};
+      }
+    }
+  }
+}
+
+void require_schema(const Json& json) {
+  const auto schema = json.at("schema").get<std::string>();
+  const int version = json.at("schema_version").get<int>();
+  if (schema == kSchemaName && version == kSchemaVersion) return;
+  throw UsageError("run report: schema " + schema + " version " + std::to_string(version) + ", expected " +
+                   kSchemaName + " version " + std::to_string(kSchemaVersion));
+}
+
+RunReport read_run(const Json& json) {
+  require_schema(json);
+  RunReport run;
+  read(json, "ferry_version", run.ferry_version);
+  read(json, "command", run.command);
+  read(json, "started_at", run.started_at);
+  read_played(json.at("played"), run.played);
+  read_configuration(json.at("configuration"), run.configuration);
+  read_machine(json.at("machine"), run.machine);
+  read_checks(json.at("checks"), run.checks);
+  read_carried(json.at("dispatch"), run.dispatch);
+  read_carried(json.at("combine"), run.combine);
+  read_load(json.at("load"), run.load);
+  read_times(json.at("timeline"), run.played.steps, run.times);
+  validate(run);
+  return run;
+}
+
+}  // namespace
+
+RunReport from_json(const Json& json) {
+  try {
+    return read_run(json);
+  } catch (const Json::exception& error) {
+    throw UsageError(std::string("run report: ") + error.what());
+  }
+}
+
+}  // namespace ferry::report

@@ -1,0 +1,96 @@
+#include "tools/report/run_report.hpp"
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+
+#include "ferry/error.hpp"
+
+namespace ferry::report {
+namespace {
+
+void require_positive(const char* name, std::int64_t value) {
+  if (value < 1)
+    throw UsageError("run report: " + std::string(name) + " is " + std::to_string(value) + ", not positive");
+}
+
+void require_size(const char* name, std::size_t size, std::size_t expected) {
+  if (size == expected) return;
+  throw UsageError("run report: " + std::string(name) + " has " + std::to_string(size) +
+                   " entries, expected " + std::to_string(expected));
+}
+
+void require_counts(const char* name, const std::vector<std::int64_t>& values) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i] >= 0) continue;
+    throw UsageError("run report: " + std::string(name) + "[" + std::to_string(i) + "] is " +
+                     std::to_string(values[i]));
+  }
+}
+
+void require_placement(const std::vector<int>& rank_of_expert, int ranks) {
+  for (std::size_t expert = 0; expert < rank_of_expert.size(); ++expert) {
+    const int rank = rank_of_expert[expert];
+    if (rank >= 0 && rank < ranks) continue;
+    throw UsageError("run report: expert " + std::to_string(expert) + " is on rank " + std::to_string(rank) +
+                     " of " + std::to_string(ranks));
+  }
+}
+
+// Also false for what is not a number.
+bool is_forward(const Span& span) {
+  return std::isfinite(span.begin_us) && std::isfinite(span.end_us) && span.begin_us <= span.end_us;
+}
+
+void require_times(const RunReport& run) {
+  const auto ranks = static_cast<std::size_t>(run.configuration.ranks);
+  for (std::size_t i = 0; i < run.times.size(); ++i) {
+    for (const Phase phase : kPhases) {
+      const Span& span = run.times[i][phase];
+      if (is_forward(span)) continue;
+      throw UsageError("run report: step " + std::to_string(i / ranks) + ", rank " +
+                       std::to_string(i % ranks) + ": " + to_string(phase) + " begins at " +
+                       std::to_string(span.begin_us) + " us and ends at " + std::to_string(span.end_us) +
+                       " us");
+    }
+  }
+}
+
+}  // namespace
+
+const char* to_string(Phase phase) {
+  switch (phase) {
+    case Phase::dispatch:
+      return "dispatch";
+    case Phase::experts:
+      return "experts";
+    case Phase::combine:
+      return "combine";
+  }
+  return "unknown";
+}
+
+void validate(const RunReport& run) {
+  require_positive("ranks", run.configuration.ranks);
+  require_positive("experts", run.configuration.experts);
+  require_positive("top_k", run.configuration.top_k);
+  require_positive("steps", run.played.steps);
+  const auto ranks = static_cast<std::size_t>(run.configuration.ranks);
+  const auto experts = static_cast<std::size_t>(run.configuration.experts);
+
+  require_size("times", run.times.size(), static_cast<std::size_t>(run.played.steps) * ranks);
+  require_size("dispatch traffic_bytes", run.dispatch.traffic_bytes.size(), ranks * ranks);
+  require_size("combine traffic_bytes", run.combine.traffic_bytes.size(), ranks * ranks);
+  require_size("routes_per_expert", run.load.routes_per_expert.size(), experts);
+  require_size("rank_of_expert", run.load.rank_of_expert.size(), experts);
+  require_size("rows_per_rank", run.load.rows_per_rank.size(), ranks);
+
+  require_counts("dispatch traffic_bytes", run.dispatch.traffic_bytes);
+  require_counts("combine traffic_bytes", run.combine.traffic_bytes);
+  require_counts("routes_per_expert", run.load.routes_per_expert);
+  require_counts("rows_per_rank", run.load.rows_per_rank);
+  require_placement(run.load.rank_of_expert, run.configuration.ranks);
+  require_times(run);
+}
+
+}  // namespace ferry::report

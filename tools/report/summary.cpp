@@ -1,0 +1,116 @@
+#include "tools/report/summary.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace ferry::report {
+namespace {
+
+double sum_of(std::span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
+
+// Of the slowest rank in every step.
+std::vector<double> phase_lengths(const RunReport& run, Phase phase) {
+  std::vector<double> lengths(static_cast<std::size_t>(run.played.steps), 0.0);
+  for (int step = 0; step < run.played.steps; ++step) {
+    double& longest = lengths[static_cast<std::size_t>(step)];
+    for (int rank = 0; rank < run.configuration.ranks; ++rank) {
+      longest = std::max(longest, run.at(step, rank)[phase].length_us());
+    }
+  }
+  return lengths;
+}
+
+std::vector<double> step_lengths(const RunReport& run) {
+  std::vector<double> lengths;
+  for (int step = 0; step < run.played.steps; ++step) {
+    double begin = run.at(step, 0)[Phase::dispatch].begin_us;
+    double end = run.at(step, 0)[Phase::combine].end_us;
+    for (int rank = 1; rank < run.configuration.ranks; ++rank) {
+      begin = std::min(begin, run.at(step, rank)[Phase::dispatch].begin_us);
+      end = std::max(end, run.at(step, rank)[Phase::combine].end_us);
+    }
+    lengths.push_back(end - begin);
+  }
+  return lengths;
+}
+
+Latency latency_of(std::vector<double> lengths) {
+  std::sort(lengths.begin(), lengths.end());
+  return {.mean_us = sum_of(lengths) / static_cast<double>(lengths.size()),
+          .p50_us = percentile(lengths, 50),
+          .p90_us = percentile(lengths, 90),
+          .p99_us = percentile(lengths, 99),
+          .max_us = lengths.back()};
+}
+
+double per_second(double amount, double us) {
+  return us > 0 ? amount * 1e6 / us : 0.0;
+}
+
+Flow flow_of(const Carried& carried, int ranks, double us, double limit) {
+  const auto n = static_cast<std::size_t>(ranks);
+  Flow flow{.sent_bytes = std::vector<std::int64_t>(n, 0), .received_bytes = std::vector<std::int64_t>(n, 0)};
+  for (std::size_t from = 0; from < n; ++from) {
+    for (std::size_t to = 0; to < n; ++to) {
+      const std::int64_t bytes = carried.traffic_bytes[from * n + to];
+      if (from == to) {
+        flow.local_bytes += bytes;
+      } else {
+        flow.sent_bytes[from] += bytes;
+        flow.received_bytes[to] += bytes;
+      }
+    }
+  }
+  flow.bytes_per_second = per_second(static_cast<double>(carried.moved_bytes), us);
+  if (limit > 0) flow.share_of_memcpy = flow.bytes_per_second / limit;
+  return flow;
+}
+
+Busiest busiest_of(const std::vector<std::int64_t>& loads) {
+  const auto largest = std::max_element(loads.begin(), loads.end());
+  const auto total = std::accumulate(loads.begin(), loads.end(), std::int64_t{0});
+  const double mean = static_cast<double>(total) / static_cast<double>(loads.size());
+  return {.index = static_cast<int>(largest - loads.begin()),
+          .mean = mean,
+          .over_mean = total > 0 ? static_cast<double>(*largest) / mean : 0.0};
+}
+
+}  // namespace
+
+double percentile(std::span<const double> ascending, double p) {
+  if (ascending.empty()) return 0.0;
+  const double index = std::floor(p / 100.0 * static_cast<double>(ascending.size() - 1) + 0.5);
+  return ascending[static_cast<std::size_t>(index)];
+}
+
+Summary summarise(const RunReport& run) {
+  validate(run);
+  Summary summary;
+  for (const Phase phase : kPhases) {
+    summary.phases[static_cast<std::size_t>(phase)] = latency_of(phase_lengths(run, phase));
+  }
+  const std::vector<double> steps = step_lengths(run);
+  summary.step = latency_of(steps);
+
+  const double tokens =
+      static_cast<double>(run.played.tokens_per_rank) * run.configuration.ranks * run.played.steps;
+  summary.tokens_per_second = per_second(tokens, sum_of(steps));
+
+  const int ranks = run.configuration.ranks;
+  const double limit = run.machine.memcpy_bytes_per_second;
+  summary.dispatch = flow_of(run.dispatch, ranks, sum_of(phase_lengths(run, Phase::dispatch)), limit);
+  summary.combine = flow_of(run.combine, ranks, sum_of(phase_lengths(run, Phase::combine)), limit);
+
+  summary.expert = busiest_of(run.load.routes_per_expert);
+  summary.rank = busiest_of(run.load.rows_per_rank);
+  summary.idle_experts =
+      static_cast<int>(std::count(run.load.routes_per_expert.begin(), run.load.routes_per_expert.end(), 0));
+  summary.checks_passed = static_cast<int>(
+      std::count_if(run.checks.begin(), run.checks.end(), [](const Check& check) { return check.passed; }));
+  return summary;
+}
+
+}  // namespace ferry::report

@@ -1,0 +1,137 @@
+#include "tools/report/table.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <iterator>
+
+#include "tools/report/summary.hpp"
+#include "tools/report/units.hpp"
+
+namespace ferry::report {
+namespace {
+
+constexpr int kMostRankLines = 16;
+
+using Buffer = fmt::memory_buffer;
+
+template <class... Args>
+void line(Buffer& out, fmt::format_string<Args...> format, Args&&... args) {
+  fmt::format_to(std::back_inserter(out), format, std::forward<Args>(args)...);
+  out.push_back('\n');
+}
+
+void add_played(Buffer& out, const Played& played) {
+  const std::string seed = played.seed ? fmt::format(", seed {}", *played.seed) : "";
+  line(out, "{:<10}{} ({}{})", "Played", played.trace, played.synthesised ? "synthesised" : "recorded", seed);
+  if (!played.recipe.empty()) line(out, "{:10}{}", "", played.recipe);
+  line(out, "{:10}{} of {}, {} of {} a rank", "", counted(played.layers, "layer"),
+       counted(played.tokens, "token"), counted(played.steps, "step"),
+       counted(played.tokens_per_rank, "token"));
+}
+
+void add_configuration(Buffer& out, const Configuration& at) {
+  line(out, "{:<10}{} backend, {} ({}), E {}, K {}, H {}, T {}", "Exchange", at.backend,
+       counted(at.ranks, "rank"), at.group, at.experts, at.top_k, at.hidden, at.max_tokens);
+  line(out, "{:10}{}, {}; combine {}, {} rows", "", at.layout, at.format, at.reduction, at.wire);
+  line(out, "{:<10}{}", "Experts", at.expert_function);
+}
+
+void add_machine(Buffer& out, const Machine& machine) {
+  const std::string limit = machine.memcpy_bytes_per_second > 0
+                                ? in_bytes_per_second(machine.memcpy_bytes_per_second)
+                                : std::string("not measured");
+  line(out, "{:<10}{}, {}, {}", "Machine", machine.cpu, counted(machine.cores, "core"),
+       in_bytes(static_cast<double>(machine.memory_bytes)));
+  line(out, "{:10}memcpy by {}: {} read and written", "", counted(machine.memcpy_threads, "thread"), limit);
+}
+
+std::string finding(const Check& check) {
+  std::string text = with_thousands(check.compared) + " compared, " + with_thousands(check.wrong) + " wrong";
+  if (check.error) text += fmt::format(", relative error {:.1e}", *check.error);
+  if (check.tolerance) text += fmt::format(" of {:.1e} allowed", *check.tolerance);
+  return text;
+}
+
+void add_checks(Buffer& out, const std::vector<Check>& checks) {
+  const char* heading = "Checks";
+  for (const Check& check : checks) {
+    line(out, "{:<10}{:<6}  {}: {}", heading, check.passed ? "passed" : "FAILED", check.name, finding(check));
+    if (!check.passed && !check.detail.empty()) line(out, "{:18}{}", "", check.detail);
+    heading = "";
+  }
+}
+
+void add_latency(Buffer& out, const char* name, const Latency& latency) {
+  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", name, in_time(latency.p50_us), in_time(latency.p90_us),
+       in_time(latency.p99_us), in_time(latency.max_us), in_time(latency.mean_us));
+}
+
+void add_latencies(Buffer& out, const Summary& summary) {
+  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", "Time", "p50", "p90", "p99", "max", "mean");
+  for (const Phase phase : kPhases) add_latency(out, to_string(phase), summary[phase]);
+  add_latency(out, "step", summary.step);
+}
+
+void add_flow(Buffer& out, const char* name, const Carried& carried, const Flow& flow, int steps) {
+  const std::string share = flow.share_of_memcpy ? in_percent(*flow.share_of_memcpy) : std::string("-");
+  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", name,
+       in_bytes(static_cast<double>(carried.wire_bytes) / steps),
+       in_bytes(static_cast<double>(flow.local_bytes) / steps),
+       in_bytes(static_cast<double>(carried.moved_bytes) / steps), in_bytes_per_second(flow.bytes_per_second),
+       share);
+}
+
+void add_flows(Buffer& out, const RunReport& run, const Summary& summary) {
+  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", "A step", "wire bytes", "local", "moved", "bandwidth",
+       "of memcpy");
+  add_flow(out, "dispatch", run.dispatch, summary.dispatch, run.played.steps);
+  add_flow(out, "combine", run.combine, summary.combine, run.played.steps);
+}
+
+void add_ranks(Buffer& out, const RunReport& run, const Summary& summary) {
+  if (run.configuration.ranks > kMostRankLines) return;
+  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}", "All steps", "rows", "of mean", "sends", "receives");
+  for (int rank = 0; rank < run.configuration.ranks; ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    const std::int64_t rows = run.load.rows_per_rank[at];
+    const double over_mean = summary.rank.mean > 0 ? static_cast<double>(rows) / summary.rank.mean : 0.0;
+    line(out, "rank {:<5}{:>11}{:>11}{:>11}{:>11}", rank, with_thousands(rows), in_times(over_mean),
+         in_bytes(static_cast<double>(summary.dispatch.sent_bytes[at])),
+         in_bytes(static_cast<double>(summary.dispatch.received_bytes[at])));
+  }
+  out.push_back('\n');
+}
+
+void add_busiest(Buffer& out, const RunReport& run, const Summary& summary) {
+  line(out, "{:<10}rank {}: {} the mean of {} rows", "Busiest", summary.rank.index,
+       in_times(summary.rank.over_mean), in_mean(summary.rank.mean));
+  line(out, "{:10}expert {} on rank {}: {} the mean of {} routes; {} idle", "", summary.expert.index,
+       run.load.rank_of_expert[static_cast<std::size_t>(summary.expert.index)],
+       in_times(summary.expert.over_mean), in_mean(summary.expert.mean),
+       counted(summary.idle_experts, "expert"));
+  if (run.load.dropped_routes > 0)
+    line(out, "{:<10}{} beyond the capacity", "Dropped", counted(run.load.dropped_routes, "route"));
+  line(out, "{:<10}{} tokens/s", "Through", with_thousands(std::llround(summary.tokens_per_second)));
+}
+
+}  // namespace
+
+std::string to_table(const RunReport& run) {
+  const Summary summary = summarise(run);
+  Buffer out;
+  add_played(out, run.played);
+  add_configuration(out, run.configuration);
+  add_machine(out, run.machine);
+  add_checks(out, run.checks);
+  out.push_back('\n');
+  add_latencies(out, summary);
+  out.push_back('\n');
+  add_flows(out, run, summary);
+  out.push_back('\n');
+  add_ranks(out, run, summary);
+  add_busiest(out, run, summary);
+  return fmt::to_string(out);
+}
+
+}  // namespace ferry::report
