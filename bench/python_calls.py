@@ -36,10 +36,10 @@ def measure(exchange, x, ids, weights, settle, operators):
 
     def combine():
         rows = kept["rows"]
-        exchange.combine(rows.data, rows.plan, weights=rows.weight, result=kept["result"])
+        exchange.combine(rows.data, rows.plan, row_weights=rows.weight, result=kept["result"])
 
     dispatch()
-    kept["result"] = exchange.combine(kept["rows"].data, kept["rows"].plan, weights=kept["rows"].weight)
+    kept["result"] = exchange.combine(kept["rows"].data, kept["rows"].plan, row_weights=kept["rows"].weight)
     result = {"dispatch": median_us(dispatch, settle), "combine": median_us(combine, settle)}
     if operators:
         import ferry.torch
@@ -47,12 +47,12 @@ def measure(exchange, x, ids, weights, settle, operators):
         rows = ferry.torch.dispatch(exchange, x, ids, weights)
         result["dispatch, operator"] = median_us(lambda: ferry.torch.dispatch(exchange, x, ids, weights), settle)
         result["combine, operator"] = median_us(
-            lambda: ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight), settle)
+            lambda: ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight), settle)
         x, weights = x.detach().requires_grad_(), weights.detach().requires_grad_()
         recorded = ferry.torch.dispatch(exchange, x, ids, weights)
         result["dispatch, recorded"] = median_us(lambda: ferry.torch.dispatch(exchange, x, ids, weights), settle)
         result["combine, recorded"] = median_us(
-            lambda: ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight), settle)
+            lambda: ferry.torch.combine(exchange, recorded.data, recorded, row_weights=recorded.weight), settle)
     return result
 
 

@@ -10,12 +10,12 @@ static ferry_status step(ferry_rank* rank, ferry_exchange* exchange) {
   for (int i = 0; i < TOKENS * HIDDEN; ++i) tokens[i] = 1.0f + (float)ferry_rank_index(rank);
   for (int i = 0; i < TOKENS * TOP_K; ++i) weights[i] = 0.25f;
 
-  ferry_arrivals rows = {.size = sizeof rows};
+  ferry_dispatch_result rows = {.size = sizeof rows};
   const ferry_dispatch_args dispatch = {.size = sizeof dispatch,
                                         .tokens = {.parts = {tokens}, .count = TOKENS, .type = FERRY_FP32},
                                         .ids = ids,
                                         .weights = weights,
-                                        .arrivals = &rows};
+                                        .result = &rows};
   ferry_status status = ferry_dispatch(exchange, &dispatch);
   if (status != FERRY_OK) return status;
   float* values = rows.data;
@@ -24,7 +24,7 @@ static ferry_status step(ferry_rank* rank, ferry_exchange* exchange) {
                                       .outputs = {.data = values, .type = FERRY_FP32},
                                       .result = {.data = result, .type = FERRY_FP32},
                                       .plan = rows.plan,
-                                      .weights = rows.weight};
+                                      .row_weights = rows.weight};
   status = ferry_combine(exchange, &combine);
   for (int turn = 0; turn < RANKS && status == FERRY_OK; ++turn) {
     if (turn == ferry_rank_index(rank))
@@ -50,7 +50,7 @@ int main(void) {
                          .hidden = HIDDEN,
                          .max_tokens = TOKENS,
                          .format = {.kind = FERRY_FORMAT_FP32},
-                         .wire = FERRY_FP32};
+                         .combine_type = FERRY_FP32};
   ferry_group* group = NULL;
   ferry_status status = ferry_group_threads(RANKS, 1, &group);
   if (status == FERRY_OK) status = ferry_group_run(group, body, &config);

@@ -11,7 +11,7 @@ int main() {
                                     .hidden = kHidden,
                                     .max_tokens = kTokens,
                                     .format = ferry::Format::fp32(),
-                                    .wire = ferry::DType::fp32});
+                                    .combine_type = ferry::DType::fp32});
     std::vector<float> tokens(kTokens * kHidden, 1.0f + rank.index()), result(tokens.size());
     std::vector<int> ids = {0, 15, 3, 8, 7, 2, 9, 4};  // two experts a token
     std::vector<float> weights(ids.size(), 0.25f);
@@ -21,7 +21,7 @@ int main() {
     auto* values = static_cast<float*>(rows.data);
     for (int i = 0; i < *rows.total * kHidden; ++i) values[i] *= 2;  // the experts
     exchange.combine({values, ferry::DType::fp32}, rows.plan, {result.data(), ferry::DType::fp32},
-                     {.weights = rows.weight});
+                     {.row_weights = rows.weight});
 
     for (int turn = 0; turn < rank.size(); ++turn, rank.barrier())
       if (turn == rank.index()) std::printf("rank %d: %d rows came, y = %g\n", turn, *rows.total, result[0]);

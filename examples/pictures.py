@@ -24,7 +24,7 @@ def play(trace):
             ids, weights = trace.share(0, rank=rank.index, ranks=RANKS, tokens_per_rank=TOKENS, step=step)
             rows = exchange.dispatch(tokens, ids, weights)
             between += rows.plan.tokens_between  # every rank knows all of it
-            exchange.combine(rows.data, rows.plan, weights=rows.weight)
+            exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
         return between, exchange.load()
 
     between, load = ferry.Group.threads(RANKS).run(body)[0]

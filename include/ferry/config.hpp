@@ -13,7 +13,7 @@ namespace ferry {
 struct Config {
   int experts = 0;     // E
   int top_k = 0;       // K, 1 to 32
-  int hidden = 0;      // H, columns of a token; opaque rows do not use it for dispatch
+  int hidden = 0;      // H, columns of a token; raw rows do not use it for dispatch
   int max_tokens = 0;  // T, most tokens a rank may have in a call
 
   BackendKind backend = BackendKind::cpu;
@@ -26,13 +26,13 @@ struct Config {
   bool zero_padding = false;  // padding rows become zero instead of being left alone
 
   Format format = Format::bf16();            // the largest message of a dispatch, and the default of calls
-  DType wire = DType::bf16;                  // type of the experts' rows that combine carries
+  DType combine_type = DType::bf16;          // type of the experts' rows that combine carries
   Reduction reduction = Reduction::partial;  // the largest combine (exact and unreduced: T*K rows of staging)
 
   int lanes = 1;
-  double deadline = 30.0;    // seconds a wait may last
-  bool own_arrivals = true;  // false: every dispatch brings memory for its arrivals
-  bool check_calls = true;   // host backends call check() at the end of every call
+  double deadline = 30.0;           // seconds a wait may last
+  bool own_receive_buffers = true;  // false: every dispatch brings memory for its arrivals
+  bool check_calls = true;          // host backends call check() at the end of every call
 };
 
 // Bytes of one rank's exchange, by what they are for.
@@ -40,9 +40,9 @@ struct Sizes {
   std::int64_t dispatch_staging = 0;  // symmetric: 2 * lanes * R*T messages
   std::int64_t combine_staging = 0;   // symmetric: 2 * lanes * T*K rows (exact, unreduced) or T*min(K,R) rows
   std::int64_t signals = 0;           // symmetric: flags, counts, refusals
-  std::int64_t arrivals = 0;          // owned outputs, all lanes
+  std::int64_t results = 0;           // owned outputs, all lanes
   std::int64_t plans = 0;             // lanes' plans and working memory
-  std::int64_t total() const { return dispatch_staging + combine_staging + signals + arrivals + plans; }
+  std::int64_t total() const { return dispatch_staging + combine_staging + signals + results + plans; }
 };
 
 // Exact: what an exchange of this configuration maps on one rank of `ranks`. Throws what construction would

@@ -15,12 +15,12 @@
 
 namespace ferry {
 
-// Rows of this rank's tokens [count, hidden]. Opaque formats bring one pointer for each part.
+// Rows of this rank's tokens [count, hidden]. Raw formats bring one pointer for each part.
 struct Tokens {
   std::array<const void*, kMaxParts> parts{};
   std::array<std::int64_t, kMaxParts> strides{};  // bytes from row to row; 0: rows lie dense
   std::int64_t count = 0;                         // N
-  DType type = DType::bf16;                       // of the values; opaque parts have none
+  DType type = DType::bf16;                       // of the values; raw parts have none
   // Device backends: N in device memory, read when the call runs; `count` is then the most it may be. A
   // larger or negative one sends nothing and is reported by check().
   const std::int32_t* device_count = nullptr;
@@ -42,7 +42,7 @@ struct Ids {
 };
 
 // Memory for arrivals. A null pointer means the lane's own memory, which the lane's next dispatch overwrites.
-struct ArrivalsMemory {
+struct ReceiveBuffers {
   std::array<void*, kMaxParts> parts{};  // part p: capacity rows (values first, then scales)
   float* weight = nullptr;               // [capacity]; rank_major [capacity, top_k]
   std::int32_t* local_ids = nullptr;     // rank_major [capacity, top_k]
@@ -54,7 +54,7 @@ struct ArrivalsMemory {
 };
 
 // One part of the arrived rows.
-struct ArrivedPart {
+struct ReceivedPart {
   void* data = nullptr;
   std::int64_t row_bytes = 0;          // bytes of a row of this part (column_major: of one row's one element)
   std::int64_t leading_dimension = 0;  // column_major scales: elements from column to column; 0 for rows
@@ -69,11 +69,11 @@ struct HostTotals {
 };
 
 // What dispatch returns. Memory belongs to the lane, until its next dispatch, or to the caller
-// (ArrivalsMemory). Groups are this rank's experts, in local order; for rank_major the source ranks. Rows
+// (ReceiveBuffers). Groups are this rank's experts, in local order; for rank_major the source ranks. Rows
 // past the total are never written or read. See docs/contract.md for the order of rows.
-struct Arrivals {
+struct DispatchResult {
   void* data = nullptr;  // values: parts[0].data
-  std::array<ArrivedPart, kMaxParts> parts{};
+  std::array<ReceivedPart, kMaxParts> parts{};
   int groups = 0;                              // G
   std::int64_t capacity = 0;                   // rows; expert_padded: rows an expert
   const std::int32_t* counts = nullptr;        // [G] rows of a group, padding not counted
@@ -94,17 +94,17 @@ struct DispatchOptions {
   std::optional<Format> format{};  // default: Config::format
   int lane = 0;
   int sm_limit = 0;  // GPU backends: most blocks at once; 0: no limit
-  ArrivalsMemory memory{};
-  bool weigh_rows =
-      false;  // values arrive multiplied by their weight: round(w * x); not with fp8, opaque, rank_major
+  ReceiveBuffers memory{};
+  bool apply_weights =
+      false;  // values arrive multiplied by their weight: round(w * x); not with fp8, raw, rank_major
   const void* dot_rows =
-      nullptr;  // rows v [total, hidden] of Config::wire type: dots[row] = dot(x before weighing, v)
+      nullptr;  // rows v [total, hidden] of Config::combine_type type: dots[row] = dot(x before weighing, v)
 };
 
 // The experts' outputs, row for row as the arrivals lay. Rows past the total are never read.
 struct Outputs {
   const void* data = nullptr;
-  DType type = DType::bf16;  // rounded to Config::wire where they differ
+  DType type = DType::bf16;  // rounded to Config::combine_type where they differ
   std::int64_t stride = 0;   // bytes from row to row; 0: dense
 };
 
@@ -116,10 +116,10 @@ struct Result {
 };
 
 struct CombineOptions {
-  const float* weights = nullptr;  // weights that travelled: Arrivals::weight, one a row
+  const float* row_weights = nullptr;  // weights that travelled: DispatchResult::weight, one a row
   // [tokens, top_k] at home instead; neither: every weight is 1. With partial they travel first: then not
   // null on any rank, also without tokens.
-  const float* home_weights = nullptr;
+  const float* topk_weights = nullptr;
   std::optional<Reduction> reduction{};  // default: Config::reduction
   const float* row_values = nullptr;     // one fp32 a row that comes home ...
   float* route_values = nullptr;         // ... as [tokens, top_k], 0 where masked or dropped
@@ -173,14 +173,14 @@ class Exchange {
   // Sends every token to the ranks of its experts and lays the arrivals out. `weights` [count, top_k] or
   // null. Device backends do not know at return what the peers gave: a rank without tokens gives weights (any
   // pointer it may read nothing from) if it wants those that arrive.
-  Arrivals dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
-                    const DispatchOptions& options = {}, Stream stream = {});
-  Arrivals dispatch(const Tokens& tokens, const Ids& ids, const float* weights, Stream stream) {
+  DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
+                          const DispatchOptions& options = {}, Stream stream = {});
+  DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights, Stream stream) {
     return dispatch(tokens, ids, weights, {}, stream);
   }
   // The same routes again, from a plan: no ids are read. The plan may be the lane's last or a kept one.
-  Arrivals dispatch(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
-                    const DispatchOptions& options = {}, Stream stream = {});
+  DispatchResult dispatch(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
+                          const DispatchOptions& options = {}, Stream stream = {});
 
   // The split form. The send half waits for no peer's data; tokens, ids and weights may be reused after it.
   // The receive half may run in another thread. Between halves nothing of Ferry runs.
@@ -188,7 +188,7 @@ class Exchange {
                      const DispatchOptions& options = {}, Stream stream = {});
   void dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
                      const DispatchOptions& options = {}, Stream stream = {});
-  Arrivals dispatch_receive(int lane = 0, Stream stream = {});
+  DispatchResult dispatch_receive(int lane = 0, Stream stream = {});
 
   // Brings the experts' outputs home and adds them. `result` may be empty if only route_values are wanted.
   void combine(const Outputs& outputs, const Plan& plan, const Result& result,
@@ -203,11 +203,11 @@ class Exchange {
   void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0,
                     Stream stream = {});
 
-  // Gradients of combine: rows of dy times their weight (as Arrivals), and d_weights[token, slot] = dot(dy,
-  // v) brought home. `outputs` are the rows combine was given, in Config::wire type.
-  Arrivals combine_backward(const Tokens& d_result, const Plan& plan, const float* home_weights,
-                            const Outputs& outputs, float* d_weights, const DispatchOptions& options = {},
-                            Stream stream = {});
+  // Gradients of combine: rows of dy times their weight (as DispatchResult), and d_weights[token, slot] =
+  // dot(dy, v) brought home. `outputs` are the rows combine was given, in Config::combine_type type.
+  DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
+                                  const Outputs& outputs, float* d_weights,
+                                  const DispatchOptions& options = {}, Stream stream = {});
 
   // [sum, prefix before me, maximum] of the ranks' counts, at a fixed address of the lane (device backends:
   // in device memory).
@@ -221,18 +221,18 @@ class Exchange {
 
   // Throws what the lane's calls since the last check found: BadIdError, OverflowError, BadSourceError. Host
   // backends call it at the end of every call unless Config::check_calls is off; the call has been carried
-  // out all the same, and its arrivals are to be had by last_arrivals(). On device backends it reads what
-  // calls that have ended left behind, and throws what synchronize() would as well.
+  // out all the same, and its arrivals are to be had by last_dispatch_result(). On device backends it reads
+  // what calls that have ended left behind, and throws what synchronize() would as well.
   void check(int lane = 0);
 
   // Device backends: blocks until `stream` has done its work, then throws what ended a call of the lane on
   // the device: a peer's refusal, options that differ, a count or plan that only the device saw, a timeout, a
   // lost peer. Host backends have thrown all that already.
   void synchronize(int lane = 0, Stream stream = {});
-  const Arrivals& last_arrivals(int lane = 0) const;
+  const DispatchResult& last_dispatch_result(int lane = 0) const;
 
   LoadCounts load() const;
-  WireCounts wire() const;
+  WireCounts wire_counts() const;
 
  private:
   struct State;

@@ -10,7 +10,7 @@
 
 namespace ferry {
 
-enum class FormatKind : int { bf16 = 0, fp16 = 1, fp32 = 2, fp8_e4m3 = 3, opaque = 4 };
+enum class FormatKind : int { bf16 = 0, fp16 = 1, fp32 = 2, fp8_e4m3 = 3, raw = 4 };
 
 // Scales of the fp8 format: one for each block of 128 columns of a row.
 struct Fp8Options {
@@ -25,7 +25,7 @@ struct Fp8Options {
 struct Format {
   FormatKind kind = FormatKind::bf16;
   Fp8Options fp8{};
-  std::array<std::int64_t, kMaxParts> part_bytes{};  // opaque: bytes of each part of a row, 0 = no part
+  std::array<std::int64_t, kMaxParts> part_bytes{};  // raw: bytes of each part of a row, 0 = no part
 
   static Format bf16() { return {}; }
   static Format fp16() { return {.kind = FormatKind::fp16}; }
@@ -36,13 +36,13 @@ struct Format {
 
   // Up to four parts a row that Ferry moves without looking at them, such as values already quantised and
   // their scales. Each is a multiple of 16 bytes.
-  static Format opaque(std::initializer_list<std::int64_t> bytes);
+  static Format raw(std::initializer_list<std::int64_t> bytes);
 
   bool operator==(const Format&) const = default;
 };
 
 // Names: bf16, fp16, fp32; fp8, followed by any of -columns, -pow2, -packed, each at most once (packed needs
-// pow2); opaque: and one to four sizes in bytes, as in opaque:1024+64. to_string writes the options in this
+// pow2); raw: and one to four sizes in bytes, as in raw:1024+64. to_string writes the options in this
 // order; parse_format takes them in any, and throws UsageError for anything else.
 std::string to_string(const Format& format);
 Format parse_format(const std::string& name);

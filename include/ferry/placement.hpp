@@ -6,11 +6,11 @@
 
 namespace ferry {
 
-struct ExpertPlace {
+struct ExpertLocation {
   int rank = 0;
   int local = 0;  // number of the expert on its rank: the order of its rows there
 
-  friend bool operator==(const ExpertPlace&, const ExpertPlace&) = default;
+  friend bool operator==(const ExpertLocation&, const ExpertLocation&) = default;
 };
 
 // The table expert -> (rank, local expert): any table in which the local experts of every rank are
@@ -24,15 +24,15 @@ class Placement {
 
   // Any table. Throws UsageError for a rank outside [0, ranks), two experts at one (rank, local expert) and
   // holes.
-  static Placement table(std::vector<ExpertPlace> places, int ranks, std::uint64_t version = 0);
+  static Placement table(std::vector<ExpertLocation> places, int ranks, std::uint64_t version = 0);
 
   int experts() const { return static_cast<int>(places_.size()); }
   int ranks() const { return ranks_; }
   std::uint64_t version() const { return version_; }
   bool empty() const { return places_.empty(); }
 
-  ExpertPlace place(int expert) const { return places_[static_cast<std::size_t>(expert)]; }
-  const std::vector<ExpertPlace>& places() const { return places_; }
+  ExpertLocation place(int expert) const { return places_[static_cast<std::size_t>(expert)]; }
+  const std::vector<ExpertLocation>& places() const { return places_; }
 
   int local_experts(int rank) const {
     return static_cast<int>(by_rank_[static_cast<std::size_t>(rank)].size());
@@ -49,7 +49,7 @@ class Placement {
   int ranks_ = 0;
   int most_local_ = 0;
   std::uint64_t version_ = 0;
-  std::vector<ExpertPlace> places_;
+  std::vector<ExpertLocation> places_;
   std::vector<std::vector<int>> by_rank_;
 };
 

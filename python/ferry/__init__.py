@@ -3,7 +3,7 @@
     import ferry
     exchange = ferry.Exchange(ferry.Group.torch(), experts=256, top_k=8, hidden=7168, max_tokens=128)
     rows = exchange.dispatch(x, ids, weights)
-    y = exchange.combine(experts(rows), rows.plan, weights=rows.weight)
+    y = exchange.combine(experts(rows), rows.plan, row_weights=rows.weight)
 
 Arrays of NumPy (with ml_dtypes), PyTorch and CuPy go in, and the same come out. `ferry.torch` has operators with
 gradients, `ferry.deep_ep` the interface of DeepEP.
@@ -12,8 +12,8 @@ gradients, `ferry.deep_ep` the interface of DeepEP.
 from ferry._core import (
     MAX_PARTS,
     MAX_TOP_K,
-    Arrivals,
-    ArrivalsMemory,
+    DispatchResult,
+    ReceiveBuffers,
     Config,
     Exchange,
     Group,
@@ -48,8 +48,8 @@ from ferry.error import (
 __all__ = [
     "MAX_PARTS",
     "MAX_TOP_K",
-    "Arrivals",
-    "ArrivalsMemory",
+    "DispatchResult",
+    "ReceiveBuffers",
     "BadIdError",
     "BadSourceError",
     "Config",

@@ -66,19 +66,19 @@ class Config:
     capacity       rows a rank can receive (expert_padded: rows an expert); default 0: any routing fits
     repeats        the default capacity also holds tokens that list an expert more than once
     zero_padding   padding rows become zero
-    format         'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'opaque:BYTES+BYTES...'
-    wire           'bf16', 'fp16' or 'fp32': type of the experts' rows that combine carries
+    format         'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'
+    combine_type   'bf16', 'fp16' or 'fp32': type of the experts' rows that combine carries
     reduction      'partial', 'exact' or 'unreduced': the largest combine
     lanes          how many calls may be in flight; default 1
     deadline       seconds a wait may last; default 30
-    own_arrivals   False: every dispatch brings memory for its arrivals
+    own_receive_buffers   False: every dispatch brings memory for its arrivals
     check_calls    host backends call check() at the end of every call; default True
 
     UsageError names a setting that is missing, does not exist or does not fit. What depends on the number of ranks is
     checked when an exchange is made or its size is asked for.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', wire: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_arrivals: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -125,7 +125,7 @@ class Config:
         """seconds a wait may last"""
 
     @property
-    def own_arrivals(self) -> bool:
+    def own_receive_buffers(self) -> bool:
         """see the class"""
 
     @property
@@ -145,7 +145,7 @@ class Config:
         """see the class"""
 
     @property
-    def wire(self) -> str:
+    def combine_type(self) -> str:
         """see the class"""
 
     @property
@@ -331,7 +331,7 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
-class ArrivalsMemory:
+class ReceiveBuffers:
     """
     Memory of the caller for what dispatch returns.
 
@@ -350,7 +350,7 @@ class ArrivalsMemory:
 
     def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None) -> None: ...
 
-class Arrivals:
+class DispatchResult:
     """
     What dispatch returns: arrays of the framework that went in.
 
@@ -369,7 +369,7 @@ class Arrivals:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """tuple of all parts: values, scales, or the opaque ones."""
+        """tuple of all parts: values, scales, or the raw ones."""
 
     @property
     def counts(self) -> Any:
@@ -457,7 +457,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', wire: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_arrivals: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:
@@ -501,9 +501,9 @@ class Exchange:
         Waits until the stream has done its work and raises what ended a call of the lane on the device.
         """
 
-    def last_arrivals(self, lane: int = 0) -> Arrivals:
+    def last_dispatch_result(self, lane: int = 0) -> DispatchResult:
         """
-        The Arrivals of the lane's last dispatch, also where it raised OverflowError or BadIdError.
+        The DispatchResult of the lane's last dispatch, also where it raised OverflowError or BadIdError.
         UsageError where it brought none.
         """
 
@@ -512,7 +512,7 @@ class Exchange:
         LoadCounts: routes to every expert and rank so far, on every rank alike.
         """
 
-    def wire(self) -> ferry._counts.WireCounts:
+    def wire_counts(self) -> ferry._counts.WireCounts:
         """WireCounts: bytes and messages this rank has written to others."""
 
     def destroy(self) -> None:
@@ -526,18 +526,18 @@ class Exchange:
 
     def __repr__(self) -> str: ...
 
-    def dispatch(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ArrivalsMemory | None = None, weigh_rows: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> Arrivals:
+    def dispatch(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> DispatchResult:
         """
         Sends every token to the ranks of its experts and lays the arrivals out.
 
         tokens       [N, H] of bfloat16, float16 or float32; rows may lie apart, H elements or more and a multiple of 16 bytes. For
-                     opaque formats a tuple of up to four arrays [N, ...], which arrive as they are
+                     raw formats a tuple of up to four arrays [N, ...], which arrive as they are
         ids          int32 or int64 [N, K], C-contiguous, -1 masks a slot; or a Plan: the same routes again, no ids are read
         weights      float32 [N, K], C-contiguous: they travel with the rows
         format       of this call, see Config; default the exchange's
-        memory       ArrivalsMemory for what comes out; default the lane's own
-        weigh_rows   values arrive multiplied by their weight
-        dot_rows     rows [rows, H] of the wire type: arrivals.dots[row] = dot(token, row), before weighing
+        memory       ReceiveBuffers for what comes out; default the lane's own
+        apply_weights   values arrive multiplied by their weight
+        dot_rows     rows [rows, H] of combine_type: arrivals.dots[row] = dot(token, row), before weighing
         count        backend 'cuda': int32 [1] in device memory, the N to use when the call runs; tokens' rows are the bound
         sm_limit     backend 'cuda': most blocks at once, 0 for no limit
         stream       backend 'cuda': default the current stream of the arrays' framework
@@ -545,20 +545,20 @@ class Exchange:
         On the host it blocks until the peers have come, for the exchange's `deadline` at most, without the interpreter's lock.
         UsageError: an argument that does not fit (the peers' call ends with it too, but for a bad `lane` or a misspelt keyword),
         bad ids (BadIdError, after the call).
-        OverflowError: rows past the capacity were dropped. Both leave what came in last_arrivals().
+        OverflowError: rows past the capacity were dropped. Both leave what came in last_dispatch_result().
         """
 
-    def dispatch_send(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ArrivalsMemory | None = None, weigh_rows: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> None:
+    def dispatch_send(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> None:
         """
         The send half of dispatch, with its arguments. Waits for no peer; they may be reused after it.
         """
 
-    def dispatch_receive(self, *, lane: int = 0, stream: Any | None = None) -> Arrivals:
+    def dispatch_receive(self, *, lane: int = 0, stream: Any | None = None) -> DispatchResult:
         """
         The receive half of dispatch; may be called from another thread or stream.
         """
 
-    def combine(self, outputs: Any, plan: Plan, *, weights: Any | None = None, home_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
+    def combine(self, outputs: Any, plan: Plan, *, weights: Any | None = None, topk_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
         """
         Brings the experts' outputs home and adds them.
 
@@ -566,7 +566,7 @@ class Exchange:
                        or more and a multiple of 16 bytes; None to bring row_values alone home
         plan           of the dispatch whose rows they are
         weights        float32 [rows]: the weights that travelled, arrivals.weight
-        home_weights   float32 [N, K] instead; neither: every weight is 1
+        topk_weights   float32 [N, K] instead; neither: every weight is 1
         reduction      'partial', 'exact' or 'unreduced'; default the exchange's
         row_values     float32 [rows]: one number a row that comes home
         result         [N, H], unreduced [N, K, H], to write to; default a new array of outputs' type
@@ -577,9 +577,9 @@ class Exchange:
         a bad `lane` or a misspelt keyword), BadSourceError for a damaged plan.
         """
 
-    def combine_send(self, outputs: Any, plan: Plan, *, weights: Any | None = None, home_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
+    def combine_send(self, outputs: Any, plan: Plan, *, weights: Any | None = None, topk_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
         """
-        The send half of combine, with its arguments. Outputs may be reused after it; home_weights with 'partial'
+        The send half of combine, with its arguments. Outputs may be reused after it; topk_weights with 'partial'
         are refused.
         """
 
@@ -591,12 +591,12 @@ class Exchange:
         Carries float32 [N, K], one number a route, to its row: returns float32 [rows], 0 on padding.
         """
 
-    def combine_backward(self, d_result: Any, plan: Plan, home_weights: Any, outputs: Any, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ArrivalsMemory | None = None, stream: Any | None = None) -> tuple[Arrivals, Any]:
+    def combine_backward(self, d_result: Any, plan: Plan, topk_weights: Any, outputs: Any, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, stream: Any | None = None) -> tuple[DispatchResult, Any]:
         """
         Gradients of combine: (arrivals, d_weights).
 
-        d_result [N, H] goes to the rows by the plan, each row times its weight of home_weights, float32 [N, K]; d_weights,
-        float32 [N, K], are the products of d_result with `outputs`, the rows that combine was given, dense, of the wire type.
+        d_result [N, H] goes to the rows by the plan, each row times its weight of topk_weights, float32 [N, K]; d_weights,
+        float32 [N, K], are the products of d_result with `outputs`, the rows that combine was given, dense, of combine_type.
         """
 
 class Trace:

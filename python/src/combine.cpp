@@ -59,7 +59,7 @@ const float* row_numbers(const nb::object& given, const char* name, const nb::ob
                          const Config& config, CombineInput& in) {
   if (given.is_none()) return nullptr;
   const Array& array = in.arguments.dense(given, name, kFp32, {-1},
-                                          ": one number a row; those of shape [N, K] are home_weights");
+                                          ": one number a row; those of shape [N, K] are topk_weights");
   require_rows(plan, array.shape[0], name, config, in.rank);
   return static_cast<const float*>(array.data);
 }
@@ -92,9 +92,9 @@ void read_combine(PyExchange& self, InCall& call, const CombineArguments& given,
   in.options.row_values = row_numbers(given.row_values, "row_values", given.plan, config, in);
   call.use(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(),
                      call.where()));
-  in.options.weights = row_numbers(given.weights, "weights", given.plan, config, in);
-  in.options.home_weights =
-      slot_numbers(self, given.home_weights, "home_weights", in.plan->tokens, in.arguments);
+  in.options.row_weights = row_numbers(given.row_weights, "row_weights", given.plan, config, in);
+  in.options.topk_weights =
+      slot_numbers(self, given.topk_weights, "topk_weights", in.plan->tokens, in.arguments);
   if (given.outputs.is_none() && given.row_values.is_none()) {
     throw UsageError("combine: neither outputs nor row_values are given");
   }
@@ -174,14 +174,13 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
   return made;
 }
 
-std::pair<PyArrivals, nb::object> combine_backward(PyExchange& self, const nb::object& d_result,
-                                                   const nb::object& plan, const nb::object& home_weights,
-                                                   const nb::object& outputs,
-                                                   std::optional<std::string> format, int lane, int sm_limit,
-                                                   const nb::object& memory, const nb::object& stream) {
+std::pair<PyDispatchResult, nb::object> combine_backward(
+    PyExchange& self, const nb::object& d_result, const nb::object& plan, const nb::object& topk_weights,
+    const nb::object& outputs, std::optional<std::string> format, int lane, int sm_limit,
+    const nb::object& memory, const nb::object& stream) {
   const DispatchArguments given{.tokens = d_result,
                                 .ids = plan,
-                                .weights = home_weights,
+                                .weights = topk_weights,
                                 .format = std::move(format),
                                 .lane = lane,
                                 .sm_limit = sm_limit,
@@ -196,10 +195,11 @@ std::pair<PyArrivals, nb::object> combine_backward(PyExchange& self, const nb::o
     plan_of(plan);
     read_dispatch(self, call, given, in);
     const Config& config = self.config();
-    const Array& array = in.arguments.rows(outputs, "outputs", config.hidden, {element_of(config.wire)});
+    const Array& array =
+        in.arguments.rows(outputs, "outputs", config.hidden, {element_of(config.combine_type)});
     require_dense(array, "outputs");
     require_rows(plan, rows_of(array, "outputs").count, "outputs", config, in.rank);
-    rows = {array.data, config.wire, 0};
+    rows = {array.data, config.combine_type, 0};
     routes = new_route_values(self, in.tokens.count, in.arguments.framework(), d_weights);
   };
   if (is_host(call.where())) {
@@ -209,15 +209,15 @@ std::pair<PyArrivals, nb::object> combine_backward(PyExchange& self, const nb::o
     call.or_refuse({Operation::dispatch, Operation::combine}, read);
   }
   begin_dispatch(self, in);
-  Arrivals arrivals;
+  DispatchResult received;
   {
     const nb::gil_scoped_release unlocked;
-    arrivals = call.bring([&] {
+    received = call.bring([&] {
       return call.exchange().combine_backward(in.tokens, in.plan, in.weights, rows, routes, in.options,
                                               call.stream());
     });
   }
-  return {self.arrivals(lane, arrivals), d_weights};
+  return {self.received(lane, received), d_weights};
 }
 
 constexpr const char* kCombineDoc = R"(Brings the experts' outputs home and adds them.
@@ -225,8 +225,8 @@ constexpr const char* kCombineDoc = R"(Brings the experts' outputs home and adds
 outputs        [rows, H] of bfloat16, float16 or float32, row for row as the arrivals lay; rows may lie apart, H elements
                or more and a multiple of 16 bytes; None to bring row_values alone home
 plan           of the dispatch whose rows they are
-weights        float32 [rows]: the weights that travelled, arrivals.weight
-home_weights   float32 [N, K] instead; neither: every weight is 1
+row_weights    float32 [rows]: the weights that travelled, arrivals.weight
+topk_weights   float32 [N, K] instead; neither: every weight is 1
 reduction      'partial', 'exact' or 'unreduced'; default the exchange's
 row_values     float32 [rows]: one number a row that comes home
 result         [N, H], unreduced [N, K, H], to write to; default a new array of outputs' type
@@ -237,8 +237,8 @@ without the interpreter's lock. Raises UsageError for arguments that do not fit 
 a bad `lane` or a misspelt keyword), BadSourceError for a damaged plan.)";
 
 constexpr const char* kCombineParameters =
-    "(self, outputs: typing.Any, plan: Plan, *, weights: typing.Any | None = None, "
-    "home_weights: typing.Any | None = None, reduction: str | None = None, "
+    "(self, outputs: typing.Any, plan: Plan, *, row_weights: typing.Any | None = None, "
+    "topk_weights: typing.Any | None = None, reduction: str | None = None, "
     "row_values: typing.Any | None = None, result: typing.Any | None = None, lane: int = 0, "
     "sm_limit: int = 0, stream: typing.Any | None = None) -> ";
 
@@ -247,13 +247,13 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
                     const Function& function) {
   exchange.def(
       name,
-      [function](PyExchange& self, nb::object outputs, nb::object plan, nb::object weights,
-                 nb::object home_weights, std::optional<std::string> reduction, nb::object row_values,
+      [function](PyExchange& self, nb::object outputs, nb::object plan, nb::object row_weights,
+                 nb::object topk_weights, std::optional<std::string> reduction, nb::object row_values,
                  nb::object result, int lane, int sm_limit, nb::object stream) {
         return function(self, {.outputs = std::move(outputs),
                                .plan = std::move(plan),
-                               .weights = std::move(weights),
-                               .home_weights = std::move(home_weights),
+                               .row_weights = std::move(row_weights),
+                               .topk_weights = std::move(topk_weights),
                                .reduction = std::move(reduction),
                                .row_values = std::move(row_values),
                                .result = std::move(result),
@@ -261,8 +261,8 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
                                .sm_limit = sm_limit,
                                .stream = std::move(stream)});
       },
-      "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "weights"_a = nb::none(),
-      "home_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
+      "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "row_weights"_a = nb::none(),
+      "topk_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
       "result"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0, "stream"_a = nb::none(), doc,
       nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
 }
@@ -273,7 +273,7 @@ void bind_combine(nb::class_<PyExchange>& exchange) {
   define_combine(exchange, "combine", "typing.Any", kCombineDoc, combine);
   define_combine(
       exchange, "combine_send", "None",
-      "The send half of combine, with its arguments. Outputs may be reused after it; home_weights with "
+      "The send half of combine, with its arguments. Outputs may be reused after it; topk_weights with "
       "'partial'\n"
       "are refused.",
       combine_send);
@@ -288,16 +288,16 @@ void bind_combine(nb::class_<PyExchange>& exchange) {
            nb::sig("def route_values(self, values: typing.Any, plan: Plan, *, lane: int = 0, "
                    "stream: typing.Any | None = None) -> typing.Any"))
       .def("combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(),
-           "home_weights"_a.none(), "outputs"_a.none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
+           "topk_weights"_a.none(), "outputs"_a.none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
            "sm_limit"_a = 0, "memory"_a = nb::none(), "stream"_a = nb::none(),
            R"(Gradients of combine: (arrivals, d_weights).
 
-d_result [N, H] goes to the rows by the plan, each row times its weight of home_weights, float32 [N, K]; d_weights,
-float32 [N, K], are the products of d_result with `outputs`, the rows that combine was given, dense, of the wire type.)",
-           nb::sig("def combine_backward(self, d_result: typing.Any, plan: Plan, home_weights: typing.Any, "
+d_result [N, H] goes to the rows by the plan, each row times its weight of topk_weights, float32 [N, K]; d_weights,
+float32 [N, K], are the products of d_result with `outputs`, the rows that combine was given, dense, of combine_type.)",
+           nb::sig("def combine_backward(self, d_result: typing.Any, plan: Plan, topk_weights: typing.Any, "
                    "outputs: typing.Any, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, "
-                   "memory: ArrivalsMemory | None = None, stream: typing.Any | None = None) -> "
-                   "tuple[Arrivals, typing.Any]"));
+                   "memory: ReceiveBuffers | None = None, stream: typing.Any | None = None) -> "
+                   "tuple[DispatchResult, typing.Any]"));
 }
 
 }  // namespace ferry::python

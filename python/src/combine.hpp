@@ -9,7 +9,7 @@
 namespace ferry::python {
 
 struct CombineArguments {
-  nb::object outputs, plan{}, weights = nb::none(), home_weights = nb::none();
+  nb::object outputs, plan{}, row_weights = nb::none(), topk_weights = nb::none();
   std::optional<std::string> reduction{};
   nb::object row_values = nb::none(), result = nb::none();
   int lane = 0;

@@ -103,15 +103,16 @@ constexpr Setting kSettings[] = {
     {"zero_padding", [](Config& c, const std::string& k, nb::handle v) { c.zero_padding = bool_of(k, v); }},
     {"format",
      [](Config& c, const std::string& k, nb::handle v) { c.format = parse_format(text_value(k, v)); }},
-    {"wire",
+    {"combine_type",
      [](Config& c, const std::string& k, nb::handle v) {
-       c.wire = named(k.c_str(), text_value(k, v), std::array{DType::bf16, DType::fp16, DType::fp32});
+       c.combine_type = named(k.c_str(), text_value(k, v), std::array{DType::bf16, DType::fp16, DType::fp32});
      }},
     {"reduction",
      [](Config& c, const std::string& k, nb::handle v) { c.reduction = reduction_named(text_value(k, v)); }},
     {"lanes", [](Config& c, const std::string& k, nb::handle v) { c.lanes = int_of(k, v); }},
     {"deadline", [](Config& c, const std::string& k, nb::handle v) { c.deadline = seconds_of(k, v); }},
-    {"own_arrivals", [](Config& c, const std::string& k, nb::handle v) { c.own_arrivals = bool_of(k, v); }},
+    {"own_receive_buffers",
+     [](Config& c, const std::string& k, nb::handle v) { c.own_receive_buffers = bool_of(k, v); }},
     {"check_calls", [](Config& c, const std::string& k, nb::handle v) { c.check_calls = bool_of(k, v); }},
 };
 
@@ -136,8 +137,8 @@ std::string describe(const Config& c) {
   return str("Config(experts=", c.experts, ", top_k=", c.top_k, ", hidden=", c.hidden,
              ", max_tokens=", c.max_tokens, ", backend='", to_string(c.backend), "', layout='",
              to_string(c.layout), "', alignment=", c.alignment, ", capacity=", c.capacity, ", format='",
-             to_string(c.format), "', wire='", to_string(c.wire), "', reduction='", to_string(c.reduction),
-             "', lanes=", c.lanes, ", deadline=", c.deadline, ")");
+             to_string(c.format), "', combine_type='", to_string(c.combine_type), "', reduction='",
+             to_string(c.reduction), "', lanes=", c.lanes, ", deadline=", c.deadline, ")");
 }
 
 void bind_sizes(nb::module_& module) {
@@ -145,12 +146,12 @@ void bind_sizes(nb::module_& module) {
       .def_ro("dispatch_staging", &Sizes::dispatch_staging, "symmetric: 2 * lanes * R*T messages")
       .def_ro("combine_staging", &Sizes::combine_staging, "symmetric: 2 * lanes * T*K or T*min(K,R) rows")
       .def_ro("signals", &Sizes::signals, "symmetric: flags, counts, refusals")
-      .def_ro("arrivals", &Sizes::arrivals, "owned outputs of all lanes")
+      .def_ro("arrivals", &Sizes::received, "owned outputs of all lanes")
       .def_ro("plans", &Sizes::plans, "plans and working memory of the lanes")
       .def_prop_ro("total", &Sizes::total, "the sum")
       .def("__repr__", [](const Sizes& s) {
         return str("Sizes(dispatch_staging=", s.dispatch_staging, ", combine_staging=", s.combine_staging,
-                   ", signals=", s.signals, ", arrivals=", s.arrivals, ", plans=", s.plans,
+                   ", signals=", s.signals, ", results=", s.results, ", plans=", s.plans,
                    ", total=", s.total(), ")");
       });
   module.def(
@@ -169,7 +170,7 @@ void bind_placement(nb::module_& module) {
       .def_static(
           "table",
           [](const std::vector<std::pair<int, int>>& places, int ranks, std::uint64_t version) {
-            std::vector<ExpertPlace> table;
+            std::vector<ExpertLocation> table;
             for (const auto& [rank, local] : places) table.push_back({rank, local});
             return Placement::table(std::move(table), ranks, version);
           },
@@ -215,8 +216,8 @@ BackendKind backend_named(const std::string& name) {
 const char* const kOptionalSettings =
     "backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, "
     "capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', "
-    "wire: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, "
-    "own_arrivals: bool = True, check_calls: bool = True";
+    "combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, "
+    "own_receive_buffers: bool = True, check_calls: bool = True";
 
 Config config_of(const nb::kwargs& settings, BackendKind fallback) {
   Config config;
@@ -247,12 +248,12 @@ alignment      experts start at multiples of it; default 1
 capacity       rows a rank can receive (expert_padded: rows an expert); default 0: any routing fits
 repeats        the default capacity also holds tokens that list an expert more than once
 zero_padding   padding rows become zero
-format         'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'opaque:BYTES+BYTES...'
-wire           'bf16', 'fp16' or 'fp32': type of the experts' rows that combine carries
+format         'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'
+combine_type   'bf16', 'fp16' or 'fp32': type of the experts' rows that combine carries
 reduction      'partial', 'exact' or 'unreduced': the largest combine
 lanes          how many calls may be in flight; default 1
 deadline       seconds a wait may last; default 30
-own_arrivals   False: every dispatch brings memory for its arrivals
+own_receive_buffers   False: every dispatch brings memory for its arrivals
 check_calls    host backends call check() at the end of every call; default True
 
 UsageError names a setting that is missing, does not exist or does not fit. What depends on the number of ranks is
@@ -274,7 +275,7 @@ checked when an exchange is made or its size is asked for.)")
       .def_ro("zero_padding", &Config::zero_padding, "see the class")
       .def_ro("lanes", &Config::lanes, "independent channels")
       .def_ro("deadline", &Config::deadline, "seconds a wait may last")
-      .def_ro("own_arrivals", &Config::own_arrivals, "see the class")
+      .def_ro("own_receive_buffers", &Config::own_receive_buffers, "see the class")
       .def_ro("check_calls", &Config::check_calls, "see the class")
       .def_prop_ro(
           "backend", [](const Config& c) { return std::string(to_string(c.backend)); }, "see the class")
@@ -283,7 +284,8 @@ checked when an exchange is made or its size is asked for.)")
       .def_prop_ro(
           "format", [](const Config& c) { return to_string(c.format); }, "see the class")
       .def_prop_ro(
-          "wire", [](const Config& c) { return std::string(to_string(c.wire)); }, "see the class")
+          "combine_type", [](const Config& c) { return std::string(to_string(c.combine_type)); },
+          "see the class")
       .def_prop_ro(
           "reduction", [](const Config& c) { return std::string(to_string(c.reduction)); }, "see the class")
       .def("__repr__", &describe);

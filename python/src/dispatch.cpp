@@ -36,13 +36,13 @@ std::int64_t bytes_of_row(const Array& array) {
   return bytes;
 }
 
-// Opaque parts: [N, anything], as many bytes a row as the format says; without a format they say it
+// Raw parts: [N, anything], as many bytes a row as the format says; without a format they say it
 // themselves.
 void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
   if (items.size() > static_cast<std::size_t>(kMaxParts)) {
     throw UsageError(str("tokens: ", items.size(), " parts, at most ", kMaxParts));
   }
-  if (in.format.kind != FormatKind::opaque) in.format = {.kind = FormatKind::opaque};
+  if (in.format.kind != FormatKind::raw) in.format = {.kind = FormatKind::raw};
   const bool given = in.format.part_bytes[0] != 0;
   for (std::size_t p = 0; p < items.size(); ++p) {
     const std::string name = str("tokens[", p, "]");
@@ -143,7 +143,7 @@ void read_memory(const Config& config, int rank, std::int64_t groups, DispatchIn
   const std::int64_t rows = row_capacity(config, rank);
   const bool rank_major = config.layout == Layout::rank_major;
   const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
-  ArrivalsMemory& memory = in.options.memory;
+  ReceiveBuffers& memory = in.options.memory;
   read_memory_of_parts(config, in, given.parts);
   memory.weight = static_cast<float*>(output(in.arguments, given.weight, "memory.weight", kFp32, slots));
   memory.local_ids =
@@ -161,7 +161,8 @@ void read_memory(const Config& config, int rank, std::int64_t groups, DispatchIn
 
 void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInput& in) {
   if (dot_rows.is_none()) return;
-  const Array& array = in.arguments.rows(dot_rows, "dot_rows", config.hidden, {element_of(config.wire)});
+  const Array& array =
+      in.arguments.rows(dot_rows, "dot_rows", config.hidden, {element_of(config.combine_type)});
   require_dense(array, "dot_rows");
   require_rows(in.context.plan, rows_of(array, "dot_rows").count, "dot_rows", config, in.rank);
   in.options.dot_rows = array.data;
@@ -172,7 +173,7 @@ PyMemory memory_of(const nb::object& given) {
   if (nb::try_cast(given, memory) && memory != nullptr) return *memory;
   PyErr_Clear();
   throw UsageError(
-      str("memory: expected an ArrivalsMemory, got ", nb::cast<std::string>(nb::type_name(given.type()))));
+      str("memory: expected an ReceiveBuffers, got ", nb::cast<std::string>(nb::type_name(given.type()))));
 }
 
 }  // namespace
@@ -195,10 +196,10 @@ void read_dispatch(PyExchange& self, InCall& call, const DispatchArguments& give
     in.context.memory.parts = nb::tuple(in.context.memory.parts);
 
   const bool several = nb::isinstance<nb::tuple>(given.tokens) || nb::isinstance<nb::list>(given.tokens);
-  if (several && given.format && in.format.kind != FormatKind::opaque) {
+  if (several && given.format && in.format.kind != FormatKind::raw) {
     throw UsageError(str("tokens: format ", to_string(in.format), " takes one array, got several"));
   }
-  if (several || in.format.kind == FormatKind::opaque) {
+  if (several || in.format.kind == FormatKind::raw) {
     read_parts(list_of(given.tokens), in);
   } else {
     read_values(given.tokens, config, in);
@@ -216,7 +217,7 @@ void read_dispatch(PyExchange& self, InCall& call, const DispatchArguments& give
     in.tokens.device_count =
         static_cast<const std::int32_t*>(in.arguments.dense(given.count, "count", kInt32, {1}).data);
   }
-  in.options.weigh_rows = given.weigh_rows;
+  in.options.apply_weights = given.apply_weights;
   in.options.lane = given.lane;
   in.options.sm_limit = given.sm_limit;
   in.options.format = in.format;
@@ -239,7 +240,7 @@ void begin_dispatch(PyExchange& self, const DispatchInput& in) {
   state.came = false;
   if (!in.plan.empty()) return;
   if (in.context.memory.plan.is_none()) {
-    ++state.generation;
+    ++state.parity;
   } else {
     count_write_to(in.options.memory.plan);
   }
@@ -247,21 +248,21 @@ void begin_dispatch(PyExchange& self, const DispatchInput& in) {
 
 namespace {
 
-PyArrivals dispatch(PyExchange& self, const DispatchArguments& given) {
+PyDispatchResult dispatch(PyExchange& self, const DispatchArguments& given) {
   InCall call(self, given.lane);
   DispatchInput in(call.where());
   call.or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
   begin_dispatch(self, in);
-  Arrivals arrivals;
+  DispatchResult received;
   {
     const nb::gil_scoped_release unlocked;
-    arrivals = call.bring([&] {
+    received = call.bring([&] {
       return in.plan.empty()
                  ? call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream())
                  : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options, call.stream());
     });
   }
-  return self.arrivals(given.lane, arrivals);
+  return self.received(given.lane, received);
 }
 
 void dispatch_send(PyExchange& self, const DispatchArguments& given) {
@@ -280,29 +281,29 @@ void dispatch_send(PyExchange& self, const DispatchArguments& given) {
   self.pending(given.lane).owners = in.arguments.owners();
 }
 
-PyArrivals dispatch_receive(PyExchange& self, int lane, const nb::object& stream) {
+PyDispatchResult dispatch_receive(PyExchange& self, int lane, const nb::object& stream) {
   InCall call(self, lane);
   call.use(stream_of(stream, self.context(lane).framework, call.where()));
-  Arrivals arrivals;
+  DispatchResult received;
   {
     const nb::gil_scoped_release unlocked;
-    arrivals = call.bring([&] { return call.exchange().dispatch_receive(lane, call.stream()); });
+    received = call.bring([&] { return call.exchange().dispatch_receive(lane, call.stream()); });
   }
   self.pending(lane) = {};
-  return self.arrivals(lane, arrivals);
+  return self.received(lane, received);
 }
 
 constexpr const char* kDispatchDoc =
     R"(Sends every token to the ranks of its experts and lays the arrivals out.
 
 tokens       [N, H] of bfloat16, float16 or float32; rows may lie apart, H elements or more and a multiple of 16 bytes. For
-             opaque formats a tuple of up to four arrays [N, ...], which arrive as they are
+             raw formats a tuple of up to four arrays [N, ...], which arrive as they are
 ids          int32 or int64 [N, K], C-contiguous, -1 masks a slot; or a Plan: the same routes again, no ids are read
 weights      float32 [N, K], C-contiguous: they travel with the rows
 format       of this call, see Config; default the exchange's
-memory       ArrivalsMemory for what comes out; default the lane's own
-weigh_rows   values arrive multiplied by their weight
-dot_rows     rows [rows, H] of the wire type: arrivals.dots[row] = dot(token, row), before weighing
+memory       ReceiveBuffers for what comes out; default the lane's own
+apply_weights   values arrive multiplied by their weight
+dot_rows     rows [rows, H] of combine_type: arrivals.dots[row] = dot(token, row), before weighing
 count        backend 'cuda': int32 [1] in device memory, the N to use when the call runs; tokens' rows are the bound
 sm_limit     backend 'cuda': most blocks at once, 0 for no limit
 stream       backend 'cuda': default the current stream of the arrays' framework
@@ -310,12 +311,12 @@ stream       backend 'cuda': default the current stream of the arrays' framework
 On the host it blocks until the peers have come, for the exchange's `deadline` at most, without the interpreter's lock.
 UsageError: an argument that does not fit (the peers' call ends with it too, but for a bad `lane` or a misspelt keyword),
 bad ids (BadIdError, after the call).
-OverflowError: rows past the capacity were dropped. Both leave what came in last_arrivals().)";
+OverflowError: rows past the capacity were dropped. Both leave what came in last_dispatch_result().)";
 
 constexpr const char* kDispatchParameters =
     "(self, tokens: typing.Any, ids: typing.Any, weights: typing.Any | None = None, *, "
-    "format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ArrivalsMemory | None = None, "
-    "weigh_rows: bool = False, dot_rows: typing.Any | None = None, count: typing.Any | None = None, "
+    "format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, "
+    "apply_weights: bool = False, dot_rows: typing.Any | None = None, count: typing.Any | None = None, "
     "stream: typing.Any | None = None) -> ";
 
 template <class Function>
@@ -325,7 +326,7 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
       name,
       [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
                  std::optional<std::string> format, int lane, int sm_limit, nb::object memory,
-                 bool weigh_rows, nb::object dot_rows, nb::object count, nb::object stream) {
+                 bool apply_weights, nb::object dot_rows, nb::object count, nb::object stream) {
         return function(self, {.tokens = std::move(tokens),
                                .ids = std::move(ids),
                                .weights = std::move(weights),
@@ -333,13 +334,13 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
                                .lane = lane,
                                .sm_limit = sm_limit,
                                .memory = std::move(memory),
-                               .weigh_rows = weigh_rows,
+                               .apply_weights = apply_weights,
                                .dot_rows = std::move(dot_rows),
                                .count = std::move(count),
                                .stream = std::move(stream)});
       },
       "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(),
-      "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(), "weigh_rows"_a = false,
+      "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(), "apply_weights"_a = false,
       "dot_rows"_a = nb::none(), "count"_a = nb::none(), "stream"_a = nb::none(), doc,
       nb::sig(str("def ", name, kDispatchParameters, returned).c_str()));
 }
@@ -347,7 +348,7 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
 }  // namespace
 
 void bind_dispatch(nb::class_<PyExchange>& exchange) {
-  define_dispatch(exchange, "dispatch", "Arrivals", kDispatchDoc, dispatch);
+  define_dispatch(exchange, "dispatch", "DispatchResult", kDispatchDoc, dispatch);
   define_dispatch(
       exchange, "dispatch_send", "None",
       "The send half of dispatch, with its arguments. Waits for no peer; they may be reused after it.",
@@ -355,7 +356,7 @@ void bind_dispatch(nb::class_<PyExchange>& exchange) {
   exchange.def("dispatch_receive", &dispatch_receive, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
                "The receive half of dispatch; may be called from another thread or stream.",
                nb::sig("def dispatch_receive(self, *, lane: int = 0, stream: typing.Any | None = None) -> "
-                       "Arrivals"));
+                       "DispatchResult"));
 }
 
 }  // namespace ferry::python

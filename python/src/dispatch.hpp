@@ -14,7 +14,7 @@ struct DispatchArguments {
   int lane = 0;
   int sm_limit = 0;
   nb::object memory = nb::none();
-  bool weigh_rows = false;
+  bool apply_weights = false;
   nb::object dot_rows = nb::none(), count = nb::none(), stream = nb::none();
 };
 

@@ -62,23 +62,23 @@ std::size_t PyExchange::checked(int lane) const {
   return static_cast<std::size_t>(lane);
 }
 
-PyArrivals PyExchange::arrivals(int lane, const Arrivals& arrivals) const {
+PyDispatchResult PyExchange::received(int lane, const DispatchResult& received) const {
   const DispatchContext& context = lanes_[checked(lane)].context;
-  PyArrivals made{
-      .arrivals = arrivals, .context = context, .state = state_, .keeper = keeper_, .plan = context.plan};
+  PyDispatchResult made{
+      .received = received, .context = context, .state = state_, .keeper = keeper_, .plan = context.plan};
   if (!context.plan.is_none()) return made;
   const bool own = context.memory.plan.is_none();
-  PyPlan plan{.plan = arrivals.plan,
+  PyPlan plan{.plan = received.plan,
               .owner = own ? keeper_ : context.memory.plan,
               .framework = context.framework,
               .device = context.device,
               .shape = plan_shape(config()),
               .tokens = context.tokens,
-              .writes = writes_to(arrivals.plan.storage())};
+              .writes = writes_to(received.plan.storage())};
   if (own) {
     plan.state = state_;
     plan.lane = lane;
-    plan.generation = state_->lanes[static_cast<std::size_t>(lane)].generation;
+    plan.parity = state_->lanes[static_cast<std::size_t>(lane)].parity;
   }
   made.plan = nb::cast(std::move(plan));
   return made;
@@ -111,7 +111,7 @@ void InCall::use(Stream stream) {
   if (!is_host(where()) && !state_->captured) state_->captured = is_capturing(stream.handle);
 }
 
-bool InCall::is_about_arrivals(const Error& error) {
+bool InCall::leaves_result(const Error& error) {
   return dynamic_cast<const BadIdError*>(&error) != nullptr ||
          dynamic_cast<const BadSourceError*>(&error) != nullptr ||
          dynamic_cast<const OverflowError*>(&error) != nullptr;
@@ -207,13 +207,13 @@ nb::object load(const PyExchange& self) {
       .attr("LoadCounts")(counts_array(experts), counts_array(ranks), dispatches);
 }
 
-nb::object wire(const PyExchange& self) {
+nb::object wire_counts(const PyExchange& self) {
   ExchangeState& state = self.state();
   WireCounts w;
   {
     const nb::gil_scoped_release unlocked;
     const OnDevice device(is_host(state.where) ? -1 : state.where.device_id);
-    w = state.exchange.wire();
+    w = state.exchange.wire_counts();
   }
   return nb::module_::import_("ferry._counts")
       .attr("WireCounts")(w.dispatch_bytes, w.dispatch_messages, w.combine_bytes, w.combine_messages);
@@ -360,23 +360,24 @@ the arrays' framework, or to `stream`.)");
           "Waits until the stream has done its work and raises what ended a call of the lane on the device.",
           nb::sig("def synchronize(self, lane: int = 0, stream: typing.Any | None = None) -> None"))
       .def(
-          "last_arrivals",
+          "last_dispatch_result",
           [](PyExchange& self, int lane) {
             self.pending(lane);
             if (!self.state().lanes[static_cast<std::size_t>(lane)].came) {
-              throw UsageError(str("last_arrivals: no dispatch of lane ", lane,
+              throw UsageError(str("last_dispatch_result: no dispatch of lane ", lane,
                                    " has brought any: none was called, ",
                                    "the last one was refused, or its receive half is to come"));
             }
-            return self.arrivals(lane, self.state().exchange.last_arrivals(lane));
+            return self.received(lane, self.state().exchange.last_dispatch_result(lane));
           },
           "lane"_a = 0,
-          "The Arrivals of the lane's last dispatch, also where it raised OverflowError or BadIdError.\n"
+          "The DispatchResult of the lane's last dispatch, also where it raised OverflowError or "
+          "BadIdError.\n"
           "UsageError where it brought none.")
       .def("load", &load, "LoadCounts: routes to every expert and rank so far, on every rank alike.",
            nb::sig("def load(self) -> ferry._counts.LoadCounts"))
-      .def("wire", &wire, "WireCounts: bytes and messages this rank has written to others.",
-           nb::sig("def wire(self) -> ferry._counts.WireCounts"))
+      .def("wire_counts", &wire_counts, "WireCounts: bytes and messages this rank has written to others.",
+           nb::sig("def wire_counts(self) -> ferry._counts.WireCounts"))
       .def("destroy", &PyExchange::destroy,
            "Gives the buffers back as soon as no array points into them. Later calls raise UsageError.")
       .def(

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "arguments.hpp"
-#include "arrivals.hpp"
 #include "device.hpp"
+#include "dispatch_result.hpp"
 
 namespace ferry::python {
 
@@ -38,7 +38,7 @@ class PyExchange {
   DispatchContext& context(int lane) { return lanes_[checked(lane)].context; }
 
   // The arrivals of the lane's last dispatch.
-  PyArrivals arrivals(int lane, const Arrivals& arrivals) const;
+  PyDispatchResult received(int lane, const DispatchResult& received) const;
 
   // Something to point at where memory must be given and nothing is read from it.
   float* spare(Framework framework);
@@ -95,13 +95,13 @@ class InCall {
   // Runs a call, without the interpreter's lock, that returns arrivals. What it has found wrong in them does
   // not keep them from coming.
   template <class Call>
-  Arrivals bring(Call call) {
+  DispatchResult bring(Call call) {
     try {
-      const Arrivals arrivals = call();
+      const DispatchResult received = call();
       lane_->came = true;
-      return arrivals;
+      return received;
     } catch (const Error& error) {
-      lane_->came = is_about_arrivals(error);
+      lane_->came = leaves_result(error);
       throw;
     }
   }
@@ -111,7 +111,7 @@ class InCall {
 
  private:
   void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
-  static bool is_about_arrivals(const Error& error);
+  static bool leaves_result(const Error& error);
 
   SharedState state_;
   LaneState* lane_;

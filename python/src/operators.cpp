@@ -82,7 +82,7 @@ class NewRows {
   }
 
   PyMemory memory;
-  ArrivalsMemory to;
+  ReceiveBuffers to;
 
  private:
   const RowSizes& sizes_;
@@ -130,11 +130,11 @@ nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::
   DispatchInput in(call.where(), Gradients::recorded);
   const RowSizes& sizes = self.sizes_of_rows();
   PyMemory memory;
-  ArrivalsMemory to;
+  ReceiveBuffers to;
   call.or_refuse({Operation::dispatch}, [&] {
     const Config& config = self.config();
     given.tokens = with_type(d_result, values_of(config.format));
-    if (!outputs.is_none()) given.dot_rows = with_type(outputs, element_of(config.wire));
+    if (!outputs.is_none()) given.dot_rows = with_type(outputs, element_of(config.combine_type));
     const Shape shape = look_at(d_result, "tokens").shape;
     given.ids = nb::cast(plan_of_rows(self, storage, shape.empty() ? -1 : shape[0], rows));
     read_dispatch(self, call, given, in);
@@ -163,7 +163,7 @@ nb::object combine_rows(PyExchange& self, const nb::object& outputs, const nb::o
   require_differentiable(self.config());
   InCall call(self, lane);
   CombineInput in(call.where(), Gradients::recorded);
-  CombineArguments given{.outputs = outputs, .weights = weights, .row_values = row_values, .lane = lane};
+  CombineArguments given{.outputs = outputs, .row_weights = weights, .row_values = row_values, .lane = lane};
   call.or_refuse({Operation::combine}, [&] {
     std::int64_t elements = 1;
     for (const std::int64_t length : look_at(outputs, "outputs").shape) elements *= length;

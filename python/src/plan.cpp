@@ -46,7 +46,7 @@ PyPlan copy(const PyPlan& self) {
 }  // namespace
 
 const Plan& PyPlan::usable() const {
-  if (state && state->lanes[static_cast<std::size_t>(lane)].generation != generation) {
+  if (state && state->lanes[static_cast<std::size_t>(lane)].parity != parity) {
     throw UsageError(
         str("plan: it lay in the memory of lane ", lane,
             ", and a later dispatch there has overwritten it: keep plan.copy() of it, or give memory"));

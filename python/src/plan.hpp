@@ -21,7 +21,7 @@ struct PyPlan {
   // Of a plan in a lane's own memory, which the lane's next dispatch overwrites; -1 for any other.
   SharedState state{};
   int lane = -1;
-  std::uint64_t generation = 0;
+  std::uint64_t parity = 0;
   std::uint64_t writes = 0;  // writes_to() its storage
 
   // Throws UsageError if the storage has been overwritten.

@@ -11,9 +11,9 @@
 namespace ferry::python {
 
 struct LaneState {
-  std::atomic<bool> busy = false;            // a thread is inside a call
-  std::atomic<std::uint64_t> generation{0};  // of the plan in the lane's own memory
-  std::atomic<bool> came = false;            // what the last dispatch brings
+  std::atomic<bool> busy = false;        // a thread is inside a call
+  std::atomic<std::uint64_t> parity{0};  // of the plan in the lane's own memory
+  std::atomic<bool> came = false;        // what the last dispatch brings
 };
 
 struct ExchangeState {

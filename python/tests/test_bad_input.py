@@ -127,14 +127,14 @@ def test_dispatch(name):
     ("settings", "pattern"),
     [
         ({"format": "fp9"}, "fp9"),
-        ({"lane": 0, "sm_limit": 0, "memory": ferry.ArrivalsMemory(np.empty(8, bf16))}, r"memory.parts\[0\]: expected \d+ bytes"),
-        ({"memory": ferry.ArrivalsMemory((X, X))}, "memory.parts: expected 1"),
-        ({"memory": ferry.ArrivalsMemory(weight=np.empty(3, np.float32))}, "memory.weight: expected room for"),
-        ({"memory": ferry.ArrivalsMemory(plan=np.empty(3, np.uint8))}, "memory.plan: expected room for"),
-        ({"memory": ferry.ArrivalsMemory(counts=np.empty(1, np.int32))}, "memory.counts: expected room for"),
-        ({"memory": ferry.ArrivalsMemory(row_offsets=np.empty(8, np.int64))}, "memory.row_offsets: expected int32"),
-        ({"memory": ferry.ArrivalsMemory(dots=np.empty(1, np.float32))}, "memory.dots: expected room for"),
-        ({"memory": 5}, "memory: expected an ArrivalsMemory, got int"),
+        ({"lane": 0, "sm_limit": 0, "memory": ferry.ReceiveBuffers(np.empty(8, bf16))}, r"memory.parts\[0\]: expected \d+ bytes"),
+        ({"memory": ferry.ReceiveBuffers((X, X))}, "memory.parts: expected 1"),
+        ({"memory": ferry.ReceiveBuffers(weight=np.empty(3, np.float32))}, "memory.weight: expected room for"),
+        ({"memory": ferry.ReceiveBuffers(plan=np.empty(3, np.uint8))}, "memory.plan: expected room for"),
+        ({"memory": ferry.ReceiveBuffers(counts=np.empty(1, np.int32))}, "memory.counts: expected room for"),
+        ({"memory": ferry.ReceiveBuffers(row_offsets=np.empty(8, np.int64))}, "memory.row_offsets: expected int32"),
+        ({"memory": ferry.ReceiveBuffers(dots=np.empty(1, np.float32))}, "memory.dots: expected room for"),
+        ({"memory": 5}, "memory: expected an ReceiveBuffers, got int"),
         ({"stream": -1}, "stream: its number is none of a stream"),
         ({"dot_rows": np.ones((3, HIDDEN), np.float32)}, "dot_rows: expected bfloat16, got float32"),
         ({"dot_rows": np.ones((1, HIDDEN), bf16)}, "dot_rows: expected .* rows or more, got 1"),
@@ -161,7 +161,7 @@ def test_memory_for_gradients():
     def backward(exchange, data, plan):
         exchange.combine_backward(X, plan, W, data, memory=5)
 
-    both_refuse("memory: expected an ArrivalsMemory, got int", backward)
+    both_refuse("memory: expected an ReceiveBuffers, got int", backward)
 
 
 def read_only(array):
@@ -175,9 +175,9 @@ COMBINE = {
     "nothing": (lambda d: (None,), {}, "neither outputs nor row_values"),
     "result: shape": (lambda d: (d,), {"result": np.empty((2, HIDDEN), bf16)}, r"result: expected shape \[3, 16\]"),
     "result: read-only": (lambda d: (d,), {"result": read_only(np.empty((3, HIDDEN), bf16))}, "result: is read-only"),
-    "weights: home_weights": (lambda d: (d,), {"weights": W}, r"weights: .* got \[3, 2\]: .* \[N, K\] are home_weights"),
+    "weights: topk_weights": (lambda d: (d,), {"weights": W}, r"weights: .* got \[3, 2\]: .* \[N, K\] are topk_weights"),
     "weights: too few": (lambda d: (d,), {"weights": np.ones(1, np.float32)}, "weights: expected .* rows or more"),
-    "home_weights": (lambda d: (d,), {"home_weights": np.ones((3, 3), np.float32)}, "home_weights: expected"),
+    "topk_weights": (lambda d: (d,), {"topk_weights": np.ones((3, 3), np.float32)}, "topk_weights: expected"),
     "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is none of partial, exact, unreduced"),
     "staging": (lambda d: (d,), {"reduction": "exact"}, "configure the larger one"),
 }

@@ -25,9 +25,9 @@ def test_the_size_query_is_exact(layout):
 
 
 def test_a_configuration_says_what_it_is():
-    config = ferry.Config(**SETTINGS, format="fp8-columns-pow2", wire="fp32", reduction="exact", deadline=5)
+    config = ferry.Config(**SETTINGS, format="fp8-columns-pow2", combine_type="fp32", reduction="exact", deadline=5)
     assert (config.experts, config.top_k, config.hidden, config.max_tokens) == (8, 2, 64, 16)
-    assert (config.format, config.wire, config.reduction, config.deadline) == ("fp8-columns-pow2", "fp32", "exact", 5.0)
+    assert (config.format, config.combine_type, config.reduction, config.deadline) == ("fp8-columns-pow2", "fp32", "exact", 5.0)
     assert (config.backend, config.layout, config.alignment, config.lanes) == ("cpu", "expert_major", 1, 1)
     assert "experts=8" in repr(config)
     sizes = ferry.size_of(config, 4)
@@ -46,7 +46,7 @@ def test_a_configuration_says_what_it_is():
         (SETTINGS | {"lanes": 65}, "lanes = 65"),
         (SETTINGS | {"layout": "rank_major", "alignment": 8}, "rank_major rows have no alignment"),
         (SETTINGS | {"capacity": 12, "alignment": 8}, "not a multiple of alignment"),
-        (SETTINGS | {"format": "opaque:17"}, "17"),
+        (SETTINGS | {"format": "raw:17"}, "17"),
         (SETTINGS | {"placement": ferry.Placement.blocks(4, 2)}, "the placement is for 4 experts"),
         (SETTINGS | {"experts": np.int64(1 << 40)}, "experts: expected a whole number of -2147483648 to 2147483647, got"),
         (SETTINGS | {"capacity": 1 << 80}, "capacity: expected a whole number of -9223372036854775808 to"),

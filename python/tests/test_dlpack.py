@@ -88,7 +88,7 @@ def test_results_are_not_written_to_read_only_memory():
             exchange.combine(Lent(rows.data), rows.plan, result=Lent(result))
         weight = read_only(np.ones(exchange.capacity, np.float32))
         with pytest.raises(ferry.UsageError, match="memory.weight: is read-only"):
-            exchange.dispatch(Lent(X), Lent(IDS), memory=ferry.ArrivalsMemory(weight=Lent(weight)))
+            exchange.dispatch(Lent(X), Lent(IDS), memory=ferry.ReceiveBuffers(weight=Lent(weight)))
         assert same_bits(result, X) and (weight == 1).all()
 
 

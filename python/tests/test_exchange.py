@@ -37,7 +37,7 @@ def test_what_is_printed():
     assert repr(group) == "Group(2 ranks)"
     assert group.run(body)[1] == (
         "Exchange(rank 1 of 2, backend='cpu', experts=4, top_k=2, hidden=32, max_tokens=7)",
-        "Arrivals(call 1, 2 groups, capacity 28, format='bf16')", "Exchange(destroyed)")
+        "DispatchResult(call 1, 2 groups, capacity 28, format='bf16')", "Exchange(destroyed)")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -80,12 +80,12 @@ def test_weighted_sums_come_home(rng, backend):
         outputs = (rows.data * bf16(2)).astype(bf16)
         outputs[int(rows.total):] = np.nan  # never read
         result = poisoned(step.tokens[rank.index].shape, bf16)
-        given_back = exchange.combine(outputs, rows.plan, weights=rows.weight, result=result)
+        given_back = exchange.combine(outputs, rows.plan, row_weights=rows.weight, result=result)
         assert given_back is result
         expected = partial_sums(step, rank.index, lambda r, t, k: step.tokens[r][t].astype(np.float32) * 2)
         assert same_bits(result, expected.astype(bf16))
-        assert same_bits(exchange.combine(outputs, rows.plan, weights=rows.weight), result)
-        assert same_bits(exchange.combine(outputs, rows.plan, home_weights=step.weights[rank.index]), result)
+        assert same_bits(exchange.combine(outputs, rows.plan, row_weights=rows.weight), result)
+        assert same_bits(exchange.combine(outputs, rows.plan, topk_weights=step.weights[rank.index]), result)
 
     ferry.Group.threads(4).run(body)
 
@@ -147,7 +147,7 @@ def test_padded_layout(rng):
             assert rows.counts[group] == len(of_expert)
             for place, (_, source, token, _) in enumerate(of_expert):
                 assert same_bits(rows.data[group, place], step.tokens[source][token])
-        y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+        y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
         values = partial_sums(step, rank.index, lambda r, t, k: step.tokens[r][t].astype(np.float32))
         assert same_bits(y, values.astype(bf16))
 
@@ -196,7 +196,7 @@ def test_packed_power_of_two_scales(rng):
     def body(rank):
         exchange = exchange_for(rank, step, hidden=hidden, format="fp8-columns-pow2-packed", layout="expert_padded")
         rows = exchange.dispatch(*inputs(step, rank))
-        plain = exchange.dispatch(*inputs(step, rank), format="fp8-pow2", memory=ferry.ArrivalsMemory(
+        plain = exchange.dispatch(*inputs(step, rank), format="fp8-pow2", memory=ferry.ReceiveBuffers(
             (np.empty(rows.data.shape, ml_dtypes.float8_e4m3fn), np.empty((*rows.data.shape[:2], 4), np.float32))))
         assert rows.scales.dtype == np.int32 and rows.scales.shape == (*rows.data.shape[:2], 1)
         for group, count in enumerate(rows.counts):
@@ -214,7 +214,7 @@ def test_opaque_parts_arrive_as_they_are(rng):
     ]
 
     def body(rank):
-        exchange = exchange_for(rank, step, format="opaque:48+16")
+        exchange = exchange_for(rank, step, format="raw:48+16")
         rows = exchange.dispatch(parts[rank.index], step.ids[rank.index])
         assert [part.dtype for part in rows.parts] == [ml_dtypes.float8_e4m3fn, np.float32]
         assert rows.weight is None
@@ -237,10 +237,10 @@ def test_strided_tokens_outputs_and_results(rng):
         exchange = exchange_for(rank, step)
         tokens, ids, weights = inputs(step, rank)
         rows = exchange.dispatch(tokens, ids, weights)
-        y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+        y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
         again = exchange.dispatch(spread(tokens), ids, weights)
         wide = poisoned((len(tokens), HIDDEN + 8), bf16)
-        exchange.combine(spread(again.data), again.plan, weights=again.weight, result=wide[:, :HIDDEN])
+        exchange.combine(spread(again.data), again.plan, row_weights=again.weight, result=wide[:, :HIDDEN])
         assert same_bits(wide[:, :HIDDEN], y)
         assert (wide[:, HIDDEN:].view(np.uint16) == 0x7F7F).all()
 
@@ -251,7 +251,7 @@ def test_memory_of_the_caller(rng):
     step = random_step(rng)
 
     def body(rank):
-        exchange = exchange_for(rank, step, own_arrivals=False)
+        exchange = exchange_for(rank, step, own_receive_buffers=False)
         rows = exchange.capacity
         guard = 5
         data = poisoned((rows + guard, HIDDEN), bf16)
@@ -259,7 +259,7 @@ def test_memory_of_the_caller(rng):
         group = poisoned((rows + guard,), np.int32)
         plan = poisoned((ferry.plan_bytes(exchange.config, 4),), np.uint8)
         counts, offsets = poisoned((4 + guard,), np.int32), poisoned((5 + guard,), np.int32)
-        memory = ferry.ArrivalsMemory(
+        memory = ferry.ReceiveBuffers(
             data, weight=weight, group_of_row=group, plan=plan, counts=counts, row_offsets=offsets)
         first = exchange.dispatch(*inputs(step, rank), memory=memory)
         total = int(first.total)
@@ -273,11 +273,11 @@ def test_memory_of_the_caller(rng):
         ]
         again = exchange.plan_over(plan)
         assert again.total == total and again.tokens == len(step.tokens[rank.index])
-        by_plan = exchange.dispatch(step.tokens[rank.index], again, memory=ferry.ArrivalsMemory(data))
+        by_plan = exchange.dispatch(step.tokens[rank.index], again, memory=ferry.ReceiveBuffers(data))
         assert by_plan.plan is again and int(by_plan.total) == total
         dots = poisoned((rows + guard,), np.float32)
         multiplied = exchange.dispatch(step.tokens[rank.index], again, dot_rows=np.ones((rows, HIDDEN), bf16),
-                                       memory=ferry.ArrivalsMemory(data, dots=dots))
+                                       memory=ferry.ReceiveBuffers(data, dots=dots))
         assert multiplied.dots.ctypes.data == dots.ctypes.data and (dots[total:].view(np.uint8) == 0x7F).all()
         assert np.allclose(dots[:total], data[:total].astype(np.float32).sum(1), rtol=1e-4, atol=1e-3)
         assert np.array_equal(by_plan.counts, counts[:4]) and np.array_equal(by_plan.row_offsets, offsets[:5])
@@ -300,7 +300,7 @@ def test_bad_ids_and_overflow_are_reported_after_the_call(rng):
         with pytest.raises(ferry.BadIdError) as caught:
             exchange.dispatch(*inputs(step, rank))
         assert caught.value.record == (0, 0, 0, 99, 1)
-        arrived = exchange.last_arrivals()
+        arrived = exchange.last_dispatch_result()
         assert [0, 0, 1] in arrived.source[: arrived.plan.total].tolist()
 
     ferry.Group.threads(4).run(body)
@@ -312,7 +312,7 @@ def test_bad_ids_and_overflow_are_reported_after_the_call(rng):
         with pytest.raises(ferry.OverflowError) as caught:
             exchange.dispatch(np.ones((2, HIDDEN), bf16), ids)
         assert caught.value.record == (0, 1, 8, 7)
-        assert exchange.last_arrivals().plan.total == (rank.index == 0)
+        assert exchange.last_dispatch_result().plan.total == (rank.index == 0)
 
     ferry.Group.threads(4).run(full)
 
@@ -325,7 +325,7 @@ def test_counts_that_an_exchange_keeps(rng):
         rows = exchange.dispatch(*inputs(step, rank))
         metadata = exchange.metadata(rank.index + 1)
         assert metadata.tolist() == [10, sum(range(rank.index + 1)), 4]
-        load, wire = exchange.load(), exchange.wire()
+        load, wire = exchange.load(), exchange.wire_counts()
         all_ids = np.concatenate([ids.ravel() for ids in step.ids])
         assert load.experts.tolist() == np.bincount(all_ids[all_ids >= 0], minlength=step.experts).tolist()
         assert load.ranks.sum() == load.experts.sum() and load.dispatches == 1

@@ -78,7 +78,7 @@ def exchange_in_a_group(group):
     rank = exchange.rank
     x = np.full((2, 8), rank + 1, bf16)
     rows = exchange.dispatch(x, np.array([[0, 5], [2, 3]], np.int64), np.full((2, 2), 0.5, np.float32))
-    y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+    y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
     second = ferry.Exchange(group, experts=3, top_k=1, hidden=8, max_tokens=1)  # the same joined rank
     assert second.ranks == 3 and not group.join().same_process
     group.join().barrier()

@@ -25,7 +25,7 @@ def memory_for_plans(exchange):
 
 def test_plans_whose_memory_another_dispatch_has_written():
     def body(exchange):
-        memory = ferry.ArrivalsMemory(plan=memory_for_plans(exchange))
+        memory = ferry.ReceiveBuffers(plan=memory_for_plans(exchange))
         small = exchange.dispatch(X[:1], IDS[:1], memory=memory).plan
         over = exchange.plan_over(small.storage)
         rows = exchange.dispatch(X, IDS, memory=memory)
@@ -49,8 +49,8 @@ def test_plans_whose_memory_another_dispatch_has_written():
 def test_plans_whose_memory_has_got_another_one():
     def body(exchange):
         memory, other = memory_for_plans(exchange), memory_for_plans(exchange)
-        small = exchange.dispatch(X[:1], IDS[:1], memory=ferry.ArrivalsMemory(plan=memory)).plan
-        rows = exchange.dispatch(X, IDS, memory=ferry.ArrivalsMemory(plan=other))
+        small = exchange.dispatch(X[:1], IDS[:1], memory=ferry.ReceiveBuffers(plan=memory)).plan
+        rows = exchange.dispatch(X, IDS, memory=ferry.ReceiveBuffers(plan=other))
         memory[:] = other
         with pytest.raises(ferry.UsageError, match=f"was one of 1 tokens, its memory has one of {TOKENS}"):
             exchange.combine(rows.data, small)
@@ -71,8 +71,8 @@ def test_storage_of_another_number_of_tokens():
 
 
 def require_none(exchange):
-    with pytest.raises(ferry.UsageError, match="last_arrivals: no dispatch of lane 0 has brought any"):
-        exchange.last_arrivals()
+    with pytest.raises(ferry.UsageError, match="last_dispatch_result: no dispatch of lane 0 has brought any"):
+        exchange.last_dispatch_result()
 
 
 def test_arrivals_of_no_dispatch():
@@ -81,11 +81,11 @@ def test_arrivals_of_no_dispatch():
         with pytest.raises(ferry.UsageError):
             exchange.dispatch(np.ones((TOKENS + 1, HIDDEN), bf16), np.zeros((TOKENS + 1, 2), np.int32))
         require_none(exchange)
-        assert exchange.dispatch(X, IDS).call == exchange.last_arrivals().call
+        assert exchange.dispatch(X, IDS).call == exchange.last_dispatch_result().call
         exchange.dispatch_send(X, IDS, format="fp8")
         require_none(exchange)
         exchange.dispatch_receive()
-        assert exchange.last_arrivals().scales.shape[1] == 1
+        assert exchange.last_dispatch_result().scales.shape[1] == 1
 
     on_one_rank(body)
 
@@ -99,7 +99,7 @@ def test_arrivals_of_a_dispatch_that_a_peer_has_refused():
         if rank.index == 0:
             require_none(exchange)
         exchange.dispatch(X, IDS)
-        assert exchange.last_arrivals().plan.rows.shape == (TOKENS, 2)
+        assert exchange.last_dispatch_result().plan.rows.shape == (TOKENS, 2)
 
     ferry.Group.threads(2).run(body)
 
@@ -108,11 +108,11 @@ def test_a_list_of_parts_that_is_emptied():
     def body(exchange):
         blocks, leading = HIDDEN // 128 + 1, -(-exchange.capacity // 4) * 4
         parts = [np.zeros((exchange.capacity, HIDDEN), np.uint8), np.zeros((blocks, leading), np.float32)]
-        rows = exchange.dispatch(X, IDS, memory=ferry.ArrivalsMemory(parts))
+        rows = exchange.dispatch(X, IDS, memory=ferry.ReceiveBuffers(parts))
         parts.clear()
         assert (rows.scales[: rows.plan.total] > 0).all() and len(rows.data) == exchange.capacity
 
-    on_one_rank(body, format="fp8-columns", own_arrivals=False)
+    on_one_rank(body, format="fp8-columns", own_receive_buffers=False)
 
 
 def test_tensors_without_memory():
@@ -129,12 +129,12 @@ def test_tensors_without_memory():
         plan, data = rows.plan.copy(), rows.data.clone()
         for call, name in (
             (lambda: exchange.dispatch(x, ids, freed(weights.clone())), "weights"),
-            (lambda: exchange.combine(data, plan, weights=freed(torch.ones(exchange.capacity))), "weights"),
-            (lambda: exchange.combine(data, plan, home_weights=freed(weights.clone())), "home_weights"),
+            (lambda: exchange.combine(data, plan, row_weights=freed(torch.ones(exchange.capacity))), "weights"),
+            (lambda: exchange.combine(data, plan, topk_weights=freed(weights.clone())), "topk_weights"),
             (lambda: exchange.route_values(freed(weights.clone()), plan), "values"),
             (lambda: exchange.plan_over(freed(plan.storage.clone())), "storage"),
             (lambda: exchange.dispatch(x, ids, freed(torch.ones(4, 2)[1:])), "weights"),
-            (lambda: exchange.dispatch(x, ids, memory=ferry.ArrivalsMemory(plan=freed(plan.storage.clone()))), "memory.plan"),
+            (lambda: exchange.dispatch(x, ids, memory=ferry.ReceiveBuffers(plan=freed(plan.storage.clone()))), "memory.plan"),
         ):
             with pytest.raises(ferry.UsageError, match=f"{name}: has no memory"):
                 call()

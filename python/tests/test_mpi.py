@@ -13,10 +13,10 @@ import ferry
 BODY = """
 import numpy as np, ferry
 group = ferry.Group.mpi()
-exchange = ferry.Exchange(group, experts=4, top_k=1, hidden=4, max_tokens=2, format="fp32", wire="fp32")
+exchange = ferry.Exchange(group, experts=4, top_k=1, hidden=4, max_tokens=2, format="fp32", combine_type="fp32")
 x = np.full((2, 4), exchange.rank + 1, np.float32)
 rows = exchange.dispatch(x, np.array([[0], [3]]), np.ones((2, 1), np.float32))
-y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
 line = f"rank {exchange.rank} of {exchange.ranks} total {int(rows.total)} right {bool((y == x).all())}"
 lines = group.join().all_gather(line.encode())  # lines that two ranks print at once may come mixed
 if exchange.rank == 0:

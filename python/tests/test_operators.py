@@ -55,11 +55,11 @@ def test_operators_with_and_without_gradients_give_the_same(rng):
                     one, other = one[:total], other[:total]
                 assert torch.equal(one, other), name
             assert not rows.data[total:].any() and not rows.weight[total:].any()
-            y = ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+            y = ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight)
             with torch.no_grad():
-                assert torch.equal(y, ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight))
-            assert ferry.torch.combine(exchange, recorded.data, recorded, weights=recorded.weight).requires_grad
-            assert torch.equal(y, ferry.torch.combine(exchange, rows.data.T.contiguous().T, rows, weights=rows.weight))
+                assert torch.equal(y, ferry.torch.combine(exchange, recorded.data, recorded, row_weights=recorded.weight))
+            assert ferry.torch.combine(exchange, recorded.data, recorded, row_weights=recorded.weight).requires_grad
+            assert torch.equal(y, ferry.torch.combine(exchange, rows.data.T.contiguous().T, rows, row_weights=rows.weight))
 
     ferry.Group.threads(2).run(body)
 
@@ -72,7 +72,7 @@ def test_who_watches_operators_sees_them(rng):
 
     def both(exchange, x, ids):
         rows = ferry.torch.dispatch(exchange, x, ids, weights)
-        return rows, ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+        return rows, ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight)
 
     # In this thread, as above.
     exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
@@ -98,7 +98,7 @@ def test_what_operators_return_is_their_own(rng):
         tensors = rows[:5]
         assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 5
         before = [tensor.clone() for tensor in tensors]
-        last = exchange.last_arrivals()
+        last = exchange.last_dispatch_result()
         total = int(rows.row_offsets[-1])
         assert last.counts.data_ptr() == rows.counts.data_ptr() and int(last.total) == total
         assert rows.source.shape == (len(rows.data), 3) and torch.equal(rows.source[:total], last.source[:total])
@@ -123,13 +123,13 @@ def test_negatives_that_are_not_in_memory_yet(rng):
         for recorded in (False, True):
             again = ferry.torch.dispatch(exchange, lazy.detach().requires_grad_(recorded), ids, weights)
             assert torch.equal(again.data, rows.data) and torch.equal(again.weight, rows.weight)
-            y = ferry.torch.combine(exchange, torch._neg_view(again.data), again, weights=torch._neg_view(again.weight))
-            assert torch.equal(y, ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight))
+            y = ferry.torch.combine(exchange, torch._neg_view(again.data), again, row_weights=torch._neg_view(again.weight))
+            assert torch.equal(y, ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight))
         for bad, match in ((lambda: exchange.dispatch(lazy, ids), "tokens: PyTorch has yet to negate"),
                            (lambda: exchange.dispatch(x, ids, torch._neg_view(weights)), "weights: PyTorch has yet"),
-                           (lambda: exchange.combine(rows.data, exchange.last_arrivals().plan, result=lazy), "result: Py"),
+                           (lambda: exchange.combine(rows.data, exchange.last_dispatch_result().plan, result=lazy), "result: Py"),
                            (lambda: exchange.dispatch((torch.zeros(TOKENS, 2, dtype=torch.complex64).conj(),), ids,
-                                                      format="opaque:16"), "PyTorch has yet to negate or conjugate")):
+                                                      format="raw:16"), "PyTorch has yet to negate or conjugate")):
             with pytest.raises(ferry.UsageError, match=match):
                 bad()
 
@@ -145,7 +145,7 @@ def test_gradients_of_gradients_are_refused(rng, watched):
         given = x.clone().requires_grad_()
         with Watch() if watched else contextlib.nullcontext():
             rows = ferry.torch.dispatch(exchange, given, ids, weights)
-            y = ferry.torch.combine(exchange, rows.data**3, rows, weights=rows.weight)
+            y = ferry.torch.combine(exchange, rows.data**3, rows, row_weights=rows.weight)
             (plain,) = torch.autograd.grad(y.sum(), given, retain_graph=True)
             (gradient,) = torch.autograd.grad(y.sum(), given, create_graph=True)
         assert torch.equal(gradient, plain) and gradient.requires_grad and not plain.requires_grad
@@ -171,7 +171,7 @@ def test_operators_refuse_what_does_not_fit(rng):
         ):
             with pytest.raises(ferry.UsageError, match=match):
                 bad()
-        ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+        ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight)
         unreduced = exchange_for(rank, reduction="unreduced")
         with pytest.raises(ferry.UsageError, match="a reduction that adds"):
             ferry.torch.combine(unreduced, rows.data, rows)

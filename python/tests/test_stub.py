@@ -55,7 +55,7 @@ def step(exchange: ferry.Exchange, x: Any, ids: Any, weights: Any) -> Any:
     rows = exchange.dispatch(x, ids, weights, lane=0)
     outputs = rows.data[: rows.wait_total()] * 2
     plan: ferry.Plan = rows.plan.copy()
-    return exchange.combine(outputs, plan, weights=rows.weight).sum()
+    return exchange.combine(outputs, plan, row_weights=rows.weight).sum()
 
 def body(rank: ferry.Rank) -> int:
     with ferry.Exchange(rank, experts=8, top_k=2, hidden=16, max_tokens=4, deadline=5) as exchange:

@@ -32,7 +32,7 @@ def test_tensors_in_and_out(rng, dtype):
     def body(rank):
         x, ids, weights = given[rank.index]
         x = x.to(dtype)
-        exchange = exchange_for(rank, format=name, wire=name, reduction="exact")
+        exchange = exchange_for(rank, format=name, combine_type=name, reduction="exact")
         rows = exchange.dispatch(x, ids, weights)
         total = int(rows.total)
         for tensor in (rows.data, rows.source, rows.weight, rows.counts, rows.plan.counts, rows.plan.storage):
@@ -42,7 +42,7 @@ def test_tensors_in_and_out(rng, dtype):
             source, token, slot = rows.source[row].tolist()
             assert torch.equal(rows.data[row], given[source][0][token].to(dtype))
             assert rows.weight[row] == given[source][2][token, slot]
-        y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+        y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
         assert y.dtype == dtype
         scale = torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
         assert torch.allclose(y.float(), x.float() * scale, rtol=2e-2, atol=2e-2)
@@ -111,7 +111,7 @@ def test_gradients_agree_with_a_dense_sum(rng, layout, weighted, watched):
                 row = torch.arange(len(rows.data))
                 group = (row[:, None] >= rows.row_offsets[None, 1:-1]).sum(1)
                 outputs = rows.data * mine[group][:, None]
-            y = ferry.torch.combine(exchange, outputs, rows, weights=rows.weight if weighted else None)
+            y = ferry.torch.combine(exchange, outputs, rows, row_weights=rows.weight if weighted else None)
             y.backward(dy[rank.index])
         x64, w64 = x.detach().double().requires_grad_(), weights.detach().double().requires_grad_()
         expected = dense(x64, ids, w64 if weighted else torch.ones_like(w64), scale)
@@ -135,10 +135,10 @@ def test_gradients_of_outputs_of_any_type(rng, format, wire, outputs_type, weigh
         x, ids, weights = (tensor.clone() for tensor in given[rank.index])
         x = (x / 4).to(dtype).requires_grad_()
         weights.requires_grad_(weighted)
-        exchange = exchange_for(rank, format=format, wire=wire)
+        exchange = exchange_for(rank, format=format, combine_type=wire)
         rows = ferry.torch.dispatch(exchange, x, ids, weights if weighted else None)
         outputs = rows.data.to(outputs_type)
-        y = ferry.torch.combine(exchange, outputs, rows, weights=rows.weight if weighted else None)
+        y = ferry.torch.combine(exchange, outputs, rows, row_weights=rows.weight if weighted else None)
         assert y.dtype == outputs_type
         y.float().square().sum().backward()
         assert x.grad.dtype == dtype
@@ -163,7 +163,7 @@ def test_gradients_of_more_or_fewer_weights_than_outputs(rng):
             rows = ferry.torch.dispatch(exchange, given[0], ids, given[1])
             total = int(rows.row_offsets[-1])
             outputs, weight = outputs_of(rows.data, total), weights_of(rows.weight, total)
-            ferry.torch.combine(exchange, outputs, rows, weights=weight).backward(dy)
+            ferry.torch.combine(exchange, outputs, rows, row_weights=weight).backward(dy)
             return [tensor.grad for tensor in given]
 
         choices = (lambda rows, total: rows, lambda rows, total: rows[:total],
@@ -336,7 +336,7 @@ def test_a_pytorch_without_its_quick_functions():
         import ferry
 
         def body(rank):
-            exchange = ferry.Exchange(rank, experts=4, top_k=1, hidden=8, max_tokens=4, format="fp32", wire="fp32")
+            exchange = ferry.Exchange(rank, experts=4, top_k=1, hidden=8, max_tokens=4, format="fp32", combine_type="fp32")
             x = torch.randn(8, 4).T.contiguous()
             rows = exchange.dispatch(x, torch.arange(4)[:, None], torch.ones(4, 1))
             assert torch.equal(rows.data[:4], x) and torch.equal(rows.weight[:4], torch.ones(4))

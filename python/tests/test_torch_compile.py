@@ -50,7 +50,7 @@ def backend(request):
 def around(handle, x, ids, weights):
     """What a compiler could do without where a rank has no tokens."""
     rows = ferry.torch.dispatch(handle, x.sin() * 2, ids, weights.softmax(-1))
-    y = ferry.torch.combine(handle, rows.data.sin(), rows, weights=rows.weight)
+    y = ferry.torch.combine(handle, rows.data.sin(), rows, row_weights=rows.weight)
     return (x + y).square().sum()
 
 
@@ -58,7 +58,7 @@ def equal_and_unused(handle, x, ids, weights):
     one, other = (ferry.torch.dispatch(handle, x, ids, weights) for _ in range(2))
     ferry.torch.combine(handle, one.data.cos(), one)
     given = ((one, one.data), (one, one.data), (other, other.data))
-    return sum(ferry.torch.combine(handle, data, rows, weights=rows.weight) for rows, data in given).square().sum()
+    return sum(ferry.torch.combine(handle, data, rows, row_weights=rows.weight) for rows, data in given).square().sum()
 
 
 def recomputed(handle, x, ids, weights):

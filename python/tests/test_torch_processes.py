@@ -44,7 +44,7 @@ def check_exchange(rank, device, rng):
     expected = routes_to(step, rank)
     total = rows.wait_total()
     assert total == len(expected) and rows.data.device == device
-    y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+    y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
     exchange.synchronize()
     assert rows.source[:total].cpu().tolist() == [list(route[1:]) for route in expected]
     assert bits(rows.data[:total]) == b"".join(step.tokens[s][t].tobytes() for _, s, t, _ in expected)
@@ -52,7 +52,7 @@ def check_exchange(rank, device, rng):
     kept = rows.plan.copy()
     exchange.dispatch(x, ids)
     again = exchange.dispatch(x, kept, weights)
-    assert bits(exchange.combine(again.data, kept, weights=again.weight)) == bits(y)
+    assert bits(exchange.combine(again.data, kept, row_weights=again.weight)) == bits(y)
     assert exchange.metadata(rank + 1).tolist()[0] == RANKS * (RANKS + 1) // 2
     load = exchange.load()
     # A dispatch by a plan is not counted.
@@ -194,7 +194,7 @@ def check_graphs(rank, device, rng):
         recv, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False)
         low_latency = buffer.low_latency_combine(recv, ids, weights, handle)[0]
         rows = ferry.torch.dispatch(exchange, x, ids, weights)
-        return low_latency, ferry.torch.combine(exchange, rows.data, rows, weights=rows.weight)
+        return low_latency, ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight)
 
     eager = [y.clone() for y in pair()]
     torch.cuda.synchronize()
@@ -236,7 +236,7 @@ def check_device_arguments(rank, device, rng):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     rows = exchange.dispatch(x, ids, weights, stream=stream)
-    y = exchange.combine(rows.data, rows.plan, weights=rows.weight, stream=stream.cuda_stream, sm_limit=4)
+    y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight, stream=stream.cuda_stream, sm_limit=4)
     stream.synchronize()
     assert bits(y) == expected_result(step, rank)
     count = torch.tensor([0], dtype=torch.int32, device=device)
@@ -257,9 +257,9 @@ def check_cupy(rank, device, rng):
     step = step_of(rng, dtype=np.float32)
     with cupy.cuda.Device(device.index):
         x, ids, weights = (cupy.asarray(array[rank]) for array in (step.tokens, step.ids, step.weights))
-        exchange = exchange_of(device, format="fp32", wire="fp32", reduction="exact")
+        exchange = exchange_of(device, format="fp32", combine_type="fp32", reduction="exact")
         rows = exchange.dispatch(x, ids, weights)
-        y = exchange.combine(rows.data, rows.plan, weights=rows.weight)
+        y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
         assert isinstance(y, cupy.ndarray) and isinstance(rows.source, cupy.ndarray)
         scale = cupy.where(ids >= 0, weights, 0).sum(1, keepdims=True)
         assert bool(cupy.allclose(y, x * scale, rtol=1e-5, atol=1e-5))

@@ -9,7 +9,7 @@ EXPERTS, TOP_K, HIDDEN, TOKENS = 8, 2, 16, 6
 
 
 def exchange_for(rank, **settings):
-    given = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "max_tokens": TOKENS, "format": "fp32", "wire": "fp32"}
+    given = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "max_tokens": TOKENS, "format": "fp32", "combine_type": "fp32"}
     return ferry.Exchange(rank, **(given | settings))
 
 

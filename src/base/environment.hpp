@@ -13,8 +13,8 @@ struct Environment {
   int jitter =
       0;  // FERRY_JITTER: percent of the stores, flags and polls of kernels that are delayed at random
 
-  // FERRY_STALL: what kernels of this process stop before (cuda/disturbance.hpp), until the group has failed,
-  // which takes a rank elsewhere; empty: nothing
+  // FERRY_STALL: what kernels of this process stop before (cuda/fault_injection.hpp), until the group has
+  // failed, which takes a rank elsewhere; empty: nothing
   std::string stall;
 
   static Environment read();  // an empty variable counts as not set

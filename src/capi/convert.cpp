@@ -21,7 +21,7 @@ Placement to_placement(const ferry_config& config, int ranks) {
   if (config.expert_rank == nullptr || config.expert_local == nullptr) {
     throw UsageError("ferry_config: expert_rank and expert_local go together");
   }
-  std::vector<ExpertPlace> places;
+  std::vector<ExpertLocation> places;
   for (std::int32_t e = 0; e < config.experts; ++e)
     places.push_back({config.expert_rank[e], config.expert_local[e]});
   return Placement::table(std::move(places), ranks, config.placement_version);
@@ -44,15 +44,15 @@ DType to_dtype(std::int32_t type, const char* field) {
 }
 
 std::optional<Format> to_format(const ferry_format& given) {
-  const auto kind = to_choice(given.kind, FormatKind::opaque, "ferry_format.kind");
+  const auto kind = to_choice(given.kind, FormatKind::raw, "ferry_format.kind");
   const bool parts =
       std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });
   if (given.flags != 0 && (kind != FormatKind::fp8_e4m3 || (given.flags & ~kFp8Flags) != 0)) {
     throw UsageError(str("ferry_format.flags = ", given.flags, " for kind ", given.kind,
                          ": only fp8_e4m3 takes flags, at most ", kFp8Flags));
   }
-  if (parts && kind != FormatKind::opaque) {
-    throw UsageError(str("ferry_format.part_bytes is set for kind ", given.kind, ": only opaque has parts"));
+  if (parts && kind != FormatKind::raw) {
+    throw UsageError(str("ferry_format.part_bytes is set for kind ", given.kind, ": only raw has parts"));
   }
   if (!kind) return std::nullopt;
   Format format{.kind = *kind};
@@ -83,11 +83,11 @@ Config to_config(const ferry_config& given, int ranks) {
   config.repeats = given.repeats != 0;
   config.zero_padding = given.zero_padding != 0;
   config.format = to_format(given.format).value_or(defaults.format);
-  config.wire = to_dtype(given.wire, "ferry_config.wire");
+  config.combine_type = to_dtype(given.combine_type, "ferry_config.combine_type");
   config.reduction = to_reduction(given.reduction).value_or(defaults.reduction);
   config.lanes = given.lanes == 0 ? defaults.lanes : given.lanes;
   config.deadline = given.deadline == 0 ? defaults.deadline : given.deadline;
-  config.own_arrivals = given.bring_memory == 0;
+  config.own_receive_buffers = given.bring_memory == 0;
   config.check_calls = given.check_apart == 0;
   return config;
 }
@@ -112,8 +112,8 @@ Plan to_plan(const ferry_plan& plan) {
   return plan.storage == nullptr ? Plan() : Plan::over(plan.storage, plan.bytes);
 }
 
-ArrivalsMemory to_memory(const ferry_arrivals_memory& given) {
-  ArrivalsMemory memory;
+ReceiveBuffers to_memory(const ferry_receive_buffers& given) {
+  ReceiveBuffers memory;
   std::copy(given.parts, given.parts + kMaxParts, memory.parts.begin());
   memory.weight = given.weight;
   memory.local_ids = given.local_ids;
@@ -143,12 +143,12 @@ ferry_config to_c(const Config& config) {
   c.alignment = config.alignment;
   c.repeats = config.repeats;
   c.zero_padding = config.zero_padding;
-  c.wire = static_cast<std::int32_t>(config.wire);
+  c.combine_type = static_cast<std::int32_t>(config.combine_type);
   c.format = c_format_of(config.format);
   c.reduction = static_cast<std::int32_t>(config.reduction) + 1;
   c.lanes = config.lanes;
   c.deadline = config.deadline;
-  c.bring_memory = !config.own_arrivals;
+  c.bring_memory = !config.own_receive_buffers;
   c.check_apart = !config.check_calls;
   return c;
 }
@@ -158,33 +158,33 @@ ferry_sizes to_c(const Sizes& sizes) {
   c.dispatch_staging = sizes.dispatch_staging;
   c.combine_staging = sizes.combine_staging;
   c.signals = sizes.signals;
-  c.arrivals = sizes.arrivals;
+  c.results = sizes.results;
   c.plans = sizes.plans;
   c.total = sizes.total();
   return c;
 }
 
-ferry_arrivals to_c(const Arrivals& arrivals) {
-  ferry_arrivals c{};
-  c.data = arrivals.data;
-  for (std::size_t p = 0; p < arrivals.parts.size(); ++p) {
-    const ArrivedPart& part = arrivals.parts[p];
+ferry_dispatch_result to_c(const DispatchResult& received) {
+  ferry_dispatch_result c{};
+  c.data = received.data;
+  for (std::size_t p = 0; p < received.parts.size(); ++p) {
+    const ReceivedPart& part = received.parts[p];
     c.parts[p] = {part.data, part.row_bytes, part.leading_dimension};
   }
-  c.groups = arrivals.groups;
-  c.capacity = arrivals.capacity;
-  c.counts = arrivals.counts;
-  c.row_offsets = arrivals.row_offsets;
-  c.total = arrivals.total;
-  c.group_expert = arrivals.group_expert;
-  c.source = reinterpret_cast<const ferry_source*>(arrivals.source);
-  c.weight = arrivals.weight;
-  c.local_ids = arrivals.local_ids;
-  c.group_of_row = arrivals.group_of_row;
-  c.dots = arrivals.dots;
-  c.host = reinterpret_cast<const ferry_host_totals*>(arrivals.host);
-  c.call = arrivals.call;
-  c.plan = {arrivals.plan.storage(), arrivals.plan.bytes()};
+  c.groups = received.groups;
+  c.capacity = received.capacity;
+  c.counts = received.counts;
+  c.row_offsets = received.row_offsets;
+  c.total = received.total;
+  c.group_expert = received.group_expert;
+  c.source = reinterpret_cast<const ferry_source*>(received.source);
+  c.weight = received.weight;
+  c.local_ids = received.local_ids;
+  c.group_of_row = received.group_of_row;
+  c.dots = received.dots;
+  c.host = reinterpret_cast<const ferry_host_totals*>(received.host);
+  c.call = received.call;
+  c.plan = {received.plan.storage(), received.plan.bytes()};
   return c;
 }
 

@@ -37,13 +37,13 @@ Config to_config(const ferry_config& config, int ranks);
 Tokens to_tokens(const ferry_tokens& tokens);
 Ids to_ids(const void* ids, std::int32_t type);
 Plan to_plan(const ferry_plan& plan);
-ArrivalsMemory to_memory(const ferry_arrivals_memory& memory);
+ReceiveBuffers to_memory(const ferry_receive_buffers& memory);
 Outputs to_outputs(const ferry_rows& rows);
 Result to_result(const ferry_rows& rows);
 
 // Without the placement, which needs storage.
 ferry_config to_c(const Config& config);
 ferry_sizes to_c(const Sizes& sizes);
-ferry_arrivals to_c(const Arrivals& arrivals);
+ferry_dispatch_result to_c(const DispatchResult& received);
 
 }  // namespace ferry::capi

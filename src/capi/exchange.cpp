@@ -60,10 +60,11 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane) {
   return guarded([&] { required(exchange, "exchange").exchange.check(lane); });
 }
 
-ferry_status ferry_last_arrivals(const ferry_exchange* exchange, int lane, ferry_arrivals* arrivals) {
+ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
+                                        ferry_dispatch_result* received) {
   return guarded([&] {
-    const Arrivals& last = required(exchange, "exchange").exchange.last_arrivals(lane);
-    write_sized(arrivals, to_c(last), "ferry_arrivals");
+    const DispatchResult& last = required(exchange, "exchange").exchange.last_dispatch_result(lane);
+    write_sized(received, to_c(last), "ferry_dispatch_result");
   });
 }
 
@@ -78,9 +79,9 @@ ferry_status ferry_load(const ferry_exchange* exchange, ferry_load_counts* count
   });
 }
 
-ferry_status ferry_wire(const ferry_exchange* exchange, ferry_wire_counts* counts) {
+ferry_status ferry_get_wire_counts(const ferry_exchange* exchange, ferry_wire_counts* counts) {
   return guarded([&] {
-    const WireCounts wire = required(exchange, "exchange").exchange.wire();
+    const WireCounts wire = required(exchange, "exchange").exchange.wire_counts();
     ferry_wire_counts c{};
     c.dispatch_bytes = wire.dispatch_bytes;
     c.dispatch_messages = wire.dispatch_messages;

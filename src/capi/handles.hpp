@@ -19,7 +19,7 @@ struct ferry_rank {
 
 struct ferry_exchange {
   ferry_exchange(ferry::Rank rank, const ferry::Config& config) : exchange(std::move(rank), config) {
-    for (const ferry::ExpertPlace& place : exchange.config().placement.places()) {
+    for (const ferry::ExpertLocation& place : exchange.config().placement.places()) {
       expert_rank.push_back(place.rank);
       expert_local.push_back(place.local);
     }

@@ -40,7 +40,7 @@ DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
                         .lane = args.lane,
                         .sm_limit = args.sm_limit,
                         .memory = to_memory(args.memory),
-                        .weigh_rows = args.weigh_rows != 0,
+                        .apply_weights = args.apply_weights != 0,
                         .dot_rows = args.dot_rows},
             .stream = {args.stream}};
   });
@@ -51,7 +51,7 @@ DispatchInput to_input(Exchange& exchange, const ferry_combine_backward_args& ar
     return {.tokens = to_tokens(args.d_result),
             .ids = {},
             .plan = to_plan(args.plan),
-            .weights = args.home_weights,
+            .weights = args.topk_weights,
             .options = {.format = to_format(args.format),
                         .lane = args.lane,
                         .sm_limit = args.sm_limit,
@@ -63,21 +63,21 @@ DispatchInput to_input(Exchange& exchange, const ferry_combine_backward_args& ar
 // Runs a dispatch and hands its arrivals out. What check() finds ends the call with an error although its
 // rows have arrived.
 template <class Dispatch>
-void deliver(const Exchange& exchange, int lane, ferry_arrivals* arrivals, const Dispatch& dispatch) {
-  const auto deliver = [&](const Arrivals& arrived) {
-    if (arrivals != nullptr) write_sized(arrivals, to_c(arrived), "ferry_arrivals");
+void deliver(const Exchange& exchange, int lane, ferry_dispatch_result* received, const Dispatch& dispatch) {
+  const auto deliver = [&](const DispatchResult& arrived) {
+    if (received != nullptr) write_sized(received, to_c(arrived), "ferry_dispatch_result");
   };
   deliver({});  // nothing has arrived yet, and a wrong size must be known before the call
   try {
     deliver(dispatch());
   } catch (const OverflowError&) {
-    deliver(exchange.last_arrivals(lane));
+    deliver(exchange.last_dispatch_result(lane));
     throw;
   } catch (const BadIdError&) {
-    deliver(exchange.last_arrivals(lane));
+    deliver(exchange.last_dispatch_result(lane));
     throw;
   } catch (const BadSourceError&) {
-    deliver(exchange.last_arrivals(lane));
+    deliver(exchange.last_dispatch_result(lane));
     throw;
   }
 }
@@ -95,8 +95,8 @@ CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
     return {.outputs = to_outputs(args.outputs),
             .plan = to_plan(args.plan),
             .result = to_result(args.result),
-            .options = {.weights = args.weights,
-                        .home_weights = args.home_weights,
+            .options = {.row_weights = args.row_weights,
+                        .topk_weights = args.topk_weights,
                         .reduction = to_reduction(args.reduction),
                         .row_values = args.row_values,
                         .route_values = args.route_values,
@@ -114,7 +114,7 @@ ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* g
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_dispatch_args");
-    deliver(exchange, args.lane, args.arrivals, [&] {
+    deliver(exchange, args.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
       return in.plan.empty() ? exchange.dispatch(in.tokens, in.ids, in.weights, in.options, in.stream)
                              : exchange.dispatch(in.tokens, in.plan, in.weights, in.options, in.stream);
@@ -135,7 +135,7 @@ ferry_status ferry_dispatch_receive(ferry_exchange* handle, const ferry_dispatch
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_dispatch_receive_args");
-    deliver(exchange, args.lane, args.arrivals,
+    deliver(exchange, args.lane, args.result,
             [&] { return exchange.dispatch_receive(args.lane, {args.stream}); });
   });
 }
@@ -168,7 +168,7 @@ ferry_status ferry_combine_backward(ferry_exchange* handle, const ferry_combine_
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_combine_backward_args");
-    deliver(exchange, args.lane, args.arrivals, [&] {
+    deliver(exchange, args.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
       return exchange.combine_backward(in.tokens, in.plan, in.weights, {.data = args.outputs}, args.d_weights,
                                        in.options, in.stream);

@@ -10,7 +10,7 @@
 namespace ferry {
 
 // What check() raises, gathered by a lane's calls since the last check. Zero counts mean nothing happened.
-struct Findings {
+struct CallDiagnostics {
   BadId bad_id;
   BadSource bad_source;
   Overflow overflow;
@@ -29,8 +29,8 @@ struct DispatchCall {
   Plan plan{};
   const float* weights = nullptr;
   Format format{};
-  ArrivalsMemory memory{};
-  bool weigh_rows = false;
+  ReceiveBuffers memory{};
+  bool apply_weights = false;
   const void* dot_rows = nullptr;
   int sm_limit = 0;
 };
@@ -40,8 +40,8 @@ struct CombineCall {
   Outputs outputs{};
   Plan plan{};
   Result result{};
-  const float* weights = nullptr;       // one a row
-  const float* home_weights = nullptr;  // [N, K]; with partial only in the fused form
+  const float* row_weights = nullptr;   // one a row
+  const float* topk_weights = nullptr;  // [N, K]; with partial only in the fused form
   Reduction reduction = Reduction::partial;
   const float* row_values = nullptr;
   float* route_values = nullptr;
@@ -60,12 +60,12 @@ class Backend {
 
   // The fused forms. Tokens, ids, weights and outputs stay the caller's until these return, so a backend may
   // read them late. `combine` also takes home weights with partial.
-  virtual Arrivals dispatch(const DispatchCall& call, Stream stream) = 0;
+  virtual DispatchResult dispatch(const DispatchCall& call, Stream stream) = 0;
   virtual void combine(const CombineCall& call, Stream stream) = 0;
 
   // The halves. What a send half was given may be reused after it; plan, result and home weights stay.
   virtual void dispatch_send(const DispatchCall& call, Stream stream) = 0;
-  virtual Arrivals dispatch_receive(int lane, Stream stream) = 0;
+  virtual DispatchResult dispatch_receive(int lane, Stream stream) = 0;
   virtual void combine_send(const CombineCall& call, Stream stream) = 0;
   virtual void combine_receive(int lane, Stream stream) = 0;
   virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
@@ -81,13 +81,13 @@ class Backend {
   // Device backends: waits for the stream and throws what ended a call of the lane since the last look.
   virtual void synchronize(int, Stream) {}
   // Device backends: throws what has ended a call of the lane, without waiting.
-  virtual void raise_ended(int) {}
+  virtual void raise_device_error(int) {}
 
   // What the lane's calls have found, cleared by reading.
-  virtual Findings take_findings(int lane) = 0;
+  virtual CallDiagnostics take_diagnostics(int lane) = 0;
 
   virtual LoadCounts load() const = 0;
-  virtual WireCounts wire() const = 0;
+  virtual WireCounts wire_counts() const = 0;
 };
 
 // What a build without the backend cuda says when it is asked for it.

@@ -51,27 +51,27 @@ void check_message_fits(const Config& config, const Format& format) {
 }
 
 void check_weighing(const Config& config, int rank, const DispatchCall& call) {
-  const bool typed = call.format.kind != FormatKind::fp8_e4m3 && call.format.kind != FormatKind::opaque;
-  if ((call.weigh_rows || call.dot_rows != nullptr) && !typed) {
+  const bool typed = call.format.kind != FormatKind::fp8_e4m3 && call.format.kind != FormatKind::raw;
+  if ((call.apply_weights || call.dot_rows != nullptr) && !typed) {
     throw UsageError(
         str("dispatch: rows of format ", to_string(call.format), " cannot be weighed or multiplied"));
   }
-  if ((call.weigh_rows || call.dot_rows != nullptr) && config.layout == Layout::rank_major) {
+  if ((call.apply_weights || call.dot_rows != nullptr) && config.layout == Layout::rank_major) {
     throw UsageError("dispatch: a rank_major row stands for several routes: it has no one weight");
   }
-  if (call.weigh_rows && call.weights == nullptr && call.tokens.count > 0) {
-    throw UsageError(str("dispatch: weigh_rows needs weights for the ", call.tokens.count, " tokens of rank ",
-                         rank, ", none are given"));
+  if (call.apply_weights && call.weights == nullptr && call.tokens.count > 0) {
+    throw UsageError(str("dispatch: apply_weights needs weights for the ", call.tokens.count,
+                         " tokens of rank ", rank, ", none are given"));
   }
 }
 
-void check_arrivals_memory(const Config& config, int rank, const DispatchCall& call) {
+void check_receive_buffers(const Config& config, int rank, const DispatchCall& call) {
   const PartList parts = parts_of(call.format, config.hidden);
   for (int p = 0; p < parts.count; ++p) {
     const void* part = call.memory.parts[static_cast<std::size_t>(p)];
-    if (part == nullptr && !config.own_arrivals && row_capacity(config, rank) > 0) {
-      throw UsageError(
-          str("dispatch: own_arrivals is off and no memory was given for part ", p, " on rank ", rank));
+    if (part == nullptr && !config.own_receive_buffers && row_capacity(config, rank) > 0) {
+      throw UsageError(str("dispatch: own_receive_buffers is off and no memory was given for part ", p,
+                           " on rank ", rank));
     }
     check_address(rank, part, "dispatch: memory of part ", p);
   }
@@ -93,7 +93,7 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   check_format(call.format, config.hidden, call.tokens.type);
   check_message_fits(config, call.format);
   check_weighing(config, rank, call);
-  check_arrivals_memory(config, rank, call);
+  check_receive_buffers(config, rank, call);
   if (!call.plan.empty()) {
     check_plan(config, rank, call.plan, plan_in);
     if (plan_in == PlanIn::host && call.plan.tokens() != tokens) {
@@ -160,7 +160,7 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
     throw UsageError(
         str("plan: unfinished or damaged on rank ", rank, ": its header does not agree with itself"));
   }
-  if (header.config_hash != places_hash(config)) {
+  if (header.config_hash != row_order_hash(config)) {
     throw UsageError(str("plan: made on rank ", header.rank,
                          " by an exchange of another configuration or placement, used on rank ", rank,
                          difference(header.shape, shape)));
@@ -195,19 +195,20 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
                          ": configure the larger one"));
   }
   if (config.layout == Layout::rank_major) {
-    if (wants_routes || call.weights != nullptr || call.home_weights != nullptr ||
+    if (wants_routes || call.row_weights != nullptr || call.topk_weights != nullptr ||
         call.row_values != nullptr || call.route_values != nullptr) {
       throw UsageError(
           "combine: rank_major rows are sums already: only partial, without weights or row values");
     }
   }
-  if (call.weights != nullptr && call.home_weights != nullptr) {
+  if (call.row_weights != nullptr && call.topk_weights != nullptr) {
     throw UsageError("combine: weights of the rows and home weights exclude each other");
   }
-  if (call.reduction == Reduction::unreduced && (call.weights != nullptr || call.home_weights != nullptr)) {
+  if (call.reduction == Reduction::unreduced &&
+      (call.row_weights != nullptr || call.topk_weights != nullptr)) {
     throw UsageError("combine: unreduced rows are not multiplied: weights are refused");
   }
-  if (split && call.home_weights != nullptr && call.reduction == Reduction::partial) {
+  if (split && call.topk_weights != nullptr && call.reduction == Reduction::partial) {
     throw UsageError("combine: in the split form partial takes the weights that travelled, not home weights");
   }
   if (call.outputs.data != nullptr) {

@@ -15,7 +15,7 @@ constexpr std::string_view kRefused = "refused\t";
 
 std::string describe_placement(const Placement& placement) {
   std::string text = str("version ", placement.version(), ":");
-  for (const ExpertPlace& place : placement.places()) text += str(" ", place.rank, ".", place.local);
+  for (const ExpertLocation& place : placement.places()) text += str(" ", place.rank, ".", place.local);
   return text;
 }
 
@@ -34,7 +34,7 @@ std::string describe(const Config& config) {
   field("repeats", config.repeats);
   field("zero_padding", config.zero_padding);
   field("format", to_string(config.format));
-  field("wire", to_string(config.wire));
+  field("combine_type", to_string(config.combine_type));
   field("reduction", to_string(config.reduction));
   field("lanes", config.lanes);
   field("deadline", config.deadline);

@@ -62,9 +62,9 @@ void check_size(const Config& config) {
   double rows = 0;
   for (int rank = 0; rank < shape.ranks; ++rank) rows = std::max(rows, real(row_capacity(config, rank)));
   const double staging = 2 * config.lanes * (messages + sums);
-  const double arrivals = config.lanes * rows * real(shape.message_bytes);
-  if (staging > kMost || arrivals > kMost) {
-    throw UsageError(str("configuration: needs ", staging, " bytes of staging and ", arrivals,
+  const double received = config.lanes * rows * real(shape.message_bytes);
+  if (staging > kMost || received > kMost) {
+    throw UsageError(str("configuration: needs ", staging, " bytes of staging and ", received,
                          " of arrivals, more than can be addressed (", kMost, ")"));
   }
 }
@@ -83,11 +83,11 @@ void check_alone(const Config& config) {
     throw UsageError(str("configuration: deadline = ", config.deadline, " s, must be positive and finite"));
   }
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
-  check_range("wire", static_cast<std::int64_t>(config.wire), 0, 2);
+  check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
-  const std::int64_t wire_row = config.hidden * bytes_of(config.wire);
+  const std::int64_t wire_row = config.hidden * bytes_of(config.combine_type);
   if (wire_row % 16 != 0) {
-    throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.wire),
+    throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.combine_type),
                          " values is ", wire_row, " bytes, must be a multiple of 16"));
   }
   check_format(config.format, config.hidden, natural_input(config.format));
@@ -128,7 +128,7 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
           .lanes = config.lanes,
           .signal_bytes = signal_bytes,
           .message_bytes = message_layout(parts, config.top_k).bytes,
-          .combine_row_bytes = combine_row_layout(config.wire, config.hidden, config.top_k).bytes,
+          .combine_row_bytes = combine_row_layout(config.combine_type, config.hidden, config.top_k).bytes,
           .combine_rows = config.max_tokens * (partial ? ranks_of_token : std::int64_t{config.top_k})};
 }
 
@@ -165,7 +165,7 @@ int groups_of(const Config& config, int rank) {
                                              : config.placement.local_experts(rank);
 }
 
-std::uint64_t places_hash(const Config& config) {
+std::uint64_t row_order_hash(const Config& config) {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   auto mix = [&](std::uint64_t value) {
     for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 0xff)) * 0x100000001b3;
@@ -176,7 +176,7 @@ std::uint64_t places_hash(const Config& config) {
         std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats}}) {
     mix(static_cast<std::uint64_t>(value));
   }
-  for (const ExpertPlace& place : config.placement.places()) {
+  for (const ExpertLocation& place : config.placement.places()) {
     mix(static_cast<std::uint64_t>(place.rank) << 32 | static_cast<std::uint32_t>(place.local));
   }
   return hash;

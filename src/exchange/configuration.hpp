@@ -44,6 +44,6 @@ std::int64_t group_capacity(const Config& config,
                             int rank);  // expert_padded: of one expert; else row_capacity
 int groups_of(const Config& config, int rank);
 // Of everything that decides the place of a row: plans are exchanged between exchanges that agree on it.
-std::uint64_t places_hash(const Config& config);
+std::uint64_t row_order_hash(const Config& config);
 
 }  // namespace ferry

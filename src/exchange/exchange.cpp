@@ -14,12 +14,12 @@ enum class Half { none, dispatch, combine };
 
 struct LaneState {
   Half half = Half::none;
-  Arrivals arrivals;
+  DispatchResult received;
 };
 
 namespace {
 
-std::string describe(const Findings& findings) {
+std::string describe(const CallDiagnostics& findings) {
   std::string text;
   auto add = [&](const std::string& part) { text += text.empty() ? part : "; " + part; };
   if (const Overflow& o = findings.overflow; o.dropped > 0) {
@@ -37,7 +37,7 @@ std::string describe(const Findings& findings) {
   return text;
 }
 
-void raise(const Findings& findings) {
+void raise(const CallDiagnostics& findings) {
   if (findings.overflow.dropped > 0) throw OverflowError(describe(findings), findings.overflow);
   if (findings.bad_id.count > 0) throw BadIdError(describe(findings), findings.bad_id);
   if (findings.bad_source.count > 0) throw BadSourceError(describe(findings), findings.bad_source);
@@ -93,7 +93,7 @@ struct Exchange::State {
   PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
 
   void finish(int lane) {
-    if (config.check_calls && plan_in() == PlanIn::host) raise(backend->take_findings(lane));
+    if (config.check_calls && plan_in() == PlanIn::host) raise(backend->take_diagnostics(lane));
   }
 
   DispatchCall dispatch_call(const Tokens& tokens, const float* weights,
@@ -103,7 +103,7 @@ struct Exchange::State {
             .weights = weights,
             .format = options.format.value_or(config.format),
             .memory = options.memory,
-            .weigh_rows = options.weigh_rows,
+            .apply_weights = options.apply_weights,
             .dot_rows = options.dot_rows,
             .sm_limit = options.sm_limit};
   }
@@ -121,8 +121,8 @@ struct Exchange::State {
                      .outputs = outputs,
                      .plan = plan,
                      .result = result,
-                     .weights = options.weights,
-                     .home_weights = options.home_weights,
+                     .row_weights = options.row_weights,
+                     .topk_weights = options.topk_weights,
                      .reduction = options.reduction.value_or(config.reduction),
                      .row_values = options.row_values,
                      .route_values = options.route_values,
@@ -139,30 +139,30 @@ struct Exchange::State {
     try {
       return call();
     } catch (const Error&) {
-      if (plan_in() == PlanIn::host) backend->take_findings(lane);
+      if (plan_in() == PlanIn::host) backend->take_diagnostics(lane);
       throw;
     }
   }
 
   // Without the check at its end.
-  Arrivals carry(const DispatchCall& call, Stream stream) {
+  DispatchResult carry(const DispatchCall& call, Stream stream) {
     begin(call, stream);
     LaneState& lane = this->lane(call.lane);
-    lane.arrivals = {};
-    lane.arrivals = forgetting_on_error(call.lane, [&] { return backend->dispatch(call, stream); });
-    return lane.arrivals;
+    lane.received = {};
+    lane.received = forgetting_on_error(call.lane, [&] { return backend->dispatch(call, stream); });
+    return lane.received;
   }
 
-  Arrivals dispatch(const DispatchCall& call, Stream stream) {
-    Arrivals arrivals = carry(call, stream);
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) {
+    DispatchResult received = carry(call, stream);
     finish(call.lane);
-    return arrivals;
+    return received;
   }
 
   void dispatch_send(const DispatchCall& call, Stream stream) {
     begin(call, stream);
     LaneState& lane = this->lane(call.lane);
-    lane.arrivals = {};
+    lane.received = {};
     forgetting_on_error(call.lane, [&] { backend->dispatch_send(call, stream); });
     lane.half = Half::dispatch;
   }
@@ -191,15 +191,15 @@ std::int64_t Exchange::capacity() const {
   return group_capacity(state_->config, state_->rank.index());
 }
 
-Arrivals Exchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
-                            const DispatchOptions& options, Stream stream) {
+DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
+                                  const DispatchOptions& options, Stream stream) {
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.ids = ids;
   return state_->dispatch(call, stream);
 }
 
-Arrivals Exchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
-                            const DispatchOptions& options, Stream stream) {
+DispatchResult Exchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
+                                  const DispatchOptions& options, Stream stream) {
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.plan = plan;
   return state_->dispatch(call, stream);
@@ -219,14 +219,14 @@ void Exchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float
   state_->dispatch_send(call, stream);
 }
 
-Arrivals Exchange::dispatch_receive(int lane_index, Stream stream) {
+DispatchResult Exchange::dispatch_receive(int lane_index, Stream stream) {
   LaneState& lane = state_->lane(lane_index);
   if (lane.half != Half::dispatch) throw UsageError(str("lane ", lane_index, ": no dispatch has been sent"));
   lane.half = Half::none;
-  lane.arrivals = state_->forgetting_on_error(
+  lane.received = state_->forgetting_on_error(
       lane_index, [&] { return state_->backend->dispatch_receive(lane_index, stream); });
   state_->finish(lane_index);
-  return lane.arrivals;
+  return lane.received;
 }
 
 void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
@@ -274,9 +274,9 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
   state_->finish(lane);
 }
 
-Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* home_weights,
-                                    const Outputs& outputs, float* d_weights, const DispatchOptions& options,
-                                    Stream stream) {
+DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
+                                          const Outputs& outputs, float* d_weights,
+                                          const DispatchOptions& options, Stream stream) {
   const Config& config = state_->config;
   state_->idle_lane(options.lane);
   const auto refusing_both = [&](auto step) {
@@ -284,21 +284,22 @@ Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, co
   };
   refusing_both([&] {
     state_->check_or_refuse(Operation::dispatch, options.lane, stream, [&] {
-      const std::int64_t dense = config.hidden * bytes_of(config.wire);
-      if (outputs.type != config.wire || (outputs.stride != 0 && outputs.stride != dense)) {
-        throw UsageError(str("combine_backward: outputs must be dense rows of ", to_string(config.wire), ", ",
-                             dense, " bytes each; rank ", state_->rank.index(), " gives ",
-                             to_string(outputs.type), ", stride = ", outputs.stride));
+      const std::int64_t dense = config.hidden * bytes_of(config.combine_type);
+      if (outputs.type != config.combine_type || (outputs.stride != 0 && outputs.stride != dense)) {
+        throw UsageError(str("combine_backward: outputs must be dense rows of ",
+                             to_string(config.combine_type), ", ", dense, " bytes each; rank ",
+                             state_->rank.index(), " gives ", to_string(outputs.type),
+                             ", stride = ", outputs.stride));
       }
     });
   });
   DispatchOptions weighed = options;
-  weighed.weigh_rows = true;
+  weighed.apply_weights = true;
   weighed.dot_rows = outputs.data;
-  DispatchCall call = state_->dispatch_call(d_result, home_weights, weighed);
+  DispatchCall call = state_->dispatch_call(d_result, topk_weights, weighed);
   call.plan = plan;
   // What only this rank finds is raised after both steps: the peers take both.
-  Arrivals rows = refusing_both([&] { return state_->carry(call, stream); });
+  DispatchResult rows = refusing_both([&] { return state_->carry(call, stream); });
   combine({}, rows.plan, {}, {.row_values = rows.dots, .route_values = d_weights, .lane = options.lane},
           stream);
   return rows;
@@ -333,8 +334,8 @@ void Exchange::refuse(Operation operation, int lane, const Error& error, Stream 
 
 void Exchange::check(int lane) {
   state_->lane(lane);
-  state_->backend->raise_ended(lane);
-  raise(state_->backend->take_findings(lane));
+  state_->backend->raise_device_error(lane);
+  raise(state_->backend->take_diagnostics(lane));
 }
 
 void Exchange::synchronize(int lane, Stream stream) {
@@ -342,14 +343,14 @@ void Exchange::synchronize(int lane, Stream stream) {
   state_->backend->synchronize(lane, stream);
 }
 
-const Arrivals& Exchange::last_arrivals(int lane) const {
-  return state_->lane(lane).arrivals;
+const DispatchResult& Exchange::last_dispatch_result(int lane) const {
+  return state_->lane(lane).received;
 }
 LoadCounts Exchange::load() const {
   return state_->backend->load();
 }
-WireCounts Exchange::wire() const {
-  return state_->backend->wire();
+WireCounts Exchange::wire_counts() const {
+  return state_->backend->wire_counts();
 }
 
 }  // namespace ferry

@@ -11,12 +11,11 @@
 namespace ferry {
 namespace {
 
-constexpr std::string_view kOpaquePrefix = "opaque:";
+constexpr std::string_view kRawPrefix = "raw:";
 
 [[noreturn]] void refuse(std::string_view name, std::string_view why) {
-  throw UsageError(
-      str("format '", name, "': ", why,
-          "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], opaque:<bytes>[+<bytes>]..."));
+  throw UsageError(str("format '", name, "': ", why,
+                       "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], raw:<bytes>[+<bytes>]..."));
 }
 
 std::int64_t parse_bytes(std::string_view name, std::string_view digits) {
@@ -28,9 +27,9 @@ std::int64_t parse_bytes(std::string_view name, std::string_view digits) {
   return bytes;
 }
 
-Format parse_opaque(std::string_view name) {
-  Format format{.kind = FormatKind::opaque};
-  std::string_view rest = name.substr(kOpaquePrefix.size());
+Format parse_raw(std::string_view name) {
+  Format format{.kind = FormatKind::raw};
+  std::string_view rest = name.substr(kRawPrefix.size());
   for (int part = 0; part < kMaxParts; ++part) {
     const std::size_t plus = std::min(rest.find('+'), rest.size());
     format.part_bytes[part] = parse_bytes(name, rest.substr(0, plus));
@@ -65,11 +64,11 @@ Format parse_fp8(std::string_view name) {
 
 }  // namespace
 
-Format Format::opaque(std::initializer_list<std::int64_t> bytes) {
+Format Format::raw(std::initializer_list<std::int64_t> bytes) {
   if (bytes.size() > static_cast<std::size_t>(kMaxParts)) {
-    throw UsageError(str("format opaque: ", bytes.size(), " parts, at most ", kMaxParts));
+    throw UsageError(str("format raw: ", bytes.size(), " parts, at most ", kMaxParts));
   }
-  Format format{.kind = FormatKind::opaque};
+  Format format{.kind = FormatKind::raw};
   std::copy(bytes.begin(), bytes.end(), format.part_bytes.begin());
   check_format(format, 0, DType::bf16);
   return format;
@@ -86,10 +85,10 @@ std::string to_string(const Format& format) {
     case FormatKind::fp8_e4m3:
       return str("fp8", format.fp8.column_major ? "-columns" : "", format.fp8.power_of_two ? "-pow2" : "",
                  format.fp8.packed ? "-packed" : "");
-    case FormatKind::opaque:
+    case FormatKind::raw:
       break;
   }
-  std::string name(kOpaquePrefix);
+  std::string name(kRawPrefix);
   for (int part = 0; part < kMaxParts && format.part_bytes[part] != 0; ++part) {
     name += str(part == 0 ? "" : "+", format.part_bytes[part]);
   }
@@ -101,7 +100,7 @@ Format parse_format(const std::string& name) {
   if (name == "fp16") return Format::fp16();
   if (name == "fp32") return Format::fp32();
   if (name == "fp8" || name.starts_with("fp8-")) return parse_fp8(name);
-  if (name.starts_with(kOpaquePrefix)) return parse_opaque(name);
+  if (name.starts_with(kRawPrefix)) return parse_raw(name);
   refuse(name, "unknown");
 }
 

@@ -31,7 +31,7 @@ void check_row(const Format& format, std::int64_t hidden, const char* when, cons
                        " bytes as it ", when, ", must be a multiple of ", kRowAlignment));
 }
 
-void check_opaque(const Format& format) {
+void check_raw(const Format& format) {
   bool ended = false;
   for (int p = 0; p < kMaxParts; ++p) {
     const std::int64_t bytes = format.part_bytes[p];
@@ -39,9 +39,9 @@ void check_opaque(const Format& format) {
       ended = true;
       continue;
     }
-    if (ended) throw UsageError(str("format opaque: part ", p, " follows a part of 0 bytes"));
+    if (ended) throw UsageError(str("format raw: part ", p, " follows a part of 0 bytes"));
     if (bytes <= 0 || bytes % kRowAlignment != 0 || bytes > kMaxPartBytes) {
-      throw UsageError(str("format opaque: part ", p, " is ", bytes, " bytes, must be a multiple of ",
+      throw UsageError(str("format raw: part ", p, " is ", bytes, " bytes, must be a multiple of ",
                            kRowAlignment, " from ", kRowAlignment, " to ", kMaxPartBytes));
     }
   }
@@ -62,7 +62,7 @@ PartList parts_of(const Format& format, std::int64_t hidden) {
       add(rows_part(hidden));
       add(scales_part(format.fp8, hidden));
       break;
-    case FormatKind::opaque:
+    case FormatKind::raw:
       for (const std::int64_t bytes : format.part_bytes) {
         if (bytes > 0) add(rows_part(bytes));
       }
@@ -88,8 +88,8 @@ void check_format(const Format& format, std::int64_t hidden, DType input) {
       }
       check_row(format, hidden, "arrives", "fp8", hidden);
       break;
-    case FormatKind::opaque:
-      return check_opaque(format);
+    case FormatKind::raw:
+      return check_raw(format);
     default:
       throw UsageError(str("format: kind ", static_cast<int>(format.kind), " is unknown"));
   }

@@ -23,7 +23,7 @@ struct PartLayout {
   bool columns = false;
 };
 
-// Values first, then scales; opaque parts in the caller's order.
+// Values first, then scales; raw parts in the caller's order.
 struct PartList {
   int count = 0;
   PartLayout part[kMaxParts] = {};
@@ -43,8 +43,8 @@ FERRY_HD constexpr std::int64_t padded(std::int64_t bytes) {
 PartList parts_of(const Format& format, std::int64_t hidden);
 
 // Refuses, with the numbers: rows that are not a multiple of 16 bytes as they enter or as they arrive, input
-// of a type the format does not take, options that exclude each other, opaque sizes that are no positive
-// multiple of 16. `input` is not looked at for opaque formats, nor is `hidden`. Throws UsageError.
+// of a type the format does not take, options that exclude each other, raw sizes that are no positive
+// multiple of 16. `input` is not looked at for raw formats, nor is `hidden`. Throws UsageError.
 void check_format(const Format& format, std::int64_t hidden, DType input);
 
 // Bytes of all parts of a row in a message: parts follow one another, each padded to 16.

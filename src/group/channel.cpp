@@ -65,7 +65,7 @@ Channel::Letter& Channel::letter(int at, int from, std::uint64_t call) const {
 
 std::byte* Channel::note(int at, int from) const {
   const auto letters = static_cast<std::int64_t>(2 * ranks_ * sizeof(Letter));
-  const std::int64_t place = 2 * from + generation();
+  const std::int64_t place = 2 * from + parity();
   return memory_->at(at, offset_ + static_cast<std::int64_t>(sizeof(Own)) + letters + place * note_bytes_);
 }
 
@@ -116,7 +116,7 @@ void Channel::post(int peer) {
   for (int i = 0; i < option_count_; ++i) out.options[i] = options_[i].value;
   out.chunk.store(0, std::memory_order_relaxed);
   // Release: orders the letter, the note and the rows before the call number. Sequentially consistent for
-  // Doorbell.
+  // WakeEvent.
   out.call.store(call_, std::memory_order_seq_cst);
   finish_post(peer);
 }
@@ -127,7 +127,7 @@ void Channel::finish_post(int peer) {
 }
 
 void Channel::wait(int peer) {
-  std::atomic<std::uint64_t>& refused_call = own(index_).refused_call[generation()];
+  std::atomic<std::uint64_t>& refused_call = own(index_).refused_call[parity()];
   await(peer, &refused_call);
   const Letter& in = letter(index_, peer, call_);
   if (in.call.load(std::memory_order_acquire) != call_) raise_any_refusal();
@@ -136,7 +136,7 @@ void Channel::wait(int peer) {
 }
 
 void Channel::post_chunk(int peer, std::int64_t chunk) {
-  // Release: orders the rows before the number. Sequentially consistent for Doorbell.
+  // Release: orders the rows before the number. Sequentially consistent for WakeEvent.
   letter(peer, index_, call_).chunk.store(static_cast<std::uint64_t>(chunk), std::memory_order_seq_cst);
   rank_.state().control().bell(peer).ring();
 }
@@ -208,7 +208,7 @@ void Channel::post_refusal(int peer, const ErrorRecord& refusal) {
   // Release: orders the letter before its number, and both before the mark, which leads a waiter to the
   // letter.
   out.call.store(call_, std::memory_order_seq_cst);
-  own(peer).refused_call[generation()].store(call_, std::memory_order_seq_cst);
+  own(peer).refused_call[parity()].store(call_, std::memory_order_seq_cst);
   finish_post(peer);
 }
 

@@ -60,7 +60,7 @@ class Channel {
   std::uint64_t begin(Operation operation, std::span<const CallOption> options);
 
   std::uint64_t call() const { return call_; }
-  int generation() const { return static_cast<int>(call_ & 1); }
+  int parity() const { return static_cast<int>(call_ & 1); }
 
   // The note of the current call: note_bytes, aligned to 64. To be written before post(peer), read after
   // wait(peer).

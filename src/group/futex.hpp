@@ -14,7 +14,7 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
 // read; a peer stores the flag, then rings. No wake-up is lost: registering, the two looks and the flag's
 // store are sequentially consistent, so either the waiter sees the flag or the peer sees the waiter. Zero
 // bytes are a fresh one.
-struct alignas(64) Doorbell {
+struct alignas(64) WakeEvent {
   std::atomic<std::uint32_t> rings;
   std::atomic<std::uint32_t> sleepers;
 

@@ -16,12 +16,12 @@ struct alignas(64) GroupControl::Header {
 };
 
 struct alignas(64) GroupControl::Entry {
-  Doorbell bell;
+  WakeEvent bell;
   std::atomic<std::int32_t> process;
   std::atomic<Presence> presence;
   RobustLock lock;
   ErrorRecord error;  // valid once lost
-  Seat seat;
+  GatherSlot seat;
 };
 
 // Written in full before `Header::failed` names it, so that a reporter killed in between leaves nothing half
@@ -49,7 +49,7 @@ GroupControl::FailureSlot& GroupControl::failure_slot(int reporter) const {
   return reinterpret_cast<FailureSlot*>(slots)[reporter];
 }
 
-Doorbell& GroupControl::bell(int rank) const {
+WakeEvent& GroupControl::bell(int rank) const {
   return entry(rank).bell;
 }
 
@@ -57,7 +57,7 @@ RobustLock& GroupControl::lock(int rank) const {
   return entry(rank).lock;
 }
 
-Seat& GroupControl::seat(int rank) const {
+GatherSlot& GroupControl::seat(int rank) const {
   return entry(rank).seat;
 }
 
@@ -108,7 +108,7 @@ const ErrorRecord& GroupControl::error_of(int lost_rank) const {
   return entry(lost_rank).error;
 }
 
-// Sequentially consistent for the sake of Doorbell.
+// Sequentially consistent for the sake of WakeEvent.
 bool GroupControl::failed() const {
   return header().failed.load(std::memory_order_seq_cst) != 0;
 }

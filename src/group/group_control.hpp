@@ -17,7 +17,7 @@ namespace ferry {
 enum class Presence : std::uint32_t { absent = 0, present = 1, left = 2, lost = 3 };
 
 // One rank's seat in all_gather: the number of its last step, and its part of two steps.
-struct Seat {
+struct GatherSlot {
   static constexpr std::size_t kSlotBytes = 4096;
 
   alignas(64) std::atomic<std::uint64_t> step;
@@ -31,8 +31,8 @@ class GroupControl {
   GroupControl(Mapping memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
 
   int ranks() const { return ranks_; }
-  Doorbell& bell(int rank) const;
-  Seat& seat(int rank) const;
+  WakeEvent& bell(int rank) const;
+  GatherSlot& seat(int rank) const;
 
   void enter(int rank);            // as a thread of the calling process
   int process_of(int rank) const;  // 0 before it has entered

@@ -15,7 +15,7 @@
 #include "base/text.hpp"
 #include "group/launcher.hpp"
 #include "memory/descriptor.hpp"
-#include "memory/offer.hpp"
+#include "memory/published_handle.hpp"
 
 namespace ferry {
 
@@ -36,7 +36,7 @@ struct Card {
 // What rank 0 keeps open until everyone has joined it.
 struct Home {
   Descriptor memory;
-  std::optional<Offer<GroupControl>> offer;
+  std::optional<PublishedHandle<GroupControl>> offer;
 };
 
 std::uint64_t process_space() {
@@ -139,7 +139,7 @@ class CustomLauncher : public Group::Launcher {
   // Threads of rank 0's process use its mapping: the thread sanitizer follows addresses, not pages.
   std::shared_ptr<GroupControl> join(const Card& owner) const {
     auto control = owner.process == getpid()
-                       ? Offer<GroupControl>::take(owner.control)
+                       ? PublishedHandle<GroupControl>::take(owner.control)
                        : map_control(Descriptor::of_process(owner.process, owner.descriptor));
     if (!control) throw system_error("rank 0 has given up", ESRCH);
     control->enter(bootstrap_.rank);  // so that a rank which dies from here on is noticed

@@ -44,7 +44,7 @@ bool ProcessWatch::ends_within(int rank, int milliseconds) {
   return ended(rank, milliseconds);
 }
 
-int ProcessWatch::find_ended() {
+int ProcessWatch::find_device_error() {
   const std::lock_guard lock(mutex_);
   for (int rank = 0; rank < control_.ranks(); ++rank) {
     // In this order: a rank that left said so before its process ended, and with it the thread that held its

@@ -19,7 +19,7 @@ class ProcessWatch {
 
   // A rank whose process has ended (a zombie counts) or is just ending, without a word, or -1. Never blocks.
   // Ranks that are threads of this process are not found: they cannot end that way.
-  int find_ended();
+  int find_device_error();
 
   // Whether the process of `rank` has ended, is just ending, or ends within this time.
   bool ends_within(int rank, int milliseconds);

@@ -27,7 +27,7 @@ void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {
   auto* to = static_cast<std::byte*>(all);
   std::size_t done = 0;
   do {
-    const std::size_t part = std::min(bytes - done, Seat::kSlotBytes);
+    const std::size_t part = std::min(bytes - done, GatherSlot::kSlotBytes);
     gather_step(from + done, to + done, part, bytes);
     done += part;
   } while (done < bytes);
@@ -38,7 +38,7 @@ void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {
 void RankState::gather_step(const std::byte* mine, std::byte* all, std::size_t bytes, std::size_t stride) {
   const std::uint64_t step = ++step_;
   const std::size_t slot = step & 1;
-  Seat& seat = control_->seat(rank_);
+  GatherSlot& seat = control_->seat(rank_);
   if (bytes > 0) std::memcpy(seat.slots[slot], mine, bytes);
   // Release: orders the slot before the step.
   seat.step.store(step, std::memory_order_seq_cst);
@@ -46,7 +46,7 @@ void RankState::gather_step(const std::byte* mine, std::byte* all, std::size_t b
     if (peer != rank_) control_->bell(peer).ring();
   }
   for (int peer = 0; peer < control_->ranks(); ++peer) {
-    const Seat& theirs = control_->seat(peer);
+    const GatherSlot& theirs = control_->seat(peer);
     wait({&theirs.step}, {Operation::barrier, step, rank_, peer, step, 0}, deadline_);
     if (bytes > 0) std::memcpy(all + peer * stride, theirs.slots[slot], bytes);
   }

@@ -119,7 +119,7 @@ bool Waiter::spin(const Signal& signal, std::uint64_t value) const {
 
 // True if the signal is there. False after a ring, the given time, or for no reason.
 bool Waiter::sleep(const Signal& signal, std::uint64_t value, double seconds) {
-  Doorbell& bell = control_.bell(rank_);
+  WakeEvent& bell = control_.bell(rank_);
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
   // A failure rings too, so it is looked at under the same registration as the flag.
@@ -133,7 +133,7 @@ Waiter::Loss Waiter::find_loss(int peer) {
   // A rank that has left is missing only to those who wait for it.
   if (peer >= 0 && control_.presence_of(peer) == Presence::left)
     return {peer, str("rank ", peer, " has left the group")};
-  const int ended = watch_.find_ended();
+  const int ended = watch_.find_device_error();
   if (ended < 0) return {};
   return {ended, death_of(ended)};
 }

@@ -20,7 +20,7 @@ struct Signal {
   const std::atomic<std::uint64_t>* flag;
   const std::atomic<std::uint64_t>* instead = nullptr;
 
-  // Acquire for what lies behind the flag; sequentially consistent for the sake of Doorbell.
+  // Acquire for what lies behind the flag; sequentially consistent for the sake of WakeEvent.
   bool reached(std::uint64_t value) const {
     return flag->load(std::memory_order_seq_cst) >= value ||
            (instead != nullptr && instead->load(std::memory_order_seq_cst) >= value);

@@ -1,10 +1,10 @@
 // A message between GPUs: the parts of one token's row. What the receiver must know of it goes beside, in
-// notes (layout/slot_note.hpp).
+// notes (layout/slot_metadata.hpp).
 #pragma once
 
 #include "format/parts.hpp"
 #include "layout/host_device.hpp"
-#include "layout/signal_unit.hpp"
+#include "layout/ll_packet.hpp"
 
 namespace ferry {
 
@@ -33,7 +33,7 @@ FERRY_HD constexpr DeviceMessageLayout device_message_layout(const PartList& par
 
 // Written for a message, its notes included.
 FERRY_HD constexpr std::int64_t device_message_bytes(const DeviceMessageLayout& layout, std::int32_t top_k) {
-  return layout.bytes + static_cast<std::int64_t>(sizeof(LetterUnit)) * top_k;
+  return layout.bytes + static_cast<std::int64_t>(sizeof(LLPacket)) * top_k;
 }
 
 }  // namespace ferry

@@ -36,12 +36,12 @@ struct ExchangeLayout {
 
   FERRY_HD constexpr std::int64_t signals_of(int lane) const { return lane * lane_bytes(); }
   // First message of source `of_source` on the receiving rank.
-  FERRY_HD constexpr std::int64_t messages_of(int lane, int generation, int of_source) const {
-    return lane * lane_bytes() + signals + generation * dispatch + of_source * source;
+  FERRY_HD constexpr std::int64_t messages_of(int lane, int parity, int of_source) const {
+    return lane * lane_bytes() + signals + parity * dispatch + of_source * source;
   }
   // First row of combine's staging at home.
-  FERRY_HD constexpr std::int64_t combine_of(int lane, int generation) const {
-    return lane * lane_bytes() + signals + 2 * dispatch + generation * combine;
+  FERRY_HD constexpr std::int64_t combine_of(int lane, int parity) const {
+    return lane * lane_bytes() + signals + 2 * dispatch + parity * combine;
   }
 };
 

@@ -9,7 +9,7 @@
 #include "group/rank_state.hpp"
 #include "memory/agreement.hpp"
 #include "memory/descriptor.hpp"
-#include "memory/offer.hpp"
+#include "memory/published_handle.hpp"
 #include "memory/shared_file.hpp"
 
 namespace ferry {
@@ -48,13 +48,13 @@ void SymmetricMemory::share_with_threads(const Rank& rank) {
     regions_[rank_] = std::make_shared<Mapping>(Mapping::anonymous(bytes_));
     regions_[rank_]->populate();
   });
-  const Offer offer(regions_[rank_]);
+  const PublishedHandle offer(regions_[rank_]);
   const Mapping* mine = offer.address();
   std::vector<const Mapping*> all(rank.size());
   rank.all_gather(&mine, all.data(), sizeof mine);
   make_on_all(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
-      regions_[peer] = Offer<Mapping>::take(all[peer]);
+      regions_[peer] = PublishedHandle<Mapping>::take(all[peer]);
       if (!regions_[peer]) throw UsageError(str("rank ", peer, " has given up its symmetric memory"));
     }
   });

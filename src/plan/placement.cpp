@@ -10,7 +10,7 @@ Placement Placement::blocks(int experts, int ranks) {
     throw UsageError(str("placement: needs at least one expert and one rank, got ", experts, " experts on ",
                          ranks, " ranks"));
   }
-  std::vector<ExpertPlace> places;
+  std::vector<ExpertLocation> places;
   places.reserve(static_cast<std::size_t>(experts));
   for (int rank = 0; rank < ranks; ++rank) {
     const int held = experts / ranks + (rank < experts % ranks ? 1 : 0);
@@ -19,7 +19,7 @@ Placement Placement::blocks(int experts, int ranks) {
   return table(std::move(places), ranks);
 }
 
-Placement Placement::table(std::vector<ExpertPlace> places, int ranks, std::uint64_t version) {
+Placement Placement::table(std::vector<ExpertLocation> places, int ranks, std::uint64_t version) {
   if (places.empty() || ranks < 1) {
     throw UsageError(str("placement: needs at least one expert and one rank, got ", places.size(),
                          " experts on ", ranks, " ranks"));

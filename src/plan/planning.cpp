@@ -211,7 +211,7 @@ const std::int32_t* ArrivalPlacer::place(int source, std::int64_t i, int token, 
   for (int slot = 0; slot < config_.top_k; ++slot) {
     rows[slot] = -1;
     if (ids[slot] < 0 || ids[slot] >= config_.experts) continue;
-    const ExpertPlace place = config_.placement.place(ids[slot]);
+    const ExpertLocation place = config_.placement.place(ids[slot]);
     if (place.rank != rank_) continue;
     if (rank_major) {
       rows[slot] = token_row;

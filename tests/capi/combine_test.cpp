@@ -8,7 +8,7 @@ namespace {
 struct CombineCase {
   const char* name;
   int reduction;
-  bool weights, home_weights, halves;
+  bool weights, topk_weights, halves;
 };
 
 const CombineCase kCases[] = {
@@ -30,7 +30,7 @@ TEST_P(Combine, ReturnsTheSameBytesTwiceFromKeptArguments) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     Pair pair(rank, config);
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
-    const Arrivals rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
+    const DispatchResult rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
 
     const bool apart = which.reduction == FERRY_UNREDUCED;
     const std::int64_t stride = 2 * config.hidden + 32;
@@ -42,14 +42,14 @@ TEST_P(Combine, ReturnsTheSameBytesTwiceFromKeptArguments) {
     args.outputs.data = pair.in.outputs.data();
     args.result = {c_result.data(), stride, FERRY_BF16};
     args.plan = pair.rows.plan;
-    args.weights = which.weights ? pair.rows.weight : nullptr;
-    args.home_weights = which.home_weights ? pair.in.weights.data() : nullptr;
+    args.row_weights = which.weights ? pair.rows.weight : nullptr;
+    args.topk_weights = which.topk_weights ? pair.in.weights.data() : nullptr;
     args.row_values = pair.rows.weight;
     args.route_values = c_values.as<float>();
     args.reduction = which.reduction;
     CombineOptions options;
-    options.weights = which.weights ? rows.weight : nullptr;
-    options.home_weights = which.home_weights ? pair.in.weights.data() : nullptr;
+    options.row_weights = which.weights ? rows.weight : nullptr;
+    options.topk_weights = which.topk_weights ? pair.in.weights.data() : nullptr;
     options.row_values = rows.weight;
     options.route_values = cpp_values.as<float>();
     if (which.reduction != FERRY_REDUCTION_DEFAULT)
@@ -88,16 +88,16 @@ TEST(CombineBackward, ReturnsTheSameBytes) {
     const Plan plan = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data()).plan.copy();
 
     contract::Buffer c_weights(4 * pair.in.count * config.top_k), cpp_weights(c_weights.bytes());
-    auto rows = sized<ferry_arrivals>();
+    auto rows = sized<ferry_dispatch_result>();
     auto args = sized<ferry_combine_backward_args>();
     args.d_result = pair.args.tokens;
     args.plan = pair.rows.plan;
-    args.home_weights = pair.in.weights.data();
+    args.topk_weights = pair.in.weights.data();
     args.outputs = pair.in.outputs.data();
     args.d_weights = c_weights.as<float>();
-    args.arrivals = &rows;
+    args.result = &rows;
     ASSERT_EQ(ferry_combine_backward(pair.c.get(), &args), FERRY_OK) << ferry_last_error();
-    const Arrivals expected = pair.cpp.combine_backward(
+    const DispatchResult expected = pair.cpp.combine_backward(
         pair.tokens, plan, pair.in.weights.data(), {.data = pair.in.outputs.data()}, cpp_weights.as<float>());
     expect_same(rows, expected, pair.cpp.config());
     expect_same_array(c_weights.data(), cpp_weights.data(), c_weights.bytes(), "d_weights");
@@ -109,7 +109,7 @@ TEST(RouteValues, ReturnsTheSameBytes) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     Pair pair(rank, small_config());
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
-    const Arrivals rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
+    const DispatchResult rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
     contract::Buffer c_values(4 * *rows.total), cpp_values(c_values.bytes());
     auto args = sized<ferry_route_values_args>();
     args.values = pair.in.weights.data();
@@ -152,11 +152,11 @@ TEST(Counts, AreTheSame) {
     expect_same_array(load.ranks, expected.ranks.data(), kRanks, "ranks");
 
     auto wire = sized<ferry_wire_counts>();
-    ASSERT_EQ(ferry_wire(pair.c.get(), &wire), FERRY_OK);
-    EXPECT_EQ(wire.dispatch_bytes, pair.cpp.wire().dispatch_bytes);
-    EXPECT_EQ(wire.dispatch_messages, pair.cpp.wire().dispatch_messages);
-    EXPECT_EQ(wire.combine_bytes, pair.cpp.wire().combine_bytes);
-    EXPECT_EQ(wire.combine_messages, pair.cpp.wire().combine_messages);
+    ASSERT_EQ(ferry_get_wire_counts(pair.c.get(), &wire), FERRY_OK);
+    EXPECT_EQ(wire.dispatch_bytes, pair.cpp.wire_counts().dispatch_bytes);
+    EXPECT_EQ(wire.dispatch_messages, pair.cpp.wire_counts().dispatch_messages);
+    EXPECT_EQ(wire.combine_bytes, pair.cpp.wire_counts().combine_bytes);
+    EXPECT_EQ(wire.combine_messages, pair.cpp.wire_counts().combine_messages);
   });
 }
 

@@ -28,7 +28,7 @@ const FormatCase kFormats[] = {
      {FERRY_FORMAT_FP8_E4M3, FERRY_FP8_POWER_OF_TWO | FERRY_FP8_PACKED, {}},
      Format::fp8_e4m3({.power_of_two = true, .packed = true}),
      DType::bf16},
-    {"opaque", {FERRY_FORMAT_OPAQUE, 0, {64, 16}}, Format::opaque({64, 16}), DType::bf16},
+    {"raw", {FERRY_FORMAT_RAW, 0, {64, 16}}, Format::raw({64, 16}), DType::bf16},
 };
 
 class DispatchByFormat : public testing::TestWithParam<std::tuple<int, FormatCase>> {};
@@ -50,15 +50,15 @@ TEST_P(DispatchByFormat, ReturnsTheSameBytesTwiceFromKeptArguments) {
     contract::Random random(contract::seed_of(static_cast<std::uint64_t>(rank->rank.index())));
     Inputs in(c_config, random);
 
-    auto rows = sized<ferry_arrivals>();
+    auto rows = sized<ferry_dispatch_result>();
     auto args = sized<ferry_dispatch_args>();
     args.tokens.parts[0] = in.values.data();
-    args.tokens.parts[1] = in.values.data() + in.count * 32;  // only opaque rows have one
+    args.tokens.parts[1] = in.values.data() + in.count * 32;  // only raw rows have one
     args.tokens.count = in.count;
     args.tokens.type = static_cast<std::int32_t>(format.input);
     args.ids = in.ids.data();
     args.weights = in.weights.data();
-    args.arrivals = &rows;
+    args.result = &rows;
     Tokens tokens = Tokens::rows(in.values.data(), in.count, format.input);
     tokens.parts[1] = args.tokens.parts[1];
     for (int turn = 0; turn < 2; ++turn) {
@@ -94,13 +94,14 @@ TEST(Dispatch, InHalvesOnAnotherLane) {
     EXPECT_EQ(std::memcmp(&before, &pair.rows, sizeof before), 0) << "the send half writes no arrivals";
     auto receive = sized<ferry_dispatch_receive_args>();
     receive.lane = 1;
-    receive.arrivals = &pair.rows;
+    receive.result = &pair.rows;
     ASSERT_EQ(ferry_dispatch_receive(pair.c.get(), &receive), FERRY_OK) << ferry_last_error();
-    const Arrivals expected = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
+    const DispatchResult expected =
+        pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
     expect_same(pair.rows, expected, pair.cpp.config());
 
-    auto last = sized<ferry_arrivals>();
-    ASSERT_EQ(ferry_last_arrivals(pair.c.get(), 1, &last), FERRY_OK);
+    auto last = sized<ferry_dispatch_result>();
+    ASSERT_EQ(ferry_last_dispatch_result(pair.c.get(), 1, &last), FERRY_OK);
     EXPECT_EQ(std::memcmp(&last, &pair.rows, sizeof last), 0);
   });
 }
@@ -129,7 +130,7 @@ TEST(Dispatch, ByAKeptPlanWithWideIdsIntoTheCallersMemory) {
     contract::Buffer cpp_groups(capacity * 4);
     DispatchOptions options;
     options.memory.group_of_row = cpp_groups.as<std::int32_t>();
-    const Arrivals expected =
+    const DispatchResult expected =
         pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data(), options);
     expect_same(pair.rows, expected, pair.cpp.config());
 
@@ -168,11 +169,11 @@ TEST(Dispatch, TakesTokensWithAStride) {
 TEST(Dispatch, WeighsRowsAndMultipliesThem) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     Pair pair(rank, small_config());
-    pair.args.weigh_rows = 1;
+    pair.args.apply_weights = 1;
     pair.args.dot_rows = pair.in.outputs.data();
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     DispatchOptions options;
-    options.weigh_rows = true;
+    options.apply_weights = true;
     options.dot_rows = pair.in.outputs.data();
     expect_same(pair.rows,
                 pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data(), options),

@@ -21,7 +21,7 @@ struct Played {
     args.tokens.parts[0] = values;
     args.tokens.count = 1;
     args.ids = ids;
-    args.arrivals = &rows;
+    args.result = &rows;
   }
 
   ferry_status dispatch() { return ferry_dispatch(exchange.get(), &args); }
@@ -29,7 +29,7 @@ struct Played {
   ExchangeHandle exchange;
   alignas(16) std::uint16_t values[256] = {};
   std::int32_t ids[3] = {0, 1, 2};
-  ferry_arrivals rows = sized<ferry_arrivals>();
+  ferry_dispatch_result rows = sized<ferry_dispatch_result>();
   ferry_dispatch_args args = sized<ferry_dispatch_args>();
 };
 

@@ -13,7 +13,7 @@ void expect_same_sizes(const ferry_sizes& c, const Sizes& cpp) {
   EXPECT_EQ(c.dispatch_staging, cpp.dispatch_staging);
   EXPECT_EQ(c.combine_staging, cpp.combine_staging);
   EXPECT_EQ(c.signals, cpp.signals);
-  EXPECT_EQ(c.arrivals, cpp.arrivals);
+  EXPECT_EQ(c.results, cpp.results);
   EXPECT_EQ(c.plans, cpp.plans);
   EXPECT_EQ(c.total, cpp.total());
 }
@@ -27,7 +27,7 @@ TEST(Configuration, OfZerosHasEveryDefault) {
     EXPECT_EQ(config.layout, FERRY_EXPERT_MAJOR);
     EXPECT_EQ(config.alignment, 1);
     EXPECT_EQ(config.format.kind, FERRY_FORMAT_BF16);
-    EXPECT_EQ(config.wire, FERRY_BF16);
+    EXPECT_EQ(config.combine_type, FERRY_BF16);
     EXPECT_EQ(config.reduction, FERRY_PARTIAL);
     EXPECT_EQ(config.lanes, 1);
     EXPECT_EQ(config.deadline, 30.0);
@@ -60,8 +60,8 @@ TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
   given.alignment = 4;
   given.repeats = 1;
   given.zero_padding = 1;
-  given.wire = FERRY_FP32;
-  given.format = {FERRY_FORMAT_OPAQUE, 0, {32, 48, 0, 0}};
+  given.combine_type = FERRY_FP32;
+  given.format = {FERRY_FORMAT_RAW, 0, {32, 48, 0, 0}};
   given.reduction = FERRY_UNREDUCED;
   given.lanes = 3;
   given.deadline = 4.5;
@@ -85,9 +85,9 @@ TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
     EXPECT_EQ(config.placement, Placement::table({{1, 3}, {0, 1}, {1, 0}, {1, 1}, {0, 0}, {1, 2}}, 2, 77));
     EXPECT_EQ(config.capacity, 12);
     EXPECT_EQ(config.alignment, 4);
-    EXPECT_TRUE(config.repeats && config.zero_padding && !config.own_arrivals && !config.check_calls);
-    EXPECT_EQ(config.format, Format::opaque({32, 48}));
-    EXPECT_EQ(config.wire, DType::fp32);
+    EXPECT_TRUE(config.repeats && config.zero_padding && !config.own_receive_buffers && !config.check_calls);
+    EXPECT_EQ(config.format, Format::raw({32, 48}));
+    EXPECT_EQ(config.combine_type, DType::fp32);
     EXPECT_EQ(config.reduction, Reduction::unreduced);
     EXPECT_EQ(config.lanes, 3);
     EXPECT_EQ(config.deadline, 4.5);
@@ -133,7 +133,7 @@ TEST(Configuration, ThatIsWrongIsRefusedByTheQueries) {
   refused(with([](auto& c) { c.top_k = 33; }), "top_k = 33");
   refused(with([](auto& c) { c.layout = 3; }), "ferry_config.layout = 3");
   refused(with([](auto& c) { c.backend = -1; }), "ferry_config.backend = -1");
-  refused(with([](auto& c) { c.wire = 3; }), "ferry_config.wire = 3");
+  refused(with([](auto& c) { c.combine_type = 3; }), "ferry_config.combine_type = 3");
   refused(with([](auto& c) { c.reduction = 4; }), "reduction = 4");
   refused(with([](auto& c) { c.format.kind = 6; }), "ferry_format.kind = 6");
   refused(with([](auto& c) { c.format.flags = 1; }), "flags = 1");

@@ -22,10 +22,10 @@ const from_c_size from_c_sizes[] = {
     SIZE_OF(ferry_plan_info),
     SIZE_OF(ferry_tokens),
     SIZE_OF(ferry_rows),
-    SIZE_OF(ferry_arrivals_memory),
-    SIZE_OF(ferry_arrived_part),
+    SIZE_OF(ferry_receive_buffers),
+    SIZE_OF(ferry_received_part),
     SIZE_OF(ferry_host_totals),
-    SIZE_OF(ferry_arrivals),
+    SIZE_OF(ferry_dispatch_result),
     SIZE_OF(ferry_dispatch_args),
     SIZE_OF(ferry_dispatch_receive_args),
     SIZE_OF(ferry_combine_args),
@@ -80,7 +80,7 @@ static ferry_status body(ferry_rank* rank, void* user) {
                                  .hidden = HIDDEN,
                                  .max_tokens = 1,
                                  .format = {.kind = FERRY_FORMAT_FP32},
-                                 .wire = FERRY_FP32};
+                                 .combine_type = FERRY_FP32};
     REQUIRE(ferry_rank_index(rank) == self->rank && ferry_rank_size(rank) == RANKS);
     REQUIRE(ferry_exchange_create(rank, &config, &exchange) == FERRY_OK);
     float x[HIDDEN], y[HIDDEN];
@@ -88,20 +88,20 @@ static ferry_status body(ferry_rank* rank, void* user) {
     const float weights[TOP_K] = {0.5f, 1.5f};
     for (int i = 0; i < HIDDEN; ++i) x[i] = (float)(self->rank + i), y[i] = -1;
 
-    ferry_arrivals rows = {.size = sizeof rows};
+    ferry_dispatch_result rows = {.size = sizeof rows};
     const ferry_dispatch_args dispatch = {.size = sizeof dispatch,
                                           .tokens = {.parts = {x}, .count = 1, .type = FERRY_FP32},
                                           .ids = ids,
                                           .id_type = FERRY_INT64,
                                           .weights = weights,
-                                          .arrivals = &rows};
+                                          .result = &rows};
     REQUIRE(ferry_dispatch(exchange, &dispatch) == FERRY_OK);
     REQUIRE(*rows.total == (self->rank == 1 ? 0 : RANKS));
     const ferry_combine_args combine = {.size = sizeof combine,
                                         .outputs = {.data = rows.data, .type = FERRY_FP32},
                                         .result = {.data = y, .type = FERRY_FP32},
                                         .plan = rows.plan,
-                                        .weights = rows.weight};
+                                        .row_weights = rows.weight};
     REQUIRE(ferry_combine(exchange, &combine) == FERRY_OK);
     int same = 1;
     for (int i = 0; i < HIDDEN; ++i) same &= y[i] == 2 * x[i];

@@ -34,7 +34,7 @@ EXPECT_AT(ferry_config, backend, 24);
 EXPECT_AT(ferry_config, expert_rank, 32);
 EXPECT_AT(ferry_config, placement_version, 48);
 EXPECT_AT(ferry_config, capacity, 56);
-EXPECT_AT(ferry_config, wire, 76);
+EXPECT_AT(ferry_config, combine_type, 76);
 EXPECT_AT(ferry_config, format, 80);
 EXPECT_AT(ferry_config, reduction, 120);
 EXPECT_AT(ferry_config, deadline, 128);
@@ -48,13 +48,13 @@ EXPECT_AT(ferry_plan_info, tokens, 24);
 EXPECT_AT(ferry_plan_info, counts, 56);
 EXPECT_AT(ferry_plan_info, sources, 72);
 
-EXPECT_AT(ferry_arrivals, data, 8);
-EXPECT_AT(ferry_arrivals, parts, 16);
-EXPECT_AT(ferry_arrivals, groups, 112);
-EXPECT_AT(ferry_arrivals, counts, 128);
-EXPECT_AT(ferry_arrivals, source, 160);
-EXPECT_AT(ferry_arrivals, host, 200);
-EXPECT_AT(ferry_arrivals, plan, 216);
+EXPECT_AT(ferry_dispatch_result, data, 8);
+EXPECT_AT(ferry_dispatch_result, parts, 16);
+EXPECT_AT(ferry_dispatch_result, groups, 112);
+EXPECT_AT(ferry_dispatch_result, counts, 128);
+EXPECT_AT(ferry_dispatch_result, source, 160);
+EXPECT_AT(ferry_dispatch_result, host, 200);
+EXPECT_AT(ferry_dispatch_result, plan, 216);
 
 EXPECT_AT(ferry_dispatch_args, tokens, 8);
 EXPECT_AT(ferry_dispatch_args, ids, 88);
@@ -67,16 +67,16 @@ EXPECT_AT(ferry_dispatch_args, dot_rows, 232);
 EXPECT_AT(ferry_dispatch_args, lane, 240);
 EXPECT_AT(ferry_dispatch_args, sm_limit, 244);
 EXPECT_AT(ferry_dispatch_args, stream, 248);
-EXPECT_AT(ferry_dispatch_args, arrivals, 256);
+EXPECT_AT(ferry_dispatch_args, result, 256);
 
 EXPECT_AT(ferry_dispatch_receive_args, lane, 8);
 EXPECT_AT(ferry_dispatch_receive_args, stream, 16);
-EXPECT_AT(ferry_dispatch_receive_args, arrivals, 24);
+EXPECT_AT(ferry_dispatch_receive_args, result, 24);
 
 EXPECT_AT(ferry_combine_args, outputs, 8);
 EXPECT_AT(ferry_combine_args, result, 32);
 EXPECT_AT(ferry_combine_args, plan, 56);
-EXPECT_AT(ferry_combine_args, weights, 72);
+EXPECT_AT(ferry_combine_args, row_weights, 72);
 EXPECT_AT(ferry_combine_args, lane, 104);
 EXPECT_AT(ferry_combine_args, stream, 120);
 
@@ -87,7 +87,7 @@ EXPECT_AT(ferry_combine_backward_args, d_result, 8);
 EXPECT_AT(ferry_combine_backward_args, plan, 88);
 EXPECT_AT(ferry_combine_backward_args, format, 128);
 EXPECT_AT(ferry_combine_backward_args, lane, 232);
-EXPECT_AT(ferry_combine_backward_args, arrivals, 248);
+EXPECT_AT(ferry_combine_backward_args, result, 248);
 
 EXPECT_AT(ferry_route_values_args, plan, 16);
 EXPECT_AT(ferry_route_values_args, lane, 40);
@@ -103,12 +103,12 @@ static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
 static_assert(sizeof(ferry_config) == offsetof(ferry_config, check_apart) + 4);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
-static_assert(sizeof(ferry_arrivals) == offsetof(ferry_arrivals, plan) + 16);
-static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, arrivals) + 8);
-static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, arrivals) + 8);
+static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);
+static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, stream) + 8);
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
-static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, arrivals) + 8);
+static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
 static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, metadata) + 8);
 static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
@@ -130,10 +130,10 @@ TEST(Layout, OfStructsIsAsRecorded) {
       {"ferry_plan_info", 80},
       {"ferry_tokens", 80},
       {"ferry_rows", 24},
-      {"ferry_arrivals_memory", 64},
-      {"ferry_arrived_part", 24},
+      {"ferry_receive_buffers", 64},
+      {"ferry_received_part", 24},
       {"ferry_host_totals", 16},
-      {"ferry_arrivals", 232},
+      {"ferry_dispatch_result", 232},
       {"ferry_dispatch_args", 264},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_combine_args", 128},

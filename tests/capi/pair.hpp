@@ -18,13 +18,13 @@ struct Pair {
         random(contract::seed_of(100 + static_cast<std::uint64_t>(rank->rank.index()))),
         in(config, random),
         args(sized<ferry_dispatch_args>()),
-        rows(sized<ferry_arrivals>()),
+        rows(sized<ferry_dispatch_result>()),
         tokens(Tokens::rows(in.values.data(), in.count)) {
     args.tokens.parts[0] = in.values.data();
     args.tokens.count = in.count;
     args.ids = in.ids.data();
     args.weights = in.weights.data();
-    args.arrivals = &rows;
+    args.result = &rows;
   }
 
   ExchangeHandle c;
@@ -32,7 +32,7 @@ struct Pair {
   contract::Random random;
   Inputs in;
   ferry_dispatch_args args;
-  ferry_arrivals rows;
+  ferry_dispatch_result rows;
   Tokens tokens;
 };
 

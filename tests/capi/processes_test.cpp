@@ -18,12 +18,12 @@ TEST(Processes, Dispatch) {
     const ExchangeHandle exchange = make_exchange(rank, config);
     alignas(16) std::uint16_t values[256] = {};
     const std::int32_t ids[] = {0, 4, 9};
-    auto rows = sized<ferry_arrivals>();
+    auto rows = sized<ferry_dispatch_result>();
     auto args = sized<ferry_dispatch_args>();
     args.tokens.parts[0] = values;
     args.tokens.count = 1;
     args.ids = ids;
-    args.arrivals = &rows;
+    args.result = &rows;
     const ferry_status status = ferry_dispatch(exchange.get(), &args);
     if (status != FERRY_OK) return status;
     return *rows.total == (ferry_rank_index(rank) == 0 ? 4 : 2) ? FERRY_OK : FERRY_OTHER;

@@ -19,8 +19,8 @@ void expect_same_array(const T* c, const U* cpp, std::int64_t count, const char*
   EXPECT_EQ(std::memcmp(c, cpp, static_cast<std::size_t>(count) * sizeof(T)), 0) << what;
 }
 
-inline void expect_same_part(const ferry_arrived_part& c, const ArrivedPart& cpp, const Arrivals& rows,
-                             std::int64_t columns, const std::string& what) {
+inline void expect_same_part(const ferry_received_part& c, const ReceivedPart& cpp,
+                             const DispatchResult& rows, std::int64_t columns, const std::string& what) {
   ASSERT_EQ(c.data == nullptr, cpp.data == nullptr) << what;
   EXPECT_EQ(c.row_bytes, cpp.row_bytes) << what;
   EXPECT_EQ(c.leading_dimension, cpp.leading_dimension) << what;
@@ -38,7 +38,7 @@ inline void expect_same_part(const ferry_arrived_part& c, const ArrivedPart& cpp
   }
 }
 
-inline void expect_same(const ferry_arrivals& c, const Arrivals& cpp, const Config& config) {
+inline void expect_same(const ferry_dispatch_result& c, const DispatchResult& cpp, const Config& config) {
   ASSERT_NE(c.total, nullptr);
   const std::int64_t total = *cpp.total;
   ASSERT_EQ(*c.total, total);

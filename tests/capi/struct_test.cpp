@@ -139,9 +139,9 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_route_values(nullptr, nullptr), "exchange");
   refused(ferry_metadata(nullptr, nullptr), "exchange");
   refused(ferry_check(nullptr, 0), "exchange");
-  refused(ferry_last_arrivals(nullptr, 0, nullptr), "exchange");
+  refused(ferry_last_dispatch_result(nullptr, 0, nullptr), "exchange");
   refused(ferry_load(nullptr, nullptr), "exchange");
-  refused(ferry_wire(nullptr, nullptr), "exchange");
+  refused(ferry_get_wire_counts(nullptr, nullptr), "exchange");
   EXPECT_EQ(ferry_group_size(nullptr), -1);
   EXPECT_EQ(ferry_rank_index(nullptr), -1);
   EXPECT_EQ(ferry_rank_size(nullptr), -1);
@@ -165,9 +165,9 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     refused(ferry_combine_backward(exchange.get(), nullptr), "ferry_combine_backward_args");
     refused(ferry_route_values(exchange.get(), nullptr), "ferry_route_values_args");
     refused(ferry_metadata(exchange.get(), nullptr), "ferry_metadata_args");
-    refused(ferry_last_arrivals(exchange.get(), 0, nullptr), "ferry_arrivals");
+    refused(ferry_last_dispatch_result(exchange.get(), 0, nullptr), "ferry_dispatch_result");
     refused(ferry_load(exchange.get(), nullptr), "ferry_load_counts");
-    refused(ferry_wire(exchange.get(), nullptr), "ferry_wire_counts");
+    refused(ferry_get_wire_counts(exchange.get(), nullptr), "ferry_wire_counts");
     refused(ferry_exchange_config(exchange.get(), nullptr), "ferry_config");
   });
 }

@@ -35,27 +35,27 @@ RunOptions small_options(const std::string& layout, const std::string& format) {
 }
 
 // Dispatches step 0 and hands rank 1's arrivals to `look`.
-void with_arrivals(const Job& job, const std::function<void(const Arrivals&)>& look) {
+void with_received(const Job& job, const std::function<void(const DispatchResult&)>& look) {
   Group::threads(job.options.ranks).run([&](const Rank& rank) {
     Exchange exchange(rank, job.config);
     const std::vector<std::byte> tokens = make_tokens(job, 0, rank.index());
     const Routes routes = make_routes(job, 0, rank.index());
-    const Arrivals arrivals = exchange.dispatch(Tokens::rows(tokens.data(), job.tokens(), job.type),
-                                                routes.ids.data(), routes.weights.data());
-    if (rank.index() == 1) look(arrivals);
+    const DispatchResult received = exchange.dispatch(Tokens::rows(tokens.data(), job.tokens(), job.type),
+                                                      routes.ids.data(), routes.weights.data());
+    if (rank.index() == 1) look(received);
   });
 }
 
-Tally checked(const Job& job, const Arrivals& arrivals) {
+Tally checked(const Job& job, const DispatchResult& received) {
   Tally tally;
-  StepOracle(job, 0).check(1, arrivals, tally);
+  StepOracle(job, 0).check(1, received, tally);
   return tally;
 }
 
 // The row of the arrivals that is looked at: not padding.
-std::int64_t some_row(const Arrivals& arrivals) {
-  std::int64_t row = *arrivals.total - 1;
-  while (arrivals.source[row].rank < 0) --row;
+std::int64_t some_row(const DispatchResult& received) {
+  std::int64_t row = *received.total - 1;
+  while (received.source[row].rank < 0) --row;
   return row;
 }
 
@@ -64,73 +64,75 @@ T& writable(const T* values, std::int64_t index) {
   return const_cast<T*>(values)[index];
 }
 
-class ArrivalsCheck : public testing::TestWithParam<std::pair<const char*, const char*>> {
+class ResultCheck : public testing::TestWithParam<std::pair<const char*, const char*>> {
  protected:
   // Right as they come; wrong after `damage`, which is undone by no one: every exchange is used once.
-  void expect_found(const std::function<void(const Arrivals&)>& damage, const char* word) const {
+  void expect_found(const std::function<void(const DispatchResult&)>& damage, const char* word) const {
     const Job job = make_job(small_options(GetParam().first, GetParam().second));
-    with_arrivals(job, [&](const Arrivals& arrivals) {
-      const Tally before = checked(job, arrivals);
+    with_received(job, [&](const DispatchResult& received) {
+      const Tally before = checked(job, received);
       EXPECT_EQ(before.wrong, 0) << before.first.data();
       EXPECT_GT(before.compared, 0);
-      damage(arrivals);
-      const Tally after = checked(job, arrivals);
+      damage(received);
+      const Tally after = checked(job, received);
       EXPECT_EQ(after.wrong, 1);
       EXPECT_NE(std::string(after.first.data()).find(word), std::string::npos) << after.first.data();
     });
   }
 };
 
-TEST_P(ArrivalsCheck, FindsOneWrongBitOfAValue) {
+TEST_P(ResultCheck, FindsOneWrongBitOfAValue) {
   expect_found(
-      [](const Arrivals& arrivals) {
-        auto* bytes = static_cast<unsigned char*>(arrivals.data);
-        bytes[some_row(arrivals) * arrivals.parts[0].row_bytes + 77] ^= 1;
+      [](const DispatchResult& received) {
+        auto* bytes = static_cast<unsigned char*>(received.data);
+        bytes[some_row(received) * received.parts[0].row_bytes + 77] ^= 1;
       },
       "a value differs");
 }
 
-TEST_P(ArrivalsCheck, FindsAWrongScale) {
+TEST_P(ResultCheck, FindsAWrongScale) {
   if (std::string(GetParam().second).find("fp8") == std::string::npos) GTEST_SKIP() << "no scales";
   expect_found(
-      [](const Arrivals& arrivals) {
-        const ArrivedPart& part = arrivals.parts[1];  // one block: one element a row
-        static_cast<unsigned char*>(part.data)[some_row(arrivals) * part.row_bytes] ^= 1;
+      [](const DispatchResult& received) {
+        const ReceivedPart& part = received.parts[1];  // one block: one element a row
+        static_cast<unsigned char*>(part.data)[some_row(received) * part.row_bytes] ^= 1;
       },
       "a scale differs");
 }
 
-TEST_P(ArrivalsCheck, FindsAWrongSource) {
-  expect_found([](const Arrivals& arrivals) { writable(arrivals.source, some_row(arrivals)).token ^= 1; },
-               "the source");
+TEST_P(ResultCheck, FindsAWrongSource) {
+  expect_found(
+      [](const DispatchResult& received) { writable(received.source, some_row(received)).token ^= 1; },
+      "the source");
 }
 
-TEST_P(ArrivalsCheck, FindsAWrongWeight) {
+TEST_P(ResultCheck, FindsAWrongWeight) {
   expect_found(
-      [](const Arrivals& arrivals) {
-        const bool slots = arrivals.local_ids != nullptr;
-        float& weight = writable(arrivals.weight, slots ? some_row(arrivals) * 3 : some_row(arrivals));
+      [](const DispatchResult& received) {
+        const bool slots = received.local_ids != nullptr;
+        float& weight = writable(received.weight, slots ? some_row(received) * 3 : some_row(received));
         weight = std::nextafter(weight, 2.0F);
       },
       "weight differs");
 }
 
-TEST_P(ArrivalsCheck, FindsAWrongCount) {
-  expect_found([](const Arrivals& arrivals) { ++writable(arrivals.counts, arrivals.groups - 1); }, "counts[");
+TEST_P(ResultCheck, FindsAWrongCount) {
+  expect_found([](const DispatchResult& received) { ++writable(received.counts, received.groups - 1); },
+               "counts[");
 }
 
-TEST_P(ArrivalsCheck, FindsAWrongOffset) {
-  expect_found([](const Arrivals& arrivals) { ++writable(arrivals.row_offsets, 1); }, "row_offsets[1]");
+TEST_P(ResultCheck, FindsAWrongOffset) {
+  expect_found([](const DispatchResult& received) { ++writable(received.row_offsets, 1); }, "row_offsets[1]");
 }
 
-TEST_P(ArrivalsCheck, FindsAWrongLocalExpert) {
+TEST_P(ResultCheck, FindsAWrongLocalExpert) {
   if (std::string(GetParam().first) != "rank_major") GTEST_SKIP() << "no local ids";
   expect_found(
-      [](const Arrivals& arrivals) { writable(arrivals.local_ids, some_row(arrivals) * 3 + 1) ^= 1; },
+      [](const DispatchResult& received) { writable(received.local_ids, some_row(received) * 3 + 1) ^= 1; },
       "a local expert differs");
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, ArrivalsCheck,
+INSTANTIATE_TEST_SUITE_P(Layouts, ResultCheck,
                          testing::Values(std::pair{"expert_major", "bf16"},
                                          std::pair{"expert_padded", "fp32"}, std::pair{"rank_major", "fp16"},
                                          std::pair{"expert_major", "fp8"},

@@ -22,7 +22,7 @@ class RefusalsTest(ProgramTest):
             (["sum", "--reduction"], ["run", "--reduction", "sum"]),
             (["abacus", "--backend"], ["run", "--backend", "abacus"]),
             (["bf17"], ["run", "--format", "bf17"]),
-            (["opaque:17", "no values"], ["run", "--format", "opaque:17"]),
+            (["raw:17", "no values"], ["run", "--format", "raw:17"]),
             (["fp8-packed", "fp8[-columns][-pow2[-packed]]"], ["run", "--format", "fp8-packed"]),
             (["--seed -1", "18446744073709551615"], ["run", "--seed", "-1"]),
             (["--seed -1"], ["bench", "--seed=-1"]),
@@ -37,7 +37,7 @@ class RefusalsTest(ProgramTest):
             (["--out", "empty"], ["trace", "synth", "synth:decode", "--out", ""]),
             (["absent.npy", "no such file"], ["run", "--trace", "absent.npy"]),
             (["absent.npy", "no such file"], ["trace", "info", "absent.npy"]),
-            (["opaque:32"], ["run", "--format", "opaque:32"]),
+            (["raw:32"], ["run", "--format", "raw:32"]),
             (["7 bf16", "14 bytes", "16"], ["run", "--hidden", "7"]),
             (["24 bytes", "16"], ["run", "--hidden", "24", "--format", "fp8"]),
             (["0", "alignment"], ["run", "--alignment", "0"]),
@@ -64,7 +64,7 @@ class RefusalsTest(ProgramTest):
             self.assertEqual(done.returncode, 2)
             self.assertIn("foo", done.stderr)
             self.assertIn("bf16", done.stderr)
-            self.assertNotIn("opaque", done.stderr)
+            self.assertNotIn("raw", done.stderr)
 
     def test_outputs_that_collide(self):
         here, roundabout = self.path("a"), os.path.join(self.folder, "none", "..", "a")

@@ -56,7 +56,7 @@ bool damage_is_reported(Exchange& exchange, const std::string& what, Call call) 
 // combine whose result is wrong has been reported.
 void require_survived(Exchange& exchange, const Case& c, const Step& step, const oracle::Outcome& outcome,
                       const Plan& bad, const std::string& what, bool must_show) {
-  CombinePlay combine(exchange, c, step, outcome, bad, nullptr);
+  CombineRun combine(exchange, c, step, outcome, bad, nullptr);
   const bool reported = damage_is_reported(exchange, "combine, " + what, [&] { combine.call(); });
   combine.require_guards();
   if (must_show && !reported) {
@@ -66,12 +66,12 @@ void require_survived(Exchange& exchange, const Case& c, const Step& step, const
       require(false, "combine, ", what, ": no rank reports, and ", mismatch.what());
     }
   }
-  DispatchPlay dispatch(exchange, c, step);
+  DispatchRun dispatch(exchange, c, step);
   damage_is_reported(exchange, "dispatch, " + what, [&] { dispatch.call(bad); });
   dispatch.require_guards();
   if (c.config.layout == Layout::rank_major) return;
-  Buffer values(static_cast<std::int64_t>(step.places.routes[exchange.rank().index()].size()) * 4);
-  Buffer rows(static_cast<std::int64_t>(step.places.ranks[exchange.rank().index()].rows.size()) * 4);
+  Buffer values(static_cast<std::int64_t>(step.positions.routes[exchange.rank().index()].size()) * 4);
+  Buffer rows(static_cast<std::int64_t>(step.positions.ranks[exchange.rank().index()].rows.size()) * 4);
   damage_is_reported(exchange, "route_values, " + what,
                      [&] { exchange.route_values(values.as<float>(), bad, rows.as<float>()); });
   rows.require_guards("route_values, " + what);
@@ -79,7 +79,7 @@ void require_survived(Exchange& exchange, const Case& c, const Step& step, const
 
 std::int64_t most_rows(const Step& step) {
   std::int64_t most = 0;
-  for (const oracle::RankPlaces& each : step.places.ranks) {
+  for (const oracle::RankRows& each : step.positions.ranks) {
     most = std::max(most, static_cast<std::int64_t>(each.rows.size()));
   }
   return most;
@@ -201,9 +201,9 @@ TEST_P(Contract, IdsInStagingOfAnotherFormatAreLookedAt) {
   const Step kept = step_of_ids(few, all_to_all);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay first(exchange, few, kept);
+    DispatchRun first(exchange, few, kept);
     first.run();
-    const Plan bad = first.arrivals().plan.copy();
+    const Plan bad = first.received().plan.copy();
     const PlanShape shape = static_cast<const PlanHeader*>(bad.storage())->shape;
     const PlanView view = view_plan(bad.storage(), shape);
     if (rank.index() == kDamagedRank) {  // the other one sends what it did
@@ -218,17 +218,17 @@ TEST_P(Contract, IdsInStagingOfAnotherFormatAreLookedAt) {
       ids.as<std::int32_t>()[2 * token] = 0;
       ids.as<std::int32_t>()[2 * token + 1] = 2;
     }
-    for (int generation = 0; generation < 2; ++generation) {
+    for (int parity = 0; parity < 2; ++parity) {
       exchange.dispatch(Tokens::rows(tokens.data(), c.config.max_tokens, DType::fp32),
                         Ids(ids.as<std::int32_t>()));
     }
     Case replayed = few;
     replayed.weighted = false;
-    DispatchPlay replay(exchange, replayed, kept);
+    DispatchRun replay(exchange, replayed, kept);
     const std::string what = "stale staging";
     damage_is_reported(exchange, what, [&] { replay.call(bad); });
     replay.require_guards();
-    const Arrivals& rows = exchange.last_arrivals();
+    const DispatchResult& rows = exchange.last_dispatch_result();
     for (int i = 0; i < c.config.top_k; ++i) {  // of row 0, which every message went to
       require(rows.local_ids[i] >= -1 && rows.local_ids[i] < 2, what, ": local id ", rows.local_ids[i]);
     }

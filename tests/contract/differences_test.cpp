@@ -37,14 +37,15 @@ TEST_P(Contract, DifferentConfigurationsAreNamed) {
                             {"repeats", [](Config& g) { g.repeats = true; }},
                             {"zero_padding", [](Config& g) { g.zero_padding = true; }},
                             {"format", [](Config& g) { g.format = Format::fp32(); }},
-                            {"wire", [](Config& g) { g.wire = DType::fp16; }},
+                            {"combine_type", [](Config& g) { g.combine_type = DType::fp16; }},
                             {"reduction", [](Config& g) { g.reduction = Reduction::exact; }},
                             {"lanes", [](Config& g) { g.lanes = 3; }},
                             {"deadline", [](Config& g) { g.deadline = 12; }},
                             {"placement", [](Config& g) {
-                               std::vector<ExpertPlace> places = Placement::blocks(g.experts, 2).places();
-                               std::swap(places[0], places[7]);
-                               g.placement = Placement::table(places, 2);
+                               std::vector<ExpertLocation> positions =
+                                   Placement::blocks(g.experts, 2).places();
+                               std::swap(positions[0], positions[7]);
+                               g.placement = Placement::table(positions, 2);
                              }}};
   for (const Change& change : changes) {
     run(c.ranks, change.name, [&](Rank rank) {
@@ -74,28 +75,28 @@ TEST_P(Contract, DifferentOptionsAreNamed) {
       play_step(exchange, c, step, outcome);  // as usable as before
     };
     require_named("format", [&] {
-      DispatchPlay dispatch(exchange, c, step);
+      DispatchRun dispatch(exchange, c, step);
       if (odd) dispatch.options().format = Format::fp8_e4m3();
       dispatch.call();
     });
-    require_named("plan", [&] { DispatchPlay(exchange, c, step).call(odd ? plan : Plan()); });
+    require_named("plan", [&] { DispatchRun(exchange, c, step).call(odd ? plan : Plan()); });
     require_named("weights", [&] {
-      DispatchPlay dispatch(exchange, c, step);
+      DispatchRun dispatch(exchange, c, step);
       exchange.dispatch(dispatch.tokens(), dispatch.ids(), odd ? nullptr : dispatch.weights(),
                         dispatch.options());
     });
-    require_named("weigh_rows", [&] {
-      DispatchPlay dispatch(exchange, c, step);
-      dispatch.options().weigh_rows = odd;
+    require_named("apply_weights", [&] {
+      DispatchRun dispatch(exchange, c, step);
+      dispatch.options().apply_weights = odd;
       dispatch.call();
     });
     require_named("weights of the rows", [&] {
-      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
-      if (odd) combine.options().weights = nullptr;
+      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
+      if (odd) combine.options().row_weights = nullptr;
       combine.call();
     });
     require_named("row_values", [&] {
-      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
       Buffer rows(plan.total() * 4), routes(std::int64_t{plan.tokens()} * c.config.top_k * 4);
       if (odd) combine.options().row_values = rows.as<float>();
       if (odd) combine.options().route_values = routes.as<float>();
@@ -109,8 +110,8 @@ TEST_P(Contract, DifferentOptionsAreNamed) {
     const Reduction usual = Reduction::partial;
 #endif
     require_named("reduction", [&] {
-      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
-      combine.options().weights = nullptr;
+      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
+      combine.options().row_weights = nullptr;
       combine.options().reduction = odd ? Reduction::exact : usual;
       combine.call();
     });
@@ -137,13 +138,13 @@ TEST_P(Contract, DifferentPlansAreNamed) {
         const std::string text = refusal(call);
         require(text.find("call that made the plan") != std::string::npos, operation,
                 " by two plans gives: '", text, "'");
-        DispatchPlay(exchange, c, first).run_by(kept);  // as usable as before
+        DispatchRun(exchange, c, first).run_by(kept);  // as usable as before
       };
-      require_named("dispatch", [&] { DispatchPlay(exchange, c, first).call(mine); });
+      require_named("dispatch", [&] { DispatchRun(exchange, c, first).call(mine); });
 #ifndef __SANITIZE_THREAD__  // as above: sums of two plans may go to the same bytes
       require_named("combine", [&] {
         const Step& step = odd ? second : first;
-        CombinePlay(exchange, c, step, outcomes[odd], mine, nullptr).call();
+        CombineRun(exchange, c, step, outcomes[odd], mine, nullptr).call();
       });
 #endif
       if (layout == Layout::rank_major) return;

@@ -21,18 +21,18 @@ TEST_P(Contract, OneRankPermutesAndPermutesBack) {
   const Step step = make_step(c);
   run(1, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay played(exchange, c, step);
+    DispatchRun played(exchange, c, step);
     played.run();
-    require_equal(exchange.wire().dispatch_bytes, std::int64_t{0}, "bytes to other ranks");
+    require_equal(exchange.wire_counts().dispatch_bytes, std::int64_t{0}, "bytes to other ranks");
     // Experts that do nothing: every slot gets its own token back, a masked one zeros.
     const std::int64_t row = c.config.hidden * 2;
     Buffer result(c.config.max_tokens * 3 * row);
-    exchange.combine({played.arrivals().data}, played.arrivals().plan, {result.data()});
+    exchange.combine({played.received().data}, played.received().plan, {result.data()});
     std::vector<std::byte> expected;
     for (int i = 0; i < c.config.max_tokens * 3; ++i) {
-      if (step.world.ranks[0].ids[i] < 0) expected.resize(expected.size() + row);
-      if (step.world.ranks[0].ids[i] < 0) continue;
-      const auto token = step.world.ranks[0].parts[0].begin() + i / 3 * row;
+      if (step.global.ranks[0].ids[i] < 0) expected.resize(expected.size() + row);
+      if (step.global.ranks[0].ids[i] < 0) continue;
+      const auto token = step.global.ranks[0].parts[0].begin() + i / 3 * row;
       expected.insert(expected.end(), token, token + row);
     }
     result.require_image(expected, 2, "rows brought back");
@@ -88,11 +88,11 @@ TEST_P(Contract, TheReceiveHalfMayRunInAnotherThread) {
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     for (int repeat = 0; repeat < 20; ++repeat) {
-      DispatchPlay dispatch(exchange, c, step);
+      DispatchRun dispatch(exchange, c, step);
       dispatch.send();
       std::thread([&] { dispatch.receive(); }).join();
       dispatch.compare();
-      CombinePlay combine(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight);
+      CombineRun combine(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight);
       combine.send();
       std::thread([&] { combine.receive(); }).join();
       combine.compare();
@@ -116,9 +116,9 @@ TEST_P(Contract, HalvesOutOfOrderAreRefused) {
     };
     require(refused([&] { exchange.dispatch_receive(); }), "a receive half without a send half");
     require(refused([&] { exchange.combine_receive(1); }), "a combine's receive half without a send half");
-    DispatchPlay dispatch(exchange, c, step);
+    DispatchRun dispatch(exchange, c, step);
     dispatch.send();
-    DispatchPlay second(exchange, c, step);
+    DispatchRun second(exchange, c, step);
     require(refused([&] { second.call(); }), "a dispatch between two halves");
     require(refused([&] { exchange.combine_receive(); }), "the receive half of another operation");
     dispatch.receive();
@@ -141,23 +141,23 @@ TEST_P(Contract, TwoLanesInDifferentOrder) {
     for (int index = 0; index < 20; ++index) {
       const Step steps[] = {make_step(c, 2 * index), make_step(c, 2 * index + 1)};
       const oracle::Outcome outcomes[] = {make_outcome(c, steps[0]), make_outcome(c, steps[1])};
-      DispatchPlay dispatch0(exchange, lanes[0], steps[0]), dispatch1(exchange, lanes[1], steps[1]);
-      DispatchPlay* dispatches[] = {&dispatch0, &dispatch1};
+      DispatchRun dispatch0(exchange, lanes[0], steps[0]), dispatch1(exchange, lanes[1], steps[1]);
+      DispatchRun* dispatches[] = {&dispatch0, &dispatch1};
       dispatches[first]->send();
       dispatches[second]->send();
       dispatches[second]->receive();
       dispatches[first]->receive();
-      std::vector<CombinePlay> combines;
+      std::vector<CombineRun> combines;
       for (const int lane : {0, 1}) {
         dispatches[lane]->compare();
-        const Arrivals& rows = dispatches[lane]->arrivals();
+        const DispatchResult& rows = dispatches[lane]->received();
         combines.emplace_back(exchange, lanes[lane], steps[lane], outcomes[lane], rows.plan, rows.weight);
       }
       combines[second].send();
       combines[first].send();
       combines[first].receive();
       combines[second].receive();
-      for (const CombinePlay& combine : combines) combine.compare();
+      for (const CombineRun& combine : combines) combine.compare();
     }
   });
 }

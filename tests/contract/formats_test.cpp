@@ -84,9 +84,9 @@ TEST_P(Contract, PowerOfTwoScalesArePowersOfTwo) {
   const Step step = make_step(c);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay played(exchange, c, step);
+    DispatchRun played(exchange, c, step);
     played.run();
-    for (int row = 0; row < *played.arrivals().total; ++row) {
+    for (int row = 0; row < *played.received().total; ++row) {
       float scales[2];
       std::memcpy(scales, played.row(1, row), sizeof scales);
       for (const float scale : scales) {
@@ -98,8 +98,7 @@ TEST_P(Contract, PowerOfTwoScalesArePowersOfTwo) {
 }
 
 TEST_P(Contract, OpaqueParts) {
-  for (const Format& format :
-       {Format::opaque({16}), Format::opaque({1024, 64}), Format::opaque({48, 16, 2048, 32})}) {
+  for (const Format& format : {Format::raw({16}), Format::raw({1024, 64}), Format::raw({48, 16, 2048, 32})}) {
     Case c = small_case(1);
     c.config.format = format;
     for_each_shape(c, [&](const Case& each) { add(each); });
@@ -116,7 +115,7 @@ TEST_P(Contract, OneExchangeCarriesSeveralFormats) {
     run(c.ranks, describe(c), [&](Rank rank) {
       Exchange exchange(rank, c.config);
       for (const Format& format :
-           {Format::bf16(), Format::fp8_e4m3(), Format::opaque({64, 256, 16}), Format::fp32(),
+           {Format::bf16(), Format::fp8_e4m3(), Format::raw({64, 256, 16}), Format::fp32(),
             Format::fp8_e4m3({.column_major = true}), Format::fp16()}) {
         Case call = c;
         call.config.format = format;
@@ -156,7 +155,7 @@ TEST_P(Contract, HiddenSizes) {
 
 TEST_P(Contract, InputStrides) {
   for (const int gap : {0, 16, 48, 4096}) {
-    for (const Format& format : {Format::bf16(), Format::fp8_e4m3(), Format::opaque({32, 16})}) {
+    for (const Format& format : {Format::bf16(), Format::fp8_e4m3(), Format::raw({32, 16})}) {
       Case c = small_case(static_cast<std::uint64_t>(gap));
       c.input_gap = gap;
       c.config.format = format;

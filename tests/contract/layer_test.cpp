@@ -24,7 +24,7 @@ TEST_P(Contract, BackendsGiveTheSameBytes) {
                             Format::fp32(),
                             Format::fp8_e4m3(),
                             Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
-                            Format::opaque({128, 32})};
+                            Format::raw({128, 32})};
   std::uint64_t number = 0;
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
     for (const Format& format : formats) {
@@ -48,10 +48,10 @@ TEST_P(Contract, BackendsGiveTheSameBytes) {
           Config config = c.config;
           config.backend = backend;
           Exchange exchange(rank, config);
-          DispatchPlay dispatch(exchange, c, step);
+          DispatchRun dispatch(exchange, c, step);
           dispatch.run();
-          const Arrivals& rows = dispatch.arrivals();
-          CombinePlay combine(exchange, c, step, outcome, rows.plan, rows.weight);
+          const DispatchResult& rows = dispatch.received();
+          CombineRun combine(exchange, c, step, outcome, rows.plan, rows.weight);
           combine.run();
           auto& bytes = seen[backend == other];
           for (const Buffer& part : dispatch.part_memory())
@@ -99,11 +99,11 @@ TEST_P(Contract, ExactDoesNotDependOnTheRanks) {
       Buffer my_ids(routes * 8), my_weights(routes * 4);
       std::copy_n(ids.data() + route, routes, my_ids.as<std::int64_t>());
       std::copy_n(weights.data() + route, routes, my_weights.as<float>());
-      const Arrivals rows = exchange.dispatch(Tokens::rows(tokens.data(), mine), my_ids.as<std::int64_t>(),
-                                              my_weights.as<float>());
+      const DispatchResult rows = exchange.dispatch(Tokens::rows(tokens.data(), mine),
+                                                    my_ids.as<std::int64_t>(), my_weights.as<float>());
       const std::vector<std::byte> made = apply_experts(rows, kHidden, DType::bf16);
       const Buffer outputs = Buffer::of(made);
-      exchange.combine({outputs.data()}, rows.plan, {result.data()}, {.weights = rows.weight});
+      exchange.combine({outputs.data()}, rows.plan, {result.data()}, {.row_weights = rows.weight});
       require_equal_bytes(result.span(), std::span(expected).subspan(first, bytes), 2, "result");
     });
   }
@@ -119,26 +119,26 @@ TEST_P(Contract, BackwardOfCombine) {
       c.config.hidden = 336;
       c.config.alignment = 4;
       c.config.format = format;
-      c.config.wire = c.outputs = ranks % 2 ? DType::bf16 : DType::fp32;
+      c.config.combine_type = c.outputs = ranks % 2 ? DType::bf16 : DType::fp32;
       c.type = natural_type(format);
       c.masked = 0.2;
       const Step forward = make_step(c);
       const oracle::Outcome outcome = make_outcome(c, forward);
       Case back = c;
-      back.weigh_rows = back.dots = true;
+      back.apply_weights = back.dots = true;
       const Step gradient = with_values(back, forward, 3);
       oracle::Outcome dots = make_outcome(back, gradient);
       for (int rank = 0; rank < ranks; ++rank) {
         const std::vector<std::byte> v = make_dot_rows(back, gradient, rank);
         dots.ranks[rank].row_values =
-            oracle::row_dots(gradient.world, gradient.places, rank, v.data(), c.config.wire);
+            oracle::row_dots(gradient.global, gradient.positions, rank, v.data(), c.config.combine_type);
       }
       run(ranks, describe(back), [&](Rank rank) {
         Exchange exchange(rank, c.config);
         const Plan plan = play_step(exchange, c, forward, outcome);
-        const std::vector<float> expected = oracle::values_home(gradient.places, dots, rank.index());
+        const std::vector<float> expected = oracle::values_home(gradient.positions, dots, rank.index());
         Buffer d_weights(static_cast<std::int64_t>(expected.size()) * 4);
-        DispatchPlay backward(exchange, back, gradient);
+        DispatchRun backward(exchange, back, gradient);
         backward.run_backward(plan, d_weights.as<float>());
         d_weights.require_image(bytes_of_values(expected), 4, "d_weights");
       });
@@ -155,26 +155,26 @@ TEST_P(Contract, GradientsAgreeWithADenseLayer) {
   c.config.top_k = 3;
   c.config.hidden = 64;
   c.config.format = Format::fp32();
-  c.type = c.outputs = c.result = c.config.wire = DType::fp32;
+  c.type = c.outputs = c.result = c.config.combine_type = DType::fp32;
   const Step forward = make_step(c), gradient = with_values(c, forward, 1);
   run(c.ranks, describe(c), [&](Rank rank) {
-    const oracle::RankInputs &x_in = forward.world.ranks[rank.index()],
-                             &g_in = gradient.world.ranks[rank.index()];
+    const oracle::RankInputs &x_in = forward.global.ranks[rank.index()],
+                             &g_in = gradient.global.ranks[rank.index()];
     const auto tokens = static_cast<int>(x_in.tokens), hidden = c.config.hidden, top_k = c.config.top_k;
     Exchange exchange(rank, c.config);
-    DispatchPlay ahead(exchange, c, forward);
+    DispatchRun ahead(exchange, c, forward);
     ahead.run();
-    const Plan plan = ahead.arrivals().plan.copy();
-    const std::vector<std::byte> made = apply_experts(ahead.arrivals(), hidden, DType::fp32);
+    const Plan plan = ahead.received().plan.copy();
+    const std::vector<std::byte> made = apply_experts(ahead.received(), hidden, DType::fp32);
     const Buffer outputs = Buffer::of(made);
     Buffer result(tokens * hidden * 4), d_input(tokens * hidden * 4);
     exchange.combine({outputs.data(), DType::fp32}, plan, {result.data(), DType::fp32},
-                     {.weights = ahead.arrivals().weight});
+                     {.row_weights = ahead.received().weight});
 
     // Gradients of the sums: by the rows, then by the experts, then home.
     const Buffer g = Buffer::of(g_in.parts[0]);
     Buffer weights = Buffer::of(x_in.weights), d_weights(tokens * top_k * 4);
-    const Arrivals d_rows =
+    const DispatchResult d_rows =
         exchange.combine_backward(Tokens::rows(g.data(), tokens, DType::fp32), plan, weights.as<float>(),
                                   {outputs.data(), DType::fp32}, d_weights.as<float>());
     const std::vector<std::byte> d_made =
@@ -228,8 +228,8 @@ TEST_P(Contract, LoadIsCounted) {
       Case call = c;
       call.lane = index % 2;
       const Step step = make_step(call, index);
-      DispatchPlay(exchange, call, step).run();
-      for (const oracle::RankInputs& inputs : step.world.ranks) {
+      DispatchRun(exchange, call, step).run();
+      for (const oracle::RankInputs& inputs : step.global.ranks) {
         for (const std::int64_t id : inputs.ids) {
           if (id < 0) continue;
           ++experts[id];
@@ -265,7 +265,7 @@ void play_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout
       weights.push_back(part.weights);
     }
     Step step = step_of_ids(c, ids, layer);
-    for (int rank = 0; rank < ranks; ++rank) step.world.ranks[rank].weights = weights[rank];
+    for (int rank = 0; rank < ranks; ++rank) step.global.ranks[rank].weights = weights[rank];
     play(setup, c, step);
   }
 }

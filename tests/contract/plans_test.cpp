@@ -35,9 +35,9 @@ TEST_P(Contract, APlanServesManyCalls) {
         const Plan plan = play_step(exchange, forward, routed, outcomes[0]);
         play_step(exchange, forward, other, outcomes[2]);  // the lane's own plan is another one now
         for (int repeat = 0; repeat < 3; ++repeat) {
-          DispatchPlay replay(exchange, backward, again);
+          DispatchRun replay(exchange, backward, again);
           replay.run_by(plan);
-          CombinePlay(exchange, backward, again, outcomes[1], plan, replay.arrivals().weight).run();
+          CombineRun(exchange, backward, again, outcomes[1], plan, replay.received().weight).run();
         }
       });
     }
@@ -58,7 +58,7 @@ TEST_P(Contract, PlansOfAnotherExchangeAreRefused) {
     for (const Plan& plan : {foreign, damaged, Plan()}) {
       bool refused = false;
       try {
-        CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+        CombineRun combine(exchange, c, step, outcome, plan, nullptr);
         combine.call();
       } catch (const UsageError&) {
         refused = true;

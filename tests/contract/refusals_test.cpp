@@ -44,32 +44,32 @@ TEST_P(Contract, NumbersThatNameNothingAreRefused) {
       const std::string named = str("number ", number);
       const auto type = static_cast<DType>(number);
       require_refused(named, [&] {
-        DispatchPlay dispatch(exchange, c, step);
+        DispatchRun dispatch(exchange, c, step);
         if (odd) dispatch.tokens().type = type;
         dispatch.call();
       });
       require_refused(named, [&] {
-        DispatchPlay dispatch(exchange, c, step);
+        DispatchRun dispatch(exchange, c, step);
         Ids ids = dispatch.ids();
         if (odd) ids.type = static_cast<IdType>(number);
         exchange.dispatch(dispatch.tokens(), ids, dispatch.weights(), dispatch.options());
       });
       require_refused(odd ? str("kind ", number + 10) : "kind", [&] {
-        DispatchPlay dispatch(exchange, c, step);
+        DispatchRun dispatch(exchange, c, step);
         if (odd) dispatch.options().format->kind = static_cast<FormatKind>(number + 10);
         dispatch.call();
       });
-      const auto require_combine_refused = [&](const std::function<void(CombinePlay&)>& change) {
+      const auto require_combine_refused = [&](const std::function<void(CombineRun&)>& change) {
         require_refused(named, [&] {
-          CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+          CombineRun combine(exchange, c, step, outcome, plan, nullptr);
           if (odd) change(combine);
           combine.call();
         });
       };
-      require_combine_refused([&](CombinePlay& combine) { combine.outputs().type = type; });
-      require_combine_refused([&](CombinePlay& combine) { combine.result().type = type; });
+      require_combine_refused([&](CombineRun& combine) { combine.outputs().type = type; });
+      require_combine_refused([&](CombineRun& combine) { combine.result().type = type; });
       require_combine_refused(
-          [&](CombinePlay& combine) { combine.options().reduction = static_cast<Reduction>(number); });
+          [&](CombineRun& combine) { combine.options().reduction = static_cast<Reduction>(number); });
     }
     play_step(exchange, c, step, outcome);
   });
@@ -99,18 +99,19 @@ TEST_P(Contract, OutputsOfAnotherTypeOrStrideHaveNoGradients) {
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     const Plan plan = play_step(exchange, c, step, outcome);
-    const std::int64_t dense = c.config.hidden * bytes_of(c.config.wire);
+    const std::int64_t dense = c.config.hidden * bytes_of(c.config.combine_type);
     Buffer rows(2 * dense * plan.total()), d_weights(std::int64_t{plan.tokens()} * c.config.top_k * 4);
-    const Outputs right{rows.data(), c.config.wire};
+    const Outputs right{rows.data(), c.config.combine_type};
     const auto backward = [&](const Outputs& wrong) {
-      DispatchPlay dispatch(exchange, c, step);
+      DispatchRun dispatch(exchange, c, step);
       exchange.combine_backward(dispatch.tokens(), plan, dispatch.weights(),
                                 rank.index() == kOdd ? wrong : right, d_weights.as<float>(),
                                 dispatch.options());
     };
     require_refused("rank 1 gives fp32", [&] { backward({rows.data(), DType::fp32}); });
-    require_refused(str("stride = ", 2 * dense), [&] { backward({rows.data(), c.config.wire, 2 * dense}); });
-    backward({rows.data(), c.config.wire, dense});
+    require_refused(str("stride = ", 2 * dense),
+                    [&] { backward({rows.data(), c.config.combine_type, 2 * dense}); });
+    backward({rows.data(), c.config.combine_type, dense});
     play_step(exchange, c, step, outcome);
   });
 }
@@ -124,13 +125,13 @@ TEST_P(Contract, FindingsOfARefusedCallAreForgotten) {
   bad.bad_ids = 0.5;
   const Step step = make_step(good), bad_step = make_step(bad);
   const oracle::Outcome outcome = make_outcome(good, step);
-  ASSERT_GT(bad_step.places.bad_ids[0].count, 0);
+  ASSERT_GT(bad_step.positions.bad_ids[0].count, 0);
   run(good.ranks, describe(bad), [&](Rank rank) {
     Exchange exchange(rank, good.config);
     const bool odd = rank.index() == kOdd;
     const Plan plan = play_step(exchange, good, step, outcome);
     require_refused("max_tokens", [&] {
-      DispatchPlay dispatch(exchange, bad, bad_step);
+      DispatchRun dispatch(exchange, bad, bad_step);
       if (odd) dispatch.tokens().count = good.config.max_tokens + 1;
       dispatch.call();
     });
@@ -141,7 +142,7 @@ TEST_P(Contract, FindingsOfARefusedCallAreForgotten) {
     const PlanView view = view_plan(damaged.storage(), header.shape);
     std::fill_n(view.came_token, header.shape.ranks * header.shape.max_tokens, -2);
     require_refused("reduction", [&] {
-      CombinePlay combine(exchange, good, step, outcome, odd ? plan : damaged, nullptr);
+      CombineRun combine(exchange, good, step, outcome, odd ? plan : damaged, nullptr);
       if (odd) combine.options().reduction = static_cast<Reduction>(9);
       combine.call();
     });
@@ -167,15 +168,16 @@ TEST_P(Contract, NothingNeedsNoMemory) {
       const bool no_tokens = rank.index() == 1, no_rows = rank.index() == 2;
       // Device backends hand out memory for weights to ranks that give some.
       const bool on_device = GetParam().backend == BackendKind::cuda;
-      DispatchPlay dispatch(exchange, c, step);
-      const Arrivals rows = no_tokens ? exchange.dispatch({}, Ids(), on_device ? dispatch.weights() : nullptr,
-                                                          dispatch.options())
-                                      : dispatch.call();
-      CombinePlay combine(exchange, c, step, outcome, rows.plan, rows.weight);
+      DispatchRun dispatch(exchange, c, step);
+      const DispatchResult rows =
+          no_tokens
+              ? exchange.dispatch({}, Ids(), on_device ? dispatch.weights() : nullptr, dispatch.options())
+              : dispatch.call();
+      CombineRun combine(exchange, c, step, outcome, rows.plan, rows.weight);
       if (no_tokens) combine.result().data = combine.options().route_values = nullptr;
       if (no_rows) {
         combine.outputs().data = nullptr;
-        combine.options().weights = combine.options().row_values = nullptr;
+        combine.options().row_weights = combine.options().row_values = nullptr;
       }
       combine.call();
       combine.compare();
@@ -199,9 +201,9 @@ TEST_P(Contract, HomeWeightsOfPartialSumsAreEveryRanksBusiness) {
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     const Plan plan = play_step(exchange, c, step, outcome);
-    require_refused("home_weights given", [&] {
-      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
-      if (rank.index() == 1) combine.options().home_weights = nullptr;
+    require_refused("topk_weights given", [&] {
+      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
+      if (rank.index() == 1) combine.options().topk_weights = nullptr;
       combine.call();
     });
     play_step(exchange, c, step, outcome);

@@ -59,10 +59,10 @@ TEST_P(Contract, TokensWithoutExpertsGiveZero) {
   const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay dispatch(exchange, c, step);
+    DispatchRun dispatch(exchange, c, step);
     dispatch.run();
-    require_equal(*dispatch.arrivals().total, 0, "rows");
-    CombinePlay combine(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight);
+    require_equal(*dispatch.received().total, 0, "rows");
+    CombineRun combine(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight);
     combine.run();
     const auto all = combine.result_memory().span();
     require(
@@ -80,7 +80,8 @@ TEST_P(Contract, DuplicateExperts) {
     std::vector<std::vector<std::int64_t>> ids(ranks);
     for (auto& list : ids) list = {3, 3, 5, 3, 1, 1, 1, 1};
     const Step step = step_of_ids(c, ids);
-    ASSERT_EQ(step.places.route(0, 0, 0).row + 1, step.places.route(0, 0, 1).row);  // two rows, in slot order
+    ASSERT_EQ(step.positions.route(0, 0, 0).row + 1,
+              step.positions.route(0, 0, 1).row);  // two rows, in slot order
     play(c, step);
     c.reduction = c.config.reduction = Reduction::exact;
     play(c, step);
@@ -122,7 +123,7 @@ TEST_P(Contract, BadIdsAreReportedByTheCallItself) {
   const oracle::Outcome outcome = make_outcome(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay dispatch(exchange, c, step);
+    DispatchRun dispatch(exchange, c, step);
     bool thrown = false;
     try {
       dispatch.call();
@@ -136,8 +137,8 @@ TEST_P(Contract, BadIdsAreReportedByTheCallItself) {
       require(std::string(error.what()).find("id 9") != std::string::npos, "message: ", error.what());
     }
     require_equal(thrown, rank.index() == 0, "thrown");
-    const Arrivals& rows = exchange.last_arrivals();  // carried out all the same
-    CombinePlay(exchange, c, step, outcome, rows.plan, rows.weight).run();
+    const DispatchResult& rows = exchange.last_dispatch_result();  // carried out all the same
+    CombineRun(exchange, c, step, outcome, rows.plan, rows.weight).run();
   });
 }
 
@@ -193,7 +194,7 @@ TEST_P(Contract, MostTokensAndOneMore) {
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
     play_step(exchange, c, step, outcome);
-    DispatchPlay too_many(exchange, c, step);
+    DispatchRun too_many(exchange, c, step);
     if (rank.index() == 1) too_many.tokens().count = c.config.max_tokens + 1;
     bool refused = false;
     try {

@@ -19,10 +19,10 @@ using Route = std::tuple<int, int, int>;  // rank, token, slot
 // Routes of every rank to one expert, in the order of the contract.
 std::vector<Route> routes_to(const Step& step, int expert) {
   std::vector<Route> routes;
-  const int top_k = step.world.config.top_k;
-  for (int rank = 0; rank < step.world.size(); ++rank) {
-    for (std::size_t i = 0; i < step.world.ranks[rank].ids.size(); ++i) {
-      if (step.world.ranks[rank].ids[i] == expert) {
+  const int top_k = step.global.config.top_k;
+  for (int rank = 0; rank < step.global.size(); ++rank) {
+    for (std::size_t i = 0; i < step.global.ranks[rank].ids.size(); ++i) {
+      if (step.global.ranks[rank].ids[i] == expert) {
         routes.emplace_back(rank, static_cast<int>(i) / top_k, static_cast<int>(i) % top_k);
       }
     }
@@ -40,12 +40,12 @@ Case row_case(Case c, int ranks) {
 }
 
 // Dispatches the case and hands the arrivals to `look` on every rank.
-using Look = std::function<void(const DispatchPlay& played, const Step& step, int rank)>;
+using Look = std::function<void(const DispatchRun& played, const Step& step, int rank)>;
 void dispatch_and_look(const Setup& setup, const Case& c, const Look& look) {
   const Step step = make_step(c);
   run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay played(exchange, c, step);
+    DispatchRun played(exchange, c, step);
     played.run();
     look(played, step, rank.index());
   });
@@ -57,8 +57,8 @@ TEST_P(Contract, RowsOfAnExpertAreItsTokens) {
       Case c = row_case(small_case(ranks), ranks);
       c.config.layout = layout;
       c.config.alignment = 4;
-      dispatch_and_look(GetParam(), c, [&](const DispatchPlay& played, const Step& step, int) {
-        const Arrivals& rows = played.arrivals();
+      dispatch_and_look(GetParam(), c, [&](const DispatchRun& played, const Step& step, int) {
+        const DispatchResult& rows = played.received();
         const std::int64_t row_bytes = c.config.hidden * 2;
         for (int group = 0; group < rows.groups; ++group) {
           const std::vector<Route> routes = routes_to(step, rows.group_expert[group]);
@@ -68,7 +68,7 @@ TEST_P(Contract, RowsOfAnExpertAreItsTokens) {
             const Source& source = rows.source[row];
             require(Route(source.rank, source.token, source.slot) == routes[i], "row ", row,
                     " is another route");
-            const std::byte* sent = step.world.ranks[source.rank].parts[0].data() + source.token * row_bytes;
+            const std::byte* sent = step.global.ranks[source.rank].parts[0].data() + source.token * row_bytes;
             require(std::memcmp(played.row(0, row), sent, row_bytes) == 0, "row ", row, " has other values");
           }
         }
@@ -78,7 +78,7 @@ TEST_P(Contract, RowsOfAnExpertAreItsTokens) {
 }
 
 // The sources of all ranks' rows.
-std::vector<Source> all_sources(const Rank& rank, const Arrivals& rows) {
+std::vector<Source> all_sources(const Rank& rank, const DispatchResult& rows) {
   std::vector<std::int32_t> totals(rank.size());
   rank.all_gather(rows.total, totals.data(), sizeof totals[0]);
   std::vector<Source> mine(*std::max_element(totals.begin(), totals.end()));
@@ -95,9 +95,9 @@ TEST_P(Contract, SourcesAreABijection) {
     const Step step = make_step(c);
     run(ranks, describe(c), [&](Rank rank) {
       Exchange exchange(rank, c.config);
-      DispatchPlay played(exchange, c, step);
+      DispatchRun played(exchange, c, step);
       played.run();
-      const std::vector<Source> all = all_sources(rank, played.arrivals());
+      const std::vector<Source> all = all_sources(rank, played.received());
       std::set<Route> seen;
       std::size_t rows = 0;
       for (const Source& source : all) {
@@ -119,8 +119,8 @@ TEST_P(Contract, RowOffsetsAreAlignedPrefixSums) {
   for (const int ranks : kGroupSizes) {
     Case c = row_case(small_case(ranks), ranks);
     c.config.alignment = 8;
-    dispatch_and_look(GetParam(), c, [&](const DispatchPlay& played, const Step&, int) {
-      const Arrivals& rows = played.arrivals();
+    dispatch_and_look(GetParam(), c, [&](const DispatchRun& played, const Step&, int) {
+      const DispatchResult& rows = played.received();
       require_equal(rows.row_offsets[0], 0, "first offset");
       for (int group = 0; group < rows.groups; ++group) {
         const int end = rows.row_offsets[group] + rows.counts[group];
@@ -137,11 +137,11 @@ TEST_P(Contract, GroupsStandInLocalOrder) {
   c.config.experts = 5;
   c.config.placement = Placement::table({{1, 1}, {0, 1}, {1, 0}, {0, 0}, {1, 2}}, 2, 17);
   c.routing = Routing::one_expert;  // every other group is empty
-  dispatch_and_look(GetParam(), c, [&](const DispatchPlay& played, const Step&, int rank) {
+  dispatch_and_look(GetParam(), c, [&](const DispatchRun& played, const Step&, int rank) {
     const std::vector<int> expected = rank == 0 ? std::vector<int>{3, 1} : std::vector<int>{2, 0, 4};
-    require_equal(played.arrivals().groups, static_cast<int>(expected.size()), "groups");
-    for (int group = 0; group < played.arrivals().groups; ++group) {
-      require_equal(played.arrivals().group_expert[group], expected[group], "expert of group ", group);
+    require_equal(played.received().groups, static_cast<int>(expected.size()), "groups");
+    for (int group = 0; group < played.received().groups; ++group) {
+      require_equal(played.received().group_expert[group], expected[group], "expert of group ", group);
     }
   });
 }
@@ -175,16 +175,17 @@ TEST_P(Contract, OnlyUniqueTokensTravel) {
   const Step step = make_step(c);
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay(exchange, c, step).run();
+    DispatchRun(exchange, c, step).run();
     std::set<std::pair<int, int>> pairs;  // (token, remote rank)
-    const std::vector<std::int64_t>& ids = step.world.ranks[rank.index()].ids;
+    const std::vector<std::int64_t>& ids = step.global.ranks[rank.index()].ids;
     for (std::size_t i = 0; i < ids.size(); ++i) {
       const int to = static_cast<int>(ids[i]) / 8;
       if (to != rank.index()) pairs.insert({static_cast<int>(i) / 8, to});
     }
     const double expected = static_cast<double>(pairs.size()) * (2 * 1024 + 8 + 8 * 8);
-    const double bytes = static_cast<double>(exchange.wire().dispatch_bytes);
-    require_equal(exchange.wire().dispatch_messages, static_cast<std::int64_t>(pairs.size()), "messages");
+    const double bytes = static_cast<double>(exchange.wire_counts().dispatch_bytes);
+    require_equal(exchange.wire_counts().dispatch_messages, static_cast<std::int64_t>(pairs.size()),
+                  "messages");
     require(bytes > 0.97 * expected && bytes < 1.03 * expected, bytes, " bytes, expected about ", expected);
   });
 }
@@ -258,7 +259,7 @@ TEST_P(Contract, OverflowNamesTheCapacityNeeded) {
   const Step step = step_of_ids(c, {{1, 1, 1}, {1, 0, 1}});  // 5 rows for expert 1, on rank 1
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay played(exchange, c, step);
+    DispatchRun played(exchange, c, step);
     bool thrown = false;
     try {
       played.call();
@@ -271,7 +272,7 @@ TEST_P(Contract, OverflowNamesTheCapacityNeeded) {
       require(std::string(error.what()).find("needs 6") != std::string::npos, "message: ", error.what());
     }
     require(thrown, "no overflow was reported");
-    require_equal(exchange.last_arrivals().counts[0], rank.index() == 0 ? 1 : 2, "rows kept");
+    require_equal(exchange.last_dispatch_result().counts[0], rank.index() == 0 ? 1 : 2, "rows kept");
   });
 }
 
@@ -280,7 +281,7 @@ TEST_P(Contract, WeightsTravelUnchanged) {
     Case c = row_case(small_case(ranks), ranks);
     c.weights_from = WeightsFrom::nowhere;
     Step step = make_step(c);
-    for (oracle::RankInputs& inputs : step.world.ranks) {  // any bits: NaN with a payload, -0, denormals
+    for (oracle::RankInputs& inputs : step.global.ranks) {  // any bits: NaN with a payload, -0, denormals
       Random random(c.seed);
       for (float& weight : inputs.weights) {
         const auto bits = static_cast<std::uint32_t>(random.chance(0.2) ? 0x7FC12345 : random.next());
@@ -298,12 +299,12 @@ TEST_P(Contract, HostTotalsCarryTheCallNumber) {
     std::uint64_t last = 0;
     for (int index = 0; index < 5; ++index) {
       const Step step = make_step(c, index);
-      DispatchPlay played(exchange, c, step);
+      DispatchRun played(exchange, c, step);
       played.run();
-      require(played.arrivals().call > last, "call number ", played.arrivals().call, " after ", last);
-      require_equal(played.arrivals().host->call, played.arrivals().call, "host call number");
-      require_equal(played.arrivals().host->total, *played.arrivals().total, "host total");
-      last = played.arrivals().call;
+      require(played.received().call > last, "call number ", played.received().call, " after ", last);
+      require_equal(played.received().host->call, played.received().call, "host call number");
+      require_equal(played.received().host->total, *played.received().total, "host total");
+      last = played.received().call;
     }
   });
 }

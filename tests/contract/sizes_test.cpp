@@ -83,7 +83,7 @@ TEST(ContractOfCpu, MemoryStaysWithinItsBound) {
     EXPECT_LE(symmetric, 1.05 * bound);
     EXPECT_GE(symmetric, bound);
     const double rows = static_cast<double>(capacity_of(config, ranks, 3)) * 7168 * 2;
-    EXPECT_NEAR(static_cast<double>(sizes.arrivals), rows, 0.05 * rows);
+    EXPECT_NEAR(static_cast<double>(sizes.results), rows, 0.05 * rows);
   }
 }
 

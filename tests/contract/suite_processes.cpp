@@ -8,6 +8,6 @@ INSTANTIATE_TEST_SUITE_P(CpuProcesses, Contract,
 INSTANTIATE_TEST_SUITE_P(ReferenceProcesses, Contract,
                          testing::Values(Setup{BackendKind::reference, RanksAre::processes}));
 INSTANTIATE_TEST_SUITE_P(CudaProcesses, Contract,
-                         testing::ValuesIn(device_setups(RanksAre::lasting_processes)));
+                         testing::ValuesIn(device_setups(RanksAre::persistent_processes)));
 
 }  // namespace ferry::contract

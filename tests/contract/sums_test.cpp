@@ -33,7 +33,7 @@ TEST_P(Contract, WeightedSums) {
           Case c = sum_case(small_case(ranks), ranks);
           c.reduction = c.config.reduction = reduction;
           c.weights_from = from;
-          c.config.wire = wire;
+          c.config.combine_type = wire;
           c.outputs = kTypes[ranks % 3];
           c.result = wire == DType::bf16 ? DType::fp32 : DType::bf16;
           c.any_bits = ranks == 3;
@@ -47,15 +47,15 @@ TEST_P(Contract, WeightedSums) {
 
 // |y - sum w v| in double, against the bound that the order of roundings gives.
 void require_within_bound(const Case& c, const Step& step, const oracle::Outcome& outcome, int rank,
-                          const CombinePlay& played) {
+                          const CombineRun& played) {
   const int hidden = c.config.hidden, top_k = c.config.top_k;
   const bool partial = c.reduction == Reduction::partial;
-  for (int token = 0; token < step.places.tokens(rank); ++token) {
+  for (int token = 0; token < step.positions.tokens(rank); ++token) {
     for (int column = 0; column < hidden; ++column) {
       double sum = 0, magnitude = 0;
       std::vector<double> on_rank(c.ranks);
       for (int slot = 0; slot < top_k; ++slot) {
-        const oracle::RoutePlace& route = step.places.route(rank, token, slot);
+        const oracle::RouteTarget& route = step.positions.route(rank, token, slot);
         if (route.row < 0) continue;
         const oracle::RankOutputs& there = outcome.ranks[route.destination];
         const std::byte* v = there.rows.data() + (route.row * hidden + column) * bytes_of(c.outputs);
@@ -86,9 +86,9 @@ TEST_P(Contract, SumsAreWithinTheirErrorBound) {
       const oracle::Outcome outcome = make_outcome(c, step);
       run(ranks, describe(c), [&](Rank rank) {
         Exchange exchange(rank, c.config);
-        DispatchPlay dispatch(exchange, c, step);
+        DispatchRun dispatch(exchange, c, step);
         dispatch.run();
-        CombinePlay combine(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight);
+        CombineRun combine(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight);
         combine.run();
         require_within_bound(c, step, outcome, rank.index(), combine);
       });
@@ -102,7 +102,7 @@ TEST_P(Contract, UnreducedRows) {
       Case c = sum_case(small_case(ranks), ranks);
       c.reduction = c.config.reduction = Reduction::unreduced;
       c.weights_from = WeightsFrom::nowhere;
-      c.config.wire = c.outputs = wire;
+      c.config.combine_type = c.outputs = wire;
       c.result = ranks % 2 ? wire : DType::fp32;
       c.masked = 0.2;
       c.any_bits = true;  // moved rows keep every bit
@@ -128,13 +128,13 @@ TEST_P(Contract, PartialSendsOneRowForEachTokenAndRank) {
     std::set<std::pair<int, std::int64_t>> pairs;  // (remote home, token) with a row here
     for (int home = 0; home < c.ranks; ++home) {
       if (home == rank.index()) continue;
-      for (std::int64_t i = 0; i < static_cast<std::int64_t>(step.world.ranks[home].ids.size()); ++i) {
-        if (step.world.ranks[home].ids[i] / 4 == rank.index()) pairs.insert({home, i / 8});
+      for (std::int64_t i = 0; i < static_cast<std::int64_t>(step.global.ranks[home].ids.size()); ++i) {
+        if (step.global.ranks[home].ids[i] / 4 == rank.index()) pairs.insert({home, i / 8});
       }
     }
     const auto expected = static_cast<double>(pairs.size()) * 2 * 1024;
-    const auto bytes = static_cast<double>(exchange.wire().combine_bytes);
-    require_equal(exchange.wire().combine_messages, static_cast<std::int64_t>(pairs.size()),
+    const auto bytes = static_cast<double>(exchange.wire_counts().combine_bytes);
+    require_equal(exchange.wire_counts().combine_messages, static_cast<std::int64_t>(pairs.size()),
                   "rows sent home");
     require(bytes > 0.97 * expected && bytes < 1.03 * expected, bytes, " bytes, expected about ", expected);
   });
@@ -147,22 +147,22 @@ TEST_P(Contract, SumsAreTheSameUnderJitter) {
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
-    DispatchPlay dispatch(exchange, c, step);
+    DispatchRun dispatch(exchange, c, step);
     dispatch.run();
     for (int repeat = 0; repeat < 1000; ++repeat) {
-      CombinePlay(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight).run();
+      CombineRun(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight).run();
     }
   });
 }
 
 // One pass through a layer of elementwise experts; the result of this rank's tokens.
 Buffer through_layer(Exchange& exchange, const Case& c, const Step& step) {
-  DispatchPlay dispatch(exchange, c, step);
+  DispatchRun dispatch(exchange, c, step);
   dispatch.run();
-  const Arrivals& rows = dispatch.arrivals();
+  const DispatchResult& rows = dispatch.received();
   const Buffer outputs = Buffer::of(apply_experts(rows, c.config.hidden, DType::bf16));
-  Buffer result(step.places.tokens(exchange.rank().index()) * c.config.hidden * 2);
-  exchange.combine({outputs.data()}, rows.plan, {result.data()}, {.weights = rows.weight});
+  Buffer result(step.positions.tokens(exchange.rank().index()) * c.config.hidden * 2);
+  exchange.combine({outputs.data()}, rows.plan, {result.data()}, {.row_weights = rows.weight});
   return result;
 }
 
@@ -179,13 +179,13 @@ TEST_P(Contract, ATokenDoesNotFeelItsBatch) {
       for (int token = 0; token < c.config.max_tokens; ++token) {
         // Only this token of rank 1.
         std::vector<std::vector<std::int64_t>> ids(c.ranks);
-        const auto first = batch.world.ranks[1].ids.begin() + token * c.config.top_k;
+        const auto first = batch.global.ranks[1].ids.begin() + token * c.config.top_k;
         ids[1].assign(first, first + c.config.top_k);
         Step alone = step_of_ids(c, ids);
-        const auto values = batch.world.ranks[1].parts[0].begin() + token * row;
-        alone.world.ranks[1].parts[0].assign(values, values + row);
-        const auto weights = batch.world.ranks[1].weights.begin() + token * c.config.top_k;
-        alone.world.ranks[1].weights.assign(weights, weights + c.config.top_k);
+        const auto values = batch.global.ranks[1].parts[0].begin() + token * row;
+        alone.global.ranks[1].parts[0].assign(values, values + row);
+        const auto weights = batch.global.ranks[1].weights.begin() + token * c.config.top_k;
+        alone.global.ranks[1].weights.assign(weights, weights + c.config.top_k);
         const Buffer single = through_layer(exchange, c, alone);
         if (rank.index() != 1) continue;
         require_equal_bytes(single.span(), together.span().subspan(token * row, row), 2,
@@ -225,8 +225,8 @@ TEST_P(Contract, RowValuesBothWays) {
         const Plan plan = play_step(exchange, c, step, outcome);
         play_route_values(exchange, c, step, plan);
         // Values alone, without rows.
-        CombinePlay values(exchange, c, step, outcome, plan, nullptr);
-        values.options().weights = nullptr;
+        CombineRun values(exchange, c, step, outcome, plan, nullptr);
+        values.options().row_weights = nullptr;
         values.outputs() = {};
         values.result() = {};
         values.call();
@@ -241,7 +241,7 @@ TEST_P(Contract, RankMajorRowsAreSumsAlready) {
     for (const DType wire : kTypes) {
       Case c = sum_case(small_case(ranks), ranks);
       c.config.layout = Layout::rank_major;
-      c.config.wire = wire;
+      c.config.combine_type = wire;
       c.weights_from = WeightsFrom::nowhere;
       c.any_bits = ranks > 3;
       add(c);
@@ -266,7 +266,7 @@ TEST_P(Contract, SumsOfOneType) {
           Case c = sum_case(small_case(ranks), ranks);
           c.reduction = c.config.reduction = reduction;
           c.weights_from = from;
-          c.config.wire = c.outputs = c.result = type;
+          c.config.combine_type = c.outputs = c.result = type;
           c.config.top_k = 1 + ranks % 3;
           c.any_bits = true;
           add(c);
@@ -292,7 +292,7 @@ TEST_P(Contract, WhatCannotBeAddedIsRefused) {
   major.weights_from = WeightsFrom::nowhere;
   const Step major_step = make_step(major);
   const oracle::Outcome major_outcome = make_outcome(major, major_step);
-  const auto refused = [](CombinePlay& combine, const char* what) {
+  const auto refused = [](CombineRun& combine, const char* what) {
     try {
       combine.call();
     } catch (const UsageError&) {
@@ -305,19 +305,19 @@ TEST_P(Contract, WhatCannotBeAddedIsRefused) {
     Exchange exchange(rank, c.config);
     const Plan plan = play_step(exchange, c, step, outcome);
     for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
-      CombinePlay combine(exchange, c, step, outcome, plan, nullptr);
+      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
       combine.options().reduction = reduction;
       refused(combine, to_string(reduction));
     }
-    CombinePlay weighted(exchange, c, step, outcome, plan, nullptr);
-    weighted.options().home_weights = weights.as<float>();
+    CombineRun weighted(exchange, c, step, outcome, plan, nullptr);
+    weighted.options().topk_weights = weights.as<float>();
     refused(weighted, "a weight of a rank_major row");
     play_step(exchange, c, step, outcome);
 
     Exchange unreduced(rank, major.config);
     const Plan major_plan = play_step(unreduced, major, major_step, major_outcome);
-    CombinePlay weighed(unreduced, major, major_step, major_outcome, major_plan, nullptr);
-    weighed.options().home_weights = weights.as<float>();
+    CombineRun weighed(unreduced, major, major_step, major_outcome, major_plan, nullptr);
+    weighed.options().topk_weights = weights.as<float>();
     refused(weighed, "a weight of an unreduced row");
   });
 }

@@ -41,25 +41,25 @@ TEST(BlockRoles, BothRolesHaveBlocks) {
   }
 }
 
-// Some for the tokens, one that speaks, and enough are left for the other roles.
+// Some for the tokens, one that coordinates, and enough are left for the other roles.
 TEST(BlockRoles, FewTokensAreToldOf) {
   const Config config = config_of(4, 8, Layout::expert_major);
   for (const int blocks : {8, 16, 32, 132, 500}) {
     for (const int tokens : {0, 1, 28, 29, 128, 255}) {
-      const auto [senders, keepers] = dispatch_by_token(blocks, config, tokens, tokens % 2 == 0);
-      EXPECT_GE(keepers, 2);
-      EXPECT_LE(keepers, 1 + std::max(blocks / 16, 1));
+      const auto [senders, metadata_blocks] = dispatch_by_token(blocks, config, tokens, tokens % 2 == 0);
+      EXPECT_GE(metadata_blocks, 2);
+      EXPECT_LE(metadata_blocks, 1 + std::max(blocks / 16, 1));
       EXPECT_GE(senders, 1);
-      EXPECT_LT(senders + keepers, blocks);
+      EXPECT_LT(senders + metadata_blocks, blocks);
     }
     // A bound says no more than that they may be few.
-    EXPECT_EQ(dispatch_by_token(blocks, config, 8192, false).keepers,
-              dispatch_by_token(blocks, config, kPlaceFrom - 1, false).keepers);
+    EXPECT_EQ(dispatch_by_token(blocks, config, 8192, false).metadata_blocks,
+              dispatch_by_token(blocks, config, kPlaceFrom - 1, false).metadata_blocks);
   }
-  EXPECT_EQ(dispatch_by_token(132, config, 28, false).keepers, 2);
-  EXPECT_EQ(dispatch_by_token(132, config, 29, false).keepers, 3);
-  EXPECT_EQ(dispatch_by_token(7, config, 1, false).keepers, 0);
-  EXPECT_EQ(dispatch_by_token(132, config_of(32, 8, Layout::expert_major), 1, false).keepers, 0);
+  EXPECT_EQ(dispatch_by_token(132, config, 28, false).metadata_blocks, 2);
+  EXPECT_EQ(dispatch_by_token(132, config, 29, false).metadata_blocks, 3);
+  EXPECT_EQ(dispatch_by_token(7, config, 1, false).metadata_blocks, 0);
+  EXPECT_EQ(dispatch_by_token(132, config_of(32, 8, Layout::expert_major), 1, false).metadata_blocks, 0);
 }
 
 // Where warps send several whole rows: no warp more than the others.
@@ -70,9 +70,9 @@ TEST(BlockRoles, FewTokensAreSharedOutEvenly) {
   for (int blocks = 8; blocks <= 132; ++blocks) {
     for (int tokens = 1; tokens < kPlaceFrom; ++tokens) {
       for (const bool quantised : {false, true}) {
-        const auto [senders, keepers] = dispatch_by_token(blocks, config, tokens, quantised);
+        const auto [senders, metadata_blocks] = dispatch_by_token(blocks, config, tokens, quantised);
         ASSERT_GE(senders, 1);
-        ASSERT_LT(senders + keepers, blocks) << tokens << " tokens, " << blocks << " blocks";
+        ASSERT_LT(senders + metadata_blocks, blocks) << tokens << " tokens, " << blocks << " blocks";
         const int workers = kWorkWarps * senders, each = (tokens + workers - 1) / workers;
         if (each < 2) continue;
         // With a block less, some warp would have more.

@@ -9,7 +9,7 @@ namespace {
 
 using CudaMemory = OnDevices;
 
-void play_once(DevicePlay& play, cudaStream_t stream) {
+void play_once(DeviceRun& play, cudaStream_t stream) {
   play.use(0, stream);
   play.poison(stream);
   play.dispatch(stream);
@@ -21,7 +21,7 @@ TEST_F(CudaMemory, OutputsMayLieInAnyDeviceMemory) {
   const Case c = device_case(1, 3);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     keep_steps(play, c, 1);
     const OwnStream stream;
     play_once(play, stream.get());
@@ -51,13 +51,13 @@ TEST_F(CudaMemory, OutputsMayBeTheArrivalsThemselves) {
     c.reduction = c.config.reduction = Reduction::exact;
     run(c.ranks, c, [&](Rank rank) {
       ferry::Exchange exchange(rank, c.config);
-      DevicePlay play(exchange, c);
+      DeviceRun play(exchange, c);
       Step step = make_step(c);
       oracle::Outcome outcome = make_outcome(c, step);
       for (int r = 0; r < c.ranks; ++r) {
         std::vector<std::byte>& rows = outcome.ranks[static_cast<std::size_t>(r)].rows;
         std::fill(rows.begin(), rows.end(), kPoison);
-        oracle::write_part(step.world, step.places, r, 0, rows.data());
+        oracle::write_part(step.global, step.positions, r, 0, rows.data());
       }
       play.keep(step, outcome);
       if (lanes_own) play.dispatch_options().memory.parts[0] = nullptr;
@@ -65,10 +65,11 @@ TEST_F(CudaMemory, OutputsMayBeTheArrivalsThemselves) {
       play.use(0, stream.get());
       play.poison(stream.get());
       play.dispatch(stream.get());
-      play.outputs().data = play.arrivals().data;
+      play.outputs().data = play.received().data;
       play.combine(stream.get());
       exchange.synchronize(c.lane, stream);
-      const std::vector<std::byte> expected = oracle::combined(c.config, step.places, outcome, rank.index());
+      const std::vector<std::byte> expected =
+          oracle::combined(c.config, step.positions, outcome, rank.index());
       std::vector<std::byte> got = play.result_memory().on_host();
       got.resize(expected.size());
       require_equal_bytes(got, expected, 2, "result");
@@ -82,7 +83,7 @@ TEST_F(CudaMemory, MemoryThatCannotBeUsedIsRefused) {
   c.full = true;
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     keep_steps(play, c, 1);
     const OwnStream stream;
     const auto refused = [&](const char* what, const auto& call) {
@@ -124,12 +125,12 @@ TEST_F(CudaMemory, MemoryThatCannotBeUsedIsRefused) {
     });
     refused("outputs at an odd address", [&] {
       play.dispatch(stream.get());
-      exchange.combine({off(play.outputs().data)}, play.arrivals().plan, {play.result_memory().data()}, {},
+      exchange.combine({off(play.outputs().data)}, play.received().plan, {play.result_memory().data()}, {},
                        stream);
     });
     refused("a result at an odd address", [&] {
       play.dispatch(stream.get());
-      exchange.combine(play.outputs(), play.arrivals().plan, {off(play.result_memory().data())}, {}, stream);
+      exchange.combine(play.outputs(), play.received().plan, {off(play.result_memory().data())}, {}, stream);
     });
   });
 }
@@ -139,7 +140,7 @@ TEST_F(CudaMemory, WaitingInsideACaptureIsAnError) {
   const Case c = device_case(4, 2);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     keep_steps(play, c, 1);
     const OwnStream stream;
     rank.barrier();
@@ -197,9 +198,9 @@ TEST(ContractOfCuda, WhatIsTooMuchIsUnsupported) {
   EXPECT_THROW(size_of(config, 2, 0), UnsupportedError) << "tokens";
   config = fits;
   config.max_tokens = 1;
-  config.format = Format::opaque({1 << 29, 1 << 29});
+  config.format = Format::raw({1 << 29, 1 << 29});
   EXPECT_NO_THROW(size_of(config, 2, 0));
-  config.format = Format::opaque({1 << 29, 1 << 29, 16});
+  config.format = Format::raw({1 << 29, 1 << 29, 16});
   EXPECT_THROW(size_of(config, 2, 0), UnsupportedError) << "bytes";
 }
 

@@ -9,12 +9,12 @@ using CudaCounts = OnDevices;
 // Inputs of a step in which a rank has no tokens.
 Step without_tokens_of(const Case& c, const Step& step, int rank) {
   std::vector<std::vector<std::int64_t>> ids;
-  for (const oracle::RankInputs& inputs : step.world.ranks) ids.push_back(inputs.ids);
+  for (const oracle::RankInputs& inputs : step.global.ranks) ids.push_back(inputs.ids);
   ids[static_cast<std::size_t>(rank)].clear();
   return step_of_ids(c, ids, step.index);
 }
 
-void set_count(const DevicePlay& play, std::int32_t count) {
+void set_count(const DeviceRun& play, std::int32_t count) {
   device::copy(play.count(), &count, sizeof count);
 }
 
@@ -25,7 +25,7 @@ TEST_F(CudaCounts, ACountThatCannotBeSendsNothingAndIsReported) {
   for (const std::int32_t count : {c.config.max_tokens + 1, 0x7FFFFFFF, -1, -0x7FFFFFFF - 1}) {
     run(c.ranks, c, [&](Rank rank) {
       ferry::Exchange exchange(rank, c.config);
-      DevicePlay play(exchange, c);
+      DeviceRun play(exchange, c);
       const Step whole = make_step(c), without = without_tokens_of(c, whole, kOdd);
       const int good = play.keep(whole, make_outcome(c, whole));
       const int reduced = play.keep(without, make_outcome(c, without));
@@ -46,7 +46,7 @@ TEST_F(CudaCounts, ACountThatCannotBeSendsNothingAndIsReported) {
         }
         require_equal(reported, rank.index() == kOdd, "reported");
         if (rank.index() == kOdd)
-          require_equal(play.arrivals().host->call, play.arrivals().call, "host call number");
+          require_equal(play.received().host->call, play.received().call, "host call number");
         // The exchange is as usable as before.
         play.use(good, stream.get());
         play.poison(stream.get());
@@ -64,7 +64,7 @@ TEST_F(CudaCounts, OtherRanksSeeNoTokensOfARankWithACountThatCannotBe) {
   c.full = true;
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     const Step without = without_tokens_of(c, make_step(c), 1);
     const int reduced = play.keep(without, make_outcome(c, without));
     const OwnStream stream;
@@ -75,10 +75,10 @@ TEST_F(CudaCounts, OtherRanksSeeNoTokensOfARankWithACountThatCannotBe) {
     play.dispatch(stream.get());
     stream.wait();
     if (rank.index() == 1) return;
-    play.combine_options().weights = nullptr;
+    play.combine_options().row_weights = nullptr;
     std::int32_t total = -1;
-    device::copy(&total, play.arrivals().total, sizeof total);
-    require_equal(total, without.places.ranks[0].row_offsets.back(), "rows");
+    device::copy(&total, play.received().total, sizeof total);
+    require_equal(total, without.positions.ranks[0].row_offsets.back(), "rows");
   });
 }
 
@@ -88,7 +88,7 @@ TEST_F(CudaCounts, BadIdsThatOnlyTheDeviceSees) {
   c.full = true;
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     const OwnStream stream;
     for (int index = 0; index < 10; ++index) {
       const Step step = make_step(c, index);
@@ -98,7 +98,7 @@ TEST_F(CudaCounts, BadIdsThatOnlyTheDeviceSees) {
       play.dispatch(stream.get());
       play.combine(stream.get());
       play.compare(set, stream.get());
-      const BadId& expected = step.places.bad_ids[static_cast<std::size_t>(rank.index())];
+      const BadId& expected = step.positions.bad_ids[static_cast<std::size_t>(rank.index())];
       try {
         exchange.check(c.lane);
         require(expected.count == 0, "no bad id is reported, there are ", expected.count);

@@ -60,7 +60,7 @@ inline Case fault_case(double deadline) {
 
 inline bool throws_again(Exchange& exchange, const Case& c) {
   try {
-    DispatchPlay(exchange, c, make_step(c)).call();
+    DispatchRun(exchange, c, make_step(c)).call();
   } catch (const ferry::Error& error) {
     return error.code() == ErrorCode::timeout || error.code() == ErrorCode::peer_lost;
   }

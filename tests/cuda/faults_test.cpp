@@ -18,8 +18,8 @@ enum class Fault { stall, raise, kill };
 enum class Where { before_dispatch, between_halves, after_dispatch, in_flight };
 
 constexpr std::array kFaults = {Fault::stall, Fault::raise, Fault::kill};
-constexpr std::array kPlaces = {Where::before_dispatch, Where::between_halves, Where::after_dispatch,
-                                Where::in_flight};
+constexpr std::array kPositions = {Where::before_dispatch, Where::between_halves, Where::after_dispatch,
+                                   Where::in_flight};
 
 std::string name_of(Fault fault) {
   return fault == Fault::stall ? "Stall" : fault == Fault::raise ? "Throw" : "Kill";
@@ -65,7 +65,7 @@ void play(const Rank& rank, Exchange& exchange, const Case& c, Where where, Faul
     if (index == 2) *began = Clock::now().time_since_epoch().count();
     const bool fails = rank.index() == kVictim && index == 2;
     if (fails && where == Where::before_dispatch) fail(fault);
-    DispatchPlay dispatch(exchange, c, step);
+    DispatchRun dispatch(exchange, c, step);
     if (fails && where == Where::in_flight) {
       // Enqueued and not waited for: its kernels run while the process ends.
       static_cast<ferry::Exchange&>(exchange).dispatch(dispatch.tokens(), dispatch.ids(), dispatch.weights(),
@@ -76,7 +76,7 @@ void play(const Rank& rank, Exchange& exchange, const Case& c, Where where, Faul
     if (fails && where == Where::between_halves) fail(fault);
     dispatch.receive();
     if (fails && where == Where::after_dispatch) fail(fault);
-    CombinePlay(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight).run();
+    CombineRun(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight).run();
   }
 }
 
@@ -131,7 +131,8 @@ std::string case_name(const testing::TestParamInfo<CudaFaults::ParamType>& test)
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, CudaFaults,
-                         testing::Combine(testing::ValuesIn(kPlaces), testing::ValuesIn(kFaults)), case_name);
+                         testing::Combine(testing::ValuesIn(kPositions), testing::ValuesIn(kFaults)),
+                         case_name);
 
 }  // namespace
 }  // namespace ferry::contract

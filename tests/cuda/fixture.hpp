@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda/device_play.hpp"
+#include "cuda/device_run.hpp"
 #include "harness/device.hpp"
 #include "harness/harness.hpp"
 
@@ -37,7 +37,7 @@ class OnDevices : public testing::Test {
 };
 
 // Keeps steps `first` to `first + count - 1` of a case.
-inline void keep_steps(DevicePlay& play, const Case& c, int count, int first = 0) {
+inline void keep_steps(DeviceRun& play, const Case& c, int count, int first = 0) {
   for (int index = first; index < first + count; ++index) {
     const Step step = make_step(c, index);
     play.keep(step, make_outcome(c, step));

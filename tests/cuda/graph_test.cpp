@@ -16,7 +16,7 @@ void require_metadata(const StepMetadata* on_device, const Step& step, int rank)
   StepMetadata got;
   device::copy(&got, on_device, sizeof got);
   std::vector<std::int32_t> counts;
-  for (const oracle::RankInputs& inputs : step.world.ranks)
+  for (const oracle::RankInputs& inputs : step.global.ranks)
     counts.push_back(static_cast<std::int32_t>(inputs.tokens));
   const StepMetadata expected = oracle::step_metadata(counts, rank);
   require_equal(got.sum, expected.sum, "sum");
@@ -27,7 +27,7 @@ void require_metadata(const StepMetadata* on_device, const Step& step, int rank)
 // Compares every so many replays; those in between follow each other without the host.
 void replay(const Rank& rank, const Case& c, int replays, int compared) {
   ferry::Exchange exchange(rank, c.config);
-  DevicePlay play(exchange, c);
+  DeviceRun play(exchange, c);
   keep_steps(play, c, kSets);
   std::vector<Step> steps;
   for (int index = 0; index < kSets; ++index) steps.push_back(make_step(c, index));
@@ -65,7 +65,7 @@ TEST_F(CudaGraph, ReplaysFollowTheDevicesMemory) {
 }
 
 // A dispatch and the combine after it. A barrier follows: nobody allocates while anybody captures.
-Graph capture_both(const Rank& rank, DevicePlay& play, cudaStream_t stream) {
+Graph capture_both(const Rank& rank, DeviceRun& play, cudaStream_t stream) {
   rank.barrier();
   return Graph(stream, [&] {
     play.dispatch(stream);
@@ -73,7 +73,7 @@ Graph capture_both(const Rank& rank, DevicePlay& play, cudaStream_t stream) {
   });
 }
 
-void replay_and_compare(DevicePlay& play, const Graph& graph, int set, cudaStream_t stream) {
+void replay_and_compare(DeviceRun& play, const Graph& graph, int set, cudaStream_t stream) {
   play.use(set, stream);
   play.poison(stream);
   graph.launch(stream);
@@ -89,7 +89,7 @@ TEST_F(CudaGraph, ReplaysWithFewTokensAndMany) {
   c.config.max_tokens = kTokens.back();
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     for (std::size_t set = 0; set < kTokens.size(); ++set) {
       Case of_set = c;
       of_set.tokens.clear();
@@ -128,7 +128,7 @@ TEST_F(CudaGraph, WhatDoesNotFitIsRefusedAndGraphsGoOn) {
   const Case c = device_case(2, 2);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     keep_steps(play, c, kSets);
     const OwnStream stream;
     const Graph graph = capture_both(rank, play, stream.get());
@@ -175,7 +175,7 @@ TEST_F(CudaGraph, EagerCallsAndReplaysTakeTurns) {
   const Case c = device_case(1, 2);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     keep_steps(play, c, kSets);
     const OwnStream stream;
     const auto both = [&] {

@@ -7,7 +7,7 @@ namespace {
 
 using CudaLaunches = OnDevices;
 
-void play_steps(DevicePlay& play, int sets, int calls, cudaStream_t stream) {
+void play_steps(DeviceRun& play, int sets, int calls, cudaStream_t stream) {
   for (int number = 0; number < calls; ++number) {
     play.use(number % sets, stream);
     play.poison(stream);
@@ -25,7 +25,7 @@ TEST_F(CudaLaunches, LimitsOfSmsGiveTheSameBytes) {
     c.config.max_tokens = 200;
     run(ranks, c, [&](Rank rank) {
       ferry::Exchange exchange(rank, c.config);
-      DevicePlay play(exchange, c);
+      DeviceRun play(exchange, c);
       keep_steps(play, c, 3);
       const OwnStream stream;
       for (const int limit : {1, 4, 8, 16, 24, 0}) {
@@ -71,7 +71,7 @@ TEST_F(CudaLaunches, OneKernelOfAtMostSoManyBlocks) {
   const Case c = device_case(3, 2);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     keep_steps(play, c, 1);
     const OwnStream stream;
     play_steps(play, 1, 1, stream.get());
@@ -104,11 +104,11 @@ TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {
   other.seed = seed_of(2);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play0(exchange, c), play1(exchange, other);
+    DeviceRun play0(exchange, c), play1(exchange, other);
     keep_steps(play0, c, kSteps);
     keep_steps(play1, other, kSteps);
-    DevicePlay* const plays[] = {&play0, &play1};
-    for (DevicePlay* play : plays) play->dispatch_options().sm_limit = play->combine_options().sm_limit = 8;
+    DeviceRun* const plays[] = {&play0, &play1};
+    for (DeviceRun* play : plays) play->dispatch_options().sm_limit = play->combine_options().sm_limit = 8;
     const OwnStream streams[2];
     const int first = rank.index() % 2;
     for (int number = 0; number < kCalls; ++number) {
@@ -131,7 +131,7 @@ TEST_F(CudaLaunches, OneToEightRanksOnOneCard) {
     run(ranks, c, [&](Rank rank) {
       require_success(cudaSetDevice(0), "cudaSetDevice");
       ferry::Exchange exchange(rank, c.config);
-      DevicePlay play(exchange, c);
+      DeviceRun play(exchange, c);
       keep_steps(play, c, 3);
       const OwnStream stream;
       play_steps(play, 3, 12, stream.get());
@@ -146,7 +146,7 @@ TEST_F(CudaLaunches, OtherKernelsOnTheSameCard) {
     const Case c = device_case(static_cast<std::uint64_t>(left_free), 2);
     run(c.ranks, c, [&, limit = limit, left_free = left_free](Rank rank) {
       ferry::Exchange exchange(rank, c.config);
-      DevicePlay play(exchange, c);
+      DeviceRun play(exchange, c);
       keep_steps(play, c, 3);
       play.dispatch_options().sm_limit = play.combine_options().sm_limit = limit;
       const OwnStream stream, busy;

@@ -56,7 +56,7 @@ class OneToken {
   Rank rank_;
   Case case_;
   ferry::Exchange exchange_;
-  DevicePlay play_;
+  DeviceRun play_;
   OwnStream stream_;
   std::optional<Graph> graph_;
 };

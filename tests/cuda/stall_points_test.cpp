@@ -49,7 +49,7 @@ Case case_of(const Stop& stop, Then then) {
   c.config.max_tokens = 48;
   // The weights that others need for their sums travel in the combine.
   c.weights_from = WeightsFrom::home;
-  // Warps that have several rows announce them through their block's announcer, but for the last.
+  // Warps that have several rows announce them through their block's publisher, but for the last.
   if (std::string_view(stop.point) == "flag") c.sm_limit = 2;
   return c;
 }
@@ -59,9 +59,9 @@ void call_until_error(Exchange& exchange, const Case& c, Operation operation, co
                       const oracle::Outcome& outcome, const Plan& plan) {
   for (int i = 0; i < 3; ++i) {
     if (operation == Operation::dispatch) {
-      DispatchPlay(exchange, c, step).run();
+      DispatchRun(exchange, c, step).run();
     } else {
-      CombinePlay(exchange, c, step, outcome, plan, nullptr).run();
+      CombineRun(exchange, c, step, outcome, plan, nullptr).run();
     }
   }
 }

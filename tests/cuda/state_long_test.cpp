@@ -36,7 +36,7 @@ TEST_F(CudaState, NothingGrowsOver100000Calls) {
   c.config.max_tokens = 8;
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DevicePlay play(exchange, c);
+    DeviceRun play(exchange, c);
     keep_steps(play, c, kSets);
     const OwnStream stream;
     Held before;
@@ -71,11 +71,11 @@ class BareLane {
   void call(const DispatchCall& dispatch, const CombineCall& combine, const OwnStream& stream) {
     DispatchCall with_plan = dispatch;
     with_plan.memory.plan = plan_.data();
-    const Arrivals arrivals = lane_.dispatch(with_plan, cuda::Halves::both, stream);
+    const DispatchResult received = lane_.dispatch(with_plan, cuda::Phase::fused, stream);
     CombineCall of_plan = combine;
-    of_plan.plan = arrivals.plan;
-    of_plan.weights = arrivals.weight;
-    lane_.combine(of_plan, cuda::Halves::both, stream);
+    of_plan.plan = received.plan;
+    of_plan.row_weights = received.weight;
+    lane_.combine(of_plan, cuda::Phase::fused, stream);
   }
 
   // Of 8 bytes each.
@@ -106,7 +106,7 @@ TEST_F(CudaState, OnlyNumbersOfCallsAndTotalsChangeOver100000Calls) {
   c.full = true;
   run(c.ranks, c, [&](Rank rank) {
     const Step step = make_step(c);
-    const oracle::RankInputs& mine = step.world.ranks[static_cast<std::size_t>(rank.index())];
+    const oracle::RankInputs& mine = step.global.ranks[static_cast<std::size_t>(rank.index())];
     const DeviceBytes tokens(mine.parts[0]), weights(bytes_of_values(mine.weights)),
         ids(bytes_of_values(mine.ids)),
         outputs(make_outcome(c, step).ranks[static_cast<std::size_t>(rank.index())].rows),
@@ -148,7 +148,7 @@ TEST_F(CudaState, ExchangesGiveBackWhatTheyTook) {
     for (int number = 0; number < 50; ++number) {
       {
         ferry::Exchange exchange(rank, c.config);
-        DevicePlay play(exchange, c);
+        DeviceRun play(exchange, c);
         play.keep(step, outcome);
         const OwnStream stream;
         play.use(0, stream.get());

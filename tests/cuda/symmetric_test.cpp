@@ -40,7 +40,7 @@ struct Place {
   Cards cards;
 };
 
-std::vector<Place> places() {
+std::vector<Place> positions() {
   std::vector<Place> all;
   for (const Kind kind : kKinds) {
     for (const Cards cards : {Cards::one, Cards::all}) all.push_back({kind, cards});
@@ -59,7 +59,7 @@ class DeviceSymmetric : public testing::TestWithParam<Place> {
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Kinds, DeviceSymmetric, testing::ValuesIn(places()), [](const auto& place) {
+INSTANTIATE_TEST_SUITE_P(Kinds, DeviceSymmetric, testing::ValuesIn(positions()), [](const auto& place) {
   return name(place.param.kind) + (place.param.cards == Cards::one ? "_on_one_card" : "_on_all_cards");
 });
 

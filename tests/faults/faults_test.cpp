@@ -89,7 +89,7 @@ class Player {
   static constexpr int kHidden = 64, kTokens = 5, kTopK = 2;
   static constexpr std::uint16_t kOne = 0x3F80;  // in bf16
 
-  Arrivals dispatch(int lane) {
+  DispatchResult dispatch(int lane) {
     const Tokens tokens = Tokens::rows(x_.data(), kTokens);
     const DispatchOptions options{.lane = lane};
     if (way_ == Way::replay) return exchange_.dispatch(tokens, kept_, weights_.data(), options);
@@ -98,9 +98,9 @@ class Player {
     return exchange_.dispatch_receive(lane);
   }
 
-  void combine(const Arrivals& rows, int lane) {
+  void combine(const DispatchResult& rows, int lane) {
     y_.fill(0x7F7F);
-    const CombineOptions options{.weights = rows.weight, .lane = lane};
+    const CombineOptions options{.row_weights = rows.weight, .lane = lane};
     if (way_ == Way::halves) {
       exchange_.combine_send({.data = rows.data}, rows.plan, {.data = y_.data()}, options);
       exchange_.combine_receive(lane);
@@ -114,7 +114,7 @@ class Player {
 
   void step(int lane) {
     exchange_.metadata(kTokens, lane);
-    const Arrivals rows = dispatch(lane);
+    const DispatchResult rows = dispatch(lane);
     exchange_.route_values(weights_.data(), rows.plan, values_.data(), lane);
     combine(rows, lane);
   }

@@ -12,7 +12,7 @@
 
 namespace ferry::test {
 
-inline constexpr Fp8Options kPlain{};
+inline constexpr Fp8Options kSpecialised{};
 inline constexpr Fp8Options kPowerOfTwo{.power_of_two = true};
 inline constexpr Fp8Options kPacked{.power_of_two = true, .packed = true};
 
@@ -52,7 +52,7 @@ class Fp8Rows : public testing::TestWithParam<const cpu::Kernels*> {
   }
 
   void expect_row(const Memory& in, DType type) {
-    for (const Fp8Options& options : {kPlain, kPowerOfTwo, kPacked}) {
+    for (const Fp8Options& options : {kSpecialised, kPowerOfTwo, kPacked}) {
       ASSERT_NO_FATAL_FAILURE(expect_row(in, type, options));
     }
   }

@@ -60,16 +60,16 @@ TEST_P(Fp8, StatedCases) {
     EXPECT_EQ(got.first, expected.first) << first << " " << rest;
     EXPECT_EQ(got.rest, expected.rest) << first << " " << rest;
   };
-  expect(0.0f, -0.0f, kPlain, {1e-4f / 448, 0x00, 0x80});
+  expect(0.0f, -0.0f, kSpecialised, {1e-4f / 448, 0x00, 0x80});
   expect(0.0f, -0.0f, kPowerOfTwo, {0x1p-22f, 0x00, 0x80});
-  expect(448.0f, 1.0f, kPlain, {1.0f, 0x7E, 0x38});
+  expect(448.0f, 1.0f, kSpecialised, {1.0f, 0x7E, 0x38});
   expect(448.0f, 1.0f, kPowerOfTwo, {1.0f, 0x7E, 0x38});
   expect(-449.0f, 2.0f, kPowerOfTwo, {2.0f, 0xF6, 0x38});
-  expect(kNan, 448.0f, kPlain, {1.0f, 0x7F, 0x7E});
-  expect(-kNan, -kNan, kPlain, {1e-4f / 448, 0x7F, 0x7F});
-  expect(kInfinity, -1.0f, kPlain, {kInfinity, 0x7F, 0x80});
+  expect(kNan, 448.0f, kSpecialised, {1.0f, 0x7F, 0x7E});
+  expect(-kNan, -kNan, kSpecialised, {1e-4f / 448, 0x7F, 0x7F});
+  expect(kInfinity, -1.0f, kSpecialised, {kInfinity, 0x7F, 0x80});
   expect(-kInfinity, 1.0f, kPowerOfTwo, {kInfinity, 0x7F, 0x00});
-  expect(kInfinity, kNan, kPlain, {kInfinity, 0x7F, 0x7F});
+  expect(kInfinity, kNan, kSpecialised, {kInfinity, 0x7F, 0x7F});
 }
 
 TEST_P(Fp8, PackedExponents) {

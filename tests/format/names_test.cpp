@@ -19,9 +19,9 @@ TEST(FormatNames, ThereAndBack) {
       {Format::fp8_e4m3({.column_major = true, .power_of_two = true}), "fp8-columns-pow2"},
       {Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
        "fp8-columns-pow2-packed"},
-      {Format::opaque({1024}), "opaque:1024"},
-      {Format::opaque({1024, 64}), "opaque:1024+64"},
-      {Format::opaque({16, 32, 48, 64}), "opaque:16+32+48+64"},
+      {Format::raw({1024}), "raw:1024"},
+      {Format::raw({1024, 64}), "raw:1024+64"},
+      {Format::raw({16, 32, 48, 64}), "raw:16+32+48+64"},
   };
   for (const auto& [format, name] : names) {
     EXPECT_EQ(to_string(format), name);
@@ -54,30 +54,30 @@ TEST(FormatNames, RefusesTheRest) {
                            "fp8pow2",
                            "fp8-packed",
                            "fp8-columns-packed",
-                           "opaque",
-                           "opaque:",
-                           "opaque:16+",
-                           "opaque:+16",
-                           "opaque:16++16",
-                           "opaque:1k",
-                           "opaque:16,16",
-                           "opaque:99999999999999999999",
-                           "opaque:16+16+16+16+16",
-                           "opaque:15",
-                           "opaque:0",
-                           "opaque:-16",
-                           "opaque:16+0"}) {
+                           "raw",
+                           "raw:",
+                           "raw:16+",
+                           "raw:+16",
+                           "raw:16++16",
+                           "raw:1k",
+                           "raw:16,16",
+                           "raw:99999999999999999999",
+                           "raw:16+16+16+16+16",
+                           "raw:15",
+                           "raw:0",
+                           "raw:-16",
+                           "raw:16+0"}) {
     EXPECT_NE(refusal(name), "") << "'" << name << "' was taken";
   }
   EXPECT_TRUE(
       refusal("fp8-pow3").starts_with("format 'fp8-pow3': '-pow3' is no option of fp8; known: bf16,"));
-  EXPECT_TRUE(refusal("opaque:1x").starts_with("format 'opaque:1x': '1x' is no number of bytes; known:"));
+  EXPECT_TRUE(refusal("raw:1x").starts_with("format 'raw:1x': '1x' is no number of bytes; known:"));
 }
 
 TEST(FormatNames, OpaqueIsCheckedWhenMade) {
-  EXPECT_THROW(Format::opaque({}), UsageError);
-  EXPECT_THROW(Format::opaque({16, 16, 16, 16, 16}), UsageError);
-  EXPECT_THROW(Format::opaque({17}), UsageError);
+  EXPECT_THROW(Format::raw({}), UsageError);
+  EXPECT_THROW(Format::raw({16, 16, 16, 16, 16}), UsageError);
+  EXPECT_THROW(Format::raw({17}), UsageError);
 }
 
 TEST(Names, OfSmallWords) {

@@ -48,7 +48,7 @@ TEST(Parts, OfFp8) {
 }
 
 TEST(Parts, OfOpaqueRows) {
-  const PartList parts = parts_of(Format::opaque({1024, 64, 16, 48}), 0);
+  const PartList parts = parts_of(Format::raw({1024, 64, 16, 48}), 0);
   ASSERT_EQ(parts.count, 4);
   expect_rows(parts.part[0], 1024, 1024);
   expect_rows(parts.part[1], 64, 64);
@@ -77,7 +77,7 @@ const Format kFormats[] = {Format::bf16(),
                            Format::fp8_e4m3({.column_major = true}),
                            Format::fp8_e4m3({.power_of_two = true, .packed = true}),
                            Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
-                           Format::opaque({96, 16, 32})};
+                           Format::raw({96, 16, 32})};
 
 // Every byte of the memory belongs to at most one (row, byte of the row), and stays inside.
 TEST(Parts, RowsDoNotOverlap) {
@@ -142,8 +142,8 @@ std::string refusal(const Format& format, std::int64_t hidden, DType input) {
   return "";
 }
 
-Format opaque_unchecked(std::int64_t a, std::int64_t b, std::int64_t c = 0) {
-  return {.kind = FormatKind::opaque, .part_bytes = {a, b, c}};
+Format raw_unchecked(std::int64_t a, std::int64_t b, std::int64_t c = 0) {
+  return {.kind = FormatKind::raw, .part_bytes = {a, b, c}};
 }
 
 TEST(CheckFormat, Takes) {
@@ -155,8 +155,8 @@ TEST(CheckFormat, Takes) {
   EXPECT_EQ(refusal(Format::fp32(), 4, DType::fp32), "");
   for (const DType type : kTypes) EXPECT_EQ(refusal(Format::fp8_e4m3(), 16, type), "");
   EXPECT_EQ(refusal(Format::fp8_e4m3({.power_of_two = true, .packed = true}), 2880, DType::bf16), "");
-  EXPECT_EQ(refusal(opaque_unchecked(16, 0), -1, DType::bf16), "");
-  EXPECT_EQ(refusal(opaque_unchecked(kMaxPartBytes, 48, 16), 0, DType::bf16), "");
+  EXPECT_EQ(refusal(raw_unchecked(16, 0), -1, DType::bf16), "");
+  EXPECT_EQ(refusal(raw_unchecked(kMaxPartBytes, 48, 16), 0, DType::bf16), "");
 }
 
 TEST(CheckFormat, RefusesWithTheNumbers) {
@@ -176,13 +176,13 @@ TEST(CheckFormat, RefusesWithTheNumbers) {
 
 TEST(CheckFormat, RefusesOpaqueSizes) {
   const std::string must = " bytes, must be a multiple of 16 from 16 to 1073741824";
-  EXPECT_EQ(refusal(opaque_unchecked(0, 0), 64, DType::bf16), "format opaque: part 0 is 0" + must);
-  EXPECT_EQ(refusal(opaque_unchecked(1024, 8), 64, DType::bf16), "format opaque: part 1 is 8" + must);
-  EXPECT_EQ(refusal(opaque_unchecked(-16, 0), 64, DType::bf16), "format opaque: part 0 is -16" + must);
-  EXPECT_EQ(refusal(opaque_unchecked(kMaxPartBytes + 16, 0), 64, DType::bf16),
-            "format opaque: part 0 is 1073741840" + must);
-  EXPECT_EQ(refusal(opaque_unchecked(16, 0, 16), 64, DType::bf16),
-            "format opaque: part 2 follows a part of 0 bytes");
+  EXPECT_EQ(refusal(raw_unchecked(0, 0), 64, DType::bf16), "format raw: part 0 is 0" + must);
+  EXPECT_EQ(refusal(raw_unchecked(1024, 8), 64, DType::bf16), "format raw: part 1 is 8" + must);
+  EXPECT_EQ(refusal(raw_unchecked(-16, 0), 64, DType::bf16), "format raw: part 0 is -16" + must);
+  EXPECT_EQ(refusal(raw_unchecked(kMaxPartBytes + 16, 0), 64, DType::bf16),
+            "format raw: part 0 is 1073741840" + must);
+  EXPECT_EQ(refusal(raw_unchecked(16, 0, 16), 64, DType::bf16),
+            "format raw: part 2 follows a part of 0 bytes");
 }
 
 }  // namespace

@@ -73,8 +73,8 @@ Result CallMemory::given(Result result) {
 }
 
 CombineOptions CallMemory::given(CombineOptions options) {
-  options.weights = given(options.weights);
-  options.home_weights = given(options.home_weights);
+  options.row_weights = given(options.row_weights);
+  options.topk_weights = given(options.topk_weights);
   options.row_values = given(options.row_values);
   options.route_values = given(options.route_values);
   return options;
@@ -98,15 +98,15 @@ const void* CallMemory::host_copy(const void* pointer, std::int64_t bytes) {
   return copy.data();
 }
 
-Arrivals CallMemory::on_host(const Arrivals& arrivals, const Config& config, const Format& format,
-                             std::int64_t rows) {
-  if (!on_device_) return arrivals;
+DispatchResult CallMemory::on_host(const DispatchResult& received, const Config& config, const Format& format,
+                                   std::int64_t rows) {
+  if (!on_device_) return received;
   originals_.clear();
   copies_.clear();
-  Arrivals local = arrivals;
-  bring(local.counts, arrivals.groups);
-  bring(local.row_offsets, arrivals.groups + 1);
-  bring(local.group_expert, arrivals.groups);
+  DispatchResult local = received;
+  bring(local.counts, received.groups);
+  bring(local.row_offsets, received.groups + 1);
+  bring(local.group_expert, received.groups);
   bring(local.total, 1);
   const std::int64_t total = std::clamp<std::int64_t>(*local.total, 0, rows);
   const std::int64_t slots = config.layout == Layout::rank_major ? config.top_k : 1;
@@ -122,9 +122,9 @@ Arrivals CallMemory::on_host(const Arrivals& arrivals, const Config& config, con
     data = const_cast<void*>(host_copy(data, part_bytes_total(parts.part[p], held)));
   }
   local.data = local.parts[0].data;
-  const auto plan_bytes = static_cast<std::int64_t>(arrivals.plan.bytes());
+  const auto plan_bytes = static_cast<std::int64_t>(received.plan.bytes());
   local.plan =
-      Plan::over(const_cast<void*>(host_copy(arrivals.plan.storage(), plan_bytes)), arrivals.plan.bytes());
+      Plan::over(const_cast<void*>(host_copy(received.plan.storage(), plan_bytes)), received.plan.bytes());
   return local;
 }
 

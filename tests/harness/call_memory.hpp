@@ -40,7 +40,8 @@ class CallMemory {
 
   // The same arrivals in host memory. Copies live until the next ones are made; given to a call, they stand
   // for the originals. `rows` is the most there can be, in all groups together.
-  Arrivals on_host(const Arrivals& arrivals, const Config& config, const Format& format, std::int64_t rows);
+  DispatchResult on_host(const DispatchResult& received, const Config& config, const Format& format,
+                         std::int64_t rows);
 
  private:
   const void* give(const void* pointer);

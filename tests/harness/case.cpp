@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
-#include "oracle/places.hpp"
+#include "oracle/row_positions.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -47,7 +47,7 @@ Format draw_format(Random& random) {
     default:
       break;
   }
-  Format format = Format::opaque({16});
+  Format format = Format::raw({16});
   for (int part = 0, parts = random.between(1, kMaxParts); part < parts; ++part) {
     format.part_bytes[part] = 16 * random.between(1, 20);
   }
@@ -64,8 +64,8 @@ void draw_capacity(Random& random, Case& c) {
 
 void draw_combine(Random& random, Case& c) {
   const auto type = [&] { return random.pick({DType::bf16, DType::bf16, DType::fp16, DType::fp32}); };
-  c.config.wire = type();
-  c.outputs = random.chance(0.7) ? c.config.wire : type();
+  c.config.combine_type = type();
+  c.outputs = random.chance(0.7) ? c.config.combine_type : type();
   c.result = type();
   c.output_gap = random.chance(0.3) ? 16 * random.between(1, 4) : 0;
   c.result_gap = random.chance(0.3) ? 16 * random.between(1, 4) : 0;
@@ -119,13 +119,13 @@ Placement draw_placement(Random& random, int experts, int ranks) {
   random.shuffle(ranks_used);
   std::vector<std::vector<int>> held(ranks);
   for (int e = 0; e < experts; ++e) held[ranks_used[random.below(used)]].push_back(e);
-  std::vector<ExpertPlace> places(experts);
+  std::vector<ExpertLocation> positions(experts);
   for (int r = 0; r < ranks; ++r) {
     random.shuffle(held[r]);
     for (std::size_t local = 0; local < held[r].size(); ++local)
-      places[held[r][local]] = {r, static_cast<int>(local)};
+      positions[held[r][local]] = {r, static_cast<int>(local)};
   }
-  return Placement::table(places, ranks, random.next());
+  return Placement::table(positions, ranks, random.next());
 }
 
 Case draw_case(std::uint64_t seed, CaseSize size) {
@@ -165,9 +165,9 @@ Case draw_case(std::uint64_t seed, CaseSize size) {
   c.input_gap = random.chance(0.3) ? 16 * random.between(1, 5) : 0;
   c.split = random.chance(0.3);
   c.caller_memory = random.chance(0.7);
-  const bool typed = config.format.kind != FormatKind::fp8_e4m3 && config.format.kind != FormatKind::opaque;
+  const bool typed = config.format.kind != FormatKind::fp8_e4m3 && config.format.kind != FormatKind::raw;
   if (typed && config.layout != Layout::rank_major) {
-    c.weigh_rows = c.weighted && random.chance(0.3);
+    c.apply_weights = c.weighted && random.chance(0.3);
     c.dots = random.chance(0.3);
   }
   draw_capacity(random, c);
@@ -182,7 +182,7 @@ std::string describe(const Case& c) {
                          " K=", g.top_k, " H=", g.hidden, " T=", g.max_tokens, " ", to_string(g.layout),
                          " alignment=", g.alignment, " capacity=", g.capacity, " ", to_string(g.format),
                          " from ", to_string(c.type), ", ", to_string(c.reduction), " ", to_string(c.outputs),
-                         "->", to_string(g.wire), "->", to_string(c.result));
+                         "->", to_string(g.combine_type), "->", to_string(c.result));
   const auto flag = [&](bool set, const char* name) { text += set ? str(" ", name) : std::string(); };
   flag(g.repeats, "repeats");
   flag(g.zero_padding, "zero_padding");
@@ -191,13 +191,13 @@ std::string describe(const Case& c) {
   flag(c.split, "split");
   flag(c.caller_memory, "caller_memory");
   flag(c.weighted, "weighted");
-  flag(c.weigh_rows, "weigh_rows");
+  flag(c.apply_weights, "apply_weights");
   flag(c.dots, "dots");
   flag(c.values, "values");
   flag(c.any_bits, "any_bits");
   flag(c.bad_ids > 0, "bad_ids");
   flag(c.ids == IdType::int64, "int64");
-  flag(c.weights_from == WeightsFrom::home, "home_weights");
+  flag(c.weights_from == WeightsFrom::home, "topk_weights");
   flag(c.weights_from == WeightsFrom::rows, "row_weights");
   return text;
 }

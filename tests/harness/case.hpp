@@ -42,7 +42,7 @@ struct Case {
   // Dispatch.
   bool split = false;
   bool caller_memory = true;
-  bool weigh_rows = false;
+  bool apply_weights = false;
   bool dots = false;
   int lane = 0;
   int sm_limit = 0;  // of a device; also combine's
@@ -59,7 +59,7 @@ struct Case {
 
 std::string describe(const Case& c);
 
-// The type in which values of a format enter: its own, or bf16 for fp8 and opaque.
+// The type in which values of a format enter: its own, or bf16 for fp8 and raw.
 DType natural_type(const Format& format);
 
 // What random cases are made to cover.

@@ -59,27 +59,27 @@ void Exchange::finish(int index) {
   if (config().check_calls) check(index);
 }
 
-Arrivals Exchange::finish(int index, const Arrivals& arrivals) {
-  if (!on_device()) return arrivals;
+DispatchResult Exchange::finish(int index, const DispatchResult& received) {
+  if (!on_device()) return received;
   wait(index);
   Lane& mine = lane(index);
   const bool padded = config().layout == Layout::expert_padded;
-  const std::int64_t rows = arrivals.capacity * (padded ? arrivals.groups : 1);
-  mine.arrivals = mine.memory.on_host(arrivals, config(), mine.format, rows);
+  const std::int64_t rows = received.capacity * (padded ? received.groups : 1);
+  mine.received = mine.memory.on_host(received, config(), mine.format, rows);
   if (config().check_calls) check(index);
-  return mine.arrivals;
+  return mine.received;
 }
 
-Arrivals Exchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
-                            const DispatchOptions& options) {
+DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
+                                  const DispatchOptions& options) {
   CallMemory& memory = begin(options);
   return finish(options.lane,
                 ferry::Exchange::dispatch(memory.given(tokens), memory.given(ids), memory.given(weights),
                                           memory.given(options), stream()));
 }
 
-Arrivals Exchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
-                            const DispatchOptions& options) {
+DispatchResult Exchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
+                                  const DispatchOptions& options) {
   CallMemory& memory = begin(options);
   return finish(options.lane,
                 ferry::Exchange::dispatch(memory.given(tokens), memory.given(plan), memory.given(weights),
@@ -102,7 +102,7 @@ void Exchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float
   sent(options.lane);
 }
 
-Arrivals Exchange::dispatch_receive(int index) {
+DispatchResult Exchange::dispatch_receive(int index) {
   receive(index);
   return finish(index, ferry::Exchange::dispatch_receive(index, stream()));
 }
@@ -136,13 +136,13 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
   finish(index);
 }
 
-Arrivals Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* home_weights,
-                                    const Outputs& outputs, float* d_weights,
-                                    const DispatchOptions& options) {
+DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
+                                          const Outputs& outputs, float* d_weights,
+                                          const DispatchOptions& options) {
   CallMemory& memory = begin(options);
   return finish(options.lane,
                 ferry::Exchange::combine_backward(memory.given(d_result), memory.given(plan),
-                                                  memory.given(home_weights), memory.given(outputs),
+                                                  memory.given(topk_weights), memory.given(outputs),
                                                   memory.given(d_weights), memory.given(options), stream()));
 }
 
@@ -156,9 +156,9 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int index) {
   return &copy;
 }
 
-const Arrivals& Exchange::last_arrivals(int index) const {
-  if (!on_device()) return ferry::Exchange::last_arrivals(index);
-  return lanes_[static_cast<std::size_t>(index)].arrivals;
+const DispatchResult& Exchange::last_dispatch_result(int index) const {
+  if (!on_device()) return ferry::Exchange::last_dispatch_result(index);
+  return lanes_[static_cast<std::size_t>(index)].received;
 }
 
 }  // namespace ferry::contract

@@ -16,15 +16,15 @@ class Exchange : public ferry::Exchange {
  public:
   Exchange(Rank rank, const Config& config);
 
-  Arrivals dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
-                    const DispatchOptions& options = {});
-  Arrivals dispatch(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
-                    const DispatchOptions& options = {});
+  DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
+                          const DispatchOptions& options = {});
+  DispatchResult dispatch(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
+                          const DispatchOptions& options = {});
   void dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                      const DispatchOptions& options = {});
   void dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
                      const DispatchOptions& options = {});
-  Arrivals dispatch_receive(int lane = 0);
+  DispatchResult dispatch_receive(int lane = 0);
 
   void combine(const Outputs& outputs, const Plan& plan, const Result& result,
                const CombineOptions& options = {});
@@ -33,20 +33,21 @@ class Exchange : public ferry::Exchange {
   void combine_receive(int lane = 0);
 
   void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0);
-  Arrivals combine_backward(const Tokens& d_result, const Plan& plan, const float* home_weights,
-                            const Outputs& outputs, float* d_weights, const DispatchOptions& options = {});
+  DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
+                                  const Outputs& outputs, float* d_weights,
+                                  const DispatchOptions& options = {});
 
   // One address for each that the backend returns.
   const StepMetadata* metadata(std::int32_t count, int lane = 0);
 
-  const Arrivals& last_arrivals(int lane = 0) const;
+  const DispatchResult& last_dispatch_result(int lane = 0) const;
 
  private:
   struct Lane {
     CallMemory memory;
     bool sent = false;  // a send half whose receive half has not been called
     Format format{};    // of the last dispatch
-    Arrivals arrivals;
+    DispatchResult received;
     std::map<const StepMetadata*, StepMetadata> metadata;
   };
 
@@ -59,7 +60,7 @@ class Exchange : public ferry::Exchange {
   void receive(int index);
   void wait(int index);
   void finish(int index);
-  Arrivals finish(int index, const Arrivals& arrivals);
+  DispatchResult finish(int index, const DispatchResult& received);
 
   std::vector<Lane> lanes_;
 };

@@ -20,7 +20,7 @@ inline float expert_value(int expert, float x, DType type) {
 }
 
 // The experts' rows for arrivals of an expert layout whose values are of `type`: [total, hidden], dense.
-inline std::vector<std::byte> apply_experts(const Arrivals& rows, int hidden, DType type) {
+inline std::vector<std::byte> apply_experts(const DispatchResult& rows, int hidden, DType type) {
   const std::int64_t size = bytes_of(type);
   std::vector<std::byte> outputs(*rows.total * hidden * size);
   const auto* values = static_cast<const std::byte*>(rows.data);

@@ -7,7 +7,7 @@
 
 #include "backends/cpu/chunks.hpp"
 #include "harness/device.hpp"
-#include "harness/lasting_tests.hpp"
+#include "harness/persistent_tests.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/expected.hpp"
 #include "seed.hpp"
@@ -20,7 +20,7 @@ std::string name_of(const Setup& setup) {
       return str(to_string(setup.backend), ", threads");
     case RanksAre::processes:
       return str(to_string(setup.backend), ", processes");
-    case RanksAre::lasting_processes:
+    case RanksAre::persistent_processes:
       return str(to_string(setup.backend), ", lasting processes");
   }
   return "unknown";
@@ -70,7 +70,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
     }
   };
   try {
-    if (setup.ranks == RanksAre::lasting_processes) {
+    if (setup.ranks == RanksAre::persistent_processes) {
       program_ranks().run(ranks, play_as);
     } else {
       make_group(setup, ranks).run(play_as);
@@ -87,10 +87,10 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
 }
 
 Plan play_step(Exchange& exchange, const Case& c, const Step& step, const oracle::Outcome& outcome) {
-  DispatchPlay dispatch(exchange, c, step);
+  DispatchRun dispatch(exchange, c, step);
   dispatch.run();
-  CombinePlay(exchange, c, step, outcome, dispatch.arrivals().plan, dispatch.arrivals().weight).run();
-  return dispatch.arrivals().plan.copy();
+  CombineRun(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight).run();
+  return dispatch.received().plan.copy();
 }
 
 void play_route_values(Exchange& exchange, const Case& c, const Step& step, const Plan& plan) {
@@ -98,15 +98,15 @@ void play_route_values(Exchange& exchange, const Case& c, const Step& step, cons
   std::vector<std::vector<float>> values;
   for (int source = 0; source < c.ranks; ++source) {
     Random random = Random::of({c.seed, 99, static_cast<std::uint64_t>(source)});
-    values.push_back(random_floats(random, step.places.tokens(source) * c.config.top_k));
+    values.push_back(random_floats(random, step.positions.tokens(source) * c.config.top_k));
   }
   Buffer mine(static_cast<std::int64_t>(values[rank].size()) * 4);
   std::copy(values[rank].begin(), values[rank].end(), mine.as<float>());
-  const std::vector<oracle::PlacedRow>& rows = step.places.ranks[rank].rows;
+  const std::vector<oracle::RowInfo>& rows = step.positions.ranks[rank].rows;
   Buffer got(static_cast<std::int64_t>(rows.size()) * 4);
   exchange.route_values(mine.as<float>(), plan, got.as<float>(), c.lane);
   got.require_guards("row values");
-  const std::vector<float> expected = oracle::values_at_rows(step.places, values, rank);
+  const std::vector<float> expected = oracle::values_at_rows(step.positions, values, rank);
   for (std::size_t row = 0; row < rows.size(); ++row) {
     if (rows[row].state == oracle::RowState::untouched) continue;
     require_equal(got.as<float>()[row], expected[row], "row value ", row);
@@ -134,20 +134,20 @@ void require_traffic(const Exchange& exchange, const Case& c, const std::vector<
   const int rank = exchange.rank().index();
   std::int64_t sent = 0, returned = 0;
   for (const Step* step : played) {
-    sent += oracle::dispatch_messages(step->places, rank);
-    returned += oracle::combine_messages(step->places, rank, c.reduction);
+    sent += oracle::dispatch_messages(step->positions, rank);
+    returned += oracle::combine_messages(step->positions, rank, c.reduction);
   }
-  require_equal(exchange.wire().dispatch_messages, sent, "messages of dispatches");
-  require_equal(exchange.wire().combine_messages, returned, "messages of combines");
+  require_equal(exchange.wire_counts().dispatch_messages, sent, "messages of dispatches");
+  require_equal(exchange.wire_counts().combine_messages, returned, "messages of combines");
 }
 
 void require_load(const Exchange& exchange, const Case& c, const std::vector<const Step*>& played) {
   std::vector<std::int64_t> experts(c.config.experts), ranks(c.ranks);
   for (const Step* step : played) {
-    for (std::size_t i = 0; i < step->places.counts.size(); ++i) {
+    for (std::size_t i = 0; i < step->positions.counts.size(); ++i) {
       const int expert = static_cast<int>(i) % c.config.experts;
-      experts[expert] += step->places.counts[i];
-      ranks[step->world.config.placement.place(expert).rank] += step->places.counts[i];
+      experts[expert] += step->positions.counts[i];
+      ranks[step->global.config.placement.place(expert).rank] += step->positions.counts[i];
     }
   }
   const LoadCounts load = exchange.load();
@@ -173,9 +173,9 @@ struct Sequence {
     Exchange exchange(rank, c.config);
     const Plan kept = play_step(exchange, c, first, outcomes[0]);
     play_step(exchange, c, second, outcomes[1]);
-    DispatchPlay replay(exchange, c, again);
+    DispatchRun replay(exchange, c, again);
     replay.run_by(kept);
-    CombinePlay(exchange, c, again, outcomes[2], kept, replay.arrivals().weight).run();
+    CombineRun(exchange, c, again, outcomes[2], kept, replay.received().weight).run();
     if (c.config.layout != Layout::rank_major) play_route_values(exchange, c, first, kept);
     require_traffic(exchange, c, {&first, &second, &again});
     require_load(exchange, c, {&first, &second});
@@ -209,7 +209,7 @@ void Contract::SetUp() {
 }
 
 void Contract::TearDown() {
-  if (GetParam().ranks != RanksAre::lasting_processes) return;
+  if (GetParam().ranks != RanksAre::persistent_processes) return;
   if (const std::string failed = program_ranks().end_test(HasFailure()); !failed.empty())
     ADD_FAILURE() << "ended badly:" << failed;
 }

@@ -11,15 +11,16 @@
 #include "ferry/ferry.hpp"
 #include "harness/case.hpp"
 #include "harness/check.hpp"
-#include "harness/combine_play.hpp"
-#include "harness/dispatch_play.hpp"
+#include "harness/combine_run.hpp"
+#include "harness/dispatch_run.hpp"
 #include "harness/exchange.hpp"
 #include "harness/step.hpp"
 
 namespace ferry::contract {
 
-// What ranks are: threads or processes of one body, or processes of all that is played (lasting_ranks.hpp).
-enum class RanksAre { threads, processes, lasting_processes };
+// What ranks are: threads or processes of one body, or processes of all that is played
+// (persistent_ranks.hpp).
+enum class RanksAre { threads, processes, persistent_processes };
 
 // Who runs a test.
 struct Setup {

@@ -17,7 +17,7 @@ enum RandomStream : std::uint64_t {
   kValues,
   kWeights,
   kOutputs,
-  kHomeWeights,
+  kTopkWeights,
   kRowValues,
   kDotRows
 };
@@ -82,32 +82,32 @@ int draw_tokens(const Case& c, int step, int rank) {
   return random.chance(0.1) ? 0 : random.between(0, c.config.max_tokens);
 }
 
-void draw_values(const Case& c, int step, oracle::World& world) {
+void draw_values(const Case& c, int step, oracle::GlobalInputs& global) {
   for (int rank = 0; rank < c.ranks; ++rank) {
-    oracle::RankInputs& inputs = world.ranks[rank];
+    oracle::RankInputs& inputs = global.ranks[rank];
     Random values = stream(c, kValues, step, rank), weights = stream(c, kWeights, step, rank);
-    const auto row_bytes = oracle::input_row_bytes(world.format, world.type, c.config.hidden);
-    const bool opaque = world.format.kind == FormatKind::opaque;
+    const auto row_bytes = oracle::input_row_bytes(global.format, global.type, c.config.hidden);
+    const bool raw = global.format.kind == FormatKind::raw;
     for (std::size_t part = 0; part < row_bytes.size(); ++part) {
-      const DType type = opaque ? DType::fp32 : world.type;
+      const DType type = raw ? DType::fp32 : global.type;
       inputs.parts[part] =
-          random_rows(values, type, inputs.tokens * row_bytes[part] / bytes_of(type), c.any_bits || opaque);
+          random_rows(values, type, inputs.tokens * row_bytes[part] / bytes_of(type), c.any_bits || raw);
     }
     inputs.weights =
         c.weighted ? random_floats(weights, inputs.tokens * c.config.top_k) : std::vector<float>();
   }
 }
 
-oracle::World empty_world(const Case& c) {
-  oracle::World world;
-  world.config = c.config;
-  world.config.placement = oracle::placement_of(c.config, c.ranks);
-  world.format = c.config.format;
-  world.type = c.type;
-  world.weighted = c.weighted;
-  world.weigh_rows = c.weigh_rows;
-  world.ranks.resize(c.ranks);
-  return world;
+oracle::GlobalInputs empty_inputs(const Case& c) {
+  oracle::GlobalInputs global;
+  global.config = c.config;
+  global.config.placement = oracle::placement_of(c.config, c.ranks);
+  global.format = c.config.format;
+  global.type = c.type;
+  global.weighted = c.weighted;
+  global.apply_weights = c.apply_weights;
+  global.ranks.resize(c.ranks);
+  return global;
 }
 
 std::uint32_t with_exponent_near_one(std::uint32_t bits, DType type) {
@@ -125,7 +125,7 @@ std::uint32_t with_exponent_near_one(std::uint32_t bits, DType type) {
 // Rows a combine must not read are NaN, the others random.
 std::vector<std::byte> draw_outputs(const Case& c, const Step& step, int rank) {
   Random random = stream(c, kOutputs, step.index, rank);
-  const auto& rows = step.places.ranks[rank].rows;
+  const auto& rows = step.positions.ranks[rank].rows;
   const std::int64_t row_bytes = c.config.hidden * bytes_of(c.outputs);
   std::vector<std::byte> all(rows.size() * row_bytes, kNan);
   for (std::size_t row = 0; row < rows.size(); ++row) {
@@ -170,33 +170,33 @@ Step make_step(const Case& c, int index) {
 Step step_of_ids(const Case& c, const std::vector<std::vector<std::int64_t>>& ids, int index) {
   Step step;
   step.index = index;
-  step.world = empty_world(c);
+  step.global = empty_inputs(c);
   for (int rank = 0; rank < c.ranks; ++rank) {
-    step.world.ranks[rank].ids = ids[rank];
-    step.world.ranks[rank].tokens = static_cast<std::int64_t>(ids[rank].size()) / c.config.top_k;
+    step.global.ranks[rank].ids = ids[rank];
+    step.global.ranks[rank].tokens = static_cast<std::int64_t>(ids[rank].size()) / c.config.top_k;
   }
-  draw_values(c, index, step.world);
-  step.places = oracle::find_places(step.world);
+  draw_values(c, index, step.global);
+  step.positions = oracle::find_row_positions(step.global);
   return step;
 }
 
 Step with_values(const Case& c, const Step& routed, int index) {
   Step step;
   step.index = index;
-  step.world = empty_world(c);
+  step.global = empty_inputs(c);
   for (int rank = 0; rank < c.ranks; ++rank) {
-    step.world.ranks[rank].ids = routed.world.ranks[rank].ids;
-    step.world.ranks[rank].tokens = routed.world.ranks[rank].tokens;
+    step.global.ranks[rank].ids = routed.global.ranks[rank].ids;
+    step.global.ranks[rank].tokens = routed.global.ranks[rank].tokens;
   }
-  draw_values(c, index, step.world);
-  step.places = routed.places;
+  draw_values(c, index, step.global);
+  step.positions = routed.positions;
   return step;
 }
 
 std::vector<std::byte> make_dot_rows(const Case& c, const Step& step, int rank) {
   Random random = stream(c, kDotRows, step.index, rank);
-  const auto rows = static_cast<std::int64_t>(step.places.ranks[rank].rows.size());
-  return random_rows(random, c.config.wire, rows * c.config.hidden, c.any_bits);
+  const auto rows = static_cast<std::int64_t>(step.positions.ranks[rank].rows.size());
+  return random_rows(random, c.config.combine_type, rows * c.config.hidden, c.any_bits);
 }
 
 oracle::Outcome make_outcome(const Case& c, const Step& step) {
@@ -205,15 +205,15 @@ oracle::Outcome make_outcome(const Case& c, const Step& step) {
   outcome.result = c.result;
   outcome.reduction = c.reduction;
   outcome.weighted = c.weights_from == WeightsFrom::rows;
-  outcome.home_weighted = c.weights_from == WeightsFrom::home;
+  outcome.topk_weighted = c.weights_from == WeightsFrom::home;
   for (int rank = 0; rank < c.ranks; ++rank) {
     oracle::RankOutputs outputs;
     outputs.rows = draw_outputs(c, step, rank);
-    if (outcome.weighted) outputs.weights = oracle::row_notes(step.world, step.places, rank).weight;
-    Random home = stream(c, kHomeWeights, step.index, rank), values = stream(c, kRowValues, step.index, rank);
-    outputs.home_weights = random_floats(home, step.places.tokens(rank) * c.config.top_k);
+    if (outcome.weighted) outputs.weights = oracle::row_metadata(step.global, step.positions, rank).weight;
+    Random home = stream(c, kTopkWeights, step.index, rank), values = stream(c, kRowValues, step.index, rank);
+    outputs.topk_weights = random_floats(home, step.positions.tokens(rank) * c.config.top_k);
     outputs.row_values =
-        random_floats(values, static_cast<std::int64_t>(step.places.ranks[rank].rows.size()));
+        random_floats(values, static_cast<std::int64_t>(step.positions.ranks[rank].rows.size()));
     outcome.ranks.push_back(std::move(outputs));
   }
   return outcome;

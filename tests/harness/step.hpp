@@ -7,15 +7,15 @@
 
 #include "harness/case.hpp"
 #include "oracle/combine.hpp"
-#include "oracle/places.hpp"
-#include "oracle/world.hpp"
+#include "oracle/global_inputs.hpp"
+#include "oracle/row_positions.hpp"
 
 namespace ferry::contract {
 
 struct Step {
   int index = 0;
-  oracle::World world;
-  oracle::Places places;
+  oracle::GlobalInputs global;
+  oracle::RowPositions positions;
 };
 
 Step make_step(const Case& c, int index = 0);

@@ -11,19 +11,20 @@ namespace ferry::oracle {
 namespace {
 
 // Local expert and weight of every slot of a rank_major row; -1 and 0 where the slot's expert is elsewhere.
-void note_slots(const World& world, const Places& places, int rank, const PlacedRow& row, RowNotes& notes) {
-  for (int slot = 0; slot < places.top_k; ++slot) {
+void note_slots(const GlobalInputs& global, const RowPositions& positions, int rank, const RowInfo& row,
+                RowMetadata& notes) {
+  for (int slot = 0; slot < positions.top_k; ++slot) {
     const bool kept = row.state == RowState::kept;
-    const bool here = kept && places.route(row.source.rank, row.source.token, slot).destination == rank;
-    notes.local_ids.push_back(here ? places.route(row.source.rank, row.source.token, slot).local : -1);
-    if (!world.weighted) continue;
-    const auto& weights = world.ranks[here ? row.source.rank : rank].weights;
-    notes.weight.push_back(here ? weights[std::int64_t{row.source.token} * places.top_k + slot] : 0.0f);
+    const bool here = kept && positions.route(row.source.rank, row.source.token, slot).destination == rank;
+    notes.local_ids.push_back(here ? positions.route(row.source.rank, row.source.token, slot).local : -1);
+    if (!global.weighted) continue;
+    const auto& weights = global.ranks[here ? row.source.rank : rank].weights;
+    notes.weight.push_back(here ? weights[std::int64_t{row.source.token} * positions.top_k + slot] : 0.0f);
   }
 }
 
-const float* weight_of(const World& world, const Places& places, const Source& source) {
-  return &world.ranks[source.rank].weights[std::int64_t{source.token} * places.top_k + source.slot];
+const float* weight_of(const GlobalInputs& global, const RowPositions& positions, const Source& source) {
+  return &global.ranks[source.rank].weights[std::int64_t{source.token} * positions.top_k + source.slot];
 }
 
 void write_elements(const PartShape& shape, std::int64_t row, const std::vector<std::byte>& bytes,
@@ -42,39 +43,40 @@ std::vector<float> loaded(DType type, const std::byte* row, std::int64_t count) 
 
 }  // namespace
 
-RowNotes row_notes(const World& world, const Places& places, int rank) {
-  RowNotes notes;
-  const bool by_source = world.config.layout == Layout::rank_major;
-  for (const PlacedRow& row : places.ranks[rank].rows) {
+RowMetadata row_metadata(const GlobalInputs& global, const RowPositions& positions, int rank) {
+  RowMetadata notes;
+  const bool by_source = global.config.layout == Layout::rank_major;
+  for (const RowInfo& row : positions.ranks[rank].rows) {
     const bool kept = row.state == RowState::kept;
     notes.source.push_back(row.source);
     notes.group_of_row.push_back(kept ? row.group : -1);
     if (by_source) {
-      note_slots(world, places, rank, row, notes);
-    } else if (world.weighted) {
-      notes.weight.push_back(kept ? *weight_of(world, places, row.source) : 0.0f);
+      note_slots(global, positions, rank, row, notes);
+    } else if (global.weighted) {
+      notes.weight.push_back(kept ? *weight_of(global, positions, row.source) : 0.0f);
     }
   }
   return notes;
 }
 
-std::vector<PartShape> arrived_shapes(const World& world, const Places& places, int rank) {
-  const RankPlaces& here = places.ranks[rank];
-  const bool padded = world.config.layout == Layout::expert_padded;
+std::vector<PartShape> arrived_shapes(const GlobalInputs& global, const RowPositions& positions, int rank) {
+  const RankRows& here = positions.ranks[rank];
+  const bool padded = global.config.layout == Layout::expert_padded;
   const std::int64_t rows = here.capacity * (padded ? static_cast<std::int64_t>(here.counts.size()) : 1);
-  return part_shapes(world.format, world.config.hidden, rows);
+  return part_shapes(global.format, global.config.hidden, rows);
 }
 
-void write_part(const World& world, const Places& places, int rank, int part, std::byte* memory) {
-  const PartShape shape = arrived_shapes(world, places, rank)[part];
+void write_part(const GlobalInputs& global, const RowPositions& positions, int rank, int part,
+                std::byte* memory) {
+  const PartShape shape = arrived_shapes(global, positions, rank)[part];
   const std::vector<std::byte> zero(shape.elements * shape.element_bytes);
-  const std::vector<PlacedRow>& rows = places.ranks[rank].rows;
+  const std::vector<RowInfo>& rows = positions.ranks[rank].rows;
   for (std::int64_t r = 0; r < static_cast<std::int64_t>(rows.size()); ++r) {
     if (rows[r].state == RowState::kept) {
-      const float* weight = world.weigh_rows ? weight_of(world, places, rows[r].source) : nullptr;
+      const float* weight = global.apply_weights ? weight_of(global, positions, rows[r].source) : nullptr;
       const Source& from = rows[r].source;
-      write_elements(shape, r, encoded_part(world, from.rank, from.token, part, weight), memory);
-    } else if (rows[r].state == RowState::padding && world.config.zero_padding) {
+      write_elements(shape, r, encoded_part(global, from.rank, from.token, part, weight), memory);
+    } else if (rows[r].state == RowState::padding && global.config.zero_padding) {
       write_elements(shape, r, zero, memory);
     }
   }
@@ -96,16 +98,17 @@ float dot(const std::vector<float>& x, const std::vector<float>& v) {
   return canonical;
 }
 
-std::vector<float> row_dots(const World& world, const Places& places, int rank, const std::byte* v,
-                            DType type) {
-  const std::vector<PlacedRow>& rows = places.ranks[rank].rows;
-  const std::int64_t hidden = world.config.hidden;
+std::vector<float> row_dots(const GlobalInputs& global, const RowPositions& positions, int rank,
+                            const std::byte* v, DType type) {
+  const std::vector<RowInfo>& rows = positions.ranks[rank].rows;
+  const std::int64_t hidden = global.config.hidden;
   std::vector<float> dots(rows.size());
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r].state != RowState::kept) continue;
     const Source& from = rows[r].source;
-    const std::byte* x = world.ranks[from.rank].parts[0].data() + from.token * hidden * bytes_of(world.type);
-    dots[r] = dot(loaded(world.type, x, hidden),
+    const std::byte* x =
+        global.ranks[from.rank].parts[0].data() + from.token * hidden * bytes_of(global.type);
+    dots[r] = dot(loaded(global.type, x, hidden),
                   loaded(type, v + static_cast<std::int64_t>(r) * hidden * bytes_of(type), hidden));
   }
   return dots;

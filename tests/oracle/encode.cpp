@@ -46,11 +46,11 @@ Quantised quantised(const std::vector<float>& row, const Fp8Options& options) {
   return out;
 }
 
-std::vector<float> values_of(const World& world, int rank, std::int64_t token) {
-  const std::int64_t hidden = world.config.hidden, size = bytes_of(world.type);
-  const std::byte* row = world.ranks[rank].parts[0].data() + token * hidden * size;
+std::vector<float> values_of(const GlobalInputs& global, int rank, std::int64_t token) {
+  const std::int64_t hidden = global.config.hidden, size = bytes_of(global.type);
+  const std::byte* row = global.ranks[rank].parts[0].data() + token * hidden * size;
   std::vector<float> values(hidden);
-  for (std::int64_t c = 0; c < hidden; ++c) values[c] = load(world.type, row + c * size);
+  for (std::int64_t c = 0; c < hidden; ++c) values[c] = load(global.type, row + c * size);
   return values;
 }
 
@@ -71,10 +71,10 @@ std::vector<std::byte> packed_exponents(const std::vector<float>& scales) {
   return bytes;
 }
 
-std::vector<std::byte> encoded_fp8(const World& world, int rank, std::int64_t token, int part) {
-  const Quantised row = quantised(values_of(world, rank, token), world.format.fp8);
+std::vector<std::byte> encoded_fp8(const GlobalInputs& global, int rank, std::int64_t token, int part) {
+  const Quantised row = quantised(values_of(global, rank, token), global.format.fp8);
   if (part == 0) return bytes_of_vector(row.values);
-  return world.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
+  return global.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
 }
 
 PartShape dense(std::int64_t row_bytes) {
@@ -103,7 +103,7 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
       return {dense(hidden * 4)};
     case FormatKind::fp8_e4m3:
       return {dense(hidden), scale_shape(format.fp8, hidden, rows)};
-    case FormatKind::opaque:
+    case FormatKind::raw:
       break;
   }
   std::vector<PartShape> shapes;
@@ -114,22 +114,22 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
 }
 
 std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std::int64_t hidden) {
-  if (format.kind != FormatKind::opaque) return {hidden * bytes_of(type)};
+  if (format.kind != FormatKind::raw) return {hidden * bytes_of(type)};
   std::vector<std::int64_t> bytes;
   for (const PartShape& shape : part_shapes(format, hidden, 0)) bytes.push_back(shape.row_step);
   return bytes;
 }
 
-std::vector<std::byte> encoded_part(const World& world, int rank, std::int64_t token, int part,
+std::vector<std::byte> encoded_part(const GlobalInputs& global, int rank, std::int64_t token, int part,
                                     const float* weight) {
-  if (world.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(world, rank, token, part);
-  const std::int64_t bytes = input_row_bytes(world.format, world.type, world.config.hidden)[part];
-  const std::byte* row = world.ranks[rank].parts[part].data() + token * bytes;
+  if (global.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(global, rank, token, part);
+  const std::int64_t bytes = input_row_bytes(global.format, global.type, global.config.hidden)[part];
+  const std::byte* row = global.ranks[rank].parts[part].data() + token * bytes;
   if (weight == nullptr) return {row, row + bytes};
   std::vector<std::byte> weighed(bytes);
-  const std::int64_t size = bytes_of(world.type);
-  for (std::int64_t c = 0; c < world.config.hidden; ++c) {
-    store(world.type, *weight * load(world.type, row + c * size), weighed.data() + c * size);
+  const std::int64_t size = bytes_of(global.type);
+  for (std::int64_t c = 0; c < global.config.hidden; ++c) {
+    store(global.type, *weight * load(global.type, row + c * size), weighed.data() + c * size);
   }
   return weighed;
 }

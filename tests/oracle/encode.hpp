@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "oracle/world.hpp"
+#include "oracle/global_inputs.hpp"
 
 namespace ferry::oracle {
 
@@ -30,7 +30,7 @@ std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std:
 
 // The bytes of part `part` of token `token` of rank `rank`, elements in order. `weight`: multiplies the
 // values.
-std::vector<std::byte> encoded_part(const World& world, int rank, std::int64_t token, int part,
+std::vector<std::byte> encoded_part(const GlobalInputs& global, int rank, std::int64_t token, int part,
                                     const float* weight);
 
 }  // namespace ferry::oracle

@@ -14,24 +14,24 @@ StepMetadata step_metadata(const std::vector<std::int32_t>& counts, int rank) {
   return all;
 }
 
-std::int64_t dispatch_messages(const Places& places, int rank) {
+std::int64_t dispatch_messages(const RowPositions& positions, int rank) {
   std::int64_t messages = 0;
-  for (int to = 0; to < places.size(); ++to) {
-    if (to != rank) messages += places.tokens_between[rank * places.size() + to];
+  for (int to = 0; to < positions.size(); ++to) {
+    if (to != rank) messages += positions.tokens_between[rank * positions.size() + to];
   }
   return messages;
 }
 
-std::int64_t combine_messages(const Places& places, int rank, Reduction reduction) {
+std::int64_t combine_messages(const RowPositions& positions, int rank, Reduction reduction) {
   std::int64_t messages = 0;
-  for (int home = 0; home < places.size(); ++home) {
+  for (int home = 0; home < positions.size(); ++home) {
     if (home == rank) continue;
     if (reduction == Reduction::partial) {
-      messages += places.tokens_between[home * places.size() + rank];
+      messages += positions.tokens_between[home * positions.size() + rank];
       continue;
     }
-    messages += std::count_if(places.ranks[rank].rows.begin(), places.ranks[rank].rows.end(),
-                              [&](const PlacedRow& row) { return row.source.rank == home; });
+    messages += std::count_if(positions.ranks[rank].rows.begin(), positions.ranks[rank].rows.end(),
+                              [&](const RowInfo& row) { return row.source.rank == home; });
   }
   return messages;
 }

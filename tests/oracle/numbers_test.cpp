@@ -75,16 +75,16 @@ TEST(OracleNumbers, EveryFiniteValueSurvivesLoadAndStore) {
   }
 }
 
-World one_row(const std::vector<float>& row, const Fp8Options& options) {
-  World world;
-  world.config.hidden = static_cast<int>(row.size());
-  world.format = Format::fp8_e4m3(options);
-  world.type = DType::fp32;
-  world.ranks.resize(1);
-  world.ranks[0].tokens = 1;
-  world.ranks[0].parts[0].resize(row.size() * sizeof(float));
-  std::memcpy(world.ranks[0].parts[0].data(), row.data(), row.size() * sizeof(float));
-  return world;
+GlobalInputs one_row(const std::vector<float>& row, const Fp8Options& options) {
+  GlobalInputs global;
+  global.config.hidden = static_cast<int>(row.size());
+  global.format = Format::fp8_e4m3(options);
+  global.type = DType::fp32;
+  global.ranks.resize(1);
+  global.ranks[0].tokens = 1;
+  global.ranks[0].parts[0].resize(row.size() * sizeof(float));
+  std::memcpy(global.ranks[0].parts[0].data(), row.data(), row.size() * sizeof(float));
+  return global;
 }
 
 // 128 columns whose largest magnitude is `largest`, then a block of 16 zeros.
@@ -96,9 +96,9 @@ std::vector<float> two_blocks(float largest) {
 }
 
 TEST(OracleNumbers, Fp8ScalesByTheLargestOfEachBlock) {
-  const World world = one_row(two_blocks(896), {});
-  const std::vector<std::byte> values = encoded_part(world, 0, 0, 0, nullptr);
-  const std::vector<std::byte> scales = encoded_part(world, 0, 0, 1, nullptr);
+  const GlobalInputs global = one_row(two_blocks(896), {});
+  const std::vector<std::byte> values = encoded_part(global, 0, 0, 0, nullptr);
+  const std::vector<std::byte> scales = encoded_part(global, 0, 0, 1, nullptr);
   ASSERT_EQ(values.size(), 144u);
   ASSERT_EQ(scales.size(), 8u);
   EXPECT_EQ(values[0], std::byte{0x30});  // 1 / 2
@@ -111,8 +111,8 @@ TEST(OracleNumbers, Fp8ScalesByTheLargestOfEachBlock) {
 }
 
 TEST(OracleNumbers, Fp8PowersOfTwoRoundTheScaleUp) {
-  const World exact = one_row(two_blocks(896), {.power_of_two = true});
-  const World above = one_row(two_blocks(900), {.power_of_two = true});
+  const GlobalInputs exact = one_row(two_blocks(896), {.power_of_two = true});
+  const GlobalInputs above = one_row(two_blocks(900), {.power_of_two = true});
   float scale[2];
   std::memcpy(scale, encoded_part(exact, 0, 0, 1, nullptr).data(), sizeof scale);
   EXPECT_EQ(scale[0], 2.0f);
@@ -121,7 +121,7 @@ TEST(OracleNumbers, Fp8PowersOfTwoRoundTheScaleUp) {
   EXPECT_EQ(scale[1], std::ldexp(1.0f, -22));                            // 1e-4 / 448 = 1.87 * 2^-23
   EXPECT_EQ(encoded_part(above, 0, 0, 0, nullptr)[5], std::byte{0xF6});  // -225 -> -224
 
-  const World packed = one_row(two_blocks(900), {.power_of_two = true, .packed = true});
+  const GlobalInputs packed = one_row(two_blocks(900), {.power_of_two = true, .packed = true});
   const std::vector<std::byte> word{std::byte{129}, std::byte{105}, std::byte{0}, std::byte{0}};
   EXPECT_EQ(encoded_part(packed, 0, 0, 1, nullptr), word);
 }
@@ -129,11 +129,11 @@ TEST(OracleNumbers, Fp8PowersOfTwoRoundTheScaleUp) {
 TEST(OracleNumbers, Fp8IgnoresNanAndKeepsInfinityFinite) {
   std::vector<float> row(128, 2.0f);
   row[1] = kNan;
-  const World with_nan = one_row(row, {});
+  const GlobalInputs with_nan = one_row(row, {});
   EXPECT_EQ(encoded_part(with_nan, 0, 0, 0, nullptr)[0], std::byte{0x7E});
   EXPECT_EQ(encoded_part(with_nan, 0, 0, 0, nullptr)[1], std::byte{0x7F});
   row[1] = -kInfinity;
-  const World with_infinity = one_row(row, {});
+  const GlobalInputs with_infinity = one_row(row, {});
   EXPECT_EQ(encoded_part(with_infinity, 0, 0, 0, nullptr)[0], std::byte{0});     // 2 * 0
   EXPECT_EQ(encoded_part(with_infinity, 0, 0, 0, nullptr)[1], std::byte{0x7F});  // infinity * 0
 }

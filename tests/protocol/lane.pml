@@ -40,7 +40,7 @@
 #ifdef MISTAKE_ONE_GENERATION_OF_LETTERS
 #define post_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* letters.cuh post_word: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, unit), {call, word});` */
+/* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, unit), {call, word});` */
 #define post_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
 #ifdef MISTAKE_ONE_GENERATION_OF_ROWS
@@ -73,7 +73,7 @@
 byte letter_call[kAllPlaces], letter_terms[kAllPlaces], letter_facts[kAllPlaces];
 byte letter[kAllPlaces]; /* its content */
 byte row[kAllPlaces];    /* in staging */
-byte row_flag[kAllPlaces], sent_flag[kAllPlaces];
+byte row_flag[kAllPlaces], end_of_stream_flag[kAllPlaces];
 /* The row a writer stores where it stays, in the reader's memory for arrivals: one for all calls. 0: nobody reads what
    was there.
    dispatch_send.cuh destination: `lane.arrived_row(rank, placed,` */
@@ -105,14 +105,14 @@ hidden byte i;
 #define all_say_the_same (says_the_same(next(me)) && says_the_same(last(me)))
 #define facts_from(peer) letter_facts[post_at(me, now, peer)]
 
-/* dispatch_speak.cuh await_places: `letter.facts.takes_rows ? placers : 0` */
-#define is_placer(peer) ((facts[me] & kTakes) && (facts_from(peer) & kPlaces))
+/* dispatch_coordinator.cuh await_places: `letter.facts.takes_rows ? direct_writers : 0` */
+#define is_direct_writer(peer) ((facts[me] & kTakes) && (facts_from(peer) & kPlaces))
 #if defined(MISTAKE_PLACED_WHERE_NOT_LET) || defined(MISTAKE_PLACED_BEFORE_LETTERS)
-#define is_taker(peer) (facts[me] & kPlaces)
+#define is_direct_write_peer(peer) (facts[me] & kPlaces)
 #else
-/* dispatch_speak.cuh await_places: `letter.facts.places_rows ? takers : 0`
-   dispatch_send.cuh destination: `(takers >> rank & 1) == 0` */
-#define is_taker(peer) ((facts[me] & kPlaces) && (facts_from(peer) & kTakes))
+/* dispatch_coordinator.cuh await_places: `letter.facts.direct_write ? direct_write_peers : 0`
+   dispatch_send.cuh destination: `(direct_write_peers >> rank & 1) == 0` */
+#define is_direct_write_peer(peer) ((facts[me] & kPlaces) && (facts_from(peer) & kTakes))
 #endif
 #ifdef MISTAKE_PLACED_BEFORE_LETTERS
 #define kLetsAlways 1 /* so that what letters say of it is known before */
@@ -120,7 +120,7 @@ hidden byte i;
 #define sends_rows 1
 #else
 #define kLetsAlways 0
-/* dispatch.cu take_part: `placed = await_places<Known>(`
+/* dispatch.cu take_part: `placed = await_places<Traits>(`
    dispatch.cu take_part: `(step == 0 || placed)) send(waits` */
 #define may_send (!(facts[me] & kPlaces) || all_have_come)
 #define sends_rows (!(facts[me] & kPlaces) || all_say_the_same)
@@ -129,14 +129,14 @@ hidden byte i;
 /* Flags and the last word from a source. */
 #define is_here(source) (row_flag[flag_at(me, now, source)] >= written(now))
 /* wait.cuh wait_long: `if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call)` */
-#define has_sent_all(source) (sent_flag[flag_at(me, now, source)] >= now)
+#define has_sent_all(source) (end_of_stream_flag[flag_at(me, now, source)] >= now)
 #ifdef MISTAKE_PLACED_ROW_WITHOUT_FLAG
-#define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source) || is_placer(source))
+#define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source) || is_direct_writer(source))
 #else
-/* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return Came::yes;`
+/* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return WaitResult::yes;`
    wait.cuh wait_for_some: `if (here != 0) return {here, 0};`
    dispatch_receive.cuh await_some: `wait_for_some(lane, flags_of(mine),`
-   combine_home.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
+   combine_reduce.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
 #define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source))
 #endif
 
@@ -150,21 +150,21 @@ hidden byte i;
 /* By a block that has sent all it had. */
 inline say_last(peer) {
 #ifndef MISTAKE_LAST_WORD_WITHOUT_FENCE
-  /* letters.cuh finish_sending: `__threadfence();`
-     letters.cuh finish_sending: `fence_acq_rel_sys();` */
+  /* call_header.cuh finish_sending: `__threadfence();`
+     call_header.cuh finish_sending: `fence_acq_rel_sys();` */
   row_flag[flag_at(peer, now, me)] = row_flag[flag_at(peer, now, me)] | 1;
 #endif
   finished[me] = 1 - finished[me];
   if
 #ifndef MISTAKE_LAST_WORD_OF_THE_FIRST_BLOCK
-  /* letters.cuh finish_sending: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
+  /* call_header.cuh finish_sending: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
   :: finished[me] == 0 ->
 #else
   :: finished[me] == 1 ->
 #endif
-    /* letters.cuh finish_sending: `store_relaxed_sys(lane.sent_flag(phase, peer,` */
-    sent_flag[flag_at(next(me), now, me)] = now;
-    sent_flag[flag_at(last(me), now, me)] = now
+    /* call_header.cuh finish_sending: `store_relaxed_sys(lane.end_of_stream_flag(phase, peer,` */
+    end_of_stream_flag[flag_at(next(me), now, me)] = now;
+    end_of_stream_flag[flag_at(last(me), now, me)] = now
   :: else
   fi;
   sending[pair(me, peer)] = 0
@@ -177,7 +177,7 @@ inline send(peer) {
     if
     :: has_row(now, me, peer) && sends_rows ->
       if
-      :: is_taker(peer) ->
+      :: is_direct_write_peer(peer) ->
         assert(arrival[pair(peer, me)] == 0); /* nobody reads it any more */
         arrival[pair(peer, me)] = written(now)
       :: else ->
@@ -185,23 +185,23 @@ inline send(peer) {
         row[row_at(peer, now, me)] = written(now)
       fi;
 #ifndef MISTAKE_FLAG_WITHOUT_RELEASE
-      /* announce.cuh ask: `if (thread == 0) store_release_block(&asked[warp], before + more);`
-         announce.cuh run: `fence_acq_rel_sys();`
-         announce.cuh announce_now: `fence_acq_rel_sys();` */
+      /* flag_publisher.cuh ask: `if (thread == 0) store_release_block(&asked[warp], before + more);`
+         flag_publisher.cuh run: `fence_acq_rel_sys();`
+         flag_publisher.cuh publish_now: `fence_acq_rel_sys();` */
       if
-      :: is_taker(peer) -> arrival[pair(peer, me)] = whole(now)
+      :: is_direct_write_peer(peer) -> arrival[pair(peer, me)] = whole(now)
       :: else -> row[row_at(peer, now, me)] = whole(now)
       fi;
 #endif
-      /* announce.cuh run: `for (; done != wanted; ++done) set(flags[warp][done % kAsked], call);`
-         announce.cuh announce_now: `set_flags(first, count, call);` */
+      /* flag_publisher.cuh run: `for (; done != wanted; ++done) set(flags[warp][done % kQueuedFlags], call);`
+         flag_publisher.cuh publish_now: `set_flags(first, count, call);` */
       row_flag[flag_at(peer, now, me)] = written(now)
     :: else
     fi;
     if
     :: facts[me] == 0 || (facts[me] & kFew) || may_say_last ->
       /* combine.cu work: `finish_sending(lane, number, role.senders);`
-         dispatch.cu take_part: `if (!Role::kReceives || (Known::kByToken && role.sends)) return finish(false);` */
+         dispatch.cu take_part: `if (!Role::kReceives || (Traits::kByToken && role.sends)) return finish(false);` */
       say_last(peer)
     :: else -> sending[pair(me, peer)] = kSaysLast
     fi
@@ -233,23 +233,23 @@ end:
 
 /* A usual letter, or a refusal. Each unit of a letter carries the call's number beside its word, in one access: whoever
    sees the number has the word. A refusal's record is ordered before the units that announce it.
-   letters.cuh head_word: `if (i == kLetterTerms) return content.terms.hash;`
-   plan_header.cuh post_refusal: `store_unit_relaxed_sys(letter + kLetterTerms, {number, 0});` */
+   call_header.cuh head_word: `if (i == kLetterTerms) return content.terms.hash;`
+   plan_header.cuh post_refusal: `store_packet_relaxed_sys(letter + kLetterTerms, {number, 0});` */
 inline post(peer) {
   letter[post_at(peer, now, me)] = written(now);
   letter_terms[post_at(peer, now, me)] = terms;
   letter_facts[post_at(peer, now, me)] = facts[me];
 #ifndef MISTAKE_NUMBER_AND_WORD_APART
-  /* letters.cuh post_word: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, unit), {call, word});`
-     ptx.cuh store_unit_relaxed_sys: `st.relaxed.sys.global.b128`
+  /* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, unit), {call, word});`
+     ptx.cuh store_packet_relaxed_sys: `st.relaxed.sys.global.b128`
      plan_header.cuh post_refusal: `fence_acq_rel_sys();` */
   letter[post_at(peer, now, me)] = whole(now);
 #endif
-  /* letters.cuh post_word: `store_unit_relaxed_sys(lane.at<LetterUnit>(peer, unit), {call, word});` */
+  /* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, unit), {call, word});` */
   letter_call[post_at(peer, now, me)] = now
 }
 
-/* Arrivals stay until the rank's next dispatch: its own kernels and the caller's that read them come before it on the
+/* DispatchResult stay until the rank's next dispatch: its own kernels and the caller's that read them come before it on the
    stream, and calls of other kinds may come in between. */
 inline stop_reading_arrivals() {
   if
@@ -267,14 +267,14 @@ inline take(source) {
   :: else ->
     if
     :: has_sent_all(source) ->
-      /* wait.cuh wait_long: `>= awaited.call ? Came::yes : Came::no;`
+      /* wait.cuh wait_long: `>= awaited.call ? WaitResult::yes : WaitResult::no;`
          wait.cuh wait_long_for_some: `return {here, __ballot_sync(~0u, last) & ~here};` */
       assert(row_flag[flag_at(me, now, source)] == whole(now)) /* not missed after the last word */
     :: else
     fi;
     if
-    :: is_placer(source) ->
-      /* dispatch_receive.cuh take_rows: `(placers >> message.source & 1) != 0`
+    :: is_direct_writer(source) ->
+      /* dispatch_receive.cuh take_rows: `(direct_writers >> message.source & 1) != 0`
          dispatch_receive.cuh take_rows: `if (placed) from = call.arrived[0]` */
       assert(arrival[pair(me, source)] == whole(now)) /* the row of this call */
     :: else ->
@@ -297,7 +297,7 @@ inline forget() {
       fi;
       row[i] = (row[i] <= whole(now) -> 0 : row[i]);
       row_flag[i] = (row_flag[i] <= whole(now) -> 0 : row_flag[i]);
-      sent_flag[i] = (sent_flag[i] <= now -> 0 : sent_flag[i])
+      end_of_stream_flag[i] = (end_of_stream_flag[i] <= now -> 0 : end_of_stream_flag[i])
     }
     for (i : 0 .. kPairs - 1) { arrival[i] = (arrival[i] == whole(now) -> whole(0) : arrival[i]) }
   :: else
@@ -329,13 +329,13 @@ proctype Rank(byte me) {
       :: terms != kRefusal && PLACING == 0 -> halves = 1
       :: terms != kRefusal && !kLetsAlways /* a combine, which receives without letters */
       :: terms != kRefusal && PLACING + DAMAGED > 0 ->
-        /* dispatch_speak.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
         facts[me] = kTakes
       :: terms != kRefusal && FEW ->
-        /* dispatch_speak.cuh fill_facts: `facts.by_token = by_token;` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.by_token = by_token;` */
         facts[me] = kTakes | kFew
       :: terms != kRefusal && placing < PLACING ->
-        /* dispatch_speak.cuh fill_facts: `facts.places_rows = fused` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.direct_write = fused` */
         facts[me] = kTakes | kPlaces; placing++
       fi;
       d_step {
@@ -362,8 +362,8 @@ proctype Rank(byte me) {
 #elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_LETTERS)
         terms == kRefusal || all_have_come
 #else
-        /* letters.cuh await_letters: `came = await_head(lane, {mine.terms.operation, call, peer}, &terms, &facts);`
-           letters.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
+        /* call_header.cuh await_letters: `came = await_head(lane, {mine.terms.operation, call, peer}, &terms, &facts);`
+           call_header.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
            plan_header.cuh await_all: `await_word(lane, number, operation, peer, kLetterTerms, &terms);`
            small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
         all_have_come
@@ -372,12 +372,12 @@ proctype Rank(byte me) {
 #ifdef MISTAKE_LETTER_BEFORE_ARRIVALS_ARE_READ
       stop_reading_arrivals();
 #endif
-      /* letters.cuh await_letters: `alike = terms == own;` */
+      /* call_header.cuh await_letters: `alike = terms == own;` */
       odd = (!says_the_same(next(me)) -> next(me) : (!says_the_same(last(me)) -> last(me) : me))
     };
     d_step {
-      /* letters.cuh await_letters: `if (!agree && speaks && peer == 0) store_release_gpu(&lane.state->ended, call);`
-         wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return Came::ended;`
+      /* call_header.cuh await_letters: `if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->ended, call);`
+         wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return WaitResult::ended;`
          wait.cuh wait_long_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
       !is_at_work(sending) && (odd != me || terms == kRefusal || waits_no_more(next(me)) && waits_no_more(last(me))) ->
       take(next(me));
@@ -385,10 +385,10 @@ proctype Rank(byte me) {
       if
       :: terms == kRefusal
       :: terms != kRefusal && odd != me ->
-        /* letters.cuh name_difference: `if (theirs != operation) {` */
+        /* call_header.cuh name_difference: `if (theirs != operation) {` */
         assert(letter[post_at(me, now, odd)] == whole(now)) /* a letter of this call */
       :: terms != kRefusal && odd == me ->
-        /* places.cuh each: `here = here && seen[s].call >= number;` */
+        /* row_offsets.cuh each: `here = here && seen[s].call >= number;` */
         assert(letter[post_at(me, now, next(me))] == whole(now)); /* a letter of this call */
         assert(letter[post_at(me, now, last(me))] == whole(now))  /* a letter of this call */
       fi;

@@ -151,18 +151,18 @@ TEST_F(ProcessWatches, FindAKilledOwner) {
     control_.enter(1);
     new RobustLockOwner(control_.lock(1));
   });
-  EXPECT_EQ(watch_.find_ended(), -1);
+  EXPECT_EQ(watch_.find_device_error(), -1);
   child.kill();
-  EXPECT_TRUE(comes_true(0.1, [&] { return watch_.find_ended() == 1; }));
-  EXPECT_EQ(ProcessWatch(control_).find_ended(), 1);
+  EXPECT_TRUE(comes_true(0.1, [&] { return watch_.find_device_error() == 1; }));
+  EXPECT_EQ(ProcessWatch(control_).find_device_error(), 1);
   EXPECT_TRUE(watch_.ends_within(1, 0));
 }
 
 TEST_F(ProcessWatches, FindAProcessThatHadNoLockYet) {
   const Child child([&] { control_.enter(1); });
-  EXPECT_EQ(watch_.find_ended(), -1);
+  EXPECT_EQ(watch_.find_device_error(), -1);
   child.kill();
-  EXPECT_TRUE(comes_true(1, [&] { return watch_.find_ended() == 1; }));
+  EXPECT_TRUE(comes_true(1, [&] { return watch_.find_device_error() == 1; }));
   EXPECT_FALSE(control_.lock(1).owner_died());
 }
 
@@ -174,7 +174,7 @@ TEST_F(ProcessWatches, LetARankLeave) {
   });
   child.end();
   EXPECT_TRUE(control_.lock(1).owner_died());
-  EXPECT_EQ(watch_.find_ended(), -1);
+  EXPECT_EQ(watch_.find_device_error(), -1);
 }
 
 // A thread that keeps its process from ending: killed, it stays until the parent, which traces it, has waited

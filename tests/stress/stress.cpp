@@ -64,7 +64,7 @@ class Player {
     }
     for (auto& id : ids_) id = static_cast<std::int32_t>(random_() % kExperts);
     std::fill(std::begin(y_), std::end(y_), -1.0f);
-    Arrivals rows = exchange_.dispatch(Tokens::rows(x_, tokens, DType::fp32), ids_);
+    DispatchResult rows = exchange_.dispatch(Tokens::rows(x_, tokens, DType::fp32), ids_);
     std::int64_t wrong = 0;
     auto* data = static_cast<float*>(rows.data);
     for (int row = 0; row < *rows.total; ++row) {
@@ -97,7 +97,7 @@ Config config() {
           .max_tokens = kTokens,
           .repeats = true,
           .format = Format::fp32(),
-          .wire = DType::fp32};
+          .combine_type = DType::fp32};
 }
 
 }  // namespace

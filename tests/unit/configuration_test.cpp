@@ -92,9 +92,9 @@ TEST(Configuration, SizeQueryKeepsTheBound) {
   const double message = 7168 * 2, staging = 2.0 * (8.0 * 4096 * message + 4096.0 * 8 * message);
   const auto symmetric = static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
   EXPECT_NEAR(symmetric / staging, 1.0, 0.05) << symmetric << " bytes against " << staging;
-  const std::int64_t arrivals = capacity_of(config, 8) * 7168 * 2;
-  EXPECT_GE(sizes.arrivals, arrivals);
-  EXPECT_LE(sizes.arrivals, arrivals + 64 * 1024);
+  const std::int64_t received = capacity_of(config, 8) * 7168 * 2;
+  EXPECT_GE(sizes.results, received);
+  EXPECT_LE(sizes.results, received + 64 * 1024);
 
   Config exact = config;
   exact.reduction = Reduction::exact;
@@ -106,7 +106,7 @@ TEST(Configuration, SizesThatOverflowAreRefused) {
   Config config{.experts = 1 << 20, .top_k = 32, .hidden = 1 << 24, .max_tokens = 1 << 24};
   config.capacity = 1 << 20;
   config.lanes = 64;
-  config.wire = DType::fp32;
+  config.combine_type = DType::fp32;
   for (const BackendKind backend : {BackendKind::reference, BackendKind::cpu}) {
     config.backend = backend;
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
@@ -127,7 +127,7 @@ TEST(Configuration, NumbersThatNameNothingAreRefused) {
   };
   for (const int number : {-1, 3, 1 << 20}) {
     EXPECT_NE(changed(&Config::layout, number).find(str("layout = ", number)), std::string::npos);
-    EXPECT_NE(changed(&Config::wire, number).find(str("wire = ", number)), std::string::npos);
+    EXPECT_NE(changed(&Config::combine_type, number).find(str("wire = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::reduction, number).find(str("reduction = ", number)), std::string::npos);
   }
   Config config = sound();
@@ -157,14 +157,14 @@ TEST(Configuration, PlacesHashTellsWhatDecidesPlaces) {
   const Config config = complete(sound(), kRanks);
   Config other = config;
   other.format = Format::fp16();
-  other.wire = DType::fp32;
-  EXPECT_EQ(places_hash(config), places_hash(other));
+  other.combine_type = DType::fp32;
+  EXPECT_EQ(row_order_hash(config), row_order_hash(other));
   other.alignment = 2;
-  EXPECT_NE(places_hash(config), places_hash(other));
+  EXPECT_NE(row_order_hash(config), row_order_hash(other));
   other = config;
   other.placement =
       Placement::table({{1, 0}, {0, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}, {2, 0}, {2, 1}, {3, 0}, {3, 1}}, 4);
-  EXPECT_NE(places_hash(config), places_hash(other));
+  EXPECT_NE(row_order_hash(config), row_order_hash(other));
 }
 
 // The ranks' configurations differ in one field: every rank names it.

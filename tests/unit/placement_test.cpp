@@ -10,7 +10,7 @@ namespace ferry {
 namespace {
 
 // The message of the error that making the table throws.
-std::string refusal(std::vector<ExpertPlace> places, int ranks) {
+std::string refusal(std::vector<ExpertLocation> places, int ranks) {
   try {
     Placement::table(std::move(places), ranks);
   } catch (const UsageError& error) {
@@ -26,7 +26,7 @@ TEST(Placement, BlocksGiveTheFirstRanksOneMore) {
   EXPECT_EQ(placement.local_experts(2), 2);
   EXPECT_EQ(placement.local_experts(3), 2);
   EXPECT_EQ(placement.most_local_experts(), 3);
-  EXPECT_EQ(placement.place(6), (ExpertPlace{2, 0}));
+  EXPECT_EQ(placement.place(6), (ExpertLocation{2, 0}));
   EXPECT_EQ(placement.experts_of(1), (std::vector<int>{3, 4, 5}));
 }
 

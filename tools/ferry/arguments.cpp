@@ -99,9 +99,8 @@ Reduction reduction_of(const std::string& name) {
 
 Format format_of(const std::string& name) {
   const std::string known = "must be bf16, fp16, fp32 or fp8[-columns][-pow2[-packed]]";
-  if (name.starts_with("opaque")) {
-    throw UsageError(
-        fmt::format("--format {}: {}; opaque parts have no values to compute with", name, known));
+  if (name.starts_with("raw")) {
+    throw UsageError(fmt::format("--format {}: {}; raw parts have no values to compute with", name, known));
   }
   try {
     return parse_format(name);

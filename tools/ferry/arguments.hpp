@@ -44,6 +44,6 @@ void refuse_shared(std::initializer_list<NamedOutput> outputs);
 BackendKind backend_of(const std::string& name);
 Layout layout_of(const std::string& name);
 Reduction reduction_of(const std::string& name);
-Format format_of(const std::string& name);  // one with values to compute with: no opaque parts
+Format format_of(const std::string& name);  // one with values to compute with: no raw parts
 
 }  // namespace ferry::app

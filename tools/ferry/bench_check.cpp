@@ -23,7 +23,7 @@ struct Checker {
   const BenchPoint& point;
   const BenchInputs& inputs;
   int set, rank;
-  const Arrivals& arrivals;
+  const DispatchResult& received;
   bool weighted, looks_at_values;
   PartList parts = parts_of(point.config.format, point.config.hidden);
   std::vector<std::byte> message = std::vector<std::byte>(static_cast<std::size_t>(wire_bytes(parts)));
@@ -34,10 +34,10 @@ struct Checker {
   std::int64_t check() {
     const std::vector<std::int64_t> counts = expected_counts();
     std::int64_t rows = 0;
-    for (int group = 0; group < arrivals.groups; ++group) {
+    for (int group = 0; group < received.groups; ++group) {
       const std::int64_t count = counts[static_cast<std::size_t>(group)];
-      require(arrivals.counts[group] == count,
-              fmt::format("{} rows in group {} instead of {}", arrivals.counts[group], group, count), set,
+      require(received.counts[group] == count,
+              fmt::format("{} rows in group {} instead of {}", received.counts[group], group, count), set,
               rank);
       check_group(group);
       rows += count;
@@ -46,7 +46,7 @@ struct Checker {
   }
 
   std::vector<std::int64_t> expected_counts() const {
-    std::vector<std::int64_t> counts(static_cast<std::size_t>(arrivals.groups));
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(received.groups));
     const int top_k = point.config.top_k;
     for (int source = 0; source < point.ranks; ++source) {
       for (std::int64_t t = 0; t < point.tokens; ++t) {
@@ -66,9 +66,9 @@ struct Checker {
   // With the counts right and sources that ascend, every row that must be there is there once.
   void check_group(int group) {
     Source last;
-    for (std::int32_t i = 0; i < arrivals.counts[group]; ++i) {
-      const std::int64_t row = arrivals.row_offsets[group] + i;
-      const Source& source = arrivals.source[row];
+    for (std::int32_t i = 0; i < received.counts[group]; ++i) {
+      const std::int64_t row = received.row_offsets[group] + i;
+      const Source& source = received.source[row];
       const bool ascends =
           std::tie(last.rank, last.token, last.slot) < std::tie(source.rank, source.token, source.slot);
       require(i == 0 || ascends, fmt::format("row {} is out of order", row), set, rank);
@@ -86,22 +86,22 @@ struct Checker {
     if (rank_major()) return source.rank == group && source.slot == -1 && slots_belong(source);
     if (source.slot < 0 || source.slot >= point.config.top_k) return false;
     const std::int64_t route = std::int64_t{source.token} * point.config.top_k + source.slot;
-    const std::int64_t row = &source - arrivals.source;
-    return inputs.ids(set, source.rank)[route] == arrivals.group_expert[group] &&
-           (!weighted || arrivals.weight[row] == inputs.weights(set, source.rank)[route]);
+    const std::int64_t row = &source - received.source;
+    return inputs.ids(set, source.rank)[route] == received.group_expert[group] &&
+           (!weighted || received.weight[row] == inputs.weights(set, source.rank)[route]);
   }
 
   // rank_major: which of the token's experts are here, and their weights.
   bool slots_belong(const Source& source) const {
-    const std::int64_t top_k = point.config.top_k, first = (&source - arrivals.source) * top_k;
+    const std::int64_t top_k = point.config.top_k, first = (&source - received.source) * top_k;
     const std::int64_t route = source.token * top_k;
     const std::int32_t* ids = inputs.ids(set, source.rank) + route;
     const float* weights = inputs.weights(set, source.rank) + route;
     for (std::int64_t slot = 0; slot < top_k; ++slot) {
       const bool here = rank_of(ids[slot]) == rank;
       const int local = here ? point.config.placement.place(ids[slot]).local : -1;
-      if (arrivals.local_ids[first + slot] != local) return false;
-      if (weighted && arrivals.weight[first + slot] != (here ? weights[slot] : 0.0f)) return false;
+      if (received.local_ids[first + slot] != local) return false;
+      if (weighted && received.weight[first + slot] != (here ? weights[slot] : 0.0f)) return false;
     }
     return true;
   }
@@ -117,7 +117,7 @@ struct Checker {
 
   bool same_part(int p, std::int64_t row, const std::byte* expected) const {
     const PartLayout& part = parts.part[p];
-    const ArrivedPart& arrived = arrivals.parts[static_cast<std::size_t>(p)];
+    const ReceivedPart& arrived = received.parts[static_cast<std::size_t>(p)];
     const auto* data = static_cast<const std::byte*>(arrived.data);
     const auto bytes = static_cast<std::size_t>(part.element_bytes);
     for (std::int64_t e = 0; e < elements_of(part); ++e) {
@@ -143,14 +143,14 @@ float factor_of(const BenchPoint& point, const std::int32_t* ids, const float* w
 
 }  // namespace
 
-std::int64_t check_arrivals(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                            const Arrivals& arrivals) {
-  return Checker{point, inputs, set, rank, arrivals, true, true}.check();
+std::int64_t check_received(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
+                            const DispatchResult& received) {
+  return Checker{point, inputs, set, rank, received, true, true}.check();
 }
 
-std::int64_t check_places(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                          const Arrivals& arrivals, bool weighted) {
-  return Checker{point, inputs, set, rank, arrivals, weighted, false}.check();
+std::int64_t check_row_positions(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
+                                 const DispatchResult& received, bool weighted) {
+  return Checker{point, inputs, set, rank, received, weighted, false}.check();
 }
 
 void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, int rank, std::int64_t token,

@@ -11,12 +11,12 @@ namespace ferry::app {
 
 // Every count, source, weight and byte that arrived, against the sets the ranks were given. Throws
 // CheckFailed. Returns the rows compared.
-std::int64_t check_arrivals(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                            const Arrivals& arrivals);
+std::int64_t check_received(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
+                            const DispatchResult& received);
 
 // The same without the bytes, which may lie elsewhere. Without `weighted` no weights travelled.
-std::int64_t check_places(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                          const Arrivals& arrivals, bool weighted);
+std::int64_t check_row_positions(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
+                                 const DispatchResult& received, bool weighted);
 
 // A token as it must arrive: its parts one after another, each of PartLayout::wire_bytes.
 void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, int rank, std::int64_t token,

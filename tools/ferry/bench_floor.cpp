@@ -62,7 +62,7 @@ double floor_bytes(const BenchPoint& point, const DeviceWork& work, const Crossi
   const PartList parts = parts_of(point.config.format, point.config.hidden);
   double message = 0;
   for (int p = 0; p < parts.count; ++p) message += static_cast<double>(parts.part[p].row_bytes);
-  const auto row = static_cast<double>(point.config.hidden * bytes_of(point.config.wire));
+  const auto row = static_cast<double>(point.config.hidden * bytes_of(point.config.combine_type));
   const double sent = busiest.pairs * message;
   const double home = (work.reduction == Reduction::partial ? busiest.pairs : busiest.routes) * row;
   switch (work.work) {

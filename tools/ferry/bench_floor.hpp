@@ -15,8 +15,8 @@ struct Crossings {
 Crossings crossings_of(const BenchPoint& point, const BenchInputs& inputs);
 
 // Bytes that the busiest rank must send or receive in a call. Dispatch: values and scales for each pair, also
-// where NCCL sends a row for each route. Combine: rows of Config::wire for each pair, of sums that are added
-// at home for each route. 0 for counts.
+// where NCCL sends a row for each route. Combine: rows of Config::combine_type for each pair, of sums that
+// are added at home for each route. 0 for counts.
 double floor_bytes(const BenchPoint& point, const DeviceWork& work, const Crossings& busiest);
 
 }  // namespace ferry::app

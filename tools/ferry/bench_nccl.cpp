@@ -93,7 +93,7 @@ class NcclPlayer {
   Traffic count(int set) {
     const auto ranks = static_cast<std::size_t>(point_.ranks);
     Traffic traffic{std::vector<std::int32_t>(ranks), std::vector<std::int32_t>(ranks)};
-    std::vector<RowPlace>& places = sets_[set].places;
+    std::vector<RowPlace>& positions = sets_[set].positions;
     for (int source = 0; source < point_.ranks; ++source) {
       const std::int32_t* ids = inputs_.ids(set, source);
       for (std::int64_t route = 0; route < routes(); ++route) {
@@ -103,7 +103,7 @@ class NcclPlayer {
         if (to != rank_.index()) continue;
         ++traffic.receive[static_cast<std::size_t>(source)];
         const std::int64_t token = std::int64_t{source} * point_.tokens + route / point_.config.top_k;
-        places.push_back({static_cast<std::int32_t>(places.size()), static_cast<std::int32_t>(token)});
+        positions.push_back({static_cast<std::int32_t>(positions.size()), static_cast<std::int32_t>(token)});
       }
     }
     return traffic;
@@ -168,10 +168,10 @@ class NcclPlayer {
     received_.fill(0xFF, stream_);
     call(set);
     stream_.wait();
-    Arrivals arrivals;
-    arrivals.parts[0].data = received_.as();
-    sets_.check_bytes(set, arrivals, stream_);
-    return static_cast<std::int64_t>(sets_[set].places.size());
+    DispatchResult received;
+    received.parts[0].data = received_.as();
+    sets_.check_bytes(set, received, stream_);
+    return static_cast<std::int64_t>(sets_[set].positions.size());
   }
 
   Rank rank_;

@@ -65,13 +65,13 @@ BenchPlayer::BenchPlayer(const Rank& rank, const BenchPoint& point, const BenchI
 
 void BenchPlayer::play() {
   for (int set = 0; set < kSets; ++set) check(set);
-  const WireCounts wire = exchange_.wire();
+  const WireCounts wire = exchange_.wire_counts();
   notes_.dispatch_wire_bytes = wire.dispatch_bytes;
   notes_.combine_wire_bytes = wire.combine_bytes;
   for (int repetition = 0; repetition < point_.repetitions; ++repetition) time(repetition);
 }
 
-Arrivals BenchPlayer::dispatch(int set) {
+DispatchResult BenchPlayer::dispatch(int set) {
   return exchange_.dispatch(
       Tokens::rows(tokens_[static_cast<std::size_t>(set)].data(), point_.tokens, point_.type),
       inputs_.ids(set, rank_.index()), inputs_.weights(set, rank_.index()));
@@ -82,34 +82,34 @@ void BenchPlayer::combine(int set) {
   CombineOptions options;
   const bool weighs =
       point_.config.layout != Layout::rank_major && point_.config.reduction != Reduction::unreduced;
-  if (weighs) options.weights = reinterpret_cast<const float*>(row_weights_[s].data());
+  if (weighs) options.row_weights = reinterpret_cast<const float*>(row_weights_[s].data());
   exchange_.combine(outputs_, plans_[s], {.data = result_.data(), .type = point_.type}, options);
 }
 
 // Experts that leave rows as they are: what arrived goes back.
 void BenchPlayer::check(int set) {
   const auto s = static_cast<std::size_t>(set);
-  const Arrivals arrivals = dispatch(set);
-  notes_.rows_checked += check_arrivals(point_, inputs_, set, rank_.index(), arrivals);
-  notes_.rows += std::accumulate(arrivals.counts, arrivals.counts + arrivals.groups, std::int64_t{0});
-  plans_[s] = arrivals.plan.copy();
+  const DispatchResult received = dispatch(set);
+  notes_.rows_checked += check_received(point_, inputs_, set, rank_.index(), received);
+  notes_.rows += std::accumulate(received.counts, received.counts + received.groups, std::int64_t{0});
+  plans_[s] = received.plan.copy();
   if (point_.config.layout != Layout::rank_major) {
-    row_weights_[s] = LocalMemory(*arrivals.total * 4);
-    std::memcpy(row_weights_[s].data(), arrivals.weight, static_cast<std::size_t>(*arrivals.total) * 4);
+    row_weights_[s] = LocalMemory(*received.total * 4);
+    std::memcpy(row_weights_[s].data(), received.weight, static_cast<std::size_t>(*received.total) * 4);
   }
-  outputs_ = {.data = arrivals.data, .type = point_.type};
-  if (own_outputs_.bytes() > 0) fill_outputs(arrivals, set);
+  outputs_ = {.data = received.data, .type = point_.type};
+  if (own_outputs_.bytes() > 0) fill_outputs(received, set);
   std::memset(result_.data(), 0xFF, static_cast<std::size_t>(result_.bytes()));
   combine(set);
   notes_.rows_checked += check_result(point_, inputs_, set, rank_.index(), result_.data(),
                                       {.reduction = point_.config.reduction});
 }
 
-void BenchPlayer::fill_outputs(const Arrivals& arrivals, int set) {
-  for (int group = 0; group < arrivals.groups; ++group) {
-    for (std::int32_t i = 0; i < arrivals.counts[group]; ++i) {
-      const std::int64_t row = arrivals.row_offsets[group] + i;
-      inputs_.write_token(set, arrivals.source[row].rank, arrivals.source[row].token, 1.0f,
+void BenchPlayer::fill_outputs(const DispatchResult& received, int set) {
+  for (int group = 0; group < received.groups; ++group) {
+    for (std::int32_t i = 0; i < received.counts[group]; ++i) {
+      const std::int64_t row = received.row_offsets[group] + i;
+      inputs_.write_token(set, received.source[row].rank, received.source[row].token, 1.0f,
                           own_outputs_.data() + row * point_.token_bytes());
     }
   }

@@ -39,8 +39,8 @@ class BenchPlayer {
 
  private:
   void check(int set);
-  void fill_outputs(const Arrivals& arrivals, int set);
-  Arrivals dispatch(int set);
+  void fill_outputs(const DispatchResult& received, int set);
+  DispatchResult dispatch(int set);
   void combine(int set);
   void time(int repetition);
   void time_one(Span& span, const std::function<void()>& work);

@@ -24,7 +24,7 @@ double bytes_needed(const BenchPoint& point) {
   double bytes = 0;
   for (int rank = 0; rank < point.ranks; ++rank) {
     const Sizes sizes = size_of(point.config, point.ranks, rank);
-    bytes += static_cast<double>(sizes.total() - sizes.arrivals);
+    bytes += static_cast<double>(sizes.total() - sizes.results);
   }
   const double tokens = static_cast<double>(point.ranks) * point.tokens;
   const double row = static_cast<double>(point.token_bytes());
@@ -88,7 +88,7 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
   config.layout = layout_of(layout);
   config.repeats = repeats_experts(trace);
   config.format = format_of(format);
-  config.wire = point.type = token_type(config.format);
+  config.combine_type = point.type = token_type(config.format);
   config.reduction = reduction;
   config.deadline = config.backend == BackendKind::cuda ? kDeviceDeadline : kDeadline;
   size_of(config, ranks);  // refuses what construction would

@@ -5,8 +5,8 @@
 
 namespace ferry::app {
 
-Arrivals ArrivalsOnHost::copy(const Arrivals& arrivals, const Config& config) {
-  Arrivals local = copy_places(arrivals, config);
+DispatchResult ResultOnHost::copy(const DispatchResult& received, const Config& config) {
+  DispatchResult local = copy_row_positions(received, config);
   const bool padded = config.layout == Layout::expert_padded;
   const std::int64_t capacity = local.capacity * (padded ? local.groups : 1);
   const PartList parts = parts_of(config.format, config.hidden);
@@ -15,14 +15,14 @@ Arrivals ArrivalsOnHost::copy(const Arrivals& arrivals, const Config& config) {
     data = copied(data, part_bytes_total(parts.part[p], parts.part[p].columns ? capacity : *local.total));
   }
   local.data = local.parts[0].data;
-  const std::size_t plan_bytes = arrivals.plan.bytes();
-  local.plan = Plan::over(copied(arrivals.plan.storage(), static_cast<std::int64_t>(plan_bytes)), plan_bytes);
+  const std::size_t plan_bytes = received.plan.bytes();
+  local.plan = Plan::over(copied(received.plan.storage(), static_cast<std::int64_t>(plan_bytes)), plan_bytes);
   return local;
 }
 
-Arrivals ArrivalsOnHost::copy_places(const Arrivals& arrivals, const Config& config) {
+DispatchResult ResultOnHost::copy_row_positions(const DispatchResult& received, const Config& config) {
   copies_.clear();
-  Arrivals local = arrivals;
+  DispatchResult local = received;
   bring(local.counts, local.groups);
   bring(local.row_offsets, local.groups + 1);
   bring(local.group_expert, local.groups);
@@ -36,11 +36,11 @@ Arrivals ArrivalsOnHost::copy_places(const Arrivals& arrivals, const Config& con
 }
 
 template <class T>
-void ArrivalsOnHost::bring(T*& pointer, std::int64_t count) {
+void ResultOnHost::bring(T*& pointer, std::int64_t count) {
   pointer = static_cast<T*>(copied(pointer, count * static_cast<std::int64_t>(sizeof(T))));
 }
 
-void* ArrivalsOnHost::copied(const void* device, std::int64_t bytes) {
+void* ResultOnHost::copied(const void* device, std::int64_t bytes) {
   if (device == nullptr) return nullptr;
   std::vector<std::byte>& copy = copies_.emplace_back(static_cast<std::size_t>(bytes) + 1);  // never null
   copy_to_host(copy.data(), device, bytes);

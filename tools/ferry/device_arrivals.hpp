@@ -9,13 +9,13 @@
 
 namespace ferry::app {
 
-class ArrivalsOnHost {
+class ResultOnHost {
  public:
   // Copies everything of a dispatch that has ended, the plan too, and returns when it is done. What the call
   // before returned is gone then.
-  Arrivals copy(const Arrivals& arrivals, const Config& config);
+  DispatchResult copy(const DispatchResult& received, const Config& config);
   // Without the parts and the plan, which stay where they are.
-  Arrivals copy_places(const Arrivals& arrivals, const Config& config);
+  DispatchResult copy_row_positions(const DispatchResult& received, const Config& config);
 
  private:
   template <class T>

@@ -16,7 +16,7 @@ struct RowPlace {
 };
 
 // to[row] = from[token] for every place; rows are multiples of 16 bytes.
-void copy_rows(const RowPlace* places, std::int64_t count, const std::byte* from, std::byte* to,
+void copy_rows(const RowPlace* positions, std::int64_t count, const std::byte* from, std::byte* to,
                std::int64_t row_bytes, cudaStream_t stream);
 
 // Arrived rows as they lie.
@@ -32,7 +32,7 @@ struct WrongRows {
 inline constexpr std::int32_t kNoRow = 0x7FFFFFFF;
 
 // Compares every byte with messages[token], whose parts follow one another. `wrong` starts as {0, kNoRow}.
-void count_wrong_rows(const RowPlace* places, std::int64_t count, const std::byte* messages,
+void count_wrong_rows(const RowPlace* positions, std::int64_t count, const std::byte* messages,
                       const RowParts& rows, WrongRows* wrong, cudaStream_t stream);
 
 }  // namespace ferry::app

@@ -21,7 +21,7 @@ DeviceExperts::DeviceExperts(const Job& job, int rank, std::int64_t rows, const 
   inner_ = DeviceArray(routes * job.options.inner * bytes_of(job.type));
   routed_ = DeviceArray(slots * job.row_bytes());
   picked_ = DeviceArray(slots * 4);
-  places_ = DeviceArray(slots * 4);
+  positions_ = DeviceArray(slots * 4);
   bring_weights();
 }
 
@@ -46,33 +46,33 @@ void DeviceExperts::bring_weights() {
   factors_.fill_from(factors.data(), factors_.bytes());
 }
 
-void DeviceExperts::multiply(const Arrivals& arrivals) {
-  const DeviceRows rows = rows_of(arrivals);
+void DeviceExperts::multiply(const DispatchResult& received) {
+  const DeviceRows rows = rows_of(received);
   if (rank_major_) {
-    return scale_and_add_rows(rows, slots_of(arrivals), factors_.as<float>(), arrivals.host->total,
+    return scale_and_add_rows(rows, slots_of(received), factors_.as<float>(), received.host->total,
                               outputs_.as(), stream_.get());
   }
-  const std::vector<Group> groups = groups_of(arrivals);
+  const std::vector<Group> groups = groups_of(received);
   for (std::size_t local = 0; local < groups.size(); ++local) {
     scale_rows(rows, groups[local].first, groups[local].count, factor_of(experts_[local]), outputs_.as(),
                stream_.get());
   }
 }
 
-void DeviceExperts::swiglu(const Arrivals& arrivals) {
-  const DeviceRows rows = rows_of(arrivals);
-  const std::vector<Group> groups = rank_major_ ? pick(arrivals) : groups_of(arrivals);
+void DeviceExperts::swiglu(const DispatchResult& received) {
+  const DeviceRows rows = rows_of(received);
+  const std::vector<Group> groups = rank_major_ ? pick(received) : groups_of(received);
   if (!rank_major_ && rows.quantised)
-    pick_rows(rows, nullptr, arrivals.host->total, inputs_.as(), stream_.get());
+    pick_rows(rows, nullptr, received.host->total, inputs_.as(), stream_.get());
   const bool as_they_lie = inputs_.bytes() == 0;
-  const auto* x = as_they_lie ? static_cast<const std::byte*>(arrivals.data) : inputs_.as();
+  const auto* x = as_they_lie ? static_cast<const std::byte*>(received.data) : inputs_.as();
   const DeviceArray& out = rank_major_ ? routed_ : outputs_;
   for (std::size_t local = 0; local < groups.size(); ++local) {
     const auto [first, count] = groups[local];
     if (count > 0) apply(static_cast<int>(local), x + first * job_.row_bytes(), count, row(out, first));
   }
   if (!rank_major_) return;
-  add_rows(rows, slots_of(arrivals), routed_.as(), places_.as<std::int32_t>(), arrivals.host->total,
+  add_rows(rows, slots_of(received), routed_.as(), positions_.as<std::int32_t>(), received.host->total,
            outputs_.as(), stream_.get());
 }
 
@@ -105,30 +105,30 @@ void DeviceExperts::apply(int local, const void* x, std::int64_t rows, void* out
                       .out_type = job_.type});
 }
 
-DeviceRows DeviceExperts::rows_of(const Arrivals& arrivals) const {
+DeviceRows DeviceExperts::rows_of(const DispatchResult& received) const {
   const Format& format = job_.config.format;
   DeviceRows rows{};
-  rows.values = arrivals.data;
+  rows.values = received.data;
   rows.type = job_.type;
   rows.hidden = job_.config.hidden;
   rows.quantised = format.kind == FormatKind::fp8_e4m3;
   if (!rows.quantised) return rows;
   rows.packed = format.fp8.packed;
-  rows.scales = arrivals.parts[1].data;
+  rows.scales = received.parts[1].data;
   rows.scale_part = parts_of(format, job_.config.hidden).part[1];
-  rows.scale_leading = arrivals.parts[1].leading_dimension;
+  rows.scale_leading = received.parts[1].leading_dimension;
   return rows;
 }
 
-DeviceSlots DeviceExperts::slots_of(const Arrivals& arrivals) const {
-  return {.local_ids = arrivals.local_ids, .weights = arrivals.weight, .top_k = job_.config.top_k};
+DeviceSlots DeviceExperts::slots_of(const DispatchResult& received) const {
+  return {.local_ids = received.local_ids, .weights = received.weight, .top_k = job_.config.top_k};
 }
 
-std::vector<DeviceExperts::Group> DeviceExperts::groups_of(const Arrivals& arrivals) const {
+std::vector<DeviceExperts::Group> DeviceExperts::groups_of(const DispatchResult& received) const {
   std::vector<std::int32_t> counts(experts_.size()), offsets(experts_.size());
   const auto bytes = static_cast<std::int64_t>(experts_.size()) * 4;
-  copy_to_host(counts.data(), arrivals.counts, bytes);
-  copy_to_host(offsets.data(), arrivals.row_offsets, bytes);
+  copy_to_host(counts.data(), received.counts, bytes);
+  copy_to_host(offsets.data(), received.row_offsets, bytes);
   std::vector<Group> groups;
   for (std::size_t local = 0; local < counts.size(); ++local)
     groups.push_back({offsets[local], counts[local]});
@@ -136,24 +136,24 @@ std::vector<DeviceExperts::Group> DeviceExperts::groups_of(const Arrivals& arriv
 }
 
 // Puts the rows of each local expert side by side in inputs_, and notes in places_ where each slot's is.
-std::vector<DeviceExperts::Group> DeviceExperts::pick(const Arrivals& arrivals) {
-  const std::int64_t top_k = job_.config.top_k, slots = arrivals.host->total * top_k;
-  std::vector<std::int32_t> locals(static_cast<std::size_t>(slots)), picked, places(locals.size(), -1);
-  copy_to_host(locals.data(), arrivals.local_ids, slots * 4);
+std::vector<DeviceExperts::Group> DeviceExperts::pick(const DispatchResult& received) {
+  const std::int64_t top_k = job_.config.top_k, slots = received.host->total * top_k;
+  std::vector<std::int32_t> locals(static_cast<std::size_t>(slots)), picked, positions(locals.size(), -1);
+  copy_to_host(locals.data(), received.local_ids, slots * 4);
   std::vector<Group> groups;
   for (std::int32_t local = 0; local < static_cast<std::int32_t>(experts_.size()); ++local) {
     const auto first = static_cast<std::int64_t>(picked.size());
     for (std::int64_t slot = 0; slot < slots; ++slot) {
       if (locals[static_cast<std::size_t>(slot)] != local) continue;
-      places[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(picked.size());
+      positions[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(picked.size());
       picked.push_back(static_cast<std::int32_t>(slot / top_k));
     }
     groups.push_back({first, static_cast<std::int64_t>(picked.size()) - first});
   }
   const auto routes = static_cast<std::int64_t>(picked.size());
   picked_.fill_from(picked.data(), routes * 4);
-  places_.fill_from(places.data(), slots * 4);
-  pick_rows(rows_of(arrivals), picked_.as<std::int32_t>(), routes, inputs_.as(), stream_.get());
+  positions_.fill_from(positions.data(), slots * 4);
+  pick_rows(rows_of(received), picked_.as<std::int32_t>(), routes, inputs_.as(), stream_.get());
   return groups;
 }
 

@@ -22,8 +22,8 @@ class DeviceExperts {
   DeviceExperts(const Job& job, int rank, std::int64_t rows, const DeviceStream& stream);
 
   // Of a dispatch that has ended. Work is put on the stream and may still run at return.
-  void multiply(const Arrivals& arrivals);
-  void swiglu(const Arrivals& arrivals);
+  void multiply(const DispatchResult& received);
+  void swiglu(const DispatchResult& received);
 
   Outputs outputs() const { return {.data = outputs_.as(), .type = job_.type}; }
 
@@ -34,10 +34,10 @@ class DeviceExperts {
   };
 
   void bring_weights();
-  DeviceRows rows_of(const Arrivals& arrivals) const;
-  DeviceSlots slots_of(const Arrivals& arrivals) const;
-  std::vector<Group> groups_of(const Arrivals& arrivals) const;
-  std::vector<Group> pick(const Arrivals& arrivals);
+  DeviceRows rows_of(const DispatchResult& received) const;
+  DeviceSlots slots_of(const DispatchResult& received) const;
+  std::vector<Group> groups_of(const DispatchResult& received) const;
+  std::vector<Group> pick(const DispatchResult& received);
   void apply(int local, const void* x, std::int64_t rows, void* out) const;
   std::byte* row(const DeviceArray& rows, std::int64_t index) const {
     return rows.as() + index * job_.row_bytes();
@@ -48,13 +48,13 @@ class DeviceExperts {
   bool rank_major_;
   const DeviceStream& stream_;
   DeviceMultiply multiply_;
-  DeviceArray weights_;            // [local experts] gate, up, down, of Job::type
-  DeviceArray factors_;            // [local experts]
-  DeviceArray outputs_;            // [rows, hidden] of Job::type
-  DeviceArray inputs_;             // [routes, hidden] of Job::type, of rows that are not read as they lie
-  DeviceArray gate_, up_, inner_;  // [routes, inner]; the last of Job::type
-  DeviceArray routed_;             // rank_major: [routes, hidden] of Job::type, what each expert made
-  DeviceArray picked_, places_;    // rank_major: [routes] row of a route, [rows, top_k] route of a slot
+  DeviceArray weights_;             // [local experts] gate, up, down, of Job::type
+  DeviceArray factors_;             // [local experts]
+  DeviceArray outputs_;             // [rows, hidden] of Job::type
+  DeviceArray inputs_;              // [routes, hidden] of Job::type, of rows that are not read as they lie
+  DeviceArray gate_, up_, inner_;   // [routes, inner]; the last of Job::type
+  DeviceArray routed_;              // rank_major: [routes, hidden] of Job::type, what each expert made
+  DeviceArray picked_, positions_;  // rank_major: [routes] row of a route, [rows, top_k] route of a slot
 };
 
 }  // namespace ferry::app

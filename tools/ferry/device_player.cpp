@@ -77,8 +77,8 @@ void DevicePlayer::prepare() {
   for (int set = 0; set < kSets; ++set) {
     dispatch(kept, set);
     exchange_.synchronize(0, stream_);
-    const Arrivals local = arrivals_on_host_.copy_places(arrivals_, point_.config);
-    check_places(point_, inputs_, set, rank_.index(), local, true);
+    const DispatchResult local = result_on_host_.copy_row_positions(received_, point_.config);
+    check_row_positions(point_, inputs_, set, rank_.index(), local, true);
     rank_.barrier();
     sets_.keep_places(set, local);
     rows = std::max<std::int64_t>(rows, *local.total);
@@ -103,7 +103,7 @@ DeviceNotes DevicePlayer::play(const DeviceWork& work) {
 }
 
 std::int64_t DevicePlayer::wire_bytes() const {
-  const WireCounts wire = exchange_.wire();
+  const WireCounts wire = exchange_.wire_counts();
   return wire.dispatch_bytes + wire.combine_bytes;
 }
 
@@ -114,7 +114,7 @@ void DevicePlayer::call(const DeviceWork& work, int set) {
   }
   if (work.work != Work::combine) dispatch(work, set);
   if (work.work == Work::combine) combine(work, set, sets_[set].row_weights.as<float>());
-  if (work.work == Work::pair) combine(work, set, arrivals_.weight);
+  if (work.work == Work::pair) combine(work, set, received_.weight);
 }
 
 void DevicePlayer::dispatch(const DeviceWork& work, int number) {
@@ -126,11 +126,11 @@ void DevicePlayer::dispatch(const DeviceWork& work, int number) {
   const float* weights = work.weighted ? set.weights.as<float>() : nullptr;
   const auto send = [&](const auto& routes) {
     if (!work.halves) {
-      arrivals_ = exchange_.dispatch(tokens, routes, weights, options, stream_);
+      received_ = exchange_.dispatch(tokens, routes, weights, options, stream_);
       return;
     }
     exchange_.dispatch_send(tokens, routes, weights, options, stream_);
-    arrivals_ = exchange_.dispatch_receive(0, stream_);
+    received_ = exchange_.dispatch_receive(0, stream_);
   };
   if (work.work != Work::dispatch_plan) return send(Ids(set.ids.as<std::int32_t>()));
   options.memory.plan = nullptr;  // the plan is given
@@ -142,7 +142,7 @@ void DevicePlayer::combine(const DeviceWork& work, int number, const float* row_
   CombineOptions options;
   options.sm_limit = work.sm_limit;
   options.reduction = work.reduction;
-  if (weighs_rows(point_, work)) options.weights = row_weights;
+  if (weighs_rows(point_, work)) options.row_weights = row_weights;
   const Outputs outputs{set.outputs.as(), point_.type};
   const Result result{.data = result_.as(), .type = point_.type};
   if (!work.halves) return exchange_.combine(outputs, plan_of(set), result, options, stream_);
@@ -173,15 +173,15 @@ void DevicePlayer::poison(const DeviceWork& work, int number) {
   const PartList parts = parts_of(point_.config.format, point_.config.hidden);
   for (int p = 0; p < parts.count; ++p) {
     const auto bytes = static_cast<std::size_t>(part_bytes_total(parts.part[p], rows_of(exchange_)));
-    void* data = arrivals_.parts[static_cast<std::size_t>(p)].data;
+    void* data = received_.parts[static_cast<std::size_t>(p)].data;
     cuda::check(cudaMemsetAsync(data, kPoison, bytes, stream_.get()), "fill device memory");
   }
 }
 
 std::int64_t DevicePlayer::check_dispatch(const DeviceWork& work, int set) {
-  const Arrivals local = arrivals_on_host_.copy_places(arrivals_, point_.config);
-  const std::int64_t rows = check_places(point_, inputs_, set, rank_.index(), local, work.weighted);
-  sets_.check_bytes(set, arrivals_, stream_);
+  const DispatchResult local = result_on_host_.copy_row_positions(received_, point_.config);
+  const std::int64_t rows = check_row_positions(point_, inputs_, set, rank_.index(), local, work.weighted);
+  sets_.check_bytes(set, received_, stream_);
   return rows;
 }
 

@@ -54,8 +54,8 @@ class DevicePlayer {
   DeviceArray result_;
   DeviceArray counts_;  // of a step, by set
   std::vector<std::byte> result_on_host_;
-  ArrivalsOnHost arrivals_on_host_;
-  Arrivals arrivals_;  // of the last dispatch
+  ResultOnHost result_on_host_;
+  DispatchResult received_;  // of the last dispatch
   const StepMetadata* metadata_ = nullptr;
 };
 

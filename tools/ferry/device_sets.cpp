@@ -28,8 +28,8 @@ DeviceSets::DeviceSets(const Rank& rank, const BenchPoint& point, const BenchInp
     : rank_(rank),
       point_(point),
       inputs_(inputs),
-      places_(std::int64_t{point.ranks} * point.tokens * point.config.top_k *
-              static_cast<std::int64_t>(sizeof(RowPlace))),
+      positions_(std::int64_t{point.ranks} * point.tokens * point.config.top_k *
+                 static_cast<std::int64_t>(sizeof(RowPlace))),
       wrong_(sizeof(WrongRows)) {}
 
 void DeviceSets::bring(BenchTables& tables) {
@@ -49,14 +49,14 @@ void DeviceSets::bring(BenchTables& tables) {
   rank_.barrier();
 }
 
-void DeviceSets::keep_places(int number, const Arrivals& local) {
+void DeviceSets::keep_places(int number, const DispatchResult& local) {
   DeviceSet& set = (*this)[number];
-  set.places.clear();
+  set.positions.clear();
   for (int group = 0; group < local.groups; ++group) {
     for (std::int32_t row = local.row_offsets[group]; row < local.row_offsets[group] + local.counts[group];
          ++row) {
       const Source& source = local.source[row];
-      set.places.push_back({row, source.rank * point_.tokens + source.token});
+      set.positions.push_back({row, source.rank * point_.tokens + source.token});
     }
   }
   if (local.weight != nullptr) set.row_weights = on_device(local.weight, *local.total * 4);
@@ -74,38 +74,38 @@ void DeviceSets::bring_outputs(BenchTables& tables, std::int64_t rows, const Dev
       tokens = on_device(tables.tokens());
     }
     set.outputs = DeviceArray(rows * point_.token_bytes());
-    take_places(set.places);
-    copy_rows(places_.as<RowPlace>(), static_cast<std::int64_t>(set.places.size()),
+    take_places(set.positions);
+    copy_rows(positions_.as<RowPlace>(), static_cast<std::int64_t>(set.positions.size()),
               (quantised ? tokens : set.messages).as(), set.outputs.as(), point_.token_bytes(), stream.get());
     stream.wait();
   }
   rank_.barrier();
 }
 
-void DeviceSets::take_places(const std::vector<RowPlace>& places) {
-  const auto bytes = static_cast<std::int64_t>(places.size() * sizeof(RowPlace));
-  if (bytes > 0) places_.fill_from(places.data(), bytes);
+void DeviceSets::take_places(const std::vector<RowPlace>& positions) {
+  const auto bytes = static_cast<std::int64_t>(positions.size() * sizeof(RowPlace));
+  if (bytes > 0) positions_.fill_from(positions.data(), bytes);
 }
 
-void DeviceSets::check_bytes(int number, const Arrivals& on_device, const DeviceStream& stream) {
+void DeviceSets::check_bytes(int number, const DispatchResult& on_device, const DeviceStream& stream) {
   const DeviceSet& set = (*this)[number];
   RowParts rows{.parts = parts_of(point_.config.format, point_.config.hidden), .data = {}, .leading = {}};
   for (int p = 0; p < rows.parts.count; ++p) {
-    const ArrivedPart& part = on_device.parts[static_cast<std::size_t>(p)];
+    const ReceivedPart& part = on_device.parts[static_cast<std::size_t>(p)];
     rows.data[p] = part.data;
     rows.leading[p] = part.leading_dimension;
   }
-  take_places(set.places);
+  take_places(set.positions);
   WrongRows wrong{0, kNoRow};
   wrong_.fill_from(&wrong, sizeof wrong);
-  count_wrong_rows(places_.as<RowPlace>(), static_cast<std::int64_t>(set.places.size()), set.messages.as(),
-                   rows, wrong_.as<WrongRows>(), stream.get());
+  count_wrong_rows(positions_.as<RowPlace>(), static_cast<std::int64_t>(set.positions.size()),
+                   set.messages.as(), rows, wrong_.as<WrongRows>(), stream.get());
   stream.wait();
   copy_to_host(&wrong, wrong_.as(), sizeof wrong);
   if (wrong.count == 0) return;
   throw CheckFailed(
       fmt::format("check failed: set {}, rank {}: {} of {} rows are not their tokens, the first is row {}",
-                  number, rank_.index(), wrong.count, set.places.size(), wrong.first));
+                  number, rank_.index(), wrong.count, set.positions.size(), wrong.first));
 }
 
 }  // namespace ferry::app

@@ -14,9 +14,9 @@ namespace ferry::app {
 struct DeviceSet {
   DeviceArray tokens, ids, weights;
   DeviceArray plan, row_weights;
-  DeviceArray outputs;           // the experts' rows
-  DeviceArray messages;          // of all ranks' tokens, what arrived rows are compared with
-  std::vector<RowPlace> places;  // of the rows that arrive
+  DeviceArray outputs;              // the experts' rows
+  DeviceArray messages;             // of all ranks' tokens, what arrived rows are compared with
+  std::vector<RowPlace> positions;  // of the rows that arrive
 };
 
 class DeviceSets {
@@ -26,26 +26,26 @@ class DeviceSets {
   // Fills every set but for what follows from its dispatch. Collective.
   void bring(BenchTables& tables);
 
-  // Where the rows of a dispatch lie, and their weights. Arrivals are on the host.
-  void keep_places(int set, const Arrivals& local);
+  // Where the rows of a dispatch lie, and their weights. DispatchResult are on the host.
+  void keep_places(int set, const DispatchResult& local);
 
   // Experts that leave rows as they are: every row is its token again. `rows`: that outputs have room for.
   // Collective.
   void bring_outputs(BenchTables& tables, std::int64_t rows, const DeviceStream& stream);
 
   // Throws CheckFailed unless every byte that arrived is right. Waits for the stream.
-  void check_bytes(int set, const Arrivals& on_device, const DeviceStream& stream);
+  void check_bytes(int set, const DispatchResult& on_device, const DeviceStream& stream);
 
   DeviceSet& operator[](int set) { return sets_[static_cast<std::size_t>(set)]; }
 
  private:
-  void take_places(const std::vector<RowPlace>& places);
+  void take_places(const std::vector<RowPlace>& positions);
 
   Rank rank_;
   const BenchPoint& point_;
   const BenchInputs& inputs_;
   std::array<DeviceSet, BenchInputs::kSets> sets_;
-  DeviceArray places_;  // those of the set that is looked at
+  DeviceArray positions_;  // those of the set that is looked at
   DeviceArray wrong_;
 };
 

@@ -26,27 +26,27 @@ class DeviceSite final : public Site {
     stream_.wait();
   }
   void dispatch() override {
-    arrivals_ = exchange_.dispatch(Tokens::rows(tokens_.as(), job_.tokens(), job_.type),
+    received_ = exchange_.dispatch(Tokens::rows(tokens_.as(), job_.tokens(), job_.type),
                                    ids_.as<std::int32_t>(), weights_.as<float>(), stream_);
     exchange_.synchronize(0, stream_);
   }
   void multiply() override {
-    experts_.multiply(arrivals_);
+    experts_.multiply(received_);
     stream_.wait();
   }
   void swiglu() override {
-    experts_.swiglu(arrivals_);
+    experts_.swiglu(received_);
     stream_.wait();
   }
   void combine() override {
-    exchange_.combine(experts_.outputs(), arrivals_.plan, {.data = result_.as(), .type = job_.type},
-                      combine_options(arrivals_), stream_);
+    exchange_.combine(experts_.outputs(), received_.plan, {.data = result_.as(), .type = job_.type},
+                      combine_options(received_), stream_);
     exchange_.synchronize(0, stream_);
   }
-  const Arrivals& arrivals() override {
+  const DispatchResult& received() override {
     exchange_.check();
-    arrivals_copy_ = arrivals_on_host_.copy(arrivals_, job_.config);
-    return arrivals_copy_;
+    received_copy_ = result_on_host_.copy(received_, job_.config);
+    return received_copy_;
   }
   std::span<const std::byte> result() override {
     exchange_.check();
@@ -59,8 +59,8 @@ class DeviceSite final : public Site {
   DeviceExperts experts_;
   DeviceArray tokens_, ids_, weights_;  // of the step
   DeviceArray result_;                  // what combine writes
-  Arrivals arrivals_, arrivals_copy_;
-  ArrivalsOnHost arrivals_on_host_;
+  DispatchResult received_, received_copy_;
+  ResultOnHost result_on_host_;
   std::vector<std::byte> result_copy_;
 };
 

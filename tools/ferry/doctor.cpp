@@ -141,7 +141,7 @@ void exchange_one_token(const Rank& rank) {
   const std::vector<std::uint16_t> token(kHidden, 0x3F80);  // 1.0 in bf16
   const std::vector<std::int32_t> ids{0, 1};
   std::vector<std::uint16_t> result(kHidden);
-  const Arrivals rows = exchange.dispatch(Tokens::rows(token.data(), 1), ids.data());
+  const DispatchResult rows = exchange.dispatch(Tokens::rows(token.data(), 1), ids.data());
   exchange.combine({.data = rows.data}, rows.plan, {.data = result.data()});
   if (result != std::vector<std::uint16_t>(kHidden, 0x4000))
     throw CheckFailed("1 + 1 did not come back as 2");

@@ -27,8 +27,8 @@ class Experts {
   // Both write one row of Job::type for every arrived one. In rank_major that row is the sum over the token's
   // experts here: slots ascending, sum = fma(weight, v, sum), v rounded to Job::type first, as partial has
   // it.
-  void multiply(const Arrivals& arrivals);
-  void swiglu(const Arrivals& arrivals);
+  void multiply(const DispatchResult& received);
+  void swiglu(const DispatchResult& received);
 
   Outputs outputs() const { return {.data = outputs_.data(), .type = job_.type}; }
 
@@ -38,12 +38,12 @@ class Experts {
     float weight;
   };
 
-  void read(const Arrivals& arrivals, std::int64_t row, float* values) const;
-  void read_fp8(const Arrivals& arrivals, std::int64_t row, float* values) const;
+  void read(const DispatchResult& received, std::int64_t row, float* values) const;
+  void read_fp8(const DispatchResult& received, std::int64_t row, float* values) const;
   void write(std::int64_t row, const float* values);
   void add(float weight, float* values, float* sum) const;
-  void group_rows(const Arrivals& arrivals);
-  void apply_swiglu(const Arrivals& arrivals, int expert, const std::vector<Routed>& rows);
+  void group_rows(const DispatchResult& received);
+  void apply_swiglu(const DispatchResult& received, int expert, const std::vector<Routed>& rows);
 
   const Job& job_;
   int rank_;

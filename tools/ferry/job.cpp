@@ -68,11 +68,11 @@ void check_memory(const RunOptions& options, const Config& config) {
   const bool on_host = config.backend != BackendKind::cuda;  // GPUs refuse what they cannot hold
   for (int rank = 0; on_host && rank < options.ranks; ++rank) {
     const Sizes sizes = size_of(config, options.ranks, rank);
-    bytes += static_cast<double>(sizes.total() - sizes.arrivals);
+    bytes += static_cast<double>(sizes.total() - sizes.results);
   }
   // Of the arrivals' memory only the rows that come are used; the experts' outputs take as much again. Those
   // of GPUs are copied here to be looked at.
-  const double row = config.hidden * static_cast<double>(bytes_of(config.wire));
+  const double row = config.hidden * static_cast<double>(bytes_of(config.combine_type));
   bytes += 2.0 * options.ranks * options.tokens * config.top_k * row;
   const auto available = static_cast<double>(available_memory_bytes());
   if (available == 0 || bytes < available) return;

@@ -24,7 +24,7 @@ constexpr int kLooks = 4000;
 // One rank's side: the flag its peer raises, and where it sleeps. Zero bytes are a fresh one.
 struct Side {
   alignas(64) std::atomic<std::uint64_t> flag;
-  alignas(64) Doorbell bell;
+  alignas(64) WakeEvent bell;
 };
 
 struct Table {
@@ -53,7 +53,7 @@ void wait(Side& mine, std::uint64_t value, Waiting waiting) {
 }
 
 void raise(Side& peer, std::uint64_t value) {
-  peer.flag.store(value, std::memory_order_seq_cst);  // as Doorbell asks for
+  peer.flag.store(value, std::memory_order_seq_cst);  // as WakeEvent asks for
   peer.bell.ring();
 }
 

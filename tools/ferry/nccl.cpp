@@ -64,12 +64,12 @@ Nccl functions_of(void* library, const std::string& path) {
 
 Nccl open_any(const std::string& path) {
   setenv("NCCL_NVLS_ENABLE", "0", 1);
-  std::vector<std::string> places{path};
+  std::vector<std::string> positions{path};
   if (path.empty()) {
-    places = nccl_places();
-    places.insert(places.begin(), kName);  // where the loader looks
+    positions = nccl_places();
+    positions.insert(positions.begin(), kName);  // where the loader looks
   }
-  for (const std::string& place : places) {
+  for (const std::string& place : positions) {
     // It is never closed: its threads may outlive any order of destruction.
     if (void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) return functions_of(library, place);
   }
@@ -106,12 +106,12 @@ std::vector<std::string> nccl_places() {
                              "/usr/lib/python3*/site-packages", "/opt/*/lib/python3*/site-packages"}) {
     folders.emplace_back(folder);
   }
-  std::vector<std::string> places;
+  std::vector<std::string> positions;
   for (const std::string& folder : folders) {
     const std::vector<std::string> found = matches(folder + "/nvidia/nccl/lib/" + kName);
-    places.insert(places.end(), found.begin(), found.end());
+    positions.insert(positions.end(), found.begin(), found.end());
   }
-  return places;
+  return positions;
 }
 
 const Nccl& load_nccl(const std::string& path) {

@@ -74,7 +74,7 @@ void Player::check_exact(const Step& step, StepOracle& oracle, const std::vector
   const int me = rank_.index();
   site_->take(step.inputs);
   site_->dispatch();
-  oracle.check(me, site_->arrivals(), mine_.dispatch);
+  oracle.check(me, site_->received(), mine_.dispatch);
   site_->multiply();
   combine();
   check_rows(job_, step.number, me, expected_products(job_, step.inputs.routes, x), site_->result(),
@@ -103,14 +103,14 @@ void Player::combine() {
 // ---- timed
 
 void Player::time_steps() {
-  const WireCounts before = site_->exchange().wire();
+  const WireCounts before = site_->exchange().wire_counts();
   const std::span<const std::int64_t> routes = site_->exchange().load().experts;
   const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
   for (int number = 0; number < job_.options.steps; ++number) {
     time_step(make_step(number), board_.times(number, rank_.index()));
     stages_.timing.advance();
   }
-  const WireCounts after = site_->exchange().wire();
+  const WireCounts after = site_->exchange().wire_counts();
   mine_.dispatch_wire_bytes = after.dispatch_bytes - before.dispatch_bytes;
   mine_.dispatch_messages = after.dispatch_messages - before.dispatch_messages;
   mine_.combine_wire_bytes = after.combine_bytes - before.combine_bytes;
@@ -133,19 +133,19 @@ void Player::time_step(const Step& step, report::StepTimes& times) {
   timed(report::Phase::dispatch, [&] { site_->dispatch(); });
   timed(report::Phase::experts, [&] { site_->swiglu(); });
   timed(report::Phase::combine, [&] { site_->combine(); });
-  count(site_->arrivals());
+  count(site_->received());
   if (hash_of(site_->result()) == hashes_[static_cast<std::size_t>(step.number)])
     return mine_.repeated.right(1);
   mine_.repeated.fail(1, fmt::format("step {}, rank {}", step.number, rank_.index()));
 }
 
-void Player::count(const Arrivals& arrivals) {
-  for (int group = 0; group < arrivals.groups; ++group) mine_.rows += arrivals.counts[group];
+void Player::count(const DispatchResult& received) {
+  for (int group = 0; group < received.groups; ++group) mine_.rows += received.counts[group];
   if (rank_.index() != 0) return;
-  board_.dropped() += arrivals.plan.dropped();
+  board_.dropped() += received.plan.dropped();
   const int ranks = rank_.size(), experts = job_.config.experts;
-  const std::span<const std::int32_t> tokens = arrivals.plan.tokens_between(),
-                                      routes = arrivals.plan.counts();
+  const std::span<const std::int32_t> tokens = received.plan.tokens_between(),
+                                      routes = received.plan.counts();
   const std::span<std::int64_t> out = board_.dispatch_messages(), back = board_.combine_messages();
   for (int i = 0; i < ranks * ranks; ++i) {
     out[i] += tokens[i];

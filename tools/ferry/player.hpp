@@ -49,7 +49,7 @@ class Player {
   void time_step(const Step& step, report::StepTimes& times);
 
   Step make_step(int number) const;
-  void count(const Arrivals& arrivals);
+  void count(const DispatchResult& received);
   double now_us() const;
 
   const Rank& rank_;

@@ -110,7 +110,7 @@ Config config_of(const RunOptions& options, const Trace& trace) {
   config.alignment = options.alignment;
   config.repeats = has_repeats(trace);
   config.format = format_of(options.format);
-  config.wire = token_type(config.format);
+  config.combine_type = token_type(config.format);
   config.reduction = reduction_of(options.reduction);
   config.deadline = kDeadline;
   check_for_experts(config);

@@ -55,7 +55,7 @@ report::Configuration configuration_of(const Job& job) {
           .layout = to_string(job.config.layout),
           .format = to_string(job.config.format),
           .reduction = to_string(job.config.reduction),
-          .wire = to_string(job.config.wire),
+          .wire = to_string(job.config.combine_type),
           .expert_function =
               fmt::format("SwiGLU, {} inner columns, {}", job.options.inner, expert_arithmetic(job))};
 }
@@ -165,7 +165,7 @@ void add_checks(const Job& job, const Board& board, report::RunReport& run) {
 
 void add_load(const Job& job, const Board& board, report::RunReport& run) {
   run.load.routes_per_expert.assign(board.routes().begin(), board.routes().end());
-  for (const ExpertPlace& place : job.config.placement.places())
+  for (const ExpertLocation& place : job.config.placement.places())
     run.load.rank_of_expert.push_back(place.rank);
   for (int rank = 0; rank < job.options.ranks; ++rank)
     run.load.rows_per_rank.push_back(board.rank(rank).rows);

@@ -13,11 +13,11 @@ std::int64_t Site::arrived_rows() const {
   return exchange_.capacity() * (padded ? config.placement.local_experts(rank) : 1);
 }
 
-CombineOptions Site::combine_options(const Arrivals& arrivals) const {
+CombineOptions Site::combine_options(const DispatchResult& received) const {
   CombineOptions options;
   const bool weighs =
       job_.config.layout != Layout::rank_major && job_.config.reduction != Reduction::unreduced;
-  if (weighs) options.weights = arrivals.weight;
+  if (weighs) options.row_weights = received.weight;
   return options;
 }
 
@@ -35,22 +35,22 @@ class HostSite final : public Site {
     std::fill(result_.begin(), result_.end(), std::byte{0xFF});
   }
   void dispatch() override {
-    arrivals_ = exchange_.dispatch(Tokens::rows(inputs_->tokens.data(), job_.tokens(), job_.type),
+    received_ = exchange_.dispatch(Tokens::rows(inputs_->tokens.data(), job_.tokens(), job_.type),
                                    inputs_->routes.ids.data(), inputs_->routes.weights.data());
   }
-  void multiply() override { experts_.multiply(arrivals_); }
-  void swiglu() override { experts_.swiglu(arrivals_); }
+  void multiply() override { experts_.multiply(received_); }
+  void swiglu() override { experts_.swiglu(received_); }
   void combine() override {
-    exchange_.combine(experts_.outputs(), arrivals_.plan, {.data = result_.data(), .type = job_.type},
-                      combine_options(arrivals_));
+    exchange_.combine(experts_.outputs(), received_.plan, {.data = result_.data(), .type = job_.type},
+                      combine_options(received_));
   }
-  const Arrivals& arrivals() override { return arrivals_; }
+  const DispatchResult& received() override { return received_; }
   std::span<const std::byte> result() override { return result_; }
 
  private:
   Experts experts_;
   const StepInputs* inputs_ = nullptr;
-  Arrivals arrivals_;
+  DispatchResult received_;
   std::vector<std::byte> result_;  // what combine writes
 };
 

@@ -35,9 +35,9 @@ class Site {
   virtual void swiglu() = 0;
   virtual void combine() = 0;  // collective
 
-  // Of the last dispatch and combine, in memory that the processor reads, the plan too. Arrivals are valid
-  // until the next dispatch.
-  virtual const Arrivals& arrivals() = 0;
+  // Of the last dispatch and combine, in memory that the processor reads, the plan too. DispatchResult are
+  // valid until the next dispatch.
+  virtual const DispatchResult& received() = 0;
   virtual std::span<const std::byte> result() = 0;
 
   const Exchange& exchange() const { return exchange_; }
@@ -46,7 +46,7 @@ class Site {
   Site(const Rank& rank, const Job& job) : job_(job), exchange_(rank, job.config) {}
 
   std::int64_t arrived_rows() const;  // most of them
-  CombineOptions combine_options(const Arrivals& arrivals) const;
+  CombineOptions combine_options(const DispatchResult& received) const;
 
   const Job& job_;
   Exchange exchange_;

@@ -33,13 +33,13 @@ bool same_bits(float a, float b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-oracle::World empty_world(const Job& job) {
-  oracle::World world;
-  world.config = job.config;
-  world.format = job.config.format;
-  world.type = job.type;
-  world.weighted = true;
-  return world;
+oracle::GlobalInputs empty_inputs(const Job& job) {
+  oracle::GlobalInputs global;
+  global.config = job.config;
+  global.format = job.config.format;
+  global.type = job.type;
+  global.weighted = true;
+  return global;
 }
 
 }  // namespace
@@ -47,40 +47,40 @@ oracle::World empty_world(const Job& job) {
 struct StepOracle::Row {
   int rank;
   std::int64_t index;
-  const oracle::PlacedRow* placed;
+  const oracle::RowInfo* placed;
 
   bool kept() const { return placed->state == oracle::RowState::kept; }
   const Source& from() const { return placed->source; }
 };
 
 StepOracle::StepOracle(const Job& job, int step)
-    : job_(job), step_(step), world_(empty_world(job)), one_(empty_world(job)) {
+    : job_(job), step_(step), global_(empty_inputs(job)), one_(empty_inputs(job)) {
   for (int rank = 0; rank < job.options.ranks; ++rank) {
     Routes routes = make_routes(job, step, rank);
-    oracle::RankInputs& inputs = world_.ranks.emplace_back();
+    oracle::RankInputs& inputs = global_.ranks.emplace_back();
     inputs.tokens = job.tokens();
     inputs.ids.assign(routes.ids.begin(), routes.ids.end());
     inputs.weights = std::move(routes.weights);
   }
-  places_ = oracle::find_places(world_);
+  positions_ = oracle::find_row_positions(global_);
   one_.ranks.resize(1);
   one_.ranks[0].tokens = 1;
   one_.ranks[0].parts[0].resize(at(job.row_bytes()));
 }
 
-void StepOracle::check(int rank, const Arrivals& arrivals, Tally& tally) {
-  if (!check_tables(rank, arrivals, tally)) return;  // without offsets rows cannot be told apart
-  const std::vector<oracle::PartShape> shapes = oracle::arrived_shapes(world_, places_, rank);
-  const std::vector<oracle::PlacedRow>& rows = places_.ranks[at(rank)].rows;
+void StepOracle::check(int rank, const DispatchResult& received, Tally& tally) {
+  if (!check_tables(rank, received, tally)) return;  // without offsets rows cannot be told apart
+  const std::vector<oracle::PartShape> shapes = oracle::arrived_shapes(global_, positions_, rank);
+  const std::vector<oracle::RowInfo>& rows = positions_.ranks[at(rank)].rows;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row row{rank, static_cast<std::int64_t>(i), &rows[i]};
     if (rows[i].state == oracle::RowState::untouched) continue;
-    check_notes(row, arrivals, tally);
-    if (row.kept()) check_values(row, arrivals, shapes, tally);
+    check_notes(row, received, tally);
+    if (row.kept()) check_values(row, received, shapes, tally);
   }
 }
 
-bool StepOracle::check_tables(int rank, const Arrivals& arrivals, Tally& tally) const {
+bool StepOracle::check_tables(int rank, const DispatchResult& received, Tally& tally) const {
   bool all_right = true;
   auto same = [&](const char* name, const std::vector<std::int32_t>& expected, const std::int32_t* found) {
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -93,42 +93,42 @@ bool StepOracle::check_tables(int rank, const Arrivals& arrivals, Tally& tally) 
                                 expected[i]));
     }
   };
-  const oracle::RankPlaces& here = places_.ranks[at(rank)];
-  same("counts", here.counts, arrivals.counts);
-  same("row_offsets", here.row_offsets, arrivals.row_offsets);
-  same("group_expert", here.group_expert, arrivals.group_expert);
-  same("total", {here.row_offsets.back()}, arrivals.total);
+  const oracle::RankRows& here = positions_.ranks[at(rank)];
+  same("counts", here.counts, received.counts);
+  same("row_offsets", here.row_offsets, received.row_offsets);
+  same("group_expert", here.group_expert, received.group_expert);
+  same("total", {here.row_offsets.back()}, received.total);
   return all_right;
 }
 
-void StepOracle::check_notes(const Row& row, const Arrivals& arrivals, Tally& tally) const {
-  note(arrivals.source[row.index] == row.from(), row, "the source", tally);
-  if (job_.config.layout == Layout::rank_major) return check_slots(row, arrivals, tally);
+void StepOracle::check_notes(const Row& row, const DispatchResult& received, Tally& tally) const {
+  note(received.source[row.index] == row.from(), row, "the source", tally);
+  if (job_.config.layout == Layout::rank_major) return check_slots(row, received, tally);
   const float weight = row.kept() ? weight_of(row.from(), row.from().slot) : 0.0F;
-  note(same_bits(arrivals.weight[row.index], weight), row, "the weight", tally);
+  note(same_bits(received.weight[row.index], weight), row, "the weight", tally);
 }
 
 // rank_major: the local expert and weight of every slot, -1 and 0 for experts of other ranks.
-void StepOracle::check_slots(const Row& row, const Arrivals& arrivals, Tally& tally) const {
+void StepOracle::check_slots(const Row& row, const DispatchResult& received, Tally& tally) const {
   const int top_k = job_.config.top_k;
   for (int slot = 0; slot < top_k; ++slot) {
     const std::int64_t found = row.index * top_k + slot;
-    const oracle::RoutePlace route =
-        row.kept() ? places_.route(row.from().rank, row.from().token, slot) : oracle::RoutePlace{};
+    const oracle::RouteTarget route =
+        row.kept() ? positions_.route(row.from().rank, row.from().token, slot) : oracle::RouteTarget{};
     const bool here = route.destination == row.rank;
-    note(arrivals.local_ids[found] == (here ? route.local : -1), row, "a local expert", tally);
-    note(same_bits(arrivals.weight[found], here ? weight_of(row.from(), slot) : 0.0F), row, "a weight",
+    note(received.local_ids[found] == (here ? route.local : -1), row, "a local expert", tally);
+    note(same_bits(received.weight[found], here ? weight_of(row.from(), slot) : 0.0F), row, "a weight",
          tally);
   }
 }
 
-void StepOracle::check_values(const Row& row, const Arrivals& arrivals,
+void StepOracle::check_values(const Row& row, const DispatchResult& received,
                               const std::vector<oracle::PartShape>& shapes, Tally& tally) {
   for (std::size_t part = 0; part < shapes.size(); ++part) {
     const oracle::PartShape& shape = shapes[part];
     const std::vector<std::byte> expected =
         encoded(row.from().rank, row.from().token, static_cast<int>(part));
-    const auto* found = static_cast<const std::byte*>(arrivals.parts[part].data) + row.index * shape.row_step;
+    const auto* found = static_cast<const std::byte*>(received.parts[part].data) + row.index * shape.row_step;
     bool right = true;
     for (std::int64_t e = 0; e < shape.elements; ++e) {
       right = right && std::memcmp(found + e * shape.element_step, &expected[at(e * shape.element_bytes)],
@@ -145,7 +145,7 @@ void StepOracle::note(bool right, const Row& row, const char* what, Tally& tally
 }
 
 float StepOracle::weight_of(const Source& from, int slot) const {
-  return world_.ranks[at(from.rank)].weights[at(std::int64_t{from.token} * job_.config.top_k + slot)];
+  return global_.ranks[at(from.rank)].weights[at(std::int64_t{from.token} * job_.config.top_k + slot)];
 }
 
 std::vector<std::byte> StepOracle::encoded(int rank, std::int64_t token, int part) {

@@ -8,8 +8,8 @@
 
 #include "ferry/exchange.hpp"
 #include "oracle/encode.hpp"
-#include "oracle/places.hpp"
-#include "oracle/world.hpp"
+#include "oracle/global_inputs.hpp"
+#include "oracle/row_positions.hpp"
 #include "tools/ferry/job.hpp"
 #include "tools/ferry/tally.hpp"
 
@@ -22,7 +22,7 @@ class StepOracle {
   StepOracle(const Job& job, int step);
 
   // Compares the arrivals of a rank to the bit: counts, offsets, sources, weights, values, scales.
-  void check(int rank, const Arrivals& arrivals, Tally& tally);
+  void check(int rank, const DispatchResult& received, Tally& tally);
 
   // The values that a rank's tokens arrive with, [N, hidden]: for fp8 what is left of them after quantising.
   std::vector<float> arriving(int rank);
@@ -30,11 +30,11 @@ class StepOracle {
  private:
   struct Row;
 
-  bool check_tables(int rank, const Arrivals& arrivals, Tally& tally) const;
-  void check_notes(const Row& row, const Arrivals& arrivals, Tally& tally) const;
-  void check_slots(const Row& row, const Arrivals& arrivals, Tally& tally) const;
-  void check_values(const Row& row, const Arrivals& arrivals, const std::vector<oracle::PartShape>& shapes,
-                    Tally& tally);
+  bool check_tables(int rank, const DispatchResult& received, Tally& tally) const;
+  void check_notes(const Row& row, const DispatchResult& received, Tally& tally) const;
+  void check_slots(const Row& row, const DispatchResult& received, Tally& tally) const;
+  void check_values(const Row& row, const DispatchResult& received,
+                    const std::vector<oracle::PartShape>& shapes, Tally& tally);
   void note(bool right, const Row& row, const char* what, Tally& tally) const;
   float weight_of(const Source& from, int slot) const;
   void decode(int rank, std::int64_t token, float* values);
@@ -42,9 +42,9 @@ class StepOracle {
 
   const Job& job_;
   int step_;
-  oracle::World world_;  // every rank, without values
-  oracle::World one_;    // one token: the one whose bytes are looked at
-  oracle::Places places_;
+  oracle::GlobalInputs global_;  // every rank, without values
+  oracle::GlobalInputs one_;     // one token: the one whose bytes are looked at
+  oracle::RowPositions positions_;
 };
 
 }  // namespace ferry::app

@@ -35,7 +35,7 @@ enum {
   FERRY_FORMAT_FP16 = 2,
   FERRY_FORMAT_FP32 = 3,
   FERRY_FORMAT_FP8_E4M3 = 4,  // quantised while dispatching, with fp32 scales of 1 x 128 blocks
-  FERRY_FORMAT_OPAQUE = 5     // parts that are moved as they are
+  FERRY_FORMAT_RAW = 5        // parts that are moved as they are
 };
 
 // Flags of the scales of fp8_e4m3.
@@ -48,7 +48,7 @@ enum {
 typedef struct ferry_format {
   int32_t kind;                         // FERRY_FORMAT_...
   uint32_t flags;                       // FERRY_FP8_...
-  int64_t part_bytes[FERRY_MAX_PARTS];  // opaque: bytes of each part of a row, multiples of 16; 0: no part
+  int64_t part_bytes[FERRY_MAX_PARTS];  // raw: bytes of each part of a row, multiples of 16; 0: no part
 } ferry_format;
 
 // The same on every rank: ferry_exchange_create compares it and names the first difference.
@@ -72,7 +72,7 @@ typedef struct ferry_config {
   int32_t alignment;     // expert_major: experts start at multiples of it; 0: 1
   int32_t repeats;       // 1: the default capacity also holds tokens that list an expert more than once
   int32_t zero_padding;  // 1: padding rows become zero instead of being left alone
-  int32_t wire;          // value type of the experts' rows that combine carries
+  int32_t combine_type;  // value type of the experts' rows that combine carries
   ferry_format format;   // the largest message, and the format of calls that name none; default: bf16
   int32_t reduction;     // the largest combine; default: FERRY_PARTIAL
   int32_t lanes;         // 0: 1
@@ -86,7 +86,7 @@ typedef struct ferry_sizes {  // bytes of one rank's exchange, by what they are 
   int64_t dispatch_staging;  // symmetric
   int64_t combine_staging;   // symmetric
   int64_t signals;           // symmetric: flags, counts, refusals
-  int64_t arrivals;          // owned outputs of all lanes
+  int64_t results;           // owned outputs of all lanes
   int64_t plans;             // lanes' plans and working memory
   int64_t total;
 } ferry_sizes;

@@ -29,10 +29,10 @@ ferry_status ferry_exchange_sizes(const ferry_exchange* exchange, ferry_sizes* s
 ferry_status ferry_exchange_capacity(const ferry_exchange* exchange, int64_t* rows);
 
 typedef struct ferry_tokens {          // rows of this rank's tokens [count, hidden]
-  const void* parts[FERRY_MAX_PARTS];  // opaque formats bring one pointer for each part, others one
+  const void* parts[FERRY_MAX_PARTS];  // raw formats bring one pointer for each part, others one
   int64_t strides[FERRY_MAX_PARTS];    // bytes from row to row; 0: dense
   int64_t count;                       // N
-  int32_t type;                        // value type; opaque parts have none
+  int32_t type;                        // value type; raw parts have none
 } ferry_tokens;
 
 typedef struct ferry_rows {  // experts' outputs, row for row as the arrivals lay, or the result of combine
@@ -42,19 +42,19 @@ typedef struct ferry_rows {  // experts' outputs, row for row as the arrivals la
 } ferry_rows;
 
 // Memory for arrivals; NULL: the lane's own, which the lane's next dispatch overwrites.
-typedef struct ferry_arrivals_memory {
+typedef struct ferry_receive_buffers {
   void* parts[FERRY_MAX_PARTS];  // part p: capacity rows (values first, then scales), aligned to 16
   float* weight;                 // [capacity]; rank_major [capacity, top_k]
   int32_t* local_ids;            // rank_major [capacity, top_k]
   int32_t* group_of_row;         // [capacity], written only if given: group of a row, -1 on padding
   void* plan;                    // ferry_plan_bytes bytes, aligned to 16
-} ferry_arrivals_memory;
+} ferry_receive_buffers;
 
-typedef struct ferry_arrived_part {
+typedef struct ferry_received_part {
   void* data;
   int64_t row_bytes;          // bytes of a row of this part (scales in columns: of one element)
   int64_t leading_dimension;  // scales in columns: elements from column to column; 0 for rows
-} ferry_arrived_part;
+} ferry_received_part;
 
 typedef struct ferry_host_totals {  // in host memory, stored after everything else, `call` last
   uint64_t call;
@@ -63,10 +63,10 @@ typedef struct ferry_host_totals {  // in host memory, stored after everything e
 
 // What dispatch returns. Memory belongs to the lane, until its next dispatch, or to the caller. Groups (G)
 // are this rank's experts, in local order; for rank_major the source ranks.
-typedef struct ferry_arrivals {
+typedef struct ferry_dispatch_result {
   size_t size;
   void* data;  // values: parts[0].data
-  ferry_arrived_part parts[FERRY_MAX_PARTS];
+  ferry_received_part parts[FERRY_MAX_PARTS];
   int64_t groups;               // G
   int64_t capacity;             // rows; expert_padded: rows an expert
   const int32_t* counts;        // [G] rows of a group, padding not counted
@@ -81,7 +81,7 @@ typedef struct ferry_arrivals {
   const ferry_host_totals* host;
   uint64_t call;  // call number on the lane
   ferry_plan plan;
-} ferry_arrivals;
+} ferry_dispatch_result;
 
 #ifdef __cplusplus
 }

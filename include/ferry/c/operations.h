@@ -20,26 +20,26 @@ extern "C" {
 typedef struct ferry_dispatch_args {
   size_t size;
   ferry_tokens tokens;
-  const void* ids;       // [count, top_k], dense: -1 masks a slot, an expert may stand twice ...
-  ferry_plan plan;       // ... or the routes of a plan again; exactly one of both, none with no tokens
-  const float* weights;  // [count, top_k] or NULL
-  int32_t id_type;       // FERRY_INT32, FERRY_INT64
-  int32_t weigh_rows;    // 1: values arrive multiplied by their weight; not with fp8, opaque, rank_major
-  ferry_format format;   // default: the configuration's
-  ferry_arrivals_memory memory;
+  const void* ids;        // [count, top_k], dense: -1 masks a slot, an expert may stand twice ...
+  ferry_plan plan;        // ... or the routes of a plan again; exactly one of both, none with no tokens
+  const float* weights;   // [count, top_k] or NULL
+  int32_t id_type;        // FERRY_INT32, FERRY_INT64
+  int32_t apply_weights;  // 1: values arrive multiplied by their weight; not with fp8, raw, rank_major
+  ferry_format format;    // default: the configuration's
+  ferry_receive_buffers memory;
   const void* dot_rows;  // rows v [total, hidden] of type `wire`: dots[row] = dot(x before weighing, v)
   int32_t lane;
   int32_t sm_limit;  // GPU backends: most blocks at once; 0: no limit
   void* stream;      // of the backend; host backends take none
   // May be NULL. Filled, also when the call ends with what ferry_check finds; zero after other errors.
-  ferry_arrivals* arrivals;
+  ferry_dispatch_result* result;
 } ferry_dispatch_args;
 
 typedef struct ferry_dispatch_receive_args {
   size_t size;
   int32_t lane;
   void* stream;
-  ferry_arrivals* arrivals;  // as in ferry_dispatch_args
+  ferry_dispatch_result* result;  // as in ferry_dispatch_args
 } ferry_dispatch_receive_args;
 
 // Sends every token to the ranks of its experts and lays the arrivals out. The split form: the send half
@@ -54,8 +54,8 @@ typedef struct ferry_combine_args {
   ferry_rows outputs;  // [total, hidden]; rounded to `wire` where the type differs
   ferry_rows result;   // [tokens, hidden]; unreduced [tokens, top_k, hidden]; both empty: only route_values
   ferry_plan plan;
-  const float* weights;       // that travelled: ferry_arrivals.weight, one a row ...
-  const float* home_weights;  // ... or [tokens, top_k] at home; neither: every weight is 1
+  const float* row_weights;   // that travelled: ferry_dispatch_result.weight, one a row ...
+  const float* topk_weights;  // ... or [tokens, top_k] at home; neither: every weight is 1
   const float* row_values;    // one fp32 a row that comes home ...
   float* route_values;        // ... as [tokens, top_k], 0 where masked or dropped
   int32_t lane, sm_limit;
@@ -80,14 +80,14 @@ typedef struct ferry_combine_backward_args {
   size_t size;
   ferry_tokens d_result;  // dy [tokens, hidden]
   ferry_plan plan;
-  const float* home_weights;  // [tokens, top_k]
+  const float* topk_weights;  // [tokens, top_k]
   const void* outputs;        // rows v that combine was given [total, hidden], type `wire`, dense
   float* d_weights;           // [tokens, top_k]: dot(dy, v)
   ferry_format format;
-  ferry_arrivals_memory memory;
+  ferry_receive_buffers memory;
   int32_t lane, sm_limit;
   void* stream;
-  ferry_arrivals* arrivals;  // rows of dy times their weight; as in ferry_dispatch_args
+  ferry_dispatch_result* result;  // rows of dy times their weight; as in ferry_dispatch_args
 } ferry_combine_backward_args;
 
 // Gradients of combine.
@@ -124,7 +124,8 @@ ferry_status ferry_metadata(ferry_exchange* exchange, const ferry_metadata_args*
 // FERRY_OVERFLOW, or FERRY_OK. Local.
 ferry_status ferry_check(ferry_exchange* exchange, int lane);
 // The arrivals of the lane's last dispatch. Local.
-ferry_status ferry_last_arrivals(const ferry_exchange* exchange, int lane, ferry_arrivals* arrivals);
+ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
+                                        ferry_dispatch_result* result);
 
 typedef struct ferry_load_counts {  // seen so far by this exchange on all lanes, the same on every rank
   size_t size;
@@ -140,7 +141,7 @@ typedef struct ferry_wire_counts {  // what this rank has written to other ranks
 } ferry_wire_counts;
 
 ferry_status ferry_load(const ferry_exchange* exchange, ferry_load_counts* counts);
-ferry_status ferry_wire(const ferry_exchange* exchange, ferry_wire_counts* counts);
+ferry_status ferry_get_wire_counts(const ferry_exchange* exchange, ferry_wire_counts* counts);
 
 #ifdef __cplusplus
 }

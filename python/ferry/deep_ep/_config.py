@@ -58,7 +58,7 @@ def low_latency_settings(max_tokens: int, hidden: int, experts: int, top_k: int)
         "max_tokens": max_tokens,
         "layout": "expert_padded",
         "reduction": "exact",  # the larger one: calls choose
-        "own_arrivals": False,
+        "own_receive_buffers": False,
     }
 
 
@@ -69,5 +69,5 @@ def normal_settings(max_tokens: int, hidden: int, experts: int, top_k: int) -> d
         "hidden": hidden,
         "max_tokens": max_tokens,
         "layout": "rank_major",
-        "own_arrivals": False,
+        "own_receive_buffers": False,
     }

@@ -117,7 +117,7 @@ class Exchanges:
             columns = -(-config.top_k // 4) * 4
             settings = normal_settings(config.max_tokens, columns, config.experts, config.top_k)
             self._say(FIRST_WEIGHTS)
-            self._made[key] = [self._make(arrays, settings | {"format": "fp32", "wire": "fp32"})]
+            self._made[key] = [self._make(arrays, settings | {"format": "fp32", "combine_type": "fp32"})]
         return self._made[key][0]
 
     def low_latency(self, arrays, max_tokens, hidden, experts, top_k):

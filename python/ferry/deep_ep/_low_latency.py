@@ -69,7 +69,7 @@ class Received:
             parts = (self.values, flat)
         self.counts = arrays.empty((experts,), "int32", like)
         plan = arrays.empty((ferry.plan_bytes(config, exchange.ranks),), "uint8", like)
-        self.memory = ferry.ArrivalsMemory(parts, plan=plan, counts=self.counts)
+        self.memory = ferry.ReceiveBuffers(parts, plan=plan, counts=self.counts)
 
     def hand_out(self):
         return self.values if self.scales is None else (self.values, self.scales)
@@ -119,7 +119,7 @@ def dispatch(pool, arrays, x, topk_idx, check_form, stats, split):
             finish(exchange.dispatch_receive())
         except (ferry.BadIdError, ferry.OverflowError):
             # All that could be carried has come, and the caller has it in hand.
-            finish(exchange.last_arrivals())
+            finish(exchange.last_dispatch_result())
             raise
 
     exchange.dispatch_send(x, ids, format=form, memory=received.memory)
@@ -141,10 +141,10 @@ def combine(handle, arrays, x, topk_idx, topk_weights, out, check, split):
             require_shape(topk_idx, "topk_idx", weights.shape)
             weights = arrays.dense(arrays.where(topk_idx >= 0, weights, 0))
     if not split:
-        exchange.combine(x, plan, home_weights=weights, reduction="partial", result=result)
+        exchange.combine(x, plan, topk_weights=weights, reduction="partial", result=result)
         return result, None
 
-    exchange.combine_send(x, plan, home_weights=weights, reduction="exact", result=result)
+    exchange.combine_send(x, plan, topk_weights=weights, reduction="exact", result=result)
     return result, hook_of(handle.pool, exchange, exchange.combine_receive)
 
 

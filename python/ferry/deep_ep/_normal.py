@@ -37,7 +37,7 @@ class NormalHandle(LazyTuple):
 
 @dataclasses.dataclass
 class Carried:
-    """What a dispatch carries: one array, or values and their scales as opaque parts."""
+    """What a dispatch carries: one array, or values and their scales as raw parts."""
 
     tokens: object
     columns: tuple
@@ -52,7 +52,7 @@ class Carried:
     def format(self):
         if self.scale_columns is None:
             return "bf16"
-        return f"opaque:{self.columns[0]}+{self.columns[1] * 4}"
+        return f"raw:{self.columns[0]}+{self.columns[1] * 4}"
 
     def empty(self, arrays, rows):
         made = [arrays.empty((rows, n), t, self.like) for n, t in zip(self.columns, self.types)]
@@ -104,7 +104,7 @@ class Memory:
         self.plan = arrays.empty((ferry.plan_bytes(exchange.config, exchange.ranks),), "uint8", like)
 
     def given(self):
-        return ferry.ArrivalsMemory(self.parts, weight=self.weight, local_ids=self.local_ids, plan=self.plan)
+        return ferry.ReceiveBuffers(self.parts, weight=self.weight, local_ids=self.local_ids, plan=self.plan)
 
 
 def pairs_of_local_experts(arrays, exchange, plan) -> list:
@@ -203,7 +203,7 @@ def dispatch_again(arrays, read, like, handle, config):
         rows = handle.rows if handle.rows is not None else plan.total
         parts = what.empty(arrays, max(rows, 1))
     handle.exchange.dispatch(
-        what.tokens, plan, format=what.format, memory=ferry.ArrivalsMemory(parts), sm_limit=sm_limit_of(arrays, config))
+        what.tokens, plan, format=what.format, memory=ferry.ReceiveBuffers(parts), sm_limit=sm_limit_of(arrays, config))
     return what.hand_out(arrays, parts, rows)
 
 

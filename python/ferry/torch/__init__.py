@@ -1,7 +1,7 @@
 """Ferry for PyTorch: registered operators with gradients, and a small MoE layer.
 
     rows = ferry.torch.dispatch(exchange, x, ids, weights)
-    y = ferry.torch.combine(exchange, experts(rows.data), rows, weights=rows.weight)
+    y = ferry.torch.combine(exchange, experts(rows.data), rows, row_weights=rows.weight)
 
 The operators `torch.ops.ferry.*` have fake kernels, so that torch.compile traces them without graph breaks; they bring
 memory of their own for everything they return, so that recomputation and graphs may run them again. Router weights get

@@ -87,7 +87,7 @@ def combine(
     outputs: torch.Tensor,
     rows: Rows,
     *,
-    weights: torch.Tensor | None = None,
+    row_weights: torch.Tensor | None = None,
     lane: int = 0,
 ) -> torch.Tensor:
     """Brings `outputs`, row for row as rows.data lay, home: [N, H]. `weights`: rows.weight, or None for 1.
@@ -99,5 +99,5 @@ def combine(
     if torch.compiler.is_compiling():
         operator, call = _REGISTERED[1], _new_call(outputs)
     else:
-        operator, call = _operators_for(outputs, rows.plan, weights)[1], None
-    return operator(outputs, weights, rows.plan, rows.tokens, handle, lane, call)
+        operator, call = _operators_for(outputs, rows.plan, row_weights)[1], None
+    return operator(outputs, row_weights, rows.plan, rows.tokens, handle, lane, call)

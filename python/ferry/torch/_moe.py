@@ -40,7 +40,7 @@ class MoE(nn.Module):
         on_gpu = torch.device(device).type == "cuda"
         self.exchange = ferry.Exchange(
             group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens, capacity=capacity,
-            layout="expert_padded", format=_FORMATS[dtype], wire=_FORMATS[dtype], own_arrivals=False,
+            layout="expert_padded", format=_FORMATS[dtype], combine_type=_FORMATS[dtype], own_receive_buffers=False,
             backend="cuda" if on_gpu else "cpu")
         self.top_k = top_k
         self._handle = handle_of(self.exchange)
@@ -58,4 +58,4 @@ class MoE(nn.Module):
         weights = weights / weights.sum(-1, keepdim=True)
         rows = dispatch(self._handle, tokens, ids, weights)
         outputs = torch.bmm(nn.functional.silu(torch.bmm(rows.data, self.w_in)), self.w_out)
-        return combine(self._handle, outputs, rows, weights=rows.weight).reshape(x.shape)
+        return combine(self._handle, outputs, rows, row_weights=rows.weight).reshape(x.shape)

@@ -32,7 +32,7 @@ class CpuBackend final : public Backend {
                 .layout = symmetric_layout(config),
                 .memory = SymmetricMemory(rank, symmetric_layout(config).bytes()),
                 .plan_shape = plan_shape(config),
-                .places_hash = places_hash(config),
+                .row_order_hash = row_order_hash(config),
                 .chunk_messages = messages_of_chunk(shared_.layout.shape),
                 .chunk_tokens = tokens_of_chunk(shared_.layout.shape),
                 .kernels = kernels()} {
@@ -43,24 +43,24 @@ class CpuBackend final : public Backend {
   Capabilities capabilities() const override { return {}; }
   Sizes sizes() const override { return cpu_sizes(shared_.config, shared_.me()); }
 
-  Arrivals dispatch(const DispatchCall& call, Stream) override {
+  DispatchResult dispatch(const DispatchCall& call, Stream) override {
     operations(call.lane).dispatch.send(call, false);
     return operations(call.lane).dispatch.receive();
   }
   void dispatch_send(const DispatchCall& call, Stream) override {
     operations(call.lane).dispatch.send(call, true);
   }
-  Arrivals dispatch_receive(int lane, Stream) override { return operations(lane).dispatch.receive(); }
+  DispatchResult dispatch_receive(int lane, Stream) override { return operations(lane).dispatch.receive(); }
 
   void combine(const CombineCall& call, Stream) override {
     LaneOperations& operations = this->operations(call.lane);
     CombineCall complete = call;
-    if (call.home_weights != nullptr && call.reduction == Reduction::partial) {
+    if (call.topk_weights != nullptr && call.reduction == Reduction::partial) {
       // The sums are made where the experts are: the weights go there first.
       auto* weights = operations.lane.array<float>(operations.lane.arrays.row_weights);
-      carry_home_weights(operations.lane, call, weights);
-      complete.weights = weights;
-      complete.home_weights = nullptr;
+      send_topk_weights(operations.lane, call, weights);
+      complete.row_weights = weights;
+      complete.topk_weights = nullptr;
     }
     operations.combine.send(complete, false);
     operations.combine.receive();
@@ -83,7 +83,9 @@ class CpuBackend final : public Backend {
     if (lane >= 0 && lane < shared_.config.lanes) operations(lane).lane.channel.refuse(operation, error);
   }
 
-  Findings take_findings(int lane) override { return std::exchange(operations(lane).lane.findings, {}); }
+  CallDiagnostics take_diagnostics(int lane) override {
+    return std::exchange(operations(lane).lane.findings, {});
+  }
 
   LoadCounts load() const override {
     load_.assign(static_cast<std::size_t>(shared_.config.experts + shared_.ranks()), 0);
@@ -103,7 +105,7 @@ class CpuBackend final : public Backend {
     return counts;
   }
 
-  WireCounts wire() const override {
+  WireCounts wire_counts() const override {
     WireCounts sum;
     for (const LaneOperations& operations : lanes_) {
       sum.dispatch_bytes += operations.lane.wire.dispatch_bytes;

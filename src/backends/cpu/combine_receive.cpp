@@ -99,8 +99,8 @@ void Combine::reduce_sums(std::int64_t token, std::int64_t end) {
   shared_.kernels.weighted_sum({.out = result_row(token),
                                 .out_type = call_.result.type,
                                 .rows = sums,
-                                .row_type = shared_.config.wire,
-                                .wire_type = shared_.config.wire,
+                                .row_type = shared_.config.combine_type,
+                                .wire_type = shared_.config.combine_type,
                                 .weights = nullptr,
                                 .count = count,
                                 .columns = shared_.config.hidden,
@@ -123,17 +123,17 @@ const void* Combine::row_at_home(std::int64_t route, int slot) {
   if (row == -1 || !lane_.usable(plan_.route_rank[route], shared_.ranks(), route)) return nullptr;
   if (!stays_home(route)) return staged_route(route);
   if (!lane_.usable(row, plan_.header->total, route)) return nullptr;
-  if (call_.outputs.type == shared_.config.wire) return output_row(row);
+  if (call_.outputs.type == shared_.config.combine_type) return output_row(row);
   std::byte* scratch = scratch_.data() + slot * layout_.bytes;
-  shared_.kernels.convert_row(scratch, shared_.config.wire, output_row(row), call_.outputs.type,
+  shared_.kernels.convert_row(scratch, shared_.config.combine_type, output_row(row), call_.outputs.type,
                               shared_.config.hidden, Store::cached);
   return scratch;
 }
 
 float Combine::weight_at_home(std::int64_t route) const {
-  if (call_.home_weights != nullptr) return call_.home_weights[route];
+  if (call_.topk_weights != nullptr) return call_.topk_weights[route];
   if (!stays_home(route)) return staged_tail(route).weight;
-  return call_.weights != nullptr ? call_.weights[plan_.route_row[route]] : 1.0f;
+  return call_.row_weights != nullptr ? call_.row_weights[plan_.route_row[route]] : 1.0f;
 }
 
 void Combine::reduce_rows(std::int64_t token) {
@@ -151,8 +151,8 @@ void Combine::reduce_rows(std::int64_t token) {
   shared_.kernels.weighted_sum({.out = result_row(token),
                                 .out_type = call_.result.type,
                                 .rows = rows,
-                                .row_type = shared_.config.wire,
-                                .wire_type = shared_.config.wire,
+                                .row_type = shared_.config.combine_type,
+                                .wire_type = shared_.config.combine_type,
                                 .weights = weights,
                                 .count = count,
                                 .columns = shared_.config.hidden,
@@ -167,7 +167,7 @@ void Combine::copy_rows(std::int64_t token) {
     if (row == nullptr) {
       shared_.kernels.zero(result_row(route), shared_.config.hidden * bytes_of(call_.result.type));
     } else {
-      shared_.kernels.convert_row(result_row(route), call_.result.type, row, shared_.config.wire,
+      shared_.kernels.convert_row(result_row(route), call_.result.type, row, shared_.config.combine_type,
                                   shared_.config.hidden, row_store_);
     }
   }
@@ -188,7 +188,7 @@ void Combine::bring_values(std::int64_t token) {
       const std::int32_t* ranks = plan_.token_ranks + token * most_ranks;
       const std::int32_t* entry = std::find(ranks, ranks + most_ranks, plan_.route_rank[route]);
       if (entry == ranks + most_ranks) {
-        lane_.note_bad_source(route);
+        lane_.record_bad_source(route);
       } else {
         const std::byte* sum = staged(shared_.me(), token, entry - ranks);
         std::memcpy(&value, sum + layout_.tail_offset + 4 * slot, sizeof value);

@@ -14,14 +14,14 @@ void Combine::send(const CombineCall& call, bool split) {
   rows_ = {};
   values_ = {};
   weights_ = {};
-  layout_ = combine_row_layout(shared_.config.wire, shared_.config.hidden, shared_.config.top_k);
+  layout_ = combine_row_layout(shared_.config.combine_type, shared_.config.hidden, shared_.config.top_k);
   plan_ = view_plan(call.plan.storage(), shared_.plan_shape);
   scratch_.resize(static_cast<std::size_t>(shared_.config.top_k * layout_.bytes));
   carries_rows_ = call.outputs.data != nullptr || plan_.header->total == 0;
 
   const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
                                 {kPlanOption, made_by(call.plan)},
-                                {kHomeWeightsOption, 0}};
+                                {kTopkWeightsOption, 0}};
   lane_.channel.begin(Operation::combine, options);
   fault_point(FaultPoint::combine_begin, shared_.me());
   rows_of_token_ = partial_ ? plan_.header->shape.most_ranks() : shared_.config.top_k;
@@ -44,7 +44,7 @@ void Combine::write_note(int peer) const {
   auto* words = reinterpret_cast<std::int32_t*>(lane_.channel.note_to(peer));
   words[0] =
       Presence::word(rows ? call_.outputs.data != nullptr : call_.result.data != nullptr, rows || tokens);
-  words[2] = Presence::word(call_.weights != nullptr, rows);
+  words[2] = Presence::word(call_.row_weights != nullptr, rows);
   words[1] =
       Presence::word(rows ? call_.row_values != nullptr : call_.route_values != nullptr, rows || tokens);
   words[3] = split_;
@@ -71,7 +71,7 @@ void Combine::stage_tokens(int home, std::int64_t begin, std::int64_t end) {
     // One of a damaged plan may name a token that home has done with.
     if (!lane_.usable(token, shared_.config.max_tokens, message)) continue;
     if (token < begin) {
-      lane_.note_bad_source(message);
+      lane_.record_bad_source(message);
     } else if (partial_) {
       stage_sum(home, message, token, next + 1 < count);
     } else {
@@ -112,10 +112,10 @@ void Combine::stage_rows(int home, std::int64_t message, std::int32_t token) {
     if (row == -1 || !lane_.usable(row, plan_.header->total, message * config.top_k + slot)) continue;
     std::byte* to = staged(home, token, slot);
     if (carries_rows_) {
-      shared_.kernels.convert_row(to, config.wire, output_row(row), call_.outputs.type, config.hidden,
+      shared_.kernels.convert_row(to, config.combine_type, output_row(row), call_.outputs.type, config.hidden,
                                   staging_store_);
     }
-    const RouteTail tail{.weight = call_.weights != nullptr ? call_.weights[row] : 1.0f,
+    const RouteTail tail{.weight = call_.row_weights != nullptr ? call_.row_weights[row] : 1.0f,
                          .value = call_.row_values != nullptr ? call_.row_values[row] : 0.0f};
     std::memcpy(to + layout_.tail_offset, &tail, sizeof tail);
     if (home == shared_.me()) continue;

@@ -15,7 +15,7 @@ int Combine::gather_rows(const std::int32_t* rows, std::int64_t where, const voi
   for (int slot = 0; slot < shared_.config.top_k; ++slot) {
     if (rows[slot] == -1 || !lane_.usable(rows[slot], plan_.header->total, where + slot)) continue;
     outputs[count] = output_row(rows[slot]);
-    weights[count] = call_.weights != nullptr ? call_.weights[rows[slot]] : 1.0f;
+    weights[count] = call_.row_weights != nullptr ? call_.row_weights[rows[slot]] : 1.0f;
     ++count;
     if (shared_.config.layout == Layout::rank_major) break;  // every slot names the one row
   }
@@ -41,11 +41,11 @@ void Combine::sum_on_rank(void* out, const std::int32_t* rows, std::int64_t wher
   float weights[kMaxTopK];
   const int count = gather_rows(rows, where, outputs, weights);
   shared_.kernels.weighted_sum({.out = out,
-                                .out_type = shared_.config.wire,
+                                .out_type = shared_.config.combine_type,
                                 .rows = outputs,
                                 .row_type = call_.outputs.type,
-                                .wire_type = shared_.config.wire,
-                                .weights = call_.weights != nullptr ? weights : nullptr,
+                                .wire_type = shared_.config.combine_type,
+                                .weights = call_.row_weights != nullptr ? weights : nullptr,
                                 .count = count,
                                 .columns = shared_.config.hidden,
                                 .store = store,

@@ -19,7 +19,7 @@ class Dispatch {
   // `split`: the caller may reuse its memory after the send half, so this rank's own tokens are staged as
   // well.
   void send(const DispatchCall& call, bool split);
-  Arrivals receive();
+  DispatchResult receive();
 
  private:
   // Parts of a row wherever they lie: in a message, or with the caller.
@@ -50,7 +50,7 @@ class Dispatch {
   void count_load();
 
   // dispatch_rows.cpp
-  void prepare_arrivals();
+  void prepare_received();
   void write_rows(const Row& row, const std::int32_t* rows);
   void write_token_row(const Row& row, const std::int32_t* rows);
   void store_parts(const Row& row, const std::int32_t* rows, int count);
@@ -72,7 +72,7 @@ class Dispatch {
   Chunks chunks_;
   Presence weights_;
   RowPlaces places_;
-  Arrivals arrivals_;
+  DispatchResult received_;
   std::vector<std::int32_t> usable_counts_;  // of a plan that came with the call
   std::vector<std::byte> scratch_;           // one message
 };

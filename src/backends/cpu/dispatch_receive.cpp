@@ -7,7 +7,7 @@
 
 namespace ferry::cpu {
 
-Arrivals Dispatch::receive() {
+DispatchResult Dispatch::receive() {
   const int ranks = shared_.ranks(), me = shared_.me();
   for (int step = 0; step < ranks; ++step) lane_.channel.wait((me + step) % ranks);
   fault_point(FaultPoint::dispatch_waited, me);
@@ -15,14 +15,14 @@ Arrivals Dispatch::receive() {
   weights_.check("dispatch", "weights");
 
   finish_plan();
-  prepare_arrivals();
+  prepare_received();
   write_groups();
   receive_chunks();
   if (!replay_) count_load();
   lane_.totals.total = plan_.header->total;
   lane_.totals.call = lane_.channel.call();
   fault_point(FaultPoint::dispatch_done, me);
-  return arrivals_;
+  return received_;
 }
 
 void Dispatch::take_note(int peer) {

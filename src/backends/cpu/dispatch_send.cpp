@@ -26,7 +26,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
                                 {"bytes of part 3 of the format", format.part_bytes[3]},
                                 {"dispatch from a plan", replay_},
                                 {kPlanOption, made_by(call.plan)},
-                                {"weigh_rows", call.weigh_rows}};
+                                {"apply_weights", call.apply_weights}};
   const std::uint64_t number = lane_.channel.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());
   start_plan(number);
@@ -51,7 +51,7 @@ void Dispatch::start_plan(std::uint64_t number) {
   void* storage = call_.memory.plan != nullptr ? call_.memory.plan : lane_.array<void>(lane_.arrays.plan);
   plan_ = view_plan(storage, shared_.plan_shape);
   *plan_.header = {.magic = 0,
-                   .config_hash = shared_.places_hash,
+                   .config_hash = shared_.row_order_hash,
                    .placement_version = shared_.config.placement.version(),
                    .call = number,
                    .shape = shared_.plan_shape,

@@ -21,7 +21,7 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.group_expert = take(4 * groups);
   arrays.counts = take(4 * groups);
   arrays.row_offsets = take(4 * (groups + 1));
-  if (config.own_arrivals) {
+  if (config.own_receive_buffers) {
     const std::int64_t begin = arrays.bytes;
     // Holds the parts of every format whose messages are not larger than the configuration's: a row takes on
     // arrival what it takes in a message, or less. Columns start at multiples of a few rows, parts at
@@ -42,7 +42,7 @@ Lane::Lane(const Shared& of_exchange, int number)
       expert_load(static_cast<std::size_t>(shared.config.experts), 0),
       local_(arrays.bytes) {}
 
-void Lane::note_bad_source(std::int64_t where) {
+void Lane::record_bad_source(std::int64_t where) {
   BadSource& bad = findings.bad_source;
   if (bad.count == 0 || where < bad.index) bad.index = where;
   bad.rank = shared.me();

@@ -22,7 +22,7 @@ struct Shared {
   ExchangeLayout layout;
   SymmetricMemory memory;
   PlanShape plan_shape;
-  std::uint64_t places_hash;
+  std::uint64_t row_order_hash;
   std::int64_t chunk_messages;  // of a dispatch, to one rank
   std::int64_t chunk_tokens;    // of a combine, at home
   const Kernels& kernels;
@@ -51,7 +51,7 @@ class Lane {
   Channel channel;
   const LaneArrays arrays;
 
-  Findings findings;  // since the last check
+  CallDiagnostics findings;  // since the last check
   WireCounts wire;
   std::vector<std::int64_t> expert_load;  // [E] routes of all ranks
   std::int64_t dispatches = 0;
@@ -65,21 +65,21 @@ class Lane {
 
   // Message i of `source` in the staging of rank `at`, current generation.
   std::byte* message(int at, int source, std::int64_t i, std::int64_t bytes) const {
-    return shared.memory.at(at, shared.layout.messages_of(index, channel.generation(), source) + i * bytes);
+    return shared.memory.at(at, shared.layout.messages_of(index, channel.parity(), source) + i * bytes);
   }
   // Row of combine's staging at rank `home`.
   std::byte* combine_row(int home, std::int64_t row) const {
-    return shared.memory.at(home, shared.layout.combine_of(index, channel.generation()) +
+    return shared.memory.at(home, shared.layout.combine_of(index, channel.parity()) +
                                       row * shared.layout.shape.combine_row_bytes);
   }
 
   // Plans may be damaged between calls: entries are looked at before they are used, and counted when bad.
   bool usable(std::int32_t value, std::int64_t limit, std::int64_t where) {
     if (value >= 0 && value < limit) return true;
-    note_bad_source(where);
+    record_bad_source(where);
     return false;
   }
-  void note_bad_source(std::int64_t where);
+  void record_bad_source(std::int64_t where);
   // Messages from `source` to `destination` by a plan.
   int messages_between(const PlanView& plan, int source, int destination);
 

@@ -19,7 +19,7 @@ Sizes cpu_sizes(const Config& config, int rank) {
   return {.dispatch_staging = 2 * lanes * layout.dispatch,
           .combine_staging = 2 * lanes * layout.combine,
           .signals = lanes * layout.signals,
-          .arrivals = lanes * arrays.parts_bytes,
+          .results = lanes * arrays.parts_bytes,
           .plans = lanes * (arrays.bytes - arrays.parts_bytes)};
 }
 

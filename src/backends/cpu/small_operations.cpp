@@ -72,12 +72,12 @@ void carry_route_values(Lane& lane, const float* values, const Plan& plan, float
   carry(lane, values, plan, row_values);
 }
 
-void carry_home_weights(Lane& lane, const CombineCall& call, float* row_weights) {
+void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights) {
   const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
                                 {kPlanOption, made_by(call.plan)},
-                                {kHomeWeightsOption, 1}};
+                                {kTopkWeightsOption, 1}};
   lane.channel.begin(Operation::combine, options);
-  carry(lane, call.home_weights, call.plan, row_weights);
+  carry(lane, call.topk_weights, call.plan, row_weights);
 }
 
 void exchange_metadata(Lane& lane, std::int32_t count) {

@@ -9,7 +9,7 @@ namespace ferry::cpu {
 void carry_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values);
 
 // The first call of a combine with home weights and partial sums: they go where the sums are made.
-void carry_home_weights(Lane& lane, const CombineCall& call, float* row_weights);
+void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights);
 
 // Leaves [sum, prefix before this rank, maximum] of the ranks' counts in lane.metadata.
 void exchange_metadata(Lane& lane, std::int32_t count);

@@ -14,8 +14,8 @@ namespace reference {
 namespace {
 
 // Memory a lane allocates on a rank: the arrivals' parts, and what stands beside the rows.
-std::int64_t arrivals_bytes(const Config& config, int rank) {
-  if (!config.own_arrivals) return 0;
+std::int64_t received_bytes(const Config& config, int rank) {
+  if (!config.own_receive_buffers) return 0;
   const std::int64_t rows = row_capacity(config, rank);
   std::int64_t bytes = 0;
   for (const oracle::PartShape& shape : oracle::part_shapes(config.format, config.hidden, rows))
@@ -44,7 +44,7 @@ class ReferenceBackend final : public Backend {
   Capabilities capabilities() const override { return {}; }
   Sizes sizes() const override { return reference_backend_sizes(shared_.config, shared_.me()); }
 
-  Arrivals dispatch(const DispatchCall& call, Stream) override {
+  DispatchResult dispatch(const DispatchCall& call, Stream) override {
     lanes_[call.lane].dispatch_send(call);
     return lanes_[call.lane].dispatch_receive();
   }
@@ -53,7 +53,7 @@ class ReferenceBackend final : public Backend {
     lanes_[call.lane].combine_receive();
   }
   void dispatch_send(const DispatchCall& call, Stream) override { lanes_[call.lane].dispatch_send(call); }
-  Arrivals dispatch_receive(int lane, Stream) override { return lanes_[lane].dispatch_receive(); }
+  DispatchResult dispatch_receive(int lane, Stream) override { return lanes_[lane].dispatch_receive(); }
   void combine_send(const CombineCall& call, Stream) override { lanes_[call.lane].combine_send(call); }
   void combine_receive(int lane, Stream) override { lanes_[lane].combine_receive(); }
 
@@ -66,7 +66,7 @@ class ReferenceBackend final : public Backend {
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < shared_.config.lanes) lanes_[lane].refuse(operation, error);
   }
-  Findings take_findings(int lane) override { return std::exchange(lanes_[lane].findings, {}); }
+  CallDiagnostics take_diagnostics(int lane) override { return std::exchange(lanes_[lane].findings, {}); }
 
   LoadCounts load() const override {
     expert_load_.assign(shared_.config.experts, 0);
@@ -84,7 +84,7 @@ class ReferenceBackend final : public Backend {
     return counts;
   }
 
-  WireCounts wire() const override {
+  WireCounts wire_counts() const override {
     WireCounts all;
     for (const Lane& lane : lanes_) {
       all.dispatch_bytes += lane.wire.dispatch_bytes;
@@ -114,7 +114,7 @@ Sizes reference_backend_sizes(const Config& config, int rank) {
   return {.dispatch_staging = 2 * lanes * stage.dispatch,
           .combine_staging = 2 * lanes * stage.combine,
           .signals = lanes * stage.channel,
-          .arrivals = lanes * reference::arrivals_bytes(config, rank),
+          .results = lanes * reference::received_bytes(config, rank),
           .plans = lanes * reference::notes_bytes(config, rank)};
 }
 

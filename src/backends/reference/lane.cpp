@@ -32,11 +32,11 @@ Note Lane::note_of(int peer) const {
 }
 
 std::byte* Lane::dispatch_stage(int rank) const {
-  return shared_.memory.at(rank, shared_.stage.dispatch_of(index_, channel_.generation()));
+  return shared_.memory.at(rank, shared_.stage.dispatch_of(index_, channel_.parity()));
 }
 
 std::byte* Lane::combine_stage(int rank) const {
-  return shared_.memory.at(rank, shared_.stage.combine_of(index_, channel_.generation()));
+  return shared_.memory.at(rank, shared_.stage.combine_of(index_, channel_.parity()));
 }
 
 void Lane::require_alike(const char* operation, const char* argument, std::int32_t Note::* given) const {
@@ -52,7 +52,7 @@ void Lane::require_alike(const char* operation, const char* argument, std::int32
                        " and not on rank ", without));
 }
 
-void Lane::note_bad_source(std::int64_t index) {
+void Lane::record_bad_source(std::int64_t index) {
   BadSource& bad = findings.bad_source;
   bad.rank = shared_.me();
   bad.index = bad.count == 0 ? index : std::min(bad.index, index);

@@ -34,7 +34,7 @@ class Lane {
 
   // lane_dispatch.cpp
   void dispatch_send(const DispatchCall& call);
-  Arrivals dispatch_receive();
+  DispatchResult dispatch_receive();
 
   // lane_combine.cpp
   void combine_send(const CombineCall& call);
@@ -46,7 +46,7 @@ class Lane {
 
   void refuse(Operation operation, const Error& error) noexcept { channel_.refuse(operation, error); }
 
-  Findings findings;
+  CallDiagnostics findings;
   WireCounts wire;  // what has to cross by the contract; the reference itself moves more
   std::vector<std::int64_t> expert_load;
   std::int64_t dispatches = 0;
@@ -56,7 +56,7 @@ class Lane {
   struct Arrived {
     std::array<std::vector<std::byte>, kMaxParts> parts;
     std::vector<std::byte> plan;
-    oracle::RowNotes notes;
+    oracle::RowMetadata notes;
     std::vector<float> dots;
     std::vector<std::int32_t> counts, row_offsets, group_expert;
     HostTotals totals;
@@ -71,24 +71,25 @@ class Lane {
 
   std::vector<std::int64_t> own_ids();
   void stage_rows();
-  oracle::World read_world();
+  oracle::GlobalInputs read_global_inputs();
   PlanView open_plan();
-  void finish_plan(const oracle::World& world, const oracle::Places& places, const PlanView& plan);
-  void write_arrivals(const oracle::World& world, const oracle::Places& places);
-  void count_traffic(const oracle::World& world, const oracle::Places& places);
+  void finish_plan(const oracle::GlobalInputs& global, const oracle::RowPositions& positions,
+                   const PlanView& plan);
+  void write_received(const oracle::GlobalInputs& global, const oracle::RowPositions& positions);
+  void count_traffic(const oracle::GlobalInputs& global, const oracle::RowPositions& positions);
   void require_alike(const char* operation, const char* argument, std::int32_t Note::* given) const;
 
-  oracle::Places places_of(const Plan& plan);
+  oracle::RowPositions places_of(const Plan& plan);
   oracle::Outcome read_outcome(const CombineCall& call) const;
   void count_combine(const CombineCall& call);
 
-  void note_bad_source(std::int64_t index);
+  void record_bad_source(std::int64_t index);
 
   const Shared& shared_;
   const int index_;
   Channel channel_;
   Arrived arrived_;
-  Arrivals arrivals_;
+  DispatchResult received_;
   StepMetadata metadata_;
   DispatchCall dispatch_;
   CombineCall combine_;

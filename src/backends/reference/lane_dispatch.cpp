@@ -27,7 +27,7 @@ void Lane::dispatch_send(const DispatchCall& call) {
   const CallOption options[] = {{"format", number_of(call.format)},
                                 {"dispatch from a plan", !call.plan.empty()},
                                 {kPlanOption, made_by(call.plan)},
-                                {"weigh_rows", call.weigh_rows},
+                                {"apply_weights", call.apply_weights},
                                 {"type of the tokens", static_cast<std::int64_t>(call.tokens.type)}};
   channel_.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());
@@ -52,7 +52,7 @@ std::vector<std::int64_t> Lane::own_ids() {
   for (std::int64_t i = 0; i < slots; ++i) {
     ids[i] = plan.route_expert[i];
     if (ids[i] >= -1 && ids[i] < shared_.config.experts) continue;
-    note_bad_source(i);
+    record_bad_source(i);
     ids[i] = -1;
   }
   return ids;
@@ -78,19 +78,19 @@ void Lane::stage_rows() {
   }
 }
 
-oracle::World Lane::read_world() {
-  oracle::World world{.config = shared_.config,
-                      .format = dispatch_.format,
-                      .type = dispatch_.tokens.type,
-                      .weighted = false,
-                      .weigh_rows = dispatch_.weigh_rows,
-                      .ranks = {}};
+oracle::GlobalInputs Lane::read_global_inputs() {
+  oracle::GlobalInputs global{.config = shared_.config,
+                              .format = dispatch_.format,
+                              .type = dispatch_.tokens.type,
+                              .weighted = false,
+                              .apply_weights = dispatch_.apply_weights,
+                              .ranks = {}};
   const auto row_bytes =
       oracle::input_row_bytes(dispatch_.format, dispatch_.tokens.type, shared_.config.hidden);
   for (int peer = 0; peer < shared_.ranks(); ++peer) {
     oracle::RankInputs inputs;
     inputs.tokens = note_of(peer).count;
-    world.weighted = world.weighted || note_of(peer).weighted == 1;
+    global.weighted = global.weighted || note_of(peer).weighted == 1;
     const std::int64_t slots = inputs.tokens * shared_.config.top_k;
     const std::byte* stage = dispatch_stage(peer);
     inputs.ids.resize(slots);
@@ -104,33 +104,33 @@ oracle::World Lane::read_world() {
       inputs.parts[part].assign(stage, stage + bytes);
       stage += bytes;
     }
-    world.ranks.push_back(std::move(inputs));
+    global.ranks.push_back(std::move(inputs));
   }
-  return world;
+  return global;
 }
 
-Arrivals Lane::dispatch_receive() {
+DispatchResult Lane::dispatch_receive() {
   wait_all();
   fault_point(FaultPoint::dispatch_waited, shared_.me());
   require_alike("dispatch", "weights", &Note::weighted);
-  const oracle::World world = read_world();
-  const oracle::Places places = oracle::find_places(world);
-  arrivals_ = {};
+  const oracle::GlobalInputs global = read_global_inputs();
+  const oracle::RowPositions positions = oracle::find_row_positions(global);
+  received_ = {};
   if (dispatch_.plan.empty()) {
-    finish_plan(world, places, open_plan());
-    const BadId& bad = places.bad_ids[shared_.me()];
+    finish_plan(global, positions, open_plan());
+    const BadId& bad = positions.bad_ids[shared_.me()];
     if (bad.count > 0) findings.bad_id = bad;
-    if (places.overflow.dropped > 0) findings.overflow = places.overflow;
+    if (positions.overflow.dropped > 0) findings.overflow = positions.overflow;
     ++dispatches;
-    for (std::size_t i = 0; i < places.counts.size(); ++i)
-      expert_load[i % expert_load.size()] += places.counts[i];
+    for (std::size_t i = 0; i < positions.counts.size(); ++i)
+      expert_load[i % expert_load.size()] += positions.counts[i];
   } else {
-    arrivals_.plan = dispatch_.plan;
+    received_.plan = dispatch_.plan;
   }
-  write_arrivals(world, places);
-  count_traffic(world, places);
+  write_received(global, positions);
+  count_traffic(global, positions);
   fault_point(FaultPoint::dispatch_done, shared_.me());
-  return arrivals_;
+  return received_;
 }
 
 PlanView Lane::open_plan() {
@@ -141,22 +141,23 @@ PlanView Lane::open_plan() {
     arrived_.plan.resize(bytes + 15);
     storage = arrived_.plan.data() + (16 - reinterpret_cast<std::uintptr_t>(arrived_.plan.data()) % 16) % 16;
   }
-  arrivals_.plan = Plan::over(storage, bytes);
+  received_.plan = Plan::over(storage, bytes);
   return view_plan(storage, shape);
 }
 
-void Lane::finish_plan(const oracle::World& world, const oracle::Places& places, const PlanView& plan) {
-  write_plan(world, places, shared_.me(), plan);
+void Lane::finish_plan(const oracle::GlobalInputs& global, const oracle::RowPositions& positions,
+                       const PlanView& plan) {
+  write_plan(global, positions, shared_.me(), plan);
   PlanHeader& header = *plan.header;
   header = {.magic = kPlanMagic,
-            .config_hash = places_hash(shared_.config),
+            .config_hash = row_order_hash(shared_.config),
             .placement_version = shared_.config.placement.version(),
             .call = channel_.call(),
             .shape = plan_shape(shared_.config),
             .rank = shared_.me(),
-            .tokens = static_cast<std::int32_t>(world.ranks[shared_.me()].tokens),
-            .total = places.ranks[shared_.me()].row_offsets.back(),
-            .dropped = places.overflow.dropped,
+            .tokens = static_cast<std::int32_t>(global.ranks[shared_.me()].tokens),
+            .total = positions.ranks[shared_.me()].row_offsets.back(),
+            .dropped = positions.overflow.dropped,
             .check = 0};
   header.check = header_check(header);
 }
@@ -172,8 +173,8 @@ T* data_of(std::vector<T>& values) {
 
 // Copies the entries that are defined: those of kept and padding rows.
 template <class T>
-void copy_defined(const std::vector<oracle::PlacedRow>& rows, const std::vector<T>& from,
-                  std::int64_t per_row, T* to) {
+void copy_defined(const std::vector<oracle::RowInfo>& rows, const std::vector<T>& from, std::int64_t per_row,
+                  T* to) {
   for (std::size_t row = 0; row < rows.size(); ++row) {
     if (rows[row].state == oracle::RowState::untouched) continue;
     std::copy_n(from.begin() + row * per_row, per_row, to + row * per_row);
@@ -182,18 +183,18 @@ void copy_defined(const std::vector<oracle::PlacedRow>& rows, const std::vector<
 
 }  // namespace
 
-void Lane::write_arrivals(const oracle::World& world, const oracle::Places& places) {
-  const oracle::RankPlaces& here = places.ranks[shared_.me()];
-  const ArrivalsMemory& memory = dispatch_.memory;
+void Lane::write_received(const oracle::GlobalInputs& global, const oracle::RowPositions& positions) {
+  const oracle::RankRows& here = positions.ranks[shared_.me()];
+  const ReceiveBuffers& memory = dispatch_.memory;
   const bool by_source = shared_.config.layout == Layout::rank_major;
   const std::int64_t slots = by_source ? shared_.config.top_k : 1;
   arrived_.counts = here.counts;
   arrived_.row_offsets = here.row_offsets;
   arrived_.group_expert = here.group_expert;
-  arrived_.notes = oracle::row_notes(world, places, shared_.me());
+  arrived_.notes = oracle::row_metadata(global, positions, shared_.me());
   arrived_.totals = {.call = channel_.call(), .total = here.row_offsets.back()};
 
-  const std::vector<oracle::PartShape> shapes = oracle::arrived_shapes(world, places, shared_.me());
+  const std::vector<oracle::PartShape> shapes = oracle::arrived_shapes(global, positions, shared_.me());
   const std::int64_t capacity = row_capacity(shared_.config, shared_.me());
   for (std::size_t part = 0; part < shapes.size(); ++part) {
     auto* data = static_cast<std::byte*>(memory.parts[part]);
@@ -201,55 +202,56 @@ void Lane::write_arrivals(const oracle::World& world, const oracle::Places& plac
       arrived_.parts[part].resize(shapes[part].bytes_of(capacity));
       data = arrived_.parts[part].data();
     }
-    oracle::write_part(world, places, shared_.me(), static_cast<int>(part), data);
-    arrivals_.parts[part] = {.data = data,
+    oracle::write_part(global, positions, shared_.me(), static_cast<int>(part), data);
+    received_.parts[part] = {.data = data,
                              .row_bytes = shapes[part].element_bytes,
                              .leading_dimension = shapes[part].leading_dimension};
   }
-  arrivals_.data = arrivals_.parts[0].data;
-  arrivals_.groups = static_cast<int>(here.counts.size());
-  arrivals_.capacity = here.capacity;
+  received_.data = received_.parts[0].data;
+  received_.groups = static_cast<int>(here.counts.size());
+  received_.capacity = here.capacity;
   const auto placed = [](std::vector<std::int32_t>& own, std::int32_t* given) {
     return given != nullptr ? (std::copy(own.begin(), own.end(), given), given) : own.data();
   };
-  arrivals_.counts = placed(arrived_.counts, memory.counts);
-  arrivals_.row_offsets = placed(arrived_.row_offsets, memory.row_offsets);
-  arrivals_.total = arrivals_.row_offsets + arrivals_.groups;
-  arrivals_.group_expert = arrived_.group_expert.data();
-  arrivals_.source = arrivals_.plan.sources().data();
-  if (world.weighted) arrivals_.weight = data_of(arrived_.notes.weight);
-  if (world.weighted && memory.weight != nullptr) {
+  received_.counts = placed(arrived_.counts, memory.counts);
+  received_.row_offsets = placed(arrived_.row_offsets, memory.row_offsets);
+  received_.total = received_.row_offsets + received_.groups;
+  received_.group_expert = arrived_.group_expert.data();
+  received_.source = received_.plan.sources().data();
+  if (global.weighted) received_.weight = data_of(arrived_.notes.weight);
+  if (global.weighted && memory.weight != nullptr) {
     copy_defined(here.rows, arrived_.notes.weight, slots, memory.weight);
-    arrivals_.weight = memory.weight;
+    received_.weight = memory.weight;
   }
-  if (by_source) arrivals_.local_ids = data_of(arrived_.notes.local_ids);
+  if (by_source) received_.local_ids = data_of(arrived_.notes.local_ids);
   if (by_source && memory.local_ids != nullptr) {
     copy_defined(here.rows, arrived_.notes.local_ids, slots, memory.local_ids);
-    arrivals_.local_ids = memory.local_ids;
+    received_.local_ids = memory.local_ids;
   }
   if (memory.group_of_row != nullptr) {
     copy_defined(here.rows, arrived_.notes.group_of_row, 1, memory.group_of_row);
-    arrivals_.group_of_row = memory.group_of_row;
+    received_.group_of_row = memory.group_of_row;
   }
   if (dispatch_.dot_rows != nullptr) {
-    arrived_.dots = oracle::row_dots(world, places, shared_.me(),
-                                     static_cast<const std::byte*>(dispatch_.dot_rows), shared_.config.wire);
-    arrivals_.dots = data_of(arrived_.dots);
+    arrived_.dots =
+        oracle::row_dots(global, positions, shared_.me(), static_cast<const std::byte*>(dispatch_.dot_rows),
+                         shared_.config.combine_type);
+    received_.dots = data_of(arrived_.dots);
     if (memory.dots != nullptr) {
       copy_defined(here.rows, arrived_.dots, 1, memory.dots);
-      arrivals_.dots = memory.dots;
+      received_.dots = memory.dots;
     }
   }
-  arrivals_.host = &arrived_.totals;
-  arrivals_.call = channel_.call();
+  received_.host = &arrived_.totals;
+  received_.call = channel_.call();
 }
 
-void Lane::count_traffic(const oracle::World& world, const oracle::Places& places) {
-  std::int64_t message = 8 + 8 * std::int64_t{places.top_k};  // token and place, ids, weights
-  for (const oracle::PartShape& shape : oracle::part_shapes(world.format, shared_.config.hidden, 0)) {
+void Lane::count_traffic(const oracle::GlobalInputs& global, const oracle::RowPositions& positions) {
+  std::int64_t message = 8 + 8 * std::int64_t{positions.top_k};  // token and place, ids, weights
+  for (const oracle::PartShape& shape : oracle::part_shapes(global.format, shared_.config.hidden, 0)) {
     message += oracle::round_up(shape.elements * shape.element_bytes, 16);
   }
-  const std::int64_t messages = oracle::dispatch_messages(places, shared_.me());
+  const std::int64_t messages = oracle::dispatch_messages(positions, shared_.me());
   wire.dispatch_messages += messages;
   wire.dispatch_bytes += messages * oracle::round_up(message, 16);
 }

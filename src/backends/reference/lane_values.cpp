@@ -31,7 +31,7 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
     const bool exists = rank >= 0 && rank < shared_.ranks() && token >= 0 && token < note_of(rank).count &&
                         slot >= 0 && slot < shared_.config.top_k;
     if (!exists) {
-      note_bad_source(static_cast<std::int64_t>(row));
+      record_bad_source(static_cast<std::int64_t>(row));
       continue;
     }
     const std::int64_t index = std::int64_t{token} * shared_.config.top_k + slot;

@@ -5,11 +5,12 @@
 #include <vector>
 
 #include "layout/plan_layout.hpp"
-#include "oracle/places.hpp"
+#include "oracle/row_positions.hpp"
 
 namespace ferry::reference {
 
 // Fills everything but the header.
-void write_plan(const oracle::World& world, const oracle::Places& places, int rank, const PlanView& plan);
+void write_plan(const oracle::GlobalInputs& global, const oracle::RowPositions& positions, int rank,
+                const PlanView& plan);
 
 }  // namespace ferry::reference

@@ -22,10 +22,10 @@ struct Stage {
 
   std::int64_t lane_bytes() const { return channel + 2 * (dispatch + combine); }
   std::int64_t channel_of(int lane) const { return lane * lane_bytes(); }
-  std::int64_t dispatch_of(int lane, int generation) const {
-    return channel_of(lane) + channel + generation * (dispatch + combine);
+  std::int64_t dispatch_of(int lane, int parity) const {
+    return channel_of(lane) + channel + parity * (dispatch + combine);
   }
-  std::int64_t combine_of(int lane, int generation) const { return dispatch_of(lane, generation) + dispatch; }
+  std::int64_t combine_of(int lane, int parity) const { return dispatch_of(lane, parity) + dispatch; }
 };
 
 // What a rank says about its call beside the staged bytes.

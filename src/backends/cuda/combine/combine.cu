@@ -3,9 +3,9 @@
 // one after the other.
 #include "backends/cuda/combine/combine.hpp"
 
-#include "backends/cuda/combine/combine_home.cuh"
+#include "backends/cuda/combine/combine_reduce.cuh"
 #include "backends/cuda/device/shared_copy.cuh"
-#include "backends/cuda/protocol/letters.cuh"
+#include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 
 namespace ferry::cuda {
@@ -18,9 +18,9 @@ constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
 extern __shared__ __align__(128) std::byte stream_memory[];
 
 // Which blocks of a launch do what.
-template <Halves kHalves>
+template <Phase kPhase>
 struct Roles {
-  static constexpr bool kSends = kHalves != Halves::receive, kReceives = kHalves != Halves::send;
+  static constexpr bool kSends = kPhase != Phase::receive, kReceives = kPhase != Phase::send;
   int senders, homes, home;  // home: this block's number among those that bring rows home
   bool sends, receives;
 
@@ -38,8 +38,8 @@ struct Roles {
 struct BlockState {
   CombineArguments call;
   PlanHeader header;  // of the plan
-  Announcer<kCombineWarps> announcer;
-  LetterContent letter;
+  FlagPublisher<kCombineWarps> publisher;
+  HeaderContent call_header;
   ErrorRecord refusal;
   std::uint64_t number;
   bool failed;
@@ -56,11 +56,11 @@ __device__ PlanFault fault_of_call(const CombineArguments& call, const PlanHeade
 }
 
 // By one thread.
-__device__ void fill_letter(const CombineArguments& call, const PlanHeader& header, LetterContent* letter) {
+__device__ void fill_header(const CombineArguments& call, const PlanHeader& header, HeaderContent* out) {
   const bool rows = header.total > 0, tokens = header.tokens > 0;
-  letter->terms.add(static_cast<std::int64_t>(header.call));
-  letter->facts = facts_of(Operation::combine, header.tokens);
-  auto& argument = letter->facts.argument;
+  out->terms.add(static_cast<std::int64_t>(header.call));
+  out->facts = facts_of(Operation::combine, header.tokens);
+  auto& argument = out->facts.argument;
   if (rows || tokens) {
     argument[0] = rows ? call.outputs != nullptr : call.result != nullptr;
     argument[1] = rows ? call.row_values != nullptr : call.route_values != nullptr;
@@ -88,40 +88,40 @@ __device__ __forceinline__ void send_weights(const CombineArguments& call, std::
   const int peer = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const bool sent_to = peer < lane.ranks && (call.own_staged || peer != lane.rank);
   const std::int32_t messages = sent_to ? usable_messages(lane, gone, lane.rank, peer) : 0;
-  send_values(lane, call_number, call.home_weights,
+  send_values(lane, call_number, call.topk_weights,
               ValueTurns(lane, messages, warp * blocks + number, blocks * kCombineWarps), call.plan);
   sync_threads_of(kWeightsBarrier, 32 * kCombineWarps);
-  if (threadIdx.x == 0) finish_sending(lane, call_number, blocks, Phase::weights);
+  if (threadIdx.x == 0) finish_sending(lane, call_number, blocks, Payload::weights);
 }
 
-template <Halves kHalves, class Known>
+template <Phase kPhase, class Traits>
 __device__ __forceinline__ void work(const CombineArguments& call, BlockState* state,
                                      const MessageCounts& counts) {
-  using Role = Roles<kHalves>;
+  using Role = Roles<kPhase>;
   const Role role(call);
   const LaneView& lane = call.lane;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
   const std::uint64_t number = state->number;
   const bool works = warp < kCombineWarps;
   std::byte* const memory = stream_memory + warp * SumStream::kBytes;
-  if (role.sends && block == 0 && !works) post_head(lane, number, state->letter);
+  if (role.sends && block == 0 && !works) post_head(lane, number, state->call_header);
   // Blocks that bring home have nothing else to do yet.
-  if (Role::kSends && weights_travel<Known>(call) && works && role.home >= 0)
+  if (Role::kSends && weights_travel<Traits>(call) && works && role.home >= 0)
     send_weights(call, number, counts.gone, role.home, role.homes);
   if (role.sends && works) {
-    send_results<Known>(call, number, warp * role.senders + block, role.senders * kCombineWarps, counts.came,
-                        &state->announcer, memory);
+    send_results<Traits>(call, number, warp * role.senders + block, role.senders * kCombineWarps, counts.came,
+                         &state->publisher, memory);
   } else if (role.sends) {
-    state->announcer.run(lane, number);
+    state->publisher.run(lane, number);
     if (threadIdx.x % 32 == 0) finish_sending(lane, number, role.senders);
   }
   if (!role.receives) return;
   if (works) {
-    bring_home<Known>(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, counts.gone,
-                      memory);
+    bring_home<Traits>(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, counts.gone,
+                       memory);
   } else if (role.home == 0) {
-    LetterFacts theirs;
-    await_letters(lane, number, state->letter, true, &theirs);
+    HeaderFacts theirs;
+    await_headers(lane, number, state->call_header, true, &theirs);
   }
 }
 
@@ -138,8 +138,8 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
     reinterpret_cast<std::uint64_t*>(&state->header)[word] =
         reinterpret_cast<const std::uint64_t*>(arguments.plan.header)[word];
   copy_to_shared(arguments, &state->call, thread, blockDim.x);
-  copy_to_shared(arguments.terms, &state->letter.terms, thread, blockDim.x);
-  state->announcer.prepare();
+  copy_to_shared(arguments.terms, &state->call_header.terms, thread, blockDim.x);
+  state->publisher.prepare();
   __syncthreads();
   if (thread == 0) {
     state->number = calls + 1;
@@ -147,12 +147,12 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
   }
   if (thread == 32) state->failed = failed;
   if (thread == 64) state->fault = fault_of_call(state->call, state->header);
-  if (thread == 96) fill_letter(state->call, state->header, &state->letter);
+  if (thread == 96) fill_header(state->call, state->header, &state->call_header);
   __syncthreads();
   return !state->failed;
 }
 
-template <Halves kHalves, class Known>
+template <Phase kPhase, class Traits>
 __global__ void __launch_bounds__(kCombineThreads, 1)
     combine_kernel(const __grid_constant__ CombineArguments arguments) {
   __shared__ BlockState state;
@@ -162,62 +162,62 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   const CombineArguments& call = state.call;
   const LaneView& lane = call.lane;
   if (state.fault == PlanFault::none) {
-    work<kHalves, Known>(call, &state, counts);
+    work<kPhase, Traits>(call, &state, counts);
   } else if (blockIdx.x == 0) {
-    if (kHalves != Halves::receive) {
+    if (kPhase != Phase::receive) {
       refuse_plan(lane, Operation::combine, state.number, *call.plan.header, state.fault, -1, &state.refusal);
     }
-    if (kHalves != Halves::send) await_all(lane, state.number, Operation::combine);
+    if (kPhase != Phase::send) await_all(lane, state.number, Operation::combine);
   }
-  if (kHalves != Halves::send) end_block(lane, state.number);
+  if (kPhase != Phase::send) end_block(lane, state.number);
 }
 
-template <Halves kHalves, class Known>
+template <Phase kPhase, class Traits>
 const void* kernel() {
-  return reinterpret_cast<const void*>(&combine_kernel<kHalves, Known>);
+  return reinterpret_cast<const void*>(&combine_kernel<kPhase, Traits>);
 }
 
 template <Reduction kReduction, bool kWeights>
-const void* plain_kernel(DType type) {
+const void* specialised_kernel(DType type) {
   switch (type) {
     case DType::bf16:
-      return kernel<Halves::both, PlainCombine<kReduction, DType::bf16, kWeights>>();
+      return kernel<Phase::fused, SpecialisedCombine<kReduction, DType::bf16, kWeights>>();
     case DType::fp16:
-      return kernel<Halves::both, PlainCombine<kReduction, DType::fp16, kWeights>>();
+      return kernel<Phase::fused, SpecialisedCombine<kReduction, DType::fp16, kWeights>>();
     case DType::fp32:
       break;
   }
-  return kernel<Halves::both, PlainCombine<kReduction, DType::fp32, kWeights>>();
+  return kernel<Phase::fused, SpecialisedCombine<kReduction, DType::fp32, kWeights>>();
 }
 
-const void* kernel_of(const CombineArguments& call, Halves halves) {
-  if (halves == Halves::send) return kernel<Halves::send, AnyCombine>();
-  if (halves == Halves::receive) return kernel<Halves::receive, AnyCombine>();
+const void* kernel_of(const CombineArguments& call, Phase phase) {
+  if (phase == Phase::send) return kernel<Phase::send, GenericCombine>();
+  if (phase == Phase::receive) return kernel<Phase::receive, GenericCombine>();
   const bool one_type = call.output_type == call.wire && call.result_type == call.wire;
   const bool rows_alone = call.row_values == nullptr && call.route_values == nullptr;
   if (!one_type || !rows_alone || call.reduction == Reduction::unreduced)
-    return kernel<Halves::both, AnyCombine>();
-  if (call.reduction == Reduction::exact) return plain_kernel<Reduction::exact, false>(call.wire);
-  return call.weights_travel ? plain_kernel<Reduction::partial, true>(call.wire)
-                             : plain_kernel<Reduction::partial, false>(call.wire);
+    return kernel<Phase::fused, GenericCombine>();
+  if (call.reduction == Reduction::exact) return specialised_kernel<Reduction::exact, false>(call.wire);
+  return call.weights_travel ? specialised_kernel<Reduction::partial, true>(call.wire)
+                             : specialised_kernel<Reduction::partial, false>(call.wire);
 }
 
 }  // namespace
 
 void prepare_combine() {
-  for (const void* any : {kernel<Halves::send, AnyCombine>(), kernel<Halves::receive, AnyCombine>(),
-                          kernel<Halves::both, AnyCombine>()})
+  for (const void* any : {kernel<Phase::send, GenericCombine>(), kernel<Phase::receive, GenericCombine>(),
+                          kernel<Phase::fused, GenericCombine>()})
     allow_shared_bytes(any, kStreamsBytes);
   for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
-    allow_shared_bytes(plain_kernel<Reduction::exact, false>(type), kStreamsBytes);
-    allow_shared_bytes(plain_kernel<Reduction::partial, false>(type), kStreamsBytes);
-    allow_shared_bytes(plain_kernel<Reduction::partial, true>(type), kStreamsBytes);
+    allow_shared_bytes(specialised_kernel<Reduction::exact, false>(type), kStreamsBytes);
+    allow_shared_bytes(specialised_kernel<Reduction::partial, false>(type), kStreamsBytes);
+    allow_shared_bytes(specialised_kernel<Reduction::partial, true>(type), kStreamsBytes);
   }
 }
 
-void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,
+void launch_combine(const CombineArguments& arguments, Phase phase, const LaunchShape& shape,
                     cudaStream_t stream) {
-  launch(kernel_of(arguments, halves), const_cast<CombineArguments*>(&arguments), kCombineThreads,
+  launch(kernel_of(arguments, phase), const_cast<CombineArguments*>(&arguments), kCombineThreads,
          kStreamsBytes, shape, stream, "launching combine");
 }
 

@@ -29,7 +29,7 @@ struct CombineArguments {
   std::byte* result;
   std::int64_t result_stride;
   DType result_type;
-  const float* home_weights;  // [N, K], or null
+  const float* topk_weights;  // [N, K], or null
   float* route_values;        // [N, K], or null
 
   bool weights_travel;  // home weights go to the rows first, in the same call: sums are made there
@@ -40,7 +40,7 @@ struct CombineArguments {
 // On the current device, before the first launch.
 void prepare_combine();
 
-void launch_combine(const CombineArguments& arguments, Halves halves, const LaunchShape& shape,
+void launch_combine(const CombineArguments& arguments, Phase phase, const LaunchShape& shape,
                     cudaStream_t stream);
 
 }  // namespace ferry::cuda

@@ -4,11 +4,11 @@
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/route_values.cuh"
 #include "backends/cuda/combine/row_sums.cuh"
-#include "backends/cuda/dispatch/known_calls.cuh"
-#include "backends/cuda/dispatch/places.cuh"
-#include "backends/cuda/dispatch/unit_rows.cuh"
-#include "backends/cuda/host/findings.cuh"
-#include "backends/cuda/protocol/announce.cuh"
+#include "backends/cuda/device/kernel_traits.cuh"
+#include "backends/cuda/device/ll_rows.cuh"
+#include "backends/cuda/dispatch/row_offsets.cuh"
+#include "backends/cuda/protocol/diagnostics.cuh"
+#include "backends/cuda/protocol/flag_publisher.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 
 namespace ferry::cuda {
@@ -49,10 +49,10 @@ __device__ __forceinline__ bool is_among(std::uint32_t threads) {
 __device__ __forceinline__ bool await_weight(const CombineArguments& call, std::uint64_t number, int home,
                                              std::int32_t i, float* weight) {
   const LaneView& lane = call.lane;
-  const Came came = await_value(lane, Phase::weights, {Operation::combine, number, home}, i, weight);
-  if (came == Came::ended) return false;
-  if (came == Came::yes) return true;
-  if (threadIdx.x % 32 == 0) note_bad_source(lane, std::int64_t{home} * lane.max_tokens + i);
+  const WaitResult came = await_value(lane, Payload::weights, {Operation::combine, number, home}, i, weight);
+  if (came == WaitResult::ended) return false;
+  if (came == WaitResult::yes) return true;
+  if (threadIdx.x % 32 == 0) record_bad_source(lane, std::int64_t{home} * lane.max_tokens + i);
   *weight = 0;
   return true;
 }
@@ -78,16 +78,16 @@ struct Outgoing {
   int home;
   TokenRows rows;
   Quarters quarters;
-  bool in_units;
+  bool as_packets;
 };
 
 // One warp of those that send. Its messages are `step` apart; what the plan
 // says of the next is read while one moves.
-template <class Known, DType kIn>
+template <class Traits, DType kIn>
 struct ResultSender {
   const CombineArguments& call;
   const PlanView& plan;
-  Announcer<kCombineWarps>* announcer;
+  FlagPublisher<kCombineWarps>* publisher;
   std::byte* memory;  // of a stream
   std::uint64_t number;
   std::int32_t total;     // rows here
@@ -101,11 +101,11 @@ struct ResultSender {
 
   // `came`: messages from the rank that is this thread's, as the plan has it.
   __device__ ResultSender(const CombineArguments& arguments, std::uint64_t call_number, int worker,
-                          int workers, std::int32_t came, Announcer<kCombineWarps>* block_announcer,
+                          int workers, std::int32_t came, FlagPublisher<kCombineWarps>* block_publisher,
                           std::byte* stream_memory)
       : call(arguments),
         plan(arguments.plan),
-        announcer(block_announcer),
+        publisher(block_publisher),
         memory(stream_memory),
         number(call_number),
         total(static_cast<std::int32_t>(plan.header->total)),
@@ -145,9 +145,9 @@ struct ResultSender {
     return {-1, 0, 0, 0, 0, 0};
   }
 
-  __device__ bool partial() const { return reduction_of<Known>(call) == Reduction::partial; }
-  __device__ DType wire() const { return Known::kPlain ? kIn : call.wire; }
-  __device__ bool has_values() const { return !Known::kPlain && call.row_values != nullptr; }
+  __device__ bool partial() const { return reduction_of<Traits>(call) == Reduction::partial; }
+  __device__ DType wire() const { return Traits::kSpecialised ? kIn : call.wire; }
+  __device__ bool has_values() const { return !Traits::kSpecialised && call.row_values != nullptr; }
 
   // The next message. False: none is left, or the call has ended early.
   __device__ bool next(Outgoing* out) {
@@ -158,17 +158,17 @@ struct ResultSender {
       const std::int64_t message = std::int64_t{came.home} * lane.max_tokens + came.i;
       if (came.token < 0 || came.token >= lane.max_tokens || came.position < 0 ||
           came.position >= lane.most_ranks) {
-        if (slot() == 0 && came.share == 0) note_bad_source(lane, message);
+        if (slot() == 0 && came.share == 0) record_bad_source(lane, message);
         continue;
       }
       TokenRows rows = rows_of_token(call, came.row, total, message * lane.top_k + slot());
-      if (weights_travel<Known>(call) && !await_weight(call, number, came.home, came.i, &rows.weight))
+      if (weights_travel<Traits>(call) && !await_weight(call, number, came.home, came.i, &rows.weight))
         return false;
       const std::int64_t first = partial() ? std::int64_t{came.token} * lane.most_ranks + came.position
                                            : std::int64_t{came.token} * lane.top_k;
-      const bool in_units = partial() && call.outputs != nullptr && !has_values() &&
-                            goes_in_units(lane, __shfl_sync(~0u, messages, came.home), came.token);
-      *out = {first, came.home, rows, Quarters::of(came.share, splits), in_units};
+      const bool as_packets = partial() && call.outputs != nullptr && !has_values() &&
+                              goes_as_packets(lane, __shfl_sync(~0u, messages, came.home), came.token);
+      *out = {first, came.home, rows, Quarters::of(came.share, splits), as_packets};
       return true;
     }
     return false;
@@ -205,9 +205,9 @@ struct ResultSender {
         });
         continue;
       }
-      if constexpr (Known::kPlain) {
+      if constexpr (Traits::kSpecialised) {
         const PackedPiece sum = sum_weighed<kIn>(stream, to.rows.kept, to.rows.weight);
-        if (to.in_units) {
+        if (to.as_packets) {
           store_piece_units<kIn>(sum, units_at_home(to), first, columns.end, number);
         } else {
           store_piece<kIn>(sum, kIn, row_at_home(to, 0), first, columns.end);
@@ -215,7 +215,7 @@ struct ResultSender {
       } else {
         Sums<kIn> sum = {};
         add_weighed<kIn>(stream, to.rows.kept, to.rows.weight, wire(), sum);
-        if (to.in_units) {
+        if (to.as_packets) {
           store_sum_units<kIn>(wire(), units_at_home(to), first, columns.end, sum, number);
         } else {
           store_sums<kIn>(wire(), row_at_home(to, 0), first, columns.end, sum);
@@ -226,10 +226,10 @@ struct ResultSender {
 
   __device__ void send(const Outgoing& to) {
     const LaneView& lane = call.lane;
-    disturb(lane, Point::row);
+    inject_fault(lane, Point::row);
     if (to.quarters.first == 0) write_tails(to);
     if (call.outputs != nullptr) move_rows(to);
-    if (!to.in_units) announce(to);
+    if (!to.as_packets) announce(to);
     if (to.home == lane.rank || to.quarters.first != 0) return;
     const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
     const unsigned rows = partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.kept)));
@@ -245,29 +245,29 @@ struct ResultSender {
     std::uint64_t* flags =
         lane.combine_flags(to.home, static_cast<int>(number & 1), to.first_row + (partial() ? 0 : slot()));
     if (ahead.home >= 0) {
-      announcer->ask(asks, flags + to.quarters.first, to.quarters.count());
+      publisher->ask(asks, flags + to.quarters.first, to.quarters.count());
     } else {
       // Nothing else to do than to wait for its stores. All threads' before the fence, by the barrier.
       __syncwarp();
-      disturb(lane, Point::flag);
-      if (asks) announce_now(flags + to.quarters.first, to.quarters.count(), number);
+      inject_fault(lane, Point::flag);
+      if (asks) publish_now(flags + to.quarters.first, to.quarters.count(), number);
     }
   }
 
   __device__ void send_all() {
     for (Outgoing to; next(&to);) send(to);
-    announcer->close();
+    publisher->close();
     if (slot() == 0) sent.publish(call.lane);
   }
 };
 
 // By one warp of `workers`. `came`: as ResultSender; `memory`: of its streams.
-template <class Known>
+template <class Traits>
 __device__ __forceinline__ void send_results(const CombineArguments& call, std::uint64_t number, int worker,
                                              int workers, std::int32_t came,
-                                             Announcer<kCombineWarps>* announcer, std::byte* memory) {
-  with_type<Known>(call.output_type, [&](auto type) {
-    ResultSender<Known, type.value>(call, number, worker, workers, came, announcer, memory).send_all();
+                                             FlagPublisher<kCombineWarps>* publisher, std::byte* memory) {
+  with_type<Traits>(call.output_type, [&](auto type) {
+    ResultSender<Traits, type.value>(call, number, worker, workers, came, publisher, memory).send_all();
   });
 }
 

@@ -2,10 +2,10 @@
 // announce themselves.
 #pragma once
 
-#include "backends/cuda/dispatch/places.cuh"
-#include "backends/cuda/host/findings.cuh"
+#include "backends/cuda/dispatch/row_offsets.cuh"
+#include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/wait.cuh"
-#include "layout/slot_note.hpp"
+#include "layout/slot_metadata.hpp"
 
 namespace ferry::cuda {
 
@@ -38,42 +38,42 @@ struct ValueTurns {
 // By one warp: the K values of each token to every rank that has rows of it.
 __device__ __forceinline__ void send_values(const LaneView& lane, std::uint64_t number, const float* values,
                                             ValueTurns turns, const PlanView& plan) {
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(number & 1);
+  const int slot = threadIdx.x % 32, parity = static_cast<int>(number & 1);
   const std::int32_t tokens = plan.header->tokens;
   int rank;
   std::int32_t i;
   while (turns.next(&rank, &i)) {
     const std::int64_t where = std::int64_t{rank} * lane.max_tokens + i;
     const std::int32_t token = plan.sent_tokens[where];
-    disturb(lane, Point::values);
+    inject_fault(lane, Point::values);
     if (token < 0 || token >= tokens) {
-      if (slot == 0) note_bad_source(lane, where);
+      if (slot == 0) record_bad_source(lane, where);
     } else if (slot < lane.top_k) {
-      const SlotNote note{.weight = values[std::int64_t{token} * lane.top_k + slot]};
-      store_unit_relaxed_sys(lane.slot_notes(rank, generation, lane.rank, i) + slot, note.unit(number));
+      const SlotMetadata note{.weight = values[std::int64_t{token} * lane.top_k + slot]};
+      store_packet_relaxed_sys(lane.slot_notes(rank, parity, lane.rank, i) + slot, note.unit(number));
     }
   }
 }
 
-// By one warp: this thread's slot's value of message i, waited for. Came::no: the sender has sent all others
-// of `phase`, as only a damaged plan makes happen.
-__device__ __forceinline__ Came await_value(const LaneView& lane, Phase phase, Awaited awaited,
-                                            std::int32_t i, float* value) {
-  const int slot = threadIdx.x % 32, generation = static_cast<int>(awaited.call & 1);
-  const LetterUnit* unit = lane.slot_notes(lane.rank, generation, awaited.peer, i) + slot;
-  awaited.shift = SlotNote::kTokenBits;
-  Came came = Came::yes;
+// By one warp: this thread's slot's value of message i, waited for. WaitResult::no: the sender has sent all
+// others of `phase`, as only a damaged plan makes happen.
+__device__ __forceinline__ WaitResult await_value(const LaneView& lane, Payload phase, Awaited awaited,
+                                                  std::int32_t i, float* value) {
+  const int slot = threadIdx.x % 32, parity = static_cast<int>(awaited.call & 1);
+  const LLPacket* unit = lane.slot_notes(lane.rank, parity, awaited.peer, i) + slot;
+  awaited.shift = SlotMetadata::kTokenBits;
+  WaitResult came = WaitResult::yes;
   if (slot < lane.top_k) {
-    LetterUnit seen = load_unit_relaxed_sys(unit);
+    LLPacket seen = load_packet_relaxed_sys(unit);
     if (seen.call >> awaited.shift < awaited.call) {
-      came =
-          wait_long(lane, &unit->call, lane.sent_flag(phase, lane.rank, generation, awaited.peer), awaited);
-      seen = load_unit_relaxed_sys(unit);
+      came = wait_long(lane, &unit->call, lane.end_of_stream_flag(phase, lane.rank, parity, awaited.peer),
+                       awaited);
+      seen = load_packet_relaxed_sys(unit);
     }
-    *value = SlotNote::of(seen).weight;
+    *value = SlotMetadata::of(seen).weight;
   }
-  if (__any_sync(~0u, came == Came::ended)) return Came::ended;
-  return __any_sync(~0u, came == Came::no) ? Came::no : Came::yes;
+  if (__any_sync(~0u, came == WaitResult::ended)) return WaitResult::ended;
+  return __any_sync(~0u, came == WaitResult::no) ? WaitResult::no : WaitResult::yes;
 }
 
 }  // namespace ferry::cuda

@@ -34,7 +34,7 @@ struct BlockTables {
 };
 
 // Groups are this rank's experts; rank_major: the source ranks.
-struct Places {
+struct RowOffsets {
   BlockArray<std::int32_t> from_me;  // [E] by position: the first row there of routes from this rank;
                                      // rank_major: [R]
   BlockArray<std::int32_t> here;     // [G, R] first row here of (group, source); rank_major: [R]
@@ -43,7 +43,7 @@ struct Places {
   BlockArray<std::int32_t> between;  // [R, R] messages from a rank to a rank
   BlockArray<std::uint32_t> offset;  // [E] aligned rows of all positions before this one, over all ranks
 
-  __device__ __forceinline__ static Places of(const DispatchArguments& call) {
+  __device__ __forceinline__ static RowOffsets of(const DispatchArguments& call) {
     const BlockOffsets& at = call.shared;
     return {{at.from_me}, {at.here}, {at.begin}, {at.count}, {at.between}, {at.offset}};
   }

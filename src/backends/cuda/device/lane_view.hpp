@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backends/cuda/protocol/disturbance.hpp"
+#include "backends/cuda/protocol/fault_injection.hpp"
 #include "backends/cuda/protocol/report.hpp"
 #include "ferry/exchange.hpp"
 #include "layout/device_signals.hpp"
@@ -12,7 +12,7 @@
 #include "layout/exchange_layout.hpp"
 #include "layout/host_device.hpp"
 #include "layout/plan_layout.hpp"
-#include "layout/slot_note.hpp"
+#include "layout/slot_metadata.hpp"
 
 namespace ferry::cuda {
 
@@ -23,7 +23,7 @@ inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
 
 // What calls of a lane have found since the last look; of several calls, the first that found something keeps
 // its place.
-struct FoundOnDevice {
+struct DeviceDiagnostics {
   unsigned long long bad_ids, first_bad_id_route;
   std::int64_t first_bad_id;
   unsigned long long bad_sources, first_bad_source;  // the lowest; ~0: none
@@ -32,11 +32,11 @@ struct FoundOnDevice {
 
 // Of one lane, in the memory of its device; zero at first, but for first_bad_source.
 struct LaneState {
-  std::uint64_t calls[kMaxBlocks];  // by block: the last call. Each block reads and writes its own.
-  std::uint64_t ended;              // call that has ended early; ~0 when the exchange has failed
-  std::uint32_t timeout_taken;      // 1: some thread writes the timeout record
-  std::uint32_t finished[kPhases];  // blocks of the call that have sent all they have; 0 after the last
-  FoundOnDevice found;
+  std::uint64_t calls[kMaxBlocks];    // by block: the last call. Each block reads and writes its own.
+  std::uint64_t ended;                // call that has ended early; ~0 when the exchange has failed
+  std::uint32_t timeout_taken;        // 1: some thread writes the timeout record
+  std::uint32_t finished[kPayloads];  // blocks of the call that have sent all they have; 0 after the last
+  DeviceDiagnostics found;
   WireCounts wire;
   std::int64_t dispatches;
 
@@ -45,7 +45,7 @@ struct LaneState {
 };
 
 // What a rank sends in a call, each with a last word of its own.
-enum class Phase : int { weights, rows };
+enum class Payload : int { weights, rows };
 
 struct LaneView {
   std::int32_t rank, ranks, experts, top_k, hidden, max_tokens, most_ranks;
@@ -56,9 +56,9 @@ struct LaneView {
   std::int32_t groups;  // of this rank
   bool zero_padding;
   std::uint64_t deadline;  // nanoseconds
-  std::uint64_t places_hash, placement_version;
+  std::uint64_t row_order_hash, placement_version;
   PlanShape plan_shape;
-  Disturbance disturbance;
+  FaultInjection fault_injection;
 
   // This lane's section of symmetric memory, on every rank.
   std::byte* symmetric[kMaxRanks];
@@ -76,46 +76,45 @@ struct LaneView {
 
   // Pinned.
   HostReport* report;
-  EndedCall* ended;
+  DeviceError* ended;
   HostTotals* totals;
 
   template <class T = std::byte>
   FERRY_HD T* at(int rank_of_memory, std::int64_t offset) const {
     return reinterpret_cast<T*>(symmetric[rank_of_memory] + offset);
   }
-  FERRY_HD LetterUnit* letter(int at_rank, int generation, int source) const {
-    return at<LetterUnit>(at_rank, signals.letter(generation, source));
+  FERRY_HD LLPacket* header(int at_rank, int parity, int source) const {
+    return at<LLPacket>(at_rank, signals.header(parity, source));
   }
-  FERRY_HD ErrorRecord* refusal(int at_rank, int generation, int source) const {
-    return at<ErrorRecord>(at_rank, signals.letter(generation, source) + signals.refusal_offset);
+  FERRY_HD ErrorRecord* refusal(int at_rank, int parity, int source) const {
+    return at<ErrorRecord>(at_rank, signals.header(parity, source) + signals.refusal_offset);
   }
-  FERRY_HD std::uint64_t* sent_flag(Phase phase, int at_rank, int generation, int source) const {
-    return at<std::uint64_t>(at_rank, signals.sent_flag(static_cast<int>(phase), generation, source));
+  FERRY_HD std::uint64_t* end_of_stream_flag(Payload phase, int at_rank, int parity, int source) const {
+    return at<std::uint64_t>(at_rank, signals.end_of_stream_flag(static_cast<int>(phase), parity, source));
   }
-  FERRY_HD std::uint64_t* dispatch_flags(int at_rank, int generation, int source, std::int32_t i) const {
-    return at<std::uint64_t>(at_rank, signals.dispatch_flags(generation, source, i));
+  FERRY_HD std::uint64_t* dispatch_flags(int at_rank, int parity, int source, std::int32_t i) const {
+    return at<std::uint64_t>(at_rank, signals.dispatch_flags(parity, source, i));
   }
   // Of a message's first slot.
-  FERRY_HD LetterUnit* slot_notes(int at_rank, int generation, int source, std::int32_t i) const {
-    return at<LetterUnit>(at_rank, signals.slot_notes(generation, source, i));
+  FERRY_HD LLPacket* slot_notes(int at_rank, int parity, int source, std::int32_t i) const {
+    return at<LLPacket>(at_rank, signals.slot_notes(parity, source, i));
   }
-  FERRY_HD std::uint64_t* combine_flags(int at_rank, int generation, std::int32_t row) const {
-    return at<std::uint64_t>(at_rank, signals.combine_flags(generation, row));
+  FERRY_HD std::uint64_t* combine_flags(int at_rank, int parity, std::int32_t row) const {
+    return at<std::uint64_t>(at_rank, signals.combine_flags(parity, row));
   }
   // Of a row of combine that travels in units: its number as in staging.
-  FERRY_HD std::byte* unit_row(int at_rank, int generation, std::int32_t row) const {
-    return at(at_rank, signals.unit_row(generation, row));
+  FERRY_HD std::byte* unit_row(int at_rank, int parity, std::int32_t row) const {
+    return at(at_rank, signals.unit_row(parity, row));
   }
-  FERRY_HD std::byte* message(int at_rank, int generation, int source, std::int32_t i,
-                              std::int32_t bytes) const {
-    return at(at_rank, exchange.messages_of(0, generation, source) + std::int64_t{i} * bytes);
+  FERRY_HD std::byte* message(int at_rank, int parity, int source, std::int32_t i, std::int32_t bytes) const {
+    return at(at_rank, exchange.messages_of(0, parity, source) + std::int64_t{i} * bytes);
   }
   // Of part 0, in the lane's own memory for arrivals at that rank.
   FERRY_HD std::byte* arrived_row(int at_rank, std::int32_t row, std::int32_t row_bytes) const {
     return at(at_rank, arrived + std::int64_t{row} * row_bytes);
   }
-  FERRY_HD std::byte* combine_row(int at_rank, int generation, std::int32_t row) const {
-    return at(at_rank, exchange.combine_of(0, generation) +
+  FERRY_HD std::byte* combine_row(int at_rank, int parity, std::int32_t row) const {
+    return at(at_rank, exchange.combine_of(0, parity) +
                            std::int64_t{row} * static_cast<std::int32_t>(exchange.shape.combine_row_bytes));
   }
 };

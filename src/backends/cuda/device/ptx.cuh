@@ -64,7 +64,7 @@ __device__ __forceinline__ std::uint64_t global_nanoseconds() {
 // ------------------------------------
 
 // Relaxed: a unit is whole or not there, and orders nothing else.
-__device__ __forceinline__ void store_unit_relaxed_sys(LetterUnit* unit, LetterUnit value) {
+__device__ __forceinline__ void store_packet_relaxed_sys(LLPacket* unit, LLPacket value) {
   asm volatile(
       "{\n"
       ".reg .b128 both;\n"
@@ -75,8 +75,8 @@ __device__ __forceinline__ void store_unit_relaxed_sys(LetterUnit* unit, LetterU
       : "memory");
 }
 
-__device__ __forceinline__ LetterUnit load_unit_relaxed_sys(const LetterUnit* unit) {
-  LetterUnit value;
+__device__ __forceinline__ LLPacket load_packet_relaxed_sys(const LLPacket* unit) {
+  LLPacket value;
   asm volatile(
       "{\n"
       ".reg .b128 both;\n"

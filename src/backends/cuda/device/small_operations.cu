@@ -2,9 +2,9 @@
 
 #include "backends/cuda/combine/route_values.cuh"
 #include "backends/cuda/device/shared_copy.cuh"
-#include "backends/cuda/dispatch/places.cuh"
-#include "backends/cuda/host/findings.cuh"
-#include "backends/cuda/protocol/letters.cuh"
+#include "backends/cuda/dispatch/row_offsets.cuh"
+#include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 
 namespace ferry::cuda {
@@ -18,7 +18,8 @@ __device__ std::int32_t count_of(const MetadataArguments& call, std::uint64_t nu
   const std::int32_t count = *call.device_count;
   const std::int32_t most = INT32_MAX / call.lane.ranks;
   if (count >= 0 && count <= most) return count;
-  end_call(call.lane, number, Operation::metadata, EndedCall::Why::too_many, call.lane.rank, 0, count, most);
+  end_call(call.lane, number, Operation::metadata, DeviceError::Why::too_many, call.lane.rank, 0, count,
+           most);
   return 0;
 }
 
@@ -28,20 +29,20 @@ __global__ void __launch_bounds__(32, 1)
   copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
   __syncthreads();
   const MetadataArguments& call = shared_arguments;
-  __shared__ LetterContent letter;
+  __shared__ HeaderContent header;
   const LaneView& lane = call.lane;
   if (has_ended(lane, kFailed)) return;
   const std::uint64_t number = lane.state->calls[0] + 1;
   const int rank = static_cast<int>(threadIdx.x);
   if (rank == 0) {
-    letter.terms = call.terms;
-    letter.facts = facts_of(Operation::metadata, count_of(call, number));
+    header.terms = call.terms;
+    header.facts = facts_of(Operation::metadata, count_of(call, number));
   }
   __syncwarp();
-  post_head(lane, number, letter);
+  post_head(lane, number, header);
   StepMetadata all;
-  LetterFacts theirs;
-  if (await_letters(lane, number, letter, true, &theirs)) {
+  HeaderFacts theirs;
+  if (await_headers(lane, number, header, true, &theirs)) {
     const std::int32_t count = rank < lane.ranks ? theirs.count : 0;
     all.sum = __reduce_add_sync(~0u, count);
     all.prefix = __reduce_add_sync(~0u, rank < lane.rank ? count : 0);
@@ -81,10 +82,11 @@ __device__ void take_values(const RouteValuesArguments& call, std::uint64_t numb
   while (turns.next(&source, &i)) {
     const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
     float value;
-    const Came came = await_value(lane, Phase::rows, {Operation::route_values, number, source}, i, &value);
-    if (came == Came::ended) return;
-    if (came == Came::no) {
-      if (slot == 0) note_bad_source(lane, where);
+    const WaitResult came =
+        await_value(lane, Payload::rows, {Operation::route_values, number, source}, i, &value);
+    if (came == WaitResult::ended) return;
+    if (came == WaitResult::no) {
+      if (slot == 0) record_bad_source(lane, where);
       continue;
     }
     if (slot >= lane.top_k) continue;
@@ -95,7 +97,7 @@ __device__ void take_values(const RouteValuesArguments& call, std::uint64_t numb
 }
 
 struct ValuesState {
-  LetterContent letter;
+  HeaderContent header;
   ErrorRecord refusal;
   std::uint64_t number;
   bool failed;
@@ -106,20 +108,20 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
   const LaneView& lane = call.lane;
   const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
             blocks = static_cast<int>(gridDim.x);
-  const bool speaks = block == 0 && warp == 0;
-  if (speaks) {
+  const bool coordinates = block == 0 && warp == 0;
+  if (coordinates) {
     if (threadIdx.x == 0) {
-      state->letter.terms = call.terms;
-      state->letter.terms.add(static_cast<std::int64_t>(plan.header->call));
-      state->letter.facts = facts_of(Operation::route_values, plan.header->tokens);
+      state->header.terms = call.terms;
+      state->header.terms.add(static_cast<std::int64_t>(plan.header->call));
+      state->header.facts = facts_of(Operation::route_values, plan.header->tokens);
     }
     __syncwarp();
-    post_head(lane, state->number, state->letter);
-    LetterFacts theirs;
-    await_letters(lane, state->number, state->letter, true, &theirs);
+    post_head(lane, state->number, state->header);
+    HeaderFacts theirs;
+    await_headers(lane, state->number, state->header, true, &theirs);
   }
   if (warp < kValueSendWarps) {
-    if (!speaks)
+    if (!coordinates)
       send_values(lane, state->number, call.values,
                   ValueTurns(lane, messages_with(lane, plan, true), block * kValueSendWarps + warp - 1,
                              blocks * kValueSendWarps - 1),

@@ -38,7 +38,7 @@ struct DispatchArguments {
   bool replay;  // the plan is the caller's, complete; ids are not read
   const void* dot_rows;
   DType dot_type;
-  bool weigh_rows;
+  bool apply_weights;
 
   // How a token travels.
   FormatKind format;
@@ -48,10 +48,10 @@ struct DispatchArguments {
   bool own_staged;  // this rank's own tokens go through staging as well
   bool own_memory;  // part 0 of the arrivals lies in the lane's memory
   // The number of tokens decides, when the kernel runs, which of the two is in force: `by_token` for fewer
-  // than kPlaceFrom; without keepers it never is.
+  // than kPlaceFrom; without metadata_blocks it never is.
   DispatchBlocks by_number, by_token;
-  SendShare share;      // of `tokens`: set by the launch
-  SendShare told;       // the same, of the keepers but the one that speaks
+  SendPartition share;  // of `tokens`: set by the launch
+  SendPartition told;   // the same, of the metadata_blocks but the one that coordinates
   BlockOffsets shared;  // set by the launch
 
   // Where arrivals go.
@@ -65,7 +65,7 @@ struct DispatchArguments {
   std::int32_t* row_offsets;
 };
 
-enum class Halves { both, send, receive };
+enum class Phase { fused, send, receive };
 
 // Of a block's shared memory.
 std::int64_t dispatch_shared_bytes(const LaneView& lane);
@@ -73,7 +73,7 @@ std::int64_t dispatch_shared_bytes(const LaneView& lane);
 // On the current device, before the first launch for the lane.
 void prepare_dispatch(const LaneView& lane);
 
-void launch_dispatch(const DispatchArguments& arguments, Halves halves, const LaunchShape& shape,
+void launch_dispatch(const DispatchArguments& arguments, Phase phase, const LaunchShape& shape,
                      cudaStream_t stream);
 
 }  // namespace ferry::cuda

@@ -1,9 +1,9 @@
 // The receiving role of dispatch: messages are spread to the rows of their experts as they arrive.
 #pragma once
 
-#include "backends/cuda/dispatch/arrived_rows.cuh"
-#include "backends/cuda/dispatch/incoming.cuh"
-#include "backends/cuda/dispatch/places.cuh"
+#include "backends/cuda/dispatch/message_queue.cuh"
+#include "backends/cuda/dispatch/received_rows.cuh"
+#include "backends/cuda/dispatch/row_offsets.cuh"
 
 namespace ferry::cuda {
 
@@ -16,7 +16,7 @@ struct TeamMessage {
 
 // What this thread's slot of its team's message becomes.
 struct TakenSlot {
-  SlotNote note;         // .token: the message's token
+  SlotMetadata note;     // .token: the message's token
   std::int32_t message;  // its number
   std::int32_t row;      // or -1
   int position;          // of this rank among the token's, ascending
@@ -24,19 +24,19 @@ struct TakenSlot {
 };
 
 // One warp that receives.
-template <class Known>
+template <class Traits>
 struct Receiver {
   const DispatchArguments& call;
   BlockTables tables;
-  Places places;
+  RowOffsets places;
   Incoming incoming;
-  std::uint32_t placers;  // ranks that have stored rows where they stay
-  SourceSplits splits;    // of rows, by source
-  std::byte* memory;      // of a stream
+  std::uint32_t direct_writers;  // ranks that have stored rows where they stay
+  SourceSplits splits;           // of rows, by source
+  std::byte* memory;             // of a stream
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
   __device__ std::uint64_t number() const { return incoming.number; }
-  __device__ int generation() const { return incoming.generation(); }
+  __device__ int parity() const { return incoming.parity(); }
 
   // The row of this thread's slot, or -1: elsewhere, masked, dropped. `local`: its expert here, or -1.
   __device__ std::int32_t row_of_slot(int source, std::int64_t i, int local, std::int32_t ordinal) const {
@@ -63,9 +63,9 @@ struct Receiver {
     if (!message.has || message.quarters.first != 0) return;
     const std::int64_t where = std::int64_t{message.source} * lane.max_tokens + taken.message;
     const int slot = team.slot();
-    const SlotNote& note = taken.note;
+    const SlotMetadata& note = taken.note;
     const std::int32_t row = taken.row;
-    if (!Known::replays(call)) {
+    if (!Traits::replays(call)) {
       if (slot < lane.top_k) call.plan.came_rows[where * lane.top_k + slot] = row;
       if (slot == 0) {
         call.plan.came_token[where] = note.token;
@@ -89,39 +89,40 @@ struct Receiver {
   }
 
   __device__ const std::byte* message_of(int source, std::int64_t i) const {
-    return call.lane.message(call.lane.rank, generation(), source, i, call.message.bytes);
+    return call.lane.message(call.lane.rank, parity(), source, i, call.message.bytes);
   }
 
-  __device__ __forceinline__ const LetterUnit* note_of(const Team& team, const TeamMessage& message) const {
-    return call.lane.slot_notes(call.lane.rank, generation(), message.source, message.i) + team.slot();
+  __device__ __forceinline__ const LLPacket* note_of(const Team& team, const TeamMessage& message) const {
+    return call.lane.slot_notes(call.lane.rank, parity(), message.source, message.i) + team.slot();
   }
   // This thread's note, if it has one, as it lies now.
-  __device__ __forceinline__ LetterUnit look_at_note(const Team& team, const TeamMessage& message) const {
-    LetterUnit seen{};
-    if (message.has && team.slot() < call.lane.top_k) seen = load_unit_relaxed_sys(note_of(team, message));
+  __device__ __forceinline__ LLPacket look_at_note(const Team& team, const TeamMessage& message) const {
+    LLPacket seen{};
+    if (message.has && team.slot() < call.lane.top_k) seen = load_packet_relaxed_sys(note_of(team, message));
     return seen;
   }
 
   // Each team's message's notes, waited for, from look_at_note() on. False: the call has ended early.
-  __device__ __forceinline__ bool take_notes(const Team& team, const TeamMessage& message, LetterUnit seen,
+  __device__ __forceinline__ bool take_notes(const Team& team, const TeamMessage& message, LLPacket seen,
                                              TakenSlot* taken) const {
     const LaneView& lane = call.lane;
     const int slot = team.slot();
     const bool has = message.has && slot < lane.top_k;
-    const LetterUnit* unit = note_of(team, message);
+    const LLPacket* unit = note_of(team, message);
     const std::int64_t entry =
         (std::int64_t{message.source} * lane.max_tokens + message.i) * lane.top_k + slot;
     // Asked for before anything is waited for.
-    std::int32_t row = has && Known::replays(call) ? call.plan.came_rows[entry] : -1;
+    std::int32_t row = has && Traits::replays(call) ? call.plan.came_rows[entry] : -1;
     bool ended = false;
-    if (has && seen.call >> SlotNote::kTokenBits < number()) {
+    if (has && seen.call >> SlotMetadata::kTokenBits < number()) {
       ended = wait_long(lane, &unit->call, nullptr,
-                        {Operation::dispatch, number(), message.source, SlotNote::kTokenBits}) != Came::yes;
-      seen = load_unit_relaxed_sys(unit);
+                        {Operation::dispatch, number(), message.source, SlotMetadata::kTokenBits}) !=
+              WaitResult::yes;
+      seen = load_packet_relaxed_sys(unit);
     }
     if (__any_sync(~0u, ended)) return false;
-    SlotNote note;
-    if (has) note = SlotNote::of(seen);
+    SlotMetadata note;
+    if (has) note = SlotMetadata::of(seen);
     // Threads without a slot go by what the first one knows.
     note.token = __shfl_sync(~0u, note.token, team.mine() * team.size());
     std::int32_t number_of = message.i;
@@ -129,7 +130,7 @@ struct Receiver {
       number_of = note.token;
       note.token = message.i;
     }
-    if (has && !Known::replays(call)) {
+    if (has && !Traits::replays(call)) {
       row = row_of_slot(message.source, number_of, note.local, note.ordinal);
     } else if (row != -1 && !usable(lane, row, places.begin[lane.groups], entry)) {
       row = -1;
@@ -147,7 +148,7 @@ struct Receiver {
     // All slots of a rank_major message name the token's one row.
     if (lane.layout == Layout::rank_major) kept &= ~kept + 1;
     const bool own = message.source == lane.rank && !call.own_staged,
-               placed = !own && (placers >> message.source & 1) != 0;
+               placed = !own && (direct_writers >> message.source & 1) != 0;
     const std::int32_t first = __shfl_sync(~0u, taken.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
     const std::byte* staged = message_of(message.source, message.i);
     if (own) staged = token_row(call, 0, taken.note.token);
@@ -155,9 +156,9 @@ struct Receiver {
     const std::byte* from = staged;
     if (placed) from = call.arrived[0] + std::int64_t{first} * static_cast<int>(call.parts.part[0].row_bytes);
     const std::uint32_t copies = placed ? kept & (kept - 1) : kept;
-    if (Known::computes(call)) {
+    if (Traits::computes(call)) {
       compute_rows(team, teams, staged, kept, taken);
-      if (call.weigh_rows) return;
+      if (call.apply_weights) return;
     }
     const SmallPart small = look_at_small_part(team, message, taken);
     // What is left of a row for one warp, where warps share it, is soon here.
@@ -209,18 +210,18 @@ struct Receiver {
   __device__ __forceinline__ SmallPart look_at_small_part(const Team& team, const TeamMessage& message,
                                                           const TakenSlot& taken) const {
     SmallPart small{false, {0, 0}, {}};
-    if (!Known::kPlain || call.parts.count != 2 || !moves_whole(call.parts.part[1])) return small;
+    if (!Traits::kSpecialised || call.parts.count != 2 || !moves_whole(call.parts.part[1])) return small;
     const auto bytes = static_cast<int>(call.parts.part[1].row_bytes);
     if (bytes > 32 * team.size()) return small;
-    if (Known::kByToken) {
+    if (Traits::kByToken) {
       // Of few tokens scales alone: shares of them begin at multiples of 16 bytes where they are 32-bit
       // values, of whole blocks.
-      if (!Known::quantises(call) || call.fp8.packed || call.lane.hidden != 32 * bytes) return small;
+      if (!Traits::quantises(call) || call.fp8.packed || call.lane.hidden != 32 * bytes) return small;
     } else if (message.quarters.count() != kQuarters) {
       return small;
     }
     small.is = true;
-    small.range = Known::kByToken ? bytes_of_part<Known>(call, 1, message.quarters) : ByteRange{0, bytes};
+    small.range = Traits::kByToken ? bytes_of_part<Traits>(call, 1, message.quarters) : ByteRange{0, bytes};
     const bool own = message.source == call.lane.rank && !call.own_staged;
     const std::byte* from = own ? token_row(call, 1, taken.note.token)
                                 : message_of(message.source, message.i) + call.message.part_offset[1];
@@ -269,7 +270,7 @@ struct Receiver {
         const std::byte* part = row;
         if (p > 0)
           part = own ? token_row(call, p, token) : message_of(source, i) + call.message.part_offset[p];
-        spread_part<Known>(call, p, part, taken.row, to, quarters);
+        spread_part<Traits>(call, p, part, taken.row, to, quarters);
       }
     }
   }
@@ -295,8 +296,8 @@ struct Receiver {
     Turns turns{worker, workers, 0, 0, false};
     // Computed rows are the work of one warp. Of few that are only moved, shares may be small: what comes
     // last is then soon copied.
-    const int hands = Known::kByToken && !Known::quantises(call) ? 2 * workers : workers;
-    turns.splits = Known::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), hands);
+    const int hands = Traits::kByToken && !Traits::quantises(call) ? 2 * workers : workers;
+    turns.splits = Traits::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), hands);
     int most = messages;
     const std::int32_t* runs = incoming.runs;
     if (messages > runs[slot()]) most = (messages + runs[slot()] - 1) / runs[slot()] * runs[slot()];
@@ -307,14 +308,14 @@ struct Receiver {
     int step = 0;
     std::uint32_t pending = incoming.fill(turns, 0, &step, &mine);
     // Few messages: their notes are read and kept while their rows are on the way.
-    if (!Known::replays(call) && __popc(static_cast<int>(pending)) <= team.count() &&
+    if (!Traits::replays(call) && __popc(static_cast<int>(pending)) <= team.count() &&
         worker + step * workers >= turns.units)
       return pending == 0 || take_few(team, pending, mine);
     if (!incoming.drop_absent(turns, 0, &pending, &step, &mine)) return false;
     while (pending != 0) {
       // The first quarter's flag is waited for by all shares of a row: where messages lie by number, its
       // notes are written by the warp that sends it.
-      CameFlags came = await_some(mine, pending, 1);
+      ReadyMask came = await_some(mine, pending, 1);
       if ((came.here | came.late) == 0) return false;
       pending &= ~(came.here | came.late);
 #pragma unroll 1
@@ -335,24 +336,25 @@ struct Receiver {
 
  private:
   __device__ __forceinline__ const std::uint64_t* flags_of(const ComingMessage& mine) const {
-    return call.lane.dispatch_flags(call.lane.rank, generation(), mine.source, mine.i);
+    return call.lane.dispatch_flags(call.lane.rank, parity(), mine.source, mine.i);
   }
   // The flags that a thread's message waits for, and `others`.
   __device__ __forceinline__ std::uint32_t wanted(const ComingMessage& mine, std::uint32_t others) const {
     return splits.flags(mine.source, mine.quarters) | others;
   }
   // Some of the messages of threads in `pending`.
-  __device__ __forceinline__ CameFlags await_some(const ComingMessage& mine, std::uint32_t pending,
+  __device__ __forceinline__ ReadyMask await_some(const ComingMessage& mine, std::uint32_t pending,
                                                   std::uint32_t others) const {
     const LaneView& lane = call.lane;
     // Only a plan can promise messages that do not come.
-    const std::uint64_t* last =
-        Known::replays(call) ? lane.sent_flag(Phase::rows, lane.rank, generation(), mine.source) : nullptr;
-    const CameFlags came =
+    const std::uint64_t* last = Traits::replays(call)
+                                    ? lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), mine.source)
+                                    : nullptr;
+    const ReadyMask came =
         wait_for_some(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0, last,
                       {Operation::dispatch, number(), mine.source});
     if ((came.late >> slot() & 1) != 0 && mine.quarters.first == 0)
-      note_bad_source(lane, std::int64_t{mine.source} * lane.max_tokens + mine.i);
+      record_bad_source(lane, std::int64_t{mine.source} * lane.max_tokens + mine.i);
     return came;
   }
 
@@ -366,13 +368,13 @@ struct Receiver {
                                            const ComingMessage& mine) const {
     TeamMessage message = assign(team, all, mine);
     TakenSlot taken;
-    const LetterUnit note = look_at_note(team, message);
+    const LLPacket note = look_at_note(team, message);
     // Rows that do not travel need no flag. Others' are asked for with the notes.
     const std::uint32_t own = all & __ballot_sync(~0u, mine.source == call.lane.rank && !call.own_staged);
     std::uint32_t here = here_now(mine, all & ~own) | own;
     if (!take_notes(team, message, note, &taken)) return false;
     // Where messages lie by token, there may be none.
-    const bool absent = taken.message == SlotNote::kNoMessage;
+    const bool absent = taken.message == SlotMetadata::kNoMessage;
     std::uint32_t pending = all;
     const std::uint32_t none = __ballot_sync(~0u, message.has && absent);
     message.has = message.has && !absent;
@@ -382,7 +384,7 @@ struct Receiver {
     bool kept = false;
 #pragma unroll 1
     while (pending != 0) {
-      CameFlags came{here & pending, 0};
+      ReadyMask came{here & pending, 0};
       if (came.here == 0) {
         // Rows that are here are waited for by others: they come before what is only kept.
         if (!kept) keep_notes(team, message, taken);

@@ -78,9 +78,9 @@ struct PlanReader {
   // By threads whose team has a token.
   __device__ __forceinline__ void keep(const Team& team, std::int64_t token) const {
     const LaneView& lane = state.call.lane;
-    if (bad) note_bad_source(lane, token * lane.top_k + team.slot());
+    if (bad) record_bad_source(lane, token * lane.top_k + team.slot());
     if (rank >= 0 && sent_token != token)
-      note_bad_source(lane, std::int64_t{rank} * lane.max_tokens + message);
+      record_bad_source(lane, std::int64_t{rank} * lane.max_tokens + message);
   }
 
  private:
@@ -111,16 +111,16 @@ struct PlanReader {
   // A planned expert's number at its rank, or kElsewhere: none that the rank has.
   __device__ std::int32_t local_at(int rank, std::int32_t expert) const {
     const BlockTables& tables = state.tables;
-    if (!is_expert(state.call.lane, expert)) return SlotNote::kElsewhere;
+    if (!is_expert(state.call.lane, expert)) return SlotMetadata::kElsewhere;
     const int position = tables.position_of[expert];
-    return tables.rank_of[position] == rank ? position - tables.first_expert[rank] : SlotNote::kElsewhere;
+    return tables.rank_of[position] == rank ? position - tables.first_expert[rank] : SlotMetadata::kElsewhere;
   }
 
   // A planned row at another rank, or -1: dropped, or none that the rank has.
   __device__ std::int32_t row_at(int rank, std::int32_t row, std::int64_t route) const {
     const LaneView& lane = state.call.lane;
     const BlockTables& tables = state.tables;
-    if (row == -1 || (state.takers >> rank & 1) == 0) return -1;
+    if (row == -1 || (state.direct_write_peers >> rank & 1) == 0) return -1;
     const std::int64_t groups =
         lane.layout == Layout::expert_padded ? tables.first_expert[rank + 1] - tables.first_expert[rank] : 1;
     return usable(lane, row, groups * tables.capacity[rank], route) ? row : -1;

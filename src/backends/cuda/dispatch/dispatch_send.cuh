@@ -30,13 +30,13 @@ struct Sent {
 struct SendState {
   const DispatchArguments& call;
   BlockTables tables;
-  Places places;
-  bool waits;            // for places; otherwise all rows are staged
-  std::uint32_t takers;  // ranks that let this one place rows
-  Announcer<kWorkWarps>* announcer;
+  RowOffsets places;
+  bool waits;                        // for places; otherwise all rows are staged
+  std::uint32_t direct_write_peers;  // ranks that let this one place rows
+  FlagPublisher<kWorkWarps>* publisher;
   std::uint64_t number;
 
-  __device__ int generation() const { return static_cast<int>(number & 1); }
+  __device__ int parity() const { return static_cast<int>(number & 1); }
 
   // Whether rows to this rank move at all: receivers read their own rank's where the caller has them.
   __device__ __forceinline__ bool travels(int rank) const {
@@ -48,9 +48,9 @@ struct SendState {
                                                      std::int32_t placed) const {
     if (!leads) return {};
     const LaneView& lane = call.lane;
-    Destination to = Destination::of(lane, rank, generation(), message, call.message.bytes);
+    Destination to = Destination::of(lane, rank, parity(), message, call.message.bytes);
     if (!travels(rank)) return to;
-    if ((takers >> rank & 1) == 0) {
+    if ((direct_write_peers >> rank & 1) == 0) {
       to.row = to.message;
     } else if (placed >= 0) {
       to.row = lane.arrived_row(rank, placed, static_cast<std::int32_t>(call.parts.part[0].row_bytes));
@@ -60,23 +60,23 @@ struct SendState {
   // This thread's flag: by the announcing warp, unless this warp has nothing else to do than wait for its
   // stores, its `last`.
   __device__ __forceinline__ void announce(std::uint64_t* flag, bool last) const {
-    if (!last) return announcer->ask(flag != nullptr, flag, 1);
+    if (!last) return publisher->ask(flag != nullptr, flag, 1);
     // All threads' stores before the fence, by the barrier.
     __syncwarp();
-    disturb(call.lane, Point::flag);
-    if (flag != nullptr) announce_now(flag, 1, number);
+    inject_fault(call.lane, Point::flag);
+    if (flag != nullptr) publish_now(flag, 1, number);
   }
 };
 
 // What becomes of this thread's slot of its team's token.
 struct SentSlot {
-  std::int32_t rank = -1;                     // -1: it goes nowhere
-  std::int32_t local = SlotNote::kElsewhere;  // its expert's number there
-  std::int32_t ordinal = 0;                   // routes of this source to the same expert before it
+  std::int32_t rank = -1;                         // -1: it goes nowhere
+  std::int32_t local = SlotMetadata::kElsewhere;  // its expert's number there
+  std::int32_t ordinal = 0;                       // routes of this source to the same expert before it
   float weight = 0;
   std::int32_t message = 0;  // number of the token's message to that rank
   std::uint32_t peers = 0;   // threads with slots of the token at the same rank
-  bool leads = false;        // speaks for the message
+  bool leads = false;        // coordinates for the message
   std::int32_t row = -1;     // where its row will stay, or -1
 };
 
@@ -161,19 +161,19 @@ __device__ __forceinline__ void send_notes(const SendState& state, const Team& t
     const int receiver = __shfl_sync(~0u, slot.rank, leader),
               message = __shfl_sync(~0u, slot.message, leader);
     auto* notes = pointer_of(to.notes, leader);
-    const SlotNote note{.token = kByToken ? message : token,
-                        .local = slot.rank == receiver ? slot.local : SlotNote::kElsewhere,
-                        .first_of_lower = slot.leads && slot.rank < receiver,
-                        .ordinal = slot.ordinal,
-                        .weight = slot.weight};
+    const SlotMetadata note{.token = kByToken ? message : token,
+                            .local = slot.rank == receiver ? slot.local : SlotMetadata::kElsewhere,
+                            .first_of_lower = slot.leads && slot.rank < receiver,
+                            .ordinal = slot.ordinal,
+                            .weight = slot.weight};
     if (left != 0 && team.slot() < state.call.lane.top_k)
-      store_unit_relaxed_sys(notes + team.slot(), note.unit(state.number));
+      store_packet_relaxed_sys(notes + team.slot(), note.unit(state.number));
     left &= left - 1;
   }
 }
 
 // One warp that sends. Its messages but the last are announced by the block's announcing warp.
-template <class Known>
+template <class Traits>
 struct Sender {
   const SendState& state;
   const DispatchArguments& call;
@@ -186,12 +186,12 @@ struct Sender {
   // The units of worker `worker`, whose tokens `planner` goes through. `stream`: of their rows, some of which
   // have been asked for.
   template <class Planner>
-  __device__ __forceinline__ void send_units(const SendShare& share, int worker, Planner& planner,
+  __device__ __forceinline__ void send_units(const SendPartition& share, int worker, Planner& planner,
                                              RowStream<TokenParts> stream) {
     const std::int32_t begin = share.unit_begin(worker), end = share.token_end(worker);
     // Warps that share a row have one unit, if any.
     const Quarters quarters = Quarters::of(begin & ((1 << share.splits) - 1), share.splits);
-    const bool streams = goes_by_stream<Known>(call, share.splits);
+    const bool streams = goes_by_stream<Traits>(call, share.splits);
 #pragma unroll 1
     for (std::int32_t now = begin >> share.splits; now < end; now += team.count()) {
       const std::int32_t token = now + team.mine();
@@ -201,23 +201,23 @@ struct Sender {
       const std::int32_t placed = __shfl_sync(~0u, slot.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
       const Destination to = state.destination(slot.leads, slot.rank, slot.message, kept != 0 ? placed : -1);
       if (quarters.first == 0) {
-        disturb(call.lane, Point::notes);
-        if constexpr (!Known::kByToken) send_notes<false>(state, team, to, token, slot);
+        inject_fault(call.lane, Point::notes);
+        if constexpr (!Traits::kByToken) send_notes<false>(state, team, to, token, slot);
         sent.add(slot.leads && slot.rank != call.lane.rank);
       }
       const std::uint32_t travel = __ballot_sync(~0u, to.row != nullptr);
       const int tokens = min(team.count(), end - now);
 #pragma unroll 1
       for (int t = 0; t < tokens; ++t) {
-        disturb(call.lane, Point::row);
-        send_row<Known>(call, now + t, to, travel & team.threads(t), quarters, streams, stream);
+        inject_fault(call.lane, Point::row);
+        send_row<Traits>(call, now + t, to, travel & team.threads(t), quarters, streams, stream);
         std::uint64_t* flag = team.mine() == t && slot.leads ? to.flags + quarters.first : nullptr;
         state.announce(flag, now + t + 1 == end);
       }
       // Nobody waits for the plan.
       if (quarters.first == 0 && token < end) planner.keep(team, token);
     }
-    state.announcer->close();
+    state.publisher->close();
     if (threadIdx.x % 32 == 0) sent.publish(call);
   }
 };
@@ -228,29 +228,30 @@ __device__ __forceinline__ void tell_tokens(const SendState& state, std::int32_t
                                             std::int32_t end) {
   const LaneView& lane = state.call.lane;
   const Team team = Team::of(lane.top_k);
-  const int generation = state.generation();
+  const int parity = state.parity();
   IdPlanner planner{state, counts, SlotRoute::of(state.call, team, begin, end)};
 #pragma unroll 1
   for (std::int32_t now = begin; now < end; now += team.count()) {
     const std::int32_t token = now + team.mine();
     const SentSlot slot = planner.next(team, now, end);
     Destination to;
-    if (slot.leads) to.notes = lane.slot_notes(slot.rank, generation, lane.rank, token);
-    disturb(lane, Point::notes);
+    if (slot.leads) to.notes = lane.slot_notes(slot.rank, parity, lane.rank, token);
+    inject_fault(lane, Point::notes);
     send_notes<true>(state, team, to, token, slot);
     if (token >= end) continue;
-    const LetterUnit none = SlotNote{.token = SlotNote::kNoMessage}.unit(state.number);
+    const LLPacket none = SlotMetadata{.token = SlotMetadata::kNoMessage}.unit(state.number);
     for (int rank = 0; rank < lane.ranks; ++rank) {
       if ((planner.slot.ranks >> rank & 1) != 0 || team.slot() >= lane.top_k) continue;
-      store_unit_relaxed_sys(lane.slot_notes(rank, generation, lane.rank, token) + team.slot(), none);
+      store_packet_relaxed_sys(lane.slot_notes(rank, parity, lane.rank, token) + team.slot(), none);
     }
     planner.keep(team, token);
   }
 }
 
 // By one warp, once places are known: rows of the routes whose tokens, [begin, end), were sent before.
-__device__ inline void finish_routes(const LaneView& lane, const BlockTables& tables, const Places& places,
-                                     const PlanView& plan, std::int64_t begin, std::int64_t end) {
+__device__ inline void finish_routes(const LaneView& lane, const BlockTables& tables,
+                                     const RowOffsets& places, const PlanView& plan, std::int64_t begin,
+                                     std::int64_t end) {
   const Team team = Team::of(lane.top_k);
   for (std::int64_t token = begin + team.mine(); token < end; token += team.count()) {
     if (team.slot() >= lane.top_k) continue;

@@ -10,7 +10,7 @@ namespace ferry::cuda {
 struct PaddingRows {
   std::int64_t begin, end;
 
-  __device__ static PaddingRows of(const LaneView& lane, const Places& places, int group) {
+  __device__ static PaddingRows of(const LaneView& lane, const RowOffsets& places, int group) {
     const std::int64_t first = places.begin[group], count = places.count[group];
     const std::int64_t aligned =
         min(std::int64_t{lane.by_alignment.round_up(static_cast<std::int32_t>(count))}, lane.capacity);
@@ -43,7 +43,7 @@ __device__ inline void write_rows(const DispatchArguments& call, const PaddingRo
 }
 
 // By one warp of `workers`: rows between groups. Few groups have some, so each thread looks at another.
-static __device__ __noinline__ void write_padding(const DispatchArguments& call, const Places& places,
+static __device__ __noinline__ void write_padding(const DispatchArguments& call, const RowOffsets& places,
                                                   int worker, int workers, const PlanView& plan) {
   const LaneView& lane = call.lane;
   if (lane.layout == Layout::rank_major) return;

@@ -6,7 +6,7 @@
 #include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/dispatch/send_share.hpp"
-#include "backends/cuda/protocol/announce.cuh"
+#include "backends/cuda/protocol/flag_publisher.cuh"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::cuda {

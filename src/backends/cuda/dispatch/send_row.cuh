@@ -1,9 +1,9 @@
 // How one token's row leaves: to all who get it at once, as it is or quantised.
 #pragma once
 
+#include "backends/cuda/device/kernel_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
-#include "backends/cuda/dispatch/known_calls.cuh"
-#include "backends/cuda/dispatch/places.cuh"
+#include "backends/cuda/dispatch/row_offsets.cuh"
 #include "backends/cuda/dispatch/row_stream.cuh"
 
 namespace ferry::cuda {
@@ -11,16 +11,16 @@ namespace ferry::cuda {
 // Where a message goes, as the thread knows it that leads it; of other threads all is null.
 struct Destination {
   std::byte* message = nullptr;    // in the rank's staging
-  LetterUnit* notes = nullptr;     // of the message
+  LLPacket* notes = nullptr;       // of the message
   std::byte* row = nullptr;        // of part 0: in that message, or where it stays; null: it does not travel
   std::uint64_t* flags = nullptr;  // of the message
 
-  __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int generation,
+  __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int parity,
                                                    std::int32_t message, std::int32_t bytes) {
     Destination to;
-    to.notes = lane.slot_notes(rank, generation, lane.rank, message);
-    to.message = lane.message(rank, generation, lane.rank, message, bytes);
-    to.flags = lane.dispatch_flags(rank, generation, lane.rank, message);
+    to.notes = lane.slot_notes(rank, parity, lane.rank, message);
+    to.message = lane.message(rank, parity, lane.rank, message, bytes);
+    to.flags = lane.dispatch_flags(rank, parity, lane.rank, message);
     return to;
   }
 
@@ -79,16 +79,16 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
 
 // Whether a warp's rows of part 0 come by a stream: whole ones do, what is left of shared ones is soon here.
 // The scales of a piece of 32-bit values would not begin at a word.
-template <class Known>
+template <class Traits>
 __device__ __forceinline__ bool goes_by_stream(const DispatchArguments& call, int splits) {
-  return splits == 0 && (!Known::quantises(call) || call.type != DType::fp32);
+  return splits == 0 && (!Traits::quantises(call) || call.type != DType::fp32);
 }
 
 // Bytes of a row of part 0 as the caller has it.
-template <class Known>
+template <class Traits>
 __device__ __forceinline__ int bytes_to_read(const DispatchArguments& call) {
-  return Known::quantises(call) ? call.lane.hidden * static_cast<int>(value_bytes(call.type))
-                                : static_cast<int>(call.parts.part[0].row_bytes);
+  return Traits::quantises(call) ? call.lane.hidden * static_cast<int>(value_bytes(call.type))
+                                 : static_cast<int>(call.parts.part[0].row_bytes);
 }
 
 // Part 0 of any token. Values: what a pointer to the arguments that lies in a struct points to, the compiler
@@ -98,9 +98,9 @@ struct RowsToRead {
   std::int64_t stride;
   int bytes;
 
-  template <class Known>
+  template <class Traits>
   __device__ __forceinline__ static RowsToRead of(const DispatchArguments& call) {
-    return {call.part[0], call.stride[0], bytes_to_read<Known>(call)};
+    return {call.part[0], call.stride[0], bytes_to_read<Traits>(call)};
   }
   __device__ __forceinline__ void open(std::int64_t token, const std::byte** row, ByteRange* range) const {
     *row = first + token * stride;
@@ -113,10 +113,10 @@ struct TokenParts {
   RowsToRead rows;
   std::int32_t token, end;
 
-  template <class Known>
+  template <class Traits>
   __device__ static TokenParts of(const DispatchArguments& call, int splits, std::int32_t begin,
                                   std::int32_t end) {
-    return {RowsToRead::of<Known>(call), begin, goes_by_stream<Known>(call, splits) ? end : begin};
+    return {RowsToRead::of<Traits>(call), begin, goes_by_stream<Traits>(call, splits) ? end : begin};
   }
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
     if (token >= end) return false;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& ca
 }
 
 // By one warp: some quarters of parts from `first` on as they are, to each thread in `rows`.
-template <class Known>
+template <class Traits>
 __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::int64_t token,
                                            const Destination& to, std::uint32_t rows,
                                            const Quarters& quarters, int first) {
@@ -153,7 +153,7 @@ __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::i
   for (int p = first; p < call.parts.count; ++p) {
     const ByteRange range = ByteRange::of(quarters, call.parts.part[p].row_bytes, kGranule);
     std::byte* mine = p == 0 ? to.row : to.message + call.message.part_offset[p];
-    copy_granules<Known::kGranulesAtOnce>(
+    copy_granules<Traits::kGranulesAtOnce>(
         token_row(call, p, token), range, [&](const auto& granules, int at) {
           Destination::each(rows, mine, [&](std::byte* row) { granules.store(row, at, range.end); });
         });
@@ -162,17 +162,17 @@ __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::i
 
 // By one warp: some quarters of a token's row to each thread in `rows`. `stream`: brings part 0, if rows go
 // by it.
-template <class Known, class Rows>
+template <class Traits, class Rows>
 __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int64_t token,
                                          const Destination& to, std::uint32_t rows, const Quarters& quarters,
                                          bool streams, RowStream<Rows>& stream) {
   constexpr int kPiece = RowStream<Rows>::kPiece;
-  const int bytes = bytes_to_read<Known>(call);
-  if (Known::quantises(call) && !streams) {
+  const int bytes = bytes_to_read<Traits>(call);
+  if (Traits::quantises(call) && !streams) {
     const ByteRange columns = encoded_columns(call.lane, quarters);
     return send_encoded_columns<8>(call, token_row(call, 0, token), to, rows, columns);
   }
-  if (Known::quantises(call)) {
+  if (Traits::quantises(call)) {
 #pragma unroll 1
     for (int at = 0; at < bytes; at += kPiece) {
       const ByteRange columns{at / 2, min(at + kPiece, bytes) / 2};
@@ -180,10 +180,10 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
     }
     return;
   }
-  if (!streams) return send_parts<Known>(call, token, to, rows, quarters, 0);
+  if (!streams) return send_parts<Traits>(call, token, to, rows, quarters, 0);
   // A small part beside the first is asked for before that is waited for.
   Granules<1> small;
-  const int small_bytes = Known::kPlain && !Known::kByToken && call.parts.count == 2
+  const int small_bytes = Traits::kSpecialised && !Traits::kByToken && call.parts.count == 2
                               ? static_cast<int>(call.parts.part[1].row_bytes)
                               : 0;
   const bool has_small = small_bytes > 0 && small_bytes <= kGranule;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
     const auto piece = stream.take();
     Destination::each(rows, to.row, [&](std::byte* row) { piece.store(row, at, bytes); });
   }
-  if (!has_small) return send_parts<Known>(call, token, to, rows, quarters, 1);
+  if (!has_small) return send_parts<Traits>(call, token, to, rows, quarters, 1);
   Destination::each(rows, to.message + call.message.part_offset[1],
                     [&](std::byte* part) { small.store(part, 0, small_bytes); });
 }

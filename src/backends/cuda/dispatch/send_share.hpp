@@ -27,26 +27,26 @@ FERRY_HD int splits_of(std::int64_t rows, int workers) {
 }
 
 // Of a fused launch of several blocks. Where messages lie by number, those that send tell of tokens too;
-// where they lie by token, keepers do.
+// where they lie by token, metadata_blocks do.
 struct DispatchBlocks {
-  int senders = 0;  // blocks that send
-  int keepers = 0;  // blocks after those that tell of tokens, count them and keep the plan, or 0
+  int senders = 0;          // blocks that send
+  int metadata_blocks = 0;  // blocks after those that tell of tokens, count them and keep the plan, or 0
 };
 
 // How tokens are shared out: in units, each a share of a token's row; every warp sends a run of them.
-struct SendShare {
+struct SendPartition {
   std::int32_t tokens;
   int splits;               // a token's row is shared by 1 << splits warps, 1, 2 or 4
   int workers;              // warps that send, in all blocks
   std::int32_t each, more;  // units of a warp, and how many have one more
 
-  FERRY_HD static SendShare of(std::int64_t tokens, int senders) {
+  FERRY_HD static SendPartition of(std::int64_t tokens, int senders) {
     return cut(tokens, senders, splits_of(tokens, senders * kWorkWarps));
   }
   // Of whole tokens.
-  FERRY_HD static SendShare whole(std::int64_t tokens, int blocks) { return cut(tokens, blocks, 0); }
-  FERRY_HD static SendShare cut(std::int64_t tokens, int blocks, int splits) {
-    SendShare share{static_cast<std::int32_t>(tokens), splits, blocks * kWorkWarps, 0, 0};
+  FERRY_HD static SendPartition whole(std::int64_t tokens, int blocks) { return cut(tokens, blocks, 0); }
+  FERRY_HD static SendPartition cut(std::int64_t tokens, int blocks, int splits) {
+    SendPartition share{static_cast<std::int32_t>(tokens), splits, blocks * kWorkWarps, 0, 0};
     const std::int32_t units = share.tokens << share.splits;
     share.each = units / share.workers;
     share.more = units - share.each * share.workers;

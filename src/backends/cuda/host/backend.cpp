@@ -34,19 +34,19 @@ class CudaBackend final : public Backend {
   Capabilities capabilities() const override { return {.device_memory = true, .streams = true}; }
   Sizes sizes() const override { return cuda_backend_sizes(shared_.config, shared_.me()); }
 
-  Arrivals dispatch(const DispatchCall& call, Stream stream) override {
-    return dispatch(call, Halves::both, stream);
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
+    return dispatch(call, Phase::fused, stream);
   }
   void dispatch_send(const DispatchCall& call, Stream stream) override {
-    dispatch(call, Halves::send, stream);
+    dispatch(call, Phase::send, stream);
   }
-  Arrivals dispatch_receive(int lane, Stream stream) override {
+  DispatchResult dispatch_receive(int lane, Stream stream) override {
     require_whole(Operation::dispatch);
     return this->lane(lane).dispatch_receive(stream);
   }
 
-  void combine(const CombineCall& call, Stream stream) override { combine(call, Halves::both, stream); }
-  void combine_send(const CombineCall& call, Stream stream) override { combine(call, Halves::send, stream); }
+  void combine(const CombineCall& call, Stream stream) override { combine(call, Phase::fused, stream); }
+  void combine_send(const CombineCall& call, Stream stream) override { combine(call, Phase::send, stream); }
   void combine_receive(int lane, Stream stream) override {
     require_whole(Operation::combine);
     this->lane(lane).combine_receive(stream);
@@ -79,14 +79,14 @@ class CudaBackend final : public Backend {
 
   void synchronize(int lane, Stream stream) override {
     check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
-    raise_ended(lane);
+    raise_device_error(lane);
   }
-  void raise_ended(int lane) override {
+  void raise_device_error(int lane) override {
     require_whole(Operation::none);
-    this->lane(lane).raise_ended();
+    this->lane(lane).raise_device_error();
   }
 
-  Findings take_findings(int lane) override { return this->lane(lane).take_findings(); }
+  CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
 
   LoadCounts load() const override {
     const auto experts = static_cast<std::size_t>(shared_.config.experts);
@@ -103,7 +103,7 @@ class CudaBackend final : public Backend {
     return counts;
   }
 
-  WireCounts wire() const override {
+  WireCounts wire_counts() const override {
     WireCounts sum;
     for (const Lane& lane : lanes_) lane.add_wire(sum);
     return sum;
@@ -138,17 +138,17 @@ class CudaBackend final : public Backend {
     }
   }
 
-  Arrivals dispatch(const DispatchCall& call, Halves halves, Stream stream) {
+  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream) {
     require_whole(Operation::dispatch);
     fault_point(FaultPoint::dispatch_begin, shared_.me());
     return or_refuse(Operation::dispatch, call.lane, stream,
-                     [&] { return lane(call.lane).dispatch(call, halves, stream); });
+                     [&] { return lane(call.lane).dispatch(call, phase, stream); });
   }
 
-  void combine(const CombineCall& call, Halves halves, Stream stream) {
+  void combine(const CombineCall& call, Phase phase, Stream stream) {
     require_whole(Operation::combine);
     fault_point(FaultPoint::combine_begin, shared_.me());
-    or_refuse(Operation::combine, call.lane, stream, [&] { lane(call.lane).combine(call, halves, stream); });
+    or_refuse(Operation::combine, call.lane, stream, [&] { lane(call.lane).combine(call, phase, stream); });
   }
 
   const Shared shared_;

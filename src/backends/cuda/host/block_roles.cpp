@@ -64,15 +64,16 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work)
 DispatchBlocks dispatch_by_token(int blocks, const Config& config, std::int64_t tokens, bool quantised) {
   // They tell every rank of every token: not where most would be told of nothing.
   if (blocks < 8 || config.placement.ranks() > 2 * config.top_k) return {};
-  // A warp has as many tokens as it plans at once, if there are blocks enough; and one block speaks.
+  // A warp has as many tokens as it plans at once, if there are blocks enough; and one block coordinates.
   const int at_once = config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1;
   const std::int64_t each = std::int64_t{kWorkWarps} * at_once;
   const std::int64_t most = std::min(tokens, kPlaceFrom - 1);
   const int tellers =
       static_cast<int>(std::clamp<std::int64_t>((most + each - 1) / each, 1, std::max(blocks / 16, 1)));
-  const int keepers = tellers + 1;
+  const int metadata_blocks = tellers + 1;
   const DispatchWork work{.few = true, .quantised = quantised, .placed = false};
-  return {evened(dispatch_senders(blocks - keepers, config, work), blocks - keepers, most), keepers};
+  return {evened(dispatch_senders(blocks - metadata_blocks, config, work), blocks - metadata_blocks, most),
+          metadata_blocks};
 }
 
 // Work in rows that are added up by a block with a weight each, from the times of two and four ranks with few

@@ -28,12 +28,12 @@ std::string about_driver() {
 }
 
 // The driver and the runtime number their errors alike.
-struct Known {
+struct Traits {
   bool unsupported;
   std::string advice;
 };
 
-Known known(cudaError_t result) {
+Traits known(cudaError_t result) {
   switch (result) {
     case cudaErrorInsufficientDriver:
     case cudaErrorUnsupportedPtxVersion:

@@ -16,7 +16,7 @@ namespace ferry::cuda {
 namespace {
 
 struct PinnedOfLane {
-  EndedCall ended;
+  DeviceError ended;
   alignas(16) HostTotals totals;  // stored in one access
 };
 
@@ -80,7 +80,7 @@ Lane::Lane(const Shared& of_exchange, int number)
 }
 
 void Lane::fill_tables() const {
-  FoundOnDevice nothing{};
+  DeviceDiagnostics nothing{};
   nothing.first_bad_source = ~0ull;
   copy(&view_.state->found, &nothing, sizeof nothing);
   const unsigned long long none = ~0ull;
@@ -113,12 +113,12 @@ LaneView Lane::make_view() const {
   view.groups = groups_of(config, view.rank);
   view.zero_padding = config.zero_padding;
   view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
-  view.places_hash = places_hash(config);
+  view.row_order_hash = row_order_hash(config);
   view.placement_version = config.placement.version();
   const Environment environment = Environment::read();
-  view.disturbance = disturbance_of(environment.jitter, environment.stall);
+  view.fault_injection = fault_injection_of(environment.jitter, environment.stall);
   // The others are to miss this rank; what of it goes on misses nobody.
-  if (view.disturbance.stall != Point::none) view.deadline = ~0ull;
+  if (view.fault_injection.stall != Point::none) view.deadline = ~0ull;
   for (int peer = 0; peer < view.ranks; ++peer)
     view.symmetric[peer] = shared_.memory.at(peer, index_ * layout.lane_bytes());
   view.signals = device_signals(config);
@@ -183,10 +183,10 @@ void Lane::refuse(Operation operation, const Error& error, Stream stream) {
   ++calls_;
 }
 
-Findings Lane::take_findings() {
-  FoundOnDevice found;
+CallDiagnostics Lane::take_diagnostics() {
+  DeviceDiagnostics found;
   copy(&found, &view_.state->found, sizeof found);
-  Findings findings;
+  CallDiagnostics findings;
   if (found.bad_ids > 0) {
     const auto route = static_cast<std::int64_t>(found.first_bad_id_route);
     findings.bad_id = {.rank = view_.rank,
@@ -203,7 +203,7 @@ Findings Lane::take_findings() {
   findings.overflow = found.overflow;
   const bool nothing = found.bad_ids == 0 && found.bad_sources == 0 && found.overflow.dropped == 0;
   if (nothing) return findings;
-  FoundOnDevice none{};
+  DeviceDiagnostics none{};
   none.first_bad_source = ~0ull;
   copy(&view_.state->found, &none, sizeof none);
   return findings;

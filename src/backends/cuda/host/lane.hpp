@@ -35,17 +35,17 @@ class Lane {
   Lane(const Shared& of_exchange, int number);
 
   // Each puts one launch on the stream. Errors of the arguments are thrown before anything is launched.
-  Arrivals dispatch(const DispatchCall& call, Halves halves, Stream stream);
-  Arrivals dispatch_receive(Stream stream);
-  void combine(const CombineCall& call, Halves halves, Stream stream);
+  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
+  DispatchResult dispatch_receive(Stream stream);
+  void combine(const CombineCall& call, Phase phase, Stream stream);
   void combine_receive(Stream stream);
   void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
   const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
   void refuse(Operation operation, const Error& error, Stream stream);
 
   // Throws what a call of this lane left for the host, once.
-  void raise_ended();
-  Findings take_findings();
+  void raise_device_error();
+  CallDiagnostics take_diagnostics();
   // Adds this lane's counts.
   void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
   void add_wire(WireCounts& counts) const;
@@ -64,7 +64,7 @@ class Lane {
   void fill_tables() const;
   LaunchShape shape(int sm_limit) const;
   DispatchArguments dispatch_arguments(const DispatchCall& call, bool fused) const;
-  void place_arrivals(const DispatchCall& call, DispatchArguments& arguments);
+  void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
 
   const Shared& shared_;
   const int index_;
@@ -77,7 +77,7 @@ class Lane {
   DispatchArguments dispatch_{};
   CombineArguments combine_{};
   LaunchShape sent_shape_;
-  Arrivals arrivals_;
+  DispatchResult received_;
   std::uint64_t calls_ = 0;  // put on streams so far
 };
 

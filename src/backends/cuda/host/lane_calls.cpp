@@ -17,7 +17,7 @@ CallTerms terms_of(const DispatchCall& call) {
   terms.add(call.format.fp8.packed);
   for (const std::int64_t bytes : call.format.part_bytes) terms.add(bytes);
   terms.add(!call.plan.empty());
-  terms.add(call.weigh_rows);
+  terms.add(call.apply_weights);
   return terms;
 }
 
@@ -58,8 +58,8 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.weights = call.weights;
   arguments.replay = !call.plan.empty();
   arguments.dot_rows = call.dot_rows;
-  arguments.dot_type = config.wire;
-  arguments.weigh_rows = call.weigh_rows;
+  arguments.dot_type = config.combine_type;
+  arguments.apply_weights = call.apply_weights;
   arguments.format = call.format.kind;
   arguments.fp8 = call.format.fp8;
   // What is converted lies converted in staging; what may change after a send half has to.
@@ -67,29 +67,29 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   return arguments;
 }
 
-void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments) {
+void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments) {
   const Config& config = shared_.config;
-  const ArrivalsMemory& memory = call.memory;
+  const ReceiveBuffers& memory = call.memory;
   const bool rank_major = config.layout == Layout::rank_major;
   const std::int64_t rows = view_.capacity_rows;
   const Plan plan = arguments.replay
                         ? call.plan
                         : Plan::over(memory.plan != nullptr ? memory.plan : array<void>(arrays_.plan),
                                      static_cast<std::size_t>(view_plan(nullptr, view_.plan_shape).bytes));
-  Arrivals arrivals;
+  DispatchResult received;
   std::int64_t end = 0;
   for (int p = 0; p < arguments.parts.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     const PartLayout& part = arguments.parts.part[p];
-    void* own = config.own_arrivals ? view_.at(view_.rank, view_.arrived + end) : nullptr;
+    void* own = config.own_receive_buffers ? view_.at(view_.rank, view_.arrived + end) : nullptr;
     end = align_up(end + part_bytes_total(part, rows), 256);
-    arrivals.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
+    received.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
                          .row_bytes = part.columns ? part.element_bytes : part.row_bytes,
                          .leading_dimension = leading_dimension(part, rows)};
-    arguments.arrived[p] = static_cast<std::byte*>(arrivals.parts[i].data);
-    arguments.leading[p] = arrivals.parts[i].leading_dimension;
+    arguments.arrived[p] = static_cast<std::byte*>(received.parts[i].data);
+    arguments.leading[p] = received.parts[i].leading_dimension;
   }
-  arguments.own_memory = config.own_arrivals && memory.parts[0] == nullptr;
+  arguments.own_memory = config.own_receive_buffers && memory.parts[0] == nullptr;
   arguments.plan = view_plan(plan.storage(), view_.plan_shape);
   arguments.counts = memory.counts != nullptr ? memory.counts : array<std::int32_t>(arrays_.counts);
   arguments.row_offsets =
@@ -103,51 +103,51 @@ void Lane::place_arrivals(const DispatchCall& call, DispatchArguments& arguments
   if (call.dot_rows != nullptr)
     arguments.dots = memory.dots != nullptr ? memory.dots : array<float>(arrays_.dots);
 
-  arrivals.data = arrivals.parts[0].data;
-  arrivals.groups = groups_of(config, view_.rank);
-  arrivals.capacity = view_.capacity;
-  arrivals.counts = arguments.counts;
-  arrivals.row_offsets = arguments.row_offsets;
-  arrivals.total = arguments.row_offsets + arrivals.groups;
-  arrivals.group_expert = array<std::int32_t>(arrays_.group_expert);
-  arrivals.source = arguments.plan.sources;
-  arrivals.weight = arguments.weight;
-  arrivals.local_ids = arguments.local_ids;
-  arrivals.group_of_row = arguments.group_of_row;
-  arrivals.dots = arguments.dots;
-  arrivals.host = view_.totals;
-  arrivals.plan = plan;
-  arrivals_ = arrivals;
+  received.data = received.parts[0].data;
+  received.groups = groups_of(config, view_.rank);
+  received.capacity = view_.capacity;
+  received.counts = arguments.counts;
+  received.row_offsets = arguments.row_offsets;
+  received.total = arguments.row_offsets + received.groups;
+  received.group_expert = array<std::int32_t>(arrays_.group_expert);
+  received.source = arguments.plan.sources;
+  received.weight = arguments.weight;
+  received.local_ids = arguments.local_ids;
+  received.group_of_row = arguments.group_of_row;
+  received.dots = arguments.dots;
+  received.host = view_.totals;
+  received.plan = plan;
+  received_ = received;
 }
 
-Arrivals Lane::dispatch(const DispatchCall& call, Halves halves, Stream stream) {
+DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stream) {
   check_reachable(shared_.config, shared_.device, call);
   const LaunchShape shape = this->shape(call.sm_limit);
-  DispatchArguments arguments = dispatch_arguments(call, halves == Halves::both);
-  place_arrivals(call, arguments);
+  DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
+  set_receive_buffers(call, arguments);
   const bool by_ids =
-      halves == Halves::both && !arguments.replay && !call.weigh_rows && call.dot_rows == nullptr;
+      phase == Phase::fused && !arguments.replay && !call.apply_weights && call.dot_rows == nullptr;
   const DispatchWork work{.few = arguments.tokens < kPlaceFrom,
                           .quantised = call.format.kind == FormatKind::fp8_e4m3,
                           .placed = arguments.own_memory};
   arguments.by_number = {dispatch_senders(shape.blocks, shared_.config, work), 0};
   if (by_ids && (work.few || arguments.device_tokens != nullptr))
     arguments.by_token = dispatch_by_token(shape.blocks, shared_.config, arguments.tokens, work.quantised);
-  launch_dispatch(arguments, halves, shape, handle_of(stream));
-  arrivals_.call = ++calls_;
-  if (halves == Halves::send) {
+  launch_dispatch(arguments, phase, shape, handle_of(stream));
+  received_.call = ++calls_;
+  if (phase == Phase::send) {
     dispatch_ = arguments;
     sent_shape_ = shape;
   }
-  return arrivals_;
+  return received_;
 }
 
-Arrivals Lane::dispatch_receive(Stream stream) {
-  launch_dispatch(dispatch_, Halves::receive, sent_shape_, handle_of(stream));
-  return arrivals_;
+DispatchResult Lane::dispatch_receive(Stream stream) {
+  launch_dispatch(dispatch_, Phase::receive, sent_shape_, handle_of(stream));
+  return received_;
 }
 
-void Lane::combine(const CombineCall& call, Halves halves, Stream stream) {
+void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   const Config& config = shared_.config;
   for (const auto& [what, pointer] : {std::pair<const char*, const void*>{"outputs", call.outputs.data},
                                       {"result", call.result.data},
@@ -159,37 +159,37 @@ void Lane::combine(const CombineCall& call, Halves halves, Stream stream) {
   arguments.lane = view_;
   arguments.terms = CallTerms::of(Operation::combine);
   arguments.terms.add(static_cast<std::int64_t>(call.reduction));
-  arguments.weights_travel = call.reduction == Reduction::partial && call.home_weights != nullptr;
+  arguments.weights_travel = call.reduction == Reduction::partial && call.topk_weights != nullptr;
   arguments.terms.add(arguments.weights_travel);
   arguments.plan = view_plan(call.plan.storage(), view_.plan_shape);
   arguments.reduction = call.reduction;
-  arguments.wire = config.wire;
-  arguments.row = combine_row_layout(config.wire, config.hidden, config.top_k);
+  arguments.wire = config.combine_type;
+  arguments.row = combine_row_layout(config.combine_type, config.hidden, config.top_k);
   arguments.outputs = static_cast<const std::byte*>(call.outputs.data);
   arguments.output_stride =
       call.outputs.stride != 0 ? call.outputs.stride : config.hidden * bytes_of(call.outputs.type);
   arguments.output_type = call.outputs.type;
-  arguments.weights = call.weights;
+  arguments.weights = call.row_weights;
   arguments.row_values = call.row_values;
   arguments.result = static_cast<std::byte*>(call.result.data);
   arguments.result_stride =
       call.result.stride != 0 ? call.result.stride : config.hidden * bytes_of(call.result.type);
   arguments.result_type = call.result.type;
-  arguments.home_weights = call.home_weights;
+  arguments.topk_weights = call.topk_weights;
   arguments.route_values = call.route_values;
   // Sums of rows that are converted are made once, where the others are made.
-  arguments.own_staged = halves != Halves::both || call.outputs.type != config.wire;
+  arguments.own_staged = phase != Phase::fused || call.outputs.type != config.combine_type;
   arguments.senders = combine_senders(shape.blocks, config, call.reduction, arguments.own_staged);
-  launch_combine(arguments, halves, shape, handle_of(stream));
+  launch_combine(arguments, phase, shape, handle_of(stream));
   ++calls_;
-  if (halves == Halves::send) {
+  if (phase == Phase::send) {
     combine_ = arguments;
     sent_shape_ = shape;
   }
 }
 
 void Lane::combine_receive(Stream stream) {
-  launch_combine(combine_, Halves::receive, sent_shape_, handle_of(stream));
+  launch_combine(combine_, Phase::receive, sent_shape_, handle_of(stream));
 }
 
 }  // namespace ferry::cuda

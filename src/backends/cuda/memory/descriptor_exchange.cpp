@@ -30,20 +30,20 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSliceMilliseconds = 10;
 
 // Where a rank receives. Any process of the host may send there: the secret tells the ranks from the others.
-struct Mailbox {
+struct SocketAddress {
   sockaddr_un address;
   socklen_t address_bytes;
   std::array<std::uint64_t, 2> secret;
 };
 
 // One datagram, which carries the file beside it.
-struct Letter {
+struct Datagram {
   std::array<std::uint64_t, 2> secret;  // the receiver's
   std::int32_t from;
 };
 
 // Room for one file, aligned as the system wants it.
-union Cargo {
+union ControlMessage {
   cmsghdr header;
   std::byte bytes[CMSG_SPACE(sizeof(int))];
 };
@@ -53,57 +53,57 @@ class Exchange {
   Exchange(const Rank& rank, const Descriptor& mine)
       : rank_(rank),
         mine_(mine),
-        mailboxes_(rank.size()),
+        sockets_(rank.size()),
         sent_(rank.size()),
         came_(rank.size()),
         files_(rank.size()) {}
 
   std::vector<Descriptor> run() {
-    Mailbox box{};
-    make_on_all(rank_, [&] { box = open(); });
-    rank_.all_gather(&box, mailboxes_.data(), sizeof box);
+    SocketAddress address{};
+    make_on_all(rank_, [&] { address = open(); });
+    rank_.all_gather(&address, sockets_.data(), sizeof address);
     // No rank closes its socket before all of them have received.
     make_on_all(rank_, [&] { carry(); });
     return std::move(files_);
   }
 
  private:
-  Mailbox open();
+  SocketAddress open();
   void carry();
   void send_to(int peer);
   void receive_all();
-  void take(const Letter& letter, Descriptor file);
+  void take(const Datagram& datagram, Descriptor file);
   void look(Clock::time_point start);
   int missing() const;
 
   const Rank& rank_;
   const Descriptor& mine_;
   Descriptor socket_;
-  std::vector<Mailbox> mailboxes_;  // [ranks]
-  std::vector<char> sent_, came_;   // [ranks]
-  std::vector<Descriptor> files_;   // [ranks]
+  std::vector<SocketAddress> sockets_;  // [ranks]
+  std::vector<char> sent_, came_;       // [ranks]
+  std::vector<Descriptor> files_;       // [ranks]
 };
 
-Mailbox Exchange::open() {
+SocketAddress Exchange::open() {
   files_[rank_.index()] = Descriptor(fcntl(mine_.number(), F_DUPFD_CLOEXEC, 0));
   if (!files_[rank_.index()].valid()) throw system_error("cannot duplicate a file", errno);
   sent_[rank_.index()] = came_[rank_.index()] = 1;
 
   socket_ = Descriptor(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket_.valid()) throw system_error("cannot make a local socket", errno);
-  Mailbox box{};
-  box.address.sun_family = AF_UNIX;
+  SocketAddress address{};
+  address.address.sun_family = AF_UNIX;
   // An address without a name: the system picks a free one that is in no file system.
-  box.address_bytes = sizeof box.address;
-  auto* address = reinterpret_cast<sockaddr*>(&box.address);
-  if (bind(socket_.number(), address, sizeof box.address.sun_family) != 0 ||
-      getsockname(socket_.number(), address, &box.address_bytes) != 0) {
+  address.address_bytes = sizeof address.address;
+  auto* name = reinterpret_cast<sockaddr*>(&address.address);
+  if (bind(socket_.number(), name, sizeof address.address.sun_family) != 0 ||
+      getsockname(socket_.number(), name, &address.address_bytes) != 0) {
     throw system_error("cannot give a local socket its address", errno);
   }
-  if (getrandom(box.secret.data(), sizeof box.secret, 0) != sizeof box.secret) {
+  if (getrandom(address.secret.data(), sizeof address.secret, 0) != sizeof address.secret) {
     throw system_error("cannot get random bytes", errno);
   }
-  return box;
+  return address;
 }
 
 void Exchange::carry() {
@@ -123,35 +123,35 @@ void Exchange::carry() {
 }
 
 void Exchange::send_to(int peer) {
-  Letter letter{mailboxes_[peer].secret, rank_.index()};
-  iovec part{&letter, sizeof letter};
-  Cargo cargo{};
+  Datagram datagram{sockets_[peer].secret, rank_.index()};
+  iovec part{&datagram, sizeof datagram};
+  ControlMessage control{};
   msghdr message{};
-  message.msg_name = &mailboxes_[peer].address;
-  message.msg_namelen = mailboxes_[peer].address_bytes;
+  message.msg_name = &sockets_[peer].address;
+  message.msg_namelen = sockets_[peer].address_bytes;
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  message.msg_control = &cargo;
-  message.msg_controllen = sizeof cargo;
-  cargo.header.cmsg_level = SOL_SOCKET;
-  cargo.header.cmsg_type = SCM_RIGHTS;
-  cargo.header.cmsg_len = CMSG_LEN(sizeof(int));
+  message.msg_control = &control;
+  message.msg_controllen = sizeof control;
+  control.header.cmsg_level = SOL_SOCKET;
+  control.header.cmsg_type = SCM_RIGHTS;
+  control.header.cmsg_len = CMSG_LEN(sizeof(int));
   const int number = mine_.number();
-  std::memcpy(CMSG_DATA(&cargo.header), &number, sizeof number);
+  std::memcpy(CMSG_DATA(&control.header), &number, sizeof number);
   // What is refused is tried again: a queue is full, or the peer is dying, which look() will find.
-  sent_[peer] = sendmsg(socket_.number(), &message, MSG_NOSIGNAL) == sizeof letter;
+  sent_[peer] = sendmsg(socket_.number(), &message, MSG_NOSIGNAL) == sizeof datagram;
 }
 
 void Exchange::receive_all() {
   while (true) {
-    Letter letter{};
-    iovec part{&letter, sizeof letter};
-    Cargo cargo{};
+    Datagram datagram{};
+    iovec part{&datagram, sizeof datagram};
+    ControlMessage control{};
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    message.msg_control = &cargo;
-    message.msg_controllen = sizeof cargo;
+    message.msg_control = &control;
+    message.msg_controllen = sizeof control;
     const ssize_t bytes = recvmsg(socket_.number(), &message, MSG_CMSG_CLOEXEC);
     if (bytes < 0 && errno == EINTR) continue;
     if (bytes < 0) return;
@@ -162,15 +162,15 @@ void Exchange::receive_all() {
       std::memcpy(&number, CMSG_DATA(header), sizeof number);
       file = Descriptor(number);
     }
-    if (bytes == sizeof letter) take(letter, std::move(file));
+    if (bytes == sizeof datagram) take(datagram, std::move(file));
   }
 }
 
-void Exchange::take(const Letter& letter, Descriptor file) {
-  const bool ours = letter.secret == mailboxes_[rank_.index()].secret;
-  if (!ours || letter.from < 0 || letter.from >= rank_.size()) return;
-  came_[letter.from] = 1;
-  files_[letter.from] = std::move(file);
+void Exchange::take(const Datagram& datagram, Descriptor file) {
+  const bool ours = datagram.secret == sockets_[rank_.index()].secret;
+  if (!ours || datagram.from < 0 || datagram.from >= rank_.size()) return;
+  came_[datagram.from] = 1;
+  files_[datagram.from] = std::move(file);
 }
 
 // A rank that is still to send or to receive, or -1.

@@ -44,10 +44,10 @@ void check_limits(const Config& config) {
     throw UnsupportedError(
         str("the cuda backend takes up to ", kMostMessageBytes, " bytes a token, got ", message));
   }
-  if (config.max_tokens > SlotNote::kMostTokens ||
-      std::int64_t{config.max_tokens} * config.top_k > SlotNote::kMostOrdinals) {
-    throw UnsupportedError(str("the cuda backend takes up to ", SlotNote::kMostTokens, " tokens of ",
-                               SlotNote::kMostOrdinals, " routes, got max_tokens = ", config.max_tokens,
+  if (config.max_tokens > SlotMetadata::kMostTokens ||
+      std::int64_t{config.max_tokens} * config.top_k > SlotMetadata::kMostOrdinals) {
+    throw UnsupportedError(str("the cuda backend takes up to ", SlotMetadata::kMostTokens, " tokens of ",
+                               SlotMetadata::kMostOrdinals, " routes, got max_tokens = ", config.max_tokens,
                                " with top_k = ", config.top_k));
   }
 }
@@ -55,7 +55,7 @@ void check_limits(const Config& config) {
 DeviceSignals device_signals(const Config& config) {
   return DeviceSignals::of(config.placement.ranks(), config.experts, config.max_tokens, config.top_k,
                            exchange_shape(config, 0).combine_rows,
-                           std::int64_t{config.hidden} * bytes_of(config.wire));
+                           std::int64_t{config.hidden} * bytes_of(config.combine_type));
 }
 
 DeviceLayout device_layout(const Config& config) {
@@ -64,14 +64,14 @@ DeviceLayout device_layout(const Config& config) {
   shape.message_bytes = device_message_layout(parts).bytes;
   shape.combine_row_bytes = align_up(shape.combine_row_bytes, kLine);
   DeviceLayout layout{exchange_layout(shape), 0};
-  if (!config.own_arrivals) return layout;
+  if (!config.own_receive_buffers) return layout;
   // Holds the parts of every format whose messages are not larger than the configuration's: a row takes on
   // arrival what it takes in a message, or less. Columns start at multiples of a few rows, parts at multiples
   // of 256 bytes.
   std::int64_t rows = 0;
   for (int rank = 0; rank < config.placement.ranks(); ++rank)
     rows = std::max(rows, row_capacity(config, rank));
-  layout.arrivals = align_up((rows + kColumnAlignment - 1) * wire_bytes(parts) + kMaxParts * 256,
+  layout.received = align_up((rows + kColumnAlignment - 1) * wire_bytes(parts) + kMaxParts * 256,
                              ExchangeLayout::kSectionAlign);
   return layout;
 }
@@ -115,7 +115,7 @@ Sizes cuda_backend_sizes(const Config& config, int rank) {
   return {.dispatch_staging = 2 * lanes * layout.exchange.dispatch,
           .combine_staging = 2 * lanes * layout.exchange.combine,
           .signals = lanes * layout.exchange.signals,
-          .arrivals = lanes * layout.arrivals,
+          .results = lanes * layout.received,
           .plans = lanes * cuda::lane_arrays(config, rank).bytes + cuda::exchange_arrays(config).bytes};
 }
 

@@ -16,9 +16,9 @@ DeviceSignals device_signals(const Config& config);
 // rows, as large on every rank as any needs.
 struct DeviceLayout {
   ExchangeLayout exchange;  // of one lane
-  std::int64_t arrivals;    // bytes
+  std::int64_t received;    // bytes
 
-  std::int64_t lane_bytes() const { return exchange.lane_bytes() + arrivals; }
+  std::int64_t lane_bytes() const { return exchange.lane_bytes() + received; }
   std::int64_t bytes() const { return exchange.shape.lanes * lane_bytes(); }
 };
 DeviceLayout device_layout(const Config& config);

@@ -11,7 +11,7 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "memory/agreement.hpp"
-#include "memory/offer.hpp"
+#include "memory/published_handle.hpp"
 
 namespace ferry::cuda {
 
@@ -113,13 +113,13 @@ void DeviceSymmetricMemory::share_with_threads(const Rank& rank) {
     regions_[rank_] = std::make_shared<DeviceMapping>(memory, mapped_bytes_, all);
     zero(regions_[rank_]->data(), mapped_bytes_);
   });
-  const Offer offer(regions_[rank_]);
+  const PublishedHandle offer(regions_[rank_]);
   const DeviceMapping* mine = offer.address();
   std::vector<const DeviceMapping*> all(rank.size());
   rank.all_gather(&mine, all.data(), sizeof mine);
   make_on_all(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
-      regions_[peer] = Offer<DeviceMapping>::take(all[peer]);
+      regions_[peer] = PublishedHandle<DeviceMapping>::take(all[peer]);
       if (!regions_[peer]) throw UsageError(str("rank ", peer, " has given up its symmetric memory"));
     }
   });

@@ -1,7 +1,7 @@
 // A plan's header on the device: written at the end of a dispatch, looked at before a plan is used again.
 #pragma once
 
-#include "backends/cuda/protocol/letters.cuh"
+#include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/plan_fault.hpp"
 
 namespace ferry::cuda {
@@ -16,7 +16,7 @@ __device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, s
                                          std::int64_t tokens, std::int64_t total, std::int64_t dropped) {
   PlanHeader header{};
   header.magic = kPlanMagic;
-  header.config_hash = lane.places_hash;
+  header.config_hash = lane.row_order_hash;
   header.placement_version = lane.placement_version;
   header.call = number;
   header.shape = lane.plan_shape;
@@ -31,7 +31,7 @@ __device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, s
 // `tokens`: of this call, or -1 where it brings none.
 __device__ inline PlanFault fault_of(const LaneView& lane, const PlanHeader& header, std::int64_t tokens) {
   if (header.magic != kPlanMagic || header.check != header_check(header)) return PlanFault::damaged;
-  if (header.config_hash != lane.places_hash) return PlanFault::configuration;
+  if (header.config_hash != lane.row_order_hash) return PlanFault::configuration;
   if (header.rank != lane.rank) return PlanFault::rank;
   if (header.total < 0 || header.total > lane.capacity_rows || header.tokens < 0 ||
       header.tokens > lane.max_tokens) {
@@ -45,14 +45,14 @@ __device__ inline PlanFault fault_of(const LaneView& lane, const PlanHeader& hea
 static __device__ __noinline__ void post_refusal(const LaneView& lane, std::uint64_t number, int peer,
                                                  Operation operation, const ErrorRecord& refusal) {
   if (threadIdx.x % 32 != 0) return;
-  const int generation = static_cast<int>(number & 1);
-  LetterUnit* letter = lane.letter(peer, generation, lane.rank);
-  *lane.refusal(peer, generation, lane.rank) = refusal;
-  disturb(lane, Point::letter);
+  const int parity = static_cast<int>(number & 1);
+  LLPacket* header = lane.header(peer, parity, lane.rank);
+  *lane.refusal(peer, parity, lane.rank) = refusal;
+  inject_fault(lane, Point::header);
   // Release, as a fence and relaxed stores: the refusal before the units that announce it.
   fence_acq_rel_sys();
-  store_unit_relaxed_sys(letter + kLetterFacts, {number, facts_of(operation, 0).word()});
-  store_unit_relaxed_sys(letter + kLetterTerms, {number, 0});  // nobody's: all who call find a difference
+  store_packet_relaxed_sys(header + kHeaderFacts, {number, facts_of(operation, 0).word()});
+  store_packet_relaxed_sys(header + kHeaderTerms, {number, 0});  // nobody's: all who call find a difference
 }
 
 // By the whole block: waits for everybody's letter of a call whose content does not matter here any more.
@@ -60,7 +60,7 @@ static __device__ __noinline__ void await_all(const LaneView& lane, std::uint64_
                                               Operation operation) {
   const int peer = static_cast<int>(threadIdx.x);
   std::uint64_t terms = 0;
-  if (peer < lane.ranks && peer != lane.rank) await_word(lane, number, operation, peer, kLetterTerms, &terms);
+  if (peer < lane.ranks && peer != lane.rank) await_word(lane, number, operation, peer, kHeaderTerms, &terms);
   __syncthreads();
 }
 
@@ -76,7 +76,7 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
                                                 PlanFault fault, std::int64_t tokens, ErrorRecord* refusal) {
   if (threadIdx.x == 0) {
     const bool rank = fault == PlanFault::rank;
-    end_call(lane, number, operation, EndedCall::Why::bad_plan, lane.rank, static_cast<int>(fault),
+    end_call(lane, number, operation, DeviceError::Why::bad_plan, lane.rank, static_cast<int>(fault),
              rank ? lane.rank : tokens, rank ? header.rank : header.tokens);
     *refusal = ErrorRecord{};
     refusal->kind = ErrorRecord::Kind::usage;

@@ -16,7 +16,7 @@ struct HostReport {
 };
 
 // Why a call of a lane ended before its time on the device. `call` is stored last (release); 0: none has.
-struct EndedCall {
+struct DeviceError {
   enum class Why : std::int32_t {
     refused,    // by `peer`, with `refusal`
     operation,  // of the peer: `theirs` where this rank has `mine`

@@ -10,9 +10,9 @@ inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended of an excha
 
 // Before what `point` names: stops until the exchange has failed, or pauses for a random time, if the lane
 // asks for it. Not a function of its own: a call, even one not made, has everything around it kept in memory.
-__device__ __forceinline__ void disturb(const LaneView& lane, Point point) {
-  if (lane.disturbance.any == 0) return;
-  if (lane.disturbance.stall == point) {
+__device__ __forceinline__ void inject_fault(const LaneView& lane, Point point) {
+  if (lane.fault_injection.any == 0) return;
+  if (lane.fault_injection.stall == point) {
     // The host's watch sets the word. Many threads may look at it.
     while (load_relaxed_sys(&lane.report->abort) == 0) __nanosleep(500'000);
   }
@@ -20,7 +20,8 @@ __device__ __forceinline__ void disturb(const LaneView& lane, Point point) {
   random ^= random >> 15;
   random *= 2246822519u;
   random ^= random >> 13;
-  if ((random & 255u) < lane.disturbance.share) __nanosleep(__umulhi(random, lane.disturbance.nanoseconds));
+  if ((random & 255u) < lane.fault_injection.share)
+    __nanosleep(__umulhi(random, lane.fault_injection.nanoseconds));
 }
 
 // True once `call`, or everything, has ended early on this rank. Acquire: what its ender wrote may be read.
@@ -52,61 +53,62 @@ static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited
   store_release_gpu(&lane.state->ended, kFailed);
 }
 
-enum class Came { yes, no, ended };  // no: its sender has sent everything else; ended: the call, early
+enum class WaitResult { yes, no, ended };  // no: its sender has sent everything else; ended: the call, early
 
 // How often a long wait looks at host memory, which a look takes microseconds of the whole device's time to
 // reach.
-inline constexpr std::uint64_t kHostLookNanoseconds = 1'000'000;
+inline constexpr std::uint64_t kAbortPollIntervalNs = 1'000'000;
 
 // How often a wait looks before it pauses between looks.
-inline constexpr unsigned kQuickLooks = 16;
+inline constexpr unsigned kQuickPolls = 16;
 
 // The part of a wait after the first look.
-static __device__ __noinline__ Came wait_long(const LaneView& lane, const std::uint64_t* flag,
-                                              const std::uint64_t* all_sent, Awaited awaited) {
+static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const std::uint64_t* flag,
+                                                    const std::uint64_t* all_sent, Awaited awaited) {
   const std::uint64_t start = global_nanoseconds();
-  std::uint64_t next_host_look = start + kHostLookNanoseconds;
+  std::uint64_t next_host_look = start + kAbortPollIntervalNs;
   for (unsigned look = 1;; ++look) {
     // An acquire empties the multiprocessor's first cache for everybody: only when there is something to see.
     const std::uint64_t seen = load_relaxed_sys(flag) >> awaited.shift;
     // Acquire: orders what the flag's writer stored before it ahead of this thread's reads after it.
-    if (seen >= awaited.call && load_acquire_sys(flag) >> awaited.shift >= awaited.call) return Came::yes;
-    if (look < kQuickLooks) continue;
+    if (seen >= awaited.call && load_acquire_sys(flag) >> awaited.shift >= awaited.call)
+      return WaitResult::yes;
+    if (look < kQuickPolls) continue;
     // Waiting warps share the memory system with those that move rows.
     __nanosleep(100);
     if (look % 16 != 0) continue;
-    if (has_ended(lane, awaited.call)) return Came::ended;
+    if (has_ended(lane, awaited.call)) return WaitResult::ended;
     // Acquire: the sender's flags are all older than its last word.
     if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call) {
-      return load_acquire_sys(flag) >> awaited.shift >= awaited.call ? Came::yes : Came::no;
+      return load_acquire_sys(flag) >> awaited.shift >= awaited.call ? WaitResult::yes : WaitResult::no;
     }
-    disturb(lane, Point::poll);
+    inject_fault(lane, Point::poll);
     const std::uint64_t now = global_nanoseconds();
     if (now < next_host_look) continue;
-    next_host_look = now + kHostLookNanoseconds;
+    next_host_look = now + kAbortPollIntervalNs;
     if (load_relaxed_sys(&lane.report->abort) != 0) {
       store_release_gpu(&lane.state->ended, kFailed);
-      return Came::ended;
+      return WaitResult::ended;
     }
     if (now - start > lane.deadline) {
       report_timeout(lane, awaited, seen);
-      return Came::ended;
+      return WaitResult::ended;
     }
   }
 }
 
 // Returns when the flag has reached the call's number, and what was written before the flag may be read by
 // this thread; or when that cannot happen any more. `all_sent`: the sender's last word, or null.
-__device__ __forceinline__ Came wait_for(const LaneView& lane, const std::uint64_t* flag,
-                                         const std::uint64_t* all_sent, Awaited awaited) {
-  disturb(lane, Point::poll);
-  if (load_acquire_sys(flag) >= awaited.call) return Came::yes;
+__device__ __forceinline__ WaitResult wait_for(const LaneView& lane, const std::uint64_t* flag,
+                                               const std::uint64_t* all_sent, Awaited awaited) {
+  inject_fault(lane, Point::poll);
+  if (load_acquire_sys(flag) >= awaited.call) return WaitResult::yes;
   return wait_long(lane, flag, all_sent, awaited);
 }
 
 // Threads of a warp whose flags have come, and those whose cannot come any more; neither: the call has ended
 // early.
-struct CameFlags {
+struct ReadyMask {
   std::uint32_t here, late;
 };
 // Whether all that `wanted` names (one bit each) of the flags from `flags` on have come, by load(flag).
@@ -127,7 +129,7 @@ __device__ __forceinline__ std::uint32_t acquire_all(const std::uint64_t* flags,
 }
 
 // The part of it after the first look.
-static __device__ __noinline__ CameFlags wait_long_for_some(const LaneView& lane, const std::uint64_t* flags,
+static __device__ __noinline__ ReadyMask wait_long_for_some(const LaneView& lane, const std::uint64_t* flags,
                                                             std::uint32_t wanted,
                                                             const std::uint64_t* all_sent, Awaited awaited) {
   std::uint64_t start = 0, next_host_look = 0;
@@ -135,7 +137,7 @@ static __device__ __noinline__ CameFlags wait_long_for_some(const LaneView& lane
     const bool seen = all_here(flags, wanted, awaited.call,
                                [](const std::uint64_t* flag) { return load_relaxed_sys(flag); });
     if (__any_sync(~0u, seen)) return {acquire_all(flags, seen ? wanted : 0, awaited.call), 0};
-    if (look < kQuickLooks) continue;
+    if (look < kQuickPolls) continue;
     __nanosleep(100);
     if (look % 16 != 0) continue;
     if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};
@@ -145,23 +147,23 @@ static __device__ __noinline__ CameFlags wait_long_for_some(const LaneView& lane
       const std::uint32_t here = acquire_all(flags, last ? wanted : 0, awaited.call);
       return {here, __ballot_sync(~0u, last) & ~here};
     }
-    disturb(lane, Point::poll);
+    inject_fault(lane, Point::poll);
     const std::uint64_t now = global_nanoseconds();
-    if (start == 0) start = now, next_host_look = now + kHostLookNanoseconds;
+    if (start == 0) start = now, next_host_look = now + kAbortPollIntervalNs;
     if (now < next_host_look) continue;
-    next_host_look = now + kHostLookNanoseconds;
+    next_host_look = now + kAbortPollIntervalNs;
     if (load_relaxed_sys(&lane.report->abort) != 0) store_release_gpu(&lane.state->ended, kFailed);
     if (wanted != 0 && now - start > lane.deadline) report_timeout(lane, awaited, load_relaxed_sys(flags));
   }
 }
 // By a whole warp, each thread that waits for `wanted` (one bit each) of the flags from `flags` on: returns
 // when some thread has all of its own. What was written before them may be read by all threads.
-__device__ __forceinline__ CameFlags wait_for_some(const LaneView& lane, const std::uint64_t* flags,
+__device__ __forceinline__ ReadyMask wait_for_some(const LaneView& lane, const std::uint64_t* flags,
                                                    std::uint32_t wanted, const std::uint64_t* all_sent,
                                                    Awaited awaited) {
-  disturb(lane, Point::poll);
+  inject_fault(lane, Point::poll);
 #pragma unroll 1
-  for (unsigned look = 0; look < kQuickLooks; ++look) {
+  for (unsigned look = 0; look < kQuickPolls; ++look) {
     const std::uint32_t here = acquire_all(flags, wanted, awaited.call);
     if (here != 0) return {here, 0};
   }
@@ -169,22 +171,22 @@ __device__ __forceinline__ CameFlags wait_for_some(const LaneView& lane, const s
 }
 
 // The same for a unit of a letter that has not been here at the first look: its word.
-static __device__ __noinline__ Came wait_for_unit(const LaneView& lane, const LetterUnit* unit,
-                                                  Awaited awaited, std::uint64_t* word) {
-  disturb(lane, Point::poll);
-  const Came came = wait_long(lane, &unit->call, nullptr, awaited);
-  *word = load_unit_relaxed_sys(unit).word;
+static __device__ __noinline__ WaitResult wait_for_unit(const LaneView& lane, const LLPacket* unit,
+                                                        Awaited awaited, std::uint64_t* word) {
+  inject_fault(lane, Point::poll);
+  const WaitResult came = wait_long(lane, &unit->call, nullptr, awaited);
+  *word = load_packet_relaxed_sys(unit).word;
   return came;
 }
 
 // By one whole warp, for one flag: its first thread waits. What was written before the flag may be read by
 // all of them: its acquire is ordered before their reads by the exchange of the result.
-__device__ __forceinline__ Came wait_together(const LaneView& lane, const std::uint64_t* flag,
-                                              const std::uint64_t* all_sent, Awaited awaited) {
+__device__ __forceinline__ WaitResult wait_together(const LaneView& lane, const std::uint64_t* flag,
+                                                    const std::uint64_t* all_sent, Awaited awaited) {
   int came = 0;
   if (threadIdx.x % 32 == 0) came = static_cast<int>(wait_for(lane, flag, all_sent, awaited));
   __syncwarp();
-  return static_cast<Came>(__shfl_sync(~0u, came, 0));
+  return static_cast<WaitResult>(__shfl_sync(~0u, came, 0));
 }
 
 // For a flag of this rank's own device. Its setter has a deadline of its own and ends the call when it fails.

@@ -1,0 +1,128 @@
+// What a warp stores to arrived rows: copies of a message's parts, and rows computed from them.
+#pragma once
+
+#include "backends/cuda/device/kernel_traits.cuh"
+#include "backends/cuda/device/values.cuh"
+#include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/dispatch/encode.cuh"
+#include "backends/cuda/dispatch/routing.cuh"
+#include "backends/cuda/dispatch/row_stream.cuh"
+
+namespace ferry::cuda {
+
+// The dot product of docs/contract.md from 32 threads' sums of 8 columns each.
+__device__ inline float dot_of_sums(float (&sum)[8]) {
+#pragma unroll
+  for (int step = 4; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < step; ++i) sum[i] = __fadd_rn(sum[i], sum[i + step]);
+  }
+  float dot = sum[0];
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) dot = __fadd_rn(dot, __shfl_down_sync(~0u, dot, step));
+  return canonical(dot);
+}
+
+// By one warp: the row times its weight to arrived row `to`, and its dot product with the caller's row there.
+static __device__ __noinline__ void compute_row(const DispatchArguments& call, const std::byte* row,
+                                                std::int32_t to, float weight) {
+  const int thread = threadIdx.x % 32;
+  const std::int64_t hidden = call.lane.hidden;
+  std::byte* arrived = call.arrived[0] + to * call.parts.part[0].row_bytes;
+  const std::byte* other = nullptr;
+  if (call.dot_rows != nullptr)
+    other = static_cast<const std::byte*>(call.dot_rows) + to * hidden * value_bytes(call.dot_type);
+  float sum[8] = {};
+  for (std::int64_t column = 8 * thread; column < hidden; column += 256) {
+#pragma unroll
+    for (int four = 0; four < 8; four += 4) {
+      if (column + four >= hidden) break;
+      float x[4], v[4], weighed[4];
+      load_four(call.type, row, column + four, x);
+      if (call.apply_weights) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weighed[i] = __fmul_rn(weight, x[i]);
+        store_values(call.type, arrived, column + four, weighed);
+      }
+      if (other == nullptr) continue;
+      load_four(call.dot_type, other, column + four, v);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[four + i] = __fmaf_rn(x[i], v[i], sum[four + i]);
+    }
+  }
+  if (other == nullptr) return;
+  const float dot = dot_of_sums(sum);
+  if (thread == 0) call.dots[to] = dot;
+}
+
+__device__ __forceinline__ bool moves_whole(const PartLayout& part) {
+  return !part.columns && part.row_bytes % 16 == 0;
+}
+
+// The bytes of part `p` that come with some quarters of a row: as senders cut it, whose flags say no more.
+template <class Traits>
+__device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call, int p,
+                                                   const Quarters& quarters) {
+  const auto bytes = static_cast<int>(call.parts.part[p].row_bytes);
+  if (!Traits::quantises(call)) return ByteRange::of(quarters, bytes, kGranule);
+  const ByteRange columns = encoded_columns(call.lane, quarters);
+  if (p == 0) return columns;
+  const auto scales = [&](int column) {
+    const int blocks = (column + static_cast<int>(kFp8Block) - 1) / static_cast<int>(kFp8Block);
+    return min(call.fp8.packed ? (blocks + 3) / 4 * 4 : 4 * blocks, bytes);
+  };
+  return {scales(columns.begin), quarters.last == kQuarters ? bytes : scales(columns.end)};
+}
+
+// By one warp: some quarters of a part, from `from`, to the kept rows. `row`: of this thread's slot; `kept`:
+// the slots that have one.
+template <class Traits>
+__device__ __forceinline__ void spread_part(const DispatchArguments& call, int p, const std::byte* from,
+                                            std::int32_t row, std::uint32_t kept, const Quarters& quarters) {
+  const PartLayout& part = call.parts.part[p];
+  const ByteRange range = bytes_of_part<Traits>(call, p, quarters);
+  // All that is not converted is made of 16 bytes and more.
+  if (!Traits::quantises(call) || (moves_whole(part) && (range.begin | range.end) % 16 == 0)) {
+    const auto bytes = static_cast<std::int32_t>(part.row_bytes);
+    copy_granules<Traits::kGranulesAtOnce>(from, range, [&](const auto& granules, int at) {
+#pragma unroll 1
+      for (std::uint32_t left = kept; left != 0; left &= left - 1) {
+        const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+        granules.store(call.arrived[p] + std::int64_t{to} * bytes, at, range.end);
+      }
+    });
+    return;
+  }
+  // Scales: words of their own, in a column or in rows that no copy of 16 bytes fits.
+#pragma unroll 1
+  for (std::uint32_t left = kept; left != 0; left &= left - 1) {
+    const std::int64_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+    std::byte* const first =
+        call.arrived[p] + to * (part.columns ? kScaleBytes : static_cast<int>(part.row_bytes));
+    const std::int64_t step = part.columns ? kScaleBytes * call.leading[p] : kScaleBytes;
+#pragma unroll 1
+    for (int byte = range.begin + 4 * static_cast<int>(threadIdx.x % 32); byte < range.end; byte += 128) {
+      *reinterpret_cast<std::uint32_t*>(first + byte / kScaleBytes * step) =
+          *reinterpret_cast<const std::uint32_t*>(from + byte);
+    }
+  }
+}
+
+// Rows that are copied, for a stream: one of each team in `teams` (one bit each), `row` of its threads.
+struct CopiedRows {
+  Team team;
+  std::uint32_t teams;
+  const std::byte* row;
+  int bytes;
+
+  __device__ __forceinline__ bool open(const std::byte** next, ByteRange* range) {
+    if (teams == 0) return false;
+    const int from = (__ffs(static_cast<int>(teams)) - 1) << team.shift;
+    teams &= teams - 1;
+    *next = pointer_of(row, from);
+    *range = {0, bytes};
+    return true;
+  }
+};
+
+}  // namespace ferry::cuda

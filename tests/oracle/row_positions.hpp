@@ -1,0 +1,68 @@
+// Where every route goes: the contract's order of rows, found by sorting.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ferry/error.hpp"
+#include "ferry/plan.hpp"
+#include "oracle/global_inputs.hpp"
+
+namespace ferry::oracle {
+
+inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+enum class RowState : std::uint8_t {
+  untouched,  // never written nor read (the unused end of an expert's rows in expert_padded)
+  padding,    // source {-1, -1, -1}, weight 0
+  kept,
+};
+
+struct RowInfo {
+  RowState state = RowState::untouched;
+  int group = -1;  // of a kept row
+  Source source;
+};
+
+// The rows of one rank.
+struct RankRows {
+  std::int64_t capacity = 0;  // rows (expert_padded: rows an expert)
+  std::vector<std::int32_t> counts, row_offsets, group_expert;
+  std::vector<RowInfo> rows;  // [total]
+  std::int64_t needed = 0;    // capacity that would hold everything
+  std::int64_t dropped = 0;   // routes (rank_major: rows)
+};
+
+struct RouteTarget {
+  int destination = -1;   // rank; -1: masked or bad
+  int local = -1;         // local expert there
+  std::int64_t row = -1;  // -1: masked, bad or dropped
+};
+
+struct RowPositions {
+  int top_k = 0;
+  std::vector<RankRows> ranks;
+  std::vector<std::vector<RouteTarget>> routes;  // of every source rank: [tokens, top_k]
+  std::vector<std::int32_t> counts;              // [ranks, experts], drops included
+  std::vector<std::int32_t> tokens_between;      // [ranks, ranks], drops included
+  std::vector<BadId> bad_ids;                    // by rank; count 0: none
+  Overflow overflow;                             // rank -1: none
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  std::int64_t tokens(int rank) const { return static_cast<std::int64_t>(routes[rank].size()) / top_k; }
+  const RouteTarget& route(int rank, std::int64_t token, int slot) const {
+    return routes[rank][token * top_k + slot];
+  }
+};
+
+// The table of experts in force: the configuration's, or blocks of neighbours.
+Placement placement_of(const Config& config, int ranks);
+
+// Rows a rank can receive (expert_padded: rows of one expert).
+std::int64_t capacity_of(const Config& config, const Placement& placement, int rank);
+
+RowPositions find_row_positions(const GlobalInputs& global);
+
+}  // namespace ferry::oracle

@@ -1,0 +1,223 @@
+// The oracle's places, arrivals and sums against a case small enough to work out by hand.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "oracle/combine.hpp"
+#include "oracle/dispatch.hpp"
+#include "oracle/expected.hpp"
+#include "oracle/numbers.hpp"
+#include "oracle/row_positions.hpp"
+
+namespace ferry::oracle {
+namespace {
+
+constexpr int kHidden = 8;
+
+// Two ranks; experts 0 and 1 on rank 0, expert 2 on rank 1.
+//   rank 0   token 0: 2 0     token 1: 1 -
+//   rank 1   token 0: 0 0     token 1: 2 1     token 2: - 7 (no such expert)
+GlobalInputs tiny(Layout layout, int alignment, std::int64_t capacity = 0) {
+  GlobalInputs global;
+  global.config = {.experts = 3, .top_k = 2, .hidden = kHidden, .max_tokens = 3};
+  global.config.placement = Placement::table({{0, 0}, {0, 1}, {1, 0}}, 2);
+  global.config.layout = layout;
+  global.config.alignment = alignment;
+  global.config.capacity = capacity;
+  global.type = DType::fp32;
+  global.format = Format::fp32();
+  global.weighted = true;
+  global.ranks.resize(2);
+  global.ranks[0].tokens = 2;
+  global.ranks[0].ids = {2, 0, 1, -1};
+  global.ranks[0].weights = {1.0f, 0.5f, 2.0f, 9.0f};
+  global.ranks[1].tokens = 3;
+  global.ranks[1].ids = {0, 0, 2, 1, -1, 7};
+  global.ranks[1].weights = {0.25f, 4.0f, 8.0f, 16.0f, 9.0f, 9.0f};
+  float next = 1;  // token t of rank r is 1 + 2r + t in every column
+  for (RankInputs& rank : global.ranks) {
+    for (std::int64_t t = 0; t < rank.tokens; ++t, next += 1) {
+      const std::vector<float> row(kHidden, next);
+      const auto* bytes = reinterpret_cast<const std::byte*>(row.data());
+      rank.parts[0].insert(rank.parts[0].end(), bytes, bytes + kHidden * sizeof(float));
+    }
+  }
+  return global;
+}
+
+using Ints = std::vector<std::int32_t>;
+const Source kNone{};
+
+TEST(OracleRowPositions, ExpertMajorAlignsEveryExpert) {
+  const RowPositions positions = find_row_positions(tiny(Layout::expert_major, 4));
+  EXPECT_EQ(positions.ranks[0].capacity, 16);  // 2*3*2 + 2*3 = 18, down to a multiple of 4
+  EXPECT_EQ(positions.ranks[1].capacity, 8);   // 2*3*1 + 3 = 9
+  EXPECT_EQ(positions.ranks[0].counts, (Ints{3, 2}));
+  EXPECT_EQ(positions.ranks[0].row_offsets, (Ints{0, 4, 8}));
+  EXPECT_EQ(positions.ranks[0].group_expert, (Ints{0, 1}));
+  EXPECT_EQ(positions.ranks[1].counts, (Ints{2}));
+  EXPECT_EQ(positions.ranks[1].row_offsets, (Ints{0, 4}));
+  EXPECT_EQ(positions.counts, (Ints{1, 1, 1, 2, 1, 1}));
+  EXPECT_EQ(positions.tokens_between, (Ints{2, 1, 2, 1}));
+  EXPECT_EQ(positions.overflow.rank, -1);
+
+  const RowMetadata notes = row_metadata(tiny(Layout::expert_major, 4), positions, 0);
+  const std::vector<Source> source{{0, 0, 1}, {1, 0, 0}, {1, 0, 1}, kNone,
+                                   {0, 1, 0}, {1, 1, 1}, kNone,     kNone};
+  EXPECT_EQ(notes.source, source);
+  EXPECT_EQ(notes.weight, (std::vector<float>{0.5f, 0.25f, 4.0f, 0, 2.0f, 16.0f, 0, 0}));
+  EXPECT_EQ(notes.group_of_row, (Ints{0, 0, 0, -1, 1, 1, -1, -1}));
+}
+
+TEST(OracleRowPositions, MaskedAndBadSlotsGoNowhere) {
+  const RowPositions positions = find_row_positions(tiny(Layout::expert_major, 1));
+  EXPECT_EQ(positions.route(0, 1, 1).destination, -1);
+  EXPECT_EQ(positions.route(1, 2, 1).row, -1);
+  EXPECT_EQ(positions.bad_ids[0].count, 0);
+  EXPECT_EQ(positions.bad_ids[1].count, 1);
+  EXPECT_EQ(positions.bad_ids[1].token, 2);
+  EXPECT_EQ(positions.bad_ids[1].slot, 1);
+  EXPECT_EQ(positions.bad_ids[1].id, 7);
+}
+
+TEST(OracleRowPositions, RowsPastTheCapacityAreDropped) {
+  const RowPositions positions = find_row_positions(tiny(Layout::expert_major, 4, 4));
+  EXPECT_EQ(positions.ranks[0].counts, (Ints{3, 0}));
+  EXPECT_EQ(positions.ranks[0].row_offsets, (Ints{0, 4, 4}));
+  EXPECT_EQ(positions.route(0, 1, 0).destination, 0);
+  EXPECT_EQ(positions.route(0, 1, 0).row, -1);
+  EXPECT_EQ(positions.overflow.rank, 0);
+  EXPECT_EQ(positions.overflow.capacity, 4);
+  EXPECT_EQ(positions.overflow.needed, 8);
+  EXPECT_EQ(positions.overflow.dropped, 2);
+}
+
+TEST(OracleRowPositions, ExpertPaddedGivesEveryExpertItsOwnRows) {
+  const RowPositions positions = find_row_positions(tiny(Layout::expert_padded, 2, 4));
+  EXPECT_EQ(positions.ranks[0].row_offsets, (Ints{0, 4, 8}));
+  EXPECT_EQ(positions.ranks[0].counts, (Ints{3, 2}));
+  std::vector<RowState> states;
+  for (const RowInfo& row : positions.ranks[0].rows) states.push_back(row.state);
+  const auto kept = RowState::kept, padding = RowState::padding, untouched = RowState::untouched;
+  EXPECT_EQ(states, (std::vector<RowState>{kept, kept, kept, padding, kept, kept, untouched, untouched}));
+
+  const RowPositions tight = find_row_positions(tiny(Layout::expert_padded, 2, 2));
+  EXPECT_EQ(tight.ranks[0].counts, (Ints{2, 2}));
+  EXPECT_EQ(tight.route(1, 0, 1).row, -1);  // the third row of expert 0
+  EXPECT_EQ(tight.overflow.needed, 4);      // 3 rows, aligned
+  EXPECT_EQ(tight.overflow.dropped, 1);
+}
+
+TEST(OracleRowPositions, RankMajorKeepsOneRowATokenAndRank) {
+  const GlobalInputs global = tiny(Layout::rank_major, 1);
+  const RowPositions positions = find_row_positions(global);
+  EXPECT_EQ(positions.ranks[0].counts, (Ints{2, 2}));
+  EXPECT_EQ(positions.ranks[0].row_offsets, (Ints{0, 2, 4}));
+  const RowMetadata notes = row_metadata(global, positions, 0);
+  EXPECT_EQ(notes.source, (std::vector<Source>{{0, 0, -1}, {0, 1, -1}, {1, 0, -1}, {1, 1, -1}}));
+  EXPECT_EQ(notes.local_ids, (Ints{-1, 0, 1, -1, 0, 0, -1, 1}));
+  EXPECT_EQ(notes.weight, (std::vector<float>{0, 0.5f, 2, 0, 0.25f, 4, 0, 16}));
+  EXPECT_EQ(positions.route(1, 0, 0).row, 2);
+  EXPECT_EQ(positions.route(1, 0, 1).row, 2);
+}
+
+TEST(OracleRowPositions, ValuesAreWrittenToTheirRowsAndNowhereElse) {
+  GlobalInputs global = tiny(Layout::expert_major, 4);
+  global.apply_weights = true;
+  const RowPositions positions = find_row_positions(global);
+  std::vector<float> memory(8 * kHidden, -7.0f);
+  write_part(global, positions, 0, 0, reinterpret_cast<std::byte*>(memory.data()));
+  std::vector<float> first_column;
+  for (int row = 0; row < 8; ++row) first_column.push_back(memory[row * kHidden]);
+  EXPECT_EQ(first_column, (std::vector<float>{0.5f, 0.75f, 12, -7, 4, 64, -7, -7}));  // weight * token
+}
+
+TEST(OracleRowPositions, MessagesAreTokensOnOtherRanks) {
+  const RowPositions positions = find_row_positions(tiny(Layout::expert_major, 1));
+  EXPECT_EQ(dispatch_messages(positions, 0), 1);
+  EXPECT_EQ(dispatch_messages(positions, 1), 2);
+  EXPECT_EQ(combine_messages(positions, 0, Reduction::partial), 2);
+  EXPECT_EQ(combine_messages(positions, 0, Reduction::exact), 3);
+  EXPECT_EQ(combine_messages(positions, 1, Reduction::exact), 1);
+}
+
+// Outputs that are `values[rank][row]` in every column.
+Outcome outcome_of(const std::vector<std::vector<float>>& values, Reduction reduction) {
+  Outcome outcome;
+  outcome.outputs = DType::fp32;
+  outcome.result = DType::fp32;
+  outcome.reduction = reduction;
+  outcome.weighted = true;
+  for (const std::vector<float>& rank : values) {
+    RankOutputs outputs;
+    outputs.rows.resize(rank.size() * kHidden * sizeof(float));
+    for (std::size_t i = 0; i < rank.size() * kHidden; ++i) {
+      std::memcpy(outputs.rows.data() + i * sizeof(float), &rank[i / kHidden], sizeof(float));
+    }
+    outputs.weights.assign(rank.size(), 1.0f);
+    outcome.ranks.push_back(outputs);
+  }
+  return outcome;
+}
+
+std::vector<float> first_column(const std::vector<std::byte>& rows) {
+  std::vector<float> column;
+  for (std::size_t at = 0; at < rows.size(); at += kHidden * sizeof(float)) {
+    column.push_back(load(DType::fp32, rows.data() + at));
+  }
+  return column;
+}
+
+TEST(OracleCombine, PartialRoundsOnceOnEveryRankExactDoesNot) {
+  const GlobalInputs global = tiny(Layout::expert_major, 1);
+  const RowPositions positions = find_row_positions(global);
+  // Rank 0: expert 0 rows (0,0,1) (1,0,0) (1,0,1), expert 1 rows (0,1,0) (1,1,1). Rank 1: (0,0,0) (1,1,0).
+  const std::vector<std::vector<float>> values{{0.5f, 1.0f, 1.0f / 256, 3, 5}, {1, 7}};
+  Outcome outcome = outcome_of(values, Reduction::partial);
+  outcome.ranks[0].weights = {1, 1, 1, 2, 0.5f};
+  // Token 0 of rank 1: 1 + 1/256 is a tie between bf16 1 and 1 + 1/128 and becomes 1. Token 2 has no route.
+  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 0)), (std::vector<float>{1.5f, 6}));
+  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 1)), (std::vector<float>{1, 9.5f, 0}));
+  outcome.reduction = Reduction::exact;
+  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 1)),
+            (std::vector<float>{257.0f / 256, 9.5f, 0}));
+  outcome.reduction = Reduction::unreduced;
+  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 1)),
+            (std::vector<float>{1, 1.0f / 256, 7, 5, 0, 0}));
+}
+
+TEST(OracleCombine, HomeWeightsAndValues) {
+  const GlobalInputs global = tiny(Layout::expert_major, 1);
+  const RowPositions positions = find_row_positions(global);
+  Outcome outcome = outcome_of({{2, 4, 8, 16, 32}, {64, 128}}, Reduction::exact);
+  outcome.weighted = false;
+  outcome.topk_weighted = true;
+  outcome.ranks[0].topk_weights = {0.5f, 1, 2, 100};
+  outcome.ranks[0].row_values = {1, 2, 3, 4, 5};
+  outcome.ranks[1].row_values = {6, 7};
+  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 0)), (std::vector<float>{34, 32}));
+  EXPECT_EQ(values_home(positions, outcome, 0), (std::vector<float>{6, 1, 4, 0}));
+  EXPECT_EQ(values_home(positions, outcome, 1), (std::vector<float>{2, 3, 7, 5, 0, 0}));
+  EXPECT_EQ(values_at_rows(positions, {{10, 11, 12, 13}, {20, 21, 22, 23, 24, 25}}, 0),
+            (std::vector<float>{11, 20, 21, 12, 23}));
+}
+
+TEST(OracleCombine, RankMajorAddsRowsAsTheyAre) {
+  const GlobalInputs global = tiny(Layout::rank_major, 1);
+  const RowPositions positions = find_row_positions(global);
+  Outcome outcome = outcome_of({{1, 2, 4, 1 + 1.0f / 256}, {32, 64}}, Reduction::partial);
+  outcome.weighted = false;
+  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 0)), (std::vector<float>{33, 2}));
+  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 1)), (std::vector<float>{4, 65, 0}));
+}
+
+TEST(OracleMetadata, SumPrefixMaximum) {
+  const StepMetadata second = step_metadata({5, 0, 7}, 2);
+  EXPECT_EQ(second.sum, 12);
+  EXPECT_EQ(second.prefix, 5);
+  EXPECT_EQ(second.maximum, 7);
+}
+
+}  // namespace
+}  // namespace ferry::oracle
