@@ -5,7 +5,7 @@
 
 #include "base/text.hpp"
 #include "group/rank_state.hpp"
-#include "memory/symmetric.hpp"
+#include "memory/symmetric_memory.hpp"
 
 namespace ferry {
 

@@ -14,7 +14,7 @@
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "group/launcher.hpp"
-#include "memory/descriptor.hpp"
+#include "memory/file_descriptor.hpp"
 #include "memory/published_handle.hpp"
 
 namespace ferry {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ferry/group.hpp"
-#include "group/group_control.hpp"
+#include "group/control_block.hpp"
 
 namespace ferry {
 

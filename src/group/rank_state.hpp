@@ -8,8 +8,8 @@
 
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
-#include "group/group_control.hpp"
-#include "group/robust_lock.hpp"
+#include "group/control_block.hpp"
+#include "group/liveness_lock.hpp"
 #include "group/waiter.hpp"
 
 namespace ferry {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "ferry/error.hpp"
-#include "group/group_control.hpp"
-#include "group/process_watch.hpp"
+#include "group/control_block.hpp"
+#include "group/process_monitor.hpp"
 
 namespace ferry {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "memory/descriptor.hpp"
+#include "memory/file_descriptor.hpp"
 #include "memory/mapping.hpp"
 
 namespace ferry {

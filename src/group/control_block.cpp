@@ -1,4 +1,4 @@
-#include "group/group_control.hpp"
+#include "group/control_block.hpp"
 
 #include <sched.h>
 #include <unistd.h>

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "group/error_record.hpp"
-#include "group/futex.hpp"
-#include "group/robust_lock.hpp"
+#include "group/liveness_lock.hpp"
+#include "group/wake_event.hpp"
 #include "memory/mapping.hpp"
 
 namespace ferry {

@@ -1,4 +1,4 @@
-#include "group/robust_lock.hpp"
+#include "group/liveness_lock.hpp"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "memory/agreement.hpp"
+#include "memory/collective_steps.hpp"
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-#include "memory/symmetric.hpp"
+#include "memory/symmetric_memory.hpp"
 
 #include <unistd.h>
 
@@ -7,8 +7,8 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
-#include "memory/agreement.hpp"
-#include "memory/descriptor.hpp"
+#include "memory/collective_steps.hpp"
+#include "memory/file_descriptor.hpp"
 #include "memory/published_handle.hpp"
 #include "memory/shared_file.hpp"
 

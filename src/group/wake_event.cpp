@@ -1,4 +1,4 @@
-#include "group/futex.hpp"
+#include "group/wake_event.hpp"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "group/process_watch.hpp"
+#include "group/process_monitor.hpp"
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -7,7 +7,7 @@
 #include <cerrno>
 
 #include "base/system_error.hpp"
-#include "group/group_control.hpp"
+#include "group/control_block.hpp"
 
 namespace ferry {
 
