@@ -10,135 +10,136 @@
 
 namespace ferry {
 
-struct alignas(64) GroupControl::Header {
-  std::atomic<std::uint32_t> failed;  // 1 + the reporter whose slot holds the failure
-  std::atomic<std::uint32_t> lost;    // 1 + the rank that was lost first
+struct alignas(64) ControlBlock::Header {
+  std::atomic<std::uint32_t> failed;        // 1 + the reporter whose FailureSlot holds the failure; 0: none
+  std::atomic<std::uint32_t> first_failed;  // 1 + the rank that failed first; 0: none
 };
 
-struct alignas(64) GroupControl::Entry {
-  WakeEvent bell;
+struct alignas(64) ControlBlock::RankEntry {
+  WakeEvent wake_event;
   std::atomic<std::int32_t> process;
-  std::atomic<Presence> presence;
-  RobustLock lock;
-  ErrorRecord error;  // valid once lost
-  GatherSlot seat;
+  std::atomic<RankStatus> status;
+  LivenessLock liveness_lock;
+  ErrorRecord error;  // valid once the status is `failed`
+  GatherSlot gather_slot;
 };
 
-// Written in full before `Header::failed` names it, so that a reporter killed in between leaves nothing half
-// said.
-struct alignas(64) GroupControl::FailureSlot {
-  std::atomic<std::uint32_t> claimed;  // two lanes of a rank may fail at once
+// A reporter writes its slot in full before Header::failed names it, so a reporter that is killed in between
+// leaves no partial failure.
+struct alignas(64) ControlBlock::FailureSlot {
+  std::atomic<std::uint32_t> claimed;  // two threads of a rank may report at once
   ErrorRecord error;
 };
 
-std::int64_t GroupControl::bytes(int ranks) {
-  return static_cast<std::int64_t>(sizeof(Header) + ranks * sizeof(Entry) +
+std::int64_t ControlBlock::bytes(int ranks) {
+  return static_cast<std::int64_t>(sizeof(Header) + ranks * sizeof(RankEntry) +
                                    (ranks + 1) * sizeof(FailureSlot));
 }
 
-GroupControl::Header& GroupControl::header() const {
+ControlBlock::Header& ControlBlock::header() const {
   return *reinterpret_cast<Header*>(memory_.data());
 }
 
-GroupControl::Entry& GroupControl::entry(int rank) const {
-  return reinterpret_cast<Entry*>(memory_.data() + sizeof(Header))[rank];
+ControlBlock::RankEntry& ControlBlock::entry(int rank) const {
+  return reinterpret_cast<RankEntry*>(memory_.data() + sizeof(Header))[rank];
 }
 
-GroupControl::FailureSlot& GroupControl::failure_slot(int reporter) const {
-  std::byte* slots = memory_.data() + sizeof(Header) + ranks_ * sizeof(Entry);
+ControlBlock::FailureSlot& ControlBlock::failure_slot(int reporter) const {
+  std::byte* slots = memory_.data() + sizeof(Header) + ranks_ * sizeof(RankEntry);
   return reinterpret_cast<FailureSlot*>(slots)[reporter];
 }
 
-WakeEvent& GroupControl::bell(int rank) const {
-  return entry(rank).bell;
+WakeEvent& ControlBlock::wake_event(int rank) const {
+  return entry(rank).wake_event;
 }
 
-RobustLock& GroupControl::lock(int rank) const {
-  return entry(rank).lock;
+LivenessLock& ControlBlock::liveness_lock(int rank) const {
+  return entry(rank).liveness_lock;
 }
 
-GatherSlot& GroupControl::seat(int rank) const {
-  return entry(rank).seat;
+GatherSlot& ControlBlock::gather_slot(int rank) const {
+  return entry(rank).gather_slot;
 }
 
-void GroupControl::enter(int rank) {
-  entry(rank).presence.store(Presence::present, std::memory_order_relaxed);
+void ControlBlock::join(int rank) {
+  entry(rank).status.store(RankStatus::joined, std::memory_order_relaxed);
+  // Release: orders the status before the process number.
   entry(rank).process.store(getpid(), std::memory_order_release);
 }
 
-int GroupControl::process_of(int rank) const {
+int ControlBlock::process_of(int rank) const {
   return entry(rank).process.load(std::memory_order_acquire);
 }
 
-Presence GroupControl::presence_of(int rank) const {
-  // Acquire: whoever sees that a rank has ended also sees every flag it stored before.
-  return entry(rank).presence.load(std::memory_order_acquire);
+RankStatus ControlBlock::status_of(int rank) const {
+  // Acquire: a rank that sees that a peer has ended also sees every flag that the peer stored before.
+  return entry(rank).status.load(std::memory_order_acquire);
 }
 
-void GroupControl::ring_all() noexcept {
-  for (int rank = 0; rank < ranks_; ++rank) bell(rank).ring();
+void ControlBlock::wake_all_ranks() noexcept {
+  for (int rank = 0; rank < ranks_; ++rank) wake_event(rank).ring();
 }
 
-void GroupControl::leave(int rank) noexcept {
-  entry(rank).presence.store(Presence::left, std::memory_order_seq_cst);
-  ring_all();
+void ControlBlock::leave(int rank) noexcept {
+  entry(rank).status.store(RankStatus::left, std::memory_order_seq_cst);
+  wake_all_ranks();
 }
 
-void GroupControl::lose(int rank, const ErrorRecord& error, int reporter) noexcept {
+void ControlBlock::fail_rank(int rank, const ErrorRecord& error, int reporter) noexcept {
   entry(rank).error = error;
-  std::uint32_t nobody = 0;
-  // Release: error_of() is read after first_lost().
-  header().lost.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank + 1),
-                                        std::memory_order_acq_rel);
-  entry(rank).presence.store(Presence::lost, std::memory_order_seq_cst);
+  std::uint32_t none = 0;
+  // Release: orders the error before the rank's number, because error_of() is read after first_failed_rank().
+  header().first_failed.compare_exchange_strong(none, static_cast<std::uint32_t>(rank + 1),
+                                                std::memory_order_acq_rel);
+  entry(rank).status.store(RankStatus::failed, std::memory_order_seq_cst);
 
   WaitRecord record;
   record.rank = rank;
   record.peer = rank;
-  // The launcher's text already says who was lost and how.
-  const std::string reason = reporter == launcher() ? "" : str("rank ", rank, " ended by an error: ");
-  fail(reporter, failure_record(ErrorRecord::Kind::peer_lost, record, reason + error.text));
+  // The launcher's text already names the rank and how its process ended.
+  const std::string prefix = reporter == launcher() ? "" : str("rank ", rank, " ended by an error: ");
+  fail(reporter, failure_record(ErrorRecord::Kind::peer_lost, record, prefix + error.text));
 }
 
-int GroupControl::first_lost() const {
-  return static_cast<int>(header().lost.load(std::memory_order_acquire)) - 1;
+int ControlBlock::first_failed_rank() const {
+  return static_cast<int>(header().first_failed.load(std::memory_order_acquire)) - 1;
 }
 
-const ErrorRecord& GroupControl::error_of(int lost_rank) const {
-  return entry(lost_rank).error;
+const ErrorRecord& ControlBlock::error_of(int failed_rank) const {
+  return entry(failed_rank).error;
 }
 
-// Sequentially consistent for the sake of WakeEvent.
-bool GroupControl::failed() const {
+// Sequentially consistent because WakeEvent requires it: a waiter checks this before it sleeps.
+bool ControlBlock::failed() const {
   return header().failed.load(std::memory_order_seq_cst) != 0;
 }
 
-void GroupControl::fail(int reporter, const ErrorRecord& error) noexcept {
+void ControlBlock::fail(int reporter, const ErrorRecord& error) noexcept {
   if (failed()) return;
   FailureSlot& slot = failure_slot(reporter);
   if (slot.claimed.exchange(1, std::memory_order_acq_rel) != 0) {
-    while (!failed()) sched_yield();  // the rank's other thread is about to publish
+    while (!failed()) sched_yield();  // another thread of this rank is about to publish its failure
     return;
   }
   slot.error = error;
   std::uint32_t none = 0;
+  // Release: orders the slot before the number that names it.
   header().failed.compare_exchange_strong(none, static_cast<std::uint32_t>(reporter + 1),
                                           std::memory_order_seq_cst);
-  ring_all();
+  wake_all_ranks();
 }
 
-const ErrorRecord& GroupControl::failure() const {
+const ErrorRecord& ControlBlock::failure() const {
   return failure_slot(static_cast<int>(header().failed.load(std::memory_order_acquire)) - 1).error;
 }
 
-void GroupControl::throw_failure(WaitRecord asking) const {
+void ControlBlock::throw_failure(WaitRecord waiting) const {
   ErrorRecord error = failure();
-  const bool own = error.wait.rank == asking.rank;
-  asking.peer = error.wait.peer;
-  const std::string prefix =
-      own ? "" : str("rank ", asking.rank, " ends ", to_string(asking.operation), " ", asking.call, ": ");
-  if (!own) error.wait = asking;
-  error.raise(prefix);
+  const bool reported_by_this_rank = error.wait.rank == waiting.rank;
+  if (reported_by_this_rank) error.raise();
+  waiting.peer = error.wait.peer;
+  error.wait = waiting;
+  error.raise(str("rank ", waiting.rank, " aborted ", to_string(waiting.operation), " ", waiting.call, ": "));
 }
 
 ErrorRecord failure_record(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& text) {

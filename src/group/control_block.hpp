@@ -1,5 +1,5 @@
-// What the ranks of a group share: who is there, how they ended, the group's failure, and the place where
-// they meet.
+// The shared memory through which the ranks of a group meet: each rank's status, the group's failure, and the
+// slots of all_gather.
 #pragma once
 
 #include <atomic>
@@ -14,63 +14,69 @@
 
 namespace ferry {
 
-enum class Presence : std::uint32_t { absent = 0, present = 1, left = 2, lost = 3 };
-
-// One rank's seat in all_gather: the number of its last step, and its part of two steps.
-struct GatherSlot {
-  static constexpr std::size_t kSlotBytes = 4096;
-
-  alignas(64) std::atomic<std::uint64_t> step;
-  alignas(64) std::byte slots[2][kSlotBytes];
+enum class RankStatus : std::uint32_t {
+  not_joined = 0,
+  joined = 1,
+  left = 2,    // announced its departure, or returned from its body
+  failed = 3,  // ended by an exception, or its process died
 };
 
-// A view of one block of shared, zeroed memory. Every rank (and the launcher of processes) has its own view.
-class GroupControl {
+// One rank's contribution to all_gather: the number of its last step, and its data of two steps.
+struct GatherSlot {
+  static constexpr std::size_t kPartBytes = 4096;
+
+  alignas(64) std::atomic<std::uint64_t> step;
+  alignas(64) std::byte parts[2][kPartBytes];
+};
+
+// A view of one block of shared memory that was zero before the first rank joined. Every rank has its own
+// view, and so does the launcher that forks processes.
+class ControlBlock {
  public:
   static std::int64_t bytes(int ranks);
-  GroupControl(Mapping memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
+  ControlBlock(Mapping memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
 
   int ranks() const { return ranks_; }
-  WakeEvent& bell(int rank) const;
-  GatherSlot& seat(int rank) const;
+  WakeEvent& wake_event(int rank) const;
+  GatherSlot& gather_slot(int rank) const;
 
-  void enter(int rank);            // as a thread of the calling process
-  int process_of(int rank) const;  // 0 before it has entered
-  Presence presence_of(int rank) const;
-  RobustLock& lock(int rank) const;  // held by the rank's process; see ProcessWatch
+  void join(int rank);             // the calling process runs this rank
+  int process_of(int rank) const;  // 0 before the rank has joined
+  RankStatus status_of(int rank) const;
+  LivenessLock& liveness_lock(int rank) const;  // held by the rank's process; see ProcessMonitor
 
-  // The rank has ended, well or by an error; the latter fails the group. Both wake everybody.
+  // Records that the rank has ended, and wakes every rank. fail_rank() also fails the group.
   void leave(int rank) noexcept;
-  void lose(int rank, const ErrorRecord& error, int reporter) noexcept;
+  void fail_rank(int rank, const ErrorRecord& error, int reporter) noexcept;
 
-  int first_lost() const;  // the rank that was lost first, or -1
-  const ErrorRecord& error_of(int lost_rank) const;
+  int first_failed_rank() const;  // -1: none
+  const ErrorRecord& error_of(int failed_rank) const;
 
-  // The group's failure is final: the first one stands. `reporter` is a rank, or launcher().
-  bool failed() const;
+  // Fails the group. Final: the first failure stands. `reporter` is a rank, or launcher().
   void fail(int reporter, const ErrorRecord& error) noexcept;
-  const ErrorRecord& failure() const;  // once failed()
+  bool failed() const;
+  const ErrorRecord& failure() const;  // valid once failed()
   int launcher() const { return ranks_; }
 
-  // Throws the failure as the rank of `asking` meets it: same type, the asker's own record with the culprit
-  // as peer.
-  [[noreturn]] void throw_failure(WaitRecord asking) const;
+  // Throws the group's failure as the waiting rank's error: the type and the culprit (as WaitRecord::peer) of
+  // the failure, the rest of the record from `waiting`.
+  [[noreturn]] void throw_failure(WaitRecord waiting) const;
 
  private:
   struct Header;
-  struct Entry;
+  struct RankEntry;
   struct FailureSlot;
 
   Header& header() const;
-  Entry& entry(int rank) const;
+  RankEntry& entry(int rank) const;
   FailureSlot& failure_slot(int reporter) const;
-  void ring_all() noexcept;
+  void wake_all_ranks() noexcept;
 
   Mapping memory_;
   int ranks_;
 };
 
-// A failure record for `record.peer`, of the type that `kind` says.
+// The record of a failure of type `kind` that `record.peer` caused. Text that is too long is cut.
 ErrorRecord failure_record(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& text);
 
 }  // namespace ferry

@@ -1,4 +1,4 @@
-// A lock in shared memory by whose end others notice that its owner's process has ended.
+// A lock in shared memory that the kernel marks when the process that holds it dies, so that peers notice.
 #pragma once
 
 #include <pthread.h>
@@ -9,35 +9,36 @@
 
 namespace ferry {
 
-// A robust futex: the system marks it when the thread that holds it ends without having let go. Nobody takes
-// it over, so the mark stays, for everyone to see. Zero bytes are a lock that nobody has held yet.
-struct RobustLock {
+// A robust futex: the kernel sets FUTEX_OWNER_DIED in `word` when the thread that holds the lock ends without
+// releasing it. No other thread ever takes the lock, so the mark stays and every peer can see it. Zero bytes
+// are a lock that has not been held yet.
+struct LivenessLock {
   std::atomic<std::uint32_t> word;
 
-  bool owner_died() const noexcept;
+  bool holder_died() const noexcept;
 };
 
-// Holds the lock as long as the object lives and its process does.
+// Holds the lock until the object is destroyed or the process dies.
 //
-// By a thread that does nothing else. A killed process counts as ended when the last of its threads is gone,
-// and that one may be in the GPU driver, which takes a second and more to clear up, or free much memory. A
-// thread that sleeps ends at once, and with it the lock is marked.
-class RobustLockOwner {
+// A thread of its own holds the lock, and sleeps. A killed process counts as ended only when its last thread
+// is gone, and a thread may take a second or more to leave the GPU driver or to free much memory. A sleeping
+// thread ends at once, and the kernel marks the lock at that moment.
+class LivenessLockHolder {
  public:
-  // Returns when the lock is held. SystemError if no thread can be had.
-  explicit RobustLockOwner(RobustLock& lock);
-  ~RobustLockOwner();
-  RobustLockOwner(const RobustLockOwner&) = delete;  // the thread has its address
-  RobustLockOwner& operator=(const RobustLockOwner&) = delete;
+  // Returns when the lock is held. Throws SystemError if the thread cannot be started.
+  explicit LivenessLockHolder(LivenessLock& lock);
+  ~LivenessLockHolder();
+  LivenessLockHolder(const LivenessLockHolder&) = delete;  // the thread holds the object's address
+  LivenessLockHolder& operator=(const LivenessLockHolder&) = delete;
 
  private:
-  enum class Stage : int { starting, held, ending };
+  enum class State : int { starting, held, stopping };
 
-  void run() noexcept;
+  void hold() noexcept;
 
-  RobustLock& lock_;
+  LivenessLock& lock_;
   pid_t process_;
-  std::atomic<Stage> stage_ = Stage::starting;
+  std::atomic<State> state_ = State::starting;
   pthread_t thread_{};
 };
 

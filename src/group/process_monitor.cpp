@@ -11,45 +11,46 @@
 
 namespace ferry {
 
-ProcessWatch::ProcessWatch(const GroupControl& control)
-    : control_(control), descriptors_(control.ranks(), -1) {}
+ProcessMonitor::ProcessMonitor(const ControlBlock& control)
+    : control_(control), pidfds_(control.ranks(), -1) {}
 
-ProcessWatch::~ProcessWatch() {
-  for (const int descriptor : descriptors_) {
-    if (descriptor >= 0) close(descriptor);
+ProcessMonitor::~ProcessMonitor() {
+  for (const int pidfd : pidfds_) {
+    if (pidfd >= 0) close(pidfd);
   }
 }
 
-// False if the process is gone already.
-bool ProcessWatch::open(int rank) {
+// Returns false if the process no longer exists. Opens nothing for a rank that has not joined or that runs in
+// this process.
+bool ProcessMonitor::open_pidfd(int rank) {
   const int process = control_.process_of(rank);
   if (process == 0 || process == getpid()) return true;
-  descriptors_[rank] = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
-  if (descriptors_[rank] >= 0) return true;
+  pidfds_[rank] = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
+  if (pidfds_[rank] >= 0) return true;
   if (errno == ESRCH) return false;
   throw system_error(str("cannot watch process ", process, " of rank ", rank), errno);
 }
 
-bool ProcessWatch::ended(int rank, int milliseconds) {
-  if (control_.lock(rank).owner_died()) return true;
-  if (descriptors_[rank] < 0 && !open(rank)) return true;
-  if (descriptors_[rank] < 0) return false;
-  pollfd entry{descriptors_[rank], POLLIN, 0};
-  // The lock again: it may have been marked meanwhile, long before the descriptor tells.
-  return poll(&entry, 1, milliseconds) > 0 || control_.lock(rank).owner_died();
+bool ProcessMonitor::ended(int rank, int milliseconds) {
+  if (control_.liveness_lock(rank).holder_died()) return true;
+  if (pidfds_[rank] < 0 && !open_pidfd(rank)) return true;
+  if (pidfds_[rank] < 0) return false;
+  pollfd entry{pidfds_[rank], POLLIN, 0};
+  // Checks the lock again after the poll: it is marked long before the pidfd becomes readable.
+  return poll(&entry, 1, milliseconds) > 0 || control_.liveness_lock(rank).holder_died();
 }
 
-bool ProcessWatch::ends_within(int rank, int milliseconds) {
+bool ProcessMonitor::ends_within(int rank, int milliseconds) {
   const std::lock_guard lock(mutex_);
   return ended(rank, milliseconds);
 }
 
-int ProcessWatch::find_device_error() {
+int ProcessMonitor::find_dead_rank() {
   const std::lock_guard lock(mutex_);
   for (int rank = 0; rank < control_.ranks(); ++rank) {
-    // In this order: a rank that left said so before its process ended, and with it the thread that held its
-    // lock.
-    if (ended(rank, 0) && control_.presence_of(rank) == Presence::present) return rank;
+    // Order matters: a rank stores `left` before its process, and with it the thread that holds its lock,
+    // ends. So a status loaded after the end was seen shows `left` if the rank left.
+    if (ended(rank, 0) && control_.status_of(rank) == RankStatus::joined) return rank;
   }
   return -1;
 }

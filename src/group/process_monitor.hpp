@@ -1,6 +1,8 @@
-// Notices when a peer's process ends, whether or not it said so: by its lock, which is marked as soon as it
-// is killed; and by its descriptor, which tells more slowly of those that do not hold their lock yet, or no
-// longer.
+// Detects that the process of a peer has died without leaving the group.
+//
+// Two sources. The peer's liveness lock is marked as soon as the process is killed. Its pidfd becomes
+// readable later, when the last thread is gone, but also covers a process that does not hold its lock yet or
+// has released it.
 #pragma once
 
 #include <mutex>
@@ -8,29 +10,29 @@
 
 namespace ferry {
 
-class GroupControl;
+class ControlBlock;
 
-class ProcessWatch {
+class ProcessMonitor {
  public:
-  explicit ProcessWatch(const GroupControl& control);
-  ~ProcessWatch();
-  ProcessWatch(const ProcessWatch&) = delete;  // owns descriptors
-  ProcessWatch& operator=(const ProcessWatch&) = delete;
+  explicit ProcessMonitor(const ControlBlock& control);
+  ~ProcessMonitor();
+  ProcessMonitor(const ProcessMonitor&) = delete;  // owns file descriptors
+  ProcessMonitor& operator=(const ProcessMonitor&) = delete;
 
-  // A rank whose process has ended (a zombie counts) or is just ending, without a word, or -1. Never blocks.
-  // Ranks that are threads of this process are not found: they cannot end that way.
-  int find_device_error();
+  // A rank whose process has ended (a zombie counts) or is ending, without having left the group; -1: none.
+  // Never blocks. Ranks that are threads of this process are skipped: their process is this one.
+  int find_dead_rank();
 
-  // Whether the process of `rank` has ended, is just ending, or ends within this time.
+  // Whether the process of `rank` has ended, is ending, or ends within this time.
   bool ends_within(int rank, int milliseconds);
 
  private:
-  bool open(int rank);
+  bool open_pidfd(int rank);
   bool ended(int rank, int milliseconds);
 
-  const GroupControl& control_;
-  std::mutex mutex_;              // lanes may wait in threads of their own
-  std::vector<int> descriptors_;  // [ranks] pidfd, or -1
+  const ControlBlock& control_;
+  std::mutex mutex_;         // threads of several lanes may wait at once
+  std::vector<int> pidfds_;  // [ranks], -1: not opened
 };
 
 }  // namespace ferry

@@ -1,4 +1,4 @@
-// Sleeping until a peer writes, in shared memory.
+// How a rank sleeps in shared memory until a peer writes: a futex and a lost-wake-up-free event on top of it.
 #pragma once
 
 #include <atomic>
@@ -6,14 +6,16 @@
 
 namespace ferry {
 
-// Sleeps while `word` holds `value`, at most `seconds`. May wake for no reason.
+// Sleeps while `word` holds `value`, for at most `seconds`. Spurious wake-ups are possible.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t value, double seconds) noexcept;
 void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
 
-// One rank's place to sleep. A waiter registers, reads `rings`, looks at its flag, and sleeps on the value it
-// read; a peer stores the flag, then rings. No wake-up is lost: registering, the two looks and the flag's
-// store are sequentially consistent, so either the waiter sees the flag or the peer sees the waiter. Zero
-// bytes are a fresh one.
+// Wakes the sleeping threads of one rank. Zero bytes are a valid initial state.
+//
+// The waiter increments `sleepers`, loads `rings`, checks its flag, and sleeps while `rings` keeps the loaded
+// value. The peer stores the flag, then calls ring(), which loads `sleepers`. No wake-up is lost: the
+// increment, the load of `rings`, the check of the flag, the flag's store and the load of `sleepers` are all
+// sequentially consistent, so either the waiter sees the flag or the peer sees the waiter.
 struct alignas(64) WakeEvent {
   std::atomic<std::uint32_t> rings;
   std::atomic<std::uint32_t> sleepers;

@@ -1,4 +1,4 @@
-// Steps that succeed on all ranks or fail on all of them.
+// Construction steps that either succeed on all ranks or throw on all of them.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,23 @@
 
 namespace ferry {
 
-// Collective. UsageError on every rank unless all of them ask for the same size of symmetric memory.
+// Collective. Throws UsageError on every rank unless all of them request the same size of symmetric memory.
 void compare_sizes(const Rank& rank, std::int64_t bytes);
 
-// Collective. Every rank throws the error of the first rank that has one (null: this one has none).
-void agree(const Rank& rank, const std::exception_ptr& mine);
+// Collective. Every rank passes its error (null: none) and throws the error of the lowest rank that has one.
+void throw_first_error(const Rank& rank, const std::exception_ptr& mine);
 
-// Collective. Runs `make` on this rank and returns if it succeeded on all of them; otherwise every rank
-// throws the error of the first rank where it did not.
-template <class Make>
-void make_on_all(const Rank& rank, Make make) {
+// Collective. Runs `step` on this rank and returns if it succeeded on all ranks. Otherwise every rank throws
+// the error of the lowest rank on which it failed.
+template <class Step>
+void make_on_all(const Rank& rank, Step step) {
   std::exception_ptr error;
   try {
-    make();
+    step();
   } catch (...) {
     error = std::current_exception();
   }
-  agree(rank, error);
+  throw_first_error(rank, error);
 }
 
 }  // namespace ferry
