@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-#include "backends/cpu/chunks.hpp"
+#include "backends/cpu/chunk_schedule.hpp"
 #include "harness/device.hpp"
 #include "harness/persistent_tests.hpp"
 #include "oracle/combine.hpp"

@@ -8,7 +8,7 @@
 
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 #include "tools/ferry/bench_inputs.hpp"
 #include "tools/ferry/bench_point.hpp"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ferry/exchange.hpp"
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 #include "tools/ferry/job.hpp"
 #include "tools/ferry/swiglu.hpp"
 

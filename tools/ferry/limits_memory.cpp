@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 #include "tools/ferry/machine.hpp"
 
 namespace ferry::app {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "group/futex.hpp"
+#include "group/wake_event.hpp"
 #include "memory/mapping.hpp"
 
 namespace ferry::app {

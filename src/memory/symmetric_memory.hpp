@@ -1,4 +1,4 @@
-// Memory that every rank has and every rank of the host can write to.
+// Symmetric memory: a region of the same size on every rank, writable by every rank of the host.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,16 @@
 
 namespace ferry {
 
-// Regions of the same size on every rank, zero at first, all of it present: using it neither faults for want
-// of memory nor kills the process. Threads of one process share private mappings, which live until the last
-// rank lets go. Processes share unnamed files of the shared-memory directory, so nothing is left behind by a
-// killed one.
+// The regions are zero at first, and every page is allocated at construction, so no later access can fail for
+// lack of memory. If all ranks are threads of one process, they share private mappings, which live until the
+// last rank releases them. Processes share unnamed files in the shared-memory directory, so a killed process
+// leaves nothing behind.
 class SymmetricMemory {
  public:
-  // Collective. Every rank asks for the same number of bytes (UsageError otherwise). A rank that cannot get
-  // its part ends the construction on all ranks with SystemError.
+  // Collective. If an error occurs on one rank, every rank throws it.
+  //
+  // @throws UsageError   the ranks request different sizes
+  // @throws SystemError  a rank cannot allocate its region
   SymmetricMemory(const Rank& rank, std::int64_t bytes);
 
   std::byte* at(int rank, std::int64_t offset) const { return regions_[rank]->data() + offset; }

@@ -1,4 +1,4 @@
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 
 namespace ferry {
 

@@ -1,5 +1,5 @@
 // The lock that tells of a process's end, and the watch that looks at it.
-#include "group/robust_lock.hpp"
+#include "group/liveness_lock.hpp"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -17,12 +17,12 @@
 #include <thread>
 #include <vector>
 
-#include "group/group_control.hpp"
+#include "group/control_block.hpp"
 #include "group/no_signals.hpp"
-#include "group/process_watch.hpp"
+#include "group/process_monitor.hpp"
 #include "memory/mapping.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/seen.hpp"
+#include "runtime/shared_value.hpp"
 
 namespace ferry::test {
 namespace {

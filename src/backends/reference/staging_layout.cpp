@@ -1,4 +1,4 @@
-#include "backends/reference/stage.hpp"
+#include "backends/reference/staging_layout.hpp"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "backends/cpu/small_operations.hpp"
+#include "backends/cpu/scalar_operations.hpp"
 
 #include <algorithm>
 #include <cstring>

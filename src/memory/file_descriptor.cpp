@@ -1,4 +1,4 @@
-#include "memory/descriptor.hpp"
+#include "memory/file_descriptor.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

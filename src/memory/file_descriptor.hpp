@@ -1,4 +1,4 @@
-// An open file, closed by its owner.
+// An open file descriptor, closed by its owner.
 #pragma once
 
 #include <utility>
@@ -16,7 +16,8 @@ class Descriptor {
     return *this;
   }
 
-  // A file that another process of this host (or this one) has open, for reading and writing. SystemError.
+  // Opens, for reading and writing, the file that a process of this host has open as descriptor `number`.
+  // Throws SystemError.
   static Descriptor of_process(int process, int number);
 
   bool valid() const { return number_ >= 0; }

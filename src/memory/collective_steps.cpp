@@ -1,4 +1,4 @@
-#include "memory/agreement.hpp"
+#include "memory/collective_steps.hpp"
 
 #include <vector>
 
@@ -13,12 +13,12 @@ void compare_sizes(const Rank& rank, std::int64_t bytes) {
   rank.all_gather(&bytes, sizes.data(), sizeof bytes);
   for (int peer = 0; peer < rank.size(); ++peer) {
     if (sizes[peer] == sizes[0]) continue;
-    throw UsageError(str("symmetric memory has one size: rank 0 asks for ", sizes[0], " bytes, rank ", peer,
-                         " for ", sizes[peer]));
+    throw UsageError(str("symmetric memory must have the same size on every rank: rank 0 asks for ", sizes[0],
+                         " bytes, rank ", peer, " for ", sizes[peer]));
   }
 }
 
-void agree(const Rank& rank, const std::exception_ptr& mine) {
+void throw_first_error(const Rank& rank, const std::exception_ptr& mine) {
   const ErrorRecord record = mine ? ErrorRecord::of(mine) : ErrorRecord{};
   std::vector<ErrorRecord> records(rank.size());
   rank.all_gather(&record, records.data(), sizeof record);

@@ -1,4 +1,4 @@
-#include "memory/symmetric.hpp"
+#include "memory/symmetric_memory.hpp"
 
 #include <unistd.h>
 
@@ -7,8 +7,8 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
-#include "memory/agreement.hpp"
-#include "memory/descriptor.hpp"
+#include "memory/collective_steps.hpp"
+#include "memory/file_descriptor.hpp"
 #include "memory/published_handle.hpp"
 #include "memory/shared_file.hpp"
 
@@ -16,17 +16,17 @@ namespace ferry {
 
 namespace {
 
-// Where another process finds a region.
-struct Address {
+// How another process opens a region.
+struct RegionAddress {
   int process, descriptor;
 };
 
-Mapping map_of_peer(const Rank& rank, int peer, const Address& address, std::int64_t bytes) {
+Mapping map_region_of_peer(const Rank& rank, int peer, const RegionAddress& address, std::int64_t bytes) {
   try {
     return Mapping::file(Descriptor::of_process(address.process, address.descriptor).number(), bytes);
   } catch (const SystemError&) {
-    // A peer that dies takes its file along: then that is the error.
-    rank.state().require_process({Operation::construct, 0, rank.index(), peer, 0, 0});
+    // The file of a dying peer disappears with it. In that case the death is the error to report.
+    rank.state().require_alive({Operation::construct, 0, rank.index(), peer, 0, 0});
     throw;
   }
 }
@@ -48,14 +48,14 @@ void SymmetricMemory::share_with_threads(const Rank& rank) {
     regions_[rank_] = std::make_shared<Mapping>(Mapping::anonymous(bytes_));
     regions_[rank_]->populate();
   });
-  const PublishedHandle offer(regions_[rank_]);
-  const Mapping* mine = offer.address();
+  const PublishedHandle published(regions_[rank_]);
+  const Mapping* mine = published.address();
   std::vector<const Mapping*> all(rank.size());
   rank.all_gather(&mine, all.data(), sizeof mine);
   make_on_all(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
       regions_[peer] = PublishedHandle<Mapping>::take(all[peer]);
-      if (!regions_[peer]) throw UsageError(str("rank ", peer, " has given up its symmetric memory"));
+      if (!regions_[peer]) throw UsageError(str("rank ", peer, " has released its symmetric memory"));
     }
   });
 }
@@ -63,13 +63,13 @@ void SymmetricMemory::share_with_threads(const Rank& rank) {
 void SymmetricMemory::share_with_processes(const Rank& rank) {
   std::optional<SharedFile> file;
   make_on_all(rank, [&] { file.emplace(bytes_); });
-  const Address mine{getpid(), file->descriptor().number()};
-  std::vector<Address> all(rank.size());
+  const RegionAddress mine{getpid(), file->descriptor().number()};
+  std::vector<RegionAddress> all(rank.size());
   rank.all_gather(&mine, all.data(), sizeof mine);
   make_on_all(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
-      regions_[peer] = std::make_shared<Mapping>(peer == rank_ ? file->take_mapping()
-                                                               : map_of_peer(rank, peer, all[peer], bytes_));
+      regions_[peer] = std::make_shared<Mapping>(
+          peer == rank_ ? file->take_mapping() : map_region_of_peer(rank, peer, all[peer], bytes_));
     }
   });
 }

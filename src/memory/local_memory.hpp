@@ -1,4 +1,4 @@
-// Memory of one rank alone: zero at first, given by the system page by page as it is touched.
+// Memory that only one rank uses: zero at first; the system provides each page at its first access.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace ferry {
 class LocalMemory {
  public:
   LocalMemory() = default;
-  explicit LocalMemory(std::int64_t bytes);  // aligned to a page; SystemError when the system refuses
+  explicit LocalMemory(std::int64_t bytes);  // aligned to a page; throws SystemError if the system refuses
 
   std::byte* data() const { return mapping_.data(); }
   std::int64_t bytes() const { return mapping_.bytes(); }
