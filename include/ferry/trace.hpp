@@ -1,8 +1,8 @@
 // Routing traces: which experts a router chose, token by token, with its weights. Recorded or synthesised.
 //
-// Everything here is host code without threads; nothing blocks except on files. Errors: UsageError for a
-// bad name, specification or file content (naming file, offset, expected and found numbers), SystemError
-// for what the operating system refuses.
+// Everything here is host code without threads; nothing blocks except on files. Errors: UsageError for a bad
+// name, specification or file content (naming file, offset, expected and found numbers), SystemError for what
+// the operating system refuses.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ struct Trace {
 //   uniform          every set of top_k experts equally likely, tokens independent of one another
 enum class Workload : int { decode = 0, prefill = 1, uniform = 2 };
 
-// A synthesised trace, exactly: the same values give the same trace to the bit on every machine. A layer
-// does not depend on how many layers follow, nor a token on how many tokens follow.
+// A synthesised trace, exactly: the same values give the same trace to the bit on every machine. A layer does
+// not depend on how many layers follow, nor a token on how many tokens follow.
 struct SynthSpec {
   Workload workload = Workload::decode;
   bool grouped = false;  // group-limited: a token's experts lie in at most 4 of 8 groups of neighbours
@@ -53,15 +53,14 @@ struct SynthSpec {
   double block_sigma = 0.3;
 };
 
-// Reads `synth:decode`, `synth:prefill`, `synth:uniform`, each also with `-grouped`
-// (`synth:decode-grouped`), followed by nothing or by `:key=value,...` with the keys experts, top_k,
-// tokens, layers, seed, block_sigma. Keys not given keep their value in `defaults`. Example:
-// synth:prefill:experts=128,tokens=8192,seed=7
+// Reads `synth:decode`, `synth:prefill`, `synth:uniform`, each also with `-grouped` (`synth:decode-grouped`),
+// followed by nothing or by `:key=value,...` with the keys experts, top_k, tokens, layers, seed, block_sigma.
+// Keys not given keep their value in `defaults`. Example: synth:prefill:experts=128,tokens=8192,seed=7
 SynthSpec parse_synth_spec(const std::string& text, const SynthSpec& defaults = {});
 
-// Draws the trace. Ids of a token are distinct and stand in the router's order, highest weight first.
-// Weights are positive and renormalised: a softmax over the scores of the chosen experts, so they sum to 1
-// within rounding. Sequence lengths: one sequence of all tokens.
+// Draws the trace. Ids of a token are distinct and stand in the router's order, highest weight first. Weights
+// are positive and renormalised: a softmax over the scores of the chosen experts, so they sum to 1 within
+// rounding. Sequence lengths: one sequence of all tokens.
 Trace synthesise(const SynthSpec& spec);
 
 struct TraceOptions {
@@ -85,10 +84,10 @@ void save_trace(const Trace& trace, const std::string& prefix);
 
 // Which part of a trace one rank plays in one call.
 //
-// A step is one pass through the model by ranks * tokens_per_rank tokens, which are the same in every
-// layer. Rank r plays the r-th block of tokens_per_rank neighbouring tokens of the step; the next step goes
-// on where the last one ended; after the last token of the trace comes the first. A caller that plays one
-// call after another takes, for call c, layer = c % trace.layers and step = c / trace.layers.
+// A step is one pass through the model by ranks * tokens_per_rank tokens, which are the same in every layer.
+// Rank r plays the r-th block of tokens_per_rank neighbouring tokens of the step; the next step goes on where
+// the last one ended; after the last token of the trace comes the first. A caller that plays one call after
+// another takes, for call c, layer = c % trace.layers and step = c / trace.layers.
 struct ShareOf {
   int layer = 0;
   int rank = 0;
@@ -103,8 +102,8 @@ struct Share {
   std::vector<float> weights{};     // [tokens_per_rank][top_k]
 };
 
-// The share, a pure function of its arguments: every rank can ask for its own. Throws UsageError for a
-// layer or rank that does not exist and for negative numbers.
+// The share, a pure function of its arguments: every rank can ask for its own. Throws UsageError for a layer
+// or rank that does not exist and for negative numbers.
 Share share(const Trace& trace, const ShareOf& of);
 
 // How unevenly experts are chosen. The load of an expert is the number of routes to it; `max` to `min` are
