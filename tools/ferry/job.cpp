@@ -153,11 +153,12 @@ std::vector<std::byte> make_tokens(const Job& job, int step, int rank) {
 
 Routes make_routes(const Job& job, int step, int rank) {
   const bool one_layer = job.options.layer >= 0;
-  Share mine = share(job.trace, {.layer = one_layer ? job.options.layer : step % job.trace.layers,
-                                 .rank = rank,
-                                 .ranks = job.options.ranks,
-                                 .tokens_per_rank = job.tokens(),
-                                 .step = one_layer ? step : step / job.trace.layers});
+  TracePartition mine =
+      partition(job.trace, {.layer = one_layer ? job.options.layer : step % job.trace.layers,
+                            .rank = rank,
+                            .ranks = job.options.ranks,
+                            .tokens_per_rank = job.tokens(),
+                            .step = one_layer ? step : step / job.trace.layers});
   return {std::move(mine.ids), std::move(mine.weights)};
 }
 
