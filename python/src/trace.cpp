@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "array.hpp"
+#include "arrays/array.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "ferry/error.hpp"

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import ferry
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples/pictures.py"
+EXAMPLE = pathlib.Path(__file__).parents[3] / "examples/pictures.py"
 
 
 def test_the_picture_shows_what_was_carried(tmp_path):

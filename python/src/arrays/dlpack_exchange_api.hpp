@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "array.hpp"
+#include "arrays/array.hpp"
 
 namespace ferry::python {
 

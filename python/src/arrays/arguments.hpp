@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <memory>
 
-#include "array.hpp"
+#include "arrays/array.hpp"
 
 namespace ferry::python {
 

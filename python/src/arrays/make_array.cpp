@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "framework.hpp"
 
 namespace ferry::python {
 namespace {

@@ -11,7 +11,7 @@ import pytest
 
 import ferry
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
+REPOSITORY = pathlib.Path(__file__).parents[3]
 
 
 def pinned_version():

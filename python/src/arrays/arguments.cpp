@@ -1,10 +1,10 @@
-#include "arguments.hpp"
+#include "arrays/arguments.hpp"
 
 #include <algorithm>
 
+#include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "framework.hpp"
 
 namespace ferry::python {
 namespace {

@@ -1,7 +1,7 @@
 // Names of elements, devices and frameworks.
 #include <algorithm>
 
-#include "array.hpp"
+#include "arrays/array.hpp"
 #include "base/text.hpp"
 
 namespace ferry::python {

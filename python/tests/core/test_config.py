@@ -15,7 +15,7 @@ def test_the_size_query_is_exact(layout):
     def body(rank):
         exchange = ferry.Exchange(rank, config)
         asked = ferry.size_of(config, 4, rank.index)
-        for name in ("dispatch_staging", "combine_staging", "signals", "arrivals", "plans", "total"):
+        for name in ("dispatch_staging", "combine_staging", "signals", "results", "plans", "total"):
             assert getattr(asked, name) == getattr(exchange.sizes, name) > 0
         assert exchange.capacity == ferry.capacity_of(config, 4, rank.index)
         assert len(exchange.dispatch(np.ones((1, 64), np.float32), np.zeros((1, 2), np.int32) + [[0, 1]]).plan.storage) == (

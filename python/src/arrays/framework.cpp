@@ -1,4 +1,4 @@
-#include "framework.hpp"
+#include "arrays/framework.hpp"
 
 #include <nanobind/stl/string.h>
 

@@ -2,9 +2,9 @@
 // by their own attributes and made from bits of the same size.
 #include <nanobind/stl/string.h>
 
+#include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "framework.hpp"
 
 namespace ferry::python {
 namespace {

@@ -2,13 +2,13 @@
 // capacities in memory of their own, for autograd keeps what they return as long as it likes.
 #include <cstring>
 
+#include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "combine.hpp"
 #include "dispatch.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
-#include "framework.hpp"
 
 namespace ferry::python {
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "array.hpp"
+#include "arrays/array.hpp"
 
 namespace ferry::python {
 

@@ -3,10 +3,10 @@
 // Python and take longer than a whole call may, on devices above all.
 #include <nanobind/stl/string.h>
 
+#include "arrays/dlpack_exchange_api.hpp"
+#include "arrays/framework.hpp"
 #include "base/text.hpp"
-#include "dlpack_exchange.hpp"
 #include "ferry/error.hpp"
-#include "framework.hpp"
 
 namespace ferry::python {
 namespace {
