@@ -1,5 +1,5 @@
 // The least that has to cross, against counts by hand.
-#include "tools/ferry/bench_floor.hpp"
+#include "tools/ferry/bench/traffic.hpp"
 
 #include <gtest/gtest.h>
 

@@ -11,11 +11,11 @@
 
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
-#include "tools/ferry/board.hpp"
-#include "tools/ferry/job.hpp"
-#include "tools/ferry/results.hpp"
-#include "tools/ferry/run_report.hpp"
-#include "tools/ferry/step_oracle.hpp"
+#include "tools/ferry/run/combine_check.hpp"
+#include "tools/ferry/run/dispatch_check.hpp"
+#include "tools/ferry/run/report.hpp"
+#include "tools/ferry/run/run_spec.hpp"
+#include "tools/ferry/run/shared_results.hpp"
 
 namespace ferry::app {
 namespace {

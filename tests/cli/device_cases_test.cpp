@@ -1,5 +1,5 @@
 // Which calls a sweep on GPUs times.
-#include "tools/ferry/device_cases.hpp"
+#include "tools/ferry/bench/device_cases.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The report of a bench on GPUs, from figures made up here.
-#include "tools/ferry/device_bench_report.hpp"
+#include "tools/ferry/bench/device_report.hpp"
 
 #include <gtest/gtest.h>
 

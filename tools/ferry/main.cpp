@@ -8,7 +8,7 @@
 
 #include "ferry/error.hpp"
 #include "ferry/version.hpp"
-#include "tools/ferry/commands.hpp"
+#include "tools/ferry/commands/commands.hpp"
 
 namespace ferry::app {
 namespace {
