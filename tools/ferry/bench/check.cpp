@@ -165,7 +165,7 @@ void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, 
 }
 
 std::int64_t check_result(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                          const std::byte* result, const Homecoming& how) {
+                          const std::byte* result, const CombineMode& how) {
   const int top_k = point.config.top_k;
   const bool apart = how.reduction == Reduction::unreduced;
   const auto bytes = static_cast<std::size_t>(point.token_bytes());

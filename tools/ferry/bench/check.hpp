@@ -23,7 +23,7 @@ void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, 
                    std::byte* message);
 
 // How rows came home.
-struct Homecoming {
+struct CombineMode {
   Reduction reduction = Reduction::partial;
   bool weighted = true;
 };
@@ -31,6 +31,6 @@ struct Homecoming {
 // Every byte of the result of experts that leave rows as they are. Throws CheckFailed. Returns the rows
 // compared.
 std::int64_t check_result(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                          const std::byte* result, const Homecoming& how);
+                          const std::byte* result, const CombineMode& how);
 
 }  // namespace ferry::app

@@ -8,9 +8,9 @@
 
 namespace ferry::app {
 
-// Plays every work of the case: checks every set of inputs, then times. DeviceTimes::push_bytes_per_second is
+// Plays every work of the case: checks every set of inputs, then times. GpuTimes::push_bytes_per_second is
 // left open. `nccl` names its library, or is empty. Throws CheckFailed when a check fails, UnsupportedError
 // without a GPU.
-std::vector<DeviceRow> play_device_case(const DeviceCase& of, const std::string& nccl);
+std::vector<GpuBenchRow> run_gpu_case(const GpuCase& of, const std::string& nccl);
 
 }  // namespace ferry::app

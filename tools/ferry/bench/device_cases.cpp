@@ -23,13 +23,13 @@ std::vector<Work> works_named(const std::string& name) {
 }
 
 // By launch and work, then by what sets its calls apart.
-std::vector<DeviceWork> all_works(const BenchOptions& options) {
-  std::vector<DeviceWork> works;
-  const auto add = [&](Work work, bool eager, bool halves) {
+std::vector<GpuWork> all_works(const BenchOptions& options) {
+  std::vector<GpuWork> works;
+  const auto add = [&](Work work, bool eager, bool in_phases) {
     for (const std::string& reduction : options.reductions) {
       for (const std::string& weights : options.weights) {
         for (const int sms : options.sms)
-          works.push_back({work, reduction_of(reduction), weights == "with", eager, halves, sms});
+          works.push_back({work, reduction_of(reduction), weights == "with", eager, in_phases, sms});
       }
     }
   };
@@ -43,19 +43,19 @@ std::vector<DeviceWork> all_works(const BenchOptions& options) {
   return works;
 }
 
-std::vector<DeviceWork> works_of_layout(const BenchOptions& options, Layout layout) {
-  std::vector<DeviceWork> works;
-  for (const DeviceWork& asked : all_works(options)) {
-    const std::optional<DeviceWork> one = normalised(asked, layout);
+std::vector<GpuWork> works_of_layout(const BenchOptions& options, Layout layout) {
+  std::vector<GpuWork> works;
+  for (const GpuWork& asked : all_works(options)) {
+    const std::optional<GpuWork> one = normalised(asked, layout);
     if (one && std::find(works.begin(), works.end(), *one) == works.end()) works.push_back(*one);
   }
   return works;
 }
 
 // The largest of a case: it sizes the exchange's memory and the result.
-Reduction largest_reduction(const std::vector<DeviceWork>& works) {
+Reduction largest_reduction(const std::vector<GpuWork>& works) {
   const auto any = [&](Reduction reduction) {
-    return std::any_of(works.begin(), works.end(), [&](const DeviceWork& work) {
+    return std::any_of(works.begin(), works.end(), [&](const GpuWork& work) {
       return work.combines() && work.reduction == reduction;
     });
   };
@@ -64,7 +64,7 @@ Reduction largest_reduction(const std::vector<DeviceWork>& works) {
 }
 
 void add_cases(const BenchOptions& options, const std::vector<Trace>& traces, int ranks,
-               std::vector<DeviceCase>& cases) {
+               std::vector<GpuCase>& cases) {
   std::set<DType> types;  // whose rows have been combined, and moved by NCCL
   bool first = true;
   for (const std::string& format : options.formats) {
@@ -72,8 +72,8 @@ void add_cases(const BenchOptions& options, const std::vector<Trace>& traces, in
     for (const std::string& layout : options.layouts) {
       for (const int tokens : parse_sweep(options.tokens)) {
         for (const Trace& trace : traces) {
-          std::vector<DeviceWork> works = works_of_layout(options, layout_of(layout));
-          std::erase_if(works, [&](const DeviceWork& work) {
+          std::vector<GpuWork> works = works_of_layout(options, layout_of(layout));
+          std::erase_if(works, [&](const GpuWork& work) {
             if (work.work == Work::metadata) return !first;
             if (work.of_nccl()) return !fresh || layout != options.layouts.front();
             return work.work == Work::combine && !fresh;
@@ -91,9 +91,9 @@ void add_cases(const BenchOptions& options, const std::vector<Trace>& traces, in
 
 }  // namespace
 
-std::vector<DeviceCase> device_cases(const BenchOptions& options, const std::vector<Trace>& traces) {
+std::vector<GpuCase> gpu_cases(const BenchOptions& options, const std::vector<Trace>& traces) {
   if (options.processes) throw UsageError("--processes with --backend cuda: its ranks are threads");
-  std::vector<DeviceCase> cases;
+  std::vector<GpuCase> cases;
   for (const int ranks : options.ranks) add_cases(options, traces, ranks, cases);
   if (cases.empty()) {
     throw UsageError(

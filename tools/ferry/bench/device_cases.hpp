@@ -12,6 +12,6 @@ namespace ferry::app {
 // call has (sums other than partial from rank_major) are left out, and what does not depend on the format or
 // the layout is timed once. Throws UsageError if nothing is left, and what construction of an exchange would
 // throw.
-std::vector<DeviceCase> device_cases(const BenchOptions& options, const std::vector<Trace>& traces);
+std::vector<GpuCase> gpu_cases(const BenchOptions& options, const std::vector<Trace>& traces);
 
 }  // namespace ferry::app

@@ -11,15 +11,15 @@
 
 namespace ferry::app {
 
-struct DeviceReport {
-  std::vector<DeviceLimits> limits;  // of the same run, by number of ranks
-  std::vector<DeviceRow> rows;
+struct GpuBenchReport {
+  std::vector<GpuLimits> limits;  // of the same run, by number of ranks
+  std::vector<GpuBenchRow> rows;
 
   // Rows take what could be pushed from the limits for their number of ranks.
-  void add(std::vector<DeviceRow> more);
+  void add(std::vector<GpuBenchRow> more);
 };
 
-std::string device_bench_table(const DeviceReport& report);
-nlohmann::ordered_json device_bench_json(const DeviceReport& report);
+std::string gpu_bench_table(const GpuBenchReport& report);
+nlohmann::ordered_json gpu_bench_json(const GpuBenchReport& report);
 
 }  // namespace ferry::app

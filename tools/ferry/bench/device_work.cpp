@@ -8,13 +8,13 @@ const char* to_string(Work work) {
   return kNames[static_cast<int>(work)];
 }
 
-std::optional<DeviceWork> normalised(DeviceWork work, Layout layout) {
+std::optional<GpuWork> normalised(GpuWork work, Layout layout) {
   const bool sums = layout == Layout::rank_major;  // rows are sums over the rank's experts already
   if (work.combines() && sums && work.reduction != Reduction::partial) return std::nullopt;
   if (!work.combines()) work.reduction = Reduction::partial;
   if (work.work == Work::combine && (sums || work.reduction == Reduction::unreduced)) work.weighted = false;
   if (work.work == Work::metadata || work.of_nccl()) {
-    work.weighted = work.halves = false;
+    work.weighted = work.in_phases = false;
     work.sm_limit = 0;
   }
   // Its counts come to the host in between; without them there is nothing to wait for.

@@ -22,50 +22,50 @@ enum class Work : int {
 
 const char* to_string(Work work);
 
-struct DeviceWork {
+struct GpuWork {
   Work work = Work::dispatch;
   Reduction reduction = Reduction::partial;  // of combine and pair
   bool weighted = false;                     // weights travel and are applied where they can be
   bool eager = false;                        // call by call instead of graphs of them
-  bool halves = false;                       // send half, receive half
+  bool in_phases = false;                       // send half, receive half
   int sm_limit = 0;                          // 0: none
 
   bool dispatches() const { return work == Work::dispatch || work == Work::dispatch_plan; }
   bool combines() const { return work == Work::combine || work == Work::pair; }
   bool of_nccl() const { return work == Work::nccl || work == Work::nccl_rows; }
 
-  bool operator==(const DeviceWork&) const = default;
+  bool operator==(const GpuWork&) const = default;
 };
 
 // With what means nothing to the work left out, so that equal work compares equal; none for a combination
 // that no call has.
-std::optional<DeviceWork> normalised(DeviceWork work, Layout layout);
+std::optional<GpuWork> normalised(GpuWork work, Layout layout);
 
 // Works of one configuration.
-struct DeviceCase {
+struct GpuCase {
   BenchPoint point;
-  std::vector<DeviceWork> works;
+  std::vector<GpuWork> works;
 };
 
-struct DeviceTimes {
+struct GpuTimes {
   BenchTimes seconds;                // of a call, on the slowest rank
   double host_seconds = 0;           // eager: of the calling thread in a call, its stream idle
   double wire_bytes = 0;             // of a call, a rank's, mean over ranks
-  double floor_bytes = 0;            // that the busiest rank must send or receive
+  double lower_bound_bytes = 0;            // that the busiest rank must send or receive
   double push_bytes_per_second = 0;  // best seen with at most the SMs of the call, out of a rank
   std::int64_t rows_checked = 0;     // of all ranks, before anything was timed
   std::string skipped{};             // why nothing was timed
 
   // 0: nothing has to cross.
-  double floor_seconds() const { return push_bytes_per_second > 0 ? floor_bytes / push_bytes_per_second : 0; }
+  double lower_bound_seconds() const { return push_bytes_per_second > 0 ? lower_bound_bytes / push_bytes_per_second : 0; }
   double wire_bytes_per_second() const { return seconds.p50 > 0 ? wire_bytes / seconds.p50 : 0; }
 };
 
-struct DeviceRow {
+struct GpuBenchRow {
   BenchPoint point;
   BenchRouting routing;
-  DeviceWork work;
-  DeviceTimes times;
+  GpuWork work;
+  GpuTimes times;
 };
 
 }  // namespace ferry::app

@@ -12,45 +12,45 @@ namespace {
 
 constexpr int kSets = BenchInputs::kSets;
 
-DeviceArray on_device(const void* host, std::int64_t bytes) {
-  DeviceArray array(bytes);
+GpuBuffer on_device(const void* host, std::int64_t bytes) {
+  GpuBuffer array(bytes);
   if (bytes > 0) array.fill_from(host, bytes);
   return array;
 }
 
-DeviceArray on_device(const std::vector<std::byte>& bytes) {
+GpuBuffer on_device(const std::vector<std::byte>& bytes) {
   return on_device(bytes.data(), static_cast<std::int64_t>(bytes.size()));
 }
 
 }  // namespace
 
-DeviceSets::DeviceSets(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs)
+GpuInputs::GpuInputs(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs)
     : rank_(rank),
       point_(point),
       inputs_(inputs),
       positions_(std::int64_t{point.ranks} * point.tokens * point.config.top_k *
-                 static_cast<std::int64_t>(sizeof(RowPlace))),
+                 static_cast<std::int64_t>(sizeof(RowToken))),
       wrong_(sizeof(WrongRows)) {}
 
-void DeviceSets::bring(BenchTables& tables) {
+void GpuInputs::bring(TokenTables& tables) {
   const int me = rank_.index();
   const std::int64_t routes = std::int64_t{point_.tokens} * point_.config.top_k;
   for (int number = 0; number < kSets; ++number) {
     rank_.barrier();
     tables.write(inputs_, number, me);
     rank_.barrier();
-    DeviceSet& set = (*this)[number];
+    GpuInputSet& set = (*this)[number];
     set.tokens = on_device(tables.tokens_of(me), point_.tokens * point_.token_bytes());
     set.ids = on_device(inputs_.ids(number, me), routes * 4);
     set.weights = on_device(inputs_.weights(number, me), routes * 4);
     set.messages = on_device(tables.messages());
-    set.plan = DeviceArray(plan_bytes(point_.config, point_.ranks));
+    set.plan = GpuBuffer(plan_bytes(point_.config, point_.ranks));
   }
   rank_.barrier();
 }
 
-void DeviceSets::keep_places(int number, const DispatchResult& local) {
-  DeviceSet& set = (*this)[number];
+void GpuInputs::record_rows(int number, const DispatchResult& local) {
+  GpuInputSet& set = (*this)[number];
   set.positions.clear();
   for (int group = 0; group < local.groups; ++group) {
     for (std::int32_t row = local.row_offsets[group]; row < local.row_offsets[group] + local.counts[group];
@@ -62,43 +62,43 @@ void DeviceSets::keep_places(int number, const DispatchResult& local) {
   if (local.weight != nullptr) set.row_weights = on_device(local.weight, *local.total * 4);
 }
 
-void DeviceSets::bring_outputs(BenchTables& tables, std::int64_t rows, const DeviceStream& stream) {
+void GpuInputs::make_outputs(TokenTables& tables, std::int64_t rows, const DeviceStream& stream) {
   const bool quantised = &tables.messages() != &tables.tokens();
-  DeviceArray tokens;
+  GpuBuffer tokens;
   for (int number = 0; number < kSets; ++number) {
-    DeviceSet& set = (*this)[number];
+    GpuInputSet& set = (*this)[number];
     if (quantised) {
       rank_.barrier();
       tables.write(inputs_, number, rank_.index());
       rank_.barrier();
       tokens = on_device(tables.tokens());
     }
-    set.outputs = DeviceArray(rows * point_.token_bytes());
-    take_places(set.positions);
-    copy_rows(positions_.as<RowPlace>(), static_cast<std::int64_t>(set.positions.size()),
+    set.outputs = GpuBuffer(rows * point_.token_bytes());
+    upload_rows(set.positions);
+    copy_rows(positions_.as<RowToken>(), static_cast<std::int64_t>(set.positions.size()),
               (quantised ? tokens : set.messages).as(), set.outputs.as(), point_.token_bytes(), stream.get());
     stream.wait();
   }
   rank_.barrier();
 }
 
-void DeviceSets::take_places(const std::vector<RowPlace>& positions) {
-  const auto bytes = static_cast<std::int64_t>(positions.size() * sizeof(RowPlace));
+void GpuInputs::upload_rows(const std::vector<RowToken>& positions) {
+  const auto bytes = static_cast<std::int64_t>(positions.size() * sizeof(RowToken));
   if (bytes > 0) positions_.fill_from(positions.data(), bytes);
 }
 
-void DeviceSets::check_bytes(int number, const DispatchResult& on_device, const DeviceStream& stream) {
-  const DeviceSet& set = (*this)[number];
+void GpuInputs::check_bytes(int number, const DispatchResult& on_device, const DeviceStream& stream) {
+  const GpuInputSet& set = (*this)[number];
   RowParts rows{.parts = parts_of(point_.config.format, point_.config.hidden), .data = {}, .leading = {}};
   for (int p = 0; p < rows.parts.count; ++p) {
     const ReceivedPart& part = on_device.parts[static_cast<std::size_t>(p)];
     rows.data[p] = part.data;
     rows.leading[p] = part.leading_dimension;
   }
-  take_places(set.positions);
+  upload_rows(set.positions);
   WrongRows wrong{0, kNoRow};
   wrong_.fill_from(&wrong, sizeof wrong);
-  count_wrong_rows(positions_.as<RowPlace>(), static_cast<std::int64_t>(set.positions.size()),
+  count_wrong_rows(positions_.as<RowToken>(), static_cast<std::int64_t>(set.positions.size()),
                    set.messages.as(), rows, wrong_.as<WrongRows>(), stream.get());
   stream.wait();
   copy_to_host(&wrong, wrong_.as(), sizeof wrong);

@@ -11,42 +11,42 @@
 
 namespace ferry::app {
 
-struct DeviceSet {
-  DeviceArray tokens, ids, weights;
-  DeviceArray plan, row_weights;
-  DeviceArray outputs;              // the experts' rows
-  DeviceArray messages;             // of all ranks' tokens, what arrived rows are compared with
-  std::vector<RowPlace> positions;  // of the rows that arrive
+struct GpuInputSet {
+  GpuBuffer tokens, ids, weights;
+  GpuBuffer plan, row_weights;
+  GpuBuffer outputs;              // the experts' rows
+  GpuBuffer messages;             // of all ranks' tokens, what arrived rows are compared with
+  std::vector<RowToken> positions;  // of the rows that arrive
 };
 
-class DeviceSets {
+class GpuInputs {
  public:
-  DeviceSets(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs);
+  GpuInputs(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs);
 
   // Fills every set but for what follows from its dispatch. Collective.
-  void bring(BenchTables& tables);
+  void bring(TokenTables& tables);
 
   // Where the rows of a dispatch lie, and their weights. DispatchResult are on the host.
-  void keep_places(int set, const DispatchResult& local);
+  void record_rows(int set, const DispatchResult& local);
 
-  // Experts that leave rows as they are: every row is its token again. `rows`: that outputs have room for.
+  // HostExperts that leave rows as they are: every row is its token again. `rows`: that outputs have room for.
   // Collective.
-  void bring_outputs(BenchTables& tables, std::int64_t rows, const DeviceStream& stream);
+  void make_outputs(TokenTables& tables, std::int64_t rows, const DeviceStream& stream);
 
   // Throws CheckFailed unless every byte that arrived is right. Waits for the stream.
   void check_bytes(int set, const DispatchResult& on_device, const DeviceStream& stream);
 
-  DeviceSet& operator[](int set) { return sets_[static_cast<std::size_t>(set)]; }
+  GpuInputSet& operator[](int set) { return sets_[static_cast<std::size_t>(set)]; }
 
  private:
-  void take_places(const std::vector<RowPlace>& positions);
+  void upload_rows(const std::vector<RowToken>& positions);
 
   Rank rank_;
   const BenchPoint& point_;
   const BenchInputs& inputs_;
-  std::array<DeviceSet, BenchInputs::kSets> sets_;
-  DeviceArray positions_;  // those of the set that is looked at
-  DeviceArray wrong_;
+  std::array<GpuInputSet, BenchInputs::kSets> sets_;
+  GpuBuffer positions_;  // those of the set that is looked at
+  GpuBuffer wrong_;
 };
 
 }  // namespace ferry::app

@@ -13,7 +13,7 @@ constexpr int kWord = 4;  // every element of every part is a multiple of it
 
 // A block takes whole rows in turn.
 __global__ void __launch_bounds__(kThreads)
-    copy_row(const RowPlace* positions, std::int64_t count, const std::byte* from, std::byte* to,
+    copy_row(const RowToken* positions, std::int64_t count, const std::byte* from, std::byte* to,
              std::int64_t row_bytes) {
   for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
     const auto* source = reinterpret_cast<const int4*>(from + positions[i].token * row_bytes);
@@ -36,7 +36,7 @@ __device__ bool same_part(const PartLayout& part, const std::byte* data, std::in
 }
 
 __global__ void __launch_bounds__(kThreads)
-    compare_row(const RowPlace* positions, std::int64_t count, const std::byte* messages, RowParts rows,
+    compare_row(const RowToken* positions, std::int64_t count, const std::byte* messages, RowParts rows,
                 WrongRows* wrong) {
   const std::int64_t message_bytes = wire_bytes(rows.parts);
   for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
@@ -61,14 +61,14 @@ unsigned blocks_for(std::int64_t rows) {
 
 }  // namespace
 
-void copy_rows(const RowPlace* positions, std::int64_t count, const std::byte* from, std::byte* to,
+void copy_rows(const RowToken* positions, std::int64_t count, const std::byte* from, std::byte* to,
                std::int64_t row_bytes, cudaStream_t stream) {
   if (count == 0) return;
   copy_row<<<blocks_for(count), kThreads, 0, stream>>>(positions, count, from, to, row_bytes);
   cuda::check(cudaGetLastError(), "launch a kernel that copies rows");
 }
 
-void count_wrong_rows(const RowPlace* positions, std::int64_t count, const std::byte* messages,
+void count_wrong_rows(const RowToken* positions, std::int64_t count, const std::byte* messages,
                       const RowParts& rows, WrongRows* wrong, cudaStream_t stream) {
   if (count == 0) return;
   compare_row<<<blocks_for(count), kThreads, 0, stream>>>(positions, count, messages, rows, wrong);

@@ -11,12 +11,12 @@
 namespace ferry::app {
 
 // A token (rank * N + token) and the row it stands in.
-struct RowPlace {
+struct RowToken {
   std::int32_t row, token;
 };
 
 // to[row] = from[token] for every place; rows are multiples of 16 bytes.
-void copy_rows(const RowPlace* positions, std::int64_t count, const std::byte* from, std::byte* to,
+void copy_rows(const RowToken* positions, std::int64_t count, const std::byte* from, std::byte* to,
                std::int64_t row_bytes, cudaStream_t stream);
 
 // Arrived rows as they lie.
@@ -32,7 +32,7 @@ struct WrongRows {
 inline constexpr std::int32_t kNoRow = 0x7FFFFFFF;
 
 // Compares every byte with messages[token], whose parts follow one another. `wrong` starts as {0, kNoRow}.
-void count_wrong_rows(const RowPlace* positions, std::int64_t count, const std::byte* messages,
+void count_wrong_rows(const RowToken* positions, std::int64_t count, const std::byte* messages,
                       const RowParts& rows, WrongRows* wrong, cudaStream_t stream);
 
 }  // namespace ferry::app

@@ -23,11 +23,11 @@ std::int64_t rows_of(const Exchange& exchange) {
   return exchange.capacity() * (padded ? config.placement.local_experts(exchange.rank().index()) : 1);
 }
 
-bool weighs_rows(const BenchPoint& point, const DeviceWork& work) {
+bool weighs_rows(const BenchPoint& point, const GpuWork& work) {
   return work.weighted && point.config.layout != Layout::rank_major && work.reduction != Reduction::unreduced;
 }
 
-Plan plan_of(const DeviceSet& set) {
+Plan plan_of(const GpuInputSet& set) {
   return Plan::over(set.plan.as<void>(), static_cast<std::size_t>(set.plan.bytes()));
 }
 
@@ -38,8 +38,8 @@ std::int32_t count_of(int set, int rank) {
 
 }  // namespace
 
-DevicePlayer::DevicePlayer(const Rank& rank, const DeviceCase& of, const BenchInputs& inputs,
-                           BenchTables& tables)
+GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& of, const BenchInputs& inputs,
+                           TokenTables& tables)
     : rank_(rank),
       case_(of),
       point_(of.point),
@@ -52,27 +52,27 @@ DevicePlayer::DevicePlayer(const Rank& rank, const DeviceCase& of, const BenchIn
       counts_(kSets * 4),
       result_on_host_(static_cast<std::size_t>(result_.bytes())) {}
 
-std::vector<DeviceNotes> DevicePlayer::play() {
+std::vector<RankTimes> GpuBenchRunner::play() {
   prepare();
-  std::vector<DeviceNotes> notes;
-  for (const DeviceWork& work : case_.works) notes.push_back(work.of_nccl() ? DeviceNotes{} : play(work));
+  std::vector<RankTimes> notes;
+  for (const GpuWork& work : case_.works) notes.push_back(work.of_nccl() ? RankTimes{} : play(work));
   exchange_.check();
   rank_.barrier();
   return notes;
 }
 
-bool DevicePlayer::combines() const {
+bool GpuBenchRunner::combines() const {
   return std::any_of(case_.works.begin(), case_.works.end(),
                      [](const auto& work) { return work.combines(); });
 }
 
 // Ranks meet before anybody allocates: on a shared card kernels may wait for this thread.
-void DevicePlayer::prepare() {
+void GpuBenchRunner::prepare() {
   sets_.bring(tables_);
   std::vector<std::int32_t> counts;
   for (int set = 0; set < kSets; ++set) counts.push_back(count_of(set, rank_.index()));
   counts_.fill_from(counts.data(), counts_.bytes());
-  const DeviceWork kept{.work = Work::dispatch, .weighted = true};
+  const GpuWork kept{.work = Work::dispatch, .weighted = true};
   std::int64_t rows = 1;  // an address, also without rows
   for (int set = 0; set < kSets; ++set) {
     dispatch(kept, set);
@@ -80,15 +80,15 @@ void DevicePlayer::prepare() {
     const DispatchResult local = result_on_host_.copy_row_positions(received_, point_.config);
     check_row_positions(point_, inputs_, set, rank_.index(), local, true);
     rank_.barrier();
-    sets_.keep_places(set, local);
+    sets_.record_rows(set, local);
     rows = std::max<std::int64_t>(rows, *local.total);
     rank_.barrier();
   }
-  if (combines()) sets_.bring_outputs(tables_, rows, stream_);
+  if (combines()) sets_.make_outputs(tables_, rows, stream_);
 }
 
-DeviceNotes DevicePlayer::play(const DeviceWork& work) {
-  DeviceNotes notes;
+RankTimes GpuBenchRunner::play(const GpuWork& work) {
+  RankTimes notes;
   const std::int64_t before = wire_bytes();
   notes.rows_checked = check(work);
   notes.wire_bytes = wire_bytes() - before;
@@ -102,12 +102,12 @@ DeviceNotes DevicePlayer::play(const DeviceWork& work) {
   return notes;
 }
 
-std::int64_t DevicePlayer::wire_bytes() const {
+std::int64_t GpuBenchRunner::wire_bytes() const {
   const WireCounts wire = exchange_.wire_counts();
   return wire.dispatch_bytes + wire.combine_bytes;
 }
 
-void DevicePlayer::call(const DeviceWork& work, int set) {
+void GpuBenchRunner::call(const GpuWork& work, int set) {
   if (work.work == Work::metadata) {
     metadata_ = exchange_.metadata(counts_.as<std::int32_t>() + set, 0, stream_);
     return;
@@ -117,15 +117,15 @@ void DevicePlayer::call(const DeviceWork& work, int set) {
   if (work.work == Work::pair) combine(work, set, received_.weight);
 }
 
-void DevicePlayer::dispatch(const DeviceWork& work, int number) {
-  const DeviceSet& set = sets_[number];
+void GpuBenchRunner::dispatch(const GpuWork& work, int number) {
+  const GpuInputSet& set = sets_[number];
   DispatchOptions options;
   options.sm_limit = work.sm_limit;
   options.memory.plan = set.plan.as<void>();
   const Tokens tokens = Tokens::rows(set.tokens.as(), point_.tokens, point_.type);
   const float* weights = work.weighted ? set.weights.as<float>() : nullptr;
   const auto send = [&](const auto& routes) {
-    if (!work.halves) {
+    if (!work.in_phases) {
       received_ = exchange_.dispatch(tokens, routes, weights, options, stream_);
       return;
     }
@@ -137,20 +137,20 @@ void DevicePlayer::dispatch(const DeviceWork& work, int number) {
   send(plan_of(set));
 }
 
-void DevicePlayer::combine(const DeviceWork& work, int number, const float* row_weights) {
-  const DeviceSet& set = sets_[number];
+void GpuBenchRunner::combine(const GpuWork& work, int number, const float* row_weights) {
+  const GpuInputSet& set = sets_[number];
   CombineOptions options;
   options.sm_limit = work.sm_limit;
   options.reduction = work.reduction;
   if (weighs_rows(point_, work)) options.row_weights = row_weights;
   const Outputs outputs{set.outputs.as(), point_.type};
   const Result result{.data = result_.as(), .type = point_.type};
-  if (!work.halves) return exchange_.combine(outputs, plan_of(set), result, options, stream_);
+  if (!work.in_phases) return exchange_.combine(outputs, plan_of(set), result, options, stream_);
   exchange_.combine_send(outputs, plan_of(set), result, options, stream_);
   exchange_.combine_receive(0, stream_);
 }
 
-std::int64_t DevicePlayer::check(const DeviceWork& work) {
+std::int64_t GpuBenchRunner::check(const GpuWork& work) {
   std::int64_t rows = 0;
   for (int set = 0; set < kSets; ++set) {
     poison(work, set);
@@ -164,9 +164,9 @@ std::int64_t DevicePlayer::check(const DeviceWork& work) {
   return rows;
 }
 
-void DevicePlayer::poison(const DeviceWork& work, int number) {
+void GpuBenchRunner::poison(const GpuWork& work, int number) {
   constexpr int kPoison = 0xFF;
-  const DeviceSet& set = sets_[number];
+  const GpuInputSet& set = sets_[number];
   if (work.work == Work::dispatch || work.work == Work::pair) set.plan.fill(kPoison, stream_);
   if (work.combines()) result_.fill(kPoison, stream_);
   if (work.work == Work::combine || work.work == Work::metadata) return;
@@ -178,20 +178,20 @@ void DevicePlayer::poison(const DeviceWork& work, int number) {
   }
 }
 
-std::int64_t DevicePlayer::check_dispatch(const DeviceWork& work, int set) {
+std::int64_t GpuBenchRunner::check_dispatch(const GpuWork& work, int set) {
   const DispatchResult local = result_on_host_.copy_row_positions(received_, point_.config);
   const std::int64_t rows = check_row_positions(point_, inputs_, set, rank_.index(), local, work.weighted);
   sets_.check_bytes(set, received_, stream_);
   return rows;
 }
 
-std::int64_t DevicePlayer::check_combine(const DeviceWork& work, int set) {
+std::int64_t GpuBenchRunner::check_combine(const GpuWork& work, int set) {
   copy_to_host(result_on_host_.data(), result_.as(), result_.bytes());
   return check_result(point_, inputs_, set, rank_.index(), result_on_host_.data(),
                       {.reduction = work.reduction, .weighted = weighs_rows(point_, work)});
 }
 
-std::int64_t DevicePlayer::check_metadata(int set) {
+std::int64_t GpuBenchRunner::check_metadata(int set) {
   StepMetadata got, expected;
   copy_to_host(&got, metadata_, sizeof got);
   for (int rank = 0; rank < point_.ranks; ++rank) {

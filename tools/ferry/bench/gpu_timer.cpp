@@ -20,9 +20,9 @@ constexpr std::size_t kAhead = 6;
 }  // namespace
 
 // Ranks meet before and after what allocates or frees on a card whose kernels may wait for this thread.
-std::vector<double> DeviceTimer::in_graphs(const Call& call) const {
+std::vector<double> GpuTimer::in_graphs(const Call& call) const {
   rank_.barrier();
-  const DeviceGraph graph(stream_, [&] {
+  const GpuGraph graph(stream_, [&] {
     for (int launch = 0; launch < point_.launches; ++launch) call(launch % BenchInputs::kSets);
   });
   std::vector<double> seconds = replay([&] { graph.launch(stream_); });
@@ -30,14 +30,14 @@ std::vector<double> DeviceTimer::in_graphs(const Call& call) const {
   return seconds;
 }
 
-std::vector<double> DeviceTimer::one_by_one(const Call& call) const {
+std::vector<double> GpuTimer::one_by_one(const Call& call) const {
   return replay([&] {
     for (int launch = 0; launch < point_.launches; ++launch) call(launch % BenchInputs::kSets);
   });
 }
 
-std::vector<double> DeviceTimer::replay(const std::function<void()>& batch) const {
-  std::deque<DeviceEvent> marks(static_cast<std::size_t>(point_.repetitions) + kWarming + 1);
+std::vector<double> GpuTimer::replay(const std::function<void()>& batch) const {
+  std::deque<GpuEvent> marks(static_cast<std::size_t>(point_.repetitions) + kWarming + 1);
   rank_.barrier();
   marks[0].record(stream_);
   for (std::size_t number = 1; number < marks.size(); ++number) {
@@ -52,7 +52,7 @@ std::vector<double> DeviceTimer::replay(const std::function<void()>& batch) cons
   return seconds;
 }
 
-double DeviceTimer::on_host(const Call& call) const {
+double GpuTimer::on_host(const Call& call) const {
   std::vector<double> seconds;
   for (int number = 0; number < kHostCalls; ++number) {
     const Clock::time_point start = Clock::now();

@@ -13,12 +13,12 @@ namespace ferry::app {
 
 // Calls take turns with the sets of inputs: `call` puts one on the stream, `wait` returns when the stream is
 // empty and throws what went wrong. All ranks time the same thing together.
-class DeviceTimer {
+class GpuTimer {
  public:
   using Call = std::function<void(int set)>;
   using Wait = std::function<void()>;
 
-  DeviceTimer(const Rank& rank, const BenchPoint& point, const DeviceStream& stream, Wait wait)
+  GpuTimer(const Rank& rank, const BenchPoint& point, const DeviceStream& stream, Wait wait)
       : rank_(rank), point_(point), stream_(stream), wait_(std::move(wait)) {}
 
   // Seconds of a call by replay, on this rank's stream, of BenchPoint::launches calls that are one graph, or

@@ -36,8 +36,8 @@ bool times_memcpy(const BenchPoint& point, int repetition) {
 
 }  // namespace
 
-BenchPlayer::BenchPlayer(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, Span* spans,
-                         BenchNotes& notes)
+HostBenchRunner::HostBenchRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, Span* spans,
+                         RankCounts& notes)
     : rank_(rank),
       point_(point),
       inputs_(inputs),
@@ -63,7 +63,7 @@ BenchPlayer::BenchPlayer(const Rank& rank, const BenchPoint& point, const BenchI
   std::memset(copy_to_.data(), 2, static_cast<std::size_t>(copy_to_.bytes()));
 }
 
-void BenchPlayer::play() {
+void HostBenchRunner::play() {
   for (int set = 0; set < kSets; ++set) check(set);
   const WireCounts wire = exchange_.wire_counts();
   notes_.dispatch_wire_bytes = wire.dispatch_bytes;
@@ -71,13 +71,13 @@ void BenchPlayer::play() {
   for (int repetition = 0; repetition < point_.repetitions; ++repetition) time(repetition);
 }
 
-DispatchResult BenchPlayer::dispatch(int set) {
+DispatchResult HostBenchRunner::dispatch(int set) {
   return exchange_.dispatch(
       Tokens::rows(tokens_[static_cast<std::size_t>(set)].data(), point_.tokens, point_.type),
       inputs_.ids(set, rank_.index()), inputs_.weights(set, rank_.index()));
 }
 
-void BenchPlayer::combine(int set) {
+void HostBenchRunner::combine(int set) {
   const auto s = static_cast<std::size_t>(set);
   CombineOptions options;
   const bool weighs =
@@ -86,8 +86,8 @@ void BenchPlayer::combine(int set) {
   exchange_.combine(outputs_, plans_[s], {.data = result_.data(), .type = point_.type}, options);
 }
 
-// Experts that leave rows as they are: what arrived goes back.
-void BenchPlayer::check(int set) {
+// HostExperts that leave rows as they are: what arrived goes back.
+void HostBenchRunner::check(int set) {
   const auto s = static_cast<std::size_t>(set);
   const DispatchResult received = dispatch(set);
   notes_.rows_checked += check_received(point_, inputs_, set, rank_.index(), received);
@@ -105,7 +105,7 @@ void BenchPlayer::check(int set) {
                                       {.reduction = point_.config.reduction});
 }
 
-void BenchPlayer::fill_outputs(const DispatchResult& received, int set) {
+void HostBenchRunner::fill_outputs(const DispatchResult& received, int set) {
   for (int group = 0; group < received.groups; ++group) {
     for (std::int32_t i = 0; i < received.counts[group]; ++i) {
       const std::int64_t row = received.row_offsets[group] + i;
@@ -116,7 +116,7 @@ void BenchPlayer::fill_outputs(const DispatchResult& received, int set) {
   outputs_.data = own_outputs_.data();
 }
 
-void BenchPlayer::time(int repetition) {
+void HostBenchRunner::time(int repetition) {
   Span* const spans = spans_ + std::int64_t{repetition} * kTimed;
   auto set_of = [&](int launch) { return (repetition * point_.launches + launch) % kSets; };
   if (times_memcpy(point_, repetition)) {
@@ -137,7 +137,7 @@ void BenchPlayer::time(int repetition) {
   });
 }
 
-void BenchPlayer::time_one(Span& span, const std::function<void()>& work) {
+void HostBenchRunner::time_one(Span& span, const std::function<void()>& work) {
   rank_.barrier();
   span.begin = now();
   work();
@@ -147,25 +147,25 @@ void BenchPlayer::time_one(Span& span, const std::function<void()>& work) {
 namespace {
 
 // What the ranks left, in memory that threads and forked processes share.
-class Notebook {
+class SharedMeasurements {
  public:
-  explicit Notebook(const BenchPoint& point)
+  explicit SharedMeasurements(const BenchPoint& point)
       : point_(point),
-        notes_(Mapping::anonymous_shared(point.ranks * static_cast<std::int64_t>(sizeof(BenchNotes)))),
+        notes_(Mapping::anonymous_shared(point.ranks * static_cast<std::int64_t>(sizeof(RankCounts)))),
         spans_(Mapping::anonymous_shared(point.ranks * spans_of_rank() *
                                          static_cast<std::int64_t>(sizeof(Span)))) {}
 
-  BenchNotes& notes(int rank) const { return reinterpret_cast<BenchNotes*>(notes_.data())[rank]; }
+  RankCounts& notes(int rank) const { return reinterpret_cast<RankCounts*>(notes_.data())[rank]; }
   Span* spans(int rank) const { return reinterpret_cast<Span*>(spans_.data()) + rank * spans_of_rank(); }
 
   // Seconds of every repetition, of all ranks: what one rank was late with is not hidden by another.
-  std::vector<double> seconds(BenchPlayer::Timed timed) const {
+  std::vector<double> seconds(HostBenchRunner::Timed timed) const {
     std::vector<double> all;
     for (int repetition = 0; repetition < point_.repetitions; ++repetition) {
-      if (timed == BenchPlayer::kMemcpy && !times_memcpy(point_, repetition)) continue;
+      if (timed == HostBenchRunner::kMemcpy && !times_memcpy(point_, repetition)) continue;
       double begin = 0, end = 0;
       for (int rank = 0; rank < point_.ranks; ++rank) {
-        const Span& span = spans(rank)[std::int64_t{repetition} * BenchPlayer::kTimed + timed];
+        const Span& span = spans(rank)[std::int64_t{repetition} * HostBenchRunner::kTimed + timed];
         begin = rank == 0 ? span.begin : std::min(begin, span.begin);
         end = std::max(end, span.end);
       }
@@ -174,14 +174,14 @@ class Notebook {
     return all;
   }
 
-  double sum(std::int64_t BenchNotes::* what) const {
+  double sum(std::int64_t RankCounts::* what) const {
     double total = 0;
     for (int rank = 0; rank < point_.ranks; ++rank) total += static_cast<double>(notes(rank).*what);
     return total;
   }
 
  private:
-  std::int64_t spans_of_rank() const { return std::int64_t{point_.repetitions} * BenchPlayer::kTimed; }
+  std::int64_t spans_of_rank() const { return std::int64_t{point_.repetitions} * HostBenchRunner::kTimed; }
 
   const BenchPoint& point_;
   Mapping notes_, spans_;
@@ -200,37 +200,37 @@ double arrived_bytes(const BenchPoint& point, double rows) {
   return rows * bytes;
 }
 
-BenchResult result_of(const BenchPoint& point, const BenchInputs& inputs, const Notebook& book) {
+BenchResult result_of(const BenchPoint& point, const BenchInputs& inputs, const SharedMeasurements& book) {
   BenchResult result;
   result.routing = inputs.routing();
-  result.rows = book.sum(&BenchNotes::rows) / kSets;
-  result.rows_checked = static_cast<std::int64_t>(book.sum(&BenchNotes::rows_checked));
+  result.rows = book.sum(&RankCounts::rows) / kSets;
+  result.rows_checked = static_cast<std::int64_t>(book.sum(&RankCounts::rows_checked));
   const double tokens =
       static_cast<double>(point.ranks) * point.tokens * static_cast<double>(point.token_bytes());
   const double results = tokens * (point.config.reduction == Reduction::unreduced ? point.config.top_k : 1);
   BenchOperation& dispatch = result.dispatch;
-  dispatch.seconds = times_of_calls(book.seconds(BenchPlayer::kDispatch), point.launches);
-  dispatch.wire_bytes = book.sum(&BenchNotes::dispatch_wire_bytes) / kSets;
+  dispatch.seconds = times_of_calls(book.seconds(HostBenchRunner::kDispatch), point.launches);
+  dispatch.wire_bytes = book.sum(&RankCounts::dispatch_wire_bytes) / kSets;
   dispatch.moved_bytes = tokens + 2 * dispatch.wire_bytes + arrived_bytes(point, result.rows);
   BenchOperation& combine = result.combine;
-  combine.seconds = times_of_calls(book.seconds(BenchPlayer::kCombine), point.launches);
-  combine.wire_bytes = book.sum(&BenchNotes::combine_wire_bytes) / kSets;
+  combine.seconds = times_of_calls(book.seconds(HostBenchRunner::kCombine), point.launches);
+  combine.wire_bytes = book.sum(&RankCounts::combine_wire_bytes) / kSets;
   combine.moved_bytes =
       result.rows * static_cast<double>(point.token_bytes()) + 2 * combine.wire_bytes + results;
   result.memcpy_bytes_per_second = 2.0 * static_cast<double>(copied_bytes(point.ranks)) * point.ranks /
-                                   percentile(book.seconds(BenchPlayer::kMemcpy), 0.5);
+                                   percentile(book.seconds(HostBenchRunner::kMemcpy), 0.5);
   return result;
 }
 
 }  // namespace
 
-BenchResult play_bench(const BenchPoint& point) {
+BenchResult run_host_bench(const BenchPoint& point) {
   const BenchInputs inputs(point);
-  const Notebook book(point);
+  const SharedMeasurements book(point);
   Group group = point.processes ? Group::processes(point.ranks) : Group::threads(point.ranks);
   group.set_deadline(point.config.deadline);
   group.run([&](const Rank& rank) {
-    BenchPlayer(rank, point, inputs, book.spans(rank.index()), book.notes(rank.index())).play();
+    HostBenchRunner(rank, point, inputs, book.spans(rank.index()), book.notes(rank.index())).play();
   });
   return result_of(point, inputs, book);
 }

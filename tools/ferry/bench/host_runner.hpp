@@ -15,7 +15,7 @@
 namespace ferry::app {
 
 // Plays the point over its ranks: checks every set, then times. Throws CheckFailed when a check fails.
-BenchResult play_bench(const BenchPoint& point);
+BenchResult run_host_bench(const BenchPoint& point);
 
 // When a rank began and ended something, in seconds of the system's steady clock, which processes share.
 struct Span {
@@ -23,17 +23,17 @@ struct Span {
 };
 
 // What a rank leaves for the process that started it; the spans lie in memory that processes share.
-struct BenchNotes {
+struct RankCounts {
   std::int64_t dispatch_wire_bytes, combine_wire_bytes, rows, rows_checked;  // of one round over the sets
 };
 
-class BenchPlayer {
+class HostBenchRunner {
  public:
   // `spans`: of this rank, `kTimed` kinds for every repetition.
   enum Timed : int { kDispatch, kCombine, kMemcpy, kTimed };
 
-  BenchPlayer(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, Span* spans,
-              BenchNotes& notes);
+  HostBenchRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, Span* spans,
+              RankCounts& notes);
 
   void play();
 
@@ -49,7 +49,7 @@ class BenchPlayer {
   const BenchPoint& point_;
   const BenchInputs& inputs_;
   Span* spans_;
-  BenchNotes& notes_;
+  RankCounts& notes_;
   Exchange exchange_;
   std::array<LocalMemory, BenchInputs::kSets> tokens_;
   std::array<Plan, BenchInputs::kSets> plans_;

@@ -37,9 +37,9 @@ class PinnedCounts {
   void* data_ = nullptr;
 };
 
-class NcclPlayer {
+class NcclRunner {
  public:
-  NcclPlayer(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, const Nccl& nccl,
+  NcclRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, const Nccl& nccl,
              const Nccl::UniqueId& id)
       : rank_(rank),
         point_(point),
@@ -55,7 +55,7 @@ class NcclPlayer {
     nccl.require(nccl.init_rank(&comm_, point.ranks, id, rank.index()), "ncclCommInitRank");
   }
 
-  std::vector<double> play(Work work, BenchTables& tables, std::int64_t& rows_checked) {
+  std::vector<double> play(Work work, TokenTables& tables, std::int64_t& rows_checked) {
     prepare(tables);
     const auto one = [&](int set) { work == Work::nccl ? from_ids(set) : rows(set, traffic_of(set)); };
     for (int set = 0; set < kSets; ++set) rows_checked += check(set, one);
@@ -67,9 +67,9 @@ class NcclPlayer {
  private:
   std::int64_t routes() const { return std::int64_t{point_.tokens} * point_.config.top_k; }
   const Traffic& traffic_of(int set) const { return traffic_[static_cast<std::size_t>(set)]; }
-  const DeviceArray& sorted(int set) const { return sorted_[static_cast<std::size_t>(set)]; }
+  const GpuBuffer& sorted(int set) const { return sorted_[static_cast<std::size_t>(set)]; }
 
-  void prepare(BenchTables& tables) {
+  void prepare(TokenTables& tables) {
     sets_.bring(tables);
     std::vector<std::int32_t> ranks;
     for (int expert = 0; expert < point_.config.experts; ++expert)
@@ -84,7 +84,7 @@ class NcclPlayer {
       sort_routes(list(set), place_.as<std::int32_t>(), counts_.as<std::int32_t>(), stream_.get());
       gather(set);
     }
-    received_ = DeviceArray(most * row_bytes_);
+    received_ = GpuBuffer(most * row_bytes_);
     stream_.wait();
     rank_.barrier();
   }
@@ -93,7 +93,7 @@ class NcclPlayer {
   Traffic count(int set) {
     const auto ranks = static_cast<std::size_t>(point_.ranks);
     Traffic traffic{std::vector<std::int32_t>(ranks), std::vector<std::int32_t>(ranks)};
-    std::vector<RowPlace>& positions = sets_[set].positions;
+    std::vector<RowToken>& positions = sets_[set].positions;
     for (int source = 0; source < point_.ranks; ++source) {
       const std::int32_t* ids = inputs_.ids(set, source);
       for (std::int64_t route = 0; route < routes(); ++route) {
@@ -164,7 +164,7 @@ class NcclPlayer {
     nccl_.require(nccl_.group_end(), "ncclGroupEnd");
   }
 
-  std::int64_t check(int set, const DeviceTimer::Call& call) {
+  std::int64_t check(int set, const GpuTimer::Call& call) {
     received_.fill(0xFF, stream_);
     call(set);
     stream_.wait();
@@ -180,14 +180,14 @@ class NcclPlayer {
   const Nccl& nccl_;
   const std::int64_t row_bytes_;
   DeviceStream stream_;
-  DeviceEvent counted_;
-  DeviceTimer timer_;
-  DeviceSets sets_;
-  DeviceArray rank_of_, place_, counts_;  // counts: sent, received, by peer
+  GpuEvent counted_;
+  GpuTimer timer_;
+  GpuInputs sets_;
+  GpuBuffer rank_of_, place_, counts_;  // counts: sent, received, by peer
   PinnedCounts counts_on_host_;
   std::vector<Traffic> traffic_;     // by set
-  std::vector<DeviceArray> sorted_;  // by set
-  DeviceArray received_;
+  std::vector<GpuBuffer> sorted_;  // by set
+  GpuBuffer received_;
   Nccl::Comm comm_ = nullptr;
 };
 
@@ -207,7 +207,7 @@ double wire_bytes_of(const BenchPoint& point, const BenchInputs& inputs) {
 
 }  // namespace
 
-BenchPoint with_plain_format(const BenchPoint& point) {
+BenchPoint without_quantisation(const BenchPoint& point) {
   BenchPoint plain = point;
   plain.config.format = point.type == DType::bf16   ? Format::bf16()
                         : point.type == DType::fp16 ? Format::fp16()
@@ -215,7 +215,7 @@ BenchPoint with_plain_format(const BenchPoint& point) {
   return plain;
 }
 
-DeviceTimes play_nccl(const BenchPoint& point, Work work, const std::string& path) try {
+GpuTimes run_nccl_baseline(const BenchPoint& point, Work work, const std::string& path) try {
   const Nccl& nccl = load_nccl(path);
   int devices = 0;
   cuda::check(cudaGetDeviceCount(&devices), "count the GPUs");
@@ -226,7 +226,7 @@ DeviceTimes play_nccl(const BenchPoint& point, Work work, const std::string& pat
   Nccl::UniqueId id{};
   nccl.require(nccl.unique_id(&id), "ncclGetUniqueId");
   const BenchInputs inputs(point);
-  BenchTables tables(point);
+  TokenTables tables(point);
   std::vector<std::vector<double>> seconds(static_cast<std::size_t>(point.ranks));
   std::vector<std::int64_t> checked(seconds.size());
   Group group = Group::threads(point.ranks);
@@ -234,13 +234,13 @@ DeviceTimes play_nccl(const BenchPoint& point, Work work, const std::string& pat
   group.run([&](const Rank& rank) {
     const auto me = static_cast<std::size_t>(rank.index());
     cuda::check(cudaSetDevice(rank.index()), "use a GPU");
-    seconds[me] = NcclPlayer(rank, point, inputs, nccl, id).play(work, tables, checked[me]);
+    seconds[me] = NcclRunner(rank, point, inputs, nccl, id).play(work, tables, checked[me]);
   });
   return {.seconds = times_of(slowest(seconds)),
           .wire_bytes = wire_bytes_of(point, inputs),
           .rows_checked = std::accumulate(checked.begin(), checked.end(), std::int64_t{0})};
 } catch (const UnsupportedError& missing) {
-  DeviceTimes none;
+  GpuTimes none;
   none.skipped = missing.what();
   return none;
 }

@@ -10,10 +10,10 @@
 namespace ferry::app {
 
 // The point with rows as NCCL carries them: of the tokens' type.
-BenchPoint with_plain_format(const BenchPoint& point);
+BenchPoint without_quantisation(const BenchPoint& point);
 
 // Checks every set, then times Work::nccl or Work::nccl_rows. Without NCCL, or with several ranks on a GPU,
-// DeviceTimes::skipped says so. Floor and push are left open. Throws CheckFailed when a check fails.
-DeviceTimes play_nccl(const BenchPoint& point, Work work, const std::string& nccl);
+// GpuTimes::skipped says so. Floor and push are left open. Throws CheckFailed when a check fails.
+GpuTimes run_nccl_baseline(const BenchPoint& point, Work work, const std::string& nccl);
 
 }  // namespace ferry::app

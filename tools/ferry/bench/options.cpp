@@ -43,7 +43,7 @@ void add_device_options(CLI::App& command, BenchOptions& options) {
   add_names(command, "--launch", options.launches, {"graph", "eager"},
             "cuda: of graph (default), eager: call by call, with the\ntime of the calling thread");
   add_names(command, "--form", options.forms, {"fused", "halves"},
-            "cuda: of fused (default), halves: send half and receive\nhalf, one after the other");
+            "cuda: of fused (default), in_phases: send half and receive\nhalf, one after the other");
   add_list(command, "--sms", options.sms, "cuda: most SMs of a call, default 0: no limit")
       ->check(CLI::Range(0, 1024).description(""));
   add_text(command, "--nccl", options.nccl,

@@ -5,7 +5,7 @@
 
 namespace ferry::app {
 
-BenchTables::BenchTables(const BenchPoint& point)
+TokenTables::TokenTables(const BenchPoint& point)
     : point_(point),
       quantised_(point.config.format.kind == FormatKind::fp8_e4m3),
       message_bytes_(wire_bytes(parts_of(point.config.format, point.config.hidden))),
@@ -14,7 +14,7 @@ BenchTables::BenchTables(const BenchPoint& point)
                     ? static_cast<std::size_t>(std::int64_t{point.ranks} * point.tokens * message_bytes_)
                     : 0) {}
 
-void BenchTables::write(const BenchInputs& inputs, int set, int rank) {
+void TokenTables::write(const BenchInputs& inputs, int set, int rank) {
   for (std::int64_t token = 0; token < point_.tokens; ++token) {
     const std::int64_t number = std::int64_t{rank} * point_.tokens + token;
     inputs.write_token(set, rank, token, 1.0f,
@@ -25,7 +25,7 @@ void BenchTables::write(const BenchInputs& inputs, int set, int rank) {
   }
 }
 
-const std::byte* BenchTables::tokens_of(int rank) const {
+const std::byte* TokenTables::tokens_of(int rank) const {
   return &tokens_[static_cast<std::size_t>(std::int64_t{rank} * point_.tokens * point_.token_bytes())];
 }
 

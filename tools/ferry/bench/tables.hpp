@@ -8,9 +8,9 @@
 
 namespace ferry::app {
 
-class BenchTables {
+class TokenTables {
  public:
-  explicit BenchTables(const BenchPoint& point);
+  explicit TokenTables(const BenchPoint& point);
 
   // This rank's part of a set. Ranks meet before anybody reads, and before the next set is written.
   void write(const BenchInputs& inputs, int set, int rank);

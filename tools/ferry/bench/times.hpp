@@ -10,7 +10,7 @@ struct BenchTimes {
   double p50 = 0, p99 = 0;
 };
 
-// The value at index round(p * (n - 1)) of the sorted ones, halves rounded up. There must be one.
+// The value at index round(p * (n - 1)) of the sorted ones, in_phases rounded up. There must be one.
 double percentile(std::vector<double> values, double p);
 
 BenchTimes times_of(const std::vector<double>& seconds);

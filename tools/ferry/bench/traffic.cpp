@@ -10,8 +10,8 @@ namespace ferry::app {
 namespace {
 
 // Rows out of and into every rank.
-struct Crossing {
-  explicit Crossing(int ranks) : out(static_cast<std::size_t>(ranks)), in(out.size()) {}
+struct RowCounts {
+  explicit RowCounts(int ranks) : out(static_cast<std::size_t>(ranks)), in(out.size()) {}
 
   void add(int from, int to) {
     ++out[static_cast<std::size_t>(from)];
@@ -25,8 +25,8 @@ struct Crossing {
   std::vector<std::int64_t> out, in;
 };
 
-Crossings crossings_of_set(const BenchPoint& point, const BenchInputs& inputs, int set) {
-  Crossing pairs(point.ranks), routes(point.ranks);
+RemoteRows busiest_of_set(const BenchPoint& point, const BenchInputs& inputs, int set) {
+  RowCounts pairs(point.ranks), routes(point.ranks);
   const int top_k = point.config.top_k;
   std::vector<bool> reached(static_cast<std::size_t>(point.ranks));
   for (int rank = 0; rank < point.ranks; ++rank) {
@@ -48,17 +48,17 @@ Crossings crossings_of_set(const BenchPoint& point, const BenchInputs& inputs, i
 
 }  // namespace
 
-Crossings crossings_of(const BenchPoint& point, const BenchInputs& inputs) {
-  Crossings mean;
+RemoteRows busiest_remote_rows(const BenchPoint& point, const BenchInputs& inputs) {
+  RemoteRows mean;
   for (int set = 0; set < BenchInputs::kSets; ++set) {
-    const Crossings one = crossings_of_set(point, inputs, set);
+    const RemoteRows one = busiest_of_set(point, inputs, set);
     mean.pairs += one.pairs / BenchInputs::kSets;
     mean.routes += one.routes / BenchInputs::kSets;
   }
   return mean;
 }
 
-double floor_bytes(const BenchPoint& point, const DeviceWork& work, const Crossings& busiest) {
+double lower_bound_bytes(const BenchPoint& point, const GpuWork& work, const RemoteRows& busiest) {
   const PartList parts = parts_of(point.config.format, point.config.hidden);
   double message = 0;
   for (int p = 0; p < parts.count; ++p) message += static_cast<double>(parts.part[p].row_bytes);

@@ -56,7 +56,7 @@ void run_on_host(const BenchOptions& options, const Output& json) {
     Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
     progress.show();
     for (const BenchPoint& point : points) {
-      rows.push_back({point, play_bench(point)});
+      rows.push_back({point, run_host_bench(point)});
       progress.advance();
     }
   }
@@ -66,20 +66,20 @@ void run_on_host(const BenchOptions& options, const Output& json) {
 
 void run_on_gpus(const BenchOptions& options, const Output& json) {
   const std::vector<Trace> traces = open_bench_traces(options);
-  const std::vector<DeviceCase> cases = device_cases(options, traces);
-  DeviceReport report;
-  for (const int ranks : options.ranks) report.limits.push_back(measure_device_limits(ranks, options.sms));
+  const std::vector<GpuCase> cases = gpu_cases(options, traces);
+  GpuBenchReport report;
+  for (const int ranks : options.ranks) report.limits.push_back(measure_gpu_limits(ranks, options.sms));
   {
     Progress progress("measuring, configuration", static_cast<std::int64_t>(cases.size()));
     progress.show();
-    for (const DeviceCase& one : cases) {
-      report.add(play_device_case(one, options.nccl));
-      if (json.wanted() && !json.to_stdout()) json.write(device_bench_json(report).dump(2) + "\n");
+    for (const GpuCase& one : cases) {
+      report.add(run_gpu_case(one, options.nccl));
+      if (json.wanted() && !json.to_stdout()) json.write(gpu_bench_json(report).dump(2) + "\n");
       progress.advance();
     }
   }
-  if (!json.to_stdout()) fmt::print("{}", device_bench_table(report));
-  if (json.to_stdout()) json.write(device_bench_json(report).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}", gpu_bench_table(report));
+  if (json.to_stdout()) json.write(gpu_bench_json(report).dump(2) + "\n");
 }
 
 void run(const BenchOptions& options) {

@@ -1,8 +1,7 @@
 // The subcommands of the program: one file and one function each.
 //
-// Every function adds its subcommand with its options, and a callback that does the work. A callback reports
-// by throwing: CheckFailed, a ferry::Error, or anything else derived from std::exception (main.cpp says which
-// exit code that is).
+// Each function adds its subcommand, its options and a callback that does the work. A callback reports failure
+// by throwing CheckFailed, a ferry::Error or another std::exception; main.cpp maps these to exit codes.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,7 +9,9 @@
 
 namespace ferry::app {
 
-// The program did what was asked, and a result was not what it must be.
+struct BenchOptions;
+
+// The command ran to its end, but a result was wrong.
 class CheckFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -21,5 +22,8 @@ void add_bench(CLI::App& program);
 void add_limits(CLI::App& program);
 void add_doctor(CLI::App& program);
 void add_trace(CLI::App& program);
+
+// The options of `ferry bench` alone, for tests.
+void add_bench_options(CLI::App& command, BenchOptions& options);
 
 }  // namespace ferry::app

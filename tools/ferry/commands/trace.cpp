@@ -1,4 +1,4 @@
-// ferry trace: list, info, synth.
+// ferry trace: lists recorded routing traces, shows their statistics, and synthesises new ones.
 #include <fmt/core.h>
 
 #include <filesystem>
@@ -30,16 +30,16 @@ constexpr const char* kTraceFooter = R"(Examples:
   ferry run --trace /tmp/decode.ids.npy
 )";
 
-// What is said about one layer, or about the median over layers.
-struct Figures {
+// Statistics of one layer, or their median over layers.
+struct LayerStatistics {
   std::string layer;
   LoadStatistics load;
-  double busiest_rank = 0;   // load of the busiest rank / mean
-  double overlap = 0;        // experts that neighbouring tokens share
-  double ranks_reached = 0;  // by a token
+  double busiest_rank = 0;   // load of the busiest rank over the mean
+  double overlap = 0;        // mean number of experts that neighbouring tokens share
+  double ranks_reached = 0;  // mean number of ranks that a token is sent to
 };
 
-Figures figures_of(const Trace& trace, int layer, const Placement& placement) {
+LayerStatistics statistics_of(const Trace& trace, int layer, const Placement& placement) {
   const std::vector<std::int64_t> counts = expert_counts(trace, layer);
   return {.layer = std::to_string(layer),
           .load = load_statistics(counts),
@@ -48,16 +48,16 @@ Figures figures_of(const Trace& trace, int layer, const Placement& placement) {
           .ranks_reached = distinct_ranks(trace, layer, placement)};
 }
 
-std::vector<Figures> figures_of(const Trace& trace, int ranks) {
+std::vector<LayerStatistics> statistics_of(const Trace& trace, int ranks) {
   const Placement placement = Placement::blocks(trace.experts, ranks);
-  std::vector<Figures> layers;
-  for (int layer = 0; layer < trace.layers; ++layer) layers.push_back(figures_of(trace, layer, placement));
+  std::vector<LayerStatistics> layers;
+  for (int layer = 0; layer < trace.layers; ++layer) layers.push_back(statistics_of(trace, layer, placement));
   return layers;
 }
 
-LoadStatistics median_of(const std::vector<Figures>& layers) {
+LoadStatistics median_of(const std::vector<LayerStatistics>& layers) {
   std::vector<LoadStatistics> loads;
-  for (const Figures& figures : layers) loads.push_back(figures.load);
+  for (const LayerStatistics& statistics : layers) loads.push_back(statistics.load);
   return median(loads);
 }
 
@@ -67,25 +67,25 @@ std::string shape_of(const Trace& trace) {
                      trace.top_k);
 }
 
-std::string line_of(const Figures& at) {
+std::string line_of(const LayerStatistics& at) {
   const LoadStatistics& l = at.load;
   return fmt::format("{:<7}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>9.2f}{:>7.2f}{:>6}", at.layer,
                      l.max, l.p99, l.p90, l.p50, l.p10, l.min, l.sigma_ln, l.gini, l.idle);
 }
 
-void print_info(const Trace& trace, int ranks, const std::vector<Figures>& layers) {
+void print_info(const Trace& trace, int ranks, const std::vector<LayerStatistics>& layers) {
   fmt::print("Trace    {}\n         {}\n", trace.name, trace.source);
   fmt::print("         {}\n\n", shape_of(trace));
-  fmt::print("Load of the experts over their mean\n");
+  fmt::print("Load of the experts, relative to their mean\n");
   fmt::print("{:<7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>9}{:>7}{:>6}\n", "layer", "max", "p99", "p90", "p50",
              "p10", "min", "sigma ln", "gini", "idle");
-  for (const Figures& figures : layers) fmt::print("{}\n", line_of(figures));
+  for (const LayerStatistics& statistics : layers) fmt::print("{}\n", line_of(statistics));
   fmt::print("{}\n\n", line_of({.layer = "median", .load = median_of(layers)}));
-  fmt::print("On {}, blocks of neighbouring experts\n", report::counted(ranks, "rank"));
-  fmt::print("{:<7}{:>14}{:>24}{:>26}\n", "layer", "busiest rank", "ranks a token reaches",
-             "experts neighbours share");
-  for (const Figures& at : layers) {
-    fmt::print("{:<7}{:>12.2f} x{:>24.2f}{:>26.2f}\n", at.layer, at.busiest_rank, at.ranks_reached,
+  fmt::print("With {}, each holding a block of neighbouring experts\n", report::counted(ranks, "rank"));
+  fmt::print("{:<7}{:>14}{:>18}{:>30}\n", "layer", "busiest rank", "ranks per token",
+             "experts shared by neighbours");
+  for (const LayerStatistics& at : layers) {
+    fmt::print("{:<7}{:>12.2f} x{:>18.2f}{:>30.2f}\n", at.layer, at.busiest_rank, at.ranks_reached,
                at.overlap);
   }
 }
@@ -96,13 +96,13 @@ nlohmann::ordered_json json_of(const LoadStatistics& load) {
           {"gini", load.gini},     {"idle", load.idle}};
 }
 
-nlohmann::ordered_json json_of(const Trace& trace, int ranks, const std::vector<Figures>& layers) {
+nlohmann::ordered_json json_of(const Trace& trace, int ranks, const std::vector<LayerStatistics>& layers) {
   nlohmann::ordered_json json{
       {"schema", "ferry.trace"}, {"schema_version", 1},      {"ferry_version", std::string(version())},
       {"name", trace.name},      {"source", trace.source},   {"layers", trace.layers},
       {"tokens", trace.tokens},  {"experts", trace.experts}, {"top_k", trace.top_k},
       {"ranks", ranks}};
-  for (const Figures& at : layers) {
+  for (const LayerStatistics& at : layers) {
     json["per_layer"].push_back({{"load", json_of(at.load)},
                                  {"busiest_rank", at.busiest_rank},
                                  {"ranks_reached", at.ranks_reached},
@@ -115,7 +115,7 @@ nlohmann::ordered_json json_of(const Trace& trace, int ranks, const std::vector<
 void info(const std::string& name, int ranks, const std::string& path) {
   const Output json(path);
   const Trace trace = open_trace(name);
-  const std::vector<Figures> layers = figures_of(trace, ranks);
+  const std::vector<LayerStatistics> layers = statistics_of(trace, ranks);
   if (!json.to_stdout()) print_info(trace, ranks, layers);
   json.write(json_of(trace, ranks, layers).dump(2) + "\n");
 }
@@ -123,7 +123,7 @@ void info(const std::string& name, int ranks, const std::string& path) {
 void refuse_to_overwrite(const std::string& prefix) {
   for (const char* ending : {".ids.npy", ".weights.npy", ".seqlens.npy"}) {
     if (!std::filesystem::exists(prefix + ending)) continue;
-    throw UsageError(fmt::format("'{}{}' exists; --force replaces it", prefix, ending));
+    throw UsageError(fmt::format("'{}{}' exists; use --force to replace it", prefix, ending));
   }
 }
 
@@ -143,7 +143,7 @@ void list() {
   const std::vector<RecordedTrace> traces = recorded_traces();
   if (traces.empty()) {
     fmt::print("Recorded     none: {}\n", why_no_traces());
-    fmt::print("             {}\n", kWhereTracesAre);
+    fmt::print("             {}\n", kHowToGetTraces);
     return;
   }
   const char* heading = "Recorded";
@@ -154,36 +154,38 @@ void list() {
 }
 
 void add_info(CLI::App& command) {
-  CLI::App* at = command.add_subcommand("info", "Statistics of a trace");
+  CLI::App* at = command.add_subcommand("info", "Show the statistics of a trace");
   struct Options {
     std::string name, json;
     int ranks = 8;
   };
   const auto options = std::make_shared<Options>();
-  at->add_option("name", options->name, "folder/name, path.npy or synth:...")->required()->type_name("NAME");
-  at->add_option("--ranks", options->ranks, "ranks that share the experts out, default 8")
+  at->add_option("name", options->name, "the trace: folder/name, path.npy or synth:...")
+      ->required()
+      ->type_name("NAME");
+  at->add_option("--ranks", options->ranks, "number of ranks that hold the experts; default 8")
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->type_name("N");
-  add_output(*at, "--json", options->json, "the report as JSON; - is stdout, instead of the table");
+  add_output(*at, "--json", options->json, "write the report as JSON; - is stdout and replaces\nthe table");
   at->footer(kTraceFooter);
   at->callback([options] { info(options->name, options->ranks, options->json); });
 }
 
 void add_synth(CLI::App& command) {
-  CLI::App* at = command.add_subcommand("synth", "Draw a trace and write it as .npy files");
+  CLI::App* at = command.add_subcommand("synth", "Synthesise a trace and write it as .npy files");
   struct Options {
     std::string spec, prefix;
     bool force = false;
   };
   const auto options = std::make_shared<Options>();
   at->add_option("spec", options->spec,
-                 "synth:decode, synth:prefill or synth:uniform, perhaps with :key=value,...")
+                 "synth:decode, synth:prefill or synth:uniform, optionally\nfollowed by :key=value,...")
       ->required()
       ->type_name("NAME");
-  add_text(*at, "--out", options->prefix, "writes PREFIX.ids.npy, PREFIX.weights.npy and PREFIX.seqlens.npy",
-           "PREFIX")
+  add_text(*at, "--out", options->prefix,
+           "prefix of the files: PREFIX.ids.npy,\nPREFIX.weights.npy and PREFIX.seqlens.npy", "PREFIX")
       ->required();
-  at->add_flag("--force", options->force, "replace files that exist");
+  at->add_flag("--force", options->force, "replace existing files");
   at->footer(kTraceFooter);
   at->callback([options] { synth(options->spec, options->prefix, options->force); });
 }
@@ -191,12 +193,12 @@ void add_synth(CLI::App& command) {
 }  // namespace
 
 void add_trace(CLI::App& program) {
-  CLI::App* command = program.add_subcommand("trace", "List, look at and draw routing traces");
+  CLI::App* command = program.add_subcommand("trace", "List, inspect and synthesise routing traces");
   command->footer(kTraceFooter);
   command->require_subcommand(1);
   add_info(*command);
   add_synth(*command);
-  command->add_subcommand("list", "Traces that can be played")->callback(list);
+  command->add_subcommand("list", "List the traces that can be run")->callback(list);
 }
 
 }  // namespace ferry::app

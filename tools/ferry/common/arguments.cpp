@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The command line's own numbers wrap around below zero.
+// Parsed here because the parser's own unsigned numbers wrap around below zero.
 std::uint64_t parse_seed(const std::string& text) {
   std::uint64_t value = 0;
   const char* end = text.data() + text.size();
@@ -25,16 +25,16 @@ std::uint64_t parse_seed(const std::string& text) {
                                std::numeric_limits<std::uint64_t>::max()));
 }
 
-// Where a path leads, for files that do not exist as well.
-fs::path place_of(const std::string& path) {
+// The file that a path leads to, which need not exist.
+fs::path resolved(const std::string& path) {
   std::error_code failed;
-  fs::path place = fs::weakly_canonical(fs::absolute(path, failed), failed);
-  return failed ? fs::path(path) : place;
+  fs::path target = fs::weakly_canonical(fs::absolute(path, failed), failed);
+  return failed ? fs::path(path) : target;
 }
 
-bool same_place(const std::string& a, const std::string& b) {
+bool same_file(const std::string& a, const std::string& b) {
   if (a == "-" || b == "-") return a == b;
-  return place_of(a) == place_of(b);
+  return resolved(a) == resolved(b);
 }
 
 template <class Value, std::size_t kCount>
@@ -42,23 +42,23 @@ Value named(const std::array<Value, kCount>& values, const std::string& name) {
   for (const Value value : values) {
     if (name == to_string(value)) return value;
   }
-  throw UsageError(fmt::format("'{}' is none of the names there are", name));
+  throw UsageError(fmt::format("unknown name '{}'", name));
 }
 
 }  // namespace
 
-void add_count(CLI::App& command, const char* name, int& value, const std::string& about) {
-  add_number(command, name, value, about, 1, std::numeric_limits<int>::max());
+void add_count(CLI::App& command, const char* name, int& value, const std::string& help) {
+  add_number(command, name, value, help, 1, std::numeric_limits<int>::max());
 }
 
-CLI::Option* add_seed(CLI::App& command, std::uint64_t& value, const std::string& about) {
+CLI::Option* add_seed(CLI::App& command, std::uint64_t& value, const std::string& help) {
   return command
       .add_option_function<std::string>(
-          "--seed", [&value](const std::string& text) { value = parse_seed(text); }, about)
+          "--seed", [&value](const std::string& text) { value = parse_seed(text); }, help)
       ->type_name("N");
 }
 
-CLI::Option* add_text(CLI::App& command, const char* name, std::string& value, const std::string& about,
+CLI::Option* add_text(CLI::App& command, const char* name, std::string& value, const std::string& help,
                       const char* type_name) {
   return command
       .add_option_function<std::string>(
@@ -67,20 +67,25 @@ CLI::Option* add_text(CLI::App& command, const char* name, std::string& value, c
             if (text.empty()) throw UsageError(fmt::format("{}: must not be empty", name));
             value = text;
           },
-          about)
+          help)
       ->type_name(type_name);
 }
 
-CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& about) {
-  return add_text(command, name, path, about, "FILE");
+void add_choice(CLI::App& command, const char* name, std::string& value, const char* help,
+                const std::vector<std::string>& choices) {
+  command.add_option(name, value, help)->check(CLI::IsMember(choices).description(""))->type_name("NAME");
+}
+
+CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& help) {
+  return add_text(command, name, path, help, "FILE");
 }
 
 void refuse_shared(std::initializer_list<NamedOutput> outputs) {
   for (const NamedOutput* one = outputs.begin(); one != outputs.end(); ++one) {
     for (const NamedOutput* other = outputs.begin(); other != one; ++other) {
-      if (one->path.empty() || other->path.empty() || !same_place(one->path, other->path)) continue;
-      throw UsageError(fmt::format("{} {} and {} {} would write to the same place", other->option,
-                                   other->path, one->option, one->path));
+      if (one->path.empty() || other->path.empty() || !same_file(one->path, other->path)) continue;
+      throw UsageError(fmt::format("{} {} and {} {} would write to the same file", other->option, other->path,
+                                   one->option, one->path));
     }
   }
 }
@@ -98,15 +103,30 @@ Reduction reduction_of(const std::string& name) {
 }
 
 Format format_of(const std::string& name) {
-  const std::string known = "must be bf16, fp16, fp32 or fp8[-columns][-pow2[-packed]]";
+  const std::string choices = "must be bf16, fp16, fp32 or fp8[-columns][-pow2[-packed]]";
   if (name.starts_with("raw")) {
-    throw UsageError(fmt::format("--format {}: {}; raw parts have no values to compute with", name, known));
+    throw UsageError(fmt::format(
+        "--format {}: {}; the experts cannot compute with raw parts, which have no values", name, choices));
   }
   try {
     return parse_format(name);
   } catch (const UsageError&) {
-    throw UsageError(fmt::format("--format {}: {}", name, known));
+    throw UsageError(fmt::format("--format {}: {}", name, choices));
   }
+}
+
+void check_reduction(Layout layout, Reduction reduction) {
+  if (layout != Layout::rank_major || reduction == Reduction::partial) return;
+  throw UsageError(fmt::format(
+      "--reduction {} with --layout rank_major: its rows are already sums over the experts of a rank; use "
+      "--reduction partial",
+      to_string(reduction)));
+}
+
+DType token_type(const Format& format) {
+  if (format.kind == FormatKind::fp32) return DType::fp32;
+  if (format.kind == FormatKind::fp16) return DType::fp16;
+  return DType::bf16;
 }
 
 }  // namespace ferry::app

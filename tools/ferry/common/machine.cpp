@@ -6,18 +6,24 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <cctype>
+#include <chrono>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 #include <thread>
+
+#include "memory/local.hpp"
 
 namespace ferry::app {
 
 namespace {
 
-// The rest of the first line of `path` that starts with `key`, without separators.
+// The value of the first line of `path` that starts with `key`.
 std::string value_of(const char* path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -75,11 +81,6 @@ std::int64_t available_memory_bytes() {
   return kibibytes("MemAvailable");
 }
 
-std::int64_t cache_bytes() {
-  return std::max(
-      {sysconf(_SC_LEVEL4_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE), sysconf(_SC_LEVEL2_CACHE_SIZE), 0L});
-}
-
 std::string command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string text = "ferry", argument;
@@ -95,6 +96,85 @@ std::string utc_now() {
   std::array<char, 32> text{};
   std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
   return text.data();
+}
+
+// ---- memcpy
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kLeastRounds = 5;
+constexpr double kMeasuredSeconds = 0.1;
+
+// The largest cache of a core; 0 if unknown.
+std::int64_t cache_bytes() {
+  return std::max(
+      {sysconf(_SC_LEVEL4_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE), sysconf(_SC_LEVEL2_CACHE_SIZE), 0L});
+}
+
+// Source and target of one thread. Writing them here makes the system allocate their pages.
+struct CopyBuffers {
+  explicit CopyBuffers(std::int64_t bytes) : source(bytes), target(bytes) {
+    std::memset(source.data(), 1, static_cast<std::size_t>(bytes));
+    std::memset(target.data(), 2, static_cast<std::size_t>(bytes));
+  }
+  void copy() const { std::memcpy(target.data(), source.data(), static_cast<std::size_t>(target.bytes())); }
+  LocalMemory source, target;
+};
+
+double median_round_seconds(int threads, std::int64_t bytes) {
+  std::vector<double> rounds;
+  Clock::time_point start, round_start;
+  bool done = false;
+  // Runs while all threads wait: ends a round and begins the next.
+  auto next_round = [&]() noexcept {
+    const Clock::time_point now = Clock::now();
+    if (round_start == Clock::time_point{}) {
+      start = now;
+    } else {
+      rounds.push_back(std::chrono::duration<double>(now - round_start).count());
+    }
+    done = rounds.size() >= kLeastRounds &&
+           std::chrono::duration<double>(Clock::now() - start).count() > kMeasuredSeconds;
+    round_start = Clock::now();
+  };
+  std::barrier meet(threads, next_round);
+  auto work = [&] {
+    const CopyBuffers buffers(bytes);
+    buffers.copy();
+    while (true) {
+      meet.arrive_and_wait();
+      if (done) return;
+      buffers.copy();
+    }
+  };
+  rounds.reserve(1U << 16);
+  std::vector<std::jthread> workers;
+  for (int i = 0; i < threads; ++i) workers.emplace_back(work);
+  workers.clear();  // joins
+  std::nth_element(rounds.begin(), rounds.begin() + static_cast<std::ptrdiff_t>(rounds.size() / 2),
+                   rounds.end());
+  return rounds[rounds.size() / 2];
+}
+
+}  // namespace
+
+// Four times the last-level cache leaves little of a buffer in the cache when a round comes back to it. A
+// virtual machine reports the cache of the whole host, of which this process gets a part: beyond 256 MiB a
+// larger buffer changes the rate little and costs a page fault per 4 KiB.
+std::int64_t memcpy_buffer_bytes() {
+  constexpr std::int64_t kLeast = 64LL << 20, kMost = 256LL << 20;
+  return std::clamp(4 * cache_bytes(), kLeast, kMost);
+}
+
+double memcpy_bytes_per_second(int threads) {
+  static std::map<int, double> measured;
+  const auto known = measured.find(threads);
+  if (known != measured.end()) return known->second;
+  const std::int64_t bytes = memcpy_buffer_bytes() / 2 / threads;
+  const double rate = 2.0 * static_cast<double>(bytes) * threads / median_round_seconds(threads, bytes);
+  return measured[threads] = rate;
 }
 
 }  // namespace ferry::app

@@ -32,10 +32,10 @@ double measure_gpu_barrier(int) {
 double measure_launch(int) {
   refuse();
 }
-std::vector<DeviceRow> play_device_case(const DeviceCase&, const std::string&) {
+std::vector<GpuBenchRow> run_gpu_case(const GpuCase&, const std::string&) {
   refuse();
 }
-std::unique_ptr<Site> make_device_site(const Rank&, const Job&) {
+std::unique_ptr<DeviceContext> make_gpu_context(const Rank&, const RunSpec&) {
   refuse();
 }
 

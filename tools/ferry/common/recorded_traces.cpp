@@ -13,8 +13,8 @@ namespace ferry::app {
 
 namespace fs = std::filesystem;
 
-const char* const kWhereTracesAre =
-    "Recorded traces can be had too: docs/traces.md says where; FERRY_TRACES names the folder they are in.";
+const char* const kHowToGetTraces =
+    "docs/traces.md says how to get recorded traces; set FERRY_TRACES to the folder that holds them.";
 
 namespace {
 
@@ -36,7 +36,7 @@ void add_if_trace(const fs::path& file, std::vector<RecordedTrace>& found) {
 
 std::vector<RecordedTrace> recorded_traces() {
   std::vector<RecordedTrace> found;
-  std::error_code ignored;  // a folder that cannot be read has no traces for us
+  std::error_code ignored;  // a folder that cannot be read counts as empty
   for (const fs::directory_entry& folder : fs::directory_iterator(Environment::read().traces, ignored)) {
     if (!folder.is_directory(ignored)) continue;
     for (const fs::directory_entry& file : fs::directory_iterator(folder, ignored)) add_if_trace(file, found);
@@ -51,12 +51,12 @@ std::string why_no_traces() {
   std::error_code failed;
   const fs::directory_iterator first(folder, failed);
   if (failed) return fmt::format("FERRY_TRACES names '{}': {}", folder, failed.message());
-  return fmt::format("FERRY_TRACES names '{}', and no <folder>/<name>{} is in it", folder, kIdsEnding);
+  return fmt::format("FERRY_TRACES names '{}', which holds no <folder>/<name>{}", folder, kIdsEnding);
 }
 
 void warn_of_missing_traces() {
   if (Environment::read().traces.empty() || !recorded_traces().empty()) return;
-  fmt::print(stderr, "ferry: note: {}; synthesised traces are played\n", why_no_traces());
+  fmt::print(stderr, "ferry: note: {}; using synthesised traces\n", why_no_traces());
 }
 
 std::string default_recorded_trace() {

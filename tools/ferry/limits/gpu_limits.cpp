@@ -6,21 +6,21 @@
 #include <set>
 
 #include "ferry/version.hpp"
-#include "tools/ferry/common/progress.hpp"
+#include "tools/ferry/common/output.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {
 
-DeviceLimits measure_device_limits(int ranks, const std::vector<int>& sms) {
-  DeviceLimits limits;
+GpuLimits measure_gpu_limits(int ranks, const std::vector<int>& sms) {
+  GpuLimits limits;
   limits.gpus = gpu_names();
   limits.ranks = ranks;
   const int all = gpu_sms();
   std::set<int> counts{all};
-  for (const int usual : {1, 2, 4, 8, 16, 24, 32, 64}) counts.insert(std::min(usual, all));
-  for (const int asked : sms)
-    if (asked > 0) counts.insert(std::min(asked, all));
+  for (const int common : {1, 2, 4, 8, 16, 24, 32, 64}) counts.insert(std::min(common, all));
+  for (const int requested : sms)
+    if (requested > 0) counts.insert(std::min(requested, all));
   Progress progress("measuring", static_cast<std::int64_t>(counts.size()) + 5);
   progress.show();
   for (const int count : counts) {
@@ -38,18 +38,19 @@ DeviceLimits measure_device_limits(int ranks, const std::vector<int>& sms) {
   return limits;
 }
 
-double best_push(const DeviceLimits& limits, int sm_limit) {
+double best_push(const GpuLimits& limits, int sm_limit) {
   double best = 0;
   for (const auto& [sms, bytes] : limits.push)
     if (sm_limit == 0 || sms <= sm_limit) best = std::max(best, bytes);
   return best;
 }
 
-std::string table_of(const DeviceLimits& limits) {
-  std::string text = fmt::format("Machine   {} x {}; {}, which take the GPUs in turn\n", limits.gpus.size(),
-                                 limits.gpus.front(), report::counted(limits.ranks, "rank"));
+std::string table_of(const GpuLimits& limits) {
+  std::string text =
+      fmt::format("Machine   {} x {}; {}, assigned to the GPUs round robin\n", limits.gpus.size(),
+                  limits.gpus.front(), report::counted(limits.ranks, "rank"));
   for (const auto& [sms, bytes] : limits.push) {
-    text += fmt::format("push      {:<23} {:>12}  out of each rank, all at once\n",
+    text += fmt::format("push      {:<23} {:>12}  out of each rank, all ranks at once\n",
                         report::counted(sms, "SM"), report::in_bytes_per_second(bytes));
   }
   text += fmt::format("flag      {:<23} {:>12}  one way\n", "", report::in_time(limits.flag_seconds * 1e6));
@@ -62,7 +63,7 @@ std::string table_of(const DeviceLimits& limits) {
   return text;
 }
 
-nlohmann::ordered_json json_of(const DeviceLimits& limits) {
+nlohmann::ordered_json json_of(const GpuLimits& limits) {
   nlohmann::ordered_json json{{"schema", "ferry.limits.cuda"},
                               {"schema_version", 1},
                               {"ferry_version", std::string(version())},

@@ -1,4 +1,5 @@
-// `ferry limits --backend cuda`: what it measures, prints and writes.
+// What the GPUs of this machine can move and how fast they signal: measured for `ferry limits --backend cuda`
+// and for the lower bounds of `ferry bench --backend cuda`.
 #pragma once
 
 #include <string>
@@ -9,21 +10,22 @@
 
 namespace ferry::app {
 
-struct DeviceLimits {
+struct GpuLimits {
   std::vector<std::string> gpus;
   int ranks = 0;
-  std::vector<std::pair<int, double>> push;  // SMs of a rank, bytes a second
-  double flag_seconds = 0, barrier_seconds = 0;
-  std::vector<std::pair<int, double>> launch;  // blocks, seconds
+  std::vector<std::pair<int, double>> push;      // SMs per rank, bytes per second out of each rank
+  double flag_seconds = 0, barrier_seconds = 0;  // flag: one way between two ranks
+  std::vector<std::pair<int, double>> launch;    // blocks, seconds of an empty kernel in a graph
 };
 
-// `sms`: numbers of SMs to push with, besides the usual ones.
-DeviceLimits measure_device_limits(int ranks, const std::vector<int>& sms = {});
+// `sms`: SM counts to push with in addition to the usual ones.
+// @throws UnsupportedError  this build or machine has no GPU
+GpuLimits measure_gpu_limits(int ranks, const std::vector<int>& sms = {});
 
-// The best that was seen with at most so many SMs; 0 is no limit.
-double best_push(const DeviceLimits& limits, int sm_limit);
+// The highest push rate measured with at most `sm_limit` SMs, in bytes per second; 0 means no limit.
+double best_push(const GpuLimits& limits, int sm_limit);
 
-std::string table_of(const DeviceLimits& limits);
-nlohmann::ordered_json json_of(const DeviceLimits& limits);
+std::string table_of(const GpuLimits& limits);
+nlohmann::ordered_json json_of(const GpuLimits& limits);
 
 }  // namespace ferry::app

@@ -1,4 +1,5 @@
-// What the GPUs of this machine can move, and how fast they signal. Ranks take the GPUs in turn.
+// Kernels that measure what GPUs can move and how fast they signal. A rank's GPU is its number modulo the
+// number of GPUs.
 #pragma once
 
 #include <string>
@@ -6,23 +7,24 @@
 
 namespace ferry::app {
 
-// Names of the GPUs. Throws UnsupportedError if this build or machine has none.
+// Names of the GPUs.
+// @throws UnsupportedError  this build or machine has none
 std::vector<std::string> gpu_names();
 
-// SMs of the first GPU.
+// Number of SMs of the first GPU.
 int gpu_sms();
 
-// Bytes a second that leave each rank while all push to all others at once, with so many SMs each: of the
-// slowest. With one rank nothing leaves: 0.
+// Bytes per second out of the slowest rank while all ranks write to all others at once, with `sms` SMs each.
+// With one rank 0, because nothing leaves it.
 double measure_push(int ranks, int sms);
 
-// Seconds for a flag to go one way between two ranks: half of a round trip.
+// Seconds for a flag to travel one way between two ranks: half of a round trip.
 double measure_gpu_flag();
 
-// Seconds for the ranks to meet inside a kernel.
+// Seconds for a barrier of all ranks inside a kernel.
 double measure_gpu_barrier(int ranks);
 
-// Seconds an empty kernel of so many blocks takes in a graph.
+// Seconds of an empty kernel of `blocks` blocks in a graph.
 double measure_launch(int blocks);
 
 }  // namespace ferry::app

@@ -1,7 +1,8 @@
-// What a step's combine must bring, and the comparison with what it brought.
+// Computes what a step's combine must return, and compares it with what combine wrote.
 //
-// The arithmetic of combine is done again here from a token's own values, so from what no dispatch or other
-// rank has touched. `x` is a rank's tokens as experts see them, [N, hidden] (StepOracle::arriving).
+// The expected sums are computed on the token's source rank from the token's own values, which no dispatch
+// and no other rank has touched. `x` holds a rank's tokens with the values that reach the experts, [N,
+// hidden] (DispatchCheck::expected_values).
 #pragma once
 
 #include <cstddef>
@@ -16,19 +17,20 @@ namespace ferry::app {
 
 inline constexpr double kTolerance = 2e-2;
 
-// After Experts::multiply, to the bit: [N, hidden] of Job::type, unreduced [N, K, hidden].
-std::vector<std::byte> expected_products(const Job& job, const Routes& routes, std::span<const float> x);
+// Combine's result with scaling experts, exact to the bit: [N, hidden] of RunSpec::type; with Reduction::
+// unreduced [N, K, hidden].
+std::vector<std::byte> expected_products(const RunSpec& spec, const Routes& routes, std::span<const float> x);
 
-// Compares rows of `hidden` values of Job::type. `step` and `rank` are named where one differs.
-void check_rows(const Job& job, int step, int rank, std::span<const std::byte> expected,
-                std::span<const std::byte> found, Tally& tally);
+// Compares rows of `hidden` values of RunSpec::type. `step` and `rank` only name where a value differs.
+void check_rows(const RunSpec& spec, int step, int rank, std::span<const std::byte> expected,
+                std::span<const std::byte> found, CheckCounter& counter);
 
-// Every token through its SwiGLU experts where it is, in fp32, without any exchange: [N, hidden].
-std::vector<float> dense_swiglu(const Job& job, const Routes& routes, std::span<const float> x);
+// Applies every token's SwiGLU experts on its source rank in fp32, without any exchange: [N, hidden].
+std::vector<float> dense_swiglu(const RunSpec& spec, const Routes& routes, std::span<const float> x);
 
-// |found - dense| / |dense| of every token, in the Euclidean norm, may be kTolerance; a token whose dense
-// result is 0 must be 0. `found` is what combine wrote; unreduced rows are weighed and added here first.
-void check_dense(const Job& job, int step, int rank, const Routes& routes, std::span<const float> dense,
-                 std::span<const std::byte> found, Tally& tally);
+// Per token, |found - dense| / |dense| (Euclidean norm) may be at most kTolerance; a token whose dense result
+// is 0 must be 0. `found` is what combine wrote; unreduced rows are first summed with their weights.
+void check_dense(const RunSpec& spec, int step, int rank, const Routes& routes, std::span<const float> dense,
+                 std::span<const std::byte> found, CheckCounter& counter);
 
 }  // namespace ferry::app

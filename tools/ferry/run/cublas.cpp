@@ -13,32 +13,33 @@ namespace ferry::app {
 
 namespace {
 
-// cuBLAS's own numbers, the same since CUDA 11. Its header is not needed for the few functions used, so the
-// program is built where only the compiler of CUDA is.
-constexpr int kAsItLies = 0;     // CUBLAS_OP_N
-constexpr int kSumsInFp32 = 68;  // CUBLAS_COMPUTE_32F
-constexpr int kDefaultWay = -1;  // CUBLAS_GEMM_DEFAULT
+// cuBLAS's enumerators, unchanged since CUDA 11. Declaring them here avoids its header, so that the program
+// builds with the CUDA compiler alone.
+constexpr int kNoTranspose = 0;        // CUBLAS_OP_N
+constexpr int kComputeFp32 = 68;       // CUBLAS_COMPUTE_32F
+constexpr int kDefaultAlgorithm = -1;  // CUBLAS_GEMM_DEFAULT
 
-struct Cublas {
+struct Functions {
   int (*create)(void** handle);
   int (*destroy)(void* handle);
   int (*set_stream)(void* handle, cudaStream_t stream);
   int (*gemm)(void* handle, int operation_a, int operation_b, int m, int n, int k, const void* alpha,
               const void* a, cudaDataType a_type, int a_leading, const void* b, cudaDataType b_type,
-              int b_leading, const void* beta, void* c, cudaDataType c_type, int c_leading, int sums,
-              int way);
+              int b_leading, const void* beta, void* c, cudaDataType c_type, int c_leading, int compute,
+              int algorithm);
 };
 
-// The version that belongs to the toolkit: by the loader's own search, then where the toolkit is.
+// The toolkit's version of cuBLAS, searched by the loader first and then in the toolkit's folder.
 void* open_library() {
   const std::string name = fmt::format("libcublas.so.{}", CUDART_VERSION / 1000);
-  for (const std::string& place : {name, std::string(FERRY_CUDA_LIBRARIES "/") + name}) {
-    if (void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+  for (const std::string& path : {name, std::string(FERRY_CUDA_LIBRARIES "/") + name}) {
+    if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
   }
-  throw UnsupportedError(fmt::format(
-      "the experts of a run on GPUs need cuBLAS, and {} is found neither by the loader nor in {}: install it "
-      "with the CUDA toolkit, or name its folder in LD_LIBRARY_PATH",
-      name, FERRY_CUDA_LIBRARIES));
+  throw UnsupportedError(
+      fmt::format("the experts of a run on GPUs need cuBLAS, but {} was found neither by the loader nor in "
+                  "{}: install it "
+                  "with the CUDA toolkit, or add its folder to LD_LIBRARY_PATH",
+                  name, FERRY_CUDA_LIBRARIES));
 }
 
 template <class Function>
@@ -47,15 +48,15 @@ void find(Function& function, void* library, const char* name) {
   if (function == nullptr) throw UnsupportedError(fmt::format("cuBLAS has no {}", name));
 }
 
-const Cublas& cublas() {
-  static const Cublas loaded = [] {
-    void* library = open_library();  // stays: its handles may outlive any order of destruction
-    Cublas functions{};
-    find(functions.create, library, "cublasCreate_v2");
-    find(functions.destroy, library, "cublasDestroy_v2");
-    find(functions.set_stream, library, "cublasSetStream_v2");
-    find(functions.gemm, library, "cublasGemmEx");
-    return functions;
+const Functions& functions() {
+  static const Functions loaded = [] {
+    void* library = open_library();  // never closed: handles may outlive static objects
+    Functions found{};
+    find(found.create, library, "cublasCreate_v2");
+    find(found.destroy, library, "cublasDestroy_v2");
+    find(found.set_stream, library, "cublasSetStream_v2");
+    find(found.gemm, library, "cublasGemmEx");
+    return found;
   }();
   return loaded;
 }
@@ -72,26 +73,27 @@ cudaDataType data_type(DType type) {
 
 }  // namespace
 
-DeviceMultiply::DeviceMultiply(cudaStream_t stream) {
-  require_success(cublas().create(&handle_), "cublasCreate");
-  const int status = cublas().set_stream(handle_, stream);
-  if (status != 0) cublas().destroy(handle_);
+Cublas::Cublas(cudaStream_t stream) {
+  require_success(functions().create(&handle_), "cublasCreate");
+  const int status = functions().set_stream(handle_, stream);
+  if (status != 0) functions().destroy(handle_);
   require_success(status, "cublasSetStream");
 }
 
-DeviceMultiply::~DeviceMultiply() {
-  cublas().destroy(handle_);
+Cublas::~Cublas() {
+  functions().destroy(handle_);
 }
 
-// cuBLAS numbers elements by columns first, so rows are columns to it: out^T = b^T a^T.
-void DeviceMultiply::multiply(const DeviceProduct& product) const {
+// cuBLAS is column-major, so it sees the transposed matrices: out^T = b^T a^T.
+void Cublas::multiply(const MatrixProduct& product) const {
   const float one = 1.0F, zero = 0.0F;
   const cudaDataType type = data_type(product.type);
-  require_success(cublas().gemm(handle_, kAsItLies, kAsItLies, product.columns,
-                                static_cast<int>(product.rows), product.inner, &one, product.b, type,
-                                product.columns, product.a, type, product.inner, &zero, product.out,
-                                data_type(product.out_type), product.columns, kSumsInFp32, kDefaultWay),
-                  "cublasGemmEx");
+  require_success(
+      functions().gemm(handle_, kNoTranspose, kNoTranspose, product.columns, static_cast<int>(product.rows),
+                       product.inner, &one, product.b, type, product.columns, product.a, type, product.inner,
+                       &zero, product.out, data_type(product.out_type), product.columns, kComputeFp32,
+                       kDefaultAlgorithm),
+      "cublasGemmEx");
 }
 
 }  // namespace ferry::app

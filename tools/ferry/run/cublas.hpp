@@ -1,4 +1,4 @@
-// Products of matrices on a GPU for the experts, by cuBLAS, which is found at run time.
+// Matrix products on a GPU by cuBLAS, which is loaded at run time.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace ferry::app {
 
-// Operands of a product, dense: out [rows, columns] = a [rows, inner] b [inner, columns].
-struct DeviceProduct {
+// Dense row-major matrices: out [rows, columns] = a [rows, inner] b [inner, columns].
+struct MatrixProduct {
   const void* a;
   const void* b;
   void* out;
@@ -20,16 +20,17 @@ struct DeviceProduct {
   DType out_type;  // `type` or fp32
 };
 
-class DeviceMultiply {
+class Cublas {
  public:
-  // On the thread's current device; products run on `stream`. Throws UnsupportedError without cuBLAS.
-  explicit DeviceMultiply(cudaStream_t stream);
-  ~DeviceMultiply();
-  DeviceMultiply(const DeviceMultiply&) = delete;
-  DeviceMultiply& operator=(const DeviceMultiply&) = delete;
+  // Uses the current GPU; products run on `stream`.
+  // @throws UnsupportedError  cuBLAS was not found
+  explicit Cublas(cudaStream_t stream);
+  ~Cublas();
+  Cublas(const Cublas&) = delete;
+  Cublas& operator=(const Cublas&) = delete;
 
-  // Puts a product on the stream. Sums are fp32, in an order that is the library's own.
-  void multiply(const DeviceProduct& product) const;
+  // Enqueues a product. Sums are fp32, in an order that cuBLAS chooses.
+  void multiply(const MatrixProduct& product) const;
 
  private:
   void* handle_ = nullptr;

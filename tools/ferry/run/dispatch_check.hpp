@@ -1,9 +1,9 @@
-// What a step's dispatch must bring, by the oracle of src/reference: nothing of the backend's own code.
+// Compares one step's dispatch results with the oracle of tests/oracle, which shares no code with the
+// backends.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "ferry/exchange.hpp"
@@ -15,35 +15,36 @@
 
 namespace ferry::app {
 
-// It knows every rank's ids and weights, and makes tokens again one by one as it needs them. One thread uses
-// it.
-class StepOracle {
+// Holds the ids and weights of all ranks in one step, and computes a token's values again when it needs them.
+// Not thread-safe.
+class DispatchCheck {
  public:
-  StepOracle(const Job& job, int step);
+  DispatchCheck(const RunSpec& spec, int step);
 
-  // Compares the arrivals of a rank to the bit: counts, offsets, sources, weights, values, scales.
-  void check(int rank, const DispatchResult& received, Tally& tally);
+  // Compares all that a rank received bit for bit: counts, offsets, sources, weights, values and scales.
+  void run(int rank, const DispatchResult& received, CheckCounter& counter);
 
-  // The values that a rank's tokens arrive with, [N, hidden]: for fp8 what is left of them after quantising.
-  std::vector<float> arriving(int rank);
+  // The values with which a rank's tokens reach the experts, [N, hidden]. For fp8 these are the values after
+  // quantisation.
+  std::vector<float> expected_values(int rank);
 
  private:
   struct Row;
 
-  bool check_tables(int rank, const DispatchResult& received, Tally& tally) const;
-  void check_notes(const Row& row, const DispatchResult& received, Tally& tally) const;
-  void check_slots(const Row& row, const DispatchResult& received, Tally& tally) const;
+  bool check_tables(int rank, const DispatchResult& received, CheckCounter& counter) const;
+  void check_metadata(const Row& row, const DispatchResult& received, CheckCounter& counter) const;
+  void check_slots(const Row& row, const DispatchResult& received, CheckCounter& counter) const;
   void check_values(const Row& row, const DispatchResult& received,
-                    const std::vector<oracle::PartShape>& shapes, Tally& tally);
-  void note(bool right, const Row& row, const char* what, Tally& tally) const;
+                    const std::vector<oracle::PartShape>& shapes, CheckCounter& counter);
+  void record(bool equal, const Row& row, const char* what, CheckCounter& counter) const;
   float weight_of(const Source& from, int slot) const;
   void decode(int rank, std::int64_t token, float* values);
   std::vector<std::byte> encoded(int rank, std::int64_t token, int part);
 
-  const Job& job_;
+  const RunSpec& spec_;
   int step_;
-  oracle::GlobalInputs global_;  // every rank, without values
-  oracle::GlobalInputs one_;     // one token: the one whose bytes are looked at
+  oracle::GlobalInputs global_;  // all ranks, without values
+  oracle::GlobalInputs single_;  // the one token whose bytes are being compared
   oracle::RowPositions positions_;
 };
 

@@ -1,5 +1,4 @@
-// What the experts of a run do with rows on a GPU besides products of matrices. Everything is put on the
-// stream.
+// Kernels of the GPU experts of `ferry run`, other than matrix products. All functions enqueue on the stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,45 +10,45 @@
 
 namespace ferry::app {
 
-// Arrived rows as they lie: values of `type`, or e4m3 codes with the scales of their blocks.
-struct DeviceRows {
+// Received rows in their layout: values of `type`, or e4m3 codes with a scale per block of columns.
+struct GpuRows {
   const void* values;
   DType type;  // of the rows that experts read and write
   std::int64_t hidden;
   bool quantised;
-  bool packed;  // scales are bytes of exponents
+  bool packed;  // a scale is one byte, an exponent
   const void* scales;
   PartLayout scale_part;
-  std::int64_t scale_leading;
+  std::int64_t scale_leading;  // leading dimension
 };
 
-// Local experts and weights of a row's slots, [rows, top_k], -1 for none.
-struct DeviceSlots {
+// Local experts and weights of all rows' slots, [rows, top_k]; local_ids is -1 for an expert of another rank.
+struct GpuSlots {
   const std::int32_t* local_ids;
   const float* weights;
   int top_k;
 };
 
-// to[i] = row from[i] in DeviceRows::type; without `from`, row i.
-void pick_rows(const DeviceRows& rows, const std::int32_t* from, std::int64_t count, void* to,
-               cudaStream_t stream);
+// to[i] = row from[i], decoded to GpuRows::type. A null `from` means row i.
+void gather_values(const GpuRows& rows, const std::int32_t* from, std::int64_t count, void* to,
+                   cudaStream_t stream);
 
-// to[row] = rows[row] * factor, from row `first` on.
-void scale_rows(const DeviceRows& rows, std::int64_t first, std::int64_t count, float factor, void* to,
+// to[row] = rows[row] * factor, for `count` rows starting at `first`.
+void scale_rows(const GpuRows& rows, std::int64_t first, std::int64_t count, float factor, void* to,
                 cudaStream_t stream);
 
-// to[row] = sum over the row's slots, ascending: fma(weight, rows[row] * factors[local expert] rounded to the
-// type, sum).
-void scale_and_add_rows(const DeviceRows& rows, const DeviceSlots& slots, const float* factors,
-                        std::int64_t count, void* to, cudaStream_t stream);
+// to[row] = sum over the row's slots in ascending order: sum = fma(weight, v, sum), where v is rows[row] *
+// factors[local expert] rounded to GpuRows::type.
+void scale_and_sum_slots(const GpuRows& rows, const GpuSlots& slots, const float* factors, std::int64_t count,
+                         void* to, cudaStream_t stream);
 
-// to[row] = sum over the row's slots, ascending: fma(weight, v[place], sum), where place [rows, top_k] is -1
-// for a slot without a local expert. v and `to` have `rows.type`.
-void add_rows(const DeviceRows& rows, const DeviceSlots& slots, const void* v, const std::int32_t* place,
-              std::int64_t count, void* to, cudaStream_t stream);
+// to[row] = sum over the row's slots in ascending order: sum = fma(weight, v[route_of_slot], sum). `v` and
+// `to` have GpuRows::type. route_of_slot [rows, top_k] is -1 for a slot without a local expert.
+void sum_slots(const GpuRows& rows, const GpuSlots& slots, const void* v, const std::int32_t* route_of_slot,
+               std::int64_t count, void* to, cudaStream_t stream);
 
 // to[i] = silu(gate[i]) * up[i], rounded to `type`.
-void gate_values(const float* gate, const float* up, std::int64_t count, DType type, void* to,
-                 cudaStream_t stream);
+void silu_times(const float* gate, const float* up, std::int64_t count, DType type, void* to,
+                cudaStream_t stream);
 
 }  // namespace ferry::app

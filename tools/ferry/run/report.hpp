@@ -1,4 +1,4 @@
-// From what the ranks found to the report of a run.
+// Turns the results of the ranks of a `ferry run` into its report.
 #pragma once
 
 #include "tools/ferry/run/run_spec.hpp"
@@ -7,8 +7,8 @@
 
 namespace ferry::app {
 
-// Reads the board after all ranks have ended. Machine::memcpy_bytes_per_second and started_at are left to the
-// caller.
-report::RunReport make_report(const Job& job, const Board& board);
+// Call it after all ranks have ended. The caller fills in RunReport::started_at and the memcpy rate of
+// RunReport::machine.
+report::RunReport make_report(const RunSpec& spec, const SharedResults& results);
 
 }  // namespace ferry::app

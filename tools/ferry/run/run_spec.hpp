@@ -1,50 +1,81 @@
-// Everything about a run that is settled before its ranks start. They only read it.
+// The complete specification of a `ferry run`: options, trace, configuration and expert weights. It is built
+// before the ranks start, and they only read it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ferry/config.hpp"
 #include "ferry/trace.hpp"
-#include "tools/ferry/run/run_options.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 
 namespace ferry::app {
 
-struct Job {
+// Long, because on few cores a rank may spend minutes in its checks while its peers wait.
+constexpr double kDeadlineSeconds = 300.0;
+
+// The options of `ferry run`, with their defaults.
+struct RunOptions {
+  std::string backend = "cpu";
+  int ranks = 8;
+  bool processes = false;
+
+  std::string trace;  // empty: a recorded trace if there is one, otherwise synth:decode
+  int layer = -1;     // -1: all layers in turn
+  int steps = 16;     // a step is one dispatch, the experts, one combine
+  int tokens = 128;   // per rank and step
+  int experts = 0;    // 0: as the trace has
+  int top_k = 0;      // 0: as the trace has
+  std::uint64_t seed = 1;
+
+  int hidden = 1024;
+  int inner = 64;
+  std::string layout = "expert_major";
+  std::string format = "bf16";
+  std::string reduction = "partial";
+  int alignment = 1;
+
+  std::string json, html, timeline;
+};
+
+struct RunSpec {
   RunOptions options;
   Trace trace;
-  std::optional<SynthSpec> synth;  // what a synthesised trace was drawn from
-  bool fell_back = false;          // no trace was asked for, and no recorded one was found
+  std::optional<SynthSpec> synth;  // the recipe of a synthesised trace
+  bool fell_back = false;          // no trace was requested, and no recorded one was found
   Config config;
   DType type = DType::bf16;  // of tokens, expert rows and results
   ExpertWeights weights;
 
   std::int64_t tokens() const { return options.tokens; }
   std::int64_t row_bytes() const { return config.hidden * bytes_of(type); }
-  std::int64_t result_bytes() const {  // of a rank's step
+  // Of one rank and step.
+  std::int64_t result_bytes() const {
     return tokens() * row_bytes() * (config.reduction == Reduction::unreduced ? config.top_k : 1);
   }
 };
 
-// Opens the trace and makes the experts' weights. Throws UsageError for options that contradict one another,
-// SystemError when the machine has not the memory.
-Job make_job(const RunOptions& options);
+// Opens the trace and creates the experts' weights.
+// @throws UsageError         options that contradict one another or the trace
+// @throws UnsupportedError   the backend is not in this build
+// @throws SystemError        the run would not fit into memory
+RunSpec make_run_spec(const RunOptions& options);
 
-// A rank's ids and weights of a step, [N, K] each.
+// Ids and weights of one rank and step, [N, K] each.
 struct Routes {
   std::vector<std::int32_t> ids;
   std::vector<float> weights;
 };
 
-Routes make_routes(const Job& job, int step, int rank);
+Routes make_routes(const RunSpec& spec, int step, int rank);
 
-// A rank's tokens of a step, [N, hidden] of Job::type.
-std::vector<std::byte> make_tokens(const Job& job, int step, int rank);
+// Tokens of one rank and step, [N, hidden] of RunSpec::type.
+std::vector<std::byte> make_tokens(const RunSpec& spec, int step, int rank);
 
-// The values of one token, [hidden] of Job::type: a function of the run's seed and where the token is.
-void make_token(const Job& job, int step, int rank, std::int64_t token, std::byte* values);
+// Values of one token, [hidden] of RunSpec::type: a function of the run's seed, step, rank and token number.
+void make_token(const RunSpec& spec, int step, int rank, std::int64_t token, std::byte* values);
 
 }  // namespace ferry::app

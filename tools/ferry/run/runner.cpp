@@ -25,139 +25,141 @@ std::uint64_t hash_of(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-struct Player::Step {
+struct RankRunner::Step {
   int number;
   StepInputs inputs;
 };
 
-Player::Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board,
-               const Stages& stages)
+RankRunner::RankRunner(const Rank& rank, const RunSpec& spec, Clock::time_point start,
+                       const SharedResults& results, const RunProgress& progress)
     : rank_(rank),
-      job_(job),
+      spec_(spec),
       start_(start),
-      board_(board),
-      stages_(stages),
-      mine_(board.rank(rank.index())),
-      site_(job.config.backend == BackendKind::cuda ? make_device_site(rank, job)
-                                                    : make_host_site(rank, job)),
-      hashes_(static_cast<std::size_t>(job.options.steps)) {
-  stages_.starting.advance();
+      results_(results),
+      progress_(progress),
+      own_results_(results.rank(rank.index())),
+      context_(spec.config.backend == BackendKind::cuda ? make_gpu_context(rank, spec)
+                                                        : make_host_context(rank, spec)),
+      hashes_(static_cast<std::size_t>(spec.options.steps)) {
+  progress_.starting.advance();
 }
 
-void Player::play() {
+void RankRunner::run() {
   check_steps();
   time_steps();
 }
 
-Player::Step Player::make_step(int number) const {
-  return {number, {make_tokens(job_, number, rank_.index()), make_routes(job_, number, rank_.index())}};
+RankRunner::Step RankRunner::make_step(int number) const {
+  return {number, {make_tokens(spec_, number, rank_.index()), make_routes(spec_, number, rank_.index())}};
 }
 
-// ---- checked
+// ---- checks
 
-void Player::check_steps() {
-  rank_.barrier();  // all have started
-  stages_.checking.tick();
-  for (int number = 0; number < job_.options.steps; ++number) {
+void RankRunner::check_steps() {
+  rank_.barrier();  // all ranks have started
+  progress_.checking.refresh();
+  for (int number = 0; number < spec_.options.steps; ++number) {
     const Step step = make_step(number);
-    StepOracle oracle(job_, number);
-    const std::vector<float> x = oracle.arriving(rank_.index());
-    stages_.checking.advance();
-    check_exact(step, oracle, x);
-    stages_.checking.advance();
+    DispatchCheck check(spec_, number);
+    const std::vector<float> x = check.expected_values(rank_.index());
+    progress_.checking.advance();
+    check_exact(step, check, x);
+    progress_.checking.advance();
     check_swiglu(step, x);
-    stages_.checking.advance();
+    progress_.checking.advance();
   }
 }
 
-void Player::check_exact(const Step& step, StepOracle& oracle, const std::vector<float>& x) {
+void RankRunner::check_exact(const Step& step, DispatchCheck& check, const std::vector<float>& x) {
   const int me = rank_.index();
-  site_->take(step.inputs);
-  site_->dispatch();
-  oracle.check(me, site_->received(), mine_.dispatch);
-  site_->multiply();
-  combine();
-  check_rows(job_, step.number, me, expected_products(job_, step.inputs.routes, x), site_->result(),
-             mine_.combine);
+  context_->set_inputs(step.inputs);
+  context_->dispatch();
+  check.run(me, context_->received(), own_results_.dispatch);
+  context_->run_scaling_experts();
+  combine_together();
+  check_rows(spec_, step.number, me, expected_products(spec_, step.inputs.routes, x), context_->result(),
+             own_results_.combine);
 }
 
-void Player::check_swiglu(const Step& step, const std::vector<float>& x) {
+void RankRunner::check_swiglu(const Step& step, const std::vector<float>& x) {
   const int me = rank_.index();
   const Routes& routes = step.inputs.routes;
-  site_->take(step.inputs);
-  site_->dispatch();
-  site_->swiglu();
-  combine();
-  const std::span<const std::byte> result = site_->result();
+  context_->set_inputs(step.inputs);
+  context_->dispatch();
+  context_->run_swiglu_experts();
+  combine_together();
+  const std::span<const std::byte> result = context_->result();
   hashes_[static_cast<std::size_t>(step.number)] = hash_of(result);
-  check_dense(job_, step.number, me, routes, dense_swiglu(job_, routes, x), result, mine_.dense);
+  check_dense(spec_, step.number, me, routes, dense_swiglu(spec_, routes, x), result, own_results_.dense);
 }
 
-// Not before all experts have ended: on a GPU of several ranks, what the first of them loads would wait for
-// kernels that wait for this rank.
-void Player::combine() {
+// Waits until the experts of all ranks have finished. Where ranks share a GPU, loading a module for the
+// experts of a slow rank would otherwise wait for the combine kernel of a fast one, which waits for the slow
+// rank.
+void RankRunner::combine_together() {
   rank_.barrier();
-  site_->combine();
+  context_->combine();
 }
 
-// ---- timed
+// ---- timing
 
-void Player::time_steps() {
-  const WireCounts before = site_->exchange().wire_counts();
-  const std::span<const std::int64_t> routes = site_->exchange().load().experts;
+void RankRunner::time_steps() {
+  const WireCounts before = context_->exchange().wire_counts();
+  const std::span<const std::int64_t> routes = context_->exchange().load().experts;
   const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
-  for (int number = 0; number < job_.options.steps; ++number) {
-    time_step(make_step(number), board_.times(number, rank_.index()));
-    stages_.timing.advance();
+  for (int number = 0; number < spec_.options.steps; ++number) {
+    time_step(make_step(number), results_.times(number, rank_.index()));
+    progress_.timing.advance();
   }
-  const WireCounts after = site_->exchange().wire_counts();
-  mine_.dispatch_wire_bytes = after.dispatch_bytes - before.dispatch_bytes;
-  mine_.dispatch_messages = after.dispatch_messages - before.dispatch_messages;
-  mine_.combine_wire_bytes = after.combine_bytes - before.combine_bytes;
-  mine_.combine_messages = after.combine_messages - before.combine_messages;
+  const WireCounts after = context_->exchange().wire_counts();
+  own_results_.dispatch_wire_bytes = after.dispatch_bytes - before.dispatch_bytes;
+  own_results_.dispatch_messages = after.dispatch_messages - before.dispatch_messages;
+  own_results_.combine_wire_bytes = after.combine_bytes - before.combine_bytes;
+  own_results_.combine_messages = after.combine_messages - before.combine_messages;
   if (rank_.index() != 0) return;
-  const LoadCounts load = site_->exchange().load();
-  std::transform(load.experts.begin(), load.experts.end(), routes_before.begin(), board_.routes().begin(),
+  const LoadCounts load = context_->exchange().load();
+  std::transform(load.experts.begin(), load.experts.end(), routes_before.begin(), results_.routes().begin(),
                  std::minus<>());
 }
 
-// Ranks meet before each phase, so that a phase's time is its own and not what a peer was late with before.
-void Player::time_step(const Step& step, report::StepTimes& times) {
-  auto timed = [&](report::Phase phase, auto&& work) {
+// A barrier before each stage keeps a late peer's delay in the stage that caused it.
+void RankRunner::time_step(const Step& step, report::StepTimes& times) {
+  auto timed = [&](report::StepStage stage, auto&& work) {
     rank_.barrier();
-    times[phase].begin_us = now_us();
+    times[stage].begin_us = now_us();
     work();
-    times[phase].end_us = now_us();
+    times[stage].end_us = now_us();
   };
-  site_->take(step.inputs);
-  timed(report::Phase::dispatch, [&] { site_->dispatch(); });
-  timed(report::Phase::experts, [&] { site_->swiglu(); });
-  timed(report::Phase::combine, [&] { site_->combine(); });
-  count(site_->received());
-  if (hash_of(site_->result()) == hashes_[static_cast<std::size_t>(step.number)])
-    return mine_.repeated.right(1);
-  mine_.repeated.fail(1, fmt::format("step {}, rank {}", step.number, rank_.index()));
+  context_->set_inputs(step.inputs);
+  timed(report::StepStage::dispatch, [&] { context_->dispatch(); });
+  timed(report::StepStage::experts, [&] { context_->run_swiglu_experts(); });
+  timed(report::StepStage::combine, [&] { context_->combine(); });
+  count(context_->received());
+  if (hash_of(context_->result()) == hashes_[static_cast<std::size_t>(step.number)])
+    return own_results_.repeated.pass(1);
+  own_results_.repeated.fail(1, fmt::format("step {}, rank {}", step.number, rank_.index()));
 }
 
-void Player::count(const DispatchResult& received) {
-  for (int group = 0; group < received.groups; ++group) mine_.rows += received.counts[group];
+void RankRunner::count(const DispatchResult& received) {
+  for (int group = 0; group < received.groups; ++group) own_results_.rows += received.counts[group];
   if (rank_.index() != 0) return;
-  board_.dropped() += received.plan.dropped();
-  const int ranks = rank_.size(), experts = job_.config.experts;
+  results_.dropped() += received.plan.dropped();
+  const int ranks = rank_.size(), experts = spec_.config.experts;
   const std::span<const std::int32_t> tokens = received.plan.tokens_between(),
                                       routes = received.plan.counts();
-  const std::span<std::int64_t> out = board_.dispatch_messages(), back = board_.combine_messages();
+  const std::span<std::int64_t> sent = results_.dispatch_messages(), returned = results_.combine_messages();
   for (int i = 0; i < ranks * ranks; ++i) {
-    out[i] += tokens[i];
-    if (job_.config.reduction == Reduction::partial) back[i % ranks * ranks + i / ranks] += tokens[i];
+    sent[at(i)] += tokens[at(i)];
+    if (spec_.config.reduction == Reduction::partial)
+      returned[at(i % ranks * ranks + i / ranks)] += tokens[at(i)];
   }
-  if (job_.config.reduction == Reduction::partial) return;
+  if (spec_.config.reduction == Reduction::partial) return;
   for (int i = 0; i < ranks * experts; ++i) {
-    back[job_.config.placement.place(i % experts).rank * ranks + i / experts] += routes[i];
+    returned[at(spec_.config.placement.place(i % experts).rank * ranks + i / experts)] += routes[at(i)];
   }
 }
 
-double Player::now_us() const {
+double RankRunner::now_us() const {
   return std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
 }
 

@@ -1,4 +1,4 @@
-// One rank of a run.
+// Runs one rank's part of `ferry run`: checks every step, then times every step.
 #pragma once
 
 #include <chrono>
@@ -7,44 +7,45 @@
 #include <vector>
 
 #include "ferry/group.hpp"
-#include "tools/ferry/common/progress.hpp"
+#include "tools/ferry/common/output.hpp"
 #include "tools/ferry/run/device_context.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/ferry/run/shared_results.hpp"
 
 namespace ferry::app {
 
-class StepOracle;
+class DispatchCheck;
 
-// How far a run is, of all ranks together. Made before they start.
-struct Stages {
-  explicit Stages(const RunOptions& options)
+// Progress of all ranks together. Construct it before they start.
+struct RunProgress {
+  explicit RunProgress(const RunOptions& options)
       : starting("starting, rank", options.ranks),
-        checking("checking, step", options.steps, std::int64_t{kChecksOfStep} * options.ranks),
+        checking("checking, step", options.steps, std::int64_t{kChecksPerStep} * options.ranks),
         timing("timing, step", options.steps, options.ranks) {}
 
-  static constexpr int kChecksOfStep = 3;  // what must come, elementwise experts, SwiGLU
+  static constexpr int kChecksPerStep = 3;  // expected rows, scaling experts, SwiGLU experts
   Progress starting, checking, timing;
 };
 
-// Plays every step twice: checked, with elementwise experts and with SwiGLU; then timed, with SwiGLU and
-// nothing in between. Collective: made and played on every rank.
-class Player {
+// Runs every step first with checks, once with scaling experts and once with SwiGLU experts, then timed, with
+// SwiGLU experts and no checks in between. Collective: every rank constructs one and calls run().
+class RankRunner {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Times count from `start`, one moment for all ranks.
-  Player(const Rank& rank, const Job& job, Clock::time_point start, const Board& board, const Stages& stages);
+  // Times count from `start`, the same moment on all ranks.
+  RankRunner(const Rank& rank, const RunSpec& spec, Clock::time_point start, const SharedResults& results,
+             const RunProgress& progress);
 
-  void play();
+  void run();
 
  private:
   struct Step;
 
   void check_steps();
-  void check_exact(const Step& step, StepOracle& oracle, const std::vector<float>& x);
+  void check_exact(const Step& step, DispatchCheck& check, const std::vector<float>& x);
   void check_swiglu(const Step& step, const std::vector<float>& x);
-  void combine();
+  void combine_together();
   void time_steps();
   void time_step(const Step& step, report::StepTimes& times);
 
@@ -53,12 +54,12 @@ class Player {
   double now_us() const;
 
   const Rank& rank_;
-  const Job& job_;
+  const RunSpec& spec_;
   Clock::time_point start_;
-  const Board& board_;
-  const Stages& stages_;
-  RankResults& mine_;
-  std::unique_ptr<Site> site_;
+  const SharedResults& results_;
+  const RunProgress& progress_;
+  RankResults& own_results_;
+  std::unique_ptr<DeviceContext> context_;
   std::vector<std::uint64_t> hashes_;  // [steps] of the checked SwiGLU results
 };
 

@@ -1,4 +1,4 @@
-// Where ranks leave what they found, for the process that started them.
+// The memory in which the ranks of a `ferry run` leave their results for the process that started them.
 #pragma once
 
 #include <cstdint>
@@ -11,37 +11,55 @@
 
 namespace ferry::app {
 
-// One rank's results. Zero bytes are a fresh one.
+// Results of one rank. All zeros is the initial state.
 struct RankResults {
-  Tally dispatch, combine;  // elementwise experts, to the bit
-  Tally dense;              // SwiGLU against fp32
-  Tally repeated;           // the timed results are those that were checked
+  CheckCounter dispatch, combine;  // scaling experts, compared bit for bit
+  CheckCounter dense;              // SwiGLU experts, compared with fp32 within a tolerance
+  CheckCounter repeated;           // timed results compared with the checked ones
 
   // Over the timed steps:
-  std::int64_t rows = 0;  // arrived, padding not counted
+  std::int64_t rows = 0;  // received, without padding
   std::int64_t dispatch_wire_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_wire_bytes = 0, combine_messages = 0;
 };
 
-// One block of memory that is made before the ranks start and that threads and forked processes share. Every
-// rank writes its own entries; what all ranks know alike is written by rank 0. It may be read when all ranks
-// have ended.
-class Board {
+// One anonymous mapping that threads and forked processes share, created before the ranks start. Each rank
+// writes its own entries; rank 0 writes the numbers that all ranks know. Read it after all ranks have ended.
+//
+// Layout: RankResults [ranks]; StepTimes [steps][ranks]; dropped routes; dispatch messages [ranks][ranks];
+// combine messages [ranks][ranks]; routes [experts].
+class SharedResults {
  public:
-  Board(int ranks, int steps, int experts);
+  SharedResults(int ranks, int steps, int experts)
+      : ranks_(ranks),
+        steps_(steps),
+        experts_(experts),
+        memory_(Mapping::anonymous_shared(results_bytes() + times_bytes() +
+                                          (1 + 2 * pairs() + std::int64_t{experts}) * 8)) {}
 
-  RankResults& rank(int rank) const { return results()[rank]; }
-  report::StepTimes& times(int step, int rank) const { return all_times()[step * ranks_ + rank]; }
+  RankResults& rank(int rank) const { return reinterpret_cast<RankResults*>(memory_.data())[rank]; }
+  report::StepTimes& times(int step, int rank) const { return step_times()[at(step * ranks_ + rank)]; }
 
-  std::span<report::StepTimes> all_times() const;     // [steps][ranks]
-  std::span<std::int64_t> dispatch_messages() const;  // [ranks][ranks] from, to; the diagonal is local
-  std::span<std::int64_t> combine_messages() const;   // [ranks][ranks]
-  std::span<std::int64_t> routes() const;             // [experts]
+  // [steps][ranks]
+  std::span<report::StepTimes> step_times() const {
+    return {reinterpret_cast<report::StepTimes*>(memory_.data() + results_bytes()), at(steps_) * at(ranks_)};
+  }
+  // [ranks][ranks]: from, to. The diagonal is local.
+  std::span<std::int64_t> dispatch_messages() const { return {numbers(1), at(pairs())}; }
+  std::span<std::int64_t> combine_messages() const { return {numbers(1 + pairs()), at(pairs())}; }
+  // [experts]
+  std::span<std::int64_t> routes() const { return {numbers(1 + 2 * pairs()), at(experts_)}; }
   std::int64_t& dropped() const { return *numbers(0); }
 
  private:
-  std::span<RankResults> results() const;
-  std::int64_t* numbers(std::int64_t index) const;
+  std::int64_t pairs() const { return std::int64_t{ranks_} * ranks_; }
+  std::int64_t results_bytes() const { return ranks_ * static_cast<std::int64_t>(sizeof(RankResults)); }
+  std::int64_t times_bytes() const {
+    return std::int64_t{steps_} * ranks_ * static_cast<std::int64_t>(sizeof(report::StepTimes));
+  }
+  std::int64_t* numbers(std::int64_t index) const {
+    return reinterpret_cast<std::int64_t*>(memory_.data() + results_bytes() + times_bytes()) + index;
+  }
 
   int ranks_, steps_, experts_;
   Mapping memory_;

@@ -1,9 +1,13 @@
 #include "tools/ferry/run/swiglu.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tools/ferry/common/random.hpp"
-#include "tools/ferry/run/multiply.hpp"
+
+#ifdef FERRY_OPENBLAS
+#include <cblas.h>
+#endif
 
 namespace ferry::app {
 
@@ -12,6 +16,26 @@ namespace {
 float silu(float x) {
   return x / (1.0F + std::exp(-x));
 }
+
+// out [rows, columns] = a [rows, inner] b [inner, columns], row-major.
+#ifdef FERRY_OPENBLAS
+void multiply(const float* a, const float* b, std::int64_t rows, int inner, int columns, float* out) {
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(rows), columns, inner, 1.0F, a,
+              inner, b, columns, 0.0F, out, columns);
+}
+#else
+void multiply(const float* a, const float* b, std::int64_t rows, int inner, int columns, float* out) {
+  std::fill_n(out, rows * columns, 0.0F);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    float* const to = out + row * columns;
+    for (int i = 0; i < inner; ++i) {
+      const float factor = a[row * inner + i];
+      const float* const from = b + std::int64_t{i} * columns;
+      for (int column = 0; column < columns; ++column) to[column] += factor * from[column];
+    }
+  }
+}
+#endif
 
 }  // namespace
 
@@ -24,13 +48,14 @@ ExpertWeights::ExpertWeights(int experts, int hidden, int inner, std::uint64_t s
       hidden_(hidden),
       inner_(inner),
       values_(static_cast<std::size_t>(bytes(experts, hidden, inner) / 4)) {
-  // A uniform value in [-1, 1) has variance 1/3, a token's too: this gives gate and up variance 1.
-  const float into = 3.0F / std::sqrt(static_cast<float>(hidden));
-  const float out = 3.0F / std::sqrt(static_cast<float>(inner));
+  // Uniform values in [-1, 1) have variance 1/3, as do the tokens' values. These factors give gate and up
+  // variance 1.
+  const float input_scale = 3.0F / std::sqrt(static_cast<float>(hidden));
+  const float output_scale = 3.0F / std::sqrt(static_cast<float>(inner));
   const std::size_t matrix = static_cast<std::size_t>(hidden) * static_cast<std::size_t>(inner);
   const std::uint64_t key = key_of(seed, 0x5eed);
   for (std::size_t i = 0; i < values_.size(); ++i)
-    values_[i] = value_at(key, i) * (i / matrix % 3 == 2 ? out : into);
+    values_[i] = value_at(key, i) * (i / matrix % 3 == 2 ? output_scale : input_scale);
 }
 
 void Swiglu::run(int expert, const float* x, std::int64_t rows, float* out) {
@@ -43,5 +68,25 @@ void Swiglu::run(int expert, const float* x, std::int64_t rows, float* out) {
   for (std::size_t i = 0; i < gate_.size(); ++i) gate_[i] = silu(gate_[i]) * up_[i];
   multiply(gate_.data(), weights_->down(expert), rows, inner, hidden, out);
 }
+
+#ifdef FERRY_OPENBLAS
+void limit_blas_to_one_thread() {
+  openblas_set_num_threads(1);
+}
+std::string blas_name() {
+  return "OpenBLAS";
+}
+std::string blas_version() {
+  return openblas_get_config();
+}
+#else
+void limit_blas_to_one_thread() {}
+std::string blas_name() {
+  return "plain loops";
+}
+std::string blas_version() {
+  return {};
+}
+#endif
 
 }  // namespace ferry::app

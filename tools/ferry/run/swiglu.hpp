@@ -1,13 +1,14 @@
-// SwiGLU experts in fp32: down(silu(x gate) * (x up)), in the calling thread.
+// The SwiGLU experts of `ferry run` on the CPU, in fp32: down(silu(x gate) * (x up)).
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace ferry::app {
 
 // The matrices of all experts, drawn from a seed and scaled so that outputs are about as large as inputs.
-// Made once and read by every rank: threads share it, forked processes share its pages.
+// Created once and read by all ranks: threads share it, forked processes share its pages.
 class ExpertWeights {
  public:
   ExpertWeights() = default;
@@ -33,6 +34,7 @@ class ExpertWeights {
   std::vector<float> values_;
 };
 
+// Applies one expert in the calling thread.
 class Swiglu {
  public:
   explicit Swiglu(const ExpertWeights& weights) : weights_(&weights) {}
@@ -44,5 +46,11 @@ class Swiglu {
   const ExpertWeights* weights_;
   std::vector<float> gate_, up_;  // [rows, inner]
 };
+
+// Makes OpenBLAS use no threads of its own: the ranks are the threads.
+void limit_blas_to_one_thread();
+
+std::string blas_name();     // "OpenBLAS" or "plain loops"
+std::string blas_version();  // version and build options of OpenBLAS; empty without it
 
 }  // namespace ferry::app
