@@ -176,11 +176,11 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     ASSERT_NE(memory, MAP_FAILED);
     seen_ = static_cast<Seen*>(memory);
     std::tie(faulty_point, faulty, processes_, way_) = GetParam();
-    fault_hook = hook;
+    set_fault_hook(hook);
     cpu::chunk_budget = way_ == Way::chunks ? 1 : 8 << 20;
   }
   void TearDown() override {
-    fault_hook = nullptr;
+    set_fault_hook(nullptr);
     munmap(seen_, sizeof(Seen) * kRanks);
   }
 

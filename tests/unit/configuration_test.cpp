@@ -127,7 +127,7 @@ TEST(Configuration, NumbersThatNameNothingAreRefused) {
   };
   for (const int number : {-1, 3, 1 << 20}) {
     EXPECT_NE(changed(&Config::layout, number).find(str("layout = ", number)), std::string::npos);
-    EXPECT_NE(changed(&Config::combine_type, number).find(str("wire = ", number)), std::string::npos);
+    EXPECT_NE(changed(&Config::combine_type, number).find(str("combine_type = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::reduction, number).find(str("reduction = ", number)), std::string::npos);
   }
   Config config = sound();

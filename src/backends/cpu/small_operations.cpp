@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "exchange/checks.hpp"
+#include "exchange/call_options.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -67,15 +67,15 @@ void carry(Lane& lane, const float* values, const Plan& handle, float* row_value
 }  // namespace
 
 void carry_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values) {
-  const CallOption options[] = {{kPlanOption, made_by(plan)}};
+  CallOptions options;
+  add_plan(plan, &options);
   lane.channel.begin(Operation::route_values, options);
   carry(lane, values, plan, row_values);
 }
 
 void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights) {
-  const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
-                                {kPlanOption, made_by(call.plan)},
-                                {kTopkWeightsOption, 1}};
+  CallOptions options = options_of(call);
+  add_plan(call.plan, &options);
   lane.channel.begin(Operation::combine, options);
   carry(lane, call.topk_weights, call.plan, row_weights);
 }

@@ -3,21 +3,16 @@
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/memory/reachable.hpp"
 #include "base/text.hpp"
+#include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-// Every rank passes these alike. Their names: names_of_options in ended_call.cpp.
-CallTerms terms_of(const DispatchCall& call) {
-  CallTerms terms = CallTerms::of(Operation::dispatch);
-  terms.add(static_cast<std::int64_t>(call.format.kind));
-  terms.add(call.format.fp8.column_major);
-  terms.add(call.format.fp8.power_of_two);
-  terms.add(call.format.fp8.packed);
-  for (const std::int64_t bytes : call.format.part_bytes) terms.add(bytes);
-  terms.add(!call.plan.empty());
-  terms.add(call.apply_weights);
+// The plan's call follows in the kernel, which reads it from the plan's header.
+CallTerms terms_of(Operation operation, const CallOptions& options) {
+  CallTerms terms = CallTerms::of(operation);
+  for (const CallOption& option : options.values()) terms.add(option.value);
   return terms;
 }
 
@@ -39,7 +34,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   const Config& config = shared_.config;
   DispatchArguments arguments{};
   arguments.lane = view_;
-  arguments.terms = terms_of(call);
+  arguments.terms = terms_of(Operation::dispatch, options_of(call));
   arguments.parts = parts_of(call.format, config.hidden);
   arguments.message = device_message_layout(arguments.parts);
   const bool quantised = call.format.kind == FormatKind::fp8_e4m3;
@@ -157,10 +152,8 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   const LaunchShape shape = this->shape(call.sm_limit);
   CombineArguments arguments{};
   arguments.lane = view_;
-  arguments.terms = CallTerms::of(Operation::combine);
-  arguments.terms.add(static_cast<std::int64_t>(call.reduction));
+  arguments.terms = terms_of(Operation::combine, options_of(call));
   arguments.weights_travel = call.reduction == Reduction::partial && call.topk_weights != nullptr;
-  arguments.terms.add(arguments.weights_travel);
   arguments.plan = view_plan(call.plan.storage(), view_.plan_shape);
   arguments.reduction = call.reduction;
   arguments.wire = config.combine_type;

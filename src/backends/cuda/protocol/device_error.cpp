@@ -5,32 +5,13 @@
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/plan_fault.hpp"
 #include "base/text.hpp"
+#include "exchange/call_options.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-// In the order of terms_of and of the kernels.
-constexpr std::array kDispatchOptions = {"format",
-                                         "column_major of the format",
-                                         "power_of_two of the format",
-                                         "packed of the format",
-                                         "bytes of part 0 of the format",
-                                         "bytes of part 1 of the format",
-                                         "bytes of part 2 of the format",
-                                         "bytes of part 3 of the format",
-                                         "dispatch from a plan",
-                                         "apply_weights",
-                                         "call that made the plan"};
-constexpr std::array kCombineOptions = {"reduction", "topk_weights given", "call that made the plan"};
 constexpr std::array kCombineArguments = {"outputs and result", "row_values and route_values",
                                           "weights of the rows"};
-
-const char* option_name(Operation operation, int index) {
-  const auto i = static_cast<std::size_t>(index);
-  if (operation == Operation::dispatch) return kDispatchOptions.at(i);
-  if (operation == Operation::combine) return kCombineOptions.at(i);
-  return "call that made the plan";
-}
 
 const char* argument_name(Operation operation, int index) {
   return operation == Operation::combine ? kCombineArguments.at(static_cast<std::size_t>(index)) : "weights";
