@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the Markdown files of the repository: every link leads somewhere, and every quoted file is quoted exactly.
+"""Checks the documents, *.md and docs/**/*.md: every link leads somewhere, and every quoted file is quoted exactly.
 
 A quoted file stands between <!-- file:PATH --> and <!-- /file -->, in a fenced block. With --write the quotes are
 renewed from their files; otherwise a difference is an error, as is a link to a file or heading that does not exist.
@@ -8,7 +8,6 @@ renewed from their files; otherwise a difference is an error, as is a link to a 
 import argparse
 import pathlib
 import re
-import subprocess
 import sys
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
@@ -19,8 +18,7 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def documents(root):
-    listed = subprocess.run(["git", "-C", root, "ls-files", "*.md"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return [root / name for name in listed.splitlines() if (root / name).exists()]
+    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
 
 
 def anchors(text):
