@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the sections of README.md and docs/performance-gpus.md that show results of bench/results.
+"""Writes the sections of README.md and docs/performance.md that show results of bench/results.
 
 A section stands between <!-- results:NAME --> and <!-- /results -->; what is there is replaced. With --check nothing is
 written, and a section that is not what the committed results make fails. Bars are those of bench/targets.json; a figure is
@@ -14,7 +14,7 @@ import re
 import sys
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
-FILES = ["README.md", "docs/performance-gpus.md"]
+FILES = ["README.md", "docs/performance.md"]
 SECTION = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 SCHEMA = ("ferry.bench.cuda", 2)
 

@@ -142,7 +142,7 @@ class DocumentsTest(unittest.TestCase):
 
     def test_a_figure_that_was_edited_is_found(self):
         self.run_script()
-        path = self.root / "docs/performance-gpus.md"
+        path = self.root / "docs/performance.md"
         path.write_text(path.read_text().replace("7.0 us", "6.0 us"))
         done = self.run_script("--check")
         self.assertNotEqual(done.returncode, 0)
