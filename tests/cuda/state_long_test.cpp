@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "backends/cuda/host/lane.hpp"
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 #include "exchange/configuration.hpp"
 
 namespace ferry::contract {

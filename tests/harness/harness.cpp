@@ -7,7 +7,7 @@
 
 #include "backends/cpu/chunk_schedule.hpp"
 #include "harness/device.hpp"
-#include "harness/persistent_tests.hpp"
+#include "harness/program_ranks.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/expected.hpp"
 #include "seed.hpp"

@@ -1,4 +1,4 @@
-#include "harness/exchange.hpp"
+#include "harness/sync_exchange.hpp"
 
 #include <algorithm>
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "ferry/types.hpp"
-#include "harness/buffer.hpp"
-#include "harness/device_status.hpp"
-#include "harness/device_stream.hpp"
+#include "harness/guarded_buffer.hpp"
+#include "harness/require_success.hpp"
+#include "harness/test_stream.hpp"
 
 namespace ferry::contract {
 

@@ -1,4 +1,4 @@
-#include "harness/call_memory.hpp"
+#include "harness/device_mirror.hpp"
 
 #include <algorithm>
 #include <cstring>

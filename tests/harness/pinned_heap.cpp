@@ -1,11 +1,11 @@
-#include "harness/device_heap.hpp"
+#include "harness/pinned_heap.hpp"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <bit>
 
-#include "harness/device_status.hpp"
+#include "harness/require_success.hpp"
 
 namespace ferry::contract::device {
 namespace {

@@ -1,4 +1,4 @@
-#include "harness/buffer.hpp"
+#include "harness/guarded_buffer.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
-#include "cuda/hog.hpp"
+#include "cuda/sm_occupier.hpp"
 
-#include "harness/device_status.hpp"
+#include "harness/require_success.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -1,4 +1,4 @@
-#include "harness/persistent_tests.hpp"
+#include "harness/program_ranks.hpp"
 
 #include <iostream>
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "harness/case.hpp"
+#include "harness/test_case.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/global_inputs.hpp"
 #include "oracle/row_positions.hpp"

@@ -1,4 +1,4 @@
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 
 #include <cstdlib>
 

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ferry/types.hpp"
-#include "harness/device_status.hpp"
+#include "harness/require_success.hpp"
 
 namespace ferry::contract {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ferry/exchange.hpp"
-#include "harness/buffer.hpp"
+#include "harness/guarded_buffer.hpp"
 #include "harness/device.hpp"
 
 namespace ferry::contract {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ferry/exchange.hpp"
-#include "harness/call_memory.hpp"
+#include "harness/device_mirror.hpp"
 
 namespace ferry::contract {
 

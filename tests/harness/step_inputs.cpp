@@ -1,9 +1,9 @@
-#include "harness/step.hpp"
+#include "harness/step_inputs.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "harness/buffer.hpp"
+#include "harness/guarded_buffer.hpp"
 #include "oracle/dispatch.hpp"
 #include "oracle/encode.hpp"
 

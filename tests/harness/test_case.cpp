@@ -1,4 +1,4 @@
-#include "harness/case.hpp"
+#include "harness/test_case.hpp"
 
 #include <algorithm>
 
