@@ -4,7 +4,7 @@
 #include <atomic>
 #include <deque>
 
-#include "backends/cuda/host/device.hpp"
+#include "backends/cuda/host/current_device.hpp"
 #include "backends/cuda/host/error.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/watch.hpp"

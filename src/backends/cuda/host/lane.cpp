@@ -7,7 +7,7 @@
 
 #include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/host/error.hpp"
-#include "backends/cuda/host/service.hpp"
+#include "backends/cuda/host/blocking_copy.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"

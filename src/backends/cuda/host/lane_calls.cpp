@@ -1,7 +1,7 @@
 // From a checked call to the arguments of its kernel.
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/memory/reachable.hpp"
+#include "backends/cuda/memory/device_access.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 

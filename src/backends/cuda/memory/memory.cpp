@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "backends/cuda/host/device.hpp"
+#include "backends/cuda/host/current_device.hpp"
 #include "backends/cuda/host/error.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"

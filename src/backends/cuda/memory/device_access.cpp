@@ -1,4 +1,4 @@
-#include "backends/cuda/memory/reachable.hpp"
+#include "backends/cuda/memory/device_access.hpp"
 
 #include <cuda_runtime_api.h>
 

@@ -1,4 +1,4 @@
-#include "backends/cuda/host/service.hpp"
+#include "backends/cuda/host/blocking_copy.hpp"
 
 #include <cuda_runtime_api.h>
 
