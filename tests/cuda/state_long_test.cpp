@@ -86,7 +86,7 @@ class BareLane {
   }
 
  private:
-  const cuda::Shared shared_;
+  const cuda::ExchangeState shared_;
   cuda::Lane lane_;
   DeviceBytes plan_;
 };

@@ -1,23 +1,24 @@
-// The thread's current device.
+// Switches the calling thread's current CUDA device for a scope.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace ferry::cuda {
 
-// Makes a device current while it lives; for destructors, so it says nothing about errors.
-class OnDevice {
+// Makes `device` current while the object lives, then restores the previous one. Ignores errors, so that
+// destructors can use it.
+class ScopedDevice {
  public:
-  explicit OnDevice(int device) noexcept {
-    cudaGetDevice(&before_);
+  explicit ScopedDevice(int device) noexcept {
+    cudaGetDevice(&previous_);
     cudaSetDevice(device);
   }
-  ~OnDevice() { cudaSetDevice(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+  ~ScopedDevice() { cudaSetDevice(previous_); }
+  ScopedDevice(const ScopedDevice&) = delete;
+  ScopedDevice& operator=(const ScopedDevice&) = delete;
 
  private:
-  int before_ = 0;
+  int previous_ = 0;
 };
 
 }  // namespace ferry::cuda

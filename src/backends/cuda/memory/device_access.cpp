@@ -8,20 +8,20 @@
 
 namespace ferry::cuda {
 
-void require_reachable(const char* what, const void* pointer, int device) {
+void require_device_access(const char* name, const void* pointer, int device) {
   if (pointer == nullptr) return;
   cudaPointerAttributes found{};
-  check(cudaPointerGetAttributes(&found, pointer), "look at the caller's memory");
+  check(cudaPointerGetAttributes(&found, pointer), "find out where an argument lies");
   if (found.type == cudaMemoryTypeUnregistered) {
-    throw UsageError(str(what, ": ", pointer, " is host memory that devices do not reach; device ", device,
-                         " needs device memory or pinned host memory"));
+    throw UsageError(str(name, ": ", pointer, " is pageable host memory, which device ", device,
+                         " cannot access; pass device memory or pinned host memory"));
   }
   if (found.type != cudaMemoryTypeDevice || found.device == device) return;
-  int reaches = 0;
-  check(cudaDeviceCanAccessPeer(&reaches, device, found.device), "compare devices");
-  if (reaches == 0) {
-    throw UsageError(str(what, ": ", pointer, " lies on device ", found.device,
-                         ", the exchange works on device ", device, ", which cannot access it"));
+  int accessible = 0;
+  check(cudaDeviceCanAccessPeer(&accessible, device, found.device), "query peer access");
+  if (accessible == 0) {
+    throw UsageError(str(name, ": ", pointer, " lies on device ", found.device,
+                         "; the exchange runs on device ", device, ", which cannot access it"));
   }
 }
 

@@ -1,10 +1,10 @@
-// Memory that the caller hands over: a kernel that cannot reach it would take the whole context down.
+// Checks the caller's pointers before a launch: a kernel that accesses host memory destroys the CUDA context.
 #pragma once
 
 namespace ferry::cuda {
 
-// Returns if kernels of `device` can use the memory (null: nothing to reach). UsageError says what it is
-// instead.
-void require_reachable(const char* what, const void* pointer, int device);
+// Throws UsageError if kernels of `device` cannot access the memory. A null pointer passes. `name`: of the
+// argument.
+void require_device_access(const char* name, const void* pointer, int device);
 
 }  // namespace ferry::cuda
