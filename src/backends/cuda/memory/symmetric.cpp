@@ -5,12 +5,12 @@
 #include <span>
 
 #include "backends/cuda/host/error.hpp"
-#include "backends/cuda/memory/descriptor_exchange.hpp"
 #include "backends/cuda/memory/driver.hpp"
 #include "backends/cuda/memory/memory.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "memory/agreement.hpp"
+#include "memory/descriptor_exchange.hpp"
 #include "memory/published_handle.hpp"
 
 namespace ferry::cuda {

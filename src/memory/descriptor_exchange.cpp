@@ -1,4 +1,4 @@
-#include "backends/cuda/memory/descriptor_exchange.hpp"
+#include "memory/descriptor_exchange.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -20,7 +20,7 @@
 #include "group/rank_state.hpp"
 #include "memory/agreement.hpp"
 
-namespace ferry::cuda {
+namespace ferry {
 
 namespace {
 
@@ -196,4 +196,4 @@ std::vector<Descriptor> exchange_descriptors(const Rank& rank, const Descriptor&
   return Exchange(rank, mine).run();
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry

@@ -6,7 +6,7 @@
 #include "ferry/group.hpp"
 #include "memory/descriptor.hpp"
 
-namespace ferry::cuda {
+namespace ferry {
 
 // Collective. Every rank gives one open file and gets that of every rank: [ranks], the own one as a
 // duplicate. Needs a group whose ranks share a host (and a network namespace); they may be threads too. Ends
@@ -15,4 +15,4 @@ namespace ferry::cuda {
 // system.
 std::vector<Descriptor> exchange_descriptors(const Rank& rank, const Descriptor& mine);
 
-}  // namespace ferry::cuda
+}  // namespace ferry
