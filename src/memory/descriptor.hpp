@@ -16,9 +16,6 @@ class Descriptor {
     return *this;
   }
 
-  // A file that another process of this host (or this one) has open, for reading and writing. SystemError.
-  static Descriptor of_process(int process, int number);
-
   bool valid() const { return number_ >= 0; }
   int number() const { return number_; }
 

@@ -1,4 +1,4 @@
-// Handing open files from process to process.
+// All-gather of open files: every rank gets a descriptor of every rank's file.
 #pragma once
 
 #include <vector>
@@ -8,11 +8,11 @@
 
 namespace ferry {
 
-// Collective. Every rank gives one open file and gets that of every rank: [ranks], the own one as a
-// duplicate. Needs a group whose ranks share a host (and a network namespace); they may be threads too. Ends
-// with PeerLostError or TimeoutError as every collective, with SystemError on all ranks if one of them cannot
-// have more files open. Nothing is left behind by a killed process: the sockets have no names in the file
-// system.
+// Collective. Returns [ranks] descriptors: entry r is a duplicate of the one that rank r passed. Ranks must
+// share a host and a network namespace; they may be threads of one process. A killed process leaves nothing
+// behind.
+// @throws PeerLostError, TimeoutError  as every collective
+// @throws SystemError                  on all ranks, if one of them cannot have more files open
 std::vector<Descriptor> exchange_descriptors(const Rank& rank, const Descriptor& mine);
 
 }  // namespace ferry
