@@ -1,7 +1,10 @@
 // Group::custom and Group::mpi: ranks that meet through a bootstrap of the caller, then share a control
 // block.
+#include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,7 +19,7 @@
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "group/launcher.hpp"
-#include "memory/file_descriptor.hpp"
+#include "memory/descriptor_socket.hpp"
 #include "memory/published_handle.hpp"
 
 namespace ferry {
@@ -27,10 +30,11 @@ namespace {
 struct Introduction {
   int rank = -1;
   int process = 0;
-  int descriptor = -1;                    // rank 0: file descriptor of the control block's memory
+  SocketAddress socket = {};              // where the rank receives the file of the control block
   const ControlBlock* control = nullptr;  // rank 0: its own view of the control block
-  int error_number = 0;                   // rank 0: errno if it could not create the control block
+  int error_number = 0;                   // errno if the rank could not create its socket or the block
   std::uint64_t pid_namespace = 0;        // process numbers mean nothing in another namespace
+  std::uint64_t network_namespace = 0;    // sockets of another namespace cannot be reached
   char boot_id[40] = {};                  // of the running kernel: identifies the host
   char host_name[64] = {};                // for messages
 };
@@ -41,16 +45,18 @@ struct PublishedControlBlock {
   std::optional<PublishedHandle<ControlBlock>> handle;
 };
 
-std::uint64_t pid_namespace() {
+// `path` names a namespace of this process, such as /proc/self/ns/pid.
+std::uint64_t namespace_number(const char* path) {
   struct stat status{};
-  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+  return stat(path, &status) == 0 ? status.st_ino : 0;
 }
 
 Introduction introduce(int rank) {
   Introduction mine;
   mine.rank = rank;
   mine.process = getpid();
-  mine.pid_namespace = pid_namespace();
+  mine.pid_namespace = namespace_number("/proc/self/ns/pid");
+  mine.network_namespace = namespace_number("/proc/self/ns/net");
   std::ifstream("/proc/sys/kernel/random/boot_id").get(mine.boot_id, sizeof mine.boot_id);
   gethostname(mine.host_name, sizeof mine.host_name - 1);
   return mine;
@@ -61,14 +67,27 @@ void require_one_host(const std::vector<Introduction>& introductions) {
   bool one_host = true;
   for (const Introduction& rank : introductions) {
     one_host &= std::strcmp(rank.boot_id, introductions[0].boot_id) == 0 &&
-                rank.pid_namespace == introductions[0].pid_namespace;
+                rank.pid_namespace == introductions[0].pid_namespace &&
+                rank.network_namespace == introductions[0].network_namespace;
     hosts.insert(rank.host_name);
   }
   if (one_host) return;
   std::string names;
   for (const std::string& host : hosts) names += (names.empty() ? "" : ", ") + host;
   throw UnsupportedError(
-      str("the ranks of a group must share one host and one process namespace; these run on: ", names));
+      str("the ranks of a group must share one host, one process namespace and one network namespace; these "
+          "run on: ",
+          names));
+}
+
+constexpr int kRetryMs = 10;
+
+// Also true for a process that has ended and is not reaped yet.
+bool has_ended(int process) {
+  const Descriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+  if (!descriptor.valid()) return errno == ESRCH;
+  pollfd entry{descriptor.number(), POLLIN, 0};
+  return poll(&entry, 1, 0) > 0;
 }
 
 class CustomLauncher : public Group::Launcher {
@@ -83,17 +102,28 @@ class CustomLauncher : public Group::Launcher {
   // Collective. Rank 0 creates the control block, the others attach to it. Every rank throws if one fails.
   std::shared_ptr<ControlBlock> rendezvous() const {
     Introduction mine = introduce(bootstrap_.rank);
+    std::optional<DescriptorSocket> socket;
+    try {
+      mine.socket = socket.emplace().address();
+    } catch (const SystemError& refused) {
+      mine.error_number = refused.error_number;
+    }
     PublishedControlBlock published;  // on rank 0, until the barrier below
     if (bootstrap_.rank == 0) create_control_block(published, mine);
     const std::vector<Introduction> introductions = gather_introductions(mine);
     require_one_host(introductions);
-    if (introductions[0].error_number != 0)
-      throw system_error("rank 0 cannot make the group's shared memory", introductions[0].error_number);
+    for (const Introduction& rank : introductions) {
+      if (rank.error_number == 0) continue;
+      throw system_error(
+          str("rank ", rank.rank, " cannot make the group's shared memory or a socket to share it"),
+          rank.error_number);
+    }
 
     std::shared_ptr<ControlBlock> control;
     int error = 0;
     try {
-      control = attach(introductions[0]);
+      if (bootstrap_.rank == 0) send_control_block(*socket, published.memory, introductions);
+      control = attach(*socket, introductions[0]);
     } catch (const SystemError& refused) {
       error = refused.error_number;
     }
@@ -119,9 +149,11 @@ class CustomLauncher : public Group::Launcher {
   }
 
   void create_control_block(PublishedControlBlock& published, Introduction& mine) const {
-    published.memory = Descriptor(memfd_create("ferry", MFD_CLOEXEC));
+    published.memory = Descriptor(memfd_create("ferry", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    // Sealed: no rank can truncate the file under the mappings of the others.
     if (!published.memory.valid() ||
-        ftruncate(published.memory.number(), ControlBlock::bytes(ranks())) != 0) {
+        ftruncate(published.memory.number(), ControlBlock::bytes(ranks())) != 0 ||
+        fcntl(published.memory.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
       mine.error_number = errno;
       return;
     }
@@ -131,7 +163,6 @@ class CustomLauncher : public Group::Launcher {
       mine.error_number = refused.error_number;
       return;
     }
-    mine.descriptor = published.memory.number();
     mine.control = published.handle->address();
   }
 
@@ -140,11 +171,40 @@ class CustomLauncher : public Group::Launcher {
                                           ranks());
   }
 
+  // Rank 0: sends the control block's file to the ranks of other processes. A rank that has died is skipped,
+  // so that the others do not wait for the file in vain.
+  static void send_control_block(const DescriptorSocket& socket, const Descriptor& memory,
+                                 const std::vector<Introduction>& introductions) {
+    int dead = -1;
+    for (const Introduction& rank : introductions) {
+      if (rank.process == getpid()) continue;
+      // A send fails while the receiver's queue is full.
+      while (!socket.send(rank.socket, 0, memory)) {
+        if (has_ended(rank.process)) {
+          dead = rank.rank;
+          break;
+        }
+        socket.wait(kRetryMs);
+      }
+    }
+    if (dead >= 0) throw system_error(str("rank ", dead, " has ended"), ESRCH);
+  }
+
+  static Descriptor receive_control_block(const DescriptorSocket& socket, const Introduction& owner) {
+    while (true) {
+      if (auto message = socket.receive()) {
+        if (message->file.valid()) return std::move(message->file);
+        throw system_error("cannot have more files open", EMFILE);
+      }
+      if (has_ended(owner.process)) throw system_error("rank 0 has ended", ESRCH);
+      socket.wait(kRetryMs);
+    }
+  }
+
   // Threads of rank 0's process use its mapping, because the thread sanitizer tracks addresses, not pages.
-  std::shared_ptr<ControlBlock> attach(const Introduction& owner) const {
-    auto control = owner.process == getpid()
-                       ? PublishedHandle<ControlBlock>::take(owner.control)
-                       : map_control_block(Descriptor::of_process(owner.process, owner.descriptor));
+  std::shared_ptr<ControlBlock> attach(const DescriptorSocket& socket, const Introduction& owner) const {
+    auto control = owner.process == getpid() ? PublishedHandle<ControlBlock>::take(owner.control)
+                                             : map_control_block(receive_control_block(socket, owner));
     if (!control) throw system_error("rank 0 no longer offers the control block", ESRCH);
     control->join(bootstrap_.rank);  // so that peers notice if this process dies from here on
     return control;

@@ -16,10 +16,6 @@ class Descriptor {
     return *this;
   }
 
-  // Opens, for reading and writing, the file that a process of this host has open as descriptor `number`.
-  // Throws SystemError.
-  static Descriptor of_process(int process, int number);
-
   bool valid() const { return number_ >= 0; }
   int number() const { return number_; }
 

@@ -38,7 +38,7 @@ TEST_F(CudaMemory, OutputsMayLieInAnyDeviceMemory) {
       play.outputs().data = memory;
       play_once(play, stream.get());
     }
-    stream.wait();
+    stream.synchronize();
     require_success(cudaFree(pooled), "cudaFree");
     require_success(cudaFreeHost(pinned), "cudaFreeHost");
   });

@@ -1,5 +1,5 @@
 // Files handed from rank to rank.
-#include "backends/cuda/memory/descriptor_exchange.hpp"
+#include "memory/descriptor_exchange.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -26,8 +26,6 @@
 
 namespace ferry::test {
 namespace {
-
-using cuda::exchange_descriptors;
 
 class Descriptors : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Descriptors, testing::ValuesIn(kKinds),

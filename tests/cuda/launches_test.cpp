@@ -154,7 +154,7 @@ TEST_F(CudaLaunches, OtherKernelsOnTheSameCard) {
         occupy(busy.get(), left_free, std::chrono::milliseconds(100));
         play_steps(play, 3, 3, stream.get());
       }
-      busy.wait();
+      busy.synchronize();
     });
   }
 }

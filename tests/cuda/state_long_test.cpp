@@ -86,7 +86,7 @@ class BareLane {
   }
 
  private:
-  const cuda::Shared shared_;
+  const cuda::ExchangeState shared_;
   cuda::Lane lane_;
   DeviceBytes plan_;
 };
@@ -124,7 +124,7 @@ TEST_F(CudaState, OnlyNumbersOfCallsAndTotalsChangeOver100000Calls) {
     for (std::uint64_t number = 1; number <= kLate; ++number) {
       lane.call(dispatch, combine, stream);
       // A full stream would block inside the driver, where ranks of a card might wait for one another.
-      if (number % 100 == 0) stream.wait();
+      if (number % 100 == 0) stream.synchronize();
       if (number == kEarly) early = lane.words();
     }
     const std::vector<std::uint64_t> late = lane.words();

@@ -1,28 +1,10 @@
-// A stream of the tests' own, gone with its object.
+// The stream type of the tests: the library's own wrapper.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include "ferry/types.hpp"
-#include "harness/require_success.hpp"
+#include "backends/cuda/host/cuda_stream.hpp"
 
 namespace ferry::contract {
 
-class OwnStream {
- public:
-  OwnStream() {
-    device::require_success(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-  }
-  ~OwnStream() { cudaStreamDestroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-
-  cudaStream_t get() const { return stream_; }
-  operator Stream() const { return {stream_}; }
-  void wait() const { device::require_success(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
+using OwnStream = cuda::CudaStream;
 
 }  // namespace ferry::contract
