@@ -1,7 +1,7 @@
 // Where the caller's memory may lie, and what is refused.
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "cuda/fixture.hpp"
-#include "harness/exchange.hpp"
+#include "cuda/device_test.hpp"
+#include "harness/sync_exchange.hpp"
 #include "oracle/dispatch.hpp"
 
 namespace ferry::contract {

@@ -1,5 +1,5 @@
 // What only the device sees: numbers of tokens and ids that make no sense.
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -1,6 +1,6 @@
 // How calls share devices: limits of SMs, streams, lanes, ranks on a card, other work beside them.
-#include "cuda/fixture.hpp"
-#include "cuda/hog.hpp"
+#include "cuda/device_test.hpp"
+#include "cuda/sm_occupier.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <thread>
 
-#include "cuda/faults.hpp"
+#include "cuda/fault_test.hpp"
 
 namespace ferry::contract {
 namespace {

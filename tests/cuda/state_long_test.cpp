@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "backends/cuda/host/lane.hpp"
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 #include "exchange/configuration.hpp"
 
 namespace ferry::contract {
@@ -62,7 +62,7 @@ TEST_F(CudaState, NothingGrowsOver100000Calls) {
 class BareLane {
  public:
   BareLane(const Rank& rank, const Case& c)
-      : shared_(rank, complete(c.config, c.ranks)),
+      : shared_(rank, complete_config(c.config, c.ranks)),
         lane_(shared_, 0),
         plan_(plan_bytes(shared_.config, c.ranks)) {
     rank.barrier();  // nobody's kernel writes where nothing is yet

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cpu/chunks.hpp"
+#include "backends/cpu/chunk_schedule.hpp"
 #include "base/text.hpp"
 #include "ferry/ferry.hpp"
 #include "group/fault_points.hpp"

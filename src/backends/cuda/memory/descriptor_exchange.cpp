@@ -18,7 +18,7 @@
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "group/rank_state.hpp"
-#include "memory/agreement.hpp"
+#include "memory/collective_steps.hpp"
 
 namespace ferry::cuda {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ferry/group.hpp"
-#include "memory/descriptor.hpp"
+#include "memory/file_descriptor.hpp"
 
 namespace ferry::cuda {
 

@@ -10,7 +10,7 @@
 #include "backends/cuda/memory/memory.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "memory/agreement.hpp"
+#include "memory/collective_steps.hpp"
 #include "memory/published_handle.hpp"
 
 namespace ferry::cuda {

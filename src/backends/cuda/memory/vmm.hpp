@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "memory/descriptor.hpp"
+#include "memory/file_descriptor.hpp"
 
 namespace ferry::cuda {
 
