@@ -51,7 +51,7 @@ TEST(PlanQueries, RefuseWhatIsNoPlan) {
     EXPECT_EQ(ferry_plan_query(nullptr, &info), FERRY_USAGE);
     EXPECT_TRUE(says("ferry_plan is NULL"));
     EXPECT_EQ(ferry_plan_query(&empty, &info), FERRY_USAGE);
-    EXPECT_TRUE(says("none given"));
+    EXPECT_TRUE(says("plan: empty"));
     EXPECT_EQ(ferry_plan_query(&shifted, &info), FERRY_USAGE);
     EXPECT_TRUE(says("multiple of 16"));
     EXPECT_EQ(ferry_plan_query(&cut, &info), FERRY_USAGE);
