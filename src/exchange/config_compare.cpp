@@ -1,5 +1,4 @@
-// Compares the configurations of all ranks at construction, field by field, so that an error can name the
-// field.
+// Compares the configurations of all ranks field by field, so that an error can name the field.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -81,8 +80,8 @@ std::vector<std::string> split(const std::string& text, char separator) {
       throw UsageError(str("configurations differ: ", field_a.front(), " is ", field_a.back(),
                            " on rank 0 and ", field_b.back(), " on rank ", rank_b));
     }
-    // A placement is too long to print: name the first expert that differs. Words 0 and 1 are "version" and
-    // "n:".
+    // A placement is too long to print: name the first expert that differs. The first two words are the
+    // version.
     for (std::size_t w = 0; w < words_a.size(); ++w) {
       if (words_a[w] == words_b[w]) continue;
       const std::string field =

@@ -14,8 +14,8 @@ namespace ferry {
 
 // One part of a row. In a message a part is `wire_bytes` dense bytes. In received memory it is stored
 //   as rows     row r at r * row_bytes
-//   as columns  element c of row r at (c * leading + r) * element_bytes, with leading =
-//   leading_dimension(part, capacity)
+//   as columns  element c of row r at (c * leading + r) * element_bytes
+// with leading = leading_dimension(part, capacity).
 struct PartLayout {
   std::int64_t wire_bytes = 0;  // of a row in a message: row_bytes padded to 16
   std::int64_t row_bytes = 0;   // of a received row, all elements together
@@ -60,8 +60,7 @@ FERRY_HD constexpr std::int64_t elements_of(const PartLayout& part) {
   return part.row_bytes / part.element_bytes;
 }
 
-// Elements from one column to the next in memory for `capacity` rows (all experts together); 0 if stored as
-// rows.
+// Elements from one column to the next, in memory for `capacity` rows of all experts; 0 if stored as rows.
 FERRY_HD constexpr std::int64_t leading_dimension(const PartLayout& part, std::int64_t capacity) {
   return part.columns ? (capacity + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment : 0;
 }
