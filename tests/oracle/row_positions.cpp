@@ -72,10 +72,10 @@ void set_row(RowPositions& positions, const RowKey& key, std::int64_t row) {
 }
 
 // Assigns the rows of one group, from row `first` on: at most `room` rows, padded to the alignment.
-void assign_group(RowPositions& positions, RankRows& rank, const RowKey* begin, std::int64_t wanted,
+void assign_group(RowPositions& positions, RankRows& rank, const RowKey* begin, std::int64_t needed,
                   std::int64_t first, std::int64_t room, std::int64_t alignment) {
-  const std::int64_t kept = std::clamp<std::int64_t>(room, 0, wanted);
-  const std::int64_t end = std::min(round_up(wanted, alignment), std::max<std::int64_t>(room, 0));
+  const std::int64_t kept = std::clamp<std::int64_t>(room, 0, needed);
+  const std::int64_t end = std::min(round_up(needed, alignment), std::max<std::int64_t>(room, 0));
   if (static_cast<std::int64_t>(rank.rows.size()) < first + end) rank.rows.resize(first + end);
   for (std::int64_t i = 0; i < kept; ++i) {
     const RowKey& key = begin[i];
@@ -84,7 +84,7 @@ void assign_group(RowPositions& positions, RankRows& rank, const RowKey* begin, 
   }
   for (std::int64_t i = kept; i < end; ++i) rank.rows[first + i].state = RowState::padding;
   rank.counts.push_back(static_cast<std::int32_t>(kept));
-  rank.dropped += wanted - kept;
+  rank.dropped += needed - kept;
 }
 
 void assign_rank(const Config& config, const std::vector<RowKey>& all, int index, int groups,
@@ -95,14 +95,14 @@ void assign_rank(const Config& config, const std::vector<RowKey>& all, int index
   for (int group = 0; group < groups; ++group) {
     const auto begin = std::lower_bound(all.begin(), all.end(), RowKey{index, group, 0, 0, -1});
     const auto end = std::lower_bound(begin, all.end(), RowKey{index, group + 1, 0, 0, -1});
-    const std::int64_t wanted = end - begin;
+    const std::int64_t needed = end - begin;
     if (padded) first = group * rank.capacity;
     const std::int64_t room = padded ? rank.capacity : rank.capacity - first;
     const std::int64_t offset = padded ? first : std::min(first, rank.capacity);
     rank.row_offsets.push_back(static_cast<std::int32_t>(offset));
-    assign_group(positions, rank, all.data() + (begin - all.begin()), wanted, offset, room, config.alignment);
-    first += round_up(wanted, config.alignment);
-    rank.needed = padded ? std::max(rank.needed, round_up(wanted, config.alignment)) : first;
+    assign_group(positions, rank, all.data() + (begin - all.begin()), needed, offset, room, config.alignment);
+    first += round_up(needed, config.alignment);
+    rank.needed = padded ? std::max(rank.needed, round_up(needed, config.alignment)) : first;
   }
   const std::int64_t total = padded ? groups * rank.capacity : std::min(first, rank.capacity);
   rank.row_offsets.push_back(static_cast<std::int32_t>(total));

@@ -75,13 +75,13 @@ struct TestLane {
   Channel channel;
 };
 
-// Runs `act` and returns the error of type `Wanted` that it throws. Throws if it throws nothing or another
+// Runs `act` and returns the error of type `Expected` that it throws. Throws if it throws nothing or another
 // error.
-template <class Wanted>
-Wanted thrown(const std::function<void()>& act) {
+template <class Expected>
+Expected thrown(const std::function<void()>& act) {
   try {
     act();
-  } catch (const Wanted& error) {
+  } catch (const Expected& error) {
     return error;
   } catch (const std::exception& error) {
     throw std::runtime_error(str("an error of another type was thrown: ", error.what()));

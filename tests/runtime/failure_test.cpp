@@ -19,11 +19,11 @@ bool starts_ranks(Kind kind) {
   return kind == Kind::threads || kind == Kind::processes;
 }
 
-template <class Wanted>
-Wanted expect_throw(const std::function<void()>& act) {
+template <class Expected>
+Expected expect_throw(const std::function<void()>& act) {
   try {
     act();
-  } catch (const Wanted& error) {
+  } catch (const Expected& error) {
     return error;
   }
   throw std::runtime_error("nothing was thrown");
@@ -31,13 +31,13 @@ Wanted expect_throw(const std::function<void()>& act) {
 
 // Checks the error that run() throws. The ranks of a custom group of processes end separately: there only the
 // exit status of the failed rank is visible.
-template <class Wanted>
+template <class Expected>
 void expect_run_throws(Kind kind, int ranks, double deadline, const std::string& text,
                        const std::function<void(Rank)>& body) {
   try {
     run_ranks(kind, ranks, deadline, body);
     FAIL() << "run() threw nothing";
-  } catch (const Wanted& error) {
+  } catch (const Expected& error) {
     EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
   } catch (const std::runtime_error& error) {
     EXPECT_EQ(kind, Kind::custom_processes) << error.what();

@@ -55,7 +55,7 @@ TEST(FullMemory, EveryRankThrowsWithTheBytesWantedAndFree) {
     run_ranks(Kind::processes, 4, 30, [&](const Rank& rank) {
       const auto error = thrown<SystemError>([&] { SymmetricMemory(rank, 9 * kMegabyte); });
       check_text(error,
-                 str("shared memory in ", directory, " is too small: ", 9 * kMegabyte, " bytes wanted, "));
+                 str("shared memory in ", directory, " is too small: ", 9 * kMegabyte, " bytes needed, "));
       check_text(error, str(8 * kMegabyte, " bytes free"));
       FERRY_CHECK(error.error_number == ENOSPC, str(error.error_number));
     });

@@ -30,8 +30,8 @@ void check_gather(const Rank& rank, std::uint64_t seed_value, std::size_t bytes)
   std::vector<unsigned char> all(rank.size() * bytes + kGuard, 0xA5);
   rank.all_gather(mine.data(), all.data(), bytes);
   for (int peer = 0; peer < rank.size(); ++peer) {
-    const std::vector<unsigned char> wanted = part_of(seed_value, peer, bytes);
-    FERRY_CHECK(bytes == 0 || std::memcmp(all.data() + peer * bytes, wanted.data(), bytes) == 0,
+    const std::vector<unsigned char> expected = part_of(seed_value, peer, bytes);
+    FERRY_CHECK(bytes == 0 || std::memcmp(all.data() + peer * bytes, expected.data(), bytes) == 0,
                 str("rank ", rank.index(), " got wrong bytes of rank ", peer, ", ", bytes, " bytes"));
   }
   for (std::size_t i = 0; i < kGuard; ++i)

@@ -44,9 +44,9 @@ TEST_P(SymmetricMemories, StartAsZeroAndCarryWritesToPeers) {
     }
     rank.barrier();
     for (int peer = 0; peer < rank.size(); ++peer) {
-      const std::byte wanted{static_cast<unsigned char>(16 * peer + rank.index() + 1)};
+      const std::byte expected{static_cast<unsigned char>(16 * peer + rank.index() + 1)};
       for (std::int64_t i = 0; i < kPart; ++i)
-        FERRY_CHECK(*memory.mine(peer * kPart + i) == wanted, str("byte ", i));
+        FERRY_CHECK(*memory.mine(peer * kPart + i) == expected, str("byte ", i));
     }
   });
 }

@@ -15,11 +15,11 @@
 namespace ferry::test {
 namespace {
 
-template <class Wanted>
-Wanted run_throws(Group group, const std::function<void(Rank)>& body) {
+template <class Expected>
+Expected run_throws(Group group, const std::function<void(Rank)>& body) {
   try {
     group.run(body);
-  } catch (const Wanted& error) {
+  } catch (const Expected& error) {
     return error;
   }
   throw std::runtime_error("run() threw nothing");

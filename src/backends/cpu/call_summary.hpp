@@ -1,5 +1,5 @@
-// What a rank tells its peers about a call besides the rows: which optional arguments it was given, and how
-// it sends.
+// The call summary that a rank sends to its peers besides the rows: which optional arguments it was given,
+// and how it sends.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ struct StagingLayout {
   std::int64_t combine_of(int lane, int parity) const { return dispatch_of(lane, parity) + dispatch; }
 };
 
-// What a rank tells its peers about a call besides the staged bytes.
+// The call summary that a rank sends to its peers besides the staged bytes.
 struct CallSummary {
   std::int64_t count = 0;  // tokens (dispatch), rows (combine), the count itself (metadata)
   // Whether this rank was given arguments that all ranks must be given or none: 1 yes, 0 no, kIrrelevant if
