@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-#include "backends/cpu/chunk_schedule.hpp"
+#include "group/rank_state.hpp"
 #include "harness/device.hpp"
 #include "harness/program_ranks.hpp"
 #include "oracle/combine.hpp"
@@ -59,8 +59,9 @@ Group make_group(const Setup& setup, int ranks) {
 
 void run_ranks(const Setup& setup, int ranks, const std::string& what,
                const std::function<void(Rank)>& body) {
-  cpu::chunk_budget = draw_chunk_budget(what);
+  const std::int64_t chunk_budget = draw_chunk_budget(what);
   const auto play_as = [&](Rank rank) {
+    rank.state().set_chunk_budget(chunk_budget);
     try {
       std::optional<device::Work> work;
       if (setup.backend == BackendKind::cuda) work.emplace(rank.topology().local_rank_of(rank.index()));
@@ -77,7 +78,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
     }
   } catch (const std::exception& error) {
     ADD_FAILURE() << name_of(setup) << ", FERRY_SEED=" << test::seed()
-                  << ", FERRY_TEST_MEMORY=" << device::memory_name() << ", chunks of " << cpu::chunk_budget
+                  << ", FERRY_TEST_MEMORY=" << device::memory_name() << ", chunks of " << chunk_budget
                   << " bytes\n"
                   << what << "\n"
                   << error.what();
