@@ -1,4 +1,4 @@
-// A stream of the tests' own, gone with its object.
+// A CUDA stream that tests create and destroy with a C++ object.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,18 +8,21 @@
 
 namespace ferry::contract {
 
-class OwnStream {
+// A stream of the current device that does not synchronise with the default stream.
+class TestStream {
  public:
-  OwnStream() {
+  TestStream() {
     device::require_success(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
-  ~OwnStream() { cudaStreamDestroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
+  ~TestStream() { cudaStreamDestroy(stream_); }
+  TestStream(const TestStream&) = delete;
+  TestStream& operator=(const TestStream&) = delete;
 
   cudaStream_t get() const { return stream_; }
   operator Stream() const { return {stream_}; }
-  void wait() const { device::require_success(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+  void synchronize() const {
+    device::require_success(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
 
  private:
   cudaStream_t stream_ = nullptr;
