@@ -80,12 +80,12 @@ void require_contained(SyncExchange& exchange, const TestCase& c, const StepInpu
   rows.require_guards("route_values, " + what);
 }
 
-std::int64_t most_rows(const StepInputs& step) {
-  std::int64_t most = 0;
+std::int64_t max_rows(const StepInputs& step) {
+  std::int64_t rows = 0;
   for (const oracle::RankRows& each : step.positions.ranks) {
-    most = std::max(most, static_cast<std::int64_t>(each.rows.size()));
+    rows = std::max(rows, static_cast<std::int64_t>(each.rows.size()));
   }
-  return most;
+  return rows;
 }
 
 // One case for each layout and each way to combine it.
@@ -119,7 +119,7 @@ TEST_P(Contract, DamagedPlansAreReported) {
       SyncExchange exchange(rank, c.config);
       const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
       const PlanShape shape = static_cast<const PlanHeader*>(good.storage())->shape;
-      for (const Table& table : tables_of(shape, most_rows(step))) {
+      for (const Table& table : tables_of(shape, max_rows(step))) {
         for (const std::int32_t value :
              {-2, 0x7FFFFFFF, -0x7FFFFFFF - 1, static_cast<std::int32_t>(table.limit)}) {
           for (const bool all : {false, true}) {
@@ -170,7 +170,7 @@ TEST_P(Contract, WrongPlanEntriesStayWithinMemory) {
       const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
       const PlanShape shape = static_cast<const PlanHeader*>(good.storage())->shape;
       Random random = Random::of({c.seed, static_cast<std::uint64_t>(rank.index())});
-      for (const Table& table : tables_of(shape, most_rows(step))) {
+      for (const Table& table : tables_of(shape, max_rows(step))) {
         for (int round = 0; round < kRounds; ++round) {
           const Plan bad = good.copy();
           const bool everywhere = round % 2 == 1;

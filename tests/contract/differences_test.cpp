@@ -11,16 +11,6 @@
 namespace ferry::contract {
 namespace {
 
-// The message of the UsageError that `call` throws; empty if it throws none.
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return {};
-}
-
 TEST_P(Contract, ErrorsNameDifferingConfigFields) {
   const TestCase c = small_case(1);
   struct Change {
@@ -51,7 +41,7 @@ TEST_P(Contract, ErrorsNameDifferingConfigFields) {
     run(c.ranks, change.name, [&](Rank rank) {
       Config config = c.config;
       if (rank.index() == 1) change.apply(config);
-      const std::string text = refusal([&] { SyncExchange exchange(rank, config); });
+      const std::string text = usage_error([&] { SyncExchange exchange(rank, config); });
       require(text.find(change.name) != std::string::npos, "ranks that differ in ", change.name,
               " get the message '", text, "'");
     });
@@ -70,7 +60,7 @@ TEST_P(Contract, ErrorsNameDifferingOptions) {
     const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
     const bool odd = rank.index() == 1;
     const auto require_named = [&](const char* name, const std::function<void()>& call) {
-      const std::string text = refusal(call);
+      const std::string text = usage_error(call);
       require(text.find(name) != std::string::npos, "ranks that differ in ", name, " get the message '", text,
               "'");
       dispatch_and_combine(exchange, c, step, expert_outputs);  // the exchange is still usable
@@ -138,7 +128,7 @@ TEST_P(Contract, DifferentPlansAreRefused) {
       const bool odd = rank.index() == 1;
       const Plan& mine = odd ? other : kept;
       const auto require_named = [&](const char* operation, const std::function<void()>& call) {
-        const std::string text = refusal(call);
+        const std::string text = usage_error(call);
         require(text.find("call that made the plan") != std::string::npos, operation,
                 " by two plans gives the message '", text, "'");
         DispatchRun(exchange, c, first).run_with_plan(kept);  // the exchange is still usable

@@ -1,6 +1,7 @@
 // Ways to call: one rank, split phases, lanes, step metadata.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -107,14 +108,7 @@ TEST_P(Contract, PhasesOutOfOrderAreRefused) {
   const StepInputs step = make_inputs(c);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
-    const auto refused = [](const auto& call) {
-      try {
-        call();
-      } catch (const UsageError&) {
-        return true;
-      }
-      return false;
-    };
+    const auto refused = [](const std::function<void()>& call) { return !usage_error(call).empty(); };
     require(refused([&] { exchange.dispatch_receive(); }),
             "a receive phase without a send phase was accepted");
     require(refused([&] { exchange.combine_receive(1); }),

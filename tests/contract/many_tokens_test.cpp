@@ -26,21 +26,11 @@ std::vector<TestCase> steps_of(const TestCase& c) {
   return steps;
 }
 
-struct PreparedStep {
-  TestCase c;
-  StepInputs step;
-  oracle::Outcome expert_outputs;
-};
-
 void run_steps(const Setup& setup, TestCase c) {
   c.config.hidden = 16;
   c.config.max_tokens = kMaxTokens;
   std::vector<PreparedStep> steps;
-  for (const TestCase& one : steps_of(c)) {
-    StepInputs step = make_inputs(one, static_cast<int>(steps.size()));
-    oracle::Outcome expert_outputs = make_expert_outputs(one, step);
-    steps.push_back({one, std::move(step), std::move(expert_outputs)});
-  }
+  for (const TestCase& one : steps_of(c)) steps.push_back(prepare(one, static_cast<int>(steps.size())));
   run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     for (const PreparedStep& one : steps) dispatch_and_combine(exchange, one.c, one.step, one.expert_outputs);

@@ -51,22 +51,17 @@ TEST_P(Contract, PlansOfAnotherExchangeAreRefused) {
   other.config.experts = c.config.experts + 1;
   const StepInputs step = make_inputs(c), other_step = make_inputs(other);
   const oracle::Outcome expert_outputs = make_expert_outputs(c, step),
-                        other_outcome = make_expert_outputs(other, other_step);
+                        other_outputs = make_expert_outputs(other, other_step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config), second(rank, other.config);
     const Plan own = dispatch_and_combine(exchange, c, step, expert_outputs),
-               foreign = dispatch_and_combine(second, other, other_step, other_outcome);
+               foreign = dispatch_and_combine(second, other, other_step, other_outputs);
     const Plan damaged = own.copy();
     static_cast<PlanHeader*>(damaged.storage())->total += 1000;
     for (const Plan& plan : {foreign, damaged, Plan()}) {
-      bool refused = false;
-      try {
-        CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
-        combine.call();
-      } catch (const UsageError&) {
-        refused = true;
-      }
-      require(refused, "a plan of another exchange, a damaged or an empty plan was accepted");
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
+      require(!usage_error([&] { combine.call(); }).empty(),
+              "a plan of another exchange, a damaged or an empty plan was accepted");
     }
     dispatch_and_combine(exchange, c, step, expert_outputs);
   });

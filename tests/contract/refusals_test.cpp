@@ -17,12 +17,7 @@ constexpr int kWrongRank = 1;  // passes the invalid argument
 
 // Requires that the call throws a UsageError whose message contains `words`.
 void require_refused(const std::string& words, const std::function<void()>& call) {
-  std::string text = "no error";
-  try {
-    call();
-  } catch (const UsageError& error) {
-    text = error.what();
-  }
+  const std::string text = usage_error(call);
   require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
 }
 
@@ -80,15 +75,15 @@ TEST_P(Contract, CountsWhoseSumOverflowsAreRefused) {
   const TestCase c = three_ranks(small_case(2));
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
-    const std::int32_t most = std::numeric_limits<std::int32_t>::max() / c.ranks;
-    for (const std::int32_t wrong :
-         {most + 1, std::numeric_limits<std::int32_t>::max(), -1, std::numeric_limits<std::int32_t>::min()}) {
+    const std::int32_t max_count = std::numeric_limits<std::int32_t>::max() / c.ranks;
+    for (const std::int32_t wrong : {max_count + 1, std::numeric_limits<std::int32_t>::max(), -1,
+                                     std::numeric_limits<std::int32_t>::min()}) {
       require_refused(str("a count of ", wrong, " on rank ", kWrongRank),
                       [&] { exchange.metadata(rank.index() == kWrongRank ? wrong : 7); });
-      const StepMetadata all = *exchange.metadata(most);
-      require_equal(all.sum, c.ranks * most, "sum");
-      require_equal(all.prefix, rank.index() * most, "prefix");
-      require_equal(all.maximum, most, "maximum");
+      const StepMetadata all = *exchange.metadata(max_count);
+      require_equal(all.sum, c.ranks * max_count, "sum");
+      require_equal(all.prefix, rank.index() * max_count, "prefix");
+      require_equal(all.maximum, max_count, "maximum");
     }
   });
 }

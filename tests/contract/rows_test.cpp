@@ -223,12 +223,10 @@ TEST_P(Contract, QuantisedRowsAreTheSameUnderJitter) {
     c.config.max_tokens = 8;
     c.config.hidden = packed ? 5120 : 7168;
     c.config.format = Format::fp8_e4m3({.power_of_two = packed, .packed = packed});
+    const std::vector<PreparedStep> steps = prepare_steps(c, 10);
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
-      for (int index = 0; index < 10; ++index) {
-        const StepInputs step = make_inputs(c, index);
-        dispatch_and_combine(exchange, c, step, make_expert_outputs(c, step));
-      }
+      for (const PreparedStep& one : steps) dispatch_and_combine(exchange, c, one.step, one.expert_outputs);
     });
   }
 }

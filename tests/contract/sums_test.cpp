@@ -293,18 +293,13 @@ TEST_P(Contract, InvalidReductionsAreRefused) {
   c.weights_from = WeightsFrom::none;
   const StepInputs step = make_inputs(c);
   const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
-  TestCase major = sum_case(small_case(2), 2);
-  major.reduction = major.config.reduction = Reduction::unreduced;
-  major.weights_from = WeightsFrom::none;
-  const StepInputs major_step = make_inputs(major);
-  const oracle::Outcome major_outcome = make_expert_outputs(major, major_step);
+  TestCase expert_major = sum_case(small_case(2), 2);
+  expert_major.reduction = expert_major.config.reduction = Reduction::unreduced;
+  expert_major.weights_from = WeightsFrom::none;
+  const StepInputs expert_major_step = make_inputs(expert_major);
+  const oracle::Outcome expert_major_outputs = make_expert_outputs(expert_major, expert_major_step);
   const auto require_refused = [](CombineRun& combine, const char* what) {
-    try {
-      combine.call();
-    } catch (const UsageError&) {
-      return;
-    }
-    require(false, what, " was not refused");
+    require(!usage_error([&] { combine.call(); }).empty(), what, " was not refused");
   };
   run(c.ranks, describe(c), [&](Rank rank) {
     GuardedBuffer weights(64 * 4 * 4, std::byte{0});
@@ -320,9 +315,11 @@ TEST_P(Contract, InvalidReductionsAreRefused) {
     require_refused(weighted, "a weight of a rank_major row");
     dispatch_and_combine(exchange, c, step, expert_outputs);
 
-    SyncExchange unreduced(rank, major.config);
-    const Plan major_plan = dispatch_and_combine(unreduced, major, major_step, major_outcome);
-    CombineRun weighted_rows(unreduced, major, major_step, major_outcome, major_plan, nullptr);
+    SyncExchange unreduced(rank, expert_major.config);
+    const Plan expert_major_plan =
+        dispatch_and_combine(unreduced, expert_major, expert_major_step, expert_major_outputs);
+    CombineRun weighted_rows(unreduced, expert_major, expert_major_step, expert_major_outputs,
+                             expert_major_plan, nullptr);
     weighted_rows.options().topk_weights = weights.as<float>();
     require_refused(weighted_rows, "a weight of an unreduced row");
   });

@@ -48,11 +48,7 @@ TEST_F(CudaCounts, InvalidCountsSendNothingAndAreReported) {
         if (rank.index() == kWrongRank)
           require_equal(device_run.received().host->call, device_run.received().call, "host call number");
         // The exchange is still usable.
-        device_run.load(good, stream.get());
-        device_run.poison_outputs(stream.get());
-        device_run.dispatch(stream.get());
-        device_run.combine(stream.get());
-        device_run.compare(good, stream.get());
+        device_run.run_and_compare(good, stream.get());
         exchange.check(c.lane);
       }
     });
@@ -93,11 +89,7 @@ TEST_F(CudaCounts, BadIdsInDeviceMemoryAreReported) {
     for (int index = 0; index < 10; ++index) {
       const StepInputs step = make_inputs(c, index);
       const int set = device_run.add_inputs(step, make_expert_outputs(c, step));
-      device_run.load(set, stream.get());
-      device_run.poison_outputs(stream.get());
-      device_run.dispatch(stream.get());
-      device_run.combine(stream.get());
-      device_run.compare(set, stream.get());
+      device_run.run_and_compare(set, stream.get());
       const BadId& expected = step.positions.bad_ids[static_cast<std::size_t>(rank.index())];
       try {
         exchange.check(c.lane);

@@ -86,6 +86,14 @@ void DeviceRun::combine(cudaStream_t stream) {
   exchange_.combine(outputs_, received_.plan, {result_.data(), case_.result}, options, {stream});
 }
 
+void DeviceRun::run_and_compare(int set, cudaStream_t stream) {
+  load(set, stream);
+  poison_outputs(stream);
+  dispatch(stream);
+  combine(stream);
+  compare(set, stream);
+}
+
 void DeviceRun::compare(int set, cudaStream_t stream) {
   exchange_.synchronize(case_.lane, {stream});
   const InputSet& expected = *sets_[static_cast<std::size_t>(set)];

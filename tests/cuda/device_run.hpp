@@ -29,6 +29,9 @@ class DeviceRun {
   void dispatch(cudaStream_t stream);
   void combine(cudaStream_t stream);
 
+  // All of the above for one input set, and compare().
+  void run_and_compare(int set, cudaStream_t stream);
+
   // Waits for the stream and compares with the oracle. poison_outputs() must precede the calls.
   void compare(int set, cudaStream_t stream);
 

@@ -75,4 +75,13 @@ void record_failure(RankReport& report, const Failure& error) {
   report.waiting_rank = error.record.rank;
 }
 
+// Expects that a rank reported an error of this kind about the victim, within `seconds`.
+inline void expect_failure(const RankReport& report, int rank, ErrorCode code, double seconds) {
+  EXPECT_EQ(static_cast<ErrorCode>(report.code.load()), code);
+  EXPECT_EQ(report.peer, kVictim);
+  EXPECT_EQ(report.waiting_rank, rank);
+  EXPECT_LT(report.seconds, seconds);
+  EXPECT_TRUE(report.later_calls_throw);
+}
+
 }  // namespace ferry::contract

@@ -138,13 +138,10 @@ TEST_F(CudaGraph, OversizedCallsAreRefusedAndGraphsStillReplay) {
       for (int set = 0; set < kSets; ++set) replay_and_compare(device_run, graph, set, stream.get());
     };
     const auto require_refused = [&](const std::string& number) {
-      std::string message;
-      try {
+      const std::string message = usage_error([&] {
         device_run.dispatch(stream.get());
         exchange.synchronize(c.lane, stream);
-      } catch (const UsageError& error) {
-        message = error.what();
-      }
+      });
       require(message.find(number) != std::string::npos, "the message lacks ", number, ": ", message);
     };
     check_replays();

@@ -7,13 +7,9 @@ namespace {
 
 using CudaLaunches = DeviceTest;
 
-void run_and_compare(DeviceRun& device_run, int sets, int calls, cudaStream_t stream) {
+void run_calls(DeviceRun& device_run, int sets, int calls, cudaStream_t stream) {
   for (int number = 0; number < calls; ++number) {
-    device_run.load(number % sets, stream);
-    device_run.poison_outputs(stream);
-    device_run.dispatch(stream);
-    device_run.combine(stream);
-    device_run.compare(number % sets, stream);
+    device_run.run_and_compare(number % sets, stream);
   }
 }
 
@@ -31,7 +27,7 @@ TEST_F(CudaLaunches, SmLimitsDoNotChangeBytes) {
       for (const int limit : {1, 4, 8, 16, 24, 0}) {
         device_run.dispatch_options().sm_limit = device_run.combine_options().sm_limit = limit;
         try {
-          run_and_compare(device_run, 3, 3, stream.get());
+          run_calls(device_run, 3, 3, stream.get());
         } catch (const Mismatch& mismatch) {
           throw Mismatch(str("sm_limit = ", limit, ": ", mismatch.what()));
         }
@@ -74,20 +70,20 @@ TEST_F(CudaLaunches, OneKernelPerCallWithinTheSmLimit) {
     DeviceRun device_run(exchange, c);
     add_steps(device_run, c, 1);
     const TestStream stream;
-    run_and_compare(device_run, 1, 1, stream.get());
+    device_run.run_and_compare(0, stream.get());
     int sms = 0, device = 0;
     require_success(cudaGetDevice(&device), "cudaGetDevice");
     require_success(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "SMs");
     rank.barrier();
     for (const int limit : {1, 4, 8, 16, 24, 0}) {
       device_run.dispatch_options().sm_limit = device_run.combine_options().sm_limit = limit;
-      const auto most = static_cast<unsigned>(limit > 0 ? limit : sms);
+      const auto max_blocks = static_cast<unsigned>(limit > 0 ? limit : sms);
       for (const std::vector<unsigned>& blocks :
            {blocks_of_kernels(stream, [&] { device_run.dispatch(stream.get()); }),
             blocks_of_kernels(stream, [&] { device_run.combine(stream.get()); }),
             blocks_of_kernels(stream, [&] { exchange.metadata(device_run.count(), c.lane, stream); })}) {
         require_equal(blocks.size(), std::size_t{1}, "kernels of a call");
-        require(blocks[0] >= 1 && blocks[0] <= most, blocks[0], " blocks with a limit of ", limit);
+        require(blocks[0] >= 1 && blocks[0] <= max_blocks, blocks[0], " blocks with a limit of ", limit);
       }
     }
     rank.barrier();
@@ -109,7 +105,7 @@ TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {
     add_steps(run0, c, kSteps);
     add_steps(run1, other, kSteps);
     DeviceRun* const runs[] = {&run0, &run1};
-    for (DeviceRun* play : runs) play->dispatch_options().sm_limit = play->combine_options().sm_limit = 8;
+    for (DeviceRun* each : runs) each->dispatch_options().sm_limit = each->combine_options().sm_limit = 8;
     const TestStream streams[2];
     const int first = rank.index() % 2;
     for (int number = 0; number < kCalls; ++number) {
@@ -135,7 +131,7 @@ TEST_F(CudaLaunches, OneToEightRanksOnOneDevice) {
       DeviceRun device_run(exchange, c);
       add_steps(device_run, c, 3);
       const TestStream stream;
-      run_and_compare(device_run, 3, 12, stream.get());
+      run_calls(device_run, 3, 12, stream.get());
     });
   }
 }
@@ -153,7 +149,7 @@ TEST_F(CudaLaunches, OtherKernelsOnTheSameDevice) {
       const TestStream stream, busy;
       for (int repeat = 0; repeat < 3; ++repeat) {
         occupy_sms(busy.get(), left_free, std::chrono::milliseconds(100));
-        run_and_compare(device_run, 3, 3, stream.get());
+        run_calls(device_run, 3, 3, stream.get());
       }
       busy.synchronize();
     });

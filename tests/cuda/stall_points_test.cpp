@@ -125,17 +125,13 @@ TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
       EXPECT_EQ(report.seconds, 0);  // its first call did not return
       continue;
     }
-    EXPECT_EQ(static_cast<ErrorCode>(report.code.load()),
-              process == Process::stays ? ErrorCode::timeout : ErrorCode::peer_lost);
-    EXPECT_EQ(report.peer, kVictim);
-    EXPECT_EQ(report.waiting_rank, rank);
-    EXPECT_LT(report.seconds, seconds_for(process));
-    EXPECT_TRUE(report.later_calls_throw);
+    expect_failure(report, rank, process == Process::stays ? ErrorCode::timeout : ErrorCode::peer_lost,
+                   seconds_for(process));
     EXPECT_TRUE(report.destroyed_exchange);
   }
 }
 
-std::string name_of_stop(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
+std::string case_name(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
   const auto& [stall, process] = test.param;
   std::string operation = to_string(stall.operation), point = stall.point;
   operation[0] = static_cast<char>(std::toupper(operation[0]));
@@ -146,7 +142,7 @@ std::string name_of_stop(const testing::TestParamInfo<CudaStallPoints::ParamType
 INSTANTIATE_TEST_SUITE_P(Processes, CudaStallPoints,
                          testing::Combine(testing::ValuesIn(kStallPoints),
                                           testing::Values(Process::stays, Process::is_killed)),
-                         name_of_stop);
+                         case_name);
 
 }  // namespace
 }  // namespace ferry::contract

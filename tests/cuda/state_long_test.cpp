@@ -153,11 +153,7 @@ TEST_F(CudaState, DestroyedExchangesFreeTheirResources) {
         DeviceRun device_run(exchange, c);
         device_run.add_inputs(step, expert_outputs);
         const TestStream stream;
-        device_run.load(0, stream.get());
-        device_run.poison_outputs(stream.get());
-        device_run.dispatch(stream.get());
-        device_run.combine(stream.get());
-        device_run.compare(0, stream.get());
+        device_run.run_and_compare(0, stream.get());
       }
       rank.barrier();
       if (number == 4) before = measure_resources(rank);

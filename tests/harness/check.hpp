@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -35,6 +36,9 @@ void require_equal_lists(const T* actual, std::span<const T> expected, const std
     require_equal(actual[i], expected[i], what, "[", i, "]");
   }
 }
+
+// The message of the UsageError that `call` throws; empty if it throws none.
+std::string usage_error(const std::function<void()>& call);
 
 // `unit`: bytes per element, for the message.
 void require_equal_bytes(std::span<const std::byte> actual, std::span<const std::byte> expected,

@@ -222,20 +222,12 @@ void Contract::TearDown() {
 }
 
 void Contract::run_added() {
-  struct Prepared {
-    TestCase c;
-    StepInputs step;
-    oracle::Outcome expert_outputs;
-  };
-  std::map<int, std::vector<Prepared>> by_ranks;
-  for (const TestCase& c : added_) {
-    const StepInputs step = make_inputs(c);
-    by_ranks[c.ranks].push_back({c, step, make_expert_outputs(c, step)});
-  }
+  std::map<int, std::vector<PreparedStep>> by_ranks;
+  for (const TestCase& c : added_) by_ranks[c.ranks].push_back(prepare(c));
   for (const auto& [ranks, group] : by_ranks) {
-    const std::vector<Prepared>& prepared = group;
+    const std::vector<PreparedStep>& prepared = group;
     run(ranks, str(prepared.size(), " cases"), [&](Rank rank) {
-      for (const Prepared& each : prepared) {
+      for (const PreparedStep& each : prepared) {
         try {
           SyncExchange exchange(rank, each.c.config);
           dispatch_and_combine(exchange, each.c, each.step, each.expert_outputs);

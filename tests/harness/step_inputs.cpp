@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "harness/guarded_buffer.hpp"
 #include "oracle/dispatch.hpp"
@@ -219,6 +220,18 @@ oracle::Outcome make_expert_outputs(const TestCase& c, const StepInputs& step) {
     expert_outputs.ranks.push_back(std::move(outputs));
   }
   return expert_outputs;
+}
+
+PreparedStep prepare(const TestCase& c, int index) {
+  StepInputs step = make_inputs(c, index);
+  oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  return {c, std::move(step), std::move(expert_outputs)};
+}
+
+std::vector<PreparedStep> prepare_steps(const TestCase& c, int count) {
+  std::vector<PreparedStep> steps;
+  for (int index = 0; index < count; ++index) steps.push_back(prepare(c, index));
+  return steps;
 }
 
 }  // namespace ferry::contract

@@ -32,6 +32,19 @@ StepInputs inputs_from_ids(const TestCase& c, const std::vector<std::vector<std:
 // NaN.
 oracle::Outcome make_expert_outputs(const TestCase& c, const StepInputs& step);
 
+// A case with the inputs of one step, drawn before the ranks start: in a body, every rank would repeat the
+// work.
+struct PreparedStep {
+  TestCase c;
+  StepInputs step;
+  oracle::Outcome expert_outputs;
+};
+
+PreparedStep prepare(const TestCase& c, int index = 0);
+
+// Steps 0 to count - 1 of a case.
+std::vector<PreparedStep> prepare_steps(const TestCase& c, int count);
+
 // DispatchOptions::dot_rows of one rank: [total, hidden] of combine_type.
 std::vector<std::byte> make_dot_rows(const TestCase& c, const StepInputs& step, int rank);
 
