@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/gpu.hpp"
 #include "tools/ferry/run/cublas.hpp"
 #include "tools/ferry/run/device_context.hpp"
