@@ -134,7 +134,7 @@ class DocumentsTest(unittest.TestCase):
         (self.root / "docs").mkdir()
         (self.root / "bench/targets.json").write_text(json.dumps(TARGETS))
         (self.root / "bench/results/a.json").write_text(json.dumps(record_of([row_of({"tokens": 1, "work": "dispatch"}, 7.0)])))
-        for name in ("README.md", "docs/performance-gpus.md"):
+        for name in ("README.md", "docs/performance.md"):
             (self.root / name).write_text("before\n<!-- results:bars -->\nold\n<!-- /results -->\nafter\n")
 
     def run_script(self, *arguments):
@@ -152,7 +152,7 @@ class DocumentsTest(unittest.TestCase):
 
     def test_an_edited_figure_is_found(self):
         self.run_script()
-        path = self.root / "docs/performance-gpus.md"
+        path = self.root / "docs/performance.md"
         path.write_text(path.read_text().replace("7.0 us", "6.0 us"))
         done = self.run_script("--check")
         self.assertNotEqual(done.returncode, 0)

@@ -60,7 +60,7 @@ void GpuInputs::record_rows(int set_index, const DispatchResult& local) {
   if (local.weight != nullptr) set.row_weights = copy_to_gpu(local.weight, *local.total * 4);
 }
 
-void GpuInputs::make_outputs(TokenTables& tables, std::int64_t rows, const DeviceStream& stream) {
+void GpuInputs::make_outputs(TokenTables& tables, std::int64_t rows, const cuda::CudaStream& stream) {
   const bool quantised = tables.quantised();
   GpuBuffer tokens;
   for (int set_index = 0; set_index < BenchInputs::kSets; ++set_index) {
@@ -75,7 +75,7 @@ void GpuInputs::make_outputs(TokenTables& tables, std::int64_t rows, const Devic
     upload_rows(set.positions);
     copy_rows(positions_.as<RowToken>(), static_cast<std::int64_t>(set.positions.size()),
               (quantised ? tokens : set.messages).as(), set.outputs.as(), point_.token_bytes(), stream.get());
-    stream.wait();
+    stream.synchronize();
   }
   rank_.barrier();
 }
@@ -85,7 +85,7 @@ void GpuInputs::upload_rows(const std::vector<RowToken>& positions) {
   if (bytes > 0) positions_.fill_from(positions.data(), bytes);
 }
 
-void GpuInputs::check_bytes(int set_index, const DispatchResult& on_device, const DeviceStream& stream) {
+void GpuInputs::check_bytes(int set_index, const DispatchResult& on_device, const cuda::CudaStream& stream) {
   const GpuInputSet& set = (*this)[set_index];
   RowParts rows{.parts = parts_of(point_.config.format, point_.config.hidden), .data = {}, .leading = {}};
   for (int p = 0; p < rows.parts.count; ++p) {
@@ -98,7 +98,7 @@ void GpuInputs::check_bytes(int set_index, const DispatchResult& on_device, cons
   wrong_.fill_from(&wrong, sizeof wrong);
   count_wrong_rows(positions_.as<RowToken>(), static_cast<std::int64_t>(set.positions.size()),
                    set.messages.as(), rows, wrong_.as<WrongRows>(), stream.get());
-  stream.wait();
+  stream.synchronize();
   copy_to_host(&wrong, wrong_.as(), sizeof wrong);
   if (wrong.count == 0) return;
   throw CheckFailed(

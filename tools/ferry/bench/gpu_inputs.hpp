@@ -31,10 +31,10 @@ class GpuInputs {
 
   // Fills the outputs of every set for experts that return their rows unchanged. `rows`: rows to allocate.
   // Collective.
-  void make_outputs(TokenTables& tables, std::int64_t rows, const DeviceStream& stream);
+  void make_outputs(TokenTables& tables, std::int64_t rows, const cuda::CudaStream& stream);
 
   // Compares every received byte and waits for the stream. Throws CheckFailed if one is wrong.
-  void check_bytes(int set, const DispatchResult& on_device, const DeviceStream& stream);
+  void check_bytes(int set, const DispatchResult& on_device, const cuda::CudaStream& stream);
 
   GpuInputSet& operator[](int set) { return sets_[static_cast<std::size_t>(set)]; }
 

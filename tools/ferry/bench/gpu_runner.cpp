@@ -67,7 +67,7 @@ class GpuBenchRunner {
   const BenchInputs& inputs_;
   TokenTables& tables_;
   Exchange exchange_;
-  DeviceStream stream_;
+  cuda::CudaStream stream_;
   GpuTimer timer_;
   GpuInputs inputs_on_gpu_;
   GpuBuffer result_;

@@ -18,7 +18,7 @@ class GpuTimer {
   using Wait = std::function<void()>;
 
   // `wait` returns when the stream is empty, and throws any error of the calls.
-  GpuTimer(const Rank& rank, const BenchPoint& point, const DeviceStream& stream, Wait wait)
+  GpuTimer(const Rank& rank, const BenchPoint& point, const cuda::CudaStream& stream, Wait wait)
       : rank_(rank), point_(point), stream_(stream), wait_(std::move(wait)) {}
 
   // Seconds of a call by replay, measured with events on the stream. A replay is BenchPoint::launches calls,
@@ -34,7 +34,7 @@ class GpuTimer {
 
   Rank rank_;
   const BenchPoint& point_;
-  const DeviceStream& stream_;
+  const cuda::CudaStream& stream_;
   Wait wait_;
 };
 

@@ -7,7 +7,7 @@
 
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 #include "memory/mapping.hpp"
 #include "tools/ferry/bench/check.hpp"
 #include "tools/ferry/bench/inputs.hpp"

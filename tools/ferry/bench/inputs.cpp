@@ -24,11 +24,11 @@ BenchInputs::BenchInputs(const BenchPoint& point) : point_(point) {
   ids_.reserve(routes_before(kSets, 0));
   for (int set = 0; set < kSets; ++set) {
     for (int rank = 0; rank < point.ranks; ++rank) {
-      const Share mine = share(trace, {.layer = set % trace.layers,
-                                       .rank = rank,
-                                       .ranks = point.ranks,
-                                       .tokens_per_rank = point.tokens,
-                                       .step = set / trace.layers});
+      const TracePartition mine = partition(trace, {.layer = set % trace.layers,
+                                                    .rank = rank,
+                                                    .ranks = point.ranks,
+                                                    .tokens_per_rank = point.tokens,
+                                                    .step = set / trace.layers});
       ids_.insert(ids_.end(), mine.ids.begin(), mine.ids.end());
     }
   }

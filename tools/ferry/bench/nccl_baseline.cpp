@@ -45,7 +45,7 @@ class NcclRunner {
         inputs_(inputs),
         nccl_(nccl),
         row_bytes_(point.token_bytes()),
-        timer_(rank, point, stream_, [this] { stream_.wait(); }),
+        timer_(rank, point, stream_, [this] { stream_.synchronize(); }),
         sets_(rank, point, inputs),
         rank_of_(std::int64_t{point.config.experts} * 4),
         row_of_route_(routes() * 4),
@@ -88,7 +88,7 @@ class NcclRunner {
       gather(set);
     }
     received_ = GpuBuffer(most * row_bytes_);
-    stream_.wait();
+    stream_.synchronize();
     rank_.barrier();
   }
 
@@ -170,7 +170,7 @@ class NcclRunner {
   std::int64_t check(int set, const GpuTimer::Call& call) {
     received_.fill(0xFF, stream_);
     call(set);
-    stream_.wait();
+    stream_.synchronize();
     DispatchResult received;
     received.parts[0].data = received_.as();
     sets_.check_bytes(set, received, stream_);
@@ -182,7 +182,7 @@ class NcclRunner {
   const BenchInputs& inputs_;
   const Nccl& nccl_;
   const std::int64_t row_bytes_;
-  DeviceStream stream_;
+  cuda::CudaStream stream_;
   GpuEvent counts_copied_;
   GpuTimer timer_;
   GpuInputs sets_;

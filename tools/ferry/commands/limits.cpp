@@ -15,7 +15,7 @@
 
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
-#include "group/futex.hpp"
+#include "group/wake_event.hpp"
 #include "memory/mapping.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"

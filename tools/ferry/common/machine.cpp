@@ -19,7 +19,7 @@
 #include <thread>
 
 #include "ferry/error.hpp"
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 
 namespace ferry::app {
 

@@ -5,7 +5,7 @@
 #include "backends/cpu/kernels.hpp"
 #include "format/e4m3.hpp"
 #include "format/parts.hpp"
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/run/device_context.hpp"
 #include "tools/ferry/run/swiglu.hpp"

@@ -163,11 +163,12 @@ std::vector<std::byte> make_tokens(const RunSpec& spec, int step, int rank) {
 
 Routes make_routes(const RunSpec& spec, int step, int rank) {
   const bool one_layer = spec.options.layer >= 0;
-  Share mine = share(spec.trace, {.layer = one_layer ? spec.options.layer : step % spec.trace.layers,
-                                  .rank = rank,
-                                  .ranks = spec.options.ranks,
-                                  .tokens_per_rank = spec.tokens(),
-                                  .step = one_layer ? step : step / spec.trace.layers});
+  TracePartition mine =
+      partition(spec.trace, {.layer = one_layer ? spec.options.layer : step % spec.trace.layers,
+                             .rank = rank,
+                             .ranks = spec.options.ranks,
+                             .tokens_per_rank = spec.tokens(),
+                             .step = one_layer ? step : step / spec.trace.layers});
   return {std::move(mine.ids), std::move(mine.weights)};
 }
 
