@@ -1,11 +1,11 @@
-"""Times of ferry.deep_ep on GPUs, a process of torch.distributed for each: hidden 7168, top 8 of 256 experts, uniform.
+"""Times ferry.deep_ep on GPUs, one process of torch.distributed per GPU: hidden 7168, top 8 of 256 experts, uniform routing.
 
-Low-latency mode: 128 tokens, dispatch fp8, combine bf16, and both as a pair. Normal mode: 4,096 tokens, 24 SMs, calls by
+Low-latency mode: 128 tokens, dispatch fp8, combine bf16, and both as a pair. Normal mode: 4,096 tokens, 24 SMs, calls with
 a handle (a cached plan), and a dispatch of new routes, which reads counts on the host.
 
-Time of the device between two events, median of 50, of the slowest rank each time. Calls of a graph are captured twenty
-at a time, and a replay that does not count goes before each that does: it brings the ranks together. A dispatch of new
-routes cannot be captured: it is timed one by one, from its start on an idle stream to its end, the host's part with it.
+Device time between two events: median over 50 samples of the slowest rank. Graphs hold twenty calls, and each timed replay
+follows an untimed one, which synchronises the ranks. A dispatch of new routes cannot be captured: it is timed one by one,
+from its start on an idle stream to its end, host time included.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SAMPLES, CALLS = 50, 20
 
 
 def time_us(call):
-    """Microseconds that `call` keeps the current stream, an event before it and one after."""
+    """Microseconds between an event before `call` on the current stream and one after it."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -33,7 +33,7 @@ def time_us(call):
 
 
 def in_graph(call):
-    """Times of one call, captured."""
+    """Times of one call inside a captured graph."""
     import torch
 
     call()
@@ -46,7 +46,7 @@ def in_graph(call):
     for _ in range(SAMPLES):
         graph.replay()
         times.append(time_us(graph.replay) / CALLS)
-    meet()  # before the graph and what it holds are given back
+    meet()  # before the graph and its memory are freed
     return times
 
 
@@ -76,7 +76,7 @@ def inputs(tokens):
 
 
 def in_fp8(x):
-    """(values, scales): a scale for 128 columns."""
+    """(values, scales), with one scale per 128 columns."""
     import torch
 
     blocks = x.float().unflatten(1, (-1, 128))
@@ -100,7 +100,7 @@ def low_latency(buffer):
         buffer.low_latency_combine(outputs, ids, weights, dispatch()[2], out=result)
 
     recv, _, handle, _, _ = dispatch()
-    outputs = torch.zeros(recv[0].shape, dtype=torch.bfloat16, device="cuda")  # as the experts would give
+    outputs = torch.zeros(recv[0].shape, dtype=torch.bfloat16, device="cuda")  # stands for the experts' output
     works = (("dispatch fp8", dispatch), ("combine bf16", combine), ("dispatch fp8 + combine bf16", pair))
     return {("low latency", name): in_graph(work) for name, work in works}
 
@@ -124,12 +124,12 @@ def normal(buffer):
         "dispatch bf16, new routes": lambda: buffer.dispatch(x, **new),
         "dispatch fp8, new routes": lambda: buffer.dispatch(x_fp8, **new),
     }
-    # An exchange that has been captured tells the host its totals in a slower way: those calls come first.
+    # First, because an exchange that was captured reports totals to the host more slowly.
     times = {("normal", name): one_by_one(work) for name, work in one_at_a_time.items()}
     return times | {("normal", name): in_graph(work) for name, work in in_graphs.items()}
 
 
-def as_rank(rank, ranks, meeting, results):
+def as_rank(rank, ranks, rendezvous, results):
     import torch
     import torch.distributed as dist
 
@@ -137,7 +137,7 @@ def as_rank(rank, ranks, meeting, results):
 
     torch.cuda.set_device(rank)
     torch.manual_seed(rank)
-    dist.init_process_group("nccl", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    dist.init_process_group("nccl", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
     times = low_latency(buffer) | normal(buffer)
     meet()
@@ -153,10 +153,10 @@ def measure(ranks):
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(as_rank, (ranks, f"{folder}/meet", results), nprocs=ranks)
-    of_ranks = [results.get() for _ in range(ranks)]
+    times_of_ranks = [results.get() for _ in range(ranks)]
     rows = []
-    for mode, work in of_ranks[0]:
-        slowest = sorted(max(times) for times in zip(*(of_rank[mode, work] for of_rank in of_ranks)))
+    for mode, work in times_of_ranks[0]:
+        slowest = sorted(max(times) for times in zip(*(rank[mode, work] for rank in times_of_ranks)))
         rows.append({
             "mode": mode,
             "work": work,
@@ -172,13 +172,13 @@ def measure(ranks):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write the times there as well")
+    parser.add_argument("--json", metavar="FILE", help="also write the times to this file")
     given = parser.parse_args()
     import torch
 
     gpus = torch.cuda.device_count() if ferry.has_cuda() else 0
     if not gpus:
-        raise SystemExit("ferry.deep_ep is timed on GPUs: there is none here, or Ferry was built without them")
+        raise SystemExit("timing ferry.deep_ep needs a GPU and a build of Ferry with CUDA")
     rows = measure(gpus)
     print(f"{'mode':12} {'work':28} {'tokens':>6} {'SMs':>4} {'launch':7} {'p50':>9} {'least':>9} {'most':>9}   us, {gpus} rank(s)")
     for row in rows:

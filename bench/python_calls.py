@@ -1,8 +1,8 @@
-"""What a call from Python costs the calling thread, beside the same call from C++ (`ferry bench --launch eager`).
+"""Times the calling thread in calls from Python and in the same calls from C++ (`ferry bench --launch eager`).
 
-Time of the thread in an eager call, the stream idle: median of 1,000. 128 tokens, 7168 columns, top-8 of 256 experts,
-a rank for each GPU as processes of torch.distributed; without a GPU one rank of the CPU backend without tokens, so that
-what is left is the way through Python. "operator" are those of ferry.torch, "recorded" the same with gradients.
+Median of 1,000 eager calls with an idle stream. 128 tokens, hidden 7168, top 8 of 256 experts, one rank per GPU as
+processes of torch.distributed. Without a GPU: one rank of the CPU backend without tokens, which leaves the cost of the
+Python layer. "operator": the operators of ferry.torch; "recorded": the same with gradients.
 """
 
 import argparse
@@ -56,14 +56,14 @@ def measure(exchange, x, ids, weights, settle, operators):
     return result
 
 
-def of_numpy():
+def numpy_arrays():
     import ml_dtypes
     import numpy as np
 
     return np.zeros((0, HIDDEN), ml_dtypes.bfloat16), np.zeros((0, TOP_K), np.int64), np.zeros((0, TOP_K), np.float32)
 
 
-def of_torch():
+def torch_arrays():
     import torch
 
     torch.set_num_threads(1)
@@ -72,10 +72,10 @@ def of_torch():
 
 def on_the_processor():
     def body(rank):
-        # Room for few rows, as the operators set all of it to zero.
+        # A small capacity, because the operators clear all of it.
         exchange = ferry.Exchange(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS, capacity=1)
         measured = {}
-        for framework, arrays in (("NumPy", of_numpy), ("PyTorch", of_torch)):
+        for framework, arrays in (("NumPy", numpy_arrays), ("PyTorch", torch_arrays)):
             if importlib.util.find_spec("torch") or framework == "NumPy":
                 times = measure(exchange, *arrays(), lambda: None, operators=framework == "PyTorch")
                 measured |= {f"{name}, {framework}": time_us for name, time_us in times.items()}
@@ -84,12 +84,12 @@ def on_the_processor():
     return ferry.Group.threads(1).run(body)[0]
 
 
-def on_a_gpu(rank, ranks, meeting, results):
+def on_a_gpu(rank, ranks, rendezvous, results):
     import torch
     import torch.distributed as dist
 
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    dist.init_process_group("nccl", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
     exchange = ferry.Exchange(ferry.Group.torch(), experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
     x = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16, device="cuda")
     ids = torch.rand(TOKENS, EXPERTS, device="cuda").topk(TOP_K).indices
@@ -104,14 +104,14 @@ def on_gpus(ranks):
     import torch.multiprocessing
 
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:  # a rank that fails ends the others
+    with tempfile.TemporaryDirectory() as folder:  # a failing rank ends the others
         torch.multiprocessing.spawn(on_a_gpu, (ranks, f"{folder}/meet", results), nprocs=ranks)
     measured = [results.get() for _ in range(ranks)]
-    return {name: max(of_rank[name] for of_rank in measured) for name in measured[0]}
+    return {name: max(times[name] for times in measured) for name in measured[0]}
 
 
 def in_cpp(program, ranks):
-    """Microseconds of the thread by the program's own measurement, for dispatch and combine."""
+    """Microseconds of the calling thread for dispatch and combine, as `ferry bench` measures them."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         subprocess.run([program, "bench", "--backend", "cuda", "--ranks", str(ranks), "--tokens", str(TOKENS), "--format", "bf16",
                         "--trace", "synth:uniform", "--experts", str(EXPERTS), "--top-k", str(TOP_K), "--hidden", str(HIDDEN),
@@ -122,7 +122,7 @@ def in_cpp(program, ranks):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", help="the program ferry, for the figures of C++")
+    parser.add_argument("--program", help="path of the program ferry, for the C++ figures")
     given = parser.parse_args()
     gpus = 0
     if ferry.has_cuda():
@@ -131,7 +131,7 @@ def main():
         gpus = torch.cuda.device_count()
     measured = on_gpus(gpus) if gpus else on_the_processor()
     cpp = in_cpp(given.program, gpus) if given.program and gpus else {}
-    print(f"{'call':28} {'Python':>10} {'C++':>10}   us of the calling thread, {gpus or 1} rank(s), {'cuda' if gpus else 'cpu, no tokens'}")
+    print(f"{'call':28} {'Python':>10} {'C++':>10}   us of the calling thread, {gpus or 1} {'rank' if gpus < 2 else 'ranks'}, {'cuda' if gpus else 'cpu, no tokens'}")
     for name, time_us in measured.items():
         of_cpp = cpp.get(name.split(",")[0])
         print(f"{name:28} {time_us:10.2f} {'' if of_cpp is None else f'{of_cpp:.2f}':>10}")
