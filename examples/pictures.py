@@ -21,7 +21,7 @@ def play(trace):
         tokens = np.ones((TOKENS, HIDDEN), ml_dtypes.bfloat16)
         between = np.zeros((RANKS, RANKS), np.int64)
         for step in range(STEPS):
-            ids, weights = trace.share(0, rank=rank.index, ranks=RANKS, tokens_per_rank=TOKENS, step=step)
+            ids, weights = trace.partition(0, rank=rank.index, ranks=RANKS, tokens_per_rank=TOKENS, step=step)
             rows = exchange.dispatch(tokens, ids, weights)
             between += rows.plan.tokens_between  # every rank knows all of it
             exchange.combine(rows.data, rows.plan, row_weights=rows.weight)

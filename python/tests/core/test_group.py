@@ -1,4 +1,4 @@
-"""Groups of threads, of processes that meet by their own means, and what run() gives back."""
+"""Groups of threads, custom groups of processes, and what run() returns."""
 
 import multiprocessing
 import sys
@@ -18,9 +18,9 @@ def test_run_returns_what_every_rank_returned():
     assert group.run(lambda rank: b"".join(rank.all_gather(bytes([rank.index] * 3)))) == [b"\0\0\0\1\1\1\2\2\2\3\3\3"] * 4
 
 
-def test_all_give_equally_many_bytes():
+def test_all_gather_needs_equal_lengths():
     def body(rank):
-        with pytest.raises(ferry.UsageError, match="rank 0 gives 3 bytes and rank 2 gives 5"):
+        with pytest.raises(ferry.UsageError, match="rank 0 passes 3, rank 2 passes 5"):
             rank.all_gather(b"x" * (5 if rank.index == 2 else 3))
         return rank.all_gather(bytes([rank.index]))
 
@@ -63,14 +63,14 @@ def run_processes(ranks, body, timeout=60):
     processes = [context.Process(target=in_a_process, args=(r, ranks, ends[r], body, results)) for r in range(ranks)]
     for process in processes:
         process.start()
-    came = dict(results.get() for _ in processes)
+    received = dict(results.get() for _ in processes)
     for process in processes:
         process.join(timeout)
         assert process.exitcode == 0
-    for value in came.values():
+    for value in received.values():
         if isinstance(value, Exception):
             raise value
-    return [came[rank] for rank in range(ranks)]
+    return [received[rank] for rank in range(ranks)]
 
 
 def exchange_in_a_group(group):
@@ -85,7 +85,7 @@ def exchange_in_a_group(group):
     return bool((y == x).all()), rows.plan.total
 
 
-def test_processes_that_meet_by_their_own_means():
+def test_a_custom_group_of_processes():
     assert run_processes(3, exchange_in_a_group) == [(True, 3), (True, 6), (True, 3)]
 
 
@@ -102,11 +102,11 @@ def leave_early(group):
     return "nothing"
 
 
-def test_a_rank_that_leaves_is_missed_at_once():
+def test_a_rank_that_leaves_is_reported_at_once():
     assert run_processes(2, leave_early) == [1, "left"]
 
 
-def test_errors_travel_between_processes():
+def test_errors_can_be_pickled():
     import pickle
 
     def body(rank):
@@ -120,14 +120,14 @@ def test_errors_travel_between_processes():
     assert ferry.Group.threads(1).run(body) == [True]
 
 
-def test_pytorch_must_be_there(monkeypatch):
+def test_group_torch_without_pytorch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # what is not found
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     with pytest.raises(ferry.UnsupportedError, match="Group.torch: needs PyTorch"):
         ferry.Group.torch()
 
 
-def test_torch_distributed_must_be_there():
+def test_group_torch_without_a_process_group():
     pytest.importorskip("torch")
     with pytest.raises(ferry.UsageError, match="init_process_group"):
         ferry.Group.torch()

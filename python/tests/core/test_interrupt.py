@@ -1,4 +1,4 @@
-"""Signals while a rank waits: Ctrl-C ends the wait, and is what it always is."""
+"""Signals while a rank waits: Ctrl-C ends the wait and raises KeyboardInterrupt."""
 
 import subprocess
 import sys
@@ -22,14 +22,14 @@ def report(call, who=""):
 """
 
 
-def play(body):
+def run_program(body):
     done = subprocess.run([sys.executable, "-c", START + body], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_threads():
-    assert play("""
+def test_ctrl_c_ends_waits_of_threads():
+    assert run_program("""
 def body(rank):
     exchange = ferry.Exchange(rank, **SETTINGS, deadline=30)
     if rank.index == 1:
@@ -48,8 +48,8 @@ report(lambda: ferry.Group.threads(2).run(lambda rank: ferry.Exchange(rank, **SE
 """) == ["KeyboardInterrupt early ", "['PeerLostError']", "nothing"]
 
 
-def test_a_process_and_its_peer():
-    lines = play("""
+def test_ctrl_c_in_a_process_and_its_peer():
+    lines = run_program("""
 import multiprocessing
 def meet(rank, pipe):
     def all_gather(mine):
@@ -83,9 +83,9 @@ child.join()
     assert "rank 0 was interrupted" in peers[0]
 
 
-def test_signals_while_an_error_is_made():
-    """Handlers also run in the Python code that makes the typed error: there they come often."""
-    assert play("""
+def test_signals_while_an_exception_is_made():
+    """Signal handlers also run in the Python code that makes Ferry's exceptions; here they run there often."""
+    assert run_program("""
 exchange = ferry.Exchange(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None), **SETTINGS)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 seen = set()
@@ -103,9 +103,9 @@ os.write(1, f"{seen}\\n".encode())
 """) == ["{'KeyboardInterrupt'}"]
 
 
-def test_an_exit_by_a_handler():
-    """What any handler raises comes out as it is."""
-    assert play("""
+def test_the_exception_of_a_handler():
+    """The exception that a handler raises reaches the caller unchanged."""
+    assert run_program("""
 class Mine(Exception):
     pass
 def handler(*_):

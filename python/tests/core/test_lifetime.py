@@ -1,4 +1,4 @@
-"""Destruction, forks, threads: never a crash of the interpreter."""
+"""Destruction, forks and threads never crash the interpreter."""
 
 import gc
 import os
@@ -69,7 +69,7 @@ def test_ranks_that_outlive_their_run():
         rows[0].dispatch(X, IDS)
 
 
-def test_a_fork_is_noticed():
+def test_use_in_a_forked_process_is_refused():
     def body(rank):
         exchange = ferry.Exchange(rank, **SETTINGS)
         rows = exchange.dispatch(X, IDS)
@@ -157,7 +157,7 @@ def test_an_exception_of_a_rank_ends_the_others_waits():
     assert lost == [1, 1]
 
 
-def test_a_peer_that_does_not_come():
+def test_a_peer_that_does_not_take_part():
     def body(rank):
         exchange = ferry.Exchange(rank, **SETTINGS, deadline=0.2)
         if rank.index == 1:
@@ -181,7 +181,7 @@ def test_different_options_are_named():
     ferry.Group.threads(2).run(body)
 
 
-def test_nothing_grows():
+def test_memory_does_not_grow():
     def resident():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -1,4 +1,4 @@
-"""Ranks of an MPI job, where MPI and Ferry's module for it are."""
+"""Ranks of an MPI job, if MPI and Ferry's MPI module are installed."""
 
 import os
 import pathlib
@@ -37,7 +37,7 @@ def test_ranks_of_a_job():
     assert done.stdout.splitlines() == [f"rank {r} of 2 total 2 right True" for r in range(2)]
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_a_missing_mpi_module(monkeypatch):
     monkeypatch.setenv("FERRY_MPI_MODULE", "/nowhere/libferry_mpi.so")
     with pytest.raises(ferry.UnsupportedError, match="MPI module"):
         ferry.Group.mpi()

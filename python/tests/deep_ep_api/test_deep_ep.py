@@ -1,4 +1,4 @@
-"""The interface of deep_ep over NumPy and the CPU backend: shapes, types, orders, conventions, of every method."""
+"""The deep_ep interface with NumPy on the CPU backend: shapes, types, order and conventions of every method."""
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_the_rest_of_a_handle(rng):
                 assert recv_channel[rank].tolist() == [sum(t < c * block_of for t in theirs) for c in range(10)]
 
 
-def test_quantised_rows_are_moved_as_they_are(rng):
+def test_quantised_rows_are_moved_unchanged(rng):
     step = step_of(rng)
     # Scales in columns, as callers bring them; three to a row, so that a row is no multiple of 16 bytes.
     rows = [(rng.integers(0, 255, (len(x), HIDDEN)).astype(np.uint8).view(fp8), np.asfortranarray(rng.random((len(x), 3), np.float32)))
@@ -89,7 +89,7 @@ def test_quantised_rows_are_moved_as_they_are(rng):
         assert same_bits(again[0][0], values) and same_bits(again[0][1], scales)
 
 
-def test_a_handle_serves_again(rng):
+def test_a_handle_is_reused(rng):
     step = step_of(rng)
 
     @on_ranks(4)
@@ -120,7 +120,7 @@ def test_worst_case_rows(rng):
             assert same_bits(buffer.combine(worst_x, handle)[0], buffer.combine(again, handle)[0])
 
 
-def test_without_ids(rng):
+def test_dispatch_without_ids(rng):
     step = step_of(rng)
 
     @on_ranks(4)
@@ -193,8 +193,8 @@ def test_rows_of_low_latency_mode(rng, hook, ids):
         for local in range(4):
             routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
             assert counts[local] == len(routes)
-            for place, (_, rank, token, _) in enumerate(routes):
-                assert source[local, place] == token and same_bits(recv[local, place], step.tokens[rank][token])
+            for position, (_, rank, token, _) in enumerate(routes):
+                assert source[local, position] == token and same_bits(recv[local, position], step.tokens[rank][token])
             for rank in range(4):
                 begin, count = int(ranges[local, rank]) >> 32, int(ranges[local, rank]) & 0xFFFFFFFF
                 assert [r for r in routes[begin : begin + count]] == [r for r in routes if r[1] == rank]
@@ -214,18 +214,18 @@ def test_fp8_of_low_latency_mode(rng, scales):
         assert scale.strides == (36 * 4, 4, 4 * 36 * 4)  # rows next to one another, a column has those of all experts
         for local in range(4):
             routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
-            for place, (_, rank, token, _) in enumerate(routes):
+            for position, (_, rank, token, _) in enumerate(routes):
                 x = step.tokens[rank][token].astype(np.float32).reshape(8, 128)
                 amax = np.maximum(np.abs(x).max(1), np.float32(1e-4))
                 exact = amax / np.float32(448)
                 rounded = np.exp2(np.ceil(np.log2(exact.astype(np.float64)))).astype(np.float32)
                 factor = np.float32(448) / amax if scales == "plain" else 1 / rounded
-                assert same_bits(values[local, place], (x * factor[:, None]).astype(fp8).ravel())
+                assert same_bits(values[local, position], (x * factor[:, None]).astype(fp8).ravel())
                 if scales == "ue8m0":
-                    exponents = scale[local, place].copy().view(np.uint8)
+                    exponents = scale[local, position].copy().view(np.uint8)
                     assert exponents.tolist() == (rounded.view(np.int32) >> 23).tolist()
                 else:
-                    assert same_bits(scale[local, place].copy(), exact if scales == "plain" else rounded)
+                    assert same_bits(scale[local, position].copy(), exact if scales == "plain" else rounded)
 
 
 @pytest.mark.parametrize("hook", [False, True])
@@ -257,7 +257,7 @@ def test_combine_of_low_latency_mode(rng, hook, way):
             assert same_bits(y, expected.astype(bf16))
 
 
-def test_two_calls_between_their_hooks(rng):
+def test_two_calls_with_pending_hooks(rng):
     steps = [step_of(rng), step_of(rng)]
 
     @on_ranks(4)
@@ -300,7 +300,7 @@ def test_masks_and_shrinking():
     ferry.Group.threads(1).run(body)
 
 
-def test_attributes_and_questions(monkeypatch):
+def test_attributes_and_queries(monkeypatch):
     monkeypatch.setattr(deep_ep.Buffer, "num_sms", 20)
     monkeypatch.setenv("NVSHMEM_QP_DEPTH", "64")
 
@@ -352,7 +352,7 @@ def test_events(rng):
         assert deep_ep.EventOverlap().event is None
 
 
-def test_a_communicator_in_place_of_a_group():
+def test_a_communicator_instead_of_a_group():
     class Alone:
         def Get_rank(self):
             return 0

@@ -1,4 +1,4 @@
-"""What stands in for deep_ep and its modules when they are imported, with PyTorch and without."""
+"""What `import deep_ep` and its modules find after install(), with PyTorch and without."""
 
 import inspect
 import subprocess

@@ -1,4 +1,4 @@
-"""Small exchanges and inputs for the tests with PyTorch."""
+"""Small exchanges and inputs for tests with PyTorch."""
 
 import torch
 
@@ -19,7 +19,7 @@ def inputs_of(rng, tokens=TOKENS):
 
 
 class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the operators that PyTorch runs, of which there are only registered ones."""
+    """Records the registered operators that PyTorch runs."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The registered operators themselves: what they return, refuse and show to PyTorch."""
+"""The registered operators: what they return, what they refuse, and what PyTorch observes of them."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ def seeded(rng):
     torch.set_num_threads(1)
 
 
-def test_operators_are_what_pytorch_expects(rng):
+def test_opcheck(rng):
     x, ids, weights = inputs_of(rng)
 
     def body(rank):
@@ -64,7 +64,7 @@ def test_operators_with_and_without_gradients_give_the_same(rng):
     ferry.Group.threads(2).run(body)
 
 
-def test_who_watches_operators_sees_them(rng):
+def test_modes_and_the_profiler_observe_operators(rng):
     x, ids, weights = inputs_of(rng)
 
     class Tensor(torch.Tensor):
@@ -89,7 +89,7 @@ def test_who_watches_operators_sees_them(rng):
     assert meta.data.is_meta and meta.data.shape == plain.data.shape
 
 
-def test_what_operators_return_is_their_own(rng):
+def test_operators_return_new_tensors(rng):
     first, second = inputs_of(rng), inputs_of(rng)
 
     def body(rank):
@@ -110,7 +110,7 @@ def test_what_operators_return_is_their_own(rng):
     ferry.Group.threads(1).run(body)
 
 
-def test_negatives_that_are_not_in_memory_yet(rng):
+def test_lazily_negated_tensors(rng):
     given = [inputs_of(rng) for _ in range(2)]
 
     def body(rank):
@@ -125,11 +125,11 @@ def test_negatives_that_are_not_in_memory_yet(rng):
             assert torch.equal(again.data, rows.data) and torch.equal(again.weight, rows.weight)
             y = ferry.torch.combine(exchange, torch._neg_view(again.data), again, row_weights=torch._neg_view(again.weight))
             assert torch.equal(y, ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight))
-        for bad, match in ((lambda: exchange.dispatch(lazy, ids), "tokens: PyTorch has yet to negate"),
-                           (lambda: exchange.dispatch(x, ids, torch._neg_view(weights)), "weights: PyTorch has yet"),
-                           (lambda: exchange.combine(rows.data, exchange.last_dispatch_result().plan, result=lazy), "result: Py"),
+        for bad, match in ((lambda: exchange.dispatch(lazy, ids), "tokens: .* negates or conjugates lazily"),
+                           (lambda: exchange.dispatch(x, ids, torch._neg_view(weights)), "weights: .* lazily"),
+                           (lambda: exchange.combine(rows.data, exchange.last_dispatch_result().plan, result=lazy), "result: .* lazily"),
                            (lambda: exchange.dispatch((torch.zeros(TOKENS, 2, dtype=torch.complex64).conj(),), ids,
-                                                      format="raw:16"), "PyTorch has yet to negate or conjugate")):
+                                                      format="raw:16"), "negates or conjugates lazily")):
             with pytest.raises(ferry.UsageError, match=match):
                 bad()
 
@@ -156,7 +156,7 @@ def test_gradients_of_gradients_are_refused(rng, watched):
     ferry.Group.threads(1).run(body)
 
 
-def test_operators_refuse_what_does_not_fit(rng):
+def test_operators_refuse_bad_arguments(rng):
     x, ids, weights = inputs_of(rng)
 
     def body(rank):
@@ -165,7 +165,7 @@ def test_operators_refuse_what_does_not_fit(rng):
         for bad, match in (
             (lambda: ferry.torch.dispatch(exchange, x[:, 1:], ids, weights), "tokens: expected rows of 16 columns"),
             (lambda: ferry.torch.dispatch(exchange, x, ids.float(), weights), "ids: expected int32 or int64"),
-            (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(plan=rows.plan[:16])), "storage: 16 bytes"),
+            (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(plan=rows.plan[:16])), "storage: expected .* bytes or more"),
             (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(tokens=TOKENS + 1)), "tokens = 7"),
             (lambda: ferry.torch.combine(exchange, rows.data[:1], rows), "outputs: expected"),
         ):
@@ -173,7 +173,7 @@ def test_operators_refuse_what_does_not_fit(rng):
                 bad()
         ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight)
         unreduced = exchange_for(rank, reduction="unreduced")
-        with pytest.raises(ferry.UsageError, match="a reduction that adds"):
+        with pytest.raises(ferry.UsageError, match="needs layout .* and reduction"):
             ferry.torch.combine(unreduced, rows.data, rows)
 
     ferry.Group.threads(1).run(body)

@@ -1,4 +1,4 @@
-"""Compiled code makes the calls that the code says: peers wait for each of them."""
+"""Compiled code makes every call that the source makes, because the peers wait for each of them."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def seeded(rng):
 def calls(monkeypatch):
     """The kernels that ran, in order."""
     seen = []
-    for name in ("_dispatch_rows", "_combine_rows", "_gradient_rows"):
+    for name in ("_operator_dispatch", "_operator_combine", "_operator_combine_backward"):
         def counted(*arguments, name=name, kernel=getattr(_core, name)):
             seen.append(name)
             return kernel(*arguments)
@@ -76,7 +76,7 @@ def forward_and_backward(function, handle, inputs, calls):
     return forward, list(calls), (y.detach(), x.grad, weights.grad)
 
 
-def test_compiled_code_sees_where_rows_come_from(rng, backend):
+def test_compiled_code_reads_the_sources_of_rows(rng, backend):
     exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
     handle, inputs = ferry.torch.handle_of(exchange), inputs_of(rng)
 
@@ -91,7 +91,7 @@ def test_compiled_code_sees_where_rows_come_from(rng, backend):
 
 @pytest.mark.parametrize("tokens", [3, 0])
 @pytest.mark.parametrize("function", [around, equal_and_unused])
-def test_compiled_code_calls_what_the_code_says(rng, calls, backend, function, tokens):
+def test_compiled_code_makes_the_same_calls(rng, calls, backend, function, tokens):
     exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
     handle, inputs = ferry.torch.handle_of(exchange), inputs_of(rng, tokens)
     compiled = torch.compile(function, backend=backend, fullgraph=True)
@@ -109,7 +109,7 @@ def test_compiled_code_calls_what_the_code_says(rng, calls, backend, function, t
         assert calls == eager[0]
 
 
-def test_recomputation_in_compiled_code_calls_the_same_with_and_without_tokens(rng, calls, inductor):
+def test_compiled_recomputation_makes_the_same_calls_without_tokens(rng, calls, inductor):
     exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
     handle = ferry.torch.handle_of(exchange)
     compiled = torch.compile(recomputed, backend=inductor, fullgraph=True)

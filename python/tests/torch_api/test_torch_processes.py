@@ -1,4 +1,4 @@
-"""Group.torch, ferry.deep_ep with tensors, and what only GPUs have, with a process for each rank."""
+"""Group.torch, ferry.deep_ep with tensors, and GPU features, with one process for each rank."""
 
 import numpy as np
 import pytest
@@ -132,8 +132,8 @@ def check_low_latency_mode(rank, device, rng):
                 assert int(counts[local]) == len(routes)
                 assert source[local, : len(routes)].tolist() == [t for *_, t, _ in routes]
                 assert sum(int(r) & 0xFFFFFFFF for r in ranges[local]) == len(routes)
-                for place, (_, s, t, _) in enumerate(routes):
-                    assert torch.allclose(values[local, place].float(), tensor(step.tokens[s][t], device).float(),
+                for position, (_, s, t, _) in enumerate(routes):
+                    assert torch.allclose(values[local, position].float(), tensor(step.tokens[s][t], device).float(),
                                           rtol=0.07 if use_fp8 else 0, atol=0.02 if use_fp8 else 0)
             out = torch.full_like(x, float("nan"))
             y, event, hook = buffer.low_latency_combine(
