@@ -237,7 +237,7 @@ Config config_of(const nb::kwargs& settings, BackendKind fallback) {
   if (config.placement.empty()) {
     check_alone(config);
   } else {
-    complete(config, config.placement.ranks());
+    complete_config(config, config.placement.ranks());
   }
   return config;
 }

@@ -87,8 +87,8 @@ Config to_config(const ferry_config& given, int ranks) {
   config.reduction = to_reduction(given.reduction).value_or(defaults.reduction);
   config.lanes = given.lanes == 0 ? defaults.lanes : given.lanes;
   config.deadline = given.deadline == 0 ? defaults.deadline : given.deadline;
-  config.own_receive_buffers = given.bring_memory == 0;
-  config.check_calls = given.check_apart == 0;
+  config.own_receive_buffers = given.external_receive_buffers == 0;
+  config.check_calls = given.manual_check == 0;
   return config;
 }
 
@@ -148,8 +148,8 @@ ferry_config to_c(const Config& config) {
   c.reduction = static_cast<std::int32_t>(config.reduction) + 1;
   c.lanes = config.lanes;
   c.deadline = config.deadline;
-  c.bring_memory = !config.own_receive_buffers;
-  c.check_apart = !config.check_calls;
+  c.external_receive_buffers = !config.own_receive_buffers;
+  c.manual_check = !config.check_calls;
   return c;
 }
 

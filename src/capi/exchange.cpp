@@ -68,7 +68,7 @@ ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane
   });
 }
 
-ferry_status ferry_load(const ferry_exchange* exchange, ferry_load_counts* counts) {
+ferry_status ferry_get_load_counts(const ferry_exchange* exchange, ferry_load_counts* counts) {
   return guarded([&] {
     const LoadCounts load = required(exchange, "exchange").exchange.load();
     ferry_load_counts c{};

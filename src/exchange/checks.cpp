@@ -118,11 +118,6 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   }
 }
 
-std::int64_t made_by(const Plan& plan) {
-  if (plan.empty()) return 0;
-  return static_cast<std::int64_t>(static_cast<const PlanHeader*>(plan.storage())->call);
-}
-
 namespace {
 
 bool is_whole(const PlanHeader& header) {

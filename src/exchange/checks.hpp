@@ -13,14 +13,6 @@ enum class PlanIn { host, device };
 void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in);
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in);
 
-// What ranks compare when they use plans, as options of a call.
-inline constexpr const char* kPlanOption = "call that made the plan";
-// Number of the call that made a plan, 0 for none: the same on every rank that uses plans of one dispatch.
-std::int64_t made_by(const Plan& plan);
-// Partial sums are weighed where the experts are, so home weights travel first and every rank takes part.
-inline constexpr const char* kTopkWeightsOption =
-    "topk_weights given (with partial on every rank or none, also without tokens)";
-
 // A plan that this rank's exchange can use: right shape, right rank, undamaged header.
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in);
 

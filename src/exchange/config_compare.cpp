@@ -91,12 +91,12 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 }  // namespace
 
-Config agree(const Rank& rank, const Config& given) {
+Config agree_on_config(const Rank& rank, const Config& given) {
   Config config;
   std::exception_ptr refusal;
   std::string mine;
   try {
-    config = complete(given, rank.size());
+    config = complete_config(given, rank.size());
     mine = describe(config);
   } catch (const Error& error) {
     refusal = std::current_exception();

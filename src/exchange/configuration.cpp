@@ -6,7 +6,6 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
-#include "group/channel.hpp"
 
 namespace ferry {
 namespace {
@@ -43,13 +42,6 @@ DType natural_input(const Format& format) {
   if (format.kind == FormatKind::fp16) return DType::fp16;
   if (format.kind == FormatKind::fp32) return DType::fp32;
   return DType::bf16;
-}
-
-// Rows of one rank's largest routing: without repeats a token reaches each local expert once at most.
-std::int64_t most_routes(const Config& config, int rank) {
-  const int local = config.placement.local_experts(rank);
-  const int per_token = config.repeats ? (local > 0 ? config.top_k : 0) : std::min(config.top_k, local);
-  return std::int64_t{config.placement.ranks()} * config.max_tokens * per_token;
 }
 
 // In floating point, since the sums are what may not fit.
@@ -94,7 +86,7 @@ void check_alone(const Config& config) {
   check_alignment(config);
 }
 
-Config complete(const Config& given, int ranks) {
+Config complete_config(const Config& given, int ranks) {
   check_alone(given);
   Config config = given;
   if (config.placement.empty()) config.placement = Placement::blocks(config.experts, ranks);
@@ -108,92 +100,18 @@ Config complete(const Config& given, int ranks) {
   return config;
 }
 
-PlanShape plan_shape(const Config& config) {
-  PlanShape shape{.ranks = config.placement.ranks(),
-                  .experts = config.experts,
-                  .top_k = config.top_k,
-                  .max_tokens = config.max_tokens};
-  for (int rank = 0; rank < shape.ranks; ++rank)
-    shape.capacity = std::max(shape.capacity, row_capacity(config, rank));
-  return shape;
-}
-
-ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
-  const PartList parts = parts_of(config.format, config.hidden);
-  const std::int64_t ranks_of_token = std::min(config.top_k, config.placement.ranks());
-  const bool partial = config.reduction == Reduction::partial;
-  return {.ranks = config.placement.ranks(),
-          .top_k = config.top_k,
-          .max_tokens = config.max_tokens,
-          .lanes = config.lanes,
-          .signal_bytes = signal_bytes,
-          .message_bytes = message_layout(parts, config.top_k).bytes,
-          .combine_row_bytes = combine_row_layout(config.combine_type, config.hidden, config.top_k).bytes,
-          .combine_rows = config.max_tokens * (partial ? ranks_of_token : std::int64_t{config.top_k})};
-}
-
-std::int64_t note_bytes(const Config& config) {
-  return align_up(4LL * (kNoteWords + config.experts + config.placement.ranks()), 16);
-}
-
-std::int64_t group_capacity(const Config& config, int rank) {
-  if (config.layout != Layout::expert_padded) return row_capacity(config, rank);
-  if (config.capacity > 0) return config.capacity;
-  const std::int64_t most = std::int64_t{config.placement.ranks()} * config.max_tokens;
-  return align_up(config.repeats ? most * config.top_k : most, config.alignment);
-}
-
-std::int64_t row_capacity(const Config& config, int rank) {
-  const int local = config.placement.local_experts(rank);
-  switch (config.layout) {
-    case Layout::expert_padded:
-      return local * group_capacity(config, rank);
-    case Layout::rank_major:
-      return config.capacity > 0 ? config.capacity
-                                 : std::int64_t{config.placement.ranks()} * config.max_tokens;
-    case Layout::expert_major:
-      break;
-  }
-  if (config.capacity > 0) return config.capacity;
-  // Offsets are multiples of the alignment, so what rounding down takes away could never hold a row.
-  const std::int64_t most = most_routes(config, rank) + std::int64_t{local} * (config.alignment - 1);
-  return most / config.alignment * config.alignment;
-}
-
-int groups_of(const Config& config, int rank) {
-  return config.layout == Layout::rank_major ? config.placement.ranks()
-                                             : config.placement.local_experts(rank);
-}
-
-std::uint64_t row_order_hash(const Config& config) {
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  auto mix = [&](std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 0xff)) * 0x100000001b3;
-  };
-  for (const std::int64_t value :
-       {std::int64_t{config.experts}, std::int64_t{config.top_k}, std::int64_t{config.max_tokens},
-        std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
-        std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats}}) {
-    mix(static_cast<std::uint64_t>(value));
-  }
-  for (const ExpertLocation& place : config.placement.places()) {
-    mix(static_cast<std::uint64_t>(place.rank) << 32 | static_cast<std::uint32_t>(place.local));
-  }
-  return hash;
-}
-
 void check_rank(int rank, int ranks) {
   if (rank < 0 || rank >= ranks) throw UsageError(str("rank = ", rank, ", must be 0 to ", ranks - 1));
 }
 
 std::int64_t capacity_of(const Config& config, int ranks, int rank) {
-  const Config full = complete(config, ranks);
+  const Config full = complete_config(config, ranks);
   check_rank(rank, ranks);
   return group_capacity(full, rank);
 }
 
 std::int64_t plan_bytes(const Config& config, int ranks) {
-  return view_plan(nullptr, plan_shape(complete(config, ranks))).bytes;
+  return view_plan(nullptr, plan_shape(complete_config(config, ranks))).bytes;
 }
 
 }  // namespace ferry

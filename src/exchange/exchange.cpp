@@ -169,7 +169,7 @@ struct Exchange::State {
 };
 
 Exchange::Exchange(Rank rank, const Config& config) {
-  Config agreed = agree(rank, config);
+  Config agreed = agree_on_config(rank, config);
   auto backend = make_backend(rank, agreed);
   const auto lanes = static_cast<std::size_t>(agreed.lanes);
   state_.reset(

@@ -41,7 +41,7 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
 }
 
 Sizes size_of(const Config& given, int ranks, int rank) {
-  const Config config = complete(given, ranks);
+  const Config config = complete_config(given, ranks);
   check_rank(rank, ranks);
   switch (config.backend) {
     case BackendKind::reference:

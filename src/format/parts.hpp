@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/host_device.hpp"
 #include "ferry/format.hpp"
 #include "format/fp8_block.hpp"
-#include "layout/host_device.hpp"
 
 namespace ferry {
 

@@ -54,7 +54,7 @@ Placement Placement::table(std::vector<ExpertLocation> places, int ranks, std::u
     }
     slot = static_cast<int>(e);
   }
-  placement.places_ = std::move(places);
+  placement.locations_ = std::move(places);
   return placement;
 }
 

@@ -163,10 +163,10 @@ TEST(Errors, BadIdsAreReportedWithTheRowsThatCame) {
 TEST(Errors, OverflowIsReportedWithTheRowsThatCame) {
   ferry_config config = small_config();
   config.capacity = 4;
-  config.check_apart = 1;
+  config.manual_check = 1;
   run_threads(2, [&](ferry_rank* rank) {
     Played played(rank, config);
-    ASSERT_EQ(played.dispatch(), FERRY_OK) << "check_apart leaves it to ferry_check";
+    ASSERT_EQ(played.dispatch(), FERRY_OK) << "manual_check leaves it to ferry_check";
     EXPECT_EQ(*played.rows.total, ferry_rank_index(rank) == 0 ? 4 : 0);
     EXPECT_EQ(ferry_check(played.exchange.get(), 0), FERRY_OVERFLOW);
     const ferry_error_record record = last_record();

@@ -31,8 +31,8 @@ TEST(Configuration, OfZerosHasEveryDefault) {
     EXPECT_EQ(config.reduction, FERRY_PARTIAL);
     EXPECT_EQ(config.lanes, 1);
     EXPECT_EQ(config.deadline, 30.0);
-    EXPECT_EQ(config.bring_memory, 0);
-    EXPECT_EQ(config.check_apart, 0);
+    EXPECT_EQ(config.external_receive_buffers, 0);
+    EXPECT_EQ(config.manual_check, 0);
     std::vector<std::int32_t> ranks(10, -7), locals(10, -7);
     ASSERT_EQ(ferry_placement_blocks(10, 2, ranks.data(), locals.data()), FERRY_OK);
     for (std::size_t e = 0; e < 10; ++e) {
@@ -65,8 +65,8 @@ TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
   given.reduction = FERRY_UNREDUCED;
   given.lanes = 3;
   given.deadline = 4.5;
-  given.bring_memory = 1;
-  given.check_apart = 1;
+  given.external_receive_buffers = 1;
+  given.manual_check = 1;
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, given);
     auto got = sized<ferry_config>();

@@ -38,7 +38,7 @@ EXPECT_AT(ferry_config, combine_type, 76);
 EXPECT_AT(ferry_config, format, 80);
 EXPECT_AT(ferry_config, reduction, 120);
 EXPECT_AT(ferry_config, deadline, 128);
-EXPECT_AT(ferry_config, check_apart, 140);
+EXPECT_AT(ferry_config, manual_check, 140);
 
 EXPECT_AT(ferry_sizes, dispatch_staging, 8);
 EXPECT_AT(ferry_sizes, total, 48);
@@ -100,7 +100,7 @@ EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 // unset.
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, error_number) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, check_apart) + 4);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, manual_check) + 4);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);

@@ -36,7 +36,7 @@ class Resized {
 TEST(Structs, OfAnEarlierHeaderHaveDefaultsForWhatIsMissing) {
   ferry_config config = small_config();
   config.deadline = -5;  // would be refused
-  config.check_apart = 1;
+  config.manual_check = 1;
   std::int64_t bytes = 0, expected = 0;
   const ferry_config plain = small_config();
   ASSERT_EQ(ferry_plan_bytes(&plain, 2, &expected), FERRY_OK);
@@ -140,7 +140,7 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_metadata(nullptr, nullptr), "exchange");
   refused(ferry_check(nullptr, 0), "exchange");
   refused(ferry_last_dispatch_result(nullptr, 0, nullptr), "exchange");
-  refused(ferry_load(nullptr, nullptr), "exchange");
+  refused(ferry_get_load_counts(nullptr, nullptr), "exchange");
   refused(ferry_get_wire_counts(nullptr, nullptr), "exchange");
   EXPECT_EQ(ferry_group_size(nullptr), -1);
   EXPECT_EQ(ferry_rank_index(nullptr), -1);
@@ -166,7 +166,7 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     refused(ferry_route_values(exchange.get(), nullptr), "ferry_route_values_args");
     refused(ferry_metadata(exchange.get(), nullptr), "ferry_metadata_args");
     refused(ferry_last_dispatch_result(exchange.get(), 0, nullptr), "ferry_dispatch_result");
-    refused(ferry_load(exchange.get(), nullptr), "ferry_load_counts");
+    refused(ferry_get_load_counts(exchange.get(), nullptr), "ferry_load_counts");
     refused(ferry_get_wire_counts(exchange.get(), nullptr), "ferry_wire_counts");
     refused(ferry_exchange_config(exchange.get(), nullptr), "ferry_config");
   });

@@ -22,7 +22,7 @@ Config sound() {
 // The message of the error that completing it throws, or "".
 std::string refusal(const Config& config) {
   try {
-    complete(config, kRanks);
+    complete_config(config, kRanks);
   } catch (const Error& error) {
     return error.what();
   }
@@ -30,7 +30,7 @@ std::string refusal(const Config& config) {
 }
 
 TEST(Configuration, CompletesThePlacement) {
-  EXPECT_EQ(complete(sound(), kRanks).placement, Placement::blocks(10, kRanks));
+  EXPECT_EQ(complete_config(sound(), kRanks).placement, Placement::blocks(10, kRanks));
 }
 
 TEST(Configuration, RefusesWithTheNumbers) {
@@ -69,7 +69,7 @@ TEST(Configuration, RefusesWithTheNumbers) {
 
 TEST(Configuration, DefaultCapacityHoldsAnyRoutingWithoutRepeats) {
   // 10 experts on 4 ranks: 3, 3, 2, 2 of them; a token reaches a rank with at most min(4, local) routes.
-  Config config = complete(sound(), kRanks);
+  Config config = complete_config(sound(), kRanks);
   EXPECT_EQ(row_capacity(config, 0), kRanks * 16 * 3);
   EXPECT_EQ(row_capacity(config, 3), kRanks * 16 * 2);
   config.alignment = 8;
@@ -127,7 +127,7 @@ TEST(Configuration, NumbersThatNameNothingAreRefused) {
   };
   for (const int number : {-1, 3, 1 << 20}) {
     EXPECT_NE(changed(&Config::layout, number).find(str("layout = ", number)), std::string::npos);
-    EXPECT_NE(changed(&Config::combine_type, number).find(str("wire = ", number)), std::string::npos);
+    EXPECT_NE(changed(&Config::combine_type, number).find(str("combine_type = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::reduction, number).find(str("reduction = ", number)), std::string::npos);
   }
   Config config = sound();
@@ -154,7 +154,7 @@ TEST(Configuration, TheSizeQueryRefusesRanksThatAreNone) {
 }
 
 TEST(Configuration, PlacesHashTellsWhatDecidesPlaces) {
-  const Config config = complete(sound(), kRanks);
+  const Config config = complete_config(sound(), kRanks);
   Config other = config;
   other.format = Format::fp16();
   other.combine_type = DType::fp32;
@@ -173,7 +173,7 @@ std::string difference(const Config& config_of_rank_1) {
   std::array<std::string, kRanks> messages;
   Group::threads(kRanks).run([&](Rank rank) {
     try {
-      agree(rank, rank.index() == 1 ? config_of_rank_1 : sound());
+      agree_on_config(rank, rank.index() == 1 ? config_of_rank_1 : sound());
     } catch (const UsageError& error) {
       messages[static_cast<std::size_t>(rank.index())] = error.what();
     }

@@ -269,7 +269,7 @@ def test_an_object_that_is_not_a_group():
         ferry.Exchange(ferry.Group.threads(2), experts=4, top_k=2, hidden=8, max_tokens=2)
     with pytest.raises(ferry.UsageError, match="at least one rank"):
         ferry.Group.threads(0)
-    with pytest.raises(ferry.UsageError, match="rank 2 of 2 is none"):
+    with pytest.raises(ferry.UsageError, match="rank 2 does not exist in a group of 2 ranks"):
         ferry.Group.custom(2, 2, lambda mine: [mine], lambda: None)
     with pytest.raises(ferry.UsageError, match="a list of 2 bytes objects .* got a list of 1"):
         ferry.Group.custom(0, 2, lambda mine: [mine], lambda: None).join()
