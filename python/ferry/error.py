@@ -54,14 +54,14 @@ class Overflow(NamedTuple):
 
 class WaitRecord(NamedTuple):
     """A wait that failed: `rank` waited for `peer` in `operation`, call number `call` of its lane, for a flag to become
-    `expected`; it was `seen` last."""
+    `expected`; the value last read is `observed`."""
 
     operation: str
     call: int
     rank: int
     peer: int
     expected: int
-    seen: int
+    observed: int
 
 
 class Error(Exception):

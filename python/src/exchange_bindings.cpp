@@ -78,7 +78,7 @@ nb::object counts_array(std::span<const std::int64_t> counts) {
   return array;
 }
 
-nb::object load(const PyExchange& self) {
+nb::object load_counts(const PyExchange& self) {
   ExchangeState& state = self.state();
   std::vector<std::int64_t> experts, ranks;
   std::int64_t dispatches = 0;
@@ -250,8 +250,9 @@ With 'cuda' also what ended a call. Not collective; does not wait for the device
           R"(The DispatchResult of the lane's last dispatch, also after it raised OverflowError or BadIdError.
 
 Raises UsageError if that dispatch delivered none.)")
-      .def("load", &load, "LoadCounts: routes to every expert and rank so far, the same on every rank.",
-           nb::sig("def load(self) -> ferry._counts.LoadCounts"))
+      .def("load_counts", &load_counts,
+           "LoadCounts: routes to every expert and rank so far, the same on every rank.",
+           nb::sig("def load_counts(self) -> ferry._counts.LoadCounts"))
       .def("wire_counts", &wire_counts,
            "WireCounts: bytes and messages that this rank has written to other ranks.",
            nb::sig("def wire_counts(self) -> ferry._counts.WireCounts"))

@@ -151,7 +151,9 @@ void bind_group(nb::module_& module) {
       .def_static(
           "threads",
           [](int ranks, int nodes) { return PyGroup(Group::threads(ranks, nodes), BackendKind::cpu, true); },
-          "ranks"_a, "nodes"_a = 1, "Ranks are threads of this process; run() starts them.")
+          "ranks"_a, "nodes"_a = 1,
+          "Ranks are threads of this process; run() starts them. `nodes` must be 1: other values are not "
+          "supported yet.")
       .def_static(
           "mpi", [] { return PyGroup(Group::mpi()); },
           "This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.")

@@ -316,7 +316,7 @@ def test_metadata_load_and_wire_counts(rng):
         rows = exchange.dispatch(*inputs(step, rank))
         metadata = exchange.metadata(rank.index + 1)
         assert metadata.tolist() == [10, sum(range(rank.index + 1)), 4]
-        load, wire = exchange.load(), exchange.wire_counts()
+        load, wire = exchange.load_counts(), exchange.wire_counts()
         all_ids = np.concatenate([ids.ravel() for ids in step.ids])
         assert load.experts.tolist() == np.bincount(all_ids[all_ids >= 0], minlength=step.experts).tolist()
         assert load.ranks.sum() == load.experts.sum() and load.dispatches == 1

@@ -45,7 +45,7 @@ def test_use_after_destroy():
             lambda: exchange.metadata(1),
             lambda: exchange.check(),
             lambda: exchange.synchronize(),
-            lambda: exchange.load(),
+            lambda: exchange.load_counts(),
             lambda: exchange.wire_counts(),
             lambda: exchange.last_dispatch_result(),
             lambda: exchange.plan_over(plan.storage),
@@ -78,7 +78,7 @@ def test_use_in_a_forked_process_is_refused():
         if child == 0:
             try:
                 said = []
-                for call in (lambda: exchange.dispatch(X, IDS), lambda: rank.barrier(), lambda: exchange.load()):
+                for call in (lambda: exchange.dispatch(X, IDS), lambda: rank.barrier(), lambda: exchange.load_counts()):
                     try:
                         call()
                         said.append("nothing")

@@ -23,8 +23,8 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.observed = []
 
     def __torch_dispatch__(self, function, types, arguments=(), settings=None):
-        self.seen.append(str(function))
+        self.observed.append(str(function))
         return function(*arguments, **(settings or {}))

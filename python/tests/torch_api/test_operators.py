@@ -79,7 +79,7 @@ def test_modes_and_the_profiler_observe_operators(rng):
     plain, y = both(exchange, x, ids)
     with Watch() as watch:
         both(exchange, x, ids)
-    assert [name for name in watch.seen if "ferry" in name] == ["ferry.dispatch.default", "ferry.combine.default"]
+    assert [name for name in watch.observed if "ferry" in name] == ["ferry.dispatch.default", "ferry.combine.default"]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         both(exchange, x, ids)
     assert {"ferry::dispatch", "ferry::combine"} <= {event.key for event in profile.key_averages()}

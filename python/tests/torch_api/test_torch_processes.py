@@ -54,7 +54,7 @@ def check_exchange(rank, device, rng):
     again = exchange.dispatch(x, kept, weights)
     assert bits(exchange.combine(again.data, kept, row_weights=again.weight)) == bits(y)
     assert exchange.metadata(rank + 1).tolist()[0] == RANKS * (RANKS + 1) // 2
-    load = exchange.load()
+    load = exchange.load_counts()
     # A dispatch by a plan is not counted.
     assert load.dispatches == 2 and load.experts.sum() == 2 * sum((ids >= 0).sum() for ids in step.ids)
 
