@@ -27,7 +27,7 @@ Enumeration enum_named(const char* what, const std::string& name,
     if (name == to_string(value)) return value;
     names += str(names.empty() ? "" : ", ", to_string(value));
   }
-  throw UsageError(str(what, ": '", name, "' is none of ", names));
+  throw UsageError(str(what, ": '", name, "' is not one of ", names));
 }
 
 [[noreturn]] void refuse_value(const std::string& key, const std::string& expected, nb::handle value) {

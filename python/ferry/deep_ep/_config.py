@@ -51,23 +51,20 @@ def low_latency_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, nu
 
 
 def low_latency_settings(max_tokens: int, hidden: int, experts: int, top_k: int) -> dict:
-    return {
-        "experts": experts,
-        "top_k": top_k,
-        "hidden": hidden,
-        "max_tokens": max_tokens,
-        "layout": "expert_padded",
-        "reduction": "exact",  # the larger reduction, so that calls may use either
-        "own_receive_buffers": False,
-    }
+    # "exact" needs the most staging, so that calls may use "partial" too.
+    return _settings("expert_padded", max_tokens, hidden, experts, top_k) | {"reduction": "exact"}
 
 
 def normal_settings(max_tokens: int, hidden: int, experts: int, top_k: int) -> dict:
+    return _settings("rank_major", max_tokens, hidden, experts, top_k)
+
+
+def _settings(layout: str, max_tokens: int, hidden: int, experts: int, top_k: int) -> dict:
     return {
         "experts": experts,
         "top_k": top_k,
         "hidden": hidden,
         "max_tokens": max_tokens,
-        "layout": "rank_major",
+        "layout": layout,
         "own_receive_buffers": False,
     }

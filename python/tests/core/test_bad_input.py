@@ -18,7 +18,7 @@ W = np.ones((3, TOP_K), np.float32)
 
 
 class OnADevice:
-    """What an array in a GPU's memory says of itself."""
+    """An array that claims to be in GPU memory."""
 
     def __dlpack__(self, **_):
         return _capsule(device_type=2)
@@ -145,7 +145,7 @@ def test_options_of_dispatch(settings, pattern):
     def call(exchange, data, plan):
         exchange.dispatch(X, IDS, W, **settings)
 
-    if pattern is None:  # this backend reads no counts: another type, refused all the same
+    if pattern is None:  # the CPU backend reads no device counts and raises another type
 
         def body(rank):
             exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
@@ -178,7 +178,7 @@ COMBINE = {
     "row_weights: topk_weights": (lambda d: (d,), {"row_weights": W}, r"row_weights: .* got \[3, 2\]: .* \[N, K\] use topk_weights"),
     "row_weights: too few": (lambda d: (d,), {"row_weights": np.ones(1, np.float32)}, "row_weights: expected .* rows or more"),
     "topk_weights": (lambda d: (d,), {"topk_weights": np.ones((3, 3), np.float32)}, "topk_weights: expected"),
-    "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is none of partial, exact, unreduced"),
+    "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is not one of partial, exact, unreduced"),
     "staging": (lambda d: (d,), {"reduction": "exact"}, "configure the larger one"),
 }
 
@@ -226,10 +226,10 @@ def test_lanes_and_plans_over_storage():
             exchange.plan_over(np.zeros(16, np.uint8))
         with pytest.raises(ferry.UsageError, match="does not hold a complete plan"):
             exchange.plan_over(np.zeros(bytes_of_plan, np.uint8))
-        kept = exchange.dispatch(X, IDS).plan.copy()
-        kept.storage[8:24] = 255
+        copied = exchange.dispatch(X, IDS).plan.copy()
+        copied.storage[8:24] = 255
         with pytest.raises(ferry.UsageError, match="plan"):
-            exchange.combine(np.ones((exchange.capacity, HIDDEN), bf16), kept)
+            exchange.combine(np.ones((exchange.capacity, HIDDEN), bf16), copied)
 
     ferry.Group.threads(1).run(body)
 
@@ -241,8 +241,8 @@ def test_lanes_and_plans_over_storage():
         ({"experts": "4"}, "experts: expected an integer, got '4'"),
         ({"experts": 4.0}, "experts: expected an integer, got 4.0"),
         ({"experts": 1 << 40}, "experts: expected an integer"),
-        ({"layout": "flat"}, "layout: 'flat' is none of expert_major, expert_padded, rank_major"),
-        ({"backend": "tpu"}, "backend: 'tpu' is none of"),
+        ({"layout": "flat"}, "layout: 'flat' is not one of expert_major, expert_padded, rank_major"),
+        ({"backend": "tpu"}, "backend: 'tpu' is not one of"),
         ({"format": "bf17"}, "bf17"),
         ({"repeats": 1}, "repeats: expected True or False, got 1"),
         ({"top_k": 33}, "top_k = 33, must be 1 to 32"),
@@ -329,7 +329,7 @@ def test_ferry_torch_refuses_other_arrays():
             ferry.torch.combine(exchange, np.ones((exchange.capacity, HIDDEN), bf16), rows)
         with pytest.raises(ferry.UsageError, match="expected an Exchange or its handle, got Rank"):
             ferry.torch.dispatch(rank, rows.data, rows.counts)
-        with pytest.raises(ferry.UsageError, match="dtype: torch.float64 is none of torch.bfloat16"):
+        with pytest.raises(ferry.UsageError, match="dtype: torch.float64 is not one of torch.bfloat16"):
             ferry.torch.MoE(rank, experts=4, top_k=2, hidden=16, ffn=8, max_tokens=4, dtype=torch.float64)
 
     ferry.Group.threads(1).run(body)

@@ -108,8 +108,8 @@ def test_traces_and_load_statistics(tmp_path):
     assert repr(statistics).startswith(f"LoadStatistics(routes={statistics.routes}, max=")
     assert statistics.routes == 256 and statistics.max == counts.max() / 8
     assert ferry.rank_counts(counts, ferry.Placement.blocks(32, 4)).tolist() == counts.reshape(4, 8).sum(1).tolist()
-    trace.save(str(tmp_path / "kept"))
-    assert np.array_equal(ferry.open_trace(str(tmp_path / "kept.ids.npy")).ids, trace.ids)
+    trace.save(str(tmp_path / "saved"))
+    assert np.array_equal(ferry.open_trace(str(tmp_path / "saved.ids.npy")).ids, trace.ids)
     with pytest.raises(ferry.UsageError):
         ferry.open_trace("synth:nothing")
     with pytest.raises(ferry.UsageError, match="counts: expected a dense int64"):

@@ -51,7 +51,7 @@ def in_a_process(rank, ranks, pipes, body, results):
     group = ferry.Group.custom(rank, ranks, meeting.all_gather, meeting.barrier)
     try:
         results.put((rank, body(group)))
-    except Exception as error:  # to be seen by the test
+    except Exception as error:  # run_processes() raises it
         results.put((rank, error))
 
 
@@ -79,7 +79,7 @@ def exchange_in_a_group(group):
     x = np.full((2, 8), rank + 1, bf16)
     rows = exchange.dispatch(x, np.array([[0, 5], [2, 3]], np.int64), np.full((2, 2), 0.5, np.float32))
     y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
-    second = ferry.Exchange(group, experts=3, top_k=1, hidden=8, max_tokens=1)  # the same joined rank
+    second = ferry.Exchange(group, experts=3, top_k=1, hidden=8, max_tokens=1)  # uses the same joined rank
     assert second.ranks == 3 and not group.join().same_process
     group.join().barrier()
     return bool((y == x).all()), rows.plan.total
@@ -121,7 +121,7 @@ def test_errors_can_be_pickled():
 
 
 def test_group_torch_without_pytorch(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)  # what is not found
+    monkeypatch.setitem(sys.modules, "torch", None)  # makes the import fail
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     with pytest.raises(ferry.UnsupportedError, match="Group.torch: needs PyTorch"):
         ferry.Group.torch()

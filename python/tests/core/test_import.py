@@ -15,6 +15,6 @@ def test_no_heavy_imports():
 
 
 def test_import_takes_less_than_150_ms():
-    # Processor time of the import alone, the best of a few: other work on the machine does not count.
+    # CPU time of the import alone, the least of five: other work on the machine must not count.
     code = "import time; t = time.process_time(); import ferry; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(5)) < 0.150

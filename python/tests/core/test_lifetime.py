@@ -60,10 +60,10 @@ def test_use_after_destroy():
 
 
 def test_ranks_that_outlive_their_run():
-    kept = ferry.Group.threads(1).run(lambda rank: (rank, ferry.Exchange(rank, **SETTINGS)))
-    rank, exchange = kept[0]
+    results = ferry.Group.threads(1).run(lambda rank: (rank, ferry.Exchange(rank, **SETTINGS)))
+    rank, exchange = results[0]
     assert rank.index == 0
-    exchange.dispatch(X, IDS)  # alone in its group: nobody is missing
+    exchange.dispatch(X, IDS)  # alone in its group: it waits for no peer
     rows = ferry.Group.threads(2).run(lambda rank: ferry.Exchange(rank, **SETTINGS))
     with pytest.raises(ferry.PeerLostError):
         rows[0].dispatch(X, IDS)
@@ -77,20 +77,20 @@ def test_use_in_a_forked_process_is_refused():
         child = os.fork()
         if child == 0:
             try:
-                said = []
+                messages = []
                 for call in (lambda: exchange.dispatch(X, IDS), lambda: rank.barrier(), lambda: exchange.load_counts()):
                     try:
                         call()
-                        said.append("nothing")
+                        messages.append("nothing")
                     except ferry.UsageError as error:
-                        said.append(str(error))
+                        messages.append(str(error))
                 exchange.destroy()
-                os.write(writer, "\n".join(said).encode())
+                os.write(writer, "\n".join(messages).encode())
             finally:
                 os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        said = os.read(reader, 4096).decode().splitlines()
-        assert len(said) == 3 and all("forked from it" in line for line in said), said
+        messages = os.read(reader, 4096).decode().splitlines()
+        assert len(messages) == 3 and all("forked from it" in line for line in messages), messages
         return rows.plan.total, exchange.dispatch(X, IDS).plan.total
 
     for before, after in ferry.Group.threads(1).run(body):

@@ -18,7 +18,7 @@ x = np.full((2, 4), exchange.rank + 1, np.float32)
 rows = exchange.dispatch(x, np.array([[0], [3]]), np.ones((2, 1), np.float32))
 y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
 line = f"rank {exchange.rank} of {exchange.ranks} total {int(rows.total)} right {bool((y == x).all())}"
-lines = group.join().all_gather(line.encode())  # lines that two ranks print at once may come mixed
+lines = group.join().all_gather(line.encode())  # rank 0 prints all, so that lines are not mixed
 if exchange.rank == 0:
     print(*(line.decode() for line in lines), sep="\\n", flush=True)
 """

@@ -88,14 +88,14 @@ def test_a_copy_of_a_plan_outlives_the_next_dispatch(rng):
         first = exchange.dispatch(*inputs(steps[0], rank))
         data, weight = first.data.copy(), first.weight.copy()
         y = exchange.combine(data, first.plan, row_weights=weight)
-        kept = first.plan.copy()
+        copied = first.plan.copy()
         exchange.dispatch(*inputs(steps[1], rank))
         with pytest.raises(ferry.UsageError, match="overwritten"):
             exchange.combine(data, first.plan, row_weights=weight) if rank.index == 0 else first.plan.total
-        if rank.index:  # rank 0 has refused a combine towards all
+        if rank.index:  # rank 0 refused this combine for every rank
             with pytest.raises(ferry.UsageError, match="rank 0 refused"):
-                exchange.combine(data, kept, row_weights=weight)
-        assert same_bits(exchange.combine(data, kept, row_weights=weight), y)
+                exchange.combine(data, copied, row_weights=weight)
+        assert same_bits(exchange.combine(data, copied, row_weights=weight), y)
 
     ferry.Group.threads(4).run(body)
 

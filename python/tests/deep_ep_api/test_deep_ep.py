@@ -15,8 +15,8 @@ def test_layout(rng):
     def _(me, buffer):
         ids = step.ids[me]
         per_rank, per_rdma, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, step.experts)
-        goes = [[any(i >= 0 and rank_of(i, step) == r for i in row) for r in range(4)] for row in ids.tolist()]
-        assert in_rank.dtype == np.bool_ and np.array_equal(in_rank, np.array(goes, bool).reshape(len(ids), 4))
+        in_rank_expected = [[any(i >= 0 and rank_of(i, step) == r for i in row) for r in range(4)] for row in ids.tolist()]
+        assert in_rank.dtype == np.bool_ and np.array_equal(in_rank, np.array(in_rank_expected, bool).reshape(len(ids), 4))
         assert per_rdma is None and per_rank.dtype == per_expert.dtype == np.int32
         assert per_rank.tolist() == in_rank.sum(0).tolist()
         assert per_expert.tolist() == [int((ids == e).sum()) for e in range(step.experts)]
@@ -74,7 +74,7 @@ def test_the_rest_of_a_handle(rng):
 
 def test_quantised_rows_are_moved_unchanged(rng):
     step = step_of(rng)
-    # Scales in columns, as callers bring them; three to a row, so that a row is no multiple of 16 bytes.
+    # Scales in columns, as callers often have them; three a row, so that a row is not a multiple of 16 bytes.
     rows = [(rng.integers(0, 255, (len(x), HIDDEN)).astype(np.uint8).view(fp8), np.asfortranarray(rng.random((len(x), 3), np.float32)))
             for x in step.tokens]
 
@@ -95,7 +95,7 @@ def test_a_handle_is_reused(rng):
     @on_ranks(4)
     def _(me, buffer):
         recv_x, *_, handle, _ = layout_and_dispatch(buffer, step, me)
-        layout_and_dispatch(buffer, step, me, x=(step.tokens[me] * 2).astype(bf16))  # something in between
+        layout_and_dispatch(buffer, step, me, x=(step.tokens[me] * 2).astype(bf16))  # another call in between
         cached = buffer.dispatch(step.tokens[me], handle=handle, config=deep_ep.Config(24, 8, 256))
         assert len(cached) == 6 and cached[1:5] == (None, None, None, None)
         assert same_bits(cached[0], recv_x)
@@ -148,7 +148,7 @@ def test_combine_adds_ranks_without_weights(rng, biases):
         given = None if not biases else bias[0] if biases == 1 else tuple(bias)
         y, weights, event = buffer.combine(recv_x, handle, topk_weights=recv_weights, bias=given)
         fan_out = np.array([sum((me, t) in messages_to(step, r) for r in range(4)) for t in range(len(y))], np.float32)
-        expected = step.tokens[me].astype(np.float32) * fan_out.reshape(-1, 1) + np.float32(0)  # no -0
+        expected = step.tokens[me].astype(np.float32) * fan_out.reshape(-1, 1) + np.float32(0)  # turns -0 into 0
         for term in bias:
             expected = expected + term.astype(np.float32)
         assert y.dtype == bf16 and same_bits(y, expected.astype(bf16))
@@ -211,7 +211,7 @@ def test_fp8_of_low_latency_mode(rng, scales):
         columns = 2 if scales == "ue8m0" else 8
         assert values.shape == (4, 36, 1024) and values.dtype == fp8
         assert scale.shape == (4, 36, columns) and scale.dtype == (np.int32 if scales == "ue8m0" else np.float32)
-        assert scale.strides == (36 * 4, 4, 4 * 36 * 4)  # rows next to one another, a column has those of all experts
+        assert scale.strides == (36 * 4, 4, 4 * 36 * 4)  # neighbouring rows are adjacent; a column spans all experts
         for local in range(4):
             routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
             for position, (_, rank, token, _) in enumerate(routes):
@@ -267,7 +267,7 @@ def test_two_calls_with_pending_hooks(rng):
         second = low_latency(buffer, steps[1], me, use_fp8=False, return_recv_hook=True)
         second[4]()
         y = buffer.low_latency_combine(second[0], steps[1].ids[me], steps[1].weights[me], second[2], return_recv_hook=True)
-        third = low_latency(buffer, steps[0], me, use_fp8=False)  # while a dispatch and a combine are under way
+        third = low_latency(buffer, steps[0], me, use_fp8=False)  # while a dispatch and a combine wait for their hooks
         first[4]()
         y[2]()
         for result, expected in ((first, alone[0]), (second, alone[1]), (third, alone[0])):

@@ -22,9 +22,9 @@ def first_combine_of_weights(buffer, step, me):
     buffer.combine(rows, handle, topk_weights=weights)
 
 
-@pytest.mark.parametrize(("theirs", "told"), [(low_latency, "the first low-latency call of a shape"),
+@pytest.mark.parametrize(("theirs", "call"), [(low_latency, "the first low-latency call of a shape"),
                                               (first_combine_of_weights, "the first combine with topk_weights of a shape")])
-def test_ranks_in_different_calls(rng, theirs, told):
+def test_ranks_in_different_calls(rng, theirs, call):
     step = full_step(rng)
 
     def without_weights(buffer, step, me):
@@ -35,7 +35,7 @@ def test_ranks_in_different_calls(rng, theirs, told):
     @on_ranks(2)
     def _(me, buffer):
         mine = theirs if me else without_weights if theirs is first_combine_of_weights else layout_and_dispatch
-        with pytest.raises(ferry.UsageError, match=f"rank 0 is in a dispatch without a handle, rank 1 in {told}"):
+        with pytest.raises(ferry.UsageError, match=f"rank 0 is in a dispatch without a handle, rank 1 in {call}"):
             mine(buffer, step, me)
         first_combine_of_weights(buffer, step, me)
         low_latency(buffer, step, me)

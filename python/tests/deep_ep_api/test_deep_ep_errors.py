@@ -206,7 +206,7 @@ def test_a_bad_id_raises_in_the_hook_of_its_rank(rng):
                 buffer, step, me, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
             with pytest.raises(ferry.BadIdError) if me else contextlib.nullcontext():
                 hook()
-            # All else has come.
+            # All other rows were received.
             routes = [[r for r in routes_to(step, me) if r[0] == me * 8 + e] for e in range(8)]
             assert counts.tolist() == stats.tolist() == [len(of_expert) for of_expert in routes]
             for e, of_expert in enumerate(routes):
@@ -282,7 +282,7 @@ def test_use_after_destroy(rng):
     @on_ranks(1)
     def _(me, buffer):
         rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
-        recv, _, kept, *_ = low_latency(buffer, step, me, use_fp8=False)
+        recv, _, low_latency_handle, *_ = low_latency(buffer, step, me, use_fp8=False)
         *_, hook = low_latency(buffer, step, me, use_fp8=False, return_recv_hook=True)
         layout = buffer.get_dispatch_layout(step.ids[0], 16)
         buffer.destroy()
@@ -293,8 +293,8 @@ def test_use_after_destroy(rng):
             lambda: buffer.dispatch(step.tokens[0], handle),
             lambda: buffer.combine(rows, handle),
             lambda: low_latency(buffer, step, me),
-            lambda: buffer.low_latency_combine(recv, step.ids[0], step.weights[0], kept),
-            lambda: buffer.get_next_low_latency_combine_buffer(kept),
+            lambda: buffer.low_latency_combine(recv, step.ids[0], step.weights[0], low_latency_handle),
+            lambda: buffer.get_next_low_latency_combine_buffer(low_latency_handle),
         ):
             with pytest.raises(ferry.UsageError, match="destroy"):
                 call()
@@ -332,7 +332,7 @@ def test_a_communicator_has_the_deadline_of_calls(rng, monkeypatch):
     def body(me):
         buffer = deep_ep.Buffer(None, comm=Threads(me, parts, barrier), explicitly_destroy=True)
         if me:
-            over.wait(60)  # is there, and takes no part
+            over.wait(60)  # exists, but does not take part
             return
         try:
             begin = time.monotonic()

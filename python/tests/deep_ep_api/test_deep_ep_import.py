@@ -42,7 +42,7 @@ def test_install():
 def test_without_pytorch():
     run("""if True:
         import sys
-        sys.modules["torch"] = None  # what is not found
+        sys.modules["torch"] = None  # makes the import fail
         import ferry.deep_ep
         from ferry.deep_ep import *
 

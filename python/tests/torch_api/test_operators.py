@@ -25,14 +25,14 @@ def test_opcheck(rng):
         handle = ferry.torch.handle_of(exchange)
         assert handle == ferry.torch.handle_of(exchange)
         ops = torch.ops.ferry
-        # Not all checks: a plan has its call's number in it, so that no two are equal.
+        # Without the check that compares two runs: plans contain their call number, so they differ.
         torch.library.opcheck(ops.dispatch.default, (x.requires_grad_(), ids, weights.requires_grad_(), handle, 0),
                               test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
         rows = ferry.torch.dispatch(exchange, x, ids, weights)
         outputs, weight = rows.data.detach().requires_grad_(), rows.weight.detach().requires_grad_()
         torch.library.opcheck(ops.combine.default, (outputs, weight, rows.plan, TOKENS, handle, 0))
 
-    # In this thread: PyTorch's checks keep state by thread.
+    # Runs in this thread, because PyTorch keeps the state of these checks by thread.
     alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
     body(alone.join())
 
@@ -51,7 +51,7 @@ def test_operators_with_and_without_gradients_give_the_same(rng):
             ours, theirs = rows[:4] + (rows.source,), recorded[:4] + (recorded.source,)
             total = int(rows.row_offsets[-1])
             for name, one, other in zip((*rows._fields[:4], "source"), ours, theirs):
-                if name == "source":  # not defined past the last
+                if name == "source":  # undefined past the total
                     one, other = one[:total], other[:total]
                 assert torch.equal(one, other), name
             assert not rows.data[total:].any() and not rows.weight[total:].any()
@@ -74,7 +74,7 @@ def test_modes_and_the_profiler_observe_operators(rng):
         rows = ferry.torch.dispatch(exchange, x, ids, weights)
         return rows, ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight)
 
-    # In this thread, as above.
+    # Runs in this thread, as above.
     exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
     plain, y = both(exchange, x, ids)
     with Watch() as watch:
@@ -104,7 +104,7 @@ def test_operators_return_new_tensors(rng):
         assert rows.source.shape == (len(rows.data), 3) and torch.equal(rows.source[:total], last.source[:total])
         ferry.torch.dispatch(exchange, *second)
         exchange.dispatch(*second)
-        assert all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before))
+        assert all(torch.equal(tensor, expected) for tensor, expected in zip(tensors, before))
         assert torch.equal(last.counts, rows.counts) and torch.equal(last.row_offsets, rows.row_offsets)
 
     ferry.Group.threads(1).run(body)
@@ -118,7 +118,7 @@ def test_lazily_negated_tensors(rng):
         exchange = exchange_for(rank)
         negative = torch.view_as_complex(torch.stack((x, x), -1)).conj().imag
         assert negative.is_neg() and torch.equal(negative, -x)
-        lazy = torch._neg_view(x)  # as above, and dense
+        lazy = torch._neg_view(x)  # also lazily negated, and contiguous
         rows = ferry.torch.dispatch(exchange, -x, ids, weights)
         for recorded in (False, True):
             again = ferry.torch.dispatch(exchange, lazy.detach().requires_grad_(recorded), ids, weights)

@@ -317,7 +317,7 @@ def test_deep_ep_gives_tensors_the_results_of_arrays(rng):
             return per_rank, per_expert, in_rank, *received[1:3], received[3]
 
         arrays = all_of(x.astype(ml_dtypes.bfloat16), ids, weights)
-        for _ in range(2):  # the second time from tables that are kept
+        for _ in range(2):  # the second time with cached lookup tables
             tensors = all_of(torch.tensor(x).bfloat16(), torch.tensor(ids), torch.tensor(weights))
             for tensor, array in zip(tensors[:5], arrays):
                 assert str(tensor.dtype) == f"torch.{array.dtype}" and np.array_equal(tensor.numpy(), array)

@@ -15,7 +15,7 @@ def seeded(rng):
     torch.manual_seed(int(rng.integers(1 << 30)))
     torch.set_num_threads(1)
     torch._dynamo.reset()
-    # Code that is kept from another run may be that of other operators.
+    # The cache may hold code compiled for an earlier version of the operators.
     with torch._inductor.config.patch(force_disable_caches=True):
         yield
 
@@ -23,14 +23,14 @@ def seeded(rng):
 @pytest.fixture
 def calls(monkeypatch):
     """The kernels that ran, in order."""
-    seen = []
+    called = []
     for name in ("_operator_dispatch", "_operator_combine", "_operator_combine_backward"):
         def counted(*arguments, name=name, kernel=getattr(_core, name)):
-            seen.append(name)
+            called.append(name)
             return kernel(*arguments)
 
         monkeypatch.setattr(_core, name, counted)
-    return seen
+    return called
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_compiled_code_makes_the_same_calls(rng, calls, backend, function, token
     handle, inputs = ferry.torch.handle_of(exchange), inputs_of(rng, tokens)
     compiled = torch.compile(function, backend=backend, fullgraph=True)
     *eager, values = forward_and_backward(function, handle, inputs, calls)
-    # Calls that do not depend on one another: their order is that of the code, if this may not change it.
+    # PyTorch may reorder independent calls to save memory, unless this is off.
     with torch._inductor.config.patch(reorder_for_peak_memory=function is around):
         *traced, again = forward_and_backward(compiled, handle, inputs, calls)
     assert traced == eager and len(eager[0]) == (2 if function is around else 6)
