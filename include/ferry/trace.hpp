@@ -16,9 +16,8 @@ namespace ferry {
 
 /// One routing trace. The same tokens, in the same order, pass through every layer.
 struct Trace {
-  std::string name{};  ///< the name it was opened by, such as `synth:decode` or `olmoe_1b_7b/github`
-  std::string
-      source{};  ///< where it comes from, for a reader: recorded or synthesised, recipe, seed, assumptions
+  std::string name{};    ///< the name it was opened by, such as `synth:decode` or `olmoe_1b_7b/github`
+  std::string source{};  ///< its origin, in words: recorded or synthesised, recipe, seed, assumptions
 
   int layers = 0;
   std::int64_t tokens = 0;  ///< tokens of one layer
@@ -46,8 +45,7 @@ enum class Workload : int { decode = 0, prefill = 1, uniform = 2 };
 /// machine. A layer does not depend on the number of layers, nor a token on the number of tokens.
 struct SynthSpec {
   Workload workload = Workload::decode;
-  bool grouped =
-      false;  ///< group-limited routing: a token's experts are in at most 4 of 8 groups of neighbours
+  bool grouped = false;  ///< group-limited routing: experts of a token are in at most 4 of 8 groups
   int experts = 256;
   int top_k = 8;
   std::int64_t tokens = 4096;  ///< tokens of one layer
@@ -71,8 +69,8 @@ Trace synthesise(const SynthSpec& spec);
 
 struct TraceOptions {
   std::string directory{};  ///< the folder of recorded traces; empty: environment variable FERRY_TRACES
-  int experts =
-      0;  ///< E of a recorded trace; 0: known for its folder, or the least power of two above its ids
+  /// E of a recorded trace. 0: known for its folder, or the least power of two above its ids.
+  int experts = 0;
   SynthSpec synth{};  ///< defaults for a `synth:` name
 };
 

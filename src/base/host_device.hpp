@@ -1,9 +1,9 @@
-// Functions that are one source for the host and for CUDA devices.
+// FERRY_HD marks functions that are compiled for the host and for CUDA devices from one source.
 #pragma once
 
-// A FERRY_HD function is always inlined: the host compiles some sources several times, for different
-// instruction sets, and a shared out-of-line copy would let the linker pick one that the processor cannot
-// run.
+// FERRY_HD functions are always inlined. Some host sources are compiled several times for different
+// instruction sets; of out-of-line copies the linker would keep one for all, perhaps one that the processor
+// cannot run.
 #if defined(__CUDACC__)
 #define FERRY_HD __host__ __device__ __forceinline__
 #else

@@ -10,16 +10,16 @@
 namespace ferry {
 namespace {
 
-void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value < least || value > most) {
-    throw UsageError(str("configuration: ", name, " = ", value, ", must be ", least, " to ", most));
+void check_range(const char* name, std::int64_t value, std::int64_t lowest, std::int64_t highest) {
+  if (value < lowest || value > highest) {
+    throw UsageError(str("configuration: ", name, " = ", value, ", must be ", lowest, " to ", highest));
   }
 }
 
 void check_alignment(const Config& config) {
   if (config.layout == Layout::rank_major && config.alignment != 1) {
-    throw UsageError(
-        str("configuration: rank_major rows have no alignment, got alignment = ", config.alignment));
+    throw UsageError(str("configuration: alignment = ", config.alignment,
+                         ", must be 1: rank_major rows have no alignment"));
   }
   if (config.capacity % config.alignment != 0) {
     throw UsageError(str("configuration: capacity = ", config.capacity,
@@ -32,20 +32,21 @@ void check_capacity(const Config& config) {
     const std::int64_t rows = row_capacity(config, rank);
     if (rows > std::numeric_limits<std::int32_t>::max()) {
       throw UsageError(str("configuration: rank ", rank, " would have ", rows, " rows, at most ",
-                           std::numeric_limits<std::int32_t>::max(), " can be numbered"));
+                           std::numeric_limits<std::int32_t>::max(),
+                           " can be numbered: set a smaller capacity"));
     }
   }
 }
 
-// The type a format takes, or could take: a call's own input is checked again.
-DType natural_input(const Format& format) {
+// An input type that the format accepts. The type of each call's tokens is checked in the call.
+DType accepted_input(const Format& format) {
   if (format.kind == FormatKind::fp16) return DType::fp16;
   if (format.kind == FormatKind::fp32) return DType::fp32;
   return DType::bf16;
 }
 
-// In floating point, since the sums are what may not fit.
-void check_size(const Config& config) {
+// Computes the sizes in floating point, because in integers they may overflow.
+void check_memory(const Config& config) {
   constexpr auto kMost = static_cast<double>(1ll << 56);
   auto real = [](std::int64_t value) { return static_cast<double>(value); };
   const ExchangeShape shape = exchange_shape(config, 0);
@@ -57,7 +58,8 @@ void check_size(const Config& config) {
   const double received = config.lanes * rows * real(shape.message_bytes);
   if (staging > kMost || received > kMost) {
     throw UsageError(str("configuration: needs ", staging, " bytes of staging and ", received,
-                         " of arrivals, more than can be addressed (", kMost, ")"));
+                         " for received rows, more than can be addressed (", kMost,
+                         "): reduce max_tokens, capacity or lanes"));
   }
 }
 
@@ -77,12 +79,12 @@ void check_alone(const Config& config) {
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
   check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
-  const std::int64_t wire_row = config.hidden * bytes_of(config.combine_type);
-  if (wire_row % 16 != 0) {
+  const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
+  if (row_bytes % 16 != 0) {
     throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.combine_type),
-                         " values is ", wire_row, " bytes, must be a multiple of 16"));
+                         " values is ", row_bytes, " bytes, must be a multiple of 16: change hidden"));
   }
-  check_format(config.format, config.hidden, natural_input(config.format));
+  check_format(config.format, config.hidden, accepted_input(config.format));
   check_alignment(config);
 }
 
@@ -96,7 +98,7 @@ Config complete_config(const Config& given, int ranks) {
                          ranks));
   }
   check_capacity(config);
-  check_size(config);
+  check_memory(config);
   return config;
 }
 

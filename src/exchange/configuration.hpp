@@ -22,8 +22,8 @@ void check_rank(int rank, int ranks);
 // refuses its own, or two differ, every rank throws a UsageError that names the first difference.
 Config agree_on_config(const Rank& rank, const Config& config);
 
-// Collective. Takes part in agree_on_config() for a rank whose configuration could not even be read, so that the
-// other ranks throw `error` instead of waiting.
+// Collective. Takes part in agree_on_config() for a rank whose configuration could not even be read, so that
+// the other ranks throw `error` instead of waiting.
 void refuse_configuration(const Rank& rank, const Error& error);
 
 }  // namespace ferry

@@ -7,7 +7,8 @@
 namespace ferry {
 namespace {
 
-// The most routes that any routing sends to `rank`. Without repeats, a token has at most one route to each expert.
+// The most routes that any routing sends to `rank`. Without repeats, a token has at most one route to each
+// expert.
 std::int64_t most_routes(const Config& config, int rank) {
   const int local = config.placement.local_experts(rank);
   const int per_token = config.repeats ? (local > 0 ? config.top_k : 0) : std::min(config.top_k, local);

@@ -93,7 +93,7 @@ struct Finish {
 };
 
 // A group of experts, scored for one token.
-struct Group {
+struct GroupScore {
   std::size_t number = 0;
   double first = kNever, second = kNever;  // the two earliest times in the group
   bool kept = false;                       // it holds an expert that the token kept
@@ -107,7 +107,7 @@ struct Group {
   // one score.
   double product() const { return second == kNever ? first : first * second; }
 
-  bool operator<(const Group& other) const {
+  bool operator<(const GroupScore& other) const {
     return std::tuple(!kept, product(), number) < std::tuple(!other.kept, other.product(), other.number);
   }
 };
@@ -161,7 +161,7 @@ class Router {
 
   // Chooses the token's groups and takes the experts of all others out of the race.
   void limit_groups() {
-    std::array<Group, kGroups> groups{};
+    std::array<GroupScore, kGroups> groups{};
     for (std::size_t i = 0; i < groups.size(); ++i) groups[i].number = i;
     for (const Finish& finish : chosen_) groups[group_of(finish.expert)].kept = true;
     for (const Finish& finish : racing_) groups[group_of(finish.expert)].add(finish.time);

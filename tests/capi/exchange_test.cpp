@@ -1,4 +1,4 @@
-// Configurations: what comes back complete, and what the queries say.
+// Configurations through the C interface: defaults, round trips, size queries and refusals.
 #include "ferry/exchange.hpp"
 
 #include <vector>
@@ -18,7 +18,7 @@ void expect_same_sizes(const ferry_sizes& c, const Sizes& cpp) {
   EXPECT_EQ(c.total, cpp.total());
 }
 
-TEST(Configuration, OfZerosHasEveryDefault) {
+TEST(Configuration, WithZerosHasEveryDefault) {
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, small_config());
     auto config = sized<ferry_config>();
@@ -44,7 +44,7 @@ TEST(Configuration, OfZerosHasEveryDefault) {
   });
 }
 
-TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
+TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   const std::vector<std::int32_t> ranks = {1, 0, 1, 1, 0, 1}, locals = {3, 1, 0, 1, 0, 2};
   auto given = sized<ferry_config>();
   given.experts = 6;
@@ -97,7 +97,7 @@ TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
   });
 }
 
-TEST(Configuration, QueriesSayWhatTheExchangeHas) {
+TEST(Configuration, SizeQueriesAgreeWithTheCppInterface) {
   ferry_config config = small_config();
   config.alignment = 8;
   config.format = {FERRY_FORMAT_FP8_E4M3, FERRY_FP8_POWER_OF_TWO, {}};
@@ -115,11 +115,11 @@ TEST(Configuration, QueriesSayWhatTheExchangeHas) {
   }
 }
 
-TEST(Configuration, ThatIsWrongIsRefusedByTheQueries) {
+TEST(Configuration, MistakesAreRefusedByTheQueries) {
   const auto refused = [](ferry_config config, const char* what) {
     std::int64_t bytes = -7;
     EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE) << what;
-    EXPECT_TRUE(says(what));
+    EXPECT_TRUE(last_error_contains(what));
     EXPECT_EQ(bytes, -7);
   };
   const std::vector<std::int32_t> ranks = {0, 0, 5, 0, 0, 0, 0, 0, 0, 0},
