@@ -62,15 +62,16 @@ class Config:
     backend              'cpu', 'cuda' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else 'cpu'
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
-    alignment            experts start at multiples of so many rows; default 1
+    alignment            each expert's first row is a multiple of it; default 1
     capacity             rows a rank can receive (expert_padded: rows of one expert); default 0: room for any routing
     repeats              the default capacity also has room for tokens that list an expert more than once; default False
     zero_padding         padding rows are set to zero; default False
-    format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...': the
-                         largest message of a dispatch, and the default of calls
+    format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'. A
+                         dispatch may use another one whose rows are no larger; default 'bf16'
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
-    reduction            'partial', 'exact' or 'unreduced': the largest combine, and the default of calls
-    lanes                calls that may be in flight at once; default 1
+    reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
+                         'partial'
+    lanes                independent sequences of calls, which may overlap; default 1
     deadline             seconds a wait may last; default 30
     own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
     check_calls          host backends call check() at the end of every call; default True
@@ -103,7 +104,7 @@ class Config:
 
     @property
     def alignment(self) -> int:
-        """Experts start at multiples of so many rows."""
+        """Each expert's first row is a multiple of it."""
 
     @property
     def capacity(self) -> int:
@@ -119,7 +120,7 @@ class Config:
 
     @property
     def lanes(self) -> int:
-        """Calls that may be in flight at once."""
+        """Independent sequences of calls, which may overlap."""
 
     @property
     def deadline(self) -> float:
@@ -143,7 +144,7 @@ class Config:
 
     @property
     def format(self) -> str:
-        """The largest message of a dispatch, and the default of calls."""
+        """Format of a dispatch that names none; others must have rows no larger."""
 
     @property
     def combine_type(self) -> str:
@@ -151,7 +152,9 @@ class Config:
 
     @property
     def reduction(self) -> str:
-        """The largest combine, and the default of calls."""
+        """
+        Reduction of a combine that names none; others must need no more staging.
+        """
 
     def __repr__(self) -> str: ...
 
@@ -233,7 +236,9 @@ class Group:
 
     @staticmethod
     def threads(ranks: int, nodes: int = 1) -> Group:
-        """Ranks are threads of this process; run() starts them."""
+        """
+        Ranks are threads of this process; run() starts them. `nodes` must be 1: other values are not supported yet.
+        """
 
     @staticmethod
     def mpi() -> Group:
@@ -376,9 +381,9 @@ class DispatchResult:
     """
     The received rows, grouped by expert, as arrays of the call's framework.
 
-    Groups are this rank's experts in local order; for rank_major they are the source ranks. Arrays have room for `capacity`
-    rows: those past the total are undefined. The arrays point to the lane's memory until its next dispatch, unless
-    ReceiveBuffers were given.
+    Groups are this rank's experts in local order; for rank_major they are the source ranks. Arrays are as long as the
+    exchange's capacity; rows past the total are undefined. The arrays are the lane's memory, which its next dispatch
+    overwrites, unless ReceiveBuffers were given.
     """
 
     @property
@@ -522,7 +527,7 @@ class Exchange:
 
     def metadata(self, count: Any, *, lane: int = 0, stream: Any | None = None) -> Any:
         """
-        [sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix sums the ranks below this one. Collective.
+        [sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
 
         `count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. The array's address is fixed for
         the lane.
@@ -547,7 +552,7 @@ class Exchange:
         Raises UsageError if that dispatch delivered none.
         """
 
-    def load(self) -> ferry._counts.LoadCounts:
+    def load_counts(self) -> ferry._counts.LoadCounts:
         """
         LoadCounts: routes to every expert and rank so far, the same on every rank.
         """
@@ -685,7 +690,7 @@ class Trace:
     def weights(self) -> Any:
         """float32 [layers, tokens, K]: router weights. A copy."""
 
-    def partition(self, layer: int, rank: int, ranks: int, tokens_per_rank: int, step: int = 0) -> tuple:
+    def partition(self, layer: int, rank: int, ranks: int, tokens_per_rank: int, step: int = 0) -> tuple[Any, Any]:
         """
         The tokens of one rank in one call: (ids int32, weights float32), both [tokens_per_rank, K]. Step s + 1 continues where step s ends.
         """

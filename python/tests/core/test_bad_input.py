@@ -149,7 +149,7 @@ def test_options_of_dispatch(settings, pattern):
 
         def body(rank):
             exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
-            with pytest.raises(ferry.UnsupportedError, match="counts"):
+            with pytest.raises(ferry.UnsupportedError, match="device_count"):
                 exchange.dispatch(X, IDS, W, **settings)
 
         ferry.Group.threads(1).run(body)
