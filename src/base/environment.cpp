@@ -18,10 +18,12 @@ Environment Environment::read() {
   take(environment.shm_dir, "FERRY_SHM_DIR");
   take(environment.mpi_module, "FERRY_MPI_MODULE");
   take(environment.traces, "FERRY_TRACES");
+#if FERRY_TEST_HOOKS
   std::string jitter = "0";
   take(jitter, "FERRY_JITTER");
   environment.jitter = std::atoi(jitter.c_str());
   take(environment.stall, "FERRY_STALL");
+#endif
   return environment;
 }
 

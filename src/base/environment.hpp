@@ -10,12 +10,11 @@ struct Environment {
   std::string mpi_module;  // FERRY_MPI_MODULE: path of the MPI module; empty: looked for beside Ferry
   std::string traces;      // FERRY_TRACES: folder of routing traces; empty: none
 
-  int jitter =
-      0;  // FERRY_JITTER: percent of the stores, flags and polls of kernels that are delayed at random
-
-  // FERRY_STALL: what kernels of this process stop before (cuda/fault_injection.hpp), until the group has
-  // failed, which takes a rank elsewhere; empty: nothing
-  std::string stall;
+#if FERRY_TEST_HOOKS
+  // Fault injection in kernels, in test builds only: an inherited variable must not stop a production rank.
+  int jitter = 0;     // FERRY_JITTER: percent of the kernels' fault points at which a thread pauses
+  std::string stall;  // FERRY_STALL: the fault point at which this process's kernels stop; empty: none
+#endif
 
   static Environment read();  // an empty variable counts as not set
 };

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "cuda/faults.hpp"
+#include "cuda/test_hooks.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -104,6 +105,7 @@ void meet(const Rank& rank, const Case& c, const Stop& stop, Then then, Seen& se
 }
 
 TEST_P(CudaStallPoints, TheOthersGetATypedErrorInTimeAndEveryKernelEnds) {
+  if (!kTestHooks) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const auto [stop, then] = GetParam();
   const Case c = case_of(stop, then);  // of one seed for all ranks
   Group group = Group::processes(kRanks);
