@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "cuda/fault_test.hpp"
+#include "cuda/test_hooks.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -101,6 +102,7 @@ void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Fate
 }
 
 TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
+  if (!kTestHooks) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const auto [stall, fate] = GetParam();
   const TestCase c = case_of(stall, fate);  // drawn before the fork: all ranks use the same seed
   Group group = Group::processes(kRanks);

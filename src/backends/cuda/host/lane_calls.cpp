@@ -125,7 +125,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
       phase == Phase::fused && !arguments.replay && !call.apply_weights && call.dot_rows == nullptr;
   const DispatchWork work{.few = arguments.tokens < kPlaceFrom,
                           .quantised = call.format.kind == FormatKind::fp8_e4m3,
-                          .placed = arguments.own_memory};
+                          .direct_write = arguments.own_memory};
   arguments.by_number = {dispatch_senders(shape.blocks, exchange_.config, work), 0};
   if (from_ids && (work.few || arguments.device_tokens != nullptr))
     arguments.by_token = dispatch_by_token(shape.blocks, exchange_.config, arguments.tokens, work.quantised);
