@@ -1,7 +1,7 @@
 // Calls captured in a graph, and replayed with inputs that change in device memory alone.
 #include <array>
 
-#include "backends/cuda/dispatch/send_share.hpp"
+#include "backends/cuda/dispatch/send_partition.hpp"
 #include "cuda/fixture.hpp"
 #include "oracle/expected.hpp"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/dispatch/send_share.hpp"
+#include "backends/cuda/dispatch/send_partition.hpp"
 #include "layout/device_signals.hpp"
 #include "layout/divisor.hpp"
 #include "layout/slot_metadata.hpp"

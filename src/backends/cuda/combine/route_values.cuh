@@ -50,7 +50,7 @@ __device__ __forceinline__ void send_values(const LaneView& lane, std::uint64_t 
       if (slot == 0) record_bad_source(lane, where);
     } else if (slot < lane.top_k) {
       const SlotMetadata note{.weight = values[std::int64_t{token} * lane.top_k + slot]};
-      store_packet_relaxed_sys(lane.slot_notes(rank, parity, lane.rank, i) + slot, note.unit(number));
+      store_packet_relaxed_sys(lane.slot_notes(rank, parity, lane.rank, i) + slot, note.packet(number));
     }
   }
 }

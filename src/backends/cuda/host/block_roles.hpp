@@ -1,7 +1,7 @@
 // How many blocks of a fused launch send; the others receive, or bring home.
 #pragma once
 
-#include "backends/cuda/dispatch/send_share.hpp"
+#include "backends/cuda/dispatch/send_partition.hpp"
 #include "ferry/config.hpp"
 
 namespace ferry::cuda {

@@ -55,15 +55,15 @@ Shared::Shared(const Rank& of, const Config& configured)
   int position = 0;
   for (int peer = 0; peer < rank.size(); ++peer) {
     made.capacity[peer] = group_capacity(config, peer);
-    made.first_expert[peer] = position;
+    made.first_physical[peer] = position;
     for (const int expert : placement.experts_of(peer)) {
-      made.position_of[expert] = static_cast<std::uint16_t>(position);
-      made.expert_at[position] = static_cast<std::uint16_t>(expert);
+      made.physical_of[expert] = static_cast<std::uint16_t>(position);
+      made.expert_of[position] = static_cast<std::uint16_t>(expert);
       made.rank_of[position] = static_cast<std::uint8_t>(peer);
       ++position;
     }
   }
-  made.first_expert[rank.size()] = position;
+  made.first_physical[rank.size()] = position;
   cuda::copy(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
 }
 
@@ -123,7 +123,7 @@ LaneView Lane::make_view() const {
     view.symmetric[peer] = shared_.memory.at(peer, index_ * layout.lane_bytes());
   view.signals = device_signals(config);
   view.exchange = layout.exchange;
-  view.arrived = layout.exchange.lane_bytes();
+  view.receive_buffers = layout.exchange.lane_bytes();
 
   view.tables = shared_.tables.data() + shared_.arrays.routing;
   view.state = array<LaneState>(arrays_.state);
