@@ -16,8 +16,8 @@ struct DeviceMessageLayout {
 // Bytes of all parts together, rounded up to lines, fit DeviceMessageLayout's 32-bit offsets.
 inline constexpr std::int64_t kMostMessageBytes = std::int64_t{1} << 30;
 
-// Rows of staging begin at cache lines, bytes: a link carries a whole line in one packet, and a row that straddles two
-// lines in one more.
+// Rows of staging begin at cache lines, bytes: a link carries a whole line in one packet, and a row that
+// straddles two lines in one more.
 inline constexpr std::int64_t kLine = 128;
 
 FERRY_HD constexpr DeviceMessageLayout device_message_layout(const PartList& parts) {

@@ -1,14 +1,15 @@
-// Signals of one lane: the headers, flags and metadata in a GPU rank's symmetric memory, which its peers write.
+// Signals of one lane: the headers, flags and metadata in a GPU rank's symmetric memory, which its peers
+// write.
 //
-//   call headers          [2][R sources]                what one rank tells another once a call
-//   end-of-stream flags   [2 payloads][2][R sources]    the source sends nothing more of this payload
-//   dispatch flags        [2][R sources][T][kQuarters]  a row segment has arrived: the flag of its first quarter
-//   slot metadata         [2][R sources][T][K]          LL packets: metadata, or one value, of a message's slots
-//   combine flags         [2][combine rows][kQuarters]  a quarter of a row of staging has arrived
-//   LL rows               [2][LL rows][2 x row bytes]   LL packets: combine's sums of few tokens
+//   call headers         [2][R sources]                one from each rank, once a call
+//   end-of-stream flags  [2 payloads][2][R sources]    the source sends no more of this payload
+//   dispatch flags       [2][R sources][T][kQuarters]  a segment of a row has arrived
+//   slot metadata        [2][R sources][T][K]          LL packets: of a message's slots, or a value each
+//   combine flags        [2][combine rows][kQuarters]  a quarter of a staging row has arrived
+//   LL rows              [2][LL rows][2 x row bytes]   LL packets: combine's sums of few tokens
 //
-// [2] is the buffer parity, call number & 1. A flag holds the number of the last call that set it. The messages of a
-// source are indexed by their number or, where its header says so, by their token.
+// [2] is the buffer parity, call number & 1. A flag holds the number of the last call that set it. The
+// messages of a source are indexed by their number or, where its header says so, by their token.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +22,19 @@
 namespace ferry {
 
 inline constexpr int kDeviceOptions = 12;
-inline constexpr int kPayloads = 2;  // streams of a call with an end-of-stream flag each, see Payload in lane_view.hpp
+inline constexpr int kPayloads =
+    2;  // streams of a call with an end-of-stream flag each, see Payload in lane_view.hpp
 inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence is compared
 
-// Rows are cut at quarters, so that several warps can work on one. Each quarter of a combine row has a flag of its own; a
-// segment of a dispatch row (1, 2 or 4 quarters) has the flag of its first quarter.
+// Rows are cut at quarters, so that several warps can work on one. Each quarter of a combine row has a flag
+// of its own; a segment of a dispatch row (1, 2 or 4 quarters) has the flag of its first quarter.
 inline constexpr int kQuarters = 4;
 
 // A call header is a run of LL packets, so a reader never takes words of an earlier call for this call's.
 //
-// Words of a header: the hash of the terms, which all ranks must pass alike (0 in a refusal); the HeaderFacts; the options;
-// the counts, two to a word: routes to each expert by physical index (padded to an even number), then messages to each
-// rank.
+// Words of a header: the hash of the terms, which all ranks must pass alike (0 in a refusal); the
+// HeaderFacts; the options; the counts, two to a word: routes to each expert by physical index (padded to an
+// even number), then messages to each rank.
 inline constexpr int kHeaderTerms = 0, kHeaderFacts = 1, kHeaderOptions = 2;
 inline constexpr int kHeaderCounts = kHeaderOptions + kDeviceOptions;
 
@@ -46,11 +48,11 @@ struct HeaderFacts {
   bool accepts_direct_writes = false;  // lets peers do so
   std::uint16_t sender_warps = 1;      // warps that send; each sends consecutive messages in order
   std::uint8_t log2_segments = 0;      // of a row
-  bool token_indexed = false;          // messages are indexed by token; the metadata says which tokens have one
+  bool token_indexed = false;  // messages are indexed by token; the metadata says which tokens have one
 
   FERRY_HD constexpr std::uint64_t word() const {
-    std::uint64_t packed =
-        static_cast<std::uint32_t>(count) | std::uint64_t{operation} << 32 | std::uint64_t{token_indexed} << 39;
+    std::uint64_t packed = static_cast<std::uint32_t>(count) | std::uint64_t{operation} << 32 |
+                           std::uint64_t{token_indexed} << 39;
     packed |= (std::uint64_t{log2_segments} & 1) << 38 | std::uint64_t{log2_segments} >> 1 << 63;
     for (int i = 0; i < kDeviceArguments; ++i) packed |= std::uint64_t{argument[i]} << (40 + 2 * i);
     return packed | std::uint64_t{direct_write} << 46 | std::uint64_t{accepts_direct_writes} << 47 |
@@ -74,8 +76,8 @@ struct HeaderFacts {
 // Combine's sums of a rank's first kUnitTokens tokens may travel as LL packets.
 inline constexpr std::int32_t kUnitTokens = 32;
 
-// Byte offsets of the signals in a lane's section. The host computes what needs divisions, so that device code only adds
-// and multiplies. Numbers of messages and rows fit 31 bits.
+// Byte offsets of the signals in a lane's section. The host computes what needs divisions, so that device
+// code only adds and multiplies. Numbers of messages and rows fit 31 bits.
 struct DeviceSignals {
   std::int32_t ranks, max_tokens, top_k, combine_rows;
   std::int32_t first_messages;  // index of the messages to rank 0 among a header's counts

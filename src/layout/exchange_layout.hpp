@@ -1,8 +1,8 @@
 // The layout of a rank's symmetric memory, for size queries and for backends.
 //
-// Each lane has: its signals; two dispatch staging buffers of [R sources, T] messages; two combine staging buffers of
-// [T, min(K, R)] rows (partial) or [T, K] rows (exact and unreduced). Calls alternate between the two buffers: call n uses
-// the one of parity n & 1.
+// Each lane has: its signals; two dispatch staging buffers of [R sources, T] messages; two combine staging
+// buffers of [T, min(K, R)] rows (partial) or [T, K] rows (exact and unreduced). Calls alternate between the
+// two buffers: call n uses the one of parity n & 1.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct ExchangeShape {
   std::int32_t top_k = 0;
   std::int32_t max_tokens = 0;
   std::int32_t lanes = 1;
-  std::int64_t signal_bytes = 0;       // of one lane
-  std::int64_t message_bytes = 0;      // largest message of a dispatch
+  std::int64_t signal_bytes = 0;   // of one lane
+  std::int64_t message_bytes = 0;  // largest message of a dispatch
   std::int64_t combine_row_bytes = 0;
   std::int64_t combine_rows = 0;  // of one combine staging buffer
 };

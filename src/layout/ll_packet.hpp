@@ -1,5 +1,5 @@
-// LL packets (as NCCL's LL protocol): a flag and eight bytes of data in one 16-byte store, so that data needs no fence and
-// no flag of its own.
+// LL packets (as NCCL's LL protocol): a flag and eight bytes of data in one 16-byte store, so that data needs
+// no fence and no flag of its own.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Messages of host backends: one token's message to one rank, and one row of combine's staging.
+// One token's message to one rank, between CPU ranks; and one row of combine's staging, for all backends.
 //
 //   dispatch   | part 0 | part 1 ... | token, position | ids [K] | weights [K] |
 //   partial    | values | route values [K] |    a row for each (token, rank)
@@ -15,8 +15,8 @@
 
 namespace ferry {
 
-// Identifies the message's token at its source rank. `position`: the receiver's index in the token's ascending list of
-// destination ranks, which is the index of its row in the source rank's combine staging.
+// Identifies the message's token at its source rank. `position`: the receiver's index in the token's
+// ascending list of destination ranks, which is the index of its row in the source rank's combine staging.
 struct MessageHead {
   std::int32_t token;
   std::int32_t position;
@@ -56,7 +56,8 @@ struct CombineRowLayout {
 };
 
 // One row size for every reduction, so that one staging buffer serves them all.
-FERRY_HD constexpr CombineRowLayout combine_row_layout(DType combine_type, std::int32_t hidden, std::int32_t top_k) {
+FERRY_HD constexpr CombineRowLayout combine_row_layout(DType combine_type, std::int32_t hidden,
+                                                       std::int32_t top_k) {
   const std::int64_t values = hidden * (combine_type == DType::fp32 ? 4LL : 2LL);
   const std::int64_t tail = top_k > 1 ? 4LL * top_k : static_cast<std::int64_t>(sizeof(RouteTail));
   return {.tail_offset = values, .bytes = (values + tail + 15) / 16 * 16};

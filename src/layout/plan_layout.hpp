@@ -1,4 +1,5 @@
-// The layout of a plan's storage, for the size query and for backends. The storage holds indices only, never pointers.
+// The layout of a plan's storage, for the size query and for backends. The storage holds indices only, never
+// pointers.
 #pragma once
 
 #include <cstdint>
@@ -73,8 +74,8 @@ struct PlanView {
   // The messages that this rank receives. [s, i]: message i of source s.
   std::int32_t* came_token;     // [R, T] its token at the source
   std::int32_t* came_position;  // [R, T] this rank's index in that token's list of destinations
-  std::int32_t* came_rows;      // [R, T, K] row here of each slot; -1 for other ranks' slots, masked or dropped
-  std::int64_t bytes;           // of the storage
+  std::int32_t* came_rows;  // [R, T, K] row here of each slot; -1 for other ranks' slots, masked or dropped
+  std::int64_t bytes;       // of the storage
 };
 
 FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {

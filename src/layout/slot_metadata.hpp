@@ -1,4 +1,5 @@
-// Slot metadata: what the receiver of a message between GPUs must know about each slot of its token, in one LL packet.
+// Slot metadata: what the receiver of a message between GPUs must know about each slot of its token, in one
+// LL packet.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace ferry {
 
-// The receiver finds the slot's row without a scan of its own: it is the first row of (expert, source) plus `ordinal`.
-// Metadata does not wait for the message's row, which has flags of its own.
+// The receiver finds the slot's row without a scan of its own: it is the first row of (expert, source) plus
+// `ordinal`. Metadata does not wait for the message's row, which has flags of its own.
 struct SlotMetadata {
   static constexpr std::int32_t kElsewhere = -1;
   static constexpr int kTokenBits = 20;  // of LLPacket::call, below the call number
@@ -20,7 +21,7 @@ struct SlotMetadata {
 
   static constexpr std::int32_t kNoMessage = kMostTokens;
 
-  std::int32_t token = 0;           // where messages are indexed by token: the message's number, or kNoMessage
+  std::int32_t token = 0;  // where messages are indexed by token: the message's number, or kNoMessage
   std::int32_t local = kElsewhere;  // the expert's local number at the receiver
   bool first_of_lower = false;      // of kElsewhere: the token's first slot at some rank below the receiver
   std::int32_t ordinal = 0;         // routes of the source to the same expert before this one

@@ -46,7 +46,7 @@
 #ifdef MISTAKE_ONE_GENERATION_OF_ROWS
 #define row_at(reader, n, writer) place(reader, 0, writer)
 #else
-/* send_row.cuh of: `lane.message(rank, generation, lane.rank, message, bytes)`
+/* send_row.cuh of: `lane.message(rank, parity, lane.rank, message, bytes)`
    combine_send.cuh row_at_home: `call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row)` */
 #define row_at(reader, n, writer) place(reader, (n) & 1, writer)
 #endif
@@ -76,7 +76,7 @@ byte row[kAllPlaces];    /* in staging */
 byte row_flag[kAllPlaces], end_of_stream_flag[kAllPlaces];
 /* The row a writer stores where it stays, in the reader's memory for arrivals: one for all calls. 0: nobody reads what
    was there.
-   dispatch_send.cuh destination: `lane.arrived_row(rank, placed,` */
+   dispatch_send.cuh destination: `lane.received_row(rank, direct_row,` */
 byte arrival[kPairs];
 
 byte number[R];       /* of the call that runs */
@@ -105,12 +105,12 @@ hidden byte i;
 #define all_say_the_same (says_the_same(next(me)) && says_the_same(last(me)))
 #define facts_from(peer) letter_facts[post_at(me, now, peer)]
 
-/* dispatch_coordinator.cuh await_places: `letter.facts.takes_rows ? direct_writers : 0` */
+/* dispatch_coordinator.cuh await_row_offsets: `header.facts.accepts_direct_writes ? direct_writers : 0` */
 #define is_direct_writer(peer) ((facts[me] & kTakes) && (facts_from(peer) & kPlaces))
 #if defined(MISTAKE_PLACED_WHERE_NOT_LET) || defined(MISTAKE_PLACED_BEFORE_LETTERS)
 #define is_direct_write_peer(peer) (facts[me] & kPlaces)
 #else
-/* dispatch_coordinator.cuh await_places: `letter.facts.direct_write ? direct_write_peers : 0`
+/* dispatch_coordinator.cuh await_row_offsets: `header.facts.direct_write ? direct_write_peers : 0`
    dispatch_send.cuh destination: `(direct_write_peers >> rank & 1) == 0` */
 #define is_direct_write_peer(peer) ((facts[me] & kPlaces) && (facts_from(peer) & kTakes))
 #endif
@@ -120,8 +120,8 @@ hidden byte i;
 #define sends_rows 1
 #else
 #define kLetsAlways 0
-/* dispatch.cu take_part: `placed = await_places<Traits>(`
-   dispatch.cu take_part: `(step == 0 || placed)) send(waits` */
+/* dispatch_kernel.cuh run: `has_row_offsets = await_row_offsets<Traits>(`
+   dispatch_kernel.cuh run: `(step == 0 || has_row_offsets)) send(needs_row_offsets` */
 #define may_send (!(facts[me] & kPlaces) || all_have_come)
 #define sends_rows (!(facts[me] & kPlaces) || all_say_the_same)
 #endif
@@ -201,7 +201,7 @@ inline send(peer) {
     if
     :: facts[me] == 0 || (facts[me] & kFew) || may_say_last ->
       /* combine.cu work: `finish_sending(lane, number, role.senders);`
-         dispatch.cu take_part: `if (!Role::kReceives || (Traits::kByToken && role.sends)) return finish(false);` */
+         dispatch_kernel.cuh run: `if (!Role::kReceives || (Traits::kFewTokens && role.sends)) return finish(false);` */
       say_last(peer)
     :: else -> sending[pair(me, peer)] = kSaysLast
     fi
@@ -211,8 +211,8 @@ inline send(peer) {
 /* The same block of a fused dispatch, later: only damaged plans make anybody wait for the last word, so it comes when
    what others wait for is done, after the letters. Before the block waits for rows, where it does that too: ranks with
    damaged plans would wait for one another's last words.
-   dispatch.cu finish: `state->number, role.senders);`
-   dispatch.cu take_part: `finish(!waits); if (!placed) {` */
+   dispatch_kernel.cuh finish: `state->number, role.senders);`
+   dispatch_kernel.cuh run: `finish(!needs_row_offsets); if (!has_row_offsets) {` */
 inline finish(peer) {
   d_step {
     sending[pair(me, peer)] == kSaysLast && may_say_last ->
@@ -274,8 +274,8 @@ inline take(source) {
     fi;
     if
     :: is_direct_writer(source) ->
-      /* dispatch_receive.cuh take_rows: `(direct_writers >> message.source & 1) != 0`
-         dispatch_receive.cuh take_rows: `if (placed) from = call.arrived[0]` */
+      /* receive_rows.cuh store_rows: `(context.direct_writers >> message.source & 1) != 0`
+         receive_rows.cuh store_rows: `if (direct) from = call.received_parts[0]` */
       assert(arrival[pair(me, source)] == whole(now)) /* the row of this call */
     :: else ->
       assert(row[row_at(me, now, source)] == whole(now)) /* the row of this call */
@@ -329,10 +329,10 @@ proctype Rank(byte me) {
       :: terms != kRefusal && PLACING == 0 -> halves = 1
       :: terms != kRefusal && !kLetsAlways /* a combine, which receives without letters */
       :: terms != kRefusal && PLACING + DAMAGED > 0 ->
-        /* dispatch_coordinator.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.accepts_direct_writes = fused && call.own_memory` */
         facts[me] = kTakes
       :: terms != kRefusal && FEW ->
-        /* dispatch_coordinator.cuh fill_facts: `facts.by_token = by_token;` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.token_indexed = token_indexed;` */
         facts[me] = kTakes | kFew
       :: terms != kRefusal && placing < PLACING ->
         /* dispatch_coordinator.cuh fill_facts: `facts.direct_write = fused` */
@@ -343,7 +343,7 @@ proctype Rank(byte me) {
         stop_reading_arrivals();
 #endif
         /* combine.cu work: `post_head(lane, number, state->letter);`
-           dispatch.cu take_part: `post_head(call.lane, state->number,`
+           dispatch_kernel.cuh run: `post_head(call.lane, state->number,`
            small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
         post(next(me));
         post(last(me));
@@ -355,7 +355,7 @@ proctype Rank(byte me) {
     };
     d_step {
       /* A receive half comes when the send half's kernel has ended.
-         dispatch.cu run_block: `if (kHalves != Halves::send) end_block(` */
+         dispatch_kernel.cuh run_dispatch_block: `if (kPhase != Phase::send) end_block(` */
       !(halves && is_at_work(sending)) && (
 #ifdef MISTAKE_EARLY_END_WITHOUT_ALL_LETTERS
         terms != kRefusal && has_come(next(me)) && !says_the_same(next(me)) || all_have_come
@@ -388,7 +388,7 @@ proctype Rank(byte me) {
         /* call_header.cuh name_difference: `if (theirs != operation) {` */
         assert(letter[post_at(me, now, odd)] == whole(now)) /* a letter of this call */
       :: terms != kRefusal && odd == me ->
-        /* row_offsets.cuh each: `here = here && seen[s].call >= number;` */
+        /* row_offsets.cuh for_each_source: `here = here && seen[s].call >= number;` */
         assert(letter[post_at(me, now, next(me))] == whole(now)); /* a letter of this call */
         assert(letter[post_at(me, now, last(me))] == whole(now))  /* a letter of this call */
       fi;

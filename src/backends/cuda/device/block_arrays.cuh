@@ -1,5 +1,5 @@
-// The arrays in a dispatch block's shared memory. The host computes their offsets; device code adds an index to an
-// offset, so no register holds an address.
+// The arrays in a dispatch block's shared memory. The host computes their offsets; device code adds an index
+// to an offset, so no register holds an address.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace ferry::cuda {
 
-// A block's shared memory. Named rather than pointed to: the compiler then knows that it is shared memory, and that no
-// store to other memory changes it.
+// A block's shared memory. Named rather than pointed to: the compiler then knows that it is shared memory,
+// and that no store to other memory changes it.
 extern __shared__ __align__(128) std::byte block_memory[];
 
 template <class T>
@@ -34,13 +34,16 @@ struct BlockTables {
   }
 };
 
-// Copies the lane's routing tables to shared memory in two steps, so that the block issues other loads in between.
+// Copies the lane's routing tables to shared memory in two steps, so that the block issues other loads in
+// between.
 struct RoutingTableCopy {
   static constexpr int kPerThread = static_cast<int>(
       (RoutingTables::bytes(kMaxExperts, kMaxRanks) / 16 + kBlockThreads - 1) / kBlockThreads);
   uint4 words[kPerThread];
 
-  __device__ __forceinline__ static unsigned index(int i) { return threadIdx.x + i * unsigned{kBlockThreads}; }
+  __device__ __forceinline__ static unsigned index(int i) {
+    return threadIdx.x + i * unsigned{kBlockThreads};
+  }
   // [block] Issues the loads.
   __device__ __forceinline__ void load(const LaneView& lane) {
     const auto count = static_cast<unsigned>(RoutingTables::bytes(lane.experts, lane.ranks)) / 16;
@@ -59,16 +62,17 @@ struct RoutingTableCopy {
   }
 };
 
-// Where rows begin, as compute_row_offsets() (row_offsets.cuh) fills it in from the counts of all ranks. A group's rows
-// belong to one local expert; rank_major: to one source rank.
+// Where rows begin, as compute_row_offsets() (row_offsets.cuh) fills it in from the counts of all ranks. A
+// group's rows belong to one local expert; rank_major: to one source rank.
 struct RowOffsets {
-  BlockArray<std::int32_t> own_first_row;  // [E] by physical index: first row, at the expert's rank, of the routes from
-                                           // this rank; rank_major: [R] by destination
-  BlockArray<std::int32_t> first_row;      // [G, R] first row here of (group, source); rank_major: [R] by source
-  BlockArray<std::int32_t> group_begin;    // [G+1] first row of a group, then the total
-  BlockArray<std::int32_t> group_count;    // [G] rows of a group
-  BlockArray<std::int32_t> messages;       // [R, R] messages from a rank to a rank
-  BlockArray<std::uint32_t> aligned_before;  // [E] aligned rows of all physical experts before this one, over all ranks
+  BlockArray<std::int32_t> own_first_row;  // [E] by physical index: first row, at the expert's rank, of the
+                                           // routes from this rank; rank_major: [R] by destination
+  BlockArray<std::int32_t> first_row;  // [G, R] first row here of (group, source); rank_major: [R] by source
+  BlockArray<std::int32_t> group_begin;  // [G+1] first row of a group, then the total
+  BlockArray<std::int32_t> group_count;  // [G] rows of a group
+  BlockArray<std::int32_t> messages;     // [R, R] messages from a rank to a rank
+  BlockArray<std::uint32_t>
+      aligned_before;  // [E] aligned rows of all physical experts before this one, over all ranks
 
   __device__ __forceinline__ static RowOffsets of(const DispatchArguments& call) {
     const BlockOffsets& at = call.shared;

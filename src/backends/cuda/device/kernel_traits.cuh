@@ -1,7 +1,8 @@
 // Kernel traits: facts about a call that are fixed when its kernel is compiled.
 //
-// A call of few tokens takes about as long as its code takes to be fetched for the first time, and a specialised kernel
-// has less code. So the common calls have kernels of their own, beside a generic one for every call.
+// A call of few tokens takes about as long as its code takes to be fetched for the first time, and a
+// specialised kernel has less code. So the common calls have kernels of their own, beside a generic one for
+// every call.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +14,8 @@ namespace ferry::cuda {
 
 struct GenericDispatch {
   static constexpr bool kSpecialised = false, kByPlan = false;
-  static constexpr int kGranulesAtOnce = 7;  // in flight for a warp: a quarter of a row of 7,168 16-bit values
+  static constexpr int kGranulesAtOnce =
+      7;  // in flight for a warp: a quarter of a row of 7,168 16-bit values
   static constexpr bool kFewTokens = false;  // metadata blocks; messages are indexed by token
   __device__ __forceinline__ static bool by_plan(const DispatchArguments& call) { return call.by_plan; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments& call) {
@@ -48,7 +50,8 @@ struct SpecialisedByPlan {
 struct GenericCombine {
   static constexpr bool kSpecialised = false;
 };
-// Expert outputs, staged rows and results have one type, and no values travel beside them. kWeights: weights travel.
+// Expert outputs, staged rows and results have one type, and no values travel beside them. kWeights: weights
+// travel.
 template <Reduction kAs, DType kOf, bool kWeights>
 struct SpecialisedCombine {
   static constexpr bool kSpecialised = true, kWeightsTravel = kWeights;

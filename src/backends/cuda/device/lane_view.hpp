@@ -21,16 +21,18 @@ inline constexpr int kMaxExperts = 1024;  // a block's shared memory holds table
 inline constexpr int kMaxBlocks = 512;    // of any launch
 inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
 
-// What the calls of a lane have found wrong since check() last read it. Positions are those of the first call that found
-// something.
+// What the calls of a lane have found wrong since check() last read it. Positions are those of the first call
+// that found something.
 struct DeviceDiagnostics {
   unsigned long long bad_ids, first_bad_id_route;
   std::int64_t first_bad_id;
-  unsigned long long bad_sources, first_bad_source;  // entries of plans that cannot be right; the lowest, ~0: none
+  unsigned long long bad_sources,
+      first_bad_source;  // entries of plans that cannot be right; the lowest, ~0: none
   Overflow overflow;
 };
 
-// The mutable state of one lane, in device memory. Starts as zeros, except for first_bad_source and lowest_bad_id.
+// The mutable state of one lane, in device memory. Starts as zeros, except for first_bad_source and
+// lowest_bad_id.
 struct LaneState {
   std::uint64_t calls[kMaxBlocks];    // last call number, by block; each block reads and writes its own
   std::uint64_t ended;                // number of the last aborted call; ~0 when the exchange has failed
@@ -66,7 +68,7 @@ struct LaneView {
   // This lane's section of symmetric memory, on every rank.
   std::byte* symmetric[kMaxRanks];
   DeviceSignals signals;
-  ExchangeLayout exchange;  // offsets relative to the lane's section: use lane 0
+  ExchangeLayout exchange;       // offsets relative to the lane's section: use lane 0
   std::int64_t receive_buffers;  // offset in it of the lane's own receive buffers, if it has any
 
   const std::byte* tables;  // RoutingTables, in device memory
@@ -122,8 +124,8 @@ struct LaneView {
   }
 };
 
-// The options that all ranks must pass alike, and their hash. Ranks compare hashes; a collision of 64-bit hashes is
-// unlikely enough to ignore.
+// The options that all ranks must pass alike, and their hash. Ranks compare hashes; a collision of 64-bit
+// hashes is unlikely enough to ignore.
 struct CallTerms {
   Operation operation = Operation::none;
   std::int32_t option_count = 0;

@@ -1,7 +1,8 @@
 // LL rows: combine's sums of few tokens, sent as LL packets of a call number and eight bytes of the row.
 //
-// A flag must come after the row it announces, and the fence for that waits for a round trip to the other device. LL
-// packets need no fence. They double the bytes, which costs less than the fence when tokens are few.
+// A flag must come after the row it announces, and the fence for that waits for a round trip to the other
+// device. LL packets need no fence. They double the bytes, which costs less than the fence when tokens are
+// few.
 #pragma once
 
 #include "backends/cuda/combine/row_sums.cuh"
@@ -9,16 +10,17 @@
 
 namespace ferry::cuda {
 
-// Whether the sum for a token returns to its source rank as LL packets. `messages`: from the source rank to the rank that
-// adds up, which the plans of both know. The limit falls with the number of ranks, whose doubled bytes share a link.
+// Whether the sum for a token returns to its source rank as LL packets. `messages`: from the source rank to
+// the rank that adds up, which the plans of both know. The limit falls with the number of ranks, whose
+// doubled bytes share a link.
 __device__ __forceinline__ bool goes_as_packets(const LaneView& lane, std::int32_t messages,
                                                 std::int32_t token) {
   return messages * max(lane.ranks - 1, 1) <= kUnitTokens && token < kUnitTokens;
 }
 
-// This thread's first packet for 512 bytes of a row; its second is 32 packets further. Packets of the first eight of each
-// thread's 16 bytes come first, then those of the second eight. `row`: of packets; `at`: offset of the 512 bytes in the row
-// they encode.
+// This thread's first packet for 512 bytes of a row; its second is 32 packets further. Packets of the first
+// eight of each thread's 16 bytes come first, then those of the second eight. `row`: of packets; `at`: offset
+// of the 512 bytes in the row they encode.
 __device__ __forceinline__ LLPacket* first_packet(std::byte* row, int at) {
   return reinterpret_cast<LLPacket*>(row + 2 * at) + threadIdx.x % 32;
 }
@@ -33,7 +35,7 @@ __device__ __forceinline__ void store_packets(std::byte* row, int at, const uint
 // [thread] Stores kCount computed values of a row of `type`, from column `column` on.
 template <int kCount>
 __device__ void store_value_packets(DType type, std::byte* row, int column, const float (&value)[kCount],
-                                  std::uint64_t call) {
+                                    std::uint64_t call) {
   const int width = static_cast<int>(value_bytes(type)), each = 8 / width;
   std::uint32_t word[kCount];
 #pragma unroll
@@ -78,7 +80,8 @@ __device__ __forceinline__ void store_sum_units(DType type, std::byte* row, int 
 struct LoadedUnits {
   LLPacket low, high;
 
-  // Loads them if the thread `wants` them and the row is that long; packets that are not loaded count as ready.
+  // Loads them if the thread `wants` them and the row is that long; packets that are not loaded count as
+  // ready.
   __device__ __forceinline__ void load(std::byte* row, int at, int end, std::uint64_t call, bool wants) {
     low = high = {call, 0};
     if (!wants || at + 16 * static_cast<int>(threadIdx.x % 32) >= end) return;
@@ -94,8 +97,9 @@ struct LoadedUnits {
   }
 };
 
-// [warp] Each thread waits for its first packet of bytes [at, end) of a row that is not ready; the others will follow
-// soon, and the caller looks again. `end_of_stream`: the sender's flag. Returns WaitResult::no if some packet never comes.
+// [warp] Each thread waits for its first packet of bytes [at, end) of a row that is not ready; the others
+// will follow soon, and the caller looks again. `end_of_stream`: the sender's flag. Returns WaitResult::no if
+// some packet never comes.
 static __device__ __noinline__ WaitResult wait_for_units(const LaneView& lane, std::byte* row, int at,
                                                          int end, const std::uint64_t* end_of_stream,
                                                          Awaited awaited) {

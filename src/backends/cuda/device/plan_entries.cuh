@@ -1,4 +1,5 @@
-// Checked reads of a plan's message counts: a damaged plan must not make a kernel read or write outside its arrays.
+// Checked reads of a plan's message counts: a damaged plan must not make a kernel read or write outside its
+// arrays.
 #pragma once
 
 #include "backends/cuda/device/lane_view.hpp"
@@ -7,7 +8,8 @@
 
 namespace ferry::cuda {
 
-// `count` as a plan gives it for the messages from `source` to `destination`; 0, and recorded, if no plan can have it.
+// `count` as a plan gives it for the messages from `source` to `destination`; 0, and recorded, if no plan can
+// have it.
 __device__ inline std::int32_t usable_messages(const LaneView& lane, std::int32_t count, int source,
                                                int destination) {
   const std::int64_t where = std::int64_t{source} * lane.ranks + destination;

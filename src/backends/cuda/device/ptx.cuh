@@ -1,5 +1,5 @@
-// Wrappers of the PTX instructions that kernels use. A name says the memory order and the scope: sys (all devices and the
-// host), gpu (one device), block.
+// Wrappers of the PTX instructions that kernels use. A name says the memory order and the scope: sys (all
+// devices and the host), gpu (one device), block.
 #pragma once
 
 #include <cstdint>
@@ -89,8 +89,8 @@ __device__ __forceinline__ LLPacket load_packet_relaxed_sys(const LLPacket* pack
   return value;
 }
 
-// Loads a word of a kernel's arguments by an ordinary load. The constant cache serves one address at a time, so threads
-// that load different words would wait for each other.
+// Loads a word of a kernel's arguments by an ordinary load. The constant cache serves one address at a time,
+// so threads that load different words would wait for each other.
 __device__ __forceinline__ std::uint64_t load_argument_word(const std::uint64_t* word) {
   std::uint64_t value;
   asm volatile("ld.u64 %0, [%1];" : "=l"(value) : "l"(word));
@@ -115,8 +115,8 @@ __device__ __forceinline__ void store_release_block(std::uint32_t* word, std::ui
                : "memory");
 }
 
-// Adds one and returns the previous count. Acquire and release: orders this thread's accesses before the addition ahead of
-// the later accesses of threads that see it.
+// Adds one and returns the previous count. Acquire and release: orders this thread's accesses before the
+// addition ahead of the later accesses of threads that see it.
 __device__ __forceinline__ std::uint32_t count_in_block(std::uint32_t* counter) {
   std::uint32_t before;
   asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
@@ -126,8 +126,8 @@ __device__ __forceinline__ std::uint32_t count_in_block(std::uint32_t* counter) 
   return before;
 }
 
-// Adds to a word, without a result. atomicAdd would first find out which memory the word is in, which takes hundreds of
-// cycles.
+// Adds to a word, without a result. atomicAdd would first find out which memory the word is in, which takes
+// hundreds of cycles.
 __device__ __forceinline__ void add_in_block(std::int32_t* word, std::int32_t value) {
   asm volatile("red.relaxed.cta.shared::cta.add.s32 [%0], %1;" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(word))),

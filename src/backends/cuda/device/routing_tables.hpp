@@ -1,5 +1,5 @@
-// Routing tables: on which rank each expert is. The host fills them once for each lane; every block of a dispatch copies
-// them to its shared memory.
+// Routing tables: on which rank each expert is. The host fills them once for each lane; every block of a
+// dispatch copies them to its shared memory.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace ferry::cuda {
 
-// An expert's physical index is its place when all experts are sorted by rank, then by local number. An expert's id is
-// the caller's and may be on any rank.
+// An expert's physical index is its place when all experts are sorted by rank, then by local number. An
+// expert's id is the caller's and may be on any rank.
 struct RoutingTables {
   std::int64_t* capacity;        // [R] rows; expert_padded: rows of an expert
   std::int32_t* first_physical;  // [R+1] physical index of a rank's first expert

@@ -1,8 +1,8 @@
 #include "backends/cuda/device/small_operations.hpp"
 
 #include "backends/cuda/combine/route_values.cuh"
-#include "backends/cuda/device/shared_copy.cuh"
 #include "backends/cuda/device/plan_entries.cuh"
+#include "backends/cuda/device/shared_copy.cuh"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
@@ -12,7 +12,8 @@ namespace {
 
 // --- metadata --------------------------------------------------------------------------------------------
 
-// [thread] This rank's count. One that only the device sees is checked here: the sum over all ranks must fit 31 bits.
+// [thread] This rank's count. One that only the device sees is checked here: the sum over all ranks must fit
+// 31 bits.
 __device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint64_t number) {
   if (call.device_count == nullptr) return call.count;
   const std::int32_t count = *call.device_count;
@@ -65,7 +66,8 @@ __device__ void zero_padding_values(const RouteValuesArguments& call, const Plan
   }
 }
 
-// [thread] The messages from this rank to the rank that is this thread's, or (`to_it` false) the other way, as in the plan.
+// [thread] The messages from this rank to the rank that is this thread's, or (`to_it` false) the other way,
+// as in the plan.
 __device__ std::int32_t messages_with(const LaneView& lane, const PlanView& plan, bool to_it) {
   const int peer = static_cast<int>(threadIdx.x % 32);
   if (peer >= lane.ranks) return 0;
@@ -74,8 +76,8 @@ __device__ std::int32_t messages_with(const LaneView& lane, const PlanView& plan
 }
 
 // [warp] Receives the values of the messages that fall to warp `worker` of `workers`.
-__device__ void receive_values(const RouteValuesArguments& call, std::uint64_t number, int worker, int workers,
-                            const PlanView& plan) {
+__device__ void receive_values(const RouteValuesArguments& call, std::uint64_t number, int worker,
+                               int workers, const PlanView& plan) {
   const LaneView& lane = call.lane;
   const int slot = threadIdx.x % 32;
   ValueTurns partition(lane, messages_with(lane, plan, false), worker, workers);
@@ -107,8 +109,10 @@ struct RouteValuesState {
   PlanFault fault;
 };
 
-// [block] The first warps send, the others receive; the first warp of block 0 posts and compares the call headers.
-__device__ void run_route_values(const RouteValuesArguments& call, RouteValuesState* state, const PlanView& plan) {
+// [block] The first warps send, the others receive; the first warp of block 0 posts and compares the call
+// headers.
+__device__ void run_route_values(const RouteValuesArguments& call, RouteValuesState* state,
+                                 const PlanView& plan) {
   const LaneView& lane = call.lane;
   const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
             blocks = static_cast<int>(gridDim.x);
@@ -136,7 +140,8 @@ __device__ void run_route_values(const RouteValuesArguments& call, RouteValuesSt
   }
   constexpr int kReceiveWarps = kValueWarps - kValueSendWarps;
   const int worker = block * kReceiveWarps + warp - kValueSendWarps;
-  zero_padding_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32), 32 * kReceiveWarps * blocks);
+  zero_padding_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32),
+                      32 * kReceiveWarps * blocks);
   receive_values(call, state->number, worker, kReceiveWarps * blocks, plan);
 }
 
@@ -178,8 +183,8 @@ __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ 
   for (int peer = 0; peer < lane.ranks; ++peer) {
     if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
   }
-  // The next call reuses the staging of the call before this one, so this call may end only when every peer has finished
-  // that one, as its header of this call says (docs/protocol.md).
+  // The next call reuses the staging of the call before this one, so this call may end only when every peer
+  // has finished that one, as its header of this call says (docs/protocol.md).
   await_all(lane, number, call.operation);
   end_block(lane, number);
 }

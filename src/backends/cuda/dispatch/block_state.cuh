@@ -18,12 +18,13 @@ struct DispatchBlockState {
   std::int64_t tokens;      // N
   SendPartition partition;  // of a metadata block: among the metadata blocks; otherwise among the senders
   BadIdCount bad;
-  std::uint32_t direct_write_peers,  // ranks to which this one writes rows directly, one bit each
-      direct_writers;                // ranks that write rows directly here
-  SourceSegments segments;           // of the sources' rows
-  std::int32_t sender_warps[kMaxRanks];    // warps that send, by source
-  std::int32_t indexed_tokens[kMaxRanks];  // tokens of sources whose messages are indexed by token; otherwise -1
-  bool failed;                             // the exchange has failed
+  std::uint32_t direct_write_peers,      // ranks to which this one writes rows directly, one bit each
+      direct_writers;                    // ranks that write rows directly here
+  SourceSegments segments;               // of the sources' rows
+  std::int32_t sender_warps[kMaxRanks];  // warps that send, by source
+  std::int32_t
+      indexed_tokens[kMaxRanks];  // tokens of sources whose messages are indexed by token; otherwise -1
+  bool failed;                    // the exchange has failed
   PlanFault fault;
 
   // Lays out the state and the arrays behind it: stores their offsets in `call`, returns the bytes of all.
@@ -62,8 +63,8 @@ inline std::int64_t DispatchBlockState::lay_out(DispatchArguments* call) {
   // Streams begin at a multiple of kLine: asynchronous loads to other addresses take longer.
   end = (end + kLine - 1) / kLine * kLine;
   at.streams = take(kWorkWarps * kStream);
-  // The counts share their memory with the last warp's stream. That warp receives, but does not send; when it receives, no
-  // warp counts any more.
+  // The counts share their memory with the last warp's stream. That warp receives, but does not send; when it
+  // receives, no warp counts any more.
   at.route_counts = take(std::max(kStream, RouteCounts::bytes(lane.signals)));
   return end;
 }
@@ -80,8 +81,8 @@ __device__ __forceinline__ RouteCounts route_counts_of(const DispatchArguments& 
           2 * call.lane.signals.count_words};
 }
 
-// [thread] N. A token count that only the device sees is checked here; one out of range aborts the call if `reports`, and
-// counts as 0.
+// [thread] N. A token count that only the device sees is checked here; one out of range aborts the call if
+// `reports`, and counts as 0.
 __device__ inline std::int64_t token_count(const DispatchArguments& call, bool reports) {
   if (call.device_tokens == nullptr) return call.tokens;
   const std::int64_t tokens = *call.device_tokens;

@@ -1,4 +1,5 @@
-// The work of one warp in each of its roles, from the block's state: sending from ids or from a plan, and receiving.
+// The work of one warp in each of its roles, from the block's state: sending from ids or from a plan, and
+// receiving.
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"
@@ -25,8 +26,8 @@ __device__ __forceinline__ RowStream<InputRowIterator> input_rows(const Dispatch
                                        partition.token_end(worker))};
 }
 
-// [warp] Sends everything of worker `worker`, from ids; input_rows() has been started. `first`: the inputs of its first
-// tokens.
+// [warp] Sends everything of worker `worker`, from ids; input_rows() has been started. `first`: the inputs of
+// its first tokens.
 template <class Traits>
 __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int worker, bool has_row_offsets,
                                             const InputSlot& first) {

@@ -1,13 +1,13 @@
-// Counts a call's routes and messages: each work warp learns what comes before its tokens, and one block learns the totals,
-// which it posts in the call header.
+// Counts a call's routes and messages: each work warp learns what comes before its tokens, and one block
+// learns the totals, which it posts in the call header.
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"
 
 namespace ferry::cuda {
 
-// Tokens from which every counting block counts its own and the blocks exchange sums. With fewer tokens each block counts
-// all tokens it needs by itself.
+// Tokens from which every counting block counts its own and the blocks exchange sums. With fewer tokens each
+// block counts all tokens it needs by itself.
 inline constexpr std::int64_t kSharedCountTokens = 1024;
 
 // [thread] Records the call's bad ids for check().
@@ -21,8 +21,8 @@ static __device__ __noinline__ void record_bad_ids(const DispatchArguments& call
   found.bad_ids += bad.count;
 }
 
-// [block] Exchanges sums among the `blocks` counting blocks, whose warps have counted their own tokens: publishes the sums
-// of this one, `block`, and adds up those of the blocks before it and of all.
+// [block] Exchanges sums among the `blocks` counting blocks, whose warps have counted their own tokens:
+// publishes the sums of this one, `block`, and adds up those of the blocks before it and of all.
 static __device__ __noinline__ void exchange_block_counts(const DispatchArguments& call, int block,
                                                           int blocks) {
   const LaneView& lane = call.lane;
@@ -62,9 +62,9 @@ static __device__ __noinline__ void exchange_block_counts(const DispatchArgument
   lane.state->lowest_bad_id = ~0ull;
 }
 
-// [block] Counts for block `block` of the `blocks` that share the tokens: leaves in each warp's row the counts of all
-// tokens before the warp's first. `counts_all`, for the last block alone: also adds up the totals. `first`: the ids from
-// token 0 on.
+// [block] Counts for block `block` of the `blocks` that share the tokens: leaves in each warp's row the
+// counts of all tokens before the warp's first. `counts_all`, for the last block alone: also adds up the
+// totals. `first`: the ids from token 0 on.
 static __device__ __forceinline__ void count_block_routes(const DispatchArguments& call, int block,
                                                           int blocks, bool counts_all,
                                                           const IdPrefetch& first) {

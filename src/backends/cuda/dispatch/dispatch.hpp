@@ -17,9 +17,10 @@ namespace ferry::cuda {
 struct BlockOffsets {
   std::int32_t tables;  // of the BlockTables, which are:
   std::int32_t capacity, first_physical, physical_of, expert_of, rank_of;
-  std::int32_t own_first_row, first_row, group_begin, group_count, messages, aligned_before;  // of the RowOffsets
-  std::int32_t route_counts;                                                                  // RouteCounts
-  std::int32_t streams;  // the warps' buffers for rows in flight
+  std::int32_t own_first_row, first_row, group_begin, group_count, messages,
+      aligned_before;         // of the RowOffsets
+  std::int32_t route_counts;  // RouteCounts
+  std::int32_t streams;       // the warps' buffers for rows in flight
 };
 
 struct DispatchArguments {
@@ -47,13 +48,15 @@ struct DispatchArguments {
   PartList parts;
   DeviceMessageLayout message;
   bool own_staged;  // this rank's own tokens go through staging as well
-  bool own_memory;  // part 0 of the received rows lies in the lane's symmetric memory: peers can write to it directly
-  // Blocks by role in the modes of many and of few tokens (dispatch_mode.hpp); a token count in device memory decides
-  // between the two when the kernel runs.
+  bool own_memory;  // part 0 of the received rows lies in the lane's symmetric memory: peers can write to it
+                    // directly
+  // Blocks by role in the modes of many and of few tokens (dispatch_mode.hpp); a token count in device memory
+  // decides between the two when the kernel runs.
   DispatchBlocks many_token_blocks, few_token_blocks;
-  SendPartition partition;           // of `tokens` among the senders: set by the launch
-  SendPartition metadata_partition;  // of `tokens` among the metadata blocks but the coordinator: set by the launch
-  BlockOffsets shared;               // set by the launch
+  SendPartition partition;  // of `tokens` among the senders: set by the launch
+  SendPartition
+      metadata_partition;  // of `tokens` among the metadata blocks but the coordinator: set by the launch
+  BlockOffsets shared;     // set by the launch
 
   // The caller's output.
   std::byte* received_parts[kMaxParts];

@@ -1,5 +1,5 @@
-// What a dispatch block says to and learns from the other ranks, and what the coordinator block publishes of it: header
-// facts, row offsets, totals.
+// What a dispatch block says to and learns from the other ranks, and what the coordinator block publishes of
+// it: header facts, row offsets, totals.
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"
@@ -16,14 +16,13 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   facts.log2_segments = static_cast<std::uint8_t>(partition.log2_segments);
   facts.token_indexed = token_indexed;
   facts.direct_write = fused && state->tokens >= kPlaceFrom;
-  facts.accepts_direct_writes =
-      fused && call.own_memory && !call.apply_weights && call.dot_rows == nullptr;
+  facts.accepts_direct_writes = fused && call.own_memory && !call.apply_weights && call.dot_rows == nullptr;
   state->header.facts = facts;
 }
 
-// [block] Waits for the call headers of all ranks and computes all row offsets from their counts. False, in all threads
-// alike: the call was aborted. `coordinates`: this block reports differences to the host and to the other blocks, and
-// records the counts. `all_ranks`: as in compute_row_offsets().
+// [block] Waits for the call headers of all ranks and computes all row offsets from their counts. False, in
+// all threads alike: the call was aborted. `coordinates`: this block reports differences to the host and to
+// the other blocks, and records the counts. `all_ranks`: as in compute_row_offsets().
 template <class Traits>
 __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call, bool coordinates,
                                                   bool all_ranks) {
@@ -63,14 +62,15 @@ static __device__ __noinline__ void clear_received(const DispatchArguments& call
 // [thread] Publishes the total of rows to the host.
 __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number, std::int64_t total) {
   static_assert(sizeof(HostTotals) == sizeof(LLPacket));
-  // One access, which CUDA does not split on its way to mapped host memory where it is aligned (programming guide, mapped
-  // memory). The host reads the call number first, so it never sees the number without its total.
+  // One access, which CUDA does not split on its way to mapped host memory where it is aligned (programming
+  // guide, mapped memory). The host reads the call number first, so it never sees the number without its
+  // total.
   store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(lane.totals),
                            {number, static_cast<std::uint64_t>(total)});
 }
 
-// [block] The coordinator's output once row offsets are known: the caller's counts and row offsets, the host's total, and
-// the plan's header and message counts.
+// [block] The coordinator's output once row offsets are known: the caller's counts and row offsets, the
+// host's total, and the plan's header and message counts.
 static __device__ __noinline__ void publish_row_offsets(const DispatchArguments& call) {
   const DispatchBlockState& state = *block_state();
   const LaneView& lane = call.lane;

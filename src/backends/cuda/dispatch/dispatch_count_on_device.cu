@@ -5,8 +5,8 @@
 namespace ferry::cuda {
 namespace {
 
-// Chooses between the modes of many and of few tokens when it runs, so that a call of few tokens does not pay for the
-// upper bound that the host knows.
+// Chooses between the modes of many and of few tokens when it runs, so that a call of few tokens does not pay
+// for the upper bound that the host knows.
 template <bool kQuantises>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     dispatch_count_on_device_kernel(const __grid_constant__ DispatchArguments call) {

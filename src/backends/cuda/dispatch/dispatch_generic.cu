@@ -4,15 +4,9 @@
 
 namespace ferry::cuda {
 
-const void* generic_kernel(Phase phase) {
-  switch (phase) {
-    case Phase::send:
-      return kernel<Phase::send, GenericDispatch>();
-    case Phase::receive:
-      return kernel<Phase::receive, GenericDispatch>();
-    case Phase::fused:
-      break;
-  }
+const void* generic_kernel(DispatchMode mode) {
+  if (mode == DispatchMode::send_phase) return kernel<Phase::send, GenericDispatch>();
+  if (mode == DispatchMode::receive_phase) return kernel<Phase::receive, GenericDispatch>();
   return kernel<Phase::fused, GenericDispatch>();
 }
 

@@ -1,8 +1,9 @@
 // The kernel of dispatch: which block has which role, and the steps of each role in order.
 //
-// Blocks of a fused launch, in order: senders; in the mode of few tokens metadata blocks, the last of which is the
-// coordinator; receivers, the first of which is the coordinator in the other modes. A launch of one block does everything
-// one after the other. In every sending block kWorkWarps warps send and the last warp publishes their flags.
+// Blocks of a fused launch, in order: senders; in the mode of few tokens metadata blocks, the last of which
+// is the coordinator; receivers, the first of which is the coordinator in the other modes. A launch of one
+// block does everything one after the other. In every sending block kWorkWarps warps send and the last warp
+// publishes their flags.
 #pragma once
 
 #include "backends/cuda/device/shared_copy.cuh"
@@ -27,15 +28,13 @@ struct DispatchRoles {
     const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
     one_role_each = kFused && blocks > 1;
     senders = min(blocks, kMaxSenders);
-    if (one_role_each)
-      senders = kFewTokens ? call.few_token_blocks.senders : call.many_token_blocks.senders;
+    if (one_role_each) senders = kFewTokens ? call.few_token_blocks.senders : call.many_token_blocks.senders;
     metadata_blocks = kFewTokens ? call.few_token_blocks.metadata_blocks : 0;
     receivers = one_role_each ? blocks - senders - metadata_blocks : blocks;
     sends = kSends && block < senders;
     sends_metadata = block >= senders && block < senders + metadata_blocks;
     receives = kReceives && block >= blocks - receivers;
-    coordinates =
-        kReceives && block == (one_role_each ? senders + metadata_blocks - 1 : blocks - receivers);
+    coordinates = kReceives && block == (one_role_each ? senders + metadata_blocks - 1 : blocks - receivers);
   }
   // Metadata blocks count where there are any, otherwise senders.
   __device__ bool counts() const { return sends_metadata || (sends && metadata_blocks == 0); }
@@ -44,8 +43,9 @@ struct DispatchRoles {
     return static_cast<int>(blockIdx.x) - (sends_metadata ? senders : 0);
   }
   __device__ int counting_blocks() const { return sends_metadata ? metadata_blocks : senders; }
-  // The last counting block has the totals and posts them. In a fused launch it is also the coordinator, so that the
-  // coordinator cannot abort the call, because of other ranks' headers, before it has added up the counts of all blocks.
+  // The last counting block has the totals and posts them. In a fused launch it is also the coordinator, so
+  // that the coordinator cannot abort the call, because of other ranks' headers, before it has added up the
+  // counts of all blocks.
   __device__ bool posts_counts() const {
     return static_cast<int>(blockIdx.x) == senders + metadata_blocks - 1;
   }
@@ -64,17 +64,17 @@ struct DispatchBlock {
   const Role role;
   DispatchBlockState* const state;
 
-  __device__ explicit DispatchBlock(const DispatchArguments& of)
-      : call(of), role(of), state(block_state()) {}
+  __device__ explicit DispatchBlock(const DispatchArguments& of) : call(of), role(of), state(block_state()) {}
 
   __device__ static int block() { return static_cast<int>(blockIdx.x); }
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
 
-  // [block] Fills in the block's state. False: the exchange has failed. Each warp first loads something else from device
-  // memory, so that all loads are in flight at once; then its first ids, if it can know them already. `partition`: among
-  // the senders; where messages are indexed by number, of the upper bound of tokens.
+  // [block] Fills in the block's state. False: the exchange has failed. Each warp first loads something else
+  // from device memory, so that all loads are in flight at once; then its first ids, if it can know them
+  // already. `partition`: among the senders; where messages are indexed by number, of the upper bound of
+  // tokens.
   __device__ __forceinline__ bool start(const SendPartition& partition, IdPrefetch* counted,
                                         InputSlot* first) const {
     fetch_lines(call);
@@ -123,8 +123,8 @@ struct DispatchBlock {
       state->header.terms.add(static_cast<std::int64_t>(call.plan.header->call));
   }
 
-  // [block] Counts this block's routes. The last counting block adds up and posts the counts of all: it has the fewest
-  // tokens, or none. `first`: the ids from token 0 on.
+  // [block] Counts this block's routes. The last counting block adds up and posts the counts of all: it has
+  // the fewest tokens, or none. `first`: the ids from token 0 on.
   __device__ void count_and_post(const IdPrefetch& first) const {
     if (Traits::by_plan(call)) return;
     if (role.sends_metadata && role.posts_counts()) {
@@ -155,9 +155,10 @@ struct DispatchBlock {
     state->publisher.run(call.lane, state->number);
   }
 
-  // [thread] Ends this block's part of the stream of messages; the last block to do so publishes the end-of-stream flag.
-  // The publisher warp does it; after a barrier, a warp with less to do. Only ranks with damaged plans wait for the flag,
-  // and all of them may: so it comes after everything that peers wait for, and before this rank waits for rows.
+  // [thread] Ends this block's part of the stream of messages; the last block to do so publishes the
+  // end-of-stream flag. The publisher warp does it; after a barrier, a warp with less to do. Only ranks with
+  // damaged plans wait for the flag, and all of them may: so it comes after everything that peers wait for,
+  // and before this rank waits for rows.
   __device__ void finish(bool after_barrier) const {
     if (role.sends && warp() == kWorkWarps - (after_barrier ? 2 : 0) && thread() % 32 == 0)
       finish_sending(call.lane, state->number, role.senders);
@@ -197,8 +198,8 @@ struct DispatchBlock {
       clear_received(call, thread() % 32, 32);
   }
 
-  // [block] Writes the padding rows: the senders do. In the mode of few tokens the metadata blocks do; the receivers too if
-  // rows are zeroed, which is much work.
+  // [block] Writes the padding rows: the senders do. In the mode of few tokens the metadata blocks do; the
+  // receivers too if rows are zeroed, which is much work.
   __device__ void pad() const {
     if (Traits::kFewTokens && call.lane.zero_padding)
       return pad_share(block() - role.senders, static_cast<int>(gridDim.x) - role.senders);
@@ -217,8 +218,8 @@ struct DispatchBlock {
                          partition.token_end(worker));
   }
 
-  // [block] The steps of a call: post the header and count; send rows that need no row offsets; wait for row offsets; send
-  // rows that need them; receive; pad. `first`: first_inputs(), if start() has loaded it.
+  // [block] The steps of a call: post the header and count; send rows that need no row offsets; wait for row
+  // offsets; send rows that need them; receive; pad. `first`: first_inputs(), if start() has loaded it.
   __device__ __forceinline__ void run(const IdPrefetch& counted, InputSlot first) const {
     const bool needs_row_offsets = Role::kFused && !Traits::kFewTokens && state->header.facts.direct_write;
     bool has_row_offsets = false;

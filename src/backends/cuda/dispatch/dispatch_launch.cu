@@ -11,21 +11,17 @@ namespace {
 const void* kernel_of(DispatchMode mode, bool quantises) {
   switch (mode) {
     case DispatchMode::many_tokens:
-      return many_tokens_kernel(quantises);
     case DispatchMode::few_tokens:
-      return few_tokens_kernel(quantises);
+    case DispatchMode::by_plan:
+      return quantises ? fp8_kernel(mode) : unquantised_kernel(mode);
     case DispatchMode::count_on_device:
       return count_on_device_kernel(quantises);
-    case DispatchMode::by_plan:
-      return by_plan_kernel(quantises);
     case DispatchMode::generic:
-      return generic_kernel(Phase::fused);
     case DispatchMode::send_phase:
-      return generic_kernel(Phase::send);
     case DispatchMode::receive_phase:
       break;
   }
-  return generic_kernel(Phase::receive);
+  return generic_kernel(mode);
 }
 
 }  // namespace
@@ -38,10 +34,9 @@ std::int64_t dispatch_shared_bytes(const LaneView& lane) {
 
 void prepare_dispatch(const LaneView& lane) {
   const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
-  for (const DispatchMode mode :
-       {DispatchMode::many_tokens, DispatchMode::few_tokens, DispatchMode::count_on_device,
-        DispatchMode::by_plan, DispatchMode::generic, DispatchMode::send_phase,
-        DispatchMode::receive_phase}) {
+  for (const DispatchMode mode : {DispatchMode::many_tokens, DispatchMode::few_tokens,
+                                  DispatchMode::count_on_device, DispatchMode::by_plan, DispatchMode::generic,
+                                  DispatchMode::send_phase, DispatchMode::receive_phase}) {
     for (const bool quantises : {false, true}) allow_shared_bytes(kernel_of(mode, quantises), shared_bytes);
   }
 }
@@ -55,9 +50,9 @@ void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, cons
       has_metadata_blocks(mode) ? call.few_token_blocks : call.many_token_blocks;
   // A kernel that reads the token count from device memory makes its own partitions.
   const bool one_role_each = fused && shape.blocks > 1;
-  call.partition = SendPartition::of(call.tokens, one_role_each ? senders : std::min(shape.blocks, kMaxSenders));
-  if (metadata_blocks > 0)
-    call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
+  call.partition =
+      SendPartition::of(call.tokens, one_role_each ? senders : std::min(shape.blocks, kMaxSenders));
+  if (metadata_blocks > 0) call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
   launch(kernel_of(mode, call.format == FormatKind::fp8_e4m3), &call, kBlockThreads, shared_bytes, shape,
          stream, "launching dispatch");
 }

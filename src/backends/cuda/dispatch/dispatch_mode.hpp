@@ -9,7 +9,8 @@ struct DispatchArguments;
 
 enum class DispatchMode {
   many_tokens,      // routes from ids; rows are written to their final place where the receiver allows it
-  few_tokens,       // routes from ids; senders send at once, metadata blocks count and write slot metadata meanwhile
+  few_tokens,       // routes from ids; senders send at once, metadata blocks count and write slot metadata
+                    // meanwhile
   count_on_device,  // N in device memory: the kernel reads it and runs as many_tokens or few_tokens
   by_plan,          // routes from a plan
   generic,          // receivers weight rows or compute dot products; routes from ids or from a plan

@@ -1,12 +1,13 @@
-// The receiving role of dispatch: waits for messages in any order and stores each row at the rows of its experts.
+// The receiving role of dispatch: waits for messages in any order and stores each row at the rows of its
+// experts.
 #pragma once
 
 #include "backends/cuda/dispatch/receive_rows.cuh"
 
 namespace ferry::cuda {
 
-// One receiving warp. It watches up to 32 row segments at once, one a thread, and stores those that are ready, a tile for
-// each message.
+// One receiving warp. It watches up to 32 row segments at once, one a thread, and stores those that are
+// ready, a tile for each message.
 template <class Traits>
 struct Receiver {
   const DispatchArguments& call;
@@ -20,11 +21,10 @@ struct Receiver {
     const MessageQueue& queue = context.queue;
     const int messages = slot() < lane.ranks ? queue.messages_from(slot()) : 0;
     ReceivePartition partition{worker, workers, 0, 0, false};
-    // A computed row needs a whole warp. Few rows that are only copied are cut twice as fine, so that the last message to
-    // arrive is copied by more warps.
+    // A computed row needs a whole warp. Few rows that are only copied are cut twice as fine, so that the
+    // last message to arrive is copied by more warps.
     const int hands = Traits::kFewTokens && !Traits::quantises(call) ? 2 * workers : workers;
-    partition.log2_segments =
-        Traits::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), hands);
+    partition.log2_segments = Traits::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), hands);
     int most = messages;
     const std::int32_t* warps = queue.sender_warps;
     if (messages > warps[slot()]) most = (messages + warps[slot()] - 1) / warps[slot()] * warps[slot()];
@@ -41,8 +41,8 @@ struct Receiver {
       return pending == 0 || receive_few(tile, pending, mine);
     if (!queue.drop_absent(partition, 0, &pending, &step, &mine)) return false;
     while (pending != 0) {
-      // Every segment also waits for the first quarter's flag. Where messages are indexed by number, the warp that sends
-      // that quarter has written the metadata.
+      // Every segment also waits for the first quarter's flag. Where messages are indexed by number, the warp
+      // that sends that quarter has written the metadata.
       ReadyMask ready = await_some(mine, pending, 1);
       if ((ready.here | ready.late) == 0) return false;
       pending &= ~(ready.here | ready.late);
@@ -52,9 +52,8 @@ struct Receiver {
         ReceivedSlot received;
         if (!await_metadata<Traits>(context, tile, message, peek_metadata(context, tile, message), &received))
           return false;
-        store_rows<Traits>(context, tile,
-                           (1u << min(__popc(static_cast<int>(here)), tile.per_warp())) - 1, message,
-                           received);
+        store_rows<Traits>(context, tile, (1u << min(__popc(static_cast<int>(here)), tile.per_warp())) - 1,
+                           message, received);
         record_slots<Traits>(context, tile, message, received);
         for (int t = 0; t < tile.per_warp(); ++t) here &= here - 1;
       }
@@ -77,7 +76,8 @@ struct Receiver {
   __device__ __forceinline__ ReadyMask await_some(const ExpectedMessage& mine, std::uint32_t pending,
                                                   std::uint32_t others) const {
     const LaneView& lane = call.lane;
-    // Only a damaged plan promises messages that never come: its waits end at the source's end-of-stream flag.
+    // Only a damaged plan promises messages that never come: its waits end at the source's end-of-stream
+    // flag.
     const std::uint64_t* end_of_stream =
         Traits::by_plan(call)
             ? lane.end_of_stream_flag(Payload::rows, lane.rank, context.parity(), mine.source)
@@ -102,7 +102,8 @@ struct Receiver {
     TileMessage message = assign(tile, all, mine);
     ReceivedSlot received;
     const LLPacket seen = peek_metadata(context, tile, message);
-    // Rows from this rank do not travel and need no flag. The flags of the others are loaded together with the metadata.
+    // Rows from this rank do not travel and need no flag. The flags of the others are loaded together with
+    // the metadata.
     const std::uint32_t own = all & __ballot_sync(~0u, mine.source == call.lane.rank && !call.own_staged);
     std::uint32_t here = ready_now(mine, all & ~own) | own;
     if (!await_metadata<Traits>(context, tile, message, seen, &received)) return false;
@@ -119,7 +120,8 @@ struct Receiver {
     while (pending != 0) {
       ReadyMask ready{here & pending, 0};
       if (ready.here == 0) {
-        // Nothing to store yet: record meanwhile. Ready rows go first, because the caller's next kernel waits for the last.
+        // Nothing to store yet: record meanwhile. Ready rows go first, because the caller's next kernel waits
+        // for the last.
         if (!recorded) record_slots<Traits>(context, tile, message, received);
         recorded = true;
         ready = await_some(mine, pending, 0);

@@ -1,10 +1,10 @@
 // The sending role of dispatch: each token goes once to every rank that has one of its experts.
 //
-// A warp plans as many tokens at once as it has tiles, a thread for each slot, or reads their plan (send_by_plan.cuh). The
-// first slot of a token at a rank leads the message to it. The warp then loads a piece of a token's row and stores it at
-// all destinations: at its final place, if the destination accepts direct writes and this rank has waited for the counts
-// of all ranks; otherwise in the destination's staging. Slot metadata, and the parts beside the first, always go to
-// staging.
+// A warp plans as many tokens at once as it has tiles, a thread for each slot, or reads their plan
+// (send_by_plan.cuh). The first slot of a token at a rank leads the message to it. The warp then loads a
+// piece of a token's row and stores it at all destinations: at its final place, if the destination accepts
+// direct writes and this rank has waited for the counts of all ranks; otherwise in the destination's staging.
+// Slot metadata, and the parts beside the first, always go to staging.
 #pragma once
 
 #include "backends/cuda/dispatch/row_position.cuh"
@@ -12,8 +12,8 @@
 
 namespace ferry::cuda {
 
-// Counts messages to other ranks and their bytes, for Exchange::wire_counts(). A metadata entry that says that there is no
-// message is not counted.
+// Counts messages to other ranks and their bytes, for Exchange::wire_counts(). A metadata entry that says
+// that there is no message is not counted.
 struct WireCounter {
   unsigned long long messages = 0;
 
@@ -45,7 +45,8 @@ struct SendContext {
     return rank != call.lane.rank || call.own_staged;
   }
 
-  // The addresses of the message that this thread leads. `direct_row`: its row's position at that rank, or -1.
+  // The addresses of the message that this thread leads. `direct_row`: its row's position at that rank, or
+  // -1.
   __device__ __forceinline__ Destination destination(bool leads, int rank, std::int32_t message,
                                                      std::int32_t direct_row) const {
     if (!leads) return {};
@@ -59,8 +60,8 @@ struct SendContext {
     }
     return to;
   }
-  // [warp] Publishes each thread's flag, if it has one, after the warp's stores. The publisher warp does it, so that this
-  // warp goes on with its next row; after its last row this warp waits for its stores itself.
+  // [warp] Publishes each thread's flag, if it has one, after the warp's stores. The publisher warp does it,
+  // so that this warp goes on with its next row; after its last row this warp waits for its stores itself.
   __device__ __forceinline__ void publish_flag(std::uint64_t* flag, bool last) const {
     if (!last) return publisher->ask(flag != nullptr, flag, 1);
     // The barrier orders all threads' stores before the fence in publish_now().
@@ -76,15 +77,15 @@ struct OutgoingSlot {
   std::int32_t local = SlotMetadata::kElsewhere;  // local number of its expert there
   std::int32_t ordinal = 0;                       // routes of this source to the same expert before this one
   float weight = 0;
-  std::int32_t message = 0;     // number of the token's message to that rank
-  std::uint32_t peers = 0;      // threads with slots of the token at the same rank
-  bool leads = false;           // the first of its peers
+  std::int32_t message = 0;      // number of the token's message to that rank
+  std::uint32_t peers = 0;       // threads with slots of the token at the same rank
+  bool leads = false;            // the first of its peers
   std::int32_t direct_row = -1;  // its row's position at that rank, or -1
 };
 
 // The planners below have two functions:
-//   next(tile, first, end)   [warp] the slots of the next tokens, one for each tile from token `first` on, before `end`
-//   finish(tile, token)      [tile] called when the token's row has been sent
+//   next(tile, first, end)   [warp] the slots of the next tokens, one for each tile from token `first` on,
+//   before `end` finish(tile, token)      [tile] called when the token's row has been sent
 
 // Plans tokens from ids, for the receivers and for the plan. A warp's tokens, in order.
 struct RoutePlanner {
@@ -115,8 +116,8 @@ struct RoutePlanner {
     return out;
   }
 
-  // Writes the plan's entries of the token. Without row offsets route_row gets ordinals, which fill_route_rows() turns into
-  // rows later.
+  // Writes the plan's entries of the token. Without row offsets route_row gets ordinals, which
+  // fill_route_rows() turns into rows later.
   __device__ __forceinline__ void finish(const TokenTile& tile, std::int64_t token) const {
     const LaneView& lane = context.call.lane;
     const PlanView& plan = context.call.plan;
@@ -138,8 +139,8 @@ struct RoutePlanner {
   }
 };
 
-// Finds only the destinations of tokens, from ids: mode of few tokens, where metadata blocks do the rest. A message's
-// number is its token's.
+// Finds only the destinations of tokens, from ids: mode of few tokens, where metadata blocks do the rest. A
+// message's number is its token's.
 struct DestinationPlanner {
   const SendContext& context;
   InputSlot ahead;  // of the next tokens
@@ -149,9 +150,8 @@ struct DestinationPlanner {
     const std::int64_t id = ahead.id.value(context.call);
     ahead = InputSlot::of(context.call, tile, first + tile.per_warp(), end);
     OutgoingSlot slot{.message = first + tile.index()};
-    classify_slot(id, context.call.lane.experts, context.call.lane.rank, [&](std::int32_t expert) {
-      return slot.rank = context.tables.rank_of[context.tables.physical_of[expert]];
-    });
+    if (classify_id(id, context.call.lane.experts) == IdKind::expert)
+      slot.rank = context.tables.rank_of[context.tables.physical_of[id]];
     slot.peers = __match_any_sync(~0u, slot.rank >= 0 ? slot.rank : -1 - me) & tile.mask(tile.index());
     slot.leads = slot.rank >= 0 && (slot.peers & ((1u << me) - 1)) == 0;
     return slot;
@@ -159,8 +159,9 @@ struct DestinationPlanner {
   __device__ __forceinline__ void finish(const TokenTile&, std::int64_t) const {}
 };
 
-// [warp] Sends the metadata of this thread's slot of token `token` to each rank that gets a message of the token.
-// kTokenIndexed: messages are indexed by token, and the metadata carries the message's number instead of the token.
+// [warp] Sends the metadata of this thread's slot of token `token` to each rank that gets a message of the
+// token. kTokenIndexed: messages are indexed by token, and the metadata carries the message's number instead
+// of the token.
 template <bool kTokenIndexed>
 __device__ __forceinline__ void send_slot_metadata(const SendContext& context, const TokenTile& tile,
                                                    const Destination& to, std::int32_t token,
@@ -194,8 +195,8 @@ struct TokenSender {
   __device__ explicit TokenSender(const SendContext& of)
       : context(of), call(of.call), tile(TokenTile::of(of.call.lane.top_k)) {}
 
-  // [warp] Sends the segments of worker `worker`. `planner` plans their tokens; `stream` loads their rows and has issued
-  // its first loads.
+  // [warp] Sends the segments of worker `worker`. `planner` plans their tokens; `stream` loads their rows and
+  // has issued its first loads.
   template <class Planner>
   __device__ __forceinline__ void send_segments(const SendPartition& partition, int worker, Planner& planner,
                                                 RowStream<InputRowIterator> stream) {
@@ -236,8 +237,8 @@ struct TokenSender {
   }
 };
 
-// [warp] Mode of few tokens: sends the metadata of tokens [begin, end), whose rows other blocks send, to all ranks, and
-// writes the plan's entries of these tokens. `counts`: the warp's row of RouteCounts.
+// [warp] Mode of few tokens: sends the metadata of tokens [begin, end), whose rows other blocks send, to all
+// ranks, and writes the plan's entries of these tokens. `counts`: the warp's row of RouteCounts.
 __device__ __forceinline__ void send_metadata(const SendContext& context, std::int32_t* counts,
                                               std::int32_t begin, std::int32_t end) {
   const LaneView& lane = context.call.lane;
@@ -262,8 +263,8 @@ __device__ __forceinline__ void send_metadata(const SendContext& context, std::i
   }
 }
 
-// [warp] Turns the ordinals that RoutePlanner has left in the plan's route_row into rows, for tokens [begin, end). Call it
-// when row offsets are known.
+// [warp] Turns the ordinals that RoutePlanner has left in the plan's route_row into rows, for tokens [begin,
+// end). Call it when row offsets are known.
 __device__ inline void fill_route_rows(const LaneView& lane, const BlockTables& tables,
                                        const RowOffsets& offsets, const PlanView& plan, std::int64_t begin,
                                        std::int64_t end) {

@@ -8,8 +8,8 @@
 
 namespace ferry::cuda {
 
-// The columns of some quarters of a quantised row. Quarters begin at multiples of four scale blocks, so that the packed
-// scales of a quarter are whole words.
+// The columns of some quarters of a quantised row. Quarters begin at multiples of four scale blocks, so that
+// the packed scales of a quarter are whole words.
 __device__ __forceinline__ ByteRange encoded_columns(const LaneView& lane, const Quarters& quarters) {
   return ByteRange::of(quarters, lane.hidden, 4 * static_cast<int>(kFp8Block));
 }
@@ -22,8 +22,8 @@ __device__ __forceinline__ std::uint32_t max_magnitude_x2(std::uint32_t a, std::
                               : max_fp16x2(a & 0x7fff7fff, b & 0x7fff7fff);
 }
 
-// [warp] The largest magnitude of a block of 128 columns, NaN ignored. `raw`: kDeep accesses of 256 columns, 8 columns a
-// thread. Thread t gets the result of block t of these 2 * kDeep blocks.
+// [warp] The largest magnitude of a block of 128 columns, NaN ignored. `raw`: kDeep accesses of 256 columns,
+// 8 columns a thread. Thread t gets the result of block t of these 2 * kDeep blocks.
 template <DType kType, int kDeep>
 __device__ __forceinline__ float block_max_magnitude(const RawEight (&raw)[kDeep]) {
   static_assert(2 * kDeep <= 32 && kDeep % 2 == 0);
@@ -49,10 +49,11 @@ __device__ __forceinline__ float block_max_magnitude(const RawEight (&raw)[kDeep
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint4& of = raw[d + i].low;
-        both[i] = max_magnitude_x2<kType>(max_magnitude_x2<kType>(of.x, of.y), max_magnitude_x2<kType>(of.z, of.w));
+        both[i] =
+            max_magnitude_x2<kType>(max_magnitude_x2<kType>(of.x, of.y), max_magnitude_x2<kType>(of.z, of.w));
       }
-      std::uint32_t most =
-          max_magnitude_x2<kType>(__byte_perm(both[0], both[1], 0x5410), __byte_perm(both[0], both[1], 0x7632));
+      std::uint32_t most = max_magnitude_x2<kType>(__byte_perm(both[0], both[1], 0x5410),
+                                                   __byte_perm(both[0], both[1], 0x7632));
 #pragma unroll
       for (int step = 8; step > 0; step /= 2)
         most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, step));
@@ -71,8 +72,8 @@ __device__ __forceinline__ uint2 encode_eight(const float (&x)[8], float factor)
   return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
 }
 
-// [warp] Four bytes of the part of scales: this thread's scale, or (packed) one byte from each of four threads, the first
-// of which stores the word. Threads without a block (`has` false) contribute 0.
+// [warp] Four bytes of the part of scales: this thread's scale, or (packed) one byte from each of four
+// threads, the first of which stores the word. Threads without a block (`has` false) contribute 0.
 __device__ __forceinline__ std::uint32_t scale_word(const Fp8Options& options, bool has, float scale) {
   if (!options.packed) return __float_as_uint(scale);
   const int thread = threadIdx.x % 32;

@@ -9,8 +9,8 @@ namespace ferry::cuda {
 // How row segments are divided among receiving warps: worker, worker + workers, ... of `items`.
 struct ReceivePartition {
   int worker, workers, items, log2_segments;
-  bool rotate;  // moves a warp on by one rank each time; otherwise a worker would get the same rank's messages always, and
-                // ranks do not send the same amount
+  bool rotate;  // moves a warp on by one rank each time; otherwise a worker would get the same rank's
+                // messages always, and ranks do not send the same amount
 };
 
 // The row segment that a thread waits for.
@@ -27,8 +27,8 @@ struct SourceSegments {
   __device__ __forceinline__ static SourceSegments of(int log2_segments) {
     return {__ballot_sync(~0u, (log2_segments & 1) != 0), __ballot_sync(~0u, (log2_segments & 2) != 0)};
   }
-  // The flags (one bit each) of the source's segments that contain some quarters of a row. A segment has the flag of its
-  // first quarter.
+  // The flags (one bit each) of the source's segments that contain some quarters of a row. A segment has the
+  // flag of its first quarter.
   __device__ __forceinline__ std::uint32_t flags(int source, const Quarters& quarters) const {
     const unsigned log2_segments = (low >> source & 1) | (high >> source & 1) << 1;
     const std::uint32_t first_quarters = 0x0f0501u >> (8 * log2_segments) & 0xf;
@@ -42,9 +42,11 @@ struct SourceSegments {
 struct MessageQueue {
   const DispatchArguments& call;
   RowOffsets offsets;
-  const std::int32_t* sender_warps;    // [R] warps that send, by source: each sends consecutive messages in order
-  const std::int32_t* indexed_tokens;  // [R] tokens of sources whose messages are indexed by token; otherwise -1
-  std::uint64_t number;                // of the call
+  const std::int32_t*
+      sender_warps;  // [R] warps that send, by source: each sends consecutive messages in order
+  const std::int32_t*
+      indexed_tokens;    // [R] tokens of sources whose messages are indexed by token; otherwise -1
+  std::uint64_t number;  // of the call
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
   __device__ int parity() const { return static_cast<int>(number & 1); }
@@ -56,8 +58,8 @@ struct MessageQueue {
     return tokens >= 0 ? tokens : offsets.messages[source * call.lane.ranks + call.lane.rank];
   }
 
-  // [warp] Gives the warp's next items to the threads that are not in `pending`; returns the threads that then have one.
-  // `step`: items taken so far.
+  // [warp] Gives the warp's next items to the threads that are not in `pending`; returns the threads that
+  // then have one. `step`: items taken so far.
   __device__ __forceinline__ std::uint32_t fill(const ReceivePartition& partition, std::uint32_t pending,
                                                 int* step, ExpectedMessage* mine) const {
     const LaneView& lane = call.lane;
@@ -82,8 +84,9 @@ struct MessageQueue {
     return pending;
   }
 
-  // [warp] Removes the threads from `pending` whose index has no message, and gives them other items once nothing else is
-  // pending. Only threads that are not in `before` are looked at. Waits for their metadata. False: the call was aborted.
+  // [warp] Removes the threads from `pending` whose index has no message, and gives them other items once
+  // nothing else is pending. Only threads that are not in `before` are looked at. Waits for their metadata.
+  // False: the call was aborted.
   __device__ __forceinline__ bool drop_absent(const ReceivePartition& partition, std::uint32_t before,
                                               std::uint32_t* pending, int* step,
                                               ExpectedMessage* mine) const {
@@ -99,8 +102,8 @@ struct MessageQueue {
     }
   }
 
-  // [thread] Whether `source` sends a message for its token `token`. Waits for the metadata of its first slot, which says
-  // so.
+  // [thread] Whether `source` sends a message for its token `token`. Waits for the metadata of its first
+  // slot, which says so.
   __device__ __forceinline__ bool await_presence(int source, int token, bool* ended) const {
     const LaneView& lane = call.lane;
     const LLPacket* packet = lane.slot_notes(lane.rank, parity(), source, token);
@@ -118,8 +121,8 @@ struct MessageQueue {
     return SlotMetadata::of(seen).token != SlotMetadata::kNoMessage;
   }
 
-  // The index of the message from `source` that should arrive `at`-th; -1: none. Assumes that all sending warps have the
-  // same number of messages. A wrong guess costs time only: every message is waited for once.
+  // The index of the message from `source` that should arrive `at`-th; -1: none. Assumes that all sending
+  // warps have the same number of messages. A wrong guess costs time only: every message is waited for once.
   __device__ int expected_at(int source, int at) const {
     const int messages = messages_from(source), warps = sender_warps[source];
     if (messages <= warps) return at < messages ? at : -1;

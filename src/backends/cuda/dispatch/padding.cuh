@@ -14,13 +14,15 @@ struct PaddingRows {
     const std::int64_t first = offsets.group_begin[group], count = offsets.group_count[group];
     const std::int64_t aligned =
         min(std::int64_t{lane.by_alignment.round_up(static_cast<std::int32_t>(count))}, lane.capacity);
-    return {first + count, lane.layout == Layout::expert_padded ? first + aligned : offsets.group_begin[group + 1]};
+    return {first + count,
+            lane.layout == Layout::expert_padded ? first + aligned : offsets.group_begin[group + 1]};
   }
 };
 
-// [warp] Writes the plan's and the result's entries of padding rows, and zeroes the rows if the exchange does so.
+// [warp] Writes the plan's and the result's entries of padding rows, and zeroes the rows if the exchange does
+// so.
 __device__ inline void write_padding_rows(const DispatchArguments& call, const PaddingRows& rows,
-                                  const PlanView& plan) {
+                                          const PlanView& plan) {
   const int thread = threadIdx.x % 32;
   for (std::int64_t row = rows.begin + thread; row < rows.end; row += 32) {
     plan.sources[row] = Source{};
@@ -42,8 +44,8 @@ __device__ inline void write_padding_rows(const DispatchArguments& call, const P
   }
 }
 
-// [warp] Writes the padding of every group that falls to warp `worker` of `workers`. Few groups have any, so each thread
-// looks at a group of its own first.
+// [warp] Writes the padding of every group that falls to warp `worker` of `workers`. Few groups have any, so
+// each thread looks at a group of its own first.
 static __device__ __noinline__ void write_padding(const DispatchArguments& call, const RowOffsets& offsets,
                                                   int worker, int workers, const PlanView& plan) {
   const LaneView& lane = call.lane;

@@ -1,5 +1,5 @@
-// The receiving role's slots: waits for a message's metadata, computes the rows of its slots, and records them in the plan
-// and in the dispatch result.
+// The receiving role's slots: waits for a message's metadata, computes the rows of its slots, and records
+// them in the plan and in the dispatch result.
 #pragma once
 
 #include "backends/cuda/dispatch/message_queue.cuh"
@@ -58,8 +58,8 @@ __device__ __forceinline__ LLPacket peek_metadata(const ReceiveContext& context,
   return seen;
 }
 
-// [warp] Waits for the metadata of each tile's message and computes its slots' rows. `seen`: peek_metadata()'s result.
-// False: the call was aborted.
+// [warp] Waits for the metadata of each tile's message and computes its slots' rows. `seen`:
+// peek_metadata()'s result. False: the call was aborted.
 template <class Traits>
 __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, const TokenTile& tile,
                                                const TileMessage& message, LLPacket seen,
@@ -97,8 +97,7 @@ __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, co
     row = -1;
   }
   const std::uint32_t lower = __ballot_sync(~0u, metadata.first_of_lower) & tile.mask(tile.index());
-  *received = {metadata, message_number, row, __popc(static_cast<int>(lower)),
-               __ballot_sync(~0u, row >= 0)};
+  *received = {metadata, message_number, row, __popc(static_cast<int>(lower)), __ballot_sync(~0u, row >= 0)};
   return true;
 }
 

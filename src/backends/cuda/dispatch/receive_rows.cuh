@@ -23,8 +23,7 @@ __device__ __forceinline__ void copy_rows(const ReceiveContext& context, const T
   stream.start();
 #pragma unroll 1
   for (; todo != 0; todo &= todo - 1) {
-    const std::uint32_t to =
-        __shfl_sync(~0u, copies, (__ffs(static_cast<int>(todo)) - 1) << tile.log2_size);
+    const std::uint32_t to = __shfl_sync(~0u, copies, (__ffs(static_cast<int>(todo)) - 1) << tile.log2_size);
 #pragma unroll 1
     for (int at = 0; at < bytes; at += stream.kPiece) {
       const auto piece = stream.take();
@@ -37,16 +36,16 @@ __device__ __forceinline__ void copy_rows(const ReceiveContext& context, const T
   }
 }
 
-// Part 1 of each tile's message, in registers: this warp's quarters of it, loaded while part 0 is copied. Only for a small
-// part that is the last one.
+// Part 1 of each tile's message, in registers: this warp's quarters of it, loaded while part 0 is copied.
+// Only for a small part that is the last one.
 struct SmallPart {
   bool is;  // otherwise part 1 is stored by store_parts()
   ByteRange range;
   uint4 held[2];
 };
 
-// [warp] Issues the loads of a small part. Of tiles whose flags are not ready yet the loaded bytes are thrown away, and
-// loaded again when they are.
+// [warp] Issues the loads of a small part. Of tiles whose flags are not ready yet the loaded bytes are thrown
+// away, and loaded again when they are.
 template <class Traits>
 __device__ __forceinline__ SmallPart load_small_part(const ReceiveContext& context, const TokenTile& tile,
                                                      const TileMessage& message,
@@ -57,8 +56,8 @@ __device__ __forceinline__ SmallPart load_small_part(const ReceiveContext& conte
   const auto bytes = static_cast<int>(call.parts.part[1].row_bytes);
   if (bytes > 32 * tile.size()) return small;
   if (Traits::kFewTokens) {
-    // Segments of few tokens' rows: only unpacked scales of whole blocks, because their segments begin at multiples of 16
-    // bytes.
+    // Segments of few tokens' rows: only unpacked scales of whole blocks, because their segments begin at
+    // multiples of 16 bytes.
     if (!Traits::quantises(call) || call.fp8.packed || call.lane.hidden != 32 * bytes) return small;
   } else if (message.quarters.count() != kQuarters) {
     return small;
@@ -97,8 +96,8 @@ __device__ __forceinline__ void store_small_part(const ReceiveContext& context, 
   }
 }
 
-// [warp] Stores parts [first, last) of each tile's message, one message after the other. `from`: part 0; `with_row`: the
-// tile's threads whose row gets them.
+// [warp] Stores parts [first, last) of each tile's message, one message after the other. `from`: part 0;
+// `with_row`: the tile's threads whose row gets them.
 template <class Traits>
 __device__ void store_parts(const ReceiveContext& context, const TokenTile& tile, std::uint32_t tiles,
                             int first, int last, const std::byte* from, std::uint32_t with_row,
@@ -119,8 +118,8 @@ __device__ void store_parts(const ReceiveContext& context, const TokenTile& tile
     for (int p = first; p < last && to != 0; ++p) {
       const std::byte* part = row;
       if (p > 0)
-        part = own ? token_row(call, p, token)
-                   : context.message_of(source, index) + call.message.part_offset[p];
+        part =
+            own ? token_row(call, p, token) : context.message_of(source, index) + call.message.part_offset[p];
       store_part<Traits>(call, p, part, received.row, to, quarters);
     }
   }
@@ -141,7 +140,8 @@ __device__ inline void compute_rows(const DispatchArguments& call, const TokenTi
   }
 }
 
-// [warp] Stores the rows of the messages of the tiles in `tiles` (one bit each), whose flags have been acquired.
+// [warp] Stores the rows of the messages of the tiles in `tiles` (one bit each), whose flags have been
+// acquired.
 template <class Traits>
 __device__ __forceinline__ void store_rows(const ReceiveContext& context, const TokenTile& tile,
                                            std::uint32_t tiles, const TileMessage& message,

@@ -20,7 +20,8 @@ __device__ __forceinline__ std::int64_t id_at(const DispatchArguments& call, std
                        : static_cast<const std::int32_t*>(call.ids)[route];
 }
 
-// An id as it lies in memory. It is decoded as late as possible: the first use of a loaded value waits for the load.
+// An id as it lies in memory. It is decoded as late as possible: the first use of a loaded value waits for
+// the load.
 struct RawId {
   std::uint32_t low = ~0u, high = ~0u;  // -1
 
@@ -57,9 +58,9 @@ struct BadIdCount {
   unsigned long long count, lowest_route;
 };
 
-// A sending block's counts, in shared memory: routes to each expert by physical index, then messages to each rank. There
-// is a row for each work warp: first the counts of its own tokens, then those of all tokens before its first, which the
-// warp goes on counting from.
+// A sending block's counts, in shared memory: routes to each expert by physical index, then messages to each
+// rank. There is a row for each work warp: first the counts of its own tokens, then those of all tokens
+// before its first, which the warp goes on counting from.
 struct RouteCounts {
   std::int32_t* memory;
   int stride;
@@ -111,8 +112,9 @@ struct IdPrefetch {
   }
 };
 
-// [block] Adds the routes and messages of tokens [begin, end) to the counts that counts_of(token) returns, and their bad
-// ids to `bad` unless it is null. `ids`: from token `begin` on. Call __syncthreads() before the counts are read.
+// [block] Adds the routes and messages of tokens [begin, end) to the counts that counts_of(token) returns,
+// and their bad ids to `bad` unless it is null. `ids`: from token `begin` on. Call __syncthreads() before the
+// counts are read.
 template <class CountsOf>
 __device__ __forceinline__ void count_tokens(const DispatchArguments& call, const BlockTables& tables,
                                              std::int32_t begin, std::int32_t end, IdPrefetch ids,
@@ -128,18 +130,14 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
     const std::int64_t id = token < end ? raw.value(call) : -1;
     std::int32_t* counts = counts_of(min(token, end - 1));
     std::uint32_t rank_bit = 0;
-    int physical = -1, rank = -1;
-    const SlotKind kind = classify_slot(id, lane.experts, lane.rank, [&](std::int32_t expert) {
-      physical = tables.physical_of[expert];
-      return rank = tables.rank_of[physical];
-    });
-    if (has_destination(kind)) {
-      rank_bit = 1u << rank;
+    const IdKind kind = classify_id(id, lane.experts);
+    if (kind == IdKind::expert) {
+      const int physical = tables.physical_of[id];
+      rank_bit = 1u << tables.rank_of[physical];
       add_in_block(&counts[physical], 1);
-    } else if (bad != nullptr && kind == SlotKind::bad) {
+    } else if (bad != nullptr && kind == IdKind::bad) {
       atomicAdd(&bad->count, 1ull);
-      atomicMin(&bad->lowest_route,
-                static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot));
+      atomicMin(&bad->lowest_route, static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot));
     }
     const std::uint32_t ranks = tile.reduce_or(rank_bit);
     for (int r = slot; r < lane.ranks; r += tile.size()) {
@@ -155,10 +153,11 @@ struct PlannedSlot {
   std::int32_t message = 0;                        // number of the token's message to that rank
   std::uint32_t peers = 0;                         // threads with slots of the token at the same rank
   std::uint32_t ranks = 0;                         // destinations of the token, one bit each
-  bool leads = false;                              // the first of its peers: it has the message's addresses and publishes its flag
+  bool leads = false;  // the first of its peers: it has the message's addresses and publishes its flag
 };
 
-// [warp] Plans one token for each tile, in token order. `counts`: the warp's row of RouteCounts, which it advances.
+// [warp] Plans one token for each tile, in token order. `counts`: the warp's row of RouteCounts, which it
+// advances.
 __device__ __forceinline__ PlannedSlot plan_slots(const LaneView& lane, const BlockTables& tables,
                                                   const TokenTile& tile, std::int32_t* counts,
                                                   std::int64_t id) {
@@ -166,12 +165,10 @@ __device__ __forceinline__ PlannedSlot plan_slots(const LaneView& lane, const Bl
   const std::uint32_t lower = (1u << me) - 1, higher = ~lower - (1u << me);
   std::int32_t* const messages = counts + lane.signals.first_messages;
   PlannedSlot slot;
-  const SlotKind kind = classify_slot(id, lane.experts, lane.rank, [&](std::int32_t expert) {
-    slot.physical = tables.physical_of[expert];
-    return slot.rank = tables.rank_of[slot.physical];
-  });
-  if (has_destination(kind)) {
+  if (classify_id(id, lane.experts) == IdKind::expert) {
     slot.id = static_cast<std::int32_t>(id);
+    slot.physical = tables.physical_of[id];
+    slot.rank = tables.rank_of[slot.physical];
     slot.ordinal = counts[slot.physical];
     slot.message = messages[slot.rank];
   }

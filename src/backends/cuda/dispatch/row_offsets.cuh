@@ -1,6 +1,8 @@
-// Row offsets: where the rows of each expert and source rank begin, from the counts of all ranks by prefix sums.
+// Row offsets: where the rows of each expert and source rank begin, from the counts of all ranks by prefix
+// sums.
 //
-// Every block computes its own copy as soon as it has the call headers: sharing one would cost a grid-wide barrier.
+// Every block computes its own copy as soon as it has the call headers: sharing one would cost a grid-wide
+// barrier.
 #pragma once
 
 #include "backends/cuda/device/block_arrays.cuh"
@@ -23,7 +25,8 @@ struct ScanScratch {
   }
 };
 
-// [block] Exclusive prefix sum of `value` over the block's threads; returns whether `valid` held for all of them. Uses
+// [block] Exclusive prefix sum of `value` over the block's threads; returns whether `valid` held for all of
+// them. Uses
 // __syncthreads() internally; call it again before the scratch is reused.
 __device__ __forceinline__ bool exclusive_scan(std::uint32_t value, bool valid, ScanScratch* scratch,
                                                std::uint32_t* sum) {
@@ -42,16 +45,16 @@ __device__ __forceinline__ bool exclusive_scan(std::uint32_t value, bool valid, 
 
 inline constexpr int kHeadersAtOnce = 4;  // headers whose words a thread loads at the same time
 
-// The counts of all ranks: from the call headers in a dispatch from ids, otherwise from the plan, where a count that no
-// routing can have is taken as 0 and recorded.
+// The counts of all ranks: from the call headers in a dispatch from ids, otherwise from the plan, where a
+// count that no routing can have is taken as 0 and recorded.
 template <class Traits>
 struct CountSource {
   const DispatchArguments& call;
   BlockTables tables;
   std::uint64_t number;  // of the call
 
-  // [thread] Waits for word `i` of the counts of every rank and calls use(source, word) in the order of ranks. False: the
-  // call was aborted.
+  // [thread] Waits for word `i` of the counts of every rank and calls use(source, word) in the order of
+  // ranks. False: the call was aborted.
   template <class Use>
   __device__ __forceinline__ bool for_each_source(int i, Use use) const {
     const LaneView& lane = call.lane;
@@ -80,8 +83,8 @@ struct CountSource {
     }
     return true;
   }
-  // [thread] The long wait for word `i` of kHeadersAtOnce headers from `first` on. Values held across it spill to local
-  // memory.
+  // [thread] The long wait for word `i` of kHeadersAtOnce headers from `first` on. Values held across it
+  // spill to local memory.
   __device__ bool wait_for_headers(int first, int i) const {
     const LaneView& lane = call.lane;
     const int end = min(first + kHeadersAtOnce, lane.ranks);
@@ -126,8 +129,8 @@ static_assert(kMaxExpertsPerThread * kBlockThreads >= kMaxExperts);
 struct ExpertRoutes {
   int expert = -1;  // id; -1: the thread has no such expert
   int rank = 0;
-  int first_row = -1;  // of a local expert: index of its [R] values in RowOffsets::first_row. They are first the routes
-                       // of each source, then its first row.
+  int first_row = -1;  // of a local expert: index of its [R] values in RowOffsets::first_row. They are first
+                       // the routes of each source, then its first row.
   std::int32_t all = 0, before = 0;  // routes of all sources; of the sources before this rank
 
   __device__ __forceinline__ static ExpertRoutes of(const LaneView& lane, const BlockTables& tables,
@@ -174,8 +177,9 @@ __device__ __forceinline__ bool sum_routes(const CountSource<Traits>& counts, co
   return true;
 }
 
-// [thread] The row offsets of one expert. `offset`: aligned rows of its rank's experts before it; `aligned`: its own. The
-// counts of a damaged plan may make sums wrap around; every stored offset stays within the capacity all the same.
+// [thread] The row offsets of one expert. `offset`: aligned rows of its rank's experts before it; `aligned`:
+// its own. The counts of a damaged plan may make sums wrap around; every stored offset stays within the
+// capacity all the same.
 __device__ __forceinline__ void compute_expert_offsets(const LaneView& lane, const BlockTables& tables,
                                                        const RowOffsets& offsets, const ExpertRoutes& routes,
                                                        int physical, std::uint32_t offset,
@@ -244,7 +248,8 @@ __device__ __forceinline__ void compute_rank_offsets(const LaneView& lane, const
   if (row > capacity) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(row - capacity));
 }
 
-// [block] Waits for the counts and computes the row offsets. False, in all threads alike: the call was aborted.
+// [block] Waits for the counts and computes the row offsets. False, in all threads alike: the call was
+// aborted.
 //   all_ranks  also the offsets at other ranks, which senders need; otherwise this rank's alone
 //   valid      whether this thread's work has succeeded so far
 //   records    this block stores the counts in the plan and adds them to the lane's load
@@ -286,7 +291,8 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
   if (!exclusive_scan(sum, valid, scratch, &offset)) return false;
   if (!rank_major) {
     if (all_ranks) {
-      // Sums over all ranks may wrap around; the difference of two sums within one rank is right all the same.
+      // Sums over all ranks may wrap around; the difference of two sums within one rank is right all the
+      // same.
       std::uint32_t before = offset;
 #pragma unroll
       for (int i = 0; i < kMaxExpertsPerThread; ++i) {
@@ -311,8 +317,8 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
   }
 #pragma unroll
   for (int i = 0; i < kMaxExpertsPerThread && records; ++i) {
-    // No two threads add to the same expert: calls of a lane run one after the other on a rank. An atomic without a result
-    // is used because the thread does not wait for it.
+    // No two threads add to the same expert: calls of a lane run one after the other on a rank. An atomic
+    // without a result is used because the thread does not wait for it.
     if (expert[i].expert >= 0)
       atomicAdd(reinterpret_cast<unsigned long long*>(lane.load + expert[i].expert),
                 static_cast<unsigned long long>(expert[i].all));

@@ -1,13 +1,15 @@
-// Row positions: the row of a route is the first row of its (expert, source rank) plus the route's ordinal, the number of
-// earlier routes from that source to that expert. The sender and the receiver of a message compute the same row.
+// Row positions: the row of a route is the first row of its (expert, source rank) plus the route's ordinal,
+// the number of earlier routes from that source to that expert. The sender and the receiver of a message
+// compute the same row.
 #pragma once
 
 #include "backends/cuda/device/block_arrays.cuh"
 
 namespace ferry::cuda {
 
-// At the sender: the row, at rank `rank`, of this rank's route to the expert `physical`. -1: masked, or dropped because it
-// is past the capacity. rank_major: `ordinal` is the number of the token's message to that rank.
+// At the sender: the row, at rank `rank`, of this rank's route to the expert `physical`. -1: masked, or
+// dropped because it is past the capacity. rank_major: `ordinal` is the number of the token's message to that
+// rank.
 __device__ __forceinline__ std::int32_t row_at_destination(const LaneView& lane, const BlockTables& tables,
                                                            const RowOffsets& offsets, int physical, int rank,
                                                            std::int32_t ordinal) {
@@ -20,8 +22,8 @@ __device__ __forceinline__ std::int32_t row_at_destination(const LaneView& lane,
   return static_cast<std::int32_t>(lane.layout == Layout::expert_padded ? group * capacity + row : row);
 }
 
-// At the receiver: the row, at this rank, of a slot in message `message` from `source`. `local`: its local expert here.
-// -1: the slot is for another rank or masked (`local` -1), or dropped.
+// At the receiver: the row, at this rank, of a slot in message `message` from `source`. `local`: its local
+// expert here. -1: the slot is for another rank or masked (`local` -1), or dropped.
 __device__ __forceinline__ std::int32_t row_of_received_slot(const LaneView& lane, const RowOffsets& offsets,
                                                              int source, std::int64_t message, int local,
                                                              std::int32_t ordinal) {

@@ -1,8 +1,9 @@
-// Row streams: a warp's pipeline of asynchronous loads into shared memory. The next pieces of rows are loaded while the
-// warp stores the current one.
+// Row streams: a warp's pipeline of asynchronous loads into shared memory. The next pieces of rows are loaded
+// while the warp stores the current one.
 //
-// Every thread reads only bytes that it has loaded itself, so no thread waits for another. Registers would hold too few
-// bytes in flight to keep the link busy when few multiprocessors work, and would leave the warp none for other values.
+// Every thread reads only bytes that it has loaded itself, so no thread waits for another. Registers would
+// hold too few bytes in flight to keep the link busy when few multiprocessors work, and would leave the warp
+// none for other values.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace ferry::cuda {
 
-// kStages pieces of kGranules granules are in flight or in use. `Rows` names what to load, ahead of the consumer:
+// kStages pieces of kGranules granules are in flight or in use. `Rows` names what to load, ahead of the
+// consumer:
 //   bool Rows::open(const std::byte** row, ByteRange* range)   the next range with bytes; false: the end
 template <class Rows, int kGranules, int kStages>
 struct PieceStream {
@@ -32,13 +34,15 @@ struct PieceStream {
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load();
   }
-  // As start(), when another stream of the same rows has issued the loads already. That stream is used no more.
+  // As start(), when another stream of the same rows has issued the loads already. That stream is used no
+  // more.
   __device__ __forceinline__ void resume() {
     open();
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) advance();
   }
-  // The next piece, in the order of the loads: in registers, or its address. A thread finds its own bytes there.
+  // The next piece, in the order of the loads: in registers, or its address. A thread finds its own bytes
+  // there.
   __device__ __forceinline__ Piece take() {
     const std::byte* mine = take_where() + Piece::offset(0);
     Piece piece;

@@ -19,8 +19,8 @@ struct PlannedRoute {
   }
 };
 
-// Reads a warp's tokens from a plan, in order. Entries of a damaged plan that contradict each other are recorded. A
-// contradiction that is not caught may put rows at the wrong positions, never outside the arrays.
+// Reads a warp's tokens from a plan, in order. Entries of a damaged plan that contradict each other are
+// recorded. A contradiction that is not caught may put rows at the wrong positions, never outside the arrays.
 struct PlanReader {
   const SendContext& context;
   PlannedRoute ahead;         // of the next tokens
@@ -68,8 +68,7 @@ struct PlanReader {
     rank = slot.leads ? slot.rank : -1;
     message = slot.message;
     // Compared in finish(), when the rows are in flight.
-    if (slot.leads)
-      sent_token = context.call.plan.sent_tokens[std::int64_t{to} * lane.max_tokens + message];
+    if (slot.leads) sent_token = context.call.plan.sent_tokens[std::int64_t{to} * lane.max_tokens + message];
     if (slot.rank < 0) return slot;
     slot.weight = route.weight;
     slot.local = local_expert(slot.rank, route.expert);
@@ -86,13 +85,14 @@ struct PlanReader {
   }
 
  private:
-  // [warp] The messages to this thread's rank of tokens before `begin`: a search in the plan's sent_tokens, which ascend.
-  // The warp's threads are divided among the ranks; the threads of a rank probe as many of its tokens at once.
+  // [warp] The messages to this thread's rank of tokens before `begin`: a search in the plan's sent_tokens,
+  // which ascend. The warp's threads are divided among the ranks; the threads of a rank probe as many of its
+  // tokens at once.
   __device__ __forceinline__ std::int32_t count_messages_before(std::int32_t begin) const {
     const LaneView& lane = context.call.lane;
     const int me = static_cast<int>(threadIdx.x % 32);
     const int shift = 5 - (32 - __clz(lane.ranks - 1)), each = 1 << shift;  // threads of a rank
-    const int of = me >> shift, mine = me & (each - 1);                     // of: the rank this thread searches for
+    const int of = me >> shift, mine = me & (each - 1);  // of: the rank this thread searches for
     const std::uint32_t threads = (~0u >> (32 - each)) << (of << shift);
     const std::int32_t* tokens = context.call.plan.sent_tokens + std::int64_t{of} * lane.max_tokens;
     int low = 0, count = __shfl_sync(~0u, messages, of);
@@ -113,15 +113,14 @@ struct PlanReader {
   // The local number, at `rank`, of a planned expert; kElsewhere if the rank does not have it.
   __device__ std::int32_t local_expert(int rank, std::int32_t expert) const {
     const BlockTables& tables = context.tables;
-    int physical = 0;
-    const SlotKind kind = classify_slot(expert, context.call.lane.experts, rank, [&](std::int32_t id) {
-      physical = tables.physical_of[id];
-      return tables.rank_of[physical];
-    });
-    return kind == SlotKind::local ? physical - tables.first_physical[rank] : SlotMetadata::kElsewhere;
+    if (classify_id(expert, context.call.lane.experts) != IdKind::expert) return SlotMetadata::kElsewhere;
+    const int physical = tables.physical_of[expert];
+    return tables.rank_of[physical] == rank ? physical - tables.first_physical[rank]
+                                            : SlotMetadata::kElsewhere;
   }
 
-  // A planned row at another rank, if this rank writes it directly; -1 if not, if dropped, or if the rank has no such row.
+  // A planned row at another rank, if this rank writes it directly; -1 if not, if dropped, or if the rank has
+  // no such row.
   __device__ std::int32_t checked_row(int rank, std::int32_t row, std::int64_t route) const {
     const LaneView& lane = context.call.lane;
     const BlockTables& tables = context.tables;

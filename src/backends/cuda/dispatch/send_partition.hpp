@@ -8,20 +8,20 @@
 
 namespace ferry::cuda {
 
-// Warps of a dispatch block. Few, so that each has all the registers it wants: with twice as many, values spilled to
-// local memory, whose cache every acquire invalidates (docs/performance-gpus.md).
+// Warps of a dispatch block. Few, so that each has all the registers it wants: with twice as many, values
+// spilled to local memory, whose cache every acquire invalidates (docs/performance-gpus.md).
 inline constexpr int kWorkWarps = 7;
 inline constexpr int kBlockWarps = kWorkWarps + 1;  // and the publisher warp
 inline constexpr int kBlockThreads = 32 * kBlockWarps;
 
-// Tokens from which a rank waits for the counts of all ranks and then writes rows to their final place (direct write).
-// With fewer tokens the wait costs more than the receivers' copies out of staging.
+// Tokens from which a rank waits for the counts of all ranks and then writes rows to their final place
+// (direct write). With fewer tokens the wait costs more than the receivers' copies out of staging.
 inline constexpr std::int64_t kPlaceFrom = 256;
 
 inline constexpr int kQuarterSplits = 2;  // log2(quarters per row)
 
-// log2 of the segments into which each of `rows` rows is cut: as many as give each of `workers` warps work, a quarter of
-// a row at least.
+// log2 of the segments into which each of `rows` rows is cut: as many as give each of `workers` warps work, a
+// quarter of a row at least.
 FERRY_HD int splits_of(std::int64_t rows, int workers) {
   return 4 * rows <= workers ? kQuarterSplits : 2 * rows <= workers ? 1 : 0;
 }
@@ -29,11 +29,12 @@ FERRY_HD int splits_of(std::int64_t rows, int workers) {
 // Blocks by role, in a fused launch of several blocks; the others receive.
 struct DispatchBlocks {
   int senders = 0;
-  int metadata_blocks = 0;  // mode of few tokens: they follow the senders, and the last is the coordinator; otherwise 0
+  int metadata_blocks =
+      0;  // mode of few tokens: they follow the senders, and the last is the coordinator; otherwise 0
 };
 
-// A token's row is cut into 1, 2 or 4 segments; a segment is the work of one warp. Each warp has consecutive segments:
-// warp w of the senders, those in [segment_begin(w), segment_begin(w + 1)).
+// A token's row is cut into 1, 2 or 4 segments; a segment is the work of one warp. Each warp has consecutive
+// segments: warp w of the senders, those in [segment_begin(w), segment_begin(w + 1)).
 struct SendPartition {
   std::int32_t tokens;
   int log2_segments;        // of a row

@@ -10,9 +10,9 @@ namespace ferry::cuda {
 
 // The addresses of a message at its destination rank, in the thread that leads it; null in other threads.
 struct Destination {
-  std::byte* message = nullptr;    // in the rank's staging
-  LLPacket* metadata = nullptr;    // of the message's slots
-  std::byte* row = nullptr;        // part 0: in the message, or the final place (direct write); null: not sent
+  std::byte* message = nullptr;  // in the rank's staging
+  LLPacket* metadata = nullptr;  // of the message's slots
+  std::byte* row = nullptr;      // part 0: in the message, or the final place (direct write); null: not sent
   std::uint64_t* flags = nullptr;  // of the message's segments
 
   __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int parity,
@@ -35,8 +35,8 @@ struct Destination {
   }
 };
 
-// [warp] Quantises some columns of a row and stores them for each thread in `rows`: values at its `to_row`, scales at its
-// `to_scales`. `row` may be in global or in shared memory.
+// [warp] Quantises some columns of a row and stores them for each thread in `rows`: values at its `to_row`,
+// scales at its `to_scales`. `row` may be in global or in shared memory.
 template <DType kType, int kDeep>
 __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::byte* to_scales,
                                              std::uint32_t rows, ByteRange columns, Fp8Options options) {
@@ -77,8 +77,9 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
   }
 }
 
-// Whether a warp loads its rows of part 0 by a stream. Whole rows only: a segment of a row is one batch of loads anyway.
-// Not fp32 rows that are quantised: the packed scales of a stream's piece would not be whole words.
+// Whether a warp loads its rows of part 0 by a stream. Whole rows only: a segment of a row is one batch of
+// loads anyway. Not fp32 rows that are quantised: the packed scales of a stream's piece would not be whole
+// words.
 template <class Traits>
 __device__ __forceinline__ bool uses_stream(const DispatchArguments& call, int log2_segments) {
   return log2_segments == 0 && (!Traits::quantises(call) || call.type != DType::fp32);
@@ -91,8 +92,8 @@ __device__ __forceinline__ int input_row_bytes(const DispatchArguments& call) {
                                  : static_cast<int>(call.parts.part[0].row_bytes);
 }
 
-// Part 0 of the caller's rows. It holds copies of the arguments: the compiler would take what a pointer in a struct points
-// to for shared memory.
+// Part 0 of the caller's rows. It holds copies of the arguments: the compiler would take what a pointer in a
+// struct points to for shared memory.
 struct InputRows {
   const std::byte* first;
   std::int64_t stride;
@@ -115,7 +116,7 @@ struct InputRowIterator {
 
   template <class Traits>
   __device__ static InputRowIterator of(const DispatchArguments& call, int log2_segments, std::int32_t begin,
-                                  std::int32_t end) {
+                                        std::int32_t end) {
     return {InputRows::of<Traits>(call), begin, uses_stream<Traits>(call, log2_segments) ? end : begin};
   }
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
@@ -125,8 +126,8 @@ struct InputRowIterator {
   }
 };
 
-// [warp] Quantises some columns of part 0 of a token and sends them, kDeep accesses of 256 columns at a time. `row`: where
-// the row's column 0 is.
+// [warp] Quantises some columns of part 0 of a token and sends them, kDeep accesses of 256 columns at a time.
+// `row`: where the row's column 0 is.
 template <int kDeep>
 __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& call, const std::byte* row,
                                                      const Destination& to, std::uint32_t rows,
@@ -144,7 +145,8 @@ __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& ca
   }
 }
 
-// [warp] Sends some quarters of the parts from `first` on, unchanged, to the destination of each thread in `rows`.
+// [warp] Sends some quarters of the parts from `first` on, unchanged, to the destination of each thread in
+// `rows`.
 template <class Traits>
 __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::int64_t token,
                                            const Destination& to, std::uint32_t rows,
@@ -160,8 +162,8 @@ __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::i
   }
 }
 
-// [warp] Sends some quarters of a token's row to the destination of each thread in `rows`. `streams`: part 0 comes from
-// `stream`.
+// [warp] Sends some quarters of a token's row to the destination of each thread in `rows`. `streams`: part 0
+// comes from `stream`.
 template <class Traits, class Rows>
 __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int64_t token,
                                          const Destination& to, std::uint32_t rows, const Quarters& quarters,
@@ -195,7 +197,7 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
   }
   if (!has_small) return send_parts<Traits>(call, token, to, rows, quarters, 1);
   Destination::for_each(rows, to.message + call.message.part_offset[1],
-                    [&](std::byte* part) { small.store(part, 0, small_bytes); });
+                        [&](std::byte* part) { small.store(part, 0, small_bytes); });
 }
 
 }  // namespace ferry::cuda

@@ -10,8 +10,8 @@
 
 namespace ferry::cuda {
 
-// [warp] Adds up 32 threads' sums of 8 columns each, in the order that docs/contract.md gives for a dot product. The
-// first thread has the result.
+// [warp] Adds up 32 threads' sums of 8 columns each, in the order that docs/contract.md gives for a dot
+// product. The first thread has the result.
 __device__ inline float dot_of_sums(float (&sum)[8]) {
 #pragma unroll
   for (int step = 4; step > 0; step /= 2) {
@@ -61,8 +61,8 @@ __device__ __forceinline__ bool moves_whole(const PartLayout& part) {
   return !part.columns && part.row_bytes % 16 == 0;
 }
 
-// The bytes of part `p` that belong to some quarters of a row. The sender cuts the part in the same way, and a quarter's
-// flag covers exactly these bytes.
+// The bytes of part `p` that belong to some quarters of a row. The sender cuts the part in the same way, and
+// a quarter's flag covers exactly these bytes.
 template <class Traits>
 __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call, int p,
                                                    const Quarters& quarters) {
@@ -77,11 +77,12 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
   return {scales(columns.begin), quarters.last == kQuarters ? bytes : scales(columns.end)};
 }
 
-// [warp] Copies some quarters of a part from `from` to the row of each thread in `threads` (one bit each); `row`: this
-// thread's.
+// [warp] Copies some quarters of a part from `from` to the row of each thread in `threads` (one bit each);
+// `row`: this thread's.
 template <class Traits>
 __device__ __forceinline__ void store_part(const DispatchArguments& call, int p, const std::byte* from,
-                                           std::int32_t row, std::uint32_t threads, const Quarters& quarters) {
+                                           std::int32_t row, std::uint32_t threads,
+                                           const Quarters& quarters) {
   const PartLayout& part = call.parts.part[p];
   const ByteRange range = bytes_of_part<Traits>(call, p, quarters);
   // Parts that are not quantised come in multiples of 16 bytes.
