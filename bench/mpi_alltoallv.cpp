@@ -23,7 +23,7 @@
 
 #include "backends/cpu/kernels.hpp"
 #include "bench/mpi_inputs.hpp"
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-# How everything here is compiled. Directory scope: a project that adds Ferry as a subdirectory keeps its own flags.
+# Compiler options of all targets. They have directory scope: a project that adds Ferry as a subdirectory keeps its own.
 
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_CXX_STANDARD 20)
@@ -8,7 +8,7 @@ set(CMAKE_C_EXTENSIONS OFF)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
-# Results are defined to the bit: a multiply and an add become one fma only where the source says fma.
+# Results are defined to the bit: the compiler must not contract a multiply and an add to an fma.
 add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-ffp-contract=off>")
 
 if(FERRY_CUDA)
@@ -17,7 +17,7 @@ if(FERRY_CUDA)
   endif()
   enable_language(CUDA)
   set(CMAKE_CUDA_STANDARD 20)
-  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20) # CMake 3.25 does not know it yet
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20) # CMake 3.25 has no C++20 option for CUDA
   set(CMAKE_CUDA_EXTENSIONS OFF)
   string(APPEND CMAKE_CUDA_FLAGS " --fmad=false --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-ffp-contract=off")
 endif()
@@ -25,18 +25,18 @@ endif()
 if(FERRY_SANITIZE)
   add_compile_options(-fsanitize=${FERRY_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${FERRY_SANITIZE})
-  # GCC's own documentation: this warning finds what is not there in instrumented code.
+  # GCC documents false positives of this warning in instrumented code.
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 endif()
 
 if(FERRY_SANITIZE MATCHES thread)
-  # The thread sanitizer's shadow memory collides with addresses that wide randomisation hands out.
+  # The thread sanitizer's shadow memory collides with addresses of full randomisation: run tests without it.
   find_program(FERRY_SETARCH setarch REQUIRED)
   set(CMAKE_CROSSCOMPILING_EMULATOR ${FERRY_SETARCH} -R)
 endif()
 
-# find_package(CUDAToolkit), as every folder that names its targets has to. The module of CMake 3.25 sets a property of
-# a target that today's toolkits do not bring, but only for projects that ask for 3.25 or newer.
+# Calls find_package(CUDAToolkit); needed in every folder that uses its targets. The module of CMake 3.25 sets a property of
+# a target that current toolkits no longer have, but only if the project requires 3.25 or newer.
 macro(ferry_find_cuda_toolkit)
   set(ferry_minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
   set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)

@@ -1,4 +1,4 @@
-# Sets FERRY_BUILD_APP to whether the libraries of the program are here, and says so.
+# Sets FERRY_BUILD_APP: ON if the dependencies of the command-line program are installed. Prints the result.
 set(missing "")
 foreach(library IN ITEMS CLI11 fmt nlohmann_json)
   find_package(${library} QUIET)
@@ -9,9 +9,9 @@ endforeach()
 
 if(missing)
   list(JOIN missing ", " missing)
-  message(STATUS "ferry, the program: left out, as these are not installed: ${missing}")
+  message(STATUS "ferry command-line program: not built, because these are not installed: ${missing}")
   set(FERRY_BUILD_APP OFF)
 else()
-  message(STATUS "ferry, the program: included")
+  message(STATUS "ferry command-line program: built")
   set(FERRY_BUILD_APP ON)
 endif()

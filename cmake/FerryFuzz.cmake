@@ -1,8 +1,8 @@
 # ferry_fuzzer(NAME name SOURCES file... SEEDS file)
 #
-# Builds a libFuzzer program and registers it with ctest under the label `fuzz`; nothing without fuzzing instrumentation
-# (preset `fuzz`). SEEDS is a program that writes the first inputs into the folder it is given; inputs that reach new
-# code are added there, in the build tree.
+# Builds a libFuzzer program and registers it with ctest under the label `fuzz`. Does nothing without fuzzing
+# instrumentation (preset `fuzz`). SEEDS is the source of a program that writes the initial corpus into the folder given
+# as its argument. The fuzzer adds inputs that reach new code to that folder, which is in the build tree.
 set(FERRY_FUZZ_SECONDS 30 CACHE STRING "How long ctest lets each fuzzer run")
 
 function(ferry_fuzzer)

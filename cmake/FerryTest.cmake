@@ -1,13 +1,13 @@
 # ferry_test(NAME name SOURCES file... [LIBS library...] [LABELS label...] [TIMEOUT seconds] [OWN_MAIN])
 #
-# Builds a GoogleTest program and registers each of its tests with ctest. The sources see src/ and tests/.
-# TIMEOUT holds for each single test, 120 s by default. OWN_MAIN: the sources define main().
-# Labels with a meaning: `threads` also runs under the thread sanitizer, `cuda` also in the build with the CUDA
-# backend, `slow` is left out of sanitizer runs, `long` runs only under `./scripts/test --long`.
+# Builds a GoogleTest program and registers each of its tests with ctest. Sources may include from src/ and tests/.
+# TIMEOUT applies to each test, 120 s by default. OWN_MAIN: the sources define main().
+# Labels with a meaning: `threads` runs with the thread sanitizer too, `cuda` in the build with the CUDA backend too,
+# `slow` not with sanitizers, `long` only with `./scripts/test --long`.
 function(ferry_test)
   cmake_parse_arguments(PARSE_ARGV 0 arg "OWN_MAIN" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
-    message(FATAL_ERROR "ferry_test: NAME and SOURCES are needed; not understood: '${arg_UNPARSED_ARGUMENTS}'")
+    message(FATAL_ERROR "ferry_test: NAME and SOURCES are required; unknown arguments: '${arg_UNPARSED_ARGUMENTS}'")
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
@@ -28,11 +28,11 @@ function(ferry_test)
     endif()
   endforeach()
 
-  # Discovered at test time, so that the emulator set in FerryCompile is in force for it.
+  # Discovered at test time, so that the emulator set in FerryCompile is used for it.
   gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
                        PROPERTIES TIMEOUT ${arg_TIMEOUT})
 
-  # gtest_discover_tests would take a list of labels apart; a file that ctest reads after it sets them.
+  # gtest_discover_tests would split a list of labels, so a file that ctest reads afterwards sets them.
   set(labels ${CMAKE_CURRENT_BINARY_DIR}/${arg_NAME}_labels.cmake)
   file(WRITE ${labels} "set_tests_properties(\${${arg_NAME}_TESTS} PROPERTIES LABELS \"${arg_LABELS}\")\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})

@@ -2,17 +2,17 @@ include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 include(${CMAKE_CURRENT_LIST_DIR}/ferryTargets.cmake)
 
-# A static library with the CUDA backend needs CUDA's runtime when a program is linked.
+# A static library with the CUDA backend needs the CUDA runtime at link time.
 get_target_property(ferry_libraries ferry::ferry INTERFACE_LINK_LIBRARIES)
 if(ferry_libraries MATCHES CUDA::)
-  # See FerryCompile.cmake: the module of CMake 3.25 fails for projects that ask for 3.25.
+  # See FerryCompile.cmake: the module of CMake 3.25 fails for projects that require 3.25.
   set(ferry_minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
   set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_dependency(CUDAToolkit)
   set(CMAKE_MINIMUM_REQUIRED_VERSION ${ferry_minimum})
 endif()
 
-# A project in C alone links with its C compiler, which does not know what a static library in C++ needs.
+# A project in C alone links with its C compiler, which does not add the libraries that a static C++ library needs.
 get_property(ferry_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
 get_target_property(ferry_type ferry::ferry TYPE)
 if(ferry_type STREQUAL "STATIC_LIBRARY" AND NOT "CXX" IN_LIST ferry_languages)

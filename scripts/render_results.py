@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the sections of README.md and docs/performance-gpus.md that show results of bench/results.
+"""Writes the sections of README.md and docs/performance.md that show results of bench/results.
 
 A section stands between <!-- results:NAME --> and <!-- /results -->; what is there is replaced. With --check nothing is
-written, and a section that is not what the committed results make fails. Bars are those of bench/bars.json; a figure is
+written, and a section that is not what the committed results make fails. Bars are those of bench/targets.json; a figure is
 of the newest record that has it.
 """
 
@@ -14,7 +14,7 @@ import re
 import sys
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
-FILES = ["README.md", "docs/performance-gpus.md"]
+FILES = ["README.md", "docs/performance.md"]
 SECTION = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 SCHEMA = ("ferry.bench.cuda", 2)
 
@@ -165,7 +165,7 @@ def main():
     parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="of the repository")
     given = parser.parse_args()
     records = [json.loads(path.read_text()) for path in sorted((given.root / "bench/results").glob("*.json"))]
-    sections = sections_of(records, json.loads((given.root / "bench/bars.json").read_text()))
+    sections = sections_of(records, json.loads((given.root / "bench/targets.json").read_text()))
     differs = False
     for name in FILES:
         path = given.root / name

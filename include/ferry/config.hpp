@@ -1,4 +1,4 @@
-// The configuration of an exchange, and how much memory it takes.
+// What an exchange is made for: the sizes of the layer, its layout and formats, and the memory these take.
 #pragma once
 
 #include <cstdint>
@@ -9,51 +9,62 @@
 
 namespace ferry {
 
-// The same on every rank: construction compares it and names the first difference.
+/// The configuration of an exchange. It must be the same on every rank: construction compares the
+/// configurations and names the first field that differs. Symbols such as T and K are explained in
+/// ferry/types.hpp.
 struct Config {
-  int experts = 0;     // E
-  int top_k = 0;       // K, 1 to 32
-  int hidden = 0;      // H, columns of a token; raw rows do not use it for dispatch
-  int max_tokens = 0;  // T, most tokens a rank may have in a call
+  int experts = 0;     ///< E
+  int top_k = 0;       ///< K, 1 to kMaxTopK
+  int hidden = 0;      ///< H; dispatch of raw rows does not use it
+  int max_tokens = 0;  ///< T: most tokens of a rank in a call
 
   BackendKind backend = BackendKind::cpu;
-  Placement placement{};  // empty: Placement::blocks(experts, ranks)
+  Placement placement{};  ///< empty: Placement::blocks(experts, ranks)
 
   Layout layout = Layout::expert_major;
-  int alignment = 1;  // expert_major: experts start at multiples of it; expert_padded: see docs/contract.md
-  std::int64_t capacity = 0;  // rows a rank can receive (expert_padded: rows an expert); 0: any routing fits
-  bool repeats = false;       // the default capacity also holds tokens that list an expert more than once
-  bool zero_padding = false;  // padding rows become zero instead of being left alone
+  /// expert_major: each expert's rows start at a multiple of it. expert_padded: each expert's rows are padded
+  /// to a multiple of it. rank_major: must be 1.
+  int alignment = 1;
+  /// Rows that a rank can receive (expert_padded: rows of one expert), a multiple of `alignment`. 0: enough
+  /// for any routing. Routes beyond it are dropped and reported by an OverflowError.
+  std::int64_t capacity = 0;
+  bool repeats = false;       ///< the default capacity also allows tokens that list an expert more than once
+  bool zero_padding = false;  ///< padding rows are zeroed instead of left untouched
 
-  Format format = Format::bf16();            // the largest message of a dispatch, and the default of calls
-  DType combine_type = DType::bf16;          // type of the experts' rows that combine carries
-  Reduction reduction = Reduction::partial;  // the largest combine (exact and unreduced: T*K rows of staging)
+  Format format = Format::bf16();    ///< default of each dispatch; no dispatch may have larger messages
+  DType combine_type = DType::bf16;  ///< type of the rows that combine transfers
+  /// Default of each combine. `partial` takes T*min(K, R) rows of staging and then allows no other reduction;
+  /// `exact` and `unreduced` take T*K rows and allow all three.
+  Reduction reduction = Reduction::partial;
 
-  int lanes = 1;
-  double deadline = 30.0;           // seconds a wait may last
-  bool own_receive_buffers = true;  // false: every dispatch brings memory for its arrivals
-  bool check_calls = true;          // host backends call check() at the end of every call
+  int lanes = 1;           ///< independent sequences of calls, each with its own staging memory: 1 to 64
+  double deadline = 30.0;  ///< longest wait for a peer, in seconds
+  /// Whether the exchange owns memory for the rows it receives. false: every dispatch passes ReceiveBuffers.
+  bool own_receive_buffers = true;
+  bool check_calls = true;  ///< host backends: every call ends with Exchange::check()
 };
 
-// Bytes of one rank's exchange, by what they are for.
+/// Bytes that an exchange takes on one rank, by purpose.
 struct Sizes {
-  std::int64_t dispatch_staging = 0;  // symmetric: 2 * lanes * R*T messages
-  std::int64_t combine_staging = 0;   // symmetric: 2 * lanes * T*K rows (exact, unreduced) or T*min(K,R) rows
-  std::int64_t signals = 0;           // symmetric: flags, counts, refusals
-  std::int64_t results = 0;           // owned outputs, all lanes
-  std::int64_t plans = 0;             // lanes' plans and working memory
+  std::int64_t dispatch_staging = 0;  ///< symmetric memory: 2 * lanes * R*T messages
+  std::int64_t combine_staging = 0;   ///< symmetric memory: 2 * lanes * T*min(K, R) rows, or T*K
+  std::int64_t signals = 0;           ///< symmetric memory: flags, counts and refusals
+  std::int64_t results = 0;           ///< received rows and their arrays, all lanes
+  std::int64_t plans = 0;             ///< plans and working memory, all lanes
   std::int64_t total() const { return dispatch_staging + combine_staging + signals + results + plans; }
 };
 
-// Exact: what an exchange of this configuration maps on one rank of `ranks`. Throws what construction would
-// throw for a bad configuration, and UsageError for a rank outside [0, ranks). Needs no group and allocates
-// nothing.
+/// The exact bytes that an exchange of this configuration maps on rank `rank` of `ranks`. Local; needs no
+/// group and allocates nothing.
+/// @throws UsageError, UnsupportedError  whatever construction would refuse; a rank outside [0, ranks)
 Sizes size_of(const Config& config, int ranks, int rank = 0);
 
-// Rows a rank can receive under this configuration (expert_padded: rows of one expert).
+/// Rows that `rank` can receive under this configuration (expert_padded: rows of one expert). Local.
+/// @throws as size_of()
 std::int64_t capacity_of(const Config& config, int ranks, int rank = 0);
 
-// Bytes of a plan's storage: the same on every rank.
+/// Bytes of a plan's storage, the same on every rank. Local.
+/// @throws as size_of()
 std::int64_t plan_bytes(const Config& config, int ranks);
 
 }  // namespace ferry

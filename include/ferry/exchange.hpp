@@ -1,4 +1,11 @@
-// Dispatch and combine.
+// Dispatch and combine: the two all-to-all steps of a Mixture-of-Experts layer, and their gradients.
+//
+//   Exchange exchange(rank, config);                                  // once
+//   DispatchResult received = exchange.dispatch(tokens, ids, weights);
+//   ... run the experts on the received rows, group by group ...
+//   exchange.combine(outputs, received.plan, result, {.row_weights = received.weight});
+//
+// Shapes use the symbols of ferry/types.hpp: N tokens, K slots, H columns, E experts, G groups, R ranks.
 #pragma once
 
 #include <array>
@@ -15,23 +22,24 @@
 
 namespace ferry {
 
-// Rows of this rank's tokens [count, hidden]. Raw formats bring one pointer for each part.
+/// Rows of this rank's tokens, [N, H], read by dispatch. Row addresses and strides are multiples of 16 bytes.
 struct Tokens {
-  std::array<const void*, kMaxParts> parts{};
-  std::array<std::int64_t, kMaxParts> strides{};  // bytes from row to row; 0: rows lie dense
-  std::int64_t count = 0;                         // N
-  DType type = DType::bf16;                       // of the values; raw parts have none
-  // Device backends: N in device memory, read when the call runs; `count` is then the most it may be. A
-  // larger or negative one sends nothing and is reported by check().
+  std::array<const void*, kMaxParts> parts{};  ///< part 0 holds the values; raw formats use one entry a part
+  std::array<std::int64_t, kMaxParts> strides{};  ///< bytes from one row to the next; 0: rows are dense
+  std::int64_t count = 0;                         ///< N, at most Config::max_tokens
+  DType type = DType::bf16;                       ///< of the values; not used by raw formats
+  /// Device backends: address of N in device memory, read when the call runs; `count` is then an upper bound.
+  /// An N that is negative or above the bound sends nothing, and check() reports it.
   const std::int32_t* device_count = nullptr;
 
+  /// Tokens of one part: `data` [count, H], `stride` bytes apart (0: dense).
   static Tokens rows(const void* data, std::int64_t count, DType type = DType::bf16,
                      std::int64_t stride = 0) {
     return {.parts = {data}, .strides = {stride}, .count = count, .type = type};
   }
 };
 
-// Expert ids [count, top_k], dense: -1 masks a slot, an expert may stand twice.
+/// Expert ids, [N, K], dense. -1 masks a slot. A token may list an expert more than once.
 struct Ids {
   Ids() = default;
   Ids(const std::int32_t* ids) : data(ids), type(IdType::int32) {}
@@ -41,108 +49,121 @@ struct Ids {
   IdType type = IdType::int32;
 };
 
-// Memory for arrivals. A null pointer means the lane's own memory, which the lane's next dispatch overwrites.
+/// Caller's memory for the arrays of a DispatchResult. Each null pointer selects the lane's own memory, which
+/// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: L * capacity).
 struct ReceiveBuffers {
-  std::array<void*, kMaxParts> parts{};  // part p: capacity rows (values first, then scales)
-  float* weight = nullptr;               // [capacity]; rank_major [capacity, top_k]
-  std::int32_t* local_ids = nullptr;     // rank_major [capacity, top_k]
-  std::int32_t* group_of_row = nullptr;  // [capacity], written only if given: group of a row, -1 on padding
-  void* plan = nullptr;                  // plan_bytes(config, ranks) bytes, aligned to 16
-  std::int32_t* counts = nullptr;        // [G]
-  std::int32_t* row_offsets = nullptr;   // [G + 1], and so the total
-  float* dots = nullptr;                 // [capacity], with DispatchOptions::dot_rows
+  std::array<void*, kMaxParts> parts{};  ///< part p of `capacity` rows, aligned to 16 bytes
+  float* weight = nullptr;               ///< [capacity]; rank_major: [capacity, K]
+  std::int32_t* local_ids = nullptr;     ///< rank_major: [capacity, K]
+  std::int32_t* group_of_row = nullptr;  ///< [capacity]; the lane has no memory of its own for this array
+  void* plan = nullptr;                  ///< plan_bytes(config, ranks) bytes, aligned to 16
+  std::int32_t* counts = nullptr;        ///< [G]
+  std::int32_t* row_offsets = nullptr;   ///< [G + 1]; its last entry is the total
+  float* dots = nullptr;                 ///< [capacity], with DispatchOptions::dot_rows
 };
 
-// One part of the arrived rows.
+/// One part of the received rows.
 struct ReceivedPart {
   void* data = nullptr;
-  std::int64_t row_bytes = 0;          // bytes of a row of this part (column_major: of one row's one element)
-  std::int64_t leading_dimension = 0;  // column_major scales: elements from column to column; 0 for rows
+  std::int64_t row_bytes = 0;  ///< bytes of a row of this part; column_major scales: bytes of one element
+  std::int64_t leading_dimension = 0;  ///< column_major scales: elements from one column to the next; else 0
 };
 
-// Totals in host memory, written by the call itself; whoever loads `call` with acquire and finds its number
-// there may read `total`, and no more by that. Host backends write them after everything else; device
-// backends as soon as they are known, so that more work can be put on the stream while rows still arrive.
+/// The total of a dispatch in host memory, for code that cannot wait for the stream.
+///
+/// Load `call` with acquire. Once it is the number of the dispatch, `total` may be read, and nothing else may
+/// be concluded. Host backends write it last. Device backends write it as soon as the total is known, so that
+/// work can be enqueued while rows are still being received.
 struct HostTotals {
-  std::uint64_t call = 0;
-  std::int64_t total = 0;
+  std::uint64_t call = 0;  ///< call number of the dispatch that wrote `total`
+  std::int64_t total = 0;  ///< row_offsets[G]
 };
 
-// What dispatch returns. Memory belongs to the lane, until its next dispatch, or to the caller
-// (ReceiveBuffers). Groups are this rank's experts, in local order; for rank_major the source ranks. Rows
-// past the total are never written or read. See docs/contract.md for the order of rows.
+/// The rows that this rank has received, and their sources. docs/contract.md defines the order of rows.
+///
+/// Groups are this rank's experts in local order; with rank_major they are the source ranks. Rows past the
+/// total are neither written nor read.
+///
+/// Ownership: the memory belongs to the lane, whose next dispatch overwrites it, or to the caller
+/// (ReceiveBuffers). Device backends return addresses of device memory, apart from `host`.
 struct DispatchResult {
-  void* data = nullptr;  // values: parts[0].data
-  std::array<ReceivedPart, kMaxParts> parts{};
-  int groups = 0;                              // G
-  std::int64_t capacity = 0;                   // rows; expert_padded: rows an expert
-  const std::int32_t* counts = nullptr;        // [G] rows of a group, padding not counted
-  const std::int32_t* row_offsets = nullptr;   // [G+1] first row of a group
-  const std::int32_t* total = nullptr;         // one number: row_offsets[G]
-  const std::int32_t* group_expert = nullptr;  // [G] global expert id of a group; rank_major: -1
-  const Source* source = nullptr;              // [total]
-  const float* weight = nullptr;               // [total], rank_major [total, top_k]; null without weights
-  const std::int32_t* local_ids = nullptr;     // rank_major [total, top_k]: local expert, or -1
-  const std::int32_t* group_of_row = nullptr;  // [total] if memory was given for it
-  const float* dots = nullptr;                 // [total] if DispatchOptions::dot_rows was given
-  const HostTotals* host = nullptr;
-  std::uint64_t call = 0;  // call number on the lane; replays of a captured call take numbers of their own
-  Plan plan;
+  void* data = nullptr;                         ///< the values: parts[0].data
+  std::array<ReceivedPart, kMaxParts> parts{};  ///< fp8: values, then scales
+  int groups = 0;                               ///< G
+  std::int64_t capacity = 0;                    ///< in rows; expert_padded: rows of one expert
+  const std::int32_t* counts = nullptr;         ///< [G] rows of each group, padding excluded
+  const std::int32_t* row_offsets = nullptr;    ///< [G + 1] first row of each group
+  const std::int32_t* total = nullptr;          ///< [1] row_offsets[G]
+  const std::int32_t* group_expert = nullptr;   ///< [G] global expert id of each group; rank_major: -1
+  const Source* source = nullptr;               ///< [total]
+  const float* weight = nullptr;                ///< [total]; rank_major: [total, K]; null without weights
+  const std::int32_t* local_ids = nullptr;      ///< rank_major: [total, K] local expert of each slot, or -1
+  const std::int32_t* group_of_row = nullptr;   ///< [total], -1 on padding; null unless memory was passed
+  const float* dots = nullptr;                  ///< [total]; null without DispatchOptions::dot_rows
+  const HostTotals* host = nullptr;             ///< in host memory
+  /// Call number on the lane. A captured call gets a new number in each replay: see HostTotals::call.
+  std::uint64_t call = 0;
+  Plan plan;  ///< pass it to combine()
 };
 
+/// Options of a dispatch. All ranks pass the same format and the same apply_weights.
 struct DispatchOptions {
-  std::optional<Format> format{};  // default: Config::format
+  std::optional<Format> format{};  ///< default: Config::format
   int lane = 0;
-  int sm_limit = 0;  // GPU backends: most blocks at once; 0: no limit
-  ReceiveBuffers memory{};
-  bool apply_weights =
-      false;  // values arrive multiplied by their weight: round(w * x); not with fp8, raw, rank_major
-  const void* dot_rows =
-      nullptr;  // rows v [total, hidden] of Config::combine_type type: dots[row] = dot(x before weighing, v)
+  int sm_limit = 0;         ///< GPU backends: most thread blocks at once; 0: no limit
+  ReceiveBuffers memory{};  ///< default: the lane's own memory
+  /// Multiplies every received value by its weight: round(w * x). Not with fp8, raw or rank_major.
+  bool apply_weights = false;
+  /// Rows v, [total, H] of type Config::combine_type, dense. Dispatch then returns dots[row] = dot(x, v[row])
+  /// with x the row before it is multiplied by its weight. Not with fp8, raw or rank_major.
+  const void* dot_rows = nullptr;
 };
 
-// The experts' outputs, row for row as the arrivals lay. Rows past the total are never read.
+/// The experts' outputs, [total, H]: one row for each received row. Rows past the total are not read.
 struct Outputs {
   const void* data = nullptr;
-  DType type = DType::bf16;  // rounded to Config::combine_type where they differ
-  std::int64_t stride = 0;   // bytes from row to row; 0: dense
+  DType type = DType::bf16;  ///< combine converts to Config::combine_type where they differ
+  std::int64_t stride = 0;   ///< bytes from one row to the next; 0: dense
 };
 
-// Where combine writes: [tokens, hidden]; unreduced [tokens, top_k, hidden] with `stride` from slot to slot.
+/// Where combine writes: [N, H]. unreduced: [N, K, H].
 struct Result {
   void* data = nullptr;
   DType type = DType::bf16;
-  std::int64_t stride = 0;  // bytes from row to row; 0: dense
+  std::int64_t stride = 0;  ///< bytes from one row to the next (unreduced: from slot to slot); 0: dense
 };
 
+/// Options of a combine. Without row_weights and topk_weights, every weight is 1.
 struct CombineOptions {
-  const float* row_weights = nullptr;  // weights that travelled: DispatchResult::weight, one a row
-  // [tokens, top_k] at home instead; neither: every weight is 1. With partial they travel first: then not
-  // null on any rank, also without tokens.
+  /// [total] weights of the rows, such as DispatchResult::weight. Given by all ranks that have rows, or by
+  /// none.
+  const float* row_weights = nullptr;
+  /// [N, K] weights of this rank's slots, instead of row_weights. With `partial` they are sent to the
+  /// experts' ranks first: then either all ranks pass them, ranks without tokens too, or none.
   const float* topk_weights = nullptr;
-  std::optional<Reduction> reduction{};  // default: Config::reduction
-  const float* row_values = nullptr;     // one fp32 a row that comes home ...
-  float* route_values = nullptr;         // ... as [tokens, top_k], 0 where masked or dropped
+  std::optional<Reduction> reduction{};  ///< default: Config::reduction
+  const float* row_values = nullptr;     ///< [total] one fp32 of each row, returned to its source rank ...
+  float* route_values = nullptr;         ///< ... as [N, K]; 0 where the slot is masked or was dropped
   int lane = 0;
-  int sm_limit = 0;
+  int sm_limit = 0;  ///< GPU backends: most thread blocks at once; 0: no limit
 };
 
-// [sum, prefix before this rank, maximum] of every rank's count.
+/// Result of Exchange::metadata(), from the counts of all ranks.
 struct StepMetadata {
   std::int32_t sum = 0;
-  std::int32_t prefix = 0;
+  std::int32_t prefix = 0;  ///< sum over the ranks before this one
   std::int32_t maximum = 0;
 };
 
-// Tokens seen so far by this exchange, all lanes, on every rank alike.
+/// Routes dispatched so far by this exchange on all lanes: the same on every rank. The arrays belong to the
+/// exchange, which overwrites them in the next load().
 struct LoadCounts {
-  std::span<const std::int64_t> experts;  // [E] routes to every expert
-  std::span<const std::int64_t> ranks;    // [R] routes to every rank
+  std::span<const std::int64_t> experts;  ///< [E] routes to each expert
+  std::span<const std::int64_t> ranks;    ///< [R] routes to each rank
   std::int64_t dispatches = 0;
 };
 
-// Bytes of messages that this rank has written to other ranks' memory, and how many messages; what announces
-// them, such as flags, or call numbers between the bytes of a row, is not counted.
+/// What this rank has written to other ranks' memory so far. Flags and call numbers are not counted.
 struct WireCounts {
   std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_bytes = 0, combine_messages = 0;
@@ -150,89 +171,125 @@ struct WireCounts {
 
 class Backend;
 
-// Owns the buffers of one configuration on one rank. Construction and every operation are collective: all
-// ranks call the same operations of a lane in the same order. Host backends work in the calling thread and
-// return when the operation is done; two lanes may be used by two threads at once. Device backends enqueue
-// on the stream and return; the rank's device is the calling thread's current one at construction. Errors of
-// a call (UsageError, OverflowError) leave the exchange usable; TimeoutError and PeerLostError are final for
-// the group. A call that this rank refuses ends the peers' call of that number with the same error.
+/// Dispatches tokens to experts and combines the experts' outputs, for one configuration. Owns the buffers.
+///
+/// Collective: every rank of the group constructs the exchange, and issues the same operations on a lane in
+/// the same order. When a rank refuses its own call, the peers' call of that number ends with the same error.
+///
+/// Blocking: host backends run in the calling thread and return when the operation is done. Device backends
+/// enqueue on `stream` and return immediately; errors that only the device can see are thrown by
+/// synchronize() and check(). Their device is the one that is current in the constructing thread.
+///
+/// Thread safety: different lanes may be used from different threads at once; one lane may not.
+///
+/// @throws UsageError  bad argument or data; the exchange stays usable
+/// @throws OverflowError  a rank was sent more rows than its capacity; the rows that fit were delivered
+/// @throws TimeoutError, PeerLostError  final for the group
 class Exchange {
  public:
+  /// Collective. Blocks until every rank has constructed its exchange.
+  /// @throws UsageError  the configuration is wrong on a rank, or differs between ranks
+  /// @throws UnsupportedError  this build or machine has no such backend
+  /// @throws SystemError  not enough memory
   Exchange(Rank rank, const Config& config);
-  // Not collective. Waits for all that the rank's device has been given; ranks that share a device must not
-  // start calls that wait for a rank which is still in here.
+
+  /// Local. Device backends: waits for all work on the rank's device. Ranks that share a device must not
+  /// start a call that waits for a rank which is still in its destructor.
   ~Exchange();
-  Exchange(const Exchange&) = delete;  // owns memory that peers write to
+  Exchange(const Exchange&) = delete;  // peers write to its memory
   Exchange& operator=(const Exchange&) = delete;
 
-  const Config& config() const;  // with every default filled in
+  const Config& config() const;  ///< with every default filled in
   const Rank& rank() const;
-  Sizes sizes() const;
-  std::int64_t capacity() const;
+  Sizes sizes() const;            ///< bytes that this exchange takes on this rank
+  std::int64_t capacity() const;  ///< rows that this rank can receive (expert_padded: rows of one expert)
 
-  // Sends every token to the ranks of its experts and lays the arrivals out. `weights` [count, top_k] or
-  // null. Device backends do not know at return what the peers gave: a rank without tokens gives weights (any
-  // pointer it may read nothing from) if it wants those that arrive.
+  /// Sends every token to the ranks that hold its experts, and returns the rows that this rank receives,
+  /// arranged by Config::layout.
+  ///
+  /// The gradient of this operation with respect to the tokens is a combine without weights.
+  ///
+  /// @param ids  [N, K] expert ids
+  /// @param weights  [N, K], or null: given by all ranks that have tokens, or by none. A device backend
+  /// cannot know at return what the peers passed: to receive weights, a rank without tokens passes any
+  /// address.
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                           const DispatchOptions& options = {}, Stream stream = {});
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights, Stream stream) {
     return dispatch(tokens, ids, weights, {}, stream);
   }
-  // The same routes again, from a plan: no ids are read. The plan may be the lane's last or a kept one.
+  /// Sends every token along the routes of an earlier dispatch: no ids are read. All ranks pass plans of the
+  /// same dispatch.
   DispatchResult dispatch(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
                           const DispatchOptions& options = {}, Stream stream = {});
 
-  // The split form. The send half waits for no peer's data; tokens, ids and weights may be reused after it.
-  // The receive half may run in another thread. Between halves nothing of Ferry runs.
+  /// The send phase of a dispatch. Waits for no peer's data. When it is done, tokens, ids and weights may be
+  /// reused. Between the phases, the lane accepts only dispatch_receive(), from this thread or another.
   void dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                      const DispatchOptions& options = {}, Stream stream = {});
   void dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
                      const DispatchOptions& options = {}, Stream stream = {});
+  /// The receive phase of the lane's dispatch.
   DispatchResult dispatch_receive(int lane = 0, Stream stream = {});
 
-  // Brings the experts' outputs home and adds them. `result` may be empty if only route_values are wanted.
+  /// Returns the experts' outputs to their source ranks and adds the rows of each token, as Reduction says.
+  ///
+  /// @param plan  of the dispatch whose rows `outputs` correspond to
+  /// @param result  [N, H]; may be empty, together with `outputs`, if only route_values are wanted
   void combine(const Outputs& outputs, const Plan& plan, const Result& result,
                const CombineOptions& options = {}, Stream stream = {});
-  // Home weights with `partial` need a round trip of their own and are refused in the split form. The plan,
-  // the result and home weights are used by the receive half too and must live until it ends.
+  /// The send phase of a combine. The plan, the result and topk_weights must live until the receive phase is
+  /// done. topk_weights with `partial` are refused, because they need a round trip of their own.
   void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                     const CombineOptions& options = {}, Stream stream = {});
+  /// The receive phase of the lane's combine.
   void combine_receive(int lane = 0, Stream stream = {});
 
-  // Carries one fp32 a route [tokens, top_k] to its row: values[row], padding 0.
+  /// Sends one fp32 of each route, `values` [N, K], to the route's row: `row_values` [total], 0 on padding.
   void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0,
                     Stream stream = {});
 
-  // Gradients of combine: rows of dy times their weight (as DispatchResult), and d_weights[token, slot] =
-  // dot(dy, v) brought home. `outputs` are the rows combine was given, in Config::combine_type type.
+  /// The gradients of combine, given the gradient dy of its result.
+  ///
+  /// Returns the gradient of the experts' outputs: dispatched rows of dy, multiplied by their weights. Writes
+  /// the gradient of the weights, d_weights[token, slot] = dot(dy[token], v), with v the slot's row.
+  ///
+  /// @param d_result  dy, [N, H]
+  /// @param topk_weights  [N, K]
+  /// @param outputs  the rows v that combine was given, [total, H] of type Config::combine_type, dense
+  /// @param d_weights  [N, K]
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights,
                                   const DispatchOptions& options = {}, Stream stream = {});
 
-  // [sum, prefix before me, maximum] of the ranks' counts, at a fixed address of the lane (device backends:
-  // in device memory).
+  /// Computes sum, prefix sum and maximum of the ranks' counts. `count` is 0 or more. Returns a fixed address
+  /// of the lane, which is device memory with device backends.
   const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {});
-  // Device backends: the count is read from device memory when the call runs.
+  /// Device backends: reads the count from device memory when the call runs.
   const StepMetadata* metadata(const std::int32_t* device_count, int lane = 0, Stream stream = {});
 
-  // Takes this rank's part in the lane's next call by refusing it: the peers' call ends with `error`. For
-  // bindings that find arguments wrong which they cannot hand on. Does nothing where no call could start.
+  /// Takes part in the lane's next call by refusing it: the peers' call ends with `error`. For bindings that
+  /// find arguments which they cannot convert. Has no effect where no call could start.
   void refuse(Operation operation, int lane, const Error& error, Stream stream = {}) noexcept;
 
-  // Throws what the lane's calls since the last check found: BadIdError, OverflowError, BadSourceError. Host
-  // backends call it at the end of every call unless Config::check_calls is off; the call has been carried
-  // out all the same, and its arrivals are to be had by last_dispatch_result(). On device backends it reads
-  // what calls that have ended left behind, and throws what synchronize() would as well.
+  /// Local. Throws what the lane's calls since the last check have found. Those calls were carried out all
+  /// the same; their rows are in last_dispatch_result().
+  ///
+  /// Host backends call it at the end of every call, unless Config::check_calls is off. On device backends it
+  /// covers the calls that have ended, and also throws what synchronize() would; it does not wait.
+  /// @throws OverflowError, BadIdError, BadSourceError  the first that applies, in this order
   void check(int lane = 0);
 
-  // Device backends: blocks until `stream` has done its work, then throws what ended a call of the lane on
-  // the device: a peer's refusal, options that differ, a count or plan that only the device saw, a timeout, a
-  // lost peer. Host backends have thrown all that already.
+  /// Local. Device backends: blocks until the work on `stream` is done, then throws the error that ended a
+  /// call of the lane on the device: a peer's refusal, options that differ between ranks, a count or plan
+  /// that only the device could check, a timeout, a lost peer. Host backends have already thrown: no effect.
   void synchronize(int lane = 0, Stream stream = {});
+
+  /// Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
-  LoadCounts load() const;
-  WireCounts wire_counts() const;
+  LoadCounts load() const;         ///< Local.
+  WireCounts wire_counts() const;  ///< Local.
 
  private:
   struct State;

@@ -1,22 +1,39 @@
-// The C interface of Ferry, thin over the C++ one; C99, and usable from C++. The order of rows, the
-// arithmetic and what holds after a failure are the same and stand in docs/contract.md.
+// The C interface of Ferry in one include: C99, usable from C++.
 //
-// Errors. A function that can fail returns a ferry_status; ferry_last_error() and ferry_last_record() then
-// have the message and the numbers. A failed call leaves its outputs alone unless said otherwise. No C++
-// exception leaves the library.
+// It is a thin layer over the C++ interface. The order of rows, the arithmetic and the state after a failure
+// are the same: see docs/contract.md.
 //
-// Structs. One that begins with `size` may grow at its end in later versions. Set `size` to its sizeof and
-// all else to zero, which means default; then what you need. A shorter one, of a program built against an
-// earlier header, has the default for what is missing. A longer one is refused (FERRY_UNSUPPORTED) if a byte
-// that this library does not know is not zero. Of a struct that the library fills, `size` says how much there
-// is room for. Structs without `size` never change. Structs of arguments are only read: keep them and run
-// them again.
+//   c/group.h       the ranks, and how they are started and meet
+//   c/config.h      what an exchange is made for, and the memory it takes
+//   c/exchange.h    the exchange and the arrays of its operations
+//   c/operations.h  dispatch, combine and their gradients: start here
+//   c/plan.h        the routes of a dispatch as a value that can be kept and reused
+//   c/error.h       statuses, and the numbers of the last error
+//
+// Symbols in shapes:
+//
+//   N  tokens of this rank in this call              R  ranks of the group
+//   T  most tokens of a rank in a call (max_tokens)  E  experts of the layer, on all ranks together
+//   K  experts that a token chooses (top_k)          L  experts of one rank (local experts)
+//   H  columns of a token (hidden)                   G  groups of received rows: L, or R with rank_major
+//
+// Errors. A function that can fail returns a ferry_status. After a failure, ferry_last_error() and
+// ferry_last_record() return its message and numbers. A failed call leaves its outputs unchanged unless its
+// documentation says otherwise. No C++ exception leaves the library.
+//
+// Structs. A struct that begins with `size` may grow at its end in later versions. Set `size` to its sizeof
+// and all other fields to zero, which selects the defaults, then set the fields you need. A shorter struct,
+// from a program built with an earlier header, has defaults for the missing fields. A longer one is refused
+// (FERRY_UNSUPPORTED) if a byte unknown to this library is not zero. In a struct that the library fills,
+// `size` is the room available. Structs without `size` never change. Structs of arguments are only read and
+// may be used again.
 //
 // Refusals. When a rank refuses its own call, the peers' call of that number ends with the same error, and
-// the exchange stays usable. Only a NULL exchange, NULL arguments or a wrong `size` is refused without
-// telling them.
+// the exchange stays usable. Exceptions: a NULL exchange, NULL arguments or a wrong `size` are not reported
+// to the peers.
 //
-// Threads. One thread at a time uses a handle. Two lanes of an exchange may be used by two threads at once.
+// Thread safety. A handle may be used by one thread at a time, but different lanes of an exchange may be
+// used by different threads at once.
 #ifndef FERRY_FERRY_H
 #define FERRY_FERRY_H
 

@@ -1,4 +1,4 @@
-// Who takes part: ranks, and how they find one another.
+// The ranks that take part in an exchange, and the ways in which they are started and meet.
 #pragma once
 
 #include <cstddef>
@@ -9,77 +9,93 @@
 
 namespace ferry {
 
-// Nodes of equally many ranks: rank = node * local_ranks + local rank.
+/// How the ranks are numbered over nodes of equal size: rank = node * local_ranks + local rank.
 struct Topology {
   int nodes = 1;
-  int local_ranks = 1;
+  int local_ranks = 1;  ///< ranks of one node
 
   int ranks() const { return nodes * local_ranks; }
   int node_of(int rank) const { return rank / local_ranks; }
   int local_rank_of(int rank) const { return rank % local_ranks; }
 };
 
-// The caller's own way to meet, for programs that already have one. Both functions are collective and block;
-// a failure is reported by throwing.
+/// Communication that the caller's program already has, used to set up a group. Both functions are
+/// collective, block until all ranks have called, and report a failure by throwing.
 struct Bootstrap {
-  int rank = 0;
-  int ranks = 1;
-  // Gathers `bytes` bytes of every rank into `all` (ranks * bytes, by rank).
+  int rank = 0;   ///< number of this rank
+  int ranks = 1;  ///< R
+  /// Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
   std::function<void(const void* mine, void* all, std::size_t bytes)> all_gather;
   std::function<void()> barrier;
 };
 
 class RankState;
 
-// One participant: a handle, cheap to copy, valid while its group lives. Use it from the thread it was given
-// to.
+/// One rank of a group. A handle: cheap to copy, valid while the group exists.
+///
+/// Thread safety: use it from the thread that received it.
 class Rank {
  public:
   explicit Rank(std::shared_ptr<RankState> state) : state_(std::move(state)) {}
 
-  int index() const;
-  int size() const;
+  int index() const;  ///< number of this rank, 0 to R - 1
+  int size() const;   ///< R
   Topology topology() const;
-  bool same_process() const;  // every rank of the group is a thread of this process
+  bool same_process() const;  ///< whether every rank of the group is a thread of this process
 
-  // Collective. Blocks until every rank has called; throws TimeoutError or PeerLostError when one does not.
+  /// Collective. Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
+  /// Blocks until every rank has called.
+  /// @throws TimeoutError, PeerLostError  a rank did not call before the group's deadline, or is gone
   void all_gather(const void* mine, void* all, std::size_t bytes) const;
+  /// Collective. Blocks until every rank has called. Throws as all_gather().
   void barrier() const;
 
+  /// For the library's own use.
   RankState& state() const { return *state_; }
 
  private:
   std::shared_ptr<RankState> state_;
 };
 
+/// A set of ranks, and the way to run code on each of them. Copies refer to the same group.
 class Group {
  public:
-  // Ranks as threads of this process: run() starts them.
+  /// `ranks` threads of this process, started by run(). All are on this host; `nodes` only divides them in
+  /// topology().
+  /// @throws UsageError  no ranks, or a number of ranks that `nodes` does not divide
   static Group threads(int ranks, int nodes = 1);
 
-  // Ranks as processes of this host: run() forks them, so call it before starting threads.
+  /// `ranks` processes on this host, forked by run(). Call run() before the program starts threads. Otherwise
+  /// as threads().
   static Group processes(int ranks, int nodes = 1);
 
-  // This process is one rank of an MPI job (started by mpirun); needs the MPI module beside the library.
+  /// This process is one rank of an MPI job that mpirun has started.
+  /// @throws UnsupportedError  the MPI module is not installed beside the library
   static Group mpi();
 
-  // This process (or thread) is one rank, and the caller brings the means to meet. Ranks share this host.
+  /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which are on this
+  /// host.
+  /// @throws UsageError  a rank outside [0, ranks), or a missing function
   static Group custom(Bootstrap bootstrap);
 
-  int size() const;
+  int size() const;  ///< R
 
-  // Runs `body` once as every rank this group starts (threads, processes) or as this process's rank (mpi,
-  // custom), and returns when all of them have ended. A rank that ends by an exception is lost to the others:
-  // their waits end with PeerLostError, and run() throws the error that came first. A killed process counts
-  // as lost.
+  /// Runs `body` on every rank that this group starts (threads, processes), or as this process's rank (mpi,
+  /// custom). Blocks until all of them have returned.
+  ///
+  /// A rank whose body throws, or whose process is killed, is lost to the others: their waits end with
+  /// PeerLostError.
+  /// @throws the error that occurred first on any rank
   void run(const std::function<void(Rank)>& body);
 
-  // For programs whose life is not one function (mpi, custom): enters as this process's rank, which leaves
-  // the group when the last copy of the handle goes. Collective. A process that ends before counts as lost.
-  // Throws UsageError for groups that start their ranks themselves.
+  /// Collective. Enters the group as this process's rank, for programs that cannot put their work into one
+  /// function (mpi, custom). The rank leaves when the last copy of the handle is destroyed. A process that
+  /// exits earlier is lost to the others.
+  /// @throws UsageError  the group starts its ranks itself (threads, processes)
   Rank join();
 
-  // How long collectives of the group itself wait, in seconds. Default 30.
+  /// Sets how long collectives of the group itself wait: positive and finite, in seconds. Default 30. An
+  /// exchange waits for `Config::deadline` instead.
   void set_deadline(double seconds);
 
   class Launcher;

@@ -1,4 +1,4 @@
-// Which rank holds which expert.
+// The table that says which rank holds which expert.
 #pragma once
 
 #include <cstdint>
@@ -6,51 +6,61 @@
 
 namespace ferry {
 
+/// Where an expert is: local expert `local` of rank `rank`.
 struct ExpertLocation {
   int rank = 0;
-  int local = 0;  // number of the expert on its rank: the order of its rows there
+  int local = 0;  ///< 0 to L - 1; rows on the rank are in the order of this number
 
   friend bool operator==(const ExpertLocation&, const ExpertLocation&) = default;
 };
 
-// The table expert -> (rank, local expert): any table in which the local experts of every rank are
-// 0, 1, 2, ... Ranks may hold different numbers of experts, or none. Immutable; copied with its version.
+/// The location of each of E experts on R ranks.
+///
+/// Ranks may hold different numbers of experts, or none. The local numbers of a rank are 0, 1, 2, ... without
+/// gaps. Immutable; copies carry the version along. Thread-safe.
 class Placement {
  public:
+  /// No experts and no ranks. In Config it stands for `blocks(experts, ranks)`.
   Placement() = default;
 
-  // Blocks of neighbouring experts: the first experts % ranks ranks hold one more than the others.
+  /// Consecutive experts on each rank. The first E % R ranks hold one expert more than the others.
+  /// @throws UsageError  `experts` or `ranks` below 1
   static Placement blocks(int experts, int ranks);
 
-  // Any table. Throws UsageError for a rank outside [0, ranks), two experts at one (rank, local expert) and
-  // holes.
-  static Placement table(std::vector<ExpertLocation> places, int ranks, std::uint64_t version = 0);
+  /// `locations` [E]: entry e is where expert e is. `version` is the caller's own number; plans report it.
+  /// @throws UsageError  a rank outside [0, ranks), two experts at one location, or a gap in the local
+  /// numbers
+  static Placement table(std::vector<ExpertLocation> locations, int ranks, std::uint64_t version = 0);
 
-  int experts() const { return static_cast<int>(places_.size()); }
-  int ranks() const { return ranks_; }
+  int experts() const { return static_cast<int>(locations_.size()); }  ///< E
+  int ranks() const { return ranks_; }                                 ///< R
   std::uint64_t version() const { return version_; }
-  bool empty() const { return places_.empty(); }
+  bool empty() const { return locations_.empty(); }
 
-  ExpertLocation place(int expert) const { return places_[static_cast<std::size_t>(expert)]; }
-  const std::vector<ExpertLocation>& places() const { return places_; }
+  /// Location of `expert`, which must be in [0, E).
+  ExpertLocation place(int expert) const { return locations_[static_cast<std::size_t>(expert)]; }
+  /// Locations of all experts, [E].
+  const std::vector<ExpertLocation>& places() const { return locations_; }
 
+  /// L: experts of `rank`, which must be in [0, R).
   int local_experts(int rank) const {
     return static_cast<int>(by_rank_[static_cast<std::size_t>(rank)].size());
   }
+  /// The largest L of any rank.
   int most_local_experts() const { return most_local_; }
-  // The global ids of a rank's experts, in local order.
+  /// Global ids of the experts of `rank` in local order, [L].
   const std::vector<int>& experts_of(int rank) const { return by_rank_[static_cast<std::size_t>(rank)]; }
 
   friend bool operator==(const Placement& a, const Placement& b) {
-    return a.ranks_ == b.ranks_ && a.version_ == b.version_ && a.places_ == b.places_;
+    return a.ranks_ == b.ranks_ && a.version_ == b.version_ && a.locations_ == b.locations_;
   }
 
  private:
   int ranks_ = 0;
   int most_local_ = 0;
   std::uint64_t version_ = 0;
-  std::vector<ExpertLocation> places_;
-  std::vector<std::vector<int>> by_rank_;
+  std::vector<ExpertLocation> locations_;  // [E]
+  std::vector<std::vector<int>> by_rank_;  // [R][L]: global ids
 };
 
 }  // namespace ferry

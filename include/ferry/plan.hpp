@@ -1,4 +1,4 @@
-// A plan: all that follows from ids and placement, as a value.
+// A plan: everything that dispatch derives from ids and placement, as a value that can be kept and reused.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace ferry {
 
-// The place a row came from; {-1, -1, -1} for padding. rank_major rows stand for a whole token: slot -1.
+/// Where a received row comes from. Padding rows have {-1, -1, -1}; rank_major rows, which stand for a whole
+/// token, have slot -1.
 struct Source {
   std::int32_t rank = -1;
   std::int32_t token = -1;
@@ -19,35 +20,49 @@ struct Source {
   friend bool operator==(const Source&, const Source&) = default;
 };
 
-// A handle on a plan's storage: a block of plan_bytes(config, ranks) bytes without pointers, weights or
-// formats. It can be copied byte for byte, kept for a backward pass, and used for any number of dispatches
-// and combines of an exchange with the same configuration on the same rank. The accessors read host memory.
+/// A handle to a plan: one block of plan_bytes(config, ranks) bytes.
+///
+/// The block holds indices only: no pointers, weights or formats. It may be copied byte for byte, kept for a
+/// backward pass, and used for any number of dispatches and combines, on the same rank and by any exchange
+/// with the same placement, layout and sizes.
+///
+/// Ownership: copies of a handle refer to the same block. The block belongs to the lane (until its next
+/// dispatch), to the caller (over(), ReceiveBuffers::plan), or to the handles (copy()).
+///
+/// The accessors from rank() on read the block in host memory: bring a plan of a device backend to the host
+/// first. They require a plan that is complete, and indices that it has.
 class Plan {
  public:
   Plan() = default;
 
-  // Uses storage of the caller (aligned to 16 bytes) that must outlive the handle.
+  /// A plan in storage of the caller, aligned to 16 bytes, that must outlive the handle.
   static Plan over(void* storage, std::size_t bytes) { return Plan(storage, bytes, nullptr); }
 
   bool empty() const { return storage_ == nullptr; }
   void* storage() const { return storage_; }
   std::size_t bytes() const { return bytes_; }
 
-  // A plan of its own, independent of the lane's next dispatch.
+  /// A copy in host memory of its own, which the lane's next dispatch does not overwrite. The plan must be in
+  /// host memory.
   Plan copy() const;
 
-  int rank() const;
-  int ranks() const;
-  int tokens() const;  // N of this rank
+  int rank() const;    ///< the rank whose plan it is
+  int ranks() const;   ///< R
+  int tokens() const;  ///< N of this rank
   std::uint64_t placement_version() const;
-  std::int64_t total() const;    // rows on this rank, padding between groups included
-  std::int64_t dropped() const;  // routes (rank_major: rows) dropped on all ranks
+  std::int64_t total() const;    ///< rows on this rank, padding between groups included
+  std::int64_t dropped() const;  ///< routes dropped on all ranks together (rank_major: rows)
 
-  std::span<const std::int32_t> counts() const;  // [ranks, experts] routes of every rank to every expert
-  std::span<const std::int32_t> tokens_between() const;  // [ranks, ranks] tokens that rank s sends to rank d
-  std::span<const Source> sources() const;               // [total]
-  int destination(int token, int slot) const;            // rank, or -1 for a masked slot
-  std::int64_t row(int token, int slot) const;           // row there, or -1: masked or dropped
+  /// Routes of every rank to every expert, [R, E].
+  std::span<const std::int32_t> counts() const;
+  /// Tokens that rank s sends to rank d, at [s, d] of [R, R].
+  std::span<const std::int32_t> tokens_between() const;
+  /// Source of every row on this rank, [total].
+  std::span<const Source> sources() const;
+  /// Rank of the slot's expert; -1 for a masked slot.
+  int destination(int token, int slot) const;
+  /// Row of the slot on its destination; -1 if masked or dropped.
+  std::int64_t row(int token, int slot) const;
 
  private:
   Plan(void* storage, std::size_t bytes, std::shared_ptr<void> owner)
@@ -55,7 +70,7 @@ class Plan {
 
   void* storage_ = nullptr;
   std::size_t bytes_ = 0;
-  std::shared_ptr<void> owner_;
+  std::shared_ptr<void> owner_;  // null if the storage belongs to the lane or the caller
 };
 
 }  // namespace ferry

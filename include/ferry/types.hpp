@@ -1,4 +1,13 @@
-// Small words shared by every header.
+// Enumerations and limits that every other header uses, and the symbols in which shapes are written.
+//
+// Shapes of arrays are written in brackets, the slowest dimension first: [N, K].
+//
+//   N  tokens of this rank in this call              R  ranks of the group
+//   T  most tokens of a rank in a call (max_tokens)  E  experts of the layer, on all ranks together
+//   K  experts that a token chooses (top_k)          L  experts of one rank (local experts)
+//   H  columns of a token (hidden)                   G  groups of received rows: L, or R with rank_major
+//
+// A slot is one of a token's K choices. A route is a slot that holds an expert: (token, slot) -> expert.
 #pragma once
 
 #include <cstddef>
@@ -6,41 +15,54 @@
 
 namespace ferry {
 
+/// Type of floating-point values.
 enum class DType : int { bf16 = 0, fp16 = 1, fp32 = 2 };
+
+/// Type of expert ids.
 enum class IdType : int { int32 = 0, int64 = 1 };
 
+/// Bytes of one value.
 constexpr std::int64_t bytes_of(DType type) {
   return type == DType::fp32 ? 4 : 2;
 }
+/// Bytes of one id.
 constexpr std::int64_t bytes_of(IdType type) {
   return type == IdType::int64 ? 8 : 4;
 }
 
-// How received rows are arranged.
-//   expert_major   by local expert, then source rank, source token, slot; experts start aligned
-//   expert_padded  [local experts, capacity, hidden], the same order inside an expert
-//   rank_major     one row for each (source rank, token) with an expert here, by source rank, then token
+/// How dispatch arranges the rows that a rank receives. docs/contract.md gives the position of every row.
+///
+/// - `expert_major`: one array of rows, sorted by local expert, then source rank, source token and slot. The
+///   rows of an expert start at a multiple of `Config::alignment`.
+/// - `expert_padded`: [L, capacity, H], with the same order inside each expert.
+/// - `rank_major`: one row for each (source rank, token) that has an expert on this rank, sorted by source
+///   rank, then token. The caller sums a token's local experts before combine.
 enum class Layout : int { expert_major = 0, expert_padded = 1, rank_major = 2 };
 
-// How combine adds the rows of a token (y = output, v = an expert's row, w = its weight).
-//   partial    each rank adds its rows of the token in slot order, rounds once; home adds the ranks in order
-//   exact      every row goes home; home adds them in slot order; independent of ranks and placement
-//   unreduced  every row goes home and stays apart: [tokens, top_k, hidden]
+/// How combine adds a token's rows: y = sum of w * v over its slots, with v an expert's row and w its weight.
+///
+/// - `partial`: each rank adds its rows of the token in slot order and rounds once; the token's source rank
+///   adds these partial sums in rank order. Transfers the least.
+/// - `exact`: every row returns to the source rank, which adds them in slot order. The result does not depend
+///   on the number of ranks or the placement.
+/// - `unreduced`: every row returns and is not added: the result is [N, K, H].
 enum class Reduction : int { partial = 0, exact = 1, unreduced = 2 };
 
+/// The implementation that carries out an exchange: `reference` and `cpu` on host threads, `cuda` on GPUs.
 enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2 };
 
+/// Names as they are written above; "unknown" for a value that is not an enumerator. Static strings.
 const char* to_string(DType type);
 const char* to_string(Layout layout);
 const char* to_string(Reduction reduction);
 const char* to_string(BackendKind backend);
 
-// A stream of the backend. The CPU backends run in the caller's thread and take none.
+/// A stream of a device backend (cuda: a `cudaStream_t`; null is the default stream). Host backends use none.
 struct Stream {
   void* handle = nullptr;
 };
 
-inline constexpr int kMaxTopK = 32;
-inline constexpr int kMaxParts = 4;
+inline constexpr int kMaxTopK = 32;  ///< largest K
+inline constexpr int kMaxParts = 4;  ///< most parts of a row, see Format
 
 }  // namespace ferry

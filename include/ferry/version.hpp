@@ -1,10 +1,11 @@
+// The version of the library.
 #pragma once
 
 #include <string_view>
 
 namespace ferry {
 
-// The version of the library that is linked, "major.minor.patch".
+/// Version of the linked library, "major.minor.patch". Static and null-terminated.
 std::string_view version() noexcept;
 
 }  // namespace ferry

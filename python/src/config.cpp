@@ -146,7 +146,7 @@ void bind_sizes(nb::module_& module) {
       .def_ro("dispatch_staging", &Sizes::dispatch_staging, "symmetric: 2 * lanes * R*T messages")
       .def_ro("combine_staging", &Sizes::combine_staging, "symmetric: 2 * lanes * T*K or T*min(K,R) rows")
       .def_ro("signals", &Sizes::signals, "symmetric: flags, counts, refusals")
-      .def_ro("arrivals", &Sizes::received, "owned outputs of all lanes")
+      .def_ro("results", &Sizes::results, "owned outputs of all lanes")
       .def_ro("plans", &Sizes::plans, "plans and working memory of the lanes")
       .def_prop_ro("total", &Sizes::total, "the sum")
       .def("__repr__", [](const Sizes& s) {
@@ -230,7 +230,7 @@ Config config_of(const nb::kwargs& settings, BackendKind fallback) {
   if (config.placement.empty()) {
     check_alone(config);
   } else {
-    complete(config, config.placement.ranks());
+    complete_config(config, config.placement.ranks());
   }
   return config;
 }

@@ -4,13 +4,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "config.hpp"
 #include "exchange/configuration.hpp"
-#include "framework.hpp"
 #include "group.hpp"
-#include "owner.hpp"
+#include "process_owner.hpp"
 
 namespace ferry::python {
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "arguments.hpp"
+#include "arrays/arguments.hpp"
 #include "device.hpp"
 #include "dispatch_result.hpp"
 

@@ -9,7 +9,7 @@
 #include "bindings.hpp"
 #include "config.hpp"
 #include "interrupt.hpp"
-#include "owner.hpp"
+#include "process_owner.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

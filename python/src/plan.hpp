@@ -1,7 +1,7 @@
 // Plans as Python sees them.
 #pragma once
 
-#include "array.hpp"
+#include "arrays/array.hpp"
 #include "ferry/plan.hpp"
 #include "layout/plan_layout.hpp"
 #include "state.hpp"

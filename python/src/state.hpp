@@ -5,7 +5,7 @@
 #include <deque>
 #include <mutex>
 
-#include "array.hpp"
+#include "arrays/array.hpp"
 #include "ferry/exchange.hpp"
 
 namespace ferry::python {

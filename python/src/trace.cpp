@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "array.hpp"
+#include "arrays/array.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "ferry/error.hpp"
@@ -89,7 +89,7 @@ void bind_trace(nb::module_& module) {
       .def(
           "share",
           [](const Trace& t, int layer, int rank, int ranks, std::int64_t tokens, std::int64_t step) {
-            const Share part = share(t, {layer, rank, ranks, tokens, step});
+            const TracePartition part = partition(t, {layer, rank, ranks, tokens, step});
             const Shape shape{tokens, t.top_k};
             return nb::make_tuple(copied(part.ids, kInt32, shape), copied(part.weights, kFp32, shape));
           },

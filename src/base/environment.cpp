@@ -6,22 +6,23 @@ namespace ferry {
 
 namespace {
 
-void take(std::string& value, const char* name) {
-  const char* found = std::getenv(name);
-  if (found != nullptr && *found != '\0') value = found;
+// Sets `value` to the variable, unless that is not set or empty.
+void read_variable(std::string& value, const char* name) {
+  const char* text = std::getenv(name);
+  if (text != nullptr && *text != '\0') value = text;
 }
 
 }  // namespace
 
 Environment Environment::read() {
   Environment environment;
-  take(environment.shm_dir, "FERRY_SHM_DIR");
-  take(environment.mpi_module, "FERRY_MPI_MODULE");
-  take(environment.traces, "FERRY_TRACES");
+  read_variable(environment.shm_dir, "FERRY_SHM_DIR");
+  read_variable(environment.mpi_module, "FERRY_MPI_MODULE");
+  read_variable(environment.traces, "FERRY_TRACES");
   std::string jitter = "0";
-  take(jitter, "FERRY_JITTER");
+  read_variable(jitter, "FERRY_JITTER");
   environment.jitter = std::atoi(jitter.c_str());
-  take(environment.stall, "FERRY_STALL");
+  read_variable(environment.stall, "FERRY_STALL");
   return environment;
 }
 

@@ -1,4 +1,4 @@
-// Every environment variable that Ferry reads.
+// Every environment variable that the library reads.
 #pragma once
 
 #include <string>
@@ -6,18 +6,21 @@
 namespace ferry {
 
 struct Environment {
-  std::string shm_dir = "/dev/shm";  // FERRY_SHM_DIR: a tmpfs in which processes share memory
-  std::string mpi_module;  // FERRY_MPI_MODULE: path of the MPI module; empty: looked for beside Ferry
-  std::string traces;      // FERRY_TRACES: folder of routing traces; empty: none
+  // FERRY_SHM_DIR: the folder, on a tmpfs, of the files through which processes share memory.
+  std::string shm_dir = "/dev/shm";
+  // FERRY_MPI_MODULE: path of the MPI module. Empty: it is searched for beside the library.
+  std::string mpi_module;
+  // FERRY_TRACES: folder of recorded routing traces. Empty: none.
+  std::string traces;
 
-  int jitter =
-      0;  // FERRY_JITTER: percent of the stores, flags and polls of kernels that are delayed at random
-
-  // FERRY_STALL: what kernels of this process stop before (cuda/fault_injection.hpp), until the group has
-  // failed, which takes a rank elsewhere; empty: nothing
+  // FERRY_JITTER: percentage of the kernels' stores, flags and polls that are delayed at random.
+  int jitter = 0;
+  // FERRY_STALL: the point at which kernels of this process stop until the group has failed, which another
+  // rank must cause (cuda/protocol/fault_injection.hpp). Empty: none.
   std::string stall;
 
-  static Environment read();  // an empty variable counts as not set
+  // Reads the variables. An empty variable counts as not set.
+  static Environment read();
 };
 
 }  // namespace ferry

@@ -1,4 +1,4 @@
-// Errors of the operating system, with its own words.
+// Makes a SystemError from errno, with the operating system's text.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace ferry {
 
-// `text`: what was wanted. Call with errno read before anything else can change it.
+// `text`: what was attempted. Pass errno before another call can change it.
 inline SystemError system_error(const std::string& text, int error_number) {
   return SystemError(str(text, ": ", std::generic_category().message(error_number)), error_number);
 }

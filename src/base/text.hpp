@@ -1,4 +1,4 @@
-// Messages put together from parts.
+// Composes messages from values of any printable types.
 #pragma once
 
 #include <sstream>
@@ -6,6 +6,7 @@
 
 namespace ferry {
 
+// The parts, printed one after another: str("rank ", 3) is "rank 3".
 template <class... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream out;

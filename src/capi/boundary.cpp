@@ -40,7 +40,7 @@ ferry_status status_of(Kind kind) {
   return FERRY_OTHER;
 }
 
-int32_t kind_of(Kind kind) {
+int32_t record_kind_of(Kind kind) {
   switch (kind) {
     case Kind::timeout:
     case Kind::peer_lost:
@@ -58,8 +58,8 @@ int32_t kind_of(Kind kind) {
   }
 }
 
-// What the standard library throws when the system refuses something is a system error to the caller.
-ErrorRecord refused_by_system(const std::exception_ptr& error, int error_number) {
+// Exceptions of the standard library for refused requests (memory, files) become system errors.
+ErrorRecord system_error_record(const std::exception_ptr& error, int error_number) {
   ErrorRecord record = ErrorRecord::of(error);
   record.kind = Kind::system;
   record.error_number = error_number;
@@ -71,9 +71,9 @@ ErrorRecord current_error() noexcept {
   try {
     std::rethrow_exception(error);
   } catch (const std::bad_alloc&) {
-    return refused_by_system(error, ENOMEM);
+    return system_error_record(error, ENOMEM);
   } catch (const std::system_error& refused) {
-    return refused_by_system(error, refused.code().value());
+    return system_error_record(error, refused.code().value());
   } catch (...) {
     return ErrorRecord::of(error);
   }
@@ -82,7 +82,7 @@ ErrorRecord current_error() noexcept {
 ferry_error_record c_record_of(const ErrorRecord& record) {
   ferry_error_record c{};
   c.status = status_of(record.kind);
-  c.kind = kind_of(record.kind);
+  c.kind = record_kind_of(record.kind);
   c.wait = {.operation = static_cast<int32_t>(record.wait.operation),
             .call = record.wait.call,
             .rank = record.wait.rank,
@@ -104,7 +104,7 @@ ferry_error_record c_record_of(const ErrorRecord& record) {
 
 }  // namespace
 
-ferry_status remember_current() noexcept {
+ferry_status store_current_error() noexcept {
   last_error = current_error();
   return status_of(last_error.kind);
 }
@@ -138,7 +138,7 @@ const char* ferry_last_error(void) {
 }
 
 ferry_status ferry_last_record(ferry_error_record* record) {
-  const ferry_error_record last = c_record_of(last_error);  // before a failure here replaces it
+  const ferry_error_record last = c_record_of(last_error);  // copied before a failure below can replace it
   return guarded([&] { write_sized(record, last, "ferry_error_record"); });
 }
 

@@ -1,4 +1,4 @@
-// The border of the C interface: C++ errors become statuses here, and structs with a size become plain
+// What every function of the C interface needs: exceptions become statuses, and structs with a size become
 // values.
 #pragma once
 
@@ -13,56 +13,60 @@
 
 namespace ferry::capi {
 
-// Keeps the exception that is being handled as this thread's last error.
-ferry_status remember_current() noexcept;
+// Stores the exception that is being handled as this thread's last error, and returns its status.
+ferry_status store_current_error() noexcept;
 
-// Runs `body`; no exception gets past it.
+// Runs `body` and returns its status. Throws nothing.
 template <class Body>
 ferry_status guarded(const Body& body) noexcept {
   try {
     body();
     return FERRY_OK;
   } catch (...) {
-    return remember_current();
+    return store_current_error();
   }
 }
 
-// Throws what a function of the caller has returned: this thread's last error if it is of that status, or
-// else an error that names `function`. Does nothing for FERRY_OK.
+// Throws the status that a function of the caller has returned, unless it is FERRY_OK: as this thread's last
+// error if that has the same status, else as an error that names `function`.
 void raise(ferry_status status, const char* function);
 
+// Throws UsageError if the pointer is NULL.
 template <class T>
-T& required(T* pointer, const char* what) {
-  if (pointer == nullptr) throw UsageError(str(what, " is NULL"));
+T& required(T* pointer, const char* name) {
+  if (pointer == nullptr) throw UsageError(str(name, " is NULL"));
   return *pointer;
 }
 
-// The size that the caller has put first. One beyond any struct's is memory that nobody has set.
+// The size that the caller has set. A size beyond that of any struct means that the memory was not
+// initialised.
 template <class T>
 std::size_t checked_size(const T* given, const char* name) {
   constexpr std::size_t kMost = 1 << 16;
   const std::size_t size = required(given, name).size;
   if (size < sizeof size || size > kMost) {
-    throw UsageError(str(name, ": size = ", size, ", must be its sizeof, ", sizeof(T), " in this library"));
+    throw UsageError(str(name, ": size = ", size, ", must be sizeof(", name, "), which is ", sizeof(T),
+                         " in this library"));
   }
   return size;
 }
 
-// A struct of the caller's, whatever header that was built against.
+// Reads a struct of a caller built with this, an earlier or a later header.
 template <class T>
 T read_sized(const T* given, const char* name) {
   const std::size_t size = checked_size(given, name);
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] == 0) continue;
-    throw UnsupportedError(str(name, ": byte ", i, " of ", size, " is set, this library knows ", sizeof(T)));
+    throw UnsupportedError(str(name, ": byte ", i, " of ", size, " is set, but this library knows ",
+                               sizeof(T), " bytes: use a newer library, or leave later fields zero"));
   }
-  T taken{};
-  std::memcpy(&taken, given, std::min(size, sizeof(T)));
-  return taken;
+  T value{};
+  std::memcpy(&value, given, std::min(size, sizeof(T)));
+  return value;
 }
 
-// Fills as much of the caller's struct as it has room for, and the rest with zero.
+// Writes as much of `value` as the caller's struct has room for, and zeros to the rest of the struct.
 template <class T>
 void write_sized(T* given, T value, const char* name) {
   const std::size_t size = checked_size(given, name);

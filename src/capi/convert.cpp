@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint32_t kFp8Flags = FERRY_FP8_COLUMNS | FERRY_FP8_POWER_OF_TWO | FERRY_FP8_PACKED;
 
-// These cross the border as pointers to the same memory.
+// Pointers to these structs are cast from one interface to the other.
 static_assert(sizeof(ferry_source) == sizeof(Source) &&
               offsetof(ferry_source, slot) == offsetof(Source, slot));
 static_assert(sizeof(ferry_host_totals) == sizeof(HostTotals) &&
@@ -19,12 +19,12 @@ static_assert(FERRY_MAX_PARTS == kMaxParts && FERRY_MAX_TOP_K == kMaxTopK);
 Placement to_placement(const ferry_config& config, int ranks) {
   if (config.expert_rank == nullptr && config.expert_local == nullptr) return {};
   if (config.expert_rank == nullptr || config.expert_local == nullptr) {
-    throw UsageError("ferry_config: expert_rank and expert_local go together");
+    throw UsageError("ferry_config: expert_rank and expert_local go together: set both or neither");
   }
-  std::vector<ExpertLocation> places;
+  std::vector<ExpertLocation> locations;
   for (std::int32_t e = 0; e < config.experts; ++e)
-    places.push_back({config.expert_rank[e], config.expert_local[e]});
-  return Placement::table(std::move(places), ranks, config.placement_version);
+    locations.push_back({config.expert_rank[e], config.expert_local[e]});
+  return Placement::table(std::move(locations), ranks, config.placement_version);
 }
 
 ferry_format c_format_of(const Format& format) {
@@ -49,7 +49,7 @@ std::optional<Format> to_format(const ferry_format& given) {
       std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });
   if (given.flags != 0 && (kind != FormatKind::fp8_e4m3 || (given.flags & ~kFp8Flags) != 0)) {
     throw UsageError(str("ferry_format.flags = ", given.flags, " for kind ", given.kind,
-                         ": only fp8_e4m3 takes flags, at most ", kFp8Flags));
+                         ": only fp8_e4m3 takes flags, a sum of FERRY_FP8_... up to ", kFp8Flags));
   }
   if (parts && kind != FormatKind::raw) {
     throw UsageError(str("ferry_format.part_bytes is set for kind ", given.kind, ": only raw has parts"));
@@ -87,8 +87,8 @@ Config to_config(const ferry_config& given, int ranks) {
   config.reduction = to_reduction(given.reduction).value_or(defaults.reduction);
   config.lanes = given.lanes == 0 ? defaults.lanes : given.lanes;
   config.deadline = given.deadline == 0 ? defaults.deadline : given.deadline;
-  config.own_receive_buffers = given.bring_memory == 0;
-  config.check_calls = given.check_apart == 0;
+  config.own_receive_buffers = given.external_receive_buffers == 0;
+  config.check_calls = given.manual_check == 0;
   return config;
 }
 
@@ -112,14 +112,14 @@ Plan to_plan(const ferry_plan& plan) {
   return plan.storage == nullptr ? Plan() : Plan::over(plan.storage, plan.bytes);
 }
 
-ReceiveBuffers to_memory(const ferry_receive_buffers& given) {
-  ReceiveBuffers memory;
-  std::copy(given.parts, given.parts + kMaxParts, memory.parts.begin());
-  memory.weight = given.weight;
-  memory.local_ids = given.local_ids;
-  memory.group_of_row = given.group_of_row;
-  memory.plan = given.plan;
-  return memory;
+ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given) {
+  ReceiveBuffers buffers;
+  std::copy(given.parts, given.parts + kMaxParts, buffers.parts.begin());
+  buffers.weight = given.weight;
+  buffers.local_ids = given.local_ids;
+  buffers.group_of_row = given.group_of_row;
+  buffers.plan = given.plan;
+  return buffers;
 }
 
 Outputs to_outputs(const ferry_rows& rows) {
@@ -148,8 +148,8 @@ ferry_config to_c(const Config& config) {
   c.reduction = static_cast<std::int32_t>(config.reduction) + 1;
   c.lanes = config.lanes;
   c.deadline = config.deadline;
-  c.bring_memory = !config.own_receive_buffers;
-  c.check_apart = !config.check_calls;
+  c.external_receive_buffers = !config.own_receive_buffers;
+  c.manual_check = !config.check_calls;
   return c;
 }
 

@@ -1,5 +1,5 @@
-// Values of the C interface as values of the C++ one, and back. What no C++ type can hold, such as the number
-// of an unknown enumerator, throws UsageError; everything else is left to the checks of the C++ interface.
+// Converts values of the C interface to the C++ interface, and back. Numbers that are not enumerators throw
+// UsageError; all other checks are those of the C++ interface.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace ferry::capi {
 
-// `last` is the highest number known.
+// Converts a number to an enumerator, of which `last` is the highest.
 template <class Enum>
 Enum to_enum(std::int32_t value, Enum last, const char* field) {
   if (value < 0 || value > static_cast<std::int32_t>(last)) {
@@ -20,11 +20,11 @@ Enum to_enum(std::int32_t value, Enum last, const char* field) {
   return static_cast<Enum>(value);
 }
 
-// For fields in which 0 leaves the choice open: the C++ enumerators follow from 1.
+// Converts a field in which 0 selects the default, and so C's numbers are those of C++ plus 1.
 template <class Enum>
 std::optional<Enum> to_choice(std::int32_t value, Enum last, const char* field) {
-  const std::int32_t most = static_cast<std::int32_t>(last) + 1;
-  if (value < 0 || value > most) throw UsageError(str(field, " = ", value, ", must be 0 to ", most));
+  const std::int32_t highest = static_cast<std::int32_t>(last) + 1;
+  if (value < 0 || value > highest) throw UsageError(str(field, " = ", value, ", must be 0 to ", highest));
   if (value == 0) return std::nullopt;
   return static_cast<Enum>(value - 1);
 }
@@ -37,11 +37,11 @@ Config to_config(const ferry_config& config, int ranks);
 Tokens to_tokens(const ferry_tokens& tokens);
 Ids to_ids(const void* ids, std::int32_t type);
 Plan to_plan(const ferry_plan& plan);
-ReceiveBuffers to_memory(const ferry_receive_buffers& memory);
+ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& buffers);
 Outputs to_outputs(const ferry_rows& rows);
 Result to_result(const ferry_rows& rows);
 
-// Without the placement, which needs storage.
+// Without the placement arrays, for which ferry_exchange has storage.
 ferry_config to_c(const Config& config);
 ferry_sizes to_c(const Sizes& sizes);
 ferry_dispatch_result to_c(const DispatchResult& received);

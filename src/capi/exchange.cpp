@@ -8,7 +8,8 @@
 namespace ferry::capi {
 namespace {
 
-// Construction is collective: a configuration that cannot even be read is refused where the peers hear of it.
+// Construction is collective. If this rank's configuration cannot be converted, the peers' construction must
+// end too.
 Config config_or_refuse(const Rank& rank, const ferry_config* given) {
   try {
     return to_config(read_sized(given, "ferry_config"), rank.size());
@@ -61,14 +62,14 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane) {
 }
 
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
-                                        ferry_dispatch_result* received) {
+                                        ferry_dispatch_result* result) {
   return guarded([&] {
     const DispatchResult& last = required(exchange, "exchange").exchange.last_dispatch_result(lane);
-    write_sized(received, to_c(last), "ferry_dispatch_result");
+    write_sized(result, to_c(last), "ferry_dispatch_result");
   });
 }
 
-ferry_status ferry_load(const ferry_exchange* exchange, ferry_load_counts* counts) {
+ferry_status ferry_get_load_counts(const ferry_exchange* exchange, ferry_load_counts* counts) {
   return guarded([&] {
     const LoadCounts load = required(exchange, "exchange").exchange.load();
     ferry_load_counts c{};

@@ -6,12 +6,12 @@
 namespace ferry::capi {
 namespace {
 
-// `start` makes the group; the caller of the C interface owns the handle.
-template <class Start>
-ferry_status make_group(ferry_group** group, const Start& start) {
+// Returns a handle, which the caller owns, to the group that `construct` returns.
+template <class Construct>
+ferry_status make_group(ferry_group** group, const Construct& construct) {
   return guarded([&] {
     required(group, "group");
-    *group = new ferry_group{start()};
+    *group = new ferry_group{construct()};
   });
 }
 
@@ -33,9 +33,9 @@ Bootstrap to_bootstrap(const ferry_bootstrap* given) {
   return bootstrap;
 }
 
-// For queries that answer with a number, -1 for NULL.
+// The number that `query` returns for the handle; -1 for NULL.
 template <class Handle, class Query>
-int number_of(const Handle* handle, const Query& query) {
+int query_number(const Handle* handle, const Query& query) {
   int number = -1;
   guarded([&] { number = query(required(handle, "handle")); });
   return number;
@@ -66,7 +66,7 @@ void ferry_group_destroy(ferry_group* group) {
 }
 
 int ferry_group_size(const ferry_group* group) {
-  return number_of(group, [](const ferry_group& known) { return known.group.size(); });
+  return query_number(group, [](const ferry_group& handle) { return handle.group.size(); });
 }
 
 ferry_status ferry_group_set_deadline(ferry_group* group, double seconds) {
@@ -85,15 +85,15 @@ ferry_status ferry_group_run(ferry_group* group, ferry_body body, void* user) {
 }
 
 int ferry_rank_index(const ferry_rank* rank) {
-  return number_of(rank, [](const ferry_rank& known) { return known.rank.index(); });
+  return query_number(rank, [](const ferry_rank& handle) { return handle.rank.index(); });
 }
 
 int ferry_rank_size(const ferry_rank* rank) {
-  return number_of(rank, [](const ferry_rank& known) { return known.rank.size(); });
+  return query_number(rank, [](const ferry_rank& handle) { return handle.rank.size(); });
 }
 
 int ferry_rank_same_process(const ferry_rank* rank) {
-  return number_of(rank, [](const ferry_rank& known) { return known.rank.same_process() ? 1 : 0; });
+  return query_number(rank, [](const ferry_rank& handle) { return handle.rank.same_process() ? 1 : 0; });
 }
 
 ferry_status ferry_rank_topology(const ferry_rank* rank, int* nodes, int* local_ranks) {
@@ -109,7 +109,8 @@ ferry_status ferry_rank_topology(const ferry_rank* rank, int* nodes, int* local_
 ferry_status ferry_rank_all_gather(const ferry_rank* rank, const void* mine, void* all, size_t bytes) {
   return guarded([&] {
     required(rank, "rank");
-    if (bytes > 0 && (mine == nullptr || all == nullptr)) throw UsageError("all_gather: no memory given");
+    if (bytes > 0 && (mine == nullptr || all == nullptr))
+      throw UsageError("all_gather: mine and all must not be NULL");
     rank->rank.all_gather(mine, all, bytes);
   });
 }

@@ -1,4 +1,4 @@
-// What stands behind the handles of the C interface.
+// The objects behind the opaque handles of the C interface.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct ferry_rank {
 
 struct ferry_exchange {
   ferry_exchange(ferry::Rank rank, const ferry::Config& config) : exchange(std::move(rank), config) {
-    for (const ferry::ExpertLocation& place : exchange.config().placement.places()) {
-      expert_rank.push_back(place.rank);
-      expert_local.push_back(place.local);
+    for (const ferry::ExpertLocation& location : exchange.config().placement.places()) {
+      expert_rank.push_back(location.rank);
+      expert_local.push_back(location.local);
     }
   }
 
   ferry::Exchange exchange;
-  std::vector<std::int32_t> expert_rank, expert_local;  // the placement as ferry_exchange_config shows it
+  std::vector<std::int32_t> expert_rank, expert_local;  // [E] the placement, for ferry_exchange_config
 };

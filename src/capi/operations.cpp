@@ -7,7 +7,8 @@ namespace {
 
 static_assert(sizeof(ferry_step_metadata) == sizeof(StepMetadata));
 
-// Arguments that have no C++ form end the peers' call too, as those do that the exchange refuses itself.
+// Arguments that cannot be converted end the peers' call too, like arguments that the exchange itself
+// refuses.
 template <class Convert>
 decltype(auto) convert_or_refuse(Exchange& exchange, Operation operation, int lane, const Convert& convert) {
   try {
@@ -18,6 +19,7 @@ decltype(auto) convert_or_refuse(Exchange& exchange, Operation operation, int la
   }
 }
 
+// The arguments of a dispatch, converted.
 struct DispatchInput {
   Tokens tokens;
   Ids ids;
@@ -30,7 +32,7 @@ struct DispatchInput {
 DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
   return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
     if (args.ids != nullptr && args.plan.storage != nullptr) {
-      throw UsageError("dispatch: ids and a plan exclude each other");
+      throw UsageError("dispatch: ids and a plan exclude each other: pass one of them");
     }
     return {.tokens = to_tokens(args.tokens),
             .ids = to_ids(args.ids, args.id_type),
@@ -39,7 +41,7 @@ DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
             .options = {.format = to_format(args.format),
                         .lane = args.lane,
                         .sm_limit = args.sm_limit,
-                        .memory = to_memory(args.memory),
+                        .memory = to_receive_buffers(args.memory),
                         .apply_weights = args.apply_weights != 0,
                         .dot_rows = args.dot_rows},
             .stream = {args.stream}};
@@ -55,33 +57,35 @@ DispatchInput to_input(Exchange& exchange, const ferry_combine_backward_args& ar
             .options = {.format = to_format(args.format),
                         .lane = args.lane,
                         .sm_limit = args.sm_limit,
-                        .memory = to_memory(args.memory)},
+                        .memory = to_receive_buffers(args.memory)},
             .stream = {args.stream}};
   });
 }
 
-// Runs a dispatch and hands its arrivals out. What check() finds ends the call with an error although its
-// rows have arrived.
+// Runs `dispatch` and writes its result, also when it ends with an error of check(): then the rows were
+// received.
 template <class Dispatch>
-void deliver(const Exchange& exchange, int lane, ferry_dispatch_result* received, const Dispatch& dispatch) {
-  const auto deliver = [&](const DispatchResult& arrived) {
-    if (received != nullptr) write_sized(received, to_c(arrived), "ferry_dispatch_result");
+void write_result_of(const Exchange& exchange, int lane, ferry_dispatch_result* result,
+                     const Dispatch& dispatch) {
+  const auto write = [&](const DispatchResult& received) {
+    if (result != nullptr) write_sized(result, to_c(received), "ferry_dispatch_result");
   };
-  deliver({});  // nothing has arrived yet, and a wrong size must be known before the call
+  write({});  // zeroes the struct in case of another error, and refuses a wrong size before the call
   try {
-    deliver(dispatch());
+    write(dispatch());
   } catch (const OverflowError&) {
-    deliver(exchange.last_dispatch_result(lane));
+    write(exchange.last_dispatch_result(lane));
     throw;
   } catch (const BadIdError&) {
-    deliver(exchange.last_dispatch_result(lane));
+    write(exchange.last_dispatch_result(lane));
     throw;
   } catch (const BadSourceError&) {
-    deliver(exchange.last_dispatch_result(lane));
+    write(exchange.last_dispatch_result(lane));
     throw;
   }
 }
 
+// The arguments of a combine, converted.
 struct CombineInput {
   Outputs outputs;
   Plan plan;
@@ -114,7 +118,7 @@ ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* g
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_dispatch_args");
-    deliver(exchange, args.lane, args.result, [&] {
+    write_result_of(exchange, args.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
       return in.plan.empty() ? exchange.dispatch(in.tokens, in.ids, in.weights, in.options, in.stream)
                              : exchange.dispatch(in.tokens, in.plan, in.weights, in.options, in.stream);
@@ -135,8 +139,8 @@ ferry_status ferry_dispatch_receive(ferry_exchange* handle, const ferry_dispatch
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_dispatch_receive_args");
-    deliver(exchange, args.lane, args.result,
-            [&] { return exchange.dispatch_receive(args.lane, {args.stream}); });
+    write_result_of(exchange, args.lane, args.result,
+                    [&] { return exchange.dispatch_receive(args.lane, {args.stream}); });
   });
 }
 
@@ -168,7 +172,7 @@ ferry_status ferry_combine_backward(ferry_exchange* handle, const ferry_combine_
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_combine_backward_args");
-    deliver(exchange, args.lane, args.result, [&] {
+    write_result_of(exchange, args.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
       return exchange.combine_backward(in.tokens, in.plan, in.weights, {.data = args.outputs}, args.d_weights,
                                        in.options, in.stream);

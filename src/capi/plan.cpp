@@ -13,19 +13,22 @@ constexpr std::size_t kAlign = 16;
 
 void check_storage(const void* storage) {
   if (reinterpret_cast<std::uintptr_t>(storage) % kAlign != 0) {
-    throw UsageError(str("plan: storage must be at a multiple of ", kAlign, " bytes"));
+    throw UsageError(str("plan: the address of the storage, ", storage, ", is not a multiple of ", kAlign));
   }
 }
 
-// The C++ accessors trust their plan; here it may be any bytes.
+// Checks the plan, because the C++ accessors trust theirs.
 const PlanHeader& checked_header(const ferry_plan* given) {
   const ferry_plan& plan = required(given, "ferry_plan");
-  if (plan.storage == nullptr) throw UsageError("plan: none given");
+  if (plan.storage == nullptr) throw UsageError("plan: empty: its storage is NULL");
   check_storage(plan.storage);
-  if (plan.bytes < sizeof(PlanHeader)) throw UsageError(str("plan: storage of ", plan.bytes, " bytes"));
+  if (plan.bytes < sizeof(PlanHeader)) {
+    throw UsageError(
+        str("plan: storage of ", plan.bytes, " bytes, a plan takes at least ", sizeof(PlanHeader)));
+  }
   const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage);
   if (header.magic != kPlanMagic || header.check != header_check(header)) {
-    throw UsageError("plan: unfinished or damaged: its header does not agree with itself");
+    throw UsageError("plan: unfinished or damaged: the checksum of its header is wrong");
   }
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, header.shape).bytes);
   if (plan.bytes < bytes) {
@@ -62,8 +65,8 @@ ferry_status ferry_plan_route(const ferry_plan* given, int token, int slot, int3
   return guarded([&] {
     const PlanHeader& header = checked_header(given);
     if (token < 0 || token >= header.tokens || slot < 0 || slot >= header.shape.top_k) {
-      throw UsageError(str("plan: no token ", token, ", slot ", slot, " in a plan of ", header.tokens,
-                           " tokens with ", header.shape.top_k, " slots"));
+      throw UsageError(str("plan: token ", token, ", slot ", slot, " does not exist: the plan has ",
+                           header.tokens, " tokens with ", header.shape.top_k, " slots each"));
     }
     required(rank, "rank");
     required(row, "row");
@@ -80,7 +83,7 @@ ferry_status ferry_plan_copy(const ferry_plan* plan, void* storage, size_t bytes
     required(copy, "copy");
     if (storage == nullptr || bytes < needed) {
       throw UsageError(
-          str("plan: ", storage == nullptr ? 0 : bytes, " bytes for a copy that takes ", needed));
+          str("plan: storage of ", storage == nullptr ? 0 : bytes, " bytes for a copy that takes ", needed));
     }
     check_storage(storage);
     std::memcpy(storage, plan->storage, needed);

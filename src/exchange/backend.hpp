@@ -1,4 +1,4 @@
-// What an exchange asks of a backend: one object for each exchange and rank.
+// The interface between Exchange, which checks arguments, and a backend, which carries out the calls.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ferry {
 
-// What check() raises, gathered by a lane's calls since the last check. Zero counts mean nothing happened.
+// What a lane's calls have found since the last check(), which raises it. A count of 0 means "none".
 struct CallDiagnostics {
   BadId bad_id;
   BadSource bad_source;
@@ -17,16 +17,16 @@ struct CallDiagnostics {
 };
 
 struct Capabilities {
-  bool device_memory = false;  // tokens, ids and rows lie in device memory
-  bool streams = false;
+  bool device_memory = false;  // tokens, ids, rows and plans are in device memory
+  bool streams = false;        // calls are enqueued on a stream
 };
 
-// A dispatch, checked and complete: every default is filled in. Exactly one of `ids` and `plan` is given.
+// The arguments of a dispatch, checked, with every default filled in.
 struct DispatchCall {
   int lane = 0;
   Tokens tokens{};
-  Ids ids{};
-  Plan plan{};
+  Ids ids{};    // empty if `plan` is given
+  Plan plan{};  // empty if `ids` are given
   const float* weights = nullptr;
   Format format{};
   ReceiveBuffers memory{};
@@ -35,22 +35,25 @@ struct DispatchCall {
   int sm_limit = 0;
 };
 
+// The arguments of a combine, checked, with every default filled in.
 struct CombineCall {
   int lane = 0;
   Outputs outputs{};
   Plan plan{};
   Result result{};
-  const float* row_weights = nullptr;   // one a row
-  const float* topk_weights = nullptr;  // [N, K]; with partial only in the fused form
+  const float* row_weights = nullptr;   // [total]
+  const float* topk_weights = nullptr;  // [N, K]; with partial in the fused form only
   Reduction reduction = Reduction::partial;
   const float* row_values = nullptr;
   float* route_values = nullptr;
   int sm_limit = 0;
 };
 
-// Calls of a lane come in order; calls of different lanes may come from different threads at once. Waits
-// inside end with TimeoutError, PeerLostError, or with the error of a peer that refused or of options that
-// differ.
+// A backend: one object for each exchange and rank.
+//
+// Exchange issues the calls of a lane one after another; calls of different lanes may run in different
+// threads at once. A wait inside a call ends with TimeoutError, PeerLostError, the error of a peer that
+// refused the call, or a UsageError if the ranks' options differ.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -58,12 +61,13 @@ class Backend {
   virtual Capabilities capabilities() const = 0;
   virtual Sizes sizes() const = 0;
 
-  // The fused forms. Tokens, ids, weights and outputs stay the caller's until these return, so a backend may
-  // read them late. `combine` also takes home weights with partial.
+  // The fused forms. The caller keeps tokens, ids, weights and outputs unchanged until these return, so a
+  // backend may read them late. Only the fused combine takes topk_weights with partial.
   virtual DispatchResult dispatch(const DispatchCall& call, Stream stream) = 0;
   virtual void combine(const CombineCall& call, Stream stream) = 0;
 
-  // The halves. What a send half was given may be reused after it; plan, result and home weights stay.
+  // The phases of the split form. The caller may reuse the inputs of a send phase when it returns, apart from
+  // the plan, the result and topk_weights, which it keeps until the receive phase is done.
   virtual void dispatch_send(const DispatchCall& call, Stream stream) = 0;
   virtual DispatchResult dispatch_receive(int lane, Stream stream) = 0;
   virtual void combine_send(const CombineCall& call, Stream stream) = 0;
@@ -71,36 +75,37 @@ class Backend {
   virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
                             Stream stream) = 0;
   virtual const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) = 0;
-  // Device backends: the count lies in device memory.
+  // Device backends: `count` is in device memory. Others throw UnsupportedError.
   virtual const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream);
 
-  // This rank's own call is refused: takes its number and tells the peers, whose call ends with the same
-  // error.
+  // Refuses this rank's next call: it uses up the call's number and publishes `error`, with which the peers'
+  // call of that number ends.
   virtual void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept = 0;
 
-  // Device backends: waits for the stream and throws what ended a call of the lane since the last look.
+  // Device backends: waits for the stream, then as raise_device_error().
   virtual void synchronize(int, Stream) {}
-  // Device backends: throws what has ended a call of the lane, without waiting.
+  // Device backends: throws the error that has ended a call of the lane since the last report. Does not wait.
   virtual void raise_device_error(int) {}
 
-  // What the lane's calls have found, cleared by reading.
+  // Returns the lane's diagnostics and clears them.
   virtual CallDiagnostics take_diagnostics(int lane) = 0;
 
   virtual LoadCounts load() const = 0;
   virtual WireCounts wire_counts() const = 0;
 };
 
-// What a build without the backend cuda says when it is asked for it.
+// Message of the UnsupportedError in a build without the cuda backend.
 inline constexpr const char* kNoCudaBackend =
     "this build of ferry has no cuda backend: build it with -D FERRY_CUDA=ON";
 
-// Throws UnsupportedError when this build or machine has no such backend. `config` is complete.
+// Collective. Creates the backend that `config`, which is complete, names. Throws UnsupportedError if this
+// build or machine does not have it.
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config);
 
-// What an exchange of this backend will map on a rank.
+// Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, int rank);
 Sizes cuda_backend_sizes(const Config& config, int rank);

@@ -11,57 +11,63 @@
 namespace ferry {
 namespace {
 
-constexpr std::int64_t kAlign = 16;  // of rows, in bytes: what one access moves
+constexpr std::int64_t kAlign = 16;  // bytes of one access: rows start at multiples of it
 
 bool aligned(const void* pointer, std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-void check_type(const char* what, DType type) {
+// `name`: the argument's name in messages.
+void check_type(const char* name, DType type) {
   if (const auto number = static_cast<int>(type); number < 0 || number > 2) {
-    throw UsageError(str(what, ": no type has the number ", number));
+    throw UsageError(str(name, ": type = ", number, ", must be 0 (bf16), 1 (fp16) or 2 (fp32)"));
   }
 }
 
-// `what`: its name, in pieces, put together if it is needed.
-template <class... What>
-void check_address(int rank, const void* data, const What&... what) {
+// `name`: the argument's name in messages, as parts, so that it is composed only when it is needed.
+template <class... Name>
+void check_address(int rank, const void* data, const Name&... name) {
   if (aligned(data, kAlign)) return;
-  throw UsageError(
-      str(what..., ": at address ", data, " on rank ", rank, ", must be at a multiple of ", kAlign));
+  throw UsageError(str(name..., ": address ", data, " on rank ", rank, " is not a multiple of ", kAlign));
 }
 
-// Rows of `row_bytes`, `stride` apart (0: dense), that are read or written.
-void check_rows(const char* what, int rank, const void* data, std::int64_t stride, std::int64_t row_bytes) {
-  if (data == nullptr) throw UsageError(str(what, ": no memory given on rank ", rank));
-  check_address(rank, data, what);
+// Checks rows of `row_bytes` bytes each, `stride` bytes apart (0: dense).
+void check_rows(const char* name, int rank, const void* data, std::int64_t stride, std::int64_t row_bytes) {
+  if (data == nullptr) throw UsageError(str(name, ": the address is null on rank ", rank));
+  check_address(rank, data, name);
   if (stride != 0 && (stride < row_bytes || stride % kAlign != 0)) {
-    throw UsageError(str(what, ": stride = ", stride, " bytes for rows of ", row_bytes, " on rank ", rank,
-                         ", must be at least that and a multiple of ", kAlign));
+    throw UsageError(str(name, ": stride = ", stride, " bytes on rank ", rank,
+                         ", must be 0 (dense), or at least the ", row_bytes,
+                         " bytes of a row and a multiple of ", kAlign));
   }
 }
 
 void check_message_fits(const Config& config, const Format& format) {
   const std::int64_t largest = message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
-  const std::int64_t wanted = message_layout(parts_of(format, config.hidden), config.top_k).bytes;
-  if (wanted > largest) {
-    throw UsageError(str("dispatch: a message of format ", to_string(format), " takes ", wanted,
-                         " bytes, the configuration (", to_string(config.format), ") has ", largest));
+  const std::int64_t needed = message_layout(parts_of(format, config.hidden), config.top_k).bytes;
+  if (needed > largest) {
+    throw UsageError(str("dispatch: a message of format ", to_string(format), " takes ", needed,
+                         " bytes, but the configuration's format ", to_string(config.format),
+                         " has room for ", largest, ": configure the larger format"));
   }
 }
 
-void check_weighing(const Config& config, int rank, const DispatchCall& call) {
-  const bool typed = call.format.kind != FormatKind::fp8_e4m3 && call.format.kind != FormatKind::raw;
-  if ((call.apply_weights || call.dot_rows != nullptr) && !typed) {
-    throw UsageError(
-        str("dispatch: rows of format ", to_string(call.format), " cannot be weighed or multiplied"));
-  }
-  if ((call.apply_weights || call.dot_rows != nullptr) && config.layout == Layout::rank_major) {
-    throw UsageError("dispatch: a rank_major row stands for several routes: it has no one weight");
+void check_row_arithmetic(const Config& config, int rank, const DispatchCall& call) {
+  if (call.apply_weights || call.dot_rows != nullptr) {
+    if (call.format.kind == FormatKind::fp8_e4m3 || call.format.kind == FormatKind::raw) {
+      throw UsageError(
+          str("dispatch: apply_weights and dot_rows need format bf16, fp16 or fp32, this call's is ",
+              to_string(call.format)));
+    }
+    if (config.layout == Layout::rank_major) {
+      throw UsageError(
+          "dispatch: apply_weights and dot_rows need an expert layout: a rank_major row stands for several "
+          "routes");
+    }
   }
   if (call.apply_weights && call.weights == nullptr && call.tokens.count > 0) {
     throw UsageError(str("dispatch: apply_weights needs weights for the ", call.tokens.count,
-                         " tokens of rank ", rank, ", none are given"));
+                         " tokens of rank ", rank, ", but weights is null"));
   }
 }
 
@@ -70,8 +76,8 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
   for (int p = 0; p < parts.count; ++p) {
     const void* part = call.memory.parts[static_cast<std::size_t>(p)];
     if (part == nullptr && !config.own_receive_buffers && row_capacity(config, rank) > 0) {
-      throw UsageError(str("dispatch: own_receive_buffers is off and no memory was given for part ", p,
-                           " on rank ", rank));
+      throw UsageError(str("dispatch: own_receive_buffers is off, so memory.parts[", p,
+                           "] must be passed; it is null on rank ", rank));
     }
     check_address(rank, part, "dispatch: memory of part ", p);
   }
@@ -83,61 +89,60 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
 void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in) {
   const std::int64_t tokens = call.tokens.count;
   if (tokens < 0 || tokens > config.max_tokens) {
-    throw UsageError(
-        str("dispatch: ", tokens, " tokens on rank ", rank, ", max_tokens is ", config.max_tokens));
+    throw UsageError(str("dispatch: ", tokens, " tokens on rank ", rank, ", max_tokens is ",
+                         config.max_tokens, ": pass fewer tokens, or configure more"));
   }
   check_type("tokens", call.tokens.type);
   if (const auto number = static_cast<int>(call.ids.type); number < 0 || number > 1) {
-    throw UsageError(str("ids: no type has the number ", number));
+    throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
   }
   check_format(call.format, config.hidden, call.tokens.type);
   check_message_fits(config, call.format);
-  check_weighing(config, rank, call);
+  check_row_arithmetic(config, rank, call);
   check_receive_buffers(config, rank, call);
   if (!call.plan.empty()) {
     check_plan(config, rank, call.plan, plan_in);
     if (plan_in == PlanIn::host && call.plan.tokens() != tokens) {
       throw UsageError(
-          str("dispatch: ", tokens, " tokens with a plan of ", call.plan.tokens(), " on rank ", rank));
+          str("dispatch: ", tokens, " tokens on rank ", rank, ", but its plan is for ", call.plan.tokens()));
     }
   }
   if (call.tokens.device_count != nullptr && plan_in == PlanIn::host) {
-    throw UnsupportedError("dispatch: this backend reads no counts from device memory");
+    throw UnsupportedError("dispatch: this backend cannot read device_count: set tokens.count instead");
   }
   if (tokens == 0) return;
   if (call.plan.empty() && call.ids.data == nullptr) {
-    throw UsageError(str("dispatch: no ids given for the ", tokens, " tokens of rank ", rank));
+    throw UsageError(str("dispatch: ids is null for the ", tokens, " tokens of rank ", rank));
   }
   const PartList parts = parts_of(call.format, config.hidden);
   for (int p = 0; p < parts.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
-    const bool values = call.format.kind == FormatKind::fp8_e4m3;  // enter in their own type, scales do not
-    const std::int64_t row = values ? config.hidden * bytes_of(call.tokens.type) : parts.part[p].row_bytes;
-    if (values && p > 0) break;
-    check_rows("tokens", rank, call.tokens.parts[i], call.tokens.strides[i], row);
+    // fp8: dispatch quantises values of another type, so the caller passes part 0 only, in that type.
+    const bool quantised = call.format.kind == FormatKind::fp8_e4m3;
+    const std::int64_t row_bytes =
+        quantised ? config.hidden * bytes_of(call.tokens.type) : parts.part[p].row_bytes;
+    if (quantised && p > 0) break;
+    check_rows("tokens", rank, call.tokens.parts[i], call.tokens.strides[i], row_bytes);
   }
-}
-
-std::int64_t made_by(const Plan& plan) {
-  if (plan.empty()) return 0;
-  return static_cast<std::int64_t>(static_cast<const PlanHeader*>(plan.storage())->call);
 }
 
 namespace {
 
-bool is_whole(const PlanHeader& header) {
+bool is_intact(const PlanHeader& header) {
   return header.magic == kPlanMagic && header.check == header_check(header);
 }
 
-// As far as a plan's header tells: the rest of what decides places is in there as one number.
-std::string difference(const PlanShape& of_plan, const PlanShape& wanted) {
-  const auto differ = [](const char* name, std::int64_t has, std::int64_t wants) {
-    return has == wants ? std::string() : str("; ", name, " = ", has, " there, ", wants, " here");
+// Names the fields in which a plan's shape differs from this exchange's. The header holds everything else
+// that decides row positions as one hash, in which no difference can be named.
+std::string difference(const PlanShape& of_plan, const PlanShape& of_exchange) {
+  const auto differ = [](const char* name, std::int64_t plan, std::int64_t exchange) {
+    return plan == exchange ? std::string() : str("; ", name, " = ", plan, " there, ", exchange, " here");
   };
-  return str(differ("ranks", of_plan.ranks, wanted.ranks), differ("experts", of_plan.experts, wanted.experts),
-             differ("top_k", of_plan.top_k, wanted.top_k),
-             differ("max_tokens", of_plan.max_tokens, wanted.max_tokens),
-             differ("most rows", of_plan.capacity, wanted.capacity));
+  return str(differ("ranks", of_plan.ranks, of_exchange.ranks),
+             differ("experts", of_plan.experts, of_exchange.experts),
+             differ("top_k", of_plan.top_k, of_exchange.top_k),
+             differ("max_tokens", of_plan.max_tokens, of_exchange.max_tokens),
+             differ("most rows", of_plan.capacity, of_exchange.capacity));
 }
 
 }  // namespace
@@ -145,20 +150,20 @@ std::string difference(const PlanShape& of_plan, const PlanShape& wanted) {
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in) {
   const PlanShape shape = plan_shape(config);
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
-  if (plan.empty()) throw UsageError(str("no plan given on rank ", rank));
+  if (plan.empty()) throw UsageError(str("plan: empty on rank ", rank, ": pass the plan of a dispatch"));
   if (plan.bytes() < bytes) {
     PlanHeader header{};
     const bool readable = plan_in == PlanIn::host && plan.bytes() >= sizeof header;
     if (readable) std::memcpy(&header, plan.storage(), sizeof header);
     throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes,
-                         is_whole(header) ? difference(header.shape, shape) : ""));
+                         is_intact(header) ? difference(header.shape, shape) : ""));
   }
   check_address(rank, plan.storage(), "plan: storage");
   if (plan_in == PlanIn::device) return;
   const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
-  if (!is_whole(header)) {
+  if (!is_intact(header)) {
     throw UsageError(
-        str("plan: unfinished or damaged on rank ", rank, ": its header does not agree with itself"));
+        str("plan: unfinished or damaged on rank ", rank, ": the checksum of its header is wrong"));
   }
   if (header.config_hash != row_order_hash(config)) {
     throw UsageError(str("plan: made on rank ", header.rank,
@@ -172,11 +177,13 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
 
 namespace {
 
-// Of two arguments that go together on a rank with rows and tokens.
-void check_both(const char* one, const void* first, const char* other, const void* second, int rank) {
+// Refuses one of two arguments without the other. Only called on a rank that has rows and tokens and so needs
+// both.
+void check_both(const char* first_name, const void* first, const char* second_name, const void* second,
+                int rank) {
   if ((first == nullptr) == (second == nullptr)) return;
-  throw UsageError(str("combine: ", one, " and ", other, " go together, rank ", rank, " gives only ",
-                       first != nullptr ? one : other));
+  throw UsageError(str("combine: ", first_name, " and ", second_name, " must be given together, rank ", rank,
+                       " gives only ", first != nullptr ? first_name : second_name));
 }
 
 }  // namespace
@@ -186,30 +193,31 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   check_type("outputs", call.outputs.type);
   check_type("result", call.result.type);
   if (const auto number = static_cast<int>(call.reduction); number < 0 || number > 2) {
-    throw UsageError(str("combine: no reduction has the number ", number));
+    throw UsageError(
+        str("combine: reduction = ", number, ", must be 0 (partial), 1 (exact) or 2 (unreduced)"));
   }
-  const bool wants_routes = call.reduction != Reduction::partial;
-  if (wants_routes && config.reduction == Reduction::partial) {
-    throw UsageError(str("combine: ", to_string(call.reduction),
-                         " needs more staging than the configuration's ", to_string(config.reduction),
-                         ": configure the larger one"));
+  const bool returns_every_row = call.reduction != Reduction::partial;
+  if (returns_every_row && config.reduction == Reduction::partial) {
+    throw UsageError(str("combine: ", to_string(call.reduction), " needs more staging than the configured ",
+                         to_string(config.reduction), ": configure the larger one"));
   }
   if (config.layout == Layout::rank_major) {
-    if (wants_routes || call.row_weights != nullptr || call.topk_weights != nullptr ||
+    if (returns_every_row || call.row_weights != nullptr || call.topk_weights != nullptr ||
         call.row_values != nullptr || call.route_values != nullptr) {
       throw UsageError(
-          "combine: rank_major rows are sums already: only partial, without weights or row values");
+          "combine: rank_major takes partial without weights, row_values and route_values: its rows are sums "
+          "over a token's local experts");
     }
   }
   if (call.row_weights != nullptr && call.topk_weights != nullptr) {
-    throw UsageError("combine: weights of the rows and home weights exclude each other");
+    throw UsageError("combine: row_weights and topk_weights exclude each other: pass one of them");
   }
   if (call.reduction == Reduction::unreduced &&
       (call.row_weights != nullptr || call.topk_weights != nullptr)) {
-    throw UsageError("combine: unreduced rows are not multiplied: weights are refused");
+    throw UsageError("combine: unreduced returns rows as they are: pass no weights");
   }
   if (split && call.topk_weights != nullptr && call.reduction == Reduction::partial) {
-    throw UsageError("combine: in the split form partial takes the weights that travelled, not home weights");
+    throw UsageError("combine: the split form of partial takes no topk_weights: pass row_weights");
   }
   if (call.outputs.data != nullptr) {
     check_rows("outputs", rank, call.outputs.data, call.outputs.stride,

@@ -1,4 +1,4 @@
-// Configurations of all ranks compared at construction, field by field, so that a difference has a name.
+// Compares the configurations of all ranks field by field, so that an error can name the field.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -15,11 +15,13 @@ constexpr std::string_view kRefused = "refused\t";
 
 std::string describe_placement(const Placement& placement) {
   std::string text = str("version ", placement.version(), ":");
-  for (const ExpertLocation& place : placement.places()) text += str(" ", place.rank, ".", place.local);
+  for (const ExpertLocation& location : placement.places()) {
+    text += str(" ", location.rank, ".", location.local);
+  }
   return text;
 }
 
-// One line a field: "name\tvalue\n".
+// One line for each field: "name\tvalue\n".
 std::string describe(const Config& config) {
   std::string text;
   auto field = [&](const char* name, const auto& value) { text += str(name, "\t", value, "\n"); };
@@ -42,18 +44,19 @@ std::string describe(const Config& config) {
   return text;
 }
 
-std::vector<std::string> gather(const Rank& rank, const std::string& mine) {
+// Collective. The texts of all ranks, in rank order.
+std::vector<std::string> gather_texts(const Rank& rank, const std::string& mine) {
   const auto ranks = static_cast<std::size_t>(rank.size());
   const std::uint64_t length = mine.size();
   std::vector<std::uint64_t> lengths(ranks);
   rank.all_gather(&length, lengths.data(), sizeof length);
-  std::size_t most = 1;
-  for (const std::uint64_t each : lengths) most = std::max(most, static_cast<std::size_t>(each));
-  std::vector<char> padded(most, 0), all(most * ranks);
+  std::size_t longest = 1;
+  for (const std::uint64_t each : lengths) longest = std::max(longest, static_cast<std::size_t>(each));
+  std::vector<char> padded(longest, 0), all(longest * ranks);
   std::memcpy(padded.data(), mine.data(), mine.size());
-  rank.all_gather(padded.data(), all.data(), most);
+  rank.all_gather(padded.data(), all.data(), longest);
   std::vector<std::string> texts;
-  for (std::size_t r = 0; r < ranks; ++r) texts.emplace_back(all.data() + r * most, lengths[r]);
+  for (std::size_t r = 0; r < ranks; ++r) texts.emplace_back(all.data() + r * longest, lengths[r]);
   return texts;
 }
 
@@ -77,12 +80,13 @@ std::vector<std::string> split(const std::string& text, char separator) {
       throw UsageError(str("configurations differ: ", field_a.front(), " is ", field_a.back(),
                            " on rank 0 and ", field_b.back(), " on rank ", rank_b));
     }
-    // Too long to print: name the first expert that differs ("version", "n:" come before the experts).
+    // A placement is too long to print: name the first expert that differs. The first two words are the
+    // version.
     for (std::size_t w = 0; w < words_a.size(); ++w) {
       if (words_a[w] == words_b[w]) continue;
-      const std::string what =
-          w < 2 ? std::string("version") : str("place of expert ", w - 2, " (rank.local)");
-      throw UsageError(str("configurations differ: placement: ", what, " is ", words_a[w], " on rank 0 and ",
+      const std::string field =
+          w < 2 ? std::string("version") : str("location of expert ", w - 2, " (rank.local)");
+      throw UsageError(str("configurations differ: placement: ", field, " is ", words_a[w], " on rank 0 and ",
                            words_b[w], " on rank ", rank_b));
     }
   }
@@ -91,18 +95,18 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 }  // namespace
 
-Config agree(const Rank& rank, const Config& given) {
+Config agree_on_config(const Rank& rank, const Config& given) {
   Config config;
   std::exception_ptr refusal;
   std::string mine;
   try {
-    config = complete(given, rank.size());
+    config = complete_config(given, rank.size());
     mine = describe(config);
   } catch (const Error& error) {
     refusal = std::current_exception();
     mine = str(kRefused, error.what());
   }
-  const std::vector<std::string> all = gather(rank, mine);
+  const std::vector<std::string> all = gather_texts(rank, mine);
   if (refusal) std::rethrow_exception(refusal);
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r].starts_with(kRefused)) {
@@ -116,7 +120,7 @@ Config agree(const Rank& rank, const Config& given) {
 }
 
 void refuse_configuration(const Rank& rank, const Error& error) {
-  gather(rank, str(kRefused, error.what()));
+  gather_texts(rank, str(kRefused, error.what()));
 }
 
 }  // namespace ferry

@@ -6,21 +6,20 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
-#include "group/channel.hpp"
 
 namespace ferry {
 namespace {
 
-void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value < least || value > most) {
-    throw UsageError(str("configuration: ", name, " = ", value, ", must be ", least, " to ", most));
+void check_range(const char* name, std::int64_t value, std::int64_t lowest, std::int64_t highest) {
+  if (value < lowest || value > highest) {
+    throw UsageError(str("configuration: ", name, " = ", value, ", must be ", lowest, " to ", highest));
   }
 }
 
 void check_alignment(const Config& config) {
   if (config.layout == Layout::rank_major && config.alignment != 1) {
-    throw UsageError(
-        str("configuration: rank_major rows have no alignment, got alignment = ", config.alignment));
+    throw UsageError(str("configuration: alignment = ", config.alignment,
+                         ", must be 1: rank_major rows have no alignment"));
   }
   if (config.capacity % config.alignment != 0) {
     throw UsageError(str("configuration: capacity = ", config.capacity,
@@ -33,27 +32,21 @@ void check_capacity(const Config& config) {
     const std::int64_t rows = row_capacity(config, rank);
     if (rows > std::numeric_limits<std::int32_t>::max()) {
       throw UsageError(str("configuration: rank ", rank, " would have ", rows, " rows, at most ",
-                           std::numeric_limits<std::int32_t>::max(), " can be numbered"));
+                           std::numeric_limits<std::int32_t>::max(),
+                           " can be numbered: set a smaller capacity"));
     }
   }
 }
 
-// The type a format takes, or could take: a call's own input is checked again.
-DType natural_input(const Format& format) {
+// An input type that the format accepts. The type of each call's tokens is checked in the call.
+DType accepted_input(const Format& format) {
   if (format.kind == FormatKind::fp16) return DType::fp16;
   if (format.kind == FormatKind::fp32) return DType::fp32;
   return DType::bf16;
 }
 
-// Rows of one rank's largest routing: without repeats a token reaches each local expert once at most.
-std::int64_t most_routes(const Config& config, int rank) {
-  const int local = config.placement.local_experts(rank);
-  const int per_token = config.repeats ? (local > 0 ? config.top_k : 0) : std::min(config.top_k, local);
-  return std::int64_t{config.placement.ranks()} * config.max_tokens * per_token;
-}
-
-// In floating point, since the sums are what may not fit.
-void check_size(const Config& config) {
+// Computes the sizes in floating point, because in integers they may overflow.
+void check_memory(const Config& config) {
   constexpr auto kMost = static_cast<double>(1ll << 56);
   auto real = [](std::int64_t value) { return static_cast<double>(value); };
   const ExchangeShape shape = exchange_shape(config, 0);
@@ -65,7 +58,8 @@ void check_size(const Config& config) {
   const double received = config.lanes * rows * real(shape.message_bytes);
   if (staging > kMost || received > kMost) {
     throw UsageError(str("configuration: needs ", staging, " bytes of staging and ", received,
-                         " of arrivals, more than can be addressed (", kMost, ")"));
+                         " for received rows, more than can be addressed (", kMost,
+                         "): reduce max_tokens, capacity or lanes"));
   }
 }
 
@@ -85,16 +79,16 @@ void check_alone(const Config& config) {
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
   check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
-  const std::int64_t wire_row = config.hidden * bytes_of(config.combine_type);
-  if (wire_row % 16 != 0) {
+  const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
+  if (row_bytes % 16 != 0) {
     throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.combine_type),
-                         " values is ", wire_row, " bytes, must be a multiple of 16"));
+                         " values is ", row_bytes, " bytes, must be a multiple of 16: change hidden"));
   }
-  check_format(config.format, config.hidden, natural_input(config.format));
+  check_format(config.format, config.hidden, accepted_input(config.format));
   check_alignment(config);
 }
 
-Config complete(const Config& given, int ranks) {
+Config complete_config(const Config& given, int ranks) {
   check_alone(given);
   Config config = given;
   if (config.placement.empty()) config.placement = Placement::blocks(config.experts, ranks);
@@ -104,82 +98,8 @@ Config complete(const Config& given, int ranks) {
                          ranks));
   }
   check_capacity(config);
-  check_size(config);
+  check_memory(config);
   return config;
-}
-
-PlanShape plan_shape(const Config& config) {
-  PlanShape shape{.ranks = config.placement.ranks(),
-                  .experts = config.experts,
-                  .top_k = config.top_k,
-                  .max_tokens = config.max_tokens};
-  for (int rank = 0; rank < shape.ranks; ++rank)
-    shape.capacity = std::max(shape.capacity, row_capacity(config, rank));
-  return shape;
-}
-
-ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
-  const PartList parts = parts_of(config.format, config.hidden);
-  const std::int64_t ranks_of_token = std::min(config.top_k, config.placement.ranks());
-  const bool partial = config.reduction == Reduction::partial;
-  return {.ranks = config.placement.ranks(),
-          .top_k = config.top_k,
-          .max_tokens = config.max_tokens,
-          .lanes = config.lanes,
-          .signal_bytes = signal_bytes,
-          .message_bytes = message_layout(parts, config.top_k).bytes,
-          .combine_row_bytes = combine_row_layout(config.combine_type, config.hidden, config.top_k).bytes,
-          .combine_rows = config.max_tokens * (partial ? ranks_of_token : std::int64_t{config.top_k})};
-}
-
-std::int64_t note_bytes(const Config& config) {
-  return align_up(4LL * (kNoteWords + config.experts + config.placement.ranks()), 16);
-}
-
-std::int64_t group_capacity(const Config& config, int rank) {
-  if (config.layout != Layout::expert_padded) return row_capacity(config, rank);
-  if (config.capacity > 0) return config.capacity;
-  const std::int64_t most = std::int64_t{config.placement.ranks()} * config.max_tokens;
-  return align_up(config.repeats ? most * config.top_k : most, config.alignment);
-}
-
-std::int64_t row_capacity(const Config& config, int rank) {
-  const int local = config.placement.local_experts(rank);
-  switch (config.layout) {
-    case Layout::expert_padded:
-      return local * group_capacity(config, rank);
-    case Layout::rank_major:
-      return config.capacity > 0 ? config.capacity
-                                 : std::int64_t{config.placement.ranks()} * config.max_tokens;
-    case Layout::expert_major:
-      break;
-  }
-  if (config.capacity > 0) return config.capacity;
-  // Offsets are multiples of the alignment, so what rounding down takes away could never hold a row.
-  const std::int64_t most = most_routes(config, rank) + std::int64_t{local} * (config.alignment - 1);
-  return most / config.alignment * config.alignment;
-}
-
-int groups_of(const Config& config, int rank) {
-  return config.layout == Layout::rank_major ? config.placement.ranks()
-                                             : config.placement.local_experts(rank);
-}
-
-std::uint64_t row_order_hash(const Config& config) {
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  auto mix = [&](std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 0xff)) * 0x100000001b3;
-  };
-  for (const std::int64_t value :
-       {std::int64_t{config.experts}, std::int64_t{config.top_k}, std::int64_t{config.max_tokens},
-        std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
-        std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats}}) {
-    mix(static_cast<std::uint64_t>(value));
-  }
-  for (const ExpertLocation& place : config.placement.places()) {
-    mix(static_cast<std::uint64_t>(place.rank) << 32 | static_cast<std::uint32_t>(place.local));
-  }
-  return hash;
 }
 
 void check_rank(int rank, int ranks) {
@@ -187,13 +107,13 @@ void check_rank(int rank, int ranks) {
 }
 
 std::int64_t capacity_of(const Config& config, int ranks, int rank) {
-  const Config full = complete(config, ranks);
+  const Config full = complete_config(config, ranks);
   check_rank(rank, ranks);
   return group_capacity(full, rank);
 }
 
 std::int64_t plan_bytes(const Config& config, int ranks) {
-  return view_plan(nullptr, plan_shape(complete(config, ranks))).bytes;
+  return view_plan(nullptr, plan_shape(complete_config(config, ranks))).bytes;
 }
 
 }  // namespace ferry

@@ -9,65 +9,72 @@
 #include "exchange/configuration.hpp"
 
 namespace ferry {
-// What a lane of the split form is in the middle of.
-enum class Half { none, dispatch, combine };
 
-struct LaneState {
-  Half half = Half::none;
-  DispatchResult received;
+// The receive phase that a lane of the split form still expects.
+enum class PendingReceive { none, dispatch, combine };
+
+struct ExchangeLane {
+  PendingReceive pending = PendingReceive::none;
+  DispatchResult last_result;
 };
 
 namespace {
 
-std::string describe(const CallDiagnostics& findings) {
+std::string describe(const CallDiagnostics& diagnostics) {
   std::string text;
   auto add = [&](const std::string& part) { text += text.empty() ? part : "; " + part; };
-  if (const Overflow& o = findings.overflow; o.dropped > 0) {
+  if (const Overflow& o = diagnostics.overflow; o.dropped > 0) {
     add(str("capacity of ", o.capacity, " rows exceeded: rank ", o.rank, " needs ", o.needed, ", ", o.dropped,
-            " routes or rows were dropped on all ranks"));
+            " routes or rows were dropped on all ranks: configure a larger capacity"));
   }
-  if (const BadId& b = findings.bad_id; b.count > 0) {
+  if (const BadId& b = diagnostics.bad_id; b.count > 0) {
     add(str(b.count, " expert ids out of range, the first on rank ", b.rank, ", token ", b.token, ", slot ",
             b.slot, ": id ", b.id, "; they were skipped"));
   }
-  if (const BadSource& b = findings.bad_source; b.count > 0) {
-    add(str(b.count, " entries of the plan point outside the exchange on rank ", b.rank,
-            ", the first at index ", b.index, "; they were skipped"));
+  if (const BadSource& b = diagnostics.bad_source; b.count > 0) {
+    add(str(b.count, " entries of the plan on rank ", b.rank, " point outside the exchange",
+            ", the first at index ", b.index, "; they were skipped: the plan is damaged"));
   }
   return text;
 }
 
-void raise(const CallDiagnostics& findings) {
-  if (findings.overflow.dropped > 0) throw OverflowError(describe(findings), findings.overflow);
-  if (findings.bad_id.count > 0) throw BadIdError(describe(findings), findings.bad_id);
-  if (findings.bad_source.count > 0) throw BadSourceError(describe(findings), findings.bad_source);
+void raise(const CallDiagnostics& diagnostics) {
+  if (diagnostics.overflow.dropped > 0) throw OverflowError(describe(diagnostics), diagnostics.overflow);
+  if (diagnostics.bad_id.count > 0) throw BadIdError(describe(diagnostics), diagnostics.bad_id);
+  if (diagnostics.bad_source.count > 0) throw BadSourceError(describe(diagnostics), diagnostics.bad_source);
 }
 
 }  // namespace
 
+// A call's path: dispatch_call() collects the arguments, check_dispatch_call() checks them on this rank or
+// refuses the call, the backend carries it out, and check_after_call() raises what the call has found.
 struct Exchange::State {
   Rank rank;
   Config config;
   std::unique_ptr<Backend> backend;
-  std::vector<LaneState> lanes;
+  std::vector<ExchangeLane> lanes;
 
-  LaneState& lane(int index) {
+  PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
+
+  ExchangeLane& lane(int index) {
     if (index < 0 || index >= config.lanes) {
-      throw UsageError(str("lane ", index, " of an exchange with ", config.lanes, " lanes"));
+      throw UsageError(str("lane ", index, " does not exist: the exchange has ", config.lanes, " lanes"));
     }
     return lanes[static_cast<std::size_t>(index)];
   }
 
-  LaneState& idle_lane(int index) {
-    LaneState& lane = this->lane(index);
-    if (lane.half != Half::none) {
-      throw UsageError(str("lane ", index, ": a ", lane.half == Half::dispatch ? "dispatch" : "combine",
-                           " has been sent and not received"));
+  ExchangeLane& idle_lane(int index) {
+    ExchangeLane& lane = this->lane(index);
+    if (lane.pending != PendingReceive::none) {
+      throw UsageError(str("lane ", index, ": a ",
+                           lane.pending == PendingReceive::dispatch ? "dispatch" : "combine",
+                           " has been sent and not received: call its receive phase first"));
     }
     return lane;
   }
 
-  // Runs this rank's checks of a call; if they throw, the peers' call ends with the same error.
+  // Runs this rank's checks of a call. If they throw, refuses the call, so that the peers' call ends with the
+  // same error.
   template <class Check>
   void check_or_refuse(Operation operation, int lane, Stream stream, Check check) {
     try {
@@ -78,8 +85,8 @@ struct Exchange::State {
     }
   }
 
-  // The first of an operation's two calls. On device backends the peers have put both on their streams when
-  // this rank refuses the first, so that it refuses the second as well.
+  // Runs a step of combine_backward's dispatch. On device backends the peers have already enqueued the
+  // combine that follows it when this rank throws, so the combine is refused as well.
   template <class Step>
   auto refusing_combine_too(int lane, Stream stream, Step step) {
     try {
@@ -90,9 +97,19 @@ struct Exchange::State {
     }
   }
 
-  PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
+  // Runs a call of the backend. If it ends with an error, its diagnostics are dropped, so that the next call
+  // does not raise them. Device backends keep theirs, which are of earlier calls as well.
+  template <class Call>
+  auto dropping_diagnostics_on_error(int lane, Call call) {
+    try {
+      return call();
+    } catch (const Error&) {
+      if (plan_in() == PlanIn::host) backend->take_diagnostics(lane);
+      throw;
+    }
+  }
 
-  void finish(int lane) {
+  void check_after_call(int lane) {
     if (config.check_calls && plan_in() == PlanIn::host) raise(backend->take_diagnostics(lane));
   }
 
@@ -108,14 +125,37 @@ struct Exchange::State {
             .sm_limit = options.sm_limit};
   }
 
-  void begin(const DispatchCall& call, Stream stream) {
+  void check_dispatch_call(const DispatchCall& call, Stream stream) {
     idle_lane(call.lane);
     check_or_refuse(Operation::dispatch, call.lane, stream,
                     [&] { check_dispatch(config, rank.index(), call, plan_in()); });
   }
 
-  CombineCall begin_combine(const Outputs& outputs, const Plan& plan, const Result& result,
-                            const CombineOptions& options, bool split, Stream stream) {
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) {
+    DispatchResult received = dispatch_without_check_after(call, stream);
+    check_after_call(call.lane);
+    return received;
+  }
+
+  DispatchResult dispatch_without_check_after(const DispatchCall& call, Stream stream) {
+    check_dispatch_call(call, stream);
+    ExchangeLane& lane = this->lane(call.lane);
+    lane.last_result = {};
+    lane.last_result =
+        dropping_diagnostics_on_error(call.lane, [&] { return backend->dispatch(call, stream); });
+    return lane.last_result;
+  }
+
+  void dispatch_send(const DispatchCall& call, Stream stream) {
+    check_dispatch_call(call, stream);
+    ExchangeLane& lane = this->lane(call.lane);
+    lane.last_result = {};
+    dropping_diagnostics_on_error(call.lane, [&] { backend->dispatch_send(call, stream); });
+    lane.pending = PendingReceive::dispatch;
+  }
+
+  CombineCall checked_combine_call(const Outputs& outputs, const Plan& plan, const Result& result,
+                                   const CombineOptions& options, bool split, Stream stream) {
     idle_lane(options.lane);
     CombineCall call{.lane = options.lane,
                      .outputs = outputs,
@@ -131,49 +171,14 @@ struct Exchange::State {
                     [&] { check_combine(config, rank.index(), call, split, plan_in()); });
     return call;
   }
-
-  // What a call found that a peer has ended is nothing the next call should be blamed for. On a device the
-  // findings are of earlier calls as well.
-  template <class Call>
-  auto forgetting_on_error(int lane, Call call) {
-    try {
-      return call();
-    } catch (const Error&) {
-      if (plan_in() == PlanIn::host) backend->take_diagnostics(lane);
-      throw;
-    }
-  }
-
-  // Without the check at its end.
-  DispatchResult carry(const DispatchCall& call, Stream stream) {
-    begin(call, stream);
-    LaneState& lane = this->lane(call.lane);
-    lane.received = {};
-    lane.received = forgetting_on_error(call.lane, [&] { return backend->dispatch(call, stream); });
-    return lane.received;
-  }
-
-  DispatchResult dispatch(const DispatchCall& call, Stream stream) {
-    DispatchResult received = carry(call, stream);
-    finish(call.lane);
-    return received;
-  }
-
-  void dispatch_send(const DispatchCall& call, Stream stream) {
-    begin(call, stream);
-    LaneState& lane = this->lane(call.lane);
-    lane.received = {};
-    forgetting_on_error(call.lane, [&] { backend->dispatch_send(call, stream); });
-    lane.half = Half::dispatch;
-  }
 };
 
 Exchange::Exchange(Rank rank, const Config& config) {
-  Config agreed = agree(rank, config);
+  Config agreed = agree_on_config(rank, config);
   auto backend = make_backend(rank, agreed);
   const auto lanes = static_cast<std::size_t>(agreed.lanes);
   state_.reset(
-      new State{std::move(rank), std::move(agreed), std::move(backend), std::vector<LaneState>(lanes)});
+      new State{std::move(rank), std::move(agreed), std::move(backend), std::vector<ExchangeLane>(lanes)});
 }
 
 Exchange::~Exchange() = default;
@@ -220,35 +225,38 @@ void Exchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float
 }
 
 DispatchResult Exchange::dispatch_receive(int lane_index, Stream stream) {
-  LaneState& lane = state_->lane(lane_index);
-  if (lane.half != Half::dispatch) throw UsageError(str("lane ", lane_index, ": no dispatch has been sent"));
-  lane.half = Half::none;
-  lane.received = state_->forgetting_on_error(
+  ExchangeLane& lane = state_->lane(lane_index);
+  if (lane.pending != PendingReceive::dispatch)
+    throw UsageError(str("lane ", lane_index, ": no dispatch has been sent: call dispatch_send first"));
+  lane.pending = PendingReceive::none;
+  lane.last_result = state_->dropping_diagnostics_on_error(
       lane_index, [&] { return state_->backend->dispatch_receive(lane_index, stream); });
-  state_->finish(lane_index);
-  return lane.received;
+  state_->check_after_call(lane_index);
+  return lane.last_result;
 }
 
 void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
                        const CombineOptions& options, Stream stream) {
-  const CombineCall call = state_->begin_combine(outputs, plan, result, options, false, stream);
-  state_->forgetting_on_error(call.lane, [&] { state_->backend->combine(call, stream); });
-  state_->finish(options.lane);
+  const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, false, stream);
+  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine(call, stream); });
+  state_->check_after_call(options.lane);
 }
 
 void Exchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                             const CombineOptions& options, Stream stream) {
-  const CombineCall call = state_->begin_combine(outputs, plan, result, options, true, stream);
-  state_->forgetting_on_error(call.lane, [&] { state_->backend->combine_send(call, stream); });
-  state_->lane(options.lane).half = Half::combine;
+  const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, true, stream);
+  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine_send(call, stream); });
+  state_->lane(options.lane).pending = PendingReceive::combine;
 }
 
 void Exchange::combine_receive(int lane_index, Stream stream) {
-  LaneState& lane = state_->lane(lane_index);
-  if (lane.half != Half::combine) throw UsageError(str("lane ", lane_index, ": no combine has been sent"));
-  lane.half = Half::none;
-  state_->forgetting_on_error(lane_index, [&] { state_->backend->combine_receive(lane_index, stream); });
-  state_->finish(lane_index);
+  ExchangeLane& lane = state_->lane(lane_index);
+  if (lane.pending != PendingReceive::combine)
+    throw UsageError(str("lane ", lane_index, ": no combine has been sent: call combine_send first"));
+  lane.pending = PendingReceive::none;
+  state_->dropping_diagnostics_on_error(lane_index,
+                                        [&] { state_->backend->combine_receive(lane_index, stream); });
+  state_->check_after_call(lane_index);
 }
 
 void Exchange::route_values(const float* values, const Plan& plan, float* row_values, int lane,
@@ -257,21 +265,20 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
   state_->check_or_refuse(Operation::route_values, lane, stream, [&] {
     check_plan(state_->config, state_->rank.index(), plan, state_->plan_in());
     if (state_->config.layout == Layout::rank_major) {
-      throw UsageError("route_values: a rank_major row stands for several routes");
+      throw UsageError("route_values: rank_major is not supported: its rows stand for several routes");
     }
     if (state_->plan_in() == PlanIn::device) return;
     const int me = state_->rank.index();
     if (values == nullptr && plan.tokens() > 0) {
-      throw UsageError(str("route_values: no values given for the ", plan.tokens(), " tokens of rank ", me));
+      throw UsageError(str("route_values: values is null for the ", plan.tokens(), " tokens of rank ", me));
     }
     if (row_values == nullptr && plan.total() > 0) {
-      throw UsageError(
-          str("route_values: no memory for the values of the ", plan.total(), " rows of rank ", me));
+      throw UsageError(str("route_values: row_values is null for the ", plan.total(), " rows of rank ", me));
     }
   });
-  state_->forgetting_on_error(lane,
-                              [&] { state_->backend->route_values(values, plan, row_values, lane, stream); });
-  state_->finish(lane);
+  state_->dropping_diagnostics_on_error(
+      lane, [&] { state_->backend->route_values(values, plan, row_values, lane, stream); });
+  state_->check_after_call(lane);
 }
 
 DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
@@ -293,13 +300,14 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
       }
     });
   });
-  DispatchOptions weighed = options;
-  weighed.apply_weights = true;
-  weighed.dot_rows = outputs.data;
-  DispatchCall call = state_->dispatch_call(d_result, topk_weights, weighed);
+  DispatchOptions dispatch_options = options;
+  dispatch_options.apply_weights = true;
+  dispatch_options.dot_rows = outputs.data;
+  DispatchCall call = state_->dispatch_call(d_result, topk_weights, dispatch_options);
   call.plan = plan;
-  // What only this rank finds is raised after both steps: the peers take both.
-  DispatchResult rows = refusing_both([&] { return state_->carry(call, stream); });
+  // The dispatch's diagnostics are raised by the combine: the peers carry out both steps, so this rank must
+  // too.
+  DispatchResult rows = refusing_both([&] { return state_->dispatch_without_check_after(call, stream); });
   combine({}, rows.plan, {}, {.row_values = rows.dots, .route_values = d_weights, .lane = options.lane},
           stream);
   return rows;
@@ -310,10 +318,13 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     const int ranks = state_->rank.size();
     if (count > std::numeric_limits<std::int32_t>::max() / ranks) {
-      throw UsageError(str("metadata: a count of ", count, " on rank ", state_->rank.index(), ", the sum of ",
-                           ranks, " ranks would not fit 32 bits"));
+      throw UsageError(str("metadata: a count of ", count, " on rank ", state_->rank.index(),
+                           " is too large: ", "the sum of ", ranks, " such counts would not fit in 32 bits"));
     }
-    if (count < 0) throw UsageError(str("metadata: a count of ", count, " on rank ", state_->rank.index()));
+    if (count < 0) {
+      throw UsageError(
+          str("metadata: a count of ", count, " on rank ", state_->rank.index(), ", must be 0 or more"));
+    }
   });
   return state_->backend->metadata(count, lane, stream);
 }
@@ -321,14 +332,14 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
 const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lane, Stream stream) {
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
-    if (device_count == nullptr) throw UsageError("metadata: no count given");
+    if (device_count == nullptr) throw UsageError("metadata: the address of the count is null");
   });
   return state_->backend->metadata_from_device(device_count, lane, stream);
 }
 
 void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
   if (lane < 0 || lane >= state_->config.lanes) return;
-  if (state_->lanes[static_cast<std::size_t>(lane)].half != Half::none) return;
+  if (state_->lanes[static_cast<std::size_t>(lane)].pending != PendingReceive::none) return;
   state_->backend->refuse(operation, lane, error, stream);
 }
 
@@ -344,7 +355,7 @@ void Exchange::synchronize(int lane, Stream stream) {
 }
 
 const DispatchResult& Exchange::last_dispatch_result(int lane) const {
-  return state_->lane(lane).received;
+  return state_->lane(lane).last_result;
 }
 LoadCounts Exchange::load() const {
   return state_->backend->load();

@@ -1,4 +1,4 @@
-// Picks the backend of a configuration among those this build has.
+// Creates the backend that a configuration names, if this build has it.
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
@@ -8,7 +8,7 @@ namespace ferry {
 
 namespace {
 
-[[noreturn]] void refuse(BackendKind backend) {
+[[noreturn]] void throw_no_backend(BackendKind backend) {
   throw UnsupportedError(str("this build of ferry has no ", to_string(backend), " backend"));
 }
 
@@ -25,7 +25,8 @@ Sizes cuda_backend_sizes(const Config&, int) {
 #endif
 
 const StepMetadata* Backend::metadata_from_device(const std::int32_t*, int, Stream) {
-  throw UnsupportedError("metadata: this backend reads no counts from device memory");
+  throw UnsupportedError(
+      "metadata: this backend cannot read a count from device memory: pass the count itself");
 }
 
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
@@ -37,11 +38,11 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
     case BackendKind::cuda:
       return make_cuda_backend(rank, config);
   }
-  refuse(config.backend);
+  throw_no_backend(config.backend);
 }
 
 Sizes size_of(const Config& given, int ranks, int rank) {
-  const Config config = complete(given, ranks);
+  const Config config = complete_config(given, ranks);
   check_rank(rank, ranks);
   switch (config.backend) {
     case BackendKind::reference:
@@ -51,7 +52,7 @@ Sizes size_of(const Config& given, int ranks, int rank) {
     case BackendKind::cuda:
       return cuda_backend_sizes(config, rank);
   }
-  refuse(config.backend);
+  throw_no_backend(config.backend);
 }
 
 }  // namespace ferry

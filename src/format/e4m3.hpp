@@ -1,4 +1,5 @@
-// e4m3: 4 bits of exponent, 3 of fraction, no infinity, one NaN (and its negative). The largest value is 448.
+// e4m3: 4 bits of exponent, 3 bits of fraction, no infinity, and one NaN of each sign. The largest value is
+// 448.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,13 @@ FERRY_HD constexpr float e4m3_to_fp32(std::uint8_t bits) {
   return float_of(magnitude == kE4m3Nan ? kFp32Nan : (sign | finite));
 }
 
-// To nearest, ties to even; infinities and what is too large become the largest value, NaN becomes 7F.
+// Rounds to nearest, ties to even. Infinities and values above 448 become 448 with their sign; NaN becomes
+// 7F.
 FERRY_HD constexpr std::uint8_t fp32_to_e4m3(float value) {
   const std::int32_t magnitude = smaller(magnitude_of(value), magnitude_of(kE4m3Max));
   const std::uint32_t nan = mask_nan(bits_of(value));
   const std::uint32_t sign = bits_of(value) & kFp32Sign & ~nan;
-  // A NaN has become 448, 7E: with the last bit and no sign it is 7F.
+  // smaller() has turned a NaN into 448, which is 7E: the last bit set and the sign cleared make it 7F.
   const std::uint32_t bits = narrow_magnitude(magnitude, 3, kE4m3Lowest) | (nan & 1);
   return static_cast<std::uint8_t>((sign | bits << 24) >> 24);
 }

@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::string_view kRawPrefix = "raw:";
 
-[[noreturn]] void refuse(std::string_view name, std::string_view why) {
-  throw UsageError(str("format '", name, "': ", why,
+[[noreturn]] void refuse(std::string_view name, std::string_view reason) {
+  throw UsageError(str("format '", name, "': ", reason,
                        "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], raw:<bytes>[+<bytes>]..."));
 }
 
@@ -22,7 +22,7 @@ std::int64_t parse_bytes(std::string_view name, std::string_view digits) {
   std::int64_t bytes = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), bytes);
   if (error != std::errc{} || end != digits.data() + digits.size()) {
-    refuse(name, str("'", digits, "' is no number of bytes"));
+    refuse(name, str("'", digits, "' is not a number of bytes"));
   }
   return bytes;
 }
@@ -33,7 +33,7 @@ Format parse_raw(std::string_view name) {
   for (int part = 0; part < kMaxParts; ++part) {
     const std::size_t plus = std::min(rest.find('+'), rest.size());
     format.part_bytes[part] = parse_bytes(name, rest.substr(0, plus));
-    if (format.part_bytes[part] == 0) refuse(name, "a part of 0 bytes");
+    if (format.part_bytes[part] == 0) refuse(name, "a part has 0 bytes");
     if (plus == rest.size()) {
       check_format(format, 0, DType::bf16);
       return format;
@@ -53,8 +53,8 @@ Format parse_fp8(std::string_view name) {
                          : word == "-pow2"   ? &options.power_of_two
                          : word == "-packed" ? &options.packed
                                              : nullptr;
-    if (option == nullptr) refuse(name, str("'", word, "' is no option of fp8"));
-    if (*option) refuse(name, str("'", word, "' stands twice"));
+    if (option == nullptr) refuse(name, str("'", word, "' is not an option of fp8"));
+    if (*option) refuse(name, str("'", word, "' is given twice"));
     *option = true;
     rest.remove_prefix(end);
   }
@@ -66,7 +66,7 @@ Format parse_fp8(std::string_view name) {
 
 Format Format::raw(std::initializer_list<std::int64_t> bytes) {
   if (bytes.size() > static_cast<std::size_t>(kMaxParts)) {
-    throw UsageError(str("format raw: ", bytes.size(), " parts, at most ", kMaxParts));
+    throw UsageError(str("format raw: ", bytes.size(), " parts, must be 1 to ", kMaxParts));
   }
   Format format{.kind = FormatKind::raw};
   std::copy(bytes.begin(), bytes.end(), format.part_bytes.begin());

@@ -1,13 +1,13 @@
-// fp32 as bits, and the operations whose results are defined to the bit.
+// The bits of fp32 values, and the operations whose results are defined to the bit.
 //
-// The conversions beside this file have no branches and no tables, so that compilers vectorise loops over
-// them. They call compiler built-ins, not the standard library: those leave no function behind that sources
-// compiled for different instruction sets could share.
+// The conversions in this folder have no branches and no tables, so that compilers vectorise loops over them.
+// They call compiler built-ins instead of the standard library, whose inline functions the linker would merge
+// between sources that are compiled for different instruction sets.
 #pragma once
 
 #include <cstdint>
 
-#include "layout/host_device.hpp"
+#include "base/host_device.hpp"
 
 namespace ferry {
 
@@ -25,9 +25,9 @@ FERRY_HD constexpr float float_of(std::int32_t bits) {
 
 inline constexpr std::uint32_t kFp32Sign = 0x80000000u;
 inline constexpr std::int32_t kFp32Infinity = 0x7F800000u;
-inline constexpr std::uint32_t kFp32Nan = 0x7FFFFFFFu;  // the canonical one
+inline constexpr std::uint32_t kFp32Nan = 0x7FFFFFFFu;  // the canonical NaN
 
-// The bits without the sign, which order as the magnitudes do.
+// The bits without the sign. They compare like the magnitudes.
 FERRY_HD constexpr std::int32_t magnitude_of(std::uint32_t bits) {
   return static_cast<std::int32_t>(bits & ~kFp32Sign);
 }
@@ -36,11 +36,11 @@ FERRY_HD constexpr std::int32_t magnitude_of(float value) {
   return magnitude_of(bits_of(value));
 }
 
-// All ones where the magnitude is above the limit, otherwise 0.
+// All ones if the magnitude is above the limit, otherwise 0.
 //
-// Where a result is stored in fewer bits, vectorisers compute as much of it as they can in those bits and
-// convert every operand to them, choices too. So the conversions use masks, smaller() and larger(), and put
-// a result together in the top bits of a word, which is then shifted down.
+// Why masks: where a result is stored in fewer bits, vectorisers compute it in those bits and convert every
+// operand, the conditions of selections included. The conversions therefore use masks, smaller() and
+// larger(), and compose a result in the upper bits of a word, which is then shifted down.
 FERRY_HD constexpr std::int32_t mask_above(std::int32_t magnitude, std::int32_t limit) {
   return (limit - magnitude) >> 31;
 }
@@ -57,12 +57,12 @@ FERRY_HD constexpr std::uint32_t mask_nan(std::uint32_t bits) {
   return static_cast<std::uint32_t>(mask_above(magnitude_of(bits), kFp32Infinity));
 }
 
-// Rounds a magnitude to a type of fewer bits, to nearest, ties to even: `fraction` bits after the point,
-// `lowest` the smallest normal value. Gives the type's bits, for denormals too, and runs on past its largest
-// exponent.
+// Rounds a magnitude to a type with `fraction` bits of fraction and smallest normal value `lowest`: to
+// nearest, ties to even. Returns the type's bits, also for denormals. Exponents above the type's largest are
+// not clamped.
 //
-// The trick: c is the power of two whose last place in fp32 is the type's last place at this magnitude.
-// Adding it rounds, and the difference of the bits counts the last places.
+// How: c is the power of two whose last place in fp32 is the type's last place at this magnitude. Adding c
+// rounds, and the difference of the bits counts the last places.
 FERRY_HD constexpr std::uint32_t narrow_magnitude(std::int32_t magnitude, int fraction, float lowest) {
   const std::int32_t exponent = larger(magnitude & kFp32Infinity, magnitude_of(lowest));
   const std::int32_t c = exponent + ((23 - fraction) << 23);
@@ -70,7 +70,7 @@ FERRY_HD constexpr std::uint32_t narrow_magnitude(std::int32_t magnitude, int fr
   return static_cast<std::uint32_t>((sum - c) + ((exponent - magnitude_of(lowest)) >> (23 - fraction)));
 }
 
-// A computed fp32: every NaN becomes the canonical one.
+// A computed value: every NaN becomes the canonical NaN.
 FERRY_HD constexpr float canonical(float value) {
   const std::uint32_t bits = bits_of(value);
   return float_of(magnitude_of(bits) > kFp32Infinity ? kFp32Nan : bits);

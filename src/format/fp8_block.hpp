@@ -1,4 +1,4 @@
-// The scale of a block of fp8 values: 128 columns of a row, the last block possibly shorter.
+// The scale of a block of fp8 values: 128 columns of a row. The last block of a row may be shorter.
 //
 //   amax  = max |float(x)| over the block, NaN ignored (0 if nothing is left)
 //   s     = max(amax, 1e-4f)
@@ -6,13 +6,12 @@
 //   plain          scale = s / 448                     q = e4m3(x * (448 / s))
 //   power of two   scale = 2^ceil(log2(s / 448))       q = e4m3(x * (1 / scale))
 //
-// Every operation is an IEEE fp32 operation, rounded once; s / 448 is rounded before the power of two at or
-// above it is taken, from its bits; 1 / scale is exact. An infinity in the block makes s and both scales
-// infinite, the factor 0, and so every finite value 0, with its sign, and every infinity, as every NaN, 7F.
+// Every operation is an IEEE fp32 operation, rounded once. s / 448 is rounded before the power of two at or
+// above it is taken from its bits. 1 / scale is exact. An infinity in the block makes s and the scale
+// infinite and the factor 0: then finite values become 0 with their sign, and infinities and NaN become 7F.
 //
-// Packed scales are the biased exponents of power-of-two scales (the byte scale's bits >> 23; 255 for
-// infinity), the exponent of block b in byte b % 4 of the little-endian int32 b / 4; bytes past the last
-// block are 0.
+// Packed scales are the biased exponents of power-of-two scales: bits >> 23 of the scale, 255 for infinity.
+// The exponent of block b is byte b % 4 of the little-endian int32 b / 4. Bytes past the last block are 0.
 #pragma once
 
 #include <cstdint>
@@ -32,14 +31,14 @@ struct Fp8Scale {
   float factor;  // what values are multiplied by before they are rounded to e4m3
 };
 
-// The smallest power of two that is not below `value`, a positive normal number or infinity.
+// The smallest power of two that is at least `value`, which is a positive normal number or infinity.
 FERRY_HD constexpr float power_of_two_at_least(float value) {
   const std::uint32_t fraction = bits_of(value) & 0x007FFFFFu;
   const std::uint32_t exponent = bits_of(value) & 0x7F800000u;
   return float_of(fraction == 0 ? exponent : exponent + 0x00800000u);
 }
 
-// `amax` is not NaN.
+// `amax` must not be NaN.
 FERRY_HD constexpr Fp8Scale fp8_scale(float amax, bool power_of_two) {
   const float s = amax > 1e-4f ? amax : 1e-4f;
   if (!power_of_two) return {s / kE4m3Max, kE4m3Max / s};

@@ -1,83 +1,83 @@
-// What a row of a format is made of, and where its parts lie when it has arrived. No other file computes
-// these addresses.
+// The parts of a row in each format, and where their bytes are in a message and in received memory.
+//
+// No other file computes these addresses.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "base/host_device.hpp"
 #include "ferry/format.hpp"
 #include "format/fp8_block.hpp"
-#include "layout/host_device.hpp"
 
 namespace ferry {
 
-// One part of a row. In a message a part is `wire_bytes` of dense bytes. On arrival it lies
-//   as rows      row r at r * row_bytes, nothing between rows
-//   as columns   element c of row r at (c * leading + r) * element_bytes, leading = leading_dimension(part,
-//   capacity)
+// One part of a row. In a message a part is `wire_bytes` dense bytes. In received memory it is stored
+//   as rows     row r at r * row_bytes
+//   as columns  element c of row r at (c * leading + r) * element_bytes
+// with leading = leading_dimension(part, capacity).
 struct PartLayout {
   std::int64_t wire_bytes = 0;  // of a row in a message: row_bytes padded to 16
-  std::int64_t row_bytes = 0;   // of a row on arrival, all elements together
-  std::int64_t element_bytes =
-      0;  // bytes that stay together on arrival: rows the whole row, columns one element
+  std::int64_t row_bytes = 0;   // of a received row, all elements together
+  // Received bytes that are contiguous: of the whole row, or as columns of one element.
+  std::int64_t element_bytes = 0;
   bool columns = false;
 };
 
-// Values first, then scales; raw parts in the caller's order.
+// The parts of a row: values, then scales. Raw: in the caller's order.
 struct PartList {
   int count = 0;
   PartLayout part[kMaxParts] = {};
 };
 
-inline constexpr std::int64_t kRowAlignment = 16;  // bytes: parts of a message, rows of values
-inline constexpr std::int64_t kScaleBytes = 4;     // an fp32 scale, or a word of packed ones
-inline constexpr std::int64_t kMaxPartBytes = 1ll
-                                              << 30;  // of a row; keeps every product of sizes within 64 bits
-inline constexpr std::int64_t kColumnAlignment = 4;   // elements: columns start at multiples of it
+inline constexpr std::int64_t kRowAlignment = 16;    // bytes: parts of a message, rows of values
+inline constexpr std::int64_t kScaleBytes = 4;       // an fp32 scale, or a word of four packed scales
+inline constexpr std::int64_t kColumnAlignment = 4;  // elements: columns start at multiples of it
+// Largest part of a row, in bytes. It keeps every product of sizes within 64 bits.
+inline constexpr std::int64_t kMaxPartBytes = 1ll << 30;
 
 FERRY_HD constexpr std::int64_t padded(std::int64_t bytes) {
   return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
-// The parts of a row of `hidden` columns. The format must have passed check_format.
+// The parts of a row of `hidden` columns. The format must have passed check_format().
 PartList parts_of(const Format& format, std::int64_t hidden);
 
-// Refuses, with the numbers: rows that are not a multiple of 16 bytes as they enter or as they arrive, input
-// of a type the format does not take, options that exclude each other, raw sizes that are no positive
-// multiple of 16. `input` is not looked at for raw formats, nor is `hidden`. Throws UsageError.
+// Throws UsageError for rows that are not a multiple of 16 bytes before or after encoding, for an input type
+// that the format does not accept, for options that exclude each other, and for raw sizes that are not
+// positive multiples of 16. Raw formats use neither `input` nor `hidden`.
 void check_format(const Format& format, std::int64_t hidden, DType input);
 
-// Bytes of all parts of a row in a message: parts follow one another, each padded to 16.
+// Bytes of all parts of a row in a message, each padded to 16.
 FERRY_HD constexpr std::int64_t wire_bytes(const PartList& parts) {
   std::int64_t bytes = 0;
   for (int p = 0; p < parts.count; ++p) bytes += parts.part[p].wire_bytes;
   return bytes;
 }
 
-// Elements a row has on arrival.
+// Elements of a received row; 1 if it is stored as a row.
 FERRY_HD constexpr std::int64_t elements_of(const PartLayout& part) {
   return part.row_bytes / part.element_bytes;
 }
 
-// Elements from column to column for memory of `capacity` rows (of all experts together); 0 for rows.
+// Elements from one column to the next, in memory for `capacity` rows of all experts; 0 if stored as rows.
 FERRY_HD constexpr std::int64_t leading_dimension(const PartLayout& part, std::int64_t capacity) {
   return part.columns ? (capacity + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment : 0;
 }
 
-// Bytes that `capacity` arrived rows of the part take.
+// Bytes of received memory for `capacity` rows of the part.
 FERRY_HD constexpr std::int64_t part_bytes_total(const PartLayout& part, std::int64_t capacity) {
   return part.columns ? part.row_bytes * leading_dimension(part, capacity) : part.row_bytes * capacity;
 }
 
-// Where element c of arrived row r begins, in bytes from the part's base. Row parts have one element: the
-// row.
+// Byte offset of an element of a received row from the part's base.
 FERRY_HD constexpr std::int64_t element_offset(const PartLayout& part, std::int64_t row, std::int64_t element,
                                                std::int64_t leading) {
   return part.columns ? (element * leading + row) * part.element_bytes : row * part.row_bytes;
 }
 
-// Places one row of the part, as it lies in a message, at its row. Rows of row parts may as well be copied by
-// other means to element_offset(part, row, 0, leading).
+// Copies one row of the part from a message, at `wire`, to its row in received memory. A part that is stored
+// as rows may also be copied by other means to element_offset(part, row, 0, leading).
 FERRY_HD void store_part_row(const PartLayout& part, void* base, std::int64_t row, std::int64_t leading,
                              const void* wire) {
   char* const to = static_cast<char*>(base);
@@ -87,7 +87,7 @@ FERRY_HD void store_part_row(const PartLayout& part, void* base, std::int64_t ro
                 part.element_bytes);
 }
 
-// Zeroes one row of the part, nothing else: what zero_padding does to padding rows.
+// Zeroes one row of the part, and nothing else: for padding rows with zero_padding.
 FERRY_HD void zero_part_row(const PartLayout& part, void* base, std::int64_t row, std::int64_t leading) {
   char* const to = static_cast<char*>(base);
   for (std::int64_t e = 0; e < elements_of(part); ++e)

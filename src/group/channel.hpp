@@ -1,4 +1,5 @@
-// One lane's signals on one rank: call numbers, flags, notes, refusals.
+// One lane's control messages between ranks: call numbers, call headers, call summaries, chunk flags,
+// refusals.
 #pragma once
 
 #include <array>
@@ -25,91 +26,100 @@ struct CallOption {
 
 inline constexpr int kMaxCallOptions = 22;
 
-// Every call of a lane, whatever its operation, takes the next call number on every rank. One call is
+// Every call of a lane takes the next call number on every rank, whatever its operation. One call is
 //
-//   begin(...)                    the number; from here to post() this rank writes to its peers
-//   note_to(p), rows, ...         written by the caller, in generation() of the staging
-//   post(p) for every peer        makes them visible to p
-//   wait(p) for every peer        then note_from(p), rows, ... of generation() may be read until the next
-//   begin()
+//   begin(...)                    takes the number; from here to post() this rank writes to its peers
+//   summary_to(p), rows, ...      written by the caller, rows into the staging buffer of parity()
+//   post(p) for every peer        publishes the call header, and with it everything written for p
+//   wait(p) for every peer        then summary_from(p) and p's rows may be read until the next begin()
 //
 // Rows may follow in chunks, numbered from 1, while the call lasts: post_chunk(p, c) and wait_chunk(p, c).
 //
-// An exception of begin() or wait() ends the call on this rank; the next begin() starts the next call. One
-// thread at a time uses a channel; the send half and the receive half may be different threads that the
-// caller orders.
+// A call summary is a block of bytes that the backend defines: row counts, and which optional arguments this
+// rank was given. The call header is the channel's own: the call number, the operation and the options, or a
+// refusal.
 //
-// Why two generations suffice. Rank p overwrites what it wrote to r in call n when it sends call n+2.
-// begin(n+2) returns only after r's flag of call n+1 has been seen, and r posts n+1 only after it has ended
-// call n, that is, after its last read of what p wrote in n. A call that ended well has seen that flag
-// already, so begin() finds it without waiting; one that ended early (a refusal, options that differ) waits
-// for it in begin(). The same holds for the flags and refusals themselves: they lie by generation, so those
-// of n+1 never hide those of n.
+// An exception from begin() or wait() ends the call on this rank; the next begin() starts the next call.
+// Thread safety: one thread at a time. The send phase and the receive phase may run in different threads if
+// the caller orders them.
+//
+// Why two buffers are enough. Calls alternate between two buffers, chosen by parity(), so call n+2 reuses the
+// buffer of call n. Rank p may overwrite in call n+2 what it wrote to rank r in call n:
+//
+//   1. begin(n+2) on p returns only after p has seen r's header of call n+1.
+//   2. r posts that header only after it has finished call n, and so after its last read of p's data from n.
+//
+// A call that succeeded has already seen the headers of all peers, so the next begin() does not wait. After a
+// call that was aborted (a refusal, options that differ), begin() waits for them. The headers, summaries and
+// refusals also exist once for each parity, so those of call n+1 never overwrite those of call n.
 class Channel {
  public:
-  // Symmetric bytes a channel takes on every rank; a multiple of 64.
-  static std::int64_t bytes(int ranks, std::int64_t note_bytes);
+  // Bytes of symmetric memory that a channel occupies on every rank; a multiple of 64.
+  static std::int64_t bytes(int ranks, std::int64_t summary_bytes);
 
-  // Local. `offset` is a multiple of 64 and the same on every rank; the memory there is zero, as it comes.
-  // `memory` outlives the channel. Waits last `deadline` seconds at most.
-  Channel(Rank rank, const SymmetricMemory& memory, std::int64_t offset, std::int64_t note_bytes,
+  // Local. `offset` is a multiple of 64 and the same on every rank; the memory there holds zeros. `memory`
+  // must outlive the channel. A wait fails after `deadline` seconds.
+  Channel(Rank rank, const SymmetricMemory& memory, std::int64_t offset, std::int64_t summary_bytes,
           double deadline);
 
-  // Starts the lane's next call and returns its number (the first is 1). Throws the group's failure. Waits
-  // for peers only if this rank's previous call ended early.
+  // Starts the lane's next call and returns its number (the first is 1). Waits for peers only if this rank's
+  // previous call was aborted. Throws the group's failure if it has failed.
   std::uint64_t begin(Operation operation, std::span<const CallOption> options);
 
   std::uint64_t call() const { return call_; }
+
+  // Which of the two buffers the current call uses: the lowest bit of its number.
   int parity() const { return static_cast<int>(call_ & 1); }
 
-  // The note of the current call: note_bytes, aligned to 64. To be written before post(peer), read after
-  // wait(peer).
-  std::byte* note_to(int peer) const;
-  const std::byte* note_from(int peer) const;
+  // The current call's summary for or from a peer: summary_bytes, aligned to 64. Write it before post(peer);
+  // read it after wait(peer).
+  std::byte* summary_to(int peer) const;
+  const std::byte* summary_from(int peer) const;
 
-  // Makes everything this thread has written visible to `peer` (release) and wakes it. Streaming stores need
-  // a fence of their own before it. Posting to oneself is allowed.
+  // Publishes everything this thread has written to `peer` (release) and wakes the peer. After streaming
+  // stores, call stream_fence() first. A rank may post to itself.
   void post(int peer);
 
-  // Blocks until `peer` has posted this call (acquire). Throws the peer's error if it refused the call, also
-  // that of another peer if this one is not here yet; UsageError if operation or options differ, on both
-  // sides; TimeoutError or PeerLostError, final for the group.
+  // Blocks until `peer` has posted this call (acquire).
+  // @throws UsageError   the peer's operation or options differ; the peer throws the same
+  // @throws any Error    a refusal: that of `peer`, or of another peer while `peer` has not posted
+  // @throws TimeoutError, PeerLostError   final for the group
   void wait(int peer);
 
-  // Makes everything written so far visible to `peer` (release), as chunk 1, 2, ... of the call it has been
-  // posted.
+  // Publishes everything written so far (release) as chunk 1, 2, ... of the current call. Call it after
+  // post(peer).
   void post_chunk(int peer, std::int64_t chunk);
 
-  // Blocks until `peer`, whose call has been waited for, has posted this chunk (acquire). TimeoutError and
-  // PeerLostError as in wait(); their record tells chunks, not calls.
+  // Blocks until `peer` has posted this chunk (acquire). Call it after wait(peer). Throws TimeoutError and
+  // PeerLostError as wait() does; their WaitRecord counts chunks instead of calls.
   void wait_chunk(int peer, std::int64_t chunk);
 
-  // This rank's own call is bad: ends it for all peers that have not been posted to, with the same error.
-  // Without a begin() before it, it takes the next call number. May wait as begin() does; a failure of the
-  // group is left to the next begin().
+  // Refuses this rank's own call: every peer that has not been posted to gets `error` instead of a call
+  // header. Takes the next call number if no begin() did. May wait as begin() does. If the group has failed,
+  // does nothing: the next begin() throws that failure.
   void refuse(Operation operation, const Error& error) noexcept;
 
  private:
-  struct Letter;  // what one rank posts to another in one call
-  struct Own;     // what all peers share on one rank
+  struct CallHeader;  // written by one rank for one peer: a call, or its refusal
+  struct LaneRecord;  // one on each rank: the last call number, and marks that any peer may set
 
-  Letter& letter(int at, int from, std::uint64_t call) const;
-  Own& own(int at) const;
-  std::byte* note(int at, int from) const;
-  void take_number(Operation operation, std::span<const CallOption> options);
-  void await_previous();
-  void await(int peer, const std::atomic<std::uint64_t>* instead);
-  bool all_posted() const;
+  CallHeader& header(int at, int from, std::uint64_t call) const;
+  LaneRecord& lane_record(int at) const;
+  std::byte* summary(int at, int from) const;
+  void assign_call_number(Operation operation, std::span<const CallOption> options);
+  void wait_for_previous_call();
+  void wait_for_header(int peer, const std::atomic<std::uint64_t>* alternative);
+  bool posted_to_all() const;
   void post_refusal(int peer, const ErrorRecord& refusal);
-  void finish_post(int peer);
-  [[noreturn]] void raise_refusal(int peer, const Letter& in) const;
-  void raise_any_refusal() const;
-  void compare(int peer, const Letter& in) const;
+  void wake_after_post(int peer);
+  [[noreturn]] void throw_refusal(int peer, const CallHeader& received) const;
+  void throw_any_refusal() const;
+  void require_same_call(int peer, const CallHeader& received) const;
 
   Rank rank_;
   const SymmetricMemory* memory_;
   std::int64_t offset_;
-  std::int64_t note_bytes_;
+  std::int64_t summary_bytes_;
   double deadline_;
   int index_;
   int ranks_;
@@ -118,7 +128,7 @@ class Channel {
   Operation operation_ = Operation::none;
   std::array<CallOption, kMaxCallOptions> options_{};
   int option_count_ = 0;
-  std::vector<std::uint64_t> posted_;  // [ranks] last call posted to each
+  std::vector<std::uint64_t> posted_;  // [ranks] number of the last call posted to each
 };
 
 }  // namespace ferry

@@ -57,12 +57,12 @@ ErrorRecord ErrorRecord::of(const std::exception_ptr& error) noexcept {
   record.kind = Kind::other;
   try {
     std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return of(known);
+  } catch (const Error& ferry_error) {
+    return of(ferry_error);
   } catch (const std::exception& other) {
     copy_text(record, other.what());
   } catch (...) {
-    copy_text(record, "an exception that is no std::exception");
+    copy_text(record, "an exception that does not derive from std::exception");
   }
   return record;
 }

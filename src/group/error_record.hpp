@@ -1,4 +1,4 @@
-// An error as plain bytes: how errors cross from one process to another.
+// An exception as plain bytes, so that it can be stored in shared memory and thrown in another process.
 #pragma once
 
 #include <exception>
@@ -8,7 +8,7 @@
 namespace ferry {
 
 struct ErrorRecord {
-  // Which class of the hierarchy; `other` is a std::exception that is none of ours.
+  // Class of the exception; `other`: not a ferry::Error.
   enum class Kind : int {
     none,
     usage,
@@ -28,12 +28,12 @@ struct ErrorRecord {
   BadSource bad_source{};
   Overflow overflow{};
   WaitRecord wait{};
-  char text[512] = {};  // cut when longer
+  char text[512] = {};  // the message, cut if it is longer
 
   static ErrorRecord of(const Error& error) noexcept;
   static ErrorRecord of(const std::exception_ptr& error) noexcept;
 
-  // Throws an error of the recorded class: `prefix`, then the recorded text.
+  // Throws an exception of the recorded class with the message `prefix` + text.
   [[noreturn]] void raise(const std::string& prefix = {}) const;
 };
 

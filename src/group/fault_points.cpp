@@ -1,8 +1,23 @@
 #include "group/fault_points.hpp"
 
-namespace ferry {
+#ifdef FERRY_TEST_HOOKS
 
-std::atomic<FaultHook> fault_hook{nullptr};
+#include <atomic>
+
+namespace ferry {
+namespace {
+
+std::atomic<FaultHook> installed_hook{nullptr};
+
+}  // namespace
+
+FaultHook set_fault_hook(FaultHook hook) {
+  return installed_hook.exchange(hook);
+}
+
+void fault_point(FaultPoint point, int rank) {
+  if (const FaultHook hook = installed_hook.load(std::memory_order_relaxed)) hook(point, rank);
+}
 
 const char* to_string(FaultPoint point) {
   switch (point) {
@@ -51,3 +66,5 @@ const char* to_string(FaultPoint point) {
 }
 
 }  // namespace ferry
+
+#endif

@@ -1,8 +1,8 @@
-// Named points inside the protocol, where tests stall, delay, throw or kill a rank.
+// Named points of the protocol at which tests stall, delay, throw in or kill a rank. Compiled into test
+// builds only (FERRY_TEST_HOOKS); in a production build fault_point() is empty.
 #pragma once
 
 #include <array>
-#include <atomic>
 
 namespace ferry {
 
@@ -41,15 +41,21 @@ inline constexpr std::array kFaultPoints = {
 
 const char* to_string(FaultPoint point);
 
-// Called by every rank of the process at every point, from the rank's own thread. It may sleep, throw or not
+#ifdef FERRY_TEST_HOOKS
+
+// Called by every rank of the process at every point, on the rank's own thread. It may sleep, throw or not
 // return.
 using FaultHook = void (*)(FaultPoint point, int rank);
 
-extern std::atomic<FaultHook> fault_hook;  // null except in tests
+// Installs a hook, or none, for the whole process, and returns the one before. Call it while no rank runs.
+FaultHook set_fault_hook(FaultHook hook);
 
-// One relaxed load where no hook stands: backends call it freely.
-inline void fault_point(FaultPoint point, int rank) {
-  if (const FaultHook hook = fault_hook.load(std::memory_order_relaxed)) hook(point, rank);
-}
+void fault_point(FaultPoint point, int rank);
+
+#else
+
+inline void fault_point(FaultPoint, int) {}
+
+#endif
 
 }  // namespace ferry

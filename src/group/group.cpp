@@ -14,10 +14,10 @@ namespace {
 
 Topology topology_of(int ranks, int nodes) {
   if (ranks < 1) throw UsageError(str("a group needs at least one rank, not ", ranks));
-  if (nodes < 1 || ranks % nodes != 0) {
-    throw UsageError(str(ranks, " ranks cannot be divided into ", nodes, " nodes of equally many"));
+  if (nodes != 1) {
+    throw UsageError(str("nodes = ", nodes, ": groups span one host today; pass nodes = 1"));
   }
-  return {nodes, ranks / nodes};
+  return {nodes, ranks};
 }
 
 }  // namespace
@@ -60,10 +60,11 @@ Group Group::mpi() {
 
 Group Group::custom(Bootstrap bootstrap) {
   if (bootstrap.ranks < 1 || bootstrap.rank < 0 || bootstrap.rank >= bootstrap.ranks) {
-    throw UsageError(str("rank ", bootstrap.rank, " of ", bootstrap.ranks, " is none"));
+    throw UsageError(
+        str("rank ", bootstrap.rank, " does not exist in a group of ", bootstrap.ranks, " ranks"));
   }
   if (!bootstrap.all_gather || !bootstrap.barrier) {
-    throw UsageError("Bootstrap::all_gather and Bootstrap::barrier are both needed");
+    throw UsageError("Bootstrap::all_gather and Bootstrap::barrier must both be set");
   }
   return Group(launch_custom(std::move(bootstrap)));
 }
@@ -73,7 +74,7 @@ int Group::size() const {
 }
 
 void Group::run(const std::function<void(Rank)>& body) {
-  if (!body) throw UsageError("run: no body given");
+  if (!body) throw UsageError("run: the body is empty");
   launcher_->run(body);
 }
 
@@ -83,7 +84,7 @@ Rank Group::join() {
 
 void Group::set_deadline(double seconds) {
   if (!(seconds > 0) || !std::isfinite(seconds)) {
-    throw UsageError(str("a deadline is a positive number of seconds, not ", seconds));
+    throw UsageError(str("a deadline must be a positive number of seconds, not ", seconds));
   }
   launcher_->set_deadline(seconds);
 }

@@ -1,5 +1,10 @@
+// Group::custom and Group::mpi: ranks that meet through a bootstrap of the caller, then share a control
+// block.
+#include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,58 +19,75 @@
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "group/launcher.hpp"
-#include "memory/descriptor.hpp"
+#include "memory/descriptor_socket.hpp"
 #include "memory/published_handle.hpp"
 
 namespace ferry {
 
 namespace {
 
-// What the ranks tell one another when they first meet, before they share memory.
-struct Card {
+// What each rank sends to the others through the bootstrap, before they share memory.
+struct Introduction {
   int rank = -1;
   int process = 0;
-  int descriptor = -1;                    // rank 0: of the memory that carries the group's control ...
-  const GroupControl* control = nullptr;  // ... and where it has it mapped
-  int error_number = 0;
-  std::uint64_t process_space = 0;  // processes of another pid namespace cannot be reached by number
-  char boot[40] = {};               // of this host's kernel: names the host beyond doubt
-  char host[64] = {};               // for messages
+  SocketAddress socket = {};              // where the rank receives the file of the control block
+  const ControlBlock* control = nullptr;  // rank 0: its own view of the control block
+  int error_number = 0;                   // errno if the rank could not create its socket or the block
+  std::uint64_t pid_namespace = 0;        // process numbers mean nothing in another namespace
+  std::uint64_t network_namespace = 0;    // sockets of another namespace cannot be reached
+  char boot_id[40] = {};                  // of the running kernel: identifies the host
+  char host_name[64] = {};                // for messages
 };
 
-// What rank 0 keeps open until everyone has joined it.
-struct Home {
+// Rank 0's control block, kept open until every rank has attached to it.
+struct PublishedControlBlock {
   Descriptor memory;
-  std::optional<PublishedHandle<GroupControl>> offer;
+  std::optional<PublishedHandle<ControlBlock>> handle;
 };
 
-std::uint64_t process_space() {
+// `path` names a namespace of this process, such as /proc/self/ns/pid.
+std::uint64_t namespace_number(const char* path) {
   struct stat status{};
-  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+  return stat(path, &status) == 0 ? status.st_ino : 0;
 }
 
-Card own_card(int rank) {
-  Card card;
-  card.rank = rank;
-  card.process = getpid();
-  card.process_space = process_space();
-  std::ifstream("/proc/sys/kernel/random/boot_id").get(card.boot, sizeof card.boot);
-  gethostname(card.host, sizeof card.host - 1);
-  return card;
+Introduction introduce(int rank) {
+  Introduction mine;
+  mine.rank = rank;
+  mine.process = getpid();
+  mine.pid_namespace = namespace_number("/proc/self/ns/pid");
+  mine.network_namespace = namespace_number("/proc/self/ns/net");
+  std::ifstream("/proc/sys/kernel/random/boot_id").get(mine.boot_id, sizeof mine.boot_id);
+  gethostname(mine.host_name, sizeof mine.host_name - 1);
+  return mine;
 }
 
-void check_hosts(const std::vector<Card>& cards) {
+void require_one_host(const std::vector<Introduction>& introductions) {
   std::set<std::string> hosts;
-  bool together = true;
-  for (const Card& card : cards) {
-    together &= std::strcmp(card.boot, cards[0].boot) == 0 && card.process_space == cards[0].process_space;
-    hosts.insert(card.host);
+  bool one_host = true;
+  for (const Introduction& rank : introductions) {
+    one_host &= std::strcmp(rank.boot_id, introductions[0].boot_id) == 0 &&
+                rank.pid_namespace == introductions[0].pid_namespace &&
+                rank.network_namespace == introductions[0].network_namespace;
+    hosts.insert(rank.host_name);
   }
-  if (together) return;
+  if (one_host) return;
   std::string names;
   for (const std::string& host : hosts) names += (names.empty() ? "" : ", ") + host;
   throw UnsupportedError(
-      str("the ranks of a group share one host and one process namespace; these run on: ", names));
+      str("the ranks of a group must share one host, one process namespace and one network namespace; these "
+          "run on: ",
+          names));
+}
+
+constexpr int kRetryMs = 10;
+
+// Also true for a process that has ended and is not reaped yet.
+bool has_ended(int process) {
+  const Descriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+  if (!descriptor.valid()) return errno == ESRCH;
+  pollfd entry{descriptor.number(), POLLIN, 0};
+  return poll(&entry, 1, 0) > 0;
 }
 
 class CustomLauncher : public Group::Launcher {
@@ -73,24 +95,35 @@ class CustomLauncher : public Group::Launcher {
   explicit CustomLauncher(Bootstrap bootstrap)
       : Launcher({1, bootstrap.ranks}), bootstrap_(std::move(bootstrap)) {}
 
-  void run(const std::function<void(Rank)>& body) override { run_rank(meet(), bootstrap_.rank, body); }
-  Rank join() override { return enter(meet(), bootstrap_.rank); }
+  void run(const std::function<void(Rank)>& body) override { run_rank(rendezvous(), bootstrap_.rank, body); }
+  Rank join() override { return join_as(rendezvous(), bootstrap_.rank); }
 
  private:
-  // Collective. Every rank throws if one of them cannot take part.
-  std::shared_ptr<GroupControl> meet() const {
-    Card mine = own_card(bootstrap_.rank);
-    Home home;
-    if (bootstrap_.rank == 0) open_home(home, mine);
-    const std::vector<Card> cards = exchange_cards(mine);
-    check_hosts(cards);
-    if (cards[0].error_number != 0)
-      throw system_error("rank 0 cannot make the group's shared memory", cards[0].error_number);
+  // Collective. Rank 0 creates the control block, the others attach to it. Every rank throws if one fails.
+  std::shared_ptr<ControlBlock> rendezvous() const {
+    Introduction mine = introduce(bootstrap_.rank);
+    std::optional<DescriptorSocket> socket;
+    try {
+      mine.socket = socket.emplace().address();
+    } catch (const SystemError& refused) {
+      mine.error_number = refused.error_number;
+    }
+    PublishedControlBlock published;  // on rank 0, until the barrier below
+    if (bootstrap_.rank == 0) create_control_block(published, mine);
+    const std::vector<Introduction> introductions = gather_introductions(mine);
+    require_one_host(introductions);
+    for (const Introduction& rank : introductions) {
+      if (rank.error_number == 0) continue;
+      throw system_error(
+          str("rank ", rank.rank, " cannot make the group's shared memory or a socket to share it"),
+          rank.error_number);
+    }
 
-    std::shared_ptr<GroupControl> control;
+    std::shared_ptr<ControlBlock> control;
     int error = 0;
     try {
-      control = join(cards[0]);
+      if (bootstrap_.rank == 0) send_control_block(*socket, published.memory, introductions);
+      control = attach(*socket, introductions[0]);
     } catch (const SystemError& refused) {
       error = refused.error_number;
     }
@@ -104,45 +137,76 @@ class CustomLauncher : public Group::Launcher {
     return control;
   }
 
-  std::vector<Card> exchange_cards(const Card& mine) const {
-    std::vector<Card> cards(ranks());
-    bootstrap_.all_gather(&mine, cards.data(), sizeof mine);
+  std::vector<Introduction> gather_introductions(const Introduction& mine) const {
+    std::vector<Introduction> introductions(ranks());
+    bootstrap_.all_gather(&mine, introductions.data(), sizeof mine);
     for (int rank = 0; rank < ranks(); ++rank) {
-      if (cards[rank].rank == rank) continue;
-      throw UsageError(
-          str("Bootstrap::all_gather put rank ", cards[rank].rank, " at the place of rank ", rank));
+      if (introductions[rank].rank == rank) continue;
+      throw UsageError(str("Bootstrap::all_gather returned the data of rank ", introductions[rank].rank,
+                           " at the index of rank ", rank));
     }
-    return cards;
+    return introductions;
   }
 
-  void open_home(Home& home, Card& card) const {
-    home.memory = Descriptor(memfd_create("ferry", MFD_CLOEXEC));
-    if (!home.memory.valid() || ftruncate(home.memory.number(), GroupControl::bytes(ranks())) != 0) {
-      card.error_number = errno;
+  void create_control_block(PublishedControlBlock& published, Introduction& mine) const {
+    published.memory = Descriptor(memfd_create("ferry", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    // Sealed: no rank can truncate the file under the mappings of the others.
+    if (!published.memory.valid() ||
+        ftruncate(published.memory.number(), ControlBlock::bytes(ranks())) != 0 ||
+        fcntl(published.memory.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+      mine.error_number = errno;
       return;
     }
     try {
-      home.offer.emplace(map_control(home.memory));
+      published.handle.emplace(map_control_block(published.memory));
     } catch (const SystemError& refused) {
-      card.error_number = refused.error_number;
+      mine.error_number = refused.error_number;
       return;
     }
-    card.descriptor = home.memory.number();
-    card.control = home.offer->address();
+    mine.control = published.handle->address();
   }
 
-  std::shared_ptr<GroupControl> map_control(const Descriptor& memory) const {
-    return std::make_shared<GroupControl>(Mapping::file(memory.number(), GroupControl::bytes(ranks())),
+  std::shared_ptr<ControlBlock> map_control_block(const Descriptor& memory) const {
+    return std::make_shared<ControlBlock>(Mapping::file(memory.number(), ControlBlock::bytes(ranks())),
                                           ranks());
   }
 
-  // Threads of rank 0's process use its mapping: the thread sanitizer follows addresses, not pages.
-  std::shared_ptr<GroupControl> join(const Card& owner) const {
-    auto control = owner.process == getpid()
-                       ? PublishedHandle<GroupControl>::take(owner.control)
-                       : map_control(Descriptor::of_process(owner.process, owner.descriptor));
-    if (!control) throw system_error("rank 0 has given up", ESRCH);
-    control->enter(bootstrap_.rank);  // so that a rank which dies from here on is noticed
+  // Rank 0: sends the control block's file to the ranks of other processes. A rank that has died is skipped,
+  // so that the others do not wait for the file in vain.
+  static void send_control_block(const DescriptorSocket& socket, const Descriptor& memory,
+                                 const std::vector<Introduction>& introductions) {
+    int dead = -1;
+    for (const Introduction& rank : introductions) {
+      if (rank.process == getpid()) continue;
+      // A send fails while the receiver's queue is full.
+      while (!socket.send(rank.socket, 0, memory)) {
+        if (has_ended(rank.process)) {
+          dead = rank.rank;
+          break;
+        }
+        socket.wait(kRetryMs);
+      }
+    }
+    if (dead >= 0) throw system_error(str("rank ", dead, " has ended"), ESRCH);
+  }
+
+  static Descriptor receive_control_block(const DescriptorSocket& socket, const Introduction& owner) {
+    while (true) {
+      if (auto message = socket.receive()) {
+        if (message->file.valid()) return std::move(message->file);
+        throw system_error("cannot have more files open", EMFILE);
+      }
+      if (has_ended(owner.process)) throw system_error("rank 0 has ended", ESRCH);
+      socket.wait(kRetryMs);
+    }
+  }
+
+  // Threads of rank 0's process use its mapping, because the thread sanitizer tracks addresses, not pages.
+  std::shared_ptr<ControlBlock> attach(const DescriptorSocket& socket, const Introduction& owner) const {
+    auto control = owner.process == getpid() ? PublishedHandle<ControlBlock>::take(owner.control)
+                                             : map_control_block(receive_control_block(socket, owner));
+    if (!control) throw system_error("rank 0 no longer offers the control block", ESRCH);
+    control->join(bootstrap_.rank);  // so that peers notice if this process dies from here on
     return control;
   }
 

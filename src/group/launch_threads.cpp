@@ -1,3 +1,4 @@
+// Group::threads: every rank is a thread of this process.
 #include <exception>
 #include <system_error>
 #include <thread>
@@ -16,7 +17,7 @@ class ThreadLauncher : public Group::Launcher {
 
   void run(const std::function<void(Rank)>& body) override {
     const auto control =
-        std::make_shared<GroupControl>(Mapping::anonymous_shared(GroupControl::bytes(ranks())), ranks());
+        std::make_shared<ControlBlock>(Mapping::anonymous_shared(ControlBlock::bytes(ranks())), ranks());
     std::vector<std::exception_ptr> errors(ranks());
     std::vector<std::thread> threads;
     try {
@@ -30,15 +31,15 @@ class ThreadLauncher : public Group::Launcher {
         });
       }
     } catch (const std::system_error& error) {
-      const int missing = static_cast<int>(threads.size());
-      const SystemError reason(str("cannot start the thread of rank ", missing, ": ", error.what()),
+      const int not_started = static_cast<int>(threads.size());
+      const SystemError reason(str("cannot start the thread of rank ", not_started, ": ", error.what()),
                                error.code().value());
-      control->lose(missing, ErrorRecord::of(reason), control->launcher());
-      errors[missing] = std::make_exception_ptr(reason);
+      control->fail_rank(not_started, ErrorRecord::of(reason), control->launcher());
+      errors[not_started] = std::make_exception_ptr(reason);
     }
     for (std::thread& thread : threads) thread.join();
-    const int first = control->first_lost();
-    if (first >= 0) std::rethrow_exception(errors[first]);
+    const int first_failed = control->first_failed_rank();
+    if (first_failed >= 0) std::rethrow_exception(errors[first_failed]);
   }
 };
 

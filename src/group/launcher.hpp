@@ -1,4 +1,4 @@
-// How the ranks of a group are started.
+// The base class of what stands behind a Group: starting the ranks, or joining as one.
 #pragma once
 
 #include <filesystem>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ferry/group.hpp"
-#include "group/group_control.hpp"
+#include "group/control_block.hpp"
 
 namespace ferry {
 
@@ -30,13 +30,14 @@ class Group::Launcher {
   virtual Rank join();
 
  protected:
-  // Runs `body` as one rank, in the calling thread, and tells the others how it ended. Throws what the body
-  // threw.
-  void run_rank(const std::shared_ptr<GroupControl>& control, int rank,
+  // Runs `body` as one rank in the calling thread and records in the control block how it ended. Rethrows
+  // what the body threw.
+  void run_rank(const std::shared_ptr<ControlBlock>& control, int rank,
                 const std::function<void(Rank)>& body) const;
 
-  // Enters as one rank, which leaves with the last copy of the handle: not in a process forked meanwhile.
-  Rank enter(const std::shared_ptr<GroupControl>& control, int rank) const;
+  // Joins as one rank. The rank leaves when the last copy of the handle is destroyed in the process that
+  // joined; copies in forked processes do not count.
+  Rank join_as(const std::shared_ptr<ControlBlock>& control, int rank) const;
 
  private:
   Topology topology_;
@@ -47,10 +48,11 @@ std::shared_ptr<Group::Launcher> launch_threads(Topology topology);
 std::shared_ptr<Group::Launcher> launch_processes(Topology topology);
 std::shared_ptr<Group::Launcher> launch_custom(Bootstrap bootstrap);
 
-// Where the MPI module is looked for, in this order.
+// The paths where mpi_bootstrap() looks for the MPI module, in this order.
 std::vector<std::filesystem::path> mpi_module_places();
 
-// Finds and loads the MPI module; UnsupportedError if there is none.
+// Loads the MPI module and returns its bootstrap. Collective over all processes of the MPI job. Throws
+// UnsupportedError if the module is not found.
 Bootstrap mpi_bootstrap();
 
 }  // namespace ferry

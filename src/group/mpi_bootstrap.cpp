@@ -1,3 +1,4 @@
+// Group::mpi: loads the MPI module at run time and wraps it as a Bootstrap.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -19,14 +20,14 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModule = "libferry_mpi.so";
 
-fs::path folder_of_this_library() {
+fs::path directory_of_this_library() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&mpi_bootstrap), &info) == 0 || info.dli_fname == nullptr)
     return {};
   return fs::path(info.dli_fname).parent_path();
 }
 
-fs::path folder_of_this_program() {
+fs::path directory_of_this_program() {
   std::error_code error;
   return fs::read_symlink("/proc/self/exe", error).parent_path();
 }
@@ -36,26 +37,26 @@ fs::path folder_of_this_program() {
 std::vector<fs::path> mpi_module_places() {
   const std::string named = Environment::read().mpi_module;
   if (!named.empty()) return {named};
-  const fs::path program = folder_of_this_program();
-  std::vector<fs::path> places = {folder_of_this_library() / kModule, program / kModule,
-                                  program.parent_path() / FERRY_LIBDIR / kModule};
+  const fs::path program = directory_of_this_program();
+  std::vector<fs::path> paths = {directory_of_this_library() / kModule, program / kModule,
+                                 program.parent_path() / FERRY_LIBDIR / kModule};
   const fs::path installed = FERRY_FULL_LIBDIR;
-  if (!installed.empty()) places.push_back(installed / kModule);
-  return places;
+  if (!installed.empty()) paths.push_back(installed / kModule);
+  return paths;
 }
 
 namespace {
 
-// Never unloaded: MPI does not start twice in one process.
+// Never unloaded: MPI cannot be initialised twice in one process.
 void* load_module() {
   std::string tried;
-  for (const fs::path& place : mpi_module_places()) {
-    if (void* module = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) return module;
+  for (const fs::path& path : mpi_module_places()) {
+    if (void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return module;
     tried += str("\n  ", dlerror());
   }
   throw UnsupportedError(
       str("Group::mpi() needs the MPI module ", kModule,
-          ", which is built where MPI is found (FERRY_MPI_MODULE names its path). Tried:", tried));
+          ", which is built where CMake finds MPI. Set FERRY_MPI_MODULE to its path. Tried:", tried));
 }
 
 void check(int result, const char* message) {

@@ -1,4 +1,4 @@
-// For threads of the library's own.
+// Blocks signals in threads that the library starts, so that the program's own threads receive them.
 #pragma once
 
 #include <pthread.h>
@@ -7,20 +7,21 @@
 
 namespace ferry {
 
-// Signals of the program are for its own threads: while one lives, threads that are started take none.
+// Blocks all signals in the calling thread while the object lives. Threads started meanwhile inherit the
+// mask.
 class NoSignals {
  public:
   NoSignals() {
     sigset_t all;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
+    pthread_sigmask(SIG_SETMASK, &all, &previous_);
   }
-  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
   NoSignals(const NoSignals&) = delete;
   NoSignals& operator=(const NoSignals&) = delete;
 
  private:
-  sigset_t before_{};
+  sigset_t previous_{};
 };
 
 }  // namespace ferry

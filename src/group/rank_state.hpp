@@ -1,4 +1,4 @@
-// What stands behind a Rank.
+// The state behind a Rank handle: the rank's view of the control block, its waiter and its liveness lock.
 #pragma once
 
 #include <cstddef>
@@ -8,46 +8,52 @@
 
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
-#include "group/group_control.hpp"
-#include "group/robust_lock.hpp"
+#include "group/control_block.hpp"
+#include "group/liveness_lock.hpp"
 #include "group/waiter.hpp"
 
 namespace ferry {
 
 class RankState {
  public:
-  // Collective: returns when every rank is there. Collectives of the group wait `deadline` seconds.
-  RankState(std::shared_ptr<GroupControl> control, int rank, Topology topology, double deadline);
+  // Collective: returns when every rank has joined. Collectives of the group itself fail after `deadline`
+  // seconds.
+  RankState(std::shared_ptr<ControlBlock> control, int rank, Topology topology, double deadline);
 
   int index() const { return rank_; }
   const Topology& topology() const { return topology_; }
   bool same_process() const { return same_process_; }
   double deadline() const { return deadline_; }
-  GroupControl& control() const { return *control_; }
+  ControlBlock& control() const { return *control_; }
 
   void all_gather(const void* mine, void* all, std::size_t bytes);
 
-  // Blocks until the signal is there; throws the group's failure otherwise (see Waiter).
-  void wait(const Signal& signal, const WaitRecord& record, double deadline) {
-    waiter_.wait(signal, record, deadline);
+  // Forwarded to Waiter.
+  void wait(const WaitCondition& condition, const WaitRecord& record, double deadline) {
+    waiter_.wait(condition, record, deadline);
   }
-
-  // See Waiter.
-  void require_process(const WaitRecord& record) { waiter_.require_process(record); }
-  bool look(const WaitRecord& record) { return waiter_.look(record); }
+  void require_alive(const WaitRecord& record) { waiter_.require_alive(record); }
+  bool look(const WaitRecord& record) { return waiter_.check_peers(record); }
   void time_out(const WaitRecord& record, double deadline) { waiter_.time_out(record, deadline); }
 
- private:
-  void gather_step(const std::byte* mine, std::byte* all, std::size_t bytes, std::size_t stride);
+  // Bytes that the chunks in flight of all ranks of a host backend may occupy together: a part of a large
+  // cache, because the rows pass through it as well. Set it before an exchange is constructed, to the same
+  // value on every rank.
+  std::int64_t chunk_budget() const { return chunk_budget_; }
+  void set_chunk_budget(std::int64_t bytes) { chunk_budget_ = bytes; }
 
-  std::shared_ptr<GroupControl> control_;
+ private:
+  void gather_part(const std::byte* mine, std::byte* all, std::size_t bytes, std::size_t stride);
+
+  std::shared_ptr<ControlBlock> control_;
   int rank_;
   Topology topology_;
   double deadline_;
   bool same_process_ = true;
-  std::uint64_t step_ = 0;
+  std::uint64_t step_ = 0;  // of all_gather: one for every part
+  std::int64_t chunk_budget_ = 8 << 20;
   Waiter waiter_;
-  std::optional<RobustLockOwner> lock_;  // if there are peers in other processes
+  std::optional<LivenessLockHolder> liveness_lock_;  // only if some ranks are other processes
 };
 
 }  // namespace ferry

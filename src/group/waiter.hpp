@@ -1,4 +1,4 @@
-// How a rank waits for a flag in shared memory.
+// How a rank waits for a flag in shared memory: spin, yield, then sleep, checking the peers and the deadline.
 #pragma once
 
 #include <atomic>
@@ -6,61 +6,67 @@
 #include <string>
 
 #include "ferry/error.hpp"
-#include "group/group_control.hpp"
-#include "group/process_watch.hpp"
+#include "group/control_block.hpp"
+#include "group/process_monitor.hpp"
 
 namespace ferry {
 
-// Whether the calling thread is to give up its wait, as when somebody presses Ctrl-C. Asked four times a
-// second and after every signal; what waits for less never asks. Null: nobody says so.
+// Returns whether the calling thread should give up its wait, for example after Ctrl-C. Null: never. A wait
+// calls it four times a second and after every signal; waits shorter than that never do. Set once for the
+// process, by a language binding.
 inline std::atomic<bool (*)()> wait_is_unwanted = nullptr;
 
-// A wait ends when `flag` has reached a value, or `instead` has (null: none).
-struct Signal {
+// Met when `flag` has reached a value, or when `alternative` has (null: no alternative).
+struct WaitCondition {
   const std::atomic<std::uint64_t>* flag;
-  const std::atomic<std::uint64_t>* instead = nullptr;
+  const std::atomic<std::uint64_t>* alternative = nullptr;
 
-  // Acquire for what lies behind the flag; sequentially consistent for the sake of WakeEvent.
+  // Acquire: what the peer wrote before it stored the flag may be read afterwards. Sequentially consistent
+  // because WakeEvent requires it.
   bool reached(std::uint64_t value) const {
     return flag->load(std::memory_order_seq_cst) >= value ||
-           (instead != nullptr && instead->load(std::memory_order_seq_cst) >= value);
+           (alternative != nullptr && alternative->load(std::memory_order_seq_cst) >= value);
   }
 };
 
 class Waiter {
  public:
   // `local_ranks`: how many ranks share this host's processors.
-  Waiter(GroupControl& control, int rank, int local_ranks);
+  Waiter(ControlBlock& control, int rank, int local_ranks);
 
-  // Blocks until the signal has reached record.expected. Otherwise fails the group with `record` (or meets
-  // its failure) and throws that. Threads of several lanes may wait at once.
-  void wait(const Signal& signal, const WaitRecord& record, double deadline);
+  // Blocks until the condition has reached record.expected. Threads of several lanes may wait at once.
+  //
+  // @throws TimeoutError   `deadline` seconds have passed
+  // @throws PeerLostError  a process has died, record.peer has left, or the thread was told to give up its
+  // wait Each of these fails the group. If the group has failed already, throws that failure.
+  void wait(const WaitCondition& condition, const WaitRecord& record, double deadline);
 
-  // For when something of record.peer is not there: if its process has ended, or is just ending, fails the
-  // group with `record` and throws that.
-  void require_process(const WaitRecord& record);
+  // Call when a resource of record.peer is missing. If the peer's process has ended or is ending, fails the
+  // group with `record` and throws PeerLostError; otherwise returns.
+  void require_alive(const WaitRecord& record);
 
-  // One look at the peers, for those who wait by other means: if a process has ended without a word, or
-  // record.peer (-1: none) has left, fails the group with `record`, the culprit as its peer (Operation::none:
-  // nobody waited). True once the group has failed, for whatever reason. Never blocks; any thread.
-  bool look(const WaitRecord& record);
+  // Checks the peers once, for code that waits by other means. Returns whether the group has failed, for
+  // whatever reason. If a process has died, or record.peer (-1: none) has left, fails the group with `record`
+  // and the missing rank as its peer; Operation::none: nothing was being waited for. Never blocks. Any
+  // thread.
+  bool check_peers(const WaitRecord& record);
 
-  // Fails the group: `record` waited for `deadline` seconds in vain. Any thread.
+  // Fails the group: the wait in `record` has exceeded `deadline` seconds. Any thread.
   void time_out(const WaitRecord& record, double deadline);
 
  private:
-  struct Loss;
+  struct LostPeer;
 
-  bool spin(const Signal& signal, std::uint64_t value) const;
-  bool sleep(const Signal& signal, std::uint64_t value, double seconds);
-  Loss find_loss(int peer);
+  bool spin(const WaitCondition& condition, std::uint64_t value) const;
+  bool sleep(const WaitCondition& condition, std::uint64_t value, double seconds);
+  LostPeer find_lost_peer(int awaited);
   std::string death_of(int rank) const;
-  void fail(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& reason);
+  void fail_group(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& reason);
 
-  GroupControl& control_;
+  ControlBlock& control_;
   int rank_;
   int spins_;
-  ProcessWatch watch_;
+  ProcessMonitor monitor_;
 };
 
 }  // namespace ferry

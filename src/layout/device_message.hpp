@@ -2,8 +2,8 @@
 // (layout/slot_metadata.hpp).
 #pragma once
 
+#include "base/host_device.hpp"
 #include "format/parts.hpp"
-#include "layout/host_device.hpp"
 #include "layout/ll_packet.hpp"
 
 namespace ferry {

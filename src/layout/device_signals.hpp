@@ -14,9 +14,9 @@
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "group/error_record.hpp"
 #include "layout/exchange_layout.hpp"
-#include "layout/host_device.hpp"
 #include "layout/ll_packet.hpp"
 
 namespace ferry {

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "layout/host_device.hpp"
+#include "base/host_device.hpp"
 #include "layout/message.hpp"
 
 namespace ferry {

@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "format/parts.hpp"
-#include "layout/host_device.hpp"
 
 namespace ferry {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "ferry/plan.hpp"
-#include "layout/host_device.hpp"
 
 namespace ferry {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "format/fp32.hpp"
-#include "layout/host_device.hpp"
 #include "layout/ll_packet.hpp"
 
 namespace ferry {

@@ -1,4 +1,4 @@
-// One mapping of memory, unmapped by its owner.
+// One mmap() mapping, unmapped by its owner.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,14 @@ class Mapping {
     return *this;
   }
 
-  // All zero at first, with huge pages where the system grants them; at least one page. SystemError when
-  // refused.
+  // Each maps at least one page, readable and writable, with huge pages where the system grants them. New
+  // memory is zero. Throws SystemError if the system refuses.
   static Mapping anonymous(std::int64_t bytes);
-  static Mapping anonymous_shared(std::int64_t bytes);  // kept by children of fork()
+  static Mapping anonymous_shared(std::int64_t bytes);  // shared with children of fork()
   static Mapping file(int descriptor, std::int64_t bytes);
 
-  // Gives every page its memory now. SystemError when there is not enough: a later access would have failed.
+  // Allocates every page now. Throws SystemError if there is not enough memory; without this call, a later
+  // access would end the process by a signal.
   void populate() const;
 
   std::byte* data() const { return data_; }

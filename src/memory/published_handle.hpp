@@ -1,4 +1,5 @@
-// Shared ownership, handed by one thread to others of the process.
+// Hands shared ownership of an object from one thread to other threads of the process, by the object's
+// address.
 #pragma once
 
 #include <map>
@@ -8,34 +9,34 @@
 
 namespace ferry {
 
-// While an offer lasts, other threads may take the object by its address. A thread that is late finds nothing
-// instead of an object that is gone.
+// While a handle lives, other threads may take the object by its address. A thread that comes too late gets a
+// null pointer instead of a dangling one.
 template <class T>
 class PublishedHandle {
  public:
   explicit PublishedHandle(std::shared_ptr<T> object) : object_(std::move(object)) {
     const std::lock_guard lock(mutex_);
-    offered_[object_.get()] = object_;
+    published_[object_.get()] = object_;
   }
   ~PublishedHandle() {
     const std::lock_guard lock(mutex_);
-    offered_.erase(object_.get());
+    published_.erase(object_.get());
   }
   PublishedHandle(const PublishedHandle&) = delete;
   PublishedHandle& operator=(const PublishedHandle&) = delete;
 
   const T* address() const { return object_.get(); }
 
-  // Null if there is no such offer (any more).
+  // Null if no handle publishes this address (any more).
   static std::shared_ptr<T> take(const T* address) {
     const std::lock_guard lock(mutex_);
-    const auto found = offered_.find(address);
-    return found == offered_.end() ? nullptr : found->second;
+    const auto found = published_.find(address);
+    return found == published_.end() ? nullptr : found->second;
   }
 
  private:
   static inline std::mutex mutex_;
-  static inline std::map<const T*, std::shared_ptr<T>> offered_;
+  static inline std::map<const T*, std::shared_ptr<T>> published_;
 
   std::shared_ptr<T> object_;
 };

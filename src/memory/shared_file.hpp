@@ -1,18 +1,18 @@
-// A file without a name in the shared-memory directory.
+// An unnamed file in the shared-memory directory: memory that several processes map.
 #pragma once
 
 #include <cstdint>
 
-#include "memory/descriptor.hpp"
+#include "memory/file_descriptor.hpp"
 #include "memory/mapping.hpp"
 
 namespace ferry {
 
-// `bytes` zero bytes, all of them reserved, mapped once. Other processes open it through the descriptor while
-// that is open; the memory is freed when the last mapping goes, however its process ends. SystemError with
-// the directory, the bytes wanted and the bytes free.
+// Creates and maps a file of `bytes` zeros and allocates all of its pages. Other processes open it through
+// the descriptor while that is open. The memory is freed with the last mapping, even if a process is killed.
 class SharedFile {
  public:
+  // Throws SystemError with the directory, the bytes wanted and the bytes free.
   explicit SharedFile(std::int64_t bytes);
 
   const Descriptor& descriptor() const { return descriptor_; }

@@ -10,51 +10,52 @@ Placement Placement::blocks(int experts, int ranks) {
     throw UsageError(str("placement: needs at least one expert and one rank, got ", experts, " experts on ",
                          ranks, " ranks"));
   }
-  std::vector<ExpertLocation> places;
-  places.reserve(static_cast<std::size_t>(experts));
+  std::vector<ExpertLocation> locations;
+  locations.reserve(static_cast<std::size_t>(experts));
   for (int rank = 0; rank < ranks; ++rank) {
-    const int held = experts / ranks + (rank < experts % ranks ? 1 : 0);
-    for (int local = 0; local < held; ++local) places.push_back({rank, local});
+    const int local_experts = experts / ranks + (rank < experts % ranks ? 1 : 0);
+    for (int local = 0; local < local_experts; ++local) locations.push_back({rank, local});
   }
-  return table(std::move(places), ranks);
+  return table(std::move(locations), ranks);
 }
 
-Placement Placement::table(std::vector<ExpertLocation> places, int ranks, std::uint64_t version) {
-  if (places.empty() || ranks < 1) {
-    throw UsageError(str("placement: needs at least one expert and one rank, got ", places.size(),
+Placement Placement::table(std::vector<ExpertLocation> locations, int ranks, std::uint64_t version) {
+  if (locations.empty() || ranks < 1) {
+    throw UsageError(str("placement: needs at least one expert and one rank, got ", locations.size(),
                          " experts on ", ranks, " ranks"));
   }
-  std::vector<int> held(static_cast<std::size_t>(ranks), 0);
-  for (std::size_t e = 0; e < places.size(); ++e) {
-    if (places[e].rank < 0 || places[e].rank >= ranks) {
+  std::vector<int> local_experts(static_cast<std::size_t>(ranks), 0);
+  for (std::size_t e = 0; e < locations.size(); ++e) {
+    if (locations[e].rank < 0 || locations[e].rank >= ranks) {
       throw UsageError(
-          str("placement: expert ", e, " is on rank ", places[e].rank, ", there are ", ranks, " ranks"));
+          str("placement: expert ", e, " is on rank ", locations[e].rank, ", must be 0 to ", ranks - 1));
     }
-    ++held[static_cast<std::size_t>(places[e].rank)];
+    ++local_experts[static_cast<std::size_t>(locations[e].rank)];
   }
   Placement placement;
   placement.ranks_ = ranks;
   placement.version_ = version;
-  for (const int count : held) {
+  for (const int count : local_experts) {
     placement.by_rank_.emplace_back(static_cast<std::size_t>(count), -1);
     placement.most_local_ = std::max(placement.most_local_, count);
   }
-  for (std::size_t e = 0; e < places.size(); ++e) {
-    auto& experts = placement.by_rank_[static_cast<std::size_t>(places[e].rank)];
-    const int local = places[e].local;
+  for (std::size_t e = 0; e < locations.size(); ++e) {
+    auto& experts = placement.by_rank_[static_cast<std::size_t>(locations[e].rank)];
+    const int local = locations[e].local;
     if (local < 0 || local >= static_cast<int>(experts.size())) {
-      throw UsageError(str("placement: expert ", e, " is local expert ", local, " of rank ", places[e].rank,
-                           ", which holds ", experts.size(), ": its local experts must be 0 to ",
-                           static_cast<int>(experts.size()) - 1, " without a hole"));
+      throw UsageError(str("placement: expert ", e, " is local expert ", local, " of rank ",
+                           locations[e].rank, ", which holds ", experts.size(),
+                           ": its local experts must be 0 to ", static_cast<int>(experts.size()) - 1,
+                           " without gaps"));
     }
-    int& slot = experts[static_cast<std::size_t>(local)];
-    if (slot >= 0) {
-      throw UsageError(str("placement: experts ", slot, " and ", e, " are both local expert ", local,
-                           " of rank ", places[e].rank));
+    int& expert = experts[static_cast<std::size_t>(local)];
+    if (expert >= 0) {
+      throw UsageError(str("placement: experts ", expert, " and ", e, " are both local expert ", local,
+                           " of rank ", locations[e].rank));
     }
-    slot = static_cast<int>(e);
+    expert = static_cast<int>(e);
   }
-  placement.places_ = std::move(places);
+  placement.locations_ = std::move(locations);
   return placement;
 }
 

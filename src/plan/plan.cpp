@@ -9,8 +9,9 @@
 namespace ferry {
 namespace {
 
+// Trusts a plan that is not empty: check_plan() of src/exchange checks a plan's header.
 const PlanHeader& header_of(const void* storage) {
-  if (storage == nullptr) throw UsageError("no plan given");
+  if (storage == nullptr) throw UsageError("plan: empty: it has no contents");
   return *static_cast<const PlanHeader*>(storage);
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "exchange/configuration.hpp"
+#include "plan/shapes.hpp"
 #include "plan/slot.hpp"
 
 namespace ferry {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "layout/host_device.hpp"
+#include "base/host_device.hpp"
 
 namespace ferry {
 

@@ -16,12 +16,12 @@
 namespace ferry::trace {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "elements are used as they lie in the file");
+static_assert(std::endian::native == std::endian::little, "elements are used in the byte order of the file");
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kVersionOffset = kMagic.size();
 constexpr std::size_t kLengthOffset = kVersionOffset + 2;
-constexpr std::size_t kHeaderMultiple = 64;  // where data may start
+constexpr std::size_t kHeaderMultiple = 64;  // data starts at a multiple of it
 
 [[noreturn]] void fail(const std::string& file, std::size_t offset, const std::string& message) {
   throw UsageError(str(file, ": offset ", offset, ": ", message));
@@ -29,7 +29,7 @@ constexpr std::size_t kHeaderMultiple = 64;  // where data may start
 
 [[noreturn]] void fail_system(const std::string& path, const char* what) {
   const int error = errno;
-  throw SystemError(str(path, ": can not ", what, ": ", std::strerror(error)), error);
+  throw SystemError(str(path, ": cannot ", what, ": ", std::strerror(error)), error);
 }
 
 template <class T>
@@ -47,7 +47,7 @@ void require_bytes(const std::string& file, const std::vector<std::byte>& conten
   }
 }
 
-// Elements of `shape`; refuses what could not be addressed, so that later arithmetic can not overflow.
+// Number of elements. Refuses shapes that could not be addressed, so that later arithmetic cannot overflow.
 std::uint64_t count_elements(const std::string& file, std::size_t offset, const NpyHeader& header) {
   const std::uint64_t most = std::numeric_limits<std::int64_t>::max() / bytes_of(header.type);
   std::uint64_t size = 1;
@@ -69,7 +69,7 @@ std::string joined(std::span<const std::uint64_t> shape) {
 }
 
 std::string header_text(NpyType type, std::span<const std::uint64_t> shape) {
-  const char* comma = shape.size() == 1 ? "," : "";  // a tuple of one
+  const char* comma = shape.size() == 1 ? "," : "";  // Python writes a tuple of one as (n,)
   std::string text =
       str("{'descr': '", descr(type), "', 'fortran_order': False, 'shape': (", joined(shape), comma, "), }");
   const std::size_t unpadded = kLengthOffset + 2 + text.size() + 1;
@@ -202,14 +202,14 @@ NpyArray read_npy(const std::string& path) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) throw UsageError(str(path, ": no such file"));
-  if (error) throw SystemError(str(path, ": can not open: ", error.message()), error.value());
+  if (error) throw SystemError(str(path, ": cannot open: ", error.message()), error.value());
   if (!std::filesystem::is_regular_file(status)) throw UsageError(str(path, ": expected a regular file"));
 
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   if (!in) fail_system(path, "open");
   const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) throw SystemError(str(path, ": can not tell its size: ", error.message()), error.value());
+  if (error) throw SystemError(str(path, ": cannot determine the size: ", error.message()), error.value());
 
   std::vector<std::byte> content(size);
   in.read(reinterpret_cast<char*>(content.data()), static_cast<std::streamsize>(size));

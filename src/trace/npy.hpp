@@ -13,13 +13,14 @@ enum class NpyType { uint8, int8, uint16, int16, uint32, int32, uint64, int64, f
 
 std::size_t bytes_of(NpyType type);
 bool is_integer(NpyType type);
-const char* descr(NpyType type);  // as it stands in a header, such as "<i4"
+const char* descr(NpyType type);  // its name in an NPY header, such as "<i4"
 
-// An array as it lay in its file.
+// An array, kept in the bytes of its file.
 class NpyArray {
  public:
-  // Takes the bytes of a whole file; `file` is its name in messages. Throws UsageError with offset, expected
-  // and found for anything but one complete array. Allocates nothing that grows with what the header claims.
+  // Takes the bytes of a whole file; `file` is its name in messages. Throws UsageError, with the offset and
+  // the expected and found values, unless the bytes are one complete array. The size that the header claims
+  // is checked before anything depends on it.
   NpyArray(std::string file, std::vector<std::byte> content);
 
   const std::string& file() const { return file_; }
@@ -27,9 +28,9 @@ class NpyArray {
   const std::vector<std::uint64_t>& shape() const { return shape_; }
   std::uint64_t size() const { return size_; }  // elements
 
-  // Element i in C order, i < size(). Throws UsageError if it does not fit: uint64 above the largest int64.
-  std::int64_t integer(std::uint64_t i) const;  // is_integer(type())
-  float real(std::uint64_t i) const;            // !is_integer(type()); exact
+  // Element i in C order, i < size(). Throws UsageError for a uint64 above the largest int64.
+  std::int64_t integer(std::uint64_t i) const;  // requires is_integer(type())
+  float real(std::uint64_t i) const;            // requires !is_integer(type()); exact
 
  private:
   const std::byte* element(std::uint64_t i) const {
@@ -44,11 +45,11 @@ class NpyArray {
   std::uint64_t size_ = 0;
 };
 
-// Reads a whole regular file. Throws UsageError if there is none of that name or it is no regular file,
-// SystemError if it can not be opened or read.
+// Reads a whole file. Throws UsageError if it does not exist or is not a regular file, SystemError if it
+// cannot be opened or read.
 NpyArray read_npy(const std::string& path);
 
-// Writes a version 1.0 file, replacing what is there. shape[0] * shape[1] * ... = data.size(). Throws
+// Writes a version 1.0 file and replaces an existing one. shape[0] * shape[1] * ... = data.size(). Throws
 // SystemError.
 void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
                std::span<const std::int32_t> data);
@@ -56,7 +57,7 @@ void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
                std::span<const std::int64_t> data);
 void write_npy(const std::string& path, std::span<const std::uint64_t> shape, std::span<const float> data);
 
-// "[3, 8222, 6]"
+// The shape as in "[3, 8222, 6]".
 std::string shape_text(std::span<const std::uint64_t> shape);
 
 // IEEE binary16 bits as the float of the same value.

@@ -22,7 +22,7 @@ std::string printable(char c) {
   return text;
 }
 
-// Recursive descent over the few Python literals that may stand in a header.
+// A recursive-descent parser for the few Python literals that a header may hold.
 class Parser {
  public:
   Parser(const std::string& file, std::size_t offset, std::string_view text)
@@ -37,7 +37,7 @@ class Parser {
     take('}');
     padding();
     require_key("descr", type_.has_value());
-    require_key("fortran_order", order_seen_);
+    require_key("fortran_order", has_order_);
     require_key("shape", shape_.has_value());
     return {*type_, *shape_};
   }
@@ -51,9 +51,9 @@ class Parser {
       refuse_second(at, key, type_.has_value());
       type_ = type();
     } else if (key == "fortran_order") {
-      refuse_second(at, key, order_seen_);
+      refuse_second(at, key, has_order_);
       order();
-      order_seen_ = true;
+      has_order_ = true;
     } else if (key == "shape") {
       refuse_second(at, key, shape_.has_value());
       shape_ = dimensions();
@@ -65,16 +65,17 @@ class Parser {
   NpyType type() {
     skip_spaces();
     const std::size_t at = position_;
-    if (next() == '[') fail(at, "structured arrays are not read; expected a plain type such as '<i4'");
+    if (next() == '[') fail(at, "structured arrays are not supported; expected a plain type such as '<i4'");
     const std::string_view found = quoted();
     for (const NpyType candidate : kTypes) {
       if (found == descr(candidate)) return candidate;
-      const bool one_byte = bytes_of(candidate) == 1;  // has no order; some writers say '<' all the same
+      const bool one_byte = bytes_of(candidate) == 1;  // has no byte order; some writers use '<' all the same
       if (one_byte && found.starts_with('<') && found.substr(1) == descr(candidate) + 1) return candidate;
     }
-    const char* why = found.starts_with('>')                      ? "big-endian arrays are not read"
-                      : found.find('O') != std::string_view::npos ? "arrays of Python objects are not read"
-                                                                  : "this type is not read";
+    const char* why = found.starts_with('>') ? "big-endian arrays are not supported"
+                      : found.find('O') != std::string_view::npos
+                          ? "arrays of Python objects are not supported"
+                          : "this type is not supported";
     fail(at, str(why, "; expected one of |u1 |i1 <u2 <i2 <u4 <i4 <u8 <i8 <f2 <f4, found '", found, "'"));
   }
 
@@ -83,7 +84,7 @@ class Parser {
     const std::size_t at = position_;
     const std::string_view rest = text_.substr(position_);
     if (rest.starts_with("True"))
-      fail(at, "Fortran order is not read; expected fortran_order False (C order)");
+      fail(at, "Fortran order is not supported; expected fortran_order False (C order)");
     if (!rest.starts_with("False")) fail(at, str("expected fortran_order False, found ", found_here()));
     position_ += 5;
   }
@@ -149,7 +150,7 @@ class Parser {
     return peek();
   }
 
-  // The end reads as 0, which no rule accepts.
+  // At the end of the text: 0, which no rule accepts.
   char peek() const { return position_ < text_.size() ? text_[position_] : '\0'; }
 
   void skip_spaces() {
@@ -162,12 +163,12 @@ class Parser {
     return position_ < text_.size() ? printable(text_[position_]) : std::string("the end of the header");
   }
 
-  void refuse_second(std::size_t at, std::string_view key, bool seen) const {
-    if (seen) fail(at, str("expected the key '", key, "' once, found it twice"));
+  void refuse_second(std::size_t at, std::string_view key, bool present) const {
+    if (present) fail(at, str("expected the key '", key, "' once, found it twice"));
   }
 
-  void require_key(const char* key, bool seen) const {
-    if (!seen) fail(0, str("expected the key '", key, "' in the header, found none"));
+  void require_key(const char* key, bool present) const {
+    if (!present) fail(0, str("expected the key '", key, "' in the header, found none"));
   }
 
   [[noreturn]] void fail(std::size_t at, const std::string& message) const {
@@ -180,7 +181,7 @@ class Parser {
   std::size_t position_ = 0;
   std::optional<NpyType> type_;
   std::optional<std::vector<std::uint64_t>> shape_;
-  bool order_seen_ = false;
+  bool has_order_ = false;
 };
 
 }  // namespace

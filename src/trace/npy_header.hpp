@@ -18,7 +18,7 @@ struct NpyHeader {
   std::vector<std::uint64_t> shape;  // at most kMaxDimensions
 };
 
-// Reads `text`, which starts at byte `offset` of the file called `file`. Throws UsageError.
+// Parses `text`, which starts at byte `offset` of the file called `file`. Throws UsageError.
 NpyHeader parse_npy_header(const std::string& file, std::size_t offset, std::string_view text);
 
 }  // namespace ferry::trace

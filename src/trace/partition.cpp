@@ -9,26 +9,29 @@ namespace {
 
 constexpr std::int64_t kMaxTokens = 0x7fffffff;
 
-void check(const Trace& trace, const ShareOf& of) {
-  if (trace.tokens < 1) throw UsageError(str("share of trace '", trace.name, "': it has no tokens"));
-  if (of.ranks < 1 || of.rank < 0 || of.rank >= of.ranks) {
-    throw UsageError(str("share of a trace: rank ", of.rank, " of ", of.ranks, " does not exist"));
+void check(const Trace& trace, const PartitionSpec& spec) {
+  if (trace.tokens < 1)
+    throw UsageError(str("partition of trace '", trace.name, "': the trace has no tokens"));
+  if (spec.ranks < 1 || spec.rank < 0 || spec.rank >= spec.ranks) {
+    throw UsageError(str("partition of a trace: rank ", spec.rank, " of ", spec.ranks, " does not exist"));
   }
-  if (of.tokens_per_rank < 0 || of.tokens_per_rank > kMaxTokens || of.step < 0) {
-    throw UsageError(str("share of a trace: expected 0 to ", kMaxTokens,
-                         " tokens per rank and step 0 or later, found ", of.tokens_per_rank, " tokens, step ",
-                         of.step));
+  if (spec.tokens_per_rank < 0 || spec.tokens_per_rank > kMaxTokens || spec.step < 0) {
+    throw UsageError(str("partition of a trace: expected 0 to ", kMaxTokens,
+                         " tokens per rank and step 0 or later, found ", spec.tokens_per_rank,
+                         " tokens, step ", spec.step));
   }
 }
 
-// (step * ranks + rank) * tokens_per_rank modulo the trace. Its tokens fit 31 bits, so no product overflows.
-std::uint64_t first_token(const ShareOf& of, std::uint64_t tokens) {
-  const auto step = static_cast<std::uint64_t>(of.step) % tokens;
+// (step * ranks + rank) * tokens_per_rank, modulo the number of tokens. That number fits in 31 bits, so no
+// product overflows.
+std::uint64_t first_token(const PartitionSpec& spec, std::uint64_t tokens) {
+  const auto step = static_cast<std::uint64_t>(spec.step) % tokens;
   const auto block =
-      (step * static_cast<std::uint64_t>(of.ranks) + static_cast<std::uint64_t>(of.rank)) % tokens;
-  return block * (static_cast<std::uint64_t>(of.tokens_per_rank) % tokens) % tokens;
+      (step * static_cast<std::uint64_t>(spec.ranks) + static_cast<std::uint64_t>(spec.rank)) % tokens;
+  return block * (static_cast<std::uint64_t>(spec.tokens_per_rank) % tokens) % tokens;
 }
 
+// `count` entries from `first` on, continuing at the start of the layer after its end.
 template <class T>
 std::vector<T> wrapped(std::span<const T> layer, std::size_t first, std::size_t count) {
   std::vector<T> out;
@@ -44,13 +47,13 @@ std::vector<T> wrapped(std::span<const T> layer, std::size_t first, std::size_t 
 
 }  // namespace
 
-Share share(const Trace& trace, const ShareOf& of) {
-  check(trace, of);
-  const auto ids = trace.layer_ids(of.layer);
-  const auto weights = trace.layer_weights(of.layer);
+TracePartition partition(const Trace& trace, const PartitionSpec& spec) {
+  check(trace, spec);
+  const auto ids = trace.layer_ids(spec.layer);
+  const auto weights = trace.layer_weights(spec.layer);
   const auto k = static_cast<std::size_t>(trace.top_k);
-  const std::uint64_t first = first_token(of, static_cast<std::uint64_t>(trace.tokens));
-  const std::size_t count = static_cast<std::size_t>(of.tokens_per_rank) * k;
+  const std::uint64_t first = first_token(spec, static_cast<std::uint64_t>(trace.tokens));
+  const std::size_t count = static_cast<std::size_t>(spec.tokens_per_rank) * k;
   return {.first_token = static_cast<std::int64_t>(first),
           .ids = wrapped(ids, first * k, count),
           .weights = wrapped(weights, first * k, count)};

@@ -1,14 +1,15 @@
-// ln and exp from IEEE additions, multiplications and divisions alone: the same bits with every standard
-// library, where std::log and std::exp may differ in the last place. For synthesised traces, which are
-// defined to the bit.
+// ln and exp with the same bits on every machine, for synthetic traces, which are defined to the bit.
+//
+// They use IEEE additions, multiplications and divisions alone. std::log and std::exp may differ between
+// standard libraries in the last place.
 #pragma once
 
 namespace ferry::trace {
 
-// Relative error below 1e-14, absolute error near 1 below 1e-16. x > 0 and finite.
+// x > 0 and finite. Relative error below 1e-14; near x = 1, absolute error below 1e-16.
 double portable_ln(double x);
 
-// Relative error below 1e-14. |x| <= 700.
+// |x| <= 700. Relative error below 1e-14.
 double portable_exp(double x);
 
 }  // namespace ferry::trace

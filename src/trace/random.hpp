@@ -1,4 +1,4 @@
-// Random numbers that are the same on every machine; the standard library's distributions are not.
+// Random numbers that are the same on every machine, which the standard library's distributions are not.
 #pragma once
 
 #include <cmath>
@@ -11,18 +11,19 @@ namespace ferry::trace {
 // splitmix64 (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number generators").
 class Random {
  public:
-  // Streams of one seed do not overlap in practice: each starts at a mixed, so unrelated, state.
+  // Streams of one seed do not overlap in practice, because each starts at a state mixed from seed and
+  // stream.
   Random(std::uint64_t seed, std::uint64_t stream) : state_(mix(mix(seed) + stream)) {}
 
   std::uint64_t bits() { return mix(state_ += 0x9e3779b97f4a7c15u); }
 
-  // In (0, 1): neither end is ever drawn.
+  // In (0, 1), both ends excluded.
   double uniform() { return (static_cast<double>(bits() >> 11) + 0.5) * 0x1p-53; }
 
-  // Below `bound` > 0. The bias of the remainder, bound / 2^64, is far below what a trace can show.
+  // In [0, bound), bound > 0. The remainder's bias of bound / 2^64 is too small to show in a trace.
   std::uint64_t below(std::uint64_t bound) { return bits() % bound; }
 
-  // Standard exponential.
+  // Exponential with mean 1.
   double exponential() { return -portable_ln(uniform()); }
 
   // Standard normal, by Marsaglia's polar method.

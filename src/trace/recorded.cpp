@@ -24,12 +24,12 @@ struct KnownModel {
 };
 constexpr std::array kKnownModels = {KnownModel{"deepseek_v2_lite", 64}, KnownModel{"olmoe_1b_7b", 64}};
 
-std::size_t element(std::int64_t n) {
+std::size_t to_size(std::int64_t n) {
   return static_cast<std::size_t>(n);
 }
 
-// layers, tokens and top_k from the shape; everything else stays as it is.
-Trace shape_of(const NpyArray& ids) {
+// A trace with layers, tokens and top_k from the shape of the ids, and nothing else.
+Trace empty_trace(const NpyArray& ids) {
   std::vector<std::uint64_t> shape = ids.shape();
   if (shape.size() == 2) shape.insert(shape.begin(), 1);
   if (shape.size() != 3) {
@@ -56,7 +56,7 @@ std::int64_t largest_id(const NpyArray& ids) {
   return largest;
 }
 
-// E, and in `why` how it was found.
+// Returns E. `why` receives how it was determined.
 int choose_experts(const NpyArray& ids, int given, int known, std::string& why) {
   if (given > 0) {
     why = "as given";
@@ -78,7 +78,7 @@ int choose_experts(const NpyArray& ids, int given, int known, std::string& why) 
 }
 
 void read_ids(const NpyArray& array, Trace& trace) {
-  trace.ids.resize(element(static_cast<std::int64_t>(array.size())));
+  trace.ids.resize(to_size(static_cast<std::int64_t>(array.size())));
   for (std::uint64_t i = 0; i < array.size(); ++i) {
     const std::int64_t id = array.integer(i);
     if (id < -1 || id >= trace.experts) {
@@ -151,15 +151,14 @@ std::string find_ids(const std::string& name, const std::string& directory) {
   }
   if (!fs::is_directory(directory)) {
     throw UsageError(str("recorded trace '", name, "': ", directory,
-                         " (from FERRY_TRACES, unless a directory ", "was given) is no folder"));
+                         " (from FERRY_TRACES, unless a directory ", "was given) is not a folder"));
   }
   const std::string base = (fs::path(directory) / name).string();
   for (const char* ending : {".ids.npy", ".exact_top8.npy"}) {
     if (fs::exists(base + ending)) return base + ending;
   }
-  throw UsageError(
-      str("recorded trace '", name, "': found neither ", base, ".ids.npy nor ", base,
-          ".exact_top8.npy; `ferry trace list` lists those in the folder that FERRY_TRACES names"));
+  throw UsageError(str("recorded trace '", name, "': found neither ", base, ".ids.npy nor ", base,
+                       ".exact_top8.npy; `ferry trace list` lists the traces in FERRY_TRACES"));
 }
 
 }  // namespace
@@ -169,7 +168,7 @@ Trace trace_from_arrays(const NpyArray& ids, const NpyArray* weights, const NpyA
   if (!is_integer(ids.type())) {
     throw UsageError(str(ids.file(), ": expected ids of an integer type, found ", descr(ids.type())));
   }
-  Trace trace = shape_of(ids);
+  Trace trace = empty_trace(ids);
   std::string why;
   trace.experts = choose_experts(ids, experts, known_experts, why);
   read_ids(ids, trace);
@@ -177,7 +176,8 @@ Trace trace_from_arrays(const NpyArray& ids, const NpyArray* weights, const NpyA
   if (!weights) trace.weights.assign(trace.ids.size(), 1.0f / static_cast<float>(trace.top_k));
   if (lengths) read_lengths(*lengths, trace);
   trace.name = ids.file();
-  // Not where the file lies: this goes into results that are passed on. The name says which it is.
+  // Without the path of the file, because results that hold this text are published. The name identifies the
+  // trace.
   trace.source = "recorded; " + std::to_string(trace.experts) + " experts (" + why + "); weights " +
                  (weights ? "recorded" : "not recorded, 1/" + std::to_string(trace.top_k) + " each");
   return trace;

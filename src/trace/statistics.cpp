@@ -28,7 +28,7 @@ double percentile(const std::vector<double>& ascending, std::size_t percent) {
   return ascending[(percent * (ascending.size() - 1) + 50) / 100];
 }
 
-// `loads` ascending.
+// `loads` are in ascending order.
 double sigma_ln(const std::vector<double>& loads) {
   std::vector<double> logs;
   for (const double load : loads) {
@@ -41,7 +41,7 @@ double sigma_ln(const std::vector<double>& loads) {
   return std::sqrt(squares / n);
 }
 
-// `loads` ascending, their mean is 1.
+// `loads` are in ascending order and have a mean of 1.
 double gini(const std::vector<double>& loads) {
   const auto n = static_cast<double>(loads.size());
   double sum = 0;
@@ -63,13 +63,13 @@ TokenIds token_ids(TokenIds layer, std::int64_t token, int top_k) {
   return layer.subspan(static_cast<std::size_t>(token) * k, k);
 }
 
-// Experts of `b` that stand in `a`, each once.
+// Number of distinct experts in both `a` and `b`.
 int shared_experts(TokenIds a, TokenIds b) {
   int shared = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {
-    const bool seen = std::find(b.begin(), b.begin() + static_cast<std::ptrdiff_t>(i), b[i]) !=
-                      b.begin() + static_cast<std::ptrdiff_t>(i);
-    if (b[i] >= 0 && !seen && std::find(a.begin(), a.end(), b[i]) != a.end()) ++shared;
+    const bool counted = std::find(b.begin(), b.begin() + static_cast<std::ptrdiff_t>(i), b[i]) !=
+                         b.begin() + static_cast<std::ptrdiff_t>(i);
+    if (b[i] >= 0 && !counted && std::find(a.begin(), a.end(), b[i]) != a.end()) ++shared;
   }
   return shared;
 }
@@ -159,13 +159,13 @@ double adjacent_overlap(const Trace& trace, int layer) {
 double distinct_ranks(const Trace& trace, int layer, const Placement& placement) {
   require_experts(placement, static_cast<std::size_t>(trace.experts));
   const TokenIds ids = trace.layer_ids(layer);
-  // The last token that reached a rank: no set to clear between tokens.
-  std::vector<std::int64_t> reached(static_cast<std::size_t>(placement.ranks()), -1);
+  // The last token counted for each rank. Unlike a set of ranks, it need not be cleared between tokens.
+  std::vector<std::int64_t> last_token(static_cast<std::size_t>(placement.ranks()), -1);
   std::int64_t distinct = 0;
   for (std::int64_t token = 0; token < trace.tokens; ++token) {
     for (const std::int32_t id : token_ids(ids, token, trace.top_k)) {
       if (id < 0) continue;
-      std::int64_t& last = reached[static_cast<std::size_t>(placement.place(id).rank)];
+      std::int64_t& last = last_token[static_cast<std::size_t>(placement.place(id).rank)];
       distinct += last != token;
       last = token;
     }

@@ -1,13 +1,18 @@
+// Draws synthetic traces.
+//
 // The recipe, for each layer by itself:
-// * ln(popularity) of an expert is normal, standard deviation 0.65 (decode) or 0.9 (prefill);
-// * 1 % of the experts are hot: popularity 4 to 8 times the mean;
-// * the experts form 8 blocks of neighbours; each block's popularity is multiplied by a lognormal factor;
-// * a token keeps each expert of the token before it with probability 0.15, and fills up by Gumbel-top-k on
-//   ln(popularity). With group-limited routing it first chooses 4 of 8 groups, those of kept experts before
-//   others, then by the sum of the two highest scores in the group, and fills up from these alone.
-// Gumbel-top-k is drawn as a race: expert e arrives after an exponential time of rate popularity(e), and the
-// first arrivals win. The score ln(popularity) + Gumbel noise is -ln(time), so a softmax over scores weighs
-// by 1 / time.
+// - ln(popularity) of an expert is normal, with standard deviation 0.65 (decode) or 0.9 (prefill).
+// - 1 % of the experts are hot: 4 to 8 times as popular as the mean.
+// - The experts form 8 blocks of neighbours. The popularity of each block is multiplied by a lognormal
+//   factor.
+// - A token keeps each expert of the token before it with probability 0.15, and draws the others by
+//   Gumbel-top-k on ln(popularity). With group-limited routing it first chooses 4 of 8 groups, those of kept
+//   experts before others, then by the sum of the two highest scores in the group, and draws from these
+//   groups alone.
+//
+// Gumbel-top-k is drawn as a race: expert e finishes after an exponential time of rate popularity(e), and the
+// first to finish win. The score ln(popularity) + Gumbel noise equals -ln(time), so a softmax over scores has
+// weights proportional to 1 / time.
 #include "trace/synth.hpp"
 
 #include <algorithm>
@@ -45,7 +50,8 @@ Recipe recipe_of(Workload workload) {
   return {.sigma = 0, .keep = 0};
 }
 
-void heat(std::vector<double>& popularity, Random& random) {
+// Makes kHotPercent of the experts hot.
+void add_hot_experts(std::vector<double>& popularity, Random& random) {
   const std::size_t experts = popularity.size();
   const double mean =
       std::accumulate(popularity.begin(), popularity.end(), 0.0) / static_cast<double>(experts);
@@ -58,7 +64,8 @@ void heat(std::vector<double>& popularity, Random& random) {
   }
 }
 
-void tilt_blocks(std::vector<double>& popularity, double sigma, Random& random) {
+// Multiplies the popularity of each block of neighbouring experts by a lognormal factor.
+void scale_blocks(std::vector<double>& popularity, double sigma, Random& random) {
   std::array<double, kBlocks> factors{};
   for (double& factor : factors) factor = portable_exp(sigma * random.normal());
   for (std::size_t e = 0; e < popularity.size(); ++e)
@@ -70,36 +77,37 @@ std::vector<double> draw_popularity(const SynthSpec& spec, Random& random) {
   if (spec.workload == Workload::uniform) return popularity;
   const double sigma = recipe_of(spec.workload).sigma;
   for (double& p : popularity) p = portable_exp(sigma * random.normal());
-  heat(popularity, random);
-  tilt_blocks(popularity, spec.block_sigma, random);
+  add_hot_experts(popularity, random);
+  scale_blocks(popularity, spec.block_sigma, random);
   return popularity;
 }
 
-// An expert and when it arrived in the race.
-struct Arrival {
+// An expert and the time at which it finished the race.
+struct Finish {
   double time;
   int expert;
 
-  bool operator<(const Arrival& other) const {
+  bool operator<(const Finish& other) const {
     return std::pair(time, expert) < std::pair(other.time, other.expert);
   }
 };
 
-// A group of experts, as one token sees it.
-struct Group {
+// A group of experts, scored for one token.
+struct GroupScore {
   std::size_t number = 0;
-  double first = kNever, second = kNever;  // times of its two first arrivals
-  bool kept = false;                       // it holds an expert kept from the token before
+  double first = kNever, second = kNever;  // the two earliest times in the group
+  bool kept = false;                       // it holds an expert that the token kept
 
   void add(double time) {
     second = std::min(second, std::max(first, time));
     first = std::min(first, time);
   }
 
-  // The sum of the two highest scores is -ln(first * second); a group of one expert has one score.
+  // Smaller is better: the sum of the two highest scores is -ln(first * second). A group with one expert has
+  // one score.
   double product() const { return second == kNever ? first : first * second; }
 
-  bool operator<(const Group& other) const {
+  bool operator<(const GroupScore& other) const {
     return std::tuple(!kept, product(), number) < std::tuple(!other.kept, other.product(), other.number);
   }
 };
@@ -114,11 +122,11 @@ class Router {
         top_k_(static_cast<std::size_t>(spec.top_k)),
         popularity_(draw_popularity(spec, random_)) {}
 
-  // The experts of the next token, first arrival first.
-  const std::vector<Arrival>& next() {
-    keep_some();
+  // The K experts of the next token, by finishing time.
+  const std::vector<Finish>& next() {
+    keep_experts();
     race();
-    if (grouped_) leave_four_groups();
+    if (grouped_) limit_groups();
     const auto missing = static_cast<std::ptrdiff_t>(top_k_ - chosen_.size());
     std::partial_sort(racing_.begin(), racing_.begin() + missing, racing_.end());
     chosen_.insert(chosen_.end(), racing_.begin(), racing_.begin() + missing);
@@ -127,20 +135,22 @@ class Router {
   }
 
  private:
-  void keep_some() {
+  // Drops each expert of the last token with probability 1 - keep.
+  void keep_experts() {
     std::size_t kept = 0;
-    for (const Arrival arrival : chosen_) {
-      if (random_.uniform() < keep_) chosen_[kept++] = arrival;
+    for (const Finish finish : chosen_) {
+      if (random_.uniform() < keep_) chosen_[kept++] = finish;
     }
     chosen_.resize(kept);
   }
 
+  // Draws the times of all experts that the token has not kept.
   void race() {
     racing_.clear();
     for (int e = 0; e < static_cast<int>(popularity_.size()); ++e) {
       const double time = random_.exponential() / popularity_[static_cast<std::size_t>(e)];
       const bool kept =
-          std::any_of(chosen_.begin(), chosen_.end(), [&](const Arrival& a) { return a.expert == e; });
+          std::any_of(chosen_.begin(), chosen_.end(), [&](const Finish& a) { return a.expert == e; });
       if (!kept) racing_.push_back({time, e});
     }
   }
@@ -149,16 +159,16 @@ class Router {
     return static_cast<std::size_t>(expert) * kGroups / popularity_.size();
   }
 
-  // Takes the experts of all but the token's groups out of the race.
-  void leave_four_groups() {
-    std::array<Group, kGroups> groups{};
+  // Chooses the token's groups and takes the experts of all others out of the race.
+  void limit_groups() {
+    std::array<GroupScore, kGroups> groups{};
     for (std::size_t i = 0; i < groups.size(); ++i) groups[i].number = i;
-    for (const Arrival& arrival : chosen_) groups[group_of(arrival.expert)].kept = true;
-    for (const Arrival& arrival : racing_) groups[group_of(arrival.expert)].add(arrival.time);
+    for (const Finish& finish : chosen_) groups[group_of(finish.expert)].kept = true;
+    for (const Finish& finish : racing_) groups[group_of(finish.expert)].add(finish.time);
     std::sort(groups.begin(), groups.end());
     std::array<bool, kGroups> chosen{};
     for (std::size_t i = 0; i < kGroupsOfToken; ++i) chosen[groups[i].number] = true;
-    std::erase_if(racing_, [&](const Arrival& arrival) { return !chosen[group_of(arrival.expert)]; });
+    std::erase_if(racing_, [&](const Finish& finish) { return !chosen[group_of(finish.expert)]; });
   }
 
   Random random_;
@@ -166,16 +176,16 @@ class Router {
   const bool grouped_;
   const std::size_t top_k_;
   const std::vector<double> popularity_;
-  std::vector<Arrival> chosen_;  // of the last token
-  std::vector<Arrival> racing_;
+  std::vector<Finish> chosen_;  // experts of the last token
+  std::vector<Finish> racing_;
 };
 
-void append(const std::vector<Arrival>& chosen, Trace& trace) {
+void append(const std::vector<Finish>& chosen, Trace& trace) {
   double sum = 0;
-  for (const Arrival& arrival : chosen) sum += 1 / arrival.time;
-  for (const Arrival& arrival : chosen) {
-    trace.ids.push_back(arrival.expert);
-    trace.weights.push_back(static_cast<float>(1 / arrival.time / sum));
+  for (const Finish& finish : chosen) sum += 1 / finish.time;
+  for (const Finish& finish : chosen) {
+    trace.ids.push_back(finish.expert);
+    trace.weights.push_back(static_cast<float>(1 / finish.time / sum));
   }
 }
 

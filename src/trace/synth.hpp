@@ -1,4 +1,4 @@
-// Specifications of synthesised traces: checks and text.
+// Specifications of synthetic traces: checks and text.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,16 @@
 
 namespace ferry::trace {
 
-inline constexpr int kGroups = 8;  // of neighbouring experts, in group-limited routing
-inline constexpr std::int64_t kMaxRoutes = std::int64_t{1} << 28;  // of a trace: 2 GiB of ids and weights
-inline constexpr int kGroupsOfToken = 4;                           // most groups a token's experts lie in
+inline constexpr int kGroups = 8;         // group-limited routing: groups of neighbouring experts
+inline constexpr int kGroupsOfToken = 4;  // group-limited routing: groups that hold a token's experts
 
-// Throws UsageError for a specification no trace can meet.
+// Most routes of a trace: 2 GiB of ids and weights.
+inline constexpr std::int64_t kMaxRoutes = std::int64_t{1} << 28;
+
+// Throws UsageError for a specification that no trace can satisfy.
 void check(const SynthSpec& spec);
 
-// In the grammar of parse_synth_spec, every key given.
+// The specification as parse_synth_spec() reads it, with every key.
 std::string to_string(const SynthSpec& spec);
 
 }  // namespace ferry::trace

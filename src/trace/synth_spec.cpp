@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 3> kWorkloads = {"decode", "prefill", "un
 constexpr int kMaxExperts = 65536;
 constexpr int kMaxLayers = 1024;
 constexpr std::int64_t kMaxTokens = 0x7fffffff;
-constexpr double kMaxBlockSigma = 2;  // far beyond any recording; weights stay above the least float
+constexpr double kMaxBlockSigma = 2;  // far beyond any recording; weights stay above the smallest float
 
 [[noreturn]] void fail(std::string_view text, const std::string& message) {
   throw UsageError(str("trace '", text, "': ", message));
@@ -43,7 +43,7 @@ void check_groups(const SynthSpec& spec) {
 }
 
 template <class T>
-T number(std::string_view text, std::string_view key, std::string_view value) {
+T parse_number(std::string_view text, std::string_view key, std::string_view value) {
   T result{};
   const char* end = value.data() + value.size();
   const auto [stop, error] = std::from_chars(value.data(), end, result);
@@ -56,19 +56,19 @@ T number(std::string_view text, std::string_view key, std::string_view value) {
 
 void set(SynthSpec& spec, std::string_view text, std::string_view key, std::string_view value) {
   if (key == "experts") {
-    spec.experts = number<int>(text, key, value);
+    spec.experts = parse_number<int>(text, key, value);
   } else if (key == "top_k") {
-    spec.top_k = number<int>(text, key, value);
+    spec.top_k = parse_number<int>(text, key, value);
   } else if (key == "tokens") {
-    spec.tokens = number<std::int64_t>(text, key, value);
+    spec.tokens = parse_number<std::int64_t>(text, key, value);
   } else if (key == "layers") {
-    spec.layers = number<int>(text, key, value);
+    spec.layers = parse_number<int>(text, key, value);
   } else if (key == "seed") {
-    spec.seed = number<std::uint64_t>(text, key, value);
+    spec.seed = parse_number<std::uint64_t>(text, key, value);
   } else if (key == "block_sigma" && spec.workload != Workload::uniform) {
-    spec.block_sigma = number<double>(text, key, value);
+    spec.block_sigma = parse_number<double>(text, key, value);
   } else if (key == "block_sigma") {
-    fail(text, "block_sigma: not used by uniform");
+    fail(text, "block_sigma is not used by synth:uniform: leave it out");
   } else {
     fail(text, str("expected a key experts, top_k, tokens, layers, seed or block_sigma, found '", key, "'"));
   }
@@ -79,7 +79,7 @@ void set_workload(SynthSpec& spec, std::string_view text, std::string_view name)
   if (spec.grouped) name.remove_suffix(kGrouped.size());
   const auto found = std::find(kWorkloads.begin(), kWorkloads.end(), name);
   if (found == kWorkloads.end()) {
-    fail(text, "expected synth:decode, synth:prefill or synth:uniform, each perhaps with -grouped");
+    fail(text, "expected synth:decode, synth:prefill or synth:uniform, each optionally with -grouped");
   }
   spec.workload = static_cast<Workload>(found - kWorkloads.begin());
 }
@@ -110,7 +110,7 @@ std::string to_string(const SynthSpec& spec) {
           ",tokens=" + std::to_string(spec.tokens) + ",layers=" + std::to_string(spec.layers) +
           ",seed=" + std::to_string(spec.seed);
   if (spec.workload == Workload::uniform) return text;
-  std::array<char, 32> sigma{};  // shortest text that reads back as the same number
+  std::array<char, 32> sigma{};  // the shortest text that is read back as the same number
   const auto end = std::to_chars(sigma.data(), sigma.data() + sigma.size(), spec.block_sigma).ptr;
   return text + ",block_sigma=" + std::string(sigma.data(), end);
 }

@@ -31,8 +31,8 @@ std::span<const float> Trace::layer_weights(int layer) const {
 Trace open_trace(const std::string& name, const TraceOptions& options) {
   if (name.starts_with("synth:")) return synthesise(parse_synth_spec(name, options.synth));
   if (options.experts < 0) {
-    throw UsageError(
-        str("trace '", name, "': expected 0 experts (to find out) or more, found ", options.experts));
+    throw UsageError(str("trace '", name, "': expected experts = 0 (derived from the trace) or more, found ",
+                         options.experts));
   }
   return trace::open_recorded(
       name, options.directory.empty() ? Environment::read().traces : options.directory, options.experts);

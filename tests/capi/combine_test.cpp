@@ -1,4 +1,4 @@
-// Everything after dispatch through both interfaces, side by side.
+// Runs every operation but dispatch through the C and the C++ interface and compares the bytes.
 #include "capi/pair.hpp"
 #include "capi/same.hpp"
 
@@ -8,33 +8,33 @@ namespace {
 struct CombineCase {
   const char* name;
   int reduction;
-  bool weights, topk_weights, halves;
+  bool row_weights, topk_weights, split;
 };
 
 const CombineCase kCases[] = {
     {"default", FERRY_REDUCTION_DEFAULT, true, false, false},
     {"partial", FERRY_PARTIAL, true, false, false},
-    {"partial_home", FERRY_PARTIAL, false, true, false},
-    {"partial_halves", FERRY_PARTIAL, true, false, true},
+    {"partial_topk_weights", FERRY_PARTIAL, false, true, false},
+    {"partial_split", FERRY_PARTIAL, true, false, true},
     {"exact", FERRY_EXACT, false, false, false},
-    {"exact_home_halves", FERRY_EXACT, false, true, true},
+    {"exact_topk_weights_split", FERRY_EXACT, false, true, true},
     {"unreduced", FERRY_UNREDUCED, false, false, false},
 };
 
 class Combine : public testing::TestWithParam<CombineCase> {};
 
-TEST_P(Combine, ReturnsTheSameBytesTwiceFromKeptArguments) {
+TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
   const CombineCase& which = GetParam();
   ferry_config config = small_config();
-  config.reduction = FERRY_EXACT;  // room for all of them
+  config.reduction = FERRY_EXACT;  // room for all three reductions
   run_threads(kRanks, [&](ferry_rank* rank) {
     Pair pair(rank, config);
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     const DispatchResult rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
 
-    const bool apart = which.reduction == FERRY_UNREDUCED;
+    const bool unreduced = which.reduction == FERRY_UNREDUCED;
     const std::int64_t stride = 2 * config.hidden + 32;
-    const std::int64_t results = std::int64_t{pair.in.count} * (apart ? config.top_k : 1);
+    const std::int64_t results = std::int64_t{pair.in.count} * (unreduced ? config.top_k : 1);
     contract::Buffer c_result(results * stride), cpp_result(results * stride);
     contract::Buffer c_values(4 * pair.in.count * config.top_k), cpp_values(c_values.bytes());
 
@@ -42,13 +42,13 @@ TEST_P(Combine, ReturnsTheSameBytesTwiceFromKeptArguments) {
     args.outputs.data = pair.in.outputs.data();
     args.result = {c_result.data(), stride, FERRY_BF16};
     args.plan = pair.rows.plan;
-    args.row_weights = which.weights ? pair.rows.weight : nullptr;
+    args.row_weights = which.row_weights ? pair.rows.weight : nullptr;
     args.topk_weights = which.topk_weights ? pair.in.weights.data() : nullptr;
     args.row_values = pair.rows.weight;
     args.route_values = c_values.as<float>();
     args.reduction = which.reduction;
     CombineOptions options;
-    options.row_weights = which.weights ? rows.weight : nullptr;
+    options.row_weights = which.row_weights ? rows.weight : nullptr;
     options.topk_weights = which.topk_weights ? pair.in.weights.data() : nullptr;
     options.row_values = rows.weight;
     options.route_values = cpp_values.as<float>();
@@ -56,11 +56,11 @@ TEST_P(Combine, ReturnsTheSameBytesTwiceFromKeptArguments) {
       options.reduction = static_cast<Reduction>(which.reduction - 1);
 
     const auto receive = sized<ferry_combine_receive_args>();
-    for (int turn = 0; turn < 2; ++turn) {
+    for (int call = 0; call < 2; ++call) {
       for (contract::Buffer* buffer : {&c_result, &cpp_result, &c_values, &cpp_values}) {
         buffer->fill(contract::kPoison);
       }
-      if (which.halves) {
+      if (which.split) {
         ASSERT_EQ(ferry_combine_send(pair.c.get(), &args), FERRY_OK) << ferry_last_error();
         ASSERT_EQ(ferry_combine_receive(pair.c.get(), &receive), FERRY_OK) << ferry_last_error();
       } else {
@@ -78,7 +78,7 @@ TEST_P(Combine, ReturnsTheSameBytesTwiceFromKeptArguments) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Combine, testing::ValuesIn(kCases),
-                         [](const auto& played) { return std::string(played.param.name); });
+                         [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST(CombineBackward, ReturnsTheSameBytes) {
   run_threads(kRanks, [&](ferry_rank* rank) {
@@ -137,7 +137,7 @@ TEST(Metadata, IsSumPrefixAndMaximum) {
   });
 }
 
-TEST(Counts, AreTheSame) {
+TEST(Counts, AreTheSameInBothInterfaces) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     const ferry_config config = small_config();
     Pair pair(rank, config);
@@ -145,7 +145,7 @@ TEST(Counts, AreTheSame) {
     pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
 
     auto load = sized<ferry_load_counts>();
-    ASSERT_EQ(ferry_load(pair.c.get(), &load), FERRY_OK);
+    ASSERT_EQ(ferry_get_load_counts(pair.c.get(), &load), FERRY_OK);
     const LoadCounts expected = pair.cpp.load();
     EXPECT_EQ(load.dispatches, expected.dispatches);
     expect_same_array(load.experts, expected.experts.data(), config.experts, "experts");

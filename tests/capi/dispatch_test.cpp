@@ -1,4 +1,4 @@
-// Dispatch through both interfaces, side by side: the same inputs, an exchange each, the same bytes.
+// Dispatches the same inputs through the C and the C++ interface and compares the bytes.
 #include <tuple>
 
 #include "capi/pair.hpp"
@@ -33,7 +33,7 @@ const FormatCase kFormats[] = {
 
 class DispatchByFormat : public testing::TestWithParam<std::tuple<int, FormatCase>> {};
 
-TEST_P(DispatchByFormat, ReturnsTheSameBytesTwiceFromKeptArguments) {
+TEST_P(DispatchByFormat, ReturnsTheSameBytesWhenArgumentsAreReused) {
   const auto& [layout, format] = GetParam();
   ferry_config c_config = small_config();
   c_config.layout = layout;
@@ -53,7 +53,7 @@ TEST_P(DispatchByFormat, ReturnsTheSameBytesTwiceFromKeptArguments) {
     auto rows = sized<ferry_dispatch_result>();
     auto args = sized<ferry_dispatch_args>();
     args.tokens.parts[0] = in.values.data();
-    args.tokens.parts[1] = in.values.data() + in.count * 32;  // only raw rows have one
+    args.tokens.parts[1] = in.values.data() + in.count * 32;  // used by raw only
     args.tokens.count = in.count;
     args.tokens.type = static_cast<std::int32_t>(format.input);
     args.ids = in.ids.data();
@@ -61,10 +61,10 @@ TEST_P(DispatchByFormat, ReturnsTheSameBytesTwiceFromKeptArguments) {
     args.result = &rows;
     Tokens tokens = Tokens::rows(in.values.data(), in.count, format.input);
     tokens.parts[1] = args.tokens.parts[1];
-    for (int turn = 0; turn < 2; ++turn) {
+    for (int call = 0; call < 2; ++call) {
       ASSERT_EQ(ferry_dispatch(c.get(), &args), FERRY_OK) << ferry_last_error();
       expect_same(rows, cpp.dispatch(tokens, in.ids.data(), in.weights.data()), cpp.config());
-      // The arguments are kept; what they point to is new.
+      // The next call reuses the argument struct with new data.
       in.values = Inputs::words(static_cast<std::int64_t>(in.values.size()), random);
       args.tokens.parts[0] = tokens.parts[0] = in.values.data();
       args.tokens.parts[1] = tokens.parts[1] = in.values.data() + in.count * 32;
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(All, DispatchByFormat,
                                           testing::ValuesIn(kFormats)),
                          name_of_case);
 
-TEST(Dispatch, InHalvesOnAnotherLane) {
+TEST(Dispatch, InPhasesOnAnotherLane) {
   ferry_config config = small_config();
   config.lanes = 2;
   run_threads(kRanks, [&](ferry_rank* rank) {
@@ -91,7 +91,8 @@ TEST(Dispatch, InHalvesOnAnotherLane) {
     pair.args.lane = 1;
     const auto before = pair.rows;
     ASSERT_EQ(ferry_dispatch_send(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
-    EXPECT_EQ(std::memcmp(&before, &pair.rows, sizeof before), 0) << "the send half writes no arrivals";
+    EXPECT_EQ(std::memcmp(&before, &pair.rows, sizeof before), 0)
+        << "the send phase must not write the result";
     auto receive = sized<ferry_dispatch_receive_args>();
     receive.lane = 1;
     receive.result = &pair.rows;
@@ -106,7 +107,7 @@ TEST(Dispatch, InHalvesOnAnotherLane) {
   });
 }
 
-TEST(Dispatch, ByAKeptPlanWithWideIdsIntoTheCallersMemory) {
+TEST(Dispatch, FromACopiedPlanWithInt64IdsIntoTheCallersMemory) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     ferry_config config = small_config();
     Pair pair(rank, config);
@@ -148,17 +149,17 @@ TEST(Dispatch, ByAKeptPlanWithWideIdsIntoTheCallersMemory) {
   });
 }
 
-TEST(Dispatch, TakesTokensWithAStride) {
+TEST(Dispatch, AcceptsTokensWithAStride) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     const ferry_config config = small_config();
     Pair pair(rank, config);
     const std::int64_t row = 2 * config.hidden, stride = row + 48;
-    contract::Buffer apart(pair.in.count * stride);
+    contract::Buffer strided(pair.in.count * stride);
     for (int token = 0; token < pair.in.count; ++token) {
-      std::memcpy(apart.data() + token * stride, pair.in.values.data() + token * config.hidden,
+      std::memcpy(strided.data() + token * stride, pair.in.values.data() + token * config.hidden,
                   static_cast<std::size_t>(row));
     }
-    pair.args.tokens.parts[0] = apart.data();
+    pair.args.tokens.parts[0] = strided.data();
     pair.args.tokens.strides[0] = stride;
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     expect_same(pair.rows, pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data()),
@@ -166,7 +167,7 @@ TEST(Dispatch, TakesTokensWithAStride) {
   });
 }
 
-TEST(Dispatch, WeighsRowsAndMultipliesThem) {
+TEST(Dispatch, AppliesWeightsAndComputesDots) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     Pair pair(rank, small_config());
     pair.args.apply_weights = 1;

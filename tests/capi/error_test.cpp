@@ -1,4 +1,4 @@
-// Every kind of error: its status, its text, its numbers, and what holds afterwards.
+// Every kind of error: its status, message and numbers, and the state of the exchange afterwards.
 #include "ferry/error.hpp"
 
 #include <cerrno>
@@ -15,9 +15,9 @@
 namespace ferry::capi_test {
 namespace {
 
-// One token on every rank, for slots of expert 0, 1 and 2.
-struct Played {
-  Played(ferry_rank* rank, const ferry_config& config) : exchange(make_exchange(rank, config)) {
+// An exchange with one token on this rank, for experts 0, 1 and 2.
+struct OneToken {
+  OneToken(ferry_rank* rank, const ferry_config& config) : exchange(make_exchange(rank, config)) {
     args.tokens.parts[0] = values;
     args.tokens.count = 1;
     args.ids = ids;
@@ -33,7 +33,7 @@ struct Played {
   ferry_dispatch_args args = sized<ferry_dispatch_args>();
 };
 
-TEST(Errors, HaveTheCodesOfTheHierarchy) {
+TEST(Errors, HaveTheCodesOfTheCppInterface) {
   EXPECT_EQ(FERRY_OK, static_cast<int>(ErrorCode::ok));
   EXPECT_EQ(FERRY_USAGE, static_cast<int>(ErrorCode::usage));
   EXPECT_EQ(FERRY_OVERFLOW, static_cast<int>(ErrorCode::overflow));
@@ -56,42 +56,42 @@ TEST(Errors, OfTheStandardLibraryHaveAStatus) {
   EXPECT_EQ(capi::guarded([] { throw std::system_error(EMFILE, std::generic_category(), "files"); }),
             FERRY_SYSTEM);
   EXPECT_EQ(last_record().error_number, EMFILE);
-  EXPECT_TRUE(says("files"));
+  EXPECT_TRUE(last_error_contains("files"));
   EXPECT_EQ(capi::guarded([] { throw std::logic_error("odd"); }), FERRY_OTHER);
   EXPECT_STREQ(ferry_last_error(), "odd");
   EXPECT_EQ(capi::guarded([] { throw 5; }), FERRY_OTHER);
   EXPECT_EQ(last_record().status, FERRY_OTHER);
   EXPECT_EQ(last_record().kind, FERRY_RECORD_NONE);
   EXPECT_EQ(capi::guarded([] {}), FERRY_OK);
-  EXPECT_EQ(last_record().status, FERRY_OTHER) << "success leaves the last error alone";
+  EXPECT_EQ(last_record().status, FERRY_OTHER) << "a successful call must not change the last error";
 }
 
-TEST(Errors, AreOfTheirThread) {
+TEST(Errors, BelongToTheirThread) {
   EXPECT_EQ(ferry_group_set_deadline(nullptr, 1), FERRY_USAGE);
   std::thread([] {
     EXPECT_STREQ(ferry_last_error(), "");
     EXPECT_EQ(last_record().status, FERRY_OK);
   }).join();
-  EXPECT_TRUE(says("group is NULL"));
+  EXPECT_TRUE(last_error_contains("group is NULL"));
 }
 
-// What a rank refuses, by the C++ interface or before it, ends the call everywhere; then all goes on.
+// A call that one rank refuses, in the C++ interface or before, ends on every rank. The next call works.
 TEST(Errors, RefusalsReachThePeers) {
   run_threads(3, [&](ferry_rank* rank) {
-    Played played(rank, small_config());
-    const bool me = ferry_rank_index(rank) == 1;
+    OneToken one(rank, small_config());
+    const bool refuses = ferry_rank_index(rank) == 1;
     const auto refused = [&](auto change, const std::string& what) {
-      const ferry_dispatch_args good = played.args;
-      if (me) change(played.args);
-      EXPECT_EQ(played.dispatch(), FERRY_USAGE) << what;
-      EXPECT_TRUE(says(what));
-      EXPECT_TRUE(me || says("rank 1 refused dispatch"));
-      EXPECT_EQ(played.rows.total, nullptr) << what;
-      played.args = good;
-      ASSERT_EQ(played.dispatch(), FERRY_OK) << what << ": " << ferry_last_error();
+      const ferry_dispatch_args good = one.args;
+      if (refuses) change(one.args);
+      EXPECT_EQ(one.dispatch(), FERRY_USAGE) << what;
+      EXPECT_TRUE(last_error_contains(what));
+      EXPECT_TRUE(refuses || last_error_contains("rank 1 refused dispatch"));
+      EXPECT_EQ(one.rows.total, nullptr) << what;
+      one.args = good;
+      ASSERT_EQ(one.dispatch(), FERRY_OK) << what << ": " << ferry_last_error();
     };
-    ASSERT_EQ(played.dispatch(), FERRY_OK) << ferry_last_error();
-    const ferry_plan plan = played.rows.plan;
+    ASSERT_EQ(one.dispatch(), FERRY_OK) << ferry_last_error();
+    const ferry_plan plan = one.rows.plan;
     refused([](auto& args) { args.tokens.count = 8; }, "8 tokens on rank 1, max_tokens is 7");
     refused([](auto& args) { args.id_type = 2; }, "id_type = 2");
     refused([](auto& args) { args.tokens.type = 3; }, "ferry_tokens.type = 3");
@@ -99,50 +99,50 @@ TEST(Errors, RefusalsReachThePeers) {
     refused([&](auto& args) { args.plan = plan; }, "ids and a plan exclude each other");
 
     auto combine = sized<ferry_combine_args>();
-    combine.plan = played.rows.plan;
-    combine.outputs.data = combine.result.data = played.values;
-    combine.reduction = me ? 4 : FERRY_PARTIAL;
-    EXPECT_EQ(ferry_combine(played.exchange.get(), &combine), FERRY_USAGE);
-    EXPECT_TRUE(says("reduction = 4"));
-    ASSERT_EQ(played.dispatch(), FERRY_OK) << ferry_last_error();
+    combine.plan = one.rows.plan;
+    combine.outputs.data = combine.result.data = one.values;
+    combine.reduction = refuses ? 4 : FERRY_PARTIAL;
+    EXPECT_EQ(ferry_combine(one.exchange.get(), &combine), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("reduction = 4"));
+    ASSERT_EQ(one.dispatch(), FERRY_OK) << ferry_last_error();
 
     const ferry_step_metadata* metadata = nullptr;
     auto step = sized<ferry_metadata_args>();
-    step.metadata = me ? nullptr : &metadata;
-    EXPECT_EQ(ferry_metadata(played.exchange.get(), &step), FERRY_USAGE);
-    EXPECT_TRUE(says("metadata is NULL"));
-    ASSERT_EQ(played.dispatch(), FERRY_OK) << ferry_last_error();
+    step.metadata = refuses ? nullptr : &metadata;
+    EXPECT_EQ(ferry_metadata(one.exchange.get(), &step), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("metadata is NULL"));
+    ASSERT_EQ(one.dispatch(), FERRY_OK) << ferry_last_error();
   });
 }
 
 TEST(Errors, ARefusedConfigurationReachesThePeers) {
   run_threads(3, [&](ferry_rank* rank) {
-    const bool me = ferry_rank_index(rank) == 2;
+    const bool refuses = ferry_rank_index(rank) == 2;
     ferry_config config = small_config();
     ferry_exchange* exchange = nullptr;
-    if (me) config.layout = 8;
+    if (refuses) config.layout = 8;
     EXPECT_EQ(ferry_exchange_create(rank, &config, &exchange), FERRY_USAGE);
-    EXPECT_TRUE(says("ferry_config.layout = 8"));
-    EXPECT_TRUE(me || says("rank 2 refused"));
+    EXPECT_TRUE(last_error_contains("ferry_config.layout = 8"));
+    EXPECT_TRUE(refuses || last_error_contains("rank 2 refused"));
     EXPECT_EQ(exchange, nullptr);
-    EXPECT_EQ(ferry_exchange_create(rank, me ? nullptr : &config, &exchange), FERRY_USAGE);
-    EXPECT_TRUE(says("ferry_config is NULL"));
+    EXPECT_EQ(ferry_exchange_create(rank, refuses ? nullptr : &config, &exchange), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("ferry_config is NULL"));
     config = small_config();
-    config.hidden += me ? 8 : 0;
+    config.hidden += refuses ? 8 : 0;
     EXPECT_EQ(ferry_exchange_create(rank, &config, &exchange), FERRY_USAGE);
-    EXPECT_TRUE(says("hidden is 256 on rank 0 and 264 on rank 2"));
+    EXPECT_TRUE(last_error_contains("hidden is 256 on rank 0 and 264 on rank 2"));
     make_exchange(rank, small_config());
   });
 }
 
-TEST(Errors, BadIdsAreReportedWithTheRowsThatCame) {
+TEST(Errors, BadIdsAreReportedWithTheReceivedRows) {
   run_threads(2, [&](ferry_rank* rank) {
-    Played played(rank, small_config());
-    const bool me = ferry_rank_index(rank) == 1;
-    if (me) played.ids[1] = 10;
-    if (me) played.ids[2] = -2;
-    EXPECT_EQ(played.dispatch(), me ? FERRY_USAGE : FERRY_OK);
-    if (me) {
+    OneToken one(rank, small_config());
+    const bool has_bad_ids = ferry_rank_index(rank) == 1;
+    if (has_bad_ids) one.ids[1] = 10;
+    if (has_bad_ids) one.ids[2] = -2;
+    EXPECT_EQ(one.dispatch(), has_bad_ids ? FERRY_USAGE : FERRY_OK);
+    if (has_bad_ids) {
       const ferry_error_record record = last_record();
       EXPECT_EQ(record.status, FERRY_USAGE);
       ASSERT_EQ(record.kind, FERRY_RECORD_BAD_ID);
@@ -151,24 +151,24 @@ TEST(Errors, BadIdsAreReportedWithTheRowsThatCame) {
       EXPECT_EQ(record.bad_id.slot, 1);
       EXPECT_EQ(record.bad_id.id, 10);
       EXPECT_EQ(record.bad_id.count, 2);
-      EXPECT_TRUE(says("2 expert ids out of range"));
+      EXPECT_TRUE(last_error_contains("2 expert ids out of range"));
     }
-    ASSERT_NE(played.rows.total, nullptr);
-    EXPECT_EQ(*played.rows.total, me ? 0 : 4);
-    played.ids[1] = played.ids[2] = 1;
-    EXPECT_EQ(ferry_check(played.exchange.get(), 0), FERRY_OK) << "it has been reported";
+    ASSERT_NE(one.rows.total, nullptr);
+    EXPECT_EQ(*one.rows.total, has_bad_ids ? 0 : 4);
+    one.ids[1] = one.ids[2] = 1;
+    EXPECT_EQ(ferry_check(one.exchange.get(), 0), FERRY_OK) << "the error has been reported already";
   });
 }
 
-TEST(Errors, OverflowIsReportedWithTheRowsThatCame) {
+TEST(Errors, OverflowIsReportedWithTheReceivedRows) {
   ferry_config config = small_config();
   config.capacity = 4;
-  config.check_apart = 1;
+  config.manual_check = 1;
   run_threads(2, [&](ferry_rank* rank) {
-    Played played(rank, config);
-    ASSERT_EQ(played.dispatch(), FERRY_OK) << "check_apart leaves it to ferry_check";
-    EXPECT_EQ(*played.rows.total, ferry_rank_index(rank) == 0 ? 4 : 0);
-    EXPECT_EQ(ferry_check(played.exchange.get(), 0), FERRY_OVERFLOW);
+    OneToken one(rank, config);
+    ASSERT_EQ(one.dispatch(), FERRY_OK) << "with manual_check the overflow is reported by ferry_check";
+    EXPECT_EQ(*one.rows.total, ferry_rank_index(rank) == 0 ? 4 : 0);
+    EXPECT_EQ(ferry_check(one.exchange.get(), 0), FERRY_OVERFLOW);
     const ferry_error_record record = last_record();
     EXPECT_EQ(record.status, FERRY_OVERFLOW);
     ASSERT_EQ(record.kind, FERRY_RECORD_OVERFLOW);
@@ -176,28 +176,28 @@ TEST(Errors, OverflowIsReportedWithTheRowsThatCame) {
     EXPECT_EQ(record.overflow.capacity, 4);
     EXPECT_EQ(record.overflow.needed, 6);
     EXPECT_EQ(record.overflow.dropped, 2);
-    EXPECT_EQ(ferry_check(played.exchange.get(), 0), FERRY_OK);
-    EXPECT_EQ(ferry_check(played.exchange.get(), 1), FERRY_USAGE);
-    EXPECT_TRUE(says("lane 1"));
+    EXPECT_EQ(ferry_check(one.exchange.get(), 0), FERRY_OK);
+    EXPECT_EQ(ferry_check(one.exchange.get(), 1), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("lane 1"));
   });
 }
 
 TEST(Errors, BadSourcesAreReported) {
   run_threads(1, [&](ferry_rank* rank) {
-    Played played(rank, small_config());
-    ASSERT_EQ(played.dispatch(), FERRY_OK) << ferry_last_error();
-    const ferry_plan plan = played.rows.plan;
+    OneToken one(rank, small_config());
+    ASSERT_EQ(one.dispatch(), FERRY_OK) << ferry_last_error();
+    const ferry_plan plan = one.rows.plan;
     contract::Buffer copy(static_cast<std::int64_t>(plan.bytes));
-    ASSERT_EQ(ferry_plan_copy(&plan, copy.data(), plan.bytes, &played.args.plan), FERRY_OK);
+    ASSERT_EQ(ferry_plan_copy(&plan, copy.data(), plan.bytes, &one.args.plan), FERRY_OK);
     view_plan(copy.data(), static_cast<PlanHeader*>(plan.storage)->shape).counts[2] = 1 << 30;
-    played.args.ids = nullptr;
-    EXPECT_EQ(played.dispatch(), FERRY_USAGE);
+    one.args.ids = nullptr;
+    EXPECT_EQ(one.dispatch(), FERRY_USAGE);
     const ferry_error_record record = last_record();
     ASSERT_EQ(record.kind, FERRY_RECORD_BAD_SOURCE) << ferry_last_error();
     EXPECT_EQ(record.bad_source.rank, 0);
     EXPECT_EQ(record.bad_source.index, 2);
     EXPECT_EQ(record.bad_source.count, 1);
-    EXPECT_NE(played.rows.total, nullptr);
+    EXPECT_NE(one.rows.total, nullptr);
   });
 }
 
@@ -205,26 +205,26 @@ TEST(Errors, ATimeoutNamesWhoWaitedForWhom) {
   ferry_config config = small_config();
   config.deadline = 0.2;
   run_threads(2, [&](ferry_rank* rank) {
-    Played played(rank, config);
-    ASSERT_EQ(played.dispatch(), FERRY_OK) << ferry_last_error();
+    OneToken one(rank, config);
+    ASSERT_EQ(one.dispatch(), FERRY_OK) << ferry_last_error();
     if (ferry_rank_index(rank) == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
-    EXPECT_EQ(played.dispatch(), FERRY_TIMEOUT);
+    EXPECT_EQ(one.dispatch(), FERRY_TIMEOUT);
     const ferry_error_record record = last_record();
     EXPECT_EQ(record.status, FERRY_TIMEOUT);
     ASSERT_EQ(record.kind, FERRY_RECORD_WAIT);
-    EXPECT_EQ(played.rows.total, nullptr);
-    if (ferry_rank_index(rank) == 1) return;  // it came too late and waited for nobody
+    EXPECT_EQ(one.rows.total, nullptr);
+    if (ferry_rank_index(rank) == 1) return;  // the late rank waited for no peer
     EXPECT_EQ(record.wait.operation, FERRY_DISPATCH);
     EXPECT_EQ(record.wait.rank, 0);
     EXPECT_EQ(record.wait.peer, 1);
     EXPECT_EQ(record.wait.call, 2U);
     EXPECT_EQ(record.wait.expected, 2U);
     EXPECT_EQ(record.wait.seen, 1U);
-    EXPECT_TRUE(says("rank 0 waited for rank 1"));
+    EXPECT_TRUE(last_error_contains("rank 0 waited for rank 1"));
   });
 }
 
-TEST(Errors, WhatThisBuildCannotDoIsUnsupported) {
+TEST(Errors, BackendsMissingFromThisBuildAreUnsupported) {
   run_threads(2, [&](ferry_rank* rank) {
     ferry_config config = small_config();
     config.backend = FERRY_CUDA;
@@ -232,7 +232,7 @@ TEST(Errors, WhatThisBuildCannotDoIsUnsupported) {
     EXPECT_EQ(ferry_exchange_create(rank, &config, &exchange), FERRY_UNSUPPORTED);
     EXPECT_EQ(last_record().status, FERRY_UNSUPPORTED);
     EXPECT_EQ(last_record().kind, FERRY_RECORD_NONE);
-    EXPECT_TRUE(says("cuda"));
+    EXPECT_TRUE(last_error_contains("cuda"));
   });
 }
 

@@ -1,4 +1,4 @@
-// Configurations: what comes back complete, and what the queries say.
+// Configurations through the C interface: defaults, round trips, size queries and refusals.
 #include "ferry/exchange.hpp"
 
 #include <vector>
@@ -18,7 +18,7 @@ void expect_same_sizes(const ferry_sizes& c, const Sizes& cpp) {
   EXPECT_EQ(c.total, cpp.total());
 }
 
-TEST(Configuration, OfZerosHasEveryDefault) {
+TEST(Configuration, WithZerosHasEveryDefault) {
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, small_config());
     auto config = sized<ferry_config>();
@@ -31,8 +31,8 @@ TEST(Configuration, OfZerosHasEveryDefault) {
     EXPECT_EQ(config.reduction, FERRY_PARTIAL);
     EXPECT_EQ(config.lanes, 1);
     EXPECT_EQ(config.deadline, 30.0);
-    EXPECT_EQ(config.bring_memory, 0);
-    EXPECT_EQ(config.check_apart, 0);
+    EXPECT_EQ(config.external_receive_buffers, 0);
+    EXPECT_EQ(config.manual_check, 0);
     std::vector<std::int32_t> ranks(10, -7), locals(10, -7);
     ASSERT_EQ(ferry_placement_blocks(10, 2, ranks.data(), locals.data()), FERRY_OK);
     for (std::size_t e = 0; e < 10; ++e) {
@@ -44,7 +44,7 @@ TEST(Configuration, OfZerosHasEveryDefault) {
   });
 }
 
-TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
+TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   const std::vector<std::int32_t> ranks = {1, 0, 1, 1, 0, 1}, locals = {3, 1, 0, 1, 0, 2};
   auto given = sized<ferry_config>();
   given.experts = 6;
@@ -65,8 +65,8 @@ TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
   given.reduction = FERRY_UNREDUCED;
   given.lanes = 3;
   given.deadline = 4.5;
-  given.bring_memory = 1;
-  given.check_apart = 1;
+  given.external_receive_buffers = 1;
+  given.manual_check = 1;
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, given);
     auto got = sized<ferry_config>();
@@ -97,7 +97,7 @@ TEST(Configuration, ComesBackAsGivenAndMakesTheSameExchange) {
   });
 }
 
-TEST(Configuration, QueriesSayWhatTheExchangeHas) {
+TEST(Configuration, SizeQueriesAgreeWithTheCppInterface) {
   ferry_config config = small_config();
   config.alignment = 8;
   config.format = {FERRY_FORMAT_FP8_E4M3, FERRY_FP8_POWER_OF_TWO, {}};
@@ -115,11 +115,11 @@ TEST(Configuration, QueriesSayWhatTheExchangeHas) {
   }
 }
 
-TEST(Configuration, ThatIsWrongIsRefusedByTheQueries) {
+TEST(Configuration, MistakesAreRefusedByTheQueries) {
   const auto refused = [](ferry_config config, const char* what) {
     std::int64_t bytes = -7;
     EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE) << what;
-    EXPECT_TRUE(says(what));
+    EXPECT_TRUE(last_error_contains(what));
     EXPECT_EQ(bytes, -7);
   };
   const std::vector<std::int32_t> ranks = {0, 0, 5, 0, 0, 0, 0, 0, 0, 0},

@@ -39,37 +39,37 @@ const from_c_size from_c_sizes[] = {
     {NULL, 0},
 };
 
-// Where the threads meet.
-static pthread_barrier_t door;
-static char table[RANKS][4096];
+// What the bootstrap functions share among the threads.
+static pthread_barrier_t barrier;
+static char gathered[RANKS][4096];
 
 typedef struct participant {
   int rank;
-  int wrong_line;
+  int failed_line;
 } participant;
 
-static ferry_status meet(void* user) {
+static ferry_status wait_for_all(void* user) {
   (void)user;
-  pthread_barrier_wait(&door);
+  pthread_barrier_wait(&barrier);
   return FERRY_OK;
 }
 
 static ferry_status gather(const void* mine, void* all, size_t bytes, void* user) {
   const participant* self = user;
-  if (bytes > sizeof table[0]) return FERRY_UNSUPPORTED;
-  memcpy(table[self->rank], mine, bytes);
-  meet(user);
-  for (int r = 0; r < RANKS; ++r) memcpy((char*)all + (size_t)r * bytes, table[r], bytes);
-  return meet(user);
+  if (bytes > sizeof gathered[0]) return FERRY_UNSUPPORTED;
+  memcpy(gathered[self->rank], mine, bytes);
+  wait_for_all(user);
+  for (int r = 0; r < RANKS; ++r) memcpy((char*)all + (size_t)r * bytes, gathered[r], bytes);
+  return wait_for_all(user);
 }
 
-#define REQUIRE(condition)       \
-  if (!(condition)) {            \
-    self->wrong_line = __LINE__; \
-    break;                       \
+#define REQUIRE(condition)        \
+  if (!(condition)) {             \
+    self->failed_line = __LINE__; \
+    break;                        \
   }
 
-// Every rank has one token of its number, and the experts return what they get: y = sum of the weights * x.
+// Each rank has one token, and the experts return their inputs, so that y = (sum of the weights) * x.
 static ferry_status body(ferry_rank* rank, void* user) {
   participant* self = user;
   ferry_exchange* exchange = NULL;
@@ -117,28 +117,28 @@ static void* participate(void* user) {
                                      .rank = self->rank,
                                      .ranks = RANKS,
                                      .all_gather = gather,
-                                     .barrier = meet,
+                                     .barrier = wait_for_all,
                                      .user = self};
   ferry_group* group = NULL;
-  if (ferry_group_custom(&bootstrap, &group) != FERRY_OK) self->wrong_line = __LINE__;
-  if (ferry_group_run(group, body, self) != FERRY_OK) self->wrong_line = __LINE__;
+  if (ferry_group_custom(&bootstrap, &group) != FERRY_OK) self->failed_line = __LINE__;
+  if (ferry_group_run(group, body, self) != FERRY_OK) self->failed_line = __LINE__;
   ferry_group_destroy(group);
   return NULL;
 }
 
-int from_c_meet(void) {
+int from_c_run(void) {
   pthread_t threads[RANKS];
   participant all[RANKS];
-  int wrong_line = 0;
-  pthread_barrier_init(&door, NULL, RANKS);
+  int failed_line = 0;
+  pthread_barrier_init(&barrier, NULL, RANKS);
   for (int r = 0; r < RANKS; ++r) {
     all[r] = (participant){r, 0};
     if (pthread_create(&threads[r], NULL, participate, &all[r]) != 0) return __LINE__;
   }
   for (int r = 0; r < RANKS; ++r) {
     pthread_join(threads[r], NULL);
-    if (all[r].wrong_line != 0) wrong_line = all[r].wrong_line;
+    if (all[r].failed_line != 0) failed_line = all[r].failed_line;
   }
-  pthread_barrier_destroy(&door);
-  return wrong_line;
+  pthread_barrier_destroy(&barrier);
+  return failed_line;
 }

@@ -1,4 +1,4 @@
-// What the test has compiled as C.
+// The parts of the test that are compiled as C.
 #ifndef FERRY_TESTS_CAPI_FROM_C_H
 #define FERRY_TESTS_CAPI_FROM_C_H
 
@@ -8,15 +8,16 @@
 extern "C" {
 #endif
 
-// sizeof of every struct as the C compiler sees it; NULL after the last.
+// The sizes of all structs according to the C compiler. The last entry has a NULL name.
 typedef struct from_c_size {
   const char* name;
   size_t bytes;
 } from_c_size;
 extern const from_c_size from_c_sizes[];
 
-// Three threads meet by functions in C, dispatch and combine. 0, or the number of the line that went wrong.
-int from_c_meet(void);
+// Three threads form a group with bootstrap functions in C, dispatch and combine. Returns 0, or the line that
+// failed.
+int from_c_run(void);
 
 #ifdef __cplusplus
 }

@@ -4,8 +4,8 @@
 
 namespace {
 
-TEST(FromC, ThreadsMeetByFunctionsInC) {
-  EXPECT_EQ(from_c_meet(), 0) << "line of from_c.c";
+TEST(FromC, ThreadsFormAGroupWithFunctionsInC) {
+  EXPECT_EQ(from_c_run(), 0) << "line of from_c.c";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Random tokens, ids and weights of one rank, as bytes that both interfaces read.
+// Random tokens, ids and weights of one rank, in a form that both interfaces accept.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ferry::capi_test {
 
-inline constexpr int kMostRows = 256;  // that any rank of these tests receives
+inline constexpr int kMostRows = 256;  // no rank receives more in these tests
 
 struct Inputs {
   Inputs(const ferry_config& config, contract::Random& random)
@@ -20,28 +20,28 @@ struct Inputs {
       ids.push_back(random.between(-1, config.experts - 1));
       weights.push_back(static_cast<float>(random.unit()));
     }
-    // A token that lists an expert twice needs more capacity than these exchanges have.
+    // Masks repeated experts: the default capacity does not allow for them.
     for (int i = 0; i < count * config.top_k; ++i) {
       for (int j = i - i % config.top_k; j < i; ++j) {
         if (ids[i] == ids[j]) ids[i] = -1;
       }
     }
-    // data() is not null without tokens: a null pointer says that a call has no weights at all.
+    // Makes data() non-null on a rank without tokens, because null means that the call has no weights.
     ids.reserve(1);
     weights.reserve(1);
   }
 
-  // Sixteen-bit words that are ordinary numbers as bf16, and in pairs as fp32.
+  // 16-bit words that are finite numbers as bf16, and in pairs as fp32.
   static std::vector<std::uint16_t> words(std::int64_t count, contract::Random& random) {
-    std::vector<std::uint16_t> made;
+    std::vector<std::uint16_t> words;
     for (std::int64_t i = 0; i < count; ++i) {
-      made.push_back(static_cast<std::uint16_t>(0x3E00 | (random.next() & 0x81FF)));
+      words.push_back(static_cast<std::uint16_t>(0x3E00 | (random.next() & 0x81FF)));
     }
-    return made;
+    return words;
   }
 
   int count;
-  std::vector<std::uint16_t> values;   // [count, hidden] of any type
+  std::vector<std::uint16_t> values;   // [count, hidden], as bf16, fp16 or fp32
   std::vector<std::uint16_t> outputs;  // bf16, [kMostRows, hidden]
   std::vector<std::int32_t> ids;
   std::vector<float> weights;

@@ -1,6 +1,6 @@
-// The layout of every struct of the C interface, as programs that were built against this header have it. A
-// struct with a size may grow at its end: then its number here changes, and only by growing. Everything else
-// that fails here breaks those programs.
+// The layout of every struct of the C interface, on which existing programs depend. A struct with a `size`
+// field may grow at its end: then its size here may be raised. Any other failure here means that existing
+// programs break.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// Every field of a struct that grows must keep its place.
+// A struct that may grow must keep the offset of every field.
 #define EXPECT_AT(type, field, offset) static_assert(offsetof(type, field) == (offset))
 
 EXPECT_AT(ferry_error_record, size, 0);
@@ -38,7 +38,7 @@ EXPECT_AT(ferry_config, combine_type, 76);
 EXPECT_AT(ferry_config, format, 80);
 EXPECT_AT(ferry_config, reduction, 120);
 EXPECT_AT(ferry_config, deadline, 128);
-EXPECT_AT(ferry_config, check_apart, 140);
+EXPECT_AT(ferry_config, manual_check, 140);
 
 EXPECT_AT(ferry_sizes, dispatch_staging, 8);
 EXPECT_AT(ferry_sizes, total, 48);
@@ -96,11 +96,11 @@ EXPECT_AT(ferry_metadata_args, metadata, 24);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
 EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 
-// Where a struct that grows ends now: the next field lands here, not in a hole that older programs left
-// unset.
+// A struct that may grow has no padding at its end. Otherwise a new field could start in padding that older
+// programs have not initialised.
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, error_number) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, check_apart) + 4);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, manual_check) + 4);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);
@@ -114,7 +114,7 @@ static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, metad
 static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
 static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages) + 8);
 
-TEST(Layout, OfStructsIsAsRecorded) {
+TEST(Layout, OfStructsHasNotChanged) {
   const std::map<std::string, std::size_t> recorded = {
       {"ferry_wait_record", 40},
       {"ferry_bad_id", 32},
@@ -145,12 +145,12 @@ TEST(Layout, OfStructsIsAsRecorded) {
       {"ferry_load_counts", 32},
       {"ferry_wire_counts", 40},
   };
-  std::size_t seen = 0;
-  for (const from_c_size* type = from_c_sizes; type->name != nullptr; ++type, ++seen) {
+  std::size_t compared = 0;
+  for (const from_c_size* type = from_c_sizes; type->name != nullptr; ++type, ++compared) {
     ASSERT_TRUE(recorded.contains(type->name)) << type->name;
     EXPECT_EQ(type->bytes, recorded.at(type->name)) << type->name;
   }
-  EXPECT_EQ(seen, recorded.size());
+  EXPECT_EQ(compared, recorded.size());
 }
 
 }  // namespace

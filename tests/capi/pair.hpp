@@ -1,4 +1,4 @@
-// The same exchange in both interfaces.
+// One exchange made through the C interface and one through the C++ interface, alike.
 #pragma once
 
 #include "capi/convert.hpp"
@@ -8,9 +8,9 @@
 
 namespace ferry::capi_test {
 
-inline constexpr int kRanks = 3;  // of an exchange in both interfaces
+inline constexpr int kRanks = 3;
 
-// An exchange of each interface on one rank, with the same configuration and the same inputs.
+// The two exchanges on one rank, with the same configuration and the same inputs.
 struct Pair {
   Pair(ferry_rank* rank, const ferry_config& config)
       : c(make_exchange(rank, config)),

@@ -40,7 +40,7 @@ TEST(PlanQueries, AgreeWithTheAccessors) {
   });
 }
 
-TEST(PlanQueries, RefuseWhatIsNoPlan) {
+TEST(PlanQueries, RefuseInvalidPlansAndArguments) {
   run_threads(1, [&](ferry_rank* rank) {
     Pair pair(rank, small_config());
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
@@ -49,16 +49,16 @@ TEST(PlanQueries, RefuseWhatIsNoPlan) {
     ferry_plan empty{nullptr, 0}, cut{plan.storage, plan.bytes - 16};
     ferry_plan shifted{static_cast<char*>(plan.storage) + 4, plan.bytes};
     EXPECT_EQ(ferry_plan_query(nullptr, &info), FERRY_USAGE);
-    EXPECT_TRUE(says("ferry_plan is NULL"));
+    EXPECT_TRUE(last_error_contains("ferry_plan is NULL"));
     EXPECT_EQ(ferry_plan_query(&empty, &info), FERRY_USAGE);
-    EXPECT_TRUE(says("none given"));
+    EXPECT_TRUE(last_error_contains("plan: empty"));
     EXPECT_EQ(ferry_plan_query(&shifted, &info), FERRY_USAGE);
-    EXPECT_TRUE(says("multiple of 16"));
+    EXPECT_TRUE(last_error_contains("multiple of 16"));
     EXPECT_EQ(ferry_plan_query(&cut, &info), FERRY_USAGE);
-    EXPECT_TRUE(says(std::to_string(plan.bytes)));
+    EXPECT_TRUE(last_error_contains(std::to_string(plan.bytes)));
     cut.bytes = 8;
     EXPECT_EQ(ferry_plan_query(&cut, &info), FERRY_USAGE);
-    EXPECT_TRUE(says("8 bytes"));
+    EXPECT_TRUE(last_error_contains("8 bytes"));
 
     std::int32_t destination = 0;
     std::int64_t row = 0;
@@ -68,7 +68,7 @@ TEST(PlanQueries, RefuseWhatIsNoPlan) {
     contract::Buffer storage(static_cast<std::int64_t>(plan.bytes));
     ferry_plan copy{};
     EXPECT_EQ(ferry_plan_copy(&plan, storage.data(), plan.bytes - 1, &copy), FERRY_USAGE);
-    EXPECT_TRUE(says(std::to_string(plan.bytes)));
+    EXPECT_TRUE(last_error_contains(std::to_string(plan.bytes)));
     EXPECT_EQ(ferry_plan_copy(&plan, nullptr, plan.bytes, &copy), FERRY_USAGE);
     EXPECT_EQ(copy.storage, nullptr);
     ASSERT_EQ(ferry_plan_copy(&plan, storage.data(), plan.bytes, &copy), FERRY_OK);
@@ -78,7 +78,7 @@ TEST(PlanQueries, RefuseWhatIsNoPlan) {
 
     storage.data()[20] ^= std::byte{1};
     EXPECT_EQ(ferry_plan_query(&copy, &info), FERRY_USAGE);
-    EXPECT_TRUE(says("damaged"));
+    EXPECT_TRUE(last_error_contains("damaged"));
   });
 }
 

@@ -1,4 +1,5 @@
-// Ranks that are processes: a program of its own, because it forks and threads must not have been started.
+// Ranks that are processes. A program of its own, because it forks, and must do so before any thread is
+// started.
 #include "capi/run.hpp"
 
 namespace ferry::capi_test {
@@ -10,7 +11,7 @@ GroupHandle processes(int ranks) {
   return {group, ferry_group_destroy};
 }
 
-// Failures of expectations stay in the child: a body tells what it saw by its status.
+// A failed EXPECT in a child process would not be reported, so bodies report through their status.
 TEST(Processes, Dispatch) {
   const auto body = [](ferry_rank* rank, void*) -> ferry_status {
     if (ferry_rank_same_process(rank) != 0) return FERRY_OTHER;
@@ -31,7 +32,7 @@ TEST(Processes, Dispatch) {
   EXPECT_EQ(ferry_group_run(processes(2).get(), body, nullptr), FERRY_OK) << ferry_last_error();
 }
 
-TEST(Processes, ErrorsComeToTheParentWithTheirNumbers) {
+TEST(Processes, ErrorsReachTheParentWithTheirNumbers) {
   const auto body = [](ferry_rank* rank, void*) -> ferry_status {
     const ferry_config config = small_config();
     const ExchangeHandle exchange = make_exchange(rank, config);

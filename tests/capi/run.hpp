@@ -1,4 +1,4 @@
-// Bodies of tests as ranks of a group of the C interface.
+// Runs test bodies on the ranks of a C group.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ inline void run_threads(int ranks, const Body& body) {
   EXPECT_EQ(run(threads(ranks).get(), body), FERRY_OK) << ferry_last_error();
 }
 
-// A struct that says its size and is zero otherwise.
+// A struct with its size set and zeros otherwise.
 template <class T>
 T sized() {
   T value{};
@@ -72,10 +72,11 @@ inline ferry_error_record last_record() {
   return record;
 }
 
-inline testing::AssertionResult says(const std::string& part) {
+// Whether the thread's last error message contains `part`.
+inline testing::AssertionResult last_error_contains(const std::string& part) {
   const std::string text = ferry_last_error();
   if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "'" << text << "' does not say '" << part << "'";
+  return testing::AssertionFailure() << "'" << text << "' does not contain '" << part << "'";
 }
 
 }  // namespace ferry::capi_test

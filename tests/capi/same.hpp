@@ -1,4 +1,4 @@
-// What the C interface returns is what the C++ interface returns, to the byte.
+// Expects that the C and the C++ interface return the same bytes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,11 +25,11 @@ inline void expect_same_part(const ferry_received_part& c, const ReceivedPart& c
   EXPECT_EQ(c.row_bytes, cpp.row_bytes) << what;
   EXPECT_EQ(c.leading_dimension, cpp.leading_dimension) << what;
   if (c.data == nullptr) return;
-  const bool in_columns = c.leading_dimension > 0;
+  const bool column_major = c.leading_dimension > 0;
   for (std::int64_t row = 0; row < *rows.total; ++row) {
-    if (rows.source[row].rank < 0) continue;  // padding holds anything
-    for (std::int64_t column = 0; column < (in_columns ? columns : 1); ++column) {
-      const std::int64_t at = (in_columns ? column * c.leading_dimension + row : row) * c.row_bytes;
+    if (rows.source[row].rank < 0) continue;  // padding may hold any bytes
+    for (std::int64_t column = 0; column < (column_major ? columns : 1); ++column) {
+      const std::int64_t at = (column_major ? column * c.leading_dimension + row : row) * c.row_bytes;
       EXPECT_EQ(std::memcmp(static_cast<const char*>(c.data) + at, static_cast<const char*>(cpp.data) + at,
                             static_cast<std::size_t>(c.row_bytes)),
                 0)
@@ -52,9 +52,9 @@ inline void expect_same(const ferry_dispatch_result& c, const DispatchResult& cp
   expect_same_array(c.row_offsets, cpp.row_offsets, c.groups + 1, "row_offsets");
   expect_same_array(c.group_expert, cpp.group_expert, c.groups, "group_expert");
   expect_same_array(c.source, cpp.source, total, "source");
-  const std::int64_t a_row = config.layout == Layout::rank_major ? config.top_k : 1;
-  expect_same_array(c.weight, cpp.weight, total * a_row, "weight");
-  expect_same_array(c.local_ids, cpp.local_ids, total * a_row, "local_ids");
+  const std::int64_t per_row = config.layout == Layout::rank_major ? config.top_k : 1;
+  expect_same_array(c.weight, cpp.weight, total * per_row, "weight");
+  expect_same_array(c.local_ids, cpp.local_ids, total * per_row, "local_ids");
   expect_same_array(c.group_of_row, cpp.group_of_row, total, "group_of_row");
   expect_same_array(c.dots, cpp.dots, total, "dots");
   EXPECT_EQ(c.plan.bytes, cpp.plan.bytes());

@@ -1,4 +1,4 @@
-// Structs of programs built against other headers, and pointers that are missing.
+// Structs of programs built with an earlier or later header, and null pointers.
 #include <cstring>
 #include <vector>
 
@@ -7,7 +7,7 @@
 namespace ferry::capi_test {
 namespace {
 
-// A struct with more or fewer bytes than this header's, between guards.
+// A struct with more or fewer bytes than in this header, between guard bytes.
 template <class T>
 class Resized {
  public:
@@ -33,10 +33,10 @@ class Resized {
   std::size_t size_;
 };
 
-TEST(Structs, OfAnEarlierHeaderHaveDefaultsForWhatIsMissing) {
+TEST(Structs, OfAnEarlierHeaderHaveDefaultsForMissingFields) {
   ferry_config config = small_config();
   config.deadline = -5;  // would be refused
-  config.check_apart = 1;
+  config.manual_check = 1;
   std::int64_t bytes = 0, expected = 0;
   const ferry_config plain = small_config();
   ASSERT_EQ(ferry_plan_bytes(&plain, 2, &expected), FERRY_OK);
@@ -47,27 +47,27 @@ TEST(Structs, OfAnEarlierHeaderHaveDefaultsForWhatIsMissing) {
   EXPECT_EQ(ferry_plan_bytes(whole.get(), 2, &bytes), FERRY_USAGE);
 }
 
-TEST(Structs, OfALaterHeaderMaySetOnlyWhatIsKnown) {
+TEST(Structs, OfALaterHeaderMaySetKnownFieldsOnly) {
   std::int64_t bytes = 0;
   Resized<ferry_config> longer(small_config(), sizeof(ferry_config) + 24);
   EXPECT_EQ(ferry_plan_bytes(longer.get(), 2, &bytes), FERRY_OK) << ferry_last_error();
   longer.last() = std::byte{1};
   EXPECT_EQ(ferry_plan_bytes(longer.get(), 2, &bytes), FERRY_UNSUPPORTED);
-  EXPECT_TRUE(says("ferry_config: byte " + std::to_string(sizeof(ferry_config) + 23)));
+  EXPECT_TRUE(last_error_contains("ferry_config: byte " + std::to_string(sizeof(ferry_config) + 23)));
 }
 
-TEST(Structs, OfNoSizeAreRefused) {
+TEST(Structs, WithAnInvalidSizeAreRefused) {
   std::int64_t bytes = 0;
   for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{1} << 40}) {
     ferry_config config = small_config();
     config.size = size;
     EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE);
-    EXPECT_TRUE(says("ferry_config: size = " + std::to_string(size)));
-    EXPECT_TRUE(says(std::to_string(sizeof config)));
+    EXPECT_TRUE(last_error_contains("ferry_config: size = " + std::to_string(size)));
+    EXPECT_TRUE(last_error_contains(std::to_string(sizeof config)));
   }
 }
 
-TEST(Structs, ThatAreFilledGetWhatFits) {
+TEST(Structs, AreFilledUpToTheirSize) {
   const ferry_config config = small_config();
   auto full = sized<ferry_sizes>();
   ASSERT_EQ(ferry_sizes_of(&config, 2, 0, &full), FERRY_OK);
@@ -83,27 +83,27 @@ TEST(Structs, ThatAreFilledGetWhatFits) {
   longer.last() = std::byte{0x7F};
   ASSERT_EQ(ferry_sizes_of(&config, 2, 0, longer.get()), FERRY_OK);
   EXPECT_TRUE(longer.guards_hold());
-  EXPECT_EQ(longer.last(), std::byte{0}) << "what this library does not know is zero";
-  EXPECT_EQ(longer.get()->size, sizeof(ferry_sizes) + 8) << "the size stays the caller's";
+  EXPECT_EQ(longer.last(), std::byte{0}) << "bytes that this library does not know must be zero";
+  EXPECT_EQ(longer.get()->size, sizeof(ferry_sizes) + 8) << "the caller's size must be kept";
   EXPECT_EQ(longer.get()->total, full.total);
 }
 
-TEST(Structs, OfArgumentsMayBeShortToo) {
+TEST(Structs, OfArgumentsMayBeShort) {
   run_threads(1, [](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, small_config());
     auto args = sized<ferry_dispatch_args>();
-    args.lane = 7;  // lies beyond what the short struct has
+    args.lane = 7;  // beyond the end of the short struct
     Resized<ferry_dispatch_args> shorter(args, offsetof(ferry_dispatch_args, lane));
     EXPECT_EQ(ferry_dispatch(exchange.get(), shorter.get()), FERRY_OK) << ferry_last_error();
     EXPECT_EQ(ferry_dispatch(exchange.get(), &args), FERRY_USAGE);
-    EXPECT_TRUE(says("lane 7"));
+    EXPECT_TRUE(last_error_contains("lane 7"));
   });
 }
 
 TEST(Pointers, ThatAreNullAreRefused) {
   const auto refused = [](ferry_status status, const char* name) {
     EXPECT_EQ(status, FERRY_USAGE) << name;
-    EXPECT_TRUE(says(std::string(name) + " is NULL"));
+    EXPECT_TRUE(last_error_contains(std::string(name) + " is NULL"));
   };
   const ferry_config config = small_config();
   auto sizes = sized<ferry_sizes>();
@@ -140,7 +140,7 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_metadata(nullptr, nullptr), "exchange");
   refused(ferry_check(nullptr, 0), "exchange");
   refused(ferry_last_dispatch_result(nullptr, 0, nullptr), "exchange");
-  refused(ferry_load(nullptr, nullptr), "exchange");
+  refused(ferry_get_load_counts(nullptr, nullptr), "exchange");
   refused(ferry_get_wire_counts(nullptr, nullptr), "exchange");
   EXPECT_EQ(ferry_group_size(nullptr), -1);
   EXPECT_EQ(ferry_rank_index(nullptr), -1);
@@ -155,7 +155,7 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     const ExchangeHandle exchange = make_exchange(rank, small_config());
     const auto refused = [](ferry_status status, const char* name) {
       EXPECT_EQ(status, FERRY_USAGE) << name;
-      EXPECT_TRUE(says(std::string(name) + " is NULL"));
+      EXPECT_TRUE(last_error_contains(std::string(name) + " is NULL"));
     };
     refused(ferry_dispatch(exchange.get(), nullptr), "ferry_dispatch_args");
     refused(ferry_dispatch_send(exchange.get(), nullptr), "ferry_dispatch_args");
@@ -166,7 +166,7 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     refused(ferry_route_values(exchange.get(), nullptr), "ferry_route_values_args");
     refused(ferry_metadata(exchange.get(), nullptr), "ferry_metadata_args");
     refused(ferry_last_dispatch_result(exchange.get(), 0, nullptr), "ferry_dispatch_result");
-    refused(ferry_load(exchange.get(), nullptr), "ferry_load_counts");
+    refused(ferry_get_load_counts(exchange.get(), nullptr), "ferry_load_counts");
     refused(ferry_get_wire_counts(exchange.get(), nullptr), "ferry_wire_counts");
     refused(ferry_exchange_config(exchange.get(), nullptr), "ferry_config");
   });

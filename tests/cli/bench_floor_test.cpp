@@ -1,5 +1,5 @@
 // The least that has to cross, against counts by hand.
-#include "tools/ferry/bench_floor.hpp"
+#include "tools/ferry/bench/traffic.hpp"
 
 #include <gtest/gtest.h>
 
@@ -34,46 +34,46 @@ BenchPoint point_of(const Trace& trace, const Format& format) {
   return point;
 }
 
-class BenchFloor : public testing::Test {
+class LowerBound : public testing::Test {
  protected:
-  double bytes(const Format& format, const DeviceWork& work) const {
+  double bytes(const Format& format, const GpuWork& work) const {
     const BenchPoint point = point_of(trace_, format);
-    return floor_bytes(point, work, crossings_of(point, BenchInputs(point)));
+    return lower_bound_bytes(point, work, busiest_remote_rows(point, BenchInputs(point)));
   }
 
   const Trace trace_ = small_trace();
 };
 
 // Rank 0 sends 2 pairs and 3 routes and receives 1 and 2; rank 1 the other way round.
-TEST_F(BenchFloor, CountsTheBusierDirection) {
+TEST_F(LowerBound, CountsTheBusierDirection) {
   const BenchPoint point = point_of(trace_, Format::bf16());
-  const Crossings busiest = crossings_of(point, BenchInputs(point));
+  const RemoteRows busiest = busiest_remote_rows(point, BenchInputs(point));
   EXPECT_EQ(busiest.pairs, 2);
   EXPECT_EQ(busiest.routes, 3);
 }
 
-TEST_F(BenchFloor, OfDispatchIsValuesAndScalesOfPairs) {
+TEST_F(LowerBound, OfDispatchIsValuesAndScalesOfPairs) {
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::dispatch}), 2 * 512);
   EXPECT_EQ(bytes(Format::fp32(), {.work = Work::dispatch_plan}), 2 * 1024);
   EXPECT_EQ(bytes(Format::fp8_e4m3(), {.work = Work::dispatch}), 2 * (256 + 2 * 4));
 }
 
-TEST_F(BenchFloor, OfCombineDependsOnWhereSumsAreMade) {
+TEST_F(LowerBound, OfCombineDependsOnWhereSumsAreMade) {
   EXPECT_EQ(bytes(Format::fp8_e4m3(), {.work = Work::combine}), 2 * 512);
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::combine, .reduction = Reduction::exact}), 3 * 512);
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::combine, .reduction = Reduction::unreduced}), 3 * 512);
 }
 
-TEST_F(BenchFloor, OfAPairIsBoth) {
+TEST_F(LowerBound, OfAPairIsBoth) {
   EXPECT_EQ(bytes(Format::fp8_e4m3(), {.work = Work::pair}), 2 * (256 + 2 * 4) + 2 * 512);
 }
 
-TEST_F(BenchFloor, OfNcclIsWhatADispatchNeeds) {
+TEST_F(LowerBound, OfNcclIsWhatADispatchNeeds) {
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::nccl}), 2 * 512);
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::nccl_rows}), 2 * 512);
 }
 
-TEST_F(BenchFloor, OfCountsIsNothing) {
+TEST_F(LowerBound, OfCountsIsNothing) {
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::metadata}), 0);
 }
 

@@ -1,4 +1,4 @@
-#include "tools/ferry/bench_times.hpp"
+#include "tools/ferry/bench/times.hpp"
 
 #include <gtest/gtest.h>
 

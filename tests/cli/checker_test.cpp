@@ -11,11 +11,11 @@
 
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
-#include "tools/ferry/board.hpp"
-#include "tools/ferry/job.hpp"
-#include "tools/ferry/results.hpp"
-#include "tools/ferry/run_report.hpp"
-#include "tools/ferry/step_oracle.hpp"
+#include "tools/ferry/run/combine_check.hpp"
+#include "tools/ferry/run/dispatch_check.hpp"
+#include "tools/ferry/run/report.hpp"
+#include "tools/ferry/run/run_spec.hpp"
+#include "tools/ferry/run/shared_results.hpp"
 
 namespace ferry::app {
 namespace {
@@ -35,21 +35,21 @@ RunOptions small_options(const std::string& layout, const std::string& format) {
 }
 
 // Dispatches step 0 and hands rank 1's arrivals to `look`.
-void with_received(const Job& job, const std::function<void(const DispatchResult&)>& look) {
-  Group::threads(job.options.ranks).run([&](const Rank& rank) {
-    Exchange exchange(rank, job.config);
-    const std::vector<std::byte> tokens = make_tokens(job, 0, rank.index());
-    const Routes routes = make_routes(job, 0, rank.index());
-    const DispatchResult received = exchange.dispatch(Tokens::rows(tokens.data(), job.tokens(), job.type),
+void with_received(const RunSpec& spec, const std::function<void(const DispatchResult&)>& look) {
+  Group::threads(spec.options.ranks).run([&](const Rank& rank) {
+    Exchange exchange(rank, spec.config);
+    const std::vector<std::byte> tokens = make_tokens(spec, 0, rank.index());
+    const Routes routes = make_routes(spec, 0, rank.index());
+    const DispatchResult received = exchange.dispatch(Tokens::rows(tokens.data(), spec.tokens(), spec.type),
                                                       routes.ids.data(), routes.weights.data());
     if (rank.index() == 1) look(received);
   });
 }
 
-Tally checked(const Job& job, const DispatchResult& received) {
-  Tally tally;
-  StepOracle(job, 0).check(1, received, tally);
-  return tally;
+CheckCounter checked(const RunSpec& spec, const DispatchResult& received) {
+  CheckCounter counter;
+  StepOracle(spec, 0).check(1, received, counter);
+  return counter;
 }
 
 // The row of the arrivals that is looked at: not padding.
@@ -68,13 +68,13 @@ class ResultCheck : public testing::TestWithParam<std::pair<const char*, const c
  protected:
   // Right as they come; wrong after `damage`, which is undone by no one: every exchange is used once.
   void expect_found(const std::function<void(const DispatchResult&)>& damage, const char* word) const {
-    const Job job = make_job(small_options(GetParam().first, GetParam().second));
-    with_received(job, [&](const DispatchResult& received) {
-      const Tally before = checked(job, received);
+    const RunSpec spec = make_run_spec(small_options(GetParam().first, GetParam().second));
+    with_received(spec, [&](const DispatchResult& received) {
+      const CheckCounter before = checked(spec, received);
       EXPECT_EQ(before.wrong, 0) << before.first.data();
       EXPECT_GT(before.compared, 0);
       damage(received);
-      const Tally after = checked(job, received);
+      const CheckCounter after = checked(spec, received);
       EXPECT_EQ(after.wrong, 1);
       EXPECT_NE(std::string(after.first.data()).find(word), std::string::npos) << after.first.data();
     });
@@ -143,56 +143,56 @@ class ResultsCheck : public testing::TestWithParam<const char*> {
   ResultsCheck() {
     RunOptions options = small_options("expert_major", "bf16");
     options.reduction = GetParam();
-    job_ = make_job(options);
-    routes_ = make_routes(job_, 0, 0);
-    x_ = StepOracle(job_, 0).arriving(0);
+    spec_ = make_run_spec(options);
+    routes_ = make_routes(spec_, 0, 0);
+    x_ = StepOracle(spec_, 0).arriving(0);
   }
 
-  Job job_;
+  RunSpec spec_;
   Routes routes_;
   std::vector<float> x_;
 };
 
 TEST_P(ResultsCheck, FindsOneWrongBit) {
-  const std::vector<std::byte> expected = expected_products(job_, routes_, x_);
+  const std::vector<std::byte> expected = expected_products(spec_, routes_, x_);
   std::vector<std::byte> found = expected;
-  Tally right;
-  check_rows(job_, 0, 0, expected, found, right);
+  CheckCounter right;
+  check_rows(spec_, 0, 0, expected, found, right);
   EXPECT_EQ(right.wrong, 0);
   EXPECT_EQ(right.compared, static_cast<std::int64_t>(expected.size() / 2));
 
   found[found.size() - 5] ^= std::byte{1};
-  Tally wrong;
-  check_rows(job_, 0, 0, expected, found, wrong);
+  CheckCounter wrong;
+  check_rows(spec_, 0, 0, expected, found, wrong);
   EXPECT_EQ(wrong.wrong, 1);
   EXPECT_EQ(wrong.compared, right.compared);
   EXPECT_NE(std::string(wrong.first.data()).find("column 125"), std::string::npos) << wrong.first.data();
 }
 
 TEST_P(ResultsCheck, RightSumsDependOnEveryRoute) {
-  const std::vector<std::byte> expected = expected_products(job_, routes_, x_);
+  const std::vector<std::byte> expected = expected_products(spec_, routes_, x_);
   Routes other = routes_;
   other.ids[7] = (other.ids[7] + 1) % 8;
-  EXPECT_NE(expected_products(job_, other, x_), expected);
+  EXPECT_NE(expected_products(spec_, other, x_), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Reductions, ResultsCheck, testing::Values("partial", "exact", "unreduced"));
 
 class DenseCheck : public testing::Test {
  protected:
-  DenseCheck() : job_(options()), routes_(make_routes(job_, 0, 0)) {
-    dense_ = dense_swiglu(job_, routes_, StepOracle(job_, 0).arriving(0));
+  DenseCheck() : spec_(options()), routes_(make_routes(spec_, 0, 0)) {
+    dense_ = dense_swiglu(spec_, routes_, StepOracle(spec_, 0).arriving(0));
   }
 
-  static Job options() { return make_job(small_options("expert_major", "fp32")); }
+  static RunSpec options() { return make_run_spec(small_options("expert_major", "fp32")); }
 
-  Tally check(const std::vector<float>& found) const {
-    Tally tally;
-    check_dense(job_, 0, 0, routes_, dense_, std::as_bytes(std::span(found)), tally);
-    return tally;
+  CheckCounter check(const std::vector<float>& found) const {
+    CheckCounter counter;
+    check_dense(spec_, 0, 0, routes_, dense_, std::as_bytes(std::span(found)), counter);
+    return counter;
   }
 
-  Job job_;
+  RunSpec spec_;
   Routes routes_;
   std::vector<float> dense_;
 };
@@ -201,18 +201,18 @@ TEST_F(DenseCheck, AllowsWhatIsAllowed) {
   EXPECT_EQ(check(dense_).error, 0);
   std::vector<float> near = dense_;
   for (std::size_t c = 0; c < 128; ++c) near[c] *= 1.019F;
-  const Tally tally = check(near);
-  EXPECT_EQ(tally.wrong, 0);
-  EXPECT_NEAR(tally.error, 0.019, 1e-4);
+  const CheckCounter counter = check(near);
+  EXPECT_EQ(counter.wrong, 0);
+  EXPECT_NEAR(counter.error, 0.019, 1e-4);
 }
 
 TEST_F(DenseCheck, FindsATokenThatIsOff) {
   std::vector<float> far = dense_;
   for (std::size_t c = 128; c < 256; ++c) far[c] *= 1.021F;
-  const Tally tally = check(far);
-  EXPECT_EQ(tally.wrong, 1);
-  EXPECT_EQ(tally.compared, job_.tokens());
-  EXPECT_NE(std::string(tally.first.data()).find("token 1"), std::string::npos);
+  const CheckCounter counter = check(far);
+  EXPECT_EQ(counter.wrong, 1);
+  EXPECT_EQ(counter.compared, spec_.tokens());
+  EXPECT_NE(std::string(counter.first.data()).find("token 1"), std::string::npos);
 }
 
 TEST_F(DenseCheck, FindsNaN) {
@@ -230,19 +230,20 @@ TEST_F(DenseCheck, TokensWithoutExpertsAreZero) {
 }
 
 TEST(ReportOfChecks, SaysWhatFailedAndWhere) {
-  const Job job = make_job(small_options("expert_major", "bf16"));
-  const Board board(2, 1, 8);
+  const RunSpec spec = make_run_spec(small_options("expert_major", "bf16"));
+  const SharedResults results(2, 1, 8);
   for (int rank = 0; rank < 2; ++rank) {
-    for (Tally RankResults::* tally :
+    for (CheckCounter RankResults::* counter :
          {&RankResults::dispatch, &RankResults::combine, &RankResults::dense, &RankResults::repeated}) {
-      (board.rank(rank).*tally).right(10);
+      (results.rank(rank).*counter).right(10);
     }
   }
-  for (const report::Check& check : make_report(job, board).checks) EXPECT_TRUE(check.passed) << check.name;
+  for (const report::Check& check : make_report(spec, results).checks)
+    EXPECT_TRUE(check.passed) << check.name;
 
-  board.rank(1).combine.fail(2, "step 0, rank 1, row 3, column 4");
-  board.rank(0).dispatch_wire_bytes = 16;  // more than any plan says
-  const std::vector<report::Check> checks = make_report(job, board).checks;
+  results.rank(1).combine.fail(2, "step 0, rank 1, row 3, column 4");
+  results.rank(0).dispatch_wire_bytes = 16;  // more than any plan says
+  const std::vector<report::Check> checks = make_report(spec, results).checks;
   EXPECT_TRUE(checks[0].passed);
   EXPECT_FALSE(checks[1].passed);
   EXPECT_EQ(checks[1].compared, 22);
@@ -252,8 +253,8 @@ TEST(ReportOfChecks, SaysWhatFailedAndWhere) {
 }
 
 TEST(ReportOfChecks, NothingComparedIsNotPassed) {
-  const Job job = make_job(small_options("expert_major", "bf16"));
-  const std::vector<report::Check> checks = make_report(job, Board(2, 1, 8)).checks;
+  const RunSpec spec = make_run_spec(small_options("expert_major", "bf16"));
+  const std::vector<report::Check> checks = make_report(spec, SharedResults(2, 1, 8)).checks;
   for (int i = 0; i < 4; ++i) EXPECT_FALSE(checks[static_cast<std::size_t>(i)].passed);
 }
 

@@ -1,5 +1,5 @@
 // Which calls a sweep on GPUs times.
-#include "tools/ferry/device_cases.hpp"
+#include "tools/ferry/bench/device_cases.hpp"
 
 #include <gtest/gtest.h>
 
@@ -20,43 +20,43 @@ std::vector<Trace> uniform() {
   return {synthesise(spec)};
 }
 
-std::vector<DeviceCase> cases_of(const std::string& arguments, const std::vector<Trace>& traces) {
+std::vector<GpuCase> cases_of(const std::string& arguments, const std::vector<Trace>& traces) {
   CLI::App app;
   BenchOptions options;
   add_bench_options(app, options);
   const bool sweeps = arguments.find("--tokens") != std::string::npos;
   app.parse("--backend cuda --hidden 256 " + arguments + (sweeps ? "" : " --tokens 8"));
-  return device_cases(options, traces);
+  return gpu_cases(options, traces);
 }
 
-int count(const std::vector<DeviceCase>& cases, Work work) {
+int count(const std::vector<GpuCase>& cases, Work work) {
   int sum = 0;
-  for (const DeviceCase& one : cases) {
+  for (const GpuCase& one : cases) {
     sum += static_cast<int>(
         std::count_if(one.works.begin(), one.works.end(), [&](const auto& w) { return w.work == work; }));
   }
   return sum;
 }
 
-class DeviceCases : public testing::Test {
+class GpuCases : public testing::Test {
  protected:
-  std::vector<DeviceCase> cases(const std::string& arguments) const { return cases_of(arguments, traces_); }
+  std::vector<GpuCase> cases(const std::string& arguments) const { return cases_of(arguments, traces_); }
 
   const std::vector<Trace> traces_ = uniform();
 };
 
-TEST_F(DeviceCases, DispatchAndCombineAreTimedIfNothingIsSaid) {
-  const std::vector<DeviceCase> all = cases("");
+TEST_F(GpuCases, DispatchAndCombineAreTimedIfNothingIsSaid) {
+  const std::vector<GpuCase> all = cases("");
   ASSERT_EQ(all.size(), 1U);
-  const std::vector<DeviceWork> expected{{.work = Work::dispatch, .weighted = true},
-                                         {.work = Work::combine, .weighted = true}};
+  const std::vector<GpuWork> expected{{.work = Work::dispatch, .weighted = true},
+                                      {.work = Work::combine, .weighted = true}};
   EXPECT_EQ(all[0].works, expected);
   EXPECT_EQ(all[0].point.launches, 20);
   EXPECT_EQ(all[0].point.repetitions, 50);
 }
 
-TEST_F(DeviceCases, PointsThatDifferInWhatIsTimedShareAnExchange) {
-  const std::vector<DeviceCase> all =
+TEST_F(GpuCases, PointsThatDifferInWhatIsTimedShareAnExchange) {
+  const std::vector<GpuCase> all =
       cases("--sms 0,8 --weights with,without --launch graph,eager --reduction partial,exact");
   ASSERT_EQ(all.size(), 1U);
   EXPECT_EQ(count(all, Work::dispatch), 2 * 2 * 2);
@@ -64,57 +64,56 @@ TEST_F(DeviceCases, PointsThatDifferInWhatIsTimedShareAnExchange) {
   EXPECT_EQ(all[0].point.config.reduction, Reduction::exact);
 }
 
-TEST_F(DeviceCases, HalvesAreTimedBesideFusedCalls) {
-  const std::vector<DeviceCase> all = cases("--form fused,halves --work dispatch,combine,metadata");
+TEST_F(GpuCases, HalvesAreTimedBesideFusedCalls) {
+  const std::vector<GpuCase> all = cases("--form fused,in_phases --work dispatch,combine,metadata");
   EXPECT_EQ(count(all, Work::dispatch), 2);
   EXPECT_EQ(count(all, Work::combine), 2);
   EXPECT_EQ(count(all, Work::metadata), 1);
 }
 
-TEST_F(DeviceCases, CombineIsTimedOnceForATypeOfRows) {
-  const std::vector<DeviceCase> all = cases("--format bf16,fp8,fp32 --tokens 4,8");
+TEST_F(GpuCases, CombineIsTimedOnceForATypeOfRows) {
+  const std::vector<GpuCase> all = cases("--format bf16,fp8,fp32 --tokens 4,8");
   EXPECT_EQ(all.size(), 6U);
   EXPECT_EQ(count(all, Work::dispatch), 6);
   EXPECT_EQ(count(all, Work::combine), 4);
 }
 
-TEST_F(DeviceCases, PairsAreTimedForEveryFormat) {
+TEST_F(GpuCases, PairsAreTimedForEveryFormat) {
   EXPECT_EQ(count(cases("--format bf16,fp8 --work pair"), Work::pair), 2);
 }
 
-TEST_F(DeviceCases, RowsThatAreSumsTakeNoOtherSumAndNoWeights) {
-  const std::vector<DeviceCase> all =
+TEST_F(GpuCases, RowsThatAreSumsTakeNoOtherSumAndNoWeights) {
+  const std::vector<GpuCase> all =
       cases("--layout rank_major --reduction partial,exact,unreduced --weights with,without");
   ASSERT_EQ(all.size(), 1U);
   EXPECT_EQ(count(all, Work::dispatch), 2);
   ASSERT_EQ(count(all, Work::combine), 1);
-  EXPECT_EQ(all[0].works.back(), (DeviceWork{.work = Work::combine}));
+  EXPECT_EQ(all[0].works.back(), (GpuWork{.work = Work::combine}));
   EXPECT_THROW(cases("--layout rank_major --reduction exact --work combine"), UsageError);
 }
 
-TEST_F(DeviceCases, UnreducedRowsTakeNoWeights) {
-  const std::vector<DeviceCase> all =
-      cases("--reduction unreduced,exact --weights with,without --work combine");
+TEST_F(GpuCases, UnreducedRowsTakeNoWeights) {
+  const std::vector<GpuCase> all = cases("--reduction unreduced,exact --weights with,without --work combine");
   ASSERT_EQ(count(all, Work::combine), 3);
   EXPECT_EQ(all[0].point.config.reduction, Reduction::unreduced);
 }
 
-TEST_F(DeviceCases, CountsOfAStepAreTimedOnce) {
+TEST_F(GpuCases, CountsOfAStepAreTimedOnce) {
   EXPECT_EQ(
       count(cases("--work metadata,dispatch --tokens 4,8 --format bf16,fp8 --launch graph,eager --sms 0,4"),
             Work::metadata),
       2);
 }
 
-TEST_F(DeviceCases, TheBaselineIsTimedOnceForATypeAndNotByLayout) {
-  const std::vector<DeviceCase> all =
+TEST_F(GpuCases, TheBaselineIsTimedOnceForATypeAndNotByLayout) {
+  const std::vector<GpuCase> all =
       cases("--work nccl --format bf16,fp8 --layout expert_major,rank_major --sms 0,8 --launch eager");
   ASSERT_EQ(all.size(), 1U);
-  const std::vector<DeviceWork> expected{{.work = Work::nccl, .eager = true}, {.work = Work::nccl_rows}};
+  const std::vector<GpuWork> expected{{.work = Work::nccl, .eager = true}, {.work = Work::nccl_rows}};
   EXPECT_EQ(all[0].works, expected);
 }
 
-TEST_F(DeviceCases, ExpertsThatStandTwiceNeedMoreMemory) {
+TEST_F(GpuCases, ExpertsThatStandTwiceNeedMoreMemory) {
   EXPECT_FALSE(cases("")[0].point.config.repeats);
   std::vector<Trace> twice = uniform();
   twice[0].ids[5] = twice[0].ids[4];
@@ -123,7 +122,7 @@ TEST_F(DeviceCases, ExpertsThatStandTwiceNeedMoreMemory) {
   EXPECT_FALSE(cases_of("", twice)[0].point.config.repeats);
 }
 
-TEST_F(DeviceCases, ProcessesAreRefused) {
+TEST_F(GpuCases, ProcessesAreRefused) {
   EXPECT_THROW(cases("--processes"), UsageError);
 }
 

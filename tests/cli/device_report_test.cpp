@@ -1,26 +1,26 @@
 // The report of a bench on GPUs, from figures made up here.
-#include "tools/ferry/device_bench_report.hpp"
+#include "tools/ferry/bench/device_report.hpp"
 
 #include <gtest/gtest.h>
 
 namespace ferry::app {
 namespace {
 
-class DeviceBenchReport : public testing::Test {
+class GpuBenchReportTest : public testing::Test {
  protected:
-  DeviceBenchReport() {
+  GpuBenchReportTest() {
     trace_.name = "synth:uniform:experts=16";
     trace_.experts = 16;
     trace_.top_k = 4;
-    DeviceLimits limits;
+    GpuLimits limits;
     limits.gpus = {"GPU"};
     limits.ranks = 4;
     limits.push = {{4, 180e9}, {8, 340e9}, {16, 320e9}, {132, 350e9}};
     report_.limits = {limits};
   }
 
-  DeviceRow row(const DeviceWork& work) const {
-    DeviceRow row;
+  GpuBenchRow row(const GpuWork& work) const {
+    GpuBenchRow row;
     row.point.trace = &trace_;
     row.point.ranks = 4;
     row.point.tokens = 128;
@@ -31,21 +31,21 @@ class DeviceBenchReport : public testing::Test {
     row.work = work;
     row.times.seconds = {.p50 = 20e-6, .p99 = 25e-6};
     row.times.wire_bytes = 3.4e6;
-    row.times.floor_bytes = 3.4e6;
+    row.times.lower_bound_bytes = 3.4e6;
     row.times.rows_checked = 7;
     return row;
   }
 
-  nlohmann::ordered_json json_of(const DeviceRow& row) {
+  nlohmann::ordered_json json_of(const GpuBenchRow& row) {
     report_.add({row});
-    return device_bench_json(report_)["rows"].back();
+    return gpu_bench_json(report_)["rows"].back();
   }
 
   Trace trace_;
-  DeviceReport report_;
+  GpuBenchReport report_;
 };
 
-TEST_F(DeviceBenchReport, TheFloorIsOfTheBestPushWithAtMostTheRowsSms) {
+TEST_F(GpuBenchReportTest, TheFloorIsOfTheBestPushWithAtMostTheRowsSms) {
   EXPECT_DOUBLE_EQ(json_of(row({.sm_limit = 16}))["push_bytes_per_second"], 340e9);
   EXPECT_DOUBLE_EQ(json_of(row({.sm_limit = 7}))["push_bytes_per_second"], 180e9);
   const nlohmann::ordered_json all = json_of(row({.sm_limit = 0}));
@@ -55,7 +55,7 @@ TEST_F(DeviceBenchReport, TheFloorIsOfTheBestPushWithAtMostTheRowsSms) {
   EXPECT_NEAR(all["wire_bytes_per_second"], 170e9, 1);
 }
 
-TEST_F(DeviceBenchReport, EveryRowSaysWhatItIs) {
+TEST_F(GpuBenchReportTest, EveryRowSaysWhatItIs) {
   const nlohmann::ordered_json json =
       json_of(row({.work = Work::pair, .reduction = Reduction::exact, .weighted = true, .sm_limit = 8}));
   for (const char* key : {"work",
@@ -98,31 +98,31 @@ TEST_F(DeviceBenchReport, EveryRowSaysWhatItIs) {
   EXPECT_TRUE(json["host_us"].is_null());
 }
 
-TEST_F(DeviceBenchReport, TheHostsTimeIsOfEagerCalls) {
-  DeviceRow eager = row({.eager = true});
+TEST_F(GpuBenchReportTest, TheHostsTimeIsOfEagerCalls) {
+  GpuBenchRow eager = row({.eager = true});
   eager.times.host_seconds = 4e-6;
   EXPECT_NEAR(json_of(eager)["host_us"], 4, 1e-9);
 }
 
-TEST_F(DeviceBenchReport, WhatNeedNotCrossHasNoRatio) {
-  DeviceRow counts = row({.work = Work::metadata});
-  counts.times.floor_bytes = 0;
+TEST_F(GpuBenchReportTest, WhatNeedNotCrossHasNoRatio) {
+  GpuBenchRow counts = row({.work = Work::metadata});
+  counts.times.lower_bound_bytes = 0;
   EXPECT_TRUE(json_of(counts)["of_floor"].is_null());
 }
 
-TEST_F(DeviceBenchReport, WhatWasSkippedSaysWhyAndHasNoTimes) {
-  DeviceRow skipped = row({.work = Work::nccl, .eager = true});
+TEST_F(GpuBenchReportTest, WhatWasSkippedSaysWhyAndHasNoTimes) {
+  GpuBenchRow skipped = row({.work = Work::nccl, .eager = true});
   skipped.times = {};
   skipped.times.skipped = "no such library";
   const nlohmann::ordered_json json = json_of(skipped);
   EXPECT_EQ(json["skipped"], "no such library");
   EXPECT_FALSE(json.contains("p50_us"));
-  EXPECT_NE(device_bench_table(report_).find("skipped: no such library"), std::string::npos);
+  EXPECT_NE(gpu_bench_table(report_).find("skipped: no such library"), std::string::npos);
 }
 
-TEST_F(DeviceBenchReport, TheTableHasALineForEachRow) {
+TEST_F(GpuBenchReportTest, TheTableHasALineForEachRow) {
   report_.add({row({.work = Work::dispatch}), row({.work = Work::combine, .sm_limit = 8})});
-  const std::string table = device_bench_table(report_);
+  const std::string table = gpu_bench_table(report_);
   EXPECT_NE(table.find("\ndispatch "), std::string::npos) << table;
   EXPECT_NE(table.find("\ncombine "), std::string::npos) << table;
   EXPECT_NE(table.find("170.0 GB/s"), std::string::npos) << table;

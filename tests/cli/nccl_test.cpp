@@ -1,5 +1,5 @@
 // How NCCL is found, or not: here there is none.
-#include "tools/ferry/nccl.hpp"
+#include "tools/ferry/bench/nccl_library.hpp"
 
 #include <gtest/gtest.h>
 

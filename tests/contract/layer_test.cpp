@@ -260,7 +260,8 @@ void play_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout
     std::vector<std::vector<std::int64_t>> ids;
     std::vector<std::vector<float>> weights;
     for (int rank = 0; rank < ranks; ++rank) {
-      const Share part = share(trace, {.layer = layer, .rank = rank, .ranks = ranks, .tokens_per_rank = 48});
+      const TracePartition part =
+          partition(trace, {.layer = layer, .rank = rank, .ranks = ranks, .tokens_per_rank = 48});
       ids.emplace_back(part.ids.begin(), part.ids.end());
       weights.push_back(part.weights);
     }

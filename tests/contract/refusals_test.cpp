@@ -41,7 +41,7 @@ TEST_P(Contract, NumbersThatNameNothingAreRefused) {
     const Plan plan = play_step(exchange, c, step, outcome);
     const bool odd = rank.index() == kOdd;
     for (const int number : {-1, 3, 1 << 20}) {
-      const std::string named = str("number ", number);
+      const std::string named = str(" = ", number, ", must be");
       const auto type = static_cast<DType>(number);
       require_refused(named, [&] {
         DispatchRun dispatch(exchange, c, step);

@@ -207,6 +207,7 @@ TEST_P(Contract, TheOrderIsTheSameUnderJitter) {
   Case c = row_case(small_case(1), 4);
   const Step step = make_step(c);
   const oracle::Outcome outcome = make_outcome(c, step);
+  if (!Jitter::kAvailable) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
     Exchange exchange(rank, c.config);
@@ -216,6 +217,7 @@ TEST_P(Contract, TheOrderIsTheSameUnderJitter) {
 
 // Wide rows of few tokens, which several warps of a GPU share: every scale is this call's.
 TEST_P(Contract, QuantisedRowsAreTheSameUnderJitter) {
+  if (!Jitter::kAvailable) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const Jitter jitter;
   for (const bool packed : {false, true}) {
     Case c = row_case(small_case(1), 4);

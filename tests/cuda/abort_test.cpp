@@ -11,8 +11,8 @@
 #include "cuda/kernels.hpp"
 #include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/kinds.hpp"
-#include "runtime/seen.hpp"
+#include "runtime/group_kinds.hpp"
+#include "runtime/shared_value.hpp"
 
 namespace ferry::test {
 namespace {

@@ -1,7 +1,7 @@
 // Where the caller's memory may lie, and what is refused.
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "cuda/fixture.hpp"
-#include "harness/exchange.hpp"
+#include "cuda/device_test.hpp"
+#include "harness/sync_exchange.hpp"
 #include "oracle/dispatch.hpp"
 
 namespace ferry::contract {
@@ -38,7 +38,7 @@ TEST_F(CudaMemory, OutputsMayLieInAnyDeviceMemory) {
       play.outputs().data = memory;
       play_once(play, stream.get());
     }
-    stream.wait();
+    stream.synchronize();
     require_success(cudaFree(pooled), "cudaFree");
     require_success(cudaFreeHost(pinned), "cudaFreeHost");
   });

@@ -1,5 +1,5 @@
 // What only the device sees: numbers of tokens and ids that make no sense.
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -33,7 +33,7 @@ TEST_F(CudaCounts, ACountThatCannotBeSendsNothingAndIsReported) {
       for (int repeat = 0; repeat < 3; ++repeat) {
         play.use(reduced, stream.get());
         play.poison(stream.get());
-        stream.wait();
+        stream.synchronize();
         if (rank.index() == kOdd) set_count(play, count);
         play.dispatch(stream.get());
         bool reported = false;
@@ -70,10 +70,10 @@ TEST_F(CudaCounts, OtherRanksSeeNoTokensOfARankWithACountThatCannotBe) {
     const OwnStream stream;
     play.use(reduced, stream.get());
     play.poison(stream.get());
-    stream.wait();
+    stream.synchronize();
     if (rank.index() == 1) set_count(play, c.config.max_tokens + 1);
     play.dispatch(stream.get());
-    stream.wait();
+    stream.synchronize();
     if (rank.index() == 1) return;
     play.combine_options().row_weights = nullptr;
     std::int32_t total = -1;

@@ -1,5 +1,5 @@
 // Files handed from rank to rank.
-#include "backends/cuda/memory/descriptor_exchange.hpp"
+#include "memory/descriptor_exchange.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -20,14 +20,12 @@
 
 #include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
+#include "runtime/group_kinds.hpp"
 #include "runtime/kill_timer.hpp"
-#include "runtime/kinds.hpp"
-#include "runtime/seen.hpp"
+#include "runtime/shared_value.hpp"
 
 namespace ferry::test {
 namespace {
-
-using cuda::exchange_descriptors;
 
 class Descriptors : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Descriptors, testing::ValuesIn(kKinds),

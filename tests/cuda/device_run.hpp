@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/resources.hpp"
+#include "cuda/device_resources.hpp"
 #include "ferry/exchange.hpp"
-#include "harness/call_memory.hpp"
-#include "harness/case.hpp"
-#include "harness/step.hpp"
+#include "harness/device_mirror.hpp"
+#include "harness/step_inputs.hpp"
+#include "harness/test_case.hpp"
 
 namespace ferry::contract {
 

@@ -34,18 +34,6 @@ int devices() {
   return count;
 }
 
-OwnStream::OwnStream() {
-  cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream");
-}
-
-OwnStream::~OwnStream() {
-  cudaStreamDestroy(stream_);
-}
-
-void OwnStream::synchronize() const {
-  cuda::check(cudaStreamSynchronize(stream_), "wait for a stream");
-}
-
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   const OwnStream stream;
   cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.get()), "copy");

@@ -5,26 +5,15 @@
 
 #include <cstddef>
 
+#include "backends/cuda/host/cuda_stream.hpp"
+
 namespace ferry::test {
 
 // How many there are. Asks in a forked process: this one has to stay able to fork ranks. Call it before the
 // process uses CUDA.
 int devices();
 
-// A stream of the current device that waits for no other.
-class OwnStream {
- public:
-  OwnStream();
-  ~OwnStream();
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-
-  cudaStream_t get() const { return stream_; }
-  void synchronize() const;
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
+using OwnStream = cuda::CudaStream;
 
 // By a stream of its own, done on return.
 void copy_bytes(void* to, const void* from, std::size_t bytes);

@@ -1,4 +1,4 @@
-// What the environment asks of kernels in tests: host code, so without a GPU.
+// Settings of the fault injection in kernels: host code, so without a GPU.
 #include "backends/cuda/protocol/fault_injection.hpp"
 
 #include <gtest/gtest.h>
@@ -8,33 +8,34 @@
 namespace ferry::cuda {
 namespace {
 
-TEST(Disturbances, AreNoneUnlessAskedFor) {
+TEST(FaultInjection, IsOffByDefault) {
   const FaultInjection none = fault_injection_of(0, "");
   EXPECT_EQ(none.any, 0u);
-  EXPECT_EQ(none.share, 0u);
+  EXPECT_EQ(none.probability, 0u);
   EXPECT_EQ(none.stall, Point::none);
 }
 
-TEST(Disturbances, AreWhatIsAskedFor) {
+TEST(FaultInjection, FollowsItsSettings) {
   const FaultInjection half = fault_injection_of(50, "");
   EXPECT_EQ(half.any, 1u);
-  EXPECT_EQ(half.share, 128u);
+  EXPECT_EQ(half.probability, 128u);
   EXPECT_EQ(half.stall, Point::none);
   const FaultInjection stall = fault_injection_of(0, "row");
   EXPECT_EQ(stall.any, 1u);
-  EXPECT_EQ(stall.share, 0u);
+  EXPECT_EQ(stall.probability, 0u);
   EXPECT_EQ(stall.stall, Point::row);
-  EXPECT_EQ(fault_injection_of(0, "letter").stall, Point::header);
+  EXPECT_EQ(fault_injection_of(0, "header").stall, Point::header);
   EXPECT_EQ(fault_injection_of(0, "poll").stall, Point::poll);
 }
 
-TEST(Disturbances, NameThePointsWhereOneDoesNotExist) {
+TEST(FaultInjection, AnUnknownPointIsRefusedWithAListOfAll) {
   try {
     fault_injection_of(0, "rows");
     FAIL();
   } catch (const UsageError& error) {
     EXPECT_STREQ(error.what(),
-                 "FERRY_STALL = 'rows', must be letter, values, notes, row, flag, last or poll");
+                 "FERRY_STALL = 'rows', must be header, route_values, metadata, row, flag, end_of_stream or "
+                 "poll");
   }
 }
 

@@ -7,7 +7,7 @@
 #include <array>
 #include <thread>
 
-#include "cuda/faults.hpp"
+#include "cuda/fault_test.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -2,7 +2,7 @@
 #include <array>
 
 #include "backends/cuda/dispatch/send_partition.hpp"
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 #include "oracle/expected.hpp"
 
 namespace ferry::contract {

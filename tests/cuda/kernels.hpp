@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/protocol/report.hpp"
-#include "layout/host_device.hpp"
+#include "base/host_device.hpp"
 
 namespace ferry::test {
 

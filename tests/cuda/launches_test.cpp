@@ -1,6 +1,6 @@
 // How calls share devices: limits of SMs, streams, lanes, ranks on a card, other work beside them.
-#include "cuda/fixture.hpp"
-#include "cuda/hog.hpp"
+#include "cuda/device_test.hpp"
+#include "cuda/sm_occupier.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -154,7 +154,7 @@ TEST_F(CudaLaunches, OtherKernelsOnTheSameCard) {
         occupy(busy.get(), left_free, std::chrono::milliseconds(100));
         play_steps(play, 3, 3, stream.get());
       }
-      busy.wait();
+      busy.synchronize();
     });
   }
 }

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -25,7 +25,7 @@ class OneToken {
     keep_steps(play_, case_, 1);
     play_.use(0, stream_.get());
     play_.poison(stream_.get());
-    stream_.wait();
+    stream_.synchronize();
     rank.barrier();
     graph_.emplace(stream_.get(), [this] {
       for (int call = 0; call < kCalls; ++call) {
@@ -43,7 +43,7 @@ class OneToken {
     rank_.barrier();
     const Clock::time_point start = Clock::now();
     for (int launch = 0; launch < kLaunches; ++launch) graph_->launch(stream_.get());
-    stream_.wait();
+    stream_.synchronize();
     return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / (kLaunches * kCalls);
   }
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <thread>
 
-#include "cuda/faults.hpp"
+#include "cuda/fault_test.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -22,12 +22,18 @@ struct Stop {
 
 // All that the operation passes.
 constexpr std::array kStops = {
-    Stop{Operation::dispatch, "letter"}, Stop{Operation::dispatch, "notes"},
-    Stop{Operation::dispatch, "row"},    Stop{Operation::dispatch, "flag"},
-    Stop{Operation::dispatch, "last"},   Stop{Operation::dispatch, "poll"},
-    Stop{Operation::combine, "letter"},  Stop{Operation::combine, "values"},
-    Stop{Operation::combine, "row"},     Stop{Operation::combine, "flag"},
-    Stop{Operation::combine, "last"},    Stop{Operation::combine, "poll"},
+    Stop{Operation::dispatch, "header"},
+    Stop{Operation::dispatch, "metadata"},
+    Stop{Operation::dispatch, "row"},
+    Stop{Operation::dispatch, "flag"},
+    Stop{Operation::dispatch, "end_of_stream"},
+    Stop{Operation::dispatch, "poll"},
+    Stop{Operation::combine, "header"},
+    Stop{Operation::combine, "route_values"},
+    Stop{Operation::combine, "row"},
+    Stop{Operation::combine, "flag"},
+    Stop{Operation::combine, "end_of_stream"},
+    Stop{Operation::combine, "poll"},
 };
 
 enum class Then { stays, is_killed };
@@ -135,8 +141,14 @@ std::string name_of_stop(const testing::TestParamInfo<CudaStallPoints::ParamType
   const auto& [stop, then] = test.param;
   std::string operation = to_string(stop.operation), point = stop.point;
   operation[0] = static_cast<char>(std::toupper(operation[0]));
-  point[0] = static_cast<char>(std::toupper(point[0]));
-  return operation + point + (then == Then::stays ? "Stays" : "IsKilled");
+  // "end_of_stream" as "EndOfStream".
+  std::string camel;
+  bool upper = true;
+  for (const char c : point) {
+    if (c != '_') camel += upper ? static_cast<char>(std::toupper(c)) : c;
+    upper = c == '_';
+  }
+  return operation + camel + (then == Then::stays ? "Stays" : "IsKilled");
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, CudaStallPoints,

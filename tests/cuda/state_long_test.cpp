@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "backends/cuda/host/lane.hpp"
-#include "cuda/fixture.hpp"
+#include "cuda/device_test.hpp"
 #include "exchange/configuration.hpp"
 
 namespace ferry::contract {
@@ -62,7 +62,7 @@ TEST_F(CudaState, NothingGrowsOver100000Calls) {
 class BareLane {
  public:
   BareLane(const Rank& rank, const Case& c)
-      : shared_(rank, complete(c.config, c.ranks)),
+      : shared_(rank, complete_config(c.config, c.ranks)),
         lane_(shared_, 0),
         plan_(plan_bytes(shared_.config, c.ranks)) {
     rank.barrier();  // nobody's kernel writes where nothing is yet
@@ -86,7 +86,7 @@ class BareLane {
   }
 
  private:
-  const cuda::Shared shared_;
+  const cuda::ExchangeState shared_;
   cuda::Lane lane_;
   DeviceBytes plan_;
 };
@@ -124,7 +124,7 @@ TEST_F(CudaState, OnlyNumbersOfCallsAndTotalsChangeOver100000Calls) {
     for (std::uint64_t number = 1; number <= kLate; ++number) {
       lane.call(dispatch, combine, stream);
       // A full stream would block inside the driver, where ranks of a card might wait for one another.
-      if (number % 100 == 0) stream.wait();
+      if (number % 100 == 0) stream.synchronize();
       if (number == kEarly) early = lane.words();
     }
     const std::vector<std::uint64_t> late = lane.words();

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cpu/chunks.hpp"
+#include "backends/cpu/chunk_schedule.hpp"
 #include "base/text.hpp"
 #include "ferry/ferry.hpp"
 #include "group/fault_points.hpp"
@@ -176,11 +176,11 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     ASSERT_NE(memory, MAP_FAILED);
     seen_ = static_cast<Seen*>(memory);
     std::tie(faulty_point, faulty, processes_, way_) = GetParam();
-    fault_hook = hook;
+    set_fault_hook(hook);
     cpu::chunk_budget = way_ == Way::chunks ? 1 : 8 << 20;
   }
   void TearDown() override {
-    fault_hook = nullptr;
+    set_fault_hook(nullptr);
     munmap(seen_, sizeof(Seen) * kRanks);
   }
 

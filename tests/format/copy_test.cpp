@@ -1,4 +1,4 @@
-// Copies and zeroes of every size and alignment, with guards.
+// Copies and zeroes memory of every size and alignment, and checks that guard bytes around it are intact.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -61,7 +61,7 @@ TEST_P(Copies, LargeRows) {
   }
 }
 
-TEST_P(Copies, ToManyPlaces) {
+TEST_P(Copies, ToManyDestinations) {
   for (const std::int64_t bytes : {0, 16, 48, 64, 208, 4096, 14336, 16384, 16400, 40000}) {
     for (int count = 0; count <= 9; ++count) {
       for (const Store store : {Store::cached, Store::streaming}) {

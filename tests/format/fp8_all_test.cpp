@@ -1,4 +1,4 @@
-// Rows quantised to e4m3: every 16-bit value as the largest of a block, and as an element of it.
+// Quantises blocks to e4m3 with every 16-bit value as the largest element, and as any other element.
 #include "format/fp8_rows.hpp"
 
 namespace ferry::test {
@@ -13,7 +13,7 @@ TEST_P(AllFp8, Every16BitValueAsAmax) {
   for (const DType type : {DType::bf16, DType::fp16}) {
     for (std::uint32_t amax = 0; amax < 65536; ++amax) {
       const std::uint32_t magnitude = amax & 0x7FFF;
-      // Smaller values, near and far, of both signs.
+      // Random values of at most this magnitude, of both signs.
       const auto element = [&](int) {
         const auto word = static_cast<std::uint32_t>(random_());
         return static_cast<std::uint32_t>(magnitude * std::uint64_t{word >> 8 & 0xFFFF} >> 16) |

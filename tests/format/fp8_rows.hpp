@@ -1,4 +1,4 @@
-// Encodes rows to fp8 in every way and compares every byte with the formula carried out in double.
+// Encodes rows to fp8 with all options and compares every byte with the formula, computed in double.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace ferry::test {
 
-inline constexpr Fp8Options kSpecialised{};
+inline constexpr Fp8Options kFp32Scales{};
 inline constexpr Fp8Options kPowerOfTwo{.power_of_two = true};
 inline constexpr Fp8Options kPacked{.power_of_two = true, .packed = true};
 
@@ -22,7 +22,7 @@ class Fp8Rows : public testing::TestWithParam<const cpu::Kernels*> {
   Random random_{seed()};
   testing::ScopedTrace trace_{__FILE__, __LINE__, "FERRY_SEED=" + std::to_string(seed())};
 
-  // Encodes the row in one way and compares every byte written.
+  // Encodes the row with `options` and compares every byte written.
   void expect_row(const Memory& in, DType type, const Fp8Options& options) {
     const std::int64_t columns = in.bytes() / bytes_of(type);
     Memory values(columns, below(random_, 64));
@@ -52,12 +52,12 @@ class Fp8Rows : public testing::TestWithParam<const cpu::Kernels*> {
   }
 
   void expect_row(const Memory& in, DType type) {
-    for (const Fp8Options& options : {kSpecialised, kPowerOfTwo, kPacked}) {
+    for (const Fp8Options& options : {kFp32Scales, kPowerOfTwo, kPacked}) {
       ASSERT_NO_FATAL_FAILURE(expect_row(in, type, options));
     }
   }
 
-  // A block with `amax` at a random place, and else what `element` gives.
+  // Tests a block with `amax` in a random column and element(c) in the others.
   template <class Element>
   void expect_block(DType type, std::uint32_t amax, Element element) {
     Memory in(128 * bytes_of(type));

@@ -1,4 +1,4 @@
-// Rows quantised to e4m3 with 1 x 128 scales: random rows, every exponent, stated cases.
+// Quantises rows to e4m3 with 1 x 128 scales: random rows, every exponent, and hand-computed cases.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ TEST_P(Fp8, RandomRowsOfAnyLength) {
   }
 }
 
-// Quotients and powers at which fp32 rounds: s near multiples of 448 times powers of two, and every exponent.
+// amax near 448 times a power of two, where s / 448 and its power of two round, for every exponent.
 TEST_P(Fp8, Fp32AmaxOfEveryExponent) {
   for (std::uint32_t exponent = 0; exponent <= 255; ++exponent) {
     for (const std::uint32_t fraction : {0x000000u, 0x000001u, 0x5FFFFFu, 0x600000u, 0x600001u, 0x7FFFFFu}) {
@@ -51,7 +51,7 @@ Encoded encode_pair(const cpu::Kernels& kernels, float first, float rest, const 
   return {scales[0], values[0], values[1]};
 }
 
-TEST_P(Fp8, StatedCases) {
+TEST_P(Fp8, HandComputedCases) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const auto expect = [&](float first, float rest, const Fp8Options& options, const Encoded& expected) {
@@ -60,16 +60,16 @@ TEST_P(Fp8, StatedCases) {
     EXPECT_EQ(got.first, expected.first) << first << " " << rest;
     EXPECT_EQ(got.rest, expected.rest) << first << " " << rest;
   };
-  expect(0.0f, -0.0f, kSpecialised, {1e-4f / 448, 0x00, 0x80});
+  expect(0.0f, -0.0f, kFp32Scales, {1e-4f / 448, 0x00, 0x80});
   expect(0.0f, -0.0f, kPowerOfTwo, {0x1p-22f, 0x00, 0x80});
-  expect(448.0f, 1.0f, kSpecialised, {1.0f, 0x7E, 0x38});
+  expect(448.0f, 1.0f, kFp32Scales, {1.0f, 0x7E, 0x38});
   expect(448.0f, 1.0f, kPowerOfTwo, {1.0f, 0x7E, 0x38});
   expect(-449.0f, 2.0f, kPowerOfTwo, {2.0f, 0xF6, 0x38});
-  expect(kNan, 448.0f, kSpecialised, {1.0f, 0x7F, 0x7E});
-  expect(-kNan, -kNan, kSpecialised, {1e-4f / 448, 0x7F, 0x7F});
-  expect(kInfinity, -1.0f, kSpecialised, {kInfinity, 0x7F, 0x80});
+  expect(kNan, 448.0f, kFp32Scales, {1.0f, 0x7F, 0x7E});
+  expect(-kNan, -kNan, kFp32Scales, {1e-4f / 448, 0x7F, 0x7F});
+  expect(kInfinity, -1.0f, kFp32Scales, {kInfinity, 0x7F, 0x80});
   expect(-kInfinity, 1.0f, kPowerOfTwo, {kInfinity, 0x7F, 0x00});
-  expect(kInfinity, kNan, kSpecialised, {kInfinity, 0x7F, 0x7F});
+  expect(kInfinity, kNan, kFp32Scales, {kInfinity, 0x7F, 0x7F});
 }
 
 TEST_P(Fp8, PackedExponents) {

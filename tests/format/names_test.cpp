@@ -1,4 +1,4 @@
-// Formats and small words as text.
+// The names of formats and enumerators.
 #include <gtest/gtest.h>
 
 #include "ferry/error.hpp"
@@ -7,7 +7,7 @@
 namespace ferry {
 namespace {
 
-TEST(FormatNames, ThereAndBack) {
+TEST(FormatNames, AreReadAsTheyAreWritten) {
   const std::pair<Format, const char*> names[] = {
       {Format::bf16(), "bf16"},
       {Format::fp16(), "fp16"},
@@ -29,7 +29,7 @@ TEST(FormatNames, ThereAndBack) {
   }
 }
 
-TEST(FormatNames, OptionsInAnyOrder) {
+TEST(FormatNames, TakeOptionsInAnyOrder) {
   EXPECT_EQ(parse_format("fp8-packed-pow2-columns"), parse_format("fp8-columns-pow2-packed"));
 }
 
@@ -42,7 +42,7 @@ std::string refusal(const std::string& name) {
   return "";
 }
 
-TEST(FormatNames, RefusesTheRest) {
+TEST(FormatNames, RefuseAllOtherText) {
   for (const char* name : {"",
                            "bf17",
                            "BF16",
@@ -67,20 +67,20 @@ TEST(FormatNames, RefusesTheRest) {
                            "raw:0",
                            "raw:-16",
                            "raw:16+0"}) {
-    EXPECT_NE(refusal(name), "") << "'" << name << "' was taken";
+    EXPECT_NE(refusal(name), "") << "'" << name << "' was accepted";
   }
   EXPECT_TRUE(
-      refusal("fp8-pow3").starts_with("format 'fp8-pow3': '-pow3' is no option of fp8; known: bf16,"));
-  EXPECT_TRUE(refusal("raw:1x").starts_with("format 'raw:1x': '1x' is no number of bytes; known:"));
+      refusal("fp8-pow3").starts_with("format 'fp8-pow3': '-pow3' is not an option of fp8; known: bf16,"));
+  EXPECT_TRUE(refusal("raw:1x").starts_with("format 'raw:1x': '1x' is not a number of bytes; known:"));
 }
 
-TEST(FormatNames, OpaqueIsCheckedWhenMade) {
+TEST(FormatNames, RawSizesAreCheckedAtOnce) {
   EXPECT_THROW(Format::raw({}), UsageError);
   EXPECT_THROW(Format::raw({16, 16, 16, 16, 16}), UsageError);
   EXPECT_THROW(Format::raw({17}), UsageError);
 }
 
-TEST(Names, OfSmallWords) {
+TEST(Names, OfEnumerators) {
   EXPECT_STREQ(to_string(DType::fp16), "fp16");
   EXPECT_STREQ(to_string(Layout::expert_padded), "expert_padded");
   EXPECT_STREQ(to_string(Reduction::unreduced), "unreduced");

@@ -1,4 +1,4 @@
-// Every fp32 there is, in its order: the nearest value of a small type only ever goes up.
+// Converts every fp32 in ascending order to each 8- and 16-bit type: the nearest value never decreases.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,7 +19,7 @@ float fp32(std::uint32_t bits) {
   return value;
 }
 
-// The first fp32 that becomes code + 1, by bits.
+// The bits of the smallest fp32 that rounds to code + 1.
 std::uint32_t first_above(const NumberTable& table, std::uint32_t code) {
   const auto tie = static_cast<float>(table.midpoint(code));
   std::uint32_t bits;

@@ -1,4 +1,4 @@
-// The conversions between fp32 and the small types, against tables of values in double.
+// Compares the conversions between fp32 and 8- and 16-bit types with tables of values in double.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,14 +14,14 @@
 namespace ferry::test {
 namespace {
 
-struct Small {
+struct NumberType {
   const char* name;
   const NumberTable& table;
   std::uint32_t (*from_fp32)(float);
   float (*to_fp32)(std::uint32_t);
 };
 
-const Small kSmall[] = {
+const NumberType kNumberTypes[] = {
     {"bf16", NumberTable::bf16(), [](float x) -> std::uint32_t { return fp32_to_bf16(x); },
      [](std::uint32_t x) { return bf16_to_fp32(static_cast<std::uint16_t>(x)); }},
     {"fp16", NumberTable::fp16(), [](float x) -> std::uint32_t { return fp32_to_fp16(x); },
@@ -30,7 +30,7 @@ const Small kSmall[] = {
      [](std::uint32_t x) { return e4m3_to_fp32(static_cast<std::uint8_t>(x)); }},
 };
 
-std::uint32_t raw(float value) {
+std::uint32_t bits_of_float(float value) {
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
@@ -42,9 +42,9 @@ float fp32(std::uint32_t bits) {
   return value;
 }
 
-class Numbers : public testing::TestWithParam<Small> {};
+class Numbers : public testing::TestWithParam<NumberType> {};
 
-INSTANTIATE_TEST_SUITE_P(Types, Numbers, testing::ValuesIn(kSmall),
+INSTANTIATE_TEST_SUITE_P(Types, Numbers, testing::ValuesIn(kNumberTypes),
                          [](const auto& instance) { return instance.param.name; });
 
 TEST_P(Numbers, EveryCodeBecomesItsValue) {
@@ -52,9 +52,10 @@ TEST_P(Numbers, EveryCodeBecomesItsValue) {
   for (std::uint32_t code = 0; code < 2 * table.sign(); ++code) {
     const double expected = table.decode(code);
     if (std::isnan(expected)) {
-      ASSERT_EQ(raw(to_fp32(code)), 0x7FFFFFFFu) << std::hex << code;
+      ASSERT_EQ(bits_of_float(to_fp32(code)), 0x7FFFFFFFu) << std::hex << code;
     } else {
-      ASSERT_EQ(raw(to_fp32(code)), raw(static_cast<float>(expected))) << std::hex << code;
+      ASSERT_EQ(bits_of_float(to_fp32(code)), bits_of_float(static_cast<float>(expected)))
+          << std::hex << code;
       ASSERT_EQ(from_fp32(to_fp32(code)), std::isinf(expected) ? (code & table.sign()) | table.over() : code);
     }
   }
@@ -66,8 +67,8 @@ TEST_P(Numbers, EveryTieAndItsNeighboursRound) {
     const auto tie = static_cast<float>(table.midpoint(code));
     ASSERT_EQ(static_cast<double>(tie), table.midpoint(code));
     for (const float value : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, INFINITY)}) {
-      ASSERT_EQ(from_fp32(value), table.encode(value)) << std::hex << raw(value);
-      ASSERT_EQ(from_fp32(-value), table.encode(-value)) << std::hex << raw(-value);
+      ASSERT_EQ(from_fp32(value), table.encode(value)) << std::hex << bits_of_float(value);
+      ASSERT_EQ(from_fp32(-value), table.encode(-value)) << std::hex << bits_of_float(-value);
     }
   }
 }
@@ -94,7 +95,7 @@ TEST_P(Numbers, RandomBitsRound) {
   Random random(seed());
   for (int i = 0; i < (1 << 22); ++i) {
     const float value = fp32(static_cast<std::uint32_t>(random()));
-    ASSERT_EQ(from_fp32(value), table.encode(value)) << std::hex << raw(value);
+    ASSERT_EQ(from_fp32(value), table.encode(value)) << std::hex << bits_of_float(value);
   }
 }
 

@@ -40,7 +40,7 @@ std::uint32_t NumberTable::encode(double value) const {
   const std::uint32_t sign = std::signbit(value) ? sign_ : 0;
   const double magnitude = std::fabs(value);
   if (magnitude >= values_.back()) return sign | over();
-  // The first value above, and the one below it.
+  // The value below or at the magnitude (low), and the next one above it.
   const auto above = std::upper_bound(values_.begin(), values_.end(), magnitude);
   const auto low = static_cast<std::uint32_t>(above - values_.begin()) - 1;
   const double middle = midpoint(low);
@@ -72,8 +72,8 @@ float decode(DType type, std::uint32_t bits) {
 
 namespace {
 
-// fp32 operations carried out in double: for products and quotients of two fp32 numbers, rounding to double
-// first changes nothing.
+// fp32 operations computed in double. For products and quotients of two fp32 numbers, rounding to double
+// first does not change the result.
 float divide(float a, float b) {
   return static_cast<float>(static_cast<double>(a) / static_cast<double>(b));
 }

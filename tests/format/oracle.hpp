@@ -1,5 +1,5 @@
-// A second source for number formats: tables of values in double and searches in them. Shares nothing with
-// src/format.
+// An independent implementation of the number formats: tables of values in double, and searches in them.
+// Shares nothing with src/format.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ferry::test {
 
-// A type of up to 16 bits as the list of its values that are not negative, by their bits.
+// A type of up to 16 bits, as the table of its non-negative values in the order of their bits.
 class NumberTable {
  public:
   static const NumberTable& bf16();
@@ -20,26 +20,29 @@ class NumberTable {
   // Bits of the nearest value; a tie goes to even bits.
   std::uint32_t encode(double value) const;
 
-  // NaN where the bits are one.
+  // The value; NaN if the bits are a NaN.
   double decode(std::uint32_t bits) const;
 
-  // Between the values of `bits` and `bits` + 1, which may be what would follow the largest.
+  // Midway between the values of `bits` and `bits` + 1. The latter may be the value that would follow the
+  // largest.
   double midpoint(std::uint32_t bits) const { return (values_[bits] + values_[bits + 1]) / 2; }
 
   std::uint32_t largest() const { return static_cast<std::uint32_t>(values_.size()) - 2; }
-  std::uint32_t over() const { return saturates_ ? largest() : largest() + 1; }  // what is too large becomes
+  std::uint32_t over() const {
+    return saturates_ ? largest() : largest() + 1;
+  }  // the bits of values that are too large
   std::uint32_t sign() const { return sign_; }
   std::uint32_t nan() const { return sign_ - 1; }
 
  private:
   NumberTable(int exponent_bits, int fraction_bits, bool saturates);
 
-  std::vector<double> values_;  // finite ones, and at the end the one that would follow
+  std::vector<double> values_;  // the finite values, then the value that would follow
   std::uint32_t sign_;
   bool saturates_;
 };
 
-// What is left of a value after being stored as `type`, and its bits there.
+// The bits of a value stored as `type`, and the value of such bits.
 std::uint32_t encode(DType type, float value);
 float decode(DType type, std::uint32_t bits);
 
@@ -49,7 +52,7 @@ struct Fp8Block {
   std::vector<std::uint8_t> values;
 };
 
-// One block of up to 128 values.
+// Quantises one block of up to 128 values.
 Fp8Block encode_fp8_block(const std::vector<float>& values, bool power_of_two);
 
 }  // namespace ferry::test

@@ -1,4 +1,4 @@
-// What formats are made of, where their parts lie, and what is refused.
+// The parts of each format, their addresses, and the formats that are refused.
 #include "format/parts.hpp"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ void expect_columns(const PartLayout& part, std::int64_t elements, std::int64_t 
   EXPECT_EQ(elements_of(part), elements);
 }
 
-TEST(Parts, OfPlainFormats) {
+TEST(Parts, OfUnquantisedFormats) {
   EXPECT_EQ(parts_of(Format::bf16(), 7168).count, 1);
   expect_rows(parts_of(Format::bf16(), 7168).part[0], 14336, 14336);
   expect_rows(parts_of(Format::fp16(), 1000).part[0], 2000, 2000);
@@ -39,7 +39,7 @@ TEST(Parts, OfFp8) {
   expect_rows(rows.part[0], 7424, 7424);
   expect_rows(rows.part[1], 232, 240);
   expect_columns(parts_of(Format::fp8_e4m3({.column_major = true}), 7424).part[1], 58, 240);
-  // A short last block has a scale too; 15 words of four exponents hold 58 and two to spare.
+  // A short last block has a scale too. 58 exponents take 15 words of four; two bytes are unused.
   expect_rows(parts_of(Format::fp8_e4m3(), 144).part[1], 8, 16);
   const Fp8Options packed{.power_of_two = true, .packed = true};
   expect_rows(parts_of(Format::fp8_e4m3(packed), 7424).part[1], 60, 64);
@@ -47,7 +47,7 @@ TEST(Parts, OfFp8) {
   expect_columns(parts_of(Format::fp8_e4m3(packed_columns), 7424).part[1], 15, 64);
 }
 
-TEST(Parts, OfOpaqueRows) {
+TEST(Parts, OfRawFormats) {
   const PartList parts = parts_of(Format::raw({1024, 64, 16, 48}), 0);
   ASSERT_EQ(parts.count, 4);
   expect_rows(parts.part[0], 1024, 1024);
@@ -79,7 +79,7 @@ const Format kFormats[] = {Format::bf16(),
                            Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
                            Format::raw({96, 16, 32})};
 
-// Every byte of the memory belongs to at most one (row, byte of the row), and stays inside.
+// Every byte of a row is inside the memory, and no two bytes of rows share an address.
 TEST(Parts, RowsDoNotOverlap) {
   for (const Format& format : kFormats) {
     const PartList parts = parts_of(format, 1040);
@@ -101,7 +101,7 @@ TEST(Parts, RowsDoNotOverlap) {
   }
 }
 
-TEST(Parts, StoreAndZeroTouchTheirRowOnly) {
+TEST(Parts, StoreAndZeroWriteTheirRowOnly) {
   Random random(seed());
   SCOPED_TRACE("FERRY_SEED=" + std::to_string(seed()));
   for (const Format& format : kFormats) {
@@ -132,7 +132,7 @@ TEST(Parts, StoreAndZeroTouchTheirRowOnly) {
   }
 }
 
-// The message of the UsageError that check_format throws, or "".
+// The message with which check_format() refuses the format; "" if it does not.
 std::string refusal(const Format& format, std::int64_t hidden, DType input) {
   try {
     check_format(format, hidden, input);
@@ -146,7 +146,7 @@ Format raw_unchecked(std::int64_t a, std::int64_t b, std::int64_t c = 0) {
   return {.kind = FormatKind::raw, .part_bytes = {a, b, c}};
 }
 
-TEST(CheckFormat, Takes) {
+TEST(CheckFormat, AcceptsValidFormats) {
   for (const std::int64_t hidden : {64, 1000, 2688, 2880, 5120, 7168, 7424, 8}) {
     EXPECT_EQ(refusal(Format::bf16(), hidden, DType::bf16), "");
     EXPECT_EQ(refusal(Format::fp16(), hidden, DType::fp16), "");
@@ -161,28 +161,30 @@ TEST(CheckFormat, Takes) {
 
 TEST(CheckFormat, RefusesWithTheNumbers) {
   EXPECT_EQ(refusal(Format::bf16(), 1001, DType::bf16),
-            "format bf16: a row of 1001 bf16 values is 2002 bytes as it enters, must be a multiple of 16");
+            "format bf16: a row of 1001 bf16 values is 2002 bytes before encoding, must be a multiple of 16");
   EXPECT_EQ(refusal(Format::fp32(), 6, DType::fp32),
-            "format fp32: a row of 6 fp32 values is 24 bytes as it enters, must be a multiple of 16");
+            "format fp32: a row of 6 fp32 values is 24 bytes before encoding, must be a multiple of 16");
   EXPECT_EQ(refusal(Format::fp8_e4m3(), 1000, DType::bf16),
-            "format fp8: a row of 1000 fp8 values is 1000 bytes as it arrives, must be a multiple of 16");
-  EXPECT_EQ(refusal(Format::bf16(), 0, DType::bf16), "format bf16: rows of 0 columns");
-  EXPECT_EQ(refusal(Format::fp8_e4m3(), -16, DType::bf16), "format fp8: rows of -16 columns");
-  EXPECT_EQ(refusal(Format::fp16(), 64, DType::bf16), "format fp16 takes fp16 tokens, these are bf16");
+            "format fp8: a row of 1000 fp8 values is 1000 bytes after encoding, must be a multiple of 16");
+  EXPECT_EQ(refusal(Format::bf16(), 0, DType::bf16), "format bf16: hidden = 0, must be positive");
+  EXPECT_EQ(refusal(Format::fp8_e4m3(), -16, DType::bf16), "format fp8: hidden = -16, must be positive");
+  EXPECT_EQ(refusal(Format::fp16(), 64, DType::bf16),
+            "format fp16 takes fp16 tokens, but the tokens are bf16");
   EXPECT_EQ(refusal(Format::fp8_e4m3({.packed = true}), 64, DType::bf16),
-            "format fp8-packed: packed scales are powers of two, set power_of_two");
-  EXPECT_EQ(refusal({.kind = static_cast<FormatKind>(9)}, 64, DType::bf16), "format: kind 9 is unknown");
+            "format fp8-packed: packed scales must be powers of two: set power_of_two too");
+  EXPECT_EQ(refusal({.kind = static_cast<FormatKind>(9)}, 64, DType::bf16),
+            "format: kind 9 is unknown, must be 0 to 4");
 }
 
-TEST(CheckFormat, RefusesOpaqueSizes) {
-  const std::string must = " bytes, must be a multiple of 16 from 16 to 1073741824";
-  EXPECT_EQ(refusal(raw_unchecked(0, 0), 64, DType::bf16), "format raw: part 0 is 0" + must);
-  EXPECT_EQ(refusal(raw_unchecked(1024, 8), 64, DType::bf16), "format raw: part 1 is 8" + must);
-  EXPECT_EQ(refusal(raw_unchecked(-16, 0), 64, DType::bf16), "format raw: part 0 is -16" + must);
+TEST(CheckFormat, RefusesRawSizes) {
+  const std::string limits = " bytes, must be a multiple of 16 from 16 to 1073741824";
+  EXPECT_EQ(refusal(raw_unchecked(0, 0), 64, DType::bf16), "format raw: part 0 is 0" + limits);
+  EXPECT_EQ(refusal(raw_unchecked(1024, 8), 64, DType::bf16), "format raw: part 1 is 8" + limits);
+  EXPECT_EQ(refusal(raw_unchecked(-16, 0), 64, DType::bf16), "format raw: part 0 is -16" + limits);
   EXPECT_EQ(refusal(raw_unchecked(kMaxPartBytes + 16, 0), 64, DType::bf16),
-            "format raw: part 0 is 1073741840" + must);
+            "format raw: part 0 is 1073741840" + limits);
   EXPECT_EQ(refusal(raw_unchecked(16, 0, 16), 64, DType::bf16),
-            "format raw: part 2 follows a part of 0 bytes");
+            "format raw: part 2 follows a part of 0 bytes: leave no gaps");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Rows converted, weighed, summed and multiplied, value by value, against plain loops over the oracle's
+// Converts, weights, sums and multiplies rows, and compares every value with simple loops over the oracle's
 // numbers.
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ class Rows : public testing::TestWithParam<const cpu::Kernels*> {
 INSTANTIATE_TEST_SUITE_P(Isa, Rows, testing::ValuesIn(cpu::available_kernels()),
                          [](const auto& instance) { return instance.param->name; });
 
-// A conversion to the same type moves bits; any other rounds, and makes NaN canonical.
+// A conversion to the same type copies the bits. Any other rounds, and makes NaN canonical.
 std::uint32_t converted(DType to, DType from, std::uint32_t bits) {
   return to == from ? bits : encode(to, decode(from, bits));
 }
@@ -77,7 +77,7 @@ TEST_P(Rows, ConvertAnyLength) {
   }
 }
 
-TEST_P(Rows, Weigh) {
+TEST_P(Rows, ApplyWeight) {
   for (const DType type : kTypes) {
     for (const std::int64_t columns : kColumns) {
       const Memory in = random_row(type, columns);
@@ -171,7 +171,7 @@ TEST_P(Rows, Dot) {
   for (const DType a_type : kTypes) {
     for (const DType b_type : kTypes) {
       for (const std::int64_t columns : {0, 1, 8, 255, 256, 257, 300, 1000, 7168}) {
-        // Now and then a row without infinities and NaN, which would make every result NaN.
+        // Mostly rows without infinities and NaN, which would make every result NaN.
         Memory a = random_row(a_type, columns), b = random_row(b_type, columns);
         if (random_() % 4 != 0) {
           for (std::int64_t c = 0; c < columns; ++c) {

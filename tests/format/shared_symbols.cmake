@@ -1,5 +1,6 @@
-# Fails if an object that only some processors can run holds a function or variable that the linker would merge with
-# others of its name. NM, OBJECTS: the tool and the library's objects.
+# Fails if an object compiled for an instruction set that some processors lack holds a weak symbol. The linker keeps one
+# of several weak symbols of a name, so other processors could end up calling it. NM: the tool. OBJECTS: the library's
+# objects.
 foreach(object IN LISTS OBJECTS)
   if(NOT object MATCHES "/kernels/avx[0-9]+\\.cpp")
     continue()
@@ -7,11 +8,11 @@ foreach(object IN LISTS OBJECTS)
   execute_process(COMMAND ${NM} --demangle ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[^\n]* [VWuvw] [^\n]*" shared "${symbols}")
   if(shared)
-    message(FATAL_ERROR "${object} shares: ${shared}")
+    message(FATAL_ERROR "${object} has weak symbols, which the linker may use for other processors: ${shared}")
   endif()
-  list(APPEND looked_at ${object})
+  list(APPEND checked ${object})
 endforeach()
-list(LENGTH looked_at count)
+list(LENGTH checked count)
 if(count EQUAL 0)
-  message(FATAL_ERROR "no objects to look at")
+  message(FATAL_ERROR "none of the library's objects is built for AVX: nothing was checked")
 endif()

@@ -20,7 +20,7 @@ std::uint32_t random_bits(Random& random, DType type) {
   const std::uint64_t word = random();
   const auto raw = static_cast<std::uint32_t>(word >> 32);
   const std::uint32_t bits = type == DType::fp32 ? raw : raw >> 16;
-  if (word % 16 == 0) return bits;  // any bits at all
+  if (word % 16 == 0) return bits;  // any bits
   const std::uint32_t sign = type == DType::fp32 ? 0x80000000u : 0x8000u;
   const std::uint32_t exponent = type == DType::fp32 ? 0x7F800000u : type == DType::bf16 ? 0x7F80u : 0x7C00u;
   const std::uint32_t unit = exponent & (0u - exponent);   // last bit of the exponent

@@ -1,4 +1,4 @@
-// What the tests of formats and kernels share.
+// Random values and guarded memory for the tests of formats and kernels.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline std::int64_t below(Random& random, std::int64_t bound) {
 
 inline constexpr DType kTypes[] = {DType::bf16, DType::fp16, DType::fp32};
 
-// Memory that begins `offset` bytes after a multiple of 64, poisoned, with guards on both sides.
+// Poisoned memory that begins `offset` bytes after a multiple of 64, with guard bytes on both sides.
 class Memory {
  public:
   explicit Memory(std::int64_t bytes, std::int64_t offset = 0);
@@ -57,7 +57,7 @@ class Memory {
   std::int64_t bytes_;
 };
 
-// Bits of one value: mostly of ordinary size, with zeros, denormals, infinities and NaN among them.
+// Bits of one random value: mostly of magnitude around 1, some zeros, denormals, infinities and NaN.
 std::uint32_t random_bits(Random& random, DType type);
 
 void fill_random(Random& random, DType type, Memory& row);

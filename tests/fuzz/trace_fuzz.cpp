@@ -1,5 +1,5 @@
-// Feeds the trace reader with whatever bytes. A file is taken, and then all of it can be used, or refused by
-// a UsageError; the sanitizers watch the rest.
+// Feeds the trace reader arbitrary bytes. It must either accept a file, and then all of the trace can be
+// used, or refuse it with a UsageError. The sanitizers check everything else.
 #include <cstdlib>
 #include <optional>
 
@@ -34,9 +34,9 @@ void check(const ferry::Trace& trace) {
   for (int layer = 0; layer < trace.layers; ++layer) {
     const double overlap = ferry::adjacent_overlap(trace, layer);
     require(overlap >= 0 && overlap <= trace.top_k);
-    const ferry::Share share =
-        ferry::share(trace, {.layer = layer, .rank = 1, .ranks = 3, .tokens_per_rank = 5, .step = 7});
-    require(share.ids.size() == static_cast<std::size_t>(5 * trace.top_k));
+    const ferry::TracePartition part =
+        ferry::partition(trace, {.layer = layer, .rank = 1, .ranks = 3, .tokens_per_rank = 5, .step = 7});
+    require(part.ids.size() == static_cast<std::size_t>(5 * trace.top_k));
   }
 }
 

@@ -1,4 +1,4 @@
-// How one input of the trace fuzzer holds up to three files.
+// The format of one fuzzer input, which holds up to three NPY files.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,9 @@
 
 namespace trace_fuzz {
 
-// First byte: experts, 0 to find out. Then the sizes of ids and weights, two bytes each, lowest first. Then
-// ids, weights and, from what is left, sequence lengths; an empty file is an absent one.
+// Byte 0: experts, 0 for "derive from the ids". Bytes 1 to 4: the sizes of the ids and of the weights, 16
+// bits each, little endian. Then the ids, the weights, and the sequence lengths in the remaining bytes. An
+// empty file counts as absent.
 inline constexpr std::size_t kPrefix = 5;
 
 inline std::string pack(int experts, const std::string& ids, const std::string& weights,
@@ -27,7 +28,7 @@ struct Input {
   std::span<const std::byte> ids, weights, lengths;
 };
 
-// A size that says more than there is takes what there is. `bytes` holds at least kPrefix.
+// A size beyond the end takes the bytes up to the end. `bytes` holds at least kPrefix bytes.
 inline Input unpack(std::span<const std::byte> bytes) {
   const auto number = [&](std::size_t at) {
     return std::to_integer<std::size_t>(bytes[at]) | std::to_integer<std::size_t>(bytes[at + 1]) << 8;

@@ -1,5 +1,5 @@
-// Writes the first inputs of the trace fuzzer into a folder: valid traces of every type, and some that are
-// refused.
+// Writes the initial corpus of the trace fuzzer into a folder: valid traces of every type, and some invalid
+// ones.
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
     out << seed;
     out.close();
     if (!out) {
-      std::cerr << "can not write to " << folder << '\n';
+      std::cerr << "cannot write to " << folder << '\n';
       return 1;
     }
   }

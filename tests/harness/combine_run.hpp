@@ -3,10 +3,10 @@
 
 #include <vector>
 
-#include "harness/buffer.hpp"
-#include "harness/case.hpp"
-#include "harness/exchange.hpp"
-#include "harness/step.hpp"
+#include "harness/guarded_buffer.hpp"
+#include "harness/step_inputs.hpp"
+#include "harness/sync_exchange.hpp"
+#include "harness/test_case.hpp"
 
 namespace ferry::contract {
 

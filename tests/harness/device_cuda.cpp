@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "harness/device.hpp"
-#include "harness/device_heap.hpp"
-#include "harness/device_status.hpp"
-#include "harness/device_stream.hpp"
+#include "harness/pinned_heap.hpp"
+#include "harness/require_success.hpp"
+#include "harness/test_stream.hpp"
 
 namespace ferry::contract::device {
 namespace {

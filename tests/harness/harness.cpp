@@ -5,9 +5,9 @@
 #include <map>
 #include <optional>
 
-#include "backends/cpu/chunks.hpp"
+#include "backends/cpu/chunk_schedule.hpp"
 #include "harness/device.hpp"
-#include "harness/persistent_tests.hpp"
+#include "harness/program_ranks.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/expected.hpp"
 #include "seed.hpp"

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "ferry/ferry.hpp"
-#include "harness/case.hpp"
 #include "harness/check.hpp"
 #include "harness/combine_run.hpp"
 #include "harness/dispatch_run.hpp"
-#include "harness/exchange.hpp"
-#include "harness/step.hpp"
+#include "harness/step_inputs.hpp"
+#include "harness/sync_exchange.hpp"
+#include "harness/test_case.hpp"
 
 namespace ferry::contract {
 

@@ -18,7 +18,7 @@ TEST(ReportJson, ComesBackAsItWas) {
     const RunReport run = synthetic_run(test::seed(), shape);
     const Json json = to_json(run);
     const RunReport back = from_json(Json::parse(json.dump()));
-    EXPECT_EQ(back.played.seed, run.played.seed);  // all 64 bits
+    EXPECT_EQ(back.workload.seed, run.workload.seed);  // all 64 bits
     EXPECT_EQ(back.times, run.times);
     EXPECT_EQ(back.dispatch.traffic_bytes, run.dispatch.traffic_bytes);
     EXPECT_EQ(back.combine.traffic_bytes, run.combine.traffic_bytes);
@@ -44,14 +44,14 @@ TEST(ReportJson, EveryFieldOfTheReportReachesTheJson) {
   changed([](RunReport& r) { r.command += " --quiet"; });
   changed([](RunReport& r) { r.started_at.clear(); });
   changed([](RunReport& r) { r.ferry_version += "9"; });
-  changed([](RunReport& r) { r.played = {.trace = "x", .seed = std::nullopt, .steps = 3}; });
+  changed([](RunReport& r) { r.workload = {.trace = "x", .seed = std::nullopt, .steps = 3}; });
   changed([](RunReport& r) { r.configuration.group += "!"; });
   changed([](RunReport& r) { r.configuration.expert_function.clear(); });
   changed([](RunReport& r) { r.machine.memcpy_bytes_per_second = 0; });
   changed([](RunReport& r) { r.machine.cores += 1; });
   changed([](RunReport& r) { r.checks.clear(); });
   changed([](RunReport& r) { r.checks[1].wrong += 1; });
-  changed([](RunReport& r) { r.times[4][Phase::combine].end_us += 0.001; });
+  changed([](RunReport& r) { r.times[4][StepStage::combine].end_us += 0.001; });
   changed([](RunReport& r) { r.combine.messages += 1; });
   changed([](RunReport& r) { r.dispatch.traffic_bytes[1] += 1; });
   changed([](RunReport& r) { r.load.dropped_routes += 1; });
@@ -68,7 +68,7 @@ TEST(ReportJson, WithoutALimitThereIsNoShareOfIt) {
 TEST(ReportJson, BytesThatAreNoTextAreReplaced) {
   RunReport run = synthetic_run(test::seed(), {1, 8, 1});
   run.command += "\xff\xc3";
-  run.played.trace += "\x80";
+  run.workload.trace += "\x80";
   EXPECT_EQ(to_json(run)["command"], run.command.substr(0, run.command.size() - 2) + "\uFFFD\uFFFD");
   EXPECT_NO_THROW(to_json(run).dump());
 }

@@ -33,14 +33,14 @@ TEST(Percentile, IsTheValueAtTheRoundedIndex) {
 // Two ranks, three steps, whose times can be added up by hand.
 RunReport by_hand() {
   RunReport run;
-  run.played = {.tokens_per_rank = 10, .steps = 3};
+  run.workload = {.tokens_per_rank = 10, .steps = 3};
   run.configuration = {.ranks = 2, .experts = 3, .top_k = 1};
   run.machine.memcpy_bytes_per_second = 1e9;
   const auto times = [](double start, double dispatch, double experts, double combine) {
     StepTimes t;
-    t[Phase::dispatch] = {start, start + dispatch};
-    t[Phase::experts] = {start + dispatch, start + dispatch + experts};
-    t[Phase::combine] = {start + dispatch + experts, start + dispatch + experts + combine};
+    t[StepStage::dispatch] = {start, start + dispatch};
+    t[StepStage::experts] = {start + dispatch, start + dispatch + experts};
+    t[StepStage::combine] = {start + dispatch + experts, start + dispatch + experts + combine};
     return t;
   };
   run.times = {times(0, 10, 100, 20),   times(5, 30, 50, 20),    //
@@ -55,12 +55,12 @@ RunReport by_hand() {
 
 TEST(Summary, TimesAreOfTheSlowestRank) {
   const Summary summary = summarise(by_hand());
-  EXPECT_DOUBLE_EQ(summary[Phase::dispatch].p50_us, 30);  // of 30, 20, 40
-  EXPECT_DOUBLE_EQ(summary[Phase::dispatch].mean_us, 30);
-  EXPECT_DOUBLE_EQ(summary[Phase::dispatch].max_us, 40);
-  EXPECT_DOUBLE_EQ(summary[Phase::experts].p50_us, 100);  // of 100, 100, 10
-  EXPECT_DOUBLE_EQ(summary[Phase::combine].p99_us, 60);   // of 20, 60, 5
-  EXPECT_DOUBLE_EQ(summary.step.p50_us, 130);             // of 130, 150, 55
+  EXPECT_DOUBLE_EQ(summary[StepStage::dispatch].p50_us, 30);  // of 30, 20, 40
+  EXPECT_DOUBLE_EQ(summary[StepStage::dispatch].mean_us, 30);
+  EXPECT_DOUBLE_EQ(summary[StepStage::dispatch].max_us, 40);
+  EXPECT_DOUBLE_EQ(summary[StepStage::experts].p50_us, 100);  // of 100, 100, 10
+  EXPECT_DOUBLE_EQ(summary[StepStage::combine].p99_us, 60);   // of 20, 60, 5
+  EXPECT_DOUBLE_EQ(summary.step.p50_us, 130);                 // of 130, 150, 55
   EXPECT_DOUBLE_EQ(summary.step.max_us, 150);
   EXPECT_DOUBLE_EQ(summary.tokens_per_second, 60 / 335e-6);
 }
@@ -103,7 +103,7 @@ TEST(RunReport, ImpossibleOnesAreRefused) {
     change(run);
     EXPECT_THROW(validate(run), UsageError);
   };
-  refused([](RunReport& r) { r.played.steps = 0; });
+  refused([](RunReport& r) { r.workload.steps = 0; });
   refused([](RunReport& r) { r.configuration.ranks = 3; });
   refused([](RunReport& r) { r.configuration.top_k = 0; });
   refused([](RunReport& r) { r.times.pop_back(); });
@@ -111,9 +111,10 @@ TEST(RunReport, ImpossibleOnesAreRefused) {
   refused([](RunReport& r) { r.load.rows_per_rank[1] = -1; });
   refused([](RunReport& r) { r.load.rank_of_expert[0] = -1; });
   refused([](RunReport& r) {
-    std::swap(r.times[2][Phase::experts].begin_us, r.times[2][Phase::experts].end_us);
+    std::swap(r.times[2][StepStage::experts].begin_us, r.times[2][StepStage::experts].end_us);
   });
-  refused([](RunReport& r) { r.times[2][Phase::experts].end_us = std::numeric_limits<double>::quiet_NaN(); });
+  refused(
+      [](RunReport& r) { r.times[2][StepStage::experts].end_us = std::numeric_limits<double>::quiet_NaN(); });
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ class Maker {
     run_.command = "ferry run --ranks " + std::to_string(shape_.ranks) +
                    " --html \"</script><b>&amp;\" --trace synth:decode";
     run_.started_at = "2026-11-21T04:00:00Z";
-    run_.played = {
+    run_.workload = {
         .trace = "synth:decode",
         .synthesised = true,
         .description = "synthesised: lognormal popularity, 1 % hot experts, blocks of neighbours",
@@ -96,16 +96,16 @@ class Maker {
       for (int rank = 0; rank < shape_.ranks; ++rank) {
         double clock = std::round((now + size * 900 * unit()) * 1000) / 1000;
         StepTimes& times = run_.times.emplace_back();
-        times[Phase::dispatch] = advance(clock, size * 15'000 * lognormal(0.15));
-        times[Phase::experts] = advance(clock, size * 48'000 * lognormal(0.08));
-        times[Phase::combine] = advance(clock, size * 17'000 * lognormal(unit() < 0.01 ? 1.0 : 0.15));
+        times[StepStage::dispatch] = advance(clock, size * 15'000 * lognormal(0.15));
+        times[StepStage::experts] = advance(clock, size * 48'000 * lognormal(0.08));
+        times[StepStage::combine] = advance(clock, size * 17'000 * lognormal(unit() < 0.01 ? 1.0 : 0.15));
         latest = std::max(latest, clock);
       }
       now = latest;
     }
   }
 
-  void add_traffic(Carried& carried) {
+  void add_traffic(Traffic& traffic) {
     const double share = 1.0 - std::pow(1.0 - 1.0 / shape_.ranks, kTopK);
     const double bytes = static_cast<double>(shape_.steps) * kTokens * kHidden * 2 * share;
     for (int from = 0; from < shape_.ranks; ++from) {
@@ -114,12 +114,12 @@ class Maker {
         const double of_mean = static_cast<double>(load) * shape_.ranks /
                                (static_cast<double>(shape_.steps) * shape_.ranks * kTokens * kTopK);
         const auto amount = static_cast<std::int64_t>(bytes * std::min(of_mean, 2.0) * (0.9 + 0.2 * unit()));
-        carried.traffic_bytes.push_back(amount);
-        if (from != to) carried.wire_bytes += amount;
+        traffic.traffic_bytes.push_back(amount);
+        if (from != to) traffic.wire_bytes += amount;
       }
     }
-    carried.messages = carried.wire_bytes / (kHidden * 2);
-    carried.moved_bytes = 3 * carried.wire_bytes;
+    traffic.messages = traffic.wire_bytes / (kHidden * 2);
+    traffic.moved_bytes = 3 * traffic.wire_bytes;
   }
 
   void add_checks() {

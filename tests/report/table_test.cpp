@@ -51,7 +51,7 @@ TEST(Table, ShowsTheFiguresOfTheRun) {
   RunReport run = synthetic_run(test::seed(), {8, 256, 50});
   run.load.rows_per_rank = {1000, 1000, 1000, 2000, 1000, 1000, 1000, 0};
   run.times.assign(run.times.size(),
-                   StepTimes{.phases = {Span{0, 1500}, Span{1500, 3500}, Span{3500, 4000}}});
+                   StepTimes{.stages = {Span{0, 1500}, Span{1500, 3500}, Span{3500, 4000}}});
   const std::string table = to_table(run);
   EXPECT_EQ(line_with(table, "dispatch"),
             "dispatch      1.50 ms    1.50 ms    1.50 ms    1.50 ms    1.50 ms");

@@ -13,7 +13,7 @@ namespace ferry::report {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Place = std::tuple<int, int, int>;  // rank, phase, step
+using Place = std::tuple<int, int, int>;  // rank, stage, step
 
 TEST(TraceEvents, HoldEverySpanOfEveryRank) {
   const RunReport run = synthetic_run(test::seed(), {5, 16, 7});
@@ -26,9 +26,9 @@ TEST(TraceEvents, HoldEverySpanOfEveryRank) {
 
   ASSERT_EQ(spans.size(), 5u * 3u * 7u);
   for (const auto& [place, event] : spans) {
-    const auto [rank, phase, step] = place;
-    const Span& span = run.at(step, rank).phases.at(static_cast<std::size_t>(phase));
-    EXPECT_EQ(event.at("name"), to_string(static_cast<Phase>(phase)));
+    const auto [rank, stage, step] = place;
+    const Span& span = run.at(step, rank).stages.at(static_cast<std::size_t>(stage));
+    EXPECT_EQ(event.at("name"), to_string(static_cast<StepStage>(stage)));
     EXPECT_NEAR(event.at("ts").get<double>(), span.begin_us, 0.0006);
     EXPECT_NEAR(event.at("dur").get<double>(), span.length_us(), 0.0006);
   }

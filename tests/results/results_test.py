@@ -14,7 +14,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import render_results  # noqa: E402  (found by the line above)
 
-BARS = json.loads((REPOSITORY / "bench/bars.json").read_text())
+BARS = json.loads((REPOSITORY / "bench/targets.json").read_text())
 SHAPE = {"router_source": "made up", "replays": 50, "launches": 20, "p99_us": 1e4, "wire_bytes": 1e8,
          "wire_bytes_per_second": 2.5e11, "reduction": None, "host_us": None}
 
@@ -122,7 +122,7 @@ class DocumentsTest(unittest.TestCase):
         self.root = pathlib.Path(folder.name)
         (self.root / "bench/results").mkdir(parents=True)
         (self.root / "docs").mkdir()
-        (self.root / "bench/bars.json").write_text(json.dumps(BARS))
+        (self.root / "bench/targets.json").write_text(json.dumps(BARS))
         (self.root / "bench/results/a.json").write_text(json.dumps(record_of([row_of({"tokens": 1, "work": "dispatch"}, 7.0)])))
         for name in render_results.FILES:
             (self.root / name).write_text("before\n<!-- results:bars -->\nold\n<!-- /results -->\nafter\n")
@@ -142,7 +142,7 @@ class DocumentsTest(unittest.TestCase):
 
     def test_a_figure_that_was_edited_is_found(self):
         self.run_script()
-        path = self.root / "docs/performance-gpus.md"
+        path = self.root / "docs/performance.md"
         path.write_text(path.read_text().replace("7.0 us", "6.0 us"))
         done = self.run_script("--check")
         self.assertNotEqual(done.returncode, 0)

@@ -3,7 +3,7 @@
 
 #include "group/waiter.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/kinds.hpp"
+#include "runtime/group_kinds.hpp"
 
 namespace ferry::test {
 namespace {

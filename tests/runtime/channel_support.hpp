@@ -8,7 +8,7 @@
 
 #include "base/text.hpp"
 #include "group/channel.hpp"
-#include "memory/symmetric.hpp"
+#include "memory/symmetric_memory.hpp"
 #include "runtime/support.hpp"
 
 namespace ferry::test {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/text.hpp"
-#include "runtime/kinds.hpp"
+#include "runtime/group_kinds.hpp"
 
 namespace ferry::test {
 namespace {

@@ -24,12 +24,12 @@ FaultPoint last_point{};
 TEST(FaultPoints, CallTheHookThatStands) {
   fault_point(FaultPoint::dispatch_begin, 1);
   EXPECT_EQ(last_rank, -1);
-  fault_hook = [](FaultPoint point, int rank) {
+  set_fault_hook([](FaultPoint point, int rank) {
     last_point = point;
     last_rank = rank;
-  };
+  });
   fault_point(FaultPoint::combine_waited, 3);
-  fault_hook = nullptr;
+  set_fault_hook(nullptr);
   fault_point(FaultPoint::dispatch_begin, 5);
   EXPECT_EQ(last_rank, 3);
   EXPECT_EQ(last_point, FaultPoint::combine_waited);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "runtime/kinds.hpp"
+#include "runtime/group_kinds.hpp"
 
 namespace ferry::test {
 namespace {

@@ -1,5 +1,5 @@
 // Symmetric memory: what is written to a peer arrives there, and nothing is left behind.
-#include "memory/symmetric.hpp"
+#include "memory/symmetric_memory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "memory/local.hpp"
+#include "memory/local_memory.hpp"
 #include "own_shared_folder.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/kinds.hpp"
+#include "runtime/group_kinds.hpp"
 
 namespace ferry::test {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "runtime/channel_support.hpp"
 #include "runtime/kill_timer.hpp"
-#include "runtime/seen.hpp"
+#include "runtime/shared_value.hpp"
 
 namespace ferry::test {
 namespace {

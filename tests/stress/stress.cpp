@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cpu/chunks.hpp"
+#include "backends/cpu/chunk_schedule.hpp"
 #include "base/text.hpp"
 #include "ferry/ferry.hpp"
 #include "group/fault_points.hpp"
@@ -103,7 +103,7 @@ Config config() {
 }  // namespace
 
 void stress(int ranks, std::uint64_t calls) {
-  fault_hook = jitter;
+  set_fault_hook(jitter);
   cpu::chunk_budget = 1;  // a row is a chunk
   std::atomic<std::int64_t> wrong{0};
   Group::threads(ranks).run([&](Rank rank) {
@@ -111,7 +111,7 @@ void stress(int ranks, std::uint64_t calls) {
     Player player(rank, exchange);
     for (std::uint64_t call = 0; call < calls; ++call) wrong += player.play(call);
   });
-  fault_hook = nullptr;
+  set_fault_hook(nullptr);
   EXPECT_EQ(wrong, 0) << calls << " calls of " << ranks << " ranks";
 }
 

@@ -27,7 +27,7 @@ std::string raw(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// A file of version `major`.0 whose header is `header` as it stands, then `data`.
+// A file of version `major`.0: magic, length of `header`, `header` unchanged, then `data`.
 inline std::string npy(const std::string& header, const std::string& data, int major = 1) {
   std::string file = "\x93NUMPY";
   file += static_cast<char>(major);
@@ -45,7 +45,7 @@ class TempFolder {
  public:
   TempFolder() {
     std::string pattern = (std::filesystem::temp_directory_path() / "ferry-trace-XXXXXX").string();
-    if (!mkdtemp(pattern.data())) throw std::runtime_error("can not make a folder like " + pattern);
+    if (!mkdtemp(pattern.data())) throw std::runtime_error("cannot make a folder like " + pattern);
     path_ = pattern;
   }
   ~TempFolder() {

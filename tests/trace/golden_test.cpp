@@ -1,5 +1,5 @@
-// Figures that were measured on recorded traces by other means. FERRY_TRACES names the folder that holds
-// them; without it these tests are skipped, and fail under CI=true.
+// Compares statistics of recorded traces with published figures. FERRY_TRACES names the folder of the traces;
+// without it these tests are skipped, and under CI=true they fail.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -41,7 +41,7 @@ class RecordedTraces : public testing::Test {
   std::string folder_;
 };
 
-// The published figures have two or three digits: half a unit of the last one is the tolerance.
+// Published figures have two or three digits. The tolerance is half a unit of the last one.
 struct Published {
   double max, p99, p90, p50, p10, min, sigma_ln, gini;
 };
@@ -125,7 +125,7 @@ TEST_F(RecordedTraces, DeepSeekLite) {
   }
 }
 
-// 4.55 was measured over more domains than these two: hence 0.1.
+// The published 4.55 covers more domains than these two, hence the tolerance of 0.1.
 TEST_F(RecordedTraces, DeepSeekLiteDistinctRanks) {
   const auto placement = ferry::Placement::blocks(64, 8);
   for (const char* name : {"deepseek_v2_lite/intent", "deepseek_v2_lite/summary"}) {

@@ -28,7 +28,7 @@ TEST(NpyHostile, RefusesEveryTruncation) {
   }
 }
 
-TEST(NpyHostile, RefusesEveryHeaderCutShortInside) {
+TEST(NpyHostile, RefusesEveryTruncatedHeader) {
   const std::string whole = header("<i4", "(2, 3)");
   const std::size_t end = whole.find('}') + 1;
   for (std::size_t size = 0; size < end; ++size) {
@@ -51,7 +51,7 @@ TEST(NpyHostile, SurvivesEveryChangedByte) {
   }
 }
 
-TEST(NpyHostile, RefusesTrailingBytesAndSaysHowMany) {
+TEST(NpyHostile, RefusesExtraAndMissingBytesWithTheirNumber) {
   EXPECT_THROWS(read(kValid + "x"), UsageError, "expected 24 bytes, found 25");
   EXPECT_THROWS(read(kValid.substr(0, kValid.size() - 1)), UsageError, "expected 24 bytes, found 23");
 }
@@ -93,21 +93,21 @@ TEST(NpyHostile, RefusesBadHeaders) {
       {"{'descr' '<i4'}", "expected ':', found '''"},
       {"{'descr': '<i4' 'shape': ()}", "expected ',', found '''"},
       {"{,}", "expected a quoted string, found ','"},
-      {"{'descr': '>i4', ", "big-endian arrays are not read"},
-      {"{'descr': '|O', ", "arrays of Python objects are not read"},
-      {"{'descr': 'O', ", "arrays of Python objects are not read"},
-      {"{'descr': '<f8', ", "this type is not read"},
-      {"{'descr': '|b1', ", "this type is not read"},
-      {"{'descr': '<c8', ", "this type is not read"},
-      {"{'descr': '<U7', ", "this type is not read"},
-      {"{'descr': '|i4', ", "this type is not read"},
-      {"{'descr': '', ", "this type is not read"},
-      {"{'descr': [('a', '<i4')], ", "structured arrays are not read"},
+      {"{'descr': '>i4', ", "big-endian arrays are not supported"},
+      {"{'descr': '|O', ", "arrays of Python objects are not supported"},
+      {"{'descr': 'O', ", "arrays of Python objects are not supported"},
+      {"{'descr': '<f8', ", "this type is not supported"},
+      {"{'descr': '|b1', ", "this type is not supported"},
+      {"{'descr': '<c8', ", "this type is not supported"},
+      {"{'descr': '<U7', ", "this type is not supported"},
+      {"{'descr': '|i4', ", "this type is not supported"},
+      {"{'descr': '', ", "this type is not supported"},
+      {"{'descr': [('a', '<i4')], ", "structured arrays are not supported"},
       {"{'descr': 4, ", "expected a quoted string, found '4'"},
       {"{'descr': '<i4\\'', ", "found '\\'"},
       {"{'descr': '<i\xc3\xa4', ", "found byte 0xc3"},
       {"{'d\xc3\xa4scr': '<i4', ", "found byte 0xc3"},
-      {"{'fortran_order': True, ", "Fortran order is not read"},
+      {"{'fortran_order': True, ", "Fortran order is not supported"},
       {"{'fortran_order': 0, ", "expected fortran_order False, found '0'"},
       {"{'fortran_order': 'False', ", "expected fortran_order False, found '''"},
       {"{'shape': (-1,), ", "offset 21: expected a dimension of 0 or more, found a negative one"},
@@ -149,7 +149,7 @@ TEST(NpyHostile, RefusesZeroBytesInTheHeader) {
   }
 }
 
-TEST(NpyHostile, RefusesWhatIsNoRegularFile) {
+TEST(NpyHostile, RefusesAnythingButARegularFile) {
   const TempFolder folder;
   EXPECT_THROWS(ferry::trace::read_npy(folder / "absent.npy"), UsageError, "absent.npy: no such file");
   EXPECT_THROWS(ferry::trace::read_npy("/dev/null/absent.npy"), UsageError, "absent.npy: no such file");
@@ -159,7 +159,7 @@ TEST(NpyHostile, RefusesWhatIsNoRegularFile) {
   EXPECT_THROWS(ferry::trace::read_npy(folder / "pipe.npy"), UsageError, "expected a regular file");
 }
 
-TEST(NpyHostile, TellsTheErrnoOfAFileThatCannotBeLookedAt) {
+TEST(NpyHostile, ReportsTheErrnoOfAFileThatCannotBeOpened) {
   const std::string too_long(5000, 'x');
   try {
     ferry::trace::read_npy(too_long + ".npy");

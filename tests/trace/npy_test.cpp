@@ -29,7 +29,7 @@ void expect_integers(const std::string& descr, NpyType type) {
   std::vector<T> values = {std::numeric_limits<T>::min(), 0, 1, std::numeric_limits<T>::max()};
   for (int i = 0; i < 20; ++i) values.push_back(static_cast<T>(random()));
   if constexpr (std::is_same_v<T, std::uint64_t>) {
-    for (T& value : values) value >>= 1;  // what does not fit an int64 is refused: see below
+    for (T& value : values) value >>= 1;  // values above int64 are refused: RefusesIntegersBeyondInt64
   }
   for (int major = 1; major <= 3; ++major) {
     const NpyArray array = parse(npy(header(descr, "(2, 3, 4)"), raw(values), major));
@@ -70,7 +70,7 @@ TEST(Npy, ReadsFloat32ToTheBit) {
   }
 }
 
-// The value by the definition of binary16, in double.
+// The value of binary16 bits by definition, in double.
 double half_value(std::uint16_t bits) {
   const int exponent = bits >> 10 & 31;
   const double fraction = bits & 1023;
@@ -96,7 +96,7 @@ TEST(Npy, ConvertsEveryFloat16Exactly) {
   }
 }
 
-TEST(Npy, TakesZeroToFourDimensionsAndEmptyArrays) {
+TEST(Npy, AcceptsZeroToFourDimensionsAndEmptyArrays) {
   EXPECT_EQ(parse(npy(header("<i4", "()"), raw<std::int32_t>({5}))).integer(0), 5);
   EXPECT_EQ(parse(npy(header("<i4", "(1,)"), raw<std::int32_t>({5}))).size(), 1u);
   EXPECT_EQ(parse(npy(header("<i4", "(1, 2, 1, 1)"), raw<std::int32_t>({5, 6}))).shape().size(), 4u);
@@ -104,7 +104,7 @@ TEST(Npy, TakesZeroToFourDimensionsAndEmptyArrays) {
   EXPECT_EQ(parse(npy(header("<i4", "(3, 0, 6)"), "")).size(), 0u);
 }
 
-TEST(Npy, TakesKeysInAnyOrderAndEitherQuote) {
+TEST(Npy, AcceptsKeysInAnyOrderAndEitherQuote) {
   const std::string text = "{ \"shape\":(2,),\"fortran_order\":False , \"descr\":\"|u1\"}\n";
   EXPECT_EQ(parse(npy(text, "\x05\x06")).integer(1), 6);
 }
@@ -145,7 +145,7 @@ TEST(Npy, ReadsWhatItWrote) {
   }
 }
 
-TEST(Npy, WritesTheBytesTheFormatAsksFor) {
+TEST(Npy, WritesTheBytesThatTheFormatSpecifies) {
   const TempFolder folder;
   const std::uint64_t shape[] = {1, 2};
   const std::vector<std::int32_t> data = {-1, 258};
@@ -157,15 +157,15 @@ TEST(Npy, WritesTheBytesTheFormatAsksFor) {
   EXPECT_EQ(found, npy(padded, raw(data)));
 }
 
-TEST(Npy, FailsToWriteWithASystemError) {
+TEST(Npy, ReportsAFailedWriteAsASystemError) {
   const std::uint64_t shape[] = {1};
   const std::vector<std::int32_t> data = {1};
   EXPECT_THROWS(ferry::trace::write_npy("/nowhere/x.npy", shape, std::span(data)), ferry::SystemError,
-                "/nowhere/x.npy: can not open for writing");
+                "/nowhere/x.npy: cannot open for writing");
   const std::vector<std::int32_t> large(1 << 16);
   const std::uint64_t large_shape[] = {large.size()};
   EXPECT_THROWS(ferry::trace::write_npy("/dev/full", large_shape, std::span(large)), ferry::SystemError,
-                "/dev/full: can not write");
+                "/dev/full: cannot write");
 }
 
 }  // namespace

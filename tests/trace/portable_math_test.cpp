@@ -28,7 +28,7 @@ TEST(PortableMath, AgreesWithTheStandardLibrary) {
   }
 }
 
-TEST(PortableMath, HoldsAtTheEnds) {
+TEST(PortableMath, IsAccurateAtTheEndsOfItsRange) {
   EXPECT_EQ(portable_ln(1.0), 0.0);
   EXPECT_EQ(portable_exp(0.0), 1.0);
   EXPECT_NEAR(portable_ln(std::numeric_limits<double>::min()), std::log(std::numeric_limits<double>::min()),

@@ -44,14 +44,14 @@ TEST(Recorded, ReadsIdsWeightsAndLengths) {
   EXPECT_NE(trace.source.find("weights recorded"), std::string::npos) << trace.source;
   EXPECT_NE(trace.source.find("6 experts (as given)"), std::string::npos) << trace.source;
   EXPECT_EQ(trace.source.find("model"), std::string::npos)
-      << trace.source << ": results name no folder of a machine";
+      << trace.source << ": published results must not name a folder";
   EXPECT_EQ(trace.layer_ids(1)[3], -1);
   EXPECT_EQ(trace.layer_weights(1).size(), 6u);
   EXPECT_THROWS(trace.layer_ids(2), UsageError, "layer 2 of 2");
   EXPECT_THROWS(trace.layer_weights(-1), UsageError, "layer -1 of 2");
 }
 
-TEST(Recorded, FindsTheFolderByItsVariable) {
+TEST(Recorded, FindsTheFolderByItsEnvironmentVariable) {
   const TempFolder folder;
   folder.write("model/a.ids.npy", ids_file("(1, 1, 2)", {0, 1}));
   folder.write("model/b.exact_top8.npy", ids_file("(1, 1, 2)", {2, 3}));
@@ -66,7 +66,7 @@ TEST(Recorded, FindsTheFolderByItsVariable) {
   if (before) setenv("FERRY_TRACES", kept.c_str(), 1);
 }
 
-TEST(Recorded, TakesUniformWeightsWhereNoneWereRecorded) {
+TEST(Recorded, UsesUniformWeightsWhereNoneWereRecorded) {
   const TempFolder folder;
   const Trace trace = open(folder.write("a.ids.npy", ids_file("(1, 2, 4)", {0, 1, 2, 3, 4, 5, 6, 7})));
   EXPECT_EQ(trace.weights, std::vector<float>(8, 0.25f));
@@ -74,7 +74,7 @@ TEST(Recorded, TakesUniformWeightsWhereNoneWereRecorded) {
   EXPECT_NE(trace.source.find("weights not recorded, 1/4 each"), std::string::npos) << trace.source;
 }
 
-TEST(Recorded, TakesTwoDimensionsAsOneLayer) {
+TEST(Recorded, ReadsTwoDimensionsAsOneLayer) {
   const TempFolder folder;
   folder.write("a.weights.npy", weights_file("(2, 2)", {0.5f, 0.25f, 1.0f, 0.0f}));
   const Trace trace = open(folder.write("a.ids.npy", ids_file("(2, 2)", {0, 1, 2, 0})));
@@ -83,7 +83,7 @@ TEST(Recorded, TakesTwoDimensionsAsOneLayer) {
   EXPECT_EQ(trace.weights[1], 0.25f);
 }
 
-TEST(Recorded, FindsOutTheNumberOfExperts) {
+TEST(Recorded, DerivesTheNumberOfExperts) {
   const TempFolder folder;
   const std::string ids = ids_file("(1, 1, 2)", {0, 17});
   EXPECT_EQ(open(folder.write("some/a.ids.npy", ids)).experts, 32);
@@ -116,7 +116,7 @@ TEST(Recorded, RefusesIdsOutsideTheExperts) {
   EXPECT_THROWS(open(folder / "huge.ids.npy", 8), UsageError, "found 18446744073709551615");
 }
 
-TEST(Recorded, RefusesShapesThatAreNoTrace) {
+TEST(Recorded, RefusesShapesThatAreNotATrace) {
   const TempFolder folder;
   EXPECT_THROWS(open(folder.write("a.npy", ids_file("(2,)", {0, 1}))), UsageError, "found [2]");
   EXPECT_THROWS(open(folder.write("a.npy", ids_file("(1, 1, 1, 1)", {0}))), UsageError, "found [1, 1, 1, 1]");
@@ -129,7 +129,7 @@ TEST(Recorded, RefusesShapesThatAreNoTrace) {
                 "an integer type, found <f4");
 }
 
-TEST(Recorded, RefusesCompanionsThatDoNotFit) {
+TEST(Recorded, RefusesWeightsAndLengthsThatDoNotMatchTheIds) {
   const TempFolder folder;
   const std::string path = folder.write("a.ids.npy", ids_file("(1, 2, 2)", {0, 1, 2, 3}));
   folder.write("a.weights.npy", weights_file("(2, 2)", {0, 0, 0, 0}));
@@ -152,7 +152,7 @@ TEST(Recorded, RefusesCompanionsThatDoNotFit) {
   EXPECT_THROWS(open(path), UsageError, "found type <f4");
 }
 
-TEST(Recorded, ReadsBackWhatWasSaved) {
+TEST(Recorded, ReadsSavedTraces) {
   const std::uint64_t s = seed();
   SCOPED_TRACE("FERRY_SEED=" + std::to_string(s));
   const TempFolder folder;

@@ -38,7 +38,7 @@ TEST(LoadStatistics, OfOneToOneHundredAndOneInAnyOrder) {
   EXPECT_NEAR(s.gini, (101.0 * 101 - 1) / (3.0 * 101 * 102) * 1.0, 1e-12);  // (n-1)/(3n) for 1..n
 }
 
-TEST(LoadStatistics, LeavesIdleExpertsOutOfTheLogarithmOnly) {
+TEST(LoadStatistics, ExcludesIdleExpertsFromSigmaOnly) {
   const LoadStatistics s = ferry::load_statistics(std::vector<std::int64_t>{0, 1, 4, 0, 0});
   EXPECT_EQ(s.idle, 3);
   EXPECT_DOUBLE_EQ(s.max, 4.0);
@@ -78,7 +78,7 @@ Trace tokens_of(int experts, int top_k, std::vector<std::int32_t> ids) {
   return trace;
 }
 
-TEST(TraceStatistics, CountsRoutesOfExpertsAndRanks) {
+TEST(TraceStatistics, CountsRoutesToExpertsAndRanks) {
   const Trace trace = tokens_of(4, 2, {0, 3, 3, 3, -1, 1});
   const auto counts = ferry::expert_counts(trace, 0);
   EXPECT_EQ(counts, (std::vector<std::int64_t>{1, 1, 0, 3}));
@@ -94,7 +94,7 @@ TEST(TraceStatistics, CountsRoutesOfExpertsAndRanks) {
 
 TEST(TraceStatistics, AdjacentOverlapStaysInsideSequences) {
   Trace trace = tokens_of(8, 2, {0, 1, 1, 0, 0, 2, 5, 6, 6, -1, -1, 7});
-  // Shared by neighbours: 2, 1, 0, 1, 0 (masked slots are not shared).
+  // Experts shared by adjacent tokens: 2, 1, 0, 1, 0. Masked slots do not count.
   EXPECT_DOUBLE_EQ(ferry::adjacent_overlap(trace, 0), 4.0 / 5);
   trace.sequence_lengths = {1, 0, 2, 3};  // without the pairs (0,1) and (2,3)
   EXPECT_DOUBLE_EQ(ferry::adjacent_overlap(trace, 0), 2.0 / 3);
@@ -102,7 +102,7 @@ TEST(TraceStatistics, AdjacentOverlapStaysInsideSequences) {
   EXPECT_DOUBLE_EQ(ferry::adjacent_overlap(tokens_of(8, 3, {1, 1, 2, 1, 1, 1}), 0), 1.0);
 }
 
-TEST(TraceStatistics, DistinctRanksEqualSetsOfRanks) {
+TEST(TraceStatistics, DistinctRanksEqualsTheSizeOfSets) {
   const std::uint64_t s = seed();
   SCOPED_TRACE("FERRY_SEED=" + std::to_string(s));
   std::mt19937_64 random(s);

@@ -20,7 +20,7 @@ TEST(SynthSpec, ReadsNames) {
   EXPECT_EQ(parse_synth_spec("synth:prefill-grouped").workload, Workload::prefill);
 }
 
-TEST(SynthSpec, ReadsKeysOverDefaults) {
+TEST(SynthSpec, KeysOverrideDefaults) {
   const SynthSpec defaults{.experts = 128, .top_k = 4, .tokens = 17, .layers = 2, .seed = 9};
   const SynthSpec spec = parse_synth_spec(
       "synth:prefill:experts=64,tokens=100,seed=18446744073709551615,block_sigma=0.5", defaults);
@@ -32,7 +32,7 @@ TEST(SynthSpec, ReadsKeysOverDefaults) {
   EXPECT_EQ(spec.block_sigma, 0.5);
 }
 
-TEST(SynthSpec, ReadsBackItsOwnText) {
+TEST(SynthSpec, ReadsItsOwnText) {
   for (const char* text :
        {"synth:decode:experts=256,top_k=8,tokens=4096,layers=4,seed=1,block_sigma=0.3",
         "synth:prefill-grouped:experts=64,top_k=6,tokens=5,layers=1,seed=77,block_sigma=0.123",
@@ -41,7 +41,7 @@ TEST(SynthSpec, ReadsBackItsOwnText) {
   }
 }
 
-TEST(SynthSpec, RefusesWhatItCanNotRead) {
+TEST(SynthSpec, RefusesTextThatIsNoSpecification) {
   for (const char* text : {"synth:", "synth:what", "synth:-grouped", "synth:decode-group",
                            "synth:decodeexperts=4", "synth:decode-grouped-grouped"}) {
     EXPECT_THROWS(parse_synth_spec(text), UsageError, "expected synth:decode");
@@ -56,10 +56,11 @@ TEST(SynthSpec, RefusesWhatItCanNotRead) {
   EXPECT_THROWS(parse_synth_spec("synth:decode:experts=8.5"), UsageError, "found '8.5'");
   EXPECT_THROWS(parse_synth_spec("synth:decode:experts=99999999999"), UsageError, "out of range");
   EXPECT_THROWS(parse_synth_spec("synth:decode:seed=-1"), UsageError, "seed: expected a number, found '-1'");
-  EXPECT_THROWS(parse_synth_spec("synth:uniform:block_sigma=1"), UsageError, "not used by uniform");
+  EXPECT_THROWS(parse_synth_spec("synth:uniform:block_sigma=1"), UsageError,
+                "block_sigma is not used by synth:uniform");
 }
 
-TEST(SynthSpec, RefusesWhatNoTraceCanMeet) {
+TEST(SynthSpec, RefusesSpecificationsThatNoTraceCanSatisfy) {
   EXPECT_THROWS(parse_synth_spec("synth:decode:experts=0"), UsageError,
                 "experts: expected 1 to 65536, found 0");
   EXPECT_THROWS(parse_synth_spec("synth:decode:experts=65537"), UsageError, "found 65537");

@@ -25,7 +25,8 @@ std::uint64_t hash_of(const Trace& trace) {
   return fnv1a(trace.weights.data(), trace.weights.size() * sizeof trace.weights[0], ids);
 }
 
-// The same bits on every machine and with every compiler. A changed recipe changes them, and must say so.
+// The same bits on every machine and with every compiler. Changing the recipe changes these hashes, on
+// purpose only.
 TEST(Synth, IsTheSameEverywhere) {
   const auto hash = [](const std::string& text) { return hash_of(ferry::open_trace(text)); };
   EXPECT_EQ(hash("synth:decode:tokens=200,layers=2,seed=1"), 0xa45db895abf05385u);
@@ -34,13 +35,13 @@ TEST(Synth, IsTheSameEverywhere) {
   EXPECT_EQ(hash("synth:decode-grouped:tokens=200,layers=2,seed=4"), 0xf38267e47fd85e02u);
 }
 
-TEST(Synth, FollowsItsSeed) {
+TEST(Synth, DependsOnItsSeed) {
   const std::string text = "synth:decode:tokens=50,layers=1,seed=";
   EXPECT_EQ(ferry::open_trace(text + "5").ids, ferry::open_trace(text + "5").ids);
   EXPECT_NE(ferry::open_trace(text + "5").ids, ferry::open_trace(text + "6").ids);
 }
 
-TEST(Synth, LayersAndTokensDoNotDependOnWhatFollows) {
+TEST(Synth, LayersAndTokensDoNotDependOnLaterOnes) {
   const Trace small = ferry::open_trace("synth:prefill:tokens=30,layers=2");
   const Trace large = ferry::open_trace("synth:prefill:tokens=90,layers=3");
   for (int layer = 0; layer < 2; ++layer) {
@@ -74,7 +75,7 @@ void expect_well_formed(const SynthSpec& spec) {
   }
 }
 
-TEST(Synth, IsWellFormedForEverySize) {
+TEST(Synth, IsWellFormedForAllSizes) {
   const std::uint64_t s = trace_test::seed();
   SCOPED_TRACE("FERRY_SEED=" + std::to_string(s));
   for (const Workload workload : {Workload::decode, Workload::prefill, Workload::uniform}) {
@@ -110,8 +111,8 @@ TEST(Synth, IsWellFormedForEverySize) {
 struct Figures {
   LoadStatistics load;
   double overlap = 0;
-  double ranks = 0;         // distinct, of 8
-  double busiest_rank = 0;  // of 8
+  double ranks = 0;         // distinct ranks of a token, of 8
+  double busiest_rank = 0;  // its load / mean load, 8 ranks
 };
 
 double middle(std::vector<double> values) {
@@ -134,9 +135,10 @@ Figures figures_of(const std::string& text) {
   return {ferry::median(loads), middle(overlap), middle(ranks), middle(busiest)};
 }
 
-// What an independent simulation of the recipe gave, without the blocks' factors. The largest load of a layer
-// hangs on a handful of experts: over the layers of `prefill` it goes from 5.9 to 11.3 (5 % to 95 %), and the
-// median of 21 layers still moves by 10 % from seed to seed, hence its wide tolerance. The rest is stable.
+// The expected figures come from an independent simulation of the recipe, without the factors of the blocks.
+// The largest load of a layer depends on a handful of experts: over the layers of `prefill` it ranges from
+// 5.9 to 11.3 (5 % to 95 %), and the median of 21 layers still varies by 10 % from seed to seed. Its
+// tolerance is therefore wide.
 TEST(Synth, MatchesTheSimulatedRecipe) {
   const Figures decode = figures_of("synth:decode:layers=21,block_sigma=0");
   EXPECT_NEAR(decode.load.max, 6.7, 0.25 * 6.7);
@@ -157,7 +159,7 @@ TEST(Synth, MatchesTheSimulatedRecipe) {
 }
 
 // Recorded: the busiest of 8 ranks gets 1.45 to 2.06 times the mean (median over layers, several recordings).
-TEST(Synth, BlocksBringTheBusiestRankNearToWhatIsRecorded) {
+TEST(Synth, BlockFactorsGiveTheBusiestRankItsRecordedLoad) {
   const double decode = figures_of("synth:decode:layers=21").busiest_rank;
   EXPECT_GT(decode, 1.3);
   EXPECT_LT(decode, 1.8);

@@ -15,31 +15,32 @@ namespace {
 
 constexpr int kRanks = 4;
 
-Config sound() {
+// A configuration without mistakes.
+Config valid_config() {
   return {.experts = 10, .top_k = 4, .hidden = 64, .max_tokens = 16};
 }
 
-// The message of the error that completing it throws, or "".
+// The message with which complete_config() refuses the configuration; "" if it does not.
 std::string refusal(const Config& config) {
   try {
-    complete(config, kRanks);
+    complete_config(config, kRanks);
   } catch (const Error& error) {
     return error.what();
   }
   return "";
 }
 
-TEST(Configuration, CompletesThePlacement) {
-  EXPECT_EQ(complete(sound(), kRanks).placement, Placement::blocks(10, kRanks));
+TEST(Configuration, DefaultsToABlockPlacement) {
+  EXPECT_EQ(complete_config(valid_config(), kRanks).placement, Placement::blocks(10, kRanks));
 }
 
 TEST(Configuration, RefusesWithTheNumbers) {
   struct Bad {
     Config config;
-    const char* names;
+    const char* message;
   };
   auto with = [](auto change) {
-    Config config = sound();
+    Config config = valid_config();
     change(config);
     return config;
   };
@@ -61,15 +62,15 @@ TEST(Configuration, RefusesWithTheNumbers) {
       {with([](Config& c) { c.max_tokens = 1 << 24, c.top_k = 32, c.experts = 1024; }), "rows"},
   };
   for (const Bad& each : bad) {
-    EXPECT_NE(refusal(each.config).find(each.names), std::string::npos)
-        << each.names << " in: " << refusal(each.config);
+    EXPECT_NE(refusal(each.config).find(each.message), std::string::npos)
+        << each.message << " in: " << refusal(each.config);
   }
-  EXPECT_EQ(refusal(sound()), "");
+  EXPECT_EQ(refusal(valid_config()), "");
 }
 
 TEST(Configuration, DefaultCapacityHoldsAnyRoutingWithoutRepeats) {
-  // 10 experts on 4 ranks: 3, 3, 2, 2 of them; a token reaches a rank with at most min(4, local) routes.
-  Config config = complete(sound(), kRanks);
+  // 10 experts on 4 ranks: 3, 3, 2, 2. A token has at most min(4, local experts) routes to a rank.
+  Config config = complete_config(valid_config(), kRanks);
   EXPECT_EQ(row_capacity(config, 0), kRanks * 16 * 3);
   EXPECT_EQ(row_capacity(config, 3), kRanks * 16 * 2);
   config.alignment = 8;
@@ -84,9 +85,9 @@ TEST(Configuration, DefaultCapacityHoldsAnyRoutingWithoutRepeats) {
   EXPECT_EQ(row_capacity(config, 2), kRanks * 16);
 }
 
-TEST(Configuration, SizeQueryKeepsTheBound) {
-  // The bound: 2 * lanes * (R*T messages + T*min(K, R) rows); a message is the values, one token head, K ids
-  // and weights.
+TEST(Configuration, SizesStayWithinTheirBound) {
+  // The bound: 2 * lanes * (R*T messages + T*min(K, R) rows). A message holds the values, one head, K ids and
+  // K weights.
   const Config config{.experts = 256, .top_k = 8, .hidden = 7168, .max_tokens = 4096};
   const Sizes sizes = size_of(config, 8);
   const double message = 7168 * 2, staging = 2.0 * (8.0 * 4096 * message + 4096.0 * 8 * message);
@@ -114,34 +115,34 @@ TEST(Configuration, SizesThatOverflowAreRefused) {
       EXPECT_NE(refusal(config).find("more than can be addressed"), std::string::npos) << refusal(config);
     }
   }
-  config.capacity = 0;  // rows of a rank that no int32 numbers
+  config.capacity = 0;  // gives a rank more rows than an int32 can number
   EXPECT_NE(refusal(config).find("at most 2147483647 can be numbered"), std::string::npos);
 }
 
-TEST(Configuration, NumbersThatNameNothingAreRefused) {
+TEST(Configuration, UnknownEnumeratorsAreRefused) {
   const auto changed = [](auto Config::* field, int number) {
-    Config config = sound();
+    Config config = valid_config();
     using Enum = std::remove_reference_t<decltype(config.*field)>;
     config.*field = static_cast<Enum>(number);
     return refusal(config);
   };
   for (const int number : {-1, 3, 1 << 20}) {
     EXPECT_NE(changed(&Config::layout, number).find(str("layout = ", number)), std::string::npos);
-    EXPECT_NE(changed(&Config::combine_type, number).find(str("wire = ", number)), std::string::npos);
+    EXPECT_NE(changed(&Config::combine_type, number).find(str("combine_type = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::reduction, number).find(str("reduction = ", number)), std::string::npos);
   }
-  Config config = sound();
+  Config config = valid_config();
   config.format.kind = static_cast<FormatKind>(9);
   EXPECT_NE(refusal(config).find("kind 9"), std::string::npos) << refusal(config);
-  config = sound();
+  config = valid_config();
   config.backend = static_cast<BackendKind>(9);
   EXPECT_THROW(size_of(config, kRanks), UnsupportedError);
 }
 
-TEST(Configuration, TheSizeQueryRefusesRanksThatAreNone) {
+TEST(Configuration, SizeQueriesRefuseRanksOutOfRange) {
   for (const int rank : {-1, kRanks, 9, std::numeric_limits<int>::max()}) {
-    for (const auto& query : {std::function<void()>([&] { size_of(sound(), kRanks, rank); }),
-                              std::function<void()>([&] { capacity_of(sound(), kRanks, rank); })}) {
+    for (const auto& query : {std::function<void()>([&] { size_of(valid_config(), kRanks, rank); }),
+                              std::function<void()>([&] { capacity_of(valid_config(), kRanks, rank); })}) {
       try {
         query();
         ADD_FAILURE() << "rank " << rank << " was not refused";
@@ -150,11 +151,11 @@ TEST(Configuration, TheSizeQueryRefusesRanksThatAreNone) {
       }
     }
   }
-  EXPECT_THROW(size_of(sound(), 0), UsageError);
+  EXPECT_THROW(size_of(valid_config(), 0), UsageError);
 }
 
-TEST(Configuration, PlacesHashTellsWhatDecidesPlaces) {
-  const Config config = complete(sound(), kRanks);
+TEST(Configuration, RowOrderHashCoversWhatDecidesRowPositions) {
+  const Config config = complete_config(valid_config(), kRanks);
   Config other = config;
   other.format = Format::fp16();
   other.combine_type = DType::fp32;
@@ -167,13 +168,13 @@ TEST(Configuration, PlacesHashTellsWhatDecidesPlaces) {
   EXPECT_NE(row_order_hash(config), row_order_hash(other));
 }
 
-// The ranks' configurations differ in one field: every rank names it.
+// The message that every rank throws when rank 1 has this configuration and the others valid_config().
 std::string difference(const Config& config_of_rank_1) {
   std::string message;
   std::array<std::string, kRanks> messages;
   Group::threads(kRanks).run([&](Rank rank) {
     try {
-      agree(rank, rank.index() == 1 ? config_of_rank_1 : sound());
+      agree_on_config(rank, rank.index() == 1 ? config_of_rank_1 : valid_config());
     } catch (const UsageError& error) {
       messages[static_cast<std::size_t>(rank.index())] = error.what();
     }
@@ -185,23 +186,23 @@ std::string difference(const Config& config_of_rank_1) {
   return message;
 }
 
-TEST(Configuration, DifferencesHaveANameOnEveryRank) {
-  Config config = sound();
+TEST(Configuration, DifferencesAreNamedOnEveryRank) {
+  Config config = valid_config();
   config.max_tokens = 17;
   EXPECT_EQ(difference(config), "configurations differ: max_tokens is 16 on rank 0 and 17 on rank 1");
-  config = sound();
+  config = valid_config();
   config.format = Format::fp8_e4m3();
   EXPECT_EQ(difference(config), "configurations differ: format is bf16 on rank 0 and fp8 on rank 1");
-  config = sound();
+  config = valid_config();
   config.placement =
       Placement::table({{0, 0}, {0, 2}, {0, 1}, {1, 0}, {1, 1}, {1, 2}, {2, 0}, {2, 1}, {3, 0}, {3, 1}}, 4);
-  EXPECT_EQ(
-      difference(config),
-      "configurations differ: placement: place of expert 1 (rank.local) is 0.1 on rank 0 and 0.2 on rank 1");
+  EXPECT_EQ(difference(config),
+            "configurations differ: placement: location of expert 1 (rank.local) is 0.1 on rank 0 and 0.2 on "
+            "rank 1");
 }
 
-TEST(Configuration, ARankThatRefusesItsOwnEndsTheOthers) {
-  Config config = sound();
+TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {
+  Config config = valid_config();
   config.top_k = 40;
   EXPECT_NE(difference(config).find("rank 1 refused its configuration: configuration: top_k = 40"),
             std::string::npos);

@@ -9,17 +9,17 @@
 namespace ferry {
 namespace {
 
-// The message of the error that making the table throws.
-std::string refusal(std::vector<ExpertLocation> places, int ranks) {
+// The message with which the table is refused; "" if it is not.
+std::string refusal(std::vector<ExpertLocation> locations, int ranks) {
   try {
-    Placement::table(std::move(places), ranks);
+    Placement::table(std::move(locations), ranks);
   } catch (const UsageError& error) {
     return error.what();
   }
   return "";
 }
 
-TEST(Placement, BlocksGiveTheFirstRanksOneMore) {
+TEST(Placement, BlocksGiveTheFirstRanksOneExpertMore) {
   const Placement placement = Placement::blocks(10, 4);
   EXPECT_EQ(placement.local_experts(0), 3);
   EXPECT_EQ(placement.local_experts(1), 3);
@@ -30,36 +30,36 @@ TEST(Placement, BlocksGiveTheFirstRanksOneMore) {
   EXPECT_EQ(placement.experts_of(1), (std::vector<int>{3, 4, 5}));
 }
 
-TEST(Placement, BlocksWithMoreRanksThanExperts) {
+TEST(Placement, BlocksLeaveRanksEmptyWithFewExperts) {
   const Placement placement = Placement::blocks(2, 5);
   EXPECT_EQ(placement.local_experts(1), 1);
   EXPECT_EQ(placement.local_experts(4), 0);
 }
 
-TEST(Placement, TableKeepsTheLocalOrderGiven) {
+TEST(Placement, TableKeepsTheGivenLocalOrder) {
   const Placement placement = Placement::table({{1, 1}, {0, 0}, {1, 0}}, 3, 7);
   EXPECT_EQ(placement.experts_of(1), (std::vector<int>{2, 0}));
   EXPECT_EQ(placement.local_experts(2), 0);
   EXPECT_EQ(placement.version(), 7u);
 }
 
-TEST(Placement, RefusesTwoExpertsAtOnePlace) {
+TEST(Placement, RefusesTwoExpertsAtOneLocation) {
   EXPECT_EQ(refusal({{0, 0}, {1, 0}, {1, 0}, {1, 1}}, 2),
             "placement: experts 1 and 2 are both local expert 0 of rank 1");
 }
 
-TEST(Placement, RefusesAHole) {
+TEST(Placement, RefusesGapsInTheLocalNumbers) {
   EXPECT_EQ(refusal({{0, 0}, {0, 2}}, 1),
             "placement: expert 1 is local expert 2 of rank 0, which holds 2: its local experts must be 0 to "
-            "1 without a hole");
+            "1 without gaps");
 }
 
-TEST(Placement, RefusesARankThatIsNotThere) {
-  EXPECT_EQ(refusal({{0, 0}, {2, 0}}, 2), "placement: expert 1 is on rank 2, there are 2 ranks");
-  EXPECT_EQ(refusal({{-1, 0}}, 2), "placement: expert 0 is on rank -1, there are 2 ranks");
+TEST(Placement, RefusesRanksOutOfRange) {
+  EXPECT_EQ(refusal({{0, 0}, {2, 0}}, 2), "placement: expert 1 is on rank 2, must be 0 to 1");
+  EXPECT_EQ(refusal({{-1, 0}}, 2), "placement: expert 0 is on rank -1, must be 0 to 1");
 }
 
-TEST(Placement, RefusesNothingAtAll) {
+TEST(Placement, RefusesNoExpertsAndNoRanks) {
   EXPECT_NE(refusal({}, 2), "");
   EXPECT_THROW(Placement::blocks(0, 2), UsageError);
   EXPECT_THROW(Placement::blocks(2, 0), UsageError);

@@ -1,4 +1,4 @@
-// ferry: the command line.
+// The program `ferry`: parses the command line and maps errors to exit codes.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -8,7 +8,7 @@
 
 #include "ferry/error.hpp"
 #include "ferry/version.hpp"
-#include "tools/ferry/commands.hpp"
+#include "tools/ferry/commands/commands.hpp"
 
 namespace ferry::app {
 namespace {
@@ -16,17 +16,18 @@ namespace {
 enum Exit : int { kOk = 0, kCheckFailed = 1, kUsage = 2, kOther = 3 };
 
 constexpr const char* kFooter = R"(Examples:
-  ferry run                                    play a routing trace over 8 ranks, check every number
+  ferry run                                    run a routing trace over 8 ranks and check every number
   ferry run --ranks 4 --processes --html run.html
-  ferry limits                                 what this machine can move
-  ferry doctor                                 what is here, what is missing, what to do
-  ferry trace list                             traces that can be played
+  ferry bench                                  time dispatch and combine
+  ferry limits                                 measure what this machine can move
+  ferry doctor                                 list what is missing on this machine
+  ferry trace list                             list the traces that can be run
 
-Exit codes: 0 all went well, 1 a check failed, 2 the command line or a file given is wrong, 3 anything else
-(the system refused something, a rank was lost, not supported here). Errors are one line on stderr.
+Exit codes: 0 success, 1 a check failed, 2 bad command line or input file, 3 any other error (a system call
+failed, a rank was lost, not supported here). An error is one line on stderr.
 )";
 
-// Errors of the system's libraries may span lines; the program's own stay one.
+// Messages of system libraries may span several lines.
 std::string one_line(std::string text) {
   for (char& c : text) {
     if (c == '\n') c = ' ';
@@ -52,7 +53,7 @@ void build(CLI::App& program) {
   add_trace(program);
 }
 
-// What to look at after a mistake: the subcommands, where the command line has named none.
+// Where to find help after a usage error; lists the subcommands if none was named.
 std::string hint(const CLI::App& program) {
   if (!program.get_subcommands().empty()) return " (see --help)";
   std::string names;
@@ -62,16 +63,14 @@ std::string hint(const CLI::App& program) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App program{
-      "Ferry carries tokens of a Mixture-of-Experts layer to their experts and back: expert-parallel\n"
-      "dispatch and combine."};
+  CLI::App program{"Ferry: expert-parallel dispatch and combine for Mixture-of-HostExperts models."};
   build(program);
   try {
     program.parse(argc, argv);
     if (program.get_subcommands().empty()) return fail(kUsage, "a subcommand is required" + hint(program));
     return kOk;
-  } catch (const CLI::Success& asked) {  // --help, --version
-    program.exit(asked);
+  } catch (const CLI::Success& request) {  // --help, --version
+    program.exit(request);
     return kOk;
   } catch (const CLI::ParseError& error) {
     return fail(kUsage, error.what() + hint(program));
@@ -87,10 +86,10 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace ferry::app
 
-// NOLINTNEXTLINE(bugprone-exception-escape): what cannot be printed either ends the program
+// NOLINTNEXTLINE(bugprone-exception-escape): an error that cannot be printed ends the program
 int main(int argc, char** argv) {
   const int status = ferry::app::run(argc, argv);
-  // What was printed has to have arrived: a full disk is a failure.
+  // Output that could not be written, for example to a full disk, is a failure.
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
   return ferry::app::fail(ferry::app::kOther, "standard output could not be written");
 }

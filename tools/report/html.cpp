@@ -9,14 +9,15 @@
 namespace ferry::report {
 namespace {
 
-// More would make the page slow to open on a phone: three rectangles each.
+// Each is three rectangles; more would make the page slow to open on a phone.
 constexpr int kMostRankSteps = 2048;
 
 int most_steps(int ranks) {
   return std::max(1, kMostRankSteps / std::max(1, ranks));
 }
 
-// Inside a script element only "<" can end it; it occurs in strings alone, where it may be escaped.
+// Escapes "<", which could end the script element. In JSON it occurs only in strings, where \u003c means the
+// same.
 std::string for_script(std::string json) {
   for (std::size_t at = 0; (at = json.find('<', at)) != std::string::npos;) json.replace(at, 1, "\\u003c");
   return json;
@@ -33,7 +34,7 @@ std::string to_html(const RunReport& run) {
   std::string page(kPageHtml);
   put(page, "{{css}}", kPageCss);
   put(page, "{{js}}", kPageJs);
-  // Last, as its text may hold anything.
+  // Last, because its text may contain the other marks.
   put(page, "{{json}}", for_script(json.dump()));
   return page;
 }

@@ -1,4 +1,4 @@
-// A run's report as a page.
+// Writes a run's report as an HTML page.
 #pragma once
 
 #include <string>
@@ -7,9 +7,8 @@
 
 namespace ferry::report {
 
-// One file that needs nothing else. It holds the JSON of the run in <script id="run">, from which its own
-// script draws everything. Its timeline has the first steps only where there are many (steps times ranks
-// above 2,048).
+// One self-contained file. It holds the run's JSON in <script id="run">, from which its script draws
+// everything. If steps times ranks exceed 2,048, its timeline has only the first steps.
 std::string to_html(const RunReport& run);
 
 }  // namespace ferry::report

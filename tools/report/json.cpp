@@ -15,7 +15,7 @@ double to_nanosecond(double us) {
   return std::round(us * 1000.0) / 1000.0;
 }
 
-// Names come from command lines and may hold any bytes; JSON takes UTF-8 only.
+// Names come from the command line and may hold any bytes, but JSON must be UTF-8.
 std::string utf8(const std::string& text) {
   return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }
@@ -25,18 +25,18 @@ Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
-Json json_of(const Played& played) {
-  // A seed has 64 bits, of which a number in a page's script would keep 53.
-  const Json seed = played.seed ? Json(std::to_string(*played.seed)) : Json(nullptr);
-  return {{"trace", utf8(played.trace)},
-          {"synthesised", played.synthesised},
-          {"description", utf8(played.description)},
-          {"recipe", played.recipe},
+Json json_of(const Workload& workload) {
+  // As a string: the seed has 64 bits, and the page's script would keep 53 of a number.
+  const Json seed = workload.seed ? Json(std::to_string(*workload.seed)) : Json(nullptr);
+  return {{"trace", utf8(workload.trace)},
+          {"synthesised", workload.synthesised},
+          {"description", utf8(workload.description)},
+          {"recipe", workload.recipe},
           {"seed", seed},
-          {"layers", played.layers},
-          {"tokens", played.tokens},
-          {"tokens_per_rank", played.tokens_per_rank},
-          {"steps", played.steps}};
+          {"layers", workload.layers},
+          {"tokens", workload.tokens},
+          {"tokens_per_rank", workload.tokens_per_rank},
+          {"steps", workload.steps}};
 }
 
 Json json_of(const Configuration& configuration) {
@@ -50,7 +50,7 @@ Json json_of(const Configuration& configuration) {
           {"layout", configuration.layout},
           {"format", configuration.format},
           {"reduction", configuration.reduction},
-          {"wire", configuration.wire},
+          {"combine_type", configuration.combine_type},
           {"expert_function", configuration.expert_function}};
 }
 
@@ -86,26 +86,26 @@ Json json_of(const Latency& latency) {
 
 Json latency_json(const Summary& summary) {
   Json json;
-  for (const Phase phase : kPhases) json[to_string(phase)] = json_of(summary[phase]);
+  for (const StepStage stage : kStages) json[to_string(stage)] = json_of(summary[stage]);
   json["step"] = json_of(summary.step);
   return json;
 }
 
-Json json_of(const Carried& carried, const Flow& flow) {
+Json json_of(const Traffic& traffic, const Flow& flow) {
   const auto ranks = static_cast<std::ptrdiff_t>(flow.sent_bytes.size());
-  Json traffic = Json::array();
-  for (auto row = carried.traffic_bytes.begin(); row != carried.traffic_bytes.end(); row += ranks) {
-    traffic.push_back(Json(std::vector<std::int64_t>(row, row + ranks)));
+  Json matrix = Json::array();
+  for (auto row = traffic.traffic_bytes.begin(); row != traffic.traffic_bytes.end(); row += ranks) {
+    matrix.push_back(Json(std::vector<std::int64_t>(row, row + ranks)));
   }
-  return {{"wire_bytes", carried.wire_bytes},
-          {"messages", carried.messages},
+  return {{"wire_bytes", traffic.wire_bytes},
+          {"messages", traffic.messages},
           {"local_bytes", flow.local_bytes},
-          {"moved_bytes", carried.moved_bytes},
+          {"moved_bytes", traffic.moved_bytes},
           {"bytes_per_second", flow.bytes_per_second},
           {"share_of_memcpy", or_null(flow.share_of_memcpy)},
           {"sent_bytes", flow.sent_bytes},
           {"received_bytes", flow.received_bytes},
-          {"traffic_bytes", traffic}};
+          {"traffic_bytes", matrix}};
 }
 
 Json json_of(const Busiest& busiest) {
@@ -120,14 +120,14 @@ Json json_of(const Load& load, const Summary& summary) {
 }
 
 Json timeline_json(const RunReport& run, int most_steps) {
-  const int shown = std::min(most_steps, run.played.steps);
+  const int shown = std::min(most_steps, run.workload.steps);
   Json steps = Json::array();
   for (int step = 0; step < shown; ++step) {
     Json ranks = Json::array();
     for (int rank = 0; rank < run.configuration.ranks; ++rank) {
       Json spans = Json::array();
-      for (const Phase phase : kPhases) {
-        const Span& span = run.at(step, rank)[phase];
+      for (const StepStage stage : kStages) {
+        const Span& span = run.at(step, rank)[stage];
         spans.push_back({span.begin_us, span.end_us});
       }
       ranks.push_back(spans);
@@ -137,10 +137,10 @@ Json timeline_json(const RunReport& run, int most_steps) {
   return {{"steps", shown}, {"spans_us", steps}};
 }
 
-// All figures follow from the times as they are written.
+// Rounds the times first, so that all figures follow from the times as written.
 RunReport in_nanoseconds(RunReport run) {
   for (StepTimes& times : run.times) {
-    for (Span& span : times.phases) span = {to_nanosecond(span.begin_us), to_nanosecond(span.end_us)};
+    for (Span& span : times.stages) span = {to_nanosecond(span.begin_us), to_nanosecond(span.end_us)};
   }
   return run;
 }
@@ -155,7 +155,7 @@ Json to_json(const RunReport& given, int most_steps) {
           {"ferry_version", run.ferry_version},
           {"command", utf8(run.command)},
           {"started_at", run.started_at},
-          {"played", json_of(run.played)},
+          {"workload", json_of(run.workload)},
           {"configuration", json_of(run.configuration)},
           {"machine", json_of(run.machine)},
           {"checks", json_of(run.checks, summary.checks_passed)},

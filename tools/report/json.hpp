@@ -1,4 +1,4 @@
-// A run's report as JSON. What every field means stands in docs/run-report.md.
+// Writes and reads a run's report as JSON. docs/run-report.md describes every field.
 #pragma once
 
 #include <limits>
@@ -8,16 +8,17 @@
 
 namespace ferry::report {
 
-// The version is raised when a field changes its meaning or goes; new fields leave it.
+// The version is raised when a field changes its name or meaning or is removed, and not for a new field.
 inline constexpr const char* kSchemaName = "ferry.run";
-inline constexpr int kSchemaVersion = 1;
+inline constexpr int kSchemaVersion = 2;
 
-// With `most_steps`, the timeline has the first steps only and says so; all figures still come from all
-// steps.
+// `most_steps` limits the timeline to the first steps, and timeline.steps says so. All figures still come
+// from all steps.
 nlohmann::ordered_json to_json(const RunReport& run, int most_steps = std::numeric_limits<int>::max());
 
-// Reads what to_json wrote with its whole timeline; derived figures are not read. Times come back rounded to
-// a nanosecond. Throws UsageError for another schema, a missing field or table, or a timeline that was cut.
+// Reads a report with a complete timeline, of this version or of version 1. Derived figures are not read;
+// times are rounded to a nanosecond.
+// @throws UsageError  another schema or version, a missing field or array, or a shortened timeline
 RunReport from_json(const nlohmann::ordered_json& json);
 
 }  // namespace ferry::report

@@ -20,27 +20,48 @@ void read(const Json& json, const char* name, std::optional<T>& value) {
   value = field.is_null() ? std::nullopt : std::optional<T>(field.get<T>());
 }
 
+// Fields that had another name in version 1.
+struct RenamedField {
+  const char* old_path;
+  const char* path;
+};
+constexpr RenamedField kRenamedFields[] = {
+    {"/played", "/workload"},
+    {"/configuration/wire", "/configuration/combine_type"},
+};
+
+// Gives the fields of a version 1 report their present names.
+Json upgraded(Json json) {
+  for (const auto& [old_path, path] : kRenamedFields) {
+    const Json::json_pointer from(old_path), to(path);
+    if (!json.contains(from)) continue;
+    json[to] = json[from];
+    json[from.parent_pointer()].erase(from.back());
+  }
+  return json;
+}
+
 std::optional<std::uint64_t> seed_of(const Json& field) {
   if (field.is_null()) return std::nullopt;
   const auto text = field.get<std::string>();
   std::uint64_t seed = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
   if (error != std::errc() || end != text.data() + text.size()) {
-    throw UsageError("run report: the seed '" + text + "' is not a number of 64 bits");
+    throw UsageError("run report: the seed '" + text + "' is not a 64-bit number");
   }
   return seed;
 }
 
-void read_played(const Json& json, Played& played) {
-  read(json, "trace", played.trace);
-  read(json, "synthesised", played.synthesised);
-  read(json, "description", played.description);
-  read(json, "recipe", played.recipe);
-  played.seed = seed_of(json.at("seed"));
-  read(json, "layers", played.layers);
-  read(json, "tokens", played.tokens);
-  read(json, "tokens_per_rank", played.tokens_per_rank);
-  read(json, "steps", played.steps);
+void read_workload(const Json& json, Workload& workload) {
+  read(json, "trace", workload.trace);
+  read(json, "synthesised", workload.synthesised);
+  read(json, "description", workload.description);
+  read(json, "recipe", workload.recipe);
+  workload.seed = seed_of(json.at("seed"));
+  read(json, "layers", workload.layers);
+  read(json, "tokens", workload.tokens);
+  read(json, "tokens_per_rank", workload.tokens_per_rank);
+  read(json, "steps", workload.steps);
 }
 
 void read_configuration(const Json& json, Configuration& configuration) {
@@ -54,7 +75,7 @@ void read_configuration(const Json& json, Configuration& configuration) {
   read(json, "layout", configuration.layout);
   read(json, "format", configuration.format);
   read(json, "reduction", configuration.reduction);
-  read(json, "wire", configuration.wire);
+  read(json, "combine_type", configuration.combine_type);
   read(json, "expert_function", configuration.expert_function);
 }
 
@@ -79,13 +100,13 @@ void read_checks(const Json& json, std::vector<Check>& checks) {
   }
 }
 
-void read_carried(const Json& json, Carried& carried) {
+void read_traffic(const Json& json, Traffic& traffic) {
   for (const Json& row : json.at("traffic_bytes")) {
-    for (const Json& bytes : row) carried.traffic_bytes.push_back(bytes.get<std::int64_t>());
+    for (const Json& bytes : row) traffic.traffic_bytes.push_back(bytes.get<std::int64_t>());
   }
-  read(json, "wire_bytes", carried.wire_bytes);
-  read(json, "messages", carried.messages);
-  read(json, "moved_bytes", carried.moved_bytes);
+  read(json, "wire_bytes", traffic.wire_bytes);
+  read(json, "messages", traffic.messages);
+  read(json, "moved_bytes", traffic.moved_bytes);
 }
 
 void read_load(const Json& json, Load& load) {
@@ -98,42 +119,42 @@ void read_load(const Json& json, Load& load) {
 void read_times(const Json& timeline, int steps, std::vector<StepTimes>& times) {
   const int shown = timeline.at("steps").get<int>();
   if (shown != steps) {
-    throw UsageError("run report: its timeline holds the first " + std::to_string(shown) + " of " +
-                     std::to_string(steps) + " steps only");
+    throw UsageError("run report: the timeline holds only the first " + std::to_string(shown) + " of " +
+                     std::to_string(steps) + " steps");
   }
   for (const Json& step : timeline.at("spans_us")) {
     for (const Json& rank : step) {
       StepTimes& at = times.emplace_back();
-      for (const Phase phase : kPhases) {
-        const Json& span = rank.at(static_cast<std::size_t>(phase));
-        at[phase] = {.begin_us = span.at(0).get<double>(), .end_us = span.at(1).get<double>()};
+      for (const StepStage stage : kStages) {
+        const Json& span = rank.at(static_cast<std::size_t>(stage));
+        at[stage] = {.begin_us = span.at(0).get<double>(), .end_us = span.at(1).get<double>()};
       }
     }
   }
 }
 
-void require_schema(const Json& json) {
+int version_of(const Json& json) {
   const auto schema = json.at("schema").get<std::string>();
   const int version = json.at("schema_version").get<int>();
-  if (schema == kSchemaName && version == kSchemaVersion) return;
+  if (schema == kSchemaName && (version == 1 || version == kSchemaVersion)) return version;
   throw UsageError("run report: schema " + schema + " version " + std::to_string(version) + ", expected " +
-                   kSchemaName + " version " + std::to_string(kSchemaVersion));
+                   kSchemaName + " version 1 or " + std::to_string(kSchemaVersion));
 }
 
-RunReport read_run(const Json& json) {
-  require_schema(json);
+RunReport read_run(const Json& written) {
+  const Json json = version_of(written) == kSchemaVersion ? written : upgraded(written);
   RunReport run;
   read(json, "ferry_version", run.ferry_version);
   read(json, "command", run.command);
   read(json, "started_at", run.started_at);
-  read_played(json.at("played"), run.played);
+  read_workload(json.at("workload"), run.workload);
   read_configuration(json.at("configuration"), run.configuration);
   read_machine(json.at("machine"), run.machine);
   read_checks(json.at("checks"), run.checks);
-  read_carried(json.at("dispatch"), run.dispatch);
-  read_carried(json.at("combine"), run.combine);
+  read_traffic(json.at("dispatch"), run.dispatch);
+  read_traffic(json.at("combine"), run.combine);
   read_load(json.at("load"), run.load);
-  read_times(json.at("timeline"), run.played.steps, run.times);
+  read_times(json.at("timeline"), run.workload.steps, run.times);
   validate(run);
   return run;
 }

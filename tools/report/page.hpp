@@ -1,11 +1,11 @@
-// The files of page/, as they were when this was built.
+// The files of page/, embedded at configuration time.
 #pragma once
 
 #include <string_view>
 
 namespace ferry::report {
 
-extern const std::string_view kPageHtml;  // with the marks {{css}}, {{js}} and {{json}}, in this order
+extern const std::string_view kPageHtml;  // with the marks {{css}}, {{js}} and {{json}}
 extern const std::string_view kPageCss;
 extern const std::string_view kPageJs;
 

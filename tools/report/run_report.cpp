@@ -37,7 +37,7 @@ void require_placement(const std::vector<int>& rank_of_expert, int ranks) {
   }
 }
 
-// Also false for what is not a number.
+// False for NaN too.
 bool is_forward(const Span& span) {
   return std::isfinite(span.begin_us) && std::isfinite(span.end_us) && span.begin_us <= span.end_us;
 }
@@ -45,11 +45,11 @@ bool is_forward(const Span& span) {
 void require_times(const RunReport& run) {
   const auto ranks = static_cast<std::size_t>(run.configuration.ranks);
   for (std::size_t i = 0; i < run.times.size(); ++i) {
-    for (const Phase phase : kPhases) {
-      const Span& span = run.times[i][phase];
+    for (const StepStage stage : kStages) {
+      const Span& span = run.times[i][stage];
       if (is_forward(span)) continue;
       throw UsageError("run report: step " + std::to_string(i / ranks) + ", rank " +
-                       std::to_string(i % ranks) + ": " + to_string(phase) + " begins at " +
+                       std::to_string(i % ranks) + ": " + to_string(stage) + " begins at " +
                        std::to_string(span.begin_us) + " us and ends at " + std::to_string(span.end_us) +
                        " us");
     }
@@ -58,13 +58,13 @@ void require_times(const RunReport& run) {
 
 }  // namespace
 
-const char* to_string(Phase phase) {
-  switch (phase) {
-    case Phase::dispatch:
+const char* to_string(StepStage stage) {
+  switch (stage) {
+    case StepStage::dispatch:
       return "dispatch";
-    case Phase::experts:
+    case StepStage::experts:
       return "experts";
-    case Phase::combine:
+    case StepStage::combine:
       return "combine";
   }
   return "unknown";
@@ -74,11 +74,11 @@ void validate(const RunReport& run) {
   require_positive("ranks", run.configuration.ranks);
   require_positive("experts", run.configuration.experts);
   require_positive("top_k", run.configuration.top_k);
-  require_positive("steps", run.played.steps);
+  require_positive("steps", run.workload.steps);
   const auto ranks = static_cast<std::size_t>(run.configuration.ranks);
   const auto experts = static_cast<std::size_t>(run.configuration.experts);
 
-  require_size("times", run.times.size(), static_cast<std::size_t>(run.played.steps) * ranks);
+  require_size("times", run.times.size(), static_cast<std::size_t>(run.workload.steps) * ranks);
   require_size("dispatch traffic_bytes", run.dispatch.traffic_bytes.size(), ranks * ranks);
   require_size("combine traffic_bytes", run.combine.traffic_bytes.size(), ranks * ranks);
   require_size("routes_per_expert", run.load.routes_per_expert.size(), experts);

@@ -11,13 +11,13 @@ double sum_of(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
-// Of the slowest rank in every step.
-std::vector<double> phase_lengths(const RunReport& run, Phase phase) {
-  std::vector<double> lengths(static_cast<std::size_t>(run.played.steps), 0.0);
-  for (int step = 0; step < run.played.steps; ++step) {
+// The slowest rank's time in every step.
+std::vector<double> stage_lengths(const RunReport& run, StepStage stage) {
+  std::vector<double> lengths(static_cast<std::size_t>(run.workload.steps), 0.0);
+  for (int step = 0; step < run.workload.steps; ++step) {
     double& longest = lengths[static_cast<std::size_t>(step)];
     for (int rank = 0; rank < run.configuration.ranks; ++rank) {
-      longest = std::max(longest, run.at(step, rank)[phase].length_us());
+      longest = std::max(longest, run.at(step, rank)[stage].length_us());
     }
   }
   return lengths;
@@ -25,12 +25,12 @@ std::vector<double> phase_lengths(const RunReport& run, Phase phase) {
 
 std::vector<double> step_lengths(const RunReport& run) {
   std::vector<double> lengths;
-  for (int step = 0; step < run.played.steps; ++step) {
-    double begin = run.at(step, 0)[Phase::dispatch].begin_us;
-    double end = run.at(step, 0)[Phase::combine].end_us;
+  for (int step = 0; step < run.workload.steps; ++step) {
+    double begin = run.at(step, 0)[StepStage::dispatch].begin_us;
+    double end = run.at(step, 0)[StepStage::combine].end_us;
     for (int rank = 1; rank < run.configuration.ranks; ++rank) {
-      begin = std::min(begin, run.at(step, rank)[Phase::dispatch].begin_us);
-      end = std::max(end, run.at(step, rank)[Phase::combine].end_us);
+      begin = std::min(begin, run.at(step, rank)[StepStage::dispatch].begin_us);
+      end = std::max(end, run.at(step, rank)[StepStage::combine].end_us);
     }
     lengths.push_back(end - begin);
   }
@@ -50,12 +50,12 @@ double per_second(double amount, double us) {
   return us > 0 ? amount * 1e6 / us : 0.0;
 }
 
-Flow flow_of(const Carried& carried, int ranks, double us, double limit) {
+Flow flow_of(const Traffic& traffic, int ranks, double us, double limit) {
   const auto n = static_cast<std::size_t>(ranks);
   Flow flow{.sent_bytes = std::vector<std::int64_t>(n, 0), .received_bytes = std::vector<std::int64_t>(n, 0)};
   for (std::size_t from = 0; from < n; ++from) {
     for (std::size_t to = 0; to < n; ++to) {
-      const std::int64_t bytes = carried.traffic_bytes[from * n + to];
+      const std::int64_t bytes = traffic.traffic_bytes[from * n + to];
       if (from == to) {
         flow.local_bytes += bytes;
       } else {
@@ -64,7 +64,7 @@ Flow flow_of(const Carried& carried, int ranks, double us, double limit) {
       }
     }
   }
-  flow.bytes_per_second = per_second(static_cast<double>(carried.moved_bytes), us);
+  flow.bytes_per_second = per_second(static_cast<double>(traffic.moved_bytes), us);
   if (limit > 0) flow.share_of_memcpy = flow.bytes_per_second / limit;
   return flow;
 }
@@ -89,20 +89,20 @@ double percentile(std::span<const double> ascending, double p) {
 Summary summarise(const RunReport& run) {
   validate(run);
   Summary summary;
-  for (const Phase phase : kPhases) {
-    summary.phases[static_cast<std::size_t>(phase)] = latency_of(phase_lengths(run, phase));
+  for (const StepStage stage : kStages) {
+    summary.stages[static_cast<std::size_t>(stage)] = latency_of(stage_lengths(run, stage));
   }
   const std::vector<double> steps = step_lengths(run);
   summary.step = latency_of(steps);
 
   const double tokens =
-      static_cast<double>(run.played.tokens_per_rank) * run.configuration.ranks * run.played.steps;
+      static_cast<double>(run.workload.tokens_per_rank) * run.configuration.ranks * run.workload.steps;
   summary.tokens_per_second = per_second(tokens, sum_of(steps));
 
   const int ranks = run.configuration.ranks;
   const double limit = run.machine.memcpy_bytes_per_second;
-  summary.dispatch = flow_of(run.dispatch, ranks, sum_of(phase_lengths(run, Phase::dispatch)), limit);
-  summary.combine = flow_of(run.combine, ranks, sum_of(phase_lengths(run, Phase::combine)), limit);
+  summary.dispatch = flow_of(run.dispatch, ranks, sum_of(stage_lengths(run, StepStage::dispatch)), limit);
+  summary.combine = flow_of(run.combine, ranks, sum_of(stage_lengths(run, StepStage::combine)), limit);
 
   summary.expert = busiest_of(run.load.routes_per_expert);
   summary.rank = busiest_of(run.load.rows_per_rank);

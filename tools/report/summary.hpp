@@ -1,4 +1,4 @@
-// What follows from a run's report: percentiles, bandwidths, and how uneven the load was.
+// Figures derived from a run's report: percentiles, bandwidths, and load imbalance.
 #pragma once
 
 #include <array>
@@ -12,11 +12,11 @@
 
 namespace ferry::report {
 
-// Percentile p of n ascending values: the one at index round(p/100 * (n-1)), halves rounded up. 0 for no
-// values.
+// Percentile p of n ascending values: the value at index round(p / 100 * (n - 1)), with .5 rounded up. 0 if
+// there are none.
 double percentile(std::span<const double> ascending, double p);
 
-// Over the steps, of what each step took.
+// Statistics over the steps.
 struct Latency {
   double mean_us = 0.0;
   double p50_us = 0.0;
@@ -29,30 +29,30 @@ struct Latency {
 struct Flow {
   std::vector<std::int64_t> sent_bytes{};      // [ranks] to other ranks
   std::vector<std::int64_t> received_bytes{};  // [ranks] from other ranks
-  std::int64_t local_bytes = 0;                // kept by their rank
-  double bytes_per_second = 0.0;               // moved bytes / sum over steps of the slowest rank's time
-  std::optional<double> share_of_memcpy{};     // of the measured limit, if there is one
+  std::int64_t local_bytes = 0;                // that stay on their rank
+  double bytes_per_second = 0.0;               // moved bytes over the sum of the slowest ranks' times
+  std::optional<double> share_of_memcpy{};     // bandwidth over memcpy's rate, if measured
 };
 
-// The largest of some loads against their mean.
+// The largest of several loads, relative to their mean.
 struct Busiest {
   int index = 0;
   double mean = 0.0;
-  double over_mean = 0.0;  // largest / mean; 0 without load
+  double over_mean = 0.0;  // largest over mean; 0 if all loads are 0
 };
 
 struct Summary {
-  std::array<Latency, kPhases.size()> phases{};  // of the slowest rank of each step
-  Latency step{};                                // first dispatch's begin to last combine's end
-  double tokens_per_second = 0.0;                // tokens of all ranks and steps / sum of the steps' times
+  std::array<Latency, kStages.size()> stages{};  // of each step's slowest rank
+  Latency step{};                                // from the first rank's dispatch to the last rank's combine
+  double tokens_per_second = 0.0;                // of all ranks and steps, over the sum of the steps' times
   Flow dispatch{};
   Flow combine{};
   Busiest expert{};
   Busiest rank{};
-  int idle_experts = 0;  // without a route
+  int idle_experts = 0;  // experts without a route
   int checks_passed = 0;
 
-  const Latency& operator[](Phase phase) const { return phases[static_cast<std::size_t>(phase)]; }
+  const Latency& operator[](StepStage stage) const { return stages[static_cast<std::size_t>(stage)]; }
 };
 
 Summary summarise(const RunReport& run);

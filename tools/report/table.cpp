@@ -21,19 +21,20 @@ void line(Buffer& out, fmt::format_string<Args...> format, Args&&... args) {
   out.push_back('\n');
 }
 
-void add_played(Buffer& out, const Played& played) {
-  const std::string seed = played.seed ? fmt::format(", seed {}", *played.seed) : "";
-  line(out, "{:<10}{} ({}{})", "Played", played.trace, played.synthesised ? "synthesised" : "recorded", seed);
-  if (!played.recipe.empty()) line(out, "{:10}{}", "", played.recipe);
-  line(out, "{:10}{} of {}, {} of {} a rank", "", counted(played.layers, "layer"),
-       counted(played.tokens, "token"), counted(played.steps, "step"),
-       counted(played.tokens_per_rank, "token"));
+void add_workload(Buffer& out, const Workload& workload) {
+  const std::string seed = workload.seed ? fmt::format(", seed {}", *workload.seed) : "";
+  line(out, "{:<10}{} ({}{})", "Trace", workload.trace, workload.synthesised ? "synthesised" : "recorded",
+       seed);
+  if (!workload.recipe.empty()) line(out, "{:10}{}", "", workload.recipe);
+  line(out, "{:10}{} of {}; {} of {} per rank", "", counted(workload.layers, "layer"),
+       counted(workload.tokens, "token"), counted(workload.steps, "step"),
+       counted(workload.tokens_per_rank, "token"));
 }
 
 void add_configuration(Buffer& out, const Configuration& at) {
   line(out, "{:<10}{} backend, {} ({}), E {}, K {}, H {}, T {}", "Exchange", at.backend,
        counted(at.ranks, "rank"), at.group, at.experts, at.top_k, at.hidden, at.max_tokens);
-  line(out, "{:10}{}, {}; combine {}, {} rows", "", at.layout, at.format, at.reduction, at.wire);
+  line(out, "{:10}{}, {}; combine {}, {} rows", "", at.layout, at.format, at.reduction, at.combine_type);
   line(out, "{:<10}{}", "Experts", at.expert_function);
 }
 
@@ -46,17 +47,18 @@ void add_machine(Buffer& out, const Machine& machine) {
   line(out, "{:10}memcpy by {}: {} read and written", "", counted(machine.memcpy_threads, "thread"), limit);
 }
 
-std::string finding(const Check& check) {
+std::string outcome_of(const Check& check) {
   std::string text = with_thousands(check.compared) + " compared, " + with_thousands(check.wrong) + " wrong";
   if (check.error) text += fmt::format(", relative error {:.1e}", *check.error);
-  if (check.tolerance) text += fmt::format(" of {:.1e} allowed", *check.tolerance);
+  if (check.tolerance) text += fmt::format(", {:.1e} allowed", *check.tolerance);
   return text;
 }
 
 void add_checks(Buffer& out, const std::vector<Check>& checks) {
   const char* heading = "Checks";
   for (const Check& check : checks) {
-    line(out, "{:<10}{:<6}  {}: {}", heading, check.passed ? "passed" : "FAILED", check.name, finding(check));
+    line(out, "{:<10}{:<6}  {}: {}", heading, check.passed ? "passed" : "FAILED", check.name,
+         outcome_of(check));
     if (!check.passed && !check.detail.empty()) line(out, "{:18}{}", "", check.detail);
     heading = "";
   }
@@ -69,24 +71,24 @@ void add_latency(Buffer& out, const char* name, const Latency& latency) {
 
 void add_latencies(Buffer& out, const Summary& summary) {
   line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", "Time", "p50", "p90", "p99", "max", "mean");
-  for (const Phase phase : kPhases) add_latency(out, to_string(phase), summary[phase]);
+  for (const StepStage stage : kStages) add_latency(out, to_string(stage), summary[stage]);
   add_latency(out, "step", summary.step);
 }
 
-void add_flow(Buffer& out, const char* name, const Carried& carried, const Flow& flow, int steps) {
+void add_flow(Buffer& out, const char* name, const Traffic& traffic, const Flow& flow, int steps) {
   const std::string share = flow.share_of_memcpy ? in_percent(*flow.share_of_memcpy) : std::string("-");
   line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", name,
-       in_bytes(static_cast<double>(carried.wire_bytes) / steps),
+       in_bytes(static_cast<double>(traffic.wire_bytes) / steps),
        in_bytes(static_cast<double>(flow.local_bytes) / steps),
-       in_bytes(static_cast<double>(carried.moved_bytes) / steps), in_bytes_per_second(flow.bytes_per_second),
+       in_bytes(static_cast<double>(traffic.moved_bytes) / steps), in_bytes_per_second(flow.bytes_per_second),
        share);
 }
 
 void add_flows(Buffer& out, const RunReport& run, const Summary& summary) {
-  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", "A step", "wire bytes", "local", "moved", "bandwidth",
+  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", "Per step", "wire bytes", "local", "moved", "bandwidth",
        "of memcpy");
-  add_flow(out, "dispatch", run.dispatch, summary.dispatch, run.played.steps);
-  add_flow(out, "combine", run.combine, summary.combine, run.played.steps);
+  add_flow(out, "dispatch", run.dispatch, summary.dispatch, run.workload.steps);
+  add_flow(out, "combine", run.combine, summary.combine, run.workload.steps);
 }
 
 void add_ranks(Buffer& out, const RunReport& run, const Summary& summary) {
@@ -112,7 +114,7 @@ void add_busiest(Buffer& out, const RunReport& run, const Summary& summary) {
        counted(summary.idle_experts, "expert"));
   if (run.load.dropped_routes > 0)
     line(out, "{:<10}{} beyond the capacity", "Dropped", counted(run.load.dropped_routes, "route"));
-  line(out, "{:<10}{} tokens/s", "Through", with_thousands(std::llround(summary.tokens_per_second)));
+  line(out, "{:<10}{} tokens/s", "Rate", with_thousands(std::llround(summary.tokens_per_second)));
 }
 
 }  // namespace
@@ -120,7 +122,7 @@ void add_busiest(Buffer& out, const RunReport& run, const Summary& summary) {
 std::string to_table(const RunReport& run) {
   const Summary summary = summarise(run);
   Buffer out;
-  add_played(out, run.played);
+  add_workload(out, run.workload);
   add_configuration(out, run.configuration);
   add_machine(out, run.machine);
   add_checks(out, run.checks);

@@ -1,4 +1,4 @@
-// A run's report for the terminal.
+// Writes a run's report as a table for the terminal.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace ferry::report {
 
-// Plain text, at most 80 columns where names are not longer, lines ending in '\n', no escape sequences.
+// ASCII text without escape sequences. Lines have at most 80 columns unless a name is longer.
 std::string to_table(const RunReport& run);
 
 }  // namespace ferry::report

@@ -10,7 +10,7 @@ namespace {
 
 using Buffer = fmt::memory_buffer;
 
-// Every event but the first follows a comma.
+// Writes a comma before every event but the first.
 void separate(Buffer& out, bool& first) {
   out.append(std::string_view(first ? "\n" : ",\n"));
   first = false;
@@ -25,22 +25,22 @@ void add_names(Buffer& out, bool& first, int rank) {
   fmt::format_to(std::back_inserter(out),
                  R"({{"ph":"M","pid":{},"tid":0,"name":"process_sort_index","args":{{"sort_index":{}}}}})",
                  rank, rank);
-  for (const Phase phase : kPhases) {
+  for (const StepStage stage : kStages) {
     separate(out, first);
     fmt::format_to(std::back_inserter(out),
                    R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"{}"}}}})", rank,
-                   static_cast<int>(phase), to_string(phase));
+                   static_cast<int>(stage), to_string(stage));
   }
 }
 
 void add_spans(Buffer& out, bool& first, int rank, int step, const StepTimes& times) {
-  for (const Phase phase : kPhases) {
-    const Span& span = times[phase];
+  for (const StepStage stage : kStages) {
+    const Span& span = times[stage];
     separate(out, first);
     fmt::format_to(
         std::back_inserter(out),
         R"({{"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"name":"{}","args":{{"step":{}}}}})", rank,
-        static_cast<int>(phase), span.begin_us, span.length_us(), to_string(phase), step);
+        static_cast<int>(stage), span.begin_us, span.length_us(), to_string(stage), step);
   }
 }
 
@@ -52,7 +52,7 @@ std::string to_trace_events(const RunReport& run) {
   bool first = true;
   fmt::format_to(std::back_inserter(out), R"({{"displayTimeUnit":"ms","traceEvents":[)");
   for (int rank = 0; rank < run.configuration.ranks; ++rank) add_names(out, first, rank);
-  for (int step = 0; step < run.played.steps; ++step) {
+  for (int step = 0; step < run.workload.steps; ++step) {
     for (int rank = 0; rank < run.configuration.ranks; ++rank)
       add_spans(out, first, rank, step, run.at(step, rank));
   }

@@ -1,4 +1,4 @@
-// A run's timeline in the Chrome trace event format, which Perfetto and chrome://tracing open.
+// Writes a run's timeline in the Chrome trace event format, which Perfetto and chrome://tracing open.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace ferry::report {
 
-// One process a rank (pid: rank), one thread a phase (tid: 0 dispatch, 1 experts, 2 combine), one complete
-// event a span with its step as argument. All steps.
+// Every rank is a process (pid: rank), every stage a thread of it (tid: 0 dispatch, 1 experts, 2 combine),
+// and every span a complete event with its step as an argument. Has all steps.
 std::string to_trace_events(const RunReport& run);
 
 }  // namespace ferry::report

@@ -14,14 +14,14 @@ struct Unit {
   const char* name;
 };
 
-// Three digits, more only before the point.
+// Three digits, or all digits before the decimal point if there are more.
 std::string three_digits(double value) {
   const double size = std::fabs(value);
   const int decimals = size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
   return fmt::format("{:.{}f}", value, decimals);
 }
 
-// In the largest unit that the value reaches, once it is rounded.
+// In the largest unit that the rounded value reaches.
 std::string scaled(double value, std::span<const Unit> units) {
   const Unit* chosen = &units.front();
   for (const Unit& unit : units) {

@@ -1,4 +1,4 @@
-// Numbers as people read them: three or four digits and a unit. Decimal prefixes throughout.
+// Formats numbers for people: three or four digits and a unit with a decimal prefix.
 #pragma once
 
 #include <cstdint>

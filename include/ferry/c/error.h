@@ -1,4 +1,4 @@
-// What went wrong: a status, a text, and the numbers.
+// Statuses, and the message and numbers of a thread's last error.
 #ifndef FERRY_C_ERROR_H
 #define FERRY_C_ERROR_H
 
@@ -9,21 +9,23 @@
 extern "C" {
 #endif
 
+/// Result of a function that can fail.
 typedef int ferry_status;
 enum {
   FERRY_OK = 0,
-  FERRY_USAGE = 1,        // the caller's arguments or data are wrong; the exchange stays usable
-  FERRY_OVERFLOW = 2,     // routes did not fit the capacity and were dropped; the exchange stays usable
-  FERRY_TIMEOUT = 3,      // a peer did not come before the deadline; final for the group
-  FERRY_PEER_LOST = 4,    // a peer died or left with an error; final for the group
-  FERRY_SYSTEM = 5,       // the operating system refused something, such as memory
-  FERRY_UNSUPPORTED = 6,  // this build, backend or machine cannot do it
-  FERRY_OTHER = -1        // an error that is none of Ferry's
+  FERRY_USAGE = 1,        ///< the caller's arguments or data are wrong; the exchange stays usable
+  FERRY_OVERFLOW = 2,     ///< routes exceeded the capacity and were dropped; the exchange stays usable
+  FERRY_TIMEOUT = 3,      ///< a peer missed the deadline; final for the group
+  FERRY_PEER_LOST = 4,    ///< a peer died or left with an error; final for the group
+  FERRY_SYSTEM = 5,       ///< the operating system refused a request, such as memory
+  FERRY_UNSUPPORTED = 6,  ///< this build, backend or machine cannot do it
+  FERRY_OTHER = -1        ///< an error of another library, such as the caller's code
 };
 
+/// The operation in which a rank waited.
 enum {
   FERRY_OPERATION_NONE = 0,
-  FERRY_CONSTRUCT = 1,
+  FERRY_CONSTRUCT = 1,  ///< creating a group or an exchange
   FERRY_DISPATCH = 2,
   FERRY_COMBINE = 3,
   FERRY_METADATA = 4,
@@ -31,33 +33,40 @@ enum {
   FERRY_BARRIER = 6
 };
 
-typedef struct ferry_wait_record {  // who waited for whom when a wait ended without its flag
-  int32_t operation;                // FERRY_DISPATCH, ...
-  uint64_t call;                    // call number of the lane
-  int32_t rank, peer;               // the rank that waited; the one that was missing
-  uint64_t expected, seen;          // flag value waited for; last seen
+/// A wait that ended without success: who waited for whom, and for which flag value.
+typedef struct ferry_wait_record {
+  int32_t operation;  ///< FERRY_DISPATCH, ...
+  uint64_t call;      ///< call number of the lane
+  int32_t rank;       ///< the rank that waited
+  int32_t peer;       ///< the rank that it waited for
+  uint64_t expected;  ///< flag value it waited for
+  uint64_t seen;      ///< flag value it last read
 } ferry_wait_record;
 
-typedef struct ferry_bad_id {  // expert ids outside [-1, experts): they were skipped
-  int32_t rank, token, slot;   // the lowest (token, slot) of the call
-  int64_t id;
-  int64_t count;
+/// Expert ids outside [-1, E). Their slots were skipped; everything else was delivered.
+typedef struct ferry_bad_id {
+  int32_t rank, token, slot;  ///< the first bad id: lowest token, then lowest slot
+  int64_t id;                 ///< the id found there
+  int64_t count;              ///< bad ids of the call
 } ferry_bad_id;
 
-typedef struct ferry_bad_source {  // entries of a plan that point outside the exchange: they were skipped
-  int32_t rank;                    // the rank that found them
-  int64_t index;                   // lowest index of the table they stand in
-  int64_t count;
+/// Entries of a plan that point outside the exchange. They were skipped; everything else was delivered.
+typedef struct ferry_bad_source {
+  int32_t rank;   ///< the rank whose plan it is
+  int64_t index;  ///< the lowest index of a bad entry in its table
+  int64_t count;  ///< bad entries found
 } ferry_bad_source;
 
+/// Routes that did not fit a rank's capacity. They were dropped; the numbers are the same on every rank.
 typedef struct ferry_overflow {
-  int32_t rank;      // the rank that needs the most rows
-  int64_t capacity;  // rows it has (expert_padded: rows an expert)
-  int64_t needed;    // rows it would have needed
-  int64_t dropped;   // routes (rank_major: rows) dropped on all ranks together
+  int32_t rank;      ///< of the ranks that overflowed, the one that needs the most rows
+  int64_t capacity;  ///< rows that this rank has (expert_padded: rows of one expert)
+  int64_t needed;    ///< rows that it would have needed
+  int64_t dropped;   ///< routes dropped on all ranks together (rank_major: rows)
 } ferry_overflow;
 
-enum {  // which member of ferry_error_record holds the numbers
+/// Which member of ferry_error_record is valid.
+enum {
   FERRY_RECORD_NONE = 0,
   FERRY_RECORD_WAIT = 1,
   FERRY_RECORD_BAD_ID = 2,
@@ -66,24 +75,28 @@ enum {  // which member of ferry_error_record holds the numbers
   FERRY_RECORD_SYSTEM = 5
 };
 
+/// The numbers of an error.
 typedef struct ferry_error_record {
   size_t size;
-  int32_t status;  // of the call that failed
-  int32_t kind;    // FERRY_RECORD_...; the other members mean nothing
+  int32_t status;  ///< the status that the failed call returned
+  int32_t kind;    ///< FERRY_RECORD_...: the one member below that is valid
   ferry_wait_record wait;
   ferry_bad_id bad_id;
   ferry_bad_source bad_source;
   ferry_overflow overflow;
-  int64_t error_number;  // FERRY_RECORD_SYSTEM: errno
+  int64_t error_number;  ///< FERRY_RECORD_SYSTEM: errno
 } ferry_error_record;
 
-// Of the last call that failed in this thread; calls that succeed leave both alone. The text is never NULL
-// ("" when nothing has failed), holds the numbers that matter, and lives until the thread's next failure.
+/// Message of the last call that failed in this thread, with the numbers that matter; "" if none has. Calls
+/// that succeed do not change it. Valid until the thread's next failure.
 const char* ferry_last_error(void);
+/// Numbers of the last call that failed in this thread.
 ferry_status ferry_last_record(ferry_error_record* record);
 
-const char* ferry_status_name(ferry_status status);  // "timeout", ...; "other" for anything unknown. Static.
-const char* ferry_version(void);                     // of the library, "major.minor.patch". Static.
+/// Name of a status, such as "timeout"; "other" for any other number. Static string.
+const char* ferry_status_name(ferry_status status);
+/// Version of the linked library, "major.minor.patch". Static string.
+const char* ferry_version(void);
 
 #ifdef __cplusplus
 }

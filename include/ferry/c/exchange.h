@@ -1,4 +1,4 @@
-// The object that owns the buffers of one configuration on one rank, and what its operations take and return.
+// The exchange, which owns the buffers of one configuration on one rank, and the arrays of its operations.
 #ifndef FERRY_C_EXCHANGE_H
 #define FERRY_C_EXCHANGE_H
 
@@ -14,73 +14,86 @@
 extern "C" {
 #endif
 
-typedef struct ferry_exchange ferry_exchange;  // owns the buffers of one configuration on one rank
+/// An exchange. Its operations are in ferry/c/operations.h.
+typedef struct ferry_exchange ferry_exchange;
 
-// Collective; blocks until every rank has called. FERRY_USAGE for a configuration that is wrong on any rank
-// or differs between ranks, FERRY_SYSTEM when there is not enough memory. An exchange is destroyed before its
-// rank's body returns.
+/// Collective. Creates an exchange; blocks until every rank has called. Destroy it before the rank's body
+/// returns. FERRY_USAGE: the configuration is wrong on a rank, or differs between ranks. FERRY_SYSTEM: not
+/// enough memory.
 ferry_status ferry_exchange_create(const ferry_rank* rank, const ferry_config* config,
                                    ferry_exchange** exchange);
-void ferry_exchange_destroy(ferry_exchange* exchange);  // local; NULL is allowed
+/// Local. NULL is allowed.
+void ferry_exchange_destroy(ferry_exchange* exchange);
 
-// The configuration with every default filled in; its placement lies in the exchange.
+/// The configuration with every default filled in. Its placement arrays belong to the exchange.
 ferry_status ferry_exchange_config(const ferry_exchange* exchange, ferry_config* config);
+/// The bytes that the exchange takes on this rank.
 ferry_status ferry_exchange_sizes(const ferry_exchange* exchange, ferry_sizes* sizes);
+/// The rows that this rank can receive (expert_padded: rows of one expert).
 ferry_status ferry_exchange_capacity(const ferry_exchange* exchange, int64_t* rows);
 
-typedef struct ferry_tokens {          // rows of this rank's tokens [count, hidden]
-  const void* parts[FERRY_MAX_PARTS];  // raw formats bring one pointer for each part, others one
-  int64_t strides[FERRY_MAX_PARTS];    // bytes from row to row; 0: dense
-  int64_t count;                       // N
-  int32_t type;                        // value type; raw parts have none
+/// Rows of this rank's tokens, [N, H]. Row addresses and strides are multiples of 16 bytes.
+typedef struct ferry_tokens {
+  const void* parts[FERRY_MAX_PARTS];  ///< part 0 holds the values; raw formats use one entry a part
+  int64_t strides[FERRY_MAX_PARTS];    ///< bytes from one row to the next; 0: rows are dense
+  int64_t count;                       ///< N
+  int32_t type;                        ///< value type; not used by raw formats
 } ferry_tokens;
 
-typedef struct ferry_rows {  // experts' outputs, row for row as the arrivals lay, or the result of combine
-  void* data;                // outputs are only read, and not past the total
-  int64_t stride;            // bytes from row to row (unreduced result: from slot to slot); 0: dense
-  int32_t type;              // value type
+/// The experts' outputs, [total, H], which are only read, or the result of combine, [N, H] (unreduced: [N, K,
+/// H]).
+typedef struct ferry_rows {
+  void* data;
+  int64_t stride;  ///< bytes from one row to the next (unreduced result: from slot to slot); 0: dense
+  int32_t type;    ///< value type
 } ferry_rows;
 
-// Memory for arrivals; NULL: the lane's own, which the lane's next dispatch overwrites.
+/// Caller's memory for the arrays of a ferry_dispatch_result. Each NULL selects the lane's own memory, which
+/// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: L * capacity).
 typedef struct ferry_receive_buffers {
-  void* parts[FERRY_MAX_PARTS];  // part p: capacity rows (values first, then scales), aligned to 16
-  float* weight;                 // [capacity]; rank_major [capacity, top_k]
-  int32_t* local_ids;            // rank_major [capacity, top_k]
-  int32_t* group_of_row;         // [capacity], written only if given: group of a row, -1 on padding
-  void* plan;                    // ferry_plan_bytes bytes, aligned to 16
+  void* parts[FERRY_MAX_PARTS];  ///< part p of `capacity` rows, aligned to 16 bytes
+  float* weight;                 ///< [capacity]; rank_major: [capacity, K]
+  int32_t* local_ids;            ///< rank_major: [capacity, K]
+  int32_t* group_of_row;         ///< [capacity]; the lane has no memory of its own for this array
+  void* plan;                    ///< ferry_plan_bytes() bytes, aligned to 16
 } ferry_receive_buffers;
 
+/// One part of the received rows.
 typedef struct ferry_received_part {
   void* data;
-  int64_t row_bytes;          // bytes of a row of this part (scales in columns: of one element)
-  int64_t leading_dimension;  // scales in columns: elements from column to column; 0 for rows
+  int64_t row_bytes;          ///< bytes of a row of this part; scales in columns: bytes of one element
+  int64_t leading_dimension;  ///< scales in columns: elements from one column to the next; else 0
 } ferry_received_part;
 
-typedef struct ferry_host_totals {  // in host memory, stored after everything else, `call` last
+/// The total of a dispatch in host memory: see ferry::HostTotals. Load `call` with acquire; once it is the
+/// number of the dispatch, `total` may be read.
+typedef struct ferry_host_totals {
   uint64_t call;
   int64_t total;
 } ferry_host_totals;
 
-// What dispatch returns. Memory belongs to the lane, until its next dispatch, or to the caller. Groups (G)
-// are this rank's experts, in local order; for rank_major the source ranks.
+/// The rows that this rank has received, and their sources.
+///
+/// Groups are this rank's experts in local order; with rank_major they are the source ranks. The memory
+/// belongs to the lane, whose next dispatch overwrites it, or to the caller.
 typedef struct ferry_dispatch_result {
   size_t size;
-  void* data;  // values: parts[0].data
-  ferry_received_part parts[FERRY_MAX_PARTS];
-  int64_t groups;               // G
-  int64_t capacity;             // rows; expert_padded: rows an expert
-  const int32_t* counts;        // [G] rows of a group, padding not counted
-  const int32_t* row_offsets;   // [G+1] first row of a group
-  const int32_t* total;         // one number: row_offsets[G]
-  const int32_t* group_expert;  // [G] global expert id of a group; rank_major: -1
-  const ferry_source* source;   // [total]
-  const float* weight;          // [total], rank_major [total, top_k]; NULL without weights
-  const int32_t* local_ids;     // rank_major [total, top_k]: local expert, or -1
-  const int32_t* group_of_row;  // [total] if memory was given for it
-  const float* dots;            // [total] if dot_rows was given
-  const ferry_host_totals* host;
-  uint64_t call;  // call number on the lane
-  ferry_plan plan;
+  void* data;                                  ///< the values: parts[0].data
+  ferry_received_part parts[FERRY_MAX_PARTS];  ///< fp8: values, then scales
+  int64_t groups;                              ///< G
+  int64_t capacity;                            ///< in rows; expert_padded: rows of one expert
+  const int32_t* counts;                       ///< [G] rows of each group, padding excluded
+  const int32_t* row_offsets;                  ///< [G + 1] first row of each group
+  const int32_t* total;                        ///< [1] row_offsets[G]
+  const int32_t* group_expert;                 ///< [G] global expert id of each group; rank_major: -1
+  const ferry_source* source;                  ///< [total]
+  const float* weight;                         ///< [total]; rank_major: [total, K]; NULL without weights
+  const int32_t* local_ids;                    ///< rank_major: [total, K] local expert of each slot, or -1
+  const int32_t* group_of_row;                 ///< [total], -1 on padding; NULL unless memory was passed
+  const float* dots;                           ///< [total]; NULL without dot_rows
+  const ferry_host_totals* host;               ///< in host memory
+  uint64_t call;                               ///< call number on the lane
+  ferry_plan plan;                             ///< pass it to ferry_combine()
 } ferry_dispatch_result;
 
 #ifdef __cplusplus

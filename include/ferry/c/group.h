@@ -1,4 +1,4 @@
-// Who takes part: ranks, and how they find one another.
+// The ranks that take part in an exchange, and the ways in which they are started and meet.
 #ifndef FERRY_C_GROUP_H
 #define FERRY_C_GROUP_H
 
@@ -11,54 +11,63 @@
 extern "C" {
 #endif
 
-typedef struct ferry_group ferry_group;  // all participants
-typedef struct ferry_rank ferry_rank;    // one of them
+typedef struct ferry_group ferry_group;  ///< a set of ranks
+typedef struct ferry_rank ferry_rank;    ///< one rank of a group
 
-// The caller's own way to meet. Both functions are collective and block; anything but FERRY_OK fails the
-// group.
+/// Communication that the caller's program already has, used to set up a group. Both functions are collective
+/// and block until all ranks have called. Any status but FERRY_OK fails the group.
 typedef struct ferry_bootstrap {
   size_t size;
-  int32_t rank, ranks;  // this one's number, and how many there are
-  // Gathers `bytes` bytes of every rank into `all` (ranks * bytes, by rank).
+  int32_t rank, ranks;  ///< number of this rank, and R
+  /// Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
   ferry_status (*all_gather)(const void* mine, void* all, size_t bytes, void* user);
   ferry_status (*barrier)(void* user);
-  void* user;  // handed to both
+  void* user;  ///< passed to both functions
 } ferry_bootstrap;
 
-// Each makes a group, to be destroyed by the caller. Ranks as threads, or as forked processes, of this one:
-// `nodes` nodes of equally many (0: one node). mpi: this process is a rank of an MPI job; FERRY_UNSUPPORTED
-// without the MPI module. custom: this process, or thread, is one rank; all ranks are on this host.
-// FERRY_USAGE for numbers that fit no group.
-ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
-ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
-ferry_status ferry_group_mpi(ferry_group** group);
-ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, ferry_group** group);
-void ferry_group_destroy(ferry_group* group);  // after ferry_group_run has returned; NULL is allowed
+// The constructors of a group. The caller destroys it with ferry_group_destroy(). All ranks are on this
+// host.
 
-int ferry_group_size(const ferry_group* group);  // ranks; -1 for NULL
-// How long collectives of the group itself wait, in seconds (default 30); positive and finite.
+/// `ranks` threads of this process. `nodes` only divides the ranks in ferry_rank_topology(); 0: one node.
+/// FERRY_USAGE: no ranks, or a number of ranks that `nodes` does not divide.
+ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
+/// `ranks` forked processes; otherwise as ferry_group_threads().
+ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
+/// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module is not installed.
+ferry_status ferry_group_mpi(ferry_group** group);
+/// This process, or thread, is one rank, and `bootstrap` connects it with the others.
+ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, ferry_group** group);
+
+/// Call it after ferry_group_run() has returned. NULL is allowed.
+void ferry_group_destroy(ferry_group* group);
+
+/// R; -1 for NULL.
+int ferry_group_size(const ferry_group* group);
+/// Sets how long collectives of the group itself wait: positive and finite, in seconds. Default 30.
 ferry_status ferry_group_set_deadline(ferry_group* group, double seconds);
 
-// What a rank does. `rank` is valid until it returns. Anything but FERRY_OK makes this rank lost to the
-// others: their waits end with FERRY_PEER_LOST. A failed call's status handed back unchanged takes its
-// message and numbers along.
+/// The code that a rank runs. `rank` is valid until it returns. Any status but FERRY_OK makes this rank lost
+/// to the others, whose waits end with FERRY_PEER_LOST. If the body returns the status of a failed call
+/// unchanged, that call's message and numbers become the error of the group.
 typedef ferry_status (*ferry_body)(ferry_rank* rank, void* user);
 
-// Runs `body` once as every rank this group starts (threads, processes) or as this process's rank (mpi,
-// custom) and returns when all have ended, with the error that came first. processes: forks, so call it
-// before starting threads; what the body writes to memory stays in the child.
+/// Runs `body` on every rank that this group starts (threads, processes), or as this process's rank (mpi,
+/// custom). Blocks until all have returned. Returns the error that occurred first on any rank. processes:
+/// forks, so call it before starting threads; what the body writes to memory stays in the child process.
 ferry_status ferry_group_run(ferry_group* group, ferry_body body, void* user);
 
-int ferry_rank_index(const ferry_rank* rank);  // this rank's number; -1 for NULL
-int ferry_rank_size(const ferry_rank* rank);   // how many ranks the group has; -1 for NULL
-// 1 if every rank is a thread of this process, else 0; -1 for NULL.
+int ferry_rank_index(const ferry_rank* rank);  ///< number of this rank, 0 to R - 1; -1 for NULL
+int ferry_rank_size(const ferry_rank* rank);   ///< R; -1 for NULL
+/// 1 if every rank is a thread of this process, 0 if not; -1 for NULL.
 int ferry_rank_same_process(const ferry_rank* rank);
-// Rank = node * local_ranks + local rank.
+/// How the ranks are numbered over nodes of equal size: rank = node * local_ranks + local rank.
 ferry_status ferry_rank_topology(const ferry_rank* rank, int* nodes, int* local_ranks);
 
-// Collective: block until every rank has called (FERRY_TIMEOUT, FERRY_PEER_LOST when one does not).
-// all_gather puts `bytes` bytes of every rank into `all` (ranks * bytes, by rank).
+/// Collective. Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
+/// Blocks until every rank has called. FERRY_TIMEOUT, FERRY_PEER_LOST: a rank did not call in time, or is
+/// gone.
 ferry_status ferry_rank_all_gather(const ferry_rank* rank, const void* mine, void* all, size_t bytes);
+/// Collective. Blocks until every rank has called; statuses as ferry_rank_all_gather().
 ferry_status ferry_rank_barrier(const ferry_rank* rank);
 
 #ifdef __cplusplus

@@ -1,9 +1,12 @@
-// Dispatch and combine.
+// Dispatch and combine: the two all-to-all steps of a Mixture-of-Experts layer, and their gradients.
 //
-// Collective: every rank calls the same operations of a lane in the same order. Host backends work in the
-// calling thread and return when the operation is done. Apart from refusals (FERRY_USAGE), FERRY_TIMEOUT and
-// FERRY_PEER_LOST, a call ends with what ferry_check finds, unless check_apart is set; then it has been
-// carried out all the same.
+// Collective: every rank issues the same operations on a lane in the same order.
+//
+// Blocking: host backends run in the calling thread and return when the operation is done. Device backends
+// enqueue on `stream` and return.
+//
+// Statuses: FERRY_USAGE for arguments that are refused, FERRY_TIMEOUT, FERRY_PEER_LOST. A call of a host
+// backend that was carried out returns what ferry_check() finds, unless manual_check is set.
 #ifndef FERRY_C_OPERATIONS_H
 #define FERRY_C_OPERATIONS_H
 
@@ -17,21 +20,24 @@
 extern "C" {
 #endif
 
+/// Arguments of a dispatch. All ranks pass the same format and apply_weights.
 typedef struct ferry_dispatch_args {
   size_t size;
   ferry_tokens tokens;
-  const void* ids;        // [count, top_k], dense: -1 masks a slot, an expert may stand twice ...
-  ferry_plan plan;        // ... or the routes of a plan again; exactly one of both, none with no tokens
-  const float* weights;   // [count, top_k] or NULL
-  int32_t id_type;        // FERRY_INT32, FERRY_INT64
-  int32_t apply_weights;  // 1: values arrive multiplied by their weight; not with fp8, raw, rank_major
-  ferry_format format;    // default: the configuration's
+  const void* ids;  ///< [N, K] expert ids, dense; -1 masks a slot; an expert may be listed more than once
+  ferry_plan plan;  ///< instead of ids: the routes of an earlier dispatch. N = 0 needs neither
+  const float* weights;   ///< [N, K] or NULL: given by all ranks that have tokens, or by none
+  int32_t id_type;        ///< FERRY_INT32, FERRY_INT64
+  int32_t apply_weights;  ///< 1: multiplies received values by their weight; not with fp8, raw, rank_major
+  ferry_format format;    ///< default: the configuration's
   ferry_receive_buffers memory;
-  const void* dot_rows;  // rows v [total, hidden] of type `wire`: dots[row] = dot(x before weighing, v)
+  /// Rows v, [total, H] of the configuration's combine_type, dense: dots[row] = dot(x, v[row]), with x the
+  /// row before it is multiplied by its weight. Not with fp8, raw, rank_major.
+  const void* dot_rows;
   int32_t lane;
-  int32_t sm_limit;  // GPU backends: most blocks at once; 0: no limit
-  void* stream;      // of the backend; host backends take none
-  // May be NULL. Filled, also when the call ends with what ferry_check finds; zero after other errors.
+  int32_t sm_limit;  ///< GPU backends: most thread blocks at once; 0: no limit
+  void* stream;      ///< of a device backend; host backends use none
+  /// May be NULL. Filled also when the call returns what ferry_check() found; zeroed on other errors.
   ferry_dispatch_result* result;
 } ferry_dispatch_args;
 
@@ -39,27 +45,31 @@ typedef struct ferry_dispatch_receive_args {
   size_t size;
   int32_t lane;
   void* stream;
-  ferry_dispatch_result* result;  // as in ferry_dispatch_args
+  ferry_dispatch_result* result;  ///< as in ferry_dispatch_args
 } ferry_dispatch_receive_args;
 
-// Sends every token to the ranks of its experts and lays the arrivals out. The split form: the send half
-// waits for no peer's data and leaves `arrivals` alone; tokens, ids and weights may be reused after it; the
-// receive half may run in another thread; the lane takes nothing else in between.
+/// Sends every token to the ranks that hold its experts, and returns the rows that this rank receives,
+/// arranged by the configuration's layout.
 ferry_status ferry_dispatch(ferry_exchange* exchange, const ferry_dispatch_args* args);
+/// The send phase of a dispatch. Waits for no peer's data and does not use `result`. When it is done, tokens,
+/// ids and weights may be reused. Between the phases, the lane accepts only ferry_dispatch_receive(), from
+/// any thread.
 ferry_status ferry_dispatch_send(ferry_exchange* exchange, const ferry_dispatch_args* args);
+/// The receive phase of the lane's dispatch.
 ferry_status ferry_dispatch_receive(ferry_exchange* exchange, const ferry_dispatch_receive_args* args);
 
+/// Arguments of a combine. Without row_weights and topk_weights, every weight is 1.
 typedef struct ferry_combine_args {
   size_t size;
-  ferry_rows outputs;  // [total, hidden]; rounded to `wire` where the type differs
-  ferry_rows result;   // [tokens, hidden]; unreduced [tokens, top_k, hidden]; both empty: only route_values
-  ferry_plan plan;
-  const float* row_weights;   // that travelled: ferry_dispatch_result.weight, one a row ...
-  const float* topk_weights;  // ... or [tokens, top_k] at home; neither: every weight is 1
-  const float* row_values;    // one fp32 a row that comes home ...
-  float* route_values;        // ... as [tokens, top_k], 0 where masked or dropped
+  ferry_rows outputs;  ///< [total, H]; converted to the configuration's combine_type where the type differs
+  ferry_rows result;   ///< [N, H]; unreduced: [N, K, H]. May be empty, with `outputs`, for route_values only
+  ferry_plan plan;     ///< of the dispatch whose rows `outputs` correspond to
+  const float* row_weights;   ///< [total] weights of the rows, such as ferry_dispatch_result.weight
+  const float* topk_weights;  ///< [N, K] weights of this rank's slots, instead of row_weights
+  const float* row_values;    ///< [total] one fp32 of each row, returned to its source rank ...
+  float* route_values;        ///< ... as [N, K]; 0 where the slot is masked or was dropped
   int32_t lane, sm_limit;
-  int32_t reduction;  // FERRY_PARTIAL, ...; default: the configuration's
+  int32_t reduction;  ///< FERRY_PARTIAL, ...; default: the configuration's
   void* stream;
 } ferry_combine_args;
 
@@ -69,78 +79,88 @@ typedef struct ferry_combine_receive_args {
   void* stream;
 } ferry_combine_receive_args;
 
-// Brings the experts' outputs home and adds them. Home weights with partial: not NULL on any rank, also
-// without tokens, because they take a call of their own. Split form: plan, result and home weights must live
-// until the receive half has ended, and home weights with partial are refused.
+/// Returns the experts' outputs to their source ranks and adds the rows of each token. FERRY_PARTIAL sends
+/// topk_weights to the experts' ranks first: then either all ranks pass them, ranks without tokens too, or
+/// none.
 ferry_status ferry_combine(ferry_exchange* exchange, const ferry_combine_args* args);
+/// The send phase of a combine. The plan, the result and topk_weights must live until the receive phase is
+/// done. topk_weights with FERRY_PARTIAL are refused.
 ferry_status ferry_combine_send(ferry_exchange* exchange, const ferry_combine_args* args);
+/// The receive phase of the lane's combine.
 ferry_status ferry_combine_receive(ferry_exchange* exchange, const ferry_combine_receive_args* args);
 
 typedef struct ferry_combine_backward_args {
   size_t size;
-  ferry_tokens d_result;  // dy [tokens, hidden]
+  ferry_tokens d_result;  ///< dy, [N, H]
   ferry_plan plan;
-  const float* topk_weights;  // [tokens, top_k]
-  const void* outputs;        // rows v that combine was given [total, hidden], type `wire`, dense
-  float* d_weights;           // [tokens, top_k]: dot(dy, v)
+  const float* topk_weights;  ///< [N, K]
+  const void* outputs;        ///< the rows v that combine was given, [total, H] of its combine_type, dense
+  float* d_weights;           ///< [N, K]: dot(dy[token], v) with v the slot's row
   ferry_format format;
   ferry_receive_buffers memory;
   int32_t lane, sm_limit;
   void* stream;
-  ferry_dispatch_result* result;  // rows of dy times their weight; as in ferry_dispatch_args
+  ferry_dispatch_result* result;  ///< rows of dy multiplied by their weights; as in ferry_dispatch_args
 } ferry_combine_backward_args;
 
-// Gradients of combine.
+/// The gradients of combine, given the gradient dy of its result: see ferry::Exchange::combine_backward.
 ferry_status ferry_combine_backward(ferry_exchange* exchange, const ferry_combine_backward_args* args);
 
 typedef struct ferry_route_values_args {
   size_t size;
-  const float* values;  // [tokens, top_k]
+  const float* values;  ///< [N, K]
   ferry_plan plan;
-  float* row_values;  // [total], padding 0
+  float* row_values;  ///< [total]; 0 on padding
   int32_t lane;
   void* stream;
 } ferry_route_values_args;
 
-// Carries one fp32 a route to its row.
+/// Sends one fp32 of each route to the route's row.
 ferry_status ferry_route_values(ferry_exchange* exchange, const ferry_route_values_args* args);
 
+/// Sum, prefix sum and maximum of the ranks' counts.
 typedef struct ferry_step_metadata {
-  int32_t sum, prefix, maximum;  // of every rank's count; prefix: of the ranks before this one
+  int32_t sum;
+  int32_t prefix;  ///< sum over the ranks before this one
+  int32_t maximum;
 } ferry_step_metadata;
 
 typedef struct ferry_metadata_args {
   size_t size;
-  int32_t count;  // 0 or more
+  int32_t count;  ///< of this rank, 0 or more
   int32_t lane;
   void* stream;
-  const ferry_step_metadata** metadata;  // becomes a fixed address of the lane
+  const ferry_step_metadata** metadata;  ///< receives a fixed address of the lane
 } ferry_metadata_args;
 
-// [sum, prefix before me, maximum] of the ranks' counts.
+/// Computes sum, prefix sum and maximum of the ranks' counts.
 ferry_status ferry_metadata(ferry_exchange* exchange, const ferry_metadata_args* args);
 
-// What the lane's calls since the last check have found: FERRY_USAGE with a bad_id or bad_source record,
-// FERRY_OVERFLOW, or FERRY_OK. Local.
+/// Local. Returns what the lane's calls since the last check have found: FERRY_OVERFLOW, FERRY_USAGE with a
+/// bad_id or bad_source record, or FERRY_OK. Those calls were carried out all the same.
 ferry_status ferry_check(ferry_exchange* exchange, int lane);
-// The arrivals of the lane's last dispatch. Local.
+/// Local. The result of the lane's last dispatch.
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
                                         ferry_dispatch_result* result);
 
-typedef struct ferry_load_counts {  // seen so far by this exchange on all lanes, the same on every rank
+/// Routes dispatched so far by this exchange on all lanes: the same on every rank.
+typedef struct ferry_load_counts {
   size_t size;
-  const int64_t* experts;  // [E] routes to every expert; until the exchange's next ferry_load
-  const int64_t* ranks;    // [R] routes to every rank
+  const int64_t* experts;  ///< [E] routes to each expert; valid until the next ferry_get_load_counts()
+  const int64_t* ranks;    ///< [R] routes to each rank
   int64_t dispatches;
 } ferry_load_counts;
 
-typedef struct ferry_wire_counts {  // what this rank has written to other ranks' memory
+/// What this rank has written to other ranks' memory so far. Flags and call numbers are not counted.
+typedef struct ferry_wire_counts {
   size_t size;
   int64_t dispatch_bytes, dispatch_messages;
   int64_t combine_bytes, combine_messages;
 } ferry_wire_counts;
 
-ferry_status ferry_load(const ferry_exchange* exchange, ferry_load_counts* counts);
+/// Local.
+ferry_status ferry_get_load_counts(const ferry_exchange* exchange, ferry_load_counts* counts);
+/// Local.
 ferry_status ferry_get_wire_counts(const ferry_exchange* exchange, ferry_wire_counts* counts);
 
 #ifdef __cplusplus

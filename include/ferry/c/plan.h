@@ -1,4 +1,4 @@
-// A plan: all that follows from ids and placement, as a value.
+// A plan: everything that dispatch derives from ids and placement, as a value that can be kept and reused.
 #ifndef FERRY_C_PLAN_H
 #define FERRY_C_PLAN_H
 
@@ -11,38 +11,46 @@
 extern "C" {
 #endif
 
-// All that follows from ids and placement: ferry_plan_bytes bytes without pointers into anything, aligned
-// to 16. A plan returned by dispatch lies in the lane, until its next dispatch, or in the caller's memory; a
-// copy may be kept for another dispatch or combine. Storage copied by other means is used by
-// setting both fields.
+/// A handle to a plan: one block of ferry_plan_bytes() bytes, aligned to 16, that holds indices and no
+/// pointers.
+///
+/// The block belongs to the lane, until its next dispatch, or to the caller. It may be copied byte for byte,
+/// kept, and used for another dispatch or combine. To use a block copied by other means, set both fields.
 typedef struct ferry_plan {
   void* storage;
   size_t bytes;
 } ferry_plan;
 
-typedef struct ferry_source {  // where a row came from; -1, -1, -1: padding. rank_major: slot -1.
+/// Where a received row comes from. Padding: -1, -1, -1. rank_major rows, which stand for a whole token: slot
+/// -1.
+typedef struct ferry_source {
   int32_t rank, token, slot;
 } ferry_source;
 
-typedef struct ferry_plan_info {  // arrays lie in the plan's storage
+/// The contents of a plan. The arrays are in the plan's storage.
+typedef struct ferry_plan_info {
   size_t size;
-  int32_t rank, ranks;  // the rank whose plan it is, and how many there are
+  int32_t rank, ranks;  ///< the rank whose plan it is, and R
   int32_t experts, top_k;
-  int64_t tokens;  // N of this rank
+  int64_t tokens;  ///< N of this rank
   uint64_t placement_version;
-  int64_t total;                  // rows on this rank, padding between groups included
-  int64_t dropped;                // routes (rank_major: rows) dropped on all ranks
-  const int32_t* counts;          // [ranks, experts] routes of every rank to every expert
-  const int32_t* tokens_between;  // [ranks, ranks] tokens that rank s sends to rank d
-  const ferry_source* sources;    // [total]
+  int64_t total;                  ///< rows on this rank, padding between groups included
+  int64_t dropped;                ///< routes dropped on all ranks together (rank_major: rows)
+  const int32_t* counts;          ///< [R, E] routes of every rank to every expert
+  const int32_t* tokens_between;  ///< [R, R] tokens that rank s sends to rank d, at [s, d]
+  const ferry_source* sources;    ///< [total]
 } ferry_plan_info;
 
-// Local, in host memory. FERRY_USAGE for a plan that is empty, unfinished, damaged or too short for what it
-// says, a token or slot that it does not have, and too little or misaligned storage.
+// The functions below are local and read host memory. They return FERRY_USAGE for a plan that is empty,
+// unfinished, damaged, or longer than its `bytes`.
+
+/// Fills `info`.
 ferry_status ferry_plan_query(const ferry_plan* plan, ferry_plan_info* info);
-// Rank and row there of one slot: -1 and -1 masked, row -1 dropped.
+/// The destination rank of a slot, and its row there. Masked: -1 and -1. Dropped: row -1. FERRY_USAGE: the
+/// plan has no such token or slot.
 ferry_status ferry_plan_route(const ferry_plan* plan, int token, int slot, int32_t* rank, int64_t* row);
-// Copies into the caller's storage; `copy` becomes the handle on it.
+/// Copies the plan into the caller's `storage`, aligned to 16 bytes; `copy` becomes a handle to it.
+/// FERRY_USAGE: `bytes` is too small, or `storage` misaligned.
 ferry_status ferry_plan_copy(const ferry_plan* plan, void* storage, size_t bytes, ferry_plan* copy);
 
 #ifdef __cplusplus

@@ -4,11 +4,11 @@
 #include <deque>
 #include <mutex>
 
-#include "backends/cpu/chunks.hpp"
+#include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/combine.hpp"
 #include "backends/cpu/dispatch.hpp"
+#include "backends/cpu/scalar_operations.hpp"
 #include "backends/cpu/sizes.hpp"
-#include "backends/cpu/small_operations.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry {

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "backends/cpu/chunks.hpp"
+#include "backends/cpu/call_summary.hpp"
+#include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/lane.hpp"
-#include "backends/cpu/presence.hpp"
 #include "layout/message.hpp"
 
 namespace ferry::cpu {

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "backends/cpu/combine.hpp"
-#include "exchange/checks.hpp"
+#include "exchange/call_options.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -19,9 +19,8 @@ void Combine::send(const CombineCall& call, bool split) {
   scratch_.resize(static_cast<std::size_t>(shared_.config.top_k * layout_.bytes));
   carries_rows_ = call.outputs.data != nullptr || plan_.header->total == 0;
 
-  const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
-                                {kPlanOption, made_by(call.plan)},
-                                {kTopkWeightsOption, 0}};
+  CallOptions options = options_of(call);
+  add_plan(call.plan, &options);
   lane_.channel.begin(Operation::combine, options);
   fault_point(FaultPoint::combine_begin, shared_.me());
   rows_of_token_ = partial_ ? plan_.header->shape.most_ranks() : shared_.config.top_k;

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "backends/cpu/dispatch.hpp"
-#include "exchange/checks.hpp"
+#include "exchange/call_options.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -15,18 +15,8 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   parts_ = parts_of(call.format, shared_.config.hidden);
   layout_ = message_layout(parts_, shared_.config.top_k);
   weights_ = {};
-  const Format& format = call.format;
-  const CallOption options[] = {{"format", static_cast<std::int64_t>(format.kind)},
-                                {"column_major of the format", format.fp8.column_major},
-                                {"power_of_two of the format", format.fp8.power_of_two},
-                                {"packed of the format", format.fp8.packed},
-                                {"bytes of part 0 of the format", format.part_bytes[0]},
-                                {"bytes of part 1 of the format", format.part_bytes[1]},
-                                {"bytes of part 2 of the format", format.part_bytes[2]},
-                                {"bytes of part 3 of the format", format.part_bytes[3]},
-                                {"dispatch from a plan", replay_},
-                                {kPlanOption, made_by(call.plan)},
-                                {"apply_weights", call.apply_weights}};
+  CallOptions options = options_of(call);
+  add_plan(call.plan, &options);
   const std::uint64_t number = lane_.channel.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());
   start_plan(number);

@@ -10,8 +10,8 @@
 #include "format/parts.hpp"
 #include "group/channel.hpp"
 #include "layout/exchange_layout.hpp"
-#include "memory/local.hpp"
-#include "memory/symmetric.hpp"
+#include "memory/local_memory.hpp"
+#include "memory/symmetric_memory.hpp"
 
 namespace ferry::cpu {
 

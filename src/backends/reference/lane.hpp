@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/reference/stage.hpp"
+#include "backends/reference/staging_layout.hpp"
 #include "exchange/backend.hpp"
 #include "group/channel.hpp"
 #include "layout/plan_layout.hpp"
-#include "memory/symmetric.hpp"
+#include "memory/symmetric_memory.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/dispatch.hpp"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "backends/reference/lane.hpp"
-#include "exchange/checks.hpp"
+#include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"
 #include "oracle/numbers.hpp"
@@ -13,10 +13,8 @@ namespace ferry::reference {
 
 void Lane::combine_send(const CombineCall& call) {
   combine_ = call;
-  const bool weighed_away = call.reduction == Reduction::partial && call.topk_weights != nullptr;
-  const CallOption options[] = {{"reduction", static_cast<std::int64_t>(call.reduction)},
-                                {kPlanOption, made_by(call.plan)},
-                                {kTopkWeightsOption, weighed_away}};
+  CallOptions options = options_of(call);
+  add_plan(call.plan, &options);
   channel_.begin(Operation::combine, options);
   fault_point(FaultPoint::combine_begin, shared_.me());
   const std::int64_t total = call.plan.total(), hidden = shared_.config.hidden;

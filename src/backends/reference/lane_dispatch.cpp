@@ -4,31 +4,18 @@
 
 #include "backends/reference/lane.hpp"
 #include "backends/reference/plan_storage.hpp"
-#include "exchange/checks.hpp"
+#include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"
 #include "oracle/expected.hpp"
 
 namespace ferry::reference {
-namespace {
-
-std::int64_t number_of(const Format& format) {
-  std::uint64_t number = static_cast<std::uint64_t>(format.kind) * 8 + format.fp8.column_major * 4u +
-                         format.fp8.power_of_two * 2u + format.fp8.packed;  // unsigned: it may wrap around
-  for (const std::int64_t bytes : format.part_bytes)
-    number = number * 1000003 + static_cast<std::uint64_t>(bytes);
-  return static_cast<std::int64_t>(number);
-}
-
-}  // namespace
-
 void Lane::dispatch_send(const DispatchCall& call) {
   dispatch_ = call;
-  const CallOption options[] = {{"format", number_of(call.format)},
-                                {"dispatch from a plan", !call.plan.empty()},
-                                {kPlanOption, made_by(call.plan)},
-                                {"apply_weights", call.apply_weights},
-                                {"type of the tokens", static_cast<std::int64_t>(call.tokens.type)}};
+  CallOptions options = options_of(call);
+  add_plan(call.plan, &options);
+  // Peers read the rows as they are, so they must know their type.
+  options.add("type of the tokens", static_cast<std::int64_t>(call.tokens.type));
   channel_.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, shared_.me());
   stage_rows();

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "backends/reference/lane.hpp"
-#include "exchange/checks.hpp"
+#include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"
 #include "oracle/expected.hpp"
@@ -11,7 +11,8 @@ namespace ferry::reference {
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values) {
   const int me = shared_.me();
-  const CallOption options[] = {{kPlanOption, made_by(plan)}};
+  CallOptions options;
+  add_plan(plan, &options);
   channel_.begin(Operation::route_values, options);
   fault_point(FaultPoint::route_values_begin, me);
   const std::int64_t slots = plan.tokens() * std::int64_t{shared_.config.top_k};

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A communicator of its own, so that nothing here meets the program's messages. */
+/* A duplicate of MPI_COMM_WORLD, so that these calls cannot match messages of the program. */
 static MPI_Comm communicator = MPI_COMM_NULL;
 
 static int check(int result, const char* call, char* message) {
@@ -19,7 +19,7 @@ static int check(int result, const char* call, char* message) {
 
 static int all_gather(const void* mine, void* all, size_t bytes, char* message) {
   if (bytes > INT_MAX) {
-    snprintf(message, FERRY_MPI_MESSAGE_BYTES, "MPI_Allgather: %zu bytes are too many", bytes);
+    snprintf(message, FERRY_MPI_MESSAGE_BYTES, "MPI_Allgather: %zu bytes exceed INT_MAX", bytes);
     return 1;
   }
   const int count = (int)bytes;
@@ -31,24 +31,24 @@ static int barrier(char* message) {
   return check(MPI_Barrier(communicator), "MPI_Barrier", message);
 }
 
-static void end_mpi(void) {
+static void finalize_mpi(void) {
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (!finalized) MPI_Finalize();
 }
 
-static int start_mpi(char* message) {
+static int initialize_mpi(char* message) {
   int initialized = 0;
   if (check(MPI_Initialized(&initialized), "MPI_Initialized", message) != 0) return 1;
   if (initialized) return 0;
   int provided = 0;
   if (check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread", message) != 0)
     return 1;
-  return atexit(end_mpi);
+  return atexit(finalize_mpi);
 }
 
 int ferry_mpi_open(struct ferry_mpi* mpi, char* message) {
-  if (start_mpi(message) != 0) return 1;
+  if (initialize_mpi(message) != 0) return 1;
   if (communicator == MPI_COMM_NULL) {
     if (check(MPI_Comm_dup(MPI_COMM_WORLD, &communicator), "MPI_Comm_dup", message) != 0) return 1;
     MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN);

@@ -1,5 +1,4 @@
-/* What the MPI module offers. It is a shared object of its own, loaded on demand, so that Ferry links no MPI.
- */
+/* Interface of the MPI module: a shared object loaded on demand, so that Ferry itself does not link MPI. */
 #pragma once
 
 #include <stddef.h>
@@ -11,7 +10,8 @@ extern "C" {
 #define FERRY_MPI_OPEN "ferry_mpi_open"
 #define FERRY_MPI_MESSAGE_BYTES 512
 
-/* All functions return 0, or not 0 with a reason in `message` (FERRY_MPI_MESSAGE_BYTES). */
+/* All functions return 0 on success. Otherwise they write the reason to `message` (FERRY_MPI_MESSAGE_BYTES).
+ */
 struct ferry_mpi {
   int rank;
   int ranks;
@@ -19,8 +19,8 @@ struct ferry_mpi {
   int (*barrier)(char* message);
 };
 
-/* Starts MPI if the program has not, and ends it at exit in that case. Collective over all processes of the
- * job. */
+/* Fills in `mpi`. Initialises MPI if the program has not, and then finalises it at exit. Collective over all
+ * processes of the job. */
 int ferry_mpi_open(struct ferry_mpi* mpi, char* message);
 typedef int (*ferry_mpi_open_function)(struct ferry_mpi* mpi, char* message);
 

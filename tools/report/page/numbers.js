@@ -1,20 +1,20 @@
 "use strict";
-// The run that the page holds, and its numbers as people read them. Every number shown stands in an element whose data-path says where the JSON has
-// it, or is part of a label (data-label): a name, a tick of an axis.
+// Reads the run that the page holds and formats its numbers. Every number shown is in an element whose data-path is
+// its path in the JSON, or is part of a label (data-label), such as a name or an axis tick.
 
 const run = JSON.parse(document.getElementById("run").textContent);
 const at = (path) => path.split(".").reduce((value, key) => value[key], run);
 const byId = (id) => document.getElementById(id);
 const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
 
-// ---- Numbers as people read them
+// ---- Number formats
 
 const fixed = [0, 1, 2].map((digits) =>
   new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
 const threeDigits = (value) => fixed[value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2].format(value);
 const timeUnits = [[1, "µs"], [1e3, "ms"], [1e6, "s"]];
 const byteUnits = [[1, "B"], [1e3, "kB"], [1e6, "MB"], [1e9, "GB"], [1e12, "TB"]];
-// The largest unit that the value reaches, once it is rounded.
+// The largest unit that the rounded value reaches.
 const unitOf = (value, units) => units.reduce((chosen, unit) => (value >= 0.9995 * unit[0] ? unit : chosen));
 const scaled = (value, units) => {
   const [size, name] = unitOf(value, units);
@@ -40,12 +40,14 @@ const shown = (path, kind) => {
   return value === null ? "none" : as[kind](value);
 };
 const number = (path, kind = "count") => `<span data-path="${path}">${escaped(shown(path, kind))}</span>`;
+// 1 rank, 2 ranks.
+const counted = (path, one) => `${number(path)} ${one}${at(path) === 1 ? "" : "s"}`;
 const text = (path) => number(path, "text");
 const label = (words) => `<span data-label>${escaped(words)}</span>`;
 
 const R = run.configuration.ranks;
 const E = run.configuration.experts;
-const phases = ["dispatch", "experts", "combine"];
+const stages = ["dispatch", "experts", "combine"];
 const percent = (part, whole) => `${((100 * part) / whole).toFixed(3)}%`;
 const indices = (n) => Array.from({ length: n }, (_, i) => i);
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);

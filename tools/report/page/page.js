@@ -1,13 +1,13 @@
-// Draws the page, from top to bottom.
+// Draws the sections of the page, in their order.
 
 // ---- Header
 
 function drawHeader() {
-  document.title = `Ferry run: ${run.played.trace}, ${R} ranks`;
-  byId("title").innerHTML = `${text("played.trace")} over ${number("configuration.ranks")} ${R === 1 ? "rank" : "ranks"}`;
+  document.title = `Ferry run: ${run.workload.trace}, ${R} ${R === 1 ? "rank" : "ranks"}`;
+  byId("title").innerHTML = `${text("workload.trace")} over ${counted("configuration.ranks", "rank")}`;
   byId("subtitle").innerHTML =
-    `${number("played.steps")} steps of ${number("played.tokens_per_rank")} tokens a rank, ` +
-    `top ${number("configuration.top_k")} of ${number("configuration.experts")} experts, ` +
+    `${counted("workload.steps", "step")} of ${counted("workload.tokens_per_rank", "token")} per rank, ` +
+    `top ${number("configuration.top_k")} of ${counted("configuration.experts", "expert")}, ` +
     `hidden ${number("configuration.hidden")}, ${text("configuration.backend")} backend`;
   const { passed, total } = run.checks;
   const verdict = byId("verdict");
@@ -33,18 +33,18 @@ function drawHeadline() {
     figure("Dispatch, median", p50("dispatch"), p99("dispatch")) +
     figure("Combine, median", p50("combine"), p99("combine")) +
     figure("Step, median", p50("step"), p99("step")) +
-    figure("Tokens a second", number("tokens_per_second"), "all ranks together") +
+    figure("Tokens per second", number("tokens_per_second"), "over all ranks") +
     flowFigure("dispatch", "Dispatch") +
     flowFigure("combine", "Combine") +
     figure("Dispatch wire bytes", number("dispatch.wire_bytes", "bytes"), `combine ${number("combine.wire_bytes", "bytes")}`) +
     figure("Busiest rank", number("load.busiest_rank.over_mean", "times"),
-           `rank ${number("load.busiest_rank.index")}, of the mean`);
+           `rank ${number("load.busiest_rank.index")}, relative to the mean`);
 }
 
 // ---- Latency: positions on a logarithmic scale
 
 function drawLatency() {
-  const rows = [...phases, "step"];
+  const rows = [...stages, "step"];
   const values = rows.flatMap((row) => [run.latency[row].p50_us, run.latency[row].max_us]);
   const low = Math.max(0.1, Math.min(...values) / 1.25);
   const high = Math.max(low * 10, largest(values) * 1.12);
@@ -74,13 +74,13 @@ function drawLatency() {
     figures.map((f) => `<span class="number" data-label>${f}</span>`).join("") + "</div>" + rows.map(line).join("");
 }
 
-// 200 µs, 1 ms: ticks carry no digits they do not need.
+// 200 µs, 1 ms: without trailing zeros.
 function tickTime(us) {
   const [size, name] = unitOf(us, timeUnits);
   return `${+(us / size).toPrecision(12)} ${name}`;
 }
 
-// ---- Traffic: shades are shares of the largest number off the diagonal
+// ---- Traffic: a shade is the share of the largest number outside the diagonal
 
 function heatMap(direction) {
   const flow = run[direction];
@@ -112,10 +112,10 @@ function heatMap(direction) {
     indices(R).map((to) => cell(`received_bytes.${to}`, flow.received_bytes[to], sums, "sum", `rank ${to} receives`)).join("") +
     `<span></span></div></div></div>
     <div class="scale"><span>none</span><i></i><span data-label>${as.bytes(remote)}</span>
-      <span><i class="local-mark"></i>stays on its rank: ${number(`${direction}.local_bytes`, "bytes")} in all</span></div>
-    <p class="notes"><span>${dense ? "Rows send, columns receive; last column and row: all that a rank sends and receives."
+      <span><i class="local-mark"></i>stays on its rank: ${number(`${direction}.local_bytes`, "bytes")} in total</span></div>
+    <p class="notes"><span>${dense ? "Rows send, columns receive; the last column and row are the totals that a rank sends and receives."
       : `In ${unit}, over all steps. Rows send, columns receive.`}</span>
-      <span>${number(`${direction}.wire_bytes`, "bytes")} on the wire in ${number(`${direction}.messages`)} messages</span>
+      <span>${number(`${direction}.wire_bytes`, "bytes")} on the wire in ${counted(`${direction}.messages`, "message")}</span>
       <span>${number(`${direction}.moved_bytes`, "bytes")} moved</span></p>`;
 }
 
@@ -126,7 +126,7 @@ function drawTraffic() {
     directions.forEach((d) => (byId(`traffic-${d}`).hidden = d !== chosen)));
 }
 
-// ---- Load: bars as tall as their counts, in a picture one unit wide for each of them
+// ---- Load: bars whose height is the count; the SVG is one unit wide per bar
 
 function bars({ path, values, busiest, mean, words, odd }) {
   const top = Math.max(1, largest(values)) * 1.04;
@@ -161,8 +161,8 @@ function drawExperts() {
   }) + `<p class="notes"><span class="hot">busiest: expert ${number("load.busiest_expert.index")} on rank
       ${number(`load.rank_of_expert.${busiest_expert.index}`)}, ${number("load.busiest_expert.over_mean", "times")} the mean</span>
     ${meanNote("load.busiest_expert.mean", "routes")}
-    <span>${number("load.idle_experts")} of ${number("configuration.experts")} experts idle</span>
-    <span>${number("load.dropped_routes")} routes dropped</span>
+    <span>${number("load.idle_experts")} of ${counted("configuration.experts", "expert")} idle</span>
+    <span>${counted("load.dropped_routes", "route")} dropped</span>
     <span>shades alternate from rank to rank</span></p>`;
 
   const svg = byId("experts").querySelector("svg");
@@ -180,7 +180,7 @@ function drawExperts() {
   });
 }
 
-// The first and last would stand out of the picture if they were centred.
+// The first tick would stick out of the picture if it were centred.
 const tickBelow = (i, n) => {
   const edge = i === 0 && n > 16 ? ";transform:none" : "";
   return `<span data-label style="left:${percent(edge ? 0 : i + 0.5, n)}${edge}">${i}</span>`;
@@ -190,7 +190,7 @@ function drawRanks() {
   const { rows_per_rank, busiest_rank } = run.load;
   byId("ranks").innerHTML = bars({
     path: "load.rows_per_rank", values: rows_per_rank, busiest: busiest_rank.index, mean: busiest_rank.mean,
-    words: "Rows that arrived on each rank", odd: () => false,
+    words: "Rows received by each rank", odd: () => false,
   }) + `<p class="notes"><span class="hot">busiest: rank ${number("load.busiest_rank.index")},
       ${number("load.busiest_rank.over_mean", "times")} the mean</span>${meanNote("load.busiest_rank.mean", "rows")}</p>`;
   byId("ranks").querySelector(".axis").innerHTML =
@@ -203,7 +203,7 @@ function drawChecks() {
   byId("checks").innerHTML = run.checks.list.map((check, i) => {
     const path = (field) => `checks.list.${i}.${field}`;
     const error = check.error === null ? "" : `, relative error ${number(path("error"), "error")}`;
-    const allowed = check.tolerance === null ? "" : ` of ${number(path("tolerance"), "error")} allowed`;
+    const allowed = check.tolerance === null ? "" : `, ${number(path("tolerance"), "error")} allowed`;
     return `<li class="${check.passed ? "" : "failed"}"><b>${number(path("passed"), "passed")}</b><div>${text(path("name"))}
       <small>${number(path("compared"))} compared, ${number(path("wrong"))} wrong${error}${allowed}</small>
       ${check.detail ? `<small>${text(path("detail"))}</small>` : ""}</div></li>`;
@@ -218,29 +218,29 @@ function facts(title, entries) {
 
 function drawFacts() {
   byId("facts").innerHTML =
-    facts("Played", [
-      ["Trace", "played.trace"], ["Kind", "played.synthesised", "kind"], ["What it is", "played.description"], ["Recipe", "played.recipe"],
-      ["Seed", "played.seed"], ["Layers", "played.layers", "count"], ["Tokens", "played.tokens", "count", " in a layer"],
-      ["A rank and step", "played.tokens_per_rank", "count", " tokens"], ["Steps", "played.steps", "count"],
+    facts("Trace", [
+      ["Name", "workload.trace"], ["Kind", "workload.synthesised", "kind"], ["Description", "workload.description"], ["Recipe", "workload.recipe"],
+      ["Seed", "workload.seed"], ["Layers", "workload.layers", "count"], ["Tokens", "workload.tokens", "count", " in a layer"],
+      ["Per rank and step", "workload.tokens_per_rank", "count", " tokens"], ["Steps", "workload.steps", "count"],
     ]) +
     facts("Exchange", [
-      ["Backend", "configuration.backend"], ["Ranks", "configuration.ranks", "count"], ["Ranks are", "configuration.group"],
+      ["Backend", "configuration.backend"], ["Ranks", "configuration.ranks", "count"], ["Ranks run as", "configuration.group"],
       ["Experts", "configuration.experts", "count"], ["Top k", "configuration.top_k", "count"],
-      ["Hidden", "configuration.hidden", "count"], ["Most tokens", "configuration.max_tokens", "count", " a rank"],
+      ["Hidden", "configuration.hidden", "count"], ["Maximum tokens", "configuration.max_tokens", "count", " per rank"],
       ["Layout", "configuration.layout"], ["Format", "configuration.format"], ["Reduction", "configuration.reduction"],
-      ["Wire rows", "configuration.wire"], ["Experts are", "configuration.expert_function"],
+      ["Combine type", "configuration.combine_type"], ["Expert function", "configuration.expert_function"],
     ]) +
     facts("Machine", [
       ["Processor", "machine.cpu"], ["Cores", "machine.cores", "count"], ["Memory", "machine.memory_bytes", "bytes"],
       ...(run.machine.memcpy_bytes_per_second > 0 ? [["Memcpy", "machine.memcpy_bytes_per_second", "rate", " read and written"],
-        ["by threads", "machine.memcpy_threads", "count"]] : []),
+        ["Memcpy threads", "machine.memcpy_threads", "count"]] : []),
       ["Started", "started_at"], ["Ferry", "ferry_version"], ["Command", "command"],
     ]);
 }
 
-// ---- What answers to the reader
+// ---- Interaction
 
-// Buttons [data-<name>] of which one is pressed.
+// A group of buttons [data-<name>], one of which is pressed.
 function press(name, first, choose) {
   const buttons = [...document.querySelectorAll(`button[data-${name}]`)];
   const chosen = (value) => {

@@ -1,4 +1,4 @@
-// The timeline: rectangles lie at their microseconds; the picture's view box chooses the part shown
+// Draws the timeline. Rectangles are placed in microseconds; the SVG's view box selects the part shown.
 
 function drawTimeline() {
   const steps = run.timeline.spans_us;
@@ -12,7 +12,7 @@ function drawTimeline() {
 
   const name = (rank) => (laneHeight >= 20 || rank % 8 === 0 ? label(R <= 16 ? `rank ${rank}` : rank) : "<span></span>");
   const bars = steps.map((step, s) => step.map((spans, r) => spans.map(([begin, end], p) =>
-    `<rect class="${phases[p]}" data-path="timeline.spans_us.${s}.${r}.${p}" x="${begin}" width="${end - begin}" ` +
+    `<rect class="${stages[p]}" data-path="timeline.spans_us.${s}.${r}.${p}" x="${begin}" width="${end - begin}" ` +
     `y="${r * laneHeight + 1}" height="${laneHeight - 2}"/>`).join("")).join("")).join("");
   const edges = begins.map((us) => `<path d="M${us} 0V${R * laneHeight}"/>`).join("");
 
@@ -20,12 +20,12 @@ function drawTimeline() {
     <div></div><div class="axis above"></div>
     <div class="lane-names" style="display:grid;grid-auto-rows:${laneHeight}px">${indices(R).map(name).join("")}</div>
     <svg class="lanes" tabindex="0" role="img" preserveAspectRatio="none" style="height:${R * laneHeight + 2}px"
-      aria-label="Phases of every rank over time; arrow keys move, plus and minus zoom">${edges}${bars}</svg>
+      aria-label="Stages of every rank over time; arrow keys move, plus and minus zoom">${edges}${bars}</svg>
     <div class="axis below"></div></div>`;
-  byId("timeline-note").innerHTML = run.timeline.steps === run.played.steps
-    ? `All ${number("timeline.steps")} steps, from the start of the run. Drag to move.`
-    : `The first ${number("timeline.steps")} of ${number("played.steps")} steps, from the start of the run; all other figures come from all steps. Drag to move.`;
-  byId("phases").innerHTML = phases.map((p) => `<li class="${p}"><span class="swatch"></span>${p}</li>`).join("");
+  byId("timeline-note").innerHTML = run.timeline.steps === run.workload.steps
+    ? `${counted("timeline.steps", "step")}, all of the run, from its start. Drag to move.`
+    : `The first ${number("timeline.steps")} of ${counted("workload.steps", "step")}, from the start of the run. All other figures come from all steps. Drag to move.`;
+  byId("stages").innerHTML = stages.map((p) => `<li class="${p}"><span class="swatch"></span>${p}</li>`).join("");
 
   const svg = document.querySelector(".lanes");
   const show = () => {
@@ -92,7 +92,7 @@ function drawTimeline() {
 }
 
 function spanWords(path) {
-  const [, , step, rank, phase] = path.split(".");
+  const [, , step, rank, stage] = path.split(".");
   const [begin, end] = at(path);
-  return `rank ${rank}, step ${step}, ${phases[phase]}: ${as.time(end - begin)}, from ${as.time(begin)}`;
+  return `rank ${rank}, step ${step}, ${stages[stage]}: ${as.time(end - begin)}, from ${as.time(begin)}`;
 }

@@ -8,7 +8,7 @@
 #endif
 
 #include "backends/cpu/kernels.hpp"
-#include "layout/host_device.hpp"
+#include "base/host_device.hpp"
 
 namespace ferry::cpu {
 namespace {

@@ -1,6 +1,12 @@
-// The kernels of combine. The first blocks of a fused launch send, the others send the weights that others
-// need and bring home; the last warp of the first of those waits for the letters. A launch of one block does
-// one after the other.
+// The kernels of combine: which block and warp does what.
+//
+//   fused launch    blocks [0, senders) send rows or sums (combine_send.cuh); the other blocks, the reducers,
+//                   first send the weights that other ranks need, then reduce tokens (combine_reduce.cuh)
+//   send, receive   every block is a sender, or a reducer
+//   one block       both roles, one after the other
+//   last warp       of a sender block: publishes flags; in block 0 it posts the call headers first
+//                   of the first reducer block: waits for all headers, compares the options and aborts the
+//                   call if they differ
 #include "backends/cuda/combine/combine.hpp"
 
 #include "backends/cuda/combine/combine_reduce.cuh"
@@ -14,40 +20,43 @@ namespace {
 constexpr int kWeightsBarrier = 1;
 constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
 
-// Of the warps that move rows. Asynchronous loads to where no line begins take longer.
+// The streams of the warps that move rows. Aligned to 128 bytes: asynchronous copies that straddle a line are
+// slower.
 extern __shared__ __align__(128) std::byte stream_memory[];
 
-// Which blocks of a launch do what.
+// Which roles this block has.
 template <Phase kPhase>
-struct Roles {
-  static constexpr bool kSends = kPhase != Phase::receive, kReceives = kPhase != Phase::send;
-  int senders, homes, home;  // home: this block's number among those that bring rows home
-  bool sends, receives;
+struct CombineRoles {
+  static constexpr bool kSends = kPhase != Phase::receive, kReduces = kPhase != Phase::send;
+  int senders, reducers;  // blocks with the role
+  int reducer;            // this block's number among the reducers; negative if it is none
+  bool sends, reduces;
 
-  __device__ explicit Roles(const CombineArguments& call) {
+  __device__ explicit CombineRoles(const CombineArguments& call) {
     const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-    const bool apart = kSends && kReceives && blocks > 1;
-    senders = apart ? call.senders : blocks;
-    homes = apart ? blocks - senders : blocks;
-    home = block - (blocks - homes);
+    const bool separate = kSends && kReduces && blocks > 1;
+    senders = separate ? call.senders : blocks;
+    reducers = separate ? blocks - senders : blocks;
+    reducer = block - (blocks - reducers);
     sends = kSends && block < senders;
-    receives = kReceives && home >= 0;
+    reduces = kReduces && reducer >= 0;
   }
 };
 
-struct BlockState {
+// Shared memory of a block.
+struct CombineBlockState {
   CombineArguments call;
-  PlanHeader header;  // of the plan
+  PlanHeader plan_header;
   FlagPublisher<kCombineWarps> publisher;
   HeaderContent call_header;
   ErrorRecord refusal;
   std::uint64_t number;
-  bool failed;
+  bool failed;  // the exchange has failed
   PlanFault fault;
 };
 
-// The caller's arguments that only the plan gives a meaning.
-__device__ PlanFault fault_of_call(const CombineArguments& call, const PlanHeader& header) {
+// [thread] Checks the plan, and the arguments whose meaning depends on it.
+__device__ PlanFault check_arguments(const CombineArguments& call, const PlanHeader& header) {
   const PlanFault fault = fault_of(call.lane, header, -1);
   if (fault != PlanFault::none || header.total == 0 || header.tokens == 0) return fault;
   if ((call.outputs == nullptr) != (call.result == nullptr)) return PlanFault::outputs_and_result;
@@ -55,7 +64,7 @@ __device__ PlanFault fault_of_call(const CombineArguments& call, const PlanHeade
   return PlanFault::none;
 }
 
-// By one thread.
+// [thread] Fills the fixed part of the call header.
 __device__ void fill_header(const CombineArguments& call, const PlanHeader& header, HeaderContent* out) {
   const bool rows = header.total > 0, tokens = header.tokens > 0;
   out->terms.add(static_cast<std::int64_t>(header.call));
@@ -65,69 +74,70 @@ __device__ void fill_header(const CombineArguments& call, const PlanHeader& head
     argument[0] = rows ? call.outputs != nullptr : call.result != nullptr;
     argument[1] = rows ? call.row_values != nullptr : call.route_values != nullptr;
   }
-  if (rows) argument[2] = call.weights != nullptr;
+  if (rows) argument[2] = call.row_weights != nullptr;
 }
 
-// Messages from the rank that is this thread's, and to it, as the plan has them.
+// The dispatch's messages from the rank with this thread's number, and to it, as the plan has them.
 struct MessageCounts {
-  std::int32_t came = 0, gone = 0;
+  std::int32_t received = 0, sent = 0;
 
   __device__ __forceinline__ explicit MessageCounts(const CombineArguments& call) {
     const int peer = static_cast<int>(threadIdx.x % 32), ranks = call.lane.ranks, rank = call.lane.rank;
     if (peer >= ranks) return;
-    came = call.plan.tokens_between[peer * ranks + rank];
-    gone = call.plan.tokens_between[rank * ranks + peer];
+    received = call.plan.tokens_between[peer * ranks + rank];
+    sent = call.plan.tokens_between[rank * ranks + peer];
   }
 };
 
-// By the working warps of block `number` of `blocks`, before anything that waits: the weights that others
-// need for their sums.
-__device__ __forceinline__ void send_weights(const CombineArguments& call, std::uint64_t call_number,
-                                             std::int32_t gone, int number, int blocks) {
+// [all warps but the last of reducer block `reducer` of `reducers`] Sends the weights that other ranks need
+// for their sums. Comes before anything that waits, or ranks would wait for each other's weights.
+__device__ __forceinline__ void send_weights(const CombineArguments& call, std::uint64_t number,
+                                             std::int32_t sent_messages, int reducer, int reducers) {
   const LaneView& lane = call.lane;
   const int peer = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const bool sent_to = peer < lane.ranks && (call.own_staged || peer != lane.rank);
-  const std::int32_t messages = sent_to ? usable_messages(lane, gone, lane.rank, peer) : 0;
-  send_values(lane, call_number, call.topk_weights,
-              ValueTurns(lane, messages, warp * blocks + number, blocks * kCombineWarps), call.plan);
+  const bool is_receiver = peer < lane.ranks && (call.own_staged || peer != lane.rank);
+  const std::int32_t messages = is_receiver ? usable_messages(lane, sent_messages, lane.rank, peer) : 0;
+  send_values(lane, number, call.topk_weights,
+              ValueTurns(lane, messages, warp * reducers + reducer, reducers * kCombineWarps), call.plan);
   sync_threads_of(kWeightsBarrier, 32 * kCombineWarps);
-  if (threadIdx.x == 0) finish_sending(lane, call_number, blocks, Payload::weights);
+  if (threadIdx.x == 0) finish_sending(lane, number, reducers, Payload::weights);
 }
 
+// [block] The block's part of a call.
 template <Phase kPhase, class Traits>
-__device__ __forceinline__ void work(const CombineArguments& call, BlockState* state,
+__device__ __forceinline__ void work(const CombineArguments& call, CombineBlockState* state,
                                      const MessageCounts& counts) {
-  using Role = Roles<kPhase>;
+  using Role = CombineRoles<kPhase>;
   const Role role(call);
   const LaneView& lane = call.lane;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
   const std::uint64_t number = state->number;
-  const bool works = warp < kCombineWarps;
+  const bool moves_rows = warp < kCombineWarps;
   std::byte* const memory = stream_memory + warp * SumStream::kBytes;
-  if (role.sends && block == 0 && !works) post_head(lane, number, state->call_header);
-  // Blocks that bring home have nothing else to do yet.
-  if (Role::kSends && weights_travel<Traits>(call) && works && role.home >= 0)
-    send_weights(call, number, counts.gone, role.home, role.homes);
-  if (role.sends && works) {
-    send_results<Traits>(call, number, warp * role.senders + block, role.senders * kCombineWarps, counts.came,
-                         &state->publisher, memory);
+  if (role.sends && block == 0 && !moves_rows) post_head(lane, number, state->call_header);
+  // Reducers send the weights: they have nothing else to do yet.
+  if (Role::kSends && weights_travel<Traits>(call) && moves_rows && role.reducer >= 0)
+    send_weights(call, number, counts.sent, role.reducer, role.reducers);
+  if (role.sends && moves_rows) {
+    send_results<Traits>(call, number, warp * role.senders + block, role.senders * kCombineWarps,
+                         counts.received, &state->publisher, memory);
   } else if (role.sends) {
     state->publisher.run(lane, number);
     if (threadIdx.x % 32 == 0) finish_sending(lane, number, role.senders);
   }
-  if (!role.receives) return;
-  if (works) {
-    bring_home<Traits>(call, number, warp * role.homes + role.home, role.homes * kCombineWarps, counts.gone,
-                       memory);
-  } else if (role.home == 0) {
+  if (!role.reduces) return;
+  if (moves_rows) {
+    reduce_tokens<Traits>(call, number, warp * role.reducers + role.reducer, role.reducers * kCombineWarps,
+                          counts.sent, memory);
+  } else if (role.reducer == 0) {
     HeaderFacts theirs;
     await_headers(lane, number, state->call_header, true, &theirs);
   }
 }
 
-// By the whole block: what it knows at first. False: the exchange has failed.
-__device__ __forceinline__ bool start_block(const CombineArguments& arguments, BlockState* state) {
-  // What lies in the device's memory is asked for first, all at once.
+// [block] Fills the block's state. False: the exchange has failed.
+__device__ __forceinline__ bool start_block(const CombineArguments& arguments, CombineBlockState* state) {
+  // All loads from device memory are issued first, so that they are in flight together.
   const unsigned thread = threadIdx.x;
   std::uint64_t calls = 0;
   bool failed = false;
@@ -135,7 +145,7 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
   if (thread == 32) failed = has_ended(arguments.lane, kFailed);
   const unsigned word = thread - 64;
   if (word < sizeof(PlanHeader) / 8)
-    reinterpret_cast<std::uint64_t*>(&state->header)[word] =
+    reinterpret_cast<std::uint64_t*>(&state->plan_header)[word] =
         reinterpret_cast<const std::uint64_t*>(arguments.plan.header)[word];
   copy_to_shared(arguments, &state->call, thread, blockDim.x);
   copy_to_shared(arguments.terms, &state->call_header.terms, thread, blockDim.x);
@@ -143,11 +153,11 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
   __syncthreads();
   if (thread == 0) {
     state->number = calls + 1;
-    state->call.plan.header = &state->header;
+    state->call.plan.header = &state->plan_header;
   }
   if (thread == 32) state->failed = failed;
-  if (thread == 64) state->fault = fault_of_call(state->call, state->header);
-  if (thread == 96) fill_header(state->call, state->header, &state->call_header);
+  if (thread == 64) state->fault = check_arguments(state->call, state->plan_header);
+  if (thread == 96) fill_header(state->call, state->plan_header, &state->call_header);
   __syncthreads();
   return !state->failed;
 }
@@ -155,8 +165,8 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, B
 template <Phase kPhase, class Traits>
 __global__ void __launch_bounds__(kCombineThreads, 1)
     combine_kernel(const __grid_constant__ CombineArguments arguments) {
-  __shared__ BlockState state;
-  // Asked for before anything else is known.
+  __shared__ CombineBlockState state;
+  // Issued first: these loads depend on nothing but the arguments.
   const MessageCounts counts(arguments);
   if (!start_block(arguments, &state)) return;
   const CombineArguments& call = state.call;
@@ -193,21 +203,22 @@ const void* specialised_kernel(DType type) {
 const void* kernel_of(const CombineArguments& call, Phase phase) {
   if (phase == Phase::send) return kernel<Phase::send, GenericCombine>();
   if (phase == Phase::receive) return kernel<Phase::receive, GenericCombine>();
-  const bool one_type = call.output_type == call.wire && call.result_type == call.wire;
-  const bool rows_alone = call.row_values == nullptr && call.route_values == nullptr;
-  if (!one_type || !rows_alone || call.reduction == Reduction::unreduced)
+  const bool one_type = call.output_type == call.combine_type && call.result_type == call.combine_type;
+  const bool no_values = call.row_values == nullptr && call.route_values == nullptr;
+  if (!one_type || !no_values || call.reduction == Reduction::unreduced)
     return kernel<Phase::fused, GenericCombine>();
-  if (call.reduction == Reduction::exact) return specialised_kernel<Reduction::exact, false>(call.wire);
-  return call.weights_travel ? specialised_kernel<Reduction::partial, true>(call.wire)
-                             : specialised_kernel<Reduction::partial, false>(call.wire);
+  if (call.reduction == Reduction::exact)
+    return specialised_kernel<Reduction::exact, false>(call.combine_type);
+  return call.weights_travel ? specialised_kernel<Reduction::partial, true>(call.combine_type)
+                             : specialised_kernel<Reduction::partial, false>(call.combine_type);
 }
 
 }  // namespace
 
 void prepare_combine() {
-  for (const void* any : {kernel<Phase::send, GenericCombine>(), kernel<Phase::receive, GenericCombine>(),
-                          kernel<Phase::fused, GenericCombine>()})
-    allow_shared_bytes(any, kStreamsBytes);
+  for (const void* generic : {kernel<Phase::send, GenericCombine>(), kernel<Phase::receive, GenericCombine>(),
+                              kernel<Phase::fused, GenericCombine>()})
+    allow_shared_bytes(generic, kStreamsBytes);
   for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
     allow_shared_bytes(specialised_kernel<Reduction::exact, false>(type), kStreamsBytes);
     allow_shared_bytes(specialised_kernel<Reduction::partial, false>(type), kStreamsBytes);

@@ -1,4 +1,14 @@
-// The home role of combine: a token's rows or sums are added in order, as they arrive.
+// The reducer role of combine: on the tokens' source rank, adds each token's rows or partial sums and stores
+// the result.
+//
+// How a token is reduced:
+//   partial    every rank has summed its own rows of the token (combine_send.cuh); the sums are added in
+//              ascending order of the ranks, this rank's own sum made here and rounded like a sum that was
+//              sent
+//   exact      the rows themselves arrive and are added in ascending order of the slots, weights applied here
+//   unreduced  the rows are stored unsummed, one for each slot
+// The order is fixed, so the result has the same bits in every run. Rows are awaited in staging by their
+// flags, or, for few tokens, as LL packets.
 #pragma once
 
 #include "backends/cuda/combine/combine_send.cuh"
@@ -10,61 +20,65 @@ __device__ __forceinline__ std::byte* result_row(const CombineArguments& call, s
   return call.result + row * call.result_stride;
 }
 
-// A token as the plan has it, this thread's slot and position. `token` -1: none is left.
-struct HomeToken {
-  std::int32_t token, share, destination, row, rank;
+// A token's entries in the plan. Thread k reads those of slot k and of position k in the list of ranks.
+struct TokenEntry {
+  std::int32_t token;        // -1: no token is left
+  std::int32_t slice;        // of the row, for this warp
+  std::int32_t destination;  // rank of this thread's slot, or -1
+  std::int32_t row;          // there, or -1
+  std::int32_t rank;         // partial: at this thread's position in the token's list of ranks, or -1
 };
 
-inline constexpr int kMostSplits = kQuarterSplits + 3;  // of a token of few
+inline constexpr int kMaxSplits = kQuarterSplits + 3;  // where tokens are few: 32 slices of a row
 
-// What a warp brings of a token: some columns, which are in some quarters, and with the first of the shares
-// what goes beside them. Of few tokens shares are parts of a quarter, whose flag all of them wait for where
-// sums do not come in units.
-struct HomeShare {
-  Quarters quarters;
+// The slice of a token's row that a warp reduces. Where tokens are few, slices are smaller than a quarter:
+// the warps of a quarter all wait for its flag, unless the sums arrive in LL packets.
+struct RowSlice {
+  Quarters quarters;  // that contain the columns
   Columns columns;
-  bool first;
+  bool first;  // this warp also handles the values beside the row
 
-  // Share `share` of 1 << splits.
-  __device__ __forceinline__ static HomeShare of(int share, int splits, int hidden) {
+  // Slice `slice` of 1 << splits.
+  __device__ __forceinline__ static RowSlice of(int slice, int splits, int hidden) {
     const int finer = max(splits - kQuarterSplits, 0);
-    const Quarters quarters = Quarters::of(share >> finer, splits - finer);
+    const Quarters quarters = Quarters::of(slice >> finer, splits - finer);
     const Columns all = columns_of(quarters, hidden);
-    if (finer == 0) return {quarters, all, share == 0};
-    const int part = share & ((1 << finer) - 1), unit = 256 << finer,
-              columns = (all.end - all.begin + unit - 1) / unit * 256;
+    if (finer == 0) return {quarters, all, slice == 0};
+    const int part = slice & ((1 << finer) - 1), granularity = 256 << finer,
+              columns = (all.end - all.begin + granularity - 1) / granularity * 256;
     return {quarters,
             {min(all.begin + part * columns, all.end), min(all.begin + (part + 1) * columns, all.end)},
-            share == 0};
+            slice == 0};
   }
 };
 
-// Rows of a token: this thread's slot's here, and its position's (partial) or slot's in staging.
-struct HomeRows {
+// Where the terms of a token's sum lie: on this rank, and in staging (one row for each position, or for each
+// slot).
+struct TokenTerms {
   TokenRows own;
-  std::uint32_t staged = 0;  // threads whose row of staging is awaited, then is here
+  std::uint32_t staged = 0;  // threads whose row in staging is awaited, later those whose row has arrived
 };
 
-// One warp of those that bring rows home. Its tokens are `step` apart; what
-// the plan says of the next is read while one is brought.
-template <class Traits, DType kWire>
+// One reducer warp. It takes every `stride`-th work item and reads the plan's entries of the next token while
+// it reduces the current one.
+template <class Traits, DType kCombineType>
 struct TokenReducer {
   const CombineArguments& call;
   const PlanView& plan;
-  std::byte* memory;  // of a stream
+  std::byte* memory;  // SumStream::kBytes of shared memory
   std::uint64_t number;
   std::int32_t tokens, total;
-  std::int32_t gone;  // messages to the rank that is this thread's
-  int splits;         // a token is shared by 1 << splits warps
-  int unit, step;
-  HomeToken ahead;
+  std::int32_t sent_messages;  // of the dispatch, to the rank with this thread's number
+  int splits;                  // 1 << splits warps share a token
+  int item, stride;            // a work item is a slice of a token; `item` is the next one
+  TokenEntry next_token;
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
   __device__ bool partial() const { return reduction_of<Traits>(call) == Reduction::partial; }
-  __device__ DType result_type() const { return Traits::kSpecialised ? kWire : call.result_type; }
+  __device__ DType result_type() const { return Traits::kSpecialised ? kCombineType : call.result_type; }
   __device__ int parity() const { return static_cast<int>(number & 1); }
 
-  // `messages`: to the rank that is this thread's, as the plan has it.
+  // `messages`: sent to the rank with this thread's number, as the plan has it.
   __device__ TokenReducer(const CombineArguments& arguments, std::uint64_t call_number, int worker,
                           int workers, std::int32_t messages, std::byte* stream_memory)
       : call(arguments),
@@ -73,281 +87,291 @@ struct TokenReducer {
         number(call_number),
         tokens(plan.header->tokens),
         total(static_cast<std::int32_t>(plan.header->total)),
-        gone(slot() < call.lane.ranks ? usable_messages(call.lane, messages, call.lane.rank, slot()) : 0),
+        sent_messages(slot() < call.lane.ranks ? usable_messages(call.lane, messages, call.lane.rank, slot())
+                                               : 0),
         splits(splits_of(plan.header->tokens, workers)),
-        unit(worker),
-        step(workers) {
-    // Down to an access or two a share, of which several ranks' sums are on their way at once.
+        item(worker),
+        stride(workers) {
+    // Slices of one or two accesses: loads of several ranks' sums are then in flight at once.
     if (partial()) {
-      while (splits >= kQuarterSplits && splits < kMostSplits && tokens << (splits + 1) <= workers) ++splits;
+      while (splits >= kQuarterSplits && splits < kMaxSplits && tokens << (splits + 1) <= workers) ++splits;
     }
-    ahead = look_up();
+    next_token = read_next();
   }
 
-  __device__ HomeToken look_up() {
+  __device__ TokenEntry read_next() {
     const LaneView& lane = call.lane;
-    const std::int64_t token = unit >> splits;
+    const std::int64_t token = item >> splits;
     if (token >= tokens) return {-1, 0, -1, -1, -1};
-    const int share = unit - (static_cast<int>(token) << splits);
-    unit += step;
+    const int slice = item - (static_cast<int>(token) << splits);
+    item += stride;
     const std::int64_t route = token * lane.top_k + slot();
     const bool is_slot = slot() < lane.top_k, is_position = partial() && slot() < lane.most_ranks;
-    return {static_cast<std::int32_t>(token), share, is_slot ? plan.route_rank[route] : -1,
+    return {static_cast<std::int32_t>(token), slice, is_slot ? plan.route_rank[route] : -1,
             is_slot ? plan.route_row[route] : -1,
             is_position ? plan.token_ranks[token * lane.most_ranks + slot()] : -1};
   }
 
-  // First row of staging of a token.
-  __device__ std::int64_t first_row(const HomeToken& home) const {
-    return std::int64_t{home.token} * (partial() ? call.lane.most_ranks : call.lane.top_k);
+  // A token's first row in staging.
+  __device__ std::int64_t first_row(const TokenEntry& entry) const {
+    return std::int64_t{entry.token} * (partial() ? call.lane.most_ranks : call.lane.top_k);
   }
-  __device__ const std::byte* staged_row(const HomeToken& home) const {
-    return call.lane.combine_row(call.lane.rank, parity(), first_row(home) + slot());
+  __device__ const std::byte* staged_row(const TokenEntry& entry) const {
+    return call.lane.combine_row(call.lane.rank, parity(), first_row(entry) + slot());
   }
 
-  // Waits for the quarters of the rows of staging that `rows` names, and takes out those that do not come,
-  // which only a damaged plan makes happen. `from`: the rank of this thread's. False: the call has ended
-  // early.
-  __device__ bool await_staged(const HomeToken& home, const HomeShare& share, std::int32_t from,
-                               HomeRows* rows) const {
-    const Quarters& quarters = share.quarters;
+  // [warp] Waits for the slice's quarters of the rows in `terms->staged`, and removes rows that their sender
+  // has not sent, which only a damaged plan causes. `sender`: of this thread's row. False: the call was
+  // aborted.
+  __device__ bool await_staged(const TokenEntry& entry, const RowSlice& slice, std::int32_t sender,
+                               TokenTerms* terms) const {
+    const Quarters& quarters = slice.quarters;
     const LaneView& lane = call.lane;
     std::uint32_t missing = 0;
-    bool ended = false;
-    const int highest = 32 - __clz(static_cast<int>(rows->staged));
-    // A route's weight comes with its first quarter.
+    bool aborted = false;
+    const int highest = 32 - __clz(static_cast<int>(terms->staged));
+    // A route's weight is covered by the flag of its first quarter.
     const int each = quarters.count() + (!partial() && quarters.first > 0 ? 1 : 0);
 #pragma unroll 1
     for (int base = 0; base < highest * each; base += 32) {
-      const int of = (base + slot()) / each, turn = (base + slot()) % each;
-      const int quarter = turn < quarters.count() ? quarters.first + turn : 0;
-      const int peer = __shfl_sync(~0u, from, of % 32);
-      if (of >= highest || (rows->staged >> of & 1) == 0) continue;
-      // Acquire, by a thread for each flag: the quarter before its flag.
-      const WaitResult came =
-          wait_for(lane, lane.combine_flags(lane.rank, parity(), first_row(home) + of) + quarter,
+      const int row = (base + slot()) / each, flag = (base + slot()) % each;
+      const int quarter = flag < quarters.count() ? quarters.first + flag : 0;
+      const int peer = __shfl_sync(~0u, sender, row % 32);
+      if (row >= highest || (terms->staged >> row & 1) == 0) continue;
+      // A thread acquires each flag: the sender stored the quarter before the flag.
+      const WaitResult result =
+          wait_for(lane, lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,
                    lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
                    {Operation::combine, number, peer});
-      ended = ended || came == WaitResult::ended;
-      if (came != WaitResult::no) continue;
-      missing |= 1u << of;
-      if (quarter == 0 && share.first) record_bad_source(lane, first_row(home) + of);
+      aborted = aborted || result == WaitResult::ended;
+      if (result != WaitResult::no) continue;
+      missing |= 1u << row;
+      if (quarter == 0 && slice.first) record_bad_source(lane, first_row(entry) + row);
     }
     __syncwarp();
-    // Also: each thread's acquire before all threads' reads.
-    rows->staged &= ~__reduce_or_sync(~0u, missing);
-    return !__any_sync(~0u, ended);
+    // The reduction also orders each thread's acquire before all threads' reads.
+    terms->staged &= ~__reduce_or_sync(~0u, missing);
+    return !__any_sync(~0u, aborted);
   }
 
-  // By ranks: a token's rows here and, in `rank`, who sends the sum of this thread's position.
-  __device__ HomeRows rows_of_sums(const HomeToken& home, std::int32_t* rank, int* own_position) const {
+  // partial: the terms of a token's sum. `rank`: who sends the sum of this thread's position, or -1.
+  // `own_position`: of this rank in the token's list of ranks, or -1.
+  __device__ TokenTerms terms_by_rank(const TokenEntry& entry, std::int32_t* rank, int* own_position) const {
     const LaneView& lane = call.lane;
-    const std::int64_t entry = first_row(home) + slot(),
-                       route = std::int64_t{home.token} * lane.top_k + slot();
-    *rank = home.rank;
+    const std::int64_t index = first_row(entry) + slot(),
+                       route = std::int64_t{entry.token} * lane.top_k + slot();
+    *rank = entry.rank;
     const std::uint32_t ends = __ballot_sync(~0u, *rank == -1);
     if (ends != 0 && slot() > __ffs(static_cast<int>(ends)) - 1) *rank = -1;
-    if (*rank != -1 && !usable(lane, *rank, lane.ranks, entry)) *rank = -1;
+    if (*rank != -1 && !usable(lane, *rank, lane.ranks, index)) *rank = -1;
     const bool here = *rank == lane.rank && !call.own_staged;
     const std::uint32_t own = __ballot_sync(~0u, here);
-    HomeRows rows{{-1, 0, 1.0f}, __ballot_sync(~0u, *rank >= 0 && !here)};
+    TokenTerms terms{{-1, 0, 1.0f}, __ballot_sync(~0u, *rank >= 0 && !here)};
     *own_position = own != 0 ? __ffs(static_cast<int>(own)) - 1 : -1;
-    if (own == 0) return rows;
-    const bool mine = home.destination == lane.rank;
-    if (home.destination != -1) usable(lane, home.destination, lane.ranks, route);
-    rows.own = rows_of_token(call, mine ? home.row : -1, total, route);
-    if (mine && weights_travel<Traits>(call)) rows.own.weight = call.topk_weights[route];
-    return rows;
+    if (own == 0) return terms;
+    const bool mine = entry.destination == lane.rank;
+    if (entry.destination != -1) usable(lane, entry.destination, lane.ranks, route);
+    terms.own = rows_of_token(call, mine ? entry.row : -1, total, route);
+    if (mine && weights_travel<Traits>(call)) terms.own.weight = call.topk_weights[route];
+    return terms;
   }
 
-  // The values of a token's slots. `rank`: at this thread's position.
-  __device__ void bring_values(const HomeToken& home, const HomeRows& rows, std::int32_t rank,
-                               int own_position) const {
+  // partial: stores the values of a token's slots. `rank`: at this thread's position.
+  __device__ void store_route_values(const TokenEntry& entry, const TokenTerms& terms, std::int32_t rank,
+                                     int own_position) const {
     const LaneView& lane = call.lane;
-    const std::int64_t route = std::int64_t{home.token} * lane.top_k + slot();
-    int position = -1;  // of this slot's rank among the token's ranks
+    const std::int64_t route = std::int64_t{entry.token} * lane.top_k + slot();
+    int position = -1;  // of this slot's rank in the token's list of ranks
 #pragma unroll 1
     for (int k = 0; k < lane.top_k; ++k) {
-      const std::int32_t destination = __shfl_sync(~0u, home.destination, k);
+      const std::int32_t destination = __shfl_sync(~0u, entry.destination, k);
       const std::uint32_t found = __ballot_sync(~0u, rank >= 0 && rank == destination);
       if (slot() == k) position = __ffs(static_cast<int>(found)) - 1;
     }
     if (slot() >= lane.top_k) return;
     float value = 0;
-    if (home.row != -1 && position < 0) {
+    if (entry.row != -1 && position < 0) {
       record_bad_source(lane, route);
-    } else if (home.row != -1 && position == own_position) {
-      if (rows.own.row >= 0) value = call.row_values[rows.own.row];
-    } else if (home.row != -1 && (rows.staged >> position & 1) != 0) {
-      const std::byte* sum = lane.combine_row(lane.rank, parity(), first_row(home) + position);
+    } else if (entry.row != -1 && position == own_position) {
+      if (terms.own.row >= 0) value = call.row_values[terms.own.row];
+    } else if (entry.row != -1 && (terms.staged >> position & 1) != 0) {
+      const std::byte* sum = lane.combine_row(lane.rank, parity(), first_row(entry) + position);
       value = reinterpret_cast<const float*>(sum + call.row.tail_offset)[slot()];
     }
     call.route_values[route] = value;
   }
 
-  // Positions of `staged` whose sums come in units. `rank`: of this thread's position.
-  __device__ std::uint32_t units_of(const HomeToken& home, std::int32_t rank, std::uint32_t staged) const {
+  // The positions of `staged` whose sums arrive in LL packets. `rank`: at this thread's position.
+  __device__ std::uint32_t packet_positions(const TokenEntry& entry, std::int32_t rank,
+                                            std::uint32_t staged) const {
     if (call.result == nullptr || (!Traits::kSpecialised && call.route_values != nullptr)) return 0;
-    const std::int32_t messages = __shfl_sync(~0u, gone, max(rank, 0));
-    return __ballot_sync(~0u, is_among(staged) && goes_as_packets(call.lane, messages, home.token));
+    const std::int32_t messages = __shfl_sync(~0u, sent_messages, max(rank, 0));
+    return __ballot_sync(~0u, is_among(staged) && goes_as_packets(call.lane, messages, entry.token));
   }
 
-  __device__ std::byte* unit_row(const HomeToken& home, int of) const {
-    return call.lane.unit_row(call.lane.rank, parity(), static_cast<std::int32_t>(first_row(home)) + of);
+  __device__ std::byte* ll_row(const TokenEntry& entry, int position) const {
+    return call.lane.unit_row(call.lane.rank, parity(),
+                              static_cast<std::int32_t>(first_row(entry)) + position);
   }
-  // Waits for the sums in units that `units` names, and takes out those that do not come, which only a
-  // damaged plan makes happen. False: the call has ended early.
-  __device__ bool await_units(const HomeToken& home, const HomeShare& share, std::int32_t rank,
-                              std::uint32_t* units) const {
+  // [warp] Waits for the LL packets of the positions in `packets`, and removes positions that their rank has
+  // not sent, which only a damaged plan causes. False: the call was aborted.
+  __device__ bool await_packets(const TokenEntry& entry, const RowSlice& slice, std::int32_t rank,
+                                std::uint32_t* packets) const {
     const LaneView& lane = call.lane;
-    const Columns& columns = share.columns;
-    constexpr int kWidth = static_cast<int>(value_bytes(kWire));
+    const Columns& columns = slice.columns;
+    constexpr int kWidth = static_cast<int>(value_bytes(kCombineType));
 #pragma unroll 1
-    for (std::uint32_t left = *units; left != 0; left &= left - 1) {
-      const int of = __ffs(static_cast<int>(left)) - 1, peer = __shfl_sync(~0u, rank, of);
-      const WaitResult came =
-          wait_for_units(lane, unit_row(home, of), columns.begin * kWidth, columns.end * kWidth,
+    for (std::uint32_t left = *packets; left != 0; left &= left - 1) {
+      const int position = __ffs(static_cast<int>(left)) - 1, peer = __shfl_sync(~0u, rank, position);
+      const WaitResult result =
+          wait_for_units(lane, ll_row(entry, position), columns.begin * kWidth, columns.end * kWidth,
                          lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
                          {Operation::combine, number, peer});
-      if (came == WaitResult::ended) return false;
-      if (came == WaitResult::yes) continue;
-      *units &= ~(1u << of);
-      if (slot() == 0 && share.first) record_bad_source(lane, first_row(home) + of);
+      if (result == WaitResult::ended) return false;
+      if (result == WaitResult::yes) continue;
+      *packets &= ~(1u << position);
+      if (slot() == 0 && slice.first) record_bad_source(lane, first_row(entry) + position);
     }
     return true;
   }
 
-  // Adds up and stores some columns of a token: its own rows, and the sums of others, which are here.
-  __device__ __forceinline__ void add_up(const HomeToken& home, const Columns& columns, const HomeRows& rows,
-                                         int own_position) const {
-    const std::byte *own = rows.own.row >= 0 ? output_row(call, rows.own.row) : nullptr,
-                    *staged = staged_row(home);
-    const std::uint32_t lower = own_position >= 0 ? rows.staged & ((1u << own_position) - 1) : rows.staged;
-    SumStream stream =
-        stream_of(memory, columns, value_bytes(kWire), own, rows.own.kept, staged, rows.staged);
+  // [warp] Reduces and stores some columns of a token from this rank's rows and the sums in staging, which
+  // have arrived.
+  __device__ __forceinline__ void reduce_staged(const TokenEntry& entry, const Columns& columns,
+                                                const TokenTerms& terms, int own_position) const {
+    const std::byte *own = terms.own.row >= 0 ? output_row(call, terms.own.row) : nullptr,
+                    *staged = staged_row(entry);
+    // Positions below this rank's, its own sum, positions above: ascending ranks.
+    const std::uint32_t lower = own_position >= 0 ? terms.staged & ((1u << own_position) - 1) : terms.staged;
+    SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), own, terms.own.row_threads,
+                                       staged, terms.staged);
 #pragma unroll 1
-    for (int first = columns.begin; first < columns.end; first += PieceColumns<kWire>::kColumns) {
-      const PackedPiece mine = sum_weighed<kWire>(stream, rows.own.kept, rows.own.weight);
-      Sums<kWire> sum = {};
-      add_rows<kWire>(stream, lower, sum);
-      if (rows.own.kept != 0) add_piece<kWire>(mine, sum);
-      add_rows<kWire>(stream, rows.staged & ~lower, sum);
-      store_sums<kWire>(result_type(), result_row(call, home.token), first, columns.end, sum);
+    for (int first = columns.begin; first < columns.end; first += PieceColumns<kCombineType>::kColumns) {
+      const PackedPiece mine = weighted_sum<kCombineType>(stream, terms.own.row_threads, terms.own.weight);
+      Sums<kCombineType> sum = {};
+      add_rows<kCombineType>(stream, lower, sum);
+      if (terms.own.row_threads != 0) add_piece<kCombineType>(mine, sum);
+      add_rows<kCombineType>(stream, terms.staged & ~lower, sum);
+      store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
     }
   }
 
-  __device__ LLSums ll_sums(const HomeToken& home, const Columns& columns, const HomeRows& rows,
-                            int own_position, std::uint32_t units) const {
-    return {.token = home.token,
+  __device__ LLSums ll_sums(const TokenEntry& entry, const Columns& columns, const TokenTerms& terms,
+                            int own_position, std::uint32_t packets) const {
+    return {.token = entry.token,
             .columns = columns,
-            .own = rows.own.row >= 0 ? output_row(call, rows.own.row) : nullptr,
-            .kept = rows.own.kept,
-            .weight = rows.own.weight,
+            .own_row = terms.own.row >= 0 ? output_row(call, terms.own.row) : nullptr,
+            .row_threads = terms.own.row_threads,
+            .weight = terms.own.weight,
             .own_position = own_position,
-            .staged = rows.staged,
-            .units = units};
+            .staged = terms.staged,
+            .packets = packets};
   }
 
-  // Ranks ascending; this rank's own sum is made here, and rounded like those that traveled.
-  __device__ bool bring_sums(const HomeToken& home, const HomeShare& share) const {
+  // [warp] partial: reduces one slice of a token. False: the call was aborted.
+  __device__ bool reduce_by_rank(const TokenEntry& entry, const RowSlice& slice) const {
     std::int32_t rank = -1;
     int own_position = -1;
-    HomeRows rows = rows_of_sums(home, &rank, &own_position);
-    std::uint32_t units = units_of(home, rank, rows.staged);
-    rows.staged &= ~units;
-    if (!await_staged(home, share, rank, &rows)) return false;
-    if (!Traits::kSpecialised && call.route_values != nullptr && share.first)
-      bring_values(home, rows, rank, own_position);
+    TokenTerms terms = terms_by_rank(entry, &rank, &own_position);
+    std::uint32_t packets = packet_positions(entry, rank, terms.staged);
+    terms.staged &= ~packets;
+    if (!await_staged(entry, slice, rank, &terms)) return false;
+    if (!Traits::kSpecialised && call.route_values != nullptr && slice.first)
+      store_route_values(entry, terms, rank, own_position);
     if (call.result == nullptr) return true;
 #pragma unroll 1
-    while (units != 0) {
-      if (add_up_units<kWire>(call, memory, ll_sums(home, share.columns, rows, own_position, units), number))
+    while (packets != 0) {
+      if (reduce_ll_rows<kCombineType>(call, memory,
+                                       ll_sums(entry, slice.columns, terms, own_position, packets), number))
         return true;
-      if (!await_units(home, share, rank, &units)) return false;
+      if (!await_packets(entry, slice, rank, &packets)) return false;
     }
-    add_up(home, share.columns, rows, own_position);
+    reduce_staged(entry, slice.columns, terms, own_position);
     return true;
   }
 
-  // By slots, exact and unreduced: where this thread's slot has its row, and what travels beside it.
-  __device__ bool bring_routes(const HomeToken& home, const HomeShare& share) const {
+  // [warp] exact and unreduced: reduces or copies one slice of a token; thread k stands for slot k. False:
+  // the call was aborted.
+  __device__ bool reduce_by_slot(const TokenEntry& entry, const RowSlice& slice) const {
     const LaneView& lane = call.lane;
-    const std::int64_t route = std::int64_t{home.token} * lane.top_k + slot();
-    std::int32_t row = home.row;
-    if (row != -1 && !usable(lane, home.destination, lane.ranks, route)) row = -1;
-    const bool here = row != -1 && home.destination == lane.rank && !call.own_staged;
+    const std::int64_t route = std::int64_t{entry.token} * lane.top_k + slot();
+    std::int32_t row = entry.row;
+    if (row != -1 && !usable(lane, entry.destination, lane.ranks, route)) row = -1;
+    const bool here = row != -1 && entry.destination == lane.rank && !call.own_staged;
     if (here && !usable(lane, row, total, route)) row = -1;
-    HomeRows rows{{-1, 0, 1.0f}, __ballot_sync(~0u, row != -1 && !here)};
-    if (!await_staged(home, share, home.destination, &rows)) return false;
+    TokenTerms terms{{-1, 0, 1.0f}, __ballot_sync(~0u, row != -1 && !here)};
+    if (!await_staged(entry, slice, entry.destination, &terms)) return false;
 
-    const bool own = here && row != -1, came = is_among(rows.staged);
-    const std::byte* from = own ? output_row(call, row) : staged_row(home);
+    const bool own = here && row != -1, received = is_among(terms.staged);
+    const std::byte* from = own ? output_row(call, row) : staged_row(entry);
     float weight = 1, value = 0;
     if (own) {
-      if (call.weights != nullptr) weight = call.weights[row];
+      if (call.row_weights != nullptr) weight = call.row_weights[row];
       if (!Traits::kSpecialised && call.row_values != nullptr) value = call.row_values[row];
-    } else if (came) {
+    } else if (received) {
       const auto tail = *reinterpret_cast<const RouteTail*>(from + call.row.tail_offset);
       weight = tail.weight;
       value = tail.value;
     }
     if (slot() < lane.top_k && call.topk_weights != nullptr) weight = call.topk_weights[route];
-    if (!Traits::kSpecialised && slot() < lane.top_k && call.route_values != nullptr && share.first)
+    if (!Traits::kSpecialised && slot() < lane.top_k && call.route_values != nullptr && slice.first)
       call.route_values[route] = value;
     if (call.result == nullptr) return true;
-    const std::uint32_t kept = __ballot_sync(~0u, own || came);
-    const Columns& columns = share.columns;
+    const std::uint32_t row_threads = __ballot_sync(~0u, own || received);
+    const Columns& columns = slice.columns;
     if (reduction_of<Traits>(call) == Reduction::unreduced) {
-      copy_slots(home, from, kept, columns);
+      copy_slots(entry, from, row_threads, columns);
       return true;
     }
-    SumStream stream = stream_of(memory, columns, value_bytes(kWire), from, kept);
+    SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), from, row_threads);
 #pragma unroll 1
-    for (int first = columns.begin; first < columns.end; first += PieceColumns<kWire>::kColumns) {
-      Sums<kWire> sum = {};
-      add_weighed<kWire>(stream, kept, weight, kWire, sum);
-      store_sums<kWire>(result_type(), result_row(call, home.token), first, columns.end, sum);
+    for (int first = columns.begin; first < columns.end; first += PieceColumns<kCombineType>::kColumns) {
+      Sums<kCombineType> sum = {};
+      add_weighted<kCombineType>(stream, row_threads, weight, kCombineType, sum);
+      store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
     }
     return true;
   }
 
-  __device__ void copy_slots(const HomeToken& home, const std::byte* from, std::uint32_t kept,
+  // [warp] unreduced: stores each slot's row, and zeros for slots without one.
+  __device__ void copy_slots(const TokenEntry& entry, const std::byte* from, std::uint32_t row_threads,
                              const Columns& columns) const {
-    const std::int64_t first_slot = std::int64_t{home.token} * call.lane.top_k;
-    SumStream stream = stream_of(memory, columns, value_bytes(kWire), from, kept);
+    const std::int64_t first_slot = std::int64_t{entry.token} * call.lane.top_k;
+    SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), from, row_threads);
 #pragma unroll 1
-    for (int first = columns.begin; first < columns.end; first += PieceColumns<kWire>::kColumns) {
-      each_piece(stream, kept, [&](const LoadedPiece& piece, int k) {
-        store_piece<kWire>(piece, call.result_type, result_row(call, first_slot + k), first, columns.end);
+    for (int first = columns.begin; first < columns.end; first += PieceColumns<kCombineType>::kColumns) {
+      for_each_piece(stream, row_threads, [&](const LoadedPiece& piece, int k) {
+        store_piece<kCombineType>(piece, call.result_type, result_row(call, first_slot + k), first,
+                                  columns.end);
       });
     }
     const int width = static_cast<int>(value_bytes(call.result_type));
     for (int k = 0; k < call.lane.top_k; ++k) {
-      if ((kept >> k & 1) != 0) continue;
+      if ((row_threads >> k & 1) != 0) continue;
       std::byte* to = result_row(call, first_slot + k);
       for (int at = columns.begin * width + 16 * slot(); at < columns.end * width; at += 512)
         *reinterpret_cast<uint4*>(to + at) = make_uint4(0, 0, 0, 0);
     }
   }
 
-  __device__ void bring_all() {
-    while (ahead.token >= 0) {
-      const HomeToken home = ahead;
-      ahead = look_up();
-      const HomeShare share = HomeShare::of(home.share, splits, call.lane.hidden);
-      const bool goes_on = partial() ? bring_sums(home, share) : bring_routes(home, share);
-      if (!goes_on) return;
+  __device__ void reduce_all() {
+    while (next_token.token >= 0) {
+      const TokenEntry entry = next_token;
+      next_token = read_next();
+      const RowSlice slice = RowSlice::of(entry.slice, splits, call.lane.hidden);
+      const bool proceed = partial() ? reduce_by_rank(entry, slice) : reduce_by_slot(entry, slice);
+      if (!proceed) return;
     }
   }
 };
 
-// By one warp of `workers`. `gone`: messages to the rank that is this thread's, as the plan has it; `memory`:
-// of its streams.
+// [warp] Worker `worker` of `workers`. `sent_messages`: to the rank with this thread's number, as the plan
+// has it. `memory`: SumStream::kBytes of shared memory.
 template <class Traits>
-__device__ __forceinline__ void bring_home(const CombineArguments& call, std::uint64_t number, int worker,
-                                           int workers, std::int32_t gone, std::byte* memory) {
-  with_type<Traits>(call.wire, [&](auto type) {
-    TokenReducer<Traits, type.value>(call, number, worker, workers, gone, memory).bring_all();
+__device__ __forceinline__ void reduce_tokens(const CombineArguments& call, std::uint64_t number, int worker,
+                                              int workers, std::int32_t sent_messages, std::byte* memory) {
+  with_type<Traits>(call.combine_type, [&](auto type) {
+    TokenReducer<Traits, type.value>(call, number, worker, workers, sent_messages, memory).reduce_all();
   });
 }
 

@@ -1,4 +1,4 @@
-// Sums of a token at home where others' come in units.
+// Reduces a token whose partial sums arrive in LL packets (data and call number in one store).
 #pragma once
 
 #include "backends/cuda/combine/combine.hpp"
@@ -6,64 +6,67 @@
 
 namespace ferry::cuda {
 
-// Some columns of a token, and what is added up for them: at each position of its ranks this rank's own rows
-// or another's sum. Sets of threads or positions: one bit each.
+// Some columns of a token and the terms of its sum: one for each position in the token's list of ranks,
+// either this rank's own rows or the sum that another rank sent. Sets of threads or positions: one bit each.
 struct LLSums {
   std::int32_t token;
   Columns columns;
-  const std::byte* own;  // this thread's row, of those in `kept`
-  std::uint32_t kept;
-  float weight;
-  int own_position;
-  std::uint32_t staged, units;  // positions whose sums lie in staging, and come in units
+  const std::byte* own_row;   // this thread's row on this rank, if it is in `row_threads`
+  std::uint32_t row_threads;  // threads with a row on this rank
+  float weight;               // of own_row
+  int own_position;           // of this rank in the token's list of ranks
+  std::uint32_t staged;       // positions whose sums lie in staging
+  std::uint32_t packets;      // positions whose sums arrive in LL packets
 };
 
-inline constexpr int kPositionsAtOnce = 4;
+inline constexpr int kPositionsInFlight = 4;
 
-// One access, of columns from `first` on. `own`: this rank's sum of them. Calls no function, which would put
-// what is added up in memory.
-template <DType kWire>
-__device__ __forceinline__ bool add_access_of_all(const CombineArguments& call, const LLSums& sums,
-                                                  const uint4& own, int first, std::uint64_t number) {
-  constexpr int kWidth = static_cast<int>(value_bytes(kWire));
+// [warp] Reduces one access of columns from `first` on and stores the result. `own`: this rank's sum of them.
+// False: packets are still missing. Everything is inlined: a call would spill the sums to memory.
+template <DType kCombineType>
+__device__ __forceinline__ bool reduce_access(const CombineArguments& call, const LLSums& sums,
+                                              const uint4& own, int first, std::uint64_t number) {
+  constexpr int kWidth = static_cast<int>(value_bytes(kCombineType));
   const LaneView& lane = call.lane;
   const int parity = static_cast<int>(number & 1), first_row = sums.token * lane.most_ranks,
             begin = first * kWidth, end = sums.columns.end * kWidth,
             mine = begin + 16 * static_cast<int>(threadIdx.x % 32);
-  float sum[kPerAccess<kWire>] = {};
-  std::uint32_t left = sums.staged | sums.units | (sums.kept != 0 ? 1u << sums.own_position : 0);
+  float sum[kPerAccess<kCombineType>] = {};
+  // Positions are added in ascending order: the result has the same bits in every run.
+  std::uint32_t left = sums.staged | sums.packets | (sums.row_threads != 0 ? 1u << sums.own_position : 0);
 #pragma unroll 1
   while (left != 0) {
-    // Sums of several ranks are on their way to this thread at once.
-    LoadedUnits units[kPositionsAtOnce];
+    // Loads of several ranks' sums are in flight at once.
+    LoadedUnits loaded[kPositionsInFlight];
 #pragma unroll 1
-    for (unsigned look = 0;; ++look) {
-      if (look == kQuickPolls) return false;
-      std::uint32_t some = left;
+    for (unsigned poll = 0;; ++poll) {
+      if (poll == kQuickPolls) return false;
+      std::uint32_t next = left;
 #pragma unroll
-      for (auto& of_one : units) {
-        const int of = max(__ffs(static_cast<int>(some)) - 1, 0);
-        of_one.load(lane.unit_row(lane.rank, parity, first_row + of), begin, end, number,
-                    (sums.units & some & 1u << of) != 0);
-        some &= some - 1;
+      for (auto& packets : loaded) {
+        const int position = max(__ffs(static_cast<int>(next)) - 1, 0);
+        packets.load(lane.unit_row(lane.rank, parity, first_row + position), begin, end, number,
+                     (sums.packets & next & 1u << position) != 0);
+        next &= next - 1;
       }
-      bool here = true;
+      bool ready = true;
 #pragma unroll
-      for (const auto& of_one : units) here = of_one.here(number) && here;
-      if (__all_sync(~0u, here)) break;
+      for (const auto& packets : loaded) ready = packets.here(number) && ready;
+      if (__all_sync(~0u, ready)) break;
     }
 #pragma unroll
-    for (const auto& of_one : units) {
+    for (const auto& packets : loaded) {
       if (left == 0) break;
-      const int of = __ffs(static_cast<int>(left)) - 1;
+      const int position = __ffs(static_cast<int>(left)) - 1;
       left &= left - 1;
-      uint4 raw = of_one.raw();
-      if (of == sums.own_position) {
+      uint4 raw = packets.raw();
+      if (position == sums.own_position) {
         raw = own;
-      } else if ((sums.staged >> of & 1) != 0 && mine < end) {
-        raw = *reinterpret_cast<const uint4*>(lane.combine_row(lane.rank, parity, first_row + of) + mine);
+      } else if ((sums.staged >> position & 1) != 0 && mine < end) {
+        raw =
+            *reinterpret_cast<const uint4*>(lane.combine_row(lane.rank, parity, first_row + position) + mine);
       }
-      add_access<kWire>(raw, sum);
+      add_access<kCombineType>(raw, sum);
     }
   }
   if (mine < end)
@@ -71,15 +74,16 @@ __device__ __forceinline__ bool add_access_of_all(const CombineArguments& call, 
   return true;
 }
 
-// By one warp: adds up and stores. False: units are not here yet. `memory`: of a stream.
-template <DType kWire>
-__device__ __forceinline__ bool add_up_units(const CombineArguments& call, std::byte* memory,
-                                             const LLSums& sums, std::uint64_t number) {
-  constexpr int kAccess = 32 * kPerAccess<kWire>;  // columns
-  SumStream stream = stream_of(memory, sums.columns, value_bytes(kWire), sums.own, sums.kept);
+// [warp] Reduces and stores the columns. False: packets are still missing; call again. `memory`: of a stream.
+template <DType kCombineType>
+__device__ __forceinline__ bool reduce_ll_rows(const CombineArguments& call, std::byte* memory,
+                                               const LLSums& sums, std::uint64_t number) {
+  constexpr int kAccess = 32 * kPerAccess<kCombineType>;  // columns
+  SumStream stream =
+      open_sum_stream(memory, sums.columns, value_bytes(kCombineType), sums.own_row, sums.row_threads);
 #pragma unroll 1
   for (int piece = sums.columns.begin; piece < sums.columns.end; piece += kDeep * kAccess) {
-    const PackedPiece own = sum_weighed<kWire>(stream, sums.kept, sums.weight);
+    const PackedPiece own = weighted_sum<kCombineType>(stream, sums.row_threads, sums.weight);
 #pragma unroll 1
     for (int d = 0; d < kDeep && piece + d * kAccess < sums.columns.end; ++d) {
       uint4 mine = own.raw(0);
@@ -87,8 +91,8 @@ __device__ __forceinline__ bool add_up_units(const CombineArguments& call, std::
       for (int i = 1; i < kDeep; ++i) {
         if (i == d) mine = own.raw(i);
       }
-      if (add_access_of_all<kWire>(call, sums, mine, piece + d * kAccess, number)) continue;
-      // What is still on its way comes into the stream's memory.
+      if (reduce_access<kCombineType>(call, sums, mine, piece + d * kAccess, number)) continue;
+      // Copies in flight still write to the stream's memory: wait before it is used again.
       wait_async_but<0>();
       return false;
     }

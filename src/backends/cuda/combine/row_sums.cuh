@@ -1,4 +1,5 @@
-// Sums of rows in registers: by one warp, a few columns at a time, several pieces on their way at once.
+// Weighted and plain sums of rows in registers: one warp sums a piece of kDeep accesses at a time, while
+// asynchronous copies bring the next pieces into shared memory.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
@@ -6,37 +7,40 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kDeep = 7;  // accesses of 16 bytes by each thread: a quarter of 7,168 16-bit values
+inline constexpr int kDeep =
+    7;  // 16-byte accesses of each thread in a piece: a quarter of 7,168 16-bit values
 
-// Columns of a row that some quarters are, the same whatever the values' type.
+// Columns [begin, end) of a row.
 struct Columns {
   int begin, end;
 };
+// The columns of some quarters; the same for every element type, so that ranks with different types agree.
 __device__ inline Columns columns_of(const Quarters& quarters, int hidden) {
   const ByteRange range = ByteRange::of(quarters, hidden, 256);
   return {range.begin, range.end};
 }
 
-// Which columns a thread has of a piece: kDeep accesses, all threads' first.
+// The columns of a piece: kDeep accesses, each of consecutive columns over the warp's threads.
 template <DType kType>
 struct PieceColumns {
   static constexpr int kValues = kPerAccess<kType>;
   static constexpr int kColumns = 32 * kDeep * kValues;
 
+  // First column of this thread's access `d` in the piece that starts at column `first`.
   __device__ __forceinline__ static int column(int first, int d) {
     return first + kValues * (32 * d + static_cast<int>(threadIdx.x % 32));
   }
 };
 
-// A piece that has come, as it lies: this thread's accesses.
+// A piece in shared memory, as copied from the row.
 struct LoadedPiece {
-  const std::byte* mine;
+  const std::byte* mine;  // this thread's accesses
 
   __device__ __forceinline__ uint4 raw(int d) const {
     return *reinterpret_cast<const uint4*>(mine + kGranule * d);
   }
 };
-// Of computed values: rounded to the type, as they travel.
+// A piece of computed values in registers, rounded to the type in which they are sent.
 struct PackedPiece {
   uint4 held[kDeep];
 
@@ -46,27 +50,28 @@ struct PackedPiece {
 template <DType kType>
 using Sums = float[kDeep][kPerAccess<kType>];
 
-// The rows that a warp adds up, for a stream: of each piece of columns, the rows of the threads in `threads`
-// (one bit each), ascending, then those of other rows.
+// The rows that a warp sums, as the source of a PieceStream. Each thread holds a row of set A and one of set
+// B. For each piece: the rows of the threads in `threads_a` (one bit each, ascending), then those in
+// `threads_b`.
 struct SummedRows {
-  const std::byte *mine, *others;  // this thread's rows
-  std::uint32_t threads, of_others;
+  const std::byte *row_a, *row_b;  // this thread's rows
+  std::uint32_t threads_a, threads_b;
   ByteRange range;
-  std::uint32_t left = threads, others_left = of_others;
+  std::uint32_t left_a = threads_a, left_b = threads_b;
 
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* piece) {
-    if ((left | others_left) == 0) {
+    if ((left_a | left_b) == 0) {
       range.begin += kDeep * kGranule;
-      left = threads;
-      others_left = of_others;
+      left_a = threads_a;
+      left_b = threads_b;
     }
-    if (range.begin >= range.end || (left | others_left) == 0) return false;
-    const bool first = left != 0;
-    *row = pointer_of(first ? mine : others, __ffs(static_cast<int>(first ? left : others_left)) - 1);
-    if (first) {
-      left &= left - 1;
+    if (range.begin >= range.end || (left_a | left_b) == 0) return false;
+    const bool is_a = left_a != 0;
+    *row = pointer_of(is_a ? row_a : row_b, __ffs(static_cast<int>(is_a ? left_a : left_b)) - 1);
+    if (is_a) {
+      left_a &= left_a - 1;
     } else {
-      others_left &= others_left - 1;
+      left_b &= left_b - 1;
     }
     *piece = {range.begin, min(range.begin + kDeep * kGranule, range.end)};
     return true;
@@ -74,30 +79,32 @@ struct SummedRows {
 };
 using SumStream = PieceStream<SummedRows, kDeep, 5>;
 
-// A stream of some columns of those rows, of a type of `width` bytes; some pieces are asked for.
-__device__ __forceinline__ SumStream stream_of(std::byte* memory, const Columns& columns, int width,
-                                               const std::byte* mine, std::uint32_t threads,
-                                               const std::byte* others = nullptr,
-                                               std::uint32_t of_others = 0) {
-  SumStream stream{memory, {mine, others, threads, of_others, {columns.begin * width, columns.end * width}}};
+// [warp] Starts a stream of the rows' `columns`; its first pieces are requested. `memory`: kBytes of shared
+// memory. `width`: bytes of an element.
+__device__ __forceinline__ SumStream open_sum_stream(std::byte* memory, const Columns& columns, int width,
+                                                     const std::byte* row_a, std::uint32_t threads_a,
+                                                     const std::byte* row_b = nullptr,
+                                                     std::uint32_t threads_b = 0) {
+  SumStream stream{memory,
+                   {row_a, row_b, threads_a, threads_b, {columns.begin * width, columns.end * width}}};
   stream.start();
   return stream;
 }
 
-// Calls use(piece, thread) for the stream's next pieces, of the threads in `threads`.
+// [warp] Calls use(piece, thread) for the next piece of each thread's row in `threads`, ascending.
 template <class Use>
-__device__ __forceinline__ void each_piece(SumStream& stream, std::uint32_t threads, Use use) {
+__device__ __forceinline__ void for_each_piece(SumStream& stream, std::uint32_t threads, Use use) {
 #pragma unroll 1
   for (; threads != 0; threads &= threads - 1)
     use(LoadedPiece{stream.take_where() + SumStream::Piece::offset(0)}, __ffs(static_cast<int>(threads)) - 1);
 }
 
-// sum = fma(weight, v, sum) over the stream's next pieces, of the threads in `threads`; `weight`: of this
-// thread's row. v is rounded to the wire type.
+// [warp] sum = fma(weight, v, sum) over the next piece of each row in `threads`. `weight`: of this thread's
+// row. v is first rounded to `combine_type`, so that local rows give the same bits as rows that were sent.
 template <DType kType>
-__device__ __forceinline__ void add_weighed(SumStream& stream, std::uint32_t threads, float weight,
-                                            DType wire, Sums<kType>& sum) {
-  each_piece(stream, threads, [&](const LoadedPiece& piece, int thread) {
+__device__ __forceinline__ void add_weighted(SumStream& stream, std::uint32_t threads, float weight,
+                                             DType combine_type, Sums<kType>& sum) {
+  for_each_piece(stream, threads, [&](const LoadedPiece& piece, int thread) {
     const float w = __shfl_sync(~0u, weight, thread);
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
@@ -105,33 +112,34 @@ __device__ __forceinline__ void add_weighed(SumStream& stream, std::uint32_t thr
       unpack<kType>(piece.raw(d), value);
 #pragma unroll
       for (int i = 0; i < kPerAccess<kType>; ++i) {
-        const float v = kType == wire ? value[i] : rounded(wire, value[i]);
+        const float v = kType == combine_type ? value[i] : rounded(combine_type, value[i]);
         sum[d][i] = __fmaf_rn(w, v, sum[d][i]);
       }
     }
   });
 }
 
-// What add_weighed() makes of 0, rounded. Where one row of weight 1 is all, that is 0 + v in its own type.
+// [warp] add_weighted() from zero, rounded to kType. A single row of weight 1 is computed as 0 + v in its own
+// type: the same bits, with fewer instructions.
 template <DType kType>
-__device__ __forceinline__ PackedPiece sum_weighed(SumStream& stream, std::uint32_t threads, float weight) {
+__device__ __forceinline__ PackedPiece weighted_sum(SumStream& stream, std::uint32_t threads, float weight) {
   PackedPiece sum;
-  const bool one = (threads & (threads - 1)) == 0 && (threads >> threadIdx.x % 32 & 1) != 0;
-  if (__any_sync(~0u, one && weight == 1)) {
-    each_piece(stream, threads, [&](const LoadedPiece& piece, int) {
+  const bool single = (threads & (threads - 1)) == 0 && (threads >> threadIdx.x % 32 & 1) != 0;
+  if (__any_sync(~0u, single && weight == 1)) {
+    for_each_piece(stream, threads, [&](const LoadedPiece& piece, int) {
 #pragma unroll
       for (int d = 0; d < kDeep; ++d) sum.held[d] = zero_plus<kType>(piece.raw(d));
     });
     return sum;
   }
   Sums<kType> values = {};
-  add_weighed<kType>(stream, threads, weight, kType, values);
+  add_weighted<kType>(stream, threads, weight, kType, values);
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) sum.held[d] = packed<kType>(values[d]);
   return sum;
 }
 
-// sum = sum + v of the values in 16 bytes.
+// sum += v for the values in 16 bytes.
 template <DType kType>
 __device__ __forceinline__ void add_access(const uint4& raw, float (&sum)[kPerAccess<kType>]) {
   float value[kPerAccess<kType>];
@@ -146,10 +154,10 @@ __device__ __forceinline__ void add_piece(const Piece& piece, Sums<kType>& sum) 
   for (int d = 0; d < kDeep; ++d) add_access<kType>(piece.raw(d), sum[d]);
 }
 
-// sum = sum + v over the stream's next pieces, of the threads in `threads`.
+// [warp] sum += v over the next piece of each row in `threads`.
 template <DType kType>
 __device__ __forceinline__ void add_rows(SumStream& stream, std::uint32_t threads, Sums<kType>& sum) {
-  each_piece(stream, threads, [&](const LoadedPiece& piece, int) { add_piece<kType>(piece, sum); });
+  for_each_piece(stream, threads, [&](const LoadedPiece& piece, int) { add_piece<kType>(piece, sum); });
 }
 
 template <DType kType>
@@ -162,7 +170,7 @@ __device__ __forceinline__ void store_sums(DType type, std::byte* to, int first,
   }
 }
 
-// A piece to row `to` of type `type`; moved if it has it.
+// [warp] Stores a piece to row `to` of element type `type`, unchanged if the types are equal.
 template <DType kType, class Piece>
 __device__ __forceinline__ void store_piece(const Piece& piece, DType type, std::byte* to, int first,
                                             int end) {

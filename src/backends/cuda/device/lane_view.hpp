@@ -6,11 +6,11 @@
 
 #include "backends/cuda/protocol/fault_injection.hpp"
 #include "backends/cuda/protocol/report.hpp"
+#include "base/host_device.hpp"
 #include "ferry/exchange.hpp"
 #include "layout/device_signals.hpp"
 #include "layout/divisor.hpp"
 #include "layout/exchange_layout.hpp"
-#include "layout/host_device.hpp"
 #include "layout/plan_layout.hpp"
 #include "layout/slot_metadata.hpp"
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/host_device.hpp"
+#include "base/host_device.hpp"
 
 namespace ferry::cuda {
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "layout/device_signals.hpp"
-#include "layout/host_device.hpp"
 
 namespace ferry::cuda {
 

@@ -1,10 +1,10 @@
-// The CUDA backend: lanes over one block of symmetric device memory.
+// The CUDA backend: implements Backend by lanes that launch kernels over symmetric device memory.
 #include "exchange/backend.hpp"
 
 #include <atomic>
 #include <deque>
 
-#include "backends/cuda/host/device.hpp"
+#include "backends/cuda/host/current_device.hpp"
 #include "backends/cuda/host/error.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/watch.hpp"
@@ -19,20 +19,20 @@ namespace {
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const Rank& rank, const Config& config)
-      : shared_(rank, config), watch_(rank, shared_.report(), config.deadline) {
-    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(shared_, lane);
+      : exchange_(rank, config), watch_(rank, exchange_.report(), config.deadline) {
+    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(exchange_, lane);
     fault_point(FaultPoint::construct_mapped, rank.index());
-    // Tables and signals of all ranks are there before the first kernel writes to any of them.
+    // No kernel may write to a peer before that peer's memory is initialised.
     rank.barrier();
   }
-  // Kernels of this rank may still run: its memory goes when they have ended.
+  // Kernels of this rank may still use its memory: wait for them before it is freed.
   ~CudaBackend() override {
-    const OnDevice device(shared_.device);
+    const ScopedDevice device(exchange_.device);
     cudaDeviceSynchronize();
   }
 
   Capabilities capabilities() const override { return {.device_memory = true, .streams = true}; }
-  Sizes sizes() const override { return cuda_backend_sizes(shared_.config, shared_.me()); }
+  Sizes sizes() const override { return cuda_backend_sizes(exchange_.config, exchange_.me()); }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
     return dispatch(call, Phase::fused, stream);
@@ -41,39 +41,39 @@ class CudaBackend final : public Backend {
     dispatch(call, Phase::send, stream);
   }
   DispatchResult dispatch_receive(int lane, Stream stream) override {
-    require_whole(Operation::dispatch);
+    throw_if_failed(Operation::dispatch);
     return this->lane(lane).dispatch_receive(stream);
   }
 
   void combine(const CombineCall& call, Stream stream) override { combine(call, Phase::fused, stream); }
   void combine_send(const CombineCall& call, Stream stream) override { combine(call, Phase::send, stream); }
   void combine_receive(int lane, Stream stream) override {
-    require_whole(Operation::combine);
+    throw_if_failed(Operation::combine);
     this->lane(lane).combine_receive(stream);
   }
 
   void route_values(const float* values, const Plan& plan, float* row_values, int lane,
                     Stream stream) override {
-    require_whole(Operation::route_values);
-    fault_point(FaultPoint::route_values_begin, shared_.me());
+    throw_if_failed(Operation::route_values);
+    fault_point(FaultPoint::route_values_begin, exchange_.me());
     this->lane(lane).route_values(values, plan, row_values, stream);
   }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
-    require_whole(Operation::metadata);
-    fault_point(FaultPoint::metadata_begin, shared_.me());
+    throw_if_failed(Operation::metadata);
+    fault_point(FaultPoint::metadata_begin, exchange_.me());
     return this->lane(lane).metadata(count, nullptr, stream);
   }
   const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream) override {
-    require_whole(Operation::metadata);
-    fault_point(FaultPoint::metadata_begin, shared_.me());
+    throw_if_failed(Operation::metadata);
+    fault_point(FaultPoint::metadata_begin, exchange_.me());
     return this->lane(lane).metadata(0, count, stream);
   }
 
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
     try {
-      if (lane >= 0 && lane < shared_.config.lanes) this->lane(lane).refuse(operation, error, stream);
+      if (lane >= 0 && lane < exchange_.config.lanes) this->lane(lane).refuse(operation, error, stream);
     } catch (...) {
-      return;  // the device does nothing any more: the next call says why
+      return;  // the device has failed; the next call throws the reason
     }
   }
 
@@ -82,20 +82,20 @@ class CudaBackend final : public Backend {
     raise_device_error(lane);
   }
   void raise_device_error(int lane) override {
-    require_whole(Operation::none);
+    throw_if_failed(Operation::none);
     this->lane(lane).raise_device_error();
   }
 
   CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
 
   LoadCounts load() const override {
-    const auto experts = static_cast<std::size_t>(shared_.config.experts);
+    const auto experts = static_cast<std::size_t>(exchange_.config.experts);
     LoadCounts counts;
     load_.assign(experts, 0);
     for (const Lane& lane : lanes_) lane.add_load(load_, counts.dispatches);
-    load_.resize(experts + static_cast<std::size_t>(shared_.rank.size()), 0);
+    load_.resize(experts + static_cast<std::size_t>(exchange_.rank.size()), 0);
     for (std::size_t e = 0; e < experts; ++e) {
-      const int rank = shared_.config.placement.place(static_cast<int>(e)).rank;
+      const int rank = exchange_.config.placement.place(static_cast<int>(e)).rank;
       load_[experts + static_cast<std::size_t>(rank)] += load_[e];
     }
     counts.experts = std::span(load_).first(experts);
@@ -112,24 +112,24 @@ class CudaBackend final : public Backend {
  private:
   Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
 
-  // Throws the group's failure, also one that the device has just reported.
-  void require_whole(Operation operation) {
-    RankState& state = shared_.rank.state();
-    HostReport* report = shared_.report();
-    // Acquire: the kernel stores the record before the mark.
+  // Throws the group's failure, including one that the device has just reported.
+  void throw_if_failed(Operation operation) {
+    RankState& state = exchange_.rank.state();
+    HostReport* report = exchange_.report();
+    // Acquire: the kernel stores the record before it store-releases `timed_out`.
     if (std::atomic_ref(report->timed_out).load(std::memory_order_acquire) != 0 &&
         !state.control().failed()) {
-      state.time_out(report->timeout, shared_.config.deadline);
+      state.time_out(report->timeout, exchange_.config.deadline);
     }
     if (!state.control().failed()) return;
-    WaitRecord asking = report->timeout;
-    if (report->timed_out == 0) asking = {operation, 0, shared_.me(), -1, 0, 0};
-    state.control().throw_failure(asking);
+    WaitRecord record = report->timeout;
+    if (report->timed_out == 0) record = {operation, 0, exchange_.me(), -1, 0, 0};
+    state.control().throw_failure(record);
   }
 
-  // What only this backend can find wrong: the peers' call ends with it too.
+  // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
   template <class Call>
-  auto or_refuse(Operation operation, int lane, Stream stream, Call call) {
+  auto run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
     try {
       return call();
     } catch (const UsageError& error) {
@@ -139,22 +139,23 @@ class CudaBackend final : public Backend {
   }
 
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream) {
-    require_whole(Operation::dispatch);
-    fault_point(FaultPoint::dispatch_begin, shared_.me());
-    return or_refuse(Operation::dispatch, call.lane, stream,
-                     [&] { return lane(call.lane).dispatch(call, phase, stream); });
+    throw_if_failed(Operation::dispatch);
+    fault_point(FaultPoint::dispatch_begin, exchange_.me());
+    return run_or_refuse(Operation::dispatch, call.lane, stream,
+                         [&] { return lane(call.lane).dispatch(call, phase, stream); });
   }
 
   void combine(const CombineCall& call, Phase phase, Stream stream) {
-    require_whole(Operation::combine);
-    fault_point(FaultPoint::combine_begin, shared_.me());
-    or_refuse(Operation::combine, call.lane, stream, [&] { lane(call.lane).combine(call, phase, stream); });
+    throw_if_failed(Operation::combine);
+    fault_point(FaultPoint::combine_begin, exchange_.me());
+    run_or_refuse(Operation::combine, call.lane, stream,
+                  [&] { lane(call.lane).combine(call, phase, stream); });
   }
 
-  const Shared shared_;
+  const ExchangeState exchange_;
   Watch watch_;
-  std::deque<Lane> lanes_;  // views into them are handed out: they must not move
-  mutable std::vector<std::int64_t> load_;
+  std::deque<Lane> lanes_;                  // deque: callers hold pointers into lanes, which must not move
+  mutable std::vector<std::int64_t> load_;  // of load(): [experts], then [ranks]
 };
 
 }  // namespace

@@ -15,36 +15,37 @@ std::string version_text(int version) {
   return str(version / 1000, ".", version % 1000 / 10);
 }
 
-// What is missing, and what to do about it.
-std::string about_driver() {
+// Which driver is missing or too old, and the remedy.
+std::string driver_advice() {
   int driver_version = 0, runtime_version = 0;
-  cudaDriverGetVersion(&driver_version);  // 0 where there is none
+  cudaDriverGetVersion(&driver_version);  // 0: no driver
   cudaRuntimeGetVersion(&runtime_version);
   if (driver_version == 0) {
     return "; this machine has no CUDA driver: install NVIDIA's driver for its GPU, or use the cpu backend";
   }
-  return str("; the driver is of CUDA ", version_text(driver_version), ", this build of ferry of CUDA ",
+  return str("; the driver supports CUDA ", version_text(driver_version), ", this build of ferry needs CUDA ",
              version_text(runtime_version), ": update the driver, or build with an older toolkit");
 }
 
-// The driver and the runtime number their errors alike.
-struct Traits {
+// Driver and runtime use the same numbers for their errors, so one table serves both.
+struct ErrorTraits {
   bool unsupported;
   std::string advice;
 };
 
-Traits known(cudaError_t result) {
+ErrorTraits traits_of(cudaError_t result) {
   switch (result) {
     case cudaErrorInsufficientDriver:
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorCallRequiresNewerDriver:
-      return {true, about_driver()};
+      return {true, driver_advice()};
     case cudaErrorNoDevice:
-      return {true, "; no GPU is visible to this process: look at nvidia-smi and CUDA_VISIBLE_DEVICES"};
+      return {true, "; no GPU is visible to this process: check nvidia-smi and CUDA_VISIBLE_DEVICES"};
     case cudaErrorNoKernelImageForDevice:
-      return {true, "; this build of ferry is for other GPUs: see CMAKE_CUDA_ARCHITECTURES"};
+      return {true, "; this build of ferry has no code for this GPU: set CMAKE_CUDA_ARCHITECTURES"};
     case cudaErrorStubLibrary:
-      return {true, "; the libcuda found first is the toolkit's stub and not the driver's"};
+      return {true,
+              "; the libcuda found first is the toolkit's stub, not the driver's: check LD_LIBRARY_PATH"};
     case cudaErrorNotSupported:
     case cudaErrorPeerAccessUnsupported:
     case cudaErrorSystemDriverMismatch:
@@ -58,27 +59,27 @@ Traits known(cudaError_t result) {
   }
 }
 
-[[noreturn]] void raise(cudaError_t result, const char* name, const char* text, const char* doing) {
-  const auto [unsupported, advice] = known(result);
-  const std::string message = str("cannot ", doing, ": ", name, " (", text, ")", advice);
+[[noreturn]] void raise(cudaError_t result, const char* name, const char* text, const char* action) {
+  const auto [unsupported, advice] = traits_of(result);
+  const std::string message = str("cannot ", action, ": ", name, " (", text, ")", advice);
   if (unsupported) throw UnsupportedError(message);
   throw SystemError(message, result == cudaErrorMemoryAllocation ? ENOMEM : EIO);
 }
 
 }  // namespace
 
-void check(cudaError_t result, const char* doing) {
+void check(cudaError_t result, const char* action) {
   if (result == cudaSuccess) return;
-  cudaGetLastError();  // said here: the next launch is not to be blamed for it
-  raise(result, cudaGetErrorName(result), cudaGetErrorString(result), doing);
+  cudaGetLastError();  // clears the error, so that the next launch does not report it again
+  raise(result, cudaGetErrorName(result), cudaGetErrorString(result), action);
 }
 
-void check(CUresult result, const char* doing) {
+void check(CUresult result, const char* action) {
   if (result == CUDA_SUCCESS) return;
   const char *name = "unknown", *text = "unknown error";
   driver().get_error_name(result, &name);
   driver().get_error_string(result, &text);
-  raise(static_cast<cudaError_t>(result), name, text, doing);
+  raise(static_cast<cudaError_t>(result), name, text, action);
 }
 
 }  // namespace ferry::cuda

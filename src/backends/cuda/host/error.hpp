@@ -1,4 +1,4 @@
-// Errors of CUDA as errors of Ferry.
+// Turns CUDA error codes into exceptions of Ferry.
 #pragma once
 
 #include <cuda.h>
@@ -6,11 +6,12 @@
 
 namespace ferry::cuda {
 
-// Returns if `result` is success. Otherwise throws an error with CUDA's name and text for it and what was
-// being done (`doing` follows "cannot"): UnsupportedError where this machine or its driver lacks what is
-// needed, with what to do about it, SystemError for everything else. Its error_number is ENOMEM where memory
-// did not suffice and EIO otherwise, as CUDA's numbers are no errno.
-void check(cudaError_t result, const char* doing);
-void check(CUresult result, const char* doing);
+// Throws if `result` is not success. The message says what failed (`action` follows "cannot") and gives
+// CUDA's name and text of the error.
+// @throws UnsupportedError  this machine or its driver lacks something; the message says what to do
+// @throws SystemError       any other error; error_number is ENOMEM if memory ran out and EIO otherwise,
+//                           because CUDA's numbers are not errno values
+void check(cudaError_t result, const char* action);
+void check(CUresult result, const char* action);
 
 }  // namespace ferry::cuda

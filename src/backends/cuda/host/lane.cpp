@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "backends/cuda/device/routing_tables.hpp"
+#include "backends/cuda/host/blocking_copy.hpp"
 #include "backends/cuda/host/error.hpp"
-#include "backends/cuda/host/service.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
@@ -15,9 +15,10 @@
 namespace ferry::cuda {
 namespace {
 
-struct PinnedOfLane {
-  DeviceError ended;
-  alignas(16) HostTotals totals;  // stored in one access
+// A lane's pinned memory, written by kernels.
+struct LanePinnedMemory {
+  DeviceError error;
+  alignas(16) HostTotals totals;  // stored by the device in one 16-byte access
 };
 
 int current_device() {
@@ -29,75 +30,75 @@ int current_device() {
 int blocks_of_rank(const DeviceSymmetricMemory& memory, int device, int lanes) {
   int processors = 0;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "count multiprocessors");
-  const int users = memory.ranks_on_my_device() * lanes;
-  if (processors < users) {
+  const int needed = memory.ranks_on_my_device() * lanes;
+  if (processors < needed) {
     throw UnsupportedError(str(memory.ranks_on_my_device(), " ranks with ", lanes,
-                               " lanes each on a device of ", processors,
-                               " multiprocessors: every lane needs one of its own"));
+                               " lanes each share a device of ", processors,
+                               " multiprocessors: every lane needs at least one"));
   }
   return std::min(processors / memory.ranks_on_my_device(), kMaxBlocks);
 }
 
 }  // namespace
 
-Shared::Shared(const Rank& of, const Config& configured)
-    : rank(of),
-      config(configured),
+ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_config)
+    : rank(this_rank),
+      config(exchange_config),
       device(current_device()),
-      memory(of, device_layout(configured).bytes()),
-      arrays(exchange_arrays(configured)),
+      memory(this_rank, device_layout(exchange_config).bytes()),
+      arrays(exchange_arrays(exchange_config)),
       tables(arrays.bytes),
       report_memory(sizeof(HostReport)),
-      blocks(blocks_of_rank(memory, device, configured.lanes)) {
+      blocks(blocks_of_rank(memory, device, exchange_config.lanes)) {
   const Placement& placement = config.placement;
   std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
-  const RoutingTables made = RoutingTables::at(host.data(), config.experts, rank.size());
-  int position = 0;
+  const RoutingTables filled = RoutingTables::at(host.data(), config.experts, rank.size());
+  int physical = 0;  // index, see RoutingTables
   for (int peer = 0; peer < rank.size(); ++peer) {
-    made.capacity[peer] = group_capacity(config, peer);
-    made.first_physical[peer] = position;
+    filled.capacity[peer] = group_capacity(config, peer);
+    filled.first_physical[peer] = physical;
     for (const int expert : placement.experts_of(peer)) {
-      made.physical_of[expert] = static_cast<std::uint16_t>(position);
-      made.expert_of[position] = static_cast<std::uint16_t>(expert);
-      made.rank_of[position] = static_cast<std::uint8_t>(peer);
-      ++position;
+      filled.physical_of[expert] = static_cast<std::uint16_t>(physical);
+      filled.expert_of[physical] = static_cast<std::uint16_t>(expert);
+      filled.rank_of[physical] = static_cast<std::uint8_t>(peer);
+      ++physical;
     }
   }
-  made.first_physical[rank.size()] = position;
-  cuda::copy(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
+  filled.first_physical[rank.size()] = physical;
+  copy_blocking(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
 }
 
-Lane::Lane(const Shared& of_exchange, int number)
-    : shared_(of_exchange),
-      index_(number),
-      arrays_(lane_arrays(shared_.config, shared_.me())),
+Lane::Lane(const ExchangeState& exchange, int index)
+    : exchange_(exchange),
+      index_(index),
+      arrays_(lane_arrays(exchange_.config, exchange_.me())),
       memory_(arrays_.bytes),
-      pinned_(sizeof(PinnedOfLane)),
+      pinned_(sizeof(LanePinnedMemory)),
       view_(make_view()) {
   prepare_dispatch(view_);
   prepare_combine();
-  fill_tables();
+  init_memory();
 }
 
-void Lane::fill_tables() const {
-  DeviceDiagnostics nothing{};
-  nothing.first_bad_source = ~0ull;
-  copy(&view_.state->found, &nothing, sizeof nothing);
-  const unsigned long long none = ~0ull;
-  copy(&view_.state->lowest_bad_id, &none, sizeof none);
-  const bool rank_major = shared_.config.layout == Layout::rank_major;
+void Lane::init_memory() const {
+  DeviceDiagnostics none{};
+  none.first_bad_source = ~0ull;
+  copy_blocking(&view_.state->found, &none, sizeof none);
+  const unsigned long long no_id = ~0ull;
+  copy_blocking(&view_.state->lowest_bad_id, &no_id, sizeof no_id);
+  const bool rank_major = exchange_.config.layout == Layout::rank_major;
   const std::vector<int> groups = rank_major ? std::vector<int>(static_cast<std::size_t>(view_.ranks), -1)
-                                             : shared_.config.placement.experts_of(shared_.me());
-  copy(array<int>(arrays_.group_expert), groups.data(),
-       static_cast<std::int64_t>(groups.size() * sizeof(int)));
+                                             : exchange_.config.placement.experts_of(exchange_.me());
+  copy_blocking(array<int>(arrays_.group_expert), groups.data(),
+                static_cast<std::int64_t>(groups.size() * sizeof(int)));
 }
 
 LaneView Lane::make_view() const {
-  const Config& config = shared_.config;
+  const Config& config = exchange_.config;
   const DeviceLayout layout = device_layout(config);
   LaneView view{};
-  view.rank = shared_.me();
-  view.ranks = shared_.rank.size();
+  view.rank = exchange_.me();
+  view.ranks = exchange_.rank.size();
   view.experts = config.experts;
   view.top_k = config.top_k;
   view.hidden = config.hidden;
@@ -117,41 +118,41 @@ LaneView Lane::make_view() const {
   view.placement_version = config.placement.version();
   const Environment environment = Environment::read();
   view.fault_injection = fault_injection_of(environment.jitter, environment.stall);
-  // The others are to miss this rank; what of it goes on misses nobody.
+  // A stalled rank must not time out itself: the test expects that its peers report it.
   if (view.fault_injection.stall != Point::none) view.deadline = ~0ull;
   for (int peer = 0; peer < view.ranks; ++peer)
-    view.symmetric[peer] = shared_.memory.at(peer, index_ * layout.lane_bytes());
+    view.symmetric[peer] = exchange_.memory.at(peer, index_ * layout.lane_bytes());
   view.signals = device_signals(config);
   view.exchange = layout.exchange;
   view.receive_buffers = layout.exchange.lane_bytes();
 
-  view.tables = shared_.tables.data() + shared_.arrays.routing;
+  view.tables = exchange_.tables.data() + exchange_.arrays.routing;
   view.state = array<LaneState>(arrays_.state);
   view.block_counts = array<std::int32_t>(arrays_.block_counts);
   view.block_counted = array<std::uint64_t>(arrays_.block_counted);
   view.load = array<std::int64_t>(arrays_.load);
 
-  auto* pinned = reinterpret_cast<PinnedOfLane*>(pinned_.data());
-  view.report = shared_.report();
-  view.ended = &pinned->ended;
+  auto* pinned = reinterpret_cast<LanePinnedMemory*>(pinned_.data());
+  view.report = exchange_.report();
+  view.ended = &pinned->error;
   view.totals = &pinned->totals;
   return view;
 }
 
 int Lane::blocks_for(int sm_limit) const {
   if (sm_limit < 0) throw UsageError(str("sm_limit = ", sm_limit, ", must be 0 (no limit) or more"));
-  const int lanes = shared_.config.lanes, part = shared_.blocks / lanes;
+  const int lanes = exchange_.config.lanes, part = exchange_.blocks / lanes;
   if (sm_limit == 0) return part;
-  // Lanes wait for the device side by side: each keeps to its part, so that all fit.
+  // The kernels of all lanes must be resident at once, so each lane keeps to its part of the device.
   if (sm_limit > part && lanes > 1) {
-    throw UsageError(str("sm_limit = ", sm_limit, ": each of ", lanes, " lanes has ", part,
+    throw UsageError(str("sm_limit = ", sm_limit, ": each of ", lanes, " lanes may use at most ", part,
                          " multiprocessors of the device"));
   }
   return std::min(sm_limit, part);
 }
 
 LaunchShape Lane::shape(int sm_limit) const {
-  const bool alone = shared_.memory.ranks_on_my_device() == 1 && shared_.config.lanes == 1;
+  const bool alone = exchange_.memory.ranks_on_my_device() == 1 && exchange_.config.lanes == 1;
   return {.blocks = blocks_for(sm_limit), .cooperative = alone};
 }
 
@@ -185,42 +186,41 @@ void Lane::refuse(Operation operation, const Error& error, Stream stream) {
 
 CallDiagnostics Lane::take_diagnostics() {
   DeviceDiagnostics found;
-  copy(&found, &view_.state->found, sizeof found);
-  CallDiagnostics findings;
+  copy_blocking(&found, &view_.state->found, sizeof found);
+  CallDiagnostics diagnostics;
   if (found.bad_ids > 0) {
     const auto route = static_cast<std::int64_t>(found.first_bad_id_route);
-    findings.bad_id = {.rank = view_.rank,
-                       .token = static_cast<int>(route / view_.top_k),
-                       .slot = static_cast<int>(route % view_.top_k),
-                       .id = found.first_bad_id,
-                       .count = static_cast<std::int64_t>(found.bad_ids)};
+    diagnostics.bad_id = {.rank = view_.rank,
+                          .token = static_cast<int>(route / view_.top_k),
+                          .slot = static_cast<int>(route % view_.top_k),
+                          .id = found.first_bad_id,
+                          .count = static_cast<std::int64_t>(found.bad_ids)};
   }
   if (found.bad_sources > 0) {
-    findings.bad_source = {.rank = view_.rank,
-                           .index = static_cast<std::int64_t>(found.first_bad_source),
-                           .count = static_cast<std::int64_t>(found.bad_sources)};
+    diagnostics.bad_source = {.rank = view_.rank,
+                              .index = static_cast<std::int64_t>(found.first_bad_source),
+                              .count = static_cast<std::int64_t>(found.bad_sources)};
   }
-  findings.overflow = found.overflow;
-  const bool nothing = found.bad_ids == 0 && found.bad_sources == 0 && found.overflow.dropped == 0;
-  if (nothing) return findings;
+  diagnostics.overflow = found.overflow;
+  if (found.bad_ids == 0 && found.bad_sources == 0 && found.overflow.dropped == 0) return diagnostics;
   DeviceDiagnostics none{};
   none.first_bad_source = ~0ull;
-  copy(&view_.state->found, &none, sizeof none);
-  return findings;
+  copy_blocking(&view_.state->found, &none, sizeof none);
+  return diagnostics;
 }
 
 void Lane::add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const {
   std::vector<std::int64_t> load(static_cast<std::size_t>(view_.experts));
-  copy(load.data(), view_.load, static_cast<std::int64_t>(load.size() * sizeof(load[0])));
+  copy_blocking(load.data(), view_.load, static_cast<std::int64_t>(load.size() * sizeof(load[0])));
   for (std::size_t e = 0; e < load.size(); ++e) experts[e] += load[e];
   std::int64_t calls = 0;
-  copy(&calls, &view_.state->dispatches, sizeof calls);
+  copy_blocking(&calls, &view_.state->dispatches, sizeof calls);
   dispatches += calls;
 }
 
 void Lane::add_wire(WireCounts& counts) const {
   WireCounts mine;
-  copy(&mine, &view_.state->wire, sizeof mine);
+  copy_blocking(&mine, &view_.state->wire, sizeof mine);
   counts.dispatch_bytes += mine.dispatch_bytes;
   counts.dispatch_messages += mine.dispatch_messages;
   counts.combine_bytes += mine.combine_bytes;

@@ -1,4 +1,4 @@
-// What a lane of the CUDA backend owns on one rank, and the calls in flight on it.
+// A lane of the CUDA backend on one rank: its memory, and the launches of its calls.
 #pragma once
 
 #include <optional>
@@ -13,18 +13,18 @@
 
 namespace ferry::cuda {
 
-// What all lanes of an exchange share. Read only after construction.
-struct Shared {
-  Shared(const Rank& rank, const Config& config);
+// State of an exchange that all its lanes use. Constant after construction.
+struct ExchangeState {
+  ExchangeState(const Rank& rank, const Config& config);
 
   Rank rank;
   Config config;
-  int device;
+  int device;  // that was current at construction
   DeviceSymmetricMemory memory;
   ExchangeArrays arrays;
-  DeviceMemory tables;
+  DeviceMemory tables;  // RoutingTables
   PinnedMemory report_memory;
-  int blocks;  // that may wait for one another at once: this rank's part of the device
+  int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
 
   int me() const { return rank.index(); }
   HostReport* report() const { return reinterpret_cast<HostReport*>(report_memory.data()); }
@@ -32,9 +32,9 @@ struct Shared {
 
 class Lane {
  public:
-  Lane(const Shared& of_exchange, int number);
+  Lane(const ExchangeState& exchange, int index);
 
-  // Each puts one launch on the stream. Errors of the arguments are thrown before anything is launched.
+  // Each enqueues one launch on the stream. Throws UsageError for bad arguments before it launches anything.
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
   DispatchResult dispatch_receive(Stream stream);
   void combine(const CombineCall& call, Phase phase, Stream stream);
@@ -43,14 +43,14 @@ class Lane {
   const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
   void refuse(Operation operation, const Error& error, Stream stream);
 
-  // Throws what a call of this lane left for the host, once.
+  // Throws the error of an aborted call of this lane, once.
   void raise_device_error();
   CallDiagnostics take_diagnostics();
-  // Adds this lane's counts.
+  // Add this lane's counts to the arguments. `experts`: [experts].
   void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
   void add_wire(WireCounts& counts) const;
 
-  // Working memory of this lane on its device: its state, its own arrivals, tables.
+  // Working memory of this lane on its device (LaneArrays).
   const DeviceMemory& memory() const { return memory_; }
 
  private:
@@ -58,27 +58,27 @@ class Lane {
   T* array(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);
   }
-  // Blocks that the next calls with this limit take. 0: the lane's part of the device.
+  // Blocks of a launch with this limit; sm_limit 0: the lane's whole part of the device.
   int blocks_for(int sm_limit) const;
   LaneView make_view() const;
-  void fill_tables() const;
+  void init_memory() const;
   LaunchShape shape(int sm_limit) const;
   DispatchArguments dispatch_arguments(const DispatchCall& call, bool fused) const;
   void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
 
-  const Shared& shared_;
+  const ExchangeState& exchange_;
   const int index_;
   const LaneArrays arrays_;
   DeviceMemory memory_;
   PinnedMemory pinned_;
   LaneView view_;
 
-  // Of the call whose send half has been launched.
+  // Kept from a send phase for its receive phase.
   DispatchArguments dispatch_{};
   CombineArguments combine_{};
-  LaunchShape sent_shape_;
-  DispatchResult received_;
-  std::uint64_t calls_ = 0;  // put on streams so far
+  LaunchShape phase_shape_;
+  DispatchResult result_;
+  std::uint64_t calls_ = 0;  // enqueued so far
 };
 
 }  // namespace ferry::cuda

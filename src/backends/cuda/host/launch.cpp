@@ -7,23 +7,25 @@
 namespace ferry::cuda {
 
 void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
-  int device = 0, most = 0;
+  int device = 0, available = 0;
   check(cudaGetDevice(&device), "find the current device");
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "look at shared memory");
+  check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "query a device's shared memory");
   cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, kernel), "look at a kernel");
-  most -= static_cast<int>(attributes.sharedSizeBytes);
-  if (bytes > most) {
-    throw UnsupportedError(str("a block needs ", bytes,
-                               " bytes of a multiprocessor's shared memory, which has ", most,
-                               ": it holds tables of all experts and ranks"));
+  check(cudaFuncGetAttributes(&attributes, kernel), "query a kernel's attributes");
+  available -= static_cast<int>(attributes.sharedSizeBytes);
+  if (bytes > available) {
+    throw UnsupportedError(
+        str("a block needs ", bytes,
+            " bytes of shared memory for the tables of all experts and ranks; this GPU has ", available,
+            ": configure fewer experts or ranks"));
   }
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "prepare a kernel");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, available),
+        "raise a kernel's shared memory limit");
 }
 
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
-            const LaunchShape& shape, cudaStream_t stream, const char* doing) {
+            const LaunchShape& shape, cudaStream_t stream, const char* action) {
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
@@ -34,7 +36,7 @@ void launch(const void* kernel, void* arguments, int threads, std::size_t shared
   config.stream = stream;
   config.attrs = &cooperative;
   config.numAttrs = shape.cooperative ? 1 : 0;
-  check(cudaLaunchKernelExC(&config, kernel, &arguments), doing);
+  check(cudaLaunchKernelExC(&config, kernel, &arguments), action);
 }
 
 }  // namespace ferry::cuda

@@ -1,4 +1,4 @@
-// How kernels are launched: all blocks of a launch wait for one another, so all must be resident at once.
+// Launches kernels. The blocks of a launch wait for one another, so all of them must be resident at once.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,15 +16,15 @@ inline cudaStream_t handle_of(Stream stream) {
 
 struct LaunchShape {
   int blocks = 1;
-  bool cooperative = false;  // the driver makes sure of residency; not with several ranks or lanes a device
+  bool cooperative = false;  // the driver guarantees residency; not where ranks or lanes share the device
 };
 
-// Once before launches of a kernel with `bytes` of shared memory on the current device, whatever other
-// exchanges ask for. UnsupportedError if a block cannot have that much.
+// Raises the kernel's limit of dynamic shared memory on the current device to the most a block can have. Call
+// before its first launch. Throws UnsupportedError if a block cannot have `bytes`.
 void allow_shared_bytes(const void* kernel, std::int64_t bytes);
 
-// Throws what `check` throws.
+// `action`: for the error message, as for check(), which throws.
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
-            const LaunchShape& shape, cudaStream_t stream, const char* doing);
+            const LaunchShape& shape, cudaStream_t stream, const char* action);
 
 }  // namespace ferry::cuda

@@ -10,44 +10,44 @@ namespace ferry::cuda {
 
 namespace {
 
-// `version`: of the toolkit that brought this form of the function, as the type of the pointer says it.
+// `version`: of the toolkit that introduced this signature, as in the name of the pointer's type.
 template <class Function>
-void find(Function& function, const char* name, unsigned version) {
+void load_function(Function& function, const char* name, unsigned version) {
   void* address = nullptr;
   cudaDriverEntryPointQueryResult found{};
   check(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found),
-        str("find ", name, " in the CUDA driver").c_str());
+        str("load ", name, " from the CUDA driver").c_str());
   if (found != cudaDriverEntryPointSuccess || address == nullptr) {
-    throw UnsupportedError(str("the CUDA driver of this machine has no ", name, " of CUDA ", version / 1000,
+    throw UnsupportedError(str("the CUDA driver of this machine lacks ", name, " of CUDA ", version / 1000,
                                ".", version % 1000 / 10, ": update the driver"));
   }
   function = reinterpret_cast<Function>(address);
 }
 
-Driver load() {
+Driver load_driver() {
   Driver driver{};
-  find(driver.get_error_name, "cuGetErrorName", 6000);
-  find(driver.get_error_string, "cuGetErrorString", 6000);
-  find(driver.device_get, "cuDeviceGet", 2000);
-  find(driver.device_get_attribute, "cuDeviceGetAttribute", 2000);
-  find(driver.device_get_uuid, "cuDeviceGetUuid", 11040);
-  find(driver.mem_get_allocation_granularity, "cuMemGetAllocationGranularity", 10020);
-  find(driver.mem_create, "cuMemCreate", 10020);
-  find(driver.mem_release, "cuMemRelease", 10020);
-  find(driver.mem_export_to_shareable_handle, "cuMemExportToShareableHandle", 10020);
-  find(driver.mem_import_from_shareable_handle, "cuMemImportFromShareableHandle", 10020);
-  find(driver.mem_address_reserve, "cuMemAddressReserve", 10020);
-  find(driver.mem_address_free, "cuMemAddressFree", 10020);
-  find(driver.mem_map, "cuMemMap", 10020);
-  find(driver.mem_unmap, "cuMemUnmap", 10020);
-  find(driver.mem_set_access, "cuMemSetAccess", 10020);
+  load_function(driver.get_error_name, "cuGetErrorName", 6000);
+  load_function(driver.get_error_string, "cuGetErrorString", 6000);
+  load_function(driver.device_get, "cuDeviceGet", 2000);
+  load_function(driver.device_get_attribute, "cuDeviceGetAttribute", 2000);
+  load_function(driver.device_get_uuid, "cuDeviceGetUuid", 11040);
+  load_function(driver.mem_get_allocation_granularity, "cuMemGetAllocationGranularity", 10020);
+  load_function(driver.mem_create, "cuMemCreate", 10020);
+  load_function(driver.mem_release, "cuMemRelease", 10020);
+  load_function(driver.mem_export_to_shareable_handle, "cuMemExportToShareableHandle", 10020);
+  load_function(driver.mem_import_from_shareable_handle, "cuMemImportFromShareableHandle", 10020);
+  load_function(driver.mem_address_reserve, "cuMemAddressReserve", 10020);
+  load_function(driver.mem_address_free, "cuMemAddressFree", 10020);
+  load_function(driver.mem_map, "cuMemMap", 10020);
+  load_function(driver.mem_unmap, "cuMemUnmap", 10020);
+  load_function(driver.mem_set_access, "cuMemSetAccess", 10020);
   return driver;
 }
 
 }  // namespace
 
 const Driver& driver() {
-  static const Driver loaded = load();
+  static const Driver loaded = load_driver();
   return loaded;
 }
 

@@ -1,4 +1,4 @@
-// The functions of the CUDA driver that the runtime does not offer.
+// Functions of the CUDA driver that the runtime does not offer, loaded at run time.
 #pragma once
 
 #include <cuda.h>
@@ -6,7 +6,7 @@
 
 namespace ferry::cuda {
 
-// Found in the driver of this machine at run time, so that a program with Ferry in it starts without one.
+// Loaded at run time, so that a program linked with Ferry also starts on a machine without a CUDA driver.
 struct Driver {
   PFN_cuGetErrorName_v6000 get_error_name;
   PFN_cuGetErrorString_v6000 get_error_string;
@@ -25,11 +25,11 @@ struct Driver {
   PFN_cuMemSetAccess_v10020 mem_set_access;
 };
 
-// One for the process, filled by the first call; any thread. UnsupportedError if there is no driver, or one
-// that lacks a function, with what to do about it.
+// Loaded by the first call; thread-safe. Throws UnsupportedError, with the remedy, if the driver is missing
+// or too old.
 const Driver& driver();
 
-// The driver's own name for a device of the runtime, which has started by then. SystemError.
+// The driver's handle of a device of the runtime. The runtime must be initialised. Throws SystemError.
 CUdevice handle_of(int device);
 
 }  // namespace ferry::cuda

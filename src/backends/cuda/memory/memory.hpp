@@ -1,4 +1,4 @@
-// Memory of one rank alone: on its device, and on the host where the device reaches it.
+// Private memory of one rank: on its device, and pinned on the host.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,16 @@
 
 namespace ferry::cuda {
 
-// Zeroes memory of the current device and returns when that is done, without waiting for what runs in other
-// streams. SystemError.
+// Zeroes memory of the current device, in a stream of its own, and returns when it is done. Throws
+// SystemError.
 void zero(void* memory, std::int64_t bytes);
 
-// Zero at first, aligned to 256 bytes, on the device that is current in the constructor; freed there whatever
-// device is current then. Freeing waits for all that runs on the device. No bytes: a null pointer.
+// Zeroed memory, aligned to 256 bytes, on the device that is current at construction. The destructor frees it
+// on that device and waits for all work there. A size of 0 gives a null pointer.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  explicit DeviceMemory(std::int64_t bytes);  // SystemError; UnsupportedError where there is no GPU
+  explicit DeviceMemory(std::int64_t bytes);  // throws SystemError; UnsupportedError without a GPU
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
@@ -40,12 +40,12 @@ class DeviceMemory {
   int device_ = -1;
 };
 
-// Host memory that stays in place and that every device of the process reaches by the same pointer; zero at
-// first, aligned to a page. Freeing may wait for all that runs on the devices. No bytes: a null pointer.
+// Zeroed, page-aligned host memory that every device of the process accesses by the same pointer. The
+// destructor may wait for all work on the devices. A size of 0 gives a null pointer.
 class PinnedMemory {
  public:
   PinnedMemory() = default;
-  explicit PinnedMemory(std::int64_t bytes);  // SystemError; UnsupportedError where there is no GPU
+  explicit PinnedMemory(std::int64_t bytes);  // throws SystemError; UnsupportedError without a GPU
   ~PinnedMemory();
   PinnedMemory(PinnedMemory&& other) noexcept { swap(other); }
   PinnedMemory& operator=(PinnedMemory&& other) noexcept {

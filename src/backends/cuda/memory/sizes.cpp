@@ -14,8 +14,8 @@ namespace ferry {
 namespace cuda {
 namespace {
 
-// Arrays one after the other, each from a multiple of 256 bytes.
-class Chain {
+// Places arrays one after the other, each aligned to 256 bytes.
+class OffsetAllocator {
  public:
   std::int64_t take(std::int64_t bytes) {
     const std::int64_t begin = end_;
@@ -33,20 +33,20 @@ class Chain {
 void check_limits(const Config& config) {
   if (config.placement.ranks() > kMaxRanks) {
     throw UnsupportedError(
-        str("the cuda backend takes up to ", kMaxRanks, " ranks, got ", config.placement.ranks()));
+        str("the cuda backend supports up to ", kMaxRanks, " ranks, got ", config.placement.ranks()));
   }
   if (config.experts > kMaxExperts) {
     throw UnsupportedError(
-        str("the cuda backend takes up to ", kMaxExperts, " experts, got ", config.experts));
+        str("the cuda backend supports up to ", kMaxExperts, " experts, got ", config.experts));
   }
   const std::int64_t message = wire_bytes(parts_of(config.format, config.hidden));
   if (message > kMostMessageBytes) {
     throw UnsupportedError(
-        str("the cuda backend takes up to ", kMostMessageBytes, " bytes a token, got ", message));
+        str("the cuda backend supports up to ", kMostMessageBytes, " bytes a token, got ", message));
   }
   if (config.max_tokens > SlotMetadata::kMostTokens ||
       std::int64_t{config.max_tokens} * config.top_k > SlotMetadata::kMostOrdinals) {
-    throw UnsupportedError(str("the cuda backend takes up to ", SlotMetadata::kMostTokens, " tokens of ",
+    throw UnsupportedError(str("the cuda backend supports up to ", SlotMetadata::kMostTokens, " tokens of ",
                                SlotMetadata::kMostOrdinals, " routes, got max_tokens = ", config.max_tokens,
                                " with top_k = ", config.top_k));
   }
@@ -65,9 +65,9 @@ DeviceLayout device_layout(const Config& config) {
   shape.combine_row_bytes = align_up(shape.combine_row_bytes, kLine);
   DeviceLayout layout{exchange_layout(shape), 0};
   if (!config.own_receive_buffers) return layout;
-  // Holds the parts of every format whose messages are not larger than the configuration's: a row takes on
-  // arrival what it takes in a message, or less. Columns start at multiples of a few rows, parts at multiples
-  // of 256 bytes.
+  // Large enough for every format whose messages are not larger than the configuration's: a received row
+  // takes at most the bytes it has in a message. Beyond that, columns are padded to kColumnAlignment rows,
+  // and parts to 256 bytes.
   std::int64_t rows = 0;
   for (int rank = 0; rank < config.placement.ranks(); ++rank)
     rows = std::max(rows, row_capacity(config, rank));
@@ -77,10 +77,10 @@ DeviceLayout device_layout(const Config& config) {
 }
 
 ExchangeArrays exchange_arrays(const Config& config) {
-  Chain chain;
+  OffsetAllocator offsets;
   ExchangeArrays arrays;
-  arrays.routing = chain.take(RoutingTables::bytes(config.experts, config.placement.ranks()));
-  arrays.bytes = chain.bytes();
+  arrays.routing = offsets.take(RoutingTables::bytes(config.experts, config.placement.ranks()));
+  arrays.bytes = offsets.bytes();
   return arrays;
 }
 
@@ -88,21 +88,21 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   const std::int64_t rows = row_capacity(config, rank), groups = groups_of(config, rank);
   const std::int64_t experts = config.experts;
   const bool rank_major = config.layout == Layout::rank_major;
-  Chain chain;
+  OffsetAllocator offsets;
   LaneArrays arrays;
-  arrays.state = chain.take(sizeof(LaneState));
-  arrays.block_counts = chain.take(8 * std::int64_t{kMaxSenders} * device_signals(config).count_words);
-  arrays.block_counted = chain.take(8 * std::int64_t{kMaxSenders});
-  arrays.load = chain.take(8 * experts);
-  arrays.metadata = chain.take(sizeof(StepMetadata));
-  arrays.plan = chain.take(view_plan(nullptr, plan_shape(config)).bytes);
-  arrays.weight = chain.take(4 * rows * (rank_major ? config.top_k : 1));
-  arrays.local_ids = chain.take(rank_major ? 4 * rows * config.top_k : 0);
-  arrays.dots = chain.take(rank_major ? 0 : 4 * rows);
-  arrays.group_expert = chain.take(4 * groups);
-  arrays.counts = chain.take(4 * groups);
-  arrays.row_offsets = chain.take(4 * (groups + 1));
-  arrays.bytes = chain.bytes();
+  arrays.state = offsets.take(sizeof(LaneState));
+  arrays.block_counts = offsets.take(8 * std::int64_t{kMaxSenders} * device_signals(config).count_words);
+  arrays.block_counted = offsets.take(8 * std::int64_t{kMaxSenders});
+  arrays.load = offsets.take(8 * experts);
+  arrays.metadata = offsets.take(sizeof(StepMetadata));
+  arrays.plan = offsets.take(view_plan(nullptr, plan_shape(config)).bytes);
+  arrays.weight = offsets.take(4 * rows * (rank_major ? config.top_k : 1));
+  arrays.local_ids = offsets.take(rank_major ? 4 * rows * config.top_k : 0);
+  arrays.dots = offsets.take(rank_major ? 0 : 4 * rows);
+  arrays.group_expert = offsets.take(4 * groups);
+  arrays.counts = offsets.take(4 * groups);
+  arrays.row_offsets = offsets.take(4 * (groups + 1));
+  arrays.bytes = offsets.bytes();
   return arrays;
 }
 

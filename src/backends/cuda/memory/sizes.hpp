@@ -1,4 +1,4 @@
-// What an exchange on a GPU maps: one chain for the size query and for construction.
+// Sizes and offsets of the device memory of an exchange, for construction and for the size query alike.
 #pragma once
 
 #include "ferry/config.hpp"
@@ -7,36 +7,36 @@
 
 namespace ferry::cuda {
 
-// Throws UnsupportedError for what this backend cannot do: too many ranks or experts. `config` is complete.
+// Throws UnsupportedError if the configuration, which must be complete, exceeds a limit of this backend.
 void check_limits(const Config& config);
 
 DeviceSignals device_signals(const Config& config);
 
-// Symmetric memory of a lane: the sections of the exchange's layout, then the lane's own memory for arrived
-// rows, as large on every rank as any needs.
+// Symmetric memory of a lane: the sections of the exchange's layout, then the receive buffer for rows, which
+// has the same size on every rank: the largest that any rank needs.
 struct DeviceLayout {
   ExchangeLayout exchange;  // of one lane
-  std::int64_t received;    // bytes
+  std::int64_t received;    // bytes of the receive buffer, 0 without own_receive_buffers
 
   std::int64_t lane_bytes() const { return exchange.lane_bytes() + received; }
   std::int64_t bytes() const { return exchange.shape.lanes * lane_bytes(); }
 };
 DeviceLayout device_layout(const Config& config);
 
-// Tables that all lanes of an exchange share, in device memory.
+// Offsets of the tables in device memory that all lanes of an exchange share.
 struct ExchangeArrays {
   std::int64_t routing = 0;  // RoutingTables
   std::int64_t bytes = 0;
 };
 ExchangeArrays exchange_arrays(const Config& config);
 
-// A lane's own memory on its device.
+// Offsets of the arrays in a lane's private device memory.
 struct LaneArrays {
   std::int64_t state = 0, block_counts = 0, block_counted = 0, load = 0, metadata = 0;
   std::int64_t plan = 0;
   std::int64_t weight = 0, local_ids = 0, dots = 0;
   std::int64_t group_expert = 0, counts = 0, row_offsets = 0;
-  std::int64_t bytes = 0;  // of everything
+  std::int64_t bytes = 0;  // of all arrays
 };
 LaneArrays lane_arrays(const Config& config, int rank);
 

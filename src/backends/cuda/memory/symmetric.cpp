@@ -5,12 +5,12 @@
 #include <span>
 
 #include "backends/cuda/host/error.hpp"
-#include "backends/cuda/memory/descriptor_exchange.hpp"
 #include "backends/cuda/memory/driver.hpp"
 #include "backends/cuda/memory/memory.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "memory/agreement.hpp"
+#include "memory/collective_steps.hpp"
+#include "memory/descriptor_exchange.hpp"
 #include "memory/published_handle.hpp"
 
 namespace ferry::cuda {
@@ -19,7 +19,7 @@ namespace {
 
 CUuuid uuid_of(int device) {
   CUuuid uuid{};
-  check(driver().device_get_uuid(&uuid, handle_of(device)), "tell the identity of a device");
+  check(driver().device_get_uuid(&uuid, handle_of(device)), "query a device's UUID");
   return uuid;
 }
 
@@ -27,7 +27,7 @@ bool same(const CUuuid& a, const CUuuid& b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-// The number of a device in this process, or -1.
+// The device with that UUID as this process numbers it, or -1.
 int find_device(const CUuuid& uuid) {
   int count = 0;
   check(cudaGetDeviceCount(&count), "count the devices");
@@ -37,10 +37,10 @@ int find_device(const CUuuid& uuid) {
   return -1;
 }
 
-// Makes the thread's device ready for the driver's functions, and returns its number.
-int ready_device() {
+// The current device. Initialises it, which the driver's functions require.
+int initialise_device() {
   int device = 0;
-  check(cudaGetDevice(&device), "tell the current device");
+  check(cudaGetDevice(&device), "find the current device");
   check(cudaSetDevice(device), "use the current device");
   return device;
 }
@@ -51,17 +51,17 @@ std::int64_t round_up(std::int64_t bytes, std::int64_t granularity) {
 
 }  // namespace
 
-// What the ranks tell one another about their devices.
-struct DeviceSymmetricMemory::Card {
+// A rank's device, exchanged between the ranks.
+struct DeviceSymmetricMemory::DeviceInfo {
   CUuuid uuid;
-  int device;  // its number in the rank's own process
-  std::int64_t granularity;
+  int device;                // as the rank's own process numbers it
+  std::int64_t granularity;  // bytes
 };
 
 DeviceSymmetricMemory::DeviceSymmetricMemory(const Rank& rank, std::int64_t bytes)
     : rank_(rank.index()), bytes_(bytes), devices_(rank.size(), -1), regions_(rank.size()) {
   compare_sizes(rank, bytes);
-  meet(rank);
+  gather_devices(rank);
   if (rank.same_process()) {
     share_with_threads(rank);
   } else {
@@ -69,38 +69,39 @@ DeviceSymmetricMemory::DeviceSymmetricMemory(const Rank& rank, std::int64_t byte
   }
 }
 
-void DeviceSymmetricMemory::meet(const Rank& rank) {
-  Card mine{};
+void DeviceSymmetricMemory::gather_devices(const Rank& rank) {
+  DeviceInfo mine{};
   make_on_all(rank, [&] {
-    mine.device = ready_device();
+    mine.device = initialise_device();
     mine.uuid = uuid_of(mine.device);
     mine.granularity = Allocation::granularity(mine.device, !rank.same_process());
   });
-  std::vector<Card> cards(rank.size());
-  rank.all_gather(&mine, cards.data(), sizeof mine);
-  // Granularities are powers of two, so a multiple of the largest is one of all.
+  std::vector<DeviceInfo> infos(rank.size());
+  rank.all_gather(&mine, infos.data(), sizeof mine);
+  // Granularities are powers of two, so a multiple of the largest is a multiple of all.
   std::int64_t granularity = 1;
-  for (const Card& card : cards) {
-    granularity = std::max(granularity, card.granularity);
-    ranks_on_my_device_ += same(card.uuid, mine.uuid);
+  for (const DeviceInfo& info : infos) {
+    granularity = std::max(granularity, info.granularity);
+    ranks_on_my_device_ += same(info.uuid, mine.uuid);
   }
   mapped_bytes_ = round_up(bytes_, granularity);
   make_on_all(rank, [&] {
-    for (int peer = 0; peer < rank.size(); ++peer) devices_[peer] = find_device(cards[peer].uuid);
-    check_access(cards);
+    for (int peer = 0; peer < rank.size(); ++peer) devices_[peer] = find_device(infos[peer].uuid);
+    check_access(infos);
   });
 }
 
-// A device that is not visible here cannot be asked about: importing its memory will tell.
-void DeviceSymmetricMemory::check_access(const std::vector<Card>& cards) const {
+// Access to a device that is not visible in this process cannot be queried; importing its memory fails later
+// if there is none.
+void DeviceSymmetricMemory::check_access(const std::vector<DeviceInfo>& infos) const {
   const int mine = devices_[rank_];
-  for (std::size_t peer = 0; peer < cards.size(); ++peer) {
+  for (std::size_t peer = 0; peer < infos.size(); ++peer) {
     if (devices_[peer] < 0 || devices_[peer] == mine) continue;
-    int can = 0;
-    check(cudaDeviceCanAccessPeer(&can, mine, devices_[peer]), "ask whether a device can access another");
-    if (can != 0) continue;
+    int accessible = 0;
+    check(cudaDeviceCanAccessPeer(&accessible, mine, devices_[peer]), "query peer access");
+    if (accessible != 0) continue;
     throw UnsupportedError(str("device ", mine, " of rank ", rank_, " cannot access the memory of device ",
-                               cards[peer].device, " of rank ", peer));
+                               infos[peer].device, " of rank ", peer));
   }
 }
 
@@ -113,14 +114,14 @@ void DeviceSymmetricMemory::share_with_threads(const Rank& rank) {
     regions_[rank_] = std::make_shared<DeviceMapping>(memory, mapped_bytes_, all);
     zero(regions_[rank_]->data(), mapped_bytes_);
   });
-  const PublishedHandle offer(regions_[rank_]);
-  const DeviceMapping* mine = offer.address();
+  const PublishedHandle handle(regions_[rank_]);
+  const DeviceMapping* mine = handle.address();
   std::vector<const DeviceMapping*> all(rank.size());
   rank.all_gather(&mine, all.data(), sizeof mine);
   make_on_all(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
       regions_[peer] = PublishedHandle<DeviceMapping>::take(all[peer]);
-      if (!regions_[peer]) throw UsageError(str("rank ", peer, " has given up its symmetric memory"));
+      if (!regions_[peer]) throw UsageError(str("rank ", peer, " no longer has its symmetric memory"));
     }
   });
 }
@@ -132,14 +133,14 @@ void DeviceSymmetricMemory::share_with_processes(const Rank& rank) {
     const auto memory = Allocation::on_device(devices_[rank_], mapped_bytes_, true);
     regions_[rank_] = std::make_shared<DeviceMapping>(memory, mapped_bytes_, my_device);
     zero(regions_[rank_]->data(), mapped_bytes_);
-    mine = memory.descriptor();
+    mine = memory.export_descriptor();
   });
   const std::vector<Descriptor> all = exchange_descriptors(rank, mine);
   make_on_all(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
       if (peer == rank_) continue;
       regions_[peer] =
-          std::make_shared<DeviceMapping>(Allocation::of_rank(peer, all[peer]), mapped_bytes_, my_device);
+          std::make_shared<DeviceMapping>(Allocation::import_from(peer, all[peer]), mapped_bytes_, my_device);
     }
   });
 }

@@ -1,4 +1,5 @@
-// Device memory that every rank has and every rank of the host can write to.
+// Symmetric device memory: a region of the same size on every rank's device, accessible by all ranks of the
+// host.
 #pragma once
 
 #include <cstddef>
@@ -11,37 +12,41 @@
 
 namespace ferry::cuda {
 
-// Regions of the same size on the devices of all ranks, zero at first, which every rank's device can read and
-// write. A rank's device is the one that is current in the thread that constructs; several ranks may have the
-// same one. Threads of one process use one mapping of each region, at the same address on all ranks, which
-// lives until the last rank lets go. Processes map each region themselves; the memory lives until the last of
-// them has unmapped it or ended, so that of a dead rank stays usable.
+// Regions are zeroed at first. A rank's device is the one current in the constructing thread; ranks may share
+// a device.
+// - Ranks that are threads share one mapping of each region, at the same address; it lives until the last
+// rank
+//   has destroyed its object.
+// - Ranks that are processes each map every region. The memory lives until the last process has unmapped it
+// or
+//   ended, so the region of a dead rank stays accessible.
 //
-// The owner has synchronised its own kernels before it lets go: the addresses are gone then. Kernels of peers
-// are not in danger.
+// Before it destroys the object, a rank must wait for its own kernels, whose addresses become invalid.
+// Kernels of peers may still write to this rank's region.
 class DeviceSymmetricMemory {
  public:
-  // Collective. Every rank asks for the same number of bytes (UsageError otherwise). What one rank cannot do
-  // ends the construction on all ranks with its error: SystemError, or UnsupportedError where there is no
-  // driver or device, or where one rank's device cannot access that of another (both are named).
+  // Collective. If it fails on one rank, it throws that rank's error on all of them.
+  // @throws UsageError        the ranks request different sizes
+  // @throws UnsupportedError  no driver, no device, or a device cannot access a peer's (the message names
+  // both)
+  // @throws SystemError       any other error of CUDA or the system
   DeviceSymmetricMemory(const Rank& rank, std::int64_t bytes);
 
   std::byte* at(int rank, std::int64_t offset) const { return regions_[rank]->data() + offset; }
   std::byte* mine(std::int64_t offset) const { return at(rank_, offset); }
   std::int64_t bytes() const { return bytes_; }
-  std::int64_t mapped_bytes() const {
-    return mapped_bytes_;
-  }  // what a region takes: whole pages of the devices
+  // Physical size of a region: `bytes` rounded up to the allocation granularity of all devices.
+  std::int64_t mapped_bytes() const { return mapped_bytes_; }
 
-  // The number this process has for the rank's device, or -1 if it is not visible here.
+  // The rank's device as this process numbers it, or -1 if it is not visible here.
   int device_of(int rank) const { return devices_[rank]; }
-  int ranks_on_my_device() const { return ranks_on_my_device_; }  // of this group, this one included
+  int ranks_on_my_device() const { return ranks_on_my_device_; }  // this rank included
 
  private:
-  struct Card;
+  struct DeviceInfo;
 
-  void meet(const Rank& rank);
-  void check_access(const std::vector<Card>& cards) const;
+  void gather_devices(const Rank& rank);
+  void check_access(const std::vector<DeviceInfo>& infos) const;
   void share_with_threads(const Rank& rank);
   void share_with_processes(const Rank& rank);
 

@@ -11,19 +11,20 @@ namespace ferry::cuda {
 
 namespace {
 
-CUmemAllocationProp properties(int device, bool shared) {
-  CUmemAllocationProp wanted{};
-  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  wanted.location.id = device;
-  wanted.requestedHandleTypes = shared ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
-  return wanted;
+CUmemAllocationProp allocation_properties(int device, bool shared) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  properties.requestedHandleTypes =
+      shared ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
+  return properties;
 }
 
-void require(int device, CUdevice_attribute attribute, const char* what) {
+void require(int device, CUdevice_attribute attribute, const char* feature) {
   int has = 0;
-  check(driver().device_get_attribute(&has, attribute, handle_of(device)), "ask a device what it can do");
-  if (has == 0) throw UnsupportedError(str("device ", device, " has no ", what));
+  check(driver().device_get_attribute(&has, attribute, handle_of(device)), "query a device's attributes");
+  if (has == 0) throw UnsupportedError(str("device ", device, " does not support ", feature));
 }
 
 }  // namespace
@@ -32,25 +33,25 @@ std::int64_t Allocation::granularity(int device, bool shared) {
   require(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management");
   if (shared) {
     require(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-            "memory that processes can share by file descriptors");
+            "sharing memory between processes by file descriptors");
   }
-  const CUmemAllocationProp wanted = properties(device, shared);
+  const CUmemAllocationProp wanted = allocation_properties(device, shared);
   std::size_t bytes = 0;
   check(driver().mem_get_allocation_granularity(&bytes, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-        "tell the granularity of device memory");
+        "query the granularity of device memory");
   return static_cast<std::int64_t>(bytes);
 }
 
 Allocation Allocation::on_device(int device, std::int64_t bytes, bool shared) {
-  const CUmemAllocationProp wanted = properties(device, shared);
+  const CUmemAllocationProp wanted = allocation_properties(device, shared);
   CUmemGenericAllocationHandle handle = 0;
   check(driver().mem_create(&handle, bytes, &wanted, 0),
-        str("get ", bytes, " bytes of memory on device ", device).c_str());
+        str("allocate ", bytes, " bytes of memory on device ", device).c_str());
   return Allocation(handle);
 }
 
-Allocation Allocation::of_rank(int rank, const Descriptor& descriptor) {
-  // The number itself takes the place of a pointer.
+Allocation Allocation::import_from(int rank, const Descriptor& descriptor) {
+  // CUDA takes the descriptor's number in place of a pointer.
   void* number = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.number()));
   CUmemGenericAllocationHandle handle = 0;
   const CUresult result =
@@ -63,7 +64,7 @@ Allocation::~Allocation() {
   if (handle_ != 0) driver().mem_release(handle_);
 }
 
-Descriptor Allocation::descriptor() const {
+Descriptor Allocation::export_descriptor() const {
   int number = -1;
   check(
       driver().mem_export_to_shareable_handle(&number, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
@@ -87,7 +88,7 @@ DeviceMapping::DeviceMapping(const Allocation& allocation, std::int64_t bytes, s
     check(driver().mem_set_access(address_, bytes_, access.data(), access.size()),
           "give devices access to memory");
   } catch (...) {
-    unmap();
+    unmap();  // no destructor runs for a constructor that throws
     throw;
   }
 }

@@ -1,4 +1,4 @@
-// Device memory by the driver's virtual memory management: what is allocated, and where it is mapped.
+// Device memory through CUDA's virtual memory management: physical allocations and their mappings.
 #pragma once
 
 #include <cuda.h>
@@ -8,22 +8,23 @@
 #include <span>
 #include <utility>
 
-#include "memory/descriptor.hpp"
+#include "memory/file_descriptor.hpp"
 
 namespace ferry::cuda {
 
-// Physical memory of one device, without an address. Freed when the last allocation object and the last
-// mapping of it are gone, in whichever processes they are.
+// Owns physical memory of one device, which has no address until it is mapped. The memory is freed when its
+// last allocation object and its last mapping are gone, in all processes.
 class Allocation {
  public:
-  // Sizes on a device are multiples of this. UnsupportedError where the device lacks what is needed.
+  // Allocation sizes must be a multiple of this, in bytes. Throws UnsupportedError if the device cannot map
+  // or share memory.
   static std::int64_t granularity(int device, bool shared);
 
-  // `bytes`: a multiple of the granularity. `shared`: can be given to other processes. SystemError.
+  // `bytes`: a multiple of the granularity. `shared`: other processes may import it. Throws SystemError.
   static Allocation on_device(int device, std::int64_t bytes, bool shared);
 
-  // What a rank, of another process or of this one, has given as `descriptor`. SystemError.
-  static Allocation of_rank(int rank, const Descriptor& descriptor);
+  // Imports the memory that `rank`, in this or another process, has exported. Throws SystemError.
+  static Allocation import_from(int rank, const Descriptor& descriptor);
 
   ~Allocation();
   Allocation(Allocation&& other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
@@ -32,8 +33,8 @@ class Allocation {
     return *this;
   }
 
-  // A file that stands for the memory and keeps it while it is open. SystemError.
-  Descriptor descriptor() const;
+  // Exports the memory as a file descriptor, which keeps it alive while open. Throws SystemError.
+  Descriptor export_descriptor() const;
 
   CUmemGenericAllocationHandle handle() const { return handle_; }
 
@@ -43,11 +44,13 @@ class Allocation {
   CUmemGenericAllocationHandle handle_;
 };
 
-// One mapping of an allocation, read and written by some devices of this process. It keeps the memory by
-// itself. Whoever lets it go has seen to it that no kernel uses the addresses any more.
+// Maps an allocation into the address space of this process, readable and writable by some of its devices.
+// Keeps the memory alive. Before it is destroyed, the owner must make sure that no kernel uses the addresses
+// any more.
 class DeviceMapping {
  public:
-  // `bytes`: the allocation's size. SystemError; UnsupportedError where a device cannot reach the memory.
+  // `bytes`: the allocation's size. Throws SystemError; UnsupportedError if a device cannot access the
+  // memory.
   DeviceMapping(const Allocation& allocation, std::int64_t bytes, std::span<const int> devices);
   ~DeviceMapping();
   DeviceMapping(const DeviceMapping&) = delete;

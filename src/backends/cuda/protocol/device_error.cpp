@@ -1,98 +1,79 @@
-// What a call that ended early on the device left for the host, as an error.
+// Turns the error record that an aborted call left on the device into an exception.
 #include <array>
 #include <atomic>
 
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/plan_fault.hpp"
 #include "base/text.hpp"
+#include "exchange/call_options.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-// In the order of terms_of and of the kernels.
-constexpr std::array kDispatchOptions = {"format",
-                                         "column_major of the format",
-                                         "power_of_two of the format",
-                                         "packed of the format",
-                                         "bytes of part 0 of the format",
-                                         "bytes of part 1 of the format",
-                                         "bytes of part 2 of the format",
-                                         "bytes of part 3 of the format",
-                                         "dispatch from a plan",
-                                         "apply_weights",
-                                         "call that made the plan"};
-constexpr std::array kCombineOptions = {"reduction", "topk_weights given", "call that made the plan"};
 constexpr std::array kCombineArguments = {"outputs and result", "row_values and route_values",
                                           "weights of the rows"};
-
-const char* option_name(Operation operation, int index) {
-  const auto i = static_cast<std::size_t>(index);
-  if (operation == Operation::dispatch) return kDispatchOptions.at(i);
-  if (operation == Operation::combine) return kCombineOptions.at(i);
-  return "call that made the plan";
-}
 
 const char* argument_name(Operation operation, int index) {
   return operation == Operation::combine ? kCombineArguments.at(static_cast<std::size_t>(index)) : "weights";
 }
 
-[[noreturn]] void raise_plan_fault(const DeviceError& ended) {
-  switch (static_cast<PlanFault>(ended.index)) {
+[[noreturn]] void raise_plan_fault(const DeviceError& error) {
+  switch (static_cast<PlanFault>(error.index)) {
     case PlanFault::configuration:
       throw UsageError("plan: made by an exchange of another configuration or placement");
     case PlanFault::rank:
-      throw UsageError(str("plan: made on rank ", ended.theirs, ", used on rank ", ended.mine));
+      throw UsageError(str("plan: made on rank ", error.theirs, ", used on rank ", error.mine));
     case PlanFault::tokens:
       throw UsageError(
-          str("dispatch: ", ended.mine, " tokens with a plan of ", ended.theirs, " on rank ", ended.peer));
+          str("dispatch: ", error.mine, " tokens with a plan of ", error.theirs, " on rank ", error.peer));
     case PlanFault::outputs_and_result:
-      throw UsageError("combine: outputs and result go together");
+      throw UsageError("combine: outputs and result must both be given or both be absent");
     case PlanFault::values:
-      throw UsageError("combine: row_values and route_values go together");
+      throw UsageError("combine: row_values and route_values must both be given or both be absent");
     case PlanFault::none:
     case PlanFault::damaged:
       break;
   }
-  throw UsageError("plan: unfinished or damaged: its header does not agree with itself");
+  throw UsageError("plan: unfinished or damaged: its header does not match its checksum");
 }
 
-[[noreturn]] void raise(const DeviceError& ended, int rank) {
-  const std::string call = str(to_string(ended.operation), " ", ended.call);
-  switch (ended.why) {
+[[noreturn]] void raise(const DeviceError& error, int rank) {
+  const std::string call = str(to_string(error.operation), " ", error.call);
+  switch (error.why) {
     case DeviceError::Why::refused:
-      ended.refusal.raise(str("rank ", ended.peer, " refused ", call, ": "));
+      error.refusal.raise(str("rank ", error.peer, " refused ", call, ": "));
     case DeviceError::Why::operation:
-      throw UsageError(str("call ", ended.call, " of the lane is ", to_string(ended.operation), " on rank ",
-                           rank, " and ", to_string(static_cast<Operation>(ended.theirs)), " on rank ",
-                           ended.peer));
+      throw UsageError(str("call ", error.call, " of the lane is ", to_string(error.operation), " on rank ",
+                           rank, " and ", to_string(static_cast<Operation>(error.theirs)), " on rank ",
+                           error.peer));
     case DeviceError::Why::option:
-      throw UsageError(str(call, ": ", option_name(ended.operation, ended.index), " is ", ended.mine,
-                           " on rank ", rank, " and ", ended.theirs, " on rank ", ended.peer));
+      throw UsageError(str(call, ": ", option_name(error.operation, error.index), " is ", error.mine,
+                           " on rank ", rank, " and ", error.theirs, " on rank ", error.peer));
     case DeviceError::Why::given:
-      throw UsageError(str(to_string(ended.operation),
-                           ": the ranks' options differ: ", argument_name(ended.operation, ended.index),
-                           " given on rank ", ended.mine, " and not on rank ", ended.theirs));
+      throw UsageError(str(to_string(error.operation),
+                           ": the ranks' options differ: ", argument_name(error.operation, error.index),
+                           " given on rank ", error.mine, " and not on rank ", error.theirs));
     case DeviceError::Why::too_many:
-      throw UsageError(str(to_string(ended.operation), ": a count of ", ended.mine,
-                           " in device memory on rank ", rank, ", must be 0 to ", ended.theirs));
+      throw UsageError(str(to_string(error.operation), ": a count of ", error.mine,
+                           " in device memory on rank ", rank, ", must be 0 to ", error.theirs));
     case DeviceError::Why::bad_plan:
       break;
   }
-  raise_plan_fault(ended);
+  raise_plan_fault(error);
 }
 
 }  // namespace
 
 void Lane::raise_device_error() {
-  DeviceError* left = view_.ended;
-  // Acquire: the kernel stored the rest before the number.
-  if (std::atomic_ref(left->call).load(std::memory_order_acquire) == 0) return;
-  const DeviceError ended = *left;
-  // Release: a kernel that finds the place free may write it.
-  std::atomic_ref(left->call).store(0, std::memory_order_release);
-  // What a call found that has ended early is nothing a later one should be blamed for.
+  DeviceError* record = view_.ended;
+  // Acquire: the kernel stored the other members before the call number.
+  if (std::atomic_ref(record->call).load(std::memory_order_acquire) == 0) return;
+  const DeviceError error = *record;
+  // Release: the copy above comes before the next kernel's write to a record that is free again.
+  std::atomic_ref(record->call).store(0, std::memory_order_release);
+  // Diagnostics of the aborted call must not be reported for a later one.
   take_diagnostics();
-  raise(ended, view_.rank);
+  raise(error, view_.rank);
 }
 
 }  // namespace ferry::cuda

@@ -1,5 +1,5 @@
-// What kernels count: what they sent, and for check() what was wrong, with its lowest place; never a reason
-// to stop.
+// Counters that kernels keep: traffic, and damaged plan entries for Exchange::check(). They never stop a
+// call.
 #pragma once
 
 #include "backends/cuda/device/lane_view.hpp"
@@ -10,16 +10,17 @@ __device__ inline void add_wire(std::int64_t* count, unsigned long long more) {
   atomicAdd(reinterpret_cast<unsigned long long*>(count), more);
 }
 
-__device__ __forceinline__ void record_bad_source(const LaneView& lane, std::int64_t where) {
+// Counts a damaged plan entry and keeps the lowest index.
+__device__ __forceinline__ void record_bad_source(const LaneView& lane, std::int64_t index) {
   atomicAdd(&lane.state->found.bad_sources, 1ull);
-  atomicMin(&lane.state->found.first_bad_source, static_cast<unsigned long long>(where));
+  atomicMin(&lane.state->found.first_bad_source, static_cast<unsigned long long>(index));
 }
 
-// Entries of plans are looked at before they are used.
+// Whether a plan's entry is in [0, limit). Kernels check every entry before they use it as an index.
 __device__ __forceinline__ bool usable(const LaneView& lane, std::int64_t value, std::int64_t limit,
-                                       std::int64_t where) {
+                                       std::int64_t index) {
   if (value >= 0 && value < limit) return true;
-  record_bad_source(lane, where);
+  record_bad_source(lane, index);
   return false;
 }
 

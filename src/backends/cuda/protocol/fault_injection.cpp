@@ -9,19 +9,21 @@
 namespace ferry::cuda {
 namespace {
 
-// In the order of Point, from letter on.
-constexpr std::array kPoints = {"letter", "values", "notes", "row", "flag", "last", "poll"};
+// In the order of Point, from `header` on.
+constexpr std::array kPointNames = {"header", "route_values",  "metadata", "row",
+                                    "flag",   "end_of_stream", "poll"};
+constexpr std::uint32_t kMaxPauseNs = 20'000;
 
 Point point_of(const std::string& name) {
   if (name.empty()) return Point::none;
-  const auto found = std::find(kPoints.begin(), kPoints.end(), name);
-  if (found == kPoints.end()) {
-    std::string names = kPoints[0];
-    for (std::size_t i = 1; i < kPoints.size(); ++i)
-      names += str(i + 1 < kPoints.size() ? ", " : " or ", kPoints[i]);
+  const auto found = std::find(kPointNames.begin(), kPointNames.end(), name);
+  if (found == kPointNames.end()) {
+    std::string names = kPointNames[0];
+    for (std::size_t i = 1; i < kPointNames.size(); ++i)
+      names += str(i + 1 < kPointNames.size() ? ", " : " or ", kPointNames[i]);
     throw UsageError(str("FERRY_STALL = '", name, "', must be ", names));
   }
-  return static_cast<Point>(static_cast<int>(Point::header) + (found - kPoints.begin()));
+  return static_cast<Point>(static_cast<int>(Point::header) + (found - kPointNames.begin()));
 }
 
 }  // namespace
@@ -29,11 +31,11 @@ Point point_of(const std::string& name) {
 FaultInjection fault_injection_of(int jitter_percent, const std::string& stall) {
   FaultInjection fault_injection;
   if (jitter_percent > 0) {
-    fault_injection.share = static_cast<std::uint32_t>(std::min(jitter_percent, 100) * 256 / 100);
-    fault_injection.nanoseconds = 20000;
+    fault_injection.probability = static_cast<std::uint32_t>(std::min(jitter_percent, 100) * 256 / 100);
+    fault_injection.max_pause_ns = kMaxPauseNs;
   }
   fault_injection.stall = point_of(stall);
-  fault_injection.any = fault_injection.share > 0 || fault_injection.stall != Point::none ? 1 : 0;
+  fault_injection.any = fault_injection.probability > 0 || fault_injection.stall != Point::none ? 1 : 0;
   return fault_injection;
 }
 

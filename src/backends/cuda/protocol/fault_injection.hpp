@@ -1,4 +1,4 @@
-// What tests have kernels do at named points: pause at random, or stop.
+// Fault injection for tests: kernels pause at random, or stall, at named points of the protocol.
 #pragma once
 
 #include <cstdint>
@@ -6,26 +6,27 @@
 
 namespace ferry::cuda {
 
-// By what comes next.
+// A point of the protocol inside the kernels, named after the step that follows it.
 enum class Point : std::uint32_t {
   none,
-  header,  // a word of a letter, or a refusal
-  values,  // a token's values of routes, for a rank that has rows of it: combine's weights too
-  notes,   // what the receivers of messages must know of them
-  row,     // a row, or a sum
-  flag,    // the flags of what has been stored
-  last,    // the last word of a call
-  poll,    // a look for what a peer sends
+  header,         // stores a word of a call header, or a refusal
+  route_values,   // stores a token's route values for a rank; combine's weights are such values too
+  notes,          // stores the slot metadata of a message
+  row,            // stores a row or a sum
+  flag,           // sets the flags of stored rows
+  end_of_stream,  // sets the end-of-stream flag of a call
+  poll,           // polls for data of a peer
 };
 
 struct FaultInjection {
-  std::uint32_t any = 0;          // 0: nothing of what follows
-  std::uint32_t share = 0;        // of 256: how often a thread pauses at a point; 0: never
-  std::uint32_t nanoseconds = 0;  // at most
-  Point stall = Point::none;      // where threads stop until the exchange has failed
+  std::uint32_t any = 0;           // 0: nothing below is in force
+  std::uint32_t probability = 0;   // of a pause at a point, in 1/256
+  std::uint32_t max_pause_ns = 0;  // pauses are uniform in [0, max_pause_ns)
+  Point stall = Point::none;       // threads stall here until the exchange has failed
 };
 
-// As the environment asks for it. `stall`: a point's name, or empty.
+// `jitter_percent`: how often threads pause, 0 to 100 (larger counts as 100). `stall`: a point's name, or
+// empty for none; UsageError for an unknown name.
 FaultInjection fault_injection_of(int jitter_percent, const std::string& stall);
 
 }  // namespace ferry::cuda

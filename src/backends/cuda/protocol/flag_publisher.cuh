@@ -1,8 +1,15 @@
-// Announcing: one warp of a block sets the flags for what the block's other warps have stored.
+// Publishes flags: one warp of a block sets the flags for rows that the block's other warps have stored.
 //
-// A flag must come after the stores it stands for, which takes a fence that waits for all the block has under
-// way. With a warp that does nothing else, the others never wait for one, and one fence serves all that was
-// asked for meanwhile.
+// A flag must become visible after the row it stands for. The fence that ensures this waits for all stores
+// that the block has in flight. The publisher warp does nothing else, so the storing warps never wait for a
+// fence, and one fence serves every request that has come in since the last.
+//
+// Why the order holds, from a storing thread to a reader on another GPU:
+//   1. the storing warp's __syncwarp() orders all its threads' stores before its first thread's next store;
+//   2. that thread store-releases the queue's length `requested` (block scope);
+//   3. the publisher warp load-acquires `requested`, so the rows are ordered before what it does next;
+//   4. the publisher's fence (system scope) orders the rows before the flags;
+//   5. the reader load-acquires the flag (system scope, wait.cuh).
 #pragma once
 
 #include "backends/cuda/device/ptx.cuh"
@@ -10,7 +17,7 @@
 
 namespace ferry::cuda {
 
-inline constexpr std::uint32_t kQueuedFlags = 64;  // flags a warp may have asked for that are not yet set
+inline constexpr std::uint32_t kQueuedFlags = 64;  // requests of a warp that may be pending
 
 __device__ __forceinline__ void set_flags(std::uint64_t* first, int count, std::uint64_t call) {
   if (count == 1) return store_relaxed_sys(first, call);
@@ -18,60 +25,63 @@ __device__ __forceinline__ void set_flags(std::uint64_t* first, int count, std::
     store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(first + i), {call, call});
 }
 
-// By a thread that sees what its warp has stored: 1, 2 or 4 flags.
+// [thread] Sets 1, 2 or 4 flags without the publisher. The warp's stores must be ordered before by a
+// __syncwarp().
 __device__ __forceinline__ void publish_now(std::uint64_t* first, int count, std::uint64_t call) {
-  // Release at system scope: the stores before the flags.
+  // Release at system scope: the rows before the flags.
   fence_acq_rel_sys();
   set_flags(first, count, call);
 }
 
-// In shared memory. kWarps: of the block, that store and ask.
+// Lies in shared memory: a queue of requests for each of the kWarps storing warps of the block.
 template <int kWarps>
 struct FlagPublisher {
-  std::uint64_t flags[kWarps]
-                     [kQueuedFlags];  // address of the first flag, and how many in the low bits: 1, 2 or 4
-  std::uint32_t asked[kWarps], made[kWarps];
-  std::uint32_t closed;  // warps that ask no more
+  // A request: the address of the first flag, with the number of flags (1, 2 or 4) in the low bits.
+  std::uint64_t requests[kWarps][kQueuedFlags];
+  std::uint32_t requested[kWarps], published[kWarps];  // counts of requests, by warp
+  std::uint32_t closed;                                // warps that will not request any more
 
-  // By the whole block; a barrier follows.
+  // [block] Call __syncthreads() before use.
   __device__ void prepare() {
-    if (threadIdx.x < kWarps) asked[threadIdx.x] = made[threadIdx.x] = 0;
+    if (threadIdx.x < kWarps) requested[threadIdx.x] = published[threadIdx.x] = 0;
     if (threadIdx.x == 0) closed = 0;
   }
 
-  // By a whole warp after its stores: `count` flags from `first` on, of every thread that `wants` some.
+  // [warp] Requests, after the warp's stores, `count` flags from `first` on for every thread that `wants`
+  // some.
   __device__ void ask(bool wants, std::uint64_t* first, int count) {
     const int warp = static_cast<int>(threadIdx.x / 32), thread = static_cast<int>(threadIdx.x % 32);
-    const std::uint32_t all = __ballot_sync(~0u, wants), before = asked[warp];
+    const std::uint32_t all = __ballot_sync(~0u, wants), before = requested[warp];
     const auto more = static_cast<std::uint32_t>(__popc(static_cast<int>(all)));
-    // Acquire: the announcing warp's reads of the places that are taken again.
-    while (before + more - load_acquire_block(&made[warp]) > kQueuedFlags) __nanosleep(20);
+    // Acquire: the publisher has read the queue entries that are overwritten next.
+    while (before + more - load_acquire_block(&published[warp]) > kQueuedFlags) __nanosleep(20);
     if (wants) {
       const std::uint32_t at =
           before + static_cast<std::uint32_t>(__popc(static_cast<int>(all & ((1u << thread) - 1))));
-      flags[warp][at % kQueuedFlags] = reinterpret_cast<std::uint64_t>(first) | static_cast<unsigned>(count);
+      requests[warp][at % kQueuedFlags] =
+          reinterpret_cast<std::uint64_t>(first) | static_cast<unsigned>(count);
     }
-    // All threads' stores, by the barrier, and the list before the word that the announcing warp acquires.
+    // The barrier orders all threads' rows and requests before the count that the publisher acquires.
     __syncwarp();
-    if (thread == 0) store_release_block(&asked[warp], before + more);
+    if (thread == 0) store_release_block(&requested[warp], before + more);
     __syncwarp();
   }
 
-  // By a whole warp that asks no more.
+  // [warp] Announces that this warp requests no more.
   __device__ void close() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) count_in_block(&closed);
   }
 
-  // By the announcing warp: returns when all others have closed and all is announced.
+  // [warp] Body of the publisher warp: returns when all storing warps have closed and every flag is set.
   __device__ void run(const LaneView& lane, std::uint64_t call) {
-    const int warp = static_cast<int>(threadIdx.x % 32);  // whose list is this thread's
+    const int warp = static_cast<int>(threadIdx.x % 32);  // this thread serves that warp's queue
     const bool has = warp < kWarps;
     std::uint32_t done = 0;
     for (;;) {
       const bool last = __all_sync(~0u, load_acquire_block(&closed) == kWarps);
-      // Acquire: what the warp has stored.
-      const std::uint32_t wanted = has ? load_acquire_block(&asked[warp]) : 0;
+      // Acquire: the rows that the warp has stored.
+      const std::uint32_t wanted = has ? load_acquire_block(&requested[warp]) : 0;
       if (!__any_sync(~0u, wanted != done)) {
         if (last) return;
         __nanosleep(20);
@@ -79,17 +89,17 @@ struct FlagPublisher {
       }
       inject_fault(lane, Point::flag);
       __syncwarp();
-      // Release at system scope: what has been acquired before the flags.
+      // Release at system scope: the acquired rows before the flags.
       fence_acq_rel_sys();
-      for (; done != wanted; ++done) set(flags[warp][done % kQueuedFlags], call);
-      if (has) store_release_block(&made[warp], done);
+      for (; done != wanted; ++done) publish(requests[warp][done % kQueuedFlags], call);
+      if (has) store_release_block(&published[warp], done);
     }
   }
 
  private:
-  __device__ static void set(std::uint64_t entry, std::uint64_t call) {
-    auto* first = reinterpret_cast<std::uint64_t*>(entry & ~std::uint64_t{7});
-    set_flags(first, static_cast<int>(entry & 7), call);
+  __device__ static void publish(std::uint64_t request, std::uint64_t call) {
+    auto* first = reinterpret_cast<std::uint64_t*>(request & ~std::uint64_t{7});
+    set_flags(first, static_cast<int>(request & 7), call);
   }
 };
 

@@ -1,4 +1,5 @@
-// What can be wrong with a plan, or with the arguments beside it, when only the device can look.
+// Reasons why a plan, or the arguments beside it, cannot be used. Only the device can see them: plans lie in
+// its memory.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +8,12 @@ namespace ferry::cuda {
 
 enum class PlanFault : std::int32_t {
   none,
-  damaged,
-  configuration,
-  rank,
-  tokens,
-  outputs_and_result,
-  values
+  damaged,             // the header does not match its checksum
+  configuration,       // made by an exchange of another configuration or placement
+  rank,                // made on another rank
+  tokens,              // another number of tokens than in this call
+  outputs_and_result,  // combine: one of the two is missing
+  values               // combine: row_values or route_values is missing
 };
 
 }  // namespace ferry::cuda

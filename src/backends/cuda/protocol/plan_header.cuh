@@ -1,4 +1,4 @@
-// A plan's header on the device: written at the end of a dispatch, looked at before a plan is used again.
+// A plan's header on the device: written at the end of a dispatch, and checked before the plan is used again.
 #pragma once
 
 #include "backends/cuda/protocol/call_header.cuh"
@@ -6,7 +6,7 @@
 
 namespace ferry::cuda {
 
-// The plan is being made: it cannot be used until write_plan_header.
+// [thread] Makes the plan unusable until write_plan_header() completes it.
 __device__ inline void start_plan_header(PlanHeader* header, std::int64_t tokens) {
   header->magic = 0;
   header->tokens = static_cast<std::int32_t>(tokens);
@@ -28,7 +28,7 @@ __device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, s
   *to = header;
 }
 
-// `tokens`: of this call, or -1 where it brings none.
+// `tokens`: tokens of this call, or -1 for operations without tokens.
 __device__ inline PlanFault fault_of(const LaneView& lane, const PlanHeader& header, std::int64_t tokens) {
   if (header.magic != kPlanMagic || header.check != header_check(header)) return PlanFault::damaged;
   if (header.config_hash != lane.row_order_hash) return PlanFault::configuration;
@@ -41,7 +41,7 @@ __device__ inline PlanFault fault_of(const LaneView& lane, const PlanHeader& hea
   return PlanFault::none;
 }
 
-// By one whole warp: ends the peer's call of this number with `refusal`.
+// [warp] Sends `peer` a refusal in place of a header: its call of this number fails with the same error.
 static __device__ __noinline__ void post_refusal(const LaneView& lane, std::uint64_t number, int peer,
                                                  Operation operation, const ErrorRecord& refusal) {
   if (threadIdx.x % 32 != 0) return;
@@ -49,13 +49,14 @@ static __device__ __noinline__ void post_refusal(const LaneView& lane, std::uint
   LLPacket* header = lane.header(peer, parity, lane.rank);
   *lane.refusal(peer, parity, lane.rank) = refusal;
   inject_fault(lane, Point::header);
-  // Release, as a fence and relaxed stores: the refusal before the units that announce it.
+  // Release, as a fence and relaxed stores: the refusal before the packets that announce it.
   fence_acq_rel_sys();
   store_packet_relaxed_sys(header + kHeaderFacts, {number, facts_of(operation, 0).word()});
-  store_packet_relaxed_sys(header + kHeaderTerms, {number, 0});  // nobody's: all who call find a difference
+  store_packet_relaxed_sys(header + kHeaderTerms, {number, 0});  // a hash that no call has
 }
 
-// By the whole block: waits for everybody's letter of a call whose content does not matter here any more.
+// [block] Waits for all peers' headers of an aborted call and ignores their content. Why: see
+// await_headers().
 static __device__ __noinline__ void await_all(const LaneView& lane, std::uint64_t number,
                                               Operation operation) {
   const int peer = static_cast<int>(threadIdx.x);
@@ -70,14 +71,14 @@ static __device__ __noinline__ void set_text(ErrorRecord* record, const char* te
   record->text[i] = 0;
 }
 
-// By the whole of block 0: the plan of this call cannot be used. Tells the host and the peers.
+// [block] Block 0: aborts a call whose plan cannot be used. Reports the error to the host and to all peers.
 static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation operation,
                                                 std::uint64_t number, const PlanHeader& header,
                                                 PlanFault fault, std::int64_t tokens, ErrorRecord* refusal) {
   if (threadIdx.x == 0) {
-    const bool rank = fault == PlanFault::rank;
+    const bool wrong_rank = fault == PlanFault::rank;
     end_call(lane, number, operation, DeviceError::Why::bad_plan, lane.rank, static_cast<int>(fault),
-             rank ? lane.rank : tokens, rank ? header.rank : header.tokens);
+             wrong_rank ? lane.rank : tokens, wrong_rank ? header.rank : header.tokens);
     *refusal = ErrorRecord{};
     refusal->kind = ErrorRecord::Kind::usage;
     switch (fault) {
@@ -88,16 +89,16 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
         set_text(refusal, "plan: made on another rank");
         break;
       case PlanFault::tokens:
-        set_text(refusal, "dispatch: another number of tokens than the plan's");
+        set_text(refusal, "dispatch: the number of tokens differs from the plan's");
         break;
       case PlanFault::outputs_and_result:
-        set_text(refusal, "combine: outputs and result go together");
+        set_text(refusal, "combine: outputs and result must both be given or both be absent");
         break;
       case PlanFault::values:
-        set_text(refusal, "combine: row_values and route_values go together");
+        set_text(refusal, "combine: row_values and route_values must both be given or both be absent");
         break;
       default:
-        set_text(refusal, "plan: unfinished or damaged: its header does not agree with itself");
+        set_text(refusal, "plan: unfinished or damaged: its header does not match its checksum");
     }
   }
   __syncthreads();
@@ -106,8 +107,8 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
   }
 }
 
-// By the whole block, last: each block keeps its own call number, and those of blocks that this launch does
-// not have, so that no block ever waits for another to learn the number.
+// [block] The last step of a call: stores the call number for this block and for blocks that this launch does
+// not have. Every block thus has a number of its own and never waits for another block to learn it.
 __device__ inline void end_block(const LaneView& lane, std::uint64_t number) {
   __syncthreads();
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// What the host tells running kernels, and what they leave for it: plain words in pinned memory.
+// How the host and running kernels signal each other: words in pinned host memory.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@ namespace ferry::cuda {
 // One for each exchange and rank.
 struct HostReport {
   std::uint32_t abort;      // set by the host: every wait of this exchange ends at once
-  std::uint32_t timed_out;  // set by the first wait that ran out of time, after `timeout` (release)
+  std::uint32_t timed_out;  // set by the first wait that timed out, after `timeout` (release)
   WaitRecord timeout;
 };
 
-// Why a call of a lane ended before its time on the device. `call` is stored last (release); 0: none has.
+// Why a call was aborted on the device. One for each lane; `call` is stored last (release), 0: no error.
 struct DeviceError {
   enum class Why : std::int32_t {
-    refused,    // by `peer`, with `refusal`
-    operation,  // of the peer: `theirs` where this rank has `mine`
-    option,     // number `index` differs: `mine` here, `theirs` at the peer
+    refused,    // `peer` refused the call, for the reason in `refusal`
+    operation,  // the peer called operation `theirs`, this rank `mine`
+    option,     // option number `index` is `mine` here and `theirs` on the peer
     given,      // optional argument `index` is given on rank `mine` and not on rank `theirs`
-    too_many,   // `mine` tokens read from device memory, at most `theirs`
-    bad_plan    // a plan, or arguments beside it: `index` is a PlanFault, `mine` and `theirs` the numbers
+    too_many,   // a count in device memory is `mine`; at most `theirs` are allowed
+    bad_plan    // `index` is a PlanFault; `mine` and `theirs` are the numbers that do not fit
   };
 
   std::uint64_t call;

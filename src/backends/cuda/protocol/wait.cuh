@@ -1,4 +1,4 @@
-// How device code waits: with a deadline, with an eye on the abort word, and never for a call that has ended.
+// Device-side waiting: polls a flag until it is set, the call is aborted, or the deadline expires.
 #pragma once
 
 #include "backends/cuda/device/lane_view.hpp"
@@ -6,37 +6,40 @@
 
 namespace ferry::cuda {
 
-inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended of an exchange that is lost
+inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended once the whole exchange has failed
 
-// Before what `point` names: stops until the exchange has failed, or pauses for a random time, if the lane
-// asks for it. Not a function of its own: a call, even one not made, has everything around it kept in memory.
+// [thread] Fault injection for tests: before the step that `point` names, stalls until the exchange has
+// failed, or pauses for a random time. Always inlined: a call would keep the caller's registers in memory,
+// even on paths that never make it.
 __device__ __forceinline__ void inject_fault(const LaneView& lane, Point point) {
   if (lane.fault_injection.any == 0) return;
   if (lane.fault_injection.stall == point) {
-    // The host's watch sets the word. Many threads may look at it.
+    // The host's monitor sets the abort word. The long sleep keeps many stalled threads off the PCIe link.
     while (load_relaxed_sys(&lane.report->abort) == 0) __nanosleep(500'000);
   }
   std::uint32_t random = static_cast<std::uint32_t>(clock64()) * 2654435761u + threadIdx.x * 40503u;
   random ^= random >> 15;
   random *= 2246822519u;
   random ^= random >> 13;
-  if ((random & 255u) < lane.fault_injection.share)
-    __nanosleep(__umulhi(random, lane.fault_injection.nanoseconds));
+  if ((random & 255u) < lane.fault_injection.probability)
+    __nanosleep(__umulhi(random, lane.fault_injection.max_pause_ns));
 }
 
-// True once `call`, or everything, has ended early on this rank. Acquire: what its ender wrote may be read.
+// [thread] Whether `call`, or the whole exchange, has been aborted on this rank. Acquire: the reason, written
+// before the abort, may be read afterwards.
 __device__ __forceinline__ bool has_ended(const LaneView& lane, std::uint64_t call) {
   return load_acquire_gpu(&lane.state->ended) >= call;
 }
 
+// The flag of which call a wait is for, and the peer to blame if it does not come.
 struct Awaited {
   Operation operation;
   std::uint64_t call;
   int peer;
-  int shift = 0;  // bits in the flag's word below the call's number
+  int shift = 0;  // the call number starts at this bit of the flag's word
 };
 
-// The first wait to run out of time writes the record for the host; then everything of this exchange ends.
+// [thread] The first wait to time out writes the record for the host; then every call of this exchange ends.
 static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited awaited,
                                                    std::uint64_t seen) {
   if (atomicExch(&lane.state->timeout_taken, 1u) == 0) {
@@ -53,39 +56,43 @@ static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited
   store_release_gpu(&lane.state->ended, kFailed);
 }
 
-enum class WaitResult { yes, no, ended };  // no: its sender has sent everything else; ended: the call, early
+enum class WaitResult {
+  yes,   // the flag was set
+  no,    // the sender finished without setting it
+  ended  // the call was aborted: refusal, mismatch, timeout or peer failure
+};
 
-// How often a long wait looks at host memory, which a look takes microseconds of the whole device's time to
-// reach.
+// Polling the host's abort word costs microseconds over PCIe, so long waits do it at this interval.
 inline constexpr std::uint64_t kAbortPollIntervalNs = 1'000'000;
 
-// How often a wait looks before it pauses between looks.
+// Polls before a wait starts to pause between polls.
 inline constexpr unsigned kQuickPolls = 16;
 
-// The part of a wait after the first look.
+// [thread] The slow path of wait_for, after its first poll.
 static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const std::uint64_t* flag,
-                                                    const std::uint64_t* all_sent, Awaited awaited) {
+                                                    const std::uint64_t* end_of_stream, Awaited awaited) {
   const std::uint64_t start = global_nanoseconds();
-  std::uint64_t next_host_look = start + kAbortPollIntervalNs;
-  for (unsigned look = 1;; ++look) {
-    // An acquire empties the multiprocessor's first cache for everybody: only when there is something to see.
+  std::uint64_t next_abort_poll = start + kAbortPollIntervalNs;
+  for (unsigned poll = 1;; ++poll) {
+    // Poll with relaxed loads: an acquire invalidates the SM's L1 cache. Acquire once, when the flag is set.
     const std::uint64_t seen = load_relaxed_sys(flag) >> awaited.shift;
-    // Acquire: orders what the flag's writer stored before it ahead of this thread's reads after it.
+    // Acquire: the writer's stores before the flag happen before this thread's later reads.
     if (seen >= awaited.call && load_acquire_sys(flag) >> awaited.shift >= awaited.call)
       return WaitResult::yes;
-    if (look < kQuickPolls) continue;
-    // Waiting warps share the memory system with those that move rows.
+    if (poll < kQuickPolls) continue;
+    // Waiting warps share the memory system with the warps that move rows.
     __nanosleep(100);
-    if (look % 16 != 0) continue;
+    if (poll % 16 != 0) continue;
     if (has_ended(lane, awaited.call)) return WaitResult::ended;
-    // Acquire: the sender's flags are all older than its last word.
-    if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call) {
+    // Acquire: every flag of the sender was set before its end-of-stream flag, so one more look at the flag
+    // decides.
+    if (end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call) {
       return load_acquire_sys(flag) >> awaited.shift >= awaited.call ? WaitResult::yes : WaitResult::no;
     }
     inject_fault(lane, Point::poll);
     const std::uint64_t now = global_nanoseconds();
-    if (now < next_host_look) continue;
-    next_host_look = now + kAbortPollIntervalNs;
+    if (now < next_abort_poll) continue;
+    next_abort_poll = now + kAbortPollIntervalNs;
     if (load_relaxed_sys(&lane.report->abort) != 0) {
       store_release_gpu(&lane.state->ended, kFailed);
       return WaitResult::ended;
@@ -97,104 +104,102 @@ static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const 
   }
 }
 
-// Returns when the flag has reached the call's number, and what was written before the flag may be read by
-// this thread; or when that cannot happen any more. `all_sent`: the sender's last word, or null.
+// [thread] Waits until the flag reaches the call's number; this thread may then read everything written
+// before the flag. `end_of_stream`: the sender's end-of-stream flag, or null where a missing flag can only
+// mean that the sender is late.
 __device__ __forceinline__ WaitResult wait_for(const LaneView& lane, const std::uint64_t* flag,
-                                               const std::uint64_t* all_sent, Awaited awaited) {
+                                               const std::uint64_t* end_of_stream, Awaited awaited) {
   inject_fault(lane, Point::poll);
   if (load_acquire_sys(flag) >= awaited.call) return WaitResult::yes;
-  return wait_long(lane, flag, all_sent, awaited);
+  return wait_long(lane, flag, end_of_stream, awaited);
 }
 
-// Threads of a warp whose flags have come, and those whose cannot come any more; neither: the call has ended
-// early.
+// Threads of a warp, one bit each: those whose flags are all set, and those whose sender finished without
+// setting them. Both empty: the call was aborted.
 struct ReadyMask {
   std::uint32_t here, late;
 };
-// Whether all that `wanted` names (one bit each) of the flags from `flags` on have come, by load(flag).
+
+// [thread] Whether load(flag) >= call for every flag that `wanted` names: bit i is flags[i]. False if none is
+// wanted.
 template <class Load>
-__device__ __forceinline__ bool all_here(const std::uint64_t* flags, std::uint32_t wanted, std::uint64_t call,
-                                         Load load) {
-  bool here = wanted != 0;
+__device__ __forceinline__ bool all_set(const std::uint64_t* flags, std::uint32_t wanted, std::uint64_t call,
+                                        Load load) {
+  bool set = wanted != 0;
   for (std::uint32_t left = wanted; left != 0; left &= left - 1)
-    here = load(flags + __ffs(static_cast<int>(left)) - 1) >= call && here;
-  return here;
+    set = load(flags + __ffs(static_cast<int>(left)) - 1) >= call && set;
+  return set;
 }
-// Acquire: orders what the flags' writers stored before them ahead of this thread's reads after them; and by
-// the exchange of the result ahead of the warp's.
+
+// [warp] The threads whose wanted flags are all set. Acquire: the writers' stores before the flags happen
+// before this thread's later reads, and through the ballot before the whole warp's.
 __device__ __forceinline__ std::uint32_t acquire_all(const std::uint64_t* flags, std::uint32_t wanted,
                                                      std::uint64_t call) {
   return __ballot_sync(
-      ~0u, all_here(flags, wanted, call, [](const std::uint64_t* flag) { return load_acquire_sys(flag); }));
+      ~0u, all_set(flags, wanted, call, [](const std::uint64_t* flag) { return load_acquire_sys(flag); }));
 }
 
-// The part of it after the first look.
+// [warp] The slow path of wait_for_some, after its first polls.
 static __device__ __noinline__ ReadyMask wait_long_for_some(const LaneView& lane, const std::uint64_t* flags,
                                                             std::uint32_t wanted,
-                                                            const std::uint64_t* all_sent, Awaited awaited) {
-  std::uint64_t start = 0, next_host_look = 0;
-  for (unsigned look = 1;; ++look) {
-    const bool seen = all_here(flags, wanted, awaited.call,
-                               [](const std::uint64_t* flag) { return load_relaxed_sys(flag); });
-    if (__any_sync(~0u, seen)) return {acquire_all(flags, seen ? wanted : 0, awaited.call), 0};
-    if (look < kQuickPolls) continue;
+                                                            const std::uint64_t* end_of_stream,
+                                                            Awaited awaited) {
+  std::uint64_t start = 0, next_abort_poll = 0;
+  for (unsigned poll = 1;; ++poll) {
+    const bool set = all_set(flags, wanted, awaited.call,
+                             [](const std::uint64_t* flag) { return load_relaxed_sys(flag); });
+    if (__any_sync(~0u, set)) return {acquire_all(flags, set ? wanted : 0, awaited.call), 0};
+    if (poll < kQuickPolls) continue;
     __nanosleep(100);
-    if (look % 16 != 0) continue;
+    if (poll % 16 != 0) continue;
     if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};
-    // Acquire: the sender's flags are all older than its last word.
-    const bool last = wanted != 0 && all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call;
-    if (__any_sync(~0u, last)) {
-      const std::uint32_t here = acquire_all(flags, last ? wanted : 0, awaited.call);
-      return {here, __ballot_sync(~0u, last) & ~here};
+    // Acquire: every flag of the sender was set before its end-of-stream flag.
+    const bool finished =
+        wanted != 0 && end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call;
+    if (__any_sync(~0u, finished)) {
+      const std::uint32_t ready = acquire_all(flags, finished ? wanted : 0, awaited.call);
+      return {ready, __ballot_sync(~0u, finished) & ~ready};
     }
     inject_fault(lane, Point::poll);
     const std::uint64_t now = global_nanoseconds();
-    if (start == 0) start = now, next_host_look = now + kAbortPollIntervalNs;
-    if (now < next_host_look) continue;
-    next_host_look = now + kAbortPollIntervalNs;
+    if (start == 0) start = now, next_abort_poll = now + kAbortPollIntervalNs;
+    if (now < next_abort_poll) continue;
+    next_abort_poll = now + kAbortPollIntervalNs;
     if (load_relaxed_sys(&lane.report->abort) != 0) store_release_gpu(&lane.state->ended, kFailed);
     if (wanted != 0 && now - start > lane.deadline) report_timeout(lane, awaited, load_relaxed_sys(flags));
   }
 }
-// By a whole warp, each thread that waits for `wanted` (one bit each) of the flags from `flags` on: returns
-// when some thread has all of its own. What was written before them may be read by all threads.
+
+// [warp] Each thread waits for the flags that its `wanted` names (bit i: flags[i]; 0: none). Returns once
+// some thread has all of its own. The whole warp may then read what was written before those flags.
 __device__ __forceinline__ ReadyMask wait_for_some(const LaneView& lane, const std::uint64_t* flags,
-                                                   std::uint32_t wanted, const std::uint64_t* all_sent,
+                                                   std::uint32_t wanted, const std::uint64_t* end_of_stream,
                                                    Awaited awaited) {
   inject_fault(lane, Point::poll);
 #pragma unroll 1
-  for (unsigned look = 0; look < kQuickPolls; ++look) {
-    const std::uint32_t here = acquire_all(flags, wanted, awaited.call);
-    if (here != 0) return {here, 0};
+  for (unsigned poll = 0; poll < kQuickPolls; ++poll) {
+    const std::uint32_t ready = acquire_all(flags, wanted, awaited.call);
+    if (ready != 0) return {ready, 0};
   }
-  return wait_long_for_some(lane, flags, wanted, all_sent, awaited);
+  return wait_long_for_some(lane, flags, wanted, end_of_stream, awaited);
 }
 
-// The same for a unit of a letter that has not been here at the first look: its word.
-static __device__ __noinline__ WaitResult wait_for_unit(const LaneView& lane, const LLPacket* unit,
-                                                        Awaited awaited, std::uint64_t* word) {
+// [thread] Waits for an LL packet of a call header that was not there at the first poll. `word`: its payload.
+static __device__ __noinline__ WaitResult wait_for_packet(const LaneView& lane, const LLPacket* packet,
+                                                          Awaited awaited, std::uint64_t* word) {
   inject_fault(lane, Point::poll);
-  const WaitResult came = wait_long(lane, &unit->call, nullptr, awaited);
-  *word = load_packet_relaxed_sys(unit).word;
-  return came;
+  const WaitResult result = wait_long(lane, &packet->call, nullptr, awaited);
+  *word = load_packet_relaxed_sys(packet).word;
+  return result;
 }
 
-// By one whole warp, for one flag: its first thread waits. What was written before the flag may be read by
-// all of them: its acquire is ordered before their reads by the exchange of the result.
-__device__ __forceinline__ WaitResult wait_together(const LaneView& lane, const std::uint64_t* flag,
-                                                    const std::uint64_t* all_sent, Awaited awaited) {
-  int came = 0;
-  if (threadIdx.x % 32 == 0) came = static_cast<int>(wait_for(lane, flag, all_sent, awaited));
-  __syncwarp();
-  return static_cast<WaitResult>(__shfl_sync(~0u, came, 0));
-}
-
-// For a flag of this rank's own device. Its setter has a deadline of its own and ends the call when it fails.
+// [thread] Waits for a flag that another block of this device sets. Returns whether it was set; false: the
+// call was aborted. No deadline of its own: the setter has one, and aborts the call when it expires.
 __device__ __forceinline__ bool wait_here(const LaneView& lane, const std::uint64_t* flag,
                                           std::uint64_t call) {
-  for (unsigned look = 1;; ++look) {
+  for (unsigned poll = 1;; ++poll) {
     if (load_acquire_gpu(flag) >= call) return true;
-    if (look % 16 == 0 && has_ended(lane, call)) return false;
+    if (poll % 16 == 0 && has_ended(lane, call)) return false;
   }
 }
 

@@ -14,8 +14,8 @@ namespace ferry::cuda {
 
 namespace {
 
-constexpr std::chrono::milliseconds kInterval{20};
-constexpr std::chrono::milliseconds kLookInterval{200};  // a look is a system call for each peer
+constexpr std::chrono::milliseconds kPollInterval{20};
+constexpr std::chrono::milliseconds kProcessCheckInterval{200};  // a check is a system call for each peer
 
 }  // namespace
 
@@ -35,42 +35,41 @@ Watch::~Watch() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  stopping_.notify_one();
+  stop_requested_.notify_one();
   thread_.join();
 }
 
 void Watch::run() {
   for (bool stopping = false; !group_has_failed();) {
     if (stopping) return;
-    stopping = !sleep();  // one more look: a kernel may have ended by its deadline a moment ago
+    stopping = !sleep();  // then polls once more: a kernel may have timed out just now
   }
-  // Release: whoever sees it also sees the failure. Nothing is left to watch: a failure is final.
+  // Release: a reader of the abort word also sees the failure. The failure is final, so the thread may end.
   std::atomic_ref(report_->abort).store(1, std::memory_order_release);
 }
 
 bool Watch::group_has_failed() {
   RankState& state = rank_.state();
   try {
-    // Acquire: the kernel stores the record before the mark, which it releases to the host.
+    // Acquire: the kernel stores the record before it store-releases `timed_out`.
     if (std::atomic_ref(report_->timed_out).load(std::memory_order_acquire) != 0) {
       state.time_out(report_->timeout, deadline_);
     }
-    if (Clock::now() < next_look_) return state.control().failed();
-    next_look_ = Clock::now() + kLookInterval;
-    WaitRecord nobody_waits;
-    nobody_waits.rank = state.index();
-    return state.look(nobody_waits);
+    if (Clock::now() < next_process_check_) return state.control().failed();
+    next_process_check_ = Clock::now() + kProcessCheckInterval;
+    WaitRecord no_wait;
+    no_wait.rank = state.index();
+    return state.look(no_wait);
   } catch (...) {
-    // Peers cannot be watched: a death would go unseen for as long as kernels wait.
+    // Without the check, a death would stay unnoticed until the kernels' deadline: fail now.
     state.control().fail(state.index(), ErrorRecord::of(std::current_exception()));
     return true;
   }
 }
 
-// False when the object ends.
 bool Watch::sleep() {
   std::unique_lock lock(mutex_);
-  return !stopping_.wait_for(lock, kInterval, [this] { return stop_; });
+  return !stop_requested_.wait_for(lock, kPollInterval, [this] { return stop_; });
 }
 
 }  // namespace ferry::cuda

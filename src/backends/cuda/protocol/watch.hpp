@@ -1,4 +1,5 @@
-// The host's eye on kernels that wait: it ends them when the group fails, and fails the group when they do.
+// A host thread that links kernels to the group's failures: it aborts waiting kernels when the group fails,
+// and fails the group when a kernel's wait times out or a peer's process dies.
 #pragma once
 
 #include <chrono>
@@ -11,18 +12,17 @@
 
 namespace ferry::cuda {
 
-// A thread that lives as long as the object and
-// - sets report->abort once the group has failed, whoever failed it,
-// - fails the group with report->timeout once report->timed_out is set, so that all ranks end,
-// - fails the group when the process of a peer has ended without a word.
-// The first two within some 20 ms, the last within 200. A peer that has left the group is missing only to
-// those who wait for it: their deadline finds it.
+// The thread lives as long as the object. It
+// - sets report->abort when the group has failed, on any rank and for any reason (within about 20 ms);
+// - fails the group with report->timeout when report->timed_out is set, so that all ranks stop (20 ms);
+// - fails the group when a peer's process has ended without leaving the group (200 ms).
+// A peer that has left the group properly is no failure: a rank that still waits for it times out.
 class Watch {
  public:
-  // `report` is host memory, zero at first, that outlives the object; kernels may write it at any time.
-  // `deadline`: how long their waits last, in seconds, for the message. SystemError if no thread can be had.
+  // `report`: zeroed host memory that outlives the object; kernels may write it at any time. `deadline`: the
+  // kernels' deadline in seconds, for the error message. Throws SystemError if no thread can be started.
   Watch(const Rank& rank, HostReport* report, double deadline);
-  ~Watch();  // waits for the thread, which ends at once
+  ~Watch();  // stops the thread
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
@@ -30,15 +30,15 @@ class Watch {
   using Clock = std::chrono::steady_clock;
 
   void run();
-  bool group_has_failed();
-  bool sleep();
+  bool group_has_failed();  // also fails it, if there is a reason
+  bool sleep();             // false: the object is being destroyed
 
   Rank rank_;
   HostReport* report_;
   double deadline_;
-  Clock::time_point next_look_ = Clock::now();  // at the peers' processes
+  Clock::time_point next_process_check_ = Clock::now();
   std::mutex mutex_;
-  std::condition_variable stopping_;
+  std::condition_variable stop_requested_;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -1,0 +1,111 @@
+#include "arrays/framework.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::python {
+
+nb::handle Kept::if_loaded(const char* module, const char* attribute) {
+  if (found_.is_valid()) return found_;
+  const nb::object name = nb::str(module);
+  const nb::object loaded = nb::steal(PyImport_GetModule(name.ptr()));
+  if (!loaded.is_valid()) {
+    PyErr_Clear();
+    return {};
+  }
+  // A module may be half imported.
+  if (nb::hasattr(loaded, attribute)) found_ = nb::object(loaded.attr(attribute)).release();
+  return found_;
+}
+
+nb::handle Kept::of(const char* module, const char* attribute) {
+  if (!found_.is_valid()) found_ = nb::object(nb::module_::import_(module).attr(attribute)).release();
+  return found_;
+}
+
+Framework framework_of(nb::handle object) {
+  static Kept torch, numpy, cupy;
+  const auto is = [object](nb::handle type) {
+    return type.is_valid() && PyObject_IsInstance(object.ptr(), type.ptr()) == 1;
+  };
+  if (is(torch.if_loaded("torch", "Tensor"))) return Framework::torch;
+  if (is(numpy.if_loaded("numpy", "ndarray"))) return Framework::numpy;
+  if (is(cupy.if_loaded("cupy", "ndarray"))) return Framework::cupy;
+  return Framework::dlpack;
+}
+
+nb::object type_object(Framework framework, Element element) {
+  const std::string name = name_of(element);
+  if (framework == Framework::torch) {
+    return nb::borrow(nb::getattr(nb::module_::import_("torch"), name.c_str(), nb::handle()));
+  }
+  const bool extended = element == kBf16 || (element.bits == 8 && element.code > 6);
+  if (extended) {
+    const nb::object type = nb::module_::import_("ml_dtypes").attr(name.c_str());
+    return nb::module_::import_("numpy").attr("dtype")(type);
+  }
+  return nb::module_::import_("numpy").attr("dtype")(name);
+}
+
+Array look_at(nb::handle object, const char* name) {
+  switch (framework_of(object)) {
+    case Framework::torch:
+      return look_at_torch(object, name);
+    case Framework::numpy:
+      return look_at_numpy(object, name);
+    case Framework::cupy:
+      return look_at_cupy(object, name);
+    case Framework::dlpack:
+      break;
+  }
+  return look_at_dlpack(object, name);
+}
+
+namespace {
+
+template <class Imported>
+std::optional<Array> imported(nb::handle object) {
+  Imported array;
+  if (!nb::try_cast(nb::borrow(object), array)) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  // The memory may be of this import alone, and the object not have it.
+  const auto forget = [](void* kept) noexcept { delete static_cast<Imported*>(kept); };
+  Array found{.data = const_cast<void*>(static_cast<const void*>(array.data())),
+              .element = array.dtype(),
+              .device = {array.device_type(), array.device_id()},
+              .framework = Framework::dlpack,
+              .owner = nb::capsule(new Imported(array), forget)};
+  for (std::size_t i = 0; i < array.ndim(); ++i) {
+    found.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
+    found.strides.push_back(array.stride(i));
+  }
+  return found;
+}
+
+}  // namespace
+
+Array look_at_dlpack(nb::handle object, const char* name) {
+  if (PyCapsule_CheckExact(object.ptr())) {
+    const char* kind = PyCapsule_GetName(object.ptr());
+    if (kind != nullptr && std::string(kind).rfind("used_", 0) == 0) {
+      throw UsageError(str(name, ": a DLPack capsule that has been used already; give the array itself"));
+    }
+  } else if (!nb::hasattr(object, "__dlpack__")) {
+    const std::string type = nb::cast<std::string>(nb::type_name(object.type()));
+    throw UsageError(
+        str(name, ": expected an array of NumPy, PyTorch or CuPy, or one with __dlpack__, got ", type));
+  }
+  // Asked for memory to write to, one that is read-only and says so gives none.
+  if (std::optional<Array> found = imported<nb::ndarray<>>(object)) return *std::move(found);
+  if (std::optional<Array> found = imported<nb::ndarray<nb::ro>>(object)) {
+    found->read_only = true;
+    return *std::move(found);
+  }
+  throw UsageError(str(name, ": its __dlpack__ gives no array that can be read"));
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,61 @@
+// NumPy, and CuPy, whose arrays are alike. DLPack knows no types of ml_dtypes there, so arrays are looked at
+// by their own attributes and made from bits of the same size.
+#include <nanobind/stl/string.h>
+
+#include "arrays/framework.hpp"
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::python {
+namespace {
+
+// Of `bytes` strides; an empty tuple is not among them.
+void set_strides(Array& found, const std::vector<std::int64_t>& bytes, const char* name) {
+  for (const std::int64_t stride : bytes) {
+    if (stride % found.element_bytes() != 0) {
+      throw UsageError(str(name, ": a stride of ", stride, " bytes is no multiple of the ",
+                           found.element_bytes(), " bytes of ", name_of(found.element)));
+    }
+    found.strides.push_back(stride / found.element_bytes());
+  }
+}
+
+std::vector<std::int64_t> numbers(nb::handle tuple) {
+  std::vector<std::int64_t> values;
+  for (nb::handle value : tuple) values.push_back(nb::cast<std::int64_t>(value));
+  return values;
+}
+
+Array common(nb::handle object, const char* name, Framework framework) {
+  const nb::object type = object.attr("dtype");
+  Array found{.element = element_named(nb::cast<std::string>(type.attr("name"))),
+              .shape = numbers(object.attr("shape")),
+              .framework = framework,
+              .owner = nb::borrow(object)};
+  if (found.element.bits == 0 || nb::cast<std::string>(type.attr("byteorder")) == ">") {
+    throw UsageError(
+        str(name, ": its type ", nb::cast<std::string>(nb::str(type)), " is none Ferry carries"));
+  }
+  set_strides(found, numbers(object.attr("strides")), name);
+  return found;
+}
+
+}  // namespace
+
+Array look_at_numpy(nb::handle object, const char* name) {
+  Array found = common(object, name, Framework::numpy);
+  const nb::object interface = object.attr("__array_interface__");
+  const nb::object data = interface["data"];
+  found.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));
+  found.read_only = nb::cast<bool>(data[1]);
+  return found;
+}
+
+Array look_at_cupy(nb::handle object, const char* name) {
+  Array found = common(object, name, Framework::cupy);
+  found.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data").attr("ptr")));
+  found.device = {nb::device::cuda::value, nb::cast<int>(object.attr("device").attr("id"))};
+  return found;
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,335 @@
+"""Mistakes give an exception that names the argument and what was expected; the peers get it too, and go on."""
+
+import ctypes
+import os
+
+import numpy as np
+import pytest
+
+import ferry
+from oracle import bf16
+
+HIDDEN, TOP_K, TOKENS = 16, 2, 4
+
+X = np.ones((3, HIDDEN), bf16)
+IDS = np.zeros((3, TOP_K), np.int32)
+IDS[:, 1] = 3
+W = np.ones((3, TOP_K), np.float32)
+
+
+class OnADevice:
+    """What an array in a GPU's memory says of itself."""
+
+    def __dlpack__(self, **_):
+        return _capsule(device_type=2)
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+
+def _capsule(device_type):
+    """A DLPack capsule over nothing, on the device named."""
+    class DLTensor(ctypes.Structure):
+        _fields_ = [
+            ("data", ctypes.c_void_p),
+            ("device_type", ctypes.c_int32),
+            ("device_id", ctypes.c_int32),
+            ("ndim", ctypes.c_int32),
+            ("code", ctypes.c_uint8),
+            ("bits", ctypes.c_uint8),
+            ("lanes", ctypes.c_uint16),
+            ("shape", ctypes.POINTER(ctypes.c_int64)),
+            ("strides", ctypes.POINTER(ctypes.c_int64)),
+            ("byte_offset", ctypes.c_uint64),
+            ("manager_ctx", ctypes.c_void_p),
+            ("deleter", ctypes.c_void_p),
+        ]
+
+    shape = (ctypes.c_int64 * 2)(3, HIDDEN)
+    tensor = DLTensor(1 << 20, device_type, 0, 2, 4, 16, 1, shape, None, 0, None, None)
+    _keep.append((tensor, shape))
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return new(ctypes.addressof(tensor), b"dltensor", None)
+
+
+_keep = []
+
+
+def used_capsule():
+    array = np.ones((3, HIDDEN), np.float16)
+    capsule = array.__dlpack__()
+    np.from_dlpack(_Once(capsule))
+    return capsule
+
+
+class _Once:
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+DISPATCH = {
+    "dtype": ((X.astype(np.float64), IDS), "tokens: expected bfloat16 or float16 or float32, got float64"),
+    "type of another format": ((X.astype(np.float32), IDS), "bf16"),
+    "shape": ((np.ones((3, HIDDEN + 8), bf16), IDS), r"tokens: expected rows of 16 columns, got shape \[3, 24\]"),
+    "one dimension": ((np.ones(HIDDEN, bf16), IDS), "tokens: expected rows"),
+    "columns apart": ((np.ones((3, 2 * HIDDEN), bf16)[:, ::2], IDS), r"strides \[32, 2\]"),
+    "rows on top of one another": ((np.broadcast_to(X[0], (3, HIDDEN)), IDS), r"strides \[0, 1\]"),
+    "rows backwards": ((X[::-1], IDS), r"strides \[-16, 1\]"),
+    "row stride": ((np.ones((3, HIDDEN + 1), bf16)[:, :HIDDEN], IDS), "multiple of 16"),
+    "big-endian": ((X.astype(">f4"), IDS), "none Ferry carries"),
+    "complex": ((X.astype(np.complex128), IDS), "none Ferry carries"),
+    "no array": (([1, 2], IDS), "expected an array of NumPy, PyTorch or CuPy"),
+    "None": ((None, IDS), "tokens: expected an array"),
+    "no ids": ((X, None), "ids: expected an array"),
+    "used capsule": ((used_capsule(), IDS), "tokens: a DLPack capsule that has been used already"),
+    "device": ((OnADevice(), IDS), "tokens: expected an array on host.*got one on cuda:0"),
+    "two frameworks": ((X, memoryview(IDS)), "ids: expected an array of NumPy"),
+    "ids: type": ((X, IDS.astype(np.float32)), "ids: expected int32 or int64, got float32"),
+    "ids: shape": ((X, IDS[:2]), r"ids: expected an array of shape \[N, K\] = \[3, 2\], got \[2, 2\]"),
+    "ids: strides": ((X, np.zeros((3, 4), np.int32)[:, :2]), "ids: expected a C-contiguous array, got shape .* with strides"),
+    "weights: type": ((X, IDS, W.astype(np.float64)), "weights: expected float32, got float64"),
+    "weights: shape": ((X, IDS, W[:, :1]), r"weights: expected an array of shape \[3, 2\]"),
+    "too many": ((np.ones((5, HIDDEN), bf16), np.zeros((5, TOP_K), np.int32)), "max_tokens is 4"),
+}
+
+
+def both_refuse(pattern, call):
+    """Rank 1 makes a mistake; both ranks get the error, and the next call works."""
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS, deadline=5)
+        rows = exchange.dispatch(X, IDS, W)
+        data, plan = rows.data.copy(), rows.plan.copy()
+        with pytest.raises(ferry.UsageError, match=pattern) as caught:
+            call(exchange, data, plan) if rank.index == 1 else good(exchange, data, plan)
+        assert rank.index == 1 or "rank 1 refused" in str(caught.value)
+        assert good(exchange, data, plan) is not None
+
+    combining = "combine" in call.__name__
+    good = (lambda e, d, p: e.combine(d, p)) if combining else (lambda e, d, p: e.dispatch(X, IDS, W))
+    ferry.Group.threads(2).run(body)
+
+
+@pytest.mark.parametrize("name", DISPATCH)
+def test_dispatch(name):
+    arguments, pattern = DISPATCH[name]
+    both_refuse(pattern, lambda exchange, data, plan: exchange.dispatch(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        ({"format": "fp9"}, "fp9"),
+        ({"lane": 0, "sm_limit": 0, "memory": ferry.ReceiveBuffers(np.empty(8, bf16))}, r"memory.parts\[0\]: expected \d+ bytes"),
+        ({"memory": ferry.ReceiveBuffers((X, X))}, "memory.parts: expected 1"),
+        ({"memory": ferry.ReceiveBuffers(weight=np.empty(3, np.float32))}, "memory.weight: expected room for"),
+        ({"memory": ferry.ReceiveBuffers(plan=np.empty(3, np.uint8))}, "memory.plan: expected room for"),
+        ({"memory": ferry.ReceiveBuffers(counts=np.empty(1, np.int32))}, "memory.counts: expected room for"),
+        ({"memory": ferry.ReceiveBuffers(row_offsets=np.empty(8, np.int64))}, "memory.row_offsets: expected int32"),
+        ({"memory": ferry.ReceiveBuffers(dots=np.empty(1, np.float32))}, "memory.dots: expected room for"),
+        ({"memory": 5}, "memory: expected an ReceiveBuffers, got int"),
+        ({"stream": -1}, "stream: its number is none of a stream"),
+        ({"dot_rows": np.ones((3, HIDDEN), np.float32)}, "dot_rows: expected bfloat16, got float32"),
+        ({"dot_rows": np.ones((1, HIDDEN), bf16)}, "dot_rows: expected .* rows or more, got 1"),
+        ({"count": np.zeros(1, np.int32)}, None),
+    ],
+)
+def test_options_of_dispatch(settings, pattern):
+    def call(exchange, data, plan):
+        exchange.dispatch(X, IDS, W, **settings)
+
+    if pattern is None:  # this backend reads no counts: another type, refused all the same
+
+        def body(rank):
+            exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+            with pytest.raises(ferry.UnsupportedError, match="counts"):
+                exchange.dispatch(X, IDS, W, **settings)
+
+        ferry.Group.threads(1).run(body)
+    else:
+        both_refuse(pattern, call)
+
+
+def test_memory_for_gradients():
+    def backward(exchange, data, plan):
+        exchange.combine_backward(X, plan, W, data, memory=5)
+
+    both_refuse("memory: expected an ReceiveBuffers, got int", backward)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+COMBINE = {
+    "too few rows": (lambda d: (d[:1],), {}, "outputs: expected .* rows or more, got 1"),
+    "type": (lambda d: (d.astype(np.int32),), {}, "outputs: expected bfloat16 or float16 or float32, got int32"),
+    "nothing": (lambda d: (None,), {}, "neither outputs nor row_values"),
+    "result: shape": (lambda d: (d,), {"result": np.empty((2, HIDDEN), bf16)}, r"result: expected shape \[3, 16\]"),
+    "result: read-only": (lambda d: (d,), {"result": read_only(np.empty((3, HIDDEN), bf16))}, "result: is read-only"),
+    "weights: topk_weights": (lambda d: (d,), {"weights": W}, r"weights: .* got \[3, 2\]: .* \[N, K\] are topk_weights"),
+    "weights: too few": (lambda d: (d,), {"weights": np.ones(1, np.float32)}, "weights: expected .* rows or more"),
+    "topk_weights": (lambda d: (d,), {"topk_weights": np.ones((3, 3), np.float32)}, "topk_weights: expected"),
+    "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is none of partial, exact, unreduced"),
+    "staging": (lambda d: (d,), {"reduction": "exact"}, "configure the larger one"),
+}
+
+
+@pytest.mark.parametrize("name", COMBINE)
+def test_combine(name):
+    arguments, settings, pattern = COMBINE[name]
+
+    def combine(exchange, data, plan):
+        exchange.combine(*arguments(data), plan, **settings)
+
+    both_refuse(pattern, combine)
+
+
+def test_a_plan_that_is_none():
+    def combine(exchange, data, plan):
+        exchange.combine(data, "plan")
+
+    both_refuse("plan: expected a Plan, got str", combine)
+
+
+def test_a_plan_of_another_exchange():
+    def body(rank):
+        here, there = (ferry.Exchange(rank, experts=experts, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+                       for experts in (4, 8))
+        plan = there.dispatch(X, IDS).plan.copy()
+        with pytest.raises(ferry.UsageError, match="another configuration or placement.*; experts = 8 there, 4 here"):
+            here.combine(np.ones((here.capacity, HIDDEN), bf16), plan)
+        small = here.dispatch(X, IDS).plan.copy()
+        with pytest.raises(ferry.UsageError, match="bytes, this exchange's plans take .*; experts = 4 there, 8 here"):
+            there.combine(np.ones((there.capacity, HIDDEN), bf16), small)
+
+    ferry.Group.threads(1).run(body)
+
+
+def test_lanes_and_plans_over_storage():
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+        with pytest.raises(ferry.UsageError, match="lane = 1, must be 0 to 0"):
+            exchange.dispatch(X, IDS, lane=1)
+        with pytest.raises(ferry.UsageError, match="lane = -1"):
+            exchange.check(-1)
+        bytes_of_plan = ferry.plan_bytes(exchange.config, 1)
+        with pytest.raises(ferry.UsageError, match="bytes, this exchange's plans take"):
+            exchange.plan_over(np.zeros(16, np.uint8))
+        with pytest.raises(ferry.UsageError, match="holds no finished plan"):
+            exchange.plan_over(np.zeros(bytes_of_plan, np.uint8))
+        kept = exchange.dispatch(X, IDS).plan.copy()
+        kept.storage[8:24] = 255
+        with pytest.raises(ferry.UsageError, match="plan"):
+            exchange.combine(np.ones((exchange.capacity, HIDDEN), bf16), kept)
+
+    ferry.Group.threads(1).run(body)
+
+
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        ({"exprts": 4}, "no setting is named 'exprts'; there are: experts"),
+        ({"experts": "4"}, "experts: expected a whole number, got '4'"),
+        ({"experts": 4.0}, "experts: expected a whole number, got 4.0"),
+        ({"experts": 1 << 40}, "experts: expected a whole number"),
+        ({"layout": "flat"}, "layout: 'flat' is none of expert_major, expert_padded, rank_major"),
+        ({"backend": "tpu"}, "backend: 'tpu' is none of"),
+        ({"format": "bf17"}, "bf17"),
+        ({"repeats": 1}, "repeats: expected True or False, got 1"),
+        ({"top_k": 33}, "top_k = 33, must be 1 to 32"),
+        ({"deadline": -1}, "deadline"),
+        ({"hidden": 3}, "multiple of 16"),
+        ({"placement": ferry.Placement.blocks(4, 3)}, "the placement is for 4 experts on 3 ranks, the exchange has 4 on 2"),
+    ],
+)
+def test_configurations_are_refused_on_every_rank(settings, pattern):
+    good = {"experts": 4, "top_k": TOP_K, "hidden": HIDDEN, "max_tokens": TOKENS}
+
+    def body(rank):
+        with pytest.raises(ferry.UsageError, match=pattern):
+            ferry.Exchange(rank, **(good | settings if rank.index == 1 else good))
+        return ferry.Exchange(rank, **good).ranks
+
+    assert ferry.Group.threads(2).run(body) == [2, 2]
+
+
+def test_what_is_no_group():
+    with pytest.raises(ferry.UsageError, match="expected a Group or a Rank, got int"):
+        ferry.Exchange(3, experts=4, top_k=2, hidden=8, max_tokens=2)
+    with pytest.raises(ferry.UsageError, match="join: this group starts its ranks itself"):
+        ferry.Exchange(ferry.Group.threads(2), experts=4, top_k=2, hidden=8, max_tokens=2)
+    with pytest.raises(ferry.UsageError, match="at least one rank"):
+        ferry.Group.threads(0)
+    with pytest.raises(ferry.UsageError, match="rank 2 does not exist in a group of 2 ranks"):
+        ferry.Group.custom(2, 2, lambda mine: [mine], lambda: None)
+    with pytest.raises(ferry.UsageError, match="a list of 2 bytes objects .* got a list of 1"):
+        ferry.Group.custom(0, 2, lambda mine: [mine], lambda: None).join()
+    with pytest.raises(ferry.UsageError, match="got one of 1 bytes"):
+        ferry.Group.custom(0, 1, lambda mine: [b"x"], lambda: None).join()
+
+
+class SaysTwo(list):
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize(("times", "pattern"), [(1, "got a list of 1$"), (3, "got a list of more than 2$")])
+def test_a_list_that_is_not_as_long_as_it_says(times, pattern):
+    with pytest.raises(ferry.UsageError, match=pattern):
+        ferry.Group.custom(0, 2, lambda mine: SaysTwo([mine] * times), lambda: None).join()
+
+
+def test_gpus_that_this_build_or_machine_does_not_have():
+    def body(rank):
+        with pytest.raises(ferry.UnsupportedError, match="cuda|CUDA"):
+            ferry.Exchange(rank, experts=4, top_k=2, hidden=8, max_tokens=2, backend="cuda")
+
+    if os.path.exists("/dev/nvidiactl") and ferry.has_cuda():
+        pytest.skip("this machine has a GPU")
+    ferry.Group.threads(2).run(body)
+
+
+def test_tensors_of_two_frameworks():
+    torch = pytest.importorskip("torch")
+
+    both_refuse("ids: an array of PyTorch, but tokens is one of NumPy",
+                lambda exchange, data, plan: exchange.dispatch(X, torch.zeros((3, TOP_K), dtype=torch.int32)))
+
+
+def test_tensors_that_are_sparse():
+    torch = pytest.importorskip("torch")
+    tokens = torch.ones((3, HIDDEN), dtype=torch.bfloat16)
+    ids = torch.zeros((3, TOP_K), dtype=torch.int32)
+    both_refuse("tokens: a tensor of layout torch.sparse_coo is none Ferry carries",
+                lambda exchange, data, plan: exchange.dispatch(tokens.to_sparse(), ids))
+
+
+def test_what_is_no_tensor_in_ferry_torch():
+    torch = pytest.importorskip("torch")
+    import ferry.torch
+
+    def dispatch(exchange, data, plan):
+        ferry.torch.dispatch(exchange, X, IDS, W)
+
+    both_refuse("ferry.torch.dispatch: expected tensors of PyTorch, got arrays of NumPy", dispatch)
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
+        rows = ferry.torch.dispatch(exchange, torch.ones((3, HIDDEN), dtype=torch.bfloat16), torch.tensor(IDS))
+        with pytest.raises(ferry.UsageError, match="combine: expected tensors of PyTorch, got arrays of NumPy"):
+            ferry.torch.combine(exchange, np.ones((exchange.capacity, HIDDEN), bf16), rows)
+        with pytest.raises(ferry.UsageError, match="expected an Exchange or its handle, got Rank"):
+            ferry.torch.dispatch(rank, rows.data, rows.counts)
+        with pytest.raises(ferry.UsageError, match="dtype: torch.float64 is none of torch.bfloat16"):
+            ferry.torch.MoE(rank, experts=4, top_k=2, hidden=16, ffn=8, max_tokens=4, dtype=torch.float64)
+
+    ferry.Group.threads(1).run(body)

@@ -1,0 +1,116 @@
+"""Configurations, sizes, placements, traces."""
+
+import numpy as np
+import pytest
+
+import ferry
+
+SETTINGS = {"experts": 8, "top_k": 2, "hidden": 64, "max_tokens": 16}
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "expert_padded", "rank_major"])
+def test_the_size_query_is_exact(layout):
+    config = ferry.Config(**SETTINGS, layout=layout, lanes=2, format="fp32")
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, config)
+        asked = ferry.size_of(config, 4, rank.index)
+        for name in ("dispatch_staging", "combine_staging", "signals", "results", "plans", "total"):
+            assert getattr(asked, name) == getattr(exchange.sizes, name) > 0
+        assert exchange.capacity == ferry.capacity_of(config, 4, rank.index)
+        assert len(exchange.dispatch(np.ones((1, 64), np.float32), np.zeros((1, 2), np.int32) + [[0, 1]]).plan.storage) == (
+            ferry.plan_bytes(config, 4))
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_a_configuration_says_what_it_is():
+    config = ferry.Config(**SETTINGS, format="fp8-columns-pow2", combine_type="fp32", reduction="exact", deadline=5)
+    assert (config.experts, config.top_k, config.hidden, config.max_tokens) == (8, 2, 64, 16)
+    assert (config.format, config.combine_type, config.reduction, config.deadline) == ("fp8-columns-pow2", "fp32", "exact", 5.0)
+    assert (config.backend, config.layout, config.alignment, config.lanes) == ("cpu", "expert_major", 1, 1)
+    assert "experts=8" in repr(config)
+    sizes = ferry.size_of(config, 4)
+    assert f"plans={sizes.plans}, total={sizes.total})" in repr(sizes)
+    assert repr(ferry.Placement.blocks(8, 4)) == "Placement(8 experts on 4 ranks, version 0)"
+    assert ferry.MAX_TOP_K == 32 and ferry.MAX_PARTS == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        ({"experts": 4}, "missing: top_k, hidden, max_tokens"),
+        (SETTINGS | {"top_k": 33}, "top_k = 33, must be 1 to 32"),
+        (SETTINGS | {"hidden": 3}, "multiple of 16"),
+        (SETTINGS | {"deadline": 0}, "deadline = 0 s, must be positive"),
+        (SETTINGS | {"lanes": 65}, "lanes = 65"),
+        (SETTINGS | {"layout": "rank_major", "alignment": 8}, "rank_major rows have no alignment"),
+        (SETTINGS | {"capacity": 12, "alignment": 8}, "not a multiple of alignment"),
+        (SETTINGS | {"format": "raw:17"}, "17"),
+        (SETTINGS | {"placement": ferry.Placement.blocks(4, 2)}, "the placement is for 4 experts"),
+        (SETTINGS | {"experts": np.int64(1 << 40)}, "experts: expected a whole number of -2147483648 to 2147483647, got"),
+        (SETTINGS | {"capacity": 1 << 80}, "capacity: expected a whole number of -9223372036854775808 to"),
+        (SETTINGS | {"hidden": 64.0}, "hidden: expected a whole number, got 64.0"),
+        (SETTINGS | {"lanes": True}, "lanes: expected a whole number, got True"),
+        (SETTINGS | {"lanes": np.True_}, "lanes: expected a whole number, got .*True"),
+        (SETTINGS | {"deadline": "3"}, "deadline: expected a number of seconds, got '3'"),
+    ],
+)
+def test_what_needs_no_rank_count_is_checked_at_once(settings, pattern):
+    with pytest.raises(ferry.UsageError, match=pattern):
+        ferry.Config(**settings)
+
+
+def test_numbers_of_numpy():
+    config = ferry.Config(
+        experts=np.int64(8), top_k=np.uint8(2), hidden=np.int32(64), max_tokens=np.array([16])[0], capacity=np.int16(32),
+        deadline=np.float32(2.5))
+    assert (config.experts, config.top_k, config.hidden, config.max_tokens) == (8, 2, 64, 16)
+    assert (config.capacity, config.deadline) == (32, 2.5) and ferry.Config(**SETTINGS, deadline=np.int64(3)).deadline == 3
+
+    def body(rank):
+        return ferry.Exchange(rank, config).metadata(np.int64(3), lane=np.int64(0)).tolist()
+
+    assert ferry.Group.threads(1).run(body) == [[3, 0, 3]]
+
+
+def test_any_placement():
+    table = [(2, 0), (0, 1), (0, 0), (2, 1), (2, 2)]
+    placement = ferry.Placement.table(table, 4, version=7)
+    assert (placement.experts, placement.ranks, placement.version) == (5, 4, 7)
+    assert [placement.place(expert) for expert in range(5)] == table
+    assert placement.experts_of(0) == [2, 1] and placement.experts_of(1) == []
+    with pytest.raises(ferry.UsageError, match="expert = 5"):
+        placement.place(5)
+    with pytest.raises(ferry.UsageError, match="rank = 4"):
+        placement.experts_of(4)
+    with pytest.raises(ferry.UsageError):
+        ferry.Placement.table([(0, 0), (0, 0)], 1)
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=5, top_k=1, hidden=8, max_tokens=5, format="fp32", placement=placement)
+        rows = exchange.dispatch(np.ones((5, 8), np.float32), np.arange(5, dtype=np.int32)[:, None])
+        return rows.group_expert.tolist()
+
+    assert ferry.Group.threads(4).run(body) == [[2, 1], [], [0, 3, 4], []]
+
+
+def test_traces_are_played(tmp_path):
+    trace = ferry.open_trace("synth:decode:experts=32,top_k=4,tokens=64,layers=2,seed=3")
+    assert (trace.layers, trace.tokens, trace.top_k, trace.experts) == (2, 64, 4, 32)
+    assert trace.ids.shape == trace.weights.shape == (2, 64, 4) and np.allclose(trace.weights.sum(-1), 1, atol=1e-5)
+    ids, weights = trace.share(1, rank=2, ranks=4, tokens_per_rank=8, step=1)
+    assert np.array_equal(ids, trace.ids[1, 48:56]) and np.array_equal(weights, trace.weights[1, 48:56])
+    counts = trace.expert_counts(0)
+    assert counts.tolist() == np.bincount(trace.ids[0].ravel(), minlength=32).tolist()
+    assert repr(trace) == f"Trace('{trace.name}', layers=2, tokens=64, top_k=4, experts=32)"
+    statistics = ferry.load_statistics(counts)
+    assert repr(statistics).startswith(f"LoadStatistics(routes={statistics.routes}, max=")
+    assert statistics.routes == 256 and statistics.max == counts.max() / 8
+    assert ferry.rank_counts(counts, ferry.Placement.blocks(32, 4)).tolist() == counts.reshape(4, 8).sum(1).tolist()
+    trace.save(str(tmp_path / "kept"))
+    assert np.array_equal(ferry.open_trace(str(tmp_path / "kept.ids.npy")).ids, trace.ids)
+    with pytest.raises(ferry.UsageError):
+        ferry.open_trace("synth:nothing")
+    with pytest.raises(ferry.UsageError, match="counts: expected a dense int64"):
+        ferry.load_statistics(np.ones(3, np.float32))

@@ -1,0 +1,106 @@
+"""The committed type stub is what the module says of itself."""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import ferry
+
+REPOSITORY = pathlib.Path(__file__).parents[3]
+
+
+def pinned_version():
+    return re.search(r"nanobind==(\S+)", (REPOSITORY / "scripts/packages.txt").read_text())[1]
+
+
+def test_the_stub_is_up_to_date(tmp_path):
+    nanobind = pytest.importorskip("nanobind")
+    if nanobind.__version__ != pinned_version():
+        pytest.skip(f"stubs are made by nanobind {pinned_version()}, this is {nanobind.__version__}")
+    made = tmp_path / "_core.pyi"
+    patterns = REPOSITORY / "python/stub_patterns.txt"
+    stubgen = [sys.executable, "-m", "nanobind.stubgen", "-q", "-p", patterns]
+    subprocess.run([*stubgen, "-m", "ferry._core", "-o", made], check=True)
+    committed = REPOSITORY / "python/ferry/_core.pyi"
+    assert made.read_text() == committed.read_text(), "make it again: scripts/python_stub"
+
+
+def parameters_of(function):
+    return {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+
+
+def test_settings_are_parameters():
+    tree = ast.parse((REPOSITORY / "python/ferry/_core.pyi").read_text())
+    constructors = {c.name: [f for f in c.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+                    for c in tree.body if isinstance(c, ast.ClassDef)}
+    with pytest.raises(ferry.UsageError) as caught:
+        ferry.Config(nonsense=1)
+    settings = set(str(caught.value).split("there are: ")[1].split(", "))
+    assert parameters_of(constructors["Config"][0]) == settings | {"self"}
+    with_config, with_settings = constructors["Exchange"]
+    assert parameters_of(with_config) == {"self", "group", "config", "device"}
+    assert parameters_of(with_settings) == settings | {"self", "group", "device"}
+
+
+ANNOTATED = """
+from typing import Any
+import ferry
+
+def step(exchange: ferry.Exchange, x: Any, ids: Any, weights: Any) -> Any:
+    rows = exchange.dispatch(x, ids, weights, lane=0)
+    outputs = rows.data[: rows.wait_total()] * 2
+    plan: ferry.Plan = rows.plan.copy()
+    return exchange.combine(outputs, plan, row_weights=rows.weight).sum()
+
+def body(rank: ferry.Rank) -> int:
+    with ferry.Exchange(rank, experts=8, top_k=2, hidden=16, max_tokens=4, deadline=5) as exchange:
+        step(exchange, 1, 2, 3)
+    ferry.Exchange(rank, ferry.Config(experts=8, top_k=2, hidden=16, max_tokens=4, layout="rank_major"))
+    return rank.index
+
+results: list[int] = ferry.Group.threads(2).run(body)
+"""
+
+MISTAKEN = """
+import ferry
+def body(rank: ferry.Rank) -> None:
+    ferry.Config(experts=8, top_k=2, hidden=16)  # wrong
+    ferry.Exchange(rank, exprts=8, top_k=2, hidden=16, max_tokens=4)  # wrong
+    exchange = ferry.Exchange(rank, experts=8, top_k=2, hidden=16, max_tokens=4)
+    exchange.combine(1, "plan")  # wrong
+    exchange.dispatch(1)  # wrong
+    exchange.dispatch(1, 2, memory=3)  # wrong
+"""
+
+
+def test_a_type_checker_understands_it(tmp_path):
+    pytest.importorskip("mypy")
+
+    def wrong_lines(text):
+        (tmp_path / "example.py").write_text(text)
+        environment = os.environ | {"MYPYPATH": str(pathlib.Path(ferry.__file__).parents[1])}
+        command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "example.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        lines = re.findall(r"^example.py:(\d+): error", done.stdout, re.MULTILINE)
+        assert done.returncode == (1 if lines else 0), done.stdout
+        return sorted({int(line) for line in lines})
+
+    assert wrong_lines(ANNOTATED) == []
+    assert wrong_lines(MISTAKEN) == [n for n, line in enumerate(MISTAKEN.splitlines(), 1) if "# wrong" in line]
+
+
+def test_everything_public_is_documented():
+    for name in ferry.__all__:
+        item = getattr(ferry, name)
+        if isinstance(item, type):
+            assert item.__doc__, name
+            for attribute, value in vars(item).items():
+                if not attribute.startswith("_") and (callable(value) or isinstance(value, property)):
+                    assert value.__doc__, f"{name}.{attribute}"
+        elif callable(item):
+            assert item.__doc__, name

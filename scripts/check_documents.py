@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Checks the documents, *.md and docs/**/*.md: every link leads somewhere, and every quoted file is quoted exactly.
+
+A quoted file stands between <!-- file:PATH --> and <!-- /file -->, in a fenced block. With --write the quotes are
+renewed from their files; otherwise a difference is an error, as is a link to a file or heading that does not exist.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+QUOTE = re.compile(r"(<!-- file:(\S+) -->\n```\w*\n).*?(```\n<!-- /file -->)", re.DOTALL)
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def documents(root):
+    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
+
+
+def anchors(text):
+    """The names that headings get: lower case, punctuation gone, spaces to hyphens."""
+    titles = HEADING.findall(FENCE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(path, text):
+    for target in LINK.findall(FENCE.sub("", text)):
+        if re.match(r"\w+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        to = path.parent / name if name else path
+        if not to.exists():
+            yield f"link to {target}: there is no {name}"
+        elif anchor and anchor not in anchors(to.read_text()):
+            yield f"link to {target}: {to.name} has no such heading"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="renew the quotes")
+    parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="of the repository")
+    given = parser.parse_args()
+    found = []
+    for path in documents(given.root):
+        text = path.read_text()
+        quoted = QUOTE.sub(lambda match: match[1] + (given.root / match[2]).read_text() + match[3], text)
+        if quoted != text and given.write:
+            path.write_text(quoted)
+        name = path.relative_to(given.root)
+        if quoted != text and not given.write:
+            found.append(f"{name}: a quote is not what its file says: run scripts/check_documents.py --write")
+        found += [f"{name}: {problem}" for problem in broken_links(path, quoted)]
+    print(*found, sep="\n", end="\n" if found else "")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

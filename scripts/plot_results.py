@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Draws the plot of README.md from recorded results, and writes the ratios beside it.
+
+docs/speed.svg shows the time of a dispatch and a combine from 1 to 8,192 tokens a rank, beside the lower bound: the
+time the busiest rank's bytes take on the links at the best rate measured in the same run. README.md has the ratios
+between <!-- plot:ratios --> and <!-- /plot -->. Each point is of the newest record in bench/results that has it, as in
+scripts/render_results.py. With --check nothing is written, and a file that would change is an error; with --print the
+ratios go to standard output.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+from xml.sax.saxutils import escape
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+PLOT, PAGE = "docs/speed.svg", "README.md"
+RATIOS = re.compile(r"(<!-- plot:ratios -->\n).*?(<!-- /plot -->)", re.DOTALL)
+ROUTER = "synth:uniform"
+SHAPE = {"ranks": 4, "experts": 256, "top_k": 8, "hidden": 7168, "layout": "expert_major", "sm_limit": 0, "form": "fused"}
+DISPATCH_BF16 = {"work": "dispatch", "format": "bf16", "launch": "graph", "weights": True}
+DISPATCH_FP8 = DISPATCH_BF16 | {"format": "fp8"}
+COMBINE = {"work": "combine", "format": "bf16", "launch": "graph", "weights": True, "reduction": "partial"}
+NCCL = {"work": "nccl", "format": "bf16", "launch": "eager", "weights": False}
+
+
+class Records:
+    """The points of all records of `ferry bench --backend cuda`, the newest record first."""
+
+    def __init__(self, root):
+        records = [json.loads(path.read_text()) for path in (root / "bench/results").glob("*.json")]
+        records = [record for record in records if record.get("measured", {}).get("schema") == "ferry.bench.cuda"]
+        self.records = sorted(records, key=lambda record: record["date"], reverse=True)
+        self.used = []
+
+    def points(self, where):
+        """The newest row of each number of tokens a rank that matches, by that number."""
+        wanted, found = SHAPE | where, {}
+        for record in self.records:
+            rows = [row for row in record["measured"]["rows"] if "skipped" not in row and matches(row, wanted)]
+            new = {row["tokens"]: row for row in rows if row["tokens"] not in found}
+            if new and record not in self.used:
+                self.used.append(record)
+            found |= new
+        return found
+
+    def values(self, key):
+        return sorted({key(record) for record in self.used})
+
+
+def matches(row, wanted):
+    return row["router"].split(":experts=")[0] == ROUTER and all(row[key] == value for key, value in wanted.items())
+
+
+def ratios(records):
+    series = {"dispatch bf16": DISPATCH_BF16, "dispatch fp8": DISPATCH_FP8, "combine": COMBINE}
+    bound = [f"{name} {records.points(where)[4096]['of_floor']:.2f}" for name, where in series.items()]
+    ours, nccl = records.points(DISPATCH_BF16), records.points(NCCL)
+    times = [f"{nccl[tokens]['p50_us'] / ours[tokens]['p50_us']:.1f} at {tokens:,}" for tokens in sorted(ours.keys() & nccl.keys())]
+    return ("| ratio | measured | command |\n|---|---|---|\n"
+            f"| time / lower bound, 4,096 tokens a rank | {', '.join(bound)} | `./scripts/gpu build bench-sweep` |\n"
+            "| time of NCCL's all-to-all-v with sorting and counts / time of Ferry's dispatch, bf16 "
+            f"| {', '.join(times)} tokens a rank | `./scripts/gpu build bench-baseline` |\n")
+
+
+class Panel:
+    """One set of axes, both logarithmic."""
+
+    WIDTH, HEIGHT, TOP = 350, 300, 64
+    TOKENS, TIME = (1, 8192), (1, 2000)
+
+    def __init__(self, left, title):
+        self.left = left
+        self.shapes = [f'<text x="{left}" y="{self.TOP - 14}" class="title">{escape(title)}</text>']
+        for power in range(0, 14):
+            x = self.x(2**power)
+            self.line(x, self.TOP, x, self.TOP + self.HEIGHT, "grid")
+            if power % 2 == 0:
+                self.text(x, self.TOP + self.HEIGHT + 18, f"{2**power:,}", "tick", "middle")
+        for time in (1, 10, 100, 1000):
+            y = self.y(time)
+            self.line(left, y, left + self.WIDTH, y, "grid")
+            self.text(left - 6, y + 4, f"{time:,}", "tick", "end")
+        self.text(left + self.WIDTH / 2, self.TOP + self.HEIGHT + 38, "tokens a rank", "tick", "middle")
+
+    @staticmethod
+    def share(value, bounds):
+        low, high = (math.log(bound) for bound in bounds)
+        return (math.log(value) - low) / (high - low)
+
+    def x(self, tokens):
+        return self.left + self.WIDTH * self.share(tokens, self.TOKENS)
+
+    def y(self, time):
+        return self.TOP + self.HEIGHT * (1 - self.share(time, self.TIME))
+
+    def line(self, x1, y1, x2, y2, kind):
+        self.shapes.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>')
+
+    def text(self, x, y, text, kind, anchor="start"):
+        self.shapes.append(f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>')
+
+    def curve(self, times, kind, marked=True):
+        """Times above the lowest of the axis, joined; `times` maps tokens to microseconds."""
+        at = [(self.x(tokens), self.y(time)) for tokens, time in sorted(times.items()) if time >= self.TIME[0]]
+        self.shapes.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}" class="{kind}"/>')
+        if marked:
+            self.shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" class="{kind} dot"/>' for x, y in at]
+
+    def legend(self, number, kind, text):
+        y = self.TOP + 18 + 18 * number
+        self.line(self.left + 12, y - 4, self.left + 40, y - 4, kind)
+        self.text(self.left + 46, y, text, "label")
+
+
+STYLE = """text { font-family: system-ui, sans-serif; fill: #222; }
+.head { font-size: 15px; font-weight: 600; } .title { font-size: 13px; font-weight: 600; }
+.tick { font-size: 11px; fill: #555; } .label { font-size: 12px; }
+.grid { stroke: #e3e6ea; } polyline { fill: none; } .bf16 { stroke: #1f5fa8; stroke-width: 2; } .fp8 { stroke: #2f8a4c; stroke-width: 2; }
+.bound { stroke: #1f5fa8; stroke-width: 1.5; stroke-dasharray: 5 4; } .bound8 { stroke: #2f8a4c; stroke-width: 1.5; stroke-dasharray: 5 4; }
+.nccl { stroke: #b4541a; stroke-width: 2; } .bf16.dot { fill: #1f5fa8; } .fp8.dot { fill: #2f8a4c; } .nccl.dot { fill: #b4541a; }"""
+
+
+def drawn(records):
+    def times(rows, key="p50_us"):
+        return {tokens: row[key] for tokens, row in rows.items()}
+
+    dispatch, combine = Panel(60, "dispatch, microseconds"), Panel(480, "combine, microseconds")
+    bf16, fp8, sums = (records.points(where) for where in (DISPATCH_BF16, DISPATCH_FP8, COMBINE))
+    dispatch.curve(times(bf16, "floor_us"), "bound", marked=False)
+    dispatch.curve(times(fp8, "floor_us"), "bound8", marked=False)
+    dispatch.curve(times(records.points(NCCL)), "nccl")
+    dispatch.curve(times(bf16), "bf16")
+    dispatch.curve(times(fp8), "fp8")
+    for number, (kind, text) in enumerate({"nccl": "NCCL all-to-all-v, sorted", "bf16": "Ferry bf16", "fp8": "Ferry fp8",
+                                           "bound": "lower bound bf16", "bound8": "lower bound fp8"}.items()):
+        dispatch.legend(number, kind, text)
+    combine.curve(times(sums, "floor_us"), "bound", marked=False)
+    combine.curve(times(sums), "bf16")
+    for number, (kind, text) in enumerate({"bf16": "Ferry, weighted sums in bf16", "bound": "lower bound"}.items()):
+        combine.legend(number, kind, text)
+
+    gpus = records.used[0]["machine"]["gpus"]
+    dates, commits, drivers = (", ".join(records.values(key)) for key in (
+        lambda record: record["date"][:10], lambda record: record["commit"][:7], lambda record: record["machine"]["driver"]))
+    row = bf16[max(bf16)]
+    caption = [f"{len(gpus)} x {gpus[0]}, one rank each; hidden {row['hidden']:,}, top {row['top_k']} of {row['experts']} experts, "
+               "uniform routing; CUDA graphs (NCCL: eager), all SMs, median of the slowest rank.",
+               f"Recorded {dates}, commit {commits}, driver {drivers}. Lower bound: the "
+               "busiest rank's bytes at the best rate its links reached in the same run."]
+    shapes = dispatch.shapes + combine.shapes
+    shapes += [f'<text x="30" y="{432 + 17 * number}" class="tick">{escape(text)}</text>' for number, text in enumerate(caption)]
+    head = '<text x="30" y="24" class="head">Time of a call beside the NVLink lower bound</text>'
+    return ('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 462" role="img" aria-label="Time of dispatch and combine beside '
+            f'the lower bound, by tokens a rank">\n<style>\n{STYLE}\n</style>\n<rect width="880" height="462" fill="#fff"/>\n{head}\n'
+            + "\n".join(shapes) + "\n</svg>\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail where something would change")
+    parser.add_argument("--print", action="store_true", help="print the ratios and change nothing")
+    parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="of the repository")
+    given = parser.parse_args()
+    records = Records(given.root)
+    if given.print:
+        print(ratios(records), end="")
+        return
+    page = (given.root / PAGE).read_text()
+    wanted = {PLOT: drawn(records), PAGE: RATIOS.sub(lambda match: match[1] + ratios(records) + match[2], page)}
+    for name, text in wanted.items():
+        path = given.root / name
+        if path.exists() and path.read_text() == text:
+            continue
+        if given.check:
+            raise SystemExit(f"{name} is not what bench/results makes: run scripts/plot_results.py")
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

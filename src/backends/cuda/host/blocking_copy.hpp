@@ -1,0 +1,11 @@
+// Small copies between host and device that do not wait for the caller's streams.
+#pragma once
+
+#include <cstdint>
+
+namespace ferry::cuda {
+
+// Copies in either direction, in a stream of its own, and returns when the copy is done. Throws SystemError.
+void copy_blocking(void* to, const void* from, std::int64_t bytes);
+
+}  // namespace ferry::cuda

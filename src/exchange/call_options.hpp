@@ -1,0 +1,39 @@
+// The options of a call that every rank must pass alike: one list for all backends, which compare values by
+// index and look up the name of the one that differs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "exchange/backend.hpp"
+#include "ferry/error.hpp"
+#include "group/channel.hpp"
+
+namespace ferry {
+
+class CallOptions {
+ public:
+  void add(const char* name, std::int64_t value) { options_[count_++] = {name, value}; }
+
+  std::span<const CallOption> values() const { return {options_.data(), count_}; }
+  operator std::span<const CallOption>() const { return values(); }
+
+ private:
+  std::array<CallOption, kMaxCallOptions> options_{};
+  std::size_t count_ = 0;
+};
+
+// What the arguments alone decide. Backends append the plan (add_plan) last, because a device backend learns
+// only in the kernel which call made it.
+CallOptions options_of(const DispatchCall& call);
+CallOptions options_of(const CombineCall& call);
+
+// The number of the call that made the plan, 0 without one: equal on every rank that uses plans of one
+// dispatch.
+void add_plan(const Plan& plan, CallOptions* options);
+
+// The name of option `index` of such a call, the plan included.
+const char* option_name(Operation operation, int index);
+
+}  // namespace ferry

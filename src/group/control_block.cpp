@@ -1,0 +1,154 @@
+#include "group/control_block.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/text.hpp"
+
+namespace ferry {
+
+struct alignas(64) ControlBlock::Header {
+  std::atomic<std::uint32_t> failed;        // 1 + the reporter whose FailureSlot holds the failure; 0: none
+  std::atomic<std::uint32_t> first_failed;  // 1 + the rank that failed first; 0: none
+};
+
+struct alignas(64) ControlBlock::RankEntry {
+  WakeEvent wake_event;
+  std::atomic<std::int32_t> process;
+  std::atomic<RankStatus> status;
+  LivenessLock liveness_lock;
+  ErrorRecord error;  // valid once the status is `failed`
+  GatherSlot gather_slot;
+};
+
+// A reporter writes its slot in full before Header::failed names it, so a reporter that is killed in between
+// leaves no partial failure.
+struct alignas(64) ControlBlock::FailureSlot {
+  std::atomic<std::uint32_t> claimed;  // two threads of a rank may report at once
+  ErrorRecord error;
+};
+
+std::int64_t ControlBlock::bytes(int ranks) {
+  return static_cast<std::int64_t>(sizeof(Header) + ranks * sizeof(RankEntry) +
+                                   (ranks + 1) * sizeof(FailureSlot));
+}
+
+ControlBlock::Header& ControlBlock::header() const {
+  return *reinterpret_cast<Header*>(memory_.data());
+}
+
+ControlBlock::RankEntry& ControlBlock::entry(int rank) const {
+  return reinterpret_cast<RankEntry*>(memory_.data() + sizeof(Header))[rank];
+}
+
+ControlBlock::FailureSlot& ControlBlock::failure_slot(int reporter) const {
+  std::byte* slots = memory_.data() + sizeof(Header) + ranks_ * sizeof(RankEntry);
+  return reinterpret_cast<FailureSlot*>(slots)[reporter];
+}
+
+WakeEvent& ControlBlock::wake_event(int rank) const {
+  return entry(rank).wake_event;
+}
+
+LivenessLock& ControlBlock::liveness_lock(int rank) const {
+  return entry(rank).liveness_lock;
+}
+
+GatherSlot& ControlBlock::gather_slot(int rank) const {
+  return entry(rank).gather_slot;
+}
+
+void ControlBlock::join(int rank) {
+  entry(rank).status.store(RankStatus::joined, std::memory_order_relaxed);
+  // Release: orders the status before the process number.
+  entry(rank).process.store(getpid(), std::memory_order_release);
+}
+
+int ControlBlock::process_of(int rank) const {
+  return entry(rank).process.load(std::memory_order_acquire);
+}
+
+RankStatus ControlBlock::status_of(int rank) const {
+  // Acquire: a rank that sees that a peer has ended also sees every flag that the peer stored before.
+  return entry(rank).status.load(std::memory_order_acquire);
+}
+
+void ControlBlock::wake_all_ranks() noexcept {
+  for (int rank = 0; rank < ranks_; ++rank) wake_event(rank).ring();
+}
+
+void ControlBlock::leave(int rank) noexcept {
+  entry(rank).status.store(RankStatus::left, std::memory_order_seq_cst);
+  wake_all_ranks();
+}
+
+void ControlBlock::fail_rank(int rank, const ErrorRecord& error, int reporter) noexcept {
+  entry(rank).error = error;
+  std::uint32_t none = 0;
+  // Release: orders the error before the rank's number, because error_of() is read after first_failed_rank().
+  header().first_failed.compare_exchange_strong(none, static_cast<std::uint32_t>(rank + 1),
+                                                std::memory_order_acq_rel);
+  entry(rank).status.store(RankStatus::failed, std::memory_order_seq_cst);
+
+  WaitRecord record;
+  record.rank = rank;
+  record.peer = rank;
+  // The launcher's text already names the rank and how its process ended.
+  const std::string prefix = reporter == launcher() ? "" : str("rank ", rank, " ended by an error: ");
+  fail(reporter, failure_record(ErrorRecord::Kind::peer_lost, record, prefix + error.text));
+}
+
+int ControlBlock::first_failed_rank() const {
+  return static_cast<int>(header().first_failed.load(std::memory_order_acquire)) - 1;
+}
+
+const ErrorRecord& ControlBlock::error_of(int failed_rank) const {
+  return entry(failed_rank).error;
+}
+
+// Sequentially consistent because WakeEvent requires it: a waiter checks this before it sleeps.
+bool ControlBlock::failed() const {
+  return header().failed.load(std::memory_order_seq_cst) != 0;
+}
+
+void ControlBlock::fail(int reporter, const ErrorRecord& error) noexcept {
+  if (failed()) return;
+  FailureSlot& slot = failure_slot(reporter);
+  if (slot.claimed.exchange(1, std::memory_order_acq_rel) != 0) {
+    while (!failed()) sched_yield();  // another thread of this rank is about to publish its failure
+    return;
+  }
+  slot.error = error;
+  std::uint32_t none = 0;
+  // Release: orders the slot before the number that names it.
+  header().failed.compare_exchange_strong(none, static_cast<std::uint32_t>(reporter + 1),
+                                          std::memory_order_seq_cst);
+  wake_all_ranks();
+}
+
+const ErrorRecord& ControlBlock::failure() const {
+  return failure_slot(static_cast<int>(header().failed.load(std::memory_order_acquire)) - 1).error;
+}
+
+void ControlBlock::throw_failure(WaitRecord waiting) const {
+  ErrorRecord error = failure();
+  const bool reported_by_this_rank = error.wait.rank == waiting.rank;
+  if (reported_by_this_rank) error.raise();
+  waiting.peer = error.wait.peer;
+  error.wait = waiting;
+  error.raise(str("rank ", waiting.rank, " aborted ", to_string(waiting.operation), " ", waiting.call, ": "));
+}
+
+ErrorRecord failure_record(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& text) {
+  ErrorRecord error;
+  error.kind = kind;
+  error.wait = record;
+  const std::size_t length = std::min(text.size(), sizeof error.text - 1);
+  std::memcpy(error.text, text.data(), length);
+  return error;
+}
+
+}  // namespace ferry

@@ -1,0 +1,82 @@
+// The shared memory through which the ranks of a group meet: each rank's status, the group's failure, and the
+// slots of all_gather.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "group/error_record.hpp"
+#include "group/liveness_lock.hpp"
+#include "group/wake_event.hpp"
+#include "memory/mapping.hpp"
+
+namespace ferry {
+
+enum class RankStatus : std::uint32_t {
+  not_joined = 0,
+  joined = 1,
+  left = 2,    // announced its departure, or returned from its body
+  failed = 3,  // ended by an exception, or its process died
+};
+
+// One rank's contribution to all_gather: the number of its last step, and its data of two steps.
+struct GatherSlot {
+  static constexpr std::size_t kPartBytes = 4096;
+
+  alignas(64) std::atomic<std::uint64_t> step;
+  alignas(64) std::byte parts[2][kPartBytes];
+};
+
+// A view of one block of shared memory that was zero before the first rank joined. Every rank has its own
+// view, and so does the launcher that forks processes.
+class ControlBlock {
+ public:
+  static std::int64_t bytes(int ranks);
+  ControlBlock(Mapping memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
+
+  int ranks() const { return ranks_; }
+  WakeEvent& wake_event(int rank) const;
+  GatherSlot& gather_slot(int rank) const;
+
+  void join(int rank);             // the calling process runs this rank
+  int process_of(int rank) const;  // 0 before the rank has joined
+  RankStatus status_of(int rank) const;
+  LivenessLock& liveness_lock(int rank) const;  // held by the rank's process; see ProcessMonitor
+
+  // Records that the rank has ended, and wakes every rank. fail_rank() also fails the group.
+  void leave(int rank) noexcept;
+  void fail_rank(int rank, const ErrorRecord& error, int reporter) noexcept;
+
+  int first_failed_rank() const;  // -1: none
+  const ErrorRecord& error_of(int failed_rank) const;
+
+  // Fails the group. Final: the first failure stands. `reporter` is a rank, or launcher().
+  void fail(int reporter, const ErrorRecord& error) noexcept;
+  bool failed() const;
+  const ErrorRecord& failure() const;  // valid once failed()
+  int launcher() const { return ranks_; }
+
+  // Throws the group's failure as the waiting rank's error: the type and the culprit (as WaitRecord::peer) of
+  // the failure, the rest of the record from `waiting`.
+  [[noreturn]] void throw_failure(WaitRecord waiting) const;
+
+ private:
+  struct Header;
+  struct RankEntry;
+  struct FailureSlot;
+
+  Header& header() const;
+  RankEntry& entry(int rank) const;
+  FailureSlot& failure_slot(int reporter) const;
+  void wake_all_ranks() noexcept;
+
+  Mapping memory_;
+  int ranks_;
+};
+
+// The record of a failure of type `kind` that `record.peer` caused. Text that is too long is cut.
+ErrorRecord failure_record(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& text);
+
+}  // namespace ferry

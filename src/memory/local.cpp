@@ -1,7 +1,0 @@
-#include "memory/local.hpp"
-
-namespace ferry {
-
-LocalMemory::LocalMemory(std::int64_t bytes) : mapping_(Mapping::anonymous(bytes)) {}
-
-}  // namespace ferry

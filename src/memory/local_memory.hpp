@@ -1,0 +1,23 @@
+// Memory that only one rank uses: zero at first; the system provides each page at its first access.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "memory/mapping.hpp"
+
+namespace ferry {
+
+class LocalMemory {
+ public:
+  LocalMemory() = default;
+  explicit LocalMemory(std::int64_t bytes);  // aligned to a page; throws SystemError if the system refuses
+
+  std::byte* data() const { return mapping_.data(); }
+  std::int64_t bytes() const { return mapping_.bytes(); }
+
+ private:
+  Mapping mapping_;
+};
+
+}  // namespace ferry

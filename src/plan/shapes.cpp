@@ -1,0 +1,94 @@
+#include "plan/shapes.hpp"
+
+#include <algorithm>
+
+#include "format/parts.hpp"
+
+namespace ferry {
+namespace {
+
+// The most routes that any routing sends to `rank`. Without repeats, a token has at most one route to each
+// expert.
+std::int64_t most_routes(const Config& config, int rank) {
+  const int local = config.placement.local_experts(rank);
+  const int per_token = config.repeats ? (local > 0 ? config.top_k : 0) : std::min(config.top_k, local);
+  return std::int64_t{config.placement.ranks()} * config.max_tokens * per_token;
+}
+
+}  // namespace
+
+PlanShape plan_shape(const Config& config) {
+  PlanShape shape{.ranks = config.placement.ranks(),
+                  .experts = config.experts,
+                  .top_k = config.top_k,
+                  .max_tokens = config.max_tokens};
+  for (int rank = 0; rank < shape.ranks; ++rank)
+    shape.capacity = std::max(shape.capacity, row_capacity(config, rank));
+  return shape;
+}
+
+ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
+  const PartList parts = parts_of(config.format, config.hidden);
+  const std::int64_t ranks_of_token = std::min(config.top_k, config.placement.ranks());
+  const bool partial = config.reduction == Reduction::partial;
+  return {.ranks = config.placement.ranks(),
+          .top_k = config.top_k,
+          .max_tokens = config.max_tokens,
+          .lanes = config.lanes,
+          .signal_bytes = signal_bytes,
+          .message_bytes = message_layout(parts, config.top_k).bytes,
+          .combine_row_bytes = combine_row_layout(config.combine_type, config.hidden, config.top_k).bytes,
+          .combine_rows = config.max_tokens * (partial ? ranks_of_token : std::int64_t{config.top_k})};
+}
+
+std::int64_t note_bytes(const Config& config) {
+  return align_up(4LL * (kNoteWords + config.experts + config.placement.ranks()), 16);
+}
+
+std::int64_t group_capacity(const Config& config, int rank) {
+  if (config.layout != Layout::expert_padded) return row_capacity(config, rank);
+  if (config.capacity > 0) return config.capacity;
+  const std::int64_t most = std::int64_t{config.placement.ranks()} * config.max_tokens;
+  return align_up(config.repeats ? most * config.top_k : most, config.alignment);
+}
+
+std::int64_t row_capacity(const Config& config, int rank) {
+  const int local = config.placement.local_experts(rank);
+  switch (config.layout) {
+    case Layout::expert_padded:
+      return local * group_capacity(config, rank);
+    case Layout::rank_major:
+      return config.capacity > 0 ? config.capacity
+                                 : std::int64_t{config.placement.ranks()} * config.max_tokens;
+    case Layout::expert_major:
+      break;
+  }
+  if (config.capacity > 0) return config.capacity;
+  // Groups start at multiples of the alignment, so the rows lost by rounding down could never be used.
+  const std::int64_t most = most_routes(config, rank) + std::int64_t{local} * (config.alignment - 1);
+  return most / config.alignment * config.alignment;
+}
+
+int groups_of(const Config& config, int rank) {
+  return config.layout == Layout::rank_major ? config.placement.ranks()
+                                             : config.placement.local_experts(rank);
+}
+
+std::uint64_t row_order_hash(const Config& config) {
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  auto mix = [&](std::uint64_t value) {
+    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 0xff)) * 0x100000001b3;
+  };
+  for (const std::int64_t value :
+       {std::int64_t{config.experts}, std::int64_t{config.top_k}, std::int64_t{config.max_tokens},
+        std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
+        std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats}}) {
+    mix(static_cast<std::uint64_t>(value));
+  }
+  for (const ExpertLocation& location : config.placement.places()) {
+    mix(static_cast<std::uint64_t>(location.rank) << 32 | static_cast<std::uint32_t>(location.local));
+  }
+  return hash;
+}
+
+}  // namespace ferry

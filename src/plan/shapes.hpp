@@ -1,0 +1,37 @@
+// The sizes that follow from a complete configuration: capacities, groups, and the shapes of plans and
+// staging.
+//
+// "Complete" means that every default is filled in, the placement among them: see exchange/configuration.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "ferry/config.hpp"
+#include "layout/exchange_layout.hpp"
+#include "layout/plan_layout.hpp"
+
+namespace ferry {
+
+PlanShape plan_shape(const Config& config);
+
+// `signal_bytes`: what the backend's flags and counts take in symmetric memory, for one lane.
+ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes);
+
+// Rows that `rank` has memory for, all groups together.
+std::int64_t row_capacity(const Config& config, int rank);
+// expert_padded: rows that one expert of `rank` has memory for. Other layouts: row_capacity().
+std::int64_t group_capacity(const Config& config, int rank);
+// G: the local experts of `rank`; rank_major: the ranks.
+int groups_of(const Config& config, int rank);
+
+// Call metadata of the host backends: the fixed words that a sender publishes with each call and to each
+// peer. Three words about optional arguments and two about chunks; dispatch adds int32 counts [E] and tokens
+// [R].
+inline constexpr int kNoteWords = 5;
+std::int64_t note_bytes(const Config& config);
+
+// Hash of everything that decides the row of a route. Two exchanges may use each other's plans if theirs are
+// equal.
+std::uint64_t row_order_hash(const Config& config);
+
+}  // namespace ferry

@@ -1,0 +1,205 @@
+#include "harness/test_case.hpp"
+
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "oracle/row_positions.hpp"
+
+namespace ferry::contract {
+namespace {
+
+struct Shape {
+  int max_tokens, top_k, hidden_steps;  // hidden in steps of 16 columns
+};
+
+Shape draw_shape(Random& random, CaseSize size) {
+  switch (size) {
+    case CaseSize::many_routes: {
+      const int top_k = random.pick({4, 6, 8, 16});
+      return {(1024 + top_k - 1) / top_k + random.below(16), top_k, random.between(1, 4)};
+    }
+    case CaseSize::wide:
+      return {random.between(1, 3), random.pick({1, 2, 4, 6}),
+              random.pick({128, 168, 180, 256, 320, 448, 464})};
+    case CaseSize::small:
+      break;
+  }
+  return {random.between(1, 24), random.pick({1, 1, 2, 3, 4, 6, 8, 16, 32}), random.between(1, 20)};
+}
+
+Format draw_format(Random& random) {
+  switch (random.below(10)) {
+    case 0:
+    case 1:
+      return Format::bf16();
+    case 2:
+      return Format::fp16();
+    case 3:
+      return Format::fp32();
+    case 4:
+      return Format::fp8_e4m3();
+    case 5:
+      return Format::fp8_e4m3({.column_major = true});
+    case 6:
+      return Format::fp8_e4m3({.column_major = random.chance(0.5), .power_of_two = true});
+    case 7:
+      return Format::fp8_e4m3({.column_major = random.chance(0.5), .power_of_two = true, .packed = true});
+    default:
+      break;
+  }
+  Format format = Format::raw({16});
+  for (int part = 0, parts = random.between(1, kMaxParts); part < parts; ++part) {
+    format.part_bytes[part] = 16 * random.between(1, 20);
+  }
+  return format;
+}
+
+void draw_capacity(Random& random, Case& c) {
+  Config& config = c.config;
+  if (c.duplicates) config.repeats = random.chance(0.7);
+  if (!random.chance(0.3)) return;
+  const std::int64_t largest = std::int64_t{c.ranks} * config.max_tokens * config.top_k + config.alignment;
+  config.capacity = std::int64_t{1 + random.below(largest / config.alignment)} * config.alignment;
+}
+
+void draw_combine(Random& random, Case& c) {
+  const auto type = [&] { return random.pick({DType::bf16, DType::bf16, DType::fp16, DType::fp32}); };
+  c.config.combine_type = type();
+  c.outputs = random.chance(0.7) ? c.config.combine_type : type();
+  c.result = type();
+  c.output_gap = random.chance(0.3) ? 16 * random.between(1, 4) : 0;
+  c.result_gap = random.chance(0.3) ? 16 * random.between(1, 4) : 0;
+  c.weights_from = WeightsFrom::nowhere;
+  if (c.config.layout == Layout::rank_major) return;
+  c.reduction = random.pick({Reduction::partial, Reduction::partial, Reduction::exact, Reduction::unreduced});
+  c.config.reduction =
+      c.reduction == Reduction::partial && random.chance(0.3) ? Reduction::exact : c.reduction;
+  c.values = random.chance(0.4);
+  if (c.reduction == Reduction::unreduced) return;
+  const bool home_refused = c.split && c.reduction == Reduction::partial;
+  c.weights_from =
+      random.pick({WeightsFrom::nowhere, WeightsFrom::rows, WeightsFrom::rows, WeightsFrom::home});
+  if (c.weights_from == WeightsFrom::rows && !c.weighted) c.weights_from = WeightsFrom::nowhere;
+  if (c.weights_from == WeightsFrom::home && home_refused) c.weights_from = WeightsFrom::nowhere;
+}
+
+// Keeps the memory of one rank's arrivals within some megabytes.
+void bound_memory(Case& c) {
+  constexpr std::int64_t kMost = 8 << 20;
+  const std::int64_t row_bytes = 4 * c.config.hidden + 64;
+  for (int rank = 0; rank < c.ranks; ++rank) {
+    const bool padded = c.config.layout == Layout::expert_padded;
+    const std::int64_t groups = padded ? c.config.placement.local_experts(rank) : 1;
+    const std::int64_t rows = oracle::capacity_of(c.config, c.config.placement, rank) * groups;
+    if (rows * row_bytes <= kMost) continue;
+    const std::int64_t fit = std::max<std::int64_t>(kMost / row_bytes / std::max<std::int64_t>(groups, 1), 1);
+    c.config.capacity = (fit + c.config.alignment - 1) / c.config.alignment * c.config.alignment;
+  }
+}
+
+}  // namespace
+
+DType natural_type(const Format& format) {
+  switch (format.kind) {
+    case FormatKind::fp16:
+      return DType::fp16;
+    case FormatKind::fp32:
+      return DType::fp32;
+    default:
+      return DType::bf16;
+  }
+}
+
+Placement draw_placement(Random& random, int experts, int ranks) {
+  if (random.chance(0.4)) return Placement::blocks(experts, ranks);
+  const bool one_rank_only = random.chance(0.1);
+  const int used = one_rank_only ? 1 : random.between(std::max(1, ranks - 2), ranks);
+  std::vector<int> ranks_used(ranks);
+  for (int r = 0; r < ranks; ++r) ranks_used[r] = r;
+  random.shuffle(ranks_used);
+  std::vector<std::vector<int>> held(ranks);
+  for (int e = 0; e < experts; ++e) held[ranks_used[random.below(used)]].push_back(e);
+  std::vector<ExpertLocation> positions(experts);
+  for (int r = 0; r < ranks; ++r) {
+    random.shuffle(held[r]);
+    for (std::size_t local = 0; local < held[r].size(); ++local)
+      positions[held[r][local]] = {r, static_cast<int>(local)};
+  }
+  return Placement::table(positions, ranks, random.next());
+}
+
+Case draw_case(std::uint64_t seed, CaseSize size) {
+  Random random(seed);
+  Case c;
+  c.seed = seed;
+  c.ranks = random.pick({1, 2, 3, 4, 8});
+  const Shape shape = draw_shape(random, size);
+  Config& config = c.config;
+  config.max_tokens = shape.max_tokens;
+  config.top_k = shape.top_k;
+  config.hidden = 16 * shape.hidden_steps;
+  config.experts = std::max(
+      {c.ranks, config.top_k, random.pick({c.ranks, 2 * c.ranks + random.below(5), 8 * c.ranks, 32, 256})});
+  config.placement = draw_placement(random, config.experts, c.ranks);
+  config.layout = random.pick({Layout::expert_major, Layout::expert_padded, Layout::rank_major});
+  if (config.layout != Layout::rank_major) {
+    config.alignment = random.chance(0.5) ? 1 : random.pick({2, 4, 8, 16, 32, 64, 128, 7});
+  }
+  config.zero_padding = random.chance(0.4);
+  config.format = draw_format(random);
+  config.lanes = random.pick({1, 1, 2, 3});
+  c.lane = random.below(config.lanes);
+
+  c.routing = random.pick(
+      {Routing::uniform, Routing::uniform, Routing::skewed, Routing::one_expert, Routing::one_rank});
+  c.masked = random.pick({0.0, 0.0, 0.1, 0.3});
+  c.masked_tokens = random.pick({0.0, 0.0, 0.2});
+  c.bad_ids = random.chance(0.1) ? 0.05 : 0;
+  c.duplicates = random.chance(0.3);
+  c.full = size == CaseSize::many_routes || random.chance(0.3);
+  c.ids = random.pick({IdType::int32, IdType::int64});
+  c.type = config.format.kind == FormatKind::fp8_e4m3 ? random.pick({DType::bf16, DType::fp16, DType::fp32})
+                                                      : natural_type(config.format);
+  c.any_bits = random.chance(0.2);
+  c.weighted = random.chance(0.8);
+  c.input_gap = random.chance(0.3) ? 16 * random.between(1, 5) : 0;
+  c.split = random.chance(0.3);
+  c.caller_memory = random.chance(0.7);
+  const bool typed = config.format.kind != FormatKind::fp8_e4m3 && config.format.kind != FormatKind::raw;
+  if (typed && config.layout != Layout::rank_major) {
+    c.apply_weights = c.weighted && random.chance(0.3);
+    c.dots = random.chance(0.3);
+  }
+  draw_capacity(random, c);
+  draw_combine(random, c);
+  bound_memory(c);
+  return c;
+}
+
+std::string describe(const Case& c) {
+  const Config& g = c.config;
+  std::string text = str("seed ", c.seed, ": ", to_string(g.backend), " R=", c.ranks, " E=", g.experts,
+                         " K=", g.top_k, " H=", g.hidden, " T=", g.max_tokens, " ", to_string(g.layout),
+                         " alignment=", g.alignment, " capacity=", g.capacity, " ", to_string(g.format),
+                         " from ", to_string(c.type), ", ", to_string(c.reduction), " ", to_string(c.outputs),
+                         "->", to_string(g.combine_type), "->", to_string(c.result));
+  const auto flag = [&](bool set, const char* name) { text += set ? str(" ", name) : std::string(); };
+  flag(g.repeats, "repeats");
+  flag(g.zero_padding, "zero_padding");
+  flag(c.duplicates, "duplicates");
+  flag(c.sm_limit == 1, "one_block");
+  flag(c.split, "split");
+  flag(c.caller_memory, "caller_memory");
+  flag(c.weighted, "weighted");
+  flag(c.apply_weights, "apply_weights");
+  flag(c.dots, "dots");
+  flag(c.values, "values");
+  flag(c.any_bits, "any_bits");
+  flag(c.bad_ids > 0, "bad_ids");
+  flag(c.ids == IdType::int64, "int64");
+  flag(c.weights_from == WeightsFrom::home, "topk_weights");
+  flag(c.weights_from == WeightsFrom::rows, "row_weights");
+  return text;
+}
+
+}  // namespace ferry::contract

@@ -1,0 +1,248 @@
+#include "tools/ferry/bench/nccl_baseline.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "ferry/error.hpp"
+#include "tools/ferry/bench/gpu_inputs.hpp"
+#include "tools/ferry/bench/gpu_timer.hpp"
+#include "tools/ferry/bench/nccl_library.hpp"
+#include "tools/ferry/bench/nccl_rows.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+constexpr int kSets = BenchInputs::kSets;
+
+// Rows of every rank pair in a set.
+struct Traffic {
+  std::vector<std::int32_t> send, receive;  // of this rank, by peer
+};
+
+class PinnedCounts {
+ public:
+  explicit PinnedCounts(int count) {
+    cuda::check(cudaMallocHost(&data_, static_cast<std::size_t>(count) * 4), "pin memory");
+  }
+  ~PinnedCounts() { cudaFreeHost(data_); }
+  PinnedCounts(const PinnedCounts&) = delete;
+  PinnedCounts& operator=(const PinnedCounts&) = delete;
+
+  std::int32_t* get() const { return static_cast<std::int32_t*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+};
+
+class NcclRunner {
+ public:
+  NcclRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, const Nccl& nccl,
+             const Nccl::UniqueId& id)
+      : rank_(rank),
+        point_(point),
+        inputs_(inputs),
+        nccl_(nccl),
+        row_bytes_(point.token_bytes()),
+        timer_(rank, point, stream_, [this] { stream_.wait(); }),
+        sets_(rank, point, inputs),
+        rank_of_(std::int64_t{point.config.experts} * 4),
+        place_(routes() * 4),
+        counts_(2 * std::int64_t{point.ranks} * 4),
+        counts_on_host_(2 * point.ranks) {
+    nccl.require(nccl.init_rank(&comm_, point.ranks, id, rank.index()), "ncclCommInitRank");
+  }
+
+  std::vector<double> play(Work work, TokenTables& tables, std::int64_t& rows_checked) {
+    prepare(tables);
+    const auto one = [&](int set) { work == Work::nccl ? from_ids(set) : rows(set, traffic_of(set)); };
+    for (int set = 0; set < kSets; ++set) rows_checked += check(set, one);
+    std::vector<double> seconds = work == Work::nccl ? timer_.one_by_one(one) : timer_.in_graphs(one);
+    nccl_.require(nccl_.destroy(comm_), "ncclCommDestroy");
+    return seconds;
+  }
+
+ private:
+  std::int64_t routes() const { return std::int64_t{point_.tokens} * point_.config.top_k; }
+  const Traffic& traffic_of(int set) const { return traffic_[static_cast<std::size_t>(set)]; }
+  const GpuBuffer& sorted(int set) const { return sorted_[static_cast<std::size_t>(set)]; }
+
+  void prepare(TokenTables& tables) {
+    sets_.bring(tables);
+    std::vector<std::int32_t> ranks;
+    for (int expert = 0; expert < point_.config.experts; ++expert)
+      ranks.push_back(point_.config.placement.place(expert).rank);
+    rank_of_.fill_from(ranks.data(), rank_of_.bytes());
+    std::int64_t most = 1;  // an address, also without rows
+    for (int set = 0; set < kSets; ++set) {
+      traffic_.push_back(count(set));
+      const std::vector<std::int32_t>& receive = traffic_.back().receive;
+      most = std::max(most, std::accumulate(receive.begin(), receive.end(), std::int64_t{0}));
+      sorted_.emplace_back(routes() * row_bytes_);
+      sort_routes(list(set), place_.as<std::int32_t>(), counts_.as<std::int32_t>(), stream_.get());
+      gather(set);
+    }
+    received_ = GpuBuffer(most * row_bytes_);
+    stream_.wait();
+    rank_.barrier();
+  }
+
+  // Also notes where the rows that arrive belong: by source, token, slot.
+  Traffic count(int set) {
+    const auto ranks = static_cast<std::size_t>(point_.ranks);
+    Traffic traffic{std::vector<std::int32_t>(ranks), std::vector<std::int32_t>(ranks)};
+    std::vector<RowToken>& positions = sets_[set].positions;
+    for (int source = 0; source < point_.ranks; ++source) {
+      const std::int32_t* ids = inputs_.ids(set, source);
+      for (std::int64_t route = 0; route < routes(); ++route) {
+        if (ids[route] < 0) continue;
+        const int to = point_.config.placement.place(ids[route]).rank;
+        if (source == rank_.index()) ++traffic.send[static_cast<std::size_t>(to)];
+        if (to != rank_.index()) continue;
+        ++traffic.receive[static_cast<std::size_t>(source)];
+        const std::int64_t token = std::int64_t{source} * point_.tokens + route / point_.config.top_k;
+        positions.push_back({static_cast<std::int32_t>(positions.size()), static_cast<std::int32_t>(token)});
+      }
+    }
+    return traffic;
+  }
+
+  RouteList list(int set) {
+    return {sets_[set].ids.as<std::int32_t>(), routes(), point_.config.top_k, rank_of_.as<std::int32_t>(),
+            point_.ranks};
+  }
+
+  void gather(int set) {
+    gather_rows(list(set), place_.as<std::int32_t>(), counts_.as<std::int32_t>(), sets_[set].tokens.as(),
+                sorted(set).as(), row_bytes_, stream_.get());
+  }
+
+  // The host needs the counts before it can name sizes; meanwhile rows are gathered.
+  void from_ids(int set) {
+    const int ranks = point_.ranks;
+    auto* const send = counts_.as<std::int32_t>();
+    std::int32_t* const receive = send + ranks;
+    sort_routes(list(set), place_.as<std::int32_t>(), send, stream_.get());
+    nccl_.require(nccl_.group_start(), "ncclGroupStart");
+    for (int peer = 0; peer < ranks; ++peer) {
+      nccl_.require(nccl_.send(send + peer, 1, Nccl::kInt32, peer, comm_, stream_.get()), "ncclSend");
+      nccl_.require(nccl_.receive(receive + peer, 1, Nccl::kInt32, peer, comm_, stream_.get()), "ncclRecv");
+    }
+    nccl_.require(nccl_.group_end(), "ncclGroupEnd");
+    cuda::check(cudaMemcpyAsync(counts_on_host_.get(), send, static_cast<std::size_t>(counts_.bytes()),
+                                cudaMemcpyDeviceToHost, stream_.get()),
+                "copy counts from a GPU");
+    counted_.record(stream_);
+    gather(set);
+    counted_.wait();
+    const std::int32_t* counts = counts_on_host_.get();
+    rows(set, {{counts, counts + ranks}, {counts + ranks, counts + 2 * ranks}});
+  }
+
+  void rows(int set, const Traffic& traffic) {
+    const std::byte* from = sorted(set).as();
+    std::byte* to = received_.as();
+    nccl_.require(nccl_.group_start(), "ncclGroupStart");
+    for (int peer = 0; peer < point_.ranks; ++peer) {
+      const std::int64_t out = traffic.send[static_cast<std::size_t>(peer)] * row_bytes_;
+      const std::int64_t in = traffic.receive[static_cast<std::size_t>(peer)] * row_bytes_;
+      if (out > 0) {
+        nccl_.require(
+            nccl_.send(from, static_cast<std::size_t>(out), Nccl::kBytes, peer, comm_, stream_.get()),
+            "ncclSend");
+      }
+      if (in > 0) {
+        nccl_.require(
+            nccl_.receive(to, static_cast<std::size_t>(in), Nccl::kBytes, peer, comm_, stream_.get()),
+            "ncclRecv");
+      }
+      from += out;
+      to += in;
+    }
+    nccl_.require(nccl_.group_end(), "ncclGroupEnd");
+  }
+
+  std::int64_t check(int set, const GpuTimer::Call& call) {
+    received_.fill(0xFF, stream_);
+    call(set);
+    stream_.wait();
+    DispatchResult received;
+    received.parts[0].data = received_.as();
+    sets_.check_bytes(set, received, stream_);
+    return static_cast<std::int64_t>(sets_[set].positions.size());
+  }
+
+  Rank rank_;
+  const BenchPoint& point_;
+  const BenchInputs& inputs_;
+  const Nccl& nccl_;
+  const std::int64_t row_bytes_;
+  DeviceStream stream_;
+  GpuEvent counted_;
+  GpuTimer timer_;
+  GpuInputs sets_;
+  GpuBuffer rank_of_, place_, counts_;  // counts: sent, received, by peer
+  PinnedCounts counts_on_host_;
+  std::vector<Traffic> traffic_;     // by set
+  std::vector<GpuBuffer> sorted_;  // by set
+  GpuBuffer received_;
+  Nccl::Comm comm_ = nullptr;
+};
+
+// Of a rank, mean over ranks and sets.
+double wire_bytes_of(const BenchPoint& point, const BenchInputs& inputs) {
+  std::int64_t remote = 0;
+  for (int set = 0; set < kSets; ++set) {
+    for (int rank = 0; rank < point.ranks; ++rank) {
+      const std::int32_t* ids = inputs.ids(set, rank);
+      remote += std::count_if(
+          ids, ids + std::int64_t{point.tokens} * point.config.top_k,
+          [&](std::int32_t id) { return id >= 0 && point.config.placement.place(id).rank != rank; });
+    }
+  }
+  return static_cast<double>(remote * point.token_bytes()) / (static_cast<double>(point.ranks) * kSets);
+}
+
+}  // namespace
+
+BenchPoint without_quantisation(const BenchPoint& point) {
+  BenchPoint plain = point;
+  plain.config.format = point.type == DType::bf16   ? Format::bf16()
+                        : point.type == DType::fp16 ? Format::fp16()
+                                                    : Format::fp32();
+  return plain;
+}
+
+GpuTimes run_nccl_baseline(const BenchPoint& point, Work work, const std::string& path) try {
+  const Nccl& nccl = load_nccl(path);
+  int devices = 0;
+  cuda::check(cudaGetDeviceCount(&devices), "count the GPUs");
+  if (point.ranks > devices) {
+    throw UnsupportedError(fmt::format("NCCL {} takes one rank a GPU: there are {} ranks and {} GPUs",
+                                       nccl.version_text(), point.ranks, devices));
+  }
+  Nccl::UniqueId id{};
+  nccl.require(nccl.unique_id(&id), "ncclGetUniqueId");
+  const BenchInputs inputs(point);
+  TokenTables tables(point);
+  std::vector<std::vector<double>> seconds(static_cast<std::size_t>(point.ranks));
+  std::vector<std::int64_t> checked(seconds.size());
+  Group group = Group::threads(point.ranks);
+  group.set_deadline(point.config.deadline);
+  group.run([&](const Rank& rank) {
+    const auto me = static_cast<std::size_t>(rank.index());
+    cuda::check(cudaSetDevice(rank.index()), "use a GPU");
+    seconds[me] = NcclRunner(rank, point, inputs, nccl, id).play(work, tables, checked[me]);
+  });
+  return {.seconds = times_of(slowest(seconds)),
+          .wire_bytes = wire_bytes_of(point, inputs),
+          .rows_checked = std::accumulate(checked.begin(), checked.end(), std::int64_t{0})};
+} catch (const UnsupportedError& missing) {
+  GpuTimes none;
+  none.skipped = missing.what();
+  return none;
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,196 @@
+// ferry doctor: lists what Ferry found on this machine, what is missing, and how to get it.
+#include <fmt/core.h>
+#include <sys/statvfs.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/cpu/kernels.hpp"
+#include "base/environment.hpp"
+#include "ferry/config.hpp"
+#include "ferry/error.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/group.hpp"
+#include "ferry/version.hpp"
+#include "group/launcher.hpp"
+#include "tools/ferry/commands/commands.hpp"
+#include "tools/ferry/common/machine.hpp"
+#include "tools/ferry/common/recorded_traces.hpp"
+#include "tools/ferry/limits/gpu_probes.hpp"
+#include "tools/ferry/run/swiglu.hpp"
+#include "tools/report/units.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+enum class State { present, missing, broken };
+
+// The state of one thing that Ferry can use.
+struct Diagnosis {
+  State state;
+  std::string subject;
+  std::string found;
+  std::string advice{};  // unless present: why it matters and what to do
+};
+
+std::string joined(const std::vector<std::string>& words, const char* between = " ") {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+std::string bytes(std::int64_t amount) {
+  return report::in_bytes(static_cast<double>(amount));
+}
+
+Diagnosis check_processor() {
+  return {State::present, "processor",
+          fmt::format("{}, {}; {}; kernels: {}", cpu_name(), report::counted(cores(), "core"),
+                      joined(cpu_features()), cpu::kernels().name)};
+}
+
+Diagnosis check_memory() {
+  return {State::present, "memory",
+          fmt::format("{}, {} free", bytes(memory_bytes()), bytes(available_memory_bytes()))};
+}
+
+Diagnosis check_shared_memory() {
+  const std::string directory = Environment::read().shm_dir;
+  struct statvfs status{};
+  if (statvfs(directory.c_str(), &status) != 0) {
+    return {State::missing, "shared memory", directory + " does not exist",
+            "Ranks that are processes share memory there; ranks that are threads do not need it. Mount a "
+            "tmpfs, or "
+            "set FERRY_SHM_DIR to another directory."};
+  }
+  const auto free = static_cast<std::int64_t>(status.f_bavail * status.f_frsize);
+  constexpr std::int64_t kLeastBytes = 256LL << 20;
+  if (free < kLeastBytes) {
+    return {State::missing, "shared memory", fmt::format("{}, only {} free", directory, bytes(free)),
+            "Ranks that are processes share memory there, and larger runs will not fit. Make it larger "
+            "(containers: --shm-size), or set FERRY_SHM_DIR to another directory."};
+  }
+  return {State::present, "shared memory", fmt::format("{}, {} free", directory, bytes(free))};
+}
+
+Diagnosis check_huge_pages() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string modes;
+  std::getline(file, modes);
+  if (modes.find("[never]") == std::string::npos && !modes.empty())
+    return {State::present, "huge pages", modes};
+  return {State::missing, "huge pages", modes.empty() ? "not supported by this kernel" : modes,
+          "Without them large buffers cost more page faults and TLB misses. As root: echo madvise > "
+          "/sys/kernel/mm/transparent_hugepage/enabled"};
+}
+
+Diagnosis check_openblas() {
+  if (!blas_version().empty()) return {State::present, "OpenBLAS", blas_version()};
+  return {
+      State::missing, "OpenBLAS", "not in this build",
+      "The experts of ferry run use plain loops, which are slow. Install it (Debian: libopenblas-dev) and "
+      "build again."};
+}
+
+Diagnosis check_mpi() {
+  for (const std::filesystem::path& path : mpi_module_places()) {
+    if (std::filesystem::exists(path)) return {State::present, "MPI module", path.string()};
+  }
+  const char* found = "no MPI was found when this program was built";
+  const char* remedy =
+      "Build again with -D FERRY_MPI=ON, which needs MPI (Debian: libopenmpi-dev openmpi-bin)";
+  const std::string_view build = FERRY_MPI_WAS;
+  if (build == "left out") found = "left out of this build (FERRY_MPI=OFF)";
+  if (build == "built") {
+    found = "built, but not installed";
+    remedy = "Install the build (cmake --install)";
+  }
+  return {State::missing, "MPI module", found,
+          fmt::format("Needed only for ranks that mpirun starts. {}, or set FERRY_MPI_MODULE to the path of "
+                      "libferry_mpi.so.",
+                      remedy)};
+}
+
+Diagnosis check_gpus() {
+  try {
+    return {State::present, "GPUs", joined(gpu_names(), ", ")};
+  } catch (const Error& error) {
+    return {State::missing, "GPUs", error.what(),
+            "Needed only for --backend cuda, which requires a build with FERRY_CUDA=ON, NVIDIA's driver, and "
+            "a GPU "
+            "visible to this process."};
+  }
+}
+
+Diagnosis check_traces() {
+  const std::string folder = Environment::read().traces;
+  const std::vector<RecordedTrace> traces = recorded_traces();
+  if (!traces.empty())
+    return {State::present, "traces",
+            fmt::format("{} in {}",
+                        report::counted(static_cast<std::int64_t>(traces.size()), "recorded trace"), folder)};
+  return {State::missing, "traces", why_no_traces(),
+          fmt::format("Runs use a synthesised trace. {}", kHowToGetTraces)};
+}
+
+// Each of two ranks sends one token to both ranks and gets the sum back.
+void exchange_one_token(const Rank& rank) {
+  constexpr int kHidden = 64;
+  Exchange exchange(rank, {.experts = 2, .top_k = 2, .hidden = kHidden, .max_tokens = 1});
+  const std::vector<std::uint16_t> token(kHidden, 0x3F80);  // 1.0 in bf16
+  const std::vector<std::int32_t> ids{0, 1};
+  std::vector<std::uint16_t> result(kHidden);
+  const DispatchResult rows = exchange.dispatch(Tokens::rows(token.data(), 1), ids.data());
+  exchange.combine({.data = rows.data}, rows.plan, {.data = result.data()});
+  if (result != std::vector<std::uint16_t>(kHidden, 0x4000))
+    throw CheckFailed("the exchange returned something else than 1 + 1 = 2");
+}
+
+Diagnosis check_backend(const char* kind, Group group) {
+  const std::string subject = fmt::format("cpu backend, {}", kind);
+  try {
+    group.run(exchange_one_token);
+    return {State::present, subject, "two ranks exchanged tokens"};
+  } catch (const std::exception& error) {
+    return {State::broken, subject, error.what(), "ferry run needs it. The message says what failed."};
+  }
+}
+
+void print(const Diagnosis& diagnosis) {
+  const char* mark =
+      diagnosis.state == State::present ? "ok" : (diagnosis.state == State::missing ? "--" : "!!");
+  fmt::print("{}  {:<24}{}\n", mark, diagnosis.subject, diagnosis.found);
+  if (!diagnosis.advice.empty()) fmt::print("    {:<24}{}\n", "", diagnosis.advice);
+}
+
+void run_doctor() {
+  fmt::print("ferry {}\n", version());
+  // Processes first, because a process with threads cannot fork ranks.
+  const Diagnosis processes = check_backend("processes", Group::processes(2));
+  const Diagnosis threads = check_backend("threads", Group::threads(2));
+  for (const Diagnosis& diagnosis :
+       {check_processor(), check_memory(), check_shared_memory(), check_huge_pages(), check_openblas(),
+        check_mpi(), check_gpus(), check_traces(), threads, processes}) {
+    print(diagnosis);
+  }
+  if (threads.state == State::broken)
+    throw SystemError("the cpu backend cannot run here: " + threads.found, 0);
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& program) {
+  CLI::App* command =
+      program.add_subcommand("doctor", "List what Ferry found here, what is missing and how to get it");
+  command->footer(
+      "ok  present\n--  missing, and not required\n!!  broken\n\nExit code 0 if the cpu backend can run.\n\n"
+      "Example:\n  ferry doctor\n");
+  command->callback(run_doctor);
+}
+
+}  // namespace ferry::app

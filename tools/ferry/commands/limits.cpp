@@ -1,0 +1,262 @@
+// ferry limits: measures what this machine can move and how fast ranks signal, independent of Ferry's
+// exchange.
+#include <fmt/core.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ferry/group.hpp"
+#include "ferry/version.hpp"
+#include "group/wake_event.hpp"
+#include "memory/mapping.hpp"
+#include "tools/ferry/commands/commands.hpp"
+#include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/machine.hpp"
+#include "tools/ferry/common/output.hpp"
+#include "tools/ferry/limits/gpu_limits.hpp"
+#include "tools/report/units.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+constexpr const char* kLimitsFooter =
+    R"(memcpy   bytes read plus bytes written per second, in buffers larger than the caches
+flag     time from one rank's write of a flag in shared memory to another rank's read of it
+barrier  time of a barrier of all ranks
+push     cuda: bytes per second out of each rank while all ranks write to all others, by SMs per rank
+launch   cuda: time of an empty kernel in a graph
+
+Examples:
+  ferry limits
+  ferry limits --ranks 4 --json -
+  ferry limits --backend cuda --ranks 4
+)";
+
+// ---- signals
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kBatches = 21;
+constexpr int kSignalsPerBatch = 200;
+constexpr int kPollsBeforeYield = 4000;
+
+enum class Waiting { spinning, sleeping };
+
+// One rank's flag, which its peer raises, and the event on which the rank sleeps. All zeros is the initial
+// state.
+struct Mailbox {
+  alignas(64) std::atomic<std::uint64_t> flag;
+  alignas(64) WakeEvent event;
+};
+
+struct PingPong {
+  Mailbox mailboxes[2];
+  double seconds;  // written by rank 0
+};
+
+void wait_spinning(const Mailbox& own, std::uint64_t value) {
+  for (int polls = 0; own.flag.load(std::memory_order_acquire) < value; ++polls) {
+    if (polls % kPollsBeforeYield == kPollsBeforeYield - 1) sched_yield();  // the peer may need this core
+  }
+}
+
+// The futex protocol of Ferry's own waits: register as a sleeper, read the event's counter, check the flag
+// once more, then sleep. A peer that raises the flag after that check finds the sleeper and wakes it.
+void wait_sleeping(Mailbox& own, std::uint64_t value) {
+  while (own.flag.load(std::memory_order_seq_cst) < value) {
+    own.event.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t rings = own.event.rings.load(std::memory_order_seq_cst);
+    if (own.flag.load(std::memory_order_seq_cst) < value) futex_wait(own.event.rings, rings, 1.0);
+    own.event.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+void raise(Mailbox& peer, std::uint64_t value) {
+  peer.flag.store(value, std::memory_order_seq_cst);  // WakeEvent::ring() requires seq_cst
+  peer.event.ring();
+}
+
+// Calls signal(n) in batches, n = 1, 2, ...; returns the seconds of one call in the median batch.
+template <class Signal>
+double median_of_batches(Signal&& signal) {
+  std::vector<double> batches;
+  std::uint64_t number = 0;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < kSignalsPerBatch; ++i) signal(++number);
+    batches.push_back(std::chrono::duration<double>(Clock::now() - start).count() / kSignalsPerBatch);
+  }
+  std::sort(batches.begin(), batches.end());
+  return batches[kBatches / 2];
+}
+
+// Seconds for a flag to travel one way between the two ranks of the group: half of a round trip. A spinning
+// rank polls the flag and yields its core now and then; a sleeping rank uses the futex of Ferry's own waits.
+double measure_flag(Group& group, Waiting waiting) {
+  const Mapping memory = Mapping::anonymous_shared(sizeof(PingPong));
+  PingPong& shared = *reinterpret_cast<PingPong*>(memory.data());
+  group.run([&](const Rank& rank) {
+    const int me = rank.index();
+    Mailbox& own = shared.mailboxes[me];
+    rank.barrier();
+    const double round_trip = median_of_batches([&](std::uint64_t number) {
+      if (me == 0) raise(shared.mailboxes[1], number);
+      waiting == Waiting::spinning ? wait_spinning(own, number) : wait_sleeping(own, number);
+      if (me == 1) raise(shared.mailboxes[0], number);
+    });
+    if (me == 0) shared.seconds = round_trip / 2;
+  });
+  return shared.seconds;
+}
+
+double measure_barrier(Group& group) {
+  const Mapping memory = Mapping::anonymous_shared(sizeof(double));
+  double& seconds = *reinterpret_cast<double*>(memory.data());
+  group.run([&](const Rank& rank) {
+    const double median = median_of_batches([&](std::uint64_t) { rank.barrier(); });
+    if (rank.index() == 0) seconds = median;
+  });
+  return seconds;
+}
+
+// ---- report
+
+struct MemcpyRate {
+  int threads;
+  double bytes_per_second;
+};
+
+struct FlagTime {
+  const char* group;
+  const char* waiting;
+  double seconds;
+};
+
+struct BarrierTime {
+  const char* group;
+  int ranks;
+  double seconds;
+};
+
+struct HostLimits {
+  std::vector<MemcpyRate> memcpy;
+  std::vector<FlagTime> flags;
+  std::vector<BarrierTime> barriers;
+};
+
+Group group_of(const std::string& kind, int ranks) {
+  return kind == "processes" ? Group::processes(ranks) : Group::threads(ranks);
+}
+
+// Thread counts for memcpy: 1, 2, 4 ... up to the number of cores, and `ranks`.
+std::set<int> thread_counts(int ranks) {
+  std::set<int> counts{cores(), ranks};
+  for (int threads = 1; threads < cores(); threads *= 2) counts.insert(threads);
+  return counts;
+}
+
+// Measures processes before threads, because a process with threads cannot fork ranks.
+HostLimits measure_host_limits(int ranks) {
+  const std::set<int> threads = thread_counts(ranks);
+  Progress progress("measuring", static_cast<std::int64_t>(threads.size()) + 6);
+  progress.show();
+  HostLimits limits;
+  for (const char* kind : {"processes", "threads"}) {
+    Group two = group_of(kind, 2);
+    limits.flags.push_back({kind, "spinning", measure_flag(two, Waiting::spinning)});
+    progress.advance();
+    limits.flags.push_back({kind, "sleeping", measure_flag(two, Waiting::sleeping)});
+    progress.advance();
+    Group all = group_of(kind, ranks);
+    limits.barriers.push_back({kind, ranks, measure_barrier(all)});
+    progress.advance();
+  }
+  for (const int count : threads) {
+    limits.memcpy.push_back({count, memcpy_bytes_per_second(count)});
+    progress.advance();
+  }
+  return limits;
+}
+
+std::string table_of(const HostLimits& limits) {
+  std::string text = fmt::format("Machine   {}, {}, {}\n", cpu_name(), report::counted(cores(), "core"),
+                                 report::in_bytes(static_cast<double>(memory_bytes())));
+  for (const MemcpyRate& one : limits.memcpy) {
+    text += fmt::format("memcpy    {:<23} {:>12}  read and written\n", report::counted(one.threads, "thread"),
+                        report::in_bytes_per_second(one.bytes_per_second));
+  }
+  for (const FlagTime& one : limits.flags) {
+    text += fmt::format("flag      {:<10} {:<12} {:>12}  one way\n", one.group, one.waiting,
+                        report::in_time(one.seconds * 1e6));
+  }
+  for (const BarrierTime& one : limits.barriers) {
+    text += fmt::format("barrier   {:<10} {:<12} {:>12}\n", one.group, report::counted(one.ranks, "rank"),
+                        report::in_time(one.seconds * 1e6));
+  }
+  return text;
+}
+
+nlohmann::ordered_json json_of(const HostLimits& limits) {
+  nlohmann::ordered_json json{
+      {"schema", "ferry.limits"},
+      {"schema_version", 1},
+      {"ferry_version", std::string(version())},
+      {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};
+  for (const MemcpyRate& one : limits.memcpy) {
+    json["memcpy"].push_back({{"threads", one.threads}, {"bytes_per_second", one.bytes_per_second}});
+  }
+  for (const FlagTime& one : limits.flags) {
+    json["flag_one_way"].push_back(
+        {{"group", one.group}, {"waiting", one.waiting}, {"seconds", one.seconds}});
+  }
+  for (const BarrierTime& one : limits.barriers) {
+    json["barrier"].push_back({{"group", one.group}, {"ranks", one.ranks}, {"seconds", one.seconds}});
+  }
+  return json;
+}
+
+void measure_limits(const std::string& backend, int ranks, const std::string& path) {
+  const Output json(path);
+  if (backend == "cuda") {
+    const GpuLimits limits = measure_gpu_limits(ranks);
+    if (!json.to_stdout()) fmt::print("{}", table_of(limits));
+    return json.write(json_of(limits).dump(2) + "\n");
+  }
+  const HostLimits limits = measure_host_limits(ranks);
+  if (!json.to_stdout()) fmt::print("{}", table_of(limits));
+  json.write(json_of(limits).dump(2) + "\n");
+}
+
+}  // namespace
+
+void add_limits(CLI::App& program) {
+  CLI::App* command =
+      program.add_subcommand("limits", "Measure what this machine can move and how fast its ranks signal");
+  command->footer(kLimitsFooter);
+  struct Options {
+    std::string backend = "cpu";
+    int ranks = 8;
+    std::string json;
+  };
+  const auto options = std::make_shared<Options>();
+  command->add_option("--backend", options->backend, "cpu (default), or cuda to measure the GPUs")
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+      ->type_name("NAME");
+  command->add_option("--ranks", options->ranks, "ranks in the barrier and in the push; default 8")
+      ->check(CLI::Range(2, 1024).description(""))
+      ->type_name("N");
+  add_output(*command, "--json", options->json,
+             "write the report as JSON; - is stdout and replaces\nthe table");
+  command->callback([options] { measure_limits(options->backend, options->ranks, options->json); });
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,204 @@
+// ferry trace: lists recorded routing traces, shows their statistics, and synthesises new ones.
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "ferry/error.hpp"
+#include "ferry/placement.hpp"
+#include "ferry/trace.hpp"
+#include "ferry/version.hpp"
+#include "tools/ferry/commands/commands.hpp"
+#include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/output.hpp"
+#include "tools/ferry/common/recorded_traces.hpp"
+#include "tools/report/units.hpp"
+#include "trace/synth.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+constexpr const char* kTraceFooter = R"(Examples:
+  ferry trace list
+  ferry trace info synth:prefill:experts=128,seed=7
+  ferry trace info deepseek_v2_lite/intent --ranks 4 --json -
+  ferry trace synth synth:decode:tokens=8192 --out /tmp/decode
+  ferry run --trace /tmp/decode.ids.npy
+)";
+
+// Statistics of one layer, or their median over layers.
+struct LayerStatistics {
+  std::string layer;
+  LoadStatistics load;
+  double busiest_rank = 0;   // load of the busiest rank over the mean
+  double overlap = 0;        // mean number of experts that neighbouring tokens share
+  double ranks_reached = 0;  // mean number of ranks that a token is sent to
+};
+
+LayerStatistics statistics_of(const Trace& trace, int layer, const Placement& placement) {
+  const std::vector<std::int64_t> counts = expert_counts(trace, layer);
+  return {.layer = std::to_string(layer),
+          .load = load_statistics(counts),
+          .busiest_rank = busiest(rank_counts(counts, placement)),
+          .overlap = adjacent_overlap(trace, layer),
+          .ranks_reached = distinct_ranks(trace, layer, placement)};
+}
+
+std::vector<LayerStatistics> statistics_of(const Trace& trace, int ranks) {
+  const Placement placement = Placement::blocks(trace.experts, ranks);
+  std::vector<LayerStatistics> layers;
+  for (int layer = 0; layer < trace.layers; ++layer) layers.push_back(statistics_of(trace, layer, placement));
+  return layers;
+}
+
+LoadStatistics median_of(const std::vector<LayerStatistics>& layers) {
+  std::vector<LoadStatistics> loads;
+  for (const LayerStatistics& statistics : layers) loads.push_back(statistics.load);
+  return median(loads);
+}
+
+std::string shape_of(const Trace& trace) {
+  return fmt::format("{} of {}, {}, top {}", report::counted(trace.layers, "layer"),
+                     report::counted(trace.tokens, "token"), report::counted(trace.experts, "expert"),
+                     trace.top_k);
+}
+
+std::string line_of(const LayerStatistics& at) {
+  const LoadStatistics& l = at.load;
+  return fmt::format("{:<7}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>7.2f}{:>9.2f}{:>7.2f}{:>6}", at.layer,
+                     l.max, l.p99, l.p90, l.p50, l.p10, l.min, l.sigma_ln, l.gini, l.idle);
+}
+
+void print_info(const Trace& trace, int ranks, const std::vector<LayerStatistics>& layers) {
+  fmt::print("Trace    {}\n         {}\n", trace.name, trace.source);
+  fmt::print("         {}\n\n", shape_of(trace));
+  fmt::print("Load of the experts, relative to their mean\n");
+  fmt::print("{:<7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>9}{:>7}{:>6}\n", "layer", "max", "p99", "p90", "p50",
+             "p10", "min", "sigma ln", "gini", "idle");
+  for (const LayerStatistics& statistics : layers) fmt::print("{}\n", line_of(statistics));
+  fmt::print("{}\n\n", line_of({.layer = "median", .load = median_of(layers)}));
+  fmt::print("With {}, each holding a block of neighbouring experts\n", report::counted(ranks, "rank"));
+  fmt::print("{:<7}{:>14}{:>18}{:>30}\n", "layer", "busiest rank", "ranks per token",
+             "experts shared by neighbours");
+  for (const LayerStatistics& at : layers) {
+    fmt::print("{:<7}{:>12.2f} x{:>18.2f}{:>30.2f}\n", at.layer, at.busiest_rank, at.ranks_reached,
+               at.overlap);
+  }
+}
+
+nlohmann::ordered_json json_of(const LoadStatistics& load) {
+  return {{"routes", load.routes}, {"max", load.max},  {"p99", load.p99}, {"p90", load.p90},
+          {"p50", load.p50},       {"p10", load.p10},  {"min", load.min}, {"sigma_ln", load.sigma_ln},
+          {"gini", load.gini},     {"idle", load.idle}};
+}
+
+nlohmann::ordered_json json_of(const Trace& trace, int ranks, const std::vector<LayerStatistics>& layers) {
+  nlohmann::ordered_json json{
+      {"schema", "ferry.trace"}, {"schema_version", 1},      {"ferry_version", std::string(version())},
+      {"name", trace.name},      {"source", trace.source},   {"layers", trace.layers},
+      {"tokens", trace.tokens},  {"experts", trace.experts}, {"top_k", trace.top_k},
+      {"ranks", ranks}};
+  for (const LayerStatistics& at : layers) {
+    json["per_layer"].push_back({{"load", json_of(at.load)},
+                                 {"busiest_rank", at.busiest_rank},
+                                 {"ranks_reached", at.ranks_reached},
+                                 {"adjacent_overlap", at.overlap}});
+  }
+  json["median_load"] = json_of(median_of(layers));
+  return json;
+}
+
+void info(const std::string& name, int ranks, const std::string& path) {
+  const Output json(path);
+  const Trace trace = open_trace(name);
+  const std::vector<LayerStatistics> layers = statistics_of(trace, ranks);
+  if (!json.to_stdout()) print_info(trace, ranks, layers);
+  json.write(json_of(trace, ranks, layers).dump(2) + "\n");
+}
+
+void refuse_to_overwrite(const std::string& prefix) {
+  for (const char* ending : {".ids.npy", ".weights.npy", ".seqlens.npy"}) {
+    if (!std::filesystem::exists(prefix + ending)) continue;
+    throw UsageError(fmt::format("'{}{}' exists; use --force to replace it", prefix, ending));
+  }
+}
+
+void synth(const std::string& text, const std::string& prefix, bool force) {
+  const SynthSpec spec = parse_synth_spec(text);
+  if (!force) refuse_to_overwrite(prefix);
+  const Trace trace = synthesise(spec);
+  save_trace(trace, prefix);
+  fmt::print("{}: {}\n", trace::to_string(spec), shape_of(trace));
+  fmt::print("written to {0}.ids.npy, {0}.weights.npy and {0}.seqlens.npy\n", prefix);
+}
+
+void list() {
+  fmt::print(
+      "Synthesised  synth:decode   synth:prefill   synth:uniform, each also with -grouped, and with\n"
+      "             :experts=E,top_k=K,tokens=N,layers=N,seed=N,block_sigma=S\n");
+  const std::vector<RecordedTrace> traces = recorded_traces();
+  if (traces.empty()) {
+    fmt::print("Recorded     none: {}\n", why_no_traces());
+    fmt::print("             {}\n", kHowToGetTraces);
+    return;
+  }
+  const char* heading = "Recorded";
+  for (const RecordedTrace& trace : traces) {
+    fmt::print("{:<13}{}{}\n", heading, trace.name, trace.weights ? "" : "  (without weights)");
+    heading = "";
+  }
+}
+
+void add_info(CLI::App& command) {
+  CLI::App* at = command.add_subcommand("info", "Show the statistics of a trace");
+  struct Options {
+    std::string name, json;
+    int ranks = 8;
+  };
+  const auto options = std::make_shared<Options>();
+  at->add_option("name", options->name, "the trace: folder/name, path.npy or synth:...")
+      ->required()
+      ->type_name("NAME");
+  at->add_option("--ranks", options->ranks, "number of ranks that hold the experts; default 8")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->type_name("N");
+  add_output(*at, "--json", options->json, "write the report as JSON; - is stdout and replaces\nthe table");
+  at->footer(kTraceFooter);
+  at->callback([options] { info(options->name, options->ranks, options->json); });
+}
+
+void add_synth(CLI::App& command) {
+  CLI::App* at = command.add_subcommand("synth", "Synthesise a trace and write it as .npy files");
+  struct Options {
+    std::string spec, prefix;
+    bool force = false;
+  };
+  const auto options = std::make_shared<Options>();
+  at->add_option("spec", options->spec,
+                 "synth:decode, synth:prefill or synth:uniform, optionally\nfollowed by :key=value,...")
+      ->required()
+      ->type_name("NAME");
+  add_text(*at, "--out", options->prefix,
+           "prefix of the files: PREFIX.ids.npy,\nPREFIX.weights.npy and PREFIX.seqlens.npy", "PREFIX")
+      ->required();
+  at->add_flag("--force", options->force, "replace existing files");
+  at->footer(kTraceFooter);
+  at->callback([options] { synth(options->spec, options->prefix, options->force); });
+}
+
+}  // namespace
+
+void add_trace(CLI::App& program) {
+  CLI::App* command = program.add_subcommand("trace", "List, inspect and synthesise routing traces");
+  command->footer(kTraceFooter);
+  command->require_subcommand(1);
+  add_info(*command);
+  add_synth(*command);
+  command->add_subcommand("list", "List the traces that can be run")->callback(list);
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,132 @@
+#include "tools/ferry/common/arguments.hpp"
+
+#include <fmt/core.h>
+
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <limits>
+
+#include "ferry/error.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Parsed here because the parser's own unsigned numbers wrap around below zero.
+std::uint64_t parse_seed(const std::string& text) {
+  std::uint64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc{} && stop == end) return value;
+  throw UsageError(fmt::format("--seed {}: must be a number from 0 to {}", text,
+                               std::numeric_limits<std::uint64_t>::max()));
+}
+
+// The file that a path leads to, which need not exist.
+fs::path resolved(const std::string& path) {
+  std::error_code failed;
+  fs::path target = fs::weakly_canonical(fs::absolute(path, failed), failed);
+  return failed ? fs::path(path) : target;
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  if (a == "-" || b == "-") return a == b;
+  return resolved(a) == resolved(b);
+}
+
+template <class Value, std::size_t kCount>
+Value named(const std::array<Value, kCount>& values, const std::string& name) {
+  for (const Value value : values) {
+    if (name == to_string(value)) return value;
+  }
+  throw UsageError(fmt::format("unknown name '{}'", name));
+}
+
+}  // namespace
+
+void add_count(CLI::App& command, const char* name, int& value, const std::string& help) {
+  add_number(command, name, value, help, 1, std::numeric_limits<int>::max());
+}
+
+CLI::Option* add_seed(CLI::App& command, std::uint64_t& value, const std::string& help) {
+  return command
+      .add_option_function<std::string>(
+          "--seed", [&value](const std::string& text) { value = parse_seed(text); }, help)
+      ->type_name("N");
+}
+
+CLI::Option* add_text(CLI::App& command, const char* name, std::string& value, const std::string& help,
+                      const char* type_name) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [&value, name](const std::string& text) {
+            if (text.empty()) throw UsageError(fmt::format("{}: must not be empty", name));
+            value = text;
+          },
+          help)
+      ->type_name(type_name);
+}
+
+void add_choice(CLI::App& command, const char* name, std::string& value, const char* help,
+                const std::vector<std::string>& choices) {
+  command.add_option(name, value, help)->check(CLI::IsMember(choices).description(""))->type_name("NAME");
+}
+
+CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& help) {
+  return add_text(command, name, path, help, "FILE");
+}
+
+void refuse_shared(std::initializer_list<NamedOutput> outputs) {
+  for (const NamedOutput* one = outputs.begin(); one != outputs.end(); ++one) {
+    for (const NamedOutput* other = outputs.begin(); other != one; ++other) {
+      if (one->path.empty() || other->path.empty() || !same_file(one->path, other->path)) continue;
+      throw UsageError(fmt::format("{} {} and {} {} would write to the same file", other->option, other->path,
+                                   one->option, one->path));
+    }
+  }
+}
+
+BackendKind backend_of(const std::string& name) {
+  return named(std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda}, name);
+}
+
+Layout layout_of(const std::string& name) {
+  return named(std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major}, name);
+}
+
+Reduction reduction_of(const std::string& name) {
+  return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
+}
+
+Format format_of(const std::string& name) {
+  const std::string choices = "must be bf16, fp16, fp32 or fp8[-columns][-pow2[-packed]]";
+  if (name.starts_with("raw")) {
+    throw UsageError(fmt::format(
+        "--format {}: {}; the experts cannot compute with raw parts, which have no values", name, choices));
+  }
+  try {
+    return parse_format(name);
+  } catch (const UsageError&) {
+    throw UsageError(fmt::format("--format {}: {}", name, choices));
+  }
+}
+
+void check_reduction(Layout layout, Reduction reduction) {
+  if (layout != Layout::rank_major || reduction == Reduction::partial) return;
+  throw UsageError(fmt::format(
+      "--reduction {} with --layout rank_major: its rows are already sums over the experts of a rank; use "
+      "--reduction partial",
+      to_string(reduction)));
+}
+
+DType token_type(const Format& format) {
+  if (format.kind == FormatKind::fp32) return DType::fp32;
+  if (format.kind == FormatKind::fp16) return DType::fp16;
+  return DType::bf16;
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,63 @@
+// Command-line options that several subcommands have, and the names of enumerators in options.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "ferry/format.hpp"
+#include "ferry/types.hpp"
+#include "tools/ferry/common/output.hpp"
+
+namespace ferry::app {
+
+// Adds an option that takes a number from `least` to `most`. The error for any other number names the option
+// and the range.
+template <class Number>
+void add_number(CLI::App& command, const char* name, Number& value, const std::string& help, Number least,
+                Number most) {
+  command.add_option(name, value, help)->check(CLI::Range(least, most).description(""))->type_name("N");
+}
+
+// A number that is 1 or more.
+void add_count(CLI::App& command, const char* name, int& value, const std::string& help);
+
+// --seed: decimal digits below 2^64. Throws UsageError for anything else.
+CLI::Option* add_seed(CLI::App& command, std::uint64_t& value, const std::string& help);
+
+// A text. Throws UsageError for an empty one.
+CLI::Option* add_text(CLI::App& command, const char* name, std::string& value, const std::string& help,
+                      const char* type_name);
+
+// One of `choices`.
+void add_choice(CLI::App& command, const char* name, std::string& value, const char* help,
+                const std::vector<std::string>& choices);
+
+// A file to write: any path, or - for standard output.
+CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& help);
+
+// An output and the option that names it.
+struct NamedOutput {
+  const char* option;
+  const std::string& path;
+};
+
+// Throws UsageError if two outputs lead to the same file.
+void refuse_shared(std::initializer_list<NamedOutput> outputs);
+
+// Enumerators by their names. Throw UsageError for an unknown name.
+BackendKind backend_of(const std::string& name);
+Layout layout_of(const std::string& name);
+Reduction reduction_of(const std::string& name);
+// Refuses raw formats: the program's experts need values to compute with.
+Format format_of(const std::string& name);
+
+// Throws UsageError for a reduction that --layout rank_major does not have.
+void check_reduction(Layout layout, Reduction reduction);
+
+// The type of a format's values before quantisation, which results have too.
+DType token_type(const Format& format);
+
+}  // namespace ferry::app

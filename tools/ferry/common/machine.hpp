@@ -1,0 +1,28 @@
+// What this machine is, and how fast its threads copy memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ferry::app {
+
+std::string cpu_name();                   // as the system calls it; "unknown" if it does not say
+std::vector<std::string> cpu_features();  // the instruction sets present, of those that Ferry has kernels for
+int cores();                              // that this process may use
+std::int64_t memory_bytes();              // installed
+std::int64_t available_memory_bytes();    // that can be allocated without swapping; 0: unknown
+
+std::string command_line();  // of this process, with the program named `ferry`
+std::string utc_now();       // such as 2026-11-21T04:00:00Z
+
+// Bytes of source and target buffers together, over all threads or processes that measure memcpy.
+std::int64_t memcpy_buffer_bytes();
+
+// Bytes read plus bytes written per second by `threads` threads that copy at once with memcpy, each between
+// two buffers of its own. Median of several rounds, each as long as its slowest thread. With fewer cores than
+// threads the threads share the cores, as ranks do. The first call for a number of threads takes about 0.2 s;
+// later calls return the same value.
+double memcpy_bytes_per_second(int threads);
+
+}  // namespace ferry::app

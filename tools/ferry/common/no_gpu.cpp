@@ -1,0 +1,42 @@
+#include "exchange/backend.hpp"
+#include "ferry/error.hpp"
+#include "tools/ferry/bench/device_bench.hpp"
+#include "tools/ferry/limits/gpu_probes.hpp"
+#include "tools/ferry/run/device_context.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+[[noreturn]] void refuse() {
+  throw UnsupportedError(kNoCudaBackend);
+}
+
+}  // namespace
+
+std::vector<std::string> gpu_names() {
+  refuse();
+}
+int gpu_sms() {
+  refuse();
+}
+double measure_push(int, int) {
+  refuse();
+}
+double measure_gpu_flag() {
+  refuse();
+}
+double measure_gpu_barrier(int) {
+  refuse();
+}
+double measure_launch(int) {
+  refuse();
+}
+std::vector<GpuBenchRow> run_gpu_case(const GpuCase&, const std::string&) {
+  refuse();
+}
+std::unique_ptr<DeviceContext> make_gpu_context(const Rank&, const RunSpec&) {
+  refuse();
+}
+
+}  // namespace ferry::app

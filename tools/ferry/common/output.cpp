@@ -1,0 +1,164 @@
+#include "tools/ferry/common/output.hpp"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "ferry/error.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Close {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using File = std::unique_ptr<std::FILE, Close>;
+
+SystemError cannot_write(const std::string& path, int error) {
+  return SystemError(fmt::format("cannot write '{}': {}", path, std::strerror(error)), error);
+}
+
+void put(const std::string& path, const std::string& text, std::FILE* file) {
+  const bool all = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (!all || std::fflush(file) != 0) throw cannot_write(path, errno);
+}
+
+// A temporary file in the folder of `target`. It replaces the target in replace_target(); until then the
+// destructor removes it.
+class TemporaryFile {
+ public:
+  TemporaryFile(const std::string& path, const std::string& target)
+      : path_(path), target_(target), temporary_(fmt::format("{}.{}.part", target, getpid())) {
+    constexpr mode_t kReadWriteAll = 0666;  // reduced by the umask
+    const int descriptor =
+        ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kReadWriteAll);
+    if (descriptor < 0) throw cannot_write(path_, errno);
+    file_.reset(fdopen(descriptor, "w"));
+    struct stat old{};
+    if (stat(target_.c_str(), &old) == 0) fchmod(descriptor, old.st_mode);
+  }
+  ~TemporaryFile() {
+    if (!temporary_.empty()) unlink(temporary_.c_str());
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  void write(const std::string& text) { put(path_, text, file_.get()); }
+  void replace_target() {
+    if (std::rename(temporary_.c_str(), target_.c_str()) != 0) throw cannot_write(path_, errno);
+    temporary_.clear();
+  }
+
+ private:
+  const std::string& path_;
+  const std::string& target_;
+  std::string temporary_;
+  File file_;
+};
+
+// The regular file, existing or new, that a path leads to once links are followed. Empty for anything else.
+std::string regular_target(const std::string& path) {
+  std::error_code failed;
+  const fs::file_status status = fs::status(path, failed);
+  if (status.type() == fs::file_type::directory) throw cannot_write(path, EISDIR);
+  if (status.type() != fs::file_type::regular && status.type() != fs::file_type::not_found) return "";
+  const fs::path target = fs::weakly_canonical(path, failed);
+  return failed ? path : target.string();
+}
+
+}  // namespace
+
+Output::Output(std::string path) : path_(std::move(path)) {
+  if (!wanted() || to_stdout()) return;
+  target_ = regular_target(path_);
+  if (target_.empty() || fs::exists(target_)) {
+    if (access(path_.c_str(), W_OK) != 0) throw cannot_write(path_, errno);
+  }
+  if (!target_.empty()) const TemporaryFile attempt(path_, target_);
+}
+
+void Output::write(const std::string& text) const {
+  if (!wanted()) return;
+  if (to_stdout()) return put("standard output", text, stdout);
+  if (target_.empty()) {
+    const File file(std::fopen(path_.c_str(), "w"));
+    if (!file) throw cannot_write(path_, errno);
+    return put(path_, text, file.get());
+  }
+  TemporaryFile temporary(path_, target_);
+  temporary.write(text);
+  temporary.replace_target();
+}
+
+// ---- Progress
+
+namespace {
+
+constexpr std::int64_t kRefreshMs = 200;  // a shorter task shows nothing
+
+std::int64_t now_ms() {
+  using std::chrono::milliseconds;
+  return std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+// All zeros is the initial state: no part done, no line printed.
+struct Progress::SharedState {
+  std::atomic<std::int64_t> parts_done;
+  std::atomic<std::int64_t> last_print_ms;
+  std::atomic<bool> printed;
+};
+
+Progress::Progress(std::string task, std::int64_t total, std::int64_t parts)
+    : task_(std::move(task)),
+      total_(total),
+      parts_(parts),
+      terminal_(isatty(STDERR_FILENO) == 1),
+      memory_(Mapping::anonymous_shared(sizeof(SharedState))) {
+  state().last_print_ms = now_ms();
+}
+
+Progress::~Progress() {
+  if (state().printed) fmt::print(stderr, "\r\033[K");
+}
+
+Progress::SharedState& Progress::state() const {
+  return *reinterpret_cast<SharedState*>(memory_.data());
+}
+
+void Progress::show() const {
+  if (!terminal_) return;
+  state().printed = true;
+  std::string line = "\r\033[K" + task_;
+  if (total_ > 0) line += fmt::format(": {} of {}", state().parts_done / parts_, total_);
+  std::fputs(line.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+void Progress::refresh() const {
+  const std::int64_t now = now_ms();
+  std::int64_t last = state().last_print_ms;
+  if (now - last >= kRefreshMs && state().last_print_ms.compare_exchange_strong(last, now)) show();
+}
+
+void Progress::advance() const {
+  ++state().parts_done;
+  refresh();
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,57 @@
+// Writes the program's output files, and its progress line on a terminal.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "memory/mapping.hpp"
+
+namespace ferry::app {
+
+// Destination of a text: a file, standard output (`-`), or none (empty path).
+//
+// A path that cannot be written is an error at construction, before the work starts. A regular file appears
+// complete or not at all: the text goes to a temporary file in the same folder, which is then renamed. Other
+// files (a pipe, /dev/null) are written in place.
+class Output {
+ public:
+  explicit Output(std::string path);  // @throws SystemError that names the path
+
+  bool wanted() const { return !path_.empty(); }
+  bool to_stdout() const { return path_ == "-"; }
+
+  void write(const std::string& text) const;  // @throws SystemError, for a full disk too
+
+ private:
+  std::string path_;    // as given
+  std::string target_;  // the regular file that the path leads to; empty for anything else
+};
+
+// One line on stderr that shows how much of a long task is done. Prints nothing unless stderr is a terminal.
+//
+// Construct it before the ranks start: threads and forked processes share its counter, and any of them may
+// print the line.
+class Progress {
+ public:
+  // advance() must be called `parts` times for each of the `total` items. With `total` 0 only `task` is
+  // shown.
+  explicit Progress(std::string task, std::int64_t total = 0, std::int64_t parts = 1);
+  ~Progress();  // erases the line
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void show() const;     // prints the line now
+  void refresh() const;  // prints the line if 200 ms have passed since the last time
+  void advance() const;  // counts one part, then refreshes
+
+ private:
+  struct SharedState;
+  SharedState& state() const;
+
+  std::string task_;
+  std::int64_t total_, parts_;
+  bool terminal_;
+  Mapping memory_;  // SharedState, shared with forked ranks
+};
+
+}  // namespace ferry::app

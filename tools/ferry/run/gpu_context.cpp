@@ -1,0 +1,280 @@
+#include <cstdint>
+#include <vector>
+
+#include "backends/cpu/kernels.hpp"
+#include "tools/ferry/common/gpu.hpp"
+#include "tools/ferry/run/cublas.hpp"
+#include "tools/ferry/run/device_context.hpp"
+#include "tools/ferry/run/gpu_expert_kernels.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+// The experts of one rank on a GPU. SwiGLU's matrix products take operands of RunSpec::type and accumulate in
+// fp32. They read received rows in place, with two exceptions: fp8 rows are decoded first, and rank_major
+// rows are first gathered by expert.
+class GpuExperts {
+ public:
+  // `rows`: the most rows that can be received. Allocates everything on the current GPU now, because an
+  // allocation later could wait for kernels of other ranks, which wait for this one.
+  GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const DeviceStream& stream);
+
+  // Enqueue on the stream and return. The dispatch has completed.
+  void scale(const DispatchResult& received);
+  void swiglu(const DispatchResult& received);
+
+  Outputs outputs() const { return {.data = outputs_.as(), .type = spec_.type}; }
+
+ private:
+  // The contiguous rows of one expert.
+  struct RowRange {
+    std::int64_t first, count;
+  };
+
+  void upload_weights();
+  GpuRows rows_of(const DispatchResult& received) const;
+  GpuSlots slots_of(const DispatchResult& received) const;
+  std::vector<RowRange> row_ranges(const DispatchResult& received) const;
+  std::vector<RowRange> gather_by_expert(const DispatchResult& received);
+  void apply_swiglu(int local, const void* x, std::int64_t rows, void* out) const;
+  std::byte* row(const GpuBuffer& rows, std::int64_t index) const {
+    return rows.as() + index * spec_.row_bytes();
+  }
+
+  const RunSpec& spec_;
+  const std::vector<int>& experts_;  // global ids, in local order
+  bool rank_major_;
+  const DeviceStream& stream_;
+  Cublas cublas_;
+  GpuBuffer weights_;                // [local experts] gate, up, down, of RunSpec::type
+  GpuBuffer factors_;                // [local experts]
+  GpuBuffer outputs_;                // [rows, hidden] of RunSpec::type
+  GpuBuffer inputs_;                 // [routes, hidden] of RunSpec::type; empty if rows are read in place
+  GpuBuffer gate_, up_, activated_;  // [routes, inner]; `activated_` of RunSpec::type
+  // rank_major only:
+  GpuBuffer expert_rows_;    // [routes, hidden] of RunSpec::type, the experts' outputs
+  GpuBuffer row_of_route_;   // [routes]
+  GpuBuffer route_of_slot_;  // [rows, top_k], -1 for a slot without a local expert
+};
+
+GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const DeviceStream& stream)
+    : spec_(spec),
+      experts_(spec.config.placement.experts_of(rank)),
+      rank_major_(spec.config.layout == Layout::rank_major),
+      stream_(stream),
+      cublas_(stream.get()),
+      outputs_(rows * spec.row_bytes()) {
+  const std::int64_t slots = rank_major_ ? rows * spec.config.top_k : 0;
+  const std::int64_t routes = rank_major_ ? slots : rows;
+  const bool in_place = !rank_major_ && spec.config.format.kind != FormatKind::fp8_e4m3;
+  inputs_ = GpuBuffer(in_place ? 0 : routes * spec.row_bytes());
+  gate_ = GpuBuffer(routes * spec.options.inner * 4);
+  up_ = GpuBuffer(gate_.bytes());
+  activated_ = GpuBuffer(routes * spec.options.inner * bytes_of(spec.type));
+  expert_rows_ = GpuBuffer(slots * spec.row_bytes());
+  row_of_route_ = GpuBuffer(slots * 4);
+  route_of_slot_ = GpuBuffer(slots * 4);
+  upload_weights();
+}
+
+void GpuExperts::upload_weights() {
+  const std::int64_t matrix = std::int64_t{spec_.config.hidden} * spec_.options.inner;
+  const std::int64_t bytes = 3 * matrix * bytes_of(spec_.type);  // of an expert
+  const auto locals = static_cast<std::int64_t>(experts_.size());
+  weights_ = GpuBuffer(locals * bytes);
+  factors_ = GpuBuffer(locals * 4);
+  std::vector<std::byte> converted(static_cast<std::size_t>(locals * bytes));
+  std::vector<float> factors;
+  for (const int expert : experts_) {
+    std::byte* to = converted.data() + static_cast<std::int64_t>(factors.size()) * bytes;
+    for (const float* from :
+         {spec_.weights.gate(expert), spec_.weights.up(expert), spec_.weights.down(expert)}) {
+      cpu::kernels().convert_row(to, spec_.type, from, DType::fp32, matrix, cpu::Store::cached);
+      to += matrix * bytes_of(spec_.type);
+    }
+    factors.push_back(factor_of(expert));
+  }
+  weights_.fill_from(converted.data(), weights_.bytes());
+  factors_.fill_from(factors.data(), factors_.bytes());
+}
+
+void GpuExperts::scale(const DispatchResult& received) {
+  const GpuRows rows = rows_of(received);
+  if (rank_major_) {
+    return scale_and_sum_slots(rows, slots_of(received), factors_.as<float>(), received.host->total,
+                               outputs_.as(), stream_.get());
+  }
+  const std::vector<RowRange> ranges = row_ranges(received);
+  for (std::size_t local = 0; local < ranges.size(); ++local) {
+    scale_rows(rows, ranges[local].first, ranges[local].count, factor_of(experts_[local]), outputs_.as(),
+               stream_.get());
+  }
+}
+
+void GpuExperts::swiglu(const DispatchResult& received) {
+  const GpuRows rows = rows_of(received);
+  const std::vector<RowRange> ranges = rank_major_ ? gather_by_expert(received) : row_ranges(received);
+  if (!rank_major_ && rows.quantised)
+    gather_values(rows, nullptr, received.host->total, inputs_.as(), stream_.get());
+  const bool in_place = inputs_.bytes() == 0;
+  const auto* x = in_place ? static_cast<const std::byte*>(received.data) : inputs_.as();
+  const GpuBuffer& out = rank_major_ ? expert_rows_ : outputs_;
+  for (std::size_t local = 0; local < ranges.size(); ++local) {
+    const auto [first, count] = ranges[local];
+    if (count > 0)
+      apply_swiglu(static_cast<int>(local), x + first * spec_.row_bytes(), count, row(out, first));
+  }
+  if (!rank_major_) return;
+  sum_slots(rows, slots_of(received), expert_rows_.as(), route_of_slot_.as<std::int32_t>(),
+            received.host->total, outputs_.as(), stream_.get());
+}
+
+// out = down(silu(x gate) * (x up))
+void GpuExperts::apply_swiglu(int local, const void* x, std::int64_t rows, void* out) const {
+  const int hidden = spec_.config.hidden, inner = spec_.options.inner;
+  const std::int64_t matrix = std::int64_t{hidden} * inner * bytes_of(spec_.type);
+  const std::byte* gate = weights_.as() + 3 * local * matrix;
+  const MatrixProduct gate_product{.a = x,
+                                   .b = gate,
+                                   .out = gate_.as(),
+                                   .rows = rows,
+                                   .inner = hidden,
+                                   .columns = inner,
+                                   .type = spec_.type,
+                                   .out_type = DType::fp32};
+  MatrixProduct up_product = gate_product;
+  up_product.b = gate + matrix;
+  up_product.out = up_.as();
+  cublas_.multiply(gate_product);
+  cublas_.multiply(up_product);
+  silu_times(gate_.as<float>(), up_.as<float>(), rows * inner, spec_.type, activated_.as(), stream_.get());
+  cublas_.multiply({.a = activated_.as(),
+                    .b = gate + 2 * matrix,
+                    .out = out,
+                    .rows = rows,
+                    .inner = inner,
+                    .columns = hidden,
+                    .type = spec_.type,
+                    .out_type = spec_.type});
+}
+
+GpuRows GpuExperts::rows_of(const DispatchResult& received) const {
+  const Format& format = spec_.config.format;
+  GpuRows rows{};
+  rows.values = received.data;
+  rows.type = spec_.type;
+  rows.hidden = spec_.config.hidden;
+  rows.quantised = format.kind == FormatKind::fp8_e4m3;
+  if (!rows.quantised) return rows;
+  rows.packed = format.fp8.packed;
+  rows.scales = received.parts[1].data;
+  rows.scale_part = parts_of(format, spec_.config.hidden).part[1];
+  rows.scale_leading = received.parts[1].leading_dimension;
+  return rows;
+}
+
+GpuSlots GpuExperts::slots_of(const DispatchResult& received) const {
+  return {.local_ids = received.local_ids, .weights = received.weight, .top_k = spec_.config.top_k};
+}
+
+std::vector<GpuExperts::RowRange> GpuExperts::row_ranges(const DispatchResult& received) const {
+  std::vector<std::int32_t> counts(experts_.size()), offsets(experts_.size());
+  const auto bytes = static_cast<std::int64_t>(experts_.size()) * 4;
+  copy_to_host(counts.data(), received.counts, bytes);
+  copy_to_host(offsets.data(), received.row_offsets, bytes);
+  std::vector<RowRange> ranges;
+  for (std::size_t local = 0; local < counts.size(); ++local)
+    ranges.push_back({offsets[local], counts[local]});
+  return ranges;
+}
+
+// Copies the rows of each local expert side by side into inputs_, and records each slot's position there in
+// route_of_slot_.
+std::vector<GpuExperts::RowRange> GpuExperts::gather_by_expert(const DispatchResult& received) {
+  const std::int64_t top_k = spec_.config.top_k, slots = received.host->total * top_k;
+  std::vector<std::int32_t> locals(static_cast<std::size_t>(slots)), row_of_route,
+      route_of_slot(locals.size(), -1);
+  copy_to_host(locals.data(), received.local_ids, slots * 4);
+  std::vector<RowRange> ranges;
+  for (std::int32_t local = 0; local < static_cast<std::int32_t>(experts_.size()); ++local) {
+    const auto first = static_cast<std::int64_t>(row_of_route.size());
+    for (std::int64_t slot = 0; slot < slots; ++slot) {
+      if (locals[static_cast<std::size_t>(slot)] != local) continue;
+      route_of_slot[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(row_of_route.size());
+      row_of_route.push_back(static_cast<std::int32_t>(slot / top_k));
+    }
+    ranges.push_back({first, static_cast<std::int64_t>(row_of_route.size()) - first});
+  }
+  const auto routes = static_cast<std::int64_t>(row_of_route.size());
+  row_of_route_.fill_from(row_of_route.data(), routes * 4);
+  route_of_slot_.fill_from(route_of_slot.data(), slots * 4);
+  gather_values(rows_of(received), row_of_route_.as<std::int32_t>(), routes, inputs_.as(), stream_.get());
+  return ranges;
+}
+
+class GpuContext final : public DeviceContext {
+ public:
+  GpuContext(const Rank& rank, const RunSpec& spec)
+      : DeviceContext(rank, spec),
+        experts_(spec, rank.index(), received_row_capacity(exchange_), stream_),
+        tokens_(spec.tokens() * spec.row_bytes()),
+        ids_(spec.tokens() * spec.config.top_k * 4),
+        weights_(ids_.bytes()),
+        result_(spec.result_bytes()),
+        result_copy_(static_cast<std::size_t>(spec.result_bytes())) {}
+
+  void set_inputs(const StepInputs& inputs) override {
+    tokens_.fill_from(inputs.tokens.data(), tokens_.bytes());
+    ids_.fill_from(inputs.routes.ids.data(), ids_.bytes());
+    weights_.fill_from(inputs.routes.weights.data(), weights_.bytes());
+    result_.fill(0xFF, stream_);
+    stream_.wait();
+  }
+  void dispatch() override {
+    received_ = exchange_.dispatch(Tokens::rows(tokens_.as(), spec_.tokens(), spec_.type),
+                                   ids_.as<std::int32_t>(), weights_.as<float>(), stream_);
+    exchange_.synchronize(0, stream_);
+  }
+  void run_scaling_experts() override {
+    experts_.scale(received_);
+    stream_.wait();
+  }
+  void run_swiglu_experts() override {
+    experts_.swiglu(received_);
+    stream_.wait();
+  }
+  void combine() override {
+    exchange_.combine(experts_.outputs(), received_.plan, {.data = result_.as(), .type = spec_.type},
+                      combine_options(received_), stream_);
+    exchange_.synchronize(0, stream_);
+  }
+  const DispatchResult& received() override {
+    exchange_.check();
+    received_copy_ = result_on_host_.copy(received_, spec_.config);
+    return received_copy_;
+  }
+  std::span<const std::byte> result() override {
+    exchange_.check();
+    copy_to_host(result_copy_.data(), result_.as(), result_.bytes());
+    return result_copy_;
+  }
+
+ private:
+  DeviceStream stream_;
+  GpuExperts experts_;
+  GpuBuffer tokens_, ids_, weights_;
+  GpuBuffer result_;
+  DispatchResult received_, received_copy_;
+  ResultOnHost result_on_host_;
+  std::vector<std::byte> result_copy_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceContext> make_gpu_context(const Rank& rank, const RunSpec& spec) {
+  use_gpu_of_rank(rank.index());
+  return std::make_unique<GpuContext>(rank, spec);
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,206 @@
+#include "tools/ferry/run/report.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "ferry/version.hpp"
+#include "format/parts.hpp"
+#include "layout/device_message.hpp"
+#include "layout/message.hpp"
+#include "tools/ferry/common/machine.hpp"
+#include "tools/ferry/run/combine_check.hpp"
+#include "tools/ferry/run/swiglu.hpp"
+#include "trace/synth.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+// "synth:decode" for "synth:decode:experts=256,...". The full text is the recipe.
+std::string short_name(const std::string& name) {
+  return name.substr(0, name.find(':', name.find(':') + 1));
+}
+
+report::Workload workload_of(const RunSpec& spec) {
+  report::Workload workload{.trace = spec.trace.name,
+                            .synthesised = spec.synth.has_value(),
+                            .description = spec.trace.source,
+                            .layers = spec.trace.layers,
+                            .tokens = spec.trace.tokens,
+                            .tokens_per_rank = spec.tokens(),
+                            .steps = spec.options.steps};
+  if (spec.synth) {
+    workload.trace = short_name(spec.trace.name);
+    workload.recipe = trace::to_string(*spec.synth);
+    workload.seed = spec.synth->seed;
+  }
+  return workload;
+}
+
+// The precision and the library of the experts' matrix products.
+std::string expert_arithmetic(const RunSpec& spec) {
+  if (spec.config.backend != BackendKind::cuda) return fmt::format("fp32, {}", blas_name());
+  return fmt::format("{} with fp32 accumulation, cuBLAS", to_string(spec.type));
+}
+
+report::Configuration configuration_of(const RunSpec& spec) {
+  return {.backend = to_string(spec.config.backend),
+          .ranks = spec.options.ranks,
+          .group = spec.options.processes ? "processes" : "threads",
+          .experts = spec.config.experts,
+          .top_k = spec.config.top_k,
+          .hidden = spec.config.hidden,
+          .max_tokens = spec.config.max_tokens,
+          .layout = to_string(spec.config.layout),
+          .format = to_string(spec.config.format),
+          .reduction = to_string(spec.config.reduction),
+          .combine_type = to_string(spec.config.combine_type),
+          .expert_function =
+              fmt::format("SwiGLU, {} inner columns, {}", spec.options.inner, expert_arithmetic(spec))};
+}
+
+CheckCounter total(const RunSpec& spec, const SharedResults& results, CheckCounter RankResults::* member) {
+  CheckCounter sum;
+  for (int rank = 0; rank < spec.options.ranks; ++rank) sum.add(results.rank(rank).*member);
+  return sum;
+}
+
+report::Check check_of(const char* name, const CheckCounter& counter, const std::string& description) {
+  return {
+      .name = name,
+      .passed = counter.wrong == 0 && counter.compared > 0,
+      .compared = counter.compared,
+      .wrong = counter.wrong,
+      .detail = counter.wrong == 0 ? description : "first at " + std::string(counter.first_failure.data())};
+}
+
+std::int64_t sum_over_ranks(const RunSpec& spec, const SharedResults& results,
+                            std::int64_t RankResults::* member) {
+  std::int64_t sum = 0;
+  for (int rank = 0; rank < spec.options.ranks; ++rank) sum += results.rank(rank).*member;
+  return sum;
+}
+
+// Bytes of one dispatch message, and of one row of combine's staging buffers.
+std::int64_t dispatch_message(const RunSpec& spec) {
+  const PartList parts = parts_of(spec.config.format, spec.config.hidden);
+  const bool device = spec.config.backend == BackendKind::cuda;
+  return device ? device_message_bytes(device_message_layout(parts), spec.config.top_k)
+                : message_layout(parts, spec.config.top_k).bytes;
+}
+
+std::int64_t combine_message(const RunSpec& spec) {
+  const std::int64_t tail =
+      spec.config.reduction == Reduction::partial ? 0 : static_cast<std::int64_t>(sizeof(RouteTail));
+  return spec.row_bytes() + tail;
+}
+
+report::Traffic traffic_of(const RunSpec& spec, std::span<const std::int64_t> messages,
+                           std::int64_t message_bytes) {
+  report::Traffic out;
+  const auto ranks = static_cast<std::size_t>(spec.options.ranks);
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    out.traffic_bytes.push_back(messages[i] * message_bytes);
+    if (i / ranks != i % ranks) out.wire_bytes += messages[i] * message_bytes;
+    if (i / ranks != i % ranks) out.messages += messages[i];
+  }
+  return out;
+}
+
+// Compares the bytes and messages that the ranks counted while writing with those that the plans imply.
+report::Check check_wire(const char* name, const report::Traffic& planned, std::int64_t bytes,
+                         std::int64_t messages) {
+  CheckCounter counter;
+  const bool same = planned.wire_bytes == bytes && planned.messages == messages;
+  if (same) counter.pass(messages);
+  if (!same) {
+    counter.fail(std::max<std::int64_t>(messages, 1),
+                 fmt::format("counted {} bytes in {} messages, planned {} bytes in {} messages", bytes,
+                             messages, planned.wire_bytes, planned.messages));
+  }
+  report::Check check =
+      check_of(name, counter, "messages that the exchange counted, against those that the plans imply");
+  check.passed = same;
+  return check;
+}
+
+std::int64_t received_row_bytes(const RunSpec& spec) {
+  const PartList parts = parts_of(spec.config.format, spec.config.hidden);
+  std::int64_t bytes = 0;
+  for (int p = 0; p < parts.count; ++p) bytes += parts.part[p].row_bytes;
+  return bytes;
+}
+
+void add_traffic(const RunSpec& spec, const SharedResults& results, report::RunReport& run) {
+  const std::int64_t rows = sum_over_ranks(spec, results, &RankResults::rows);
+  const std::int64_t rank_steps = std::int64_t{spec.options.steps} * spec.options.ranks;
+  run.dispatch = traffic_of(spec, results.dispatch_messages(), dispatch_message(spec));
+  run.dispatch.moved_bytes = rank_steps * spec.tokens() * spec.row_bytes() + 2 * run.dispatch.wire_bytes +
+                             rows * received_row_bytes(spec);
+  run.combine = traffic_of(spec, results.combine_messages(), combine_message(spec));
+  run.combine.moved_bytes =
+      rows * spec.row_bytes() + 2 * run.combine.wire_bytes + rank_steps * spec.result_bytes();
+}
+
+void add_checks(const RunSpec& spec, const SharedResults& results, report::RunReport& run) {
+  run.checks.push_back(
+      check_of("dispatch, bit for bit", total(spec, results, &RankResults::dispatch),
+               "counts, offsets, sources, weights and values of every row against the oracle"));
+  run.checks.push_back(
+      check_of("combine, bit for bit", total(spec, results, &RankResults::combine),
+               "scaling experts, against the same sums computed on the source rank in the specified order"));
+  const CheckCounter dense = total(spec, results, &RankResults::dense);
+  report::Check swiglu = check_of("SwiGLU against dense fp32", dense,
+                                  "against experts applied on the source rank, without an exchange");
+  swiglu.error = dense.max_error;
+  swiglu.tolerance = kTolerance;
+  run.checks.push_back(swiglu);
+  run.checks.push_back(check_of("timed results equal checked results",
+                                total(spec, results, &RankResults::repeated),
+                                "hash of every rank's result in every step"));
+  run.checks.push_back(check_wire("dispatch bytes as planned", run.dispatch,
+                                  sum_over_ranks(spec, results, &RankResults::dispatch_wire_bytes),
+                                  sum_over_ranks(spec, results, &RankResults::dispatch_messages)));
+  run.checks.push_back(check_wire("combine bytes as planned", run.combine,
+                                  sum_over_ranks(spec, results, &RankResults::combine_wire_bytes),
+                                  sum_over_ranks(spec, results, &RankResults::combine_messages)));
+}
+
+void add_load(const RunSpec& spec, const SharedResults& results, report::RunReport& run) {
+  run.load.routes_per_expert.assign(results.routes().begin(), results.routes().end());
+  for (const ExpertLocation& location : spec.config.placement.places())
+    run.load.rank_of_expert.push_back(location.rank);
+  for (int rank = 0; rank < spec.options.ranks; ++rank)
+    run.load.rows_per_rank.push_back(results.rank(rank).rows);
+  run.load.dropped_routes = results.dropped();
+}
+
+// Shifts all times so that the first timed dispatch begins at 0.
+void add_times(const SharedResults& results, report::RunReport& run) {
+  run.times.assign(results.step_times().begin(), results.step_times().end());
+  double first = run.times.front()[report::StepStage::dispatch].begin_us;
+  for (const report::StepTimes& times : run.times)
+    first = std::min(first, times[report::StepStage::dispatch].begin_us);
+  for (report::StepTimes& times : run.times) {
+    for (report::Span& span : times.stages) span = {span.begin_us - first, span.end_us - first};
+  }
+}
+
+}  // namespace
+
+report::RunReport make_report(const RunSpec& spec, const SharedResults& results) {
+  report::RunReport run;
+  run.ferry_version = version();
+  run.command = command_line();
+  run.workload = workload_of(spec);
+  run.configuration = configuration_of(spec);
+  run.machine = {.cpu = cpu_name(), .cores = cores(), .memory_bytes = memory_bytes()};
+  add_traffic(spec, results, run);
+  add_checks(spec, results, run);
+  add_load(spec, results, run);
+  add_times(results, run);
+  return run;
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,201 @@
+#include "tools/ferry/run/run_spec.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "backends/cpu/kernels.hpp"
+#include "ferry/error.hpp"
+#include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/machine.hpp"
+#include "tools/ferry/common/output.hpp"
+#include "tools/ferry/common/random.hpp"
+#include "tools/ferry/common/recorded_traces.hpp"
+#include "tools/report/units.hpp"
+#include "trace/synth.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+// Enough tokens that no step repeats another's, at least those of the default trace, and at most as many as a
+// trace can have.
+std::int64_t tokens_to_synthesise(const RunOptions& options) {
+  const SynthSpec defaults;
+  const int top_k = options.top_k > 0 ? options.top_k : defaults.top_k;
+  const std::int64_t steps = options.layer >= 0 ? options.steps : (options.steps - 1) / defaults.layers + 1;
+  const double wanted = static_cast<double>(steps) * options.ranks * options.tokens;
+  const std::int64_t most = trace::kMaxRoutes / defaults.layers / top_k;
+  return std::max(defaults.tokens,
+                  wanted < static_cast<double>(most) ? static_cast<std::int64_t>(wanted) : most);
+}
+
+TraceOptions trace_options(const RunOptions& options) {
+  TraceOptions how;
+  how.experts = options.experts;
+  how.synth.seed = options.seed;
+  how.synth.tokens = tokens_to_synthesise(options);
+  if (options.experts > 0) how.synth.experts = options.experts;
+  if (options.top_k > 0) how.synth.top_k = options.top_k;
+  return how;
+}
+
+void check_options(const RunOptions& options, const Trace& trace) {
+  if (options.layer >= trace.layers) {
+    throw UsageError(
+        fmt::format("--layer {}: trace {} has layers 0 to {}", options.layer, trace.name, trace.layers - 1));
+  }
+  if (options.experts > 0 && options.experts != trace.experts) {
+    throw UsageError(fmt::format("--experts {}: trace {} has {}", options.experts, trace.name,
+                                 report::counted(trace.experts, "expert")));
+  }
+  if (options.top_k > 0 && options.top_k != trace.top_k) {
+    throw UsageError(fmt::format("--top-k {}: trace {} has top {}", options.top_k, trace.name, trace.top_k));
+  }
+}
+
+// Memory of one rank's DispatchCheck: ids, weights and row positions of all ranks, and their counts.
+double oracle_bytes(const RunOptions& options, const Config& config) {
+  constexpr double kRoute = 64;  // roughly: an id, a weight, a position and a row
+  const double ranks = options.ranks;
+  return kRoute * ranks * options.tokens * config.top_k + 4 * ranks * (ranks + config.experts);
+}
+
+// Refuses a run that does not fit into memory, before the system kills it.
+void check_memory(const RunOptions& options, const Config& config) {
+  double bytes = static_cast<double>(ExpertWeights::bytes(config.experts, config.hidden, options.inner));
+  bytes += options.ranks * oracle_bytes(options, config);
+  const bool on_host = config.backend != BackendKind::cuda;  // a failed GPU allocation is an error by itself
+  for (int rank = 0; on_host && rank < options.ranks; ++rank) {
+    const Sizes sizes = size_of(config, options.ranks, rank);
+    bytes += static_cast<double>(sizes.total() - sizes.results);
+  }
+  // Only the received rows touch pages of the receive buffers. The experts' outputs take as much again. Rows
+  // on a GPU are copied to host memory for the checks.
+  const double row = config.hidden * static_cast<double>(bytes_of(config.combine_type));
+  bytes += 2.0 * options.ranks * options.tokens * config.top_k * row;
+  const auto available = static_cast<double>(available_memory_bytes());
+  if (available == 0 || bytes < available) return;
+  throw SystemError(
+      fmt::format("{} of {}, hidden {}, with {} of {} would take about {:.1f} GB of memory, but only {:.1f} "
+                  "GB are free",
+                  report::counted(options.ranks, "rank"), report::counted(options.tokens, "token"),
+                  config.hidden, report::counted(config.experts, "expert"),
+                  report::counted(options.inner, "inner column"), bytes * 1e-9, available * 1e-9),
+      ENOMEM);
+}
+
+// A synthesised trace without its routes, so that options are checked before the routes are drawn, which may
+// take seconds.
+Trace outline(const std::string& name, const SynthSpec& spec) {
+  Trace trace;
+  trace.name = name;
+  trace.layers = spec.layers;
+  trace.tokens = spec.tokens;
+  trace.top_k = spec.top_k;
+  trace.experts = spec.experts;
+  return trace;
+}
+
+Trace draw(const SynthSpec& spec) {
+  constexpr std::int64_t kMany = 1 << 20;  // routes that take about a second
+  const Progress progress("drawing the trace");
+  if (spec.tokens * spec.layers * spec.top_k > kMany) progress.show();
+  return synthesise(spec);
+}
+
+// Whether a token lists an expert twice, as recorded traces may. Such tokens can produce more rows.
+bool has_repeats(const Trace& trace) {
+  const auto k = static_cast<std::size_t>(trace.top_k);
+  std::vector<std::int32_t> token(k);
+  for (std::size_t begin = 0; begin < trace.ids.size(); begin += k) {
+    std::copy_n(trace.ids.begin() + static_cast<std::ptrdiff_t>(begin), k, token.begin());
+    std::sort(token.begin(), token.end());
+    const auto first_valid = std::upper_bound(token.begin(), token.end(), -1);  // masked slots may repeat
+    if (std::adjacent_find(first_valid, token.end()) != token.end()) return true;
+  }
+  return false;
+}
+
+Config config_of(const RunOptions& options, const Trace& trace) {
+  Config config;
+  config.experts = trace.experts;
+  config.top_k = trace.top_k;
+  config.hidden = options.hidden;
+  config.max_tokens = options.tokens;
+  config.backend = backend_of(options.backend);
+  config.placement = Placement::blocks(trace.experts, options.ranks);
+  config.layout = layout_of(options.layout);
+  config.alignment = options.alignment;
+  config.repeats = has_repeats(trace);
+  config.format = format_of(options.format);
+  config.combine_type = token_type(config.format);
+  config.reduction = reduction_of(options.reduction);
+  config.deadline = kDeadlineSeconds;
+  check_reduction(config.layout, config.reduction);
+  size_of(config, options.ranks);  // throws what constructing the exchange would throw
+  return config;
+}
+
+Config checked_config(const RunOptions& options, const Trace& trace) {
+  check_options(options, trace);
+  Config config = config_of(options, trace);
+  check_memory(options, config);
+  return config;
+}
+
+}  // namespace
+
+RunSpec make_run_spec(const RunOptions& options) {
+  RunSpec spec;
+  spec.options = options;
+  std::string name = options.trace;
+  if (name.empty()) {
+    warn_of_missing_traces();
+    name = default_recorded_trace();
+    spec.fell_back = name.empty();
+    if (spec.fell_back) name = "synth:decode";
+  }
+  const TraceOptions how = trace_options(options);
+  if (name.starts_with("synth:")) {
+    spec.synth = parse_synth_spec(name, how.synth);
+    spec.config = checked_config(options, outline(name, *spec.synth));
+    spec.trace = draw(*spec.synth);
+  } else {
+    spec.trace = open_trace(name, how);
+    spec.config = checked_config(options, spec.trace);
+  }
+  spec.type = token_type(spec.config.format);
+  spec.weights = ExpertWeights(spec.config.experts, spec.config.hidden, options.inner, options.seed);
+  return spec;
+}
+
+void make_token(const RunSpec& spec, int step, int rank, std::int64_t token, std::byte* values) {
+  const std::uint64_t key = key_of(spec.options.seed, step, rank, token);
+  std::vector<float> row(static_cast<std::size_t>(spec.config.hidden));
+  for (std::size_t c = 0; c < row.size(); ++c) row[c] = value_at(key, c);
+  cpu::kernels().convert_row(values, spec.type, row.data(), DType::fp32, spec.config.hidden,
+                             cpu::Store::cached);
+}
+
+std::vector<std::byte> make_tokens(const RunSpec& spec, int step, int rank) {
+  std::vector<std::byte> tokens(static_cast<std::size_t>(spec.tokens() * spec.row_bytes()));
+  for (std::int64_t token = 0; token < spec.tokens(); ++token) {
+    make_token(spec, step, rank, token, tokens.data() + token * spec.row_bytes());
+  }
+  return tokens;
+}
+
+Routes make_routes(const RunSpec& spec, int step, int rank) {
+  const bool one_layer = spec.options.layer >= 0;
+  TracePartition mine =
+      partition(spec.trace, {.layer = one_layer ? spec.options.layer : step % spec.trace.layers,
+                             .rank = rank,
+                             .ranks = spec.options.ranks,
+                             .tokens_per_rank = spec.tokens(),
+                             .step = one_layer ? step : step / spec.trace.layers});
+  return {std::move(mine.ids), std::move(mine.weights)};
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,81 @@
+// The complete specification of a `ferry run`: options, trace, configuration and expert weights. It is built
+// before the ranks start, and they only read it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ferry/config.hpp"
+#include "ferry/trace.hpp"
+#include "tools/ferry/run/swiglu.hpp"
+
+namespace ferry::app {
+
+// Long, because on few cores a rank may spend minutes in its checks while its peers wait.
+constexpr double kDeadlineSeconds = 300.0;
+
+// The options of `ferry run`, with their defaults.
+struct RunOptions {
+  std::string backend = "cpu";
+  int ranks = 8;
+  bool processes = false;
+
+  std::string trace;  // empty: a recorded trace if there is one, otherwise synth:decode
+  int layer = -1;     // -1: all layers in turn
+  int steps = 16;     // a step is one dispatch, the experts, one combine
+  int tokens = 128;   // per rank and step
+  int experts = 0;    // 0: as the trace has
+  int top_k = 0;      // 0: as the trace has
+  std::uint64_t seed = 1;
+
+  int hidden = 1024;
+  int inner = 64;
+  std::string layout = "expert_major";
+  std::string format = "bf16";
+  std::string reduction = "partial";
+  int alignment = 1;
+
+  std::string json, html, timeline;
+};
+
+struct RunSpec {
+  RunOptions options;
+  Trace trace;
+  std::optional<SynthSpec> synth;  // the recipe of a synthesised trace
+  bool fell_back = false;          // no trace was requested, and no recorded one was found
+  Config config;
+  DType type = DType::bf16;  // of tokens, expert rows and results
+  ExpertWeights weights;
+
+  std::int64_t tokens() const { return options.tokens; }
+  std::int64_t row_bytes() const { return config.hidden * bytes_of(type); }
+  // Of one rank and step.
+  std::int64_t result_bytes() const {
+    return tokens() * row_bytes() * (config.reduction == Reduction::unreduced ? config.top_k : 1);
+  }
+};
+
+// Opens the trace and creates the experts' weights.
+// @throws UsageError         options that contradict one another or the trace
+// @throws UnsupportedError   the backend is not in this build
+// @throws SystemError        the run would not fit into memory
+RunSpec make_run_spec(const RunOptions& options);
+
+// Ids and weights of one rank and step, [N, K] each.
+struct Routes {
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+};
+
+Routes make_routes(const RunSpec& spec, int step, int rank);
+
+// Tokens of one rank and step, [N, hidden] of RunSpec::type.
+std::vector<std::byte> make_tokens(const RunSpec& spec, int step, int rank);
+
+// Values of one token, [hidden] of RunSpec::type: a function of the run's seed, step, rank and token number.
+void make_token(const RunSpec& spec, int step, int rank, std::int64_t token, std::byte* values);
+
+}  // namespace ferry::app

@@ -1,0 +1,166 @@
+#include "tools/ferry/run/runner.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tools/ferry/common/random.hpp"
+#include "tools/ferry/run/combine_check.hpp"
+#include "tools/ferry/run/dispatch_check.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+std::uint64_t hash_of(std::span<const std::byte> bytes) {
+  std::uint64_t hash = 0;
+  for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {  // rows are multiples of 16 bytes
+    std::uint64_t word = 0;
+    std::memcpy(&word, &bytes[i], sizeof word);
+    hash = mix(hash ^ word);
+  }
+  return hash;
+}
+
+}  // namespace
+
+struct RankRunner::Step {
+  int number;
+  StepInputs inputs;
+};
+
+RankRunner::RankRunner(const Rank& rank, const RunSpec& spec, Clock::time_point start,
+                       const SharedResults& results, const RunProgress& progress)
+    : rank_(rank),
+      spec_(spec),
+      start_(start),
+      results_(results),
+      progress_(progress),
+      own_results_(results.rank(rank.index())),
+      context_(spec.config.backend == BackendKind::cuda ? make_gpu_context(rank, spec)
+                                                        : make_host_context(rank, spec)),
+      hashes_(static_cast<std::size_t>(spec.options.steps)) {
+  progress_.starting.advance();
+}
+
+void RankRunner::run() {
+  check_steps();
+  time_steps();
+}
+
+RankRunner::Step RankRunner::make_step(int number) const {
+  return {number, {make_tokens(spec_, number, rank_.index()), make_routes(spec_, number, rank_.index())}};
+}
+
+// ---- checks
+
+void RankRunner::check_steps() {
+  rank_.barrier();  // all ranks have started
+  progress_.checking.refresh();
+  for (int number = 0; number < spec_.options.steps; ++number) {
+    const Step step = make_step(number);
+    DispatchCheck check(spec_, number);
+    const std::vector<float> x = check.expected_values(rank_.index());
+    progress_.checking.advance();
+    check_exact(step, check, x);
+    progress_.checking.advance();
+    check_swiglu(step, x);
+    progress_.checking.advance();
+  }
+}
+
+void RankRunner::check_exact(const Step& step, DispatchCheck& check, const std::vector<float>& x) {
+  const int me = rank_.index();
+  context_->set_inputs(step.inputs);
+  context_->dispatch();
+  check.run(me, context_->received(), own_results_.dispatch);
+  context_->run_scaling_experts();
+  combine_together();
+  check_rows(spec_, step.number, me, expected_products(spec_, step.inputs.routes, x), context_->result(),
+             own_results_.combine);
+}
+
+void RankRunner::check_swiglu(const Step& step, const std::vector<float>& x) {
+  const int me = rank_.index();
+  const Routes& routes = step.inputs.routes;
+  context_->set_inputs(step.inputs);
+  context_->dispatch();
+  context_->run_swiglu_experts();
+  combine_together();
+  const std::span<const std::byte> result = context_->result();
+  hashes_[static_cast<std::size_t>(step.number)] = hash_of(result);
+  check_dense(spec_, step.number, me, routes, dense_swiglu(spec_, routes, x), result, own_results_.dense);
+}
+
+// Waits until the experts of all ranks have finished. Where ranks share a GPU, loading a module for the
+// experts of a slow rank would otherwise wait for the combine kernel of a fast one, which waits for the slow
+// rank.
+void RankRunner::combine_together() {
+  rank_.barrier();
+  context_->combine();
+}
+
+// ---- timing
+
+void RankRunner::time_steps() {
+  const WireCounts before = context_->exchange().wire_counts();
+  const std::span<const std::int64_t> routes = context_->exchange().load().experts;
+  const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
+  for (int number = 0; number < spec_.options.steps; ++number) {
+    time_step(make_step(number), results_.times(number, rank_.index()));
+    progress_.timing.advance();
+  }
+  const WireCounts after = context_->exchange().wire_counts();
+  own_results_.dispatch_wire_bytes = after.dispatch_bytes - before.dispatch_bytes;
+  own_results_.dispatch_messages = after.dispatch_messages - before.dispatch_messages;
+  own_results_.combine_wire_bytes = after.combine_bytes - before.combine_bytes;
+  own_results_.combine_messages = after.combine_messages - before.combine_messages;
+  if (rank_.index() != 0) return;
+  const LoadCounts load = context_->exchange().load();
+  std::transform(load.experts.begin(), load.experts.end(), routes_before.begin(), results_.routes().begin(),
+                 std::minus<>());
+}
+
+// A barrier before each stage keeps a late peer's delay in the stage that caused it.
+void RankRunner::time_step(const Step& step, report::StepTimes& times) {
+  auto timed = [&](report::StepStage stage, auto&& work) {
+    rank_.barrier();
+    times[stage].begin_us = now_us();
+    work();
+    times[stage].end_us = now_us();
+  };
+  context_->set_inputs(step.inputs);
+  timed(report::StepStage::dispatch, [&] { context_->dispatch(); });
+  timed(report::StepStage::experts, [&] { context_->run_swiglu_experts(); });
+  timed(report::StepStage::combine, [&] { context_->combine(); });
+  count(context_->received());
+  if (hash_of(context_->result()) == hashes_[static_cast<std::size_t>(step.number)])
+    return own_results_.repeated.pass(1);
+  own_results_.repeated.fail(1, fmt::format("step {}, rank {}", step.number, rank_.index()));
+}
+
+void RankRunner::count(const DispatchResult& received) {
+  for (int group = 0; group < received.groups; ++group) own_results_.rows += received.counts[group];
+  if (rank_.index() != 0) return;
+  results_.dropped() += received.plan.dropped();
+  const int ranks = rank_.size(), experts = spec_.config.experts;
+  const std::span<const std::int32_t> tokens = received.plan.tokens_between(),
+                                      routes = received.plan.counts();
+  const std::span<std::int64_t> sent = results_.dispatch_messages(), returned = results_.combine_messages();
+  for (int i = 0; i < ranks * ranks; ++i) {
+    sent[at(i)] += tokens[at(i)];
+    if (spec_.config.reduction == Reduction::partial)
+      returned[at(i % ranks * ranks + i / ranks)] += tokens[at(i)];
+  }
+  if (spec_.config.reduction == Reduction::partial) return;
+  for (int i = 0; i < ranks * experts; ++i) {
+    returned[at(spec_.config.placement.place(i % experts).rank * ranks + i / experts)] += routes[at(i)];
+  }
+}
+
+double RankRunner::now_us() const {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
+}
+
+}  // namespace ferry::app
