@@ -3,7 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
 #include "backends/cuda/device/lane_view.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -90,13 +95,13 @@ TEST(BlockRoles, OneBlockDoesBoth) {
 
 // More ranks: more of a token's rows leave, and fewer are copied where they arrive.
 TEST(BlockRoles, FollowTheWork) {
-  const DispatchWork work{.few = false, .quantised = false, .placed = true};
+  const DispatchWork work{.few = false, .quantised = false, .direct_write = true};
   const Config two = config_of(2, 8, Layout::expert_major), eight = config_of(8, 8, Layout::expert_major);
   EXPECT_LT(dispatch_senders(32, two, work), dispatch_senders(32, eight, work));
   const Config summed = config_of(2, 8, Layout::rank_major);
   EXPECT_LT(dispatch_senders(32, two, work), dispatch_senders(32, summed, work));
   // What is not placed is copied from staging.
-  const DispatchWork staged{.few = false, .quantised = false, .placed = false};
+  const DispatchWork staged{.few = false, .quantised = false, .direct_write = false};
   EXPECT_LT(dispatch_senders(32, summed, staged), dispatch_senders(32, summed, work));
 }
 
@@ -104,8 +109,8 @@ TEST(BlockRoles, FollowTheWork) {
 TEST(BlockRoles, AreAsMeasured) {
   Config summed = config_of(4, 8, Layout::rank_major), rows = config_of(4, 8, Layout::expert_major);
   summed.max_tokens = rows.max_tokens = 4096;
-  EXPECT_EQ(dispatch_senders(32, rows, {.few = false, .quantised = true, .placed = true}), 13);
-  EXPECT_EQ(dispatch_senders(24, summed, {.few = false, .quantised = false, .placed = false}), 8);
+  EXPECT_EQ(dispatch_senders(32, rows, {.few = false, .quantised = true, .direct_write = true}), 13);
+  EXPECT_EQ(dispatch_senders(24, summed, {.few = false, .quantised = false, .direct_write = false}), 8);
   EXPECT_EQ(combine_senders(16, summed, Reduction::partial, false), 9);
   EXPECT_EQ(combine_senders(24, summed, Reduction::partial, false), 11);
   EXPECT_EQ(combine_senders(32, rows, Reduction::partial, false), 14);
@@ -113,6 +118,43 @@ TEST(BlockRoles, AreAsMeasured) {
   EXPECT_EQ(combine_senders(132, rows, Reduction::partial, false), 59);
   rows.max_tokens = 128;
   EXPECT_EQ(combine_senders(132, rows, Reduction::partial, false), 66);
+}
+
+TEST(BlockRoles, TheTableIsComplete) {
+  std::set<std::string> names;
+  for (const RoleCostEntry& entry : role_cost_table()) {
+    EXPECT_TRUE(names.insert(entry.name).second) << entry.name;
+    EXPECT_GT(entry.value, 0) << entry.name;
+    EXPECT_NE(std::strstr(entry.bench, "--work "), nullptr) << entry.name;
+    EXPECT_GT(std::strlen(entry.unit) * std::strlen(entry.measured), 0u) << entry.name;
+    EXPECT_EQ(RoleCosts()[entry.cost], entry.value) << entry.name;
+  }
+}
+
+TEST(BlockRoles, CostsCanBeOverridden) {
+  const RoleCosts costs("encode=2.5,combine_link=0.25");
+  EXPECT_EQ(costs[RoleCost::encode], 2.5);
+  EXPECT_EQ(costs[RoleCost::combine_link], 0.25);
+  EXPECT_EQ(costs[RoleCost::dispatch_plan], RoleCosts()[RoleCost::dispatch_plan]);
+  const Config config = config_of(4, 8, Layout::expert_major);
+  const DispatchWork work{.few = false, .quantised = true, .direct_write = true};
+  EXPECT_LT(dispatch_senders(32, config, work), dispatch_senders(32, config, work, RoleCosts("encode=8")));
+  EXPECT_LT(dispatch_senders(32, config, work, RoleCosts("encode=0.5")), dispatch_senders(32, config, work));
+  for (const char* wrong : {"encode", "encode=", "encode=0", "encode=-1", "encode=nan", "encode=2x",
+                            "speed=2", "=2", "encode=2;encode=3", ",encode=2"}) {
+    EXPECT_THROW(RoleCosts{std::string(wrong)}, UsageError) << wrong;
+  }
+}
+
+// A variable that a production rank inherits changes nothing.
+TEST(BlockRoles, OnlyTestBuildsReadTheEnvironment) {
+#if FERRY_TEST_HOOKS
+  GTEST_SKIP() << "built with FERRY_TEST_HOOKS";
+#else
+  setenv("FERRY_BLOCK_ROLES", "encode=3", 1);
+  EXPECT_EQ(role_costs()[RoleCost::encode], RoleCosts()[RoleCost::encode]);
+  unsetenv("FERRY_BLOCK_ROLES");
+#endif
 }
 
 }  // namespace

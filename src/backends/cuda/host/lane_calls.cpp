@@ -123,7 +123,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   set_receive_buffers(call, arguments);
   const DispatchWork work{.few = arguments.tokens < kPlaceFrom,
                           .quantised = call.format.kind == FormatKind::fp8_e4m3,
-                          .placed = arguments.own_memory};
+                          .direct_write = arguments.own_memory};
   arguments.many_token_blocks = {dispatch_senders(shape.blocks, exchange_.config, work), 0};
   arguments.few_token_blocks =
       dispatch_by_token(shape.blocks, exchange_.config, arguments.tokens, work.quantised);
