@@ -7,7 +7,7 @@
 #include "backends/cuda/combine/row_sums.cuh"
 #include "backends/cuda/device/kernel_traits.cuh"
 #include "backends/cuda/device/ll_rows.cuh"
-#include "backends/cuda/dispatch/row_offsets.cuh"
+#include "backends/cuda/device/plan_entries.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/flag_publisher.cuh"
 #include "backends/cuda/protocol/wait.cuh"

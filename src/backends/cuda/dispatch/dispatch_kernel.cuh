@@ -1,9 +1,12 @@
 // The kernel of dispatch: which block has which role, and the steps of each role in order.
 //
-// Blocks of a fused launch, in order: senders; in the mode of few tokens metadata blocks, the last of which
-// is the coordinator; receivers, the first of which is the coordinator in the other modes. A launch of one
-// block does everything one after the other. In every sending block kWorkWarps warps send and the last warp
-// publishes their flags.
+//   fused launch    blocks [0, senders) send; the last blocks receive. In the mode of few tokens there are
+//                   metadata blocks between them. The last block that does not receive is the coordinator.
+//   send, receive   every block sends (up to kMaxSenders), or receives; block 0 coordinates the receive phase
+//   one block       all roles, one after the other
+//   last warp       of a sending block: publishes flags; in block 0 it posts the call header first
+//
+// docs/kernels.md has these roles as tables.
 #pragma once
 
 #include "backends/cuda/device/shared_copy.cuh"
