@@ -73,8 +73,8 @@ struct HeaderFacts {
   }
 };
 
-// Combine's sums of a rank's first kUnitTokens tokens may travel as LL packets.
-inline constexpr std::int32_t kUnitTokens = 32;
+// Combine's sums of a rank's first kLLTokens tokens may travel as LL packets.
+inline constexpr std::int32_t kLLTokens = 32;
 
 // Byte offsets of the signals in a lane's section. The host computes what needs divisions, so that device
 // code only adds and multiplies. Numbers of messages and rows fit 31 bits.
@@ -84,7 +84,7 @@ struct DeviceSignals {
   std::int32_t count_words;     // of a header
   std::int32_t header_bytes;
   std::int32_t refusal_offset;  // in a header
-  std::int32_t ll_rows;         // of one parity, for the first kUnitTokens tokens
+  std::int32_t ll_rows;         // of one parity, for the first kLLTokens tokens
   std::int64_t end_of_stream_begin, flags_begin, metadata_begin, combine_begin, ll_begin;
   std::int64_t ll_row_bytes;
   std::int64_t bytes;
@@ -110,7 +110,7 @@ struct DeviceSignals {
     s.metadata_begin = s.flags_begin + kFlags * messages;
     s.combine_begin = s.metadata_begin + kPacket * top_k * messages;
     s.ll_begin = lines(s.combine_begin + 2 * kFlags * combine_rows);
-    s.ll_rows = (max_tokens < kUnitTokens ? max_tokens : kUnitTokens) * (top_k < ranks ? top_k : ranks);
+    s.ll_rows = (max_tokens < kLLTokens ? max_tokens : kLLTokens) * (top_k < ranks ? top_k : ranks);
     s.ll_row_bytes = 2 * ((sum_bytes + 511) / 512 * 512);
     s.bytes = s.ll_begin + 2 * s.ll_rows * s.ll_row_bytes;
     return s;
@@ -126,14 +126,14 @@ struct DeviceSignals {
   FERRY_HD constexpr std::int64_t dispatch_flags(int parity, int source, std::int32_t i) const {
     return flags_begin + 8 * kQuarters * std::int64_t{message(parity, source, i)};
   }
-  FERRY_HD constexpr std::int64_t slot_notes(int parity, int source, std::int32_t i) const {
+  FERRY_HD constexpr std::int64_t slot_metadata(int parity, int source, std::int32_t i) const {
     return metadata_begin + static_cast<std::int64_t>(sizeof(LLPacket)) * top_k * message(parity, source, i);
   }
   FERRY_HD constexpr std::int64_t combine_flags(int parity, std::int32_t row) const {
     return combine_begin + 8 * kQuarters * std::int64_t{parity * combine_rows + row};
   }
   // A row of combine that travels as LL packets.
-  FERRY_HD constexpr std::int64_t unit_row(int parity, std::int32_t row) const {
+  FERRY_HD constexpr std::int64_t ll_row(int parity, std::int32_t row) const {
     return ll_begin + ll_row_bytes * (parity * ll_rows + row);
   }
 

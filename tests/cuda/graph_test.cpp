@@ -83,7 +83,7 @@ void replay_and_compare(DeviceRun& play, const Graph& graph, int set, cudaStream
 // How messages lie follows from the number of tokens, which only the device knows: with each replay a rank is
 // on the other side of what counts as few, and not all ranks on the same.
 TEST_F(CudaGraph, ReplaysWithFewTokensAndMany) {
-  constexpr auto kMany = static_cast<int>(cuda::kPlaceFrom);
+  constexpr auto kMany = static_cast<int>(cuda::kManyTokens);
   constexpr std::array kTokens = {0, kMany, 1, kMany + 1, kMany - 1, 600};
   Case c = device_case(9, 3);
   c.config.max_tokens = kTokens.back();

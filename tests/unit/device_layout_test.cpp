@@ -118,7 +118,7 @@ TEST(DeviceSignals, NothingLiesOnAnythingElse) {
       }
       for (int i = 0; i < kTokens; ++i) {
         const std::int64_t flags = signals.dispatch_flags(parity, rank, i),
-                           metadata = signals.slot_notes(parity, rank, i);
+                           metadata = signals.slot_metadata(parity, rank, i);
         EXPECT_EQ(flags % 32, 0);
         EXPECT_EQ(metadata % 16, 0);
         pieces.emplace_back(flags, flags + 8 * kQuarters);
@@ -131,7 +131,7 @@ TEST(DeviceSignals, NothingLiesOnAnythingElse) {
       pieces.emplace_back(flags, flags + 8 * kQuarters);
     }
     for (int row = 0; row < kTokens * kRanks; ++row) {  // one for each token and destination
-      const std::int64_t row_begin = signals.unit_row(parity, row);
+      const std::int64_t row_begin = signals.ll_row(parity, row);
       EXPECT_EQ(row_begin % 16, 0);
       pieces.emplace_back(row_begin,
                           row_begin + 2 * 1024);  // kSumBytes in whole blocks of 512 bytes, doubled

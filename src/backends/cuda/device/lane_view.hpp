@@ -101,15 +101,15 @@ struct LaneView {
     return at<std::uint64_t>(at_rank, signals.dispatch_flags(parity, source, i));
   }
   // Slot metadata of a message: of its first slot; the others follow.
-  FERRY_HD LLPacket* slot_notes(int at_rank, int parity, int source, std::int32_t i) const {
-    return at<LLPacket>(at_rank, signals.slot_notes(parity, source, i));
+  FERRY_HD LLPacket* slot_metadata(int at_rank, int parity, int source, std::int32_t i) const {
+    return at<LLPacket>(at_rank, signals.slot_metadata(parity, source, i));
   }
   FERRY_HD std::uint64_t* combine_flags(int at_rank, int parity, std::int32_t row) const {
     return at<std::uint64_t>(at_rank, signals.combine_flags(parity, row));
   }
   // A row of combine that travels as LL packets; numbered as in staging.
-  FERRY_HD std::byte* unit_row(int at_rank, int parity, std::int32_t row) const {
-    return at(at_rank, signals.unit_row(parity, row));
+  FERRY_HD std::byte* ll_row(int at_rank, int parity, std::int32_t row) const {
+    return at(at_rank, signals.ll_row(parity, row));
   }
   FERRY_HD std::byte* message(int at_rank, int parity, int source, std::int32_t i, std::int32_t bytes) const {
     return at(at_rank, exchange.messages_of(0, parity, source) + std::int64_t{i} * bytes);

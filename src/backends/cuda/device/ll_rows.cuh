@@ -13,9 +13,9 @@ namespace ferry::cuda {
 // Whether the sum for a token returns to its source rank as LL packets. `messages`: from the source rank to
 // the rank that adds up, which the plans of both know. The limit falls with the number of ranks, whose
 // doubled bytes share a link.
-__device__ __forceinline__ bool goes_as_packets(const LaneView& lane, std::int32_t messages,
-                                                std::int32_t token) {
-  return messages * max(lane.ranks - 1, 1) <= kUnitTokens && token < kUnitTokens;
+__device__ __forceinline__ bool returns_as_packets(const LaneView& lane, std::int32_t messages,
+                                                   std::int32_t token) {
+  return messages * max(lane.ranks - 1, 1) <= kLLTokens && token < kLLTokens;
 }
 
 // This thread's first packet for 512 bytes of a row; its second is 32 packets further. Packets of the first
@@ -57,8 +57,8 @@ __device__ void store_value_packets(DType type, std::byte* row, int column, cons
 
 // [warp] Stores a piece of a row. `first`: its first column; `end`: the row's columns.
 template <DType kType>
-__device__ __forceinline__ void store_piece_units(const PackedPiece& piece, std::byte* row, int first,
-                                                  int end, std::uint64_t call) {
+__device__ __forceinline__ void store_piece_packets(const PackedPiece& piece, std::byte* row, int first,
+                                                    int end, std::uint64_t call) {
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) {
     if (PieceColumns<kType>::column(first, d) < end)
@@ -67,8 +67,8 @@ __device__ __forceinline__ void store_piece_units(const PackedPiece& piece, std:
 }
 // [warp] The same for sums, rounded to `type`.
 template <DType kType>
-__device__ __forceinline__ void store_sum_units(DType type, std::byte* row, int first, int end,
-                                                const Sums<kType>& sum, std::uint64_t call) {
+__device__ __forceinline__ void store_sum_packets(DType type, std::byte* row, int first, int end,
+                                                  const Sums<kType>& sum, std::uint64_t call) {
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) {
     const int column = PieceColumns<kType>::column(first, d);
@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_sum_units(DType type, std::byte* row, int 
 }
 
 // This thread's packets for 512 bytes of a row, loaded once, ready or not.
-struct LoadedUnits {
+struct LoadedPackets {
   LLPacket low, high;
 
   // Loads them if the thread `wants` them and the row is that long; packets that are not loaded count as
@@ -100,9 +100,9 @@ struct LoadedUnits {
 // [warp] Each thread waits for its first packet of bytes [at, end) of a row that is not ready; the others
 // will follow soon, and the caller looks again. `end_of_stream`: the sender's flag. Returns WaitResult::no if
 // some packet never comes.
-static __device__ __noinline__ WaitResult wait_for_units(const LaneView& lane, std::byte* row, int at,
-                                                         int end, const std::uint64_t* end_of_stream,
-                                                         Awaited awaited) {
+static __device__ __noinline__ WaitResult wait_for_ll_row(const LaneView& lane, std::byte* row, int at,
+                                                          int end, const std::uint64_t* end_of_stream,
+                                                          Awaited awaited) {
   WaitResult result = WaitResult::yes;
   bool waited = false;
   for (int half = 0; at + 16 * static_cast<int>(threadIdx.x % 32) < end && !waited; half ^= 32) {

@@ -15,7 +15,7 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   facts.sender_warps = static_cast<std::uint16_t>(partition.workers);
   facts.log2_segments = static_cast<std::uint8_t>(partition.log2_segments);
   facts.token_indexed = token_indexed;
-  facts.direct_write = fused && state->tokens >= kPlaceFrom;
+  facts.direct_write = fused && state->tokens >= kManyTokens;
   facts.accepts_direct_writes = fused && call.own_memory && !call.apply_weights && call.dot_rows == nullptr;
   state->header.facts = facts;
 }

@@ -11,7 +11,7 @@ template <bool kQuantises>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     dispatch_count_on_device_kernel(const __grid_constant__ DispatchArguments call) {
   const std::int64_t tokens = token_count(call, false);
-  if (tokens >= kPlaceFrom)
+  if (tokens >= kManyTokens)
     return run_dispatch_block<Phase::fused, SpecialisedDispatch<kQuantises, false>>(call, call.partition);
   run_dispatch_block<Phase::fused, SpecialisedDispatch<kQuantises, true>>(
       call, SendPartition::of(tokens, call.few_token_blocks.senders));

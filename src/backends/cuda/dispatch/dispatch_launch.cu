@@ -47,7 +47,7 @@ void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, cons
   const auto shared_bytes = static_cast<std::size_t>(DispatchBlockState::lay_out(&call));
   const bool fused = mode != DispatchMode::send_phase && mode != DispatchMode::receive_phase;
   const auto [senders, metadata_blocks] =
-      has_metadata_blocks(mode) ? call.few_token_blocks : call.many_token_blocks;
+      may_have_metadata_blocks(mode) ? call.few_token_blocks : call.many_token_blocks;
   // A kernel that reads the token count from device memory makes its own partitions.
   const bool one_role_each = fused && shape.blocks > 1;
   call.partition =

@@ -24,7 +24,8 @@ struct Receiver {
     // A computed row needs a whole warp. Few rows that are only copied are cut twice as fine, so that the
     // last message to arrive is copied by more warps.
     const int hands = Traits::kFewTokens && !Traits::quantises(call) ? 2 * workers : workers;
-    partition.log2_segments = Traits::computes(call) ? 0 : splits_of(__reduce_add_sync(~0u, messages), hands);
+    partition.log2_segments =
+        Traits::computes(call) ? 0 : log2_segments_for(__reduce_add_sync(~0u, messages), hands);
     int most = messages;
     const std::int32_t* warps = queue.sender_warps;
     if (messages > warps[slot()]) most = (messages + warps[slot()] - 1) / warps[slot()] * warps[slot()];

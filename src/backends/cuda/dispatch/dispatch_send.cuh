@@ -250,14 +250,14 @@ __device__ __forceinline__ void send_metadata(const SendContext& context, std::i
     const std::int32_t token = first + tile.index();
     const OutgoingSlot slot = planner.next(tile, first, end);
     Destination to;
-    if (slot.leads) to.metadata = lane.slot_notes(slot.rank, parity, lane.rank, token);
+    if (slot.leads) to.metadata = lane.slot_metadata(slot.rank, parity, lane.rank, token);
     inject_fault(lane, Point::notes);
     send_slot_metadata<true>(context, tile, to, token, slot);
     if (token >= end) continue;
     const LLPacket none = SlotMetadata{.token = SlotMetadata::kNoMessage}.packet(context.number);
     for (int rank = 0; rank < lane.ranks; ++rank) {
       if ((planner.slot.ranks >> rank & 1) != 0 || tile.slot() >= lane.top_k) continue;
-      store_packet_relaxed_sys(lane.slot_notes(rank, parity, lane.rank, token) + tile.slot(), none);
+      store_packet_relaxed_sys(lane.slot_metadata(rank, parity, lane.rank, token) + tile.slot(), none);
     }
     planner.finish(tile, token);
   }

@@ -106,7 +106,7 @@ struct MessageQueue {
   // slot, which says so.
   __device__ __forceinline__ bool await_presence(int source, int token, bool* ended) const {
     const LaneView& lane = call.lane;
-    const LLPacket* packet = lane.slot_notes(lane.rank, parity(), source, token);
+    const LLPacket* packet = lane.slot_metadata(lane.rank, parity(), source, token);
     LLPacket seen = load_packet_relaxed_sys(packet);
 #pragma unroll 1
     for (unsigned look = 0; seen.call >> SlotMetadata::kTokenBits < number; ++look) {

@@ -44,8 +44,8 @@ struct ReceivedSlot {
 
 __device__ __forceinline__ const LLPacket* metadata_of(const ReceiveContext& context, const TokenTile& tile,
                                                        const TileMessage& message) {
-  return context.call.lane.slot_notes(context.call.lane.rank, context.parity(), message.source,
-                                      message.index) +
+  return context.call.lane.slot_metadata(context.call.lane.rank, context.parity(), message.source,
+                                         message.index) +
          tile.slot();
 }
 

@@ -44,13 +44,13 @@ struct PieceStream {
   // The next piece, in the order of the loads: in registers, or its address. A thread finds its own bytes
   // there.
   __device__ __forceinline__ Piece take() {
-    const std::byte* mine = take_where() + Piece::offset(0);
+    const std::byte* mine = take_address() + Piece::offset(0);
     Piece piece;
 #pragma unroll
     for (int g = 0; g < kGranules; ++g) piece.held[g] = *reinterpret_cast<const uint4*>(mine + g * kGranule);
     return piece;
   }
-  __device__ __forceinline__ const std::byte* take_where() {
+  __device__ __forceinline__ const std::byte* take_address() {
     load();
     wait_async_but<kStages - 1>();
     const std::byte* piece = memory + use_stage * kPiece;

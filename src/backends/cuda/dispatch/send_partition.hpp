@@ -16,14 +16,14 @@ inline constexpr int kBlockThreads = 32 * kBlockWarps;
 
 // Tokens from which a rank waits for the counts of all ranks and then writes rows to their final place
 // (direct write). With fewer tokens the wait costs more than the receivers' copies out of staging.
-inline constexpr std::int64_t kPlaceFrom = 256;
+inline constexpr std::int64_t kManyTokens = 256;
 
-inline constexpr int kQuarterSplits = 2;  // log2(quarters per row)
+inline constexpr int kLog2Quarters = 2;  // log2(quarters per row)
 
 // log2 of the segments into which each of `rows` rows is cut: as many as give each of `workers` warps work, a
 // quarter of a row at least.
-FERRY_HD int splits_of(std::int64_t rows, int workers) {
-  return 4 * rows <= workers ? kQuarterSplits : 2 * rows <= workers ? 1 : 0;
+FERRY_HD int log2_segments_for(std::int64_t rows, int workers) {
+  return 4 * rows <= workers ? kLog2Quarters : 2 * rows <= workers ? 1 : 0;
 }
 
 // Blocks by role, in a fused launch of several blocks; the others receive.
@@ -42,7 +42,7 @@ struct SendPartition {
   std::int32_t each, more;  // segments of a warp; the first `more` warps have one more
 
   FERRY_HD static SendPartition of(std::int64_t tokens, int senders) {
-    return cut(tokens, senders, splits_of(tokens, senders * kWorkWarps));
+    return cut(tokens, senders, log2_segments_for(tokens, senders * kWorkWarps));
   }
   // Rows stay whole.
   FERRY_HD static SendPartition whole(std::int64_t tokens, int blocks) { return cut(tokens, blocks, 0); }

@@ -18,7 +18,7 @@ struct Destination {
   __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int parity,
                                                    std::int32_t message, std::int32_t bytes) {
     Destination to;
-    to.metadata = lane.slot_notes(rank, parity, lane.rank, message);
+    to.metadata = lane.slot_metadata(rank, parity, lane.rank, message);
     to.message = lane.message(rank, parity, lane.rank, message, bytes);
     to.flags = lane.dispatch_flags(rank, parity, lane.rank, message);
     return to;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
 #pragma unroll 1
     for (int at = 0; at < bytes; at += kPiece) {
       const ByteRange columns{at / 2, min(at + kPiece, bytes) / 2};
-      send_encoded_columns<kPiece / 512>(call, stream.take_where() - at, to, rows, columns);
+      send_encoded_columns<kPiece / 512>(call, stream.take_address() - at, to, rows, columns);
     }
     return;
   }

@@ -121,13 +121,20 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
   set_receive_buffers(call, arguments);
-  const DispatchWork work{.few = arguments.tokens < kPlaceFrom,
+  const DispatchWork work{.few = arguments.tokens < kManyTokens,
                           .quantised = call.format.kind == FormatKind::fp8_e4m3,
                           .direct_write = arguments.own_memory};
   arguments.many_token_blocks = {dispatch_senders(shape.blocks, exchange_.config, work), 0};
   arguments.few_token_blocks =
-      dispatch_by_token(shape.blocks, exchange_.config, arguments.tokens, work.quantised);
-  launch_dispatch(arguments, dispatch_mode(arguments, phase), shape, handle_of(stream));
+      dispatch_few_token_blocks(shape.blocks, exchange_.config, arguments.tokens, work.quantised);
+  const DispatchMode mode =
+      dispatch_mode({.phase = phase,
+                     .computes_values = call.apply_weights || call.dot_rows != nullptr,
+                     .by_plan = arguments.by_plan,
+                     .has_metadata_blocks = arguments.few_token_blocks.metadata_blocks > 0,
+                     .count_on_device = arguments.device_tokens != nullptr,
+                     .tokens = arguments.tokens});
+  launch_dispatch(arguments, mode, shape, handle_of(stream));
   result_.call = ++calls_;
   if (phase == Phase::send) {
     dispatch_ = arguments;
