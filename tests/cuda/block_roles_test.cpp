@@ -51,31 +51,33 @@ TEST(BlockRoles, SmallCallsHaveMetadataBlocks) {
   const Config config = config_of(4, 8, Layout::expert_major);
   for (const int blocks : {8, 16, 32, 132, 500}) {
     for (const int tokens : {0, 1, 28, 29, 128, 255}) {
-      const auto [senders, metadata_blocks] = dispatch_by_token(blocks, config, tokens, tokens % 2 == 0);
+      const auto [senders, metadata_blocks] =
+          dispatch_few_token_blocks(blocks, config, tokens, tokens % 2 == 0);
       EXPECT_GE(metadata_blocks, 2);
       EXPECT_LE(metadata_blocks, 1 + std::max(blocks / 16, 1));
       EXPECT_GE(senders, 1);
       EXPECT_LT(senders + metadata_blocks, blocks);
     }
-    // The number of tokens may be an upper bound of N: kPlaceFrom and more count as kPlaceFrom - 1.
-    EXPECT_EQ(dispatch_by_token(blocks, config, 8192, false).metadata_blocks,
-              dispatch_by_token(blocks, config, kPlaceFrom - 1, false).metadata_blocks);
+    // The number of tokens may be an upper bound of N: kManyTokens and more count as kManyTokens - 1.
+    EXPECT_EQ(dispatch_few_token_blocks(blocks, config, 8192, false).metadata_blocks,
+              dispatch_few_token_blocks(blocks, config, kManyTokens - 1, false).metadata_blocks);
   }
-  EXPECT_EQ(dispatch_by_token(132, config, 28, false).metadata_blocks, 2);
-  EXPECT_EQ(dispatch_by_token(132, config, 29, false).metadata_blocks, 3);
-  EXPECT_EQ(dispatch_by_token(7, config, 1, false).metadata_blocks, 0);
-  EXPECT_EQ(dispatch_by_token(132, config_of(32, 8, Layout::expert_major), 1, false).metadata_blocks, 0);
+  EXPECT_EQ(dispatch_few_token_blocks(132, config, 28, false).metadata_blocks, 2);
+  EXPECT_EQ(dispatch_few_token_blocks(132, config, 29, false).metadata_blocks, 3);
+  EXPECT_EQ(dispatch_few_token_blocks(7, config, 1, false).metadata_blocks, 0);
+  EXPECT_EQ(dispatch_few_token_blocks(132, config_of(32, 8, Layout::expert_major), 1, false).metadata_blocks,
+            0);
 }
 
 // If warps send several whole rows each, no warp sends more than the minimum that is possible.
 TEST(BlockRoles, SmallCallsSpreadTokensEvenly) {
   const Config config = config_of(4, 8, Layout::expert_major);
   // With nine blocks, two warps would have three of the 128 tokens each.
-  EXPECT_EQ(dispatch_by_token(32, config, 128, false).senders, 10);
+  EXPECT_EQ(dispatch_few_token_blocks(32, config, 128, false).senders, 10);
   for (int blocks = 8; blocks <= 132; ++blocks) {
-    for (int tokens = 1; tokens < kPlaceFrom; ++tokens) {
+    for (int tokens = 1; tokens < kManyTokens; ++tokens) {
       for (const bool quantised : {false, true}) {
-        const auto [senders, metadata_blocks] = dispatch_by_token(blocks, config, tokens, quantised);
+        const auto [senders, metadata_blocks] = dispatch_few_token_blocks(blocks, config, tokens, quantised);
         ASSERT_GE(senders, 1);
         ASSERT_LT(senders + metadata_blocks, blocks) << tokens << " tokens, " << blocks << " blocks";
         const int warps = kWorkWarps * senders, most_per_warp = (tokens + warps - 1) / warps;

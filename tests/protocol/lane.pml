@@ -77,7 +77,7 @@ byte row[kBuffers];    /* in staging */
 byte row_flag[kBuffers], end_of_stream_flag[kBuffers];
 /* The row that a writer stores directly in the reader's receive buffer; there is one buffer for all calls. 0: no reader
    needs its content any more.
-   dispatch_send.cuh destination: `lane.arrived_row(rank, placed,` */
+   dispatch_send.cuh destination: `lane.received_row(rank, direct_row,` */
 byte received[kPairs];
 
 byte number[R];       /* of the running call */
@@ -104,7 +104,7 @@ byte over[2]; hidden byte i; /* over: ranks whose call of this parity is over */
 #define all_have_same_options (has_same_options(next(me)) && has_same_options(last(me)))
 #define facts_from(peer) header_facts[header_at(me, now, peer)]
 
-/* dispatch_coordinator.cuh await_row_offsets: `header.facts.takes_rows ? direct_writers : 0` */
+/* dispatch_coordinator.cuh await_row_offsets: `header.facts.accepts_direct_writes ? direct_writers : 0` */
 #define is_direct_writer(peer) ((facts[me] & kAllowsDirect) && (facts_from(peer) & kWritesDirectly))
 #if defined(MISTAKE_DIRECT_WRITE_NOT_ALLOWED) || defined(MISTAKE_DIRECT_WRITE_BEFORE_HEADERS)
 #define is_direct_write_peer(peer) (facts[me] & kWritesDirectly)
@@ -119,8 +119,8 @@ byte over[2]; hidden byte i; /* over: ranks whose call of this parity is over */
 #define sends_rows 1
 #else
 #define kAllowsAlways 0
-/* dispatch.cu take_part: `placed = await_row_offsets<Traits>(`
-   dispatch.cu take_part: `(step == 0 || placed)) send(waits` */
+/* dispatch_kernel.cuh run: `has_row_offsets = await_row_offsets<Traits>(`
+   dispatch_kernel.cuh run: `(step == 0 || has_row_offsets)) send(needs_row_offsets` */
 #define may_send (!(facts[me] & kWritesDirectly) || all_headers_arrived)
 #define sends_rows (!(facts[me] & kWritesDirectly) || all_have_same_options)
 #endif
@@ -200,7 +200,7 @@ inline send(peer) {
     if
     :: facts[me] == 0 || (facts[me] & kFew) || may_finish ->
       /* combine.cu work: `finish_sending(lane, number, role.senders);`
-         dispatch.cu take_part: `if (!Role::kReceives || (Traits::kByToken && role.sends)) return finish(false);` */
+         dispatch_kernel.cuh run: `if (!Role::kReceives || (Traits::kFewTokens && role.sends)) return finish(false);` */
       publish_end_of_stream(peer)
     :: else -> sending[pair(me, peer)] = kSent
     fi
@@ -210,8 +210,8 @@ inline send(peer) {
 /* The same block of a fused dispatch, later. Only ranks with damaged plans wait for the end-of-stream flag, so it is set
    after the headers have arrived, when everything that others wait for is done. It is set before a block that also
    receives waits for rows: otherwise ranks with damaged plans would wait for one another's flags.
-   dispatch.cu finish: `state->number, role.senders);`
-   dispatch.cu take_part: `finish(!waits); if (!placed) {` */
+   dispatch_kernel.cuh finish: `state->number, role.senders);`
+   dispatch_kernel.cuh run: `finish(!needs_row_offsets); if (!has_row_offsets) {` */
 inline finish(peer) {
   d_step {
     sending[pair(me, peer)] == kSent && may_finish -> publish_end_of_stream(peer)
@@ -270,8 +270,8 @@ inline receive(source) {
     fi;
     if
     :: is_direct_writer(source) ->
-      /* dispatch_receive.cuh take_rows: `(direct_writers >> message.source & 1) != 0`
-         dispatch_receive.cuh take_rows: `if (placed) from = call.arrived[0]` */
+      /* receive_rows.cuh store_rows: `(context.direct_writers >> message.source & 1) != 0`
+         receive_rows.cuh store_rows: `if (direct) from = call.received_parts[0]` */
       assert(received[pair(me, source)] == whole(now)) /* the row of this call */
     :: else ->
       assert(row[row_at(me, now, source)] == whole(now)) /* the row of this call */
@@ -324,10 +324,10 @@ proctype Rank(byte me) {
       :: terms != kRefusal && DIRECT_WRITES == 0 -> in_phases = 1
       :: terms != kRefusal && !kAllowsAlways /* a combine, which receives without waiting for headers */
       :: terms != kRefusal && DIRECT_WRITES + DAMAGED > 0 ->
-        /* dispatch_coordinator.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.accepts_direct_writes = fused && call.own_memory` */
         facts[me] = kAllowsDirect
       :: terms != kRefusal && FEW ->
-        /* dispatch_coordinator.cuh fill_facts: `facts.by_token = by_token;` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.token_indexed = token_indexed;` */
         facts[me] = kAllowsDirect | kFew
       :: terms != kRefusal && direct_writes < DIRECT_WRITES ->
         /* dispatch_coordinator.cuh fill_facts: `facts.direct_write = fused` */
@@ -338,7 +338,7 @@ proctype Rank(byte me) {
         release_receive_buffer();
 #endif
         /* combine.cu work: `post_head(lane, number, state->call_header);`
-           dispatch.cu take_part: `post_head(call.lane, state->number,`
+           dispatch_kernel.cuh run: `post_head(call.lane, state->number,`
            small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
         post_header(next(me)); post_header(last(me));
         if
@@ -349,7 +349,7 @@ proctype Rank(byte me) {
     };
     d_step {
       /* A receive phase starts when the kernel of the send phase has ended.
-         dispatch.cu run_block: `if (kPhase != Phase::send) end_block(` */
+         dispatch_kernel.cuh run_dispatch_block: `if (kPhase != Phase::send) end_block(` */
       !(in_phases && is_at_work(sending)) && (
 #ifdef MISTAKE_ABORT_WITHOUT_ALL_HEADERS
         terms != kRefusal && header_arrived(next(me)) && !has_same_options(next(me)) || all_headers_arrived
@@ -381,7 +381,7 @@ proctype Rank(byte me) {
         /* call_header.cuh name_difference: `if (theirs != operation) {` */
         assert(header[header_at(me, now, different)] == whole(now)) /* a header of this call */
       :: terms != kRefusal && different == me ->
-        /* row_offsets.cuh each: `here = here && seen[s].call >= number;` */
+        /* row_offsets.cuh for_each_source: `here = here && seen[s].call >= number;` */
         /* headers of this call */
         assert(header[header_at(me, now, next(me))] == whole(now)); assert(header[header_at(me, now, last(me))] == whole(now))
       fi;

@@ -69,13 +69,13 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work,
   return std::min(proportional_senders(blocks, sender_work, receiver_work), kMaxSenders);
 }
 
-DispatchBlocks dispatch_by_token(int blocks, const Config& config, std::int64_t tokens, bool quantised,
-                                 const RoleCosts& costs) {
+DispatchBlocks dispatch_few_token_blocks(int blocks, const Config& config, std::int64_t tokens,
+                                         bool quantised, const RoleCosts& costs) {
   if (blocks < 8 || config.placement.ranks() > 2 * config.top_k) return {};
   // A warp gets as many tokens as it plans at once, if there are enough blocks.
   const int planned_at_once = config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1;
   const std::int64_t tokens_per_block = std::int64_t{kWorkWarps} * planned_at_once;
-  const std::int64_t most = std::min(tokens, kPlaceFrom - 1);
+  const std::int64_t most = std::min(tokens, kManyTokens - 1);
   const int limit = std::max(static_cast<int>(blocks * costs[RoleCost::metadata_block_share]), 1);
   const int counting_blocks =
       static_cast<int>(std::clamp<std::int64_t>((most + tokens_per_block - 1) / tokens_per_block, 1, limit));
@@ -108,7 +108,7 @@ int combine_senders(int blocks, const Config& config, Reduction reduction, bool 
                                                  : costs[RoleCost::combine_move] * config.top_k;
   }
   return std::min(proportional_senders(blocks, sender_work, reducer_work),
-                  max_combine_senders(blocks, sender_work, sent, config.max_tokens < kPlaceFrom, costs));
+                  max_combine_senders(blocks, sender_work, sent, config.max_tokens < kManyTokens, costs));
 }
 
 }  // namespace ferry::cuda

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "backends/cuda/dispatch/send_share.hpp"
+#include "backends/cuda/dispatch/send_partition.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 
@@ -54,11 +54,11 @@ constexpr const char* kFewCombine =
 // The one table. scripts/gpu_tune.py reads it: one entry a line.
 //
 // Constants that are compiled into the kernels decide the shares too, but take another build to change:
-//   kPlaceFrom     256 tokens   from here on a dispatch waits for all counts and stores rows at their final
-//   position kUnitTokens    32 messages  up to here (times the other ranks) partial sums travel as LL packets
+//   kManyTokens    256 tokens   from here on a dispatch waits for all counts and writes rows directly
+//   kLLTokens      32 messages  up to here (times the other ranks) partial sums travel as LL packets
 //   kWorkWarps     7 warps      of a dispatch block that move rows; with 15, registers spilled
 //   kCombineWarps  11 warps     of a combine block that move rows; with 7, calls took a third longer
-static_assert(kPlaceFrom == 256 && kUnitTokens == 32 && kWorkWarps == 7);
+static_assert(kManyTokens == 256 && kLLTokens == 32 && kWorkWarps == 7);
 // clang-format off
 constexpr std::array<RoleCostEntry, kRoleCosts> kTable = {{
     {RoleCost::dispatch_plan, "dispatch_plan", 1.2, kDispatchUnit, kDispatchSends, kTwoRanks},
