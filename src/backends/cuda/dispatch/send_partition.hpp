@@ -14,7 +14,7 @@ inline constexpr int kWorkWarps = 7;
 inline constexpr int kBlockWarps = kWorkWarps + 1;  // and the publisher warp
 inline constexpr int kBlockThreads = 32 * kBlockWarps;
 
-// Tokens from which a rank waits for the counts of all ranks and then writes rows to their final place
+// Tokens from which a rank waits for the counts of all ranks and then writes rows to their final position
 // (direct write). With fewer tokens the wait costs more than the receivers' copies out of staging.
 inline constexpr std::int64_t kManyTokens = 256;
 
