@@ -1,13 +1,13 @@
-// Dispatch to expert_major and combine as they are written by hand: sort, MPI_Alltoallv, place.
+// Dispatch to expert_major and combine, written by hand: sort, MPI_Alltoallv, copy into place.
 //
 //   mpirun -n 4 mpi_alltoallv [--rows rank|route] [--tokens N] [--repetitions N]
 //
-// bf16, hidden 7168, 256 experts, top 8, uniform routing. `--rows rank` sends a token once to each rank that
-// has one of its experts, with its ids and weights, spreads it there, and adds there before it goes home,
-// which is the better way by hand; `--rows route` sends a row for each route, which is the usual one. All
-// buffers are made before and used again; the exchange of counts is timed. Sums use Ferry's kernels, so that
-// only the movement of data differs. Values and weights make every sum exact, so both ways must give the same
-// bytes. Prints JSON.
+// bf16, hidden 7168, 256 experts, top 8, uniform routing. `--rows rank` is the better variant: it sends a
+// token once to each rank that has one of its experts, with ids and weights; the receiver copies the row to
+// each expert and sums the experts' rows before it returns them. `--rows route` is the usual variant: one row
+// per route. Buffers are allocated once; the exchange of counts is timed. Sums use Ferry's kernels, so that
+// only the movement of data differs. Values and weights make every sum exact, so both variants must return
+// the same bytes. Prints JSON.
 #include <mpi.h>
 
 #include <algorithm>
@@ -29,16 +29,16 @@ namespace {
 
 using namespace by_hand;
 
-// Either way by hand. Rows arrive by local expert, source rank, token, slot.
+// Both variants. Received rows are ordered by local expert, source rank, token, slot.
 class ByHand {
  public:
   ByHand(const Options& options, int rank, int ranks)
-      : once_(options.once_a_rank),
+      : row_per_rank_(options.row_per_rank),
         tokens_(options.tokens),
         rank_(rank),
         ranks_(ranks),
         local_experts_(kExperts / ranks),
-        item_bytes_(once_ ? kMessageBytes : kRowBytes),
+        item_bytes_(row_per_rank_ ? kMessageBytes : kRowBytes),
         send_(most_items() * kMessageBytes),
         receive_(most_items() * kMessageBytes),
         rows_(std::int64_t{options.tokens} * kTopK * ranks * kRowBytes) {
@@ -61,12 +61,12 @@ class ByHand {
       MPI_Alltoallv(send_.data(), send_counts_.data(), send_starts_.data(), item_, receive_.data(),
                     receive_counts_.data(), receive_starts_.data(), item_, MPI_COMM_WORLD);
     });
-    place();
+    copy_into_place();
   }
 
-  // Experts left the rows as they arrived.
+  // The experts returned the rows unchanged.
   void combine(const Inputs& inputs, std::byte* result) {
-    once_ ? add_here() : copy_back();
+    row_per_rank_ ? sum_rows_here() : copy_back();
     inside_mpi([&] {
       MPI_Alltoallv(receive_.data(), receive_counts_.data(), receive_starts_.data(), row_, send_.data(),
                     send_counts_.data(), send_starts_.data(), row_, MPI_COMM_WORLD);
@@ -78,7 +78,7 @@ class ByHand {
       for (std::size_t slot = 0; slot < kTopK && item_of_[first + slot] >= 0; ++slot) {
         rows.push_back(send_.data() + item_of_[first + slot] * kRowBytes);
       }
-      sum(result + token * kRowBytes, rows, once_ ? nullptr : &inputs.weights[first]);
+      sum(result + token * kRowBytes, rows, row_per_rank_ ? nullptr : &inputs.weights[first]);
     }
   }
 
@@ -96,15 +96,15 @@ class ByHand {
     seconds_in_mpi += MPI_Wtime() - start;
   }
 
-  // A token's items go by destination rank, or by expert, which is by destination as well.
+  // Sorts the items, rows or messages, by destination rank, or by expert, which implies the rank.
   void pack(const std::byte* tokens, const Inputs& inputs) {
-    const int keys = once_ ? ranks_ : kExperts;
+    const int keys = row_per_rank_ ? ranks_ : kExperts;
     std::vector<int> counts(static_cast<std::size_t>(keys));
     for_items(inputs, [&](int, int key, int) { ++counts[static_cast<std::size_t>(key)]; });
     std::vector<int> next = starts_of(counts);
     send_counts_.assign(static_cast<std::size_t>(ranks_), 0);
     for (int key = 0; key < keys; ++key) {
-      send_counts_[static_cast<std::size_t>(once_ ? key : rank_of(key, ranks_))] +=
+      send_counts_[static_cast<std::size_t>(row_per_rank_ ? key : rank_of(key, ranks_))] +=
           counts[static_cast<std::size_t>(key)];
     }
     send_starts_ = starts_of(send_counts_);
@@ -116,13 +116,13 @@ class ByHand {
       item_of_[first + static_cast<std::size_t>(number)] = item;
       std::byte* to = send_.data() + item * item_bytes_;
       std::memcpy(to, tokens + token * kRowBytes, kRowBytes);
-      if (!once_) return;
+      if (!row_per_rank_) return;
       std::memcpy(to + kRowBytes, &inputs.ids[first], 4 * kTopK);
       std::memcpy(to + kRowBytes + 4 * kTopK, &inputs.weights[first], 4 * kTopK);
     });
   }
 
-  // Calls use(token, key, how many of the token came before).
+  // Calls use(token, key, number) for every item; `number` counts the token's items.
   template <class Use>
   void for_items(const Inputs& inputs, Use use) const {
     for (int token = 0; token < tokens_; ++token) {
@@ -131,16 +131,16 @@ class ByHand {
       for (int slot = 0; slot < kTopK; ++slot) {
         const int id = inputs.ids[static_cast<std::size_t>(token * kTopK + slot)];
         const int rank = rank_of(id, ranks_);
-        if (once_ && (sent >> rank & 1) != 0) continue;
+        if (row_per_rank_ && (sent >> rank & 1) != 0) continue;
         sent |= std::uint64_t{1} << rank;
-        use(token, once_ ? rank : id, number++);
+        use(token, row_per_rank_ ? rank : id, number++);
       }
     }
   }
 
   void exchange_counts() {
     receive_counts_.resize(static_cast<std::size_t>(ranks_));
-    if (once_) {
+    if (row_per_rank_) {
       MPI_Alltoall(send_counts_.data(), 1, MPI_INT, receive_counts_.data(), 1, MPI_INT, MPI_COMM_WORLD);
       return;
     }
@@ -153,9 +153,9 @@ class ByHand {
     }
   }
 
-  void place() {
-    if (once_) {
-      spread();
+  void copy_into_place() {
+    if (row_per_rank_) {
+      copy_to_experts();
       return;
     }
     for_chunks([&](std::int64_t item, std::int64_t row, std::int64_t count) {
@@ -171,7 +171,7 @@ class ByHand {
     });
   }
 
-  // One for each (local expert, source): use(first item received, first row, rows).
+  // Calls use(first received item, first row, rows) for every (local expert, source rank).
   template <class Use>
   void for_chunks(Use use) {
     const std::vector<int> starts = starts_of(chunk_counts_);
@@ -189,9 +189,9 @@ class ByHand {
     return reinterpret_cast<const Tail*>(receive_.data() + item * kMessageBytes + kRowBytes);
   }
 
-  // Calls use(item, slot, local expert) for the routes that end here.
+  // Calls use(item, slot, local expert) for every route to an expert of this rank.
   template <class Use>
-  void for_routes_here(Use use) const {
+  void for_local_routes(Use use) const {
     for (std::int64_t item = 0; item < receive_starts_.back(); ++item) {
       for (int slot = 0; slot < kTopK; ++slot) {
         const int id = tail(item)->ids[slot];
@@ -200,21 +200,21 @@ class ByHand {
     }
   }
 
-  void spread() {
+  void copy_to_experts() {
     std::vector<int> counts(static_cast<std::size_t>(local_experts_));
-    for_routes_here([&](std::int64_t, int, int expert) { ++counts[static_cast<std::size_t>(expert)]; });
+    for_local_routes([&](std::int64_t, int, int expert) { ++counts[static_cast<std::size_t>(expert)]; });
     std::vector<int> next = starts_of(counts);
     row_count_ = next.back();
     routes_.clear();
-    for_routes_here([&](std::int64_t item, int slot, int expert) {
+    for_local_routes([&](std::int64_t item, int slot, int expert) {
       const int row = next[static_cast<std::size_t>(expert)]++;
       routes_.push_back({item, row, tail(item)->weights[slot]});
       std::memcpy(rows_.data() + row * kRowBytes, receive_.data() + item * kMessageBytes, kRowBytes);
     });
   }
 
-  // Sums lie dense where the messages were: nobody needs those any more.
-  void add_here() {
+  // Writes the sums densely over the messages, which are no longer needed.
+  void sum_rows_here() {
     std::vector<const void*> rows;
     std::vector<float> weights;
     for (std::size_t i = 0; i < routes_.size();) {
@@ -235,14 +235,14 @@ class ByHand {
     float weight;
   };
 
-  const bool once_;
+  const bool row_per_rank_;
   const int tokens_, rank_, ranks_, local_experts_;
   const std::int64_t item_bytes_;
   ferry::LocalMemory send_, receive_, rows_;
   MPI_Datatype item_{}, row_{};
   std::vector<int> send_counts_, send_starts_, receive_counts_, receive_starts_;
   std::vector<int> expert_counts_, chunk_counts_;
-  std::vector<std::int64_t> item_of_;  // [tokens, K] the token's items in the send buffer, then -1
+  std::vector<std::int64_t> item_of_;  // [tokens, K]: the token's items in the send buffer, then -1
   std::vector<Route> routes_;
   std::int64_t row_count_ = 0;
 };
@@ -282,14 +282,14 @@ class Run {
   }
 
  private:
-  const Inputs& mine(int set) const { return inputs_[index(set)][index(rank_)]; }
+  const Inputs& own_inputs(int set) const { return inputs_[index(set)][index(rank_)]; }
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
   bool check(int set) {
-    hand_.dispatch(tokens_[index(set)].data(), mine(set));
+    hand_.dispatch(tokens_[index(set)].data(), own_inputs(set));
     std::memset(result_.data(), 0xFF, static_cast<std::size_t>(result_.bytes()));
     const bool rows = check_rows(set);
-    hand_.combine(mine(set), result_.data());
+    hand_.combine(own_inputs(set), result_.data());
     return rows && check_result(set);
   }
 
@@ -313,7 +313,7 @@ class Run {
   bool check_result(int set) const {
     std::vector<std::byte> expected(kRowBytes);
     for (std::int64_t token = 0; token < options_.tokens; ++token) {
-      const auto first = mine(set).weights.begin() + token * kTopK;
+      const auto first = own_inputs(set).weights.begin() + token * kTopK;
       write_token(set, rank_, token, std::accumulate(first, first + kTopK, 0.0f), expected.data());
       if (std::memcmp(result_.data() + token * kRowBytes, expected.data(), kRowBytes) != 0) return false;
     }
@@ -321,18 +321,18 @@ class Run {
   }
 
   void time(int set) {
-    dispatch_.push_back(slowest([&] { hand_.dispatch(tokens_[index(set)].data(), mine(set)); }));
-    combine_.push_back(slowest([&] { hand_.combine(mine(set), result_.data()); }));
+    dispatch_.push_back(slowest([&] { hand_.dispatch(tokens_[index(set)].data(), own_inputs(set)); }));
+    combine_.push_back(slowest([&] { hand_.combine(own_inputs(set), result_.data()); }));
   }
 
   double slowest(const std::function<void()>& work) {
     MPI_Barrier(MPI_COMM_WORLD);
     const double start = MPI_Wtime();
     work();
-    const double mine = MPI_Wtime() - start;
-    seconds_ += mine;
+    const double own = MPI_Wtime() - start;
+    seconds_ += own;
     double most = 0;
-    MPI_Allreduce(&mine, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Allreduce(&own, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     return most;
   }
 
@@ -342,14 +342,14 @@ class Run {
   }
 
   void print() const {
-    double shares = 0;
-    const double share = hand_.seconds_in_mpi / seconds_;
-    MPI_Reduce(&share, &shares, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+    double sum = 0;
+    const double fraction = hand_.seconds_in_mpi / seconds_;
+    MPI_Reduce(&fraction, &sum, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     if (rank_ != 0) return;
     std::printf(
         "{\"rows\": \"%s\", \"ranks\": %d, \"tokens\": %d, \"repetitions\": %d, \"inside_mpi\": %.3f, ",
-        options_.once_a_rank ? "rank" : "route", ranks_, options_.tokens, options_.repetitions,
-        shares / ranks_);
+        options_.row_per_rank ? "rank" : "route", ranks_, options_.tokens, options_.repetitions,
+        sum / ranks_);
     std::printf("\"dispatch\": {\"p50_us\": %.1f, \"p99_us\": %.1f}, ", percentile(dispatch_, 0.5) * 1e6,
                 percentile(dispatch_, 0.99) * 1e6);
     std::printf("\"combine\": {\"p50_us\": %.1f, \"p99_us\": %.1f}}\n", percentile(combine_, 0.5) * 1e6,
@@ -370,7 +370,7 @@ bool parse(int argc, char** argv, Options& options) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i], value = argv[i + 1];
     if (name == "--rows" && (value == "rank" || value == "route")) {
-      options.once_a_rank = value == "rank";
+      options.row_per_rank = value == "rank";
     } else if (name == "--tokens") {
       options.tokens = std::atoi(value.c_str());
     } else if (name == "--repetitions") {

@@ -1,4 +1,4 @@
-// What the ranks of mpi_alltoallv are given, and small things both ways need.
+// Inputs of mpi_alltoallv, and helpers that both of its variants use.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace by_hand {
 constexpr int kHidden = 7168, kExperts = 256, kTopK = 8, kSets = 4;
 constexpr std::int64_t kRowBytes = 2 * kHidden;
 
-struct Tail {  // of a message that stands for a token
+// Follows a token in a message.
+struct Tail {
   std::int32_t ids[kTopK];
   float weights[kTopK];
 };
@@ -24,7 +25,7 @@ inline int rank_of(int expert, int ranks) {
   return expert / (kExperts / ranks);
 }
 
-// The same on every rank: any rank can make any token again.
+// A function of set and rank, so that any rank can compute the inputs of any other.
 struct Inputs {
   std::vector<std::int32_t> ids;  // [tokens, K], distinct in a token
   std::vector<float> weights;     // [tokens, K], 1 or 0.5
@@ -73,7 +74,7 @@ inline std::vector<int> starts_of(const std::vector<int>& counts) {
 }
 
 struct Options {
-  bool once_a_rank = true;
+  bool row_per_rank = true;  // false: one row per route
   int tokens = 2048;
   int repetitions = 20;
 };

@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 """usage: check_capabilities.py BUILD_DIRECTORY
 
-Fails when docs/capabilities.md names a test that the build does not have, or a row of its table names none.
-The table has a column "test"; tests stand there in backticks, as ctest lists them or, for tests that are instantiated
-with parameters, as Suite.Test. Those of tests/cuda, which a build without the CUDA backend does not have, are looked up
-in their sources.
+Fails when docs/capabilities.md names a test that does not exist, or when a row names no test.
+Every table with a column "test" is checked. Tests are named in backticks: as ctest lists them, or as Suite.Test for
+tests that are instantiated with parameters. Tests in tests/cuda are looked up in their sources, because a build without
+the CUDA backend does not have them.
 """
 
 import pathlib

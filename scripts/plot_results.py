@@ -15,6 +15,8 @@ import pathlib
 import re
 from xml.sax.saxutils import escape
 
+import render_results
+
 REPOSITORY = pathlib.Path(__file__).parent.parent
 PLOT, PAGE = "docs/speed.svg", "README.md"
 RATIOS = re.compile(r"(<!-- plot:ratios -->\n).*?(<!-- /plot -->)", re.DOTALL)
@@ -26,21 +28,18 @@ COMBINE = {"work": "combine", "format": "bf16", "launch": "graph", "weights": Tr
 NCCL = {"work": "nccl", "format": "bf16", "launch": "eager", "weights": False}
 
 
-class Records:
+class Records(render_results.Results):
     """The points of all records of `ferry bench --backend cuda`, the newest record first."""
 
     def __init__(self, root):
-        records = [json.loads(path.read_text()) for path in (root / "bench/results").glob("*.json")]
-        records = [record for record in records if record.get("measured", {}).get("schema") == "ferry.bench.cuda"]
-        self.records = sorted(records, key=lambda record: record["date"], reverse=True)
-        self.used = []
+        super().__init__([json.loads(path.read_text()) for path in (root / "bench/results").glob("*.json")])
 
     def points(self, where):
         """The newest row of each number of tokens a rank that matches, by that number."""
         wanted, found = SHAPE | where, {}
-        for record in self.records:
-            rows = [row for row in record["measured"]["rows"] if "skipped" not in row and matches(row, wanted)]
-            new = {row["tokens"]: row for row in rows if row["tokens"] not in found}
+        for record, rows in zip(self.records, self.rows):
+            matching = [row for row in rows if "skipped" not in row and matches(row, wanted)]
+            new = {row["tokens"]: row for row in matching if row["tokens"] not in found}
             if new and record not in self.used:
                 self.used.append(record)
             found |= new
@@ -56,7 +55,7 @@ def matches(row, wanted):
 
 def ratios(records):
     series = {"dispatch bf16": DISPATCH_BF16, "dispatch fp8": DISPATCH_FP8, "combine": COMBINE}
-    bound = [f"{name} {records.points(where)[4096]['of_floor']:.2f}" for name, where in series.items()]
+    bound = [f"{name} {records.points(where)[4096]['ratio_to_lower_bound']:.2f}" for name, where in series.items()]
     ours, nccl = records.points(DISPATCH_BF16), records.points(NCCL)
     times = [f"{nccl[tokens]['p50_us'] / ours[tokens]['p50_us']:.1f} at {tokens:,}" for tokens in sorted(ours.keys() & nccl.keys())]
     return ("| ratio | measured | command |\n|---|---|---|\n"
@@ -129,15 +128,15 @@ def drawn(records):
 
     dispatch, combine = Panel(60, "dispatch, microseconds"), Panel(480, "combine, microseconds")
     bf16, fp8, sums = (records.points(where) for where in (DISPATCH_BF16, DISPATCH_FP8, COMBINE))
-    dispatch.curve(times(bf16, "floor_us"), "bound", marked=False)
-    dispatch.curve(times(fp8, "floor_us"), "bound8", marked=False)
+    dispatch.curve(times(bf16, "lower_bound_us"), "bound", marked=False)
+    dispatch.curve(times(fp8, "lower_bound_us"), "bound8", marked=False)
     dispatch.curve(times(records.points(NCCL)), "nccl")
     dispatch.curve(times(bf16), "bf16")
     dispatch.curve(times(fp8), "fp8")
     for number, (kind, text) in enumerate({"nccl": "NCCL all-to-all-v, sorted", "bf16": "Ferry bf16", "fp8": "Ferry fp8",
                                            "bound": "lower bound bf16", "bound8": "lower bound fp8"}.items()):
         dispatch.legend(number, kind, text)
-    combine.curve(times(sums, "floor_us"), "bound", marked=False)
+    combine.curve(times(sums, "lower_bound_us"), "bound", marked=False)
     combine.curve(times(sums), "bf16")
     for number, (kind, text) in enumerate({"bf16": "Ferry, weighted sums in bf16", "bound": "lower bound"}.items()):
         combine.legend(number, kind, text)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the sections of README.md and docs/performance.md that show results of bench/results.
+"""Writes the result tables of README.md and the documents from the records in bench/results.
 
-A section stands between <!-- results:NAME --> and <!-- /results -->; what is there is replaced. With --check nothing is
-written, and a section that is not what the committed results make fails. Bars are those of bench/targets.json; a figure is
-of the newest record that has it.
+A table is between <!-- results:NAME --> and <!-- /results -->, and replaces what was there. With --check nothing is written, and
+the script fails if a table differs from what it would write. Targets are those of bench/targets.json. Each figure comes from the
+newest record that has it.
 """
 
 import argparse
@@ -14,23 +14,38 @@ import re
 import sys
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
-FILES = ["README.md", "docs/performance.md"]
-SECTION = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- /results -->)", re.DOTALL)
-SCHEMA = ("ferry.bench.cuda", 2)
+TABLE = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+SCHEMA, VERSION = "ferry.bench.cuda", 3
+
+# The keys of version 2 that have other names now, and its values: records keep the names of their time.
+RENAMED_KEYS = {"floor_bytes": "lower_bound_bytes", "floor_us": "lower_bound_us", "of_floor": "ratio_to_lower_bound"}
+RENAMED_VALUES = {("form", "halves"): "phases"}
+
+
+def present(row):
+    """A row of version 2 or 3 with the keys and values of version 3."""
+    named = {RENAMED_KEYS.get(key, key): value for key, value in row.items()}
+    return {key: RENAMED_VALUES.get((key, value), value) if isinstance(value, str) else value for key, value in named.items()}
+
+
+def documents(root):
+    """README.md and every document that holds a table."""
+    return [path for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))] if TABLE.search(path.read_text())]
 
 
 class Results:
-    """Rows of all records, the newest first."""
+    """The rows of all records, the newest record first."""
 
     def __init__(self, records):
-        of_bench = [record for record in records if is_of_bench(record)]
-        self.records = sorted(of_bench, key=lambda record: record["date"], reverse=True)
+        bench = [record for record in records if is_bench(record)]
+        self.records = sorted(bench, key=lambda record: record["date"], reverse=True)
+        self.rows = [[present(row) for row in record["measured"]["rows"]] for record in self.records]
         self.used = []
 
     def find(self, where):
-        """The newest row that was measured and is as asked for, or None. A router is named without its numbers."""
-        for record in self.records:
-            for row in record["measured"]["rows"]:
+        """The newest measured row with the wanted values, or None."""
+        for record, rows in zip(self.records, self.rows):
+            for row in rows:
                 if "skipped" not in row and all(matches(row, key, value) for key, value in where.items()):
                     if record not in self.used:
                         self.used.append(record)
@@ -38,12 +53,13 @@ class Results:
         return None
 
 
-def is_of_bench(record):
+def is_bench(record):
     measured = record.get("measured", {})
-    return (measured.get("schema"), measured.get("schema_version")) == SCHEMA
+    return measured.get("schema") == SCHEMA and measured.get("schema_version") in (2, VERSION)
 
 
 def matches(row, key, value):
+    """A router is compared by name, without its parameters."""
     if key != "router":
         return row[key] == value
     return re.split(r":(?=\w+=)|/", row[key])[0] == value
@@ -58,75 +74,79 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
-def bar_row(bar, row):
-    for key, shown in {"of_floor": "{:g} x floor", "p50_us": "{:g} us", "host_us": "{:g} us"}.items():
-        if key in bar:
-            wanted, name = shown.format(bar[key]), key
+def target_row(target, row):
+    for key, shown in {"ratio_to_lower_bound": "{:g} x lower bound", "p50_us": "{:g} us", "host_us": "{:g} us"}.items():
+        if key in target:
+            wanted, name = shown.format(target[key]), key
     if row is None:
-        return [bar["name"], wanted, "", "", "", "not measured"]
-    seen = row["host_us"] if name == "host_us" else row["p50_us"]
-    floor = row["floor_us"] if name != "host_us" else 0
-    verdict = "reached" if row[name] <= bar[name] else "missed"
-    return [bar["name"], wanted, in_time(seen), in_time(floor) if floor else "",
-            f"{row['of_floor']:.2f}" if floor else "", verdict]
+        return [target["name"], wanted, "", "", "", "not measured"]
+    on_host = name == "host_us"
+    measured, bound = row["host_us" if on_host else "p50_us"], 0 if on_host else row["lower_bound_us"]
+    verdict = "reached" if row[name] <= target[name] else "missed"
+    return [target["name"], wanted, in_time(measured), in_time(bound) if bound else "",
+            f"{row['ratio_to_lower_bound']:.2f}" if bound else "", verdict]
 
 
-HEAD = ["work", "bar", "seen", "floor", "seen / floor", ""]
+HEAD = ["call", "target", "measured", "lower bound", "measured / lower bound", ""]
 
 
-def section_headlines(results, bars):
-    return table(HEAD, [bar_row(bar, results.find(bars["where"] | bar["where"])) for bar in bars["bars"] if "headline" in bar])
+def target_rows(results, targets, chosen):
+    return [target_row(target, results.find(targets["where"] | target["where"])) for target in chosen]
 
 
-def section_bars(results, bars):
-    rows = [bar_row(bar, results.find(bars["where"] | bar["where"])) for bar in bars["bars"]]
+def headlines_table(results, targets):
+    return table(HEAD, target_rows(results, targets, [target for target in targets["targets"] if "headline" in target]))
+
+
+def targets_table(results, targets):
+    rows = target_rows(results, targets, targets["targets"])
     reached, missed = (sum(row[-1] == verdict for row in rows) for verdict in ("reached", "missed"))
-    summary = f"{reached} of {len(rows)} reached, {missed} missed, {len(rows) - reached - missed} not measured."
-    return f"{bars['of']}. {summary}\n\n" + table(HEAD, rows)
+    summary = f"{reached} of {len(rows)} targets reached, {missed} missed, {len(rows) - reached - missed} not measured."
+    return f"{targets['setting']}. {summary}\n\n" + table(HEAD, rows)
 
 
-def section_two_ranks(results, bars):
-    """The same points as the bars', which are of four ranks and not asked here."""
+def two_ranks_table(results, targets):
+    """The calls of the targets, measured with two ranks. The targets themselves are for four ranks."""
     rows = []
-    for bar in bars["bars"]:
-        row = results.find(bars["where"] | bar["where"] | {"ranks": 2})
+    for target in targets["targets"]:
+        row = results.find(targets["where"] | target["where"] | {"ranks": 2})
         if row is not None:
-            name, _wanted, *seen, _verdict = bar_row(bar, row)
-            rows.append([name, *seen])
-    return table(["work", *HEAD[2:5]], rows) if rows else "Not measured.\n"
+            name, _wanted, *measured, _verdict = target_row(target, row)
+            rows.append([name, *measured])
+    return table([HEAD[0], *HEAD[2:5]], rows) if rows else "Not measured.\n"
 
 
 def cell(row):
     if row is None:
         return ""
-    return f"{in_time(row['p50_us'])}, {row['wire_bytes_per_second'] * 1e-9:.0f} GB/s, {row['of_floor']:.2f} x"
+    return f"{in_time(row['p50_us'])}, {row['wire_bytes_per_second'] * 1e-9:.0f} GB/s, {row['ratio_to_lower_bound']:.2f} x"
 
 
-def section_sweep(results, bars):
+def sweep_table(results, targets):
     columns = {"dispatch bf16": {"work": "dispatch"}, "dispatch fp8": {"work": "dispatch", "format": "fp8"},
                "combine partial": {"work": "combine", "reduction": "partial"}}
     rows = []
     for tokens in (2**power for power in range(14)):
-        found = [results.find(bars["where"] | {"tokens": tokens} | where) for where in columns.values()]
+        found = [results.find(targets["where"] | {"tokens": tokens} | where) for where in columns.values()]
         if any(found):
             rows.append([f"{tokens:,}", *map(cell, found)])
-    return table(["tokens a rank", *columns], rows) if rows else "Not measured.\n"
+    return table(["tokens per rank", *columns], rows) if rows else "Not measured.\n"
 
 
-def section_baseline(results, bars):
-    works = {"dispatch bf16": {"work": "dispatch"},
-             "nccl: sorted, counts, rows": {"work": "nccl", "weights": False, "launch": "eager"},
-             "nccl: rows alone": {"work": "nccl_rows", "weights": False}}
+def baseline_table(results, targets):
+    calls = {"dispatch bf16": {"work": "dispatch"},
+             "NCCL: sort, counts, rows": {"work": "nccl", "weights": False, "launch": "eager"},
+             "NCCL: rows alone": {"work": "nccl_rows", "weights": False}}
     rows = []
     for tokens in (2**power for power in range(14)):
-        found = [results.find(bars["where"] | {"tokens": tokens} | where) for where in works.values()]
+        found = [results.find(targets["where"] | {"tokens": tokens} | where) for where in calls.values()]
         if all(found):
             rows.append([f"{tokens:,}", *(in_time(row["p50_us"]) for row in found),
                          f"{found[1]['p50_us'] / found[0]['p50_us']:.1f}, {found[2]['p50_us'] / found[0]['p50_us']:.1f}"])
-    return table(["tokens a rank", *works, "ratios to dispatch"], rows) if rows else "Not measured.\n"
+    return table(["tokens per rank", *calls, "NCCL / dispatch"], rows) if rows else "Not measured.\n"
 
 
-def section_sources(results, _bars):
+def sources_table(results, _targets):
     if not results.used:
         return "No results are committed.\n"
     rows = []
@@ -137,47 +157,47 @@ def section_sources(results, _bars):
         changed = ", changed" if record.get("changed") else ""
         rows.append([record["part"], f"{record['commit'][:7]}{changed}", record["date"][:10], f"{len(gpus)} x {gpus[0]}",
                      f"{best['bytes_per_second'] * 1e-9:.0f} GB/s with {best['sms']} SMs"])
-    return table(["part", "commit", "date", "machine", "best push out of each rank"], rows)
+    return table(["part", "commit", "date", "machine", "best push rate out of each rank"], rows)
 
 
-# Sources come last: they name what the others have used.
-SECTIONS = {"headlines": section_headlines, "bars": section_bars, "two_ranks": section_two_ranks, "sweep": section_sweep,
-            "baseline": section_baseline, "sources": section_sources}
+# By the names of the markers. "sources" comes last, because it lists the records that the other tables use.
+TABLES = {"headlines": headlines_table, "bars": targets_table, "two_ranks": two_ranks_table, "sweep": sweep_table,
+          "baseline": baseline_table, "sources": sources_table}
 
 
-def sections_of(records, bars):
+def tables_of(records, targets):
     results = Results(records)
-    return {name: render(results, bars) for name, render in SECTIONS.items()}
+    return {name: render(results, targets) for name, render in TABLES.items()}
 
 
-def rendered(text, sections):
+def rendered(text, tables):
     def replace(match):
-        if match[2] not in sections:
-            raise SystemExit(f"there is no section '{match[2]}': {', '.join(sections)}")
-        return match[1] + sections[match[2]] + match[3]
+        if match[2] not in tables:
+            raise SystemExit(f"there is no table '{match[2]}': {', '.join(tables)}")
+        return match[1] + tables[match[2]] + match[3]
 
-    return SECTION.sub(replace, text)
+    return TABLE.sub(replace, text)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail where something would change")
-    parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="of the repository")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a table would change")
+    parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="root of the repository; default: this one")
     given = parser.parse_args()
     records = [json.loads(path.read_text()) for path in sorted((given.root / "bench/results").glob("*.json"))]
-    sections = sections_of(records, json.loads((given.root / "bench/targets.json").read_text()))
+    tables = tables_of(records, json.loads((given.root / "bench/targets.json").read_text()))
     differs = False
-    for name in FILES:
-        path = given.root / name
+    for path in documents(given.root):
+        name = str(path.relative_to(given.root))
         old = path.read_text()
-        new = rendered(old, sections)
+        new = rendered(old, tables)
         if given.check:
             differs = differs or new != old
             sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, f"{name}, rendered"))
         elif new != old:
             path.write_text(new)
     if differs:
-        raise SystemExit("these sections are not what bench/results makes: run scripts/render_results.py")
+        raise SystemExit("these tables differ from bench/results: run scripts/render_results.py")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class ControlBlock {
   int first_failed_rank() const;  // -1: none
   const ErrorRecord& error_of(int failed_rank) const;
 
-  // Fails the group. Final: the first failure stands. `reporter` is a rank, or launcher().
+  // Fails the group. Final: later failures are ignored. `reporter` is a rank, or launcher().
   void fail(int reporter, const ErrorRecord& error) noexcept;
   bool failed() const;
   const ErrorRecord& failure() const;  // valid once failed()

@@ -1,4 +1,4 @@
-// The base class of what stands behind a Group: starting the ranks, or joining as one.
+// Base class of the implementations of Group: each starts the ranks of the group, or joins it as one rank.
 #pragma once
 
 #include <filesystem>

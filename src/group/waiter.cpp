@@ -73,8 +73,8 @@ void Waiter::wait(const WaitCondition& condition, const WaitRecord& request, dou
       break;
     }
     if (sleep(condition, value, std::min(left, kMaxSleepSeconds))) return;
-    const auto unwanted = wait_is_unwanted.load();
-    if (unwanted != nullptr && unwanted()) {
+    const auto interrupted = wait_is_unwanted.load();
+    if (interrupted != nullptr && interrupted()) {
       const std::string text = str("rank ", rank_, " was interrupted: ", describe(record));
       record.peer = rank_;
       control_.fail(rank_, failure_record(ErrorRecord::Kind::peer_lost, record, text));

@@ -30,9 +30,9 @@ std::int64_t allocated_bytes(int descriptor) {
   return fstat(descriptor, &status) == 0 ? static_cast<std::int64_t>(status.st_blocks) * 512 : 0;
 }
 
-SystemError out_of_memory(const std::string& directory, std::int64_t wanted, std::int64_t available,
+SystemError out_of_memory(const std::string& directory, std::int64_t needed, std::int64_t available,
                           int error) {
-  return system_error(str("shared memory in ", directory, " is too small: ", wanted, " bytes wanted, ",
+  return system_error(str("shared memory in ", directory, " is too small: ", needed, " bytes needed, ",
                           available, " bytes free (set FERRY_SHM_DIR to use another directory)"),
                       error);
 }

@@ -12,7 +12,7 @@ namespace ferry {
 // the descriptor while that is open. The memory is freed with the last mapping, even if a process is killed.
 class SharedFile {
  public:
-  // Throws SystemError with the directory, the bytes wanted and the bytes free.
+  // Throws SystemError with the directory, the bytes needed and the bytes free.
   explicit SharedFile(std::int64_t bytes);
 
   const Descriptor& descriptor() const { return descriptor_; }

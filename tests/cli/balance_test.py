@@ -1,5 +1,4 @@
-"""Work is shared out over a GPU however it is spread over experts: an expert ten times as busy as the others costs no more
-than the bytes of the busiest rank."""
+"""Load balance inside a GPU: an expert with ten times the mean load costs no more than the bytes of the busiest rank."""
 
 import glob
 import json
@@ -15,7 +14,7 @@ EXPERTS, TOP_K, TOKENS, HOT = 256, 8, 4096, 10
 
 
 def write_ids(path, rows):
-    """A .npy file of bytes, [tokens, top_k]."""
+    """Writes a .npy file of bytes, [tokens, top_k]."""
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({len(rows)}, {len(rows[0])}), }}"
     text += " " * (63 - (len(text) + 10) % 64) + "\n"
     with open(path, "wb") as file:
@@ -23,7 +22,7 @@ def write_ids(path, rows):
 
 
 def hot_rows(tokens, generator):
-    """Expert 0 is chosen HOT times as often as the mean, the others alike."""
+    """Expert 0 is chosen HOT times as often as the mean, all others equally often."""
     rows = []
     for _ in range(tokens):
         hot = generator.random() < HOT * TOP_K / EXPERTS
@@ -54,7 +53,7 @@ class BalanceTest(ProgramTest):
                                        "--ranks", ranks, "--json", "-"))["rows"]
         self.assertEqual([row["work"] for row in rows], ["dispatch", "combine"])
         for row in rows:
-            self.assertLessEqual(row["of_floor"], 1.3, row["work"])
+            self.assertLessEqual(row["ratio_to_lower_bound"], 1.3, row["work"])
 
 
 if __name__ == "__main__":

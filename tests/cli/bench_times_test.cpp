@@ -1,4 +1,5 @@
-#include "tools/ferry/bench/times.hpp"
+// From measured times to the figures of a benchmark.
+#include "tools/ferry/bench/point.hpp"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@ TEST(BenchTimes, PercentilesAreMeasuredValues) {
   EXPECT_EQ(times_of(hundred).p50, 50);
 }
 
-TEST(BenchTimes, AReplayLastsAsLongAsOnItsSlowestRank) {
+TEST(BenchTimes, AReplayTakesAsLongAsOnItsSlowestRank) {
   EXPECT_EQ(slowest({{1, 5, 2}, {2, 3, 2}, {0, 4, 3}}), (std::vector<double>{2, 5, 3}));
 }
 

@@ -1,5 +1,5 @@
-// The checks of ferry run must be able to fail: every kind of wrong number is put in by hand and must be
-// found.
+// The checks of `ferry run` must be able to fail: each test damages one number of a correct result, which the
+// check must find.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,7 +34,7 @@ RunOptions small_options(const std::string& layout, const std::string& format) {
   return options;
 }
 
-// Dispatches step 0 and hands rank 1's arrivals to `look`.
+// Dispatches step 0 and passes rank 1's result to `look`.
 void with_received(const RunSpec& spec, const std::function<void(const DispatchResult&)>& look) {
   Group::threads(spec.options.ranks).run([&](const Rank& rank) {
     Exchange exchange(rank, spec.config);
@@ -48,11 +48,11 @@ void with_received(const RunSpec& spec, const std::function<void(const DispatchR
 
 CheckCounter checked(const RunSpec& spec, const DispatchResult& received) {
   CheckCounter counter;
-  StepOracle(spec, 0).check(1, received, counter);
+  DispatchCheck(spec, 0).run(1, received, counter);
   return counter;
 }
 
-// The row of the arrivals that is looked at: not padding.
+// The row to damage: the last one that is not padding.
 std::int64_t some_row(const DispatchResult& received) {
   std::int64_t row = *received.total - 1;
   while (received.source[row].rank < 0) --row;
@@ -64,24 +64,25 @@ T& writable(const T* values, std::int64_t index) {
   return const_cast<T*>(values)[index];
 }
 
-class ResultCheck : public testing::TestWithParam<std::pair<const char*, const char*>> {
+class DispatchRows : public testing::TestWithParam<std::pair<const char*, const char*>> {
  protected:
-  // Right as they come; wrong after `damage`, which is undone by no one: every exchange is used once.
+  // The result must pass before `damage` and fail after it, with `word` in the message.
   void expect_found(const std::function<void(const DispatchResult&)>& damage, const char* word) const {
     const RunSpec spec = make_run_spec(small_options(GetParam().first, GetParam().second));
     with_received(spec, [&](const DispatchResult& received) {
       const CheckCounter before = checked(spec, received);
-      EXPECT_EQ(before.wrong, 0) << before.first.data();
+      EXPECT_EQ(before.wrong, 0) << before.first_failure.data();
       EXPECT_GT(before.compared, 0);
       damage(received);
       const CheckCounter after = checked(spec, received);
       EXPECT_EQ(after.wrong, 1);
-      EXPECT_NE(std::string(after.first.data()).find(word), std::string::npos) << after.first.data();
+      EXPECT_NE(std::string(after.first_failure.data()).find(word), std::string::npos)
+          << after.first_failure.data();
     });
   }
 };
 
-TEST_P(ResultCheck, FindsOneWrongBitOfAValue) {
+TEST_P(DispatchRows, FindsOneWrongBitOfAValue) {
   expect_found(
       [](const DispatchResult& received) {
         auto* bytes = static_cast<unsigned char*>(received.data);
@@ -90,7 +91,7 @@ TEST_P(ResultCheck, FindsOneWrongBitOfAValue) {
       "a value differs");
 }
 
-TEST_P(ResultCheck, FindsAWrongScale) {
+TEST_P(DispatchRows, FindsAWrongScale) {
   if (std::string(GetParam().second).find("fp8") == std::string::npos) GTEST_SKIP() << "no scales";
   expect_found(
       [](const DispatchResult& received) {
@@ -100,13 +101,13 @@ TEST_P(ResultCheck, FindsAWrongScale) {
       "a scale differs");
 }
 
-TEST_P(ResultCheck, FindsAWrongSource) {
+TEST_P(DispatchRows, FindsAWrongSource) {
   expect_found(
       [](const DispatchResult& received) { writable(received.source, some_row(received)).token ^= 1; },
       "the source");
 }
 
-TEST_P(ResultCheck, FindsAWrongWeight) {
+TEST_P(DispatchRows, FindsAWrongWeight) {
   expect_found(
       [](const DispatchResult& received) {
         const bool slots = received.local_ids != nullptr;
@@ -116,36 +117,36 @@ TEST_P(ResultCheck, FindsAWrongWeight) {
       "weight differs");
 }
 
-TEST_P(ResultCheck, FindsAWrongCount) {
+TEST_P(DispatchRows, FindsAWrongCount) {
   expect_found([](const DispatchResult& received) { ++writable(received.counts, received.groups - 1); },
                "counts[");
 }
 
-TEST_P(ResultCheck, FindsAWrongOffset) {
+TEST_P(DispatchRows, FindsAWrongOffset) {
   expect_found([](const DispatchResult& received) { ++writable(received.row_offsets, 1); }, "row_offsets[1]");
 }
 
-TEST_P(ResultCheck, FindsAWrongLocalExpert) {
+TEST_P(DispatchRows, FindsAWrongLocalExpert) {
   if (std::string(GetParam().first) != "rank_major") GTEST_SKIP() << "no local ids";
   expect_found(
       [](const DispatchResult& received) { writable(received.local_ids, some_row(received) * 3 + 1) ^= 1; },
       "a local expert differs");
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, ResultCheck,
+INSTANTIATE_TEST_SUITE_P(Layouts, DispatchRows,
                          testing::Values(std::pair{"expert_major", "bf16"},
                                          std::pair{"expert_padded", "fp32"}, std::pair{"rank_major", "fp16"},
                                          std::pair{"expert_major", "fp8"},
                                          std::pair{"expert_major", "fp8-columns"}));
 
-class ResultsCheck : public testing::TestWithParam<const char*> {
+class CombineProducts : public testing::TestWithParam<const char*> {
  protected:
-  ResultsCheck() {
+  CombineProducts() {
     RunOptions options = small_options("expert_major", "bf16");
     options.reduction = GetParam();
     spec_ = make_run_spec(options);
     routes_ = make_routes(spec_, 0, 0);
-    x_ = StepOracle(spec_, 0).arriving(0);
+    x_ = DispatchCheck(spec_, 0).expected_values(0);
   }
 
   RunSpec spec_;
@@ -153,7 +154,7 @@ class ResultsCheck : public testing::TestWithParam<const char*> {
   std::vector<float> x_;
 };
 
-TEST_P(ResultsCheck, FindsOneWrongBit) {
+TEST_P(CombineProducts, FindsOneWrongBit) {
   const std::vector<std::byte> expected = expected_products(spec_, routes_, x_);
   std::vector<std::byte> found = expected;
   CheckCounter right;
@@ -166,22 +167,23 @@ TEST_P(ResultsCheck, FindsOneWrongBit) {
   check_rows(spec_, 0, 0, expected, found, wrong);
   EXPECT_EQ(wrong.wrong, 1);
   EXPECT_EQ(wrong.compared, right.compared);
-  EXPECT_NE(std::string(wrong.first.data()).find("column 125"), std::string::npos) << wrong.first.data();
+  EXPECT_NE(std::string(wrong.first_failure.data()).find("column 125"), std::string::npos)
+      << wrong.first_failure.data();
 }
 
-TEST_P(ResultsCheck, RightSumsDependOnEveryRoute) {
+TEST_P(CombineProducts, RightSumsDependOnEveryRoute) {
   const std::vector<std::byte> expected = expected_products(spec_, routes_, x_);
   Routes other = routes_;
   other.ids[7] = (other.ids[7] + 1) % 8;
   EXPECT_NE(expected_products(spec_, other, x_), expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(Reductions, ResultsCheck, testing::Values("partial", "exact", "unreduced"));
+INSTANTIATE_TEST_SUITE_P(Reductions, CombineProducts, testing::Values("partial", "exact", "unreduced"));
 
 class DenseCheck : public testing::Test {
  protected:
   DenseCheck() : spec_(options()), routes_(make_routes(spec_, 0, 0)) {
-    dense_ = dense_swiglu(spec_, routes_, StepOracle(spec_, 0).arriving(0));
+    dense_ = dense_swiglu(spec_, routes_, DispatchCheck(spec_, 0).expected_values(0));
   }
 
   static RunSpec options() { return make_run_spec(small_options("expert_major", "fp32")); }
@@ -198,12 +200,12 @@ class DenseCheck : public testing::Test {
 };
 
 TEST_F(DenseCheck, AllowsWhatIsAllowed) {
-  EXPECT_EQ(check(dense_).error, 0);
+  EXPECT_EQ(check(dense_).max_error, 0);
   std::vector<float> near = dense_;
   for (std::size_t c = 0; c < 128; ++c) near[c] *= 1.019F;
   const CheckCounter counter = check(near);
   EXPECT_EQ(counter.wrong, 0);
-  EXPECT_NEAR(counter.error, 0.019, 1e-4);
+  EXPECT_NEAR(counter.max_error, 0.019, 1e-4);
 }
 
 TEST_F(DenseCheck, FindsATokenThatIsOff) {
@@ -212,7 +214,7 @@ TEST_F(DenseCheck, FindsATokenThatIsOff) {
   const CheckCounter counter = check(far);
   EXPECT_EQ(counter.wrong, 1);
   EXPECT_EQ(counter.compared, spec_.tokens());
-  EXPECT_NE(std::string(counter.first.data()).find("token 1"), std::string::npos);
+  EXPECT_NE(std::string(counter.first_failure.data()).find("token 1"), std::string::npos);
 }
 
 TEST_F(DenseCheck, FindsNaN) {
@@ -235,7 +237,7 @@ TEST(ReportOfChecks, SaysWhatFailedAndWhere) {
   for (int rank = 0; rank < 2; ++rank) {
     for (CheckCounter RankResults::* counter :
          {&RankResults::dispatch, &RankResults::combine, &RankResults::dense, &RankResults::repeated}) {
-      (results.rank(rank).*counter).right(10);
+      (results.rank(rank).*counter).pass(10);
     }
   }
   for (const report::Check& check : make_report(spec, results).checks)

@@ -1,4 +1,5 @@
-"""scripts/gpu, its tools played by stand-ins: every part that measures leaves a record, and the program takes its arguments."""
+"""scripts/gpu with stand-ins for nvidia-smi and the program: every measuring part writes a record, and the program accepts the
+arguments that the script passes."""
 
 import json
 import os
@@ -22,7 +23,7 @@ with open(os.environ["FERRY_TEST_CALLS"], "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")
 if "--json" in sys.argv:
     with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
-        json.dump({"schema": "ferry.bench.cuda", "schema_version": 2, "limits": [], "rows": []}, file)
+        json.dump({"schema": "ferry.bench.cuda", "schema_version": 3, "limits": [], "rows": []}, file)
 """
 
 
@@ -48,7 +49,7 @@ class GpuPartsTest(ProgramTest):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return [json.loads(line) for line in (self.root / "calls").read_text().splitlines()]
 
-    def test_every_part_of_the_bench_leaves_its_record(self):
+    def test_every_bench_part_writes_its_record(self):
         calls = self.run_parts("bench", FERRY_TRACES=self.folder)
         parts = {"bench-large", "bench-small", "bench-sweep", "bench-skew", "bench-layouts", "bench-baseline"}
         self.assertEqual(len(calls), len(parts))
@@ -58,15 +59,15 @@ class GpuPartsTest(ProgramTest):
             self.assertEqual(record["measured"]["schema"], "ferry.bench.cuda")
             self.assertEqual(record["machine"]["gpus"], ["A"] * 4)
 
-    @unittest.skipIf(os.path.exists("/dev/nvidia0"), "GPUs are here: the parts themselves can be run")
-    def test_the_program_takes_the_arguments(self):
+    @unittest.skipIf(os.path.exists("/dev/nvidia0"), "this machine has GPUs and can run the parts themselves")
+    def test_the_program_accepts_the_arguments(self):
         for call in self.run_parts("bench", "limits", FERRY_TRACES=""):
             self.assertEqual(call[call.index("--ranks") + 1], "4")
             done = ferry(*call[:call.index("--json")])
-            self.assertEqual(done.returncode, 3, f"{call}: {done.stderr}")  # no driver or no such backend, but no bad argument
+            self.assertEqual(done.returncode, 3, f"{call}: {done.stderr}")  # missing driver or backend, not a bad argument
             self.assertRegex(done.stderr, "no CUDA driver|no cuda backend")
 
-    def test_recorded_routing_is_measured_where_it_is(self):
+    def test_recorded_routing_is_measured_if_present(self):
         self.assertNotIn("deepseek_v2_lite/intent", self.run_parts("bench-skew", FERRY_TRACES="")[0])
         self.assertIn("deepseek_v2_lite/intent", self.run_parts("bench-skew", FERRY_TRACES=self.folder)[1])
 

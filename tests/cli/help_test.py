@@ -1,4 +1,4 @@
-"""Help, version, and that exit codes are documented."""
+"""Help texts, the version, and the documentation of exit codes."""
 
 import unittest
 

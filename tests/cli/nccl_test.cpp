@@ -1,4 +1,4 @@
-// How NCCL is found, or not: here there is none.
+// Loading NCCL: where it is searched, and the errors when it is missing.
 #include "tools/ferry/bench/nccl_library.hpp"
 
 #include <gtest/gtest.h>
@@ -22,23 +22,23 @@ std::string message_of(const std::string& path) {
   return "";
 }
 
-TEST(NcclLibrary, ThatIsNotThereIsNamed) {
+TEST(NcclLibrary, AMissingFileIsNamed) {
   EXPECT_NE(message_of("/nowhere/libnccl.so.2").find("/nowhere/libnccl.so.2"), std::string::npos);
 }
 
-TEST(NcclLibrary, ThatIsAnotherOneIsNamedWithWhatItLacks) {
+TEST(NcclLibrary, AnotherLibraryIsNamedWithItsMissingFunction) {
   const std::string message = message_of(FERRY_NO_NCCL);
   EXPECT_NE(message.find(FERRY_NO_NCCL), std::string::npos) << message;
   EXPECT_NE(message.find("ncclGetVersion"), std::string::npos) << message;
 }
 
-TEST(NcclLibrary, MulticastIsOffBeforeItIsLoaded) {
+TEST(NcclLibrary, MulticastIsTurnedOffBeforeLoading) {
   setenv("NCCL_NVLS_ENABLE", "1", 1);
   message_of("/nowhere/libnccl.so.2");
   EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
 }
 
-TEST(NcclLibrary, IsLookedForWherePythonKeepsIt) {
+TEST(NcclLibrary, IsSearchedInPythonInstallations) {
   namespace fs = std::filesystem;
   const fs::path python = fs::path(testing::TempDir()) / "ferry-nccl-test";
   const fs::path site = python / "lib/python3.12/site-packages";
@@ -46,8 +46,8 @@ TEST(NcclLibrary, IsLookedForWherePythonKeepsIt) {
   fs::create_directories(library.parent_path());
   std::ofstream(library) << "no library";
   const auto found = [&] {
-    const std::vector<std::string> places = nccl_places();
-    return std::count(places.begin(), places.end(), library.string());
+    const std::vector<std::string> candidates = nccl_candidates();
+    return std::count(candidates.begin(), candidates.end(), library.string());
   };
   EXPECT_EQ(found(), 0);
   setenv("PYTHONPATH", ("/nowhere:" + site.string()).c_str(), 1);

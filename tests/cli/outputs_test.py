@@ -1,4 +1,4 @@
-"""What a run writes: table, JSON, page, timeline; and that it keeps quiet in a pipe."""
+"""The outputs of the commands: table, JSON, page and timeline; how files are replaced; progress only on a terminal."""
 
 import collections
 import json
@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -14,13 +15,25 @@ from program import PROGRAM, SMALL, ProgramTest, ferry
 
 CHECK_PAGE = os.environ["FERRY_CHECK_PAGE"]
 NO_BROWSER = 77
+VERSION = r"\A\d+\.\d+\.\d+\Z"
 
 
-class OutputsTest(ProgramTest):
+class ReportTest(ProgramTest):
+    """One run that writes all of its outputs at once."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.json, cls.page, cls.timeline = (os.path.join(folder.name, name) for name in ["run.json", "run.html", "run.trace.json"])
+        done = ferry("run", *SMALL, "--json", cls.json, "--html", cls.page, "--timeline", cls.timeline)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        cls.table = done.stdout
+        with open(cls.json, encoding="utf-8") as file:
+            cls.run_report = json.load(file)
+
     def test_table_agrees_with_json(self):
-        table = self.succeed("run", *SMALL, "--json", self.path("run.json"))
-        with open(self.path("run.json"), encoding="utf-8") as file:
-            run = json.load(file)
+        run, table = self.run_report, self.table
         for check in run["checks"]["list"]:
             self.assertIn(f"{check['name']}: {check['compared']:,} compared, {check['wrong']:,} wrong", table)
         rows = run["load"]["rows_per_rank"]
@@ -29,10 +42,11 @@ class OutputsTest(ProgramTest):
         busiest = max(range(len(rows)), key=lambda rank: (rows[rank], -rank))
         self.assertIn(f"Busiest   rank {busiest}:", table)
         self.assertIn("synthesised, seed 1", table)
-        self.assertIn(run["played"]["recipe"], table)
+        self.assertIn(run["workload"]["recipe"], table)
+        self.assertNotIn("docs/traces.md", table)  # a trace was named
 
-    def test_json_adds_up(self):
-        run = self.run_small()
+    def test_json_is_consistent(self):
+        run = self.run_report
         ranks = range(run["configuration"]["ranks"])
         for direction in ["dispatch", "combine"]:
             traffic = run[direction]["traffic_bytes"]
@@ -42,27 +56,29 @@ class OutputsTest(ProgramTest):
         self.assertEqual(sum(run["load"]["routes_per_expert"]), 2 * 3 * 5 * 4)  # steps, ranks, tokens, top-k
         self.assertIn("--hidden 128", run["command"])
 
+    def test_schema(self):
+        self.assertEqual((self.run_report["schema"], self.run_report["schema_version"]), ("ferry.run", 2))
+        self.assertRegex(self.run_report["ferry_version"], VERSION)
+
     def test_page(self):
-        page, data = self.path("run.html"), self.path("run.json")
-        self.succeed("run", *SMALL, "--html", page, "--json", data)
-        done = subprocess.run([sys.executable, CHECK_PAGE, page, data], text=True, capture_output=True, check=False)
+        done = subprocess.run([sys.executable, CHECK_PAGE, self.page, self.json], text=True, capture_output=True, check=False)
         if done.returncode == NO_BROWSER and os.environ.get("CI") != "true":
             self.skipTest("no Chromium here")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_timeline(self):
-        path = self.path("run.trace.json")
-        self.succeed("run", *SMALL, "--timeline", path)
-        with open(path, encoding="utf-8") as file:
+        with open(self.timeline, encoding="utf-8") as file:
             trace = json.load(file)
         spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-        lanes = collections.Counter((event["pid"], event["tid"]) for event in spans)
-        self.assertEqual(lanes, {(rank, phase): 2 for rank in range(3) for phase in range(3)})
+        threads = collections.Counter((event["pid"], event["tid"]) for event in spans)
+        self.assertEqual(threads, {(rank, stage): 2 for rank in range(3) for stage in range(3)})
         self.assertTrue(all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans))
-        for lane in lanes:
-            mine = sorted((e["ts"], e["dur"]) for e in spans if (e["pid"], e["tid"]) == lane)
-            self.assertLessEqual(mine[0][0] + mine[0][1], mine[1][0])  # one after the other
+        for thread in threads:
+            own = sorted((e["ts"], e["dur"]) for e in spans if (e["pid"], e["tid"]) == thread)
+            self.assertLessEqual(own[0][0] + own[0][1], own[1][0])  # one after the other
 
+
+class OutputsTest(ProgramTest):
     def test_outputs_replace_longer_files(self):
         path = self.path("run.json")
         with open(path, "w", encoding="ascii") as file:
@@ -110,12 +126,11 @@ class OutputsTest(ProgramTest):
         with open(path, encoding="ascii") as file:
             self.assertEqual(file.read(), "before")
 
-    def test_where_recorded_traces_are(self):
+    def test_a_run_without_a_trace_says_how_to_get_one(self):
         fallback = [word for word in SMALL if not word.startswith("synth:") and word != "--trace"]
         self.assertIn("docs/traces.md", self.succeed("run", *fallback))
-        self.assertNotIn("docs/traces.md", self.succeed("run", *SMALL))
 
-    def test_traces_that_are_not_there_are_pointed_out(self):
+    def test_a_folder_without_traces_is_reported(self):
         fallback = [word for word in SMALL if not word.startswith("synth:") and word != "--trace"]
         os.mkdir(self.path("empty"))
         for folder, word in [("none", "No such file"), ("empty", ".ids.npy")]:
@@ -126,44 +141,42 @@ class OutputsTest(ProgramTest):
                 self.assertIn(expected, done.stderr)
             self.assertIn("synthesised, seed 1", done.stdout)
 
-    def test_documents_name_their_schema_alike(self):
+    def test_schemas(self):
         trace = "synth:uniform:experts=8,top_k=2,tokens=8,layers=1"
-        for name, arguments in [("ferry.run", ["run", *SMALL]), ("ferry.limits", ["limits", "--ranks", "2"]),
-                                ("ferry.trace", ["trace", "info", trace]),
-                                ("ferry.bench", ["bench", "--trace", "synth:uniform", "--tokens", "1", "--hidden", "64",
-                                                 "--experts", "8", "--top-k", "2", "--repetitions", "1"])]:
+        bench = ["--trace", "synth:uniform", "--tokens", "1", "--hidden", "64", "--experts", "8", "--top-k", "2", "--repetitions", "1"]
+        for schema, version, arguments in [("ferry.trace", 1, ["trace", "info", trace]), ("ferry.bench", 2, ["bench", *bench])]:
             document = json.loads(self.succeed(*arguments, "--json", "-"))
-            self.assertEqual((document["schema"], document["schema_version"]), (name, 1))
-            self.assertRegex(document["ferry_version"], r"\A\d+\.\d+\.\d+\Z")
+            self.assertEqual((document["schema"], document["schema_version"]), (schema, version))
+            self.assertRegex(document["ferry_version"], VERSION)
 
-    def test_one_of_a_kind(self):
+    def test_singular(self):
         table = self.succeed("run", "--ranks", "1", "--steps", "1", "--tokens", "1", "--hidden", "64", "--trace",
                              "synth:uniform:experts=64,top_k=1,tokens=1,layers=1")
-        for text in ["1 layer of 1 token, 1 step of 1 token a rank", "1 rank (threads)", "memcpy by 1 thread:",
+        for text in ["1 layer of 1 token; 1 step of 1 token per rank", "1 rank (threads)", "memcpy by 1 thread:",
                      "the mean of 0.02 routes"]:
             self.assertIn(text, table)
         text = self.succeed("trace", "info", "synth:uniform:experts=1,top_k=1,tokens=1,layers=1", "--ranks", "1")
         self.assertIn("1 layer of 1 token, 1 expert, top 1", text)
-        self.assertIn("On 1 rank,", text)
+        self.assertIn("With 1 rank,", text)
 
     def test_progress_only_on_a_terminal(self):
-        long_enough = ["run", *SMALL, "--steps", "300", "--tokens", "32", "--hidden", "512"]
-        self.assertEqual(ferry(*long_enough).stderr, "")
+        long_run = ["run", *SMALL, "--steps", "300", "--tokens", "32", "--hidden", "512"]
+        self.assertEqual(ferry(*long_run).stderr, "")
         terminal, other = os.openpty()
-        done = subprocess.Popen([os.environ["FERRY_PROGRAM"], *long_enough], stderr=other, stdout=subprocess.DEVNULL)
+        done = subprocess.Popen([os.environ["FERRY_PROGRAM"], *long_run], stderr=other, stdout=subprocess.DEVNULL)
         os.close(other)
-        seen = b""
+        output = b""
         while True:
             try:
                 piece = os.read(terminal, 4096)
-            except OSError:  # the other end is closed
+            except OSError:  # the other end was closed
                 break
             if not piece:
                 break
-            seen += piece
+            output += piece
         os.close(terminal)
         self.assertEqual(done.wait(), 0)
-        self.assertIn(b" of 300", seen)
+        self.assertIn(b" of 300", output)
 
 
 class OtherCommandsTest(ProgramTest):
@@ -175,7 +188,7 @@ class OtherCommandsTest(ProgramTest):
 
     def test_doctor_names_what_is_missing(self):
         text = self.succeed("doctor", environment={"FERRY_SHM_DIR": self.path("none")})
-        self.assertRegex(text, r"(?m)^--  shared memory .* is not there$")
+        self.assertRegex(text, r"(?m)^--  shared memory .* does not exist$")
         self.assertRegex(text, r"(?m)^!!  cpu backend, processes .*none")
 
     def test_doctor_tells_why_there_is_no_mpi_module(self):
@@ -189,7 +202,13 @@ class OtherCommandsTest(ProgramTest):
         self.assertIn("FERRY_MPI_MODULE", advice)
 
     def test_limits(self):
-        limits = json.loads(self.succeed("limits", "--ranks", "3", "--json", "-"))
+        table = self.succeed("limits", "--ranks", "3", "--json", self.path("limits.json"))
+        for word in ["memcpy", "read and written", "flag", "spinning", "sleeping", "barrier"]:
+            self.assertIn(word, table)
+        with open(self.path("limits.json"), encoding="utf-8") as file:
+            limits = json.load(file)
+        self.assertEqual((limits["schema"], limits["schema_version"]), ("ferry.limits", 1))
+        self.assertRegex(limits["ferry_version"], VERSION)
         self.assertIn(3, [one["threads"] for one in limits["memcpy"]])
         self.assertTrue(all(one["bytes_per_second"] > 1e8 for one in limits["memcpy"]))
         ways = {(one["group"], one["waiting"]) for one in limits["flag_one_way"]}
@@ -198,11 +217,6 @@ class OtherCommandsTest(ProgramTest):
         for one in limits["flag_one_way"] + limits["barrier"]:
             self.assertGreater(one["seconds"], 0)
             self.assertLess(one["seconds"], 1)
-
-    def test_limits_table(self):
-        text = self.succeed("limits", "--ranks", "2")
-        for word in ["memcpy", "read and written", "flag", "spinning", "sleeping", "barrier"]:
-            self.assertIn(word, text)
 
 
 if __name__ == "__main__":

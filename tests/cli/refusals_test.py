@@ -1,4 +1,4 @@
-"""Impossible command lines: the right exit code, and one line that names the number."""
+"""Invalid command lines: the right exit code, and one line that names the number at fault."""
 
 import os
 import unittest
@@ -67,10 +67,10 @@ class RefusalsTest(ProgramTest):
             self.assertNotIn("raw", done.stderr)
 
     def test_outputs_that_collide(self):
-        here, roundabout = self.path("a"), os.path.join(self.folder, "none", "..", "a")
+        here, detour = self.path("a"), os.path.join(self.folder, "none", "..", "a")
         for words, arguments in [
             (["--json", "--html", here], ["--json", here, "--html", here]),
-            (["--html", "--timeline", here], ["--html", roundabout, "--timeline", here]),
+            (["--html", "--timeline", here], ["--html", detour, "--timeline", here]),
             (["--json -", "--html -"], ["--json", "-", "--html", "-"]),
             (["--json -", "--timeline -"], ["--json", "-", "--timeline", "-"]),
         ]:

@@ -1,4 +1,4 @@
-"""ferry trace: list, info, synth, and what was written can be played."""
+"""ferry trace: list, info and synth; a written trace can be run."""
 
 import json
 import os
@@ -23,11 +23,11 @@ class TraceTest(ProgramTest):
         written, drawn = self.info(prefix + ".ids.npy"), self.info(self.spec)
         for key in ["layers", "tokens", "experts", "top_k", "per_layer", "median_load"]:
             self.assertEqual(written[key], drawn[key], key)
-        played = [self.run_small("--trace", name, "--layer", "1") for name in [prefix + ".ids.npy", self.spec]]
-        self.assertEqual(played[0]["load"], played[1]["load"])
-        self.assertFalse(played[0]["played"]["synthesised"])
-        self.assertTrue(played[1]["played"]["synthesised"])
-        self.assertEqual(played[1]["played"]["seed"], "9")
+        runs = [self.run_small("--trace", name, "--layer", "1") for name in [prefix + ".ids.npy", self.spec]]
+        self.assertEqual(runs[0]["load"], runs[1]["load"])
+        self.assertFalse(runs[0]["workload"]["synthesised"])
+        self.assertTrue(runs[1]["workload"]["synthesised"])
+        self.assertEqual(runs[1]["workload"]["seed"], "9")
 
     def test_synth_does_not_overwrite(self):
         prefix = self.path("made")
@@ -62,14 +62,14 @@ class TraceTest(ProgramTest):
         for word in ["synth:decode", "FERRY_TRACES is not set", "docs/traces.md"]:
             self.assertIn(word, text)
 
-    def test_recorded_folder_of_ones_own(self):
+    def test_traces_in_a_folder(self):
         os.mkdir(self.path("model"))
         self.succeed("trace", "synth", self.spec, "--out", self.path("model/mine"))
         environment = {"FERRY_TRACES": self.folder}
         self.assertRegex(self.succeed("trace", "list", environment=environment), r"Recorded +model/mine\n")
         arguments = [word for word in SMALL if word != "--trace" and not word.startswith("synth:")]
         run = json.loads(self.succeed("run", *arguments, "--json", "-", environment=environment))
-        self.assertEqual(run["played"]["trace"], "model/mine")
+        self.assertEqual(run["workload"]["trace"], "model/mine")
 
     @unittest.skipUnless(RECORDED, "FERRY_TRACES is not set")
     def test_recorded(self):
@@ -79,7 +79,7 @@ class TraceTest(ProgramTest):
         self.assertEqual((info["tokens"], info["experts"], info["top_k"]), (8222, 64, 6))
         arguments = [word for word in SMALL if word != "--trace" and not word.startswith("synth:")]
         run = json.loads(self.succeed("run", *arguments, "--json", "-", environment=environment))
-        self.assertEqual(run["played"]["trace"], "deepseek_v2_lite/intent")  # the default where recordings are
+        self.assertEqual(run["workload"]["trace"], "deepseek_v2_lite/intent")  # the default where recordings are
         self.assertTrue(all(check["passed"] for check in run["checks"]["list"]))
         sets = json.loads(self.succeed("run", *arguments, "--json", "-", "--trace", "olmoe_1b_7b/github", "--processes",
                                        environment=environment))

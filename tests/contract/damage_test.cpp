@@ -1,4 +1,5 @@
-// Plans with damaged tables: every call by them ends, stores nothing outside, and leaves the exchange usable.
+// Calls by plans with damaged tables: they return, write nothing outside the memory they were given, and
+// leave the exchange usable.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,8 +14,8 @@ namespace {
 
 constexpr int kDamagedRank = 1;
 
-// Tables of a plan's storage that hold int32 entries: how many, and the least value that is too large for
-// one.
+// A table of a plan's storage: its number of int32 entries, and the smallest value that is too large for an
+// entry.
 struct Table {
   const char* name;
   std::int32_t* PlanView::* entries;
@@ -36,71 +37,73 @@ std::vector<Table> tables_of(const PlanShape& shape, std::int64_t rows) {
           {"came_rows", &PlanView::came_rows, ranks * slots, rows}};
 }
 
-// Runs a call by a damaged plan. True: some rank reports the damage.
+// Runs a call by a damaged plan. Returns whether any rank reports the damage. Collective.
 template <class Call>
-bool damage_is_reported(Exchange& exchange, const std::string& what, Call call) {
+bool damage_is_reported(SyncExchange& exchange, const std::string& what, Call call) {
   bool reported = false;
   try {
     call();
     exchange.check();
   } catch (const BadSourceError& error) {
     reported = true;
-    require(error.bad.count > 0 && error.bad.index >= 0, what, ": an empty report");
+    require(error.bad.count > 0 && error.bad.index >= 0, what, ": the report is empty");
   }
   std::vector<char> all(exchange.rank().size());
   exchange.rank().all_gather(&reported, all.data(), 1);
   return std::find(all.begin(), all.end(), 1) != all.end();
 }
 
-// Every operation by a plan that is damaged on some rank: it ends and keeps to its memory. `must_show`: a
-// combine whose result is wrong has been reported.
-void require_survived(Exchange& exchange, const Case& c, const Step& step, const oracle::Outcome& outcome,
-                      const Plan& bad, const std::string& what, bool must_show) {
-  CombineRun combine(exchange, c, step, outcome, bad, nullptr);
+// Runs every operation by a plan that is damaged on some rank, and requires that it returns and stays within
+// its memory. `wrong_must_be_reported`: a wrong result of combine must be reported.
+void require_contained(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
+                       const oracle::Outcome& expert_outputs, const Plan& bad, const std::string& what,
+                       bool wrong_must_be_reported) {
+  CombineRun combine(exchange, c, step, expert_outputs, bad, nullptr);
   const bool reported = damage_is_reported(exchange, "combine, " + what, [&] { combine.call(); });
   combine.require_guards();
-  if (must_show && !reported) {
+  if (wrong_must_be_reported && !reported) {
     try {
       combine.compare();
     } catch (const Mismatch& mismatch) {
-      require(false, "combine, ", what, ": no rank reports, and ", mismatch.what());
+      require(false, "combine, ", what, ": no rank reports the damage, and ", mismatch.what());
     }
   }
   DispatchRun dispatch(exchange, c, step);
   damage_is_reported(exchange, "dispatch, " + what, [&] { dispatch.call(bad); });
   dispatch.require_guards();
   if (c.config.layout == Layout::rank_major) return;
-  Buffer values(static_cast<std::int64_t>(step.positions.routes[exchange.rank().index()].size()) * 4);
-  Buffer rows(static_cast<std::int64_t>(step.positions.ranks[exchange.rank().index()].rows.size()) * 4);
+  GuardedBuffer values(static_cast<std::int64_t>(step.positions.routes[exchange.rank().index()].size()) * 4);
+  GuardedBuffer rows(static_cast<std::int64_t>(step.positions.ranks[exchange.rank().index()].rows.size()) *
+                     4);
   damage_is_reported(exchange, "route_values, " + what,
                      [&] { exchange.route_values(values.as<float>(), bad, rows.as<float>()); });
   rows.require_guards("route_values, " + what);
 }
 
-std::int64_t most_rows(const Step& step) {
-  std::int64_t most = 0;
+std::int64_t max_rows(const StepInputs& step) {
+  std::int64_t rows = 0;
   for (const oracle::RankRows& each : step.positions.ranks) {
-    most = std::max(most, static_cast<std::int64_t>(each.rows.size()));
+    rows = std::max(rows, static_cast<std::int64_t>(each.rows.size()));
   }
-  return most;
+  return rows;
 }
 
-// One for each layout, and for each way of combining it.
-std::vector<Case> cases_of_damage(const Case& small) {
-  std::vector<Case> cases;
+// One case for each layout and each way to combine it.
+std::vector<TestCase> cases_of_damage(const TestCase& small) {
+  std::vector<TestCase> cases;
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
       if (layout == Layout::rank_major && reduction == Reduction::exact) continue;
-      Case c = small;
+      TestCase c = small;
       c.ranks = 3;
       c.config.experts = 6;
       c.config.layout = layout;
       c.full = true;
       c.reduction = c.config.reduction = reduction;
-      c.weights_from = WeightsFrom::nowhere;
-      c.values = layout != Layout::rank_major;
-      // A device's lonely block sends and receives one after the other: it must not wait for what peers say
-      // only when they have received.
+      c.weights_from = WeightsFrom::none;
+      c.row_values = layout != Layout::rank_major;
+      // With sm_limit = 1, a device's only block sends and then receives: sending must not wait for anything
+      // that peers write only once they have received.
       c.sm_limit = cases.size() % 2 == 0 ? 1 : 0;
       cases.push_back(c);
     }
@@ -108,34 +111,34 @@ std::vector<Case> cases_of_damage(const Case& small) {
   return cases;
 }
 
-TEST_P(Contract, DamagedPlansAreSurvivedAndReported) {
-  for (const Case& c : cases_of_damage(small_case(1))) {
-    const Step step = make_step(c);
-    const oracle::Outcome outcome = make_outcome(c, step);
+TEST_P(Contract, DamagedPlansAreReported) {
+  for (const TestCase& c : cases_of_damage(small_case(1))) {
+    const StepInputs step = make_inputs(c);
+    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
-      const Plan good = play_step(exchange, c, step, outcome);
+      SyncExchange exchange(rank, c.config);
+      const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
       const PlanShape shape = static_cast<const PlanHeader*>(good.storage())->shape;
-      for (const Table& table : tables_of(shape, most_rows(step))) {
-        for (const std::int32_t garbage :
+      for (const Table& table : tables_of(shape, max_rows(step))) {
+        for (const std::int32_t value :
              {-2, 0x7FFFFFFF, -0x7FFFFFFF - 1, static_cast<std::int32_t>(table.limit)}) {
           for (const bool all : {false, true}) {
             const Plan bad = good.copy();
             std::int32_t* entries = view_plan(bad.storage(), shape).*table.entries;
             if (rank.index() == kDamagedRank)
-              std::fill_n(all ? entries : entries + table.count / 2, all ? table.count : 1, garbage);
-            require_survived(exchange, c, step, outcome, bad,
-                             str(table.name, all ? " all " : " one ", garbage), true);
+              std::fill_n(all ? entries : entries + table.count / 2, all ? table.count : 1, value);
+            require_contained(exchange, c, step, expert_outputs, bad,
+                              str(table.name, all ? " all " : " one ", value), true);
           }
         }
       }
-      play_step(exchange, c, step, outcome);  // as usable as before
+      dispatch_and_combine(exchange, c, step, expert_outputs);  // the exchange is still usable
     });
   }
 }
 
-// Entries that could be right cannot be told from right ones: destinations swapped, rows given twice, other
-// counts. The result is wrong then, and nothing else.
+// Changes some entries to other values within their range: swapped destinations, rows used twice, other
+// counts. No check can detect these, so the result may be wrong, but nothing else may be.
 void misplace(Random& random, const Table& table, std::int32_t* entries) {
   const int changes = random.between(1, 8);
   for (int i = 0; i < changes; ++i) {
@@ -153,67 +156,70 @@ void misplace(Random& random, const Table& table, std::int32_t* entries) {
   }
 }
 
-TEST_P(Contract, WrongEntriesWithinTheirRangeAreSurvived) {
+TEST_P(Contract, WrongPlanEntriesStayWithinMemory) {
 #ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "two ranks may write sums to one place, which the thread sanitizer calls a race";
+  GTEST_SKIP()
+      << "two ranks may write sums to the same address, which the thread sanitizer reports as a race";
 #endif
   constexpr int kRounds = 12;
-  for (const Case& c : cases_of_damage(small_case(2))) {
-    const Step step = make_step(c);
-    const oracle::Outcome outcome = make_outcome(c, step);
+  for (const TestCase& c : cases_of_damage(small_case(2))) {
+    const StepInputs step = make_inputs(c);
+    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
-      const Plan good = play_step(exchange, c, step, outcome);
+      SyncExchange exchange(rank, c.config);
+      const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
       const PlanShape shape = static_cast<const PlanHeader*>(good.storage())->shape;
       Random random = Random::of({c.seed, static_cast<std::uint64_t>(rank.index())});
-      for (const Table& table : tables_of(shape, most_rows(step))) {
+      for (const Table& table : tables_of(shape, max_rows(step))) {
         for (int round = 0; round < kRounds; ++round) {
           const Plan bad = good.copy();
           const bool everywhere = round % 2 == 1;
           if (everywhere || rank.index() == kDamagedRank)
             misplace(random, table, view_plan(bad.storage(), shape).*table.entries);
-          require_survived(exchange, c, step, outcome, bad, str(table.name, ", round ", round), false);
+          require_contained(exchange, c, step, expert_outputs, bad, str(table.name, ", round ", round),
+                            false);
         }
       }
-      play_step(exchange, c, step, outcome);
+      dispatch_and_combine(exchange, c, step, expert_outputs);
     });
   }
 }
 
-// A plan that promises more messages than come makes a rank read what an earlier call of another format left
-// in the staging: there a head may look right and its ids be none.
-TEST_P(Contract, IdsInStagingOfAnotherFormatAreLookedAt) {
-  constexpr std::int32_t kWord = 5;  // a token, and no expert
-  Case c = small_case(3);
+// A plan that announces more messages than are sent makes a rank read what an earlier call of another format
+// left in the staging buffer. There the header of a message may look valid while its expert ids are not.
+TEST_P(Contract, StaleStagingIdsAreValidated) {
+  constexpr std::int32_t kWord = 5;  // a valid token index, but not an expert
+  TestCase c = small_case(3);
   c.ranks = 2;
   c.config.experts = 4;
   c.config.layout = Layout::rank_major;
   c.config.format = Format::fp32();
-  c.weights_from = WeightsFrom::nowhere;
+  c.weights_from = WeightsFrom::none;
   c.full = true;
   ASSERT_GT(c.config.max_tokens, kWord);
   ASSERT_GE(kWord, c.config.experts);
-  Case few = c;
+  TestCase few = c;
   few.config.format = Format::bf16();
   few.tokens = {1, 1};
   c.type = DType::fp32;
   std::vector<std::vector<std::int64_t>> all_to_all(2, std::vector<std::int64_t>{0, 2});
-  const Step kept = step_of_ids(few, all_to_all);
+  const StepInputs kept = inputs_from_ids(few, all_to_all);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     DispatchRun first(exchange, few, kept);
     first.run();
     const Plan bad = first.received().plan.copy();
     const PlanShape shape = static_cast<const PlanHeader*>(bad.storage())->shape;
     const PlanView view = view_plan(bad.storage(), shape);
-    if (rank.index() == kDamagedRank) {  // the other one sends what it did
+    if (rank.index() == kDamagedRank) {  // the other rank sends what it sent before
       std::fill_n(view.tokens_between, 4, c.config.max_tokens);
       std::fill_n(view.came_rows, 2 * std::int64_t{c.config.max_tokens} * c.config.top_k, 0);
     }
 
     const std::int64_t words = std::int64_t{c.config.max_tokens} * c.config.hidden;
-    const Buffer tokens = Buffer::of(std::vector<std::int32_t>(static_cast<std::size_t>(words), kWord));
-    Buffer ids(std::int64_t{c.config.max_tokens} * c.config.top_k * 4);
+    const GuardedBuffer tokens =
+        GuardedBuffer::of(std::vector<std::int32_t>(static_cast<std::size_t>(words), kWord));
+    GuardedBuffer ids(std::int64_t{c.config.max_tokens} * c.config.top_k * 4);
     for (int token = 0; token < c.config.max_tokens; ++token) {
       ids.as<std::int32_t>()[2 * token] = 0;
       ids.as<std::int32_t>()[2 * token + 1] = 2;
@@ -222,14 +228,14 @@ TEST_P(Contract, IdsInStagingOfAnotherFormatAreLookedAt) {
       exchange.dispatch(Tokens::rows(tokens.data(), c.config.max_tokens, DType::fp32),
                         Ids(ids.as<std::int32_t>()));
     }
-    Case replayed = few;
+    TestCase replayed = few;
     replayed.weighted = false;
     DispatchRun replay(exchange, replayed, kept);
     const std::string what = "stale staging";
     damage_is_reported(exchange, what, [&] { replay.call(bad); });
     replay.require_guards();
     const DispatchResult& rows = exchange.last_dispatch_result();
-    for (int i = 0; i < c.config.top_k; ++i) {  // of row 0, which every message went to
+    for (int i = 0; i < c.config.top_k; ++i) {  // of row 0, to which the plan sends every message
       require(rows.local_ids[i] >= -1 && rows.local_ids[i] < 2, what, ": local id ", rows.local_ids[i]);
     }
     exchange.check();

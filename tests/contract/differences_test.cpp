@@ -1,4 +1,4 @@
-// Ranks that do not agree are told in what.
+// Ranks whose configurations, options or plans differ: the error names the difference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,18 +11,8 @@
 namespace ferry::contract {
 namespace {
 
-// What a rank is told when its call is not the others'.
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return {};
-}
-
-TEST_P(Contract, DifferentConfigurationsAreNamed) {
-  const Case c = small_case(1);
+TEST_P(Contract, ErrorsNameDifferingConfigFields) {
+  const TestCase c = small_case(1);
   struct Change {
     const char* name;
     std::function<void(Config&)> apply;
@@ -51,28 +41,29 @@ TEST_P(Contract, DifferentConfigurationsAreNamed) {
     run(c.ranks, change.name, [&](Rank rank) {
       Config config = c.config;
       if (rank.index() == 1) change.apply(config);
-      const std::string text = refusal([&] { Exchange exchange(rank, config); });
-      require(text.find(change.name) != std::string::npos, "a difference in ", change.name, " gives: '", text,
-              "'");
+      const std::string text = usage_error([&] { SyncExchange exchange(rank, config); });
+      require(text.find(change.name) != std::string::npos, "ranks that differ in ", change.name,
+              " get the message '", text, "'");
     });
   }
 }
 
-TEST_P(Contract, DifferentOptionsAreNamed) {
-  Case c = small_case(1);
+TEST_P(Contract, ErrorsNameDifferingOptions) {
+  TestCase c = small_case(1);
   c.ranks = 3;
   c.full = true;
   c.config.reduction = Reduction::exact;
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    const Plan plan = play_step(exchange, c, step, outcome);
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
     const bool odd = rank.index() == 1;
     const auto require_named = [&](const char* name, const std::function<void()>& call) {
-      const std::string text = refusal(call);
-      require(text.find(name) != std::string::npos, "a difference in ", name, " gives: '", text, "'");
-      play_step(exchange, c, step, outcome);  // as usable as before
+      const std::string text = usage_error(call);
+      require(text.find(name) != std::string::npos, "ranks that differ in ", name, " get the message '", text,
+              "'");
+      dispatch_and_combine(exchange, c, step, expert_outputs);  // the exchange is still usable
     };
     require_named("format", [&] {
       DispatchRun dispatch(exchange, c, step);
@@ -91,26 +82,27 @@ TEST_P(Contract, DifferentOptionsAreNamed) {
       dispatch.call();
     });
     require_named("weights of the rows", [&] {
-      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
       if (odd) combine.options().row_weights = nullptr;
       combine.call();
     });
     require_named("row_values", [&] {
-      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
-      Buffer rows(plan.total() * 4), routes(std::int64_t{plan.tokens()} * c.config.top_k * 4);
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
+      GuardedBuffer rows(plan.total() * 4), routes(std::int64_t{plan.tokens()} * c.config.top_k * 4);
       if (odd) combine.options().row_values = rows.as<float>();
       if (odd) combine.options().route_values = routes.as<float>();
       combine.call();
     });
-    // Rows of partial and of exact lie differently in the staging: ranks that differ may write to the same
-    // bytes before they know. Harmless, as nobody reads them, but the thread sanitizer cannot know.
+    // Partial and exact rows have different positions in the staging buffer, so ranks that differ may write
+    // the same bytes before they detect it. No rank reads these bytes, but the thread sanitizer reports the
+    // race.
 #ifdef __SANITIZE_THREAD__
     const Reduction usual = Reduction::unreduced;
 #else
     const Reduction usual = Reduction::partial;
 #endif
     require_named("reduction", [&] {
-      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
       combine.options().row_weights = nullptr;
       combine.options().reduction = odd ? Reduction::exact : usual;
       combine.call();
@@ -118,38 +110,39 @@ TEST_P(Contract, DifferentOptionsAreNamed) {
   });
 }
 
-// Two kept plans of one exchange: each is right, and one rank uses the other.
-TEST_P(Contract, DifferentPlansAreNamed) {
+// Two valid plans of one exchange; one rank uses the wrong one.
+TEST_P(Contract, DifferentPlansAreRefused) {
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
-    Case c = small_case(2);
+    TestCase c = small_case(2);
     c.ranks = 3;
     c.full = true;
     c.config.layout = layout;
-    c.weights_from = WeightsFrom::nowhere;
-    const Step first = make_step(c, 0), second = make_step(c, 1);
-    const oracle::Outcome outcomes[] = {make_outcome(c, first), make_outcome(c, second)};
+    c.weights_from = WeightsFrom::none;
+    const StepInputs first = make_inputs(c, 0), second = make_inputs(c, 1);
+    const oracle::Outcome all_expert_outputs[] = {make_expert_outputs(c, first),
+                                                  make_expert_outputs(c, second)};
     run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
-      const Plan kept = play_step(exchange, c, first, outcomes[0]),
-                 other = play_step(exchange, c, second, outcomes[1]);
+      SyncExchange exchange(rank, c.config);
+      const Plan kept = dispatch_and_combine(exchange, c, first, all_expert_outputs[0]),
+                 other = dispatch_and_combine(exchange, c, second, all_expert_outputs[1]);
       const bool odd = rank.index() == 1;
       const Plan& mine = odd ? other : kept;
       const auto require_named = [&](const char* operation, const std::function<void()>& call) {
-        const std::string text = refusal(call);
+        const std::string text = usage_error(call);
         require(text.find("call that made the plan") != std::string::npos, operation,
-                " by two plans gives: '", text, "'");
-        DispatchRun(exchange, c, first).run_by(kept);  // as usable as before
+                " by two plans gives the message '", text, "'");
+        DispatchRun(exchange, c, first).run_with_plan(kept);  // the exchange is still usable
       };
       require_named("dispatch", [&] { DispatchRun(exchange, c, first).call(mine); });
-#ifndef __SANITIZE_THREAD__  // as above: sums of two plans may go to the same bytes
+#ifndef __SANITIZE_THREAD__  // as above: sums by two plans may write the same bytes
       require_named("combine", [&] {
-        const Step& step = odd ? second : first;
-        CombineRun(exchange, c, step, outcomes[odd], mine, nullptr).call();
+        const StepInputs& step = odd ? second : first;
+        CombineRun(exchange, c, step, all_expert_outputs[odd], mine, nullptr).call();
       });
 #endif
       if (layout == Layout::rank_major) return;
       require_named("route_values", [&] {
-        Buffer values(std::int64_t{mine.tokens()} * c.config.top_k * 4), rows(mine.total() * 4);
+        GuardedBuffer values(std::int64_t{mine.tokens()} * c.config.top_k * 4), rows(mine.total() * 4);
         exchange.route_values(values.as<float>(), mine, rows.as<float>());
       });
     });

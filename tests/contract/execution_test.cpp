@@ -1,6 +1,7 @@
-// Ways of calling: halves, lanes, metadata.
+// Ways to call: one rank, split phases, lanes, step metadata.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -11,88 +12,89 @@
 namespace ferry::contract {
 namespace {
 
-TEST_P(Contract, OneRankPermutesAndPermutesBack) {
-  Case c = small_case(1);
+TEST_P(Contract, OneRankRoundTripReturnsItsTokens) {
+  TestCase c = small_case(1);
   c.ranks = 1;
   c.config.top_k = 3;
   c.config.reduction = Reduction::unreduced;
   c.masked = 0.2;
   c.full = true;
-  const Step step = make_step(c);
+  const StepInputs step = make_inputs(c);
   run(1, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    DispatchRun played(exchange, c, step);
-    played.run();
+    SyncExchange exchange(rank, c.config);
+    DispatchRun dispatch(exchange, c, step);
+    dispatch.run();
     require_equal(exchange.wire_counts().dispatch_bytes, std::int64_t{0}, "bytes to other ranks");
-    // Experts that do nothing: every slot gets its own token back, a masked one zeros.
+    // Experts that return their input: every slot gets its own token back, a masked slot zeros.
     const std::int64_t row = c.config.hidden * 2;
-    Buffer result(c.config.max_tokens * 3 * row);
-    exchange.combine({played.received().data}, played.received().plan, {result.data()});
+    GuardedBuffer result(c.config.max_tokens * 3 * row);
+    exchange.combine({dispatch.received().data}, dispatch.received().plan, {result.data()});
     std::vector<std::byte> expected;
     for (int i = 0; i < c.config.max_tokens * 3; ++i) {
-      if (step.global.ranks[0].ids[i] < 0) expected.resize(expected.size() + row);
-      if (step.global.ranks[0].ids[i] < 0) continue;
-      const auto token = step.global.ranks[0].parts[0].begin() + i / 3 * row;
+      if (step.inputs.ranks[0].ids[i] < 0) expected.resize(expected.size() + row);
+      if (step.inputs.ranks[0].ids[i] < 0) continue;
+      const auto token = step.inputs.ranks[0].parts[0].begin() + i / 3 * row;
       expected.insert(expected.end(), token, token + row);
     }
-    result.require_image(expected, 2, "rows brought back");
+    result.require_contents(expected, 2, "returned rows");
   });
 }
 
-TEST_P(Contract, SplitHalves) {
+TEST_P(Contract, SplitPhases) {
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
       for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-        Case c = small_case(ranks);
+        TestCase c = small_case(ranks);
         c.ranks = ranks;
         c.config.experts = 3 * ranks;
         c.config.layout = layout;
-        if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+        if (layout == Layout::rank_major) c.weights_from = WeightsFrom::none;
         c.reduction = c.config.reduction = layout == Layout::rank_major ? Reduction::partial : reduction;
-        c.values = layout != Layout::rank_major;
-        c.split = true;
+        c.row_values = layout != Layout::rank_major;
+        c.split_phases = true;
         add(c);
       }
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, SomeRanksMayCallInHalvesAndOthersNot) {
-  for (int split = 0; split < 8; ++split) {
+TEST_P(Contract, PhasesAndFusedCallsMix) {
+  for (int split_ranks = 0; split_ranks < 8; ++split_ranks) {  // a bit per rank
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-      Case c = small_case(split);
+      TestCase c = small_case(split_ranks);
       c.ranks = 3;
       c.config.experts = 9;
       c.config.max_tokens = 20;
       c.full = true;
       c.reduction = c.config.reduction = reduction;
-      c.values = true;
-      const Step step = make_step(c);
-      const oracle::Outcome outcome = make_outcome(c, step);
-      run(c.ranks, str(describe(c), " in halves on ranks ", split), [&](Rank rank) {
-        Case mine = c;
-        mine.split = (split >> rank.index() & 1) != 0;
-        Exchange exchange(rank, c.config);
-        for (int call = 0; call < 3; ++call) play_step(exchange, mine, step, outcome);
+      c.row_values = true;
+      const StepInputs step = make_inputs(c);
+      const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+      run(c.ranks, str(describe(c), " in phases on ranks ", split_ranks), [&](Rank rank) {
+        TestCase mine = c;
+        mine.split_phases = (split_ranks >> rank.index() & 1) != 0;
+        SyncExchange exchange(rank, c.config);
+        for (int call = 0; call < 3; ++call) dispatch_and_combine(exchange, mine, step, expert_outputs);
       });
     }
   }
 }
 
-TEST_P(Contract, TheReceiveHalfMayRunInAnotherThread) {
-  Case c = small_case(1);
+TEST_P(Contract, ReceivePhaseRunsInAnotherThread) {
+  TestCase c = small_case(1);
   c.ranks = 3;
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     for (int repeat = 0; repeat < 20; ++repeat) {
       DispatchRun dispatch(exchange, c, step);
       dispatch.send();
       std::thread([&] { dispatch.receive(); }).join();
       dispatch.compare();
-      CombineRun combine(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight);
+      CombineRun combine(exchange, c, step, expert_outputs, dispatch.received().plan,
+                         dispatch.received().weight);
       combine.send();
       std::thread([&] { combine.receive(); }).join();
       combine.compare();
@@ -100,48 +102,45 @@ TEST_P(Contract, TheReceiveHalfMayRunInAnotherThread) {
   });
 }
 
-TEST_P(Contract, HalvesOutOfOrderAreRefused) {
-  Case c = small_case(1);
+TEST_P(Contract, PhasesOutOfOrderAreRefused) {
+  TestCase c = small_case(1);
   c.config.lanes = 2;
-  const Step step = make_step(c);
+  const StepInputs step = make_inputs(c);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    const auto refused = [](const auto& call) {
-      try {
-        call();
-      } catch (const UsageError&) {
-        return true;
-      }
-      return false;
-    };
-    require(refused([&] { exchange.dispatch_receive(); }), "a receive half without a send half");
-    require(refused([&] { exchange.combine_receive(1); }), "a combine's receive half without a send half");
+    SyncExchange exchange(rank, c.config);
+    const auto refused = [](const std::function<void()>& call) { return !usage_error(call).empty(); };
+    require(refused([&] { exchange.dispatch_receive(); }),
+            "a receive phase without a send phase was accepted");
+    require(refused([&] { exchange.combine_receive(1); }),
+            "a combine's receive phase without a send phase was accepted");
     DispatchRun dispatch(exchange, c, step);
     dispatch.send();
     DispatchRun second(exchange, c, step);
-    require(refused([&] { second.call(); }), "a dispatch between two halves");
-    require(refused([&] { exchange.combine_receive(); }), "the receive half of another operation");
+    require(refused([&] { second.call(); }), "a dispatch between two phases was accepted");
+    require(refused([&] { exchange.combine_receive(); }),
+            "the receive phase of another operation was accepted");
     dispatch.receive();
     dispatch.compare();
   });
 }
 
-// d0, d1, c0, c1 with the lanes in another order on odd ranks.
-TEST_P(Contract, TwoLanesInDifferentOrder) {
-  Case c = small_case(1);
+// Dispatches on both lanes, then combines on both, with the lanes in the opposite order on odd ranks.
+TEST_P(Contract, TwoLanesRunInDifferentOrders) {
+  TestCase c = small_case(1);
   c.ranks = 4;
   c.config.lanes = 2;
   c.caller_memory = false;
-  Case lanes[] = {c, c};
+  TestCase lanes[] = {c, c};
   lanes[1].lane = 1;
   if (!Jitter::kAvailable) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     const int first = rank.index() % 2, second = 1 - first;
     for (int index = 0; index < 20; ++index) {
-      const Step steps[] = {make_step(c, 2 * index), make_step(c, 2 * index + 1)};
-      const oracle::Outcome outcomes[] = {make_outcome(c, steps[0]), make_outcome(c, steps[1])};
+      const StepInputs steps[] = {make_inputs(c, 2 * index), make_inputs(c, 2 * index + 1)};
+      const oracle::Outcome all_expert_outputs[] = {make_expert_outputs(c, steps[0]),
+                                                    make_expert_outputs(c, steps[1])};
       DispatchRun dispatch0(exchange, lanes[0], steps[0]), dispatch1(exchange, lanes[1], steps[1]);
       DispatchRun* dispatches[] = {&dispatch0, &dispatch1};
       dispatches[first]->send();
@@ -152,7 +151,8 @@ TEST_P(Contract, TwoLanesInDifferentOrder) {
       for (const int lane : {0, 1}) {
         dispatches[lane]->compare();
         const DispatchResult& rows = dispatches[lane]->received();
-        combines.emplace_back(exchange, lanes[lane], steps[lane], outcomes[lane], rows.plan, rows.weight);
+        combines.emplace_back(exchange, lanes[lane], steps[lane], all_expert_outputs[lane], rows.plan,
+                              rows.weight);
       }
       combines[second].send();
       combines[first].send();
@@ -163,28 +163,28 @@ TEST_P(Contract, TwoLanesInDifferentOrder) {
   });
 }
 
-TEST_P(Contract, TwoThreadsDriveALaneEach) {
-  Case c = small_case(1);
+TEST_P(Contract, TwoThreadsUseOneLaneEach) {
+  TestCase c = small_case(1);
   c.ranks = 3;
   c.config.lanes = 2;
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     std::exception_ptr failures[2];
-    const auto drive = [&](int lane) {
+    const auto run_lane = [&](int lane) {
       try {
-        Case mine = c;
+        TestCase mine = c;
         mine.lane = lane;
-        mine.split = lane == 1;
+        mine.split_phases = lane == 1;
         for (int index = 0; index < 50; ++index) {
-          const Step step = make_step(mine, 2 * index + lane);
-          play_step(exchange, mine, step, make_outcome(mine, step));
+          const StepInputs step = make_inputs(mine, 2 * index + lane);
+          dispatch_and_combine(exchange, mine, step, make_expert_outputs(mine, step));
         }
       } catch (...) {
         failures[lane] = std::current_exception();
       }
     };
-    std::thread other(drive, 1);
-    drive(0);
+    std::thread other(run_lane, 1);
+    run_lane(0);
     other.join();
     for (const std::exception_ptr& failure : failures) {
       if (failure) std::rethrow_exception(failure);
@@ -194,10 +194,10 @@ TEST_P(Contract, TwoThreadsDriveALaneEach) {
 
 TEST_P(Contract, StepMetadata) {
   for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
-    Case c = small_case(ranks);
+    TestCase c = small_case(ranks);
     c.ranks = ranks;
     run(ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
+      SyncExchange exchange(rank, c.config);
       const StepMetadata* address = nullptr;
       Random random(c.seed);
       for (int call = 0; call < 20; ++call) {
@@ -208,7 +208,7 @@ TEST_P(Contract, StepMetadata) {
         require_equal(got->sum, expected.sum, "sum");
         require_equal(got->prefix, expected.prefix, "prefix");
         require_equal(got->maximum, expected.maximum, "maximum");
-        require(address == nullptr || got == address, "the address has changed");
+        require(address == nullptr || got == address, "the address changed");
         address = got;
       }
     });

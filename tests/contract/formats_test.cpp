@@ -1,4 +1,4 @@
-// What values look like when they arrive.
+// Every format: the bytes of received rows.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,18 +10,18 @@
 namespace ferry::contract {
 namespace {
 
-// A case for each number of ranks and layout, with values of every bit pattern among them.
+// Calls use(case) for each number of ranks and layout, with ordinary values and with random bits.
 template <class Use>
-void for_each_shape(Case base, Use use) {
+void for_each_shape(TestCase base, Use use) {
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
       for (const bool any_bits : {false, true}) {
-        Case c = base;
+        TestCase c = base;
         c.ranks = ranks;
         c.config.experts = 2 * ranks + 1;
         c.config.layout = layout;
         c.config.alignment = layout == Layout::rank_major ? 1 : 4;
-        c.weights_from = WeightsFrom::nowhere;
+        c.weights_from = WeightsFrom::none;
         c.any_bits = any_bits;
         use(c);
       }
@@ -30,65 +30,65 @@ void for_each_shape(Case base, Use use) {
 }
 
 TEST_P(Contract, Bf16) {
-  Case c = small_case(1);
-  for_each_shape(c, [&](const Case& each) { add(each); });
-  play_added();
+  TestCase c = small_case(1);
+  for_each_shape(c, [&](const TestCase& each) { add(each); });
+  run_added();
 }
 
 TEST_P(Contract, Fp16AndFp32) {
   for (const Format& format : {Format::fp16(), Format::fp32()}) {
-    Case c = small_case(1);
+    TestCase c = small_case(1);
     c.config.format = format;
     c.type = natural_type(format);
-    for_each_shape(c, [&](const Case& each) { add(each); });
+    for_each_shape(c, [&](const TestCase& each) { add(each); });
   }
-  play_added();
+  run_added();
 }
 
 TEST_P(Contract, Fp8WithScales) {
   for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
-    Case c = small_case(1);
+    TestCase c = small_case(1);
     c.config.hidden = 272;  // two blocks and a short one
     c.config.format = Format::fp8_e4m3();
     c.type = type;
-    for_each_shape(c, [&](const Case& each) { add(each); });
+    for_each_shape(c, [&](const TestCase& each) { add(each); });
   }
-  play_added();
+  run_added();
 }
 
 TEST_P(Contract, ColumnMajorScales) {
-  Case c = small_case(1);
+  TestCase c = small_case(1);
   c.config.hidden = 400;
   c.config.format = Format::fp8_e4m3({.column_major = true});
-  for_each_shape(c, [&](const Case& each) { add(each); });
-  play_added();
+  for_each_shape(c, [&](const TestCase& each) { add(each); });
+  run_added();
 }
 
 TEST_P(Contract, PowerOfTwoScales) {
   for (const bool columns : {false, true}) {
     for (const bool packed : {false, true}) {
-      Case c = small_case(1);
+      TestCase c = small_case(1);
       c.config.hidden = 656;  // six blocks: a packed word is partly used
       c.config.format = Format::fp8_e4m3({.column_major = columns, .power_of_two = true, .packed = packed});
-      for_each_shape(c, [&](const Case& each) { add(each); });
+      for_each_shape(c, [&](const TestCase& each) { add(each); });
     }
   }
-  play_added();
+  run_added();
 }
 
 TEST_P(Contract, PowerOfTwoScalesArePowersOfTwo) {
-  Case c = small_case(2);
+  TestCase c = small_case(2);
   c.config.hidden = 256;
   c.config.format = Format::fp8_e4m3({.power_of_two = true});
   c.full = true;
-  const Step step = make_step(c);
+  const StepInputs step = make_inputs(c);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    DispatchRun played(exchange, c, step);
-    played.run();
-    for (int row = 0; row < *played.received().total; ++row) {
+    SyncExchange exchange(rank, c.config);
+    DispatchRun dispatch(exchange, c, step);
+    dispatch.run();
+    for (int row = 0; row < *dispatch.received().total; ++row) {
       float scales[2];
-      std::memcpy(scales, played.row(1, row), sizeof scales);
+      std::memcpy(scales, dispatch.row(1, row), sizeof scales);
       for (const float scale : scales) {
         int exponent = 0;
         require(std::frexp(scale, &exponent) == 0.5f, "row ", row, ": scale ", scale);
@@ -97,31 +97,31 @@ TEST_P(Contract, PowerOfTwoScalesArePowersOfTwo) {
   });
 }
 
-TEST_P(Contract, OpaqueParts) {
+TEST_P(Contract, RawParts) {
   for (const Format& format : {Format::raw({16}), Format::raw({1024, 64}), Format::raw({48, 16, 2048, 32})}) {
-    Case c = small_case(1);
+    TestCase c = small_case(1);
     c.config.format = format;
-    for_each_shape(c, [&](const Case& each) { add(each); });
+    for_each_shape(c, [&](const TestCase& each) { add(each); });
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, OneExchangeCarriesSeveralFormats) {
+TEST_P(Contract, OneExchangeServesSeveralFormats) {
   for (const bool caller_memory : {false, true}) {
-    Case c = small_case(caller_memory);
+    TestCase c = small_case(caller_memory);
     c.config.format = Format::fp32();  // the largest message
     c.config.hidden = 512;
     c.caller_memory = caller_memory;
     run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
+      SyncExchange exchange(rank, c.config);
       for (const Format& format :
            {Format::bf16(), Format::fp8_e4m3(), Format::raw({64, 256, 16}), Format::fp32(),
             Format::fp8_e4m3({.column_major = true}), Format::fp16()}) {
-        Case call = c;
+        TestCase call = c;
         call.config.format = format;
         call.type = natural_type(format);
-        const Step step = make_step(call);
-        play_step(exchange, call, step, make_outcome(call, step));
+        const StepInputs step = make_inputs(call);
+        dispatch_and_combine(exchange, call, step, make_expert_outputs(call, step));
       }
     });
   }
@@ -130,7 +130,7 @@ TEST_P(Contract, OneExchangeCarriesSeveralFormats) {
 TEST_P(Contract, HiddenSizes) {
   for (const int hidden : {64, 1000, 2688, 2880, 5120, 7168, 7424}) {
     for (const Format& format : {Format::bf16(), Format::fp8_e4m3()}) {
-      Case c = small_case(static_cast<std::uint64_t>(hidden));
+      TestCase c = small_case(static_cast<std::uint64_t>(hidden));
       c.config.hidden = hidden;
       c.config.max_tokens = 3;
       c.config.format = format;
@@ -140,31 +140,27 @@ TEST_P(Contract, HiddenSizes) {
         continue;
       }
       run(c.ranks, describe(c), [&](Rank rank) {
-        bool refused = false;
-        try {
-          Exchange exchange(rank, c.config);
-        } catch (const UsageError& error) {
-          refused = std::string(error.what()).find(std::to_string(hidden)) != std::string::npos;
-        }
-        require(refused, "H = ", hidden, " was not refused with its number");
+        const std::string text = usage_error([&] { SyncExchange exchange(rank, c.config); });
+        require(text.find(str(hidden)) != std::string::npos, "H = ", hidden, " gives the message '", text,
+                "'");
       });
     }
   }
-  play_added();
+  run_added();
 }
 
 TEST_P(Contract, InputStrides) {
   for (const int gap : {0, 16, 48, 4096}) {
     for (const Format& format : {Format::bf16(), Format::fp8_e4m3(), Format::raw({32, 16})}) {
-      Case c = small_case(static_cast<std::uint64_t>(gap));
+      TestCase c = small_case(static_cast<std::uint64_t>(gap));
       c.input_gap = gap;
       c.config.format = format;
       add(c);
-      c.split = true;
+      c.split_phases = true;
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
 }  // namespace

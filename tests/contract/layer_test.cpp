@@ -1,5 +1,5 @@
-// Whole layers and whole exchanges: agreement between backends and between numbers of ranks, gradients,
-// recorded routing, load.
+// Whole layers: agreement between backends and between numbers of ranks, gradients, load counts, recorded
+// routing, random cases.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace ferry::contract {
 namespace {
 
-TEST_P(Contract, BackendsGiveTheSameBytes) {
+TEST_P(Contract, BackendsProduceTheSameBytes) {
   const Format formats[] = {Format::bf16(),
                             Format::fp16(),
                             Format::fp32(),
@@ -28,7 +28,7 @@ TEST_P(Contract, BackendsGiveTheSameBytes) {
   std::uint64_t number = 0;
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
     for (const Format& format : formats) {
-      Case c = small_case(++number);
+      TestCase c = small_case(++number);
       c.ranks = 3;
       c.config.layout = layout;
       c.config.format = format;
@@ -36,36 +36,36 @@ TEST_P(Contract, BackendsGiveTheSameBytes) {
       c.config.alignment = layout == Layout::rank_major ? 1 : 4;
       c.type = natural_type(format);
       c.any_bits = number % 2 == 0;
-      c.weights_from = layout == Layout::rank_major ? WeightsFrom::nowhere : WeightsFrom::rows;
-      const Step step = make_step(c);
-      const oracle::Outcome outcome = make_outcome(c, step);
+      c.weights_from = layout == Layout::rank_major ? WeightsFrom::none : WeightsFrom::row_weights;
+      const StepInputs step = make_inputs(c);
+      const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
       run(c.ranks, describe(c), [&](Rank rank) {
-        // The caller's memory is poisoned alike, so whole buffers must agree, not only the defined bytes.
-        std::vector<std::vector<std::byte>> seen[2];
+        // Both backends start from the same poison, so whole buffers must agree, not only the defined bytes.
+        std::vector<std::vector<std::byte>> results[2];
         const BackendKind other =
             GetParam().backend == BackendKind::reference ? BackendKind::cpu : GetParam().backend;
         for (const BackendKind backend : {BackendKind::reference, other}) {
           Config config = c.config;
           config.backend = backend;
-          Exchange exchange(rank, config);
+          SyncExchange exchange(rank, config);
           DispatchRun dispatch(exchange, c, step);
           dispatch.run();
           const DispatchResult& rows = dispatch.received();
-          CombineRun combine(exchange, c, step, outcome, rows.plan, rows.weight);
+          CombineRun combine(exchange, c, step, expert_outputs, rows.plan, rows.weight);
           combine.run();
-          auto& bytes = seen[backend == other];
-          for (const Buffer& part : dispatch.part_memory())
+          auto& bytes = results[backend == other];
+          for (const GuardedBuffer& part : dispatch.part_memory())
             bytes.emplace_back(part.span().begin(), part.span().end());
           bytes.emplace_back(combine.result_memory().span().begin(), combine.result_memory().span().end());
         }
-        for (std::size_t i = 0; i < seen[0].size(); ++i)
-          require_equal_bytes(seen[1][i], seen[0][i], 1, str("buffer ", i));
+        for (std::size_t i = 0; i < results[0].size(); ++i)
+          require_equal_bytes(results[1][i], results[0][i], 1, str("buffer ", i));
       });
     }
   }
 }
 
-TEST_P(Contract, ExactDoesNotDependOnTheRanks) {
+TEST_P(Contract, ExactSumsDoNotDependOnRankCount) {
   constexpr int kTokens = 16, kTopK = 4, kExperts = 16, kHidden = 48;
   Random random(seed_of(1));
   std::vector<std::int64_t> ids;
@@ -91,29 +91,30 @@ TEST_P(Contract, ExactDoesNotDependOnTheRanks) {
     config.placement = draw_placement(random, kExperts, ranks);
     const int mine = kTokens / ranks;
     run(ranks, str("R = ", ranks), [&](Rank rank) {
-      Exchange exchange(rank, config);
+      SyncExchange exchange(rank, config);
       const std::int64_t bytes = mine * kHidden * 2, first = rank.index() * bytes;
-      Buffer tokens(bytes), result(bytes);
+      GuardedBuffer tokens(bytes), result(bytes);
       std::memcpy(tokens.data(), values.data() + first, bytes);
       const std::int64_t routes = mine * kTopK, route = rank.index() * routes;
-      Buffer my_ids(routes * 8), my_weights(routes * 4);
+      GuardedBuffer my_ids(routes * 8), my_weights(routes * 4);
       std::copy_n(ids.data() + route, routes, my_ids.as<std::int64_t>());
       std::copy_n(weights.data() + route, routes, my_weights.as<float>());
       const DispatchResult rows = exchange.dispatch(Tokens::rows(tokens.data(), mine),
                                                     my_ids.as<std::int64_t>(), my_weights.as<float>());
-      const std::vector<std::byte> made = apply_experts(rows, kHidden, DType::bf16);
-      const Buffer outputs = Buffer::of(made);
+      const std::vector<std::byte> expert_rows = apply_experts(rows, kHidden, DType::bf16);
+      const GuardedBuffer outputs = GuardedBuffer::of(expert_rows);
       exchange.combine({outputs.data()}, rows.plan, {result.data()}, {.row_weights = rows.weight});
       require_equal_bytes(result.span(), std::span(expected).subspan(first, bytes), 2, "result");
     });
   }
 }
 
-// Rows weighed and multiplied with the outputs, and the products brought home.
-TEST_P(Contract, BackwardOfCombine) {
+// Rows multiplied by their weights, their dot products with the outputs, and the dots returned to the source
+// ranks.
+TEST_P(Contract, CombineBackward) {
   for (const int ranks : kGroupSizes) {
     for (const Format& format : {Format::bf16(), Format::fp16(), Format::fp32()}) {
-      Case c = small_case(ranks);
+      TestCase c = small_case(ranks);
       c.ranks = ranks;
       c.config.top_k = 3;
       c.config.hidden = 336;
@@ -122,64 +123,64 @@ TEST_P(Contract, BackwardOfCombine) {
       c.config.combine_type = c.outputs = ranks % 2 ? DType::bf16 : DType::fp32;
       c.type = natural_type(format);
       c.masked = 0.2;
-      const Step forward = make_step(c);
-      const oracle::Outcome outcome = make_outcome(c, forward);
-      Case back = c;
-      back.apply_weights = back.dots = true;
-      const Step gradient = with_values(back, forward, 3);
-      oracle::Outcome dots = make_outcome(back, gradient);
+      const StepInputs forward = make_inputs(c);
+      const oracle::Outcome expert_outputs = make_expert_outputs(c, forward);
+      TestCase backward_case = c;
+      backward_case.apply_weights = backward_case.dots = true;
+      const StepInputs gradient = with_new_values(backward_case, forward, 3);
+      oracle::Outcome dots = make_expert_outputs(backward_case, gradient);
       for (int rank = 0; rank < ranks; ++rank) {
-        const std::vector<std::byte> v = make_dot_rows(back, gradient, rank);
+        const std::vector<std::byte> v = make_dot_rows(backward_case, gradient, rank);
         dots.ranks[rank].row_values =
-            oracle::row_dots(gradient.global, gradient.positions, rank, v.data(), c.config.combine_type);
+            oracle::row_dots(gradient.inputs, gradient.positions, rank, v.data(), c.config.combine_type);
       }
-      run(ranks, describe(back), [&](Rank rank) {
-        Exchange exchange(rank, c.config);
-        const Plan plan = play_step(exchange, c, forward, outcome);
+      run(ranks, describe(backward_case), [&](Rank rank) {
+        SyncExchange exchange(rank, c.config);
+        const Plan plan = dispatch_and_combine(exchange, c, forward, expert_outputs);
         const std::vector<float> expected = oracle::values_home(gradient.positions, dots, rank.index());
-        Buffer d_weights(static_cast<std::int64_t>(expected.size()) * 4);
-        DispatchRun backward(exchange, back, gradient);
+        GuardedBuffer d_weights(static_cast<std::int64_t>(expected.size()) * 4);
+        DispatchRun backward(exchange, backward_case, gradient);
         backward.run_backward(plan, d_weights.as<float>());
-        d_weights.require_image(bytes_of_values(expected), 4, "d_weights");
+        d_weights.require_contents(bytes_of_values(expected), 4, "d_weights");
       });
     }
   }
 }
 
-// Forward and backward through a layer of elementwise experts in fp32, against sums in double over the whole
-// layer.
-TEST_P(Contract, GradientsAgreeWithADenseLayer) {
-  Case c = small_case(1);
+// Forward and backward through a layer of elementwise experts in fp32, compared with sums in double over the
+// whole layer.
+TEST_P(Contract, GradientsMatchADenseLayer) {
+  TestCase c = small_case(1);
   c.ranks = 4;
   c.config.experts = 12;
   c.config.top_k = 3;
   c.config.hidden = 64;
   c.config.format = Format::fp32();
   c.type = c.outputs = c.result = c.config.combine_type = DType::fp32;
-  const Step forward = make_step(c), gradient = with_values(c, forward, 1);
+  const StepInputs forward = make_inputs(c), gradient = with_new_values(c, forward, 1);
   run(c.ranks, describe(c), [&](Rank rank) {
-    const oracle::RankInputs &x_in = forward.global.ranks[rank.index()],
-                             &g_in = gradient.global.ranks[rank.index()];
+    const oracle::RankInputs &x_in = forward.inputs.ranks[rank.index()],
+                             &g_in = gradient.inputs.ranks[rank.index()];
     const auto tokens = static_cast<int>(x_in.tokens), hidden = c.config.hidden, top_k = c.config.top_k;
-    Exchange exchange(rank, c.config);
-    DispatchRun ahead(exchange, c, forward);
-    ahead.run();
-    const Plan plan = ahead.received().plan.copy();
-    const std::vector<std::byte> made = apply_experts(ahead.received(), hidden, DType::fp32);
-    const Buffer outputs = Buffer::of(made);
-    Buffer result(tokens * hidden * 4), d_input(tokens * hidden * 4);
+    SyncExchange exchange(rank, c.config);
+    DispatchRun dispatch(exchange, c, forward);
+    dispatch.run();
+    const Plan plan = dispatch.received().plan.copy();
+    const std::vector<std::byte> expert_rows = apply_experts(dispatch.received(), hidden, DType::fp32);
+    const GuardedBuffer outputs = GuardedBuffer::of(expert_rows);
+    GuardedBuffer result(tokens * hidden * 4), d_input(tokens * hidden * 4);
     exchange.combine({outputs.data(), DType::fp32}, plan, {result.data(), DType::fp32},
-                     {.row_weights = ahead.received().weight});
+                     {.row_weights = dispatch.received().weight});
 
-    // Gradients of the sums: by the rows, then by the experts, then home.
-    const Buffer g = Buffer::of(g_in.parts[0]);
-    Buffer weights = Buffer::of(x_in.weights), d_weights(tokens * top_k * 4);
+    // Backward: to the rows, through the experts, back to the source ranks.
+    const GuardedBuffer g = GuardedBuffer::of(g_in.parts[0]);
+    GuardedBuffer weights = GuardedBuffer::of(x_in.weights), d_weights(tokens * top_k * 4);
     const DispatchResult d_rows =
         exchange.combine_backward(Tokens::rows(g.data(), tokens, DType::fp32), plan, weights.as<float>(),
                                   {outputs.data(), DType::fp32}, d_weights.as<float>());
-    const std::vector<std::byte> d_made =
-        apply_experts(d_rows, hidden, DType::fp32);  // linear: its own gradient
-    const Buffer d_outputs = Buffer::of(d_made);
+    const std::vector<std::byte> d_expert_rows =
+        apply_experts(d_rows, hidden, DType::fp32);  // linear experts: the gradient has the same factor
+    const GuardedBuffer d_outputs = GuardedBuffer::of(d_expert_rows);
     exchange.combine({d_outputs.data(), DType::fp32}, plan, {d_input.data(), DType::fp32});
 
     const auto value = [&](const oracle::RankInputs& in, int token, int column) {
@@ -190,11 +191,11 @@ TEST_P(Contract, GradientsAgreeWithADenseLayer) {
               expected);
     };
     for (int token = 0; token < tokens; ++token) {
-      double sum = 0, magnitude = 0;  // of weight times factor
+      double sum = 0, magnitude = 0;  // over slots, of weight times factor
       for (int slot = 0; slot < top_k; ++slot) {
         const int route = token * top_k + slot;
         if (x_in.ids[route] < 0) continue;
-        const double factor = factor_of(static_cast<int>(x_in.ids[route]));
+        const double factor = expert_factor(static_cast<int>(x_in.ids[route]));
         sum += x_in.weights[route] * factor;
         magnitude += std::fabs(x_in.weights[route] * factor);
         double product = 0, scale = 0;
@@ -215,21 +216,21 @@ TEST_P(Contract, GradientsAgreeWithADenseLayer) {
   });
 }
 
-TEST_P(Contract, LoadIsCounted) {
-  Case c = small_case(1);
+TEST_P(Contract, LoadCountsMatchTheRouting) {
+  TestCase c = small_case(1);
   c.ranks = 3;
   c.config.experts = 7;
   c.config.lanes = 2;
   c.masked = 0.2;
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     std::vector<std::int64_t> experts(7), ranks(3);
     for (int index = 0; index < 6; ++index) {
-      Case call = c;
+      TestCase call = c;
       call.lane = index % 2;
-      const Step step = make_step(call, index);
+      const StepInputs step = make_inputs(call, index);
       DispatchRun(exchange, call, step).run();
-      for (const oracle::RankInputs& inputs : step.global.ranks) {
+      for (const oracle::RankInputs& inputs : step.inputs.ranks) {
         for (const std::int64_t id : inputs.ids) {
           if (id < 0) continue;
           ++experts[id];
@@ -244,9 +245,9 @@ TEST_P(Contract, LoadIsCounted) {
   });
 }
 
-// Steps of a trace with whatever routing it holds.
-void play_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout) {
-  Case c;
+// Runs three layers of a trace.
+void run_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout) {
+  TestCase c;
   c.seed = seed_of(ranks);
   c.ranks = ranks;
   c.config.backend = setup.backend;
@@ -255,7 +256,7 @@ void play_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout
   c.config.hidden = 32;
   c.config.max_tokens = 48;
   c.config.layout = layout;
-  if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+  if (layout == Layout::rank_major) c.weights_from = WeightsFrom::none;
   for (const int layer : {0, trace.layers / 2, trace.layers - 1}) {
     std::vector<std::vector<std::int64_t>> ids;
     std::vector<std::vector<float>> weights;
@@ -265,9 +266,9 @@ void play_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout
       ids.emplace_back(part.ids.begin(), part.ids.end());
       weights.push_back(part.weights);
     }
-    Step step = step_of_ids(c, ids, layer);
-    for (int rank = 0; rank < ranks; ++rank) step.global.ranks[rank].weights = weights[rank];
-    play(setup, c, step);
+    StepInputs step = inputs_from_ids(c, ids, layer);
+    for (int rank = 0; rank < ranks; ++rank) step.inputs.ranks[rank].weights = weights[rank];
+    run_case(setup, c, step);
   }
 }
 
@@ -279,15 +280,15 @@ TEST_P(Contract, RecordedRouting) {
   const Trace trace = open_trace(name);
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
-      play_trace(GetParam(), trace, ranks, layout);
+      run_trace(GetParam(), trace, ranks, layout);
     }
   }
 }
 
-TEST_P(Contract, RandomCasesSlice) {
+TEST_P(Contract, RandomCases) {
   for (int number = 0; number < 30; ++number) {
-    const Case c = draw_case(seed_of(static_cast<std::uint64_t>(number)), CaseSize::small);
-    ASSERT_TRUE(play_sequences(GetParam(), {c})) << "case " << number;
+    const TestCase c = draw_case(seed_of(static_cast<std::uint64_t>(number)), CaseSize::small);
+    ASSERT_TRUE(run_sequences(GetParam(), {c})) << "case " << number;
   }
 }
 

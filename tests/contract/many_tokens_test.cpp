@@ -1,5 +1,5 @@
-// Calls of thousands of tokens, and of few on the same exchange: backends may share out the work of large
-// calls in other ways.
+// Calls of thousands of tokens, alternating with small ones on the same exchange: backends may divide the
+// work of large calls differently.
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -10,15 +10,15 @@
 namespace ferry::contract {
 namespace {
 
-constexpr int kMost = 2100;
+constexpr int kMaxTokens = 2100;
 
-// Tokens of every rank, by step: around powers of two, none, and all.
-std::vector<Case> steps_of(const Case& c) {
-  std::vector<Case> steps;
+// A case per step, with different numbers of tokens per rank: near powers of two, none, and max_tokens.
+std::vector<TestCase> steps_of(const TestCase& c) {
+  std::vector<TestCase> steps;
   Random random(c.seed);
-  for (const std::vector<int>& from :
-       std::vector<std::vector<int>>{{kMost}, {1024, 1025, 1023, 2048}, {3, kMost}, {0, 1500, 5}, {1}}) {
-    Case one = c;
+  for (const std::vector<int>& from : std::vector<std::vector<int>>{
+           {kMaxTokens}, {1024, 1025, 1023, 2048}, {3, kMaxTokens}, {0, 1500, 5}, {1}}) {
+    TestCase one = c;
     for (int rank = 0; rank < c.ranks; ++rank)
       one.tokens.push_back(from[static_cast<std::size_t>(random.below(from.size()))]);
     steps.push_back(one);
@@ -26,24 +26,14 @@ std::vector<Case> steps_of(const Case& c) {
   return steps;
 }
 
-struct Played {
-  Case c;
-  Step step;
-  oracle::Outcome outcome;
-};
-
-void play_many(const Setup& setup, Case c) {
+void run_steps(const Setup& setup, TestCase c) {
   c.config.hidden = 16;
-  c.config.max_tokens = kMost;
-  std::vector<Played> steps;
-  for (const Case& one : steps_of(c)) {
-    Step step = make_step(one, static_cast<int>(steps.size()));
-    oracle::Outcome outcome = make_outcome(one, step);
-    steps.push_back({one, std::move(step), std::move(outcome)});
-  }
+  c.config.max_tokens = kMaxTokens;
+  std::vector<PreparedStep> steps;
+  for (const TestCase& one : steps_of(c)) steps.push_back(prepare(one, static_cast<int>(steps.size())));
   run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    for (const Played& one : steps) play_step(exchange, one.c, one.step, one.outcome);
+    SyncExchange exchange(rank, c.config);
+    for (const PreparedStep& one : steps) dispatch_and_combine(exchange, one.c, one.step, one.expert_outputs);
   });
 }
 
@@ -52,50 +42,50 @@ TEST_P(Contract, ThousandsOfTokensInEveryLayout) {
                                       {2, Layout::expert_padded},
                                       {3, Layout::rank_major},
                                       {8, Layout::expert_major}}) {
-    Case c = small_case(static_cast<std::uint64_t>(ranks));
+    TestCase c = small_case(static_cast<std::uint64_t>(ranks));
     c.ranks = ranks;
     c.config.layout = layout;
     c.config.experts = 3 * ranks + 1;
     c.config.top_k = 4;
     c.masked = 0.1;
     c.masked_tokens = 0.1;
-    if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
-    play_many(GetParam(), c);
+    if (layout == Layout::rank_major) c.weights_from = WeightsFrom::none;
+    run_steps(GetParam(), c);
   }
 }
 
-TEST_P(Contract, ThousandsOfTokensInExactSumsWithBadIds) {
+TEST_P(Contract, ThousandsOfTokensWithExactSumsAndBadIds) {
   for (const int ranks : {1, 4}) {
-    Case c = small_case(static_cast<std::uint64_t>(ranks));
+    TestCase c = small_case(static_cast<std::uint64_t>(ranks));
     c.ranks = ranks;
     c.config.experts = 64;
     c.config.top_k = 8;
     c.bad_ids = 0.05;
     c.reduction = c.config.reduction = Reduction::exact;
-    c.values = true;
-    play_many(GetParam(), c);
+    c.row_values = true;
+    run_steps(GetParam(), c);
   }
 }
 
 // What is dropped depends on the counts of all.
-TEST_P(Contract, ThousandsOfTokensPastTheCapacity) {
-  Case c = small_case(1);
+TEST_P(Contract, ThousandsOfTokensOverCapacity) {
+  TestCase c = small_case(1);
   c.ranks = 3;
   c.config.experts = 7;
   c.config.top_k = 3;
   c.routing = Routing::skewed;
   c.config.capacity = 4000;
-  play_many(GetParam(), c);
+  run_steps(GetParam(), c);
 }
 
-TEST_P(Contract, ThousandsOfTokensInHalvesWithWideIds) {
-  Case c = small_case(2);
+TEST_P(Contract, ThousandsOfTokensInPhasesWithInt64Ids) {
+  TestCase c = small_case(2);
   c.ranks = 4;
   c.config.experts = 32;
   c.config.top_k = 6;
-  c.split = true;
+  c.split_phases = true;
   c.ids = IdType::int64;
-  play_many(GetParam(), c);
+  run_steps(GetParam(), c);
 }
 
 }  // namespace

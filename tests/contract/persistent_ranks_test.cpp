@@ -1,5 +1,5 @@
-// The processes that the contract's tests on devices run in, without devices. Where end_test() stands a test
-// ends and another begins: ranks come there too, and go on when they are let.
+// PersistentRanks without devices. A call of finish_test() stands for the end of a test: the processes of the
+// ranks reach it too, and wait there for the next run().
 #include "harness/persistent_ranks.hpp"
 
 #include <gtest/gtest.h>
@@ -17,50 +17,51 @@
 namespace ferry::contract {
 namespace {
 
-constexpr int kMost = 4;
+constexpr int kMaxRanks = 4;
 
-// What ranks write here the process of the tests reads.
+// Ranks record here, in shared memory, what they ran.
 class PersistentRanksTest : public testing::Test {
  protected:
-  struct Seen {
-    pid_t processes[kMost];
-    int bodies[kMost];
+  struct Record {
+    pid_t processes[kMaxRanks];
+    int bodies[kMaxRanks];
   };
 
   PersistentRanksTest()
-      : seen_(static_cast<Seen*>(
-            mmap(nullptr, sizeof(Seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
-  ~PersistentRanksTest() override { munmap(seen_, sizeof(Seen)); }
+      : record_(static_cast<Record*>(
+            mmap(nullptr, sizeof(Record), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  ~PersistentRanksTest() override { munmap(record_, sizeof(Record)); }
 
-  // One body, collective.
-  void play(int size) {
+  // Runs a collective body in a group of `size` ranks.
+  void run_group(int size) {
     ranks_.run(size, [&](Rank rank) {
       std::vector<pid_t> all(size);
       const pid_t mine = getpid();
       rank.all_gather(&mine, all.data(), sizeof mine);
-      if (rank.size() != size || all[rank.index()] != mine) throw std::runtime_error("another's place");
-      seen_->processes[rank.index()] = mine;
-      ++seen_->bodies[rank.index()];
+      if (rank.size() != size || all[rank.index()] != mine)
+        throw std::runtime_error("wrong rank or group size");
+      record_->processes[rank.index()] = mine;
+      ++record_->bodies[rank.index()];
     });
   }
 
-  // A body that ends badly on rank 1, for which the others wait.
+  // Runs a body that fails on rank 1 while the others wait for it.
   template <class Fail>
-  void play_failing(Fail fail) {
+  void run_failing_group(Fail fail) {
     try {
       ranks_.run(3, [&](Rank rank) {
         if (rank.index() == 1) fail();
         rank.barrier();
       });
     } catch (const std::exception&) {
-      ranks_.end_test(true);
+      ranks_.finish_test(true);
     }
   }
 
-  std::vector<pid_t> processes() const { return {seen_->processes, seen_->processes + kMost}; }
-  std::vector<int> bodies() const { return {seen_->bodies, seen_->bodies + kMost}; }
+  std::vector<pid_t> processes() const { return {record_->processes, record_->processes + kMaxRanks}; }
+  std::vector<int> bodies() const { return {record_->bodies, record_->bodies + kMaxRanks}; }
 
-  // Until it is gone for everyone but its parent.
+  // Kills a process and waits until it exited. Its parent can still wait for it.
   static void kill_process(pid_t process) {
     siginfo_t info;
     kill(process, SIGKILL);
@@ -74,76 +75,76 @@ class PersistentRanksTest : public testing::Test {
     }
   }
 
-  PersistentRanks ranks_{kMost};
-  Seen* seen_;
+  PersistentRanks ranks_{kMaxRanks};
+  Record* record_;
 };
 
-TEST_F(PersistentRanksTest, PlayWhatIsTheirs) {
-  for (const int size : {2, 3, 2, 1, 4}) play(size);
-  EXPECT_EQ(ranks_.end_test(HasFailure()), "");
+TEST_F(PersistentRanksTest, RanksRunOnlyInTheirGroups) {
+  for (const int size : {2, 3, 2, 1, 4}) run_group(size);
+  EXPECT_EQ(ranks_.finish_test(HasFailure()), "");
   EXPECT_EQ(bodies(), (std::vector{5, 4, 2, 1}));
-  EXPECT_EQ(ranks_.close(), "");
+  EXPECT_EQ(ranks_.shut_down(), "");
 }
 
-TEST_F(PersistentRanksTest, GoFromTestToTest) {
-  play(4);
-  EXPECT_EQ(ranks_.end_test(HasFailure()), "");
+TEST_F(PersistentRanksTest, ProcessesPersistAcrossTests) {
+  run_group(4);
+  EXPECT_EQ(ranks_.finish_test(HasFailure()), "");
   const std::vector<pid_t> first = processes();
   for (const int size : {2, 4, 3, 4}) {
-    play(size);
-    EXPECT_EQ(ranks_.end_test(HasFailure()), "");
+    run_group(size);
+    EXPECT_EQ(ranks_.finish_test(HasFailure()), "");
     EXPECT_EQ(processes(), first);
   }
-  EXPECT_EQ(ranks_.end_test(HasFailure()), "");  // of a test that played nothing
-  EXPECT_EQ(ranks_.close(), "");
+  EXPECT_EQ(ranks_.finish_test(HasFailure()), "");  // of a test without ranks
+  EXPECT_EQ(ranks_.shut_down(), "");
   EXPECT_EQ(bodies(), (std::vector{5, 5, 4, 3}));
   expect_gone(first);
 }
 
-// Whoever waits for it learns that it is lost; who does not is well.
-TEST_F(PersistentRanksTest, FailAndAreReplaced) {
-  play(4);
-  EXPECT_EQ(ranks_.end_test(HasFailure()), "");
+// Ranks that wait for the failed one fail too. Rank 3 does not, but is replaced with the others.
+TEST_F(PersistentRanksTest, FailedRanksAreReplaced) {
+  run_group(4);
+  EXPECT_EQ(ranks_.finish_test(HasFailure()), "");
   const std::vector<pid_t> first = processes();
-  play_failing([] { throw std::runtime_error("on purpose"); });
-  const std::string failed = ranks_.end_test(HasFailure());
+  run_failing_group([] { throw std::runtime_error("on purpose"); });
+  const std::string failed = ranks_.finish_test(HasFailure());
   EXPECT_EQ(std::count(failed.begin(), failed.end(), ';'), 3) << failed;
   for (const char* rank :
        {"rank 0 with exit code 1;", "rank 1 with exit code 1;", "rank 2 with exit code 1;"})
     EXPECT_NE(failed.find(rank), std::string::npos) << failed;
   expect_gone(first);
-  play(4);
-  EXPECT_EQ(ranks_.end_test(HasFailure()), "");
-  for (int rank = 0; rank < kMost; ++rank) EXPECT_NE(processes()[rank], first[rank]);
-  EXPECT_EQ(ranks_.close(), "");
+  run_group(4);
+  EXPECT_EQ(ranks_.finish_test(HasFailure()), "");
+  for (int rank = 0; rank < kMaxRanks; ++rank) EXPECT_NE(processes()[rank], first[rank]);
+  EXPECT_EQ(ranks_.shut_down(), "");
   expect_gone(processes());
 }
 
-TEST_F(PersistentRanksTest, AreNamedWhenTheyAreKilled) {
-  play_failing([] { kill(getpid(), SIGKILL); });
-  const std::string failed = ranks_.end_test(HasFailure());
+TEST_F(PersistentRanksTest, KilledRanksAreNamed) {
+  run_failing_group([] { kill(getpid(), SIGKILL); });
+  const std::string failed = ranks_.finish_test(HasFailure());
   EXPECT_NE(failed.find("rank 1 by signal 9;"), std::string::npos) << failed;
   EXPECT_EQ(failed.find("rank 3"), std::string::npos) << failed;
 }
 
-TEST_F(PersistentRanksTest, AreMissedWhenTheyEndBetweenTests) {
-  play(4);
-  EXPECT_EQ(ranks_.end_test(HasFailure()), "");
+TEST_F(PersistentRanksTest, RanksKilledBetweenTestsAreReported) {
+  run_group(4);
+  EXPECT_EQ(ranks_.finish_test(HasFailure()), "");
   const std::vector<pid_t> first = processes();
   kill_process(first[3]);
-  play(1);
-  EXPECT_NE(ranks_.end_test(HasFailure()).find("rank 3 by signal 9;"), std::string::npos);
+  run_group(1);
+  EXPECT_NE(ranks_.finish_test(HasFailure()).find("rank 3 by signal 9;"), std::string::npos);
   expect_gone(first);
-  play(4);
-  EXPECT_EQ(ranks_.end_test(HasFailure()), "");
+  run_group(4);
+  EXPECT_EQ(ranks_.finish_test(HasFailure()), "");
   kill_process(processes()[2]);
-  EXPECT_EQ(ranks_.close(), " rank 2 by signal 9;");
+  EXPECT_EQ(ranks_.shut_down(), " rank 2 by signal 9;");
 }
 
-TEST_F(PersistentRanksTest, AreNeverMoreThanTheirMost) {
-  EXPECT_THROW(play(kMost + 1), std::invalid_argument);
-  play(kMost);
-  EXPECT_EQ(ranks_.end_test(HasFailure()), "");
+TEST_F(PersistentRanksTest, LargerGroupsAreRefused) {
+  EXPECT_THROW(run_group(kMaxRanks + 1), std::invalid_argument);
+  run_group(kMaxRanks);
+  EXPECT_EQ(ranks_.finish_test(HasFailure()), "");
 }
 
 }  // namespace

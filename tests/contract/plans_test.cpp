@@ -1,4 +1,4 @@
-// Plans as values: kept ones, those of others.
+// Reuse of plans, and refusal of plans of another exchange.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,33 +11,35 @@
 namespace ferry::contract {
 namespace {
 
-TEST_P(Contract, APlanServesManyCalls) {
+TEST_P(Contract, OnePlanServesManyCalls) {
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
-      Case c = small_case(ranks);
+      TestCase c = small_case(ranks);
       c.ranks = ranks;
       c.config.top_k = 3;
       c.config.layout = layout;
       c.config.format = Format::fp32();
       c.type = DType::fp32;
-      if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
-      Case forward = c;  // fp8 there, bf16 back
+      if (layout == Layout::rank_major) c.weights_from = WeightsFrom::none;
+      TestCase forward = c;  // dispatches fp8 rows; the backward case, bf16
       forward.config.format = Format::fp8_e4m3();
       forward.type = DType::bf16;
-      Case backward = forward;
+      TestCase backward = forward;
       backward.config.format = Format::bf16();
-      const Step routed = make_step(forward);
-      const Step again = with_values(backward, routed, 5), other = make_step(forward, 6);
-      const oracle::Outcome outcomes[] = {make_outcome(c, routed), make_outcome(c, again),
-                                          make_outcome(c, other)};
+      const StepInputs routed = make_inputs(forward);
+      const StepInputs replayed = with_new_values(backward, routed, 5), other = make_inputs(forward, 6);
+      const oracle::Outcome all_expert_outputs[] = {
+          make_expert_outputs(c, routed), make_expert_outputs(c, replayed), make_expert_outputs(c, other)};
       run(ranks, describe(c), [&](Rank rank) {
-        Exchange exchange(rank, c.config);
-        const Plan plan = play_step(exchange, forward, routed, outcomes[0]);
-        play_step(exchange, forward, other, outcomes[2]);  // the lane's own plan is another one now
+        SyncExchange exchange(rank, c.config);
+        const Plan plan = dispatch_and_combine(exchange, forward, routed, all_expert_outputs[0]);
+        dispatch_and_combine(exchange, forward, other,
+                             all_expert_outputs[2]);  // overwrites the plan in the lane's memory
         for (int repeat = 0; repeat < 3; ++repeat) {
-          DispatchRun replay(exchange, backward, again);
-          replay.run_by(plan);
-          CombineRun(exchange, backward, again, outcomes[1], plan, replay.received().weight).run();
+          DispatchRun replay(exchange, backward, replayed);
+          replay.run_with_plan(plan);
+          CombineRun(exchange, backward, replayed, all_expert_outputs[1], plan, replay.received().weight)
+              .run();
         }
       });
     }
@@ -45,27 +47,23 @@ TEST_P(Contract, APlanServesManyCalls) {
 }
 
 TEST_P(Contract, PlansOfAnotherExchangeAreRefused) {
-  Case c = small_case(1), other = small_case(2);
+  TestCase c = small_case(1), other = small_case(2);
   other.config.experts = c.config.experts + 1;
-  const Step step = make_step(c), other_step = make_step(other);
-  const oracle::Outcome outcome = make_outcome(c, step), other_outcome = make_outcome(other, other_step);
+  const StepInputs step = make_inputs(c), other_step = make_inputs(other);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step),
+                        other_outputs = make_expert_outputs(other, other_step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config), second(rank, other.config);
-    const Plan own = play_step(exchange, c, step, outcome),
-               foreign = play_step(second, other, other_step, other_outcome);
+    SyncExchange exchange(rank, c.config), second(rank, other.config);
+    const Plan own = dispatch_and_combine(exchange, c, step, expert_outputs),
+               foreign = dispatch_and_combine(second, other, other_step, other_outputs);
     const Plan damaged = own.copy();
     static_cast<PlanHeader*>(damaged.storage())->total += 1000;
     for (const Plan& plan : {foreign, damaged, Plan()}) {
-      bool refused = false;
-      try {
-        CombineRun combine(exchange, c, step, outcome, plan, nullptr);
-        combine.call();
-      } catch (const UsageError&) {
-        refused = true;
-      }
-      require(refused, "a plan that is not this exchange's went through");
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
+      require(!usage_error([&] { combine.call(); }).empty(),
+              "a plan of another exchange, a damaged or an empty plan was accepted");
     }
-    play_step(exchange, c, step, outcome);
+    dispatch_and_combine(exchange, c, step, expert_outputs);
   });
 }
 

@@ -1,11 +1,12 @@
-// Random cases: every backend against the oracle, over everything a configuration and a call can say.
+// Random configurations and calls, compared with the oracle.
 //
-// FERRY_CASES sets how many, FERRY_RANKS of at most how many ranks, FERRY_SEED repeats a run, FERRY_CASE
-// plays one case of it.
+//   FERRY_CASES  number of cases (2000)
+//   FERRY_RANKS  skips cases with more ranks
+//   FERRY_SEED   repeats a run
+//   FERRY_CASE   runs only the case with this number
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <string>
@@ -16,15 +17,10 @@
 namespace ferry::contract {
 namespace {
 
-int number_from(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? std::atoi(text) : otherwise;
-}
-
-// How often each value of a property has been played.
-class Tally {
+// Counts how often each value of a property occurred.
+class Coverage {
  public:
-  void add(const Case& c) {
+  void add(const TestCase& c) {
     ++total_;
     ++ranks_[str("R = ", c.ranks)];
     ++layouts_[to_string(c.config.layout)];
@@ -69,66 +65,66 @@ CaseSize size_of_case(int number) {
   return CaseSize::small;
 }
 
-// Mostly the CPU backend with threads; the reference and processes have their share.
+// Mostly the CPU backend with threads; one case in five uses processes or the reference backend.
 Setup setup_of_case(int number) {
-  if (number % 10 == 7) return {BackendKind::cpu, RanksAre::processes};
+  if (number % 10 == 7) return {BackendKind::cpu, RankKind::processes};
   if (number % 10 == 9)
-    return {BackendKind::reference, number % 20 == 9 ? RanksAre::processes : RanksAre::threads};
-  return {BackendKind::cpu, RanksAre::threads};
+    return {BackendKind::reference, number % 20 == 9 ? RankKind::processes : RankKind::threads};
+  return {BackendKind::cpu, RankKind::threads};
 }
 
-// Calls play(number, case) for each.
-template <class Play>
-void play_cases(Play play) {
-  const int cases = number_from("FERRY_CASES", 2000), only = number_from("FERRY_CASE", -1),
-            most_ranks = number_from("FERRY_RANKS", 0);
-  Tally tally;
-  for (int number = std::max(only, 0); only >= 0 ? number == only : tally.total() < cases; ++number) {
-    Case c = draw_case(seed_of(static_cast<std::uint64_t>(number)), size_of_case(number));
+// Calls run(number, case) for each case.
+template <class Run>
+void run_cases(Run run) {
+  const int cases = number_from_environment("FERRY_CASES", 2000),
+            only = number_from_environment("FERRY_CASE", -1),
+            most_ranks = number_from_environment("FERRY_RANKS", 0);
+  Coverage coverage;
+  for (int number = std::max(only, 0); only >= 0 ? number == only : coverage.total() < cases; ++number) {
+    TestCase c = draw_case(seed_of(static_cast<std::uint64_t>(number)), size_of_case(number));
     if (most_ranks > 0 && c.ranks > most_ranks && only < 0) continue;
-    ASSERT_TRUE(play(number, c)) << "case " << number;
-    tally.add(c);
+    ASSERT_TRUE(run(number, c)) << "case " << number;
+    coverage.add(c);
   }
-  tally.print();
-  if (cases >= 2000 && only < 0 && most_ranks == 0) tally.require_coverage();
+  coverage.print();
+  if (cases >= 2000 && only < 0 && most_ranks == 0) coverage.require_coverage();
 }
 
-TEST(RandomCases, AgreeWithTheReference) {
-  play_cases([](int number, const Case& c) { return play_sequences(setup_of_case(number), {c}); });
+TEST(RandomCases, MatchTheOracle) {
+  run_cases([](int number, const TestCase& c) { return run_sequences(setup_of_case(number), {c}); });
 }
 
-// Processes first: ranks cannot be forked any more once this process has started the driver.
-class RandomCasesOnDevices : public testing::TestWithParam<Setup> {};
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RandomCasesOnDevices);
-INSTANTIATE_TEST_SUITE_P(CudaProcesses, RandomCasesOnDevices,
-                         testing::ValuesIn(device_setups(RanksAre::processes)));
-INSTANTIATE_TEST_SUITE_P(CudaThreads, RandomCasesOnDevices,
-                         testing::ValuesIn(device_setups(RanksAre::threads)));
+// Processes first: once this process has started the driver, it can no longer fork ranks.
+class RandomDeviceCases : public testing::TestWithParam<Setup> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RandomDeviceCases);
+INSTANTIATE_TEST_SUITE_P(CudaProcesses, RandomDeviceCases,
+                         testing::ValuesIn(device_setups(RankKind::processes)));
+INSTANTIATE_TEST_SUITE_P(CudaThreads, RandomDeviceCases, testing::ValuesIn(device_setups(RankKind::threads)));
 
-TEST_P(RandomCasesOnDevices, AgreeWithTheReference) {
-  if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
-  // A group plays several: each of its processes starts the driver, which takes longer than a case.
-  constexpr std::size_t kTogether = 25;
-  struct Together {
-    std::vector<Case> cases;
+TEST_P(RandomDeviceCases, MatchTheOracle) {
+  if (const std::string reason = skip_reason(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
+  // A group runs several cases: each of its processes starts the driver, which takes longer than a case.
+  constexpr std::size_t kBatchCases = 25;
+  struct Batch {
+    std::vector<TestCase> cases;
     std::string numbers;
   };
-  std::map<int, Together> by_ranks;
-  const auto play = [](Together& group) {
-    const bool good = group.cases.empty() || play_sequences(GetParam(), group.cases);
-    EXPECT_TRUE(good) << "one of the cases" << group.numbers;
-    group = {};
-    return good;
+  std::map<int, Batch> by_ranks;
+  const auto run_batch = [](Batch& batch) {
+    const bool passed = batch.cases.empty() || run_sequences(GetParam(), batch.cases);
+    EXPECT_TRUE(passed) << "one of the cases" << batch.numbers;
+    batch = {};
+    return passed;
   };
-  play_cases([&](int number, const Case& c) {
-    Together& group = by_ranks[c.ranks];
-    group.cases.push_back(c);
-    group.numbers += str(" ", number);
-    return group.cases.size() < kTogether || play(group);
+  run_cases([&](int number, const TestCase& c) {
+    Batch& batch = by_ranks[c.ranks];
+    batch.cases.push_back(c);
+    batch.numbers += str(" ", number);
+    return batch.cases.size() < kBatchCases || run_batch(batch);
   });
-  for (auto& [ranks, group] : by_ranks) {
+  for (auto& [ranks, batch] : by_ranks) {
     if (HasFailure()) break;
-    play(group);
+    run_batch(batch);
   }
 }
 

@@ -1,4 +1,5 @@
-// Calls that one rank gets wrong: every rank is told what, and the exchange stays usable.
+// Calls with an invalid argument on one rank: every rank throws an error that names it, and the exchange
+// stays usable.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -12,34 +13,29 @@
 namespace ferry::contract {
 namespace {
 
-constexpr int kOdd = 1;  // the rank that gets it wrong
+constexpr int kWrongRank = 1;  // passes the invalid argument
 
-// The call ends on this rank with a UsageError that holds `words`.
+// Requires that the call throws a UsageError whose message contains `words`.
 void require_refused(const std::string& words, const std::function<void()>& call) {
-  std::string text = "nothing";
-  try {
-    call();
-  } catch (const UsageError& error) {
-    text = error.what();
-  }
+  const std::string text = usage_error(call);
   require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
 }
 
-Case three_ranks(Case c) {
+TestCase three_ranks(TestCase c) {
   c.ranks = 3;
   c.full = true;
   c.config.reduction = Reduction::exact;
   return c;
 }
 
-TEST_P(Contract, NumbersThatNameNothingAreRefused) {
-  const Case c = three_ranks(small_case(1));
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+TEST_P(Contract, UnknownEnumValuesAreRefused) {
+  const TestCase c = three_ranks(small_case(1));
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    const Plan plan = play_step(exchange, c, step, outcome);
-    const bool odd = rank.index() == kOdd;
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
+    const bool odd = rank.index() == kWrongRank;
     for (const int number : {-1, 3, 1 << 20}) {
       const std::string named = str(" = ", number, ", must be");
       const auto type = static_cast<DType>(number);
@@ -61,7 +57,7 @@ TEST_P(Contract, NumbersThatNameNothingAreRefused) {
       });
       const auto require_combine_refused = [&](const std::function<void(CombineRun&)>& change) {
         require_refused(named, [&] {
-          CombineRun combine(exchange, c, step, outcome, plan, nullptr);
+          CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
           if (odd) change(combine);
           combine.call();
         });
@@ -71,109 +67,110 @@ TEST_P(Contract, NumbersThatNameNothingAreRefused) {
       require_combine_refused(
           [&](CombineRun& combine) { combine.options().reduction = static_cast<Reduction>(number); });
     }
-    play_step(exchange, c, step, outcome);
+    dispatch_and_combine(exchange, c, step, expert_outputs);
   });
 }
 
 TEST_P(Contract, CountsWhoseSumOverflowsAreRefused) {
-  const Case c = three_ranks(small_case(2));
+  const TestCase c = three_ranks(small_case(2));
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    const std::int32_t most = std::numeric_limits<std::int32_t>::max() / c.ranks;
-    for (const std::int32_t wrong :
-         {most + 1, std::numeric_limits<std::int32_t>::max(), -1, std::numeric_limits<std::int32_t>::min()}) {
-      require_refused(str("a count of ", wrong, " on rank ", kOdd),
-                      [&] { exchange.metadata(rank.index() == kOdd ? wrong : 7); });
-      const StepMetadata all = *exchange.metadata(most);
-      require_equal(all.sum, c.ranks * most, "sum");
-      require_equal(all.prefix, rank.index() * most, "prefix");
-      require_equal(all.maximum, most, "maximum");
+    SyncExchange exchange(rank, c.config);
+    const std::int32_t max_count = std::numeric_limits<std::int32_t>::max() / c.ranks;
+    for (const std::int32_t wrong : {max_count + 1, std::numeric_limits<std::int32_t>::max(), -1,
+                                     std::numeric_limits<std::int32_t>::min()}) {
+      require_refused(str("a count of ", wrong, " on rank ", kWrongRank),
+                      [&] { exchange.metadata(rank.index() == kWrongRank ? wrong : 7); });
+      const StepMetadata all = *exchange.metadata(max_count);
+      require_equal(all.sum, c.ranks * max_count, "sum");
+      require_equal(all.prefix, rank.index() * max_count, "prefix");
+      require_equal(all.maximum, max_count, "maximum");
     }
   });
 }
 
-TEST_P(Contract, OutputsOfAnotherTypeOrStrideHaveNoGradients) {
-  const Case c = three_ranks(small_case(3));
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+TEST_P(Contract, BackwardRefusesOtherOutputTypesAndStrides) {
+  const TestCase c = three_ranks(small_case(3));
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    const Plan plan = play_step(exchange, c, step, outcome);
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
     const std::int64_t dense = c.config.hidden * bytes_of(c.config.combine_type);
-    Buffer rows(2 * dense * plan.total()), d_weights(std::int64_t{plan.tokens()} * c.config.top_k * 4);
+    GuardedBuffer rows(2 * dense * plan.total()), d_weights(std::int64_t{plan.tokens()} * c.config.top_k * 4);
     const Outputs right{rows.data(), c.config.combine_type};
     const auto backward = [&](const Outputs& wrong) {
       DispatchRun dispatch(exchange, c, step);
       exchange.combine_backward(dispatch.tokens(), plan, dispatch.weights(),
-                                rank.index() == kOdd ? wrong : right, d_weights.as<float>(),
+                                rank.index() == kWrongRank ? wrong : right, d_weights.as<float>(),
                                 dispatch.options());
     };
     require_refused("rank 1 gives fp32", [&] { backward({rows.data(), DType::fp32}); });
     require_refused(str("stride = ", 2 * dense),
                     [&] { backward({rows.data(), c.config.combine_type, 2 * dense}); });
     backward({rows.data(), c.config.combine_type, dense});
-    play_step(exchange, c, step, outcome);
+    dispatch_and_combine(exchange, c, step, expert_outputs);
   });
 }
 
-// A rank that refuses ends a call in which another has found something already: the next call is not blamed.
-TEST_P(Contract, FindingsOfARefusedCallAreForgotten) {
-  Case good = three_ranks(small_case(4));
+// One rank refuses a call after another rank has already recorded a diagnostic of it: the next call must not
+// report it.
+TEST_P(Contract, DiagnosticsOfARefusedCallAreDiscarded) {
+  TestCase good = three_ranks(small_case(4));
   good.config.check_calls = true;
-  good.weights_from = WeightsFrom::nowhere;
-  Case bad = good;
+  good.weights_from = WeightsFrom::none;
+  TestCase bad = good;
   bad.bad_ids = 0.5;
-  const Step step = make_step(good), bad_step = make_step(bad);
-  const oracle::Outcome outcome = make_outcome(good, step);
+  const StepInputs step = make_inputs(good), bad_step = make_inputs(bad);
+  const oracle::Outcome expert_outputs = make_expert_outputs(good, step);
   ASSERT_GT(bad_step.positions.bad_ids[0].count, 0);
   run(good.ranks, describe(bad), [&](Rank rank) {
-    Exchange exchange(rank, good.config);
-    const bool odd = rank.index() == kOdd;
-    const Plan plan = play_step(exchange, good, step, outcome);
+    SyncExchange exchange(rank, good.config);
+    const bool odd = rank.index() == kWrongRank;
+    const Plan plan = dispatch_and_combine(exchange, good, step, expert_outputs);
     require_refused("max_tokens", [&] {
       DispatchRun dispatch(exchange, bad, bad_step);
       if (odd) dispatch.tokens().count = good.config.max_tokens + 1;
       dispatch.call();
     });
-    play_step(exchange, good, step, outcome);  // throws what check() finds
+    dispatch_and_combine(exchange, good, step, expert_outputs);  // throws if a diagnostic is left
 
     const Plan damaged = plan.copy();
     const PlanHeader& header = *static_cast<const PlanHeader*>(damaged.storage());
     const PlanView view = view_plan(damaged.storage(), header.shape);
     std::fill_n(view.came_token, header.shape.ranks * header.shape.max_tokens, -2);
     require_refused("reduction", [&] {
-      CombineRun combine(exchange, good, step, outcome, odd ? plan : damaged, nullptr);
+      CombineRun combine(exchange, good, step, expert_outputs, odd ? plan : damaged, nullptr);
       if (odd) combine.options().reduction = static_cast<Reduction>(9);
       combine.call();
     });
-    play_step(exchange, good, step, outcome);
+    dispatch_and_combine(exchange, good, step, expert_outputs);
   });
 }
 
-// A rank without tokens, and one without rows, have nothing to give memory for.
-TEST_P(Contract, NothingNeedsNoMemory) {
+// A rank without tokens, and a rank without rows, may pass null for the memory they do not need.
+TEST_P(Contract, EmptyInputsMayBeNull) {
   for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
-    Case c = three_ranks(small_case(5));
+    TestCase c = three_ranks(small_case(5));
     c.tokens = {5, 0, 3};
     c.full = false;
     c.config.placement =
         Placement::table({{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}}, 3);
     c.reduction = c.config.reduction = reduction;
-    if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
-    c.values = true;
-    const Step step = make_step(c);
-    const oracle::Outcome outcome = make_outcome(c, step);
+    if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::none;
+    c.row_values = true;
+    const StepInputs step = make_inputs(c);
+    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
+      SyncExchange exchange(rank, c.config);
       const bool no_tokens = rank.index() == 1, no_rows = rank.index() == 2;
-      // Device backends hand out memory for weights to ranks that give some.
+      // Device backends provide memory for received weights only on ranks that pass weights.
       const bool on_device = GetParam().backend == BackendKind::cuda;
       DispatchRun dispatch(exchange, c, step);
       const DispatchResult rows =
           no_tokens
               ? exchange.dispatch({}, Ids(), on_device ? dispatch.weights() : nullptr, dispatch.options())
               : dispatch.call();
-      CombineRun combine(exchange, c, step, outcome, rows.plan, rows.weight);
+      CombineRun combine(exchange, c, step, expert_outputs, rows.plan, rows.weight);
       if (no_tokens) combine.result().data = combine.options().route_values = nullptr;
       if (no_rows) {
         combine.outputs().data = nullptr;
@@ -182,7 +179,7 @@ TEST_P(Contract, NothingNeedsNoMemory) {
       combine.call();
       combine.compare();
       const std::vector<float> values(static_cast<std::size_t>(c.config.max_tokens * c.config.top_k), 1);
-      Buffer mine = Buffer::of(values), row_values(*rows.total * 4);
+      GuardedBuffer mine = GuardedBuffer::of(values), row_values(*rows.total * 4);
       exchange.route_values(no_tokens ? nullptr : mine.as<float>(), rows.plan,
                             no_rows ? nullptr : row_values.as<float>());
       row_values.require_guards("row values");
@@ -191,22 +188,22 @@ TEST_P(Contract, NothingNeedsNoMemory) {
   }
 }
 
-TEST_P(Contract, HomeWeightsOfPartialSumsAreEveryRanksBusiness) {
-  Case c = three_ranks(small_case(6));
+TEST_P(Contract, PartialSumsNeedTopkWeightsOnAllRanks) {
+  TestCase c = three_ranks(small_case(6));
   c.tokens = {5, 0, 3};
   c.full = false;
-  c.weights_from = WeightsFrom::home;
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+  c.weights_from = WeightsFrom::topk_weights;
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    const Plan plan = play_step(exchange, c, step, outcome);
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
     require_refused("topk_weights given", [&] {
-      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
       if (rank.index() == 1) combine.options().topk_weights = nullptr;
       combine.call();
     });
-    play_step(exchange, c, step, outcome);
+    dispatch_and_combine(exchange, c, step, expert_outputs);
   });
 }
 

@@ -1,4 +1,4 @@
-// What a router may ask for.
+// Routing inputs: top-k, masks, duplicates, bad ids, token counts, skew, placements.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace {
 
 constexpr Layout kLayouts[] = {Layout::expert_major, Layout::expert_padded, Layout::rank_major};
 
-// A case of rank_major takes no weights into its combine.
-Case with_layout(Case c, Layout layout) {
+// In rank_major, combine takes no weights.
+TestCase with_layout(TestCase c, Layout layout) {
   c.config.layout = layout;
-  if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+  if (layout == Layout::rank_major) c.weights_from = WeightsFrom::none;
   return c;
 }
 
@@ -23,7 +23,7 @@ TEST_P(Contract, TopKFromOneToSixteen) {
   for (const int ranks : kGroupSizes) {
     for (const int top_k : {1, 2, 4, 6, 8, 16}) {
       for (const int experts : {ranks, 8 * ranks, 32 * ranks, 256}) {
-        Case c = small_case(++number);
+        TestCase c = small_case(++number);
         c.ranks = ranks;
         c.config.top_k = top_k;
         c.config.experts = experts;
@@ -33,13 +33,13 @@ TEST_P(Contract, TopKFromOneToSixteen) {
       }
     }
   }
-  play_added();
+  run_added();
 }
 
 TEST_P(Contract, MaskedSlots) {
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : kLayouts) {
-      Case c = with_layout(small_case(ranks), layout);
+      TestCase c = with_layout(small_case(ranks), layout);
       c.ranks = ranks;
       c.config.top_k = 6;
       c.config.max_tokens = 20;
@@ -48,21 +48,22 @@ TEST_P(Contract, MaskedSlots) {
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
 TEST_P(Contract, TokensWithoutExpertsGiveZero) {
-  Case c = small_case(1);
+  TestCase c = small_case(1);
   c.masked_tokens = 1;
   c.full = true;
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     DispatchRun dispatch(exchange, c, step);
     dispatch.run();
     require_equal(*dispatch.received().total, 0, "rows");
-    CombineRun combine(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight);
+    CombineRun combine(exchange, c, step, expert_outputs, dispatch.received().plan,
+                       dispatch.received().weight);
     combine.run();
     const auto all = combine.result_memory().span();
     require(
@@ -73,25 +74,25 @@ TEST_P(Contract, TokensWithoutExpertsGiveZero) {
 
 TEST_P(Contract, DuplicateExperts) {
   for (const int ranks : kGroupSizes) {
-    Case c = small_case(ranks);
+    TestCase c = small_case(ranks);
     c.ranks = ranks;
     c.config.top_k = 4;
     c.config.repeats = true;
     std::vector<std::vector<std::int64_t>> ids(ranks);
     for (auto& list : ids) list = {3, 3, 5, 3, 1, 1, 1, 1};
-    const Step step = step_of_ids(c, ids);
+    const StepInputs step = inputs_from_ids(c, ids);
     ASSERT_EQ(step.positions.route(0, 0, 0).row + 1,
               step.positions.route(0, 0, 1).row);  // two rows, in slot order
-    play(c, step);
+    run_case(c, step);
     c.reduction = c.config.reduction = Reduction::exact;
-    play(c, step);
+    run_case(c, step);
   }
 }
 
 TEST_P(Contract, AllRoutesOfATokenOnOneRank) {
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : kLayouts) {
-      Case c = with_layout(small_case(ranks), layout);
+      TestCase c = with_layout(small_case(ranks), layout);
       c.ranks = ranks;
       c.config.experts = 6 * ranks;
       c.config.top_k = 6;
@@ -99,13 +100,13 @@ TEST_P(Contract, AllRoutesOfATokenOnOneRank) {
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
 TEST_P(Contract, BadIdsAreSkippedAndCounted) {
   for (const int ranks : kGroupSizes) {
     for (const IdType type : {IdType::int32, IdType::int64}) {
-      Case c = small_case(ranks);
+      TestCase c = small_case(ranks);
       c.ranks = ranks;
       c.config.top_k = 4;
       c.bad_ids = 0.2;
@@ -113,16 +114,16 @@ TEST_P(Contract, BadIdsAreSkippedAndCounted) {
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, BadIdsAreReportedByTheCallItself) {
-  Case c = small_case(2);
+TEST_P(Contract, CheckedCallsThrowOnBadIds) {
+  TestCase c = small_case(2);
   c.config.check_calls = true;
-  const Step step = step_of_ids(c, {{0, 1, 9, -1, 2, 8}, {3, 4}});
-  const oracle::Outcome outcome = make_outcome(c, step);
+  const StepInputs step = inputs_from_ids(c, {{0, 1, 9, -1, 2, 8}, {3, 4}});
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     DispatchRun dispatch(exchange, c, step);
     bool thrown = false;
     try {
@@ -137,76 +138,69 @@ TEST_P(Contract, BadIdsAreReportedByTheCallItself) {
       require(std::string(error.what()).find("id 9") != std::string::npos, "message: ", error.what());
     }
     require_equal(thrown, rank.index() == 0, "thrown");
-    const DispatchResult& rows = exchange.last_dispatch_result();  // carried out all the same
-    CombineRun(exchange, c, step, outcome, rows.plan, rows.weight).run();
+    const DispatchResult& rows = exchange.last_dispatch_result();  // the call completed despite the error
+    CombineRun(exchange, c, step, expert_outputs, rows.plan, rows.weight).run();
   });
 }
 
 TEST_P(Contract, IdTypesGiveTheSameResult) {
   for (const int ranks : kGroupSizes) {
-    Case c = small_case(ranks);
+    TestCase c = small_case(ranks);
     c.ranks = ranks;
     c.config.top_k = 3;
-    const Step step = make_step(c);
+    const StepInputs step = make_inputs(c);
     for (const IdType type : {IdType::int32, IdType::int64}) {
       c.ids = type;
-      play(c, step);
+      run_case(c, step);
     }
   }
 }
 
 TEST_P(Contract, RanksWithoutTokens) {
   for (const int ranks : kGroupSizes) {
-    const int step = ranks > 4 ? 17 : 1;  // of 256 subsets some, the empty and the full one among them
+    const int step =
+        ranks > 4 ? 17 : 1;  // for 8 ranks a sample of the 256 subsets, with the empty and the full one
     for (int subset = 0; subset < 1 << ranks; subset += step) {
-      Case c = with_layout(small_case(subset), kLayouts[subset % 3]);
+      TestCase c = with_layout(small_case(subset), kLayouts[subset % 3]);
       c.ranks = ranks;
       for (int rank = 0; rank < ranks; ++rank) c.tokens.push_back((subset >> rank) & 1 ? 5 : 0);
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, TokensVaryForAThousandSteps) {
+TEST_P(Contract, TokenCountsVaryForAThousandSteps) {
   for (const int ranks : kGroupSizes) {
-    Case c = small_case(1);
+    TestCase c = small_case(1);
     c.ranks = ranks;
     c.config.experts = 7;
     c.config.hidden = 16;
     c.config.max_tokens = 6;
+    const std::vector<PreparedStep> steps = prepare_steps(c, 1000);
     run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
-      for (int index = 0; index < 1000; ++index) {
-        const Step step = make_step(c, index);
-        play_step(exchange, c, step, make_outcome(c, step));
-      }
+      SyncExchange exchange(rank, c.config);
+      for (const PreparedStep& one : steps) dispatch_and_combine(exchange, c, one.step, one.expert_outputs);
     });
   }
 }
 
-TEST_P(Contract, MostTokensAndOneMore) {
-  Case c = small_case(1);
+TEST_P(Contract, MaxTokensPassesAndOneMoreIsRefused) {
+  TestCase c = small_case(1);
   c.ranks = 3;
   c.full = true;
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    play_step(exchange, c, step, outcome);
+    SyncExchange exchange(rank, c.config);
+    dispatch_and_combine(exchange, c, step, expert_outputs);
     DispatchRun too_many(exchange, c, step);
     if (rank.index() == 1) too_many.tokens().count = c.config.max_tokens + 1;
-    bool refused = false;
-    try {
-      too_many.call();
-    } catch (const UsageError& error) {
-      refused = true;
-      const std::string text = error.what();
-      require(text.find(str(c.config.max_tokens + 1)) != std::string::npos, "message: ", text);
-      require(text.find(str(c.config.max_tokens)) != std::string::npos, "message: ", text);
+    const std::string text = usage_error([&] { too_many.call(); });
+    for (const int number : {c.config.max_tokens + 1, c.config.max_tokens}) {
+      require(text.find(str(number)) != std::string::npos, "the message lacks ", number, ": '", text, "'");
     }
-    require(refused, "a call with too many tokens went through");
-    play_step(exchange, c, step, outcome);  // the exchange is as usable as before
+    dispatch_and_combine(exchange, c, step, expert_outputs);  // the exchange is still usable
   });
 }
 
@@ -214,7 +208,7 @@ TEST_P(Contract, ExtremeSkew) {
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : kLayouts) {
       for (const Routing routing : {Routing::one_expert, Routing::one_rank}) {
-        Case c = with_layout(small_case(ranks), layout);
+        TestCase c = with_layout(small_case(ranks), layout);
         c.ranks = ranks;
         c.config.experts = 4 * ranks;
         c.config.top_k = 4;
@@ -225,13 +219,13 @@ TEST_P(Contract, ExtremeSkew) {
       }
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, AnyPlacement) {
+TEST_P(Contract, RandomPlacements) {
   for (const int ranks : kGroupSizes) {
     for (int draw = 0; draw < 8; ++draw) {
-      Case c = with_layout(small_case(draw), kLayouts[draw % 3]);
+      TestCase c = with_layout(small_case(draw), kLayouts[draw % 3]);
       c.ranks = ranks;
       c.config.experts = 3 * ranks + draw;  // mostly not divisible
       c.config.top_k = 3;
@@ -241,12 +235,12 @@ TEST_P(Contract, AnyPlacement) {
     }
   }
   // One rank holds everything, the others nothing.
-  Case c = small_case(99);
+  TestCase c = small_case(99);
   c.ranks = 3;
   c.config.experts = 4;
   c.config.placement = Placement::table({{1, 3}, {1, 1}, {1, 0}, {1, 2}}, 3);
   add(c);
-  play_added();
+  run_added();
 }
 
 }  // namespace

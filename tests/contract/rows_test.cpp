@@ -1,4 +1,4 @@
-// How rows arrive: order, offsets, padding, capacity. Several of these look at the rows without the oracle.
+// Received rows: order, offsets, padding, capacity. Several tests examine the rows without the oracle.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,13 +16,13 @@ namespace {
 
 using Route = std::tuple<int, int, int>;  // rank, token, slot
 
-// Routes of every rank to one expert, in the order of the contract.
-std::vector<Route> routes_to(const Step& step, int expert) {
+// Routes of all ranks to one expert, in the order that the contract specifies for rows.
+std::vector<Route> routes_to(const StepInputs& step, int expert) {
   std::vector<Route> routes;
-  const int top_k = step.global.config.top_k;
-  for (int rank = 0; rank < step.global.size(); ++rank) {
-    for (std::size_t i = 0; i < step.global.ranks[rank].ids.size(); ++i) {
-      if (step.global.ranks[rank].ids[i] == expert) {
+  const int top_k = step.inputs.config.top_k;
+  for (int rank = 0; rank < step.inputs.size(); ++rank) {
+    for (std::size_t i = 0; i < step.inputs.ranks[rank].ids.size(); ++i) {
+      if (step.inputs.ranks[rank].ids[i] == expert) {
         routes.emplace_back(rank, static_cast<int>(i) / top_k, static_cast<int>(i) % top_k);
       }
     }
@@ -30,7 +30,7 @@ std::vector<Route> routes_to(const Step& step, int expert) {
   return routes;
 }
 
-Case row_case(Case c, int ranks) {
+TestCase row_case(TestCase c, int ranks) {
   c.ranks = ranks;
   c.config.experts = 5 * ranks + 1;
   c.config.top_k = 4;
@@ -39,26 +39,26 @@ Case row_case(Case c, int ranks) {
   return c;
 }
 
-// Dispatches the case and hands the arrivals to `look` on every rank.
-using Look = std::function<void(const DispatchRun& played, const Step& step, int rank)>;
-void dispatch_and_look(const Setup& setup, const Case& c, const Look& look) {
-  const Step step = make_step(c);
+// Dispatches the case and calls examine() on every rank.
+using Examine = std::function<void(const DispatchRun& dispatch, const StepInputs& step, int rank)>;
+void dispatch_and_examine(const Setup& setup, const TestCase& c, const Examine& examine) {
+  const StepInputs step = make_inputs(c);
   run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    DispatchRun played(exchange, c, step);
-    played.run();
-    look(played, step, rank.index());
+    SyncExchange exchange(rank, c.config);
+    DispatchRun dispatch(exchange, c, step);
+    dispatch.run();
+    examine(dispatch, step, rank.index());
   });
 }
 
-TEST_P(Contract, RowsOfAnExpertAreItsTokens) {
+TEST_P(Contract, ExpertRowsHoldTheirTokens) {
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
-      Case c = row_case(small_case(ranks), ranks);
+      TestCase c = row_case(small_case(ranks), ranks);
       c.config.layout = layout;
       c.config.alignment = 4;
-      dispatch_and_look(GetParam(), c, [&](const DispatchRun& played, const Step& step, int) {
-        const DispatchResult& rows = played.received();
+      dispatch_and_examine(GetParam(), c, [&](const DispatchRun& dispatch, const StepInputs& step, int) {
+        const DispatchResult& rows = dispatch.received();
         const std::int64_t row_bytes = c.config.hidden * 2;
         for (int group = 0; group < rows.groups; ++group) {
           const std::vector<Route> routes = routes_to(step, rows.group_expert[group]);
@@ -68,8 +68,9 @@ TEST_P(Contract, RowsOfAnExpertAreItsTokens) {
             const Source& source = rows.source[row];
             require(Route(source.rank, source.token, source.slot) == routes[i], "row ", row,
                     " is another route");
-            const std::byte* sent = step.global.ranks[source.rank].parts[0].data() + source.token * row_bytes;
-            require(std::memcmp(played.row(0, row), sent, row_bytes) == 0, "row ", row, " has other values");
+            const std::byte* sent = step.inputs.ranks[source.rank].parts[0].data() + source.token * row_bytes;
+            require(std::memcmp(dispatch.row(0, row), sent, row_bytes) == 0, "row ", row,
+                    " has other values");
           }
         }
       });
@@ -77,7 +78,7 @@ TEST_P(Contract, RowsOfAnExpertAreItsTokens) {
   }
 }
 
-// The sources of all ranks' rows.
+// The sources of all rows on all ranks. Collective.
 std::vector<Source> all_sources(const Rank& rank, const DispatchResult& rows) {
   std::vector<std::int32_t> totals(rank.size());
   rank.all_gather(rows.total, totals.data(), sizeof totals[0]);
@@ -89,38 +90,38 @@ std::vector<Source> all_sources(const Rank& rank, const DispatchResult& rows) {
   return all;
 }
 
-TEST_P(Contract, SourcesAreABijection) {
+TEST_P(Contract, EveryRouteHasExactlyOneRow) {
   for (const int ranks : kGroupSizes) {
-    const Case c = row_case(small_case(ranks), ranks);
-    const Step step = make_step(c);
+    const TestCase c = row_case(small_case(ranks), ranks);
+    const StepInputs step = make_inputs(c);
     run(ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
-      DispatchRun played(exchange, c, step);
-      played.run();
-      const std::vector<Source> all = all_sources(rank, played.received());
-      std::set<Route> seen;
+      SyncExchange exchange(rank, c.config);
+      DispatchRun dispatch(exchange, c, step);
+      dispatch.run();
+      const std::vector<Source> all = all_sources(rank, dispatch.received());
+      std::set<Route> sources;
       std::size_t rows = 0;
       for (const Source& source : all) {
         if (source.rank < 0) continue;
         ++rows;
-        seen.emplace(source.rank, source.token, source.slot);
+        sources.emplace(source.rank, source.token, source.slot);
       }
       std::set<Route> routed;
       for (int expert = 0; expert < c.config.experts; ++expert) {
         for (const Route& route : routes_to(step, expert)) routed.insert(route);
       }
-      require_equal(rows, seen.size(), "rows of different sources");
-      require(seen == routed, "rows come from ", seen.size(), " routes of ", routed.size());
+      require_equal(rows, sources.size(), "rows with distinct sources");
+      require(sources == routed, "rows come from ", sources.size(), " routes of ", routed.size());
     });
   }
 }
 
 TEST_P(Contract, RowOffsetsAreAlignedPrefixSums) {
   for (const int ranks : kGroupSizes) {
-    Case c = row_case(small_case(ranks), ranks);
+    TestCase c = row_case(small_case(ranks), ranks);
     c.config.alignment = 8;
-    dispatch_and_look(GetParam(), c, [&](const DispatchRun& played, const Step&, int) {
-      const DispatchResult& rows = played.received();
+    dispatch_and_examine(GetParam(), c, [&](const DispatchRun& dispatch, const StepInputs&, int) {
+      const DispatchResult& rows = dispatch.received();
       require_equal(rows.row_offsets[0], 0, "first offset");
       for (int group = 0; group < rows.groups; ++group) {
         const int end = rows.row_offsets[group] + rows.counts[group];
@@ -131,17 +132,17 @@ TEST_P(Contract, RowOffsetsAreAlignedPrefixSums) {
   }
 }
 
-TEST_P(Contract, GroupsStandInLocalOrder) {
-  Case c = small_case(1);
+TEST_P(Contract, GroupsFollowLocalExpertOrder) {
+  TestCase c = small_case(1);
   c.ranks = 2;
   c.config.experts = 5;
   c.config.placement = Placement::table({{1, 1}, {0, 1}, {1, 0}, {0, 0}, {1, 2}}, 2, 17);
   c.routing = Routing::one_expert;  // every other group is empty
-  dispatch_and_look(GetParam(), c, [&](const DispatchRun& played, const Step&, int rank) {
+  dispatch_and_examine(GetParam(), c, [&](const DispatchRun& dispatch, const StepInputs&, int rank) {
     const std::vector<int> expected = rank == 0 ? std::vector<int>{3, 1} : std::vector<int>{2, 0, 4};
-    require_equal(played.received().groups, static_cast<int>(expected.size()), "groups");
-    for (int group = 0; group < played.received().groups; ++group) {
-      require_equal(played.received().group_expert[group], expected[group], "expert of group ", group);
+    require_equal(dispatch.received().groups, static_cast<int>(expected.size()), "groups");
+    for (int group = 0; group < dispatch.received().groups; ++group) {
+      require_equal(dispatch.received().group_expert[group], expected[group], "expert of group ", group);
     }
   });
 }
@@ -150,7 +151,7 @@ TEST_P(Contract, AlignmentAndPadding) {
   for (const int ranks : {1, 3, 8}) {
     for (const int alignment : {1, 4, 8, 16, 32, 64, 128, 256}) {
       for (const bool zero : {false, true}) {
-        Case c = row_case(small_case(alignment), ranks);
+        TestCase c = row_case(small_case(alignment), ranks);
         c.config.alignment = alignment;
         c.config.zero_padding = zero;
         c.config.layout = zero ? Layout::expert_padded : Layout::expert_major;
@@ -161,23 +162,23 @@ TEST_P(Contract, AlignmentAndPadding) {
       }
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, OnlyUniqueTokensTravel) {
-  Case c = small_case(1);
+TEST_P(Contract, EachTokenIsSentOncePerRank) {
+  TestCase c = small_case(1);
   c.ranks = 4;
   c.config.experts = 32;
   c.config.top_k = 8;
   c.config.max_tokens = 64;
   c.config.hidden = 1024;
   c.full = true;
-  const Step step = make_step(c);
+  const StepInputs step = make_inputs(c);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     DispatchRun(exchange, c, step).run();
     std::set<std::pair<int, int>> pairs;  // (token, remote rank)
-    const std::vector<std::int64_t>& ids = step.global.ranks[rank.index()].ids;
+    const std::vector<std::int64_t>& ids = step.inputs.ranks[rank.index()].ids;
     for (std::size_t i = 0; i < ids.size(); ++i) {
       const int to = static_cast<int>(ids[i]) / 8;
       if (to != rank.index()) pairs.insert({static_cast<int>(i) / 8, to});
@@ -193,78 +194,76 @@ TEST_P(Contract, OnlyUniqueTokensTravel) {
 TEST_P(Contract, RankMajorRows) {
   for (const int ranks : kGroupSizes) {
     for (const bool weighted : {true, false}) {
-      Case c = row_case(small_case(ranks), ranks);
+      TestCase c = row_case(small_case(ranks), ranks);
       c.config.layout = Layout::rank_major;
-      c.weights_from = WeightsFrom::nowhere;
+      c.weights_from = WeightsFrom::none;
       c.weighted = weighted;
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, TheOrderIsTheSameUnderJitter) {
-  Case c = row_case(small_case(1), 4);
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+TEST_P(Contract, RowOrderIsTheSameUnderJitter) {
+  TestCase c = row_case(small_case(1), 4);
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   if (!Jitter::kAvailable) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    for (int repeat = 0; repeat < 100; ++repeat) play_step(exchange, c, step, outcome);
+    SyncExchange exchange(rank, c.config);
+    for (int repeat = 0; repeat < 100; ++repeat) dispatch_and_combine(exchange, c, step, expert_outputs);
   });
 }
 
-// Wide rows of few tokens, which several warps of a GPU share: every scale is this call's.
+// Few tokens with wide rows: several warps of a GPU share a row, and must not use a scale of an earlier call.
 TEST_P(Contract, QuantisedRowsAreTheSameUnderJitter) {
   if (!Jitter::kAvailable) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const Jitter jitter;
   for (const bool packed : {false, true}) {
-    Case c = row_case(small_case(1), 4);
+    TestCase c = row_case(small_case(1), 4);
     c.config.max_tokens = 8;
     c.config.hidden = packed ? 5120 : 7168;
     c.config.format = Format::fp8_e4m3({.power_of_two = packed, .packed = packed});
+    const std::vector<PreparedStep> steps = prepare_steps(c, 10);
     run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
-      for (int index = 0; index < 10; ++index) {
-        const Step step = make_step(c, index);
-        play_step(exchange, c, step, make_outcome(c, step));
-      }
+      SyncExchange exchange(rank, c.config);
+      for (const PreparedStep& one : steps) dispatch_and_combine(exchange, c, one.step, one.expert_outputs);
     });
   }
 }
 
-TEST_P(Contract, RowsPastTheCapacityAreDroppedInOrder) {
+TEST_P(Contract, RowsOverCapacityAreDroppedInOrder) {
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
-      Case c = row_case(small_case(ranks), ranks);
+      TestCase c = row_case(small_case(ranks), ranks);
       c.config.layout = layout;
       c.config.alignment = layout == Layout::rank_major ? 1 : 4;
       c.config.capacity = layout == Layout::expert_padded ? 4 : 12;
       c.full = true;
-      c.values = layout != Layout::rank_major;
-      if (layout == Layout::rank_major) c.weights_from = WeightsFrom::nowhere;
+      c.row_values = layout != Layout::rank_major;
+      if (layout == Layout::rank_major) c.weights_from = WeightsFrom::none;
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, OverflowNamesTheCapacityNeeded) {
-  Case c = small_case(1);
+TEST_P(Contract, OverflowErrorNamesTheNeededCapacity) {
+  TestCase c = small_case(1);
   c.config.check_calls = true;
   c.config.experts = 2;
   c.config.top_k = 1;
   c.config.layout = Layout::expert_padded;
   c.config.alignment = 2;
   c.config.capacity = 2;
-  const Step step = step_of_ids(c, {{1, 1, 1}, {1, 0, 1}});  // 5 rows for expert 1, on rank 1
+  const StepInputs step = inputs_from_ids(c, {{1, 1, 1}, {1, 0, 1}});  // 5 rows for expert 1, on rank 1
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    DispatchRun played(exchange, c, step);
+    SyncExchange exchange(rank, c.config);
+    DispatchRun dispatch(exchange, c, step);
     bool thrown = false;
     try {
-      played.call();
+      dispatch.call();
     } catch (const OverflowError& error) {
       thrown = true;
       require_equal(error.overflow.rank, 1, "rank");
@@ -278,35 +277,35 @@ TEST_P(Contract, OverflowNamesTheCapacityNeeded) {
   });
 }
 
-TEST_P(Contract, WeightsTravelUnchanged) {
+TEST_P(Contract, WeightBitsAreUnchanged) {
   for (const int ranks : kGroupSizes) {
-    Case c = row_case(small_case(ranks), ranks);
-    c.weights_from = WeightsFrom::nowhere;
-    Step step = make_step(c);
-    for (oracle::RankInputs& inputs : step.global.ranks) {  // any bits: NaN with a payload, -0, denormals
+    TestCase c = row_case(small_case(ranks), ranks);
+    c.weights_from = WeightsFrom::none;
+    StepInputs step = make_inputs(c);
+    for (oracle::RankInputs& inputs : step.inputs.ranks) {  // any bits: NaN with a payload, -0, denormals
       Random random(c.seed);
       for (float& weight : inputs.weights) {
         const auto bits = static_cast<std::uint32_t>(random.chance(0.2) ? 0x7FC12345 : random.next());
         std::memcpy(&weight, &bits, sizeof weight);
       }
     }
-    play(c, step);
+    run_case(c, step);
   }
 }
 
 TEST_P(Contract, HostTotalsCarryTheCallNumber) {
-  Case c = row_case(small_case(1), 2);
+  TestCase c = row_case(small_case(1), 2);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     std::uint64_t last = 0;
     for (int index = 0; index < 5; ++index) {
-      const Step step = make_step(c, index);
-      DispatchRun played(exchange, c, step);
-      played.run();
-      require(played.received().call > last, "call number ", played.received().call, " after ", last);
-      require_equal(played.received().host->call, played.received().call, "host call number");
-      require_equal(played.received().host->total, *played.received().total, "host total");
-      last = played.received().call;
+      const StepInputs step = make_inputs(c, index);
+      DispatchRun dispatch(exchange, c, step);
+      dispatch.run();
+      require(dispatch.received().call > last, "call number ", dispatch.received().call, " after ", last);
+      require_equal(dispatch.received().host->call, dispatch.received().call, "host call number");
+      require_equal(dispatch.received().host->total, *dispatch.received().total, "host total");
+      last = dispatch.received().call;
     }
   });
 }
@@ -315,14 +314,14 @@ TEST_P(Contract, RowsPastTheTotalAreNeverRead) {
   // Everything a combine must not read is NaN, behind the last row too.
   for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
-      Case c = row_case(small_case(ranks), ranks);
+      TestCase c = row_case(small_case(ranks), ranks);
       c.config.alignment = 16;
       c.reduction = c.config.reduction = reduction;
-      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
+      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::none;
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 
 namespace ferry::contract {
 
-INSTANTIATE_TEST_SUITE_P(CpuThreads, Contract, testing::Values(Setup{BackendKind::cpu, RanksAre::threads}));
+INSTANTIATE_TEST_SUITE_P(CpuThreads, Contract, testing::Values(Setup{BackendKind::cpu, RankKind::threads}));
 INSTANTIATE_TEST_SUITE_P(ReferenceThreads, Contract,
-                         testing::Values(Setup{BackendKind::reference, RanksAre::threads}));
-INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, testing::ValuesIn(device_setups(RanksAre::threads)));
+                         testing::Values(Setup{BackendKind::reference, RankKind::threads}));
+INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, testing::ValuesIn(device_setups(RankKind::threads)));
 
 }  // namespace ferry::contract

@@ -1,4 +1,4 @@
-// What combine brings home.
+// Results of combine: sums, unreduced rows, row values.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr DType kTypes[] = {DType::bf16, DType::fp16, DType::fp32};
 
-Case sum_case(Case c, int ranks) {
+TestCase sum_case(TestCase c, int ranks) {
   c.ranks = ranks;
   c.config.experts = 4 * ranks;
   c.config.top_k = 4;
@@ -28,9 +28,10 @@ Case sum_case(Case c, int ranks) {
 TEST_P(Contract, WeightedSums) {
   for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-      for (const WeightsFrom from : {WeightsFrom::nowhere, WeightsFrom::rows, WeightsFrom::home}) {
+      for (const WeightsFrom from :
+           {WeightsFrom::none, WeightsFrom::row_weights, WeightsFrom::topk_weights}) {
         for (const DType wire : kTypes) {
-          Case c = sum_case(small_case(ranks), ranks);
+          TestCase c = sum_case(small_case(ranks), ranks);
           c.reduction = c.config.reduction = reduction;
           c.weights_from = from;
           c.config.combine_type = wire;
@@ -42,12 +43,13 @@ TEST_P(Contract, WeightedSums) {
       }
     }
   }
-  play_added();
+  run_added();
 }
 
-// |y - sum w v| in double, against the bound that the order of roundings gives.
-void require_within_bound(const Case& c, const Step& step, const oracle::Outcome& outcome, int rank,
-                          const CombineRun& played) {
+// Requires |y - sum w v|, computed in double, to be within the bound that follows from the specified
+// roundings.
+void require_within_bound(const TestCase& c, const StepInputs& step, const oracle::Outcome& expert_outputs,
+                          int rank, const CombineRun& combine) {
   const int hidden = c.config.hidden, top_k = c.config.top_k;
   const bool partial = c.reduction == Reduction::partial;
   for (int token = 0; token < step.positions.tokens(rank); ++token) {
@@ -57,14 +59,14 @@ void require_within_bound(const Case& c, const Step& step, const oracle::Outcome
       for (int slot = 0; slot < top_k; ++slot) {
         const oracle::RouteTarget& route = step.positions.route(rank, token, slot);
         if (route.row < 0) continue;
-        const oracle::RankOutputs& there = outcome.ranks[route.destination];
+        const oracle::RankOutputs& there = expert_outputs.ranks[route.destination];
         const std::byte* v = there.rows.data() + (route.row * hidden + column) * bytes_of(c.outputs);
         const double term = double{there.weights[route.row]} * oracle::load(c.outputs, v);
         sum += term;
         magnitude += std::fabs(term);
         on_rank[route.destination] += term;
       }
-      const std::byte* got = played.result_memory().data() + (token * hidden + column) * bytes_of(c.result);
+      const std::byte* got = combine.result_memory().data() + (token * hidden + column) * bytes_of(c.result);
       const double y = oracle::load(c.result, got);
       double bound =
           std::fabs(y) * (c.result == DType::bf16 ? 0x1p-8 : 0x1p-24) + (top_k + 1) * 0x1p-24 * magnitude;
@@ -75,22 +77,23 @@ void require_within_bound(const Case& c, const Step& step, const oracle::Outcome
   }
 }
 
-TEST_P(Contract, SumsAreWithinTheirErrorBound) {
+TEST_P(Contract, SumsAreWithinTheErrorBound) {
   for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-      Case c = sum_case(small_case(ranks), ranks);
+      TestCase c = sum_case(small_case(ranks), ranks);
       c.config.top_k = 8;
       c.reduction = c.config.reduction = reduction;
       c.result = ranks % 2 ? DType::bf16 : DType::fp32;
-      const Step step = make_step(c);
-      const oracle::Outcome outcome = make_outcome(c, step);
+      const StepInputs step = make_inputs(c);
+      const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
       run(ranks, describe(c), [&](Rank rank) {
-        Exchange exchange(rank, c.config);
+        SyncExchange exchange(rank, c.config);
         DispatchRun dispatch(exchange, c, step);
         dispatch.run();
-        CombineRun combine(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight);
+        CombineRun combine(exchange, c, step, expert_outputs, dispatch.received().plan,
+                           dispatch.received().weight);
         combine.run();
-        require_within_bound(c, step, outcome, rank.index(), combine);
+        require_within_bound(c, step, expert_outputs, rank.index(), combine);
       });
     }
   }
@@ -99,95 +102,96 @@ TEST_P(Contract, SumsAreWithinTheirErrorBound) {
 TEST_P(Contract, UnreducedRows) {
   for (const int ranks : kGroupSizes) {
     for (const DType wire : kTypes) {
-      Case c = sum_case(small_case(ranks), ranks);
+      TestCase c = sum_case(small_case(ranks), ranks);
       c.reduction = c.config.reduction = Reduction::unreduced;
-      c.weights_from = WeightsFrom::nowhere;
+      c.weights_from = WeightsFrom::none;
       c.config.combine_type = c.outputs = wire;
       c.result = ranks % 2 ? wire : DType::fp32;
       c.masked = 0.2;
       c.any_bits = true;  // moved rows keep every bit
-      c.values = true;
+      c.row_values = true;
       c.result_gap = 32;
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, PartialSendsOneRowForEachTokenAndRank) {
-  Case c = sum_case(small_case(1), 4);
+TEST_P(Contract, PartialSendsOneRowPerTokenAndRank) {
+  TestCase c = sum_case(small_case(1), 4);
   c.config.top_k = 8;
   c.config.max_tokens = 64;
   c.config.hidden = 1024;
   c.full = true;
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    play_step(exchange, c, step, outcome);
-    std::set<std::pair<int, std::int64_t>> pairs;  // (remote home, token) with a row here
-    for (int home = 0; home < c.ranks; ++home) {
-      if (home == rank.index()) continue;
-      for (std::int64_t i = 0; i < static_cast<std::int64_t>(step.global.ranks[home].ids.size()); ++i) {
-        if (step.global.ranks[home].ids[i] / 4 == rank.index()) pairs.insert({home, i / 8});
+    SyncExchange exchange(rank, c.config);
+    dispatch_and_combine(exchange, c, step, expert_outputs);
+    std::set<std::pair<int, std::int64_t>> pairs;  // (remote source rank, token) with a row on this rank
+    for (int source = 0; source < c.ranks; ++source) {
+      if (source == rank.index()) continue;
+      for (std::int64_t i = 0; i < static_cast<std::int64_t>(step.inputs.ranks[source].ids.size()); ++i) {
+        if (step.inputs.ranks[source].ids[i] / 4 == rank.index()) pairs.insert({source, i / 8});
       }
     }
     const auto expected = static_cast<double>(pairs.size()) * 2 * 1024;
     const auto bytes = static_cast<double>(exchange.wire_counts().combine_bytes);
     require_equal(exchange.wire_counts().combine_messages, static_cast<std::int64_t>(pairs.size()),
-                  "rows sent home");
+                  "rows returned to source ranks");
     require(bytes > 0.97 * expected && bytes < 1.03 * expected, bytes, " bytes, expected about ", expected);
   });
 }
 
 TEST_P(Contract, SumsAreTheSameUnderJitter) {
-  Case c = sum_case(small_case(1), 4);
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
+  TestCase c = sum_case(small_case(1), 4);
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   if (!Jitter::kAvailable) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config);
     DispatchRun dispatch(exchange, c, step);
     dispatch.run();
     for (int repeat = 0; repeat < 1000; ++repeat) {
-      CombineRun(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight).run();
+      CombineRun(exchange, c, step, expert_outputs, dispatch.received().plan, dispatch.received().weight)
+          .run();
     }
   });
 }
 
-// One pass through a layer of elementwise experts; the result of this rank's tokens.
-Buffer through_layer(Exchange& exchange, const Case& c, const Step& step) {
+// Dispatch, elementwise experts, combine: the result for the tokens of this rank.
+GuardedBuffer run_layer(SyncExchange& exchange, const TestCase& c, const StepInputs& step) {
   DispatchRun dispatch(exchange, c, step);
   dispatch.run();
   const DispatchResult& rows = dispatch.received();
-  const Buffer outputs = Buffer::of(apply_experts(rows, c.config.hidden, DType::bf16));
-  Buffer result(step.positions.tokens(exchange.rank().index()) * c.config.hidden * 2);
+  const GuardedBuffer outputs = GuardedBuffer::of(apply_experts(rows, c.config.hidden, DType::bf16));
+  GuardedBuffer result(step.positions.tokens(exchange.rank().index()) * c.config.hidden * 2);
   exchange.combine({outputs.data()}, rows.plan, {result.data()}, {.row_weights = rows.weight});
   return result;
 }
 
-TEST_P(Contract, ATokenDoesNotFeelItsBatch) {
+TEST_P(Contract, ResultsDoNotDependOnTheBatch) {
   for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-    Case c = sum_case(small_case(1), 3);
+    TestCase c = sum_case(small_case(1), 3);
     c.full = true;
     c.config.reduction = reduction;
-    const Step batch = make_step(c);
+    const StepInputs batch = make_inputs(c);
     run(c.ranks, describe(c), [&](Rank rank) {
-      Exchange exchange(rank, c.config);
-      const Buffer together = through_layer(exchange, c, batch);
+      SyncExchange exchange(rank, c.config);
+      const GuardedBuffer together = run_layer(exchange, c, batch);
       const std::int64_t row = c.config.hidden * 2;
       for (int token = 0; token < c.config.max_tokens; ++token) {
         // Only this token of rank 1.
         std::vector<std::vector<std::int64_t>> ids(c.ranks);
-        const auto first = batch.global.ranks[1].ids.begin() + token * c.config.top_k;
+        const auto first = batch.inputs.ranks[1].ids.begin() + token * c.config.top_k;
         ids[1].assign(first, first + c.config.top_k);
-        Step alone = step_of_ids(c, ids);
-        const auto values = batch.global.ranks[1].parts[0].begin() + token * row;
-        alone.global.ranks[1].parts[0].assign(values, values + row);
-        const auto weights = batch.global.ranks[1].weights.begin() + token * c.config.top_k;
-        alone.global.ranks[1].weights.assign(weights, weights + c.config.top_k);
-        const Buffer single = through_layer(exchange, c, alone);
+        StepInputs alone = inputs_from_ids(c, ids);
+        const auto values = batch.inputs.ranks[1].parts[0].begin() + token * row;
+        alone.inputs.ranks[1].parts[0].assign(values, values + row);
+        const auto weights = batch.inputs.ranks[1].weights.begin() + token * c.config.top_k;
+        alone.inputs.ranks[1].weights.assign(weights, weights + c.config.top_k);
+        const GuardedBuffer single = run_layer(exchange, c, alone);
         if (rank.index() != 1) continue;
         require_equal_bytes(single.span(), together.span().subspan(token * row, row), 2,
                             str("token ", token));
@@ -199,34 +203,34 @@ TEST_P(Contract, ATokenDoesNotFeelItsBatch) {
 TEST_P(Contract, StridedResultsAndOutputs) {
   for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
-      Case c = sum_case(small_case(ranks), ranks);
+      TestCase c = sum_case(small_case(ranks), ranks);
       c.reduction = c.config.reduction = reduction;
-      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
+      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::none;
       c.output_gap = 16 * ranks;
       c.result_gap = 48;
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, RowValuesBothWays) {
+TEST_P(Contract, RowValuesInBothDirections) {
   for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
-      Case c = sum_case(small_case(ranks), ranks);
+      TestCase c = sum_case(small_case(ranks), ranks);
       c.masked = 0.2;
       c.config.alignment = 4;
       c.reduction = c.config.reduction = reduction;
-      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::nowhere;
-      c.values = true;
-      const Step step = make_step(c);
-      const oracle::Outcome outcome = make_outcome(c, step);
+      if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::none;
+      c.row_values = true;
+      const StepInputs step = make_inputs(c);
+      const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
       run(ranks, describe(c), [&](Rank rank) {
-        Exchange exchange(rank, c.config);
-        const Plan plan = play_step(exchange, c, step, outcome);
-        play_route_values(exchange, c, step, plan);
+        SyncExchange exchange(rank, c.config);
+        const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
+        check_route_values(exchange, c, step, plan);
         // Values alone, without rows.
-        CombineRun values(exchange, c, step, outcome, plan, nullptr);
+        CombineRun values(exchange, c, step, expert_outputs, plan, nullptr);
         values.options().row_weights = nullptr;
         values.outputs() = {};
         values.result() = {};
@@ -237,34 +241,36 @@ TEST_P(Contract, RowValuesBothWays) {
   }
 }
 
-TEST_P(Contract, RankMajorRowsAreSumsAlready) {
+TEST_P(Contract, RankMajorRowsArePartialSums) {
   for (const int ranks : kGroupSizes) {
     for (const DType wire : kTypes) {
-      Case c = sum_case(small_case(ranks), ranks);
+      TestCase c = sum_case(small_case(ranks), ranks);
       c.config.layout = Layout::rank_major;
       c.config.combine_type = wire;
-      c.weights_from = WeightsFrom::nowhere;
+      c.weights_from = WeightsFrom::none;
       c.any_bits = ranks > 3;
       add(c);
-      c.split = true;
+      c.split_phases = true;
       add(c);
-      c.split = false;
+      c.split_phases = false;
       c.any_bits = true;
       c.outputs = c.result = wire;
       add(c);
     }
   }
-  play_added();
+  run_added();
 }
 
-// All in one type, as the fastest kernels have it: of one row of weight 1, too, 0 + v is the sum. Some ranks
-// have few tokens, some have more than 32, of which few have rows at one other rank.
+// Rows, combine and result in one type, which specialised kernels handle. A sum over one row of weight 1 must
+// be 0 + v, which turns -0 into 0. Some ranks have fewer than 32 tokens, some more, so that few tokens have
+// rows on a given rank.
 TEST_P(Contract, SumsOfOneType) {
   for (const int ranks : kGroupSizes) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-      for (const WeightsFrom from : {WeightsFrom::nowhere, WeightsFrom::rows, WeightsFrom::home}) {
+      for (const WeightsFrom from :
+           {WeightsFrom::none, WeightsFrom::row_weights, WeightsFrom::topk_weights}) {
         for (const DType type : kTypes) {
-          Case c = sum_case(small_case(ranks), ranks);
+          TestCase c = sum_case(small_case(ranks), ranks);
           c.reduction = c.config.reduction = reduction;
           c.weights_from = from;
           c.config.combine_type = c.outputs = c.result = type;
@@ -278,48 +284,45 @@ TEST_P(Contract, SumsOfOneType) {
       }
     }
   }
-  play_added();
+  run_added();
 }
 
-TEST_P(Contract, WhatCannotBeAddedIsRefused) {
-  Case c = sum_case(small_case(1), 2);
+TEST_P(Contract, InvalidReductionsAreRefused) {
+  TestCase c = sum_case(small_case(1), 2);
   c.config.layout = Layout::rank_major;
   c.config.reduction = Reduction::exact;
-  c.weights_from = WeightsFrom::nowhere;
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
-  Case major = sum_case(small_case(2), 2);
-  major.reduction = major.config.reduction = Reduction::unreduced;
-  major.weights_from = WeightsFrom::nowhere;
-  const Step major_step = make_step(major);
-  const oracle::Outcome major_outcome = make_outcome(major, major_step);
-  const auto refused = [](CombineRun& combine, const char* what) {
-    try {
-      combine.call();
-    } catch (const UsageError&) {
-      return;
-    }
-    require(false, what, " was not refused");
+  c.weights_from = WeightsFrom::none;
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  TestCase expert_major = sum_case(small_case(2), 2);
+  expert_major.reduction = expert_major.config.reduction = Reduction::unreduced;
+  expert_major.weights_from = WeightsFrom::none;
+  const StepInputs expert_major_step = make_inputs(expert_major);
+  const oracle::Outcome expert_major_outputs = make_expert_outputs(expert_major, expert_major_step);
+  const auto require_refused = [](CombineRun& combine, const char* what) {
+    require(!usage_error([&] { combine.call(); }).empty(), what, " was not refused");
   };
   run(c.ranks, describe(c), [&](Rank rank) {
-    Buffer weights(64 * 4 * 4, std::byte{0});
-    Exchange exchange(rank, c.config);
-    const Plan plan = play_step(exchange, c, step, outcome);
+    GuardedBuffer weights(64 * 4 * 4, std::byte{0});
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
     for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
-      CombineRun combine(exchange, c, step, outcome, plan, nullptr);
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
       combine.options().reduction = reduction;
-      refused(combine, to_string(reduction));
+      require_refused(combine, to_string(reduction));
     }
-    CombineRun weighted(exchange, c, step, outcome, plan, nullptr);
+    CombineRun weighted(exchange, c, step, expert_outputs, plan, nullptr);
     weighted.options().topk_weights = weights.as<float>();
-    refused(weighted, "a weight of a rank_major row");
-    play_step(exchange, c, step, outcome);
+    require_refused(weighted, "a weight of a rank_major row");
+    dispatch_and_combine(exchange, c, step, expert_outputs);
 
-    Exchange unreduced(rank, major.config);
-    const Plan major_plan = play_step(unreduced, major, major_step, major_outcome);
-    CombineRun weighed(unreduced, major, major_step, major_outcome, major_plan, nullptr);
-    weighed.options().topk_weights = weights.as<float>();
-    refused(weighed, "a weight of an unreduced row");
+    SyncExchange unreduced(rank, expert_major.config);
+    const Plan expert_major_plan =
+        dispatch_and_combine(unreduced, expert_major, expert_major_step, expert_major_outputs);
+    CombineRun weighted_rows(unreduced, expert_major, expert_major_step, expert_major_outputs,
+                             expert_major_plan, nullptr);
+    weighted_rows.options().topk_weights = weights.as<float>();
+    require_refused(weighted_rows, "a weight of an unreduced row");
   });
 }
 

@@ -1,4 +1,4 @@
-// Kernels that wait on a real device, and the watch that ends them.
+// Kernels that wait on a GPU, and the watch that makes them return when the group fails.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -21,20 +21,20 @@ using cuda::HostReport;
 using cuda::PinnedMemory;
 using cuda::Watch;
 
-class Aborts : public testing::TestWithParam<Kind> {
+class KernelAborts : public testing::TestWithParam<Kind> {
  protected:
-  void SetUp() override { FERRY_NEED_DEVICES(1); }
+  void SetUp() override { FERRY_SKIP_WITHOUT_DEVICES(1); }
 };
-INSTANTIATE_TEST_SUITE_P(Kinds, Aborts, testing::ValuesIn(kKinds),
+INSTANTIATE_TEST_SUITE_P(Kinds, KernelAborts, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-// A rank with a kernel that waits.
-struct Waiting {
-  explicit Waiting(const Rank& rank)
+// A rank whose kernel waits for an abort.
+struct WaitingRank {
+  explicit WaitingRank(const Rank& rank)
       : memory(sizeof(HostReport)),
         report(reinterpret_cast<HostReport*>(memory.data())),
         watch(rank, report, kPatience) {
-    rank.barrier();  // getting pinned memory may wait for kernels that run
+    rank.barrier();  // allocating pinned memory may wait for running kernels
     start_wait(stream.get(), report);
   }
 
@@ -46,16 +46,16 @@ struct Waiting {
 
   PinnedMemory memory;
   HostReport* report;
-  OwnStream stream;
+  TestStream stream;
   Watch watch;
 };
 
-TEST_P(Aborts, EndEveryKernelWhenOneRunsOutOfTime) {
+TEST_P(KernelAborts, TimeoutEndsEveryKernel) {
   run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
-    const Waiting waiting(rank);
+    const WaitingRank waiting(rank);
     rank.barrier();
-    const OwnStream another;
-    if (rank.index() == 2) start_time_out(another.get(), waiting.report, {Operation::combine, 9, 2, 0, 9, 8});
+    const TestStream another;
+    if (rank.index() == 2) start_timeout(another.get(), waiting.report, {Operation::combine, 9, 2, 0, 9, 8});
     waiting.check_ends_within(1.0);
     another.synchronize();
     check_text(thrown<TimeoutError>([&] { rank.barrier(); }),
@@ -66,10 +66,10 @@ TEST_P(Aborts, EndEveryKernelWhenOneRunsOutOfTime) {
 
 #ifdef FERRY_TEST_PROCESSES
 
-TEST_P(Aborts, EndEveryKernelWhenARankIsKilled) {
+TEST_P(KernelAborts, KilledRankEndsEveryKernel) {
   Seen<std::atomic<int>> done;
   EXPECT_ANY_THROW(run_ranks(GetParam(), 4, kPatience, [&](const Rank& rank) {
-    const Waiting waiting(rank);
+    const WaitingRank waiting(rank);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     waiting.check_ends_within(1.0);

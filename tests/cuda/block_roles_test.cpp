@@ -1,4 +1,4 @@
-// How blocks are shared between roles: host code, so without a GPU.
+// How many blocks of a launch take each role. Host code: needs no GPU.
 #include "backends/cuda/host/block_roles.hpp"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ Config config_of(int ranks, int top_k, Layout layout) {
   return config;
 }
 
-TEST(BlockRoles, BothRolesHaveBlocks) {
+TEST(BlockRoles, EveryRoleHasABlock) {
   for (const int blocks : {2, 3, 16, 32, 132, 500}) {
     for (const int ranks : {1, 2, 4, 8, 32}) {
       for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
@@ -46,8 +46,8 @@ TEST(BlockRoles, BothRolesHaveBlocks) {
   }
 }
 
-// Some for the tokens, one that coordinates, and enough are left for the other roles.
-TEST(BlockRoles, FewTokensAreToldOf) {
+// Small calls have senders, a coordinator and metadata blocks, and leave blocks for the other roles.
+TEST(BlockRoles, SmallCallsHaveMetadataBlocks) {
   const Config config = config_of(4, 8, Layout::expert_major);
   for (const int blocks : {8, 16, 32, 132, 500}) {
     for (const int tokens : {0, 1, 28, 29, 128, 255}) {
@@ -58,7 +58,7 @@ TEST(BlockRoles, FewTokensAreToldOf) {
       EXPECT_GE(senders, 1);
       EXPECT_LT(senders + metadata_blocks, blocks);
     }
-    // A bound says no more than that they may be few.
+    // The number of tokens may be an upper bound of N: kManyTokens and more count as kManyTokens - 1.
     EXPECT_EQ(dispatch_few_token_blocks(blocks, config, 8192, false).metadata_blocks,
               dispatch_few_token_blocks(blocks, config, kManyTokens - 1, false).metadata_blocks);
   }
@@ -69,10 +69,10 @@ TEST(BlockRoles, FewTokensAreToldOf) {
             0);
 }
 
-// Where warps send several whole rows: no warp more than the others.
-TEST(BlockRoles, FewTokensAreSharedOutEvenly) {
+// If warps send several whole rows each, no warp sends more than the minimum that is possible.
+TEST(BlockRoles, SmallCallsSpreadTokensEvenly) {
   const Config config = config_of(4, 8, Layout::expert_major);
-  // Nine blocks would have two warps with three of 128 tokens.
+  // With nine blocks, two warps would have three of the 128 tokens each.
   EXPECT_EQ(dispatch_few_token_blocks(32, config, 128, false).senders, 10);
   for (int blocks = 8; blocks <= 132; ++blocks) {
     for (int tokens = 1; tokens < kManyTokens; ++tokens) {
@@ -80,35 +80,36 @@ TEST(BlockRoles, FewTokensAreSharedOutEvenly) {
         const auto [senders, metadata_blocks] = dispatch_few_token_blocks(blocks, config, tokens, quantised);
         ASSERT_GE(senders, 1);
         ASSERT_LT(senders + metadata_blocks, blocks) << tokens << " tokens, " << blocks << " blocks";
-        const int workers = kWorkWarps * senders, each = (tokens + workers - 1) / workers;
-        if (each < 2) continue;
-        // With a block less, some warp would have more.
-        ASSERT_GT(tokens, kWorkWarps * (senders - 1) * each) << tokens << " tokens, " << blocks << " blocks";
+        const int warps = kWorkWarps * senders, most_per_warp = (tokens + warps - 1) / warps;
+        if (most_per_warp < 2) continue;
+        // With one block less, some warp would send more.
+        ASSERT_GT(tokens, kWorkWarps * (senders - 1) * most_per_warp)
+            << tokens << " tokens, " << blocks << " blocks";
       }
     }
   }
 }
 
-TEST(BlockRoles, OneBlockDoesBoth) {
+TEST(BlockRoles, OneBlockTakesBothRoles) {
   const Config config = config_of(4, 8, Layout::expert_major);
   EXPECT_EQ(dispatch_senders(1, config, {}), 1);
   EXPECT_EQ(combine_senders(1, config, Reduction::partial, false), 1);
 }
 
-// More ranks: more of a token's rows leave, and fewer are copied where they arrive.
-TEST(BlockRoles, FollowTheWork) {
+// With more ranks, more rows of a token are sent to peers and fewer are copied on the receiving rank.
+TEST(BlockRoles, SenderBlocksFollowTheWork) {
   const DispatchWork work{.few = false, .quantised = false, .direct_write = true};
   const Config two = config_of(2, 8, Layout::expert_major), eight = config_of(8, 8, Layout::expert_major);
   EXPECT_LT(dispatch_senders(32, two, work), dispatch_senders(32, eight, work));
   const Config summed = config_of(2, 8, Layout::rank_major);
   EXPECT_LT(dispatch_senders(32, two, work), dispatch_senders(32, summed, work));
-  // What is not placed is copied from staging.
+  // Rows that are not written directly to their final position are copied from the staging buffer.
   const DispatchWork staged{.few = false, .quantised = false, .direct_write = false};
   EXPECT_LT(dispatch_senders(32, summed, staged), dispatch_senders(32, summed, work));
 }
 
-// What 4 x H200 are fastest with (docs/performance-gpus.md).
-TEST(BlockRoles, AreAsMeasured) {
+// The fastest choices on 4 x H200 (docs/performance-gpus.md).
+TEST(BlockRoles, MatchTheMeasuredOptimum) {
   Config summed = config_of(4, 8, Layout::rank_major), rows = config_of(4, 8, Layout::expert_major);
   summed.max_tokens = rows.max_tokens = 4096;
   EXPECT_EQ(dispatch_senders(32, rows, {.few = false, .quantised = true, .direct_write = true}), 13);

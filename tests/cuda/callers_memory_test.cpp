@@ -1,4 +1,4 @@
-// Where the caller's memory may lie, and what is refused.
+// Kinds of memory that callers may pass, refusal of unusable memory, and limits of the configuration.
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "cuda/device_test.hpp"
 #include "harness/sync_exchange.hpp"
@@ -7,36 +7,28 @@
 namespace ferry::contract {
 namespace {
 
-using CudaMemory = OnDevices;
-
-void play_once(DeviceRun& play, cudaStream_t stream) {
-  play.use(0, stream);
-  play.poison(stream);
-  play.dispatch(stream);
-  play.combine(stream);
-  play.compare(0, stream);
-}
+using CudaMemory = DeviceTest;
 
 TEST_F(CudaMemory, OutputsMayLieInAnyDeviceMemory) {
-  const Case c = device_case(1, 3);
+  const TestCase c = device_case(1, 3);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DeviceRun play(exchange, c);
-    keep_steps(play, c, 1);
-    const OwnStream stream;
-    play_once(play, stream.get());
-    const auto bytes = static_cast<std::size_t>(play.row_memory().bytes());
-    // Of a pool, and pinned on the host.
+    DeviceRun device_run(exchange, c);
+    add_steps(device_run, c, 1);
+    const TestStream stream;
+    device_run.run_and_compare(0, stream.get());
+    const auto bytes = static_cast<std::size_t>(device_run.row_memory().bytes());
+    // From a memory pool, and pinned on the host.
     void *pooled = nullptr, *pinned = nullptr;
     require_success(cudaMallocAsync(&pooled, bytes, stream.get()), "cudaMallocAsync");
     require_success(cudaHostAlloc(&pinned, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
                     "cudaHostAlloc");
-    const void* own = play.outputs().data;
+    const void* own = device_run.outputs().data;
     for (void* memory : {pooled, pinned}) {
       require_success(cudaMemcpyAsync(memory, own, bytes - 16, cudaMemcpyDefault, stream.get()),
                       "cudaMemcpyAsync");
-      play.outputs().data = memory;
-      play_once(play, stream.get());
+      device_run.outputs().data = memory;
+      device_run.run_and_compare(0, stream.get());
     }
     stream.synchronize();
     require_success(cudaFree(pooled), "cudaFree");
@@ -44,105 +36,105 @@ TEST_F(CudaMemory, OutputsMayLieInAnyDeviceMemory) {
   });
 }
 
-// The expert that does nothing: rows come home from where they arrived.
-TEST_F(CudaMemory, OutputsMayBeTheArrivalsThemselves) {
-  for (const bool lanes_own : {false, true}) {
-    Case c = device_case(2, 2);
+// Experts that return their input: combine reads the rows where dispatch wrote them.
+TEST_F(CudaMemory, OutputsMayAliasReceivedRows) {
+  for (const bool lane_memory : {false, true}) {
+    TestCase c = device_case(2, 2);
     c.reduction = c.config.reduction = Reduction::exact;
     run(c.ranks, c, [&](Rank rank) {
       ferry::Exchange exchange(rank, c.config);
-      DeviceRun play(exchange, c);
-      Step step = make_step(c);
-      oracle::Outcome outcome = make_outcome(c, step);
+      DeviceRun device_run(exchange, c);
+      StepInputs step = make_inputs(c);
+      oracle::Outcome expert_outputs = make_expert_outputs(c, step);
       for (int r = 0; r < c.ranks; ++r) {
-        std::vector<std::byte>& rows = outcome.ranks[static_cast<std::size_t>(r)].rows;
+        std::vector<std::byte>& rows = expert_outputs.ranks[static_cast<std::size_t>(r)].rows;
         std::fill(rows.begin(), rows.end(), kPoison);
-        oracle::write_part(step.global, step.positions, r, 0, rows.data());
+        oracle::write_part(step.inputs, step.positions, r, 0, rows.data());
       }
-      play.keep(step, outcome);
-      if (lanes_own) play.dispatch_options().memory.parts[0] = nullptr;
-      const OwnStream stream;
-      play.use(0, stream.get());
-      play.poison(stream.get());
-      play.dispatch(stream.get());
-      play.outputs().data = play.received().data;
-      play.combine(stream.get());
+      device_run.add_inputs(step, expert_outputs);
+      if (lane_memory) device_run.dispatch_options().memory.parts[0] = nullptr;
+      const TestStream stream;
+      device_run.load(0, stream.get());
+      device_run.poison_outputs(stream.get());
+      device_run.dispatch(stream.get());
+      device_run.outputs().data = device_run.received().data;
+      device_run.combine(stream.get());
       exchange.synchronize(c.lane, stream);
       const std::vector<std::byte> expected =
-          oracle::combined(c.config, step.positions, outcome, rank.index());
-      std::vector<std::byte> got = play.result_memory().on_host();
+          oracle::combined(c.config, step.positions, expert_outputs, rank.index());
+      std::vector<std::byte> got = device_run.result_memory().to_host();
       got.resize(expected.size());
       require_equal_bytes(got, expected, 2, "result");
     });
   }
 }
 
-// Each rank makes the same mistake, so that each refuses its own call.
-TEST_F(CudaMemory, MemoryThatCannotBeUsedIsRefused) {
-  Case c = device_case(3, 2);
+// All ranks make the same mistake: each refuses its own call, and none waits for another.
+TEST_F(CudaMemory, UnusableMemoryIsRefused) {
+  TestCase c = device_case(3, 2);
   c.full = true;
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DeviceRun play(exchange, c);
-    keep_steps(play, c, 1);
-    const OwnStream stream;
-    const auto refused = [&](const char* what, const auto& call) {
-      try {
+    DeviceRun device_run(exchange, c);
+    add_steps(device_run, c, 1);
+    const TestStream stream;
+    const auto require_refused = [&](const char* what, const auto& call) {
+      const std::string text = usage_error([&] {
         call();
         exchange.synchronize(c.lane, stream);
-      } catch (const UsageError&) {
-        return play_once(play, stream.get());  // as usable as before
-      }
-      require(false, what, " was not refused");
+      });
+      require(!text.empty(), what, " was not refused");
+      device_run.run_and_compare(0, stream.get());  // the exchange is still usable
     };
-    const auto off = [](auto* pointer) {
+    const auto misaligned = [](auto* pointer) {
       return reinterpret_cast<decltype(pointer)>(reinterpret_cast<std::uintptr_t>(pointer) + 8);
     };
-    refused("tokens at an odd address", [&] {
-      Tokens tokens = play.tokens();
-      tokens.parts[0] = off(tokens.parts[0]);
-      exchange.dispatch(tokens, play.ids(), nullptr, {}, stream);
+    require_refused("tokens at a misaligned address", [&] {
+      Tokens tokens = device_run.tokens();
+      tokens.parts[0] = misaligned(tokens.parts[0]);
+      exchange.dispatch(tokens, device_run.ids(), nullptr, {}, stream);
     });
-    refused("tokens nowhere", [&] {
-      Tokens tokens = play.tokens();
+    require_refused("null tokens", [&] {
+      Tokens tokens = device_run.tokens();
       tokens.parts[0] = nullptr;
-      exchange.dispatch(tokens, play.ids(), nullptr, {}, stream);
+      exchange.dispatch(tokens, device_run.ids(), nullptr, {}, stream);
     });
-    refused("tokens in memory that devices do not reach", [&] {
+    require_refused("tokens in pageable memory", [&] {
       std::vector<std::byte> pageable(1 << 20);
-      Tokens tokens = play.tokens();
+      Tokens tokens = device_run.tokens();
       tokens.parts[0] =
           reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(pageable.data()) + 63) / 64 * 64);
-      exchange.dispatch(tokens, play.ids(), nullptr, {}, stream);
+      exchange.dispatch(tokens, device_run.ids(), nullptr, {}, stream);
     });
-    refused("ids nowhere", [&] {
-      exchange.dispatch(play.tokens(), static_cast<const std::int32_t*>(nullptr), nullptr, {}, stream);
+    require_refused("null ids", [&] {
+      exchange.dispatch(device_run.tokens(), static_cast<const std::int32_t*>(nullptr), nullptr, {}, stream);
     });
-    refused("rows at an odd address", [&] {
-      DispatchOptions options = play.dispatch_options();
-      options.memory.parts[0] = off(options.memory.parts[0]);
-      exchange.dispatch(play.tokens(), play.ids(), nullptr, options, stream);
+    require_refused("rows at a misaligned address", [&] {
+      DispatchOptions options = device_run.dispatch_options();
+      options.memory.parts[0] = misaligned(options.memory.parts[0]);
+      exchange.dispatch(device_run.tokens(), device_run.ids(), nullptr, options, stream);
     });
-    refused("outputs at an odd address", [&] {
-      play.dispatch(stream.get());
-      exchange.combine({off(play.outputs().data)}, play.received().plan, {play.result_memory().data()}, {},
-                       stream);
+    require_refused("outputs at a misaligned address", [&] {
+      device_run.dispatch(stream.get());
+      exchange.combine({misaligned(device_run.outputs().data)}, device_run.received().plan,
+                       {device_run.result_memory().data()}, {}, stream);
     });
-    refused("a result at an odd address", [&] {
-      play.dispatch(stream.get());
-      exchange.combine(play.outputs(), play.received().plan, {off(play.result_memory().data())}, {}, stream);
+    require_refused("a result at a misaligned address", [&] {
+      device_run.dispatch(stream.get());
+      exchange.combine(device_run.outputs(), device_run.received().plan,
+                       {misaligned(device_run.result_memory().data())}, {}, stream);
     });
   });
 }
 
-// A capture cannot wait: asked to, the exchange throws, and goes on as before.
-TEST_F(CudaMemory, WaitingInsideACaptureIsAnError) {
-  const Case c = device_case(4, 2);
+// A stream cannot be waited for while it is captured: synchronize() throws, and the exchange stays usable.
+TEST_F(CudaMemory, SynchronizeInsideACaptureThrows) {
+  const TestCase c = device_case(4, 2);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DeviceRun play(exchange, c);
-    keep_steps(play, c, 1);
-    const OwnStream stream;
+    DeviceRun device_run(exchange, c);
+    add_steps(device_run, c, 1);
+    const TestStream stream;
     rank.barrier();
     require_success(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
                     "cudaStreamBeginCapture");
@@ -153,33 +145,17 @@ TEST_F(CudaMemory, WaitingInsideACaptureIsAnError) {
       refused = true;
     }
     cudaGraph_t graph = nullptr;
-    cudaStreamEndCapture(stream.get(), &graph);  // what it says: the capture is no more
+    cudaStreamEndCapture(stream.get(), &graph);  // its status: the capture was invalidated
     if (graph != nullptr) cudaGraphDestroy(graph);
     cudaGetLastError();
-    require(refused, "synchronize() inside a capture threw nothing");
+    require(refused, "synchronize() inside a capture did not throw");
     rank.barrier();
-    play_once(play, stream.get());
+    device_run.run_and_compare(0, stream.get());
   });
 }
 
-// The size query needs no device, so this runs anywhere.
-TEST(ContractOfCuda, MemoryStaysWithinItsBound) {
-  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-    constexpr int kRanks = 8;
-    Config config{
-        .experts = 256, .top_k = 8, .hidden = 7168, .max_tokens = 4096, .backend = BackendKind::cuda};
-    config.reduction = reduction;
-    const Sizes sizes = size_of(config, kRanks, 3);
-    const double bound = 2 * (kRanks * 4096.0 * 7168 * 2 + 4096.0 * 8 * 7168 * 2);
-    const auto symmetric =
-        static_cast<double>(sizes.dispatch_staging + sizes.combine_staging + sizes.signals);
-    EXPECT_LE(symmetric, 1.05 * bound);
-    EXPECT_GE(symmetric, bound);
-  }
-}
-
-// So does what the backend cannot take.
-TEST(ContractOfCuda, WhatIsTooMuchIsUnsupported) {
+// The size query needs no device.
+TEST(CudaSizes, OversizedConfigurationsAreUnsupported) {
   const Config fits{
       .experts = 1024, .top_k = 8, .hidden = 16, .max_tokens = 1 << 18, .backend = BackendKind::cuda};
   EXPECT_NO_THROW(size_of(fits, 32, 0));
@@ -204,8 +180,8 @@ TEST(ContractOfCuda, WhatIsTooMuchIsUnsupported) {
   EXPECT_THROW(size_of(config, 2, 0), UnsupportedError) << "bytes";
 }
 
-// A block has 227 KB of shared memory on the devices of the Hopper generation.
-TEST(ContractOfCuda, TablesOfTheMostExpertsFitABlock) {
+// A block has at most 227 KiB of shared memory on Hopper GPUs.
+TEST(CudaSizes, TablesOfMaxExpertsFitSharedMemory) {
   for (const int ranks : {1, 2, 4, 8, 16, 32}) {
     cuda::LaneView lane{};
     lane.ranks = ranks;

@@ -1,5 +1,5 @@
-// Calls the functions that are for host and device from device code, where a call of what the device lacks is
-// an error. Compiled only: that the compiler accepts it is the test.
+// Calls the functions for host and device from device code. Compile-only: a function that cannot run on a
+// device is a compile error.
 #include <cstdint>
 
 #include "format/bf16.hpp"

@@ -1,4 +1,4 @@
-// Device memory, streams and graphs of the tests of this folder, each freed by its object.
+// Device memory and graphs that tests own: each is freed with its C++ object.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,19 +19,20 @@ namespace ferry::contract {
 
 using device::require_success;
 
-// Poisoned at first, on the current device. Nothing here waits for other streams: kernels of other ranks on
-// the card may wait for this thread.
+// Memory of the current device, filled with poison at first. Never synchronises with other streams: kernels
+// of other ranks on the device may be waiting for this thread.
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::int64_t bytes) : bytes_(bytes) {
-    constexpr std::int64_t kLeast = 16;  // an address, also without bytes
-    require_success(cudaMalloc(&data_, static_cast<std::size_t>(std::max(bytes, kLeast))), "cudaMalloc");
+    constexpr std::int64_t kMinBytes = 16;  // an address even for 0 bytes
+    require_success(cudaMalloc(&data_, static_cast<std::size_t>(std::max(bytes, kMinBytes))), "cudaMalloc");
     poison(cudaStreamPerThread);
     require_success(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
   }
   explicit DeviceBytes(const std::vector<std::byte>& values)
       : DeviceBytes(static_cast<std::int64_t>(values.size())) {
-    // cudaMemcpy may return while the last piece is on its way, and other streams would not wait for it.
+    // Not cudaMemcpy: it may return before the copy from pageable memory has reached the device, and other
+    // streams would not wait for it.
     require_success(
         cudaMemcpyAsync(data_, values.data(), values.size(), cudaMemcpyHostToDevice, cudaStreamPerThread),
         "cudaMemcpyAsync");
@@ -53,13 +54,13 @@ class DeviceBytes {
     const auto bytes = static_cast<std::size_t>(bytes_);
     require_success(cudaMemsetAsync(data_, std::to_integer<int>(kPoison), bytes, stream), "cudaMemsetAsync");
   }
-  // The start of this memory becomes what `from` holds.
-  void take(const DeviceBytes& from, cudaStream_t stream) const {
+  // Copies all of `from` to the start of this memory.
+  void copy_from(const DeviceBytes& from, cudaStream_t stream) const {
     const auto bytes = static_cast<std::size_t>(from.bytes_);
     require_success(cudaMemcpyAsync(data_, from.data_, bytes, cudaMemcpyDeviceToDevice, stream),
                     "cudaMemcpyAsync");
   }
-  std::vector<std::byte> on_host() const {
+  std::vector<std::byte> to_host() const {
     std::vector<std::byte> values(static_cast<std::size_t>(bytes_));
     require_success(cudaMemcpy(values.data(), data_, values.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
     return values;
@@ -72,12 +73,12 @@ class DeviceBytes {
 
 class Graph {
  public:
-  // Captures what `enqueue` puts on the stream, in global mode: meanwhile no thread of the process may
-  // allocate, nor make a graph of its own.
+  // Captures what `enqueue` puts on the stream, in global mode: until the capture ends, no other thread of
+  // the process may allocate memory. The mutex serialises captures.
   template <class Enqueue>
   Graph(cudaStream_t stream, Enqueue enqueue) {
-    static std::mutex one_at_a_time;
-    const std::lock_guard alone(one_at_a_time);
+    static std::mutex capture_mutex;
+    const std::lock_guard lock(capture_mutex);
     cudaGraph_t graph = nullptr;
     require_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
     enqueue();

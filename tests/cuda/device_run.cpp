@@ -23,7 +23,7 @@ std::vector<std::byte> narrow_ids(const std::vector<std::int64_t>& ids) {
 
 }  // namespace
 
-DeviceRun::DeviceRun(ferry::Exchange& exchange, const Case& c)
+DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
     : exchange_(exchange),
       case_(c),
       rank_(exchange.rank().index()),
@@ -51,26 +51,26 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const Case& c)
   combine_options_.reduction = c.reduction;
 }
 
-int DeviceRun::keep(const Step& step, const oracle::Outcome& outcome) {
-  const oracle::RankInputs& mine = step.global.ranks[rank_];
-  const std::vector<std::int32_t> count(4, static_cast<std::int32_t>(mine.tokens));
-  sets_.push_back(std::unique_ptr<Set>(
-      new Set{step, outcome, DeviceBytes(mine.parts[0]), DeviceBytes(narrow_ids(mine.ids)),
-              DeviceBytes(bytes_of_values(mine.weights)), DeviceBytes(bytes_of_values(count)),
-              DeviceBytes(outcome.ranks[rank_].rows)}));
+int DeviceRun::add_inputs(const StepInputs& step, const oracle::Outcome& expert_outputs) {
+  const oracle::RankInputs& my_inputs = step.inputs.ranks[rank_];
+  const std::vector<std::int32_t> count(4, static_cast<std::int32_t>(my_inputs.tokens));
+  sets_.push_back(std::unique_ptr<InputSet>(
+      new InputSet{step, expert_outputs, DeviceBytes(my_inputs.parts[0]),
+                   DeviceBytes(narrow_ids(my_inputs.ids)), DeviceBytes(bytes_of_values(my_inputs.weights)),
+                   DeviceBytes(bytes_of_values(count)), DeviceBytes(expert_outputs.ranks[rank_].rows)}));
   return static_cast<int>(sets_.size()) - 1;
 }
 
-void DeviceRun::use(int set, cudaStream_t stream) const {
-  const Set& from = *sets_[static_cast<std::size_t>(set)];
-  tokens_memory_.take(from.tokens, stream);
-  ids_.take(from.ids, stream);
-  weights_.take(from.weights, stream);
-  count_.take(from.count, stream);
-  outputs_memory_.take(from.outputs, stream);
+void DeviceRun::load(int set, cudaStream_t stream) const {
+  const InputSet& from = *sets_[static_cast<std::size_t>(set)];
+  tokens_memory_.copy_from(from.tokens, stream);
+  ids_.copy_from(from.ids, stream);
+  weights_.copy_from(from.weights, stream);
+  count_.copy_from(from.count, stream);
+  outputs_memory_.copy_from(from.outputs, stream);
 }
 
-void DeviceRun::poison(cudaStream_t stream) const {
+void DeviceRun::poison_outputs(cudaStream_t stream) const {
   rows_.poison(stream);
   weight_.poison(stream);
   result_.poison(stream);
@@ -86,37 +86,46 @@ void DeviceRun::combine(cudaStream_t stream) {
   exchange_.combine(outputs_, received_.plan, {result_.data(), case_.result}, options, {stream});
 }
 
+void DeviceRun::run_and_compare(int set, cudaStream_t stream) {
+  load(set, stream);
+  poison_outputs(stream);
+  dispatch(stream);
+  combine(stream);
+  compare(set, stream);
+}
+
 void DeviceRun::compare(int set, cudaStream_t stream) {
   exchange_.synchronize(case_.lane, {stream});
-  const Set& expected = *sets_[static_cast<std::size_t>(set)];
+  const InputSet& expected = *sets_[static_cast<std::size_t>(set)];
   compare_received(expected.step);
   compare_result(expected);
 }
 
-void DeviceRun::compare_received(const Step& step) {
+void DeviceRun::compare_received(const StepInputs& step) {
   const oracle::RankRows& positions = step.positions.ranks[rank_];
   const DispatchResult rows =
-      memory_.on_host(received_, exchange_.config(), case_.config.format, capacity_rows_);
+      mirror_.to_host(received_, exchange_.config(), case_.config.format, capacity_rows_);
   require_equal_lists<std::int32_t>(rows.counts, positions.counts, "counts");
   require_equal_lists<std::int32_t>(rows.row_offsets, positions.row_offsets, "row_offsets");
   require_equal(*rows.total, positions.row_offsets.back(), "total");
   require_equal(rows.host->total, positions.row_offsets.back(), "host total");
-  const oracle::RowMetadata notes = oracle::row_metadata(step.global, step.positions, rank_);
+  const oracle::RowMetadata metadata = oracle::row_metadata(step.inputs, step.positions, rank_);
   for (std::size_t row = 0; row < positions.rows.size(); ++row) {
     if (positions.rows[row].state == oracle::RowState::untouched) continue;
     require(rows.source[row] == positions.rows[row].source, "source of row ", row);
-    require(std::memcmp(&rows.weight[row], &notes.weight[row], 4) == 0, "weight of row ", row);
+    require(std::memcmp(&rows.weight[row], &metadata.weight[row], 4) == 0, "weight of row ", row);
   }
   std::vector<std::byte> image(static_cast<std::size_t>(rows_.bytes()), kPoison);
-  oracle::write_part(step.global, step.positions, rank_, 0, image.data());
-  require_equal_bytes(rows_.on_host(), image, static_cast<std::size_t>(row_bytes_), "rows");
+  oracle::write_part(step.inputs, step.positions, rank_, 0, image.data());
+  require_equal_bytes(rows_.to_host(), image, static_cast<std::size_t>(row_bytes_), "rows");
 }
 
-void DeviceRun::compare_result(const Set& set) const {
+void DeviceRun::compare_result(const InputSet& set) const {
   std::vector<std::byte> image(static_cast<std::size_t>(result_.bytes()), kPoison);
-  const std::vector<std::byte> sums = oracle::combined(case_.config, set.step.positions, set.outcome, rank_);
+  const std::vector<std::byte> sums =
+      oracle::combined(case_.config, set.step.positions, set.expert_outputs, rank_);
   std::copy(sums.begin(), sums.end(), image.begin());
-  require_equal_bytes(result_.on_host(), image, static_cast<std::size_t>(bytes_of(case_.result)), "result");
+  require_equal_bytes(result_.to_host(), image, static_cast<std::size_t>(bytes_of(case_.result)), "result");
 }
 
 }  // namespace ferry::contract

@@ -1,5 +1,5 @@
-// One dispatch and the combine after it on one rank, with all of the caller's memory on the device. Calls are
-// put on a stream and nothing more: the test decides when to wait and to compare.
+// Enqueues dispatch and combine on one rank, with all memory of the caller on the device. Nothing waits until
+// compare(), so a test decides what is in flight, or captures the calls in a graph.
 #pragma once
 
 #include <memory>
@@ -15,21 +15,24 @@ namespace ferry::contract {
 
 class DeviceRun {
  public:
-  // Formats with one part; ids are int32, weights travel with the rows. N is read from device memory.
-  DeviceRun(ferry::Exchange& exchange, const Case& c);
+  // For formats with one part. Ids are int32, weights are dispatched with the rows, and N is read from device
+  // memory.
+  DeviceRun(ferry::Exchange& exchange, const TestCase& c);
 
-  // Takes the inputs of a step and its experts' rows to the device; returns the number of the set.
-  int keep(const Step& step, const oracle::Outcome& outcome);
+  // Copies the inputs of a step and the experts' outputs to the device. Returns the number of this input set.
+  int add_inputs(const StepInputs& step, const oracle::Outcome& expert_outputs);
 
-  // Puts on the stream: that the calls read this set from now on.
-  void use(int set, cudaStream_t stream) const;
-  // That outputs hold poison.
-  void poison(cudaStream_t stream) const;
-  // The calls.
+  // Enqueues copies that make an input set the inputs of later calls.
+  void load(int set, cudaStream_t stream) const;
+  // Enqueues filling the outputs with poison.
+  void poison_outputs(cudaStream_t stream) const;
   void dispatch(cudaStream_t stream);
   void combine(cudaStream_t stream);
 
-  // Waits for the stream and compares with the reference; outputs must have been poisoned before the calls.
+  // All of the above for one input set, and compare().
+  void run_and_compare(int set, cudaStream_t stream);
+
+  // Waits for the stream and compares with the oracle. poison_outputs() must precede the calls.
   void compare(int set, cudaStream_t stream);
 
   DispatchOptions& dispatch_options() { return dispatch_options_; }
@@ -43,17 +46,17 @@ class DeviceRun {
   const DeviceBytes& row_memory() const { return rows_; }
 
  private:
-  struct Set {
-    Step step;
-    oracle::Outcome outcome;
+  struct InputSet {
+    StepInputs step;
+    oracle::Outcome expert_outputs;
     DeviceBytes tokens, ids, weights, count, outputs;
   };
 
-  void compare_received(const Step& step);
-  void compare_result(const Set& set) const;
+  void compare_received(const StepInputs& step);
+  void compare_result(const InputSet& set) const;
 
   ferry::Exchange& exchange_;
-  const Case case_;
+  const TestCase case_;
   const int rank_;
   const std::int64_t capacity_rows_;
   const std::int64_t token_bytes_, row_bytes_, output_bytes_, result_bytes_;
@@ -65,8 +68,8 @@ class DeviceRun {
   DispatchOptions dispatch_options_;
   CombineOptions combine_options_;
   DispatchResult received_;
-  CallMemory memory_{true};
-  std::vector<std::unique_ptr<Set>> sets_;
+  DeviceMirror mirror_{true};
+  std::vector<std::unique_ptr<InputSet>> sets_;
 };
 
 }  // namespace ferry::contract

@@ -1,29 +1,35 @@
-// What the tests of this folder share: ranks as threads, skipped where there is no device.
+// The fixture of tests with ranks as threads on GPUs. Skips its tests where there is none.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "cuda/device_run.hpp"
+#include "cuda/test_hooks.hpp"
 #include "harness/device.hpp"
 #include "harness/harness.hpp"
 
 namespace ferry::contract {
 
-class OnDevices : public testing::Test {
+class DeviceTest : public testing::Test {
  protected:
-  static constexpr contract::Setup kThreads{BackendKind::cuda, contract::RanksAre::threads};
+  static constexpr contract::Setup kThreads{BackendKind::cuda, contract::RankKind::threads};
 
   void SetUp() override {
-    if (const std::string reason = why_not(kThreads); !reason.empty()) GTEST_SKIP() << reason;
+    if (const std::string reason = skip_reason(kThreads); !reason.empty()) GTEST_SKIP() << reason;
+    // A build without delays in kernels would pass a test of them without having run it.
+    if (!kTestHooks && std::getenv("FERRY_JITTER") != nullptr)
+      GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   }
 
-  static void run(int ranks, const Case& c, const std::function<void(Rank)>& body) {
+  static void run(int ranks, const TestCase& c, const std::function<void(Rank)>& body) {
     run_ranks(kThreads, ranks, describe(c), body);
   }
 
-  // Weights travel with the rows into the combine; N is drawn anew in every step.
-  static Case device_case(std::uint64_t number, int ranks) {
-    Case c;
+  // Combine uses the received weights; every step draws N anew.
+  static TestCase device_case(std::uint64_t number, int ranks) {
+    TestCase c;
     c.seed = seed_of(number);
     c.ranks = ranks;
     c.config.backend = BackendKind::cuda;
@@ -36,15 +42,12 @@ class OnDevices : public testing::Test {
   }
 };
 
-// Keeps steps `first` to `first + count - 1` of a case.
-inline void keep_steps(DeviceRun& play, const Case& c, int count, int first = 0) {
-  for (int index = first; index < first + count; ++index) {
-    const Step step = make_step(c, index);
-    play.keep(step, make_outcome(c, step));
+// Adds the inputs of steps 0 to count - 1 as input sets.
+inline void add_steps(DeviceRun& device_run, const TestCase& c, int count) {
+  for (int index = 0; index < count; ++index) {
+    const StepInputs step = make_inputs(c, index);
+    device_run.add_inputs(step, make_expert_outputs(c, step));
   }
 }
-
-// What the environment's variable says, or `otherwise`.
-int from_environment(const char* name, int otherwise);
 
 }  // namespace ferry::contract

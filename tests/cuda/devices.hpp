@@ -1,28 +1,28 @@
-// The machine's devices, as tests use them.
+// The machine's GPUs, for tests of single classes of the CUDA backend.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 
-#include "backends/cuda/host/cuda_stream.hpp"
+#include "harness/test_stream.hpp"
 
 namespace ferry::test {
 
-// How many there are. Asks in a forked process: this one has to stay able to fork ranks. Call it before the
-// process uses CUDA.
-int devices();
+using contract::TestStream;
 
-using OwnStream = cuda::CudaStream;
+// The number of GPUs. Asks the driver in a forked process, because this process must remain able to fork
+// ranks. Call it before the process uses CUDA.
+int device_count();
 
-// By a stream of its own, done on return.
+// Synchronous, on a stream of its own.
 void copy_bytes(void* to, const void* from, std::size_t bytes);
 
 }  // namespace ferry::test
 
-// For the start of a test that needs a GPU.
-#define FERRY_NEED_DEVICES(count)                                                               \
-  do {                                                                                          \
-    if (::ferry::test::devices() < (count))                                                     \
-      GTEST_SKIP() << "needs " << (count) << " GPU(s), there are " << ::ferry::test::devices(); \
+// For the start of a test that needs `count` GPUs.
+#define FERRY_SKIP_WITHOUT_DEVICES(count)                                                            \
+  do {                                                                                               \
+    if (::ferry::test::device_count() < (count))                                                     \
+      GTEST_SKIP() << "needs " << (count) << " GPU(s), there are " << ::ferry::test::device_count(); \
   } while (false)

@@ -1,4 +1,4 @@
-// Settings of the fault injection in kernels: host code, so without a GPU.
+// Fault injection options from the environment. Host code: needs no GPU.
 #include "backends/cuda/protocol/fault_injection.hpp"
 
 #include <gtest/gtest.h>
@@ -8,14 +8,14 @@
 namespace ferry::cuda {
 namespace {
 
-TEST(FaultInjection, IsOffByDefault) {
+TEST(FaultInjectionOptions, IsOffByDefault) {
   const FaultInjection none = fault_injection_of(0, "");
   EXPECT_EQ(none.any, 0u);
   EXPECT_EQ(none.probability, 0u);
   EXPECT_EQ(none.stall, Point::none);
 }
 
-TEST(FaultInjection, FollowsItsSettings) {
+TEST(FaultInjectionOptions, ParsesJitterAndStallPoint) {
   const FaultInjection half = fault_injection_of(50, "");
   EXPECT_EQ(half.any, 1u);
   EXPECT_EQ(half.probability, 128u);
@@ -28,7 +28,7 @@ TEST(FaultInjection, FollowsItsSettings) {
   EXPECT_EQ(fault_injection_of(0, "poll").stall, Point::poll);
 }
 
-TEST(FaultInjection, AnUnknownPointIsRefusedWithAListOfAll) {
+TEST(FaultInjectionOptions, RefusesUnknownStallPoints) {
   try {
     fault_injection_of(0, "rows");
     FAIL();

@@ -1,4 +1,5 @@
-// What tests share in which one of several ranks, all processes of one host, fails: the others' errors.
+// The fixture of tests in which one of several ranks, all processes of one host, fails. Survivors report
+// their errors in memory that they share with the test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,35 +20,35 @@ inline double seconds_since(Clock::time_point time) {
 }
 
 inline constexpr int kRanks = 3, kVictim = 1;
-inline constexpr Setup kOnProcesses{BackendKind::cuda, RanksAre::processes};
+inline constexpr Setup kCudaProcesses{BackendKind::cuda, RankKind::processes};
 
-// What a rank saw, in memory that parent and children share.
-struct Seen {
-  std::atomic<int> code, peer, waiting;
-  std::atomic<double> seconds;  // from the fault's call on
+// What a rank reports. All processes share it.
+struct RankReport {
+  std::atomic<int> code, peer, waiting_rank;
+  std::atomic<double> seconds;  // from the start of the call with the fault to its error
   std::atomic<bool> later_calls_throw;
-  std::atomic<bool> ended;  // its exchange is gone, and with it all that its device ran for it
+  std::atomic<bool> destroyed_exchange;  // destruction waits for the device: no kernel is left
 };
 
 template <class Parameter>
 class FaultTest : public testing::TestWithParam<Parameter> {
  protected:
   void SetUp() override {
-    if (const std::string reason = why_not(kOnProcesses); !reason.empty()) GTEST_SKIP() << reason;
+    if (const std::string reason = skip_reason(kCudaProcesses); !reason.empty()) GTEST_SKIP() << reason;
     void* memory =
-        mmap(nullptr, sizeof(Seen) * kRanks, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        mmap(nullptr, sizeof(RankReport) * kRanks, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
-    seen_ = static_cast<Seen*>(memory);
+    reports_ = static_cast<RankReport*>(memory);
   }
   void TearDown() override {
-    if (seen_ != nullptr) munmap(seen_, sizeof(Seen) * kRanks);
+    if (reports_ != nullptr) munmap(reports_, sizeof(RankReport) * kRanks);
   }
 
-  Seen* seen_ = nullptr;
+  RankReport* reports_ = nullptr;
 };
 
-inline Case fault_case(double deadline) {
-  Case c;
+inline TestCase fault_case(double deadline) {
+  TestCase c;
   c.seed = seed_of(1);
   c.ranks = kRanks;
   c.config.backend = BackendKind::cuda;
@@ -58,9 +59,9 @@ inline Case fault_case(double deadline) {
   return c;
 }
 
-inline bool throws_again(Exchange& exchange, const Case& c) {
+inline bool throws_again(SyncExchange& exchange, const TestCase& c) {
   try {
-    DispatchRun(exchange, c, make_step(c)).call();
+    DispatchRun(exchange, c, make_inputs(c)).call();
   } catch (const ferry::Error& error) {
     return error.code() == ErrorCode::timeout || error.code() == ErrorCode::peer_lost;
   }
@@ -68,10 +69,19 @@ inline bool throws_again(Exchange& exchange, const Case& c) {
 }
 
 template <class Failure>
-void note(Seen& seen, const Failure& error) {
-  seen.code = static_cast<int>(error.code());
-  seen.peer = error.record.peer;
-  seen.waiting = error.record.rank;
+void record_failure(RankReport& report, const Failure& error) {
+  report.code = static_cast<int>(error.code());
+  report.peer = error.record.peer;
+  report.waiting_rank = error.record.rank;
+}
+
+// Expects that a rank reported an error of this kind about the victim, within `seconds`.
+inline void expect_failure(const RankReport& report, int rank, ErrorCode code, double seconds) {
+  EXPECT_EQ(static_cast<ErrorCode>(report.code.load()), code);
+  EXPECT_EQ(report.peer, kVictim);
+  EXPECT_EQ(report.waiting_rank, rank);
+  EXPECT_LT(report.seconds, seconds);
+  EXPECT_TRUE(report.later_calls_throw);
 }
 
 }  // namespace ferry::contract

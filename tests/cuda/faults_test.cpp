@@ -1,7 +1,7 @@
-// Ranks as processes of one host, one of which stalls, ends or is killed between calls, in the middle of one,
-// or in a send half: the others get a typed error in time, and a new group works.
+// Ranks are processes of one host. One of them stalls, throws or is killed: between calls, between the phases
+// of a call, or with kernels in flight. The others get a typed error in time, and a new group works.
 //
-// This process never starts the driver: it forks.
+// The test process never starts the driver, because it forks ranks.
 #include <signal.h>
 
 #include <array>
@@ -15,95 +15,96 @@ namespace {
 constexpr double kDeadline = 1.5;
 
 enum class Fault { stall, raise, kill };
-enum class Where { before_dispatch, between_halves, after_dispatch, in_flight };
+enum class When { before_dispatch, between_phases, after_dispatch, in_flight };
 
 constexpr std::array kFaults = {Fault::stall, Fault::raise, Fault::kill};
-constexpr std::array kPositions = {Where::before_dispatch, Where::between_halves, Where::after_dispatch,
-                                   Where::in_flight};
+constexpr std::array kMoments = {When::before_dispatch, When::between_phases, When::after_dispatch,
+                                 When::in_flight};
 
 std::string name_of(Fault fault) {
   return fault == Fault::stall ? "Stall" : fault == Fault::raise ? "Throw" : "Kill";
 }
 
-std::string name_of(Where where) {
-  switch (where) {
-    case Where::before_dispatch:
+std::string name_of(When when) {
+  switch (when) {
+    case When::before_dispatch:
       return "BeforeDispatch";
-    case Where::between_halves:
-      return "BetweenHalves";
-    case Where::after_dispatch:
+    case When::between_phases:
+      return "BetweenPhases";
+    case When::after_dispatch:
       return "AfterDispatch";
-    case Where::in_flight:
+    case When::in_flight:
       break;
   }
   return "InFlight";
 }
 
-// A rank that throws is lost once it has let go of what it held on the device.
+// The time limit for the error, in seconds. A rank that throws counts as lost only after it freed its device
+// memory.
 double seconds_for(Fault fault) {
   return fault == Fault::stall ? kDeadline + 1 : fault == Fault::raise ? 1.5 : 1;
 }
 
-struct Planned : std::runtime_error {
+struct DeliberateFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-using CudaFaults = FaultTest<std::tuple<Where, Fault>>;
+using CudaFaults = FaultTest<std::tuple<When, Fault>>;
 
 void fail(Fault fault) {
   if (fault == Fault::stall) std::this_thread::sleep_for(std::chrono::duration<double>(2 * kDeadline + 1));
-  if (fault == Fault::raise) throw Planned("planned");
+  if (fault == Fault::raise) throw DeliberateFailure("deliberate failure");
   if (fault == Fault::kill) raise(SIGKILL);
 }
 
-// Calls until one fails; the victim fails in the third round.
-void play(const Rank& rank, Exchange& exchange, const Case& c, Where where, Fault fault,
-          std::atomic<Clock::rep>* began) {
+// Calls until an error is thrown; the victim fails in the third round. Stores when that round started.
+void call_until_failure(const Rank& rank, SyncExchange& exchange, const TestCase& c, When when, Fault fault,
+                        std::atomic<Clock::rep>* started) {
   for (int index = 0; index < 5; ++index) {
-    const Step step = make_step(c, index);
-    const oracle::Outcome outcome = make_outcome(c, step);
-    if (index == 2) *began = Clock::now().time_since_epoch().count();
+    const StepInputs step = make_inputs(c, index);
+    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+    if (index == 2) *started = Clock::now().time_since_epoch().count();
     const bool fails = rank.index() == kVictim && index == 2;
-    if (fails && where == Where::before_dispatch) fail(fault);
+    if (fails && when == When::before_dispatch) fail(fault);
     DispatchRun dispatch(exchange, c, step);
-    if (fails && where == Where::in_flight) {
-      // Enqueued and not waited for: its kernels run while the process ends.
+    if (fails && when == When::in_flight) {
+      // Enqueued without waiting: the kernels still run when the process ends.
       static_cast<ferry::Exchange&>(exchange).dispatch(dispatch.tokens(), dispatch.ids(), dispatch.weights(),
                                                        {}, device::stream(rank.index()));
       fail(fault);
     }
     dispatch.send();
-    if (fails && where == Where::between_halves) fail(fault);
+    if (fails && when == When::between_phases) fail(fault);
     dispatch.receive();
-    if (fails && where == Where::after_dispatch) fail(fault);
-    CombineRun(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight).run();
+    if (fails && when == When::after_dispatch) fail(fault);
+    CombineRun(exchange, c, step, expert_outputs, dispatch.received().plan, dispatch.received().weight).run();
   }
 }
 
-void survive(const Rank& rank, const Case& c, Where where, Fault fault, Seen& seen) {
-  const device::Work work(rank.index());
-  Exchange exchange(rank, c.config);
-  std::atomic<Clock::rep> began{0};
+void run_rank(const Rank& rank, const TestCase& c, When when, Fault fault, RankReport& report) {
+  const device::RankScope work(rank.index());
+  SyncExchange exchange(rank, c.config);
+  std::atomic<Clock::rep> started{0};
   try {
-    play(rank, exchange, c, where, fault, &began);
+    call_until_failure(rank, exchange, c, when, fault, &started);
     return;
   } catch (const TimeoutError& error) {
-    note(seen, error);
+    record_failure(report, error);
   } catch (const PeerLostError& error) {
-    note(seen, error);
+    record_failure(report, error);
   }
-  seen.seconds = seconds_since(Clock::time_point(Clock::duration(began)));
-  seen.later_calls_throw = throws_again(exchange, c);
+  report.seconds = seconds_since(Clock::time_point(Clock::duration(started)));
+  report.later_calls_throw = throws_again(exchange, c);
 }
 
-TEST_P(CudaFaults, TheOthersGetATypedErrorInTimeAndANewGroupWorks) {
-  const auto [where, fault] = GetParam();
-  const Case c = fault_case(kDeadline);
+TEST_P(CudaFaults, PeersGetATypedErrorInTimeAndANewGroupWorks) {
+  const auto [when, fault] = GetParam();
+  const TestCase c = fault_case(kDeadline);
   Group group = Group::processes(kRanks);
   group.set_deadline(20);
   try {
-    group.run([&, where = where, fault = fault](Rank rank) {
-      survive(rank, c, where, fault, seen_[rank.index()]);
+    group.run([&, when = when, fault = fault](Rank rank) {
+      run_rank(rank, c, when, fault, reports_[rank.index()]);
     });
     EXPECT_EQ(fault, Fault::stall);
   } catch (const std::exception& error) {
@@ -112,18 +113,13 @@ TEST_P(CudaFaults, TheOthersGetATypedErrorInTimeAndANewGroupWorks) {
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == kVictim) continue;
     SCOPED_TRACE(str("rank ", rank));
-    const Seen& seen = seen_[rank];
-    EXPECT_EQ(static_cast<ErrorCode>(seen.code.load()),
-              fault == Fault::stall ? ErrorCode::timeout : ErrorCode::peer_lost);
-    EXPECT_EQ(seen.peer, kVictim);
-    EXPECT_EQ(seen.waiting, rank);
-    EXPECT_LT(seen.seconds, seconds_for(fault));
-    EXPECT_TRUE(seen.later_calls_throw);
+    expect_failure(reports_[rank], rank, fault == Fault::stall ? ErrorCode::timeout : ErrorCode::peer_lost,
+                   seconds_for(fault));
   }
-  // The same processes are gone; others take their place on the same cards.
-  Case again = c;
+  // New processes form a group on the same devices.
+  TestCase again = c;
   again.ranks = kRanks - 1;
-  EXPECT_TRUE(contract::play(kOnProcesses, again));
+  EXPECT_TRUE(run_case(kCudaProcesses, again));
 }
 
 std::string case_name(const testing::TestParamInfo<CudaFaults::ParamType>& test) {
@@ -131,7 +127,7 @@ std::string case_name(const testing::TestParamInfo<CudaFaults::ParamType>& test)
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, CudaFaults,
-                         testing::Combine(testing::ValuesIn(kPositions), testing::ValuesIn(kFaults)),
+                         testing::Combine(testing::ValuesIn(kMoments), testing::ValuesIn(kFaults)),
                          case_name);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Calls captured in a graph, and replayed with inputs that change in device memory alone.
+// Calls captured in a CUDA graph and replayed, while only device memory changes.
 #include <array>
 
 #include "backends/cuda/dispatch/send_partition.hpp"
@@ -8,15 +8,15 @@
 namespace ferry::contract {
 namespace {
 
-using CudaGraph = OnDevices;
+using CudaGraph = DeviceTest;
 
 constexpr int kSets = 6;
 
-void require_metadata(const StepMetadata* on_device, const Step& step, int rank) {
+void require_metadata(const StepMetadata* on_device, const StepInputs& step, int rank) {
   StepMetadata got;
   device::copy(&got, on_device, sizeof got);
   std::vector<std::int32_t> counts;
-  for (const oracle::RankInputs& inputs : step.global.ranks)
+  for (const oracle::RankInputs& inputs : step.inputs.ranks)
     counts.push_back(static_cast<std::int32_t>(inputs.tokens));
   const StepMetadata expected = oracle::step_metadata(counts, rank);
   require_equal(got.sum, expected.sum, "sum");
@@ -24,31 +24,31 @@ void require_metadata(const StepMetadata* on_device, const Step& step, int rank)
   require_equal(got.maximum, expected.maximum, "maximum");
 }
 
-// Compares every so many replays; those in between follow each other without the host.
-void replay(const Rank& rank, const Case& c, int replays, int compared) {
+// Compares every `compared`-th replay; the host does not wait for those in between.
+void replay(const Rank& rank, const TestCase& c, int replays, int compared) {
   ferry::Exchange exchange(rank, c.config);
-  DeviceRun play(exchange, c);
-  keep_steps(play, c, kSets);
-  std::vector<Step> steps;
-  for (int index = 0; index < kSets; ++index) steps.push_back(make_step(c, index));
-  const OwnStream stream;
+  DeviceRun device_run(exchange, c);
+  add_steps(device_run, c, kSets);
+  std::vector<StepInputs> steps;
+  for (int index = 0; index < kSets; ++index) steps.push_back(make_inputs(c, index));
+  const TestStream stream;
   const StepMetadata* metadata = nullptr;
-  rank.barrier();  // nobody allocates while anybody captures
+  rank.barrier();  // no rank may allocate while another captures
   const Graph graph(stream.get(), [&] {
-    play.dispatch(stream.get());
-    play.combine(stream.get());
-    metadata = exchange.metadata(play.count(), c.lane, stream);
+    device_run.dispatch(stream.get());
+    device_run.combine(stream.get());
+    metadata = exchange.metadata(device_run.count(), c.lane, stream);
   });
   rank.barrier();
   for (int number = 0; number < replays; ++number) {
     const int set = number % kSets;
-    const bool looks = number % compared == 0 || number == replays - 1;
-    play.use(set, stream.get());
-    if (looks) play.poison(stream.get());
+    const bool checked = number % compared == 0 || number == replays - 1;
+    device_run.load(set, stream.get());
+    if (checked) device_run.poison_outputs(stream.get());
     graph.launch(stream.get());
-    if (!looks) continue;
+    if (!checked) continue;
     try {
-      play.compare(set, stream.get());
+      device_run.compare(set, stream.get());
       require_metadata(metadata, steps[static_cast<std::size_t>(set)], rank.index());
     } catch (const Mismatch& mismatch) {
       throw Mismatch(str("replay ", number, ", set ", set, ": ", mismatch.what()));
@@ -57,62 +57,63 @@ void replay(const Rank& rank, const Case& c, int replays, int compared) {
   exchange.check(c.lane);
 }
 
-TEST_F(CudaGraph, ReplaysFollowTheDevicesMemory) {
+TEST_F(CudaGraph, ReplaysReadCurrentInputs) {
   for (const int ranks : {1, 2, 4, 8}) {
-    const Case c = device_case(static_cast<std::uint64_t>(ranks), ranks);
-    run(ranks, c, [&](Rank rank) { replay(rank, c, from_environment("FERRY_REPLAYS", 1000), 1); });
+    const TestCase c = device_case(static_cast<std::uint64_t>(ranks), ranks);
+    run(ranks, c, [&](Rank rank) { replay(rank, c, number_from_environment("FERRY_REPLAYS", 1000), 1); });
   }
 }
 
-// A dispatch and the combine after it. A barrier follows: nobody allocates while anybody captures.
-Graph capture_both(const Rank& rank, DeviceRun& play, cudaStream_t stream) {
+// Captures a dispatch and a combine. Call Rank::barrier() afterwards: no rank may allocate while another
+// captures.
+Graph capture_both(const Rank& rank, DeviceRun& device_run, cudaStream_t stream) {
   rank.barrier();
   return Graph(stream, [&] {
-    play.dispatch(stream);
-    play.combine(stream);
+    device_run.dispatch(stream);
+    device_run.combine(stream);
   });
 }
 
-void replay_and_compare(DeviceRun& play, const Graph& graph, int set, cudaStream_t stream) {
-  play.use(set, stream);
-  play.poison(stream);
+void replay_and_compare(DeviceRun& device_run, const Graph& graph, int set, cudaStream_t stream) {
+  device_run.load(set, stream);
+  device_run.poison_outputs(stream);
   graph.launch(stream);
-  play.compare(set, stream);
+  device_run.compare(set, stream);
 }
 
-// How messages lie follows from the number of tokens, which only the device knows: with each replay a rank is
-// on the other side of what counts as few, and not all ranks on the same.
-TEST_F(CudaGraph, ReplaysWithFewTokensAndMany) {
+// The layout of messages depends on whether a rank has fewer than kManyTokens tokens, which only the device
+// knows. With each replay ranks cross this limit, and not all ranks are on the same side of it.
+TEST_F(CudaGraph, ReplaysMixSmallAndLargeCalls) {
   constexpr auto kMany = static_cast<int>(cuda::kManyTokens);
   constexpr std::array kTokens = {0, kMany, 1, kMany + 1, kMany - 1, 600};
-  Case c = device_case(9, 3);
+  TestCase c = device_case(9, 3);
   c.config.max_tokens = kTokens.back();
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DeviceRun play(exchange, c);
+    DeviceRun device_run(exchange, c);
     for (std::size_t set = 0; set < kTokens.size(); ++set) {
-      Case of_set = c;
-      of_set.tokens.clear();
+      TestCase set_case = c;
+      set_case.tokens.clear();
       for (std::size_t of_rank : {0, 2, 3})
-        of_set.tokens.push_back(kTokens[(set + of_rank) % kTokens.size()]);
-      const Step step = make_step(of_set, static_cast<int>(set));
-      play.keep(step, make_outcome(of_set, step));
+        set_case.tokens.push_back(kTokens[(set + of_rank) % kTokens.size()]);
+      const StepInputs step = make_inputs(set_case, static_cast<int>(set));
+      device_run.add_inputs(step, make_expert_outputs(set_case, step));
     }
-    const OwnStream stream;
-    const Graph graph = capture_both(rank, play, stream.get());
+    const TestStream stream;
+    const Graph graph = capture_both(rank, device_run, stream.get());
     rank.barrier();
     for (int number = 0; number < 60; ++number) {
       const int set = number % static_cast<int>(kTokens.size());
-      replay_and_compare(play, graph, set, stream.get());
+      replay_and_compare(device_run, graph, set, stream.get());
     }
     exchange.check(c.lane);
   });
 }
 
-TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndSums) {
+TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndExactSums) {
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
     for (const Format& format : {Format::bf16(), Format::fp32()}) {
-      Case c = device_case(7, 3);
+      TestCase c = device_case(7, 3);
       c.config.layout = layout;
       c.config.format = format;
       c.type = natural_type(format);
@@ -122,78 +123,76 @@ TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndSums) {
   }
 }
 
-// What does not fit into the memory that a graph was captured with is refused; nothing moves or grows, so the
-// graph goes on working, also beside an exchange with room for more.
-TEST_F(CudaGraph, WhatDoesNotFitIsRefusedAndGraphsGoOn) {
-  const Case c = device_case(2, 2);
+// A call that does not fit the memory of the exchange is refused. Memory never moves or grows, so a captured
+// graph still replays correctly, also next to a larger exchange.
+TEST_F(CudaGraph, OversizedCallsAreRefusedAndGraphsStillReplay) {
+  const TestCase c = device_case(2, 2);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DeviceRun play(exchange, c);
-    keep_steps(play, c, kSets);
-    const OwnStream stream;
-    const Graph graph = capture_both(rank, play, stream.get());
+    DeviceRun device_run(exchange, c);
+    add_steps(device_run, c, kSets);
+    const TestStream stream;
+    const Graph graph = capture_both(rank, device_run, stream.get());
     rank.barrier();
-    const auto replays_are_right = [&] {
-      for (int set = 0; set < kSets; ++set) replay_and_compare(play, graph, set, stream.get());
+    const auto check_replays = [&] {
+      for (int set = 0; set < kSets; ++set) replay_and_compare(device_run, graph, set, stream.get());
     };
-    const auto is_refused = [&](const std::string& number) {
-      std::string message;
-      try {
-        play.dispatch(stream.get());
+    const auto require_refused = [&](const std::string& number) {
+      const std::string message = usage_error([&] {
+        device_run.dispatch(stream.get());
         exchange.synchronize(c.lane, stream);
-      } catch (const UsageError& error) {
-        message = error.what();
-      }
-      require(message.find(number) != std::string::npos, "the refusal names ", number, ": ", message);
+      });
+      require(message.find(number) != std::string::npos, "the message lacks ", number, ": ", message);
     };
-    replays_are_right();
-    play.tokens().count = c.config.max_tokens + 1;
-    is_refused(str(c.config.max_tokens + 1));
-    play.tokens().count = c.config.max_tokens;
-    replays_are_right();
-    play.dispatch_options().format = Format::fp32();  // twice the bytes of a row
-    play.tokens().type = DType::fp32;
-    is_refused("fp32");
-    play.dispatch_options().format.reset();
-    play.tokens().type = c.type;
-    replays_are_right();
+    check_replays();
+    device_run.tokens().count = c.config.max_tokens + 1;
+    require_refused(str(c.config.max_tokens + 1));
+    device_run.tokens().count = c.config.max_tokens;
+    check_replays();
+    device_run.dispatch_options().format = Format::fp32();  // twice the bytes of a row
+    device_run.tokens().type = DType::fp32;
+    require_refused("fp32");
+    device_run.dispatch_options().format.reset();
+    device_run.tokens().type = c.type;
+    check_replays();
     {
       Config larger = c.config;
       larger.max_tokens *= 100;
       const ferry::Exchange beside(rank, larger);
-      replays_are_right();
+      check_replays();
       rank.barrier();
     }
-    // Destruction waits for the device, which ranks may share.
+    // Destruction waits for the device, which ranks may share: all exchanges are destroyed before the next
+    // launch.
     rank.barrier();
-    replays_are_right();
+    check_replays();
   });
 }
 
-// Eager calls between replays: both take their numbers from the lane.
-TEST_F(CudaGraph, EagerCallsAndReplaysTakeTurns) {
-  const Case c = device_case(1, 2);
+// Eager calls and replays alternate: both take their call numbers from the lane.
+TEST_F(CudaGraph, EagerCallsAndReplaysInterleave) {
+  const TestCase c = device_case(1, 2);
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DeviceRun play(exchange, c);
-    keep_steps(play, c, kSets);
-    const OwnStream stream;
+    DeviceRun device_run(exchange, c);
+    add_steps(device_run, c, kSets);
+    const TestStream stream;
     const auto both = [&] {
-      play.dispatch(stream.get());
-      play.combine(stream.get());
+      device_run.dispatch(stream.get());
+      device_run.combine(stream.get());
     };
     rank.barrier();
     const Graph graph(stream.get(), both);
     rank.barrier();
     for (int number = 0; number < 60; ++number) {
-      play.use(number % kSets, stream.get());
-      play.poison(stream.get());
+      device_run.load(number % kSets, stream.get());
+      device_run.poison_outputs(stream.get());
       if (number % 3 == 1) {
         both();
       } else {
         graph.launch(stream.get());
       }
-      play.compare(number % kSets, stream.get());
+      device_run.compare(number % kSets, stream.get());
     }
   });
 }

@@ -24,15 +24,15 @@ __global__ void fill(std::uint32_t* words, std::int64_t count, std::uint64_t key
   for (std::int64_t i = first; i < count; i += step) words[i] = pattern(key, i);
 }
 
-__global__ void hammer(volatile std::uint32_t* words, const volatile std::uint32_t* stop,
-                       std::uint64_t* rounds) {
+__global__ void access_peer(volatile std::uint32_t* words, const volatile std::uint32_t* stop,
+                            std::uint64_t* rounds) {
   const unsigned long long start = start_time();
   std::uint32_t round = 0, sum = 0;
   while (*stop == 0 && in_time(start)) {
     words[threadIdx.x] = ++round;
     sum += words[threadIdx.x + 32];
   }
-  if (threadIdx.x == 0) *rounds = round + (sum == 1);  // so that the loads are not optimised away
+  if (threadIdx.x == 0) *rounds = round + (sum == 1);  // uses `sum`, so that the loads are not optimised away
 }
 
 __global__ void wait_for_abort(const volatile std::uint32_t* abort) {
@@ -43,7 +43,7 @@ __global__ void wait_for_abort(const volatile std::uint32_t* abort) {
 
 __global__ void report_timeout(cuda::HostReport* report, WaitRecord record) {
   report->timeout = record;
-  __threadfence_system();  // the record before its mark
+  __threadfence_system();  // the record must be visible before the flag
   *static_cast<volatile std::uint32_t*>(&report->timed_out) = 1;
 }
 
@@ -51,23 +51,23 @@ __global__ void report_timeout(cuda::HostReport* report, WaitRecord record) {
 
 void start_fill(cudaStream_t stream, std::uint32_t* words, std::int64_t count, std::uint64_t key) {
   fill<<<8, 256, 0, stream>>>(words, count, key);
-  cuda::check(cudaGetLastError(), "start a kernel");
+  cuda::check(cudaGetLastError(), "launch a kernel");
 }
 
-void start_hammer(cudaStream_t stream, std::uint32_t* words, const std::uint32_t* stop,
-                  std::uint64_t* rounds) {
-  hammer<<<1, 32, 0, stream>>>(words, stop, rounds);
-  cuda::check(cudaGetLastError(), "start a kernel");
+void start_peer_access(cudaStream_t stream, std::uint32_t* words, const std::uint32_t* stop,
+                       std::uint64_t* rounds) {
+  access_peer<<<1, 32, 0, stream>>>(words, stop, rounds);
+  cuda::check(cudaGetLastError(), "launch a kernel");
 }
 
 void start_wait(cudaStream_t stream, cuda::HostReport* report) {
   wait_for_abort<<<1, 1, 0, stream>>>(&report->abort);
-  cuda::check(cudaGetLastError(), "start a kernel");
+  cuda::check(cudaGetLastError(), "launch a kernel");
 }
 
-void start_time_out(cudaStream_t stream, cuda::HostReport* report, const WaitRecord& record) {
+void start_timeout(cudaStream_t stream, cuda::HostReport* report, const WaitRecord& record) {
   report_timeout<<<1, 1, 0, stream>>>(report, record);
-  cuda::check(cudaGetLastError(), "start a kernel");
+  cuda::check(cudaGetLastError(), "launch a kernel");
 }
 
 }  // namespace ferry::test

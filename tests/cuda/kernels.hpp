@@ -1,4 +1,4 @@
-// Kernels that play a rank's part in tests, and the words they write.
+// Kernels for tests of single classes: they write, poll and report as a rank's kernels do.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 
 namespace ferry::test {
 
-// Word number `index` of what `key` stands for.
+// Word `index` of the pseudo-random sequence with this key.
 FERRY_HD std::uint32_t pattern(std::uint64_t key, std::int64_t index) {
   std::uint64_t value = key + 0x9E3779B97F4A7C15u * static_cast<std::uint64_t>(index + 1);
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -18,20 +18,21 @@ FERRY_HD std::uint32_t pattern(std::uint64_t key, std::int64_t index) {
   return static_cast<std::uint32_t>(value >> 32);
 }
 
-// All of these return before the kernel ends, and throw SystemError if it cannot be started. None of them
-// runs longer than half a minute, whatever happens to those it waits for.
+// The functions below launch a kernel and return at once; they throw SystemError if the launch fails. Every
+// kernel returns after 30 s, even if it still waits.
 
+// Writes `count` words of the sequence.
 void start_fill(cudaStream_t stream, std::uint32_t* words, std::int64_t count, std::uint64_t key);
 
-// Stores into the first 32 words and reads the next 32, until *stop is not 0; *rounds says how often. The
-// last two are pinned.
-void start_hammer(cudaStream_t stream, std::uint32_t* words, const std::uint32_t* stop,
-                  std::uint64_t* rounds);
+// Repeatedly stores to the first 32 words and loads the next 32 until *stop is not 0, then stores the number
+// of rounds in *rounds. `stop` and `rounds` are pinned host memory.
+void start_peer_access(cudaStream_t stream, std::uint32_t* words, const std::uint32_t* stop,
+                       std::uint64_t* rounds);
 
-// As a kernel of the backend waits: until the host says abort.
+// Waits like a kernel of the backend: until the host sets the abort word.
 void start_wait(cudaStream_t stream, cuda::HostReport* report);
 
-// As a kernel of the backend whose wait runs out of time.
-void start_time_out(cudaStream_t stream, cuda::HostReport* report, const WaitRecord& record);
+// Reports a timeout like a kernel of the backend whose wait exceeds its deadline.
+void start_timeout(cudaStream_t stream, cuda::HostReport* report, const WaitRecord& record);
 
 }  // namespace ferry::test

@@ -1,4 +1,4 @@
-// A rank's own memory on its device and beside it, and what a machine without a device says.
+// Device memory and pinned memory of one rank, and the errors on a machine without a driver.
 #include "backends/cuda/memory/memory.hpp"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace {
 using cuda::DeviceMemory;
 using cuda::PinnedMemory;
 
-TEST(CudaErrors, SayWhatWasDoneAndWhatIsMissing) {
+TEST(CudaErrors, NameTheActionAndTheRemedy) {
   cuda::check(cudaSuccess, "do it");
   const auto full = thrown<SystemError>([] { cuda::check(cudaErrorMemoryAllocation, "get 5 bytes"); });
   EXPECT_EQ(full.error_number, ENOMEM);
@@ -34,7 +34,7 @@ TEST(CudaErrors, SayWhatWasDoneAndWhatIsMissing) {
   check_text(none, "CUDA_VISIBLE_DEVICES");
 }
 
-TEST(CudaErrors, OfAMachineWithoutADriverAreUnsupported) {
+TEST(CudaErrors, MissingDriverIsUnsupported) {
   int version = 0;
   cudaDriverGetVersion(&version);
   if (version != 0) GTEST_SKIP() << "this machine has a driver";
@@ -52,20 +52,20 @@ TEST(CudaErrors, OfAMachineWithoutADriverAreUnsupported) {
   });
 }
 
-TEST(DeviceMemory, IsZeroAndBelongsToItsDevice) {
-  FERRY_NEED_DEVICES(1);
+TEST(DeviceMemory, StartsZeroedOnItsDevice) {
+  FERRY_SKIP_WITHOUT_DEVICES(1);
   constexpr int kBytes = 1000003;
-  for (int device = 0; device < devices(); ++device) {
+  for (int device = 0; device < device_count(); ++device) {
     cuda::check(cudaSetDevice(device), "set the device");
     for (int round = 0; round < 3; ++round) {
       DeviceMemory memory(kBytes);
       EXPECT_EQ(memory.device(), device);
       EXPECT_EQ(memory.bytes(), kBytes);
-      std::vector<std::byte> seen(kBytes, std::byte{0xA5});
-      copy_bytes(seen.data(), memory.data(), kBytes);
-      for (const std::byte byte : seen) ASSERT_EQ(byte, std::byte{0});
-      std::memset(seen.data(), 0x5A, kBytes);
-      copy_bytes(memory.data(), seen.data(), kBytes);  // what the next round must not see
+      std::vector<std::byte> read(kBytes, std::byte{0xA5});
+      copy_bytes(read.data(), memory.data(), kBytes);
+      for (const std::byte byte : read) ASSERT_EQ(byte, std::byte{0});
+      std::memset(read.data(), 0x5A, kBytes);
+      copy_bytes(memory.data(), read.data(), kBytes);  // the next round must not see this
       cuda::check(cudaSetDevice(0), "set the device");
       DeviceMemory moved = std::move(memory);
       EXPECT_EQ(moved.device(), device);
@@ -75,46 +75,46 @@ TEST(DeviceMemory, IsZeroAndBelongsToItsDevice) {
   }
   EXPECT_EQ(DeviceMemory(0).data(), nullptr);
   EXPECT_EQ(thrown<SystemError>([] { DeviceMemory(std::int64_t{1} << 50); }).error_number, ENOMEM);
-  cuda::check(cudaGetLastError(), "go on after a refusal");
+  cuda::check(cudaGetLastError(), "continue after a refusal");
 }
 
-TEST(DeviceMemory, IsClearedInTwoRangesAndNothingBeside) {
-  FERRY_NEED_DEVICES(1);
+TEST(DeviceMemory, ClearZeroesTwoRangesAndNothingElse) {
+  FERRY_SKIP_WITHOUT_DEVICES(1);
   using Lengths = std::pair<std::int64_t, std::int64_t>;
-  constexpr std::int64_t kRoom = 1 << 24, kMuch = 1 << 23;
+  constexpr std::int64_t kBytes = 1 << 24, kMuch = 1 << 23;
   cuda::check(cudaSetDevice(0), "set the device");
-  const DeviceMemory memory(kRoom);
-  const OwnStream stream;
+  const DeviceMemory memory(kBytes);
+  const TestStream stream;
   for (const auto& [first, second] :
        std::vector<Lengths>{{0, 0}, {1, 0}, {0, 15}, {16, 31}, {4099, 4097}, {kMuch + 7, 5}}) {
-    const std::int64_t from = kRoom - 16 - second / 16 * 16;
-    std::vector<std::byte> expected(kRoom, std::byte{0x5A}), seen(kRoom);
-    copy_bytes(memory.data(), expected.data(), kRoom);
+    const std::int64_t from = kBytes - 16 - second / 16 * 16;
+    std::vector<std::byte> expected(kBytes, std::byte{0x5A}), read(kBytes);
+    copy_bytes(memory.data(), expected.data(), kBytes);
     std::fill_n(expected.begin() + 16, first, std::byte{0});
     std::fill_n(expected.begin() + from, second, std::byte{0});
     cuda::clear({memory.data() + 16, first}, {memory.data() + from, second}, stream.get());
     stream.synchronize();
-    copy_bytes(seen.data(), memory.data(), kRoom);
-    EXPECT_TRUE(seen == expected) << first << " and " << second;
+    copy_bytes(read.data(), memory.data(), kBytes);
+    EXPECT_TRUE(read == expected) << first << " and " << second;
   }
 }
 
-TEST(PinnedMemory, IsZeroAndSeenByEveryDevice) {
-  FERRY_NEED_DEVICES(1);
+TEST(PinnedMemory, StartsZeroedAndEveryDeviceWritesIt) {
+  FERRY_SKIP_WITHOUT_DEVICES(1);
   constexpr int kWords = 4096;
   const PinnedMemory memory(4 * kWords);
   auto* words = reinterpret_cast<std::uint32_t*>(memory.data());
   for (int i = 0; i < kWords; ++i) ASSERT_EQ(words[i], 0u);
-  for (int device = 0; device < devices(); ++device) {
+  for (int device = 0; device < device_count(); ++device) {
     cuda::check(cudaSetDevice(device), "set the device");
-    const OwnStream stream;
+    const TestStream stream;
     start_fill(stream.get(), words, kWords, seed() + device);
     stream.synchronize();
     for (int i = 0; i < kWords; ++i) ASSERT_EQ(words[i], pattern(seed() + device, i)) << i;
   }
   EXPECT_EQ(PinnedMemory(0).data(), nullptr);
   EXPECT_THROW(PinnedMemory(std::int64_t{1} << 50), SystemError);
-  cuda::check(cudaGetLastError(), "go on after a refusal");
+  cuda::check(cudaGetLastError(), "continue after a refusal");
 }
 
 }  // namespace

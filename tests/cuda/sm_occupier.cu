@@ -18,18 +18,18 @@ __global__ void spin(unsigned long long nanoseconds) {
 
 }  // namespace
 
-void occupy(cudaStream_t stream, int left_free, std::chrono::nanoseconds time) {
+void occupy_sms(cudaStream_t stream, int left_free, std::chrono::nanoseconds time) {
   int device = 0, sms = 0, shared = 0;
   device::require_success(cudaGetDevice(&device), "cudaGetDevice");
   device::require_success(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "SMs");
   device::require_success(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
                           "shared memory");
-  // With all of its shared memory taken, an SM has room for no other block of the same kind.
+  // A block uses all shared memory of an SM, so that no second block of the kernel fits on it.
   device::require_success(cudaFuncSetAttribute(spin, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                           "cudaFuncSetAttribute");
   spin<<<sms - left_free, 32, static_cast<std::size_t>(shared), stream>>>(
       static_cast<unsigned long long>(time.count()));
-  device::require_success(cudaGetLastError(), "launching the kernel that keeps SMs busy");
+  device::require_success(cudaGetLastError(), "launching the kernel that occupies SMs");
 }
 
 }  // namespace ferry::contract

@@ -1,4 +1,4 @@
-// A kernel that keeps SMs busy.
+// A kernel that occupies SMs, to stand for other work on a device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,7 @@
 
 namespace ferry::contract {
 
-// Puts a kernel on the stream that takes whole SMs of the current device, all but `left_free`, for a while.
-void occupy(cudaStream_t stream, int left_free, std::chrono::nanoseconds time);
+// Enqueues a kernel that occupies all SMs of the current device except `left_free` for the given time.
+void occupy_sms(cudaStream_t stream, int left_free, std::chrono::nanoseconds time);
 
 }  // namespace ferry::contract

@@ -1,4 +1,4 @@
-// A call pays for the tokens it has, not for those the configuration allows.
+// The time of a call depends on its number of tokens, not on max_tokens.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,35 +11,38 @@
 namespace ferry::contract {
 namespace {
 
-using CudaSmallCalls = OnDevices;
+using CudaSmallCalls = DeviceTest;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kCalls = 20;     // of dispatch and of combine in a graph
-constexpr int kLaunches = 10;  // of the graph in a batch
+constexpr int kCalls = 20;     // dispatches, and combines, in a graph
+constexpr int kLaunches = 10;  // of the graph per batch
 
-// A graph of calls of one token a rank, where `max_tokens` would be allowed.
+// A graph of calls with one token per rank, on an exchange with the given max_tokens.
 class OneToken {
  public:
-  OneToken(const Rank& rank, const Case& c, int max_tokens)
-      : rank_(rank), case_(with(c, max_tokens)), exchange_(rank, case_.config), play_(exchange_, case_) {
-    keep_steps(play_, case_, 1);
-    play_.use(0, stream_.get());
-    play_.poison(stream_.get());
+  OneToken(const Rank& rank, const TestCase& c, int max_tokens)
+      : rank_(rank),
+        case_(with_max_tokens(c, max_tokens)),
+        exchange_(rank, case_.config),
+        device_run_(exchange_, case_) {
+    add_steps(device_run_, case_, 1);
+    device_run_.load(0, stream_.get());
+    device_run_.poison_outputs(stream_.get());
     stream_.synchronize();
     rank.barrier();
     graph_.emplace(stream_.get(), [this] {
       for (int call = 0; call < kCalls; ++call) {
-        play_.dispatch(stream_.get());
-        play_.combine(stream_.get());
+        device_run_.dispatch(stream_.get());
+        device_run_.combine(stream_.get());
       }
     });
     rank.barrier();
     graph_->launch(stream_.get());
-    play_.compare(0, stream_.get());
+    device_run_.compare(0, stream_.get());
   }
 
-  // Microseconds of a dispatch and combine.
-  double batch() const {
+  // Mean time of a dispatch and combine, in microseconds.
+  double time_batch() const {
     rank_.barrier();
     const Clock::time_point start = Clock::now();
     for (int launch = 0; launch < kLaunches; ++launch) graph_->launch(stream_.get());
@@ -48,16 +51,16 @@ class OneToken {
   }
 
  private:
-  static Case with(Case c, int max_tokens) {
+  static TestCase with_max_tokens(TestCase c, int max_tokens) {
     c.config.max_tokens = max_tokens;
     return c;
   }
 
   Rank rank_;
-  Case case_;
+  TestCase case_;
   ferry::Exchange exchange_;
-  DeviceRun play_;
-  OwnStream stream_;
+  DeviceRun device_run_;
+  TestStream stream_;
   std::optional<Graph> graph_;
 };
 
@@ -66,27 +69,27 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// In turn, so that both see the same clocks.
-TEST_F(CudaSmallCalls, DoNotPayForAllTokensThatCouldBe) {
+// The two exchanges are timed alternately, so that both see the same clock frequencies.
+TEST_F(CudaSmallCalls, TimeDoesNotGrowWithMaxTokens) {
   constexpr int kBatches = 101;
-  Case c = device_case(1, 2);
+  TestCase c = device_case(1, 2);
   c.config.hidden = 1024;
   c.config.capacity = 4096;
   c.tokens = {1, 1};
   run(c.ranks, c, [&](Rank rank) {
     const OneToken small(rank, c, 8), large(rank, c, 8192);
-    std::vector<double> of_small, of_large;
+    std::vector<double> small_times, large_times;
     for (int batch = 0; batch < kBatches; ++batch) {
-      of_small.push_back(small.batch());
-      of_large.push_back(large.batch());
+      small_times.push_back(small.time_batch());
+      large_times.push_back(large.time_batch());
     }
     rank.barrier();
-    // Ranks that share a card hold each other up, now more, now less.
+    // Ranks that share a device delay each other by varying amounts.
     int devices = 0;
     require(cudaGetDeviceCount(&devices) == cudaSuccess, "counting devices");
-    const double noise = devices >= c.ranks ? 1.05 : 1.15;
-    require(median(of_large) <= noise * median(of_small), "one token takes ", median(of_large),
-            " us where 8192 are allowed and ", median(of_small), " us where 8 are");
+    const double tolerance = devices >= c.ranks ? 1.05 : 1.15;
+    require(median(large_times) <= tolerance * median(small_times), "one token takes ", median(large_times),
+            " us with max_tokens = 8192 and ", median(small_times), " us with max_tokens = 8");
   });
 }
 

@@ -1,7 +1,8 @@
-// Ranks as processes of one host. A kernel of one stops at a point inside it, and its process goes on or is
-// killed: the others get a typed error in time that names it, and no device is left with a kernel that waits.
+// Ranks are processes of one host. A kernel of one rank stalls at a given point, and its process stays alive
+// or is killed. The others get a typed error in time that names this rank, and no kernel is left running on
+// any device.
 //
-// This process never starts the driver: it forks.
+// The test process never starts the driver, because it forks ranks.
 #include <signal.h>
 
 #include <array>
@@ -11,150 +12,138 @@
 #include <thread>
 
 #include "cuda/fault_test.hpp"
+#include "cuda/test_hooks.hpp"
 
 namespace ferry::contract {
 namespace {
 
-struct Stop {
+struct StallPoint {
   Operation operation;
   const char* point;
 };
 
-// All that the operation passes.
-constexpr std::array kStops = {
-    Stop{Operation::dispatch, "header"},
-    Stop{Operation::dispatch, "metadata"},
-    Stop{Operation::dispatch, "row"},
-    Stop{Operation::dispatch, "flag"},
-    Stop{Operation::dispatch, "end_of_stream"},
-    Stop{Operation::dispatch, "poll"},
-    Stop{Operation::combine, "header"},
-    Stop{Operation::combine, "route_values"},
-    Stop{Operation::combine, "row"},
-    Stop{Operation::combine, "flag"},
-    Stop{Operation::combine, "end_of_stream"},
-    Stop{Operation::combine, "poll"},
+// All points that each operation passes.
+constexpr std::array kStallPoints = {
+    StallPoint{Operation::dispatch, "letter"}, StallPoint{Operation::dispatch, "notes"},
+    StallPoint{Operation::dispatch, "row"},    StallPoint{Operation::dispatch, "flag"},
+    StallPoint{Operation::dispatch, "last"},   StallPoint{Operation::dispatch, "poll"},
+    StallPoint{Operation::combine, "letter"},  StallPoint{Operation::combine, "values"},
+    StallPoint{Operation::combine, "row"},     StallPoint{Operation::combine, "flag"},
+    StallPoint{Operation::combine, "last"},    StallPoint{Operation::combine, "poll"},
 };
 
-enum class Then { stays, is_killed };
+enum class Fate { stays, is_killed };  // of the process whose kernel stalls
 
-constexpr double kKilledAfter = 0.5;
+constexpr double kKilledAfter = 0.5;  // seconds
 
-using CudaStallPoints = FaultTest<std::tuple<Stop, Then>>;
+using CudaStallPoints = FaultTest<std::tuple<StallPoint, Fate>>;
 
-// Killed ranks are found before any deadline.
-double deadline_of(Then then) {
-  return then == Then::stays ? 1.5 : 6;
+// Seconds. A killed rank must be detected before the deadline.
+double deadline_of(Fate fate) {
+  return fate == Fate::stays ? 1.5 : 6;
 }
-double seconds_for(Then then) {
-  return then == Then::stays ? 2.5 : kKilledAfter + 1;
+double seconds_for(Fate fate) {
+  return fate == Fate::stays ? 2.5 : kKilledAfter + 1;
 }
 
-Case case_of(const Stop& stop, Then then) {
-  Case c = fault_case(deadline_of(then));
+TestCase case_of(const StallPoint& stall, Fate fate) {
+  TestCase c = fault_case(deadline_of(fate));
   c.config.max_tokens = 48;
-  // The weights that others need for their sums travel in the combine.
-  c.weights_from = WeightsFrom::home;
-  // Warps that have several rows announce them through their block's publisher, but for the last.
-  if (std::string_view(stop.point) == "flag") c.sm_limit = 2;
+  // With topk_weights, combine also sends weights: it passes the point "values".
+  c.weights_from = WeightsFrom::topk_weights;
+  // Rows are announced at the point "flag" only if a warp sends several: all but the last go through the
+  // block's flag publisher.
+  if (std::string_view(stall.point) == "flag") c.sm_limit = 2;
   return c;
 }
 
-// Calls until one fails: where a rank stops after it has sent all it has, it is missed in the next call.
-void call_until_error(Exchange& exchange, const Case& c, Operation operation, const Step& step,
-                      const oracle::Outcome& outcome, const Plan& plan) {
+// Calls until an error is thrown. A rank that stalls after sending everything is missed only in the next
+// call.
+void call_until_error(SyncExchange& exchange, const TestCase& c, Operation operation, const StepInputs& step,
+                      const oracle::Outcome& expert_outputs, const Plan& plan) {
   for (int i = 0; i < 3; ++i) {
     if (operation == Operation::dispatch) {
       DispatchRun(exchange, c, step).run();
     } else {
-      CombineRun(exchange, c, step, outcome, plan, nullptr).run();
+      CombineRun(exchange, c, step, expert_outputs, plan, nullptr).run();
     }
   }
 }
 
-void meet(const Rank& rank, const Case& c, const Stop& stop, Then then, Seen& seen) {
+void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Fate fate, RankReport& report) {
   const bool victim = rank.index() == kVictim;
-  const Step step = make_step(c);
-  const oracle::Outcome outcome = make_outcome(c, step);
-  // An exchange in which nothing stops makes the plan: it is good for all of this configuration.
+  const StepInputs step = make_inputs(c);
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  // An exchange without a stall makes the plan, which is valid for every exchange of this configuration.
   Plan plan;
   {
-    Exchange before(rank, c.config);
-    plan = play_step(before, c, step, outcome);
+    SyncExchange exchange(rank, c.config);
+    plan = dispatch_and_combine(exchange, c, step, expert_outputs);
   }
-  if (victim) setenv("FERRY_STALL", stop.point, 1);
-  Exchange exchange(rank, c.config);
-  if (victim && then == Then::is_killed) {
-    // By then the rank waits for its kernel.
+  if (victim) setenv("FERRY_STALL", stall.point, 1);
+  SyncExchange exchange(rank, c.config);
+  if (victim && fate == Fate::is_killed) {
+    // After this time the rank is waiting for its kernel.
     std::thread([] {
       std::this_thread::sleep_for(std::chrono::duration<double>(kKilledAfter));
       raise(SIGKILL);
     }).detach();
   }
-  const Clock::time_point began = Clock::now();
+  const Clock::time_point started = Clock::now();
   try {
-    call_until_error(exchange, c, stop.operation, step, outcome, plan);
+    call_until_error(exchange, c, stall.operation, step, expert_outputs, plan);
   } catch (const TimeoutError& error) {
-    note(seen, error);
+    record_failure(report, error);
   } catch (const PeerLostError& error) {
-    note(seen, error);
+    record_failure(report, error);
   }
-  seen.seconds = seconds_since(began);
-  seen.later_calls_throw = throws_again(exchange, c);
+  report.seconds = seconds_since(started);
+  report.later_calls_throw = throws_again(exchange, c);
 }
 
-TEST_P(CudaStallPoints, TheOthersGetATypedErrorInTimeAndEveryKernelEnds) {
-  const auto [stop, then] = GetParam();
-  const Case c = case_of(stop, then);  // of one seed for all ranks
+TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
+  if (!kTestHooks) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
+  const auto [stall, fate] = GetParam();
+  const TestCase c = case_of(stall, fate);  // drawn before the fork: all ranks use the same seed
   Group group = Group::processes(kRanks);
   group.set_deadline(20);
   try {
-    group.run([&, stop = stop, then = then](Rank rank) {
-      const device::Work work(rank.index());
-      Seen& seen = seen_[rank.index()];
-      meet(rank, c, stop, then, seen);
-      seen.ended = true;
+    group.run([&, stall = stall, fate = fate](Rank rank) {
+      const device::RankScope work(rank.index());
+      RankReport& report = reports_[rank.index()];
+      run_rank(rank, c, stall, fate, report);
+      report.destroyed_exchange = true;
     });
-    EXPECT_EQ(then, Then::stays);
+    EXPECT_EQ(fate, Fate::stays);
   } catch (const std::exception& error) {
-    EXPECT_EQ(then, Then::is_killed) << error.what();
+    EXPECT_EQ(fate, Fate::is_killed) << error.what();
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     SCOPED_TRACE(str("rank ", rank));
-    const Seen& seen = seen_[rank];
-    if (rank == kVictim && then == Then::is_killed) {
-      EXPECT_FALSE(seen.ended);
-      EXPECT_EQ(seen.seconds, 0);  // its first call has not returned
+    const RankReport& report = reports_[rank];
+    if (rank == kVictim && fate == Fate::is_killed) {
+      EXPECT_FALSE(report.destroyed_exchange);
+      EXPECT_EQ(report.seconds, 0);  // its first call did not return
       continue;
     }
-    EXPECT_EQ(static_cast<ErrorCode>(seen.code.load()),
-              then == Then::stays ? ErrorCode::timeout : ErrorCode::peer_lost);
-    EXPECT_EQ(seen.peer, kVictim);
-    EXPECT_EQ(seen.waiting, rank);
-    EXPECT_LT(seen.seconds, seconds_for(then));
-    EXPECT_TRUE(seen.later_calls_throw);
-    EXPECT_TRUE(seen.ended);
+    expect_failure(report, rank, fate == Fate::stays ? ErrorCode::timeout : ErrorCode::peer_lost,
+                   seconds_for(fate));
+    EXPECT_TRUE(report.destroyed_exchange);
   }
 }
 
-std::string name_of_stop(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
-  const auto& [stop, then] = test.param;
-  std::string operation = to_string(stop.operation), point = stop.point;
+std::string case_name(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
+  const auto& [stall, fate] = test.param;
+  std::string operation = to_string(stall.operation), point = stall.point;
   operation[0] = static_cast<char>(std::toupper(operation[0]));
-  // "end_of_stream" as "EndOfStream".
-  std::string camel;
-  bool upper = true;
-  for (const char c : point) {
-    if (c != '_') camel += upper ? static_cast<char>(std::toupper(c)) : c;
-    upper = c == '_';
-  }
-  return operation + camel + (then == Then::stays ? "Stays" : "IsKilled");
+  point[0] = static_cast<char>(std::toupper(point[0]));
+  return operation + point + (fate == Fate::stays ? "Stays" : "IsKilled");
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, CudaStallPoints,
-                         testing::Combine(testing::ValuesIn(kStops),
-                                          testing::Values(Then::stays, Then::is_killed)),
-                         name_of_stop);
+                         testing::Combine(testing::ValuesIn(kStallPoints),
+                                          testing::Values(Fate::stays, Fate::is_killed)),
+                         case_name);
 
 }  // namespace
 }  // namespace ferry::contract

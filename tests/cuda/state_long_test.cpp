@@ -1,4 +1,4 @@
-// After 100,000 calls, or as many as FERRY_CALLS says, an exchange holds what it held after its first.
+// After 100,000 calls (or FERRY_CALLS) an exchange uses the same resources as after its first calls.
 #include <filesystem>
 
 #include "backends/cuda/host/lane.hpp"
@@ -8,9 +8,9 @@
 namespace ferry::contract {
 namespace {
 
-using CudaState = OnDevices;
+using CudaState = DeviceTest;
 
-struct Held {
+struct ResourceUse {
   std::int64_t device_bytes = 0, descriptors = 0, threads = 0;
 };
 
@@ -18,38 +18,39 @@ std::int64_t entries(const char* folder) {
   return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
 }
 
-// One rank at a time: to look opens a descriptor, which another that looks would count.
-Held held_now(Rank& rank) {
-  Held held;
-  for (int turn = 0; turn < rank.size(); ++turn) {
-    if (turn == rank.index())
-      held = {device::bytes_held(), entries("/proc/self/fd"), entries("/proc/self/task")};
+// One rank at a time: listing a folder opens a file descriptor, which another rank of the process would
+// count.
+ResourceUse measure_resources(Rank& rank) {
+  ResourceUse use;
+  for (int index = 0; index < rank.size(); ++index) {
+    if (index == rank.index())
+      use = {device::memory_in_use(), entries("/proc/self/fd"), entries("/proc/self/task")};
     rank.barrier();
   }
-  return held;
+  return use;
 }
 
-TEST_F(CudaState, NothingGrowsOver100000Calls) {
+TEST_F(CudaState, ResourcesDoNotGrowOver100000Calls) {
   constexpr int kSets = 4;
-  const int pairs = from_environment("FERRY_CALLS", 100000) / 2;  // of dispatch and combine
-  Case c = device_case(1, 2);
+  const int pairs = number_from_environment("FERRY_CALLS", 100000) / 2;  // one dispatch and one combine each
+  TestCase c = device_case(1, 2);
   c.config.max_tokens = 8;
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
-    DeviceRun play(exchange, c);
-    keep_steps(play, c, kSets);
-    const OwnStream stream;
-    Held before;
+    DeviceRun device_run(exchange, c);
+    add_steps(device_run, c, kSets);
+    const TestStream stream;
+    ResourceUse before;
     for (int number = 0; number < pairs; ++number) {
-      const bool looks = number % 1000 == 999;
-      play.use(number % kSets, stream.get());
-      if (looks) play.poison(stream.get());
-      play.dispatch(stream.get());
-      play.combine(stream.get());
-      if (looks) play.compare(number % kSets, stream.get());
-      if (number == 1999) before = held_now(rank);
+      const bool checked = number % 1000 == 999;
+      device_run.load(number % kSets, stream.get());
+      if (checked) device_run.poison_outputs(stream.get());
+      device_run.dispatch(stream.get());
+      device_run.combine(stream.get());
+      if (checked) device_run.compare(number % kSets, stream.get());
+      if (number == 1999) before = measure_resources(rank);
     }
-    const Held after = held_now(rank);
+    const ResourceUse after = measure_resources(rank);
     require_equal(after.device_bytes, before.device_bytes, "device memory");
     require_equal(after.descriptors, before.descriptors, "file descriptors");
     require_equal(after.threads, before.threads, "threads");
@@ -58,27 +59,27 @@ TEST_F(CudaState, NothingGrowsOver100000Calls) {
   });
 }
 
-// A lane as the backend makes it, whose memory can be read.
+// A lane of the CUDA backend without its exchange, so that the test can read its memory.
 class BareLane {
  public:
-  BareLane(const Rank& rank, const Case& c)
+  BareLane(const Rank& rank, const TestCase& c)
       : shared_(rank, complete_config(c.config, c.ranks)),
         lane_(shared_, 0),
         plan_(plan_bytes(shared_.config, c.ranks)) {
-    rank.barrier();  // nobody's kernel writes where nothing is yet
+    rank.barrier();  // no kernel may write to a peer that has no memory yet
   }
 
-  void call(const DispatchCall& dispatch, const CombineCall& combine, const OwnStream& stream) {
+  void call(const DispatchCall& dispatch, const CombineCall& combine, const TestStream& stream) {
     DispatchCall with_plan = dispatch;
     with_plan.memory.plan = plan_.data();
     const DispatchResult received = lane_.dispatch(with_plan, cuda::Phase::fused, stream);
-    CombineCall of_plan = combine;
-    of_plan.plan = received.plan;
-    of_plan.row_weights = received.weight;
-    lane_.combine(of_plan, cuda::Phase::fused, stream);
+    CombineCall combine_received = combine;
+    combine_received.plan = received.plan;
+    combine_received.row_weights = received.weight;
+    lane_.combine(combine_received, cuda::Phase::fused, stream);
   }
 
-  // Of 8 bytes each.
+  // The lane's memory as 8-byte words.
   std::vector<std::uint64_t> words() const {
     std::vector<std::uint64_t> words(static_cast<std::size_t>(lane_.memory().bytes() / 8));
     device::copy(words.data(), lane_.memory().data(), static_cast<std::int64_t>(words.size()) * 8);
@@ -91,25 +92,26 @@ class BareLane {
   DeviceBytes plan_;
 };
 
-// The same, a call's number, or a sum that every pair of calls adds the same to.
-bool is_as_it_was(std::uint64_t early, std::uint64_t late, std::uint64_t early_pairs,
-                  std::uint64_t late_pairs) {
-  const bool number = late - early == 2 * (late_pairs - early_pairs) && early <= 2 * early_pairs;
-  const bool sum = early % early_pairs == 0 && early / early_pairs * late_pairs == late;
-  return early == late || number || sum;
+// Whether a word is unchanged, is a call number, or is a counter to which every pair of calls adds the same
+// amount.
+bool is_unchanged_or_counter(std::uint64_t early, std::uint64_t late, std::uint64_t early_pairs,
+                             std::uint64_t late_pairs) {
+  const bool call_number = late - early == 2 * (late_pairs - early_pairs) && early <= 2 * early_pairs;
+  const bool counter = early % early_pairs == 0 && early / early_pairs * late_pairs == late;
+  return early == late || call_number || counter;
 }
 
-// Every call is the same, back to back, so all that may differ are numbers of calls and sums over them.
-TEST_F(CudaState, OnlyNumbersOfCallsAndTotalsChangeOver100000Calls) {
-  constexpr std::uint64_t kEarly = 1000, kLate = 51000;  // pairs of calls
-  Case c = device_case(3, 2);
+// All calls are equal, so the lane's memory may differ only in call numbers and counters.
+TEST_F(CudaState, OnlyCountersChangeOver100000Calls) {
+  constexpr std::uint64_t kEarly = 1000, kLate = 51000;  // pairs of dispatch and combine
+  TestCase c = device_case(3, 2);
   c.full = true;
   run(c.ranks, c, [&](Rank rank) {
-    const Step step = make_step(c);
-    const oracle::RankInputs& mine = step.global.ranks[static_cast<std::size_t>(rank.index())];
+    const StepInputs step = make_inputs(c);
+    const oracle::RankInputs& mine = step.inputs.ranks[static_cast<std::size_t>(rank.index())];
     const DeviceBytes tokens(mine.parts[0]), weights(bytes_of_values(mine.weights)),
         ids(bytes_of_values(mine.ids)),
-        outputs(make_outcome(c, step).ranks[static_cast<std::size_t>(rank.index())].rows),
+        outputs(make_expert_outputs(c, step).ranks[static_cast<std::size_t>(rank.index())].rows),
         result(c.config.max_tokens * c.config.hidden * 2);
     DispatchCall dispatch;
     dispatch.tokens = Tokens::rows(tokens.data(), mine.tokens);
@@ -118,49 +120,45 @@ TEST_F(CudaState, OnlyNumbersOfCallsAndTotalsChangeOver100000Calls) {
     CombineCall combine;
     combine.outputs = {outputs.data()};
     combine.result = {result.data()};
-    const OwnStream stream;
+    const TestStream stream;
     std::vector<std::uint64_t> early;
     BareLane lane(rank, c);
     for (std::uint64_t number = 1; number <= kLate; ++number) {
       lane.call(dispatch, combine, stream);
-      // A full stream would block inside the driver, where ranks of a card might wait for one another.
+      // A launch on a full stream blocks inside the driver, where ranks that share a device could deadlock.
       if (number % 100 == 0) stream.synchronize();
       if (number == kEarly) early = lane.words();
     }
     const std::vector<std::uint64_t> late = lane.words();
-    rank.barrier();  // nobody's memory goes while kernels of others may write to it
+    rank.barrier();  // no rank may free memory while kernels of others can write to it
     for (std::size_t word = 0; word < late.size(); ++word) {
-      require(is_as_it_was(early[word], late[word], kEarly, kLate), "word ", word, " of ", late.size(),
-              " was ", early[word], " after ", 2 * kEarly, " calls and is ", late[word], " after ",
-              2 * kLate);
+      require(is_unchanged_or_counter(early[word], late[word], kEarly, kLate), "word ", word, " of ",
+              late.size(), " was ", early[word], " after ", 2 * kEarly, " calls and is ", late[word],
+              " after ", 2 * kLate);
     }
   });
 }
 
-TEST_F(CudaState, ExchangesGiveBackWhatTheyTook) {
-  Case c = device_case(2, 2);
+TEST_F(CudaState, DestroyedExchangesFreeTheirResources) {
+  TestCase c = device_case(2, 2);
   c.config.max_tokens = 2000;
   c.config.hidden = 2048;
   run(c.ranks, c, [&](Rank rank) {
-    const Step step = make_step(c);
-    const oracle::Outcome outcome = make_outcome(c, step);
-    Held before;
+    const StepInputs step = make_inputs(c);
+    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+    ResourceUse before;
     for (int number = 0; number < 50; ++number) {
       {
         ferry::Exchange exchange(rank, c.config);
-        DeviceRun play(exchange, c);
-        play.keep(step, outcome);
-        const OwnStream stream;
-        play.use(0, stream.get());
-        play.poison(stream.get());
-        play.dispatch(stream.get());
-        play.combine(stream.get());
-        play.compare(0, stream.get());
+        DeviceRun device_run(exchange, c);
+        device_run.add_inputs(step, expert_outputs);
+        const TestStream stream;
+        device_run.run_and_compare(0, stream.get());
       }
       rank.barrier();
-      if (number == 4) before = held_now(rank);
+      if (number == 4) before = measure_resources(rank);
     }
-    const Held after = held_now(rank);
+    const ResourceUse after = measure_resources(rank);
     require_equal(after.device_bytes, before.device_bytes, "device memory");
     require_equal(after.descriptors, before.descriptors, "file descriptors");
     require_equal(after.threads, before.threads, "threads");

@@ -1,5 +1,4 @@
-// Symmetric device memory: what is written to a peer arrives there, and it is there for as long as anybody
-// needs it.
+// Symmetric device memory: writes to a peer are seen there, and memory stays mapped while any rank uses it.
 #include "backends/cuda/memory/symmetric.hpp"
 
 #include <gtest/gtest.h>
@@ -26,41 +25,41 @@ namespace {
 using cuda::DeviceSymmetricMemory;
 using cuda::PinnedMemory;
 
-enum class Cards { one, all };
+enum class Devices { one, all };
 
-// A rank's thread or process on its device.
-void be_on_card(Cards cards, const Rank& rank) {
+// Sets the current device of a rank's thread or process.
+void set_device(Devices devices, const Rank& rank) {
   int count = 0;
   cuda::check(cudaGetDeviceCount(&count), "count the devices");
-  cuda::check(cudaSetDevice(cards == Cards::one ? 0 : rank.index() % count), "set the device");
+  cuda::check(cudaSetDevice(devices == Devices::one ? 0 : rank.index() % count), "set the device");
 }
 
-struct Place {
+struct Parameter {
   Kind kind;
-  Cards cards;
+  Devices devices;
 };
 
-std::vector<Place> positions() {
-  std::vector<Place> all;
+std::vector<Parameter> parameters() {
+  std::vector<Parameter> all;
   for (const Kind kind : kKinds) {
-    for (const Cards cards : {Cards::one, Cards::all}) all.push_back({kind, cards});
+    for (const Devices devices : {Devices::one, Devices::all}) all.push_back({kind, devices});
   }
   return all;
 }
 
-class DeviceSymmetric : public testing::TestWithParam<Place> {
+class DeviceSymmetric : public testing::TestWithParam<Parameter> {
  protected:
-  void SetUp() override { FERRY_NEED_DEVICES(GetParam().cards == Cards::one ? 1 : 2); }
+  void SetUp() override { FERRY_SKIP_WITHOUT_DEVICES(GetParam().devices == Devices::one ? 1 : 2); }
 
   void run(int ranks, const std::function<void(Rank)>& body) {
     run_ranks(GetParam().kind, ranks, kPatience, [&](const Rank& rank) {
-      be_on_card(GetParam().cards, rank);
+      set_device(GetParam().devices, rank);
       body(rank);
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Kinds, DeviceSymmetric, testing::ValuesIn(positions()), [](const auto& place) {
-  return name(place.param.kind) + (place.param.cards == Cards::one ? "_on_one_card" : "_on_all_cards");
+INSTANTIATE_TEST_SUITE_P(Kinds, DeviceSymmetric, testing::ValuesIn(parameters()), [](const auto& test) {
+  return name(test.param.kind) + (test.param.devices == Devices::one ? "_on_one_device" : "_on_all_devices");
 });
 
 constexpr std::int64_t kPartWords = 100003;
@@ -74,9 +73,9 @@ std::uint32_t* words_at(const DeviceSymmetricMemory& memory, int rank, int part)
   return reinterpret_cast<std::uint32_t*>(memory.at(rank, part * kPartBytes));
 }
 
-// Every rank fills its part of every rank's region, by a kernel or by a copy.
+// Every rank fills its part of every rank's memory, by a kernel or by a copy.
 void write_to_all(const Rank& rank, const DeviceSymmetricMemory& memory) {
-  const OwnStream stream;
+  const TestStream stream;
   for (int peer = 0; peer < rank.size(); ++peer) {
     std::uint32_t* words = words_at(memory, peer, rank.index());
     const std::uint64_t mine = key(rank.index(), peer);
@@ -92,17 +91,17 @@ void write_to_all(const Rank& rank, const DeviceSymmetricMemory& memory) {
 }
 
 void check_part(const DeviceSymmetricMemory& memory, int at, int from) {
-  std::vector<std::uint32_t> seen(kPartWords);
-  copy_bytes(seen.data(), words_at(memory, at, from), kPartBytes);
+  std::vector<std::uint32_t> read(kPartWords);
+  copy_bytes(read.data(), words_at(memory, at, from), kPartBytes);
   for (std::int64_t i = 0; i < kPartWords; ++i) {
-    FERRY_CHECK(seen[i] == pattern(key(from, at), i), str("word ", i, " of rank ", from, " on rank ", at));
+    FERRY_CHECK(read[i] == pattern(key(from, at), i), str("word ", i, " of rank ", from, " on rank ", at));
   }
 }
 
 void check_zero(const DeviceSymmetricMemory& memory) {
-  std::vector<std::byte> seen(memory.bytes(), std::byte{0xA5});
-  copy_bytes(seen.data(), memory.mine(0), seen.size());
-  for (std::size_t i = 0; i < seen.size(); ++i) FERRY_CHECK(seen[i] == std::byte{0}, str("byte ", i));
+  std::vector<std::byte> read(memory.bytes(), std::byte{0xA5});
+  copy_bytes(read.data(), memory.mine(0), read.size());
+  for (std::size_t i = 0; i < read.size(); ++i) FERRY_CHECK(read[i] == std::byte{0}, str("byte ", i));
 }
 
 void check_exchange(const Rank& rank) {
@@ -115,17 +114,17 @@ void check_exchange(const Rank& rank) {
   rank.barrier();
 }
 
-TEST_P(DeviceSymmetric, IsZeroAndCarriesWrites) {
+TEST_P(DeviceSymmetric, StartsZeroedAndPeersSeeWrites) {
   for (const int ranks : {1, 2, 4, 8}) {
     run(ranks, [](const Rank& rank) {
-      // What the first leaves in the device's memory, the second must not see.
+      // The second memory must not contain what the first left on the device.
       check_exchange(rank);
       check_exchange(rank);
     });
   }
 }
 
-TEST_P(DeviceSymmetric, KnowsTheDevicesOfAllRanks) {
+TEST_P(DeviceSymmetric, ReportsTheDevicesOfAllRanks) {
   run(4, [&](const Rank& rank) {
     const DeviceSymmetricMemory memory(rank, 1000);
     FERRY_CHECK(memory.bytes() == 1000, str(memory.bytes()));
@@ -133,7 +132,7 @@ TEST_P(DeviceSymmetric, KnowsTheDevicesOfAllRanks) {
                 str(memory.mapped_bytes()));
     int count = 0;
     cuda::check(cudaGetDeviceCount(&count), "count the devices");
-    const int used = GetParam().cards == Cards::one ? 1 : count;
+    const int used = GetParam().devices == Devices::one ? 1 : count;
     int on_mine = 0;
     for (int peer = 0; peer < rank.size(); ++peer) {
       FERRY_CHECK(memory.device_of(peer) == peer % used, str("rank ", peer, ": ", memory.device_of(peer)));
@@ -143,7 +142,7 @@ TEST_P(DeviceSymmetric, KnowsTheDevicesOfAllRanks) {
   });
 }
 
-TEST_P(DeviceSymmetric, HasOneSize) {
+TEST_P(DeviceSymmetric, DifferentSizesAreRefused) {
   run(3, [](const Rank& rank) {
     const auto error = thrown<UsageError>([&] { DeviceSymmetricMemory(rank, rank.index() == 1 ? 128 : 64); });
     check_text(error, "rank 0 asks for 64 bytes, rank 1 for 128");
@@ -151,7 +150,7 @@ TEST_P(DeviceSymmetric, HasOneSize) {
   });
 }
 
-TEST_P(DeviceSymmetric, ThatNoRankCanHaveIsAnErrorOfAll) {
+TEST_P(DeviceSymmetric, FailedAllocationThrowsOnAllRanks) {
   run(3, [](const Rank& rank) {
     const auto error = thrown<SystemError>([&] { DeviceSymmetricMemory(rank, std::int64_t{1} << 50); });
     check_text(error, "rank 0: cannot get ");
@@ -159,7 +158,7 @@ TEST_P(DeviceSymmetric, ThatNoRankCanHaveIsAnErrorOfAll) {
   });
 }
 
-TEST_P(DeviceSymmetric, OutlivesItsOwnerInAPeer) {
+TEST_P(DeviceSymmetric, StaysMappedInPeersAfterItsOwnerLeaves) {
   run(3, [](const Rank& rank) {
     const DeviceSymmetricMemory memory(rank, 3 * kPartBytes);
     if (rank.index() == 0) return;
@@ -169,7 +168,7 @@ TEST_P(DeviceSymmetric, OutlivesItsOwnerInAPeer) {
   });
 }
 
-TEST_P(DeviceSymmetric, GivesBackWhatItTook) {
+TEST_P(DeviceSymmetric, IsFreedOnDestruction) {
   run(2, [](const Rank& rank) {
     namespace fs = std::filesystem;
     const auto free_bytes = [] {
@@ -195,19 +194,19 @@ TEST_P(DeviceSymmetric, GivesBackWhatItTook) {
   });
 }
 
-// A kernel of this rank that stores into one place of a peer's region until told to stop.
-class Hammer {
+// A kernel of this rank that accesses a peer's memory until end().
+class PeerAccess {
  public:
-  Hammer() : control_(64) {}
+  PeerAccess() : control_(64) {}
 
-  // On one card, after all ranks have theirs: getting pinned memory may wait for kernels that run.
+  // Call it once all ranks have constructed theirs: allocating pinned memory may wait for running kernels.
   void start(std::byte* target) {
-    start_hammer(stream_.get(), reinterpret_cast<std::uint32_t*>(target), stop(), rounds());
+    start_peer_access(stream_.get(), reinterpret_cast<std::uint32_t*>(target), stop(), rounds());
   }
 
   void check_running() const {
-    FERRY_CHECK(cudaStreamQuery(stream_.get()) == cudaErrorNotReady, "the kernel has ended by itself");
-    cudaGetLastError();  // where "not ready" stands as well
+    FERRY_CHECK(cudaStreamQuery(stream_.get()) == cudaErrorNotReady, "the kernel ended too early");
+    cudaGetLastError();  // clears the "not ready" status
   }
 
   void end() {
@@ -221,22 +220,22 @@ class Hammer {
   std::uint64_t* rounds() const { return reinterpret_cast<std::uint64_t*>(control_.data() + 8); }
 
   PinnedMemory control_;
-  OwnStream stream_;
+  TestStream stream_;
 };
 
-TEST_P(DeviceSymmetric, StaysMappedUnderAStalledPeer) {
+TEST_P(DeviceSymmetric, StaysMappedUnderARunningKernelOfAPeer) {
   run(3, [](const Rank& rank) {
     std::optional<DeviceSymmetricMemory> memory(std::in_place, rank, 3 * kPartBytes);
-    Hammer hammer;
+    PeerAccess access;
     rank.barrier();
-    if (rank.index() != 0) hammer.start(memory->at(0, rank.index() * kPartBytes));
+    if (rank.index() != 0) access.start(memory->at(0, rank.index() * kPartBytes));
     rank.barrier();
     if (rank.index() == 0) memory.reset();
     rank.barrier();
     if (rank.index() == 0) return;
     sleep_seconds(0.3);
-    hammer.check_running();
-    hammer.end();
+    access.check_running();
+    access.end();
     write_to_all(rank, *memory);
     check_part(*memory, 0, rank.index());
   });
@@ -244,9 +243,9 @@ TEST_P(DeviceSymmetric, StaysMappedUnderAStalledPeer) {
 
 #ifdef FERRY_TEST_PROCESSES
 
-// Every rank stores into the next one's region when one of them is killed: an owner to the rank before it, an
-// importer to the rank after it.
-TEST_P(DeviceSymmetric, SurvivesTheDeathOfARankAndServesTheSurvivors) {
+// When a rank is killed, the rank before it accesses its memory, and it accesses the memory of the rank after
+// it.
+TEST_P(DeviceSymmetric, StaysUsableWhenAPeerIsKilled) {
   constexpr int kRanks = 4;
   Random random(seed());
   const int victim = below(random, kRanks);
@@ -255,9 +254,9 @@ TEST_P(DeviceSymmetric, SurvivesTheDeathOfARankAndServesTheSurvivors) {
   const auto body = [&](const Rank& rank) {
     {
       const DeviceSymmetricMemory memory(rank, kRanks * kPartBytes);
-      Hammer hammer;
+      PeerAccess access;
       rank.barrier();
-      hammer.start(memory.at((rank.index() + 1) % kRanks, rank.index() * kPartBytes));
+      access.start(memory.at((rank.index() + 1) % kRanks, rank.index() * kPartBytes));
       sleep_seconds(0.2);
       if (rank.index() == victim) raise(SIGKILL);
       const Stopwatch watch;
@@ -265,22 +264,22 @@ TEST_P(DeviceSymmetric, SurvivesTheDeathOfARankAndServesTheSurvivors) {
       FERRY_CHECK(error.record.peer == victim && watch.seconds() < 1.0,
                   str(error.what(), ", ", watch.seconds()));
       sleep_seconds(1.0);
-      hammer.check_running();
-      hammer.end();
-      // A launch after the death, into the dead rank's memory too.
+      access.check_running();
+      access.end();
+      // Kernels launched after the death still write to all memory, the dead rank's included.
       write_to_all(rank, memory);
       check_part(memory, victim, rank.index());
       check_part(memory, rank.index(), rank.index());
     }
     const int mine = rank.index() > victim ? rank.index() - 1 : rank.index();
-    Group::custom(survivors.bootstrap(mine)).run([](const Rank& again) { check_exchange(again); });
+    Group::custom(survivors.bootstrap(mine)).run([](const Rank& survivor) { check_exchange(survivor); });
     ++*done;
   };
   EXPECT_ANY_THROW(run(kRanks, body)) << "victim " << victim;
   EXPECT_EQ(*done, kRanks - 1) << "victim " << victim;
 }
 
-TEST_P(DeviceSymmetric, IsMadeByAllOrByNoneWhenARankIsKilled) {
+TEST_P(DeviceSymmetric, ConstructionThrowsOnAllRanksWhenOneIsKilled) {
   Random random(seed());
   for (int round = 0; round < 5; ++round) {
     const int victim = below(random, 3);

@@ -1,5 +1,5 @@
-// The host's eye on waiting kernels; their report lies in ordinary memory here, and the test plays the
-// kernel.
+// The watch: the host thread that aborts waiting kernels when the group fails, and reports their timeouts to
+// the group. Here the report lies in ordinary memory, and the test acts as the kernel.
 #include "backends/cuda/protocol/watch.hpp"
 
 #include <gtest/gtest.h>
@@ -20,19 +20,19 @@ namespace {
 using cuda::HostReport;
 using cuda::Watch;
 
-class Watches : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Watches, testing::ValuesIn(kKinds),
+class WatchInAnyGroup : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, WatchInAnyGroup, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 std::uint32_t load(std::uint32_t& word) {
   return std::atomic_ref(word).load(std::memory_order_acquire);
 }
 
-// Waits as a kernel would, and returns after how many seconds it was told to end.
+// Waits as a kernel does. Returns the seconds until the abort word was set.
 double seconds_until_abort(HostReport& report) {
   const Stopwatch watch;
   while (load(report.abort) == 0) {
-    FERRY_CHECK(watch.seconds() < 5, "nobody ended the kernel");
+    FERRY_CHECK(watch.seconds() < 5, "the kernel was not aborted");
     sleep_seconds(0.001);
   }
   return watch.seconds();
@@ -48,13 +48,13 @@ long threads() {
   return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
 }
 
-TEST_P(Watches, EndKernelsOnceTheGroupHasFailed) {
+TEST_P(WatchInAnyGroup, GroupFailureAbortsKernels) {
   run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     HostReport report{};
     const Watch watch(rank, &report, kPatience);
     rank.barrier();
     sleep_seconds(0.3);
-    FERRY_CHECK(load(report.abort) == 0, "nothing has failed yet");
+    FERRY_CHECK(load(report.abort) == 0, "aborted before any failure");
     rank.barrier();
     if (rank.index() == 1) rank.state().time_out({Operation::combine, 5, 1, 2, 5, 4}, 3);
     FERRY_CHECK(seconds_until_abort(report) < 0.5, "");
@@ -62,7 +62,7 @@ TEST_P(Watches, EndKernelsOnceTheGroupHasFailed) {
   });
 }
 
-TEST_P(Watches, CarryAKernelsTimeoutToAllRanks) {
+TEST_P(WatchInAnyGroup, KernelTimeoutReachesAllRanks) {
   run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     HostReport report{};
     const Watch watch(rank, &report, 12.5);
@@ -76,7 +76,7 @@ TEST_P(Watches, CarryAKernelsTimeoutToAllRanks) {
   });
 }
 
-TEST_P(Watches, SeeATimeoutOfTheLastMoment) {
+TEST_P(WatchInAnyGroup, TimeoutJustBeforeDestructionIsReported) {
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     HostReport report{};
     {
@@ -93,7 +93,7 @@ TEST_P(Watches, SeeATimeoutOfTheLastMoment) {
   });
 }
 
-TEST_P(Watches, LetARankLeave) {
+TEST_P(WatchInAnyGroup, DepartureIsNotAFailure) {
   run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     HostReport report{};
     const Watch watch(rank, &report, kPatience);
@@ -104,7 +104,7 @@ TEST_P(Watches, LetARankLeave) {
   });
 }
 
-TEST_P(Watches, EndAtOnceAndLeaveNothing) {
+TEST_P(WatchInAnyGroup, DestructionIsImmediateAndLeavesNoThread) {
   run_ranks(GetParam(), 2, kPatience, [](const Rank& rank) {
     const Stopwatch stopwatch;
     for (int i = 0; i < 100; ++i) {
@@ -113,8 +113,8 @@ TEST_P(Watches, EndAtOnceAndLeaveNothing) {
     }
     FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
     rank.barrier();
-    // The ranks' own, the one that holds a process's lock, and the sanitizer's. A thread that was waited for
-    // is listed for a moment longer.
+    // At most four: the ranks' threads, the thread that holds a process's lock, and the sanitizer's. /proc
+    // lists a thread for a moment after it was joined.
     const Stopwatch listed;
     while (threads() > 1 + 3) FERRY_CHECK(listed.seconds() < 5, str(threads(), " threads"));
     rank.barrier();
@@ -123,7 +123,7 @@ TEST_P(Watches, EndAtOnceAndLeaveNothing) {
 
 #ifdef FERRY_TEST_PROCESSES
 
-TEST(Watch, NoticesAKillWithinASecond) {
+TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
   Seen<std::atomic<int>> noticed;
   EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
     HostReport report{};
@@ -139,8 +139,8 @@ TEST(Watch, NoticesAKillWithinASecond) {
   EXPECT_EQ(*noticed, 3);
 }
 
-// Without a launcher that reaps them: the watches alone.
-TEST(Watch, NoticesAKillInACustomGroup) {
+// No launcher reaps these processes, so only the watches can notice.
+TEST(WatchOfProcesses, KillInACustomGroupIsNoticed) {
   Seen<std::atomic<int>> noticed;
   EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 4, kPatience, [&](const Rank& rank) {
     HostReport report{};
@@ -155,7 +155,7 @@ TEST(Watch, NoticesAKillInACustomGroup) {
   EXPECT_EQ(*noticed, 3);
 }
 
-TEST(Watch, KeepsNoProcessAlive) {
+TEST(WatchOfProcesses, DoesNotKeepTheProcessAlive) {
   const Stopwatch stopwatch;
   const int status = run_process([] {
     Group::threads(1).run([](const Rank& rank) {

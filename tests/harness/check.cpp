@@ -5,6 +5,8 @@
 #include <iomanip>
 #include <sstream>
 
+#include "ferry/error.hpp"
+
 namespace ferry::contract {
 namespace {
 
@@ -16,6 +18,15 @@ std::string hex(std::span<const std::byte> bytes) {
 }
 
 }  // namespace
+
+std::string usage_error(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return {};
+}
 
 void require_equal_bytes(std::span<const std::byte> actual, std::span<const std::byte> expected,
                          std::size_t unit, const std::string& what) {

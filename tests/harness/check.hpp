@@ -1,8 +1,9 @@
-// Comparisons inside a rank. They throw, so that Group::run brings a failure from any rank, thread or
-// process, to the test that started it.
+// Checks for code that runs as a rank. They throw instead of recording a GoogleTest failure, because a rank
+// may be a process: Group::run carries the exception to the test that started the ranks.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -20,22 +21,26 @@ void require(bool holds, const Parts&... parts) {
   if (!holds) throw Mismatch(str(parts...));
 }
 
-// `what` comes in parts, as most values are compared more often than a text could be put together.
+// `what` is passed in parts and joined only on failure: most checks run too often to build a string each
+// time.
 template <class Actual, class Expected, class... What>
 void require_equal(const Actual& actual, const Expected& expected, const What&... what) {
   if (!(actual == expected)) throw Mismatch(str(what..., ": got ", actual, ", expected ", expected));
 }
 
-// Element by element, with the first difference in the message.
+// Compares element by element; the message names the first difference.
 template <class T>
 void require_equal_lists(const T* actual, std::span<const T> expected, const std::string& what) {
-  require(actual != nullptr || expected.empty(), what, ": no memory");
+  require(actual != nullptr || expected.empty(), what, ": null pointer");
   for (std::size_t i = 0; i < expected.size(); ++i) {
     require_equal(actual[i], expected[i], what, "[", i, "]");
   }
 }
 
-// Byte by byte; `unit` bytes make up an element (for the message).
+// The message of the UsageError that `call` throws; empty if it throws none.
+std::string usage_error(const std::function<void()>& call);
+
+// `unit`: bytes per element, for the message.
 void require_equal_bytes(std::span<const std::byte> actual, std::span<const std::byte> expected,
                          std::size_t unit, const std::string& what);
 

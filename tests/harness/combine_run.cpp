@@ -7,45 +7,46 @@
 #include "oracle/combine.hpp"
 
 namespace ferry::contract {
-CombineRun::CombineRun(Exchange& exchange, const Case& c, const Step& step, const oracle::Outcome& outcome,
-                       const Plan& plan, const float* row_weights)
+
+CombineRun::CombineRun(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
+                       const oracle::Outcome& expert_outputs, const Plan& plan, const float* row_weights)
     : exchange_(exchange),
       case_(c),
       step_(step),
-      outcome_(outcome),
+      expert_outputs_(expert_outputs),
       rank_(exchange.rank().index()),
       plan_(plan) {
   const std::int64_t hidden = c.config.hidden, tokens = step.positions.tokens(rank_);
   const auto total = static_cast<std::int64_t>(step.positions.ranks[rank_].rows.size());
-  const std::int64_t output_row = hidden * bytes_of(outcome.outputs),
-                     result_row = hidden * bytes_of(outcome.result);
-  outputs_.type = outcome.outputs;
+  const std::int64_t output_row = hidden * bytes_of(expert_outputs.outputs),
+                     result_row = hidden * bytes_of(expert_outputs.result);
+  outputs_.type = expert_outputs.outputs;
   outputs_.stride = c.output_gap > 0 ? output_row + c.output_gap : 0;
-  // One row more than there are: what lies past the total is NaN and must not matter.
-  rows_ = Buffer((total + 1) * (output_row + c.output_gap), kNan);
-  lay_rows(outcome.ranks[rank_].rows, output_row, outputs_.stride, rows_.data());
+  // One row of NaN past the total: it must not influence the result.
+  rows_ = GuardedBuffer((total + 1) * (output_row + c.output_gap), kNan);
+  copy_rows(expert_outputs.ranks[rank_].rows, output_row, outputs_.stride, rows_.data());
   outputs_.data = rows_.data();
 
-  const bool unreduced = outcome.reduction == Reduction::unreduced;
-  result_.type = outcome.result;
+  const bool unreduced = expert_outputs.reduction == Reduction::unreduced;
+  result_.type = expert_outputs.result;
   result_.stride = c.result_gap > 0 ? result_row + c.result_gap : 0;
-  result_memory_ = Buffer(tokens * (unreduced ? c.config.top_k : 1) * (result_row + c.result_gap));
+  result_memory_ = GuardedBuffer(tokens * (unreduced ? c.config.top_k : 1) * (result_row + c.result_gap));
   result_.data = result_memory_.data();
 
-  options_.reduction = outcome.reduction;
+  options_.reduction = expert_outputs.reduction;
   options_.lane = c.lane;
   options_.sm_limit = c.sm_limit;
-  if (outcome.weighted) {
-    weights_ = Buffer(total * 4);
+  if (expert_outputs.weighted) {
+    weights_ = GuardedBuffer(total * 4);
     if (row_weights != nullptr)
       std::memcpy(weights_.data(), row_weights, static_cast<std::size_t>(total) * 4);
     options_.row_weights = weights_.as<float>();
   }
-  topk_weights_ = Buffer::of(outcome.ranks[rank_].topk_weights);
-  if (outcome.topk_weighted) options_.topk_weights = topk_weights_.as<float>();
-  row_values_ = Buffer::of(outcome.ranks[rank_].row_values);
-  route_values_ = Buffer(tokens * c.config.top_k * 4);
-  if (!c.values) return;
+  topk_weights_ = GuardedBuffer::of(expert_outputs.ranks[rank_].topk_weights);
+  if (expert_outputs.topk_weighted) options_.topk_weights = topk_weights_.as<float>();
+  row_values_ = GuardedBuffer::of(expert_outputs.ranks[rank_].row_values);
+  route_values_ = GuardedBuffer(tokens * c.config.top_k * 4);
+  if (!c.row_values) return;
   options_.row_values = row_values_.as<float>();
   options_.route_values = route_values_.as<float>();
 }
@@ -66,7 +67,7 @@ void CombineRun::receive() {
 }
 
 void CombineRun::run() {
-  if (case_.split) {
+  if (case_.split_phases) {
     send();
     receive();
   } else {
@@ -85,17 +86,18 @@ void CombineRun::require_guards() const {
 }
 
 void CombineRun::compare() const {
-  const std::int64_t row = case_.config.hidden * bytes_of(outcome_.result);
+  const std::int64_t row = case_.config.hidden * bytes_of(expert_outputs_.result);
   if (result_.data != nullptr) {
     std::vector<std::byte> image(result_memory_.bytes(), kPoison);
-    lay_rows(oracle::combined(case_.config, step_.positions, outcome_, rank_), row, result_.stride,
-             image.data());
-    result_memory_.require_image(image, static_cast<std::size_t>(bytes_of(outcome_.result)), "result");
+    copy_rows(oracle::combined(case_.config, step_.positions, expert_outputs_, rank_), row, result_.stride,
+              image.data());
+    result_memory_.require_contents(image, static_cast<std::size_t>(bytes_of(expert_outputs_.result)),
+                                    "result");
   }
   rows_.require_guards("outputs");
   if (options_.route_values == nullptr) return;
-  const std::vector<float> values = oracle::values_home(step_.positions, outcome_, rank_);
-  route_values_.require_image(bytes_of_values(values), sizeof(float), "route_values");
+  const std::vector<float> values = oracle::values_home(step_.positions, expert_outputs_, rank_);
+  route_values_.require_contents(bytes_of_values(values), sizeof(float), "route_values");
 }
 
 }  // namespace ferry::contract

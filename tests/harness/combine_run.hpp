@@ -1,4 +1,4 @@
-// One combine on one rank: the caller's memory, the call, and every byte compared with the reference.
+// Runs one combine on one rank and compares every output byte with the oracle.
 #pragma once
 
 #include <vector>
@@ -12,33 +12,33 @@ namespace ferry::contract {
 
 class CombineRun {
  public:
-  // `row_weights`: what arrived with the rows (DispatchResult::weight).
-  CombineRun(Exchange& exchange, const Case& c, const Step& step, const oracle::Outcome& outcome,
-             const Plan& plan, const float* row_weights);
+  // `row_weights`: the weights that dispatch returned (DispatchResult::weight), or null.
+  CombineRun(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
+             const oracle::Outcome& expert_outputs, const Plan& plan, const float* row_weights);
 
-  // The whole call, in halves if the case says so; then compares.
+  // The whole call, in two phases if the case says so, then compare() and SyncExchange::check().
   void run();
 
-  // The halves alone. After the send half the caller's rows are overwritten, as the contract allows.
+  // The phases alone. send() then overwrites the rows, which the contract allows from then on.
   void send();
   void receive();
   void compare() const;
-  void require_guards() const;  // of everything the call may write or read
-  void call();
+  void require_guards() const;  // of all memory that the call may access
+  void call();                  // the fused call alone
 
   CombineOptions& options() { return options_; }
   Result& result() { return result_; }
   Outputs& outputs() { return outputs_; }
-  const Buffer& result_memory() const { return result_memory_; }
+  const GuardedBuffer& result_memory() const { return result_memory_; }
 
  private:
-  Exchange& exchange_;
-  const Case& case_;
-  const Step& step_;
-  const oracle::Outcome& outcome_;
+  SyncExchange& exchange_;
+  const TestCase& case_;
+  const StepInputs& step_;
+  const oracle::Outcome& expert_outputs_;
   int rank_;
   Plan plan_;
-  Buffer rows_, weights_, topk_weights_, row_values_, result_memory_, route_values_;
+  GuardedBuffer rows_, weights_, topk_weights_, row_values_, result_memory_, route_values_;
   Outputs outputs_;
   Result result_;
   CombineOptions options_;

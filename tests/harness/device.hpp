@@ -1,5 +1,5 @@
-// The machine's devices, as tests of a device backend use them. A build without device code has none:
-// device_none.cpp stands in for device_cuda.cpp.
+// Access to the machine's GPUs for tests of device backends. device_cuda.cpp implements it; in a build
+// without CUDA, device_none.cpp reports that there is none.
 #pragma once
 
 #include <cstddef>
@@ -11,59 +11,61 @@
 namespace ferry::contract::device {
 
 // Whether this build has a device backend.
-bool built();
+bool is_built();
 
-// Why its tests cannot run here; empty: they can. Asks the file system and not the driver, because a process
-// that has started the driver cannot fork ranks any more.
-std::string why_not();
+// Why tests on devices cannot run here; empty if they can. Looks at /dev instead of asking the driver,
+// because a process that has started the driver can no longer fork ranks.
+std::string skip_reason();
 
 // Whether this process has started the driver.
-bool started();
+bool driver_started();
 
-// While one lives, a rank of this process works on a device: its thread's current device is that of
-// `local_rank`, and Buffers made meanwhile lie in the memory below.
-class Work {
+// Makes the calling thread a rank that works on a device: its current device becomes that of `local_rank`,
+// and GuardedBuffers created while the scope exists use allocate().
+class RankScope {
  public:
-  explicit Work(int local_rank);
-  ~Work();
-  Work(const Work&) = delete;
-  Work& operator=(const Work&) = delete;
+  explicit RankScope(int local_rank);
+  ~RankScope();
+  RankScope(const RankScope&) = delete;
+  RankScope& operator=(const RankScope&) = delete;
 };
-bool at_work();
 
-// A stream of the calling thread on the device of `local_rank`, which becomes the thread's current one.
+// Whether any RankScope exists in this process.
+bool rank_is_active();
+
+// The calling thread's stream on the device of `local_rank`, which becomes the thread's current device.
 Stream stream(int local_rank);
 
-// Lets the stream pause a little before what follows.
-void stall(Stream stream, std::int64_t microseconds);
+// Enqueues a host function that sleeps.
+void delay(Stream stream, std::int64_t microseconds);
 
-// Pinned host memory that kernels reach at the same address.
+// Pinned host memory that kernels access at the same address.
 std::byte* allocate(std::int64_t bytes);
 void release(std::byte* block);
 
-// FERRY_TEST_MEMORY: "pinned" (or not set) hands blocks to calls as they are; "device" hands over a twin in
-// the memory of the thread's device, filled before the call and read back after it.
-std::string memory_name();
+// FERRY_TEST_MEMORY: with "pinned" (the default) calls use allocate()'s blocks directly; with "device" they
+// use mirrors of them in device memory (device_mirror.hpp).
+std::string memory_kind();
 
-// What allocate() gave out, whole.
+// A block from allocate().
 struct Block {
   std::byte* host = nullptr;
-  std::byte* twin = nullptr;  // null: calls use `host`
-  std::int64_t bytes = 0;
+  std::byte* mirror = nullptr;  // in memory of the current device; null if calls use `host`
+  std::int64_t bytes = 0;       // 0: no block
 };
 
-// The block that a pointer of the host points into; no bytes: none.
+// The block that a host pointer points into, if any.
 Block block_of(const void* pointer);
 
-// The host's pointer for one into a twin; null if it is none.
+// The host address that corresponds to a pointer into a mirror; null for any other pointer.
 void* host_of(const void* pointer);
 
 bool in_device_memory(const void* pointer);
 
-// Returns when it is done.
+// Synchronous.
 void copy(void* to, const void* from, std::int64_t bytes);
 
-// Bytes of the current device's memory that somebody holds.
-std::int64_t bytes_held();
+// Allocated bytes of the current device's memory, by any process.
+std::int64_t memory_in_use();
 
 }  // namespace ferry::contract::device

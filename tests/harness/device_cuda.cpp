@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "harness/device.hpp"
+#include "harness/driver_environment.hpp"
 #include "harness/pinned_heap.hpp"
 #include "harness/require_success.hpp"
 #include "harness/test_stream.hpp"
@@ -15,25 +16,17 @@
 namespace ferry::contract::device {
 namespace {
 
-std::atomic<int> working{0};
-std::atomic<bool> driver_started{false};
+std::atomic<int> active_scopes{0};
+std::atomic<bool> driver_was_started{false};
 
-// Several ranks on a card: a queue for every stream, and no module loaded while kernels wait for one another.
-// Read by the driver when it starts, so set before main().
-const bool environment_set = [] {
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  return true;
-}();
-
-bool with_twins() {
+bool has_mirrors() {
   const char* memory = std::getenv("FERRY_TEST_MEMORY");
   return memory != nullptr && std::string(memory) == "device";
 }
 
-// Never taken down: the driver ends before static objects do.
-Heap& heap() {
-  static auto* const instance = new Heap(with_twins());
+// Never destroyed: the driver shuts down before static objects are destroyed.
+PinnedHeap& pinned_heap() {
+  static auto* const instance = new PinnedHeap(has_mirrors());
   return *instance;
 }
 
@@ -53,7 +46,7 @@ int current_device() {
 }
 
 cudaStream_t stream_of_thread() {
-  static thread_local std::map<int, OwnStream> streams;
+  static thread_local std::map<int, TestStream> streams;
   return streams[current_device()].get();
 }
 
@@ -63,11 +56,11 @@ void sleep_in_stream(void* microseconds) {
 
 }  // namespace
 
-bool built() {
+bool is_built() {
   return true;
 }
 
-std::string why_not() {
+std::string skip_reason() {
   if (!std::filesystem::exists("/dev/nvidiactl")) return "no GPU driver here: there is no /dev/nvidiactl";
   for (const auto& entry : std::filesystem::directory_iterator("/dev")) {
     const std::string name = entry.path().filename();
@@ -76,22 +69,22 @@ std::string why_not() {
   return "no GPU here: there is no /dev/nvidia0";
 }
 
-bool started() {
-  return driver_started;
+bool driver_started() {
+  return driver_was_started;
 }
 
-Work::Work(int local_rank) {
-  driver_started = true;
+RankScope::RankScope(int local_rank) {
+  driver_was_started = true;
   require_success(cudaSetDevice(device_of(local_rank)), "cudaSetDevice");
-  ++working;
+  ++active_scopes;
 }
 
-Work::~Work() {
-  --working;
+RankScope::~RankScope() {
+  --active_scopes;
 }
 
-bool at_work() {
-  return working > 0;
+bool rank_is_active() {
+  return active_scopes > 0;
 }
 
 Stream stream(int local_rank) {
@@ -99,30 +92,30 @@ Stream stream(int local_rank) {
   return {stream_of_thread()};
 }
 
-void stall(Stream stream, std::int64_t microseconds) {
+void delay(Stream stream, std::int64_t microseconds) {
   require_success(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream.handle), sleep_in_stream,
                                      reinterpret_cast<void*>(static_cast<std::intptr_t>(microseconds))),
                   "cudaLaunchHostFunc");
 }
 
 std::byte* allocate(std::int64_t bytes) {
-  return heap().take(bytes);
+  return pinned_heap().allocate(bytes);
 }
 
 void release(std::byte* block) {
-  heap().give_back(block);
+  pinned_heap().release(block);
 }
 
-std::string memory_name() {
-  return with_twins() ? "device" : "pinned";
+std::string memory_kind() {
+  return has_mirrors() ? "device" : "pinned";
 }
 
 Block block_of(const void* pointer) {
-  return heap().block_of(pointer, current_device());
+  return pinned_heap().block_of(pointer, current_device());
 }
 
 void* host_of(const void* pointer) {
-  return heap().host_of(pointer);
+  return pinned_heap().host_of(pointer);
 }
 
 bool in_device_memory(const void* pointer) {
@@ -138,7 +131,7 @@ void copy(void* to, const void* from, std::int64_t bytes) {
   require_success(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
-std::int64_t bytes_held() {
+std::int64_t memory_in_use() {
   std::size_t free = 0, total = 0;
   require_success(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   return static_cast<std::int64_t>(total - free);

@@ -1,5 +1,8 @@
-// What stands between a test's memory and a device backend: pointers as the call is to be given them, and
-// host copies of what it left in device memory. For host backends all of it passes through.
+// Lets tests written for host memory call a device backend.
+//
+// Tests keep inputs and outputs in GuardedBuffers. With FERRY_TEST_MEMORY=device each buffer has a mirror in
+// device memory: arguments are translated to it and its contents uploaded before the call, and downloaded
+// afterwards. For host backends every function returns its argument unchanged.
 #pragma once
 
 #include <cstdint>
@@ -7,56 +10,56 @@
 #include <vector>
 
 #include "ferry/exchange.hpp"
-#include "harness/guarded_buffer.hpp"
 #include "harness/device.hpp"
+#include "harness/guarded_buffer.hpp"
 
 namespace ferry::contract {
 
-class CallMemory {
+class DeviceMirror {
  public:
-  explicit CallMemory(bool on_device = false) : on_device_(on_device) {}
+  explicit DeviceMirror(bool on_device = false) : on_device_(on_device) {}
 
-  // A new call: what the last one was given is forgotten.
+  // Starts a call: forgets the arguments of the last one.
   void begin();
 
-  // Every argument of the call goes through one of these. Blocks with a twin are copied to it.
+  // Translates an argument of the call. On first use, uploads the block it points into.
   template <class T>
-  T* given(T* pointer) {
-    return static_cast<T*>(const_cast<void*>(give(pointer)));
+  T* translate(T* pointer) {
+    return static_cast<T*>(const_cast<void*>(device_pointer(pointer)));
   }
-  Tokens given(Tokens tokens);
-  Ids given(Ids ids);
-  Plan given(const Plan& plan);
-  DispatchOptions given(DispatchOptions options);
-  Outputs given(Outputs outputs);
-  Result given(Result result);
-  CombineOptions given(CombineOptions options);
+  Tokens translate(Tokens tokens);
+  Ids translate(Ids ids);
+  Plan translate(const Plan& plan);
+  DispatchOptions translate(DispatchOptions options);
+  Outputs translate(Outputs outputs);
+  Result translate(Result result);
+  CombineOptions translate(CombineOptions options);
 
-  // Before a receive half: twins are filled again, with what the test has made of its memory since.
-  void refresh();
+  // Uploads again, before a receive phase: the test may have changed its memory since the send phase.
+  void upload();
 
-  // After the call: twins are read back.
-  void bring_back();
+  // Copies every mirror back to its buffer, after the call.
+  void download();
 
-  // The same arrivals in host memory. Copies live until the next ones are made; given to a call, they stand
-  // for the originals. `rows` is the most there can be, in all groups together.
-  DispatchResult on_host(const DispatchResult& received, const Config& config, const Format& format,
+  // Copies a result to host memory. The copies live until the next to_host(); passed to a call, they are
+  // translated back to the originals. `rows`: capacity of all groups together.
+  DispatchResult to_host(const DispatchResult& received, const Config& config, const Format& format,
                          std::int64_t rows);
 
  private:
-  const void* give(const void* pointer);
+  const void* device_pointer(const void* pointer);
   const void* host_copy(const void* pointer, std::int64_t bytes);
 
   template <class T>
-  void bring(T*& pointer, std::int64_t count) {
+  void replace_by_host_copy(T*& pointer, std::int64_t count) {
     pointer = static_cast<T*>(const_cast<void*>(host_copy(pointer, count * std::int64_t{sizeof(T)})));
   }
 
   bool on_device_;
-  std::vector<device::Block> blocks_;             // that the call was given
-  std::vector<Buffer> plans_;                     // given ones that lay where no device reaches
-  std::map<const void*, const void*> originals_;  // of host copies
-  std::vector<Buffer> copies_;
+  std::vector<device::Block> blocks_;             // blocks that arguments of this call point into
+  std::vector<GuardedBuffer> plans_;              // copies of plans whose storage no device can access
+  std::map<const void*, const void*> originals_;  // from host copy to device memory
+  std::vector<GuardedBuffer> copies_;
 };
 
 }  // namespace ferry::contract

@@ -4,29 +4,29 @@
 
 namespace ferry::contract::device {
 
-bool built() {
+bool is_built() {
   return false;
 }
-std::string why_not() {
+std::string skip_reason() {
   return "this build has no device code";
 }
-bool started() {
+bool driver_started() {
   return false;
 }
-Work::Work(int) {}
-Work::~Work() = default;
-bool at_work() {
+RankScope::RankScope(int) {}
+RankScope::~RankScope() = default;
+bool rank_is_active() {
   return false;
 }
 Stream stream(int) {
   return {};
 }
-void stall(Stream, std::int64_t) {}
+void delay(Stream, std::int64_t) {}
 std::byte* allocate(std::int64_t) {
   return nullptr;
 }
 void release(std::byte*) {}
-std::string memory_name() {
+std::string memory_kind() {
   return "host";
 }
 Block block_of(const void*) {
@@ -41,7 +41,7 @@ bool in_device_memory(const void*) {
 void copy(void* to, const void* from, std::int64_t bytes) {
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
-std::int64_t bytes_held() {
+std::int64_t memory_in_use() {
   return 0;
 }
 

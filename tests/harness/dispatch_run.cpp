@@ -9,61 +9,61 @@
 
 namespace ferry::contract {
 
-DispatchRun::DispatchRun(Exchange& exchange, const Case& c, const Step& step)
+DispatchRun::DispatchRun(SyncExchange& exchange, const TestCase& c, const StepInputs& step)
     : exchange_(exchange),
       case_(c),
       step_(step),
       rank_(exchange.rank().index()),
-      mine_(step.global.ranks[rank_]),
-      positions_(step.positions.ranks[rank_]) {
+      my_inputs_(step.inputs.ranks[rank_]),
+      my_rows_(step.positions.ranks[rank_]) {
   const bool padded = c.config.layout == Layout::expert_padded;
-  capacity_rows_ = positions_.capacity * (padded ? static_cast<std::int64_t>(positions_.counts.size()) : 1);
-  make_inputs();
-  options_.format = step.global.format;
+  capacity_rows_ = my_rows_.capacity * (padded ? static_cast<std::int64_t>(my_rows_.counts.size()) : 1);
+  allocate_inputs();
+  options_.format = step.inputs.format;
   options_.lane = c.lane;
   options_.sm_limit = c.sm_limit;
-  options_.apply_weights = step.global.apply_weights;
-  if (c.caller_memory) make_memory();
+  options_.apply_weights = step.inputs.apply_weights;
+  if (c.caller_memory) allocate_outputs();
   if (!c.dots) return;
   dot_values_ = make_dot_rows(c, step, rank_);
-  dot_rows_ = strided_buffer(dot_values_, static_cast<std::int64_t>(positions_.rows.size()),
+  dot_rows_ = strided_buffer(dot_values_, static_cast<std::int64_t>(my_rows_.rows.size()),
                              c.config.hidden * bytes_of(c.config.combine_type), 0);
   options_.dot_rows = dot_rows_.data();
 }
 
-void DispatchRun::make_inputs() {
-  const auto row_bytes = oracle::input_row_bytes(step_.global.format, step_.global.type, case_.config.hidden);
-  tokens_.count = mine_.tokens;
-  tokens_.type = step_.global.type;
+void DispatchRun::allocate_inputs() {
+  const auto row_bytes = oracle::input_row_bytes(step_.inputs.format, step_.inputs.type, case_.config.hidden);
+  tokens_.count = my_inputs_.tokens;
+  tokens_.type = step_.inputs.type;
   for (std::size_t part = 0; part < row_bytes.size(); ++part) {
     const std::int64_t stride = case_.input_gap > 0 ? row_bytes[part] + case_.input_gap : 0;
-    inputs_.push_back(strided_buffer(mine_.parts[part], mine_.tokens, row_bytes[part], stride));
+    inputs_.push_back(strided_buffer(my_inputs_.parts[part], my_inputs_.tokens, row_bytes[part], stride));
     tokens_.parts[part] = inputs_.back().data();
     tokens_.strides[part] = stride;
   }
-  ids_ = Buffer(static_cast<std::int64_t>(mine_.ids.size()) * bytes_of(case_.ids));
-  for (std::size_t i = 0; i < mine_.ids.size(); ++i) {
-    if (case_.ids == IdType::int64) ids_.as<std::int64_t>()[i] = mine_.ids[i];
-    if (case_.ids == IdType::int32) ids_.as<std::int32_t>()[i] = static_cast<std::int32_t>(mine_.ids[i]);
+  ids_ = GuardedBuffer(static_cast<std::int64_t>(my_inputs_.ids.size()) * bytes_of(case_.ids));
+  for (std::size_t i = 0; i < my_inputs_.ids.size(); ++i) {
+    if (case_.ids == IdType::int64) ids_.as<std::int64_t>()[i] = my_inputs_.ids[i];
+    if (case_.ids == IdType::int32) ids_.as<std::int32_t>()[i] = static_cast<std::int32_t>(my_inputs_.ids[i]);
   }
-  weights_ = Buffer(static_cast<std::int64_t>(mine_.weights.size() * sizeof(float)));
-  std::copy(mine_.weights.begin(), mine_.weights.end(), weights_.as<float>());
+  weights_ = GuardedBuffer(static_cast<std::int64_t>(my_inputs_.weights.size() * sizeof(float)));
+  std::copy(my_inputs_.weights.begin(), my_inputs_.weights.end(), weights_.as<float>());
 }
 
-void DispatchRun::make_memory() {
+void DispatchRun::allocate_outputs() {
   const std::int64_t slots = case_.config.layout == Layout::rank_major ? case_.config.top_k : 1;
-  for (const oracle::PartShape& shape : oracle::arrived_shapes(step_.global, step_.positions, rank_)) {
+  for (const oracle::PartShape& shape : oracle::arrived_shapes(step_.inputs, step_.positions, rank_)) {
     parts_.emplace_back(shape.bytes_of(capacity_rows_));
     options_.memory.parts[parts_.size() - 1] = parts_.back().data();
   }
-  weight_ = Buffer(capacity_rows_ * slots * 4);
-  local_ids_ = Buffer(capacity_rows_ * slots * 4);
-  group_of_row_ = Buffer(capacity_rows_ * 4);
-  plan_ = Buffer(plan_bytes(case_.config, case_.ranks));
-  const auto groups = static_cast<std::int64_t>(positions_.counts.size());
-  counts_ = Buffer(groups * 4);
-  row_offsets_ = Buffer((groups + 1) * 4);
-  dots_ = Buffer(capacity_rows_ * 4);
+  weight_ = GuardedBuffer(capacity_rows_ * slots * 4);
+  local_ids_ = GuardedBuffer(capacity_rows_ * slots * 4);
+  group_of_row_ = GuardedBuffer(capacity_rows_ * 4);
+  plan_ = GuardedBuffer(plan_bytes(case_.config, case_.ranks));
+  const auto groups = static_cast<std::int64_t>(my_rows_.counts.size());
+  counts_ = GuardedBuffer(groups * 4);
+  row_offsets_ = GuardedBuffer((groups + 1) * 4);
+  dots_ = GuardedBuffer(capacity_rows_ * 4);
   options_.memory.weight = weight_.as<float>();
   options_.memory.local_ids =
       case_.config.layout == Layout::rank_major ? local_ids_.as<std::int32_t>() : nullptr;
@@ -75,7 +75,7 @@ void DispatchRun::make_memory() {
 }
 
 const float* DispatchRun::weights() {
-  return step_.global.weighted ? weights_.as<float>() : nullptr;
+  return step_.inputs.weighted ? weights_.as<float>() : nullptr;
 }
 
 Ids DispatchRun::ids() {
@@ -99,7 +99,7 @@ void DispatchRun::send(const Plan& plan) {
 }
 
 void DispatchRun::overwrite_inputs() {
-  for (Buffer& part : inputs_) part.fill(kNan);
+  for (GuardedBuffer& part : inputs_) part.fill(kNan);
   ids_.fill(std::byte{0});
   weights_.fill(kNan);
   inputs_overwritten_ = true;
@@ -110,7 +110,7 @@ void DispatchRun::receive() {
 }
 
 void DispatchRun::run() {
-  if (case_.split) {
+  if (case_.split_phases) {
     send();
     receive();
   } else {
@@ -120,20 +120,20 @@ void DispatchRun::run() {
   if (!case_.config.check_calls) require_diagnostics(exchange_, case_.lane, step_.positions);
 }
 
-void DispatchRun::run_by(const Plan& plan) {
-  if (case_.split) {
+void DispatchRun::run_with_plan(const Plan& plan) {
+  if (case_.split_phases) {
     send(plan);
     receive();
   } else {
     call(plan);
   }
   compare();
-  exchange_.check(case_.lane);  // what the ids led to was reported when the plan was made
+  exchange_.check(case_.lane);  // bad ids were reported when the plan was made
 }
 
 void DispatchRun::run_backward(const Plan& plan, float* d_weights) {
   DispatchOptions options = options_;
-  options.apply_weights = false;  // both are what the operation is about
+  options.apply_weights = false;  // the operation itself applies weights and computes dots
   options.dot_rows = nullptr;
   received_ = exchange_.combine_backward(tokens_, plan, weights(),
                                          {dot_rows_.data(), case_.config.combine_type}, d_weights, options);
@@ -141,7 +141,7 @@ void DispatchRun::run_backward(const Plan& plan, float* d_weights) {
 }
 
 void DispatchRun::require_guards() const {
-  for (const Buffer& part : parts_) part.require_guards("part");
+  for (const GuardedBuffer& part : parts_) part.require_guards("part");
   weight_.require_guards("weight");
   local_ids_.require_guards("local_ids");
   group_of_row_.require_guards("group_of_row");
@@ -153,39 +153,40 @@ void DispatchRun::require_guards() const {
 
 void DispatchRun::compare() {
   compare_groups();
-  compare_notes();
+  compare_metadata();
   compare_plan();
-  const auto parts = static_cast<int>(oracle::arrived_shapes(step_.global, step_.positions, rank_).size());
+  const auto parts = static_cast<int>(oracle::arrived_shapes(step_.inputs, step_.positions, rank_).size());
   for (int part = 0; part < parts; ++part) compare_part(part);
   if (!inputs_overwritten_) compare_inputs();
 }
 
 const std::byte* DispatchRun::row(int part, std::int64_t row) const {
-  const ReceivedPart& arrived = received_.parts[part];
-  return static_cast<const std::byte*>(arrived.data) + row * arrived.row_bytes;
+  const ReceivedPart& received = received_.parts[part];
+  return static_cast<const std::byte*>(received.data) + row * received.row_bytes;
 }
 
 void DispatchRun::compare_groups() const {
-  const auto groups = static_cast<int>(positions_.counts.size());
+  const auto groups = static_cast<int>(my_rows_.counts.size());
   require_equal(received_.groups, groups, "groups");
-  require_equal(received_.capacity, positions_.capacity, "capacity");
-  require_equal(exchange_.capacity(), positions_.capacity, "Exchange::capacity");
+  require_equal(received_.capacity, my_rows_.capacity, "capacity");
+  require_equal(exchange_.capacity(), my_rows_.capacity, "Exchange::capacity");
   if (case_.caller_memory) {
     const bool given = static_cast<const void*>(received_.counts) == counts_.data() &&
                        static_cast<const void*>(received_.row_offsets) == row_offsets_.data();
-    require(given, "counts or row_offsets: not in the memory that was given");
+    require(given, "counts or row_offsets: not in the memory of the caller");
   }
-  require_equal_lists<std::int32_t>(received_.counts, positions_.counts, "counts");
-  require_equal_lists<std::int32_t>(received_.row_offsets, positions_.row_offsets, "row_offsets");
-  require_equal_lists<std::int32_t>(received_.group_expert, positions_.group_expert, "group_expert");
-  require_equal(*received_.total, positions_.row_offsets.back(), "total");
+  require_equal_lists<std::int32_t>(received_.counts, my_rows_.counts, "counts");
+  require_equal_lists<std::int32_t>(received_.row_offsets, my_rows_.row_offsets, "row_offsets");
+  require_equal_lists<std::int32_t>(received_.group_expert, my_rows_.group_expert, "group_expert");
+  require_equal(*received_.total, my_rows_.row_offsets.back(), "total");
   require(received_.host != nullptr, "no host totals");
-  require_equal(received_.host->total, positions_.row_offsets.back(), "host total");
+  require_equal(received_.host->total, my_rows_.row_offsets.back(), "host total");
   require_equal(received_.host->call, received_.call, "host call number");
 }
 
-// What memory holds where the call must not write: poison in the caller's own; the lane's may hold anything.
-std::vector<std::byte> DispatchRun::background(const void* memory, std::int64_t bytes) const {
+// The expected content of bytes that the call must not write: poison in the caller's memory. Memory of the
+// lane may hold anything, so its current content counts as expected.
+std::vector<std::byte> DispatchRun::unwritten(const void* memory, std::int64_t bytes) const {
   if (case_.caller_memory) return std::vector<std::byte>(bytes, kPoison);
   const auto* from = static_cast<const std::byte*>(memory);
   return {from, from + bytes};
@@ -193,7 +194,7 @@ std::vector<std::byte> DispatchRun::background(const void* memory, std::int64_t 
 
 namespace {
 
-// Writes the values of rows that are defined into an image.
+// Copies the values of defined rows into `image`.
 template <class T>
 void overlay(const std::vector<oracle::RowInfo>& rows, const std::vector<T>& values, std::int64_t per_row,
              std::vector<std::byte>& image) {
@@ -220,32 +221,33 @@ void compare_sources(const std::vector<oracle::RowInfo>& rows, const Source* sou
 
 }  // namespace
 
-void DispatchRun::compare_notes() const {
+void DispatchRun::compare_metadata() const {
   const std::int64_t slots = case_.config.layout == Layout::rank_major ? case_.config.top_k : 1;
-  const oracle::RowMetadata notes = oracle::row_metadata(step_.global, step_.positions, rank_);
-  compare_sources(positions_.rows, received_.source, "source");
+  const oracle::RowMetadata metadata = oracle::row_metadata(step_.inputs, step_.positions, rank_);
+  compare_sources(my_rows_.rows, received_.source, "source");
 
-  const auto compare_note = [&](const char* what, const void* memory, const Buffer& mine, const auto& values,
-                                std::int64_t per_row) {
-    require(memory != nullptr, what, ": none arrived");
-    require(!case_.caller_memory || memory == mine.data(), what, ": not in the memory that was given");
+  const auto compare_array = [&](const char* what, const void* memory, const GuardedBuffer& mine,
+                                 const auto& values, std::int64_t per_row) {
+    require(memory != nullptr, what, ": null pointer");
+    require(!case_.caller_memory || memory == mine.data(), what, ": not in the memory of the caller");
     const std::int64_t bytes =
         (case_.caller_memory ? capacity_rows_ * per_row * 4 : std::int64_t(values.size()) * 4);
-    std::vector<std::byte> image = background(memory, bytes);
-    overlay(positions_.rows, values, per_row, image);
+    std::vector<std::byte> image = unwritten(memory, bytes);
+    overlay(my_rows_.rows, values, per_row, image);
     require_equal_bytes({static_cast<const std::byte*>(memory), static_cast<std::size_t>(bytes)}, image, 4,
                         what);
     if (case_.caller_memory) mine.require_guards(what);
   };
-  const bool anyone = std::any_of(step_.global.ranks.begin(), step_.global.ranks.end(),
-                                  [](const oracle::RankInputs& inputs) { return inputs.tokens > 0; });
-  if (step_.global.weighted && anyone) compare_note("weight", received_.weight, weight_, notes.weight, slots);
-  require(step_.global.weighted || received_.weight == nullptr, "weights arrived that nobody gave");
+  const bool any_tokens = std::any_of(step_.inputs.ranks.begin(), step_.inputs.ranks.end(),
+                                      [](const oracle::RankInputs& inputs) { return inputs.tokens > 0; });
+  if (step_.inputs.weighted && any_tokens)
+    compare_array("weight", received_.weight, weight_, metadata.weight, slots);
+  require(step_.inputs.weighted || received_.weight == nullptr, "weights received that no rank gave");
   if (slots > 1 || case_.config.layout == Layout::rank_major) {
-    compare_note("local_ids", received_.local_ids, local_ids_, notes.local_ids, slots);
+    compare_array("local_ids", received_.local_ids, local_ids_, metadata.local_ids, slots);
   }
   if (case_.caller_memory) {
-    compare_note("group_of_row", received_.group_of_row, group_of_row_, notes.group_of_row, 1);
+    compare_array("group_of_row", received_.group_of_row, group_of_row_, metadata.group_of_row, 1);
     plan_.require_guards("plan");
     counts_.require_guards("counts");
     row_offsets_.require_guards("row_offsets");
@@ -254,35 +256,35 @@ void DispatchRun::compare_notes() const {
   if (!case_.dots) return;
   require(received_.dots != nullptr, "no dots");
   require(!case_.caller_memory || static_cast<const void*>(received_.dots) == dots_.data(),
-          "dots: not in the memory that was given");
+          "dots: not in the memory of the caller");
   const std::vector<float> dots =
-      oracle::row_dots(step_.global, step_.positions, rank_, dot_values_.data(), case_.config.combine_type);
+      oracle::row_dots(step_.inputs, step_.positions, rank_, dot_values_.data(), case_.config.combine_type);
   const std::size_t bytes = dots.size() * sizeof(float);
   const auto* got = reinterpret_cast<const std::byte*>(received_.dots);
   std::vector<std::byte> image(got, got + bytes);
-  overlay(positions_.rows, dots, 1, image);
+  overlay(my_rows_.rows, dots, 1, image);
   require_equal_bytes({got, bytes}, image, 4, "dots");
 }
 
 void DispatchRun::compare_part(int part) const {
   const std::string what = str("part ", part);
-  const oracle::PartShape shape = oracle::arrived_shapes(step_.global, step_.positions, rank_)[part];
-  const ReceivedPart& arrived = received_.parts[part];
-  require_equal(arrived.row_bytes, shape.element_bytes, what, ": row_bytes");
-  require_equal(arrived.leading_dimension, shape.leading_dimension, what, ": leading_dimension");
-  require(part > 0 || arrived.data == received_.data, "data is not part 0");
+  const oracle::PartShape shape = oracle::arrived_shapes(step_.inputs, step_.positions, rank_)[part];
+  const ReceivedPart& received = received_.parts[part];
+  require_equal(received.row_bytes, shape.element_bytes, what, ": row_bytes");
+  require_equal(received.leading_dimension, shape.leading_dimension, what, ": leading_dimension");
+  require(part > 0 || received.data == received_.data, "data is not part 0");
   const std::int64_t rows =
-      case_.caller_memory ? capacity_rows_ : static_cast<std::int64_t>(positions_.rows.size());
+      case_.caller_memory ? capacity_rows_ : static_cast<std::int64_t>(my_rows_.rows.size());
   const std::int64_t bytes = shape.bytes_of(rows);
-  std::vector<std::byte> image = background(arrived.data, bytes);
-  oracle::write_part(step_.global, step_.positions, rank_, part, image.data());
+  std::vector<std::byte> image = unwritten(received.data, bytes);
+  oracle::write_part(step_.inputs, step_.positions, rank_, part, image.data());
   const auto unit = static_cast<std::size_t>(shape.element_bytes);
   if (!case_.caller_memory) {
-    return require_equal_bytes({static_cast<const std::byte*>(arrived.data), static_cast<std::size_t>(bytes)},
-                               image, unit, what);
+    return require_equal_bytes(
+        {static_cast<const std::byte*>(received.data), static_cast<std::size_t>(bytes)}, image, unit, what);
   }
-  require(arrived.data == parts_[part].data(), what, ": not in the memory that was given");
-  parts_[part].require_image(image, unit, what);
+  require(received.data == parts_[part].data(), what, ": not in the memory of the caller");
+  parts_[part].require_contents(image, unit, what);
 }
 
 void DispatchRun::compare_plan() const {
@@ -290,14 +292,14 @@ void DispatchRun::compare_plan() const {
   const oracle::RowPositions& all = step_.positions;
   require_equal(plan.rank(), rank_, "plan rank");
   require_equal(plan.ranks(), case_.ranks, "plan ranks");
-  require_equal(plan.tokens(), mine_.tokens, "plan tokens");
-  require_equal(plan.total(), positions_.row_offsets.back(), "plan total");
+  require_equal(plan.tokens(), my_inputs_.tokens, "plan tokens");
+  require_equal(plan.total(), my_rows_.row_offsets.back(), "plan total");
   require_equal(plan.dropped(), all.overflow.dropped, "plan dropped");
-  require_equal(plan.placement_version(), step_.global.config.placement.version(), "plan placement version");
+  require_equal(plan.placement_version(), step_.inputs.config.placement.version(), "plan placement version");
   require_equal_lists<std::int32_t>(plan.counts().data(), all.counts, "plan counts");
   require_equal_lists<std::int32_t>(plan.tokens_between().data(), all.tokens_between, "plan tokens_between");
-  compare_sources(positions_.rows, plan.sources().data(), "plan sources");
-  for (int token = 0; token < mine_.tokens; ++token) {
+  compare_sources(my_rows_.rows, plan.sources().data(), "plan sources");
+  for (int token = 0; token < my_inputs_.tokens; ++token) {
     for (int slot = 0; slot < case_.config.top_k; ++slot) {
       const oracle::RouteTarget& route = all.route(rank_, token, slot);
       require_equal(plan.destination(token, slot), route.destination, "destination of token ", token,
@@ -310,9 +312,10 @@ void DispatchRun::compare_plan() const {
 void DispatchRun::compare_inputs() const {
   for (std::size_t part = 0; part < inputs_.size(); ++part) {
     const std::int64_t row_bytes =
-        oracle::input_row_bytes(step_.global.format, step_.global.type, case_.config.hidden)[part];
-    const Buffer fresh = strided_buffer(mine_.parts[part], mine_.tokens, row_bytes, tokens_.strides[part]);
-    require_equal_bytes(inputs_[part].span(), fresh.span(), 1, "the caller's tokens");
+        oracle::input_row_bytes(step_.inputs.format, step_.inputs.type, case_.config.hidden)[part];
+    const GuardedBuffer expected =
+        strided_buffer(my_inputs_.parts[part], my_inputs_.tokens, row_bytes, tokens_.strides[part]);
+    require_equal_bytes(inputs_[part].span(), expected.span(), 1, "the caller's tokens");
   }
 }
 
@@ -335,7 +338,7 @@ void require_bad_id(const BadId& got, const BadId& expected) {
 
 }  // namespace
 
-void require_diagnostics(Exchange& exchange, int lane, const oracle::RowPositions& positions) {
+void require_diagnostics(SyncExchange& exchange, int lane, const oracle::RowPositions& positions) {
   const BadId& bad = positions.bad_ids[exchange.rank().index()];
   try {
     exchange.check(lane);

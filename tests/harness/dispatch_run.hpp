@@ -1,5 +1,4 @@
-// One dispatch on one rank: the caller's memory, the call, and every defined byte compared with the
-// reference.
+// Runs one dispatch on one rank and compares every defined output byte with the oracle.
 #pragma once
 
 #include <array>
@@ -15,24 +14,25 @@ namespace ferry::contract {
 
 class DispatchRun {
  public:
-  DispatchRun(Exchange& exchange, const Case& c, const Step& step);
+  DispatchRun(SyncExchange& exchange, const TestCase& c, const StepInputs& step);
 
-  // The whole call, in halves if the case says so; then compares and checks what check() reports.
+  // The whole call, in two phases if the case says so, then compare() and the errors that check() must
+  // report.
   void run();
-  // The same, by a plan instead of ids.
-  void run_by(const Plan& plan);
+  // The same, with a plan instead of expert ids.
+  void run_with_plan(const Plan& plan);
 
-  // combine_backward: the case must weigh rows and want dots. Compares the rows; d_weights is the caller's to
-  // compare.
+  // combine_backward; the case must have `apply_weights` and `dots`. Compares the rows; the caller compares
+  // `d_weights`.
   void run_backward(const Plan& plan, float* d_weights);
 
-  // The halves alone. After the send half the caller's inputs are overwritten, as the contract allows.
+  // The phases alone. send() then overwrites the inputs, which the contract allows from then on.
   void send(const Plan& plan = {});
   void receive();
   void compare();
-  void require_guards() const;  // of all memory that the caller gave
+  void require_guards() const;  // of all memory that was given to the call
 
-  // The call as it stands, for tests that want it to fail.
+  // The fused call alone, for tests in which it must fail.
   DispatchResult call(const Plan& plan = {});
 
   DispatchOptions& options() { return options_; }
@@ -41,33 +41,33 @@ class DispatchRun {
   Ids ids();
 
   const DispatchResult& received() const { return received_; }
-  const std::vector<Buffer>& part_memory() const { return parts_; }
-  // The arrivals' defined values of part `part` of a row, for tests with an idea of their own.
+  const std::vector<GuardedBuffer>& part_memory() const { return parts_; }
+  // Part `part` of a received row.
   const std::byte* row(int part, std::int64_t row) const;
 
  private:
-  void make_inputs();
-  void make_memory();
+  void allocate_inputs();
+  void allocate_outputs();
   void overwrite_inputs();
   void compare_groups() const;
-  void compare_notes() const;
+  void compare_metadata() const;
   void compare_part(int part) const;
   void compare_plan() const;
   void compare_inputs() const;
-  std::vector<std::byte> background(const void* memory, std::int64_t bytes) const;
+  std::vector<std::byte> unwritten(const void* memory, std::int64_t bytes) const;
 
-  Exchange& exchange_;
-  const Case& case_;
-  const Step& step_;
+  SyncExchange& exchange_;
+  const TestCase& case_;
+  const StepInputs& step_;
   int rank_;
-  const oracle::RankInputs& mine_;
-  const oracle::RankRows& positions_;
-  std::int64_t capacity_rows_;  // all groups together
+  const oracle::RankInputs& my_inputs_;
+  const oracle::RankRows& my_rows_;
+  std::int64_t capacity_rows_;  // of all groups together
 
-  std::vector<Buffer> inputs_;
-  Buffer ids_, weights_, dot_rows_;
-  std::vector<Buffer> parts_;
-  Buffer weight_, local_ids_, group_of_row_, plan_, counts_, row_offsets_, dots_;
+  std::vector<GuardedBuffer> inputs_;
+  GuardedBuffer ids_, weights_, dot_rows_;
+  std::vector<GuardedBuffer> parts_;
+  GuardedBuffer weight_, local_ids_, group_of_row_, plan_, counts_, row_offsets_, dots_;
   std::vector<std::byte> dot_values_;
   Tokens tokens_;
   DispatchOptions options_;
@@ -75,7 +75,7 @@ class DispatchRun {
   DispatchResult received_;
 };
 
-// Calls check() and compares what it throws with what the step must lead to.
-void require_diagnostics(Exchange& exchange, int lane, const oracle::RowPositions& positions);
+// Requires that check() reports exactly the overflow and bad ids that the oracle expects.
+void require_diagnostics(SyncExchange& exchange, int lane, const oracle::RowPositions& positions);
 
 }  // namespace ferry::contract

@@ -1,4 +1,4 @@
-// Elementwise experts for tests that look at a whole layer: expert e multiplies by a number of its own.
+// Experts for tests of a whole layer: expert e multiplies every value by expert_factor(e).
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,17 @@
 
 namespace ferry::contract {
 
-inline float factor_of(int expert) {
+inline float expert_factor(int expert) {
   return 0.5f + 0.37f * static_cast<float>(expert % 11);
 }
 
-// What expert `expert` makes of one value.
+// The output of `expert` for one input value.
 inline float expert_value(int expert, float x, DType type) {
-  return oracle::rounded(type, factor_of(expert) * x);
+  return oracle::rounded(type, expert_factor(expert) * x);
 }
 
-// The experts' rows for arrivals of an expert layout whose values are of `type`: [total, hidden], dense.
+// The experts' outputs for received rows, in an expert layout, whose values are of `type`: [total, hidden],
+// dense.
 inline std::vector<std::byte> apply_experts(const DispatchResult& rows, int hidden, DType type) {
   const std::int64_t size = bytes_of(type);
   std::vector<std::byte> outputs(*rows.total * hidden * size);

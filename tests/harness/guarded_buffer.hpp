@@ -1,5 +1,5 @@
-// Memory of the caller as a test sees it: poisoned before a call, with guards around it. Made while a rank
-// works on a device, it is memory that devices reach.
+// Memory that a test hands to a call: filled with poison before the call, with guard bytes on both sides.
+// Created while a device::RankScope exists, it is pinned host memory that devices can access.
 #pragma once
 
 #include <algorithm>
@@ -12,23 +12,23 @@
 
 namespace ferry::contract {
 
-inline constexpr std::byte kPoison{0x7F};  // what outputs hold before a call
-inline constexpr std::byte kNan{0xFF};     // every value of these bytes is NaN: rows that must not be read
+inline constexpr std::byte kPoison{0x7F};  // fills outputs before a call
+inline constexpr std::byte kNan{0xFF};  // fills rows that must not be read: NaN in every floating-point type
 
-class Buffer {
+class GuardedBuffer {
  public:
-  explicit Buffer(std::int64_t bytes = 0, std::byte fill = kPoison);
+  explicit GuardedBuffer(std::int64_t bytes = 0, std::byte fill = kPoison);
 
-  // A buffer that holds these values.
+  // A buffer that holds a copy of `values`.
   template <class T>
-  static Buffer of(const std::vector<T>& values) {
-    Buffer buffer(static_cast<std::int64_t>(values.size() * sizeof(T)));
+  static GuardedBuffer of(const std::vector<T>& values) {
+    GuardedBuffer buffer(static_cast<std::int64_t>(values.size() * sizeof(T)));
     std::copy(values.begin(), values.end(), buffer.as<T>());
     return buffer;
   }
 
-  std::byte* data() { return block_.get() + kGuard; }
-  const std::byte* data() const { return block_.get() + kGuard; }
+  std::byte* data() { return block_.get() + kGuardBytes; }
+  const std::byte* data() const { return block_.get() + kGuardBytes; }
   std::int64_t bytes() const { return bytes_; }
   std::span<const std::byte> span() const { return {data(), static_cast<std::size_t>(bytes_)}; }
 
@@ -39,14 +39,16 @@ class Buffer {
 
   void fill(std::byte value);
 
-  // Throws Mismatch when a guard has changed.
+  // @throws Mismatch if a guard byte changed.
   void require_guards(const std::string& what) const;
 
-  // Throws Mismatch when a guard or any byte differs.
-  void require_image(const std::vector<std::byte>& expected, std::size_t unit, const std::string& what) const;
+  // @throws Mismatch if a guard byte changed or the contents differ. `unit`: bytes per element, for the
+  // message.
+  void require_contents(const std::vector<std::byte>& expected, std::size_t unit,
+                        const std::string& what) const;
 
  private:
-  static constexpr std::int64_t kGuard = 192;  // keeps data() at a multiple of 64
+  static constexpr std::int64_t kGuardBytes = 192;  // a multiple of 64: data() is aligned to 64 bytes
 
   struct Free {
     bool on_device = false;
@@ -57,19 +59,20 @@ class Buffer {
   std::int64_t bytes_;
 };
 
-// Values as bytes.
+using Buffer = GuardedBuffer;  // for tests/capi
+
 template <class T>
 std::vector<std::byte> bytes_of_values(const std::vector<T>& values) {
   const auto bytes = std::as_bytes(std::span(values));
   return {bytes.begin(), bytes.end()};
 }
 
-// Dense rows laid out with `stride` bytes from row to row; what lies between is poison.
-void lay_rows(const std::vector<std::byte>& dense, std::int64_t row_bytes, std::int64_t stride,
-              std::byte* to);
+// Copies dense rows to rows that lie `stride` bytes apart (0: dense). Bytes between rows are left alone.
+void copy_rows(const std::vector<std::byte>& dense, std::int64_t row_bytes, std::int64_t stride,
+               std::byte* to);
 
-// A buffer of `rows` rows with `stride` (0: dense).
-Buffer strided_buffer(const std::vector<std::byte>& dense, std::int64_t rows, std::int64_t row_bytes,
-                      std::int64_t stride);
+// A buffer of `rows` rows that lie `stride` bytes apart (0: dense), with poison between them.
+GuardedBuffer strided_buffer(const std::vector<std::byte>& dense, std::int64_t rows, std::int64_t row_bytes,
+                             std::int64_t stride);
 
 }  // namespace ferry::contract

@@ -1,11 +1,12 @@
 #include "harness/harness.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <optional>
 
-#include "backends/cpu/chunk_schedule.hpp"
+#include "group/rank_state.hpp"
 #include "harness/device.hpp"
 #include "harness/program_ranks.hpp"
 #include "oracle/combine.hpp"
@@ -14,96 +15,100 @@
 
 namespace ferry::contract {
 
-std::string name_of(const Setup& setup) {
-  switch (setup.ranks) {
-    case RanksAre::threads:
+std::string describe(const Setup& setup) {
+  switch (setup.rank_kind) {
+    case RankKind::threads:
       return str(to_string(setup.backend), ", threads");
-    case RanksAre::processes:
+    case RankKind::processes:
       return str(to_string(setup.backend), ", processes");
-    case RanksAre::persistent_processes:
-      return str(to_string(setup.backend), ", lasting processes");
+    case RankKind::persistent_processes:
+      return str(to_string(setup.backend), ", persistent processes");
   }
   return "unknown";
 }
 
-std::vector<Setup> device_setups(RanksAre ranks) {
-  if (!device::built()) return {};
-  return {{BackendKind::cuda, ranks}};
+std::vector<Setup> device_setups(RankKind rank_kind) {
+  if (!device::is_built()) return {};
+  return {{BackendKind::cuda, rank_kind}};
 }
 
-std::string why_not(const Setup& setup) {
+std::string skip_reason(const Setup& setup) {
   if (setup.backend != BackendKind::cuda) return {};
-  const bool forks = setup.ranks != RanksAre::threads && !program_ranks().is_rank();
-  if (forks && device::started()) return "this process has started the driver and cannot fork ranks";
-  return device::why_not();
+  const bool forks = setup.rank_kind != RankKind::threads && !program_ranks().is_rank();
+  if (forks && device::driver_started()) return "this process has started the driver and cannot fork ranks";
+  return device::skip_reason();
 }
 
 std::uint64_t seed_of(std::uint64_t number) {
   return Random::of({test::seed(), number}).next();
 }
 
-// What is played decides, so that it is the same when a case is played alone: chunks of one row or of a few,
-// and calls that are one chunk.
-std::int64_t draw_chunk_budget(const std::string& what) {
-  Random random = Random::of({std::hash<std::string>()(what)});
-  return random.pick({std::int64_t{1}, std::int64_t{1} << random.between(10, 18), std::int64_t{8} << 20});
+int number_from_environment(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : otherwise;
 }
 
 namespace {
 
-Group make_group(const Setup& setup, int ranks) {
-  return setup.ranks == RanksAre::processes ? Group::processes(ranks) : Group::threads(ranks);
+// Draws how many bytes the CPU backend copies at a time: one row, several rows, or a whole call. A function
+// of `what`, so that a case that is run alone gets the same.
+std::int64_t draw_chunk_budget(const std::string& what) {
+  Random random = Random::of({std::hash<std::string>()(what)});
+  return random.pick({std::int64_t{1}, std::int64_t{1} << random.between(10, 18), std::int64_t{8} << 20});
 }
 
 }  // namespace
 
 void run_ranks(const Setup& setup, int ranks, const std::string& what,
                const std::function<void(Rank)>& body) {
-  cpu::chunk_budget = draw_chunk_budget(what);
-  const auto play_as = [&](Rank rank) {
+  const std::int64_t chunk_budget = draw_chunk_budget(what);
+  const auto run_as_rank = [&](Rank rank) {
+    rank.state().set_chunk_budget(chunk_budget);
     try {
-      std::optional<device::Work> work;
-      if (setup.backend == BackendKind::cuda) work.emplace(rank.topology().local_rank_of(rank.index()));
+      std::optional<device::RankScope> scope;
+      if (setup.backend == BackendKind::cuda) scope.emplace(rank.topology().local_rank_of(rank.index()));
       body(rank);
     } catch (const Mismatch& mismatch) {
       throw Mismatch(str("rank ", rank.index(), ": ", mismatch.what()));
     }
   };
   try {
-    if (setup.ranks == RanksAre::persistent_processes) {
-      program_ranks().run(ranks, play_as);
+    if (setup.rank_kind == RankKind::persistent_processes) {
+      program_ranks().run(ranks, run_as_rank);
     } else {
-      make_group(setup, ranks).run(play_as);
+      Group group = setup.rank_kind == RankKind::processes ? Group::processes(ranks) : Group::threads(ranks);
+      group.run(run_as_rank);
     }
   } catch (const std::exception& error) {
-    ADD_FAILURE() << name_of(setup) << ", FERRY_SEED=" << test::seed()
-                  << ", FERRY_TEST_MEMORY=" << device::memory_name() << ", chunks of " << cpu::chunk_budget
+    ADD_FAILURE() << describe(setup) << ", FERRY_SEED=" << test::seed()
+                  << ", FERRY_TEST_MEMORY=" << device::memory_kind() << ", chunks of " << chunk_budget
                   << " bytes\n"
                   << what << "\n"
                   << error.what();
-    // The others are no longer where this rank is.
-    if (program_ranks().is_rank()) program_ranks().end_test(true);
+    // The other ranks no longer run the same code: this process exits.
+    if (program_ranks().is_rank()) program_ranks().finish_test(true);
   }
 }
 
-Plan play_step(Exchange& exchange, const Case& c, const Step& step, const oracle::Outcome& outcome) {
+Plan dispatch_and_combine(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
+                          const oracle::Outcome& expert_outputs) {
   DispatchRun dispatch(exchange, c, step);
   dispatch.run();
-  CombineRun(exchange, c, step, outcome, dispatch.received().plan, dispatch.received().weight).run();
+  CombineRun(exchange, c, step, expert_outputs, dispatch.received().plan, dispatch.received().weight).run();
   return dispatch.received().plan.copy();
 }
 
-void play_route_values(Exchange& exchange, const Case& c, const Step& step, const Plan& plan) {
+void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInputs& step, const Plan& plan) {
   const int rank = exchange.rank().index();
   std::vector<std::vector<float>> values;
   for (int source = 0; source < c.ranks; ++source) {
     Random random = Random::of({c.seed, 99, static_cast<std::uint64_t>(source)});
     values.push_back(random_floats(random, step.positions.tokens(source) * c.config.top_k));
   }
-  Buffer mine(static_cast<std::int64_t>(values[rank].size()) * 4);
+  GuardedBuffer mine(static_cast<std::int64_t>(values[rank].size()) * 4);
   std::copy(values[rank].begin(), values[rank].end(), mine.as<float>());
   const std::vector<oracle::RowInfo>& rows = step.positions.ranks[rank].rows;
-  Buffer got(static_cast<std::int64_t>(rows.size()) * 4);
+  GuardedBuffer got(static_cast<std::int64_t>(rows.size()) * 4);
   exchange.route_values(mine.as<float>(), plan, got.as<float>(), c.lane);
   got.require_guards("row values");
   const std::vector<float> expected = oracle::values_at_rows(step.positions, values, rank);
@@ -113,80 +118,83 @@ void play_route_values(Exchange& exchange, const Case& c, const Step& step, cons
   }
 }
 
-bool play(const Setup& setup, const Case& c, const Step& step) {
-  const oracle::Outcome outcome = make_outcome(c, step);
+bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step) {
+  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
   const bool failed_before = testing::Test::HasFailure();
   run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
-    Exchange exchange(rank, c.config);
-    play_step(exchange, c, step, outcome);
+    SyncExchange exchange(rank, c.config);
+    dispatch_and_combine(exchange, c, step, expert_outputs);
   });
   return failed_before || !testing::Test::HasFailure();
 }
 
-bool play(const Setup& setup, Case c) {
+bool run_case(const Setup& setup, TestCase c) {
   c.config.backend = setup.backend;
-  return play(setup, c, make_step(c));
+  return run_case(setup, c, make_inputs(c));
 }
 
 namespace {
 
-void require_traffic(const Exchange& exchange, const Case& c, const std::vector<const Step*>& played) {
+void require_traffic(const SyncExchange& exchange, const TestCase& c,
+                     const std::vector<const StepInputs*>& steps) {
   const int rank = exchange.rank().index();
   std::int64_t sent = 0, returned = 0;
-  for (const Step* step : played) {
+  for (const StepInputs* step : steps) {
     sent += oracle::dispatch_messages(step->positions, rank);
     returned += oracle::combine_messages(step->positions, rank, c.reduction);
   }
-  require_equal(exchange.wire_counts().dispatch_messages, sent, "messages of dispatches");
-  require_equal(exchange.wire_counts().combine_messages, returned, "messages of combines");
+  require_equal(exchange.wire_counts().dispatch_messages, sent, "dispatch messages");
+  require_equal(exchange.wire_counts().combine_messages, returned, "combine messages");
 }
 
-void require_load(const Exchange& exchange, const Case& c, const std::vector<const Step*>& played) {
+void require_load(const SyncExchange& exchange, const TestCase& c,
+                  const std::vector<const StepInputs*>& steps) {
   std::vector<std::int64_t> experts(c.config.experts), ranks(c.ranks);
-  for (const Step* step : played) {
+  for (const StepInputs* step : steps) {
     for (std::size_t i = 0; i < step->positions.counts.size(); ++i) {
       const int expert = static_cast<int>(i) % c.config.experts;
       experts[expert] += step->positions.counts[i];
-      ranks[step->global.config.placement.place(expert).rank] += step->positions.counts[i];
+      ranks[step->inputs.config.placement.place(expert).rank] += step->positions.counts[i];
     }
   }
   const LoadCounts load = exchange.load();
-  require_equal(load.dispatches, static_cast<std::int64_t>(played.size()), "dispatches counted");
+  require_equal(load.dispatches, static_cast<std::int64_t>(steps.size()), "dispatches counted");
   require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
   require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
 }
 
-// What play_sequences() plays of a case.
+// What run_sequences() runs of a case.
 struct Sequence {
-  Case c;
-  Step first, second, again;
-  oracle::Outcome outcomes[3];
+  TestCase c;
+  StepInputs first, second, replayed;
+  oracle::Outcome all_expert_outputs[3];
 
-  explicit Sequence(const Case& of)
-      : c(of),
-        first(make_step(c, 0)),
-        second(make_step(c, 1)),
-        again(with_values(c, first, 2)),
-        outcomes{make_outcome(c, first), make_outcome(c, second), make_outcome(c, again)} {}
+  explicit Sequence(const TestCase& test_case)
+      : c(test_case),
+        first(make_inputs(c, 0)),
+        second(make_inputs(c, 1)),
+        replayed(with_new_values(c, first, 2)),
+        all_expert_outputs{make_expert_outputs(c, first), make_expert_outputs(c, second),
+                           make_expert_outputs(c, replayed)} {}
 
   void run(Rank rank) const {
-    Exchange exchange(rank, c.config);
-    const Plan kept = play_step(exchange, c, first, outcomes[0]);
-    play_step(exchange, c, second, outcomes[1]);
-    DispatchRun replay(exchange, c, again);
-    replay.run_by(kept);
-    CombineRun(exchange, c, again, outcomes[2], kept, replay.received().weight).run();
-    if (c.config.layout != Layout::rank_major) play_route_values(exchange, c, first, kept);
-    require_traffic(exchange, c, {&first, &second, &again});
+    SyncExchange exchange(rank, c.config);
+    const Plan kept = dispatch_and_combine(exchange, c, first, all_expert_outputs[0]);
+    dispatch_and_combine(exchange, c, second, all_expert_outputs[1]);
+    DispatchRun replay(exchange, c, replayed);
+    replay.run_with_plan(kept);
+    CombineRun(exchange, c, replayed, all_expert_outputs[2], kept, replay.received().weight).run();
+    if (c.config.layout != Layout::rank_major) check_route_values(exchange, c, first, kept);
+    require_traffic(exchange, c, {&first, &second, &replayed});
     require_load(exchange, c, {&first, &second});
   }
 };
 
 }  // namespace
 
-bool play_sequences(const Setup& setup, const std::vector<Case>& cases) {
+bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases) {
   std::vector<Sequence> sequences;
-  for (Case c : cases) {
+  for (TestCase c : cases) {
     c.config.backend = setup.backend;
     sequences.emplace_back(c);
   }
@@ -205,33 +213,25 @@ bool play_sequences(const Setup& setup, const std::vector<Case>& cases) {
 }
 
 void Contract::SetUp() {
-  if (const std::string reason = why_not(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
+  if (const std::string reason = skip_reason(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
 }
 
 void Contract::TearDown() {
-  if (GetParam().ranks != RanksAre::persistent_processes) return;
-  if (const std::string failed = program_ranks().end_test(HasFailure()); !failed.empty())
-    ADD_FAILURE() << "ended badly:" << failed;
+  if (GetParam().rank_kind != RankKind::persistent_processes) return;
+  if (const std::string failed = program_ranks().finish_test(HasFailure()); !failed.empty())
+    ADD_FAILURE() << "failed:" << failed;
 }
 
-void Contract::play_added() {
-  struct Prepared {
-    Case c;
-    Step step;
-    oracle::Outcome outcome;
-  };
-  std::map<int, std::vector<Prepared>> by_ranks;
-  for (const Case& c : added_) {
-    const Step step = make_step(c);
-    by_ranks[c.ranks].push_back({c, step, make_outcome(c, step)});
-  }
+void Contract::run_added() {
+  std::map<int, std::vector<PreparedStep>> by_ranks;
+  for (const TestCase& c : added_) by_ranks[c.ranks].push_back(prepare(c));
   for (const auto& [ranks, group] : by_ranks) {
-    const std::vector<Prepared>& prepared = group;
+    const std::vector<PreparedStep>& prepared = group;
     run(ranks, str(prepared.size(), " cases"), [&](Rank rank) {
-      for (const Prepared& each : prepared) {
+      for (const PreparedStep& each : prepared) {
         try {
-          Exchange exchange(rank, each.c.config);
-          play_step(exchange, each.c, each.step, each.outcome);
+          SyncExchange exchange(rank, each.c.config);
+          dispatch_and_combine(exchange, each.c, each.step, each.expert_outputs);
         } catch (const Mismatch& mismatch) {
           throw Mismatch(str(mismatch.what(), " in ", describe(each.c)));
         }
@@ -241,8 +241,8 @@ void Contract::play_added() {
   added_.clear();
 }
 
-Case Contract::small_case(std::uint64_t number) const {
-  Case c;
+TestCase Contract::small_case(std::uint64_t number) const {
+  TestCase c;
   c.seed = seed_of(number);
   c.config.backend = GetParam().backend;
   return c;

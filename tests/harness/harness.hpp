@@ -1,4 +1,17 @@
-// Runs the body of a test as every rank of a group, for each backend and kind of group.
+// The harness of the contract tests. Every test runs for each Setup: a backend, and threads or processes as
+// ranks. A test in short:
+//
+//   TestCase c = small_case(1);                         // 1. the case: configuration, routing, options
+//   const StepInputs step = make_inputs(c);             // 2. inputs of all ranks, and where rows must lie
+//   const auto outputs = make_expert_outputs(c, step);  //    what the experts return
+//   run(c.ranks, describe(c), [&](Rank rank) {          // 3. the body that every rank runs
+//     SyncExchange exchange(rank, c.config);
+//     dispatch_and_combine(exchange, c, step, outputs);  // 4. the calls; the oracle checks every byte
+//   });
+//
+// add(c) and run_added() do all of this for many cases at once. DispatchRun and CombineRun are single calls,
+// for tests that change a call before it runs or examine its results. Checks in a body throw (check.hpp):
+// EXPECT would be lost in the process of a rank.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,74 +31,84 @@
 
 namespace ferry::contract {
 
-// What ranks are: threads or processes of one body, or processes of all that is played
+// Ranks are threads, or processes forked for one body, or processes that persist over all tests
 // (persistent_ranks.hpp).
-enum class RanksAre { threads, processes, persistent_processes };
+enum class RankKind { threads, processes, persistent_processes };
 
-// Who runs a test.
+// What a test runs on.
 struct Setup {
   BackendKind backend = BackendKind::cpu;
-  RanksAre ranks = RanksAre::threads;
+  RankKind rank_kind = RankKind::threads;
 };
 
-std::string name_of(const Setup& setup);
+std::string describe(const Setup& setup);
 
-// The device backend, if this build has it.
-std::vector<Setup> device_setups(RanksAre ranks);
+// The cuda backend with ranks of this kind; empty if this build does not have it.
+std::vector<Setup> device_setups(RankKind rank_kind);
 
-// Why a setup cannot run here; empty: it can.
-std::string why_not(const Setup& setup);
+// Why a setup cannot run here; empty if it can.
+std::string skip_reason(const Setup& setup);
 
-// Numbers of ranks to play with.
+// The numbers of ranks that most tests cover.
 inline constexpr int kGroupSizes[] = {1, 2, 3, 4, 8};
 
-// A seed of its own for each number of a test.
+// A seed that depends on FERRY_SEED and `number`.
 std::uint64_t seed_of(std::uint64_t number);
 
-// Runs `body` as every rank; a failure becomes a failure of the running test that says what was played.
+// The integer in an environment variable, or `otherwise` if it is not set.
+int number_from_environment(const char* variable, int otherwise);
+
+// Runs `body` as every rank. If it throws on any rank, the running test fails with a message that contains
+// `what`.
 void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body);
 
-// One dispatch and one combine of a case, compared with the reference on every rank. False: the test has
-// failed.
-bool play(const Setup& setup, Case c);
+// Runs and checks one dispatch and one combine of a case on every rank. Returns false if it made the test
+// fail.
+bool run_case(const Setup& setup, TestCase c);
 
-// The same with these inputs instead of the case's own.
-bool play(const Setup& setup, const Case& c, const Step& step);
+// The same with inputs other than the case's own.
+bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step);
 
-// More of one exchange for each case: two steps, a dispatch by the plan kept from the first, route values,
-// traffic and load counts. All cases of the same number of ranks, played by one group. False: the test has
-// failed.
-bool play_sequences(const Setup& setup, const std::vector<Case>& cases);
+// For each case, on one exchange: two steps, a dispatch and combine by the plan of the first, and
+// route_values; also checks the traffic and load counts. All cases must have the same number of ranks; one
+// group runs them all. Returns false if it made the test fail.
+bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases);
 
-// For bodies of run_ranks. Dispatch and combine; returns a copy of the plan.
-Plan play_step(Exchange& exchange, const Case& c, const Step& step, const oracle::Outcome& outcome);
+// For bodies of run_ranks: one checked dispatch and combine. Returns a copy of the plan.
+Plan dispatch_and_combine(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
+                          const oracle::Outcome& expert_outputs);
 
-// Carries values to the rows by a plan of `step`.
-void play_route_values(Exchange& exchange, const Case& c, const Step& step, const Plan& plan);
+// For bodies of run_ranks: one checked route_values by a plan of `step`.
+void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInputs& step, const Plan& plan);
 
+// The fixture of all contract tests.
 class Contract : public testing::TestWithParam<Setup> {
  protected:
   void SetUp() override;
   void TearDown() override;
 
-  Case small_case(std::uint64_t number) const;
+  // A small configuration for the backend under test.
+  TestCase small_case(std::uint64_t number) const;
 
-  // Cases with the same number of ranks are played by one group, each with an exchange of its own.
-  void add(const Case& c) { added_.push_back(c); }
-  void play_added();
+  // run_added() runs all added cases. One group runs the cases with the same number of ranks, with an
+  // exchange for each.
+  void add(const TestCase& c) { added_.push_back(c); }
+  void run_added();
 
-  bool play(const Case& c, const Step& step) const { return contract::play(GetParam(), c, step); }
+  bool run_case(const TestCase& c, const StepInputs& step) const {
+    return contract::run_case(GetParam(), c, step);
+  }
   void run(int ranks, const std::string& what, const std::function<void(Rank)>& body) const {
     run_ranks(GetParam(), ranks, what, body);
   }
-  // A configuration with the backend under test.
+  // The same configuration for the backend under test.
   Config on_backend(Config config) const {
     config.backend = GetParam().backend;
     return config;
   }
 
  private:
-  std::vector<Case> added_;
+  std::vector<TestCase> added_;
 };
 
 }  // namespace ferry::contract

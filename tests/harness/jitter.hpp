@@ -1,6 +1,6 @@
-// While it lives, every rank sleeps a little at the points of the protocol, each rank and call differently.
-// Device backends pass those points inside their kernels: there the calling thread and its stream pause
-// before each operation.
+// Random delays inside the protocol: while a Jitter exists, every rank sleeps a little at the protocol's
+// fault points, differently in each rank and call. Device backends pass these points inside kernels, so for
+// them the calling thread and its stream pause before each operation instead.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@ class Jitter {
 
   Jitter() {
     active = true;
-    set_fault_hook(sleep_a_little);
+    set_fault_hook(random_sleep);
   }
   ~Jitter() {
     set_fault_hook(nullptr);
@@ -30,15 +30,16 @@ class Jitter {
   Jitter(const Jitter&) = delete;
   Jitter& operator=(const Jitter&) = delete;
 
-  // Before an operation of a device backend.
-  static void stall(Stream stream, int rank) {
+  // Delays the thread and the stream, if a Jitter exists. Call it before each operation of a device backend.
+  static void delay_stream(Stream stream, int rank) {
     if (!active) return;
-    sleep_a_little(FaultPoint::dispatch_begin, rank);
+    random_sleep(FaultPoint::dispatch_begin, rank);
     const std::int64_t pause = draw_pause(FaultPoint::dispatch_posted, rank);
-    if (pause > 0) device::stall(stream, pause);
+    if (pause > 0) device::delay(stream, pause);
   }
 
  private:
+  // Microseconds.
   static std::int64_t draw_pause(FaultPoint point, int rank) {
     static thread_local std::uint64_t calls = 0;
     Random random =
@@ -46,7 +47,7 @@ class Jitter {
     return random.chance(0.3) ? random.below(150) : 0;
   }
 
-  static void sleep_a_little(FaultPoint point, int rank) {
+  static void random_sleep(FaultPoint point, int rank) {
     const std::int64_t pause = draw_pause(point, rank);
     if (pause > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause));
   }
@@ -60,7 +61,7 @@ class Jitter {
 struct Jitter {
   static constexpr bool kAvailable = false;
   Jitter() {}  // not trivial: a variable of it counts as used
-  static void stall(Stream, int) {}
+  static void delay_stream(Stream, int) {}
 };
 
 #endif

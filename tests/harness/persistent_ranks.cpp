@@ -22,17 +22,19 @@ constexpr double kPoll = 0.0005;  // seconds
 
 }  // namespace
 
-// Turns are tests that ranks play, counted from 1.
-struct PersistentRanks::Board {
-  static constexpr int kRanks = 16, kOver = -1;
-  std::atomic<int> turn{1};
-  std::atomic<const testing::TestInfo*> test{nullptr};  // forked processes have it at the same address
-  std::atomic<int> ended[kRanks]{};                     // the last turn that a rank has ended
+// What the processes tell each other. Tests that need ranks are numbered from 1.
+struct PersistentRanks::Progress {
+  static constexpr int kMaxRanks = 16, kShutDown = -1;
+  std::atomic<int> test_number{1};
+  std::atomic<const testing::TestInfo*> test{nullptr};  // the same address in forked processes
+  std::atomic<int> finished[kMaxRanks]{};               // the last test that each rank finished
 };
 
-PersistentRanks::PersistentRanks(int most, std::function<void(int)> begun)
-    : most_(most), begun_(std::move(begun)) {
-  if (most > Board::kRanks) throw std::invalid_argument(str("no room for ", most, " ranks"));
+PersistentRanks::PersistentRanks(int max_ranks, std::function<void(int)> on_fork)
+    : max_ranks_(max_ranks), on_fork_(std::move(on_fork)) {
+  if (max_ranks > Progress::kMaxRanks)
+    throw std::invalid_argument(
+        str(max_ranks, " persistent ranks; at most ", Progress::kMaxRanks, " are supported"));
 }
 
 PersistentRanks::~PersistentRanks() {
@@ -40,53 +42,57 @@ PersistentRanks::~PersistentRanks() {
 }
 
 void PersistentRanks::run(int ranks, const std::function<void(Rank)>& body) {
-  if (ranks > most_) throw std::invalid_argument(str("a group of ", ranks, " where ", most_, " ranks last"));
-  if (!is_rank() && !playing_) go_on();
+  if (ranks > max_ranks_)
+    throw std::invalid_argument(
+        str("a group of ", ranks, " ranks; there are ", max_ranks_, " persistent ranks"));
+  if (!is_rank() && !test_is_running_) start_test();
   if (rank_ >= 0 && rank_ < ranks) body(join(ranks));
 }
 
-void PersistentRanks::go_on() {
+void PersistentRanks::start_test() {
   if (processes_.empty()) return fork_ranks();
-  playing_ = true;
-  board_->test = testing::UnitTest::GetInstance()->current_test_info();
-  ++board_->turn;
+  test_is_running_ = true;
+  progress_->test = testing::UnitTest::GetInstance()->current_test_info();
+  ++progress_->test_number;
 }
 
 void PersistentRanks::fork_ranks() {
-  test::seed();  // drawn here, so that all have the same
-  void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) throw std::runtime_error("no memory for ranks that last");
-  board_ = std::shared_ptr<Board>(new (memory) Board, [](Board* p) { munmap(p, sizeof(Board)); });
-  board_->test = testing::UnitTest::GetInstance()->current_test_info();
+  test::seed();  // drawn before the fork: all ranks use the same
+  void* memory = mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("cannot map memory for persistent ranks");
+  progress_ =
+      std::shared_ptr<Progress>(new (memory) Progress, [](Progress* p) { munmap(p, sizeof(Progress)); });
+  progress_->test = testing::UnitTest::GetInstance()->current_test_info();
   std::vector<test::Meeting> meetings;
-  for (int ranks = 1; ranks <= most_; ++ranks) meetings.emplace_back(ranks);
+  for (int ranks = 1; ranks <= max_ranks_; ++ranks) meetings.emplace_back(ranks);
   const pid_t parent = getpid();
   std::cout.flush();
   std::fflush(nullptr);
-  for (int rank = 0; rank < most_; ++rank) {
+  for (int rank = 0; rank < max_ranks_; ++rank) {
     const pid_t process = fork();
     if (process < 0) {
       kill_all();
-      throw std::runtime_error(str("cannot fork rank ", rank, " of ", most_));
+      throw std::runtime_error(str("cannot fork rank ", rank, " of ", max_ranks_));
     }
     if (process > 0) {
       processes_.push_back({rank, process});
       continue;
     }
-    // Tests that are killed leave no ranks behind.
+    // If the test process is killed, so are the ranks.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) end(1);
+    if (getppid() != parent) exit_process(1);
     processes_.clear();
     rank_ = rank;
-    turn_ = 1;
+    test_number_ = 1;
     meetings_ = std::move(meetings);
-    if (begun_) begun_(rank);
+    if (on_fork_) on_fork_(rank);
     return;
   }
-  playing_ = true;
+  test_is_running_ = true;
 }
 
-// Collective among the first so many ranks, which all come here before the first body of that size.
+// Collective among the first `ranks` ranks: all of them call it before their first body in a group of that
+// size.
 Rank& PersistentRanks::join(int ranks) {
   auto mine = groups_.find(ranks);
   if (mine == groups_.end()) {
@@ -97,77 +103,79 @@ Rank& PersistentRanks::join(int ranks) {
   return mine->second;
 }
 
-const testing::TestInfo* PersistentRanks::test() const {
-  return board_->test;
+const testing::TestInfo* PersistentRanks::current_test() const {
+  return progress_->test;
 }
 
-std::string PersistentRanks::end_test(bool failed) {
+std::string PersistentRanks::finish_test(bool failed) {
   if (is_rank()) {
-    if (failed) end(1);
-    wait_for_turn();
+    if (failed) exit_process(1);
+    wait_for_next_test();
     return {};
   }
-  if (!playing_) return {};
-  playing_ = false;
-  const std::string ends = wait_for([&](int rank) { return board_->ended[rank] == board_->turn; });
-  // Where a rank is lost, its groups are.
-  if (!ends.empty()) kill_all();
-  return ends;
+  if (!test_is_running_) return {};
+  test_is_running_ = false;
+  const std::string failures =
+      wait_for([&](int rank) { return progress_->finished[rank] == progress_->test_number; });
+  // The groups of a lost rank are unusable.
+  if (!failures.empty()) kill_all();
+  return failures;
 }
 
-// Ranks that have ended a test wait until all have: what one still holds of it would show in the next.
-void PersistentRanks::wait_for_turn() {
-  board_->ended[rank_] = turn_;
-  while (board_->turn == turn_) test::sleep_seconds(kPoll);
-  turn_ = board_->turn;
-  if (turn_ != Board::kOver) return;
+// Ranks wait until all have finished the test: resources that one still holds could show in measurements of
+// the next.
+void PersistentRanks::wait_for_next_test() {
+  progress_->finished[rank_] = test_number_;
+  while (progress_->test_number == test_number_) test::sleep_seconds(kPoll);
+  test_number_ = progress_->test_number;
+  if (test_number_ != Progress::kShutDown) return;
   groups_.clear();
-  end(0);
+  exit_process(0);
 }
 
-std::string PersistentRanks::close() {
-  if (is_rank()) end(1);  // was to wait for its turn
+std::string PersistentRanks::shut_down() {
+  if (is_rank()) exit_process(1);  // a rank that left its test loop
   if (processes_.empty()) return {};
-  board_->turn = Board::kOver;
+  progress_->test_number = Progress::kShutDown;
   return wait_for([](int) { return false; }, test::Stopwatch());
 }
 
-// Until each rank has ended what is asked for, or its process has ended. Those that did badly, in words.
-// Patience begins with a failure, if not before.
-std::string PersistentRanks::wait_for(const std::function<bool(int rank)>& ended,
+// Waits until, for each rank, finished(rank) holds or its process has exited. Returns a text that names the
+// failed ranks. The time limit for ranks that do not finish starts at the first failure, or at `since`.
+std::string PersistentRanks::wait_for(const std::function<bool(int rank)>& finished,
                                       std::optional<test::Stopwatch> since) {
-  for (std::string ends;; test::sleep_seconds(kPoll)) {
-    ends += reap();
-    if (!ends.empty() && !since) since.emplace();
+  for (std::string failures;; test::sleep_seconds(kPoll)) {
+    failures += reap();
+    if (!failures.empty() && !since) since.emplace();
     const bool late = since && since->seconds() > test::kPatience;
     bool all = true;
     for (const Process& process : processes_) {
-      if (ended(process.rank)) continue;
+      if (finished(process.rank)) continue;
       all = false;
       if (late) kill(process.id, SIGKILL);
     }
-    if (all) return ends;
+    if (all) return failures;
   }
 }
 
-// Takes leave of processes that have ended.
+// Removes the processes that have exited. Returns a text that names those that failed.
 std::string PersistentRanks::reap() {
-  std::string ends;
+  std::string failures;
   std::erase_if(processes_, [&](const Process& process) {
     int status = 0;
-    const pid_t ended = waitpid(process.id, &status, WNOHANG);
-    if (ended == 0) return false;
-    const bool told = board_->turn == Board::kOver;
-    if (ended != process.id) {
-      ends += str(" rank ", process.rank, " is nowhere;");
+    const pid_t exited = waitpid(process.id, &status, WNOHANG);
+    if (exited == 0) return false;
+    const bool shutting_down = progress_->test_number == Progress::kShutDown;
+    if (exited != process.id) {
+      failures += str(" rank ", process.rank, " disappeared;");
     } else if (WIFSIGNALED(status)) {
-      ends += str(" rank ", process.rank, " by signal ", WTERMSIG(status), ";");
-    } else if (!told || status != 0) {
-      ends += str(" rank ", process.rank, " with exit code ", WEXITSTATUS(status), ";");
+      failures += str(" rank ", process.rank, " by signal ", WTERMSIG(status), ";");
+    } else if (!shutting_down || status != 0) {
+      failures += str(" rank ", process.rank, " with exit code ", WEXITSTATUS(status), ";");
     }
     return true;
   });
-  return ends;
+  return failures;
 }
 
 void PersistentRanks::kill_all() {
@@ -176,7 +184,7 @@ void PersistentRanks::kill_all() {
   processes_.clear();
 }
 
-void PersistentRanks::end(int status) {
+void PersistentRanks::exit_process(int status) {
   std::cout.flush();
   std::fflush(nullptr);
   _exit(status);

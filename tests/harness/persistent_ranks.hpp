@@ -1,9 +1,10 @@
-// Ranks as processes that last from test to test.
+// Ranks as processes that persist from test to test, for backends whose driver takes longer to start than
+// most tests run.
 //
-// They are forked once, in the middle of a test's body, and each process goes through the rest of it and then
-// through the tests that follow, as that of the tests does: what is played by a group that it belongs to it
-// plays as its rank, all else it skips. Where a process has to start a driver, which takes longer than most
-// of what is played, that is once a program instead of once a case.
+// The test process forks them once, inside the body of the first test that needs them. From there on every
+// process runs the same program: the rest of that test and all tests after it. run() executes its body in the
+// processes that are ranks of the group it names, and returns at once in all others. finish_test() is where
+// processes wait for each other.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,62 +24,62 @@ namespace ferry::contract {
 
 class PersistentRanks {
  public:
-  // Forks `most` ranks when the first body comes. Each calls begun(rank) in its process.
-  explicit PersistentRanks(int most, std::function<void(int)> begun = {});
-  ~PersistentRanks();  // in the process of the tests: kills those that are left
+  // The first run() forks `max_ranks` processes; each calls on_fork(rank).
+  explicit PersistentRanks(int max_ranks, std::function<void(int)> on_fork = {});
+  ~PersistentRanks();  // in the test process: kills the ranks that are left
   PersistentRanks(const PersistentRanks&) = delete;
   PersistentRanks& operator=(const PersistentRanks&) = delete;
 
-  // Plays `body` as a rank of a group of `ranks`, if this process is one of its first so many. In the process
-  // of the tests nothing is played: its first call in a test lets the ranks go on to that test, or forks
-  // them. Throws what `body` throws.
+  // In a rank's process: runs `body` if this process is one of the first `ranks` ranks, and throws what it
+  // throws. In the test process: the first call in a test forks the ranks or lets them proceed to that test.
   void run(int ranks, const std::function<void(Rank)>& body);
 
-  // Ends a test. In a rank's process: returns when the next test is to be played; one that has failed ends,
-  // and is lost to the others. In that of the tests: waits until every rank has ended it, and returns those
-  // that have failed, in words; there are new ranks after them. A while after one has failed, others are
-  // killed.
-  std::string end_test(bool failed);
+  // Ends a test. In a rank's process: returns when the next test that needs ranks starts; if `failed`, exits
+  // instead, and the other ranks lose this one. In the test process: waits until every rank finished the
+  // test, and returns a text that names the ranks that failed. When one failed, all are replaced: ranks that
+  // do not finish within a minute of the failure are killed.
+  std::string finish_test(bool failed);
 
-  // In the process of the tests, between two tests: the ranks end in good order. Those that did not, in
-  // words.
-  std::string close();
+  // In the test process, between tests: lets the ranks exit. Returns a text that names those that did not
+  // exit cleanly.
+  std::string shut_down();
 
   // Whether this process is a rank's.
   bool is_rank() const { return rank_ >= 0; }
 
-  // In a rank's process: what is to be played.
-  const testing::TestInfo* test() const;
+  // In a rank's process: the test to run.
+  const testing::TestInfo* current_test() const;
 
  private:
-  struct Board;
+  struct Progress;
   struct Process {
     int rank;
     pid_t id;
   };
 
   void fork_ranks();
-  void go_on();
+  void start_test();
   Rank& join(int ranks);
-  void wait_for_turn();
-  std::string wait_for(const std::function<bool(int rank)>& ended, std::optional<test::Stopwatch> since = {});
+  void wait_for_next_test();
+  std::string wait_for(const std::function<bool(int rank)>& finished,
+                       std::optional<test::Stopwatch> since = {});
   std::string reap();
   void kill_all();
-  [[noreturn]] static void end(int status);
+  [[noreturn]] static void exit_process(int status);
 
-  int most_;
-  std::function<void(int)> begun_;
-  std::shared_ptr<Board> board_;  // memory of all
+  int max_ranks_;
+  std::function<void(int)> on_fork_;
+  std::shared_ptr<Progress> progress_;  // in memory shared by all processes
 
-  // In the process of the tests.
+  // In the test process.
   std::vector<Process> processes_;
-  bool playing_ = false;  // they are at the test that runs
+  bool test_is_running_ = false;  // the ranks were let into the current test
 
   // In a rank's process.
   int rank_ = -1;
-  int turn_ = 0;
-  std::vector<test::Meeting> meetings_;  // by size, from 1
-  std::map<int, Rank> groups_;           // by size, those it has played in
+  int test_number_ = 0;
+  std::vector<test::Meeting> meetings_;  // by group size, from 1
+  std::map<int, Rank> groups_;           // by size: the groups that this rank has joined
 };
 
 }  // namespace ferry::contract

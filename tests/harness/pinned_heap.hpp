@@ -1,5 +1,5 @@
-// Pinned host memory in blocks, and their twins in device memory. Pinning is slow, so blocks come from slabs
-// that are kept until the process ends.
+// Allocates blocks of pinned host memory, with optional mirrors in device memory. Pinning is slow, so blocks
+// are cut from slabs that live until the process ends, and freed blocks are reused.
 #pragma once
 
 #include <cstddef>
@@ -13,36 +13,36 @@
 
 namespace ferry::contract::device {
 
-class Heap {
+class PinnedHeap {
  public:
-  explicit Heap(bool with_twins) : with_twins_(with_twins) {}
+  explicit PinnedHeap(bool with_mirrors) : with_mirrors_(with_mirrors) {}
 
-  std::byte* take(std::int64_t bytes);
-  void give_back(std::byte* block);
+  std::byte* allocate(std::int64_t bytes);
+  void release(std::byte* block);
 
-  // `device` is where a twin is made if there is none yet.
+  // Creates the mirror on `device` if there is none yet.
   Block block_of(const void* pointer, int device);
-  void* host_of(const void* twin);
+  void* host_of(const void* mirror);
 
  private:
   using Address = std::uintptr_t;
   struct Slab {
     std::byte* data = nullptr;
     std::int64_t bytes = 0;
-    std::map<int, std::byte*> twins;  // by device
+    std::map<int, std::byte*> mirrors;  // by device
   };
 
-  std::byte* carve(std::int64_t bytes);
-  std::byte* twin_of(Slab& slab, int device);
+  std::byte* cut_from_slab(std::int64_t bytes);
+  std::byte* mirror_of(Slab& slab, int device);
 
-  const bool with_twins_;
+  const bool with_mirrors_;
   std::mutex mutex_;
   std::map<Address, Slab> slabs_;
-  std::map<Address, const Slab*> twins_;                  // by address of the twin
-  std::map<Address, std::int64_t> taken_;                 // bytes of blocks in use
+  std::map<Address, const Slab*> mirrors_;                // by address of the mirror
+  std::map<Address, std::int64_t> in_use_;                // sizes of allocated blocks
   std::map<std::int64_t, std::vector<std::byte*>> free_;  // by size
-  std::byte* rest_ = nullptr;                             // of the newest slab
-  std::int64_t rest_bytes_ = 0;
+  std::byte* unused_ = nullptr;                           // end of the newest slab
+  std::int64_t unused_bytes_ = 0;
 };
 
 }  // namespace ferry::contract::device

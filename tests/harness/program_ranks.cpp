@@ -7,12 +7,12 @@
 namespace ferry::contract {
 namespace {
 
-constexpr int kMost = 8;
+constexpr int kMaxRanks = 8;
 
 class Listener : public testing::EmptyTestEventListener {
  public:
   void OnTestStart(const testing::TestInfo& test) override {
-    if (rank_ >= 0 && &test != program_ranks().test()) GTEST_SKIP() << "the ranks do not play it";
+    if (rank_ >= 0 && &test != program_ranks().current_test()) GTEST_SKIP() << "does not run on this rank";
   }
 
   void OnTestPartResult(const testing::TestPartResult& part) override {
@@ -21,12 +21,12 @@ class Listener : public testing::EmptyTestEventListener {
 
   void OnTestIterationEnd(const testing::UnitTest&, int iteration) override {
     if (iteration + 1 != testing::GTEST_FLAG(repeat)) return;
-    const std::string failed = program_ranks().close();
-    if (!failed.empty()) ADD_FAILURE() << "ended badly:" << failed;
+    const std::string failed = program_ranks().shut_down();
+    if (!failed.empty()) ADD_FAILURE() << "failed:" << failed;
   }
 
-  // In a rank's process: what goes to the terminal and to files is the business of that of the tests.
-  void become(int rank) {
+  // Called in a rank's process: only the test process prints results and writes files.
+  void act_as_rank(int rank) {
     rank_ = rank;
     testing::TestEventListeners& all = testing::UnitTest::GetInstance()->listeners();
     delete all.Release(all.default_result_printer());
@@ -39,12 +39,12 @@ class Listener : public testing::EmptyTestEventListener {
 
 }  // namespace
 
-// Never taken down: at the end of the program the ranks have ended.
+// Never destroyed: the ranks have exited before the program ends.
 PersistentRanks& program_ranks() {
   static auto* const ranks = [] {
     auto* const listener = new Listener;
     testing::UnitTest::GetInstance()->listeners().Append(listener);
-    return new PersistentRanks(kMost, [listener](int rank) { listener->become(rank); });
+    return new PersistentRanks(kMaxRanks, [listener](int rank) { listener->act_as_rank(rank); });
   }();
   return *ranks;
 }

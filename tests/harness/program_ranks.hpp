@@ -1,12 +1,12 @@
-// The tests of a program whose ranks last: processes in step with GoogleTest's loop.
+// The persistent ranks of a test program, kept in step with GoogleTest's loop over tests.
 #pragma once
 
 #include "harness/persistent_ranks.hpp"
 
 namespace ferry::contract {
 
-// Those of this program, of which its largest groups have all. They end with its last test. In a rank's
-// process tests that its ranks do not play are skipped, and nothing is written but what fails.
+// The program's persistent ranks, shared by all its tests; they exit after the last test. In a rank's
+// process, tests that do not run on its rank are skipped, and only failures are printed.
 PersistentRanks& program_ranks();
 
 }  // namespace ferry::contract

@@ -1,4 +1,4 @@
-// Random numbers that are the same on every machine and in every rank.
+// Random numbers that depend on the seed alone, so that every rank and machine draws the same.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
 
-  // Another stream for each list of numbers.
+  // An independent sequence for each list of numbers.
   static Random of(std::initializer_list<std::uint64_t> numbers) {
     Random mixed(0x9E3779B97F4A7C15);
     for (const std::uint64_t number : numbers) mixed = Random(mixed.next() ^ number);

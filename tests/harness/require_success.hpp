@@ -1,4 +1,4 @@
-// What the runtime answers to the tests' own calls.
+// Turns errors of CUDA runtime calls that tests make into failures of the test.
 #pragma once
 
 #include <cuda_runtime_api.h>

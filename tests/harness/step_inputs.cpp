@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "harness/guarded_buffer.hpp"
 #include "oracle/dispatch.hpp"
@@ -10,7 +11,7 @@
 namespace ferry::contract {
 namespace {
 
-// Streams of numbers that must not depend on one another.
+// Independent random sequences.
 enum RandomStream : std::uint64_t {
   kTokens = 1,
   kIds,
@@ -22,11 +23,11 @@ enum RandomStream : std::uint64_t {
   kDotRows
 };
 
-Random stream(const Case& c, RandomStream which, int step, int rank) {
+Random stream(const TestCase& c, RandomStream which, int step, int rank) {
   return Random::of({c.seed, which, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank)});
 }
 
-int draw_expert(const Case& c, Random& random, const Placement& placement) {
+int draw_expert(const TestCase& c, Random& random, const Placement& placement) {
   const int experts = c.config.experts;
   const int favourite = static_cast<int>(c.seed % static_cast<std::uint64_t>(experts));
   switch (c.routing) {
@@ -46,21 +47,21 @@ int draw_expert(const Case& c, Random& random, const Placement& placement) {
   return random.below(experts);
 }
 
-std::int64_t draw_bad_id(const Case& c, Random& random) {
+std::int64_t draw_bad_id(const TestCase& c, Random& random) {
   const std::int64_t experts = c.config.experts;
   if (c.ids == IdType::int64 && random.chance(0.5))
     return random.pick({(1LL << 32) + 1, -(1LL << 40), 1LL << 62});
   return random.pick<std::int64_t>({experts, experts + 1, -2, 0x7FFFFFFF, -0x7FFFFFFF - 1});
 }
 
-std::vector<std::int64_t> draw_ids(const Case& c, Random& random, std::int64_t tokens,
+std::vector<std::int64_t> draw_ids(const TestCase& c, Random& random, std::int64_t tokens,
                                    const Placement& placement) {
   std::vector<std::int64_t> ids;
   for (std::int64_t token = 0; token < tokens; ++token) {
     std::vector<std::int64_t> list(c.config.top_k, -1);
-    const bool whole_masked = random.chance(c.masked_tokens);
+    const bool token_masked = random.chance(c.masked_tokens);
     for (std::int64_t& id : list) {
-      if (whole_masked || random.chance(c.masked)) continue;
+      if (token_masked || random.chance(c.masked)) continue;
       for (int attempt = 0; attempt < 20 && id < 0; ++attempt) {
         const int expert = draw_expert(c, random, placement);
         if (c.duplicates || std::find(list.begin(), list.end(), expert) == list.end()) id = expert;
@@ -75,21 +76,21 @@ std::vector<std::int64_t> draw_ids(const Case& c, Random& random, std::int64_t t
   return ids;
 }
 
-int draw_tokens(const Case& c, int step, int rank) {
+int draw_tokens(const TestCase& c, int step, int rank) {
   if (!c.tokens.empty()) return c.tokens[rank];
   if (c.full) return c.config.max_tokens;
   Random random = stream(c, kTokens, step, rank);
   return random.chance(0.1) ? 0 : random.between(0, c.config.max_tokens);
 }
 
-void draw_values(const Case& c, int step, oracle::GlobalInputs& global) {
+void draw_values(const TestCase& c, int step, oracle::GlobalInputs& all) {
   for (int rank = 0; rank < c.ranks; ++rank) {
-    oracle::RankInputs& inputs = global.ranks[rank];
+    oracle::RankInputs& inputs = all.ranks[rank];
     Random values = stream(c, kValues, step, rank), weights = stream(c, kWeights, step, rank);
-    const auto row_bytes = oracle::input_row_bytes(global.format, global.type, c.config.hidden);
-    const bool raw = global.format.kind == FormatKind::raw;
+    const auto row_bytes = oracle::input_row_bytes(all.format, all.type, c.config.hidden);
+    const bool raw = all.format.kind == FormatKind::raw;
     for (std::size_t part = 0; part < row_bytes.size(); ++part) {
-      const DType type = raw ? DType::fp32 : global.type;
+      const DType type = raw ? DType::fp32 : all.type;
       inputs.parts[part] =
           random_rows(values, type, inputs.tokens * row_bytes[part] / bytes_of(type), c.any_bits || raw);
     }
@@ -98,16 +99,16 @@ void draw_values(const Case& c, int step, oracle::GlobalInputs& global) {
   }
 }
 
-oracle::GlobalInputs empty_inputs(const Case& c) {
-  oracle::GlobalInputs global;
-  global.config = c.config;
-  global.config.placement = oracle::placement_of(c.config, c.ranks);
-  global.format = c.config.format;
-  global.type = c.type;
-  global.weighted = c.weighted;
-  global.apply_weights = c.apply_weights;
-  global.ranks.resize(c.ranks);
-  return global;
+oracle::GlobalInputs empty_inputs(const TestCase& c) {
+  oracle::GlobalInputs all;
+  all.config = c.config;
+  all.config.placement = oracle::placement_of(c.config, c.ranks);
+  all.format = c.config.format;
+  all.type = c.type;
+  all.weighted = c.weighted;
+  all.apply_weights = c.apply_weights;
+  all.ranks.resize(c.ranks);
+  return all;
 }
 
 std::uint32_t with_exponent_near_one(std::uint32_t bits, DType type) {
@@ -122,8 +123,8 @@ std::uint32_t with_exponent_near_one(std::uint32_t bits, DType type) {
   return (bits & 0x807FFFFFu) | ((120 + (bits >> 24) % 12) << 23);
 }
 
-// Rows a combine must not read are NaN, the others random.
-std::vector<std::byte> draw_outputs(const Case& c, const Step& step, int rank) {
+// Kept rows are random; rows that combine must not read are NaN.
+std::vector<std::byte> draw_outputs(const TestCase& c, const StepInputs& step, int rank) {
   Random random = stream(c, kOutputs, step.index, rank);
   const auto& rows = step.positions.ranks[rank].rows;
   const std::int64_t row_bytes = c.config.hidden * bytes_of(c.outputs);
@@ -157,66 +158,80 @@ std::vector<float> random_floats(Random& random, std::int64_t count) {
   return values;
 }
 
-Step make_step(const Case& c, int index) {
+StepInputs make_inputs(const TestCase& c, int index) {
   std::vector<std::vector<std::int64_t>> ids;
   const Placement placement = oracle::placement_of(c.config, c.ranks);
   for (int rank = 0; rank < c.ranks; ++rank) {
     Random random = stream(c, kIds, index, rank);
     ids.push_back(draw_ids(c, random, draw_tokens(c, index, rank), placement));
   }
-  return step_of_ids(c, ids, index);
+  return inputs_from_ids(c, ids, index);
 }
 
-Step step_of_ids(const Case& c, const std::vector<std::vector<std::int64_t>>& ids, int index) {
-  Step step;
+StepInputs inputs_from_ids(const TestCase& c, const std::vector<std::vector<std::int64_t>>& ids, int index) {
+  StepInputs step;
   step.index = index;
-  step.global = empty_inputs(c);
+  step.inputs = empty_inputs(c);
   for (int rank = 0; rank < c.ranks; ++rank) {
-    step.global.ranks[rank].ids = ids[rank];
-    step.global.ranks[rank].tokens = static_cast<std::int64_t>(ids[rank].size()) / c.config.top_k;
+    step.inputs.ranks[rank].ids = ids[rank];
+    step.inputs.ranks[rank].tokens = static_cast<std::int64_t>(ids[rank].size()) / c.config.top_k;
   }
-  draw_values(c, index, step.global);
-  step.positions = oracle::find_row_positions(step.global);
+  draw_values(c, index, step.inputs);
+  step.positions = oracle::find_row_positions(step.inputs);
   return step;
 }
 
-Step with_values(const Case& c, const Step& routed, int index) {
-  Step step;
+StepInputs with_new_values(const TestCase& c, const StepInputs& routed, int index) {
+  StepInputs step;
   step.index = index;
-  step.global = empty_inputs(c);
+  step.inputs = empty_inputs(c);
   for (int rank = 0; rank < c.ranks; ++rank) {
-    step.global.ranks[rank].ids = routed.global.ranks[rank].ids;
-    step.global.ranks[rank].tokens = routed.global.ranks[rank].tokens;
+    step.inputs.ranks[rank].ids = routed.inputs.ranks[rank].ids;
+    step.inputs.ranks[rank].tokens = routed.inputs.ranks[rank].tokens;
   }
-  draw_values(c, index, step.global);
+  draw_values(c, index, step.inputs);
   step.positions = routed.positions;
   return step;
 }
 
-std::vector<std::byte> make_dot_rows(const Case& c, const Step& step, int rank) {
+std::vector<std::byte> make_dot_rows(const TestCase& c, const StepInputs& step, int rank) {
   Random random = stream(c, kDotRows, step.index, rank);
   const auto rows = static_cast<std::int64_t>(step.positions.ranks[rank].rows.size());
   return random_rows(random, c.config.combine_type, rows * c.config.hidden, c.any_bits);
 }
 
-oracle::Outcome make_outcome(const Case& c, const Step& step) {
-  oracle::Outcome outcome;
-  outcome.outputs = c.outputs;
-  outcome.result = c.result;
-  outcome.reduction = c.reduction;
-  outcome.weighted = c.weights_from == WeightsFrom::rows;
-  outcome.topk_weighted = c.weights_from == WeightsFrom::home;
+oracle::Outcome make_expert_outputs(const TestCase& c, const StepInputs& step) {
+  oracle::Outcome expert_outputs;
+  expert_outputs.outputs = c.outputs;
+  expert_outputs.result = c.result;
+  expert_outputs.reduction = c.reduction;
+  expert_outputs.weighted = c.weights_from == WeightsFrom::row_weights;
+  expert_outputs.topk_weighted = c.weights_from == WeightsFrom::topk_weights;
   for (int rank = 0; rank < c.ranks; ++rank) {
     oracle::RankOutputs outputs;
     outputs.rows = draw_outputs(c, step, rank);
-    if (outcome.weighted) outputs.weights = oracle::row_metadata(step.global, step.positions, rank).weight;
-    Random home = stream(c, kTopkWeights, step.index, rank), values = stream(c, kRowValues, step.index, rank);
-    outputs.topk_weights = random_floats(home, step.positions.tokens(rank) * c.config.top_k);
+    if (expert_outputs.weighted)
+      outputs.weights = oracle::row_metadata(step.inputs, step.positions, rank).weight;
+    Random topk_weights = stream(c, kTopkWeights, step.index, rank),
+           values = stream(c, kRowValues, step.index, rank);
+    outputs.topk_weights = random_floats(topk_weights, step.positions.tokens(rank) * c.config.top_k);
     outputs.row_values =
         random_floats(values, static_cast<std::int64_t>(step.positions.ranks[rank].rows.size()));
-    outcome.ranks.push_back(std::move(outputs));
+    expert_outputs.ranks.push_back(std::move(outputs));
   }
-  return outcome;
+  return expert_outputs;
+}
+
+PreparedStep prepare(const TestCase& c, int index) {
+  StepInputs step = make_inputs(c, index);
+  oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  return {c, std::move(step), std::move(expert_outputs)};
+}
+
+std::vector<PreparedStep> prepare_steps(const TestCase& c, int count) {
+  std::vector<PreparedStep> steps;
+  for (int index = 0; index < count; ++index) steps.push_back(prepare(c, index));
+  return steps;
 }
 
 }  // namespace ferry::contract

@@ -1,5 +1,6 @@
-// What all ranks bring to one dispatch and the combine after it: a pure function of the case and the step's
-// number, so that every rank knows the inputs of all of them.
+// The inputs of all ranks for one step (a dispatch and its combine), and where the oracle places their rows.
+// They are a pure function of the test case and the step's index, so every rank computes the inputs of all
+// ranks.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +13,42 @@
 
 namespace ferry::contract {
 
-struct Step {
+struct StepInputs {
   int index = 0;
-  oracle::GlobalInputs global;
+  oracle::GlobalInputs inputs;
   oracle::RowPositions positions;
 };
 
-Step make_step(const Case& c, int index = 0);
+StepInputs make_inputs(const TestCase& c, int index = 0);
 
-// Other values along the same routes: a dispatch by the plan of `routed`.
-Step with_values(const Case& c, const Step& routed, int index);
+// The routes of `routed` with other values: inputs of a dispatch by the plan of `routed`.
+StepInputs with_new_values(const TestCase& c, const StepInputs& routed, int index);
 
-// A world with these ids, [tokens, top_k] of every rank; the rest is drawn.
-Step step_of_ids(const Case& c, const std::vector<std::vector<std::int64_t>>& ids, int index = 0);
+// Uses these ids, [tokens, top_k] of every rank, and draws the rest.
+StepInputs inputs_from_ids(const TestCase& c, const std::vector<std::vector<std::int64_t>>& ids,
+                           int index = 0);
 
-// The experts' rows of every rank and all that goes with them. Rows that must not be read are NaN.
-oracle::Outcome make_outcome(const Case& c, const Step& step);
+// The inputs of combine on every rank: experts' output rows, weights, values. Rows that must not be read are
+// NaN.
+oracle::Outcome make_expert_outputs(const TestCase& c, const StepInputs& step);
 
-// Rows v of DispatchOptions::dot_rows on one rank: [total, hidden] of the wire type.
-std::vector<std::byte> make_dot_rows(const Case& c, const Step& step, int rank);
+// A case with the inputs of one step, drawn before the ranks start: in a body, every rank would repeat the
+// work.
+struct PreparedStep {
+  TestCase c;
+  StepInputs step;
+  oracle::Outcome expert_outputs;
+};
 
-// Dense rows of random values. any_bits: every bit pattern, 0 and -0 often, otherwise magnitudes near 1.
+PreparedStep prepare(const TestCase& c, int index = 0);
+
+// Steps 0 to count - 1 of a case.
+std::vector<PreparedStep> prepare_steps(const TestCase& c, int count);
+
+// DispatchOptions::dot_rows of one rank: [total, hidden] of combine_type.
+std::vector<std::byte> make_dot_rows(const TestCase& c, const StepInputs& step, int rank);
+
+// `count` random values. any_bits: any bit pattern, with 0 and -0 frequent; otherwise magnitudes near 1.
 std::vector<std::byte> random_rows(Random& random, DType type, std::int64_t count, bool any_bits);
 std::vector<float> random_floats(Random& random, std::int64_t count);
 

@@ -7,146 +7,146 @@
 
 namespace ferry::contract {
 
-Exchange::Exchange(Rank rank, const Config& config) : ferry::Exchange(std::move(rank), config) {
+SyncExchange::SyncExchange(Rank rank, const Config& config) : ferry::Exchange(std::move(rank), config) {
   lanes_.resize(static_cast<std::size_t>(this->config().lanes));
-  for (Lane& each : lanes_) each.memory = CallMemory(on_device());
+  for (Lane& each : lanes_) each.memory = DeviceMirror(on_device());
 }
 
-Stream Exchange::stream() const {
+Stream SyncExchange::stream() const {
   return on_device() ? device::stream(rank().topology().local_rank_of(rank().index())) : Stream{};
 }
 
-// The call itself refuses a lane that does not exist.
-Exchange::Lane& Exchange::lane(int index) {
+// Clamps the index: the call itself refuses a lane that does not exist.
+SyncExchange::Lane& SyncExchange::lane(int index) {
   return lanes_[static_cast<std::size_t>(std::clamp(index, 0, config().lanes - 1))];
 }
 
-// A call between two halves is refused and leaves them alone.
-CallMemory& Exchange::begin(int index) {
+// A call between two phases is refused, and must not disturb what they use.
+DeviceMirror& SyncExchange::begin(int index) {
   Lane& mine = lane(index);
-  if (!mine.sent) mine.memory.begin();
-  if (on_device()) Jitter::stall(stream(), rank().index());
+  if (!mine.awaits_receive) mine.memory.begin();
+  if (on_device()) Jitter::delay_stream(stream(), rank().index());
   return mine.memory;
 }
 
-CallMemory& Exchange::begin(const DispatchOptions& options) {
+DeviceMirror& SyncExchange::begin(const DispatchOptions& options) {
   Lane& mine = lane(options.lane);
-  if (!mine.sent) mine.format = options.format.value_or(config().format);
+  if (!mine.awaits_receive) mine.format = options.format.value_or(config().format);
   return begin(options.lane);
 }
 
-void Exchange::sent(int index) {
-  lane(index).sent = true;
+void SyncExchange::finish_send(int index) {
+  lane(index).awaits_receive = true;
   wait(index);
 }
 
-void Exchange::receive(int index) {
-  lane(index).memory.refresh();
-  lane(index).sent = false;
+void SyncExchange::begin_receive(int index) {
+  lane(index).memory.upload();
+  lane(index).awaits_receive = false;
 }
 
-// Until the call has ended; throws what ended it.
-void Exchange::wait(int index) {
+// Waits until the call ended; throws what ended it.
+void SyncExchange::wait(int index) {
   if (!on_device()) return;
   synchronize(index, stream());
-  lane(index).memory.bring_back();
+  lane(index).memory.download();
 }
 
-// The same, and what it has found.
-void Exchange::finish(int index) {
+// The same; with check_calls also throws what the call diagnosed.
+void SyncExchange::finish(int index) {
   if (!on_device()) return;
   wait(index);
   if (config().check_calls) check(index);
 }
 
-DispatchResult Exchange::finish(int index, const DispatchResult& received) {
+DispatchResult SyncExchange::finish(int index, const DispatchResult& received) {
   if (!on_device()) return received;
   wait(index);
   Lane& mine = lane(index);
   const bool padded = config().layout == Layout::expert_padded;
   const std::int64_t rows = received.capacity * (padded ? received.groups : 1);
-  mine.received = mine.memory.on_host(received, config(), mine.format, rows);
+  mine.received = mine.memory.to_host(received, config(), mine.format, rows);
   if (config().check_calls) check(index);
   return mine.received;
 }
 
-DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
-                                  const DispatchOptions& options) {
-  CallMemory& memory = begin(options);
+DispatchResult SyncExchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
+                                      const DispatchOptions& options) {
+  DeviceMirror& memory = begin(options);
   return finish(options.lane,
-                ferry::Exchange::dispatch(memory.given(tokens), memory.given(ids), memory.given(weights),
-                                          memory.given(options), stream()));
+                ferry::Exchange::dispatch(memory.translate(tokens), memory.translate(ids),
+                                          memory.translate(weights), memory.translate(options), stream()));
 }
 
-DispatchResult Exchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
-                                  const DispatchOptions& options) {
-  CallMemory& memory = begin(options);
+DispatchResult SyncExchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
+                                      const DispatchOptions& options) {
+  DeviceMirror& memory = begin(options);
   return finish(options.lane,
-                ferry::Exchange::dispatch(memory.given(tokens), memory.given(plan), memory.given(weights),
-                                          memory.given(options), stream()));
+                ferry::Exchange::dispatch(memory.translate(tokens), memory.translate(plan),
+                                          memory.translate(weights), memory.translate(options), stream()));
 }
 
-void Exchange::dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights,
-                             const DispatchOptions& options) {
-  CallMemory& memory = begin(options);
-  ferry::Exchange::dispatch_send(memory.given(tokens), memory.given(ids), memory.given(weights),
-                                 memory.given(options), stream());
-  sent(options.lane);
+void SyncExchange::dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights,
+                                 const DispatchOptions& options) {
+  DeviceMirror& memory = begin(options);
+  ferry::Exchange::dispatch_send(memory.translate(tokens), memory.translate(ids), memory.translate(weights),
+                                 memory.translate(options), stream());
+  finish_send(options.lane);
 }
 
-void Exchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights,
-                             const DispatchOptions& options) {
-  CallMemory& memory = begin(options);
-  ferry::Exchange::dispatch_send(memory.given(tokens), memory.given(plan), memory.given(weights),
-                                 memory.given(options), stream());
-  sent(options.lane);
+void SyncExchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights,
+                                 const DispatchOptions& options) {
+  DeviceMirror& memory = begin(options);
+  ferry::Exchange::dispatch_send(memory.translate(tokens), memory.translate(plan), memory.translate(weights),
+                                 memory.translate(options), stream());
+  finish_send(options.lane);
 }
 
-DispatchResult Exchange::dispatch_receive(int index) {
-  receive(index);
+DispatchResult SyncExchange::dispatch_receive(int index) {
+  begin_receive(index);
   return finish(index, ferry::Exchange::dispatch_receive(index, stream()));
 }
 
-void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
-                       const CombineOptions& options) {
-  CallMemory& memory = begin(options.lane);
-  ferry::Exchange::combine(memory.given(outputs), memory.given(plan), memory.given(result),
-                           memory.given(options), stream());
+void SyncExchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
+                           const CombineOptions& options) {
+  DeviceMirror& memory = begin(options.lane);
+  ferry::Exchange::combine(memory.translate(outputs), memory.translate(plan), memory.translate(result),
+                           memory.translate(options), stream());
   finish(options.lane);
 }
 
-void Exchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
-                            const CombineOptions& options) {
-  CallMemory& memory = begin(options.lane);
-  ferry::Exchange::combine_send(memory.given(outputs), memory.given(plan), memory.given(result),
-                                memory.given(options), stream());
-  sent(options.lane);
+void SyncExchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
+                                const CombineOptions& options) {
+  DeviceMirror& memory = begin(options.lane);
+  ferry::Exchange::combine_send(memory.translate(outputs), memory.translate(plan), memory.translate(result),
+                                memory.translate(options), stream());
+  finish_send(options.lane);
 }
 
-void Exchange::combine_receive(int index) {
-  receive(index);
+void SyncExchange::combine_receive(int index) {
+  begin_receive(index);
   ferry::Exchange::combine_receive(index, stream());
   finish(index);
 }
 
-void Exchange::route_values(const float* values, const Plan& plan, float* row_values, int index) {
-  CallMemory& memory = begin(index);
-  ferry::Exchange::route_values(memory.given(values), memory.given(plan), memory.given(row_values), index,
-                                stream());
+void SyncExchange::route_values(const float* values, const Plan& plan, float* row_values, int index) {
+  DeviceMirror& memory = begin(index);
+  ferry::Exchange::route_values(memory.translate(values), memory.translate(plan),
+                                memory.translate(row_values), index, stream());
   finish(index);
 }
 
-DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
-                                          const Outputs& outputs, float* d_weights,
-                                          const DispatchOptions& options) {
-  CallMemory& memory = begin(options);
-  return finish(options.lane,
-                ferry::Exchange::combine_backward(memory.given(d_result), memory.given(plan),
-                                                  memory.given(topk_weights), memory.given(outputs),
-                                                  memory.given(d_weights), memory.given(options), stream()));
+DispatchResult SyncExchange::combine_backward(const Tokens& d_result, const Plan& plan,
+                                              const float* topk_weights, const Outputs& outputs,
+                                              float* d_weights, const DispatchOptions& options) {
+  DeviceMirror& memory = begin(options);
+  return finish(options.lane, ferry::Exchange::combine_backward(
+                                  memory.translate(d_result), memory.translate(plan),
+                                  memory.translate(topk_weights), memory.translate(outputs),
+                                  memory.translate(d_weights), memory.translate(options), stream()));
 }
 
-const StepMetadata* Exchange::metadata(std::int32_t count, int index) {
+const StepMetadata* SyncExchange::metadata(std::int32_t count, int index) {
   begin(index);
   const StepMetadata* at = ferry::Exchange::metadata(count, index, stream());
   if (!on_device()) return at;
@@ -156,7 +156,7 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int index) {
   return &copy;
 }
 
-const DispatchResult& Exchange::last_dispatch_result(int index) const {
+const DispatchResult& SyncExchange::last_dispatch_result(int index) const {
   if (!on_device()) return ferry::Exchange::last_dispatch_result(index);
   return lanes_[static_cast<std::size_t>(index)].received;
 }

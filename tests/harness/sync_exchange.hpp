@@ -1,5 +1,5 @@
-// An exchange as the tests of the contract call it, on any backend: operations return when they have ended
-// and throw what ended them, and what they return lies in host memory.
+// The exchange that contract tests call: the same operations as ferry::Exchange, but synchronous, with
+// results in host memory, on every backend.
 #pragma once
 
 #include <map>
@@ -10,11 +10,11 @@
 
 namespace ferry::contract {
 
-// Hides the operations of ferry::Exchange. On a device backend each is put on a stream of the calling thread
-// and waited for.
-class Exchange : public ferry::Exchange {
+// Hides the operations of ferry::Exchange. On a device backend each one enqueues the operation on a stream of
+// the calling thread, waits for it, throws what ended it, and copies the results to host memory.
+class SyncExchange : public ferry::Exchange {
  public:
-  Exchange(Rank rank, const Config& config);
+  SyncExchange(Rank rank, const Config& config);
 
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                           const DispatchOptions& options = {});
@@ -37,16 +37,16 @@ class Exchange : public ferry::Exchange {
                                   const Outputs& outputs, float* d_weights,
                                   const DispatchOptions& options = {});
 
-  // One address for each that the backend returns.
+  // On device backends, a host copy; equal device addresses give equal host addresses.
   const StepMetadata* metadata(std::int32_t count, int lane = 0);
 
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
  private:
   struct Lane {
-    CallMemory memory;
-    bool sent = false;  // a send half whose receive half has not been called
-    Format format{};    // of the last dispatch
+    DeviceMirror memory;
+    bool awaits_receive = false;  // a send phase was called and its receive phase was not
+    Format format{};              // of the last dispatch
     DispatchResult received;
     std::map<const StepMetadata*, StepMetadata> metadata;
   };
@@ -54,10 +54,10 @@ class Exchange : public ferry::Exchange {
   bool on_device() const { return config().backend == BackendKind::cuda; }
   Stream stream() const;
   Lane& lane(int index);
-  CallMemory& begin(int index);
-  CallMemory& begin(const DispatchOptions& options);
-  void sent(int index);
-  void receive(int index);
+  DeviceMirror& begin(int index);
+  DeviceMirror& begin(const DispatchOptions& options);
+  void finish_send(int index);
+  void begin_receive(int index);
   void wait(int index);
   void finish(int index);
   DispatchResult finish(int index, const DispatchResult& received);

@@ -9,7 +9,7 @@ namespace ferry::contract {
 namespace {
 
 struct Shape {
-  int max_tokens, top_k, hidden_steps;  // hidden in steps of 16 columns
+  int max_tokens, top_k, hidden_div_16;
 };
 
 Shape draw_shape(Random& random, CaseSize size) {
@@ -54,7 +54,7 @@ Format draw_format(Random& random) {
   return format;
 }
 
-void draw_capacity(Random& random, Case& c) {
+void draw_capacity(Random& random, TestCase& c) {
   Config& config = c.config;
   if (c.duplicates) config.repeats = random.chance(0.7);
   if (!random.chance(0.3)) return;
@@ -62,37 +62,38 @@ void draw_capacity(Random& random, Case& c) {
   config.capacity = std::int64_t{1 + random.below(largest / config.alignment)} * config.alignment;
 }
 
-void draw_combine(Random& random, Case& c) {
+void draw_combine(Random& random, TestCase& c) {
   const auto type = [&] { return random.pick({DType::bf16, DType::bf16, DType::fp16, DType::fp32}); };
   c.config.combine_type = type();
   c.outputs = random.chance(0.7) ? c.config.combine_type : type();
   c.result = type();
   c.output_gap = random.chance(0.3) ? 16 * random.between(1, 4) : 0;
   c.result_gap = random.chance(0.3) ? 16 * random.between(1, 4) : 0;
-  c.weights_from = WeightsFrom::nowhere;
+  c.weights_from = WeightsFrom::none;
   if (c.config.layout == Layout::rank_major) return;
   c.reduction = random.pick({Reduction::partial, Reduction::partial, Reduction::exact, Reduction::unreduced});
   c.config.reduction =
       c.reduction == Reduction::partial && random.chance(0.3) ? Reduction::exact : c.reduction;
-  c.values = random.chance(0.4);
+  c.row_values = random.chance(0.4);
   if (c.reduction == Reduction::unreduced) return;
-  const bool home_refused = c.split && c.reduction == Reduction::partial;
-  c.weights_from =
-      random.pick({WeightsFrom::nowhere, WeightsFrom::rows, WeightsFrom::rows, WeightsFrom::home});
-  if (c.weights_from == WeightsFrom::rows && !c.weighted) c.weights_from = WeightsFrom::nowhere;
-  if (c.weights_from == WeightsFrom::home && home_refused) c.weights_from = WeightsFrom::nowhere;
+  const bool topk_weights_refused = c.split_phases && c.reduction == Reduction::partial;
+  c.weights_from = random.pick(
+      {WeightsFrom::none, WeightsFrom::row_weights, WeightsFrom::row_weights, WeightsFrom::topk_weights});
+  if (c.weights_from == WeightsFrom::row_weights && !c.weighted) c.weights_from = WeightsFrom::none;
+  if (c.weights_from == WeightsFrom::topk_weights && topk_weights_refused) c.weights_from = WeightsFrom::none;
 }
 
-// Keeps the memory of one rank's arrivals within some megabytes.
-void bound_memory(Case& c) {
-  constexpr std::int64_t kMost = 8 << 20;
+// Lowers the capacity until the rows that one rank can receive fit 8 MiB.
+void bound_memory(TestCase& c) {
+  constexpr std::int64_t kMaxBytes = 8 << 20;
   const std::int64_t row_bytes = 4 * c.config.hidden + 64;
   for (int rank = 0; rank < c.ranks; ++rank) {
     const bool padded = c.config.layout == Layout::expert_padded;
     const std::int64_t groups = padded ? c.config.placement.local_experts(rank) : 1;
     const std::int64_t rows = oracle::capacity_of(c.config, c.config.placement, rank) * groups;
-    if (rows * row_bytes <= kMost) continue;
-    const std::int64_t fit = std::max<std::int64_t>(kMost / row_bytes / std::max<std::int64_t>(groups, 1), 1);
+    if (rows * row_bytes <= kMaxBytes) continue;
+    const std::int64_t fit =
+        std::max<std::int64_t>(kMaxBytes / row_bytes / std::max<std::int64_t>(groups, 1), 1);
     c.config.capacity = (fit + c.config.alignment - 1) / c.config.alignment * c.config.alignment;
   }
 }
@@ -128,16 +129,16 @@ Placement draw_placement(Random& random, int experts, int ranks) {
   return Placement::table(positions, ranks, random.next());
 }
 
-Case draw_case(std::uint64_t seed, CaseSize size) {
+TestCase draw_case(std::uint64_t seed, CaseSize size) {
   Random random(seed);
-  Case c;
+  TestCase c;
   c.seed = seed;
   c.ranks = random.pick({1, 2, 3, 4, 8});
   const Shape shape = draw_shape(random, size);
   Config& config = c.config;
   config.max_tokens = shape.max_tokens;
   config.top_k = shape.top_k;
-  config.hidden = 16 * shape.hidden_steps;
+  config.hidden = 16 * shape.hidden_div_16;
   config.experts = std::max(
       {c.ranks, config.top_k, random.pick({c.ranks, 2 * c.ranks + random.below(5), 8 * c.ranks, 32, 256})});
   config.placement = draw_placement(random, config.experts, c.ranks);
@@ -163,7 +164,7 @@ Case draw_case(std::uint64_t seed, CaseSize size) {
   c.any_bits = random.chance(0.2);
   c.weighted = random.chance(0.8);
   c.input_gap = random.chance(0.3) ? 16 * random.between(1, 5) : 0;
-  c.split = random.chance(0.3);
+  c.split_phases = random.chance(0.3);
   c.caller_memory = random.chance(0.7);
   const bool typed = config.format.kind != FormatKind::fp8_e4m3 && config.format.kind != FormatKind::raw;
   if (typed && config.layout != Layout::rank_major) {
@@ -176,7 +177,7 @@ Case draw_case(std::uint64_t seed, CaseSize size) {
   return c;
 }
 
-std::string describe(const Case& c) {
+std::string describe(const TestCase& c) {
   const Config& g = c.config;
   std::string text = str("seed ", c.seed, ": ", to_string(g.backend), " R=", c.ranks, " E=", g.experts,
                          " K=", g.top_k, " H=", g.hidden, " T=", g.max_tokens, " ", to_string(g.layout),
@@ -188,17 +189,17 @@ std::string describe(const Case& c) {
   flag(g.zero_padding, "zero_padding");
   flag(c.duplicates, "duplicates");
   flag(c.sm_limit == 1, "one_block");
-  flag(c.split, "split");
+  flag(c.split_phases, "split");
   flag(c.caller_memory, "caller_memory");
   flag(c.weighted, "weighted");
   flag(c.apply_weights, "apply_weights");
   flag(c.dots, "dots");
-  flag(c.values, "values");
+  flag(c.row_values, "values");
   flag(c.any_bits, "any_bits");
   flag(c.bad_ids > 0, "bad_ids");
   flag(c.ids == IdType::int64, "int64");
-  flag(c.weights_from == WeightsFrom::home, "topk_weights");
-  flag(c.weights_from == WeightsFrom::rows, "row_weights");
+  flag(c.weights_from == WeightsFrom::topk_weights, "topk_weights");
+  flag(c.weights_from == WeightsFrom::row_weights, "row_weights");
   return text;
 }
 

@@ -1,4 +1,4 @@
-// One configuration and one way of calling it, drawn or written down.
+// One test case: a configuration, how its inputs are drawn, and the options of its calls.
 #pragma once
 
 #include <cstdint>
@@ -13,63 +13,67 @@ namespace ferry::contract {
 // How tokens choose experts.
 enum class Routing {
   uniform,
-  skewed,      // a few experts get most of it
-  one_expert,  // every token of every rank to one expert
-  one_rank,    // every token to the experts of one rank
+  skewed,      // a few experts get most tokens
+  one_expert,  // every token of every rank goes to one expert
+  one_rank,    // every token goes to experts of one rank
 };
 
-enum class WeightsFrom { nowhere, rows, home };
+// Which weights combine multiplies rows with.
+enum class WeightsFrom {
+  none,
+  row_weights,   // CombineOptions::row_weights, received with the rows
+  topk_weights,  // CombineOptions::topk_weights, given on the source rank
+};
 
-struct Case {
+struct TestCase {
   std::uint64_t seed = 1;
   int ranks = 2;
   Config config{.experts = 8, .top_k = 2, .hidden = 64, .max_tokens = 8, .check_calls = false};
 
   // Inputs.
   Routing routing = Routing::uniform;
-  double masked = 0;         // share of slots that are -1
-  double masked_tokens = 0;  // share of tokens without any expert
-  double bad_ids = 0;        // share of slots with an id that does not exist
-  bool duplicates = false;   // a token may list an expert more than once
-  bool full = false;         // every rank brings max_tokens, otherwise any number up to it
-  std::vector<int> tokens;   // of each rank, if not drawn
+  double masked = 0;         // probability that a slot is -1
+  double masked_tokens = 0;  // probability that all slots of a token are -1
+  double bad_ids = 0;        // probability that a slot names an expert that does not exist
+  bool duplicates = false;   // a token may choose an expert more than once
+  bool full = false;         // every rank has max_tokens; otherwise a random number up to it
+  std::vector<int> tokens;   // tokens of each rank; empty: random
   IdType ids = IdType::int32;
-  DType type = DType::bf16;  // of the values
-  bool any_bits = false;     // values are random bits: NaN, infinities, denormals
+  DType type = DType::bf16;  // of the tokens' values
+  bool any_bits = false;     // values are random bits: NaN, infinities and denormals included
   bool weighted = true;
-  std::int64_t input_gap = 0;  // bytes between rows
+  std::int64_t input_gap = 0;  // unused bytes between rows
 
   // Dispatch.
-  bool split = false;
-  bool caller_memory = true;
+  bool split_phases = false;
+  bool caller_memory = true;  // outputs go to memory of the test; otherwise to the lane's
   bool apply_weights = false;
-  bool dots = false;
+  bool dots = false;  // DispatchOptions::dot_rows is given
   int lane = 0;
-  int sm_limit = 0;  // of a device; also combine's
+  int sm_limit = 0;  // of device backends; for combine too
 
   // Combine.
   Reduction reduction = Reduction::partial;
   DType outputs = DType::bf16;
   DType result = DType::bf16;
-  WeightsFrom weights_from = WeightsFrom::rows;
-  bool values = false;  // one fp32 a row comes home
+  WeightsFrom weights_from = WeightsFrom::row_weights;
+  bool row_values = false;  // CombineOptions::row_values is given: one fp32 per row
   std::int64_t output_gap = 0;
   std::int64_t result_gap = 0;
 };
 
-std::string describe(const Case& c);
+std::string describe(const TestCase& c);
 
-// The type in which values of a format enter: its own, or bf16 for fp8 and raw.
+// The type of a format's input values: its own type, or bf16 for fp8 and raw.
 DType natural_type(const Format& format);
 
-// What random cases are made to cover.
 enum class CaseSize {
   small,
   many_routes,  // some rank has at least 1024 routes
   wide,         // at least 2048 columns
 };
 
-Case draw_case(std::uint64_t seed, CaseSize size);
+TestCase draw_case(std::uint64_t seed, CaseSize size);
 
 Placement draw_placement(Random& random, int experts, int ranks);
 

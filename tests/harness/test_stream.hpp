@@ -1,10 +1,10 @@
-// The stream type of the tests: the library's own wrapper.
+// The CUDA stream of the tests: the library's own wrapper.
 #pragma once
 
 #include "backends/cuda/host/cuda_stream.hpp"
 
 namespace ferry::contract {
 
-using OwnStream = cuda::CudaStream;
+using TestStream = cuda::CudaStream;
 
 }  // namespace ferry::contract

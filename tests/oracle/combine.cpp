@@ -7,101 +7,104 @@
 namespace ferry::oracle {
 namespace {
 
-// One combine seen from one home rank.
-struct Home {
+// One combine, from the point of view of the rank whose tokens are combined.
+struct CombineView {
   const Config& config;
   const RowPositions& positions;
-  const Outcome& outcome;
-  int rank;
+  const Outcome& inputs;
+  int rank;  // the source rank of the tokens
 
   std::int64_t hidden() const { return config.hidden; }
 
-  const std::byte* row_at(const RouteTarget& route) const {
-    return outcome.ranks[route.destination].rows.data() + route.row * hidden() * bytes_of(outcome.outputs);
+  const std::byte* row_of(const RouteTarget& route) const {
+    return inputs.ranks[route.destination].rows.data() + route.row * hidden() * bytes_of(inputs.outputs);
   }
 
   float weight(std::int64_t token, int slot) const {
-    if (outcome.topk_weighted) return outcome.ranks[rank].topk_weights[token * positions.top_k + slot];
+    if (inputs.topk_weighted) return inputs.ranks[rank].topk_weights[token * positions.top_k + slot];
     const RouteTarget& route = positions.route(rank, token, slot);
-    return outcome.weighted ? outcome.ranks[route.destination].weights[route.row] : 1.0f;
+    return inputs.weighted ? inputs.ranks[route.destination].weights[route.row] : 1.0f;
   }
 };
 
-// An expert's row as it travels: in the wire type.
-std::vector<float> wire_row(const Home& home, const RouteTarget& route) {
-  const std::byte* row = home.row_at(route);
-  std::vector<float> values(home.hidden());
-  for (std::int64_t c = 0; c < home.hidden(); ++c) {
-    values[c] = rounded(home.config.combine_type,
-                        load(home.outcome.outputs, row + c * bytes_of(home.outcome.outputs)));
+// An expert's row, rounded to the combine type.
+std::vector<float> rounded_row(const CombineView& view, const RouteTarget& route) {
+  const std::byte* row = view.row_of(route);
+  std::vector<float> values(view.hidden());
+  for (std::int64_t c = 0; c < view.hidden(); ++c) {
+    values[c] =
+        rounded(view.config.combine_type, load(view.inputs.outputs, row + c * bytes_of(view.inputs.outputs)));
   }
   return values;
 }
 
-void add_weighted(const Home& home, std::int64_t token, int slot, std::vector<float>& sum) {
-  const std::vector<float> row = wire_row(home, home.positions.route(home.rank, token, slot));
-  const float weight = home.weight(token, slot);
+void add_weighted(const CombineView& view, std::int64_t token, int slot, std::vector<float>& sum) {
+  const std::vector<float> row = rounded_row(view, view.positions.route(view.rank, token, slot));
+  const float weight = view.weight(token, slot);
   for (std::size_t c = 0; c < sum.size(); ++c) sum[c] = std::fma(weight, row[c], sum[c]);
 }
 
-std::vector<float> exact(const Home& home, std::int64_t token) {
-  std::vector<float> sum(home.hidden());
-  for (int slot = 0; slot < home.positions.top_k; ++slot) {
-    if (home.positions.route(home.rank, token, slot).row >= 0) add_weighted(home, token, slot, sum);
+// `exact`: adds the token's rows in slot order.
+std::vector<float> exact_sum(const CombineView& view, std::int64_t token) {
+  std::vector<float> sum(view.hidden());
+  for (int slot = 0; slot < view.positions.top_k; ++slot) {
+    if (view.positions.route(view.rank, token, slot).row >= 0) add_weighted(view, token, slot, sum);
   }
   return sum;
 }
 
-// What rank `from` sends home for a token: its rows there, added in slot order. Empty: nothing.
-std::vector<float> partial_of(const Home& home, std::int64_t token, int from) {
+// The sum that rank `from` sends for a token: its rows on that rank, added in slot order. Empty: it sends
+// none.
+std::vector<float> sum_on_rank(const CombineView& view, std::int64_t token, int from) {
   std::vector<float> sum;
-  for (int slot = 0; slot < home.positions.top_k; ++slot) {
-    const RouteTarget& route = home.positions.route(home.rank, token, slot);
+  for (int slot = 0; slot < view.positions.top_k; ++slot) {
+    const RouteTarget& route = view.positions.route(view.rank, token, slot);
     if (route.destination != from || route.row < 0) continue;
-    if (home.config.layout == Layout::rank_major)
-      return wire_row(home, route);  // the caller has added already
-    sum.resize(home.hidden());
-    add_weighted(home, token, slot, sum);
+    if (view.config.layout == Layout::rank_major)
+      return rounded_row(view, route);  // the caller has already summed over its experts
+    sum.resize(view.hidden());
+    add_weighted(view, token, slot, sum);
   }
-  for (float& value : sum) value = rounded(home.config.combine_type, value);
+  for (float& value : sum) value = rounded(view.config.combine_type, value);
   return sum;
 }
 
-std::vector<float> partial(const Home& home, std::int64_t token) {
-  std::vector<float> sum(home.hidden());
-  for (int from = 0; from < home.positions.size(); ++from) {
-    const std::vector<float> part = partial_of(home, token, from);
+// `partial`: adds the sums of all ranks in rank order.
+std::vector<float> partial_sum(const CombineView& view, std::int64_t token) {
+  std::vector<float> sum(view.hidden());
+  for (int from = 0; from < view.positions.size(); ++from) {
+    const std::vector<float> part = sum_on_rank(view, token, from);
     for (std::size_t c = 0; c < part.size(); ++c) sum[c] = sum[c] + part[c];
   }
   return sum;
 }
 
-std::vector<std::byte> reduced(const Home& home) {
-  const std::int64_t tokens = home.positions.tokens(home.rank), size = bytes_of(home.outcome.result);
-  std::vector<std::byte> result(tokens * home.hidden() * size);
+std::vector<std::byte> reduced(const CombineView& view) {
+  const std::int64_t tokens = view.positions.tokens(view.rank), size = bytes_of(view.inputs.result);
+  std::vector<std::byte> result(tokens * view.hidden() * size);
   for (std::int64_t token = 0; token < tokens; ++token) {
-    const bool in_slot_order = home.outcome.reduction == Reduction::exact;
-    const std::vector<float> sum = in_slot_order ? exact(home, token) : partial(home, token);
-    for (std::int64_t c = 0; c < home.hidden(); ++c) {
-      store(home.outcome.result, sum[c], result.data() + (token * home.hidden() + c) * size);
+    const bool exact = view.inputs.reduction == Reduction::exact;
+    const std::vector<float> sum = exact ? exact_sum(view, token) : partial_sum(view, token);
+    for (std::int64_t c = 0; c < view.hidden(); ++c) {
+      store(view.inputs.result, sum[c], result.data() + (token * view.hidden() + c) * size);
     }
   }
   return result;
 }
 
-std::vector<std::byte> unreduced(const Home& home) {
-  const std::int64_t tokens = home.positions.tokens(home.rank), top_k = home.positions.top_k;
-  const std::int64_t row_bytes = home.hidden() * bytes_of(home.outcome.result);
+std::vector<std::byte> unreduced(const CombineView& view) {
+  const std::int64_t tokens = view.positions.tokens(view.rank), top_k = view.positions.top_k;
+  const std::int64_t row_bytes = view.hidden() * bytes_of(view.inputs.result);
   std::vector<std::byte> result(tokens * top_k * row_bytes);  // +0 where masked or dropped
-  std::vector<std::byte> on_wire(home.hidden() * bytes_of(home.config.combine_type));
+  std::vector<std::byte> as_combine_type(view.hidden() * bytes_of(view.config.combine_type));
   for (std::int64_t token = 0; token < tokens; ++token) {
     for (int slot = 0; slot < top_k; ++slot) {
-      const RouteTarget& route = home.positions.route(home.rank, token, slot);
+      const RouteTarget& route = view.positions.route(view.rank, token, slot);
       if (route.row < 0) continue;
-      convert(home.outcome.outputs, home.row_at(route), home.config.combine_type, on_wire.data(),
-              home.hidden());
-      convert(home.config.combine_type, on_wire.data(), home.outcome.result,
-              result.data() + (token * top_k + slot) * row_bytes, home.hidden());
+      convert(view.inputs.outputs, view.row_of(route), view.config.combine_type, as_combine_type.data(),
+              view.hidden());
+      convert(view.config.combine_type, as_combine_type.data(), view.inputs.result,
+              result.data() + (token * top_k + slot) * row_bytes, view.hidden());
     }
   }
   return result;
@@ -109,16 +112,16 @@ std::vector<std::byte> unreduced(const Home& home) {
 
 }  // namespace
 
-std::vector<std::byte> combined(const Config& config, const RowPositions& positions, const Outcome& outcome,
+std::vector<std::byte> combined(const Config& config, const RowPositions& positions, const Outcome& inputs,
                                 int rank) {
-  const Home home{config, positions, outcome, rank};
-  return outcome.reduction == Reduction::unreduced ? unreduced(home) : reduced(home);
+  const CombineView view{config, positions, inputs, rank};
+  return inputs.reduction == Reduction::unreduced ? unreduced(view) : reduced(view);
 }
 
-std::vector<float> values_home(const RowPositions& positions, const Outcome& outcome, int rank) {
+std::vector<float> values_home(const RowPositions& positions, const Outcome& inputs, int rank) {
   std::vector<float> values;
   for (const RouteTarget& route : positions.routes[rank]) {
-    values.push_back(route.row >= 0 ? outcome.ranks[route.destination].row_values[route.row] : 0.0f);
+    values.push_back(route.row >= 0 ? inputs.ranks[route.destination].row_values[route.row] : 0.0f);
   }
   return values;
 }

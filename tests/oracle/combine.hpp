@@ -1,4 +1,4 @@
-// What a combine brings home to one rank.
+// The expected results of combine and of route_values.
 #pragma once
 
 #include <cstddef>
@@ -10,32 +10,33 @@
 
 namespace ferry::oracle {
 
-// What one rank brings to a combine.
+// One rank's arguments of a combine.
 struct RankOutputs {
-  std::vector<std::byte> rows;      // [total, hidden], dense; only kept rows are read
-  std::vector<float> weights;       // [total] if Results::weighted
-  std::vector<float> topk_weights;  // [tokens, top_k] if Results::topk_weighted
-  std::vector<float> row_values;    // [total], if one fp32 a row is brought home
+  std::vector<std::byte> rows;      // [total, hidden] dense; only kept rows are read
+  std::vector<float> weights;       // [total] if Outcome::weighted
+  std::vector<float> topk_weights;  // [tokens, top_k] if Outcome::topk_weighted
+  std::vector<float> row_values;    // [total] if the call has row_values
 };
 
+// The arguments of all ranks to a combine.
 struct Outcome {
-  DType outputs = DType::bf16;
-  DType result = DType::bf16;
+  DType outputs = DType::bf16;  // type of the experts' rows
+  DType result = DType::bf16;   // type of the result
   Reduction reduction = Reduction::partial;
-  bool weighted = false;
-  bool topk_weighted = false;
+  bool weighted = false;       // the call has row_weights
+  bool topk_weighted = false;  // the call has topk_weights
   std::vector<RankOutputs> ranks;
 };
 
-// [tokens, hidden], unreduced [tokens, top_k, hidden], dense.
-std::vector<std::byte> combined(const Config& config, const RowPositions& positions, const Outcome& outcome,
+// The result on `rank`, dense: [tokens, hidden]; unreduced: [tokens, top_k, hidden].
+std::vector<std::byte> combined(const Config& config, const RowPositions& positions, const Outcome& inputs,
                                 int rank);
 
-// Every row's value at home: [tokens, top_k], 0 where masked or dropped.
-std::vector<float> values_home(const RowPositions& positions, const Outcome& outcome, int rank);
+// combine's route_values on `rank`: the value of each route's row, [tokens, top_k]; 0 if masked or dropped.
+std::vector<float> values_home(const RowPositions& positions, const Outcome& inputs, int rank);
 
-// The other way: `values` [tokens, top_k] of every rank to the rows of `rank`: [total], padding 0, untouched
-// rows undefined.
+// Exchange::route_values on `rank`: the value of each row's route, [total]. `values` [ranks][tokens, top_k].
+// Padding rows get 0; rows that are never written are undefined.
 std::vector<float> values_at_rows(const RowPositions& positions,
                                   const std::vector<std::vector<float>>& values, int rank);
 

@@ -1,4 +1,4 @@
-// What a dispatch brings to one rank.
+// The expected results of dispatch on one rank.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace ferry::oracle {
 
-// Values beside the rows. Entries of untouched rows (RankRows::rows) are undefined.
+// The arrays beside the rows. Entries of untouched rows (see RowState) are undefined.
 struct RowMetadata {
   std::vector<Source> source;              // [total]
   std::vector<float> weight;               // [total], rank_major [total, top_k]; empty without weights
@@ -19,20 +19,22 @@ struct RowMetadata {
   std::vector<std::int32_t> group_of_row;  // [total]
 };
 
-RowMetadata row_metadata(const GlobalInputs& global, const RowPositions& positions, int rank);
+RowMetadata row_metadata(const GlobalInputs& inputs, const RowPositions& positions, int rank);
 
-// Shapes of the parts as they arrive on `rank`.
-std::vector<PartShape> arrived_shapes(const GlobalInputs& global, const RowPositions& positions, int rank);
+// The shapes of the received parts on `rank`.
+std::vector<PartShape> arrived_shapes(const GlobalInputs& inputs, const RowPositions& positions, int rank);
 
-// Writes the defined bytes of a part into `memory`, and no others.
-void write_part(const GlobalInputs& global, const RowPositions& positions, int rank, int part,
+// Writes the expected bytes of a part into `memory`. Leaves bytes that the contract does not define
+// unchanged.
+void write_part(const GlobalInputs& inputs, const RowPositions& positions, int rank, int part,
                 std::byte* memory);
 
-// dots[row] = dot(x, v[row]): x is the row's token before weighing, v lies dense in `type`. Padding: 0.
-std::vector<float> row_dots(const GlobalInputs& global, const RowPositions& positions, int rank,
+// dots[row] = dot(x, v[row]); padding rows get 0. x is the row's token before apply_weights; v [total,
+// hidden] is dense, of type `type`.
+std::vector<float> row_dots(const GlobalInputs& inputs, const RowPositions& positions, int rank,
                             const std::byte* v, DType type);
 
-// The dot product in its fixed order of additions.
+// The dot product, added in the order that the contract fixes.
 float dot(const std::vector<float>& x, const std::vector<float>& v);
 
 }  // namespace ferry::oracle

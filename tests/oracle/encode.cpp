@@ -9,7 +9,7 @@
 namespace ferry::oracle {
 namespace {
 
-constexpr std::int64_t kBlock = 128;
+constexpr std::int64_t kBlock = 128;  // columns with one scale
 
 std::int64_t blocks_of(std::int64_t hidden) {
   return (hidden + kBlock - 1) / kBlock;
@@ -20,8 +20,8 @@ struct Quantised {
   std::vector<float> scales;
 };
 
-// 2^ceil(log2 quotient): the least power of two that is not below it.
-float power_of_two_not_below(float quotient) {
+// 2^ceil(log2(quotient)): the smallest power of two that is >= quotient.
+float power_of_two_at_least(float quotient) {
   if (std::isinf(quotient)) return quotient;
   int exponent = 0;
   const double significand = std::frexp(double{quotient}, &exponent);  // in [0.5, 1)
@@ -35,10 +35,10 @@ Quantised quantised(const std::vector<float>& row, const Fp8Options& options) {
     const std::int64_t end = std::min(begin + kBlock, hidden);
     float largest = 0;
     for (std::int64_t c = begin; c < end; ++c) {
-      if (std::fabs(row[c]) > largest) largest = std::fabs(row[c]);  // never true of NaN
+      if (std::fabs(row[c]) > largest) largest = std::fabs(row[c]);  // false for NaN
     }
     const float s = std::max(largest, 1e-4f);
-    const float scale = options.power_of_two ? power_of_two_not_below(s / 448.0f) : s / 448.0f;
+    const float scale = options.power_of_two ? power_of_two_at_least(s / 448.0f) : s / 448.0f;
     const float inverse = options.power_of_two ? 1.0f / scale : 448.0f / s;
     out.scales.push_back(scale);
     for (std::int64_t c = begin; c < end; ++c) out.values.push_back(e4m3(row[c] * inverse));
@@ -46,11 +46,11 @@ Quantised quantised(const std::vector<float>& row, const Fp8Options& options) {
   return out;
 }
 
-std::vector<float> values_of(const GlobalInputs& global, int rank, std::int64_t token) {
-  const std::int64_t hidden = global.config.hidden, size = bytes_of(global.type);
-  const std::byte* row = global.ranks[rank].parts[0].data() + token * hidden * size;
+std::vector<float> values_of(const GlobalInputs& inputs, int rank, std::int64_t token) {
+  const std::int64_t hidden = inputs.config.hidden, size = bytes_of(inputs.type);
+  const std::byte* row = inputs.ranks[rank].parts[0].data() + token * hidden * size;
   std::vector<float> values(hidden);
-  for (std::int64_t c = 0; c < hidden; ++c) values[c] = load(global.type, row + c * size);
+  for (std::int64_t c = 0; c < hidden; ++c) values[c] = load(inputs.type, row + c * size);
   return values;
 }
 
@@ -71,10 +71,10 @@ std::vector<std::byte> packed_exponents(const std::vector<float>& scales) {
   return bytes;
 }
 
-std::vector<std::byte> encoded_fp8(const GlobalInputs& global, int rank, std::int64_t token, int part) {
-  const Quantised row = quantised(values_of(global, rank, token), global.format.fp8);
+std::vector<std::byte> encoded_fp8(const GlobalInputs& inputs, int rank, std::int64_t token, int part) {
+  const Quantised row = quantised(values_of(inputs, rank, token), inputs.format.fp8);
   if (part == 0) return bytes_of_vector(row.values);
-  return global.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
+  return inputs.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
 }
 
 PartShape dense(std::int64_t row_bytes) {
@@ -120,18 +120,18 @@ std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std:
   return bytes;
 }
 
-std::vector<std::byte> encoded_part(const GlobalInputs& global, int rank, std::int64_t token, int part,
+std::vector<std::byte> encoded_part(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
                                     const float* weight) {
-  if (global.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(global, rank, token, part);
-  const std::int64_t bytes = input_row_bytes(global.format, global.type, global.config.hidden)[part];
-  const std::byte* row = global.ranks[rank].parts[part].data() + token * bytes;
+  if (inputs.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(inputs, rank, token, part);
+  const std::int64_t bytes = input_row_bytes(inputs.format, inputs.type, inputs.config.hidden)[part];
+  const std::byte* row = inputs.ranks[rank].parts[part].data() + token * bytes;
   if (weight == nullptr) return {row, row + bytes};
-  std::vector<std::byte> weighed(bytes);
-  const std::int64_t size = bytes_of(global.type);
-  for (std::int64_t c = 0; c < global.config.hidden; ++c) {
-    store(global.type, *weight * load(global.type, row + c * size), weighed.data() + c * size);
+  std::vector<std::byte> weighted(bytes);
+  const std::int64_t size = bytes_of(inputs.type);
+  for (std::int64_t c = 0; c < inputs.config.hidden; ++c) {
+    store(inputs.type, *weight * load(inputs.type, row + c * size), weighted.data() + c * size);
   }
-  return weighed;
+  return weighted;
 }
 
 }  // namespace ferry::oracle

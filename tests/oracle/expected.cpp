@@ -24,14 +24,14 @@ std::int64_t dispatch_messages(const RowPositions& positions, int rank) {
 
 std::int64_t combine_messages(const RowPositions& positions, int rank, Reduction reduction) {
   std::int64_t messages = 0;
-  for (int home = 0; home < positions.size(); ++home) {
-    if (home == rank) continue;
+  for (int source = 0; source < positions.size(); ++source) {
+    if (source == rank) continue;
     if (reduction == Reduction::partial) {
-      messages += positions.tokens_between[home * positions.size() + rank];
+      messages += positions.tokens_between[source * positions.size() + rank];
       continue;
     }
     messages += std::count_if(positions.ranks[rank].rows.begin(), positions.ranks[rank].rows.end(),
-                              [&](const RowInfo& row) { return row.source.rank == home; });
+                              [&](const RowInfo& row) { return row.source.rank == source; });
   }
   return messages;
 }

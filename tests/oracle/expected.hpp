@@ -1,4 +1,4 @@
-// Small facts about whole calls: step metadata and what has to cross between ranks.
+// The expected step metadata, and the number of messages that a call sends between ranks.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,14 @@
 
 namespace ferry::oracle {
 
+// The result of Exchange::metadata on `rank`, from the counts of all ranks.
 StepMetadata step_metadata(const std::vector<std::int32_t>& counts, int rank);
 
-// Messages `rank` writes to other ranks: a dispatch needs one for each (token, remote rank).
+// Messages that `rank` sends to other ranks in a dispatch: one for each (token, remote rank).
 std::int64_t dispatch_messages(const RowPositions& positions, int rank);
 
-// Rows `rank` writes to other ranks: partial, one for each (token, remote home); otherwise one for each route
-// kept here.
+// Messages that `rank` sends to other ranks in a combine. partial: one for each token of another rank with a
+// route here; otherwise one for each kept row of another rank.
 std::int64_t combine_messages(const RowPositions& positions, int rank, Reduction reduction);
 
 }  // namespace ferry::oracle

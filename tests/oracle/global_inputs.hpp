@@ -1,8 +1,9 @@
-// What the oracle looks at: the inputs of all ranks at once.
+// The inputs of all ranks to a dispatch: all that the oracle computes from.
 //
-// The reference is independent on purpose. It includes the public headers and the standard library and
-// nothing else of Ferry: it finds places by sorting and does its arithmetic in double, so that a mistake in
-// the shared headers does not agree with itself.
+// The oracle is a second, independent implementation of docs/contract.md. Every backend is compared with it,
+// bit for bit. It is independent on purpose: it includes Ferry's public headers and the standard library, and
+// nothing of src/. It finds row positions by sorting and computes in double, so a mistake in code that the
+// backends share cannot hide in the oracle as well.
 #pragma once
 
 #include <array>
@@ -16,10 +17,10 @@
 
 namespace ferry::oracle {
 
-// What one rank brings to a dispatch; rows lie dense.
+// One rank's arguments of a dispatch. Rows are dense.
 struct RankInputs {
   std::int64_t tokens = 0;
-  std::array<std::vector<std::byte>, kMaxParts> parts;  // raw: every part; otherwise the values, in parts[0]
+  std::array<std::vector<std::byte>, kMaxParts> parts;  // raw: all parts; otherwise parts[0] holds the values
   std::vector<std::int64_t> ids;                        // [tokens, top_k]
   std::vector<float> weights;                           // [tokens, top_k] if GlobalInputs::weighted
 };
@@ -27,8 +28,8 @@ struct RankInputs {
 struct GlobalInputs {
   Config config;
   Format format;
-  DType type = DType::bf16;  // of the values
-  bool weighted = false;
+  DType type = DType::bf16;  // of the values; unused for raw parts
+  bool weighted = false;     // the ranks pass weights
   bool apply_weights = false;
   std::vector<RankInputs> ranks;
 

@@ -9,7 +9,8 @@
 namespace ferry::oracle {
 namespace {
 
-// A binary type with a sign: `fraction_bits` after the point, normal exponents from `lowest` to `highest`.
+// A binary floating-point type with a sign: `fraction_bits` fraction bits, normal exponents from `lowest` to
+// `highest`.
 struct Binary {
   int fraction_bits;
   int lowest;
@@ -29,12 +30,12 @@ constexpr Binary binary(DType type) {
   return type == DType::bf16 ? kBf16 : (type == DType::fp16 ? kFp16 : kFp32);
 }
 
-// floor(log2 |value|), but at least the lowest normal exponent: the exponent of the value's last place.
+// floor(log2 |value|), but at least the lowest normal exponent: denormals have that exponent.
 int exponent_of(double value, const Binary& type) {
   return std::max(std::ilogb(value), type.lowest);
 }
 
-// 2^exponent, for exponents of normal doubles: much faster than the library's.
+// 2^exponent, for the exponents of normal doubles. Much faster than std::ldexp.
 double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
 }
@@ -45,7 +46,7 @@ double to_nearest(double value, const Binary& type) {
   return std::nearbyint(value / last_place) * last_place;
 }
 
-// Bits of a value that the type holds exactly.
+// The bits of a value that the type represents exactly.
 std::uint32_t bits_of(double value, const Binary& type) {
   const std::uint32_t sign = std::signbit(value) ? type.sign_bit() : 0;
   const double magnitude = std::fabs(value);
@@ -53,10 +54,10 @@ std::uint32_t bits_of(double value, const Binary& type) {
   const int exponent = exponent_of(magnitude, type);
   const auto significand =
       static_cast<std::uint32_t>(magnitude * power_of_two(type.fraction_bits - exponent));
-  // A denormal has no leading one to take the place of; in a normal value the leading one adds 1 to the
-  // exponent.
-  const auto below = static_cast<std::uint32_t>(exponent - type.lowest) << type.fraction_bits;
-  return sign | (below + significand);
+  // The leading one of a normal significand adds 1 to the exponent field; a denormal has none, and its field
+  // is 0.
+  const auto exponent_field = static_cast<std::uint32_t>(exponent - type.lowest) << type.fraction_bits;
+  return sign | (exponent_field + significand);
 }
 
 double value_of(std::uint32_t bits, const Binary& type) {
@@ -72,7 +73,7 @@ double value_of(std::uint32_t bits, const Binary& type) {
 }
 
 std::uint32_t encoded(double value, const Binary& type) {
-  if (std::isnan(value)) return type.sign_bit() - 1;  // canonical: every bit but the sign
+  if (std::isnan(value)) return type.sign_bit() - 1;  // the canonical NaN: all bits except the sign
   const double near = to_nearest(value, type);
   if (std::fabs(near) < power_of_two(type.highest + 1)) return bits_of(near, type);
   return (std::signbit(near) ? type.sign_bit() : 0) | type.infinity();

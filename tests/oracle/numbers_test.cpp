@@ -1,4 +1,4 @@
-// The oracle against numbers worked out by hand.
+// The oracle's number types, fp8 scales and dot product against values worked out by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -65,7 +65,7 @@ TEST(OracleNumbers, E4m3SaturatesAndRoundsToNearestEven) {
   EXPECT_EQ(e4m3(-0.0f), 0x80);
 }
 
-TEST(OracleNumbers, EveryFiniteValueSurvivesLoadAndStore) {
+TEST(OracleNumbers, EveryFiniteValueIsUnchangedByLoadAndStore) {
   for (const DType type : {DType::bf16, DType::fp16}) {
     for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
       const float value = load(type, reinterpret_cast<const std::byte*>(&bits));
@@ -76,15 +76,15 @@ TEST(OracleNumbers, EveryFiniteValueSurvivesLoadAndStore) {
 }
 
 GlobalInputs one_row(const std::vector<float>& row, const Fp8Options& options) {
-  GlobalInputs global;
-  global.config.hidden = static_cast<int>(row.size());
-  global.format = Format::fp8_e4m3(options);
-  global.type = DType::fp32;
-  global.ranks.resize(1);
-  global.ranks[0].tokens = 1;
-  global.ranks[0].parts[0].resize(row.size() * sizeof(float));
-  std::memcpy(global.ranks[0].parts[0].data(), row.data(), row.size() * sizeof(float));
-  return global;
+  GlobalInputs inputs;
+  inputs.config.hidden = static_cast<int>(row.size());
+  inputs.format = Format::fp8_e4m3(options);
+  inputs.type = DType::fp32;
+  inputs.ranks.resize(1);
+  inputs.ranks[0].tokens = 1;
+  inputs.ranks[0].parts[0].resize(row.size() * sizeof(float));
+  std::memcpy(inputs.ranks[0].parts[0].data(), row.data(), row.size() * sizeof(float));
+  return inputs;
 }
 
 // 128 columns whose largest magnitude is `largest`, then a block of 16 zeros.
@@ -95,10 +95,10 @@ std::vector<float> two_blocks(float largest) {
   return row;
 }
 
-TEST(OracleNumbers, Fp8ScalesByTheLargestOfEachBlock) {
-  const GlobalInputs global = one_row(two_blocks(896), {});
-  const std::vector<std::byte> values = encoded_part(global, 0, 0, 0, nullptr);
-  const std::vector<std::byte> scales = encoded_part(global, 0, 0, 1, nullptr);
+TEST(OracleNumbers, Fp8ScalesByTheLargestMagnitudeOfEachBlock) {
+  const GlobalInputs inputs = one_row(two_blocks(896), {});
+  const std::vector<std::byte> values = encoded_part(inputs, 0, 0, 0, nullptr);
+  const std::vector<std::byte> scales = encoded_part(inputs, 0, 0, 1, nullptr);
   ASSERT_EQ(values.size(), 144u);
   ASSERT_EQ(scales.size(), 8u);
   EXPECT_EQ(values[0], std::byte{0x30});  // 1 / 2
@@ -147,10 +147,10 @@ TEST(OracleNumbers, DotAddsInItsFixedOrder) {
   EXPECT_EQ(dot(x, ones), 16777216.0f);
   x[4] = 0.0f;
   x[3] = 1.0f;
-  EXPECT_EQ(dot(x, ones), 16777218.0f);  // 1 and 3 meet before they meet 0
+  EXPECT_EQ(dot(x, ones), 16777218.0f);  // 1 and 3 are added to each other before 0 is
   x[3] = 0.0f;
   x[9] = 1.0f;
-  EXPECT_EQ(dot(x, ones), 16777216.0f);  // another group of eight: both are lost, one after the other
+  EXPECT_EQ(dot(x, ones), 16777216.0f);  // another group of eight: each 1 is added to 2^24 and lost
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 namespace ferry::oracle {
 namespace {
 
-// One row to be placed. rank_major: a token on a rank; otherwise a route.
-struct Candidate {
+// The sort key of one row: a route; in rank_major a (token, destination).
+struct RowKey {
   int destination;
   int group;  // local expert; rank_major: source rank
   int source;
@@ -15,37 +15,37 @@ struct Candidate {
   int slot;  // rank_major: -1
 
   auto order() const { return std::tie(destination, group, source, token, slot); }
-  bool operator<(const Candidate& other) const { return order() < other.order(); }
-  bool operator==(const Candidate& other) const { return order() == other.order(); }
+  bool operator<(const RowKey& other) const { return order() < other.order(); }
+  bool operator==(const RowKey& other) const { return order() == other.order(); }
 };
 
-void note_bad_id(RowPositions& positions, int rank, std::int32_t token, int slot, std::int64_t id) {
+void record_bad_id(RowPositions& positions, int rank, std::int32_t token, int slot, std::int64_t id) {
   BadId& bad = positions.bad_ids[rank];
   if (bad.count++ == 0) bad = {.rank = rank, .token = token, .slot = slot, .id = id, .count = 1};
 }
 
-// Fills the destinations and counts of one rank's routes.
-void read_ids(const GlobalInputs& global, const Placement& placement, int rank, RowPositions& positions) {
-  const RankInputs& inputs = global.ranks[rank];
-  const int experts = global.config.experts;
-  for (std::int32_t token = 0; token < inputs.tokens; ++token) {
-    std::vector<bool> reached(global.ranks.size());
+// Fills the destinations, the counts and the bad ids of one rank's routes.
+void read_ids(const GlobalInputs& inputs, const Placement& placement, int rank, RowPositions& positions) {
+  const RankInputs& rank_inputs = inputs.ranks[rank];
+  const int experts = inputs.config.experts;
+  for (std::int32_t token = 0; token < rank_inputs.tokens; ++token) {
+    std::vector<bool> is_destination(inputs.ranks.size());
     for (int slot = 0; slot < positions.top_k; ++slot) {
-      const std::int64_t id = inputs.ids[std::int64_t{token} * positions.top_k + slot];
-      if (id < -1 || id >= experts) note_bad_id(positions, rank, token, slot, id);
+      const std::int64_t id = rank_inputs.ids[std::int64_t{token} * positions.top_k + slot];
+      if (id < -1 || id >= experts) record_bad_id(positions, rank, token, slot, id);
       if (id < 0 || id >= experts) continue;
-      const ExpertLocation place = placement.place(static_cast<int>(id));
-      positions.routes[rank][std::int64_t{token} * positions.top_k + slot] = {place.rank, place.local, -1};
+      const ExpertLocation expert = placement.place(static_cast<int>(id));
+      positions.routes[rank][std::int64_t{token} * positions.top_k + slot] = {expert.rank, expert.local, -1};
       positions.counts[rank * experts + id] += 1;
-      reached[place.rank] = true;
+      is_destination[expert.rank] = true;
     }
     for (int to = 0; to < positions.size(); ++to)
-      positions.tokens_between[rank * positions.size() + to] += reached[to];
+      positions.tokens_between[rank * positions.size() + to] += is_destination[to];
   }
 }
 
-std::vector<Candidate> sorted_candidates(const RowPositions& positions, Layout layout) {
-  std::vector<Candidate> all;
+std::vector<RowKey> sorted_row_keys(const RowPositions& positions, Layout layout) {
+  std::vector<RowKey> all;
   for (int source = 0; source < positions.size(); ++source) {
     for (std::int32_t token = 0; token < positions.tokens(source); ++token) {
       for (int slot = 0; slot < positions.top_k; ++slot) {
@@ -64,45 +64,45 @@ std::vector<Candidate> sorted_candidates(const RowPositions& positions, Layout l
   return all;
 }
 
-void set_row(RowPositions& positions, const Candidate& c, std::int64_t row) {
+void set_row(RowPositions& positions, const RowKey& key, std::int64_t row) {
   for (int slot = 0; slot < positions.top_k; ++slot) {
-    RouteTarget& route = positions.routes[c.source][std::int64_t{c.token} * positions.top_k + slot];
-    if (c.slot == slot || (c.slot < 0 && route.destination == c.destination)) route.row = row;
+    RouteTarget& route = positions.routes[key.source][std::int64_t{key.token} * positions.top_k + slot];
+    if (key.slot == slot || (key.slot < 0 && route.destination == key.destination)) route.row = row;
   }
 }
 
-// Lays one group's rows out from row `first`, of which `room` rows may be used, and pads to the alignment.
-void place_group(RowPositions& positions, RankRows& rank, const Candidate* begin, std::int64_t wanted,
-                 std::int64_t first, std::int64_t room, std::int64_t alignment) {
-  const std::int64_t kept = std::clamp<std::int64_t>(room, 0, wanted);
-  const std::int64_t end = std::min(round_up(wanted, alignment), std::max<std::int64_t>(room, 0));
+// Assigns the rows of one group, from row `first` on: at most `room` rows, padded to the alignment.
+void assign_group(RowPositions& positions, RankRows& rank, const RowKey* begin, std::int64_t needed,
+                  std::int64_t first, std::int64_t room, std::int64_t alignment) {
+  const std::int64_t kept = std::clamp<std::int64_t>(room, 0, needed);
+  const std::int64_t end = std::min(round_up(needed, alignment), std::max<std::int64_t>(room, 0));
   if (static_cast<std::int64_t>(rank.rows.size()) < first + end) rank.rows.resize(first + end);
   for (std::int64_t i = 0; i < kept; ++i) {
-    const Candidate& c = begin[i];
-    rank.rows[first + i] = {RowState::kept, c.group, {c.source, c.token, c.slot}};
-    set_row(positions, c, first + i);
+    const RowKey& key = begin[i];
+    rank.rows[first + i] = {RowState::kept, key.group, {key.source, key.token, key.slot}};
+    set_row(positions, key, first + i);
   }
   for (std::int64_t i = kept; i < end; ++i) rank.rows[first + i].state = RowState::padding;
   rank.counts.push_back(static_cast<std::int32_t>(kept));
-  rank.dropped += wanted - kept;
+  rank.dropped += needed - kept;
 }
 
-void place_rank(const Config& config, const std::vector<Candidate>& all, int index, int groups,
-                RowPositions& positions) {
+void assign_rank(const Config& config, const std::vector<RowKey>& all, int index, int groups,
+                 RowPositions& positions) {
   RankRows& rank = positions.ranks[index];
   const bool padded = config.layout == Layout::expert_padded;
-  std::int64_t first = 0;  // before the capacity is looked at
+  std::int64_t first = 0;  // first row of the group, as if the capacity were unlimited
   for (int group = 0; group < groups; ++group) {
-    const auto begin = std::lower_bound(all.begin(), all.end(), Candidate{index, group, 0, 0, -1});
-    const auto end = std::lower_bound(begin, all.end(), Candidate{index, group + 1, 0, 0, -1});
-    const std::int64_t wanted = end - begin;
+    const auto begin = std::lower_bound(all.begin(), all.end(), RowKey{index, group, 0, 0, -1});
+    const auto end = std::lower_bound(begin, all.end(), RowKey{index, group + 1, 0, 0, -1});
+    const std::int64_t needed = end - begin;
     if (padded) first = group * rank.capacity;
     const std::int64_t room = padded ? rank.capacity : rank.capacity - first;
     const std::int64_t offset = padded ? first : std::min(first, rank.capacity);
     rank.row_offsets.push_back(static_cast<std::int32_t>(offset));
-    place_group(positions, rank, all.data() + (begin - all.begin()), wanted, offset, room, config.alignment);
-    first += round_up(wanted, config.alignment);
-    rank.needed = padded ? std::max(rank.needed, round_up(wanted, config.alignment)) : first;
+    assign_group(positions, rank, all.data() + (begin - all.begin()), needed, offset, room, config.alignment);
+    first += round_up(needed, config.alignment);
+    rank.needed = padded ? std::max(rank.needed, round_up(needed, config.alignment)) : first;
   }
   const std::int64_t total = padded ? groups * rank.capacity : std::min(first, rank.capacity);
   rank.row_offsets.push_back(static_cast<std::int32_t>(total));
@@ -112,12 +112,12 @@ void place_rank(const Config& config, const std::vector<Candidate>& all, int ind
 Overflow find_overflow(const RowPositions& positions) {
   Overflow worst;
   for (int rank = 0; rank < positions.size(); ++rank) {
-    const RankRows& here = positions.ranks[rank];
-    worst.dropped += here.dropped;
-    if (here.dropped > 0 && here.needed > worst.needed) {
+    const RankRows& rows = positions.ranks[rank];
+    worst.dropped += rows.dropped;
+    if (rows.dropped > 0 && rows.needed > worst.needed) {
       worst.rank = rank;
-      worst.capacity = here.capacity;
-      worst.needed = here.needed;
+      worst.capacity = rows.capacity;
+      worst.needed = rows.needed;
     }
   }
   return worst;
@@ -140,9 +140,9 @@ std::int64_t capacity_of(const Config& config, const Placement& placement, int r
   return (rows + experts * (align - 1)) / align * align;
 }
 
-RowPositions find_row_positions(const GlobalInputs& global) {
-  const Config& config = global.config;
-  const int ranks = global.size();
+RowPositions find_row_positions(const GlobalInputs& inputs) {
+  const Config& config = inputs.config;
+  const int ranks = inputs.size();
   const Placement placement = placement_of(config, ranks);
   RowPositions positions;
   positions.top_k = config.top_k;
@@ -152,11 +152,11 @@ RowPositions find_row_positions(const GlobalInputs& global) {
   positions.counts.resize(std::size_t(ranks) * config.experts);
   positions.tokens_between.resize(std::size_t(ranks) * ranks);
   for (int rank = 0; rank < ranks; ++rank) {
-    positions.routes[rank].resize(global.ranks[rank].tokens * config.top_k);
-    read_ids(global, placement, rank, positions);
+    positions.routes[rank].resize(inputs.ranks[rank].tokens * config.top_k);
+    read_ids(inputs, placement, rank, positions);
   }
 
-  const std::vector<Candidate> candidates = sorted_candidates(positions, config.layout);
+  const std::vector<RowKey> keys = sorted_row_keys(positions, config.layout);
   for (int rank = 0; rank < ranks; ++rank) {
     const bool by_source = config.layout == Layout::rank_major;
     const int groups = by_source ? ranks : placement.local_experts(rank);
@@ -164,7 +164,7 @@ RowPositions find_row_positions(const GlobalInputs& global) {
     for (int g = 0; g < groups; ++g) {
       positions.ranks[rank].group_expert.push_back(by_source ? -1 : placement.experts_of(rank)[g]);
     }
-    place_rank(config, candidates, rank, groups, positions);
+    assign_rank(config, keys, rank, groups, positions);
   }
   positions.overflow = find_overflow(positions);
   return positions;

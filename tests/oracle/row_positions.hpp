@@ -1,4 +1,4 @@
-// Where every route goes: the contract's order of rows, found by sorting.
+// The row of every route: the order that the contract fixes, found by sorting.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,27 @@ inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 }
 
 enum class RowState : std::uint8_t {
-  untouched,  // never written nor read (the unused end of an expert's rows in expert_padded)
+  untouched,  // never written or read: in expert_padded, the end of an expert's segment
   padding,    // source {-1, -1, -1}, weight 0
-  kept,
+  kept,       // holds a route's token; in rank_major a token
 };
 
 struct RowInfo {
   RowState state = RowState::untouched;
-  int group = -1;  // of a kept row
+  int group = -1;  // of kept rows
   Source source;
 };
 
 // The rows of one rank.
 struct RankRows {
-  std::int64_t capacity = 0;  // rows (expert_padded: rows an expert)
+  std::int64_t capacity = 0;  // rows; expert_padded: rows of each expert
   std::vector<std::int32_t> counts, row_offsets, group_expert;
   std::vector<RowInfo> rows;  // [total]
-  std::int64_t needed = 0;    // capacity that would hold everything
-  std::int64_t dropped = 0;   // routes (rank_major: rows)
+  std::int64_t needed = 0;    // the capacity that would hold all rows
+  std::int64_t dropped = 0;   // routes; rank_major: rows
 };
 
+// Where a route goes.
 struct RouteTarget {
   int destination = -1;   // rank; -1: masked or bad
   int local = -1;         // local expert there
@@ -44,10 +45,10 @@ struct RouteTarget {
 struct RowPositions {
   int top_k = 0;
   std::vector<RankRows> ranks;
-  std::vector<std::vector<RouteTarget>> routes;  // of every source rank: [tokens, top_k]
+  std::vector<std::vector<RouteTarget>> routes;  // [source rank][tokens, top_k]
   std::vector<std::int32_t> counts;              // [ranks, experts], drops included
   std::vector<std::int32_t> tokens_between;      // [ranks, ranks], drops included
-  std::vector<BadId> bad_ids;                    // by rank; count 0: none
+  std::vector<BadId> bad_ids;                    // [ranks]; count 0: none
   Overflow overflow;                             // rank -1: none
 
   int size() const { return static_cast<int>(ranks.size()); }
@@ -57,12 +58,13 @@ struct RowPositions {
   }
 };
 
-// The table of experts in force: the configuration's, or blocks of neighbours.
+// The placement of the configuration; if it has none, consecutive experts in blocks of equal size.
 Placement placement_of(const Config& config, int ranks);
 
-// Rows a rank can receive (expert_padded: rows of one expert).
+// Rows that a rank can receive; expert_padded: rows of one expert.
 std::int64_t capacity_of(const Config& config, const Placement& placement, int rank);
 
-RowPositions find_row_positions(const GlobalInputs& global);
+// Computes all positions, in every layout, from the ids of all ranks.
+RowPositions find_row_positions(const GlobalInputs& inputs);
 
 }  // namespace ferry::oracle

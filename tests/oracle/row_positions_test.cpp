@@ -1,4 +1,4 @@
-// The oracle's places, arrivals and sums against a case small enough to work out by hand.
+// The oracle's row positions, metadata and sums against a case worked out by hand.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,35 +19,35 @@ constexpr int kHidden = 8;
 //   rank 0   token 0: 2 0     token 1: 1 -
 //   rank 1   token 0: 0 0     token 1: 2 1     token 2: - 7 (no such expert)
 GlobalInputs tiny(Layout layout, int alignment, std::int64_t capacity = 0) {
-  GlobalInputs global;
-  global.config = {.experts = 3, .top_k = 2, .hidden = kHidden, .max_tokens = 3};
-  global.config.placement = Placement::table({{0, 0}, {0, 1}, {1, 0}}, 2);
-  global.config.layout = layout;
-  global.config.alignment = alignment;
-  global.config.capacity = capacity;
-  global.type = DType::fp32;
-  global.format = Format::fp32();
-  global.weighted = true;
-  global.ranks.resize(2);
-  global.ranks[0].tokens = 2;
-  global.ranks[0].ids = {2, 0, 1, -1};
-  global.ranks[0].weights = {1.0f, 0.5f, 2.0f, 9.0f};
-  global.ranks[1].tokens = 3;
-  global.ranks[1].ids = {0, 0, 2, 1, -1, 7};
-  global.ranks[1].weights = {0.25f, 4.0f, 8.0f, 16.0f, 9.0f, 9.0f};
+  GlobalInputs inputs;
+  inputs.config = {.experts = 3, .top_k = 2, .hidden = kHidden, .max_tokens = 3};
+  inputs.config.placement = Placement::table({{0, 0}, {0, 1}, {1, 0}}, 2);
+  inputs.config.layout = layout;
+  inputs.config.alignment = alignment;
+  inputs.config.capacity = capacity;
+  inputs.type = DType::fp32;
+  inputs.format = Format::fp32();
+  inputs.weighted = true;
+  inputs.ranks.resize(2);
+  inputs.ranks[0].tokens = 2;
+  inputs.ranks[0].ids = {2, 0, 1, -1};
+  inputs.ranks[0].weights = {1.0f, 0.5f, 2.0f, 9.0f};
+  inputs.ranks[1].tokens = 3;
+  inputs.ranks[1].ids = {0, 0, 2, 1, -1, 7};
+  inputs.ranks[1].weights = {0.25f, 4.0f, 8.0f, 16.0f, 9.0f, 9.0f};
   float next = 1;  // token t of rank r is 1 + 2r + t in every column
-  for (RankInputs& rank : global.ranks) {
+  for (RankInputs& rank : inputs.ranks) {
     for (std::int64_t t = 0; t < rank.tokens; ++t, next += 1) {
       const std::vector<float> row(kHidden, next);
       const auto* bytes = reinterpret_cast<const std::byte*>(row.data());
       rank.parts[0].insert(rank.parts[0].end(), bytes, bytes + kHidden * sizeof(float));
     }
   }
-  return global;
+  return inputs;
 }
 
 using Ints = std::vector<std::int32_t>;
-const Source kNone{};
+const Source kPadding{};
 
 TEST(OracleRowPositions, ExpertMajorAlignsEveryExpert) {
   const RowPositions positions = find_row_positions(tiny(Layout::expert_major, 4));
@@ -62,15 +62,15 @@ TEST(OracleRowPositions, ExpertMajorAlignsEveryExpert) {
   EXPECT_EQ(positions.tokens_between, (Ints{2, 1, 2, 1}));
   EXPECT_EQ(positions.overflow.rank, -1);
 
-  const RowMetadata notes = row_metadata(tiny(Layout::expert_major, 4), positions, 0);
-  const std::vector<Source> source{{0, 0, 1}, {1, 0, 0}, {1, 0, 1}, kNone,
-                                   {0, 1, 0}, {1, 1, 1}, kNone,     kNone};
-  EXPECT_EQ(notes.source, source);
-  EXPECT_EQ(notes.weight, (std::vector<float>{0.5f, 0.25f, 4.0f, 0, 2.0f, 16.0f, 0, 0}));
-  EXPECT_EQ(notes.group_of_row, (Ints{0, 0, 0, -1, 1, 1, -1, -1}));
+  const RowMetadata metadata = row_metadata(tiny(Layout::expert_major, 4), positions, 0);
+  const std::vector<Source> source{{0, 0, 1}, {1, 0, 0}, {1, 0, 1}, kPadding,
+                                   {0, 1, 0}, {1, 1, 1}, kPadding,  kPadding};
+  EXPECT_EQ(metadata.source, source);
+  EXPECT_EQ(metadata.weight, (std::vector<float>{0.5f, 0.25f, 4.0f, 0, 2.0f, 16.0f, 0, 0}));
+  EXPECT_EQ(metadata.group_of_row, (Ints{0, 0, 0, -1, 1, 1, -1, -1}));
 }
 
-TEST(OracleRowPositions, MaskedAndBadSlotsGoNowhere) {
+TEST(OracleRowPositions, MaskedAndBadSlotsHaveNoRow) {
   const RowPositions positions = find_row_positions(tiny(Layout::expert_major, 1));
   EXPECT_EQ(positions.route(0, 1, 1).destination, -1);
   EXPECT_EQ(positions.route(1, 2, 1).row, -1);
@@ -93,7 +93,7 @@ TEST(OracleRowPositions, RowsPastTheCapacityAreDropped) {
   EXPECT_EQ(positions.overflow.dropped, 2);
 }
 
-TEST(OracleRowPositions, ExpertPaddedGivesEveryExpertItsOwnRows) {
+TEST(OracleRowPositions, ExpertPaddedGivesEveryExpertItsOwnSegment) {
   const RowPositions positions = find_row_positions(tiny(Layout::expert_padded, 2, 4));
   EXPECT_EQ(positions.ranks[0].row_offsets, (Ints{0, 4, 8}));
   EXPECT_EQ(positions.ranks[0].counts, (Ints{3, 2}));
@@ -109,31 +109,31 @@ TEST(OracleRowPositions, ExpertPaddedGivesEveryExpertItsOwnRows) {
   EXPECT_EQ(tight.overflow.dropped, 1);
 }
 
-TEST(OracleRowPositions, RankMajorKeepsOneRowATokenAndRank) {
-  const GlobalInputs global = tiny(Layout::rank_major, 1);
-  const RowPositions positions = find_row_positions(global);
+TEST(OracleRowPositions, RankMajorHasOneRowForEachTokenOfARank) {
+  const GlobalInputs inputs = tiny(Layout::rank_major, 1);
+  const RowPositions positions = find_row_positions(inputs);
   EXPECT_EQ(positions.ranks[0].counts, (Ints{2, 2}));
   EXPECT_EQ(positions.ranks[0].row_offsets, (Ints{0, 2, 4}));
-  const RowMetadata notes = row_metadata(global, positions, 0);
-  EXPECT_EQ(notes.source, (std::vector<Source>{{0, 0, -1}, {0, 1, -1}, {1, 0, -1}, {1, 1, -1}}));
-  EXPECT_EQ(notes.local_ids, (Ints{-1, 0, 1, -1, 0, 0, -1, 1}));
-  EXPECT_EQ(notes.weight, (std::vector<float>{0, 0.5f, 2, 0, 0.25f, 4, 0, 16}));
+  const RowMetadata metadata = row_metadata(inputs, positions, 0);
+  EXPECT_EQ(metadata.source, (std::vector<Source>{{0, 0, -1}, {0, 1, -1}, {1, 0, -1}, {1, 1, -1}}));
+  EXPECT_EQ(metadata.local_ids, (Ints{-1, 0, 1, -1, 0, 0, -1, 1}));
+  EXPECT_EQ(metadata.weight, (std::vector<float>{0, 0.5f, 2, 0, 0.25f, 4, 0, 16}));
   EXPECT_EQ(positions.route(1, 0, 0).row, 2);
   EXPECT_EQ(positions.route(1, 0, 1).row, 2);
 }
 
-TEST(OracleRowPositions, ValuesAreWrittenToTheirRowsAndNowhereElse) {
-  GlobalInputs global = tiny(Layout::expert_major, 4);
-  global.apply_weights = true;
-  const RowPositions positions = find_row_positions(global);
+TEST(OracleRowPositions, RowsAreWrittenAndNothingElse) {
+  GlobalInputs inputs = tiny(Layout::expert_major, 4);
+  inputs.apply_weights = true;
+  const RowPositions positions = find_row_positions(inputs);
   std::vector<float> memory(8 * kHidden, -7.0f);
-  write_part(global, positions, 0, 0, reinterpret_cast<std::byte*>(memory.data()));
+  write_part(inputs, positions, 0, 0, reinterpret_cast<std::byte*>(memory.data()));
   std::vector<float> first_column;
   for (int row = 0; row < 8; ++row) first_column.push_back(memory[row * kHidden]);
   EXPECT_EQ(first_column, (std::vector<float>{0.5f, 0.75f, 12, -7, 4, 64, -7, -7}));  // weight * token
 }
 
-TEST(OracleRowPositions, MessagesAreTokensOnOtherRanks) {
+TEST(OracleRowPositions, MessagesAreCountedForEachTokenAndRemoteRank) {
   const RowPositions positions = find_row_positions(tiny(Layout::expert_major, 1));
   EXPECT_EQ(dispatch_messages(positions, 0), 1);
   EXPECT_EQ(dispatch_messages(positions, 1), 2);
@@ -142,13 +142,13 @@ TEST(OracleRowPositions, MessagesAreTokensOnOtherRanks) {
   EXPECT_EQ(combine_messages(positions, 1, Reduction::exact), 1);
 }
 
-// Outputs that are `values[rank][row]` in every column.
-Outcome outcome_of(const std::vector<std::vector<float>>& values, Reduction reduction) {
-  Outcome outcome;
-  outcome.outputs = DType::fp32;
-  outcome.result = DType::fp32;
-  outcome.reduction = reduction;
-  outcome.weighted = true;
+// Expert rows that hold values[rank][row] in every column.
+Outcome inputs_of(const std::vector<std::vector<float>>& values, Reduction reduction) {
+  Outcome combine_inputs;
+  combine_inputs.outputs = DType::fp32;
+  combine_inputs.result = DType::fp32;
+  combine_inputs.reduction = reduction;
+  combine_inputs.weighted = true;
   for (const std::vector<float>& rank : values) {
     RankOutputs outputs;
     outputs.rows.resize(rank.size() * kHidden * sizeof(float));
@@ -156,9 +156,9 @@ Outcome outcome_of(const std::vector<std::vector<float>>& values, Reduction redu
       std::memcpy(outputs.rows.data() + i * sizeof(float), &rank[i / kHidden], sizeof(float));
     }
     outputs.weights.assign(rank.size(), 1.0f);
-    outcome.ranks.push_back(outputs);
+    combine_inputs.ranks.push_back(outputs);
   }
-  return outcome;
+  return combine_inputs;
 }
 
 std::vector<float> first_column(const std::vector<std::byte>& rows) {
@@ -169,50 +169,54 @@ std::vector<float> first_column(const std::vector<std::byte>& rows) {
   return column;
 }
 
-TEST(OracleCombine, PartialRoundsOnceOnEveryRankExactDoesNot) {
-  const GlobalInputs global = tiny(Layout::expert_major, 1);
-  const RowPositions positions = find_row_positions(global);
+TEST(OracleCombine, PartialRoundsEachRanksSumAndExactDoesNot) {
+  const GlobalInputs inputs = tiny(Layout::expert_major, 1);
+  const RowPositions positions = find_row_positions(inputs);
   // Rank 0: expert 0 rows (0,0,1) (1,0,0) (1,0,1), expert 1 rows (0,1,0) (1,1,1). Rank 1: (0,0,0) (1,1,0).
   const std::vector<std::vector<float>> values{{0.5f, 1.0f, 1.0f / 256, 3, 5}, {1, 7}};
-  Outcome outcome = outcome_of(values, Reduction::partial);
-  outcome.ranks[0].weights = {1, 1, 1, 2, 0.5f};
+  Outcome combine_inputs = inputs_of(values, Reduction::partial);
+  combine_inputs.ranks[0].weights = {1, 1, 1, 2, 0.5f};
   // Token 0 of rank 1: 1 + 1/256 is a tie between bf16 1 and 1 + 1/128 and becomes 1. Token 2 has no route.
-  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 0)), (std::vector<float>{1.5f, 6}));
-  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 1)), (std::vector<float>{1, 9.5f, 0}));
-  outcome.reduction = Reduction::exact;
-  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 1)),
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)),
+            (std::vector<float>{1.5f, 6}));
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),
+            (std::vector<float>{1, 9.5f, 0}));
+  combine_inputs.reduction = Reduction::exact;
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),
             (std::vector<float>{257.0f / 256, 9.5f, 0}));
-  outcome.reduction = Reduction::unreduced;
-  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 1)),
+  combine_inputs.reduction = Reduction::unreduced;
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),
             (std::vector<float>{1, 1.0f / 256, 7, 5, 0, 0}));
 }
 
-TEST(OracleCombine, HomeWeightsAndValues) {
-  const GlobalInputs global = tiny(Layout::expert_major, 1);
-  const RowPositions positions = find_row_positions(global);
-  Outcome outcome = outcome_of({{2, 4, 8, 16, 32}, {64, 128}}, Reduction::exact);
-  outcome.weighted = false;
-  outcome.topk_weighted = true;
-  outcome.ranks[0].topk_weights = {0.5f, 1, 2, 100};
-  outcome.ranks[0].row_values = {1, 2, 3, 4, 5};
-  outcome.ranks[1].row_values = {6, 7};
-  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 0)), (std::vector<float>{34, 32}));
-  EXPECT_EQ(values_home(positions, outcome, 0), (std::vector<float>{6, 1, 4, 0}));
-  EXPECT_EQ(values_home(positions, outcome, 1), (std::vector<float>{2, 3, 7, 5, 0, 0}));
+TEST(OracleCombine, TopkWeightsAndRouteValues) {
+  const GlobalInputs inputs = tiny(Layout::expert_major, 1);
+  const RowPositions positions = find_row_positions(inputs);
+  Outcome combine_inputs = inputs_of({{2, 4, 8, 16, 32}, {64, 128}}, Reduction::exact);
+  combine_inputs.weighted = false;
+  combine_inputs.topk_weighted = true;
+  combine_inputs.ranks[0].topk_weights = {0.5f, 1, 2, 100};
+  combine_inputs.ranks[0].row_values = {1, 2, 3, 4, 5};
+  combine_inputs.ranks[1].row_values = {6, 7};
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)),
+            (std::vector<float>{34, 32}));
+  EXPECT_EQ(values_home(positions, combine_inputs, 0), (std::vector<float>{6, 1, 4, 0}));
+  EXPECT_EQ(values_home(positions, combine_inputs, 1), (std::vector<float>{2, 3, 7, 5, 0, 0}));
   EXPECT_EQ(values_at_rows(positions, {{10, 11, 12, 13}, {20, 21, 22, 23, 24, 25}}, 0),
             (std::vector<float>{11, 20, 21, 12, 23}));
 }
 
-TEST(OracleCombine, RankMajorAddsRowsAsTheyAre) {
-  const GlobalInputs global = tiny(Layout::rank_major, 1);
-  const RowPositions positions = find_row_positions(global);
-  Outcome outcome = outcome_of({{1, 2, 4, 1 + 1.0f / 256}, {32, 64}}, Reduction::partial);
-  outcome.weighted = false;
-  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 0)), (std::vector<float>{33, 2}));
-  EXPECT_EQ(first_column(combined(global.config, positions, outcome, 1)), (std::vector<float>{4, 65, 0}));
+TEST(OracleCombine, RankMajorAddsRowsWithoutWeights) {
+  const GlobalInputs inputs = tiny(Layout::rank_major, 1);
+  const RowPositions positions = find_row_positions(inputs);
+  Outcome combine_inputs = inputs_of({{1, 2, 4, 1 + 1.0f / 256}, {32, 64}}, Reduction::partial);
+  combine_inputs.weighted = false;
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)), (std::vector<float>{33, 2}));
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),
+            (std::vector<float>{4, 65, 0}));
 }
 
-TEST(OracleMetadata, SumPrefixMaximum) {
+TEST(OracleMetadata, HasSumPrefixAndMaximum) {
   const StepMetadata second = step_metadata({5, 0, 7}, 2);
   EXPECT_EQ(second.sum, 12);
   EXPECT_EQ(second.prefix, 5);

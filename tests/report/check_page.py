@@ -3,11 +3,11 @@
 
 usage: check_page.py PAGE [JSON]
 
-Opens PAGE in headless Chromium and compares what its script has drawn (texts, labels, and the sizes, places and shades
-of marks) with JSON, as `ferry run --json` writes it, or else with the JSON inside the page. Also: every value of the
-JSON is shown, no number is shown that has no place in the JSON, and the page asks for nothing from elsewhere.
+Opens PAGE in headless Chromium and compares everything that its script has drawn (texts, labels, and the sizes, positions
+and shades of marks) with JSON, a file of `ferry run --json`; by default with the JSON inside the page. Also checks that
+every value of the JSON is shown, that every number shown is in the JSON, and that the page makes no requests.
 
-Exit codes: 0 all equal; 1 something differs, and is named; 2 a bad command line, file or browser; 77 no Chromium here.
+Exit codes: 0 all equal; 1 differences, which are printed; 2 bad command line, file or browser; 77 no Chromium found.
 """
 
 import html.parser
@@ -25,7 +25,7 @@ NOT_SHOWN = re.compile(r"schema|schema_version|load\.rank_of_expert\..*|timeline
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 VOID = {"meta", "link", "br", "img", "input", "hr", "source", "wbr", "base"}
 
-# Unit -> (what it measures, size).
+# Unit -> (dimension, size).
 UNITS = {"": ("number", 1), "%": ("share", 0.01), "×": ("times", 1)}
 UNITS |= {"µs": ("time", 1), "ms": ("time", 1e3), "s": ("time", 1e6)}
 for name, size in {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}.items():
@@ -61,7 +61,7 @@ class Element:
 
 
 class Page(html.parser.HTMLParser):
-    """The elements of a drawn page that show values, and the texts that do not say which."""
+    """The elements of a drawn page that show values, and the numbers outside of them."""
 
     def __init__(self, text):
         super().__init__()
@@ -122,21 +122,21 @@ def dimension(path):
 
 
 def text_problem(path, value, text, unit=""):
-    """None if the text says the value, to the digits that it shows."""
+    """None if the text equals the value to the digits shown, otherwise the difference."""
     text = " ".join(text.split())
     if isinstance(value, bool):
         expected = WORDS[path.split(".")[-1]][value]
-        return None if text == expected else f"'{text}' is shown, it is '{expected}'"
+        return None if text == expected else f"'{text}' is shown, expected '{expected}'"
     if isinstance(value, str):
         expected = " ".join(value.split())
-        return None if text == expected else f"'{text}' is shown, it is '{expected}'"
+        return None if text == expected else f"'{text}' is shown, expected '{expected}'"
     if value is None:
-        return f"'{text}' is shown for what was not measured"
+        return f"'{text}' is shown, but the value was not measured"
     found = re.fullmatch(r"(-?[\d,]+(?:\.(\d+))?)(?:e([+-]\d+))?\s*(\D*)", text)
     if not found:
-        return f"'{text}' is shown, which is no number; it is {value}"
-    digits, decimals, exponent, said = found.groups()
-    kind, size = UNITS.get((said or unit).strip(), ("unknown", 1))
+        return f"'{text}' is shown, which is not a number; expected {value}"
+    digits, decimals, exponent, shown_unit = found.groups()
+    kind, size = UNITS.get((shown_unit or unit).strip(), ("unknown", 1))
     if kind != dimension(path):
         return f"'{text}' is shown, a {kind}, not a {dimension(path)}"
     size *= 10.0 ** int(exponent or 0)
@@ -144,7 +144,7 @@ def text_problem(path, value, text, unit=""):
     half = 0.5 * 10.0 ** -len(decimals or "") * size
     if abs(number - value) <= half * (1 + 1e-6) + 1e-12 * abs(value):
         return None
-    return f"'{text}' is shown, it is {value}"
+    return f"'{text}' is shown, expected {value}"
 
 
 def near(a, b, allowed):
@@ -152,24 +152,24 @@ def near(a, b, allowed):
 
 
 def mark_problem(element, value, run):
-    """None if the mark is as large, as far or as dark as the value says."""
+    """None if the mark has the size, position or shade of the value, otherwise the difference."""
     path = element.get("data-path")
     if path.startswith("timeline.spans_us."):
         begin, end = value
         x, width = float(element.get("x")), float(element.get("width"))
         right = near(x, begin, 5e-4) and near(x + width, end, 1e-3)
-        return None if right else f"is drawn from {x} to {x + width}, it lasts from {begin} to {end}"
+        return None if right else f"is drawn from {x} to {x + width}, expected {begin} to {end}"
     if element.tag == "rect":
-        return None if float(element.get("height")) == value else f"is {element.get('height')} tall, it is {value}"
+        return None if float(element.get("height")) == value else f"is {element.get('height')} tall, expected {value}"
     if element.tag == "i":
         low, high = float(element.parent.get("data-low")), float(element.parent.get("data-high"))
-        place = 100 * math.log(max(value, low) / low) / math.log(high / low)
-        return None if near(element.style("left"), place, 1e-3) else f"lies at {element.get('style')}, it is {value}"
+        position = 100 * math.log(max(value, low) / low) / math.log(high / low)
+        return None if near(element.style("left"), position, 1e-3) else f"lies at {element.get('style')}, expected {value}"
     if "cell" in element.classes():
         rows = run[path.split(".")[0]]["traffic_bytes"]
         most = max(bytes_ for f, row in enumerate(rows) for t, bytes_ in enumerate(row) if f != t)
         share = value / most if most else 0
-        return None if near(element.style("--v"), share, 1e-4) else f"has shade {element.get('style')}, it is {value}"
+        return None if near(element.style("--v"), share, 1e-4) else f"has shade {element.get('style')}, expected {value}"
     return None
 
 
@@ -198,14 +198,14 @@ def required(path, value, run):
 
 
 def request_problems(page):
-    """What could make a browser fetch something. The run's own strings may hold anything."""
+    """Everything that could make a browser send a request, outside of the run's own strings."""
     page = re.sub(r'(<script type="application/json" id="run">).*?(</script>)', r"\1\2", page, flags=re.S)
     if f'http-equiv="Content-Security-Policy" content="{POLICY}"' not in page:
-        yield "page: does not forbid requests by its content security policy"
+        yield "page: its content security policy does not forbid requests"
     for pattern in (r"https?:", r"\bsrc\s*=", r"\bhref\s*=", r"\burl\(", r"@import", r"\bimport\s*\(", r"\bfetch\s*\(",
                     r"XMLHttpRequest", r"WebSocket", r"sendBeacon", r"<(?:link|iframe|object|embed|img)\b"):
         if found := re.search(pattern, page, flags=re.I):
-            yield f"page: '{found[0]}' could ask for something elsewhere"
+            yield f"page: '{found[0]}' could send a request"
 
 
 def embedded(page):
@@ -216,7 +216,7 @@ def embedded(page):
 
 
 def first_steps(run, steps):
-    """The run with a timeline cut as the page's is: everything else has to be equal."""
+    """The run with its timeline shortened to `steps`, as the page's is."""
     timeline = run["timeline"]
     return run | {"timeline": {"steps": steps, "spans_us": timeline["spans_us"][:steps]}}
 
@@ -239,7 +239,7 @@ def drawn(path):
 
 
 def problems_of(path, run=None):
-    """Everything in which the page differs from the run, and how many values were compared."""
+    """All differences between the page and the run, and the number of values compared."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
     problems = list(request_problems(page))
@@ -252,12 +252,12 @@ def problems_of(path, run=None):
 
     dom = Page(drawn(path))
     problems += [problem for element in dom.values for problem in element_problems(element, run)]
-    problems += [f"page: '{text}' is a number without a place in the JSON" for text in dom.stray]
-    seen = {element.get("data-path") for element in dom.values}
-    problems += [f"{at}: is not shown" for at, value in leaves(run) if required(at, value, run) and at not in seen]
+    problems += [f"page: '{text}' is a number that is not in the JSON" for text in dom.stray]
+    shown = {element.get("data-path") for element in dom.values}
+    problems += [f"{at}: is not shown" for at, value in leaves(run) if required(at, value, run) and at not in shown]
     spans = [f"timeline.spans_us.{s}.{r}.{p}" for s, step in enumerate(run["timeline"]["spans_us"])
              for r, rank in enumerate(step) for p in range(len(rank))]
-    return problems + [f"{at}: is not shown" for at in spans if at not in seen], len(dom.values)
+    return problems + [f"{at}: is not shown" for at in spans if at not in shown], len(dom.values)
 
 
 def main(arguments):
@@ -271,7 +271,7 @@ def main(arguments):
                 run = json.load(file)
         problems, compared = problems_of(arguments[0], run)
     except NoBrowser:
-        print("check_page: no Chromium here", file=sys.stderr)
+        print("check_page: no Chromium found", file=sys.stderr)
         return 1 if os.environ.get("CI") == "true" else 77
     except (OSError, ValueError, KeyError, TypeError, BrowserError) as error:
         print(f"check_page: {error}", file=sys.stderr)

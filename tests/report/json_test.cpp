@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-TEST(ReportJson, ComesBackAsItWas) {
+TEST(ReportJson, ReadsBackWhatItWrote) {
   for (const RunShape shape : {RunShape{1, 8, 1}, RunShape{3, 7, 11}, RunShape{8, 256, 40}}) {
     const RunReport run = synthetic_run(test::seed(), shape);
     const Json json = to_json(run);
@@ -58,14 +58,14 @@ TEST(ReportJson, EveryFieldOfTheReportReachesTheJson) {
   changed([](RunReport& r) { r.load.rank_of_expert[7] = 0; });
 }
 
-TEST(ReportJson, WithoutALimitThereIsNoShareOfIt) {
+TEST(ReportJson, WithoutAMemcpyRateThereIsNoShareOfIt) {
   RunReport run = synthetic_run(test::seed());
   EXPECT_TRUE(to_json(run)["dispatch"]["share_of_memcpy"].is_number());
   run.machine.memcpy_bytes_per_second = 0;
   EXPECT_TRUE(to_json(run)["dispatch"]["share_of_memcpy"].is_null());
 }
 
-TEST(ReportJson, BytesThatAreNoTextAreReplaced) {
+TEST(ReportJson, InvalidUtf8IsReplaced) {
   RunReport run = synthetic_run(test::seed(), {1, 8, 1});
   run.command += "\xff\xc3";
   run.workload.trace += "\x80";
@@ -73,7 +73,7 @@ TEST(ReportJson, BytesThatAreNoTextAreReplaced) {
   EXPECT_NO_THROW(to_json(run).dump());
 }
 
-TEST(ReportJson, ACutTimelineSaysSoAndKeepsTheFigures) {
+TEST(ReportJson, AShortenedTimelineSaysSoAndKeepsTheFigures) {
   const RunReport run = synthetic_run(test::seed(), {2, 8, 30});
   const Json whole = to_json(run);
   const Json cut = to_json(run, 4);
@@ -84,7 +84,21 @@ TEST(ReportJson, ACutTimelineSaysSoAndKeepsTheFigures) {
   EXPECT_THROW(from_json(cut), UsageError);
 }
 
-TEST(ReportJson, WhatIsNotARunIsRefused) {
+// Version 1 had other names for two fields.
+TEST(ReportJson, ReadsVersion1) {
+  const Json present = to_json(synthetic_run(test::seed(), {2, 8, 3}));
+  Json old = present;
+  old["schema_version"] = 1;
+  old["played"] = old["workload"];
+  old.erase("workload");
+  old["configuration"]["wire"] = old["configuration"]["combine_type"];
+  old["configuration"].erase("combine_type");
+  EXPECT_EQ(to_json(from_json(old)).dump(), present.dump());
+  old["schema_version"] = 2;
+  EXPECT_THROW(from_json(old), UsageError);
+}
+
+TEST(ReportJson, InvalidReportsAreRefused) {
   const Json right = to_json(synthetic_run(test::seed(), {2, 8, 3}));
   const auto refused = [&](auto change) {
     Json json = right;
@@ -94,14 +108,14 @@ TEST(ReportJson, WhatIsNotARunIsRefused) {
   refused([](Json& j) { j = Json::array(); });
   refused([](Json& j) { j = 7; });
   refused([](Json& j) { j["schema"] = "something.else"; });
-  refused([](Json& j) { j["schema_version"] = 2; });
+  refused([](Json& j) { j["schema_version"] = 3; });
   refused([](Json& j) { j["load"].erase("routes_per_expert"); });
   refused([](Json& j) { j["load"]["routes_per_expert"].push_back(1); });
   refused([](Json& j) { j["load"]["rank_of_expert"][3] = 2; });
   refused([](Json& j) { j["dispatch"]["traffic_bytes"][0][1] = -1; });
   refused([](Json& j) { j["dispatch"]["traffic_bytes"][1].erase(0); });
-  refused([](Json& j) { j["played"]["steps"] = "three"; });
-  refused([](Json& j) { j["played"]["seed"] = "12x"; });
+  refused([](Json& j) { j["workload"]["steps"] = "three"; });
+  refused([](Json& j) { j["workload"]["seed"] = "12x"; });
   refused([](Json& j) { j["configuration"]["ranks"] = 0; });
   refused([](Json& j) { j["timeline"]["spans_us"][1][0][2][1] = 0; });
   refused([](Json& j) { j["timeline"]["spans_us"].erase(1); });

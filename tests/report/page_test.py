@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pages of synthetic runs show what their JSON says; and check_page.py notices when one number is changed.
+"""Pages of synthetic runs show the values of their JSON, and check_page.py finds every changed number.
 
 usage: page_test.py PATH_OF_write_sample
 """
@@ -23,7 +23,7 @@ WRITER = ""
 
 
 class Sample:
-    """A page and its JSON in a folder of their own."""
+    """A page and its JSON in a temporary folder."""
 
     def __init__(self, shape):
         self.folder = tempfile.TemporaryDirectory()
@@ -69,14 +69,14 @@ class PageTest(SampleTest):
         self.assertRegex(page, r'<html lang="en" data-theme="(light|dark)">')
         self.assertIn('<div id="traffic-dispatch" hidden', page)
         loads = sample.run["load"]["routes_per_expert"]
-        places = dict(re.findall(r'data-path="load.routes_per_expert.(\d+)" x="([\d.]+)"', page))
-        by_place = sorted(range(len(loads)), key=lambda expert: float(places[str(expert)]))
-        self.assertEqual([loads[expert] for expert in by_place], sorted(loads, reverse=True))
+        positions = dict(re.findall(r'data-path="load.routes_per_expert.(\d+)" x="([\d.]+)"', page))
+        by_position = sorted(range(len(loads)), key=lambda expert: float(positions[str(expert)]))
+        self.assertEqual([loads[expert] for expert in by_position], sorted(loads, reverse=True))
 
     def test_large_pages_stay_small(self):
         self.assertLess(os.path.getsize(self.sample("large").page), 1_000_000)
 
-    def test_timeline_of_a_large_run_is_cut_and_the_page_says_so(self):
+    def test_timeline_of_a_large_run_is_shortened_and_the_page_says_so(self):
         sample = self.sample("large")
         inside = check_page.embedded(sample.text())
         self.assertEqual(inside["timeline"]["steps"], 32)
@@ -84,7 +84,7 @@ class PageTest(SampleTest):
         self.assertIn('The first <span data-path="timeline.steps">32</span> of', check_page.drawn(sample.page))
 
 
-# What is changed on a page that is right -> how the problem that is found begins.
+# A script that changes a correct page -> the beginning of the problem that must be found.
 CHANGES = {
     """document.querySelector('b [data-path="latency.step.p50_us"]').textContent = "9.99 s" """:
         "latency.step.p50_us: '9.99 s' is shown",
@@ -105,7 +105,7 @@ CHANGES = {
     """document.querySelectorAll('[data-path="load.idle_experts"]').forEach((e) => e.remove())""":
         "load.idle_experts: is not shown",
     """byId("verdict").innerHTML += "<i>and 17 more</i>" """:
-        "page: 'and 17 more' is a number without",
+        "page: 'and 17 more' is a number that",
 }
 
 
@@ -126,7 +126,7 @@ class ChangedTest(SampleTest):
             json.dump(self.small.run, file)
         return check_page.main([self.small.page, changed])
 
-    def test_exit_code_tells_one_changed_number(self):
+    def test_exit_code_shows_one_changed_number(self):
         self.assertEqual(self.exit_code(), 0)
         self.small.run["load"]["routes_per_expert"][5] += 1
         self.assertEqual(self.exit_code(), 1)
@@ -164,7 +164,7 @@ class ChangedTest(SampleTest):
 if __name__ == "__main__":
     WRITER = sys.argv.pop()
     if not any(map(shutil.which, check_page.BROWSERS)) and os.environ.get("CI") != "true":
-        print("no Chromium here")
+        print("no Chromium found")
         sys.exit(77)
     print(f"seed {SEED} (FERRY_SEED repeats it)")
     unittest.main()

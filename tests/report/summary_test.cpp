@@ -30,7 +30,7 @@ TEST(Percentile, IsTheValueAtTheRoundedIndex) {
   EXPECT_EQ(percentile(ascending(5), 100), 40.0);
 }
 
-// Two ranks, three steps, whose times can be added up by hand.
+// Two ranks and three steps with times that are easy to add up.
 RunReport by_hand() {
   RunReport run;
   run.workload = {.tokens_per_rank = 10, .steps = 3};
@@ -53,7 +53,7 @@ RunReport by_hand() {
   return run;
 }
 
-TEST(Summary, TimesAreOfTheSlowestRank) {
+TEST(Summary, TimesAreThoseOfTheSlowestRank) {
   const Summary summary = summarise(by_hand());
   EXPECT_DOUBLE_EQ(summary[StepStage::dispatch].p50_us, 30);  // of 30, 20, 40
   EXPECT_DOUBLE_EQ(summary[StepStage::dispatch].mean_us, 30);
@@ -65,7 +65,7 @@ TEST(Summary, TimesAreOfTheSlowestRank) {
   EXPECT_DOUBLE_EQ(summary.tokens_per_second, 60 / 335e-6);
 }
 
-TEST(Summary, FlowsLeaveTheDiagonalOut) {
+TEST(Summary, FlowsExcludeTheDiagonal) {
   const Summary summary = summarise(by_hand());
   EXPECT_EQ(summary.dispatch.local_bytes, 300);
   EXPECT_EQ(summary.dispatch.sent_bytes, (std::vector<std::int64_t>{1, 2}));
@@ -74,7 +74,7 @@ TEST(Summary, FlowsLeaveTheDiagonalOut) {
   EXPECT_DOUBLE_EQ(summary.dispatch.share_of_memcpy.value(), 0.5);
 }
 
-TEST(Summary, BusiestIsAgainstTheMean) {
+TEST(Summary, BusiestIsRelativeToTheMean) {
   const Summary summary = summarise(by_hand());
   EXPECT_EQ(summary.expert.index, 1);
   EXPECT_DOUBLE_EQ(summary.expert.mean, 20);
@@ -85,7 +85,7 @@ TEST(Summary, BusiestIsAgainstTheMean) {
   EXPECT_EQ(summary.checks_passed, 1);
 }
 
-TEST(Summary, ARunWithoutLoadOrTimeHasNoInfiniteFigures) {
+TEST(Summary, ARunWithoutLoadOrTimeHasFiniteFigures) {
   RunReport run = by_hand();
   run.load.routes_per_expert = {0, 0, 0};
   run.load.rows_per_rank = {0, 0};
@@ -96,7 +96,7 @@ TEST(Summary, ARunWithoutLoadOrTimeHasNoInfiniteFigures) {
   EXPECT_EQ(summary.tokens_per_second, 0.0);
 }
 
-TEST(RunReport, ImpossibleOnesAreRefused) {
+TEST(RunReport, InvalidReportsAreRefused) {
   const auto refused = [](auto change) {
     RunReport run = synthetic_run(test::seed(), {2, 8, 3});
     validate(run);

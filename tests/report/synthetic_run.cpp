@@ -55,7 +55,7 @@ class Maker {
                           .layout = "expert_major",
                           .format = "bf16",
                           .reduction = "partial",
-                          .wire = "bf16",
+                          .combine_type = "bf16",
                           .expert_function = "SwiGLU, 256 inner columns, fp32, OpenBLAS"};
     run_.machine = {.cpu = "AMD EPYC",
                     .cores = 2,
@@ -82,10 +82,10 @@ class Maker {
     }
   }
 
-  // Phases follow one another; each rank lags a little.
+  // Stages follow one another; every rank starts a little late.
   void add_times() {
     double now = 1000;
-    const double size = shape_.ranks / 8.0;  // cores are shared
+    const double size = shape_.ranks / 8.0;  // with more ranks than cores
     const auto advance = [](double& clock, double us) {
       const double begin = clock;
       clock = std::round((clock + us) * 1000) / 1000;
@@ -123,14 +123,14 @@ class Maker {
   }
 
   void add_checks() {
-    run_.checks = {{.name = "dispatch, to the bit",
+    run_.checks = {{.name = "dispatch, bit for bit",
                     .passed = true,
                     .compared = 1'468'006'400,
-                    .detail = "against the reference backend"},
-                   {.name = "combine, to the bit",
+                    .detail = "against the oracle"},
+                   {.name = "combine, bit for bit",
                     .passed = true,
                     .compared = 183'500'800,
-                    .detail = "elementwise experts"},
+                    .detail = "scaling experts"},
                    {.name = "SwiGLU against dense fp32",
                     .passed = true,
                     .compared = 7'340'032,

@@ -1,4 +1,4 @@
-// A run's report made of random numbers, in the shape of a real one.
+// Generates a run's report from random numbers.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct RunShape {
   int steps = 200;
 };
 
-// All times are whole nanoseconds.
+// Times are whole nanoseconds, so that JSON keeps them exactly.
 RunReport synthetic_run(std::uint64_t seed, const RunShape& shape = {});
 
 }  // namespace ferry::report

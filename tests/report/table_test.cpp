@@ -58,10 +58,10 @@ TEST(Table, ShowsTheFiguresOfTheRun) {
   EXPECT_EQ(line_with(table, "step"), "step          4.00 ms    4.00 ms    4.00 ms    4.00 ms    4.00 ms");
   EXPECT_EQ(line_with(table, "rank 3").substr(0, 32), "rank 3          2,000     2.00 x");
   EXPECT_EQ(line_with(table, "Busiest"), "Busiest   rank 3: 2.00 x the mean of 1000 rows");
-  EXPECT_EQ(line_with(table, "Checks").substr(0, 39), "Checks    passed  dispatch, to the bit:");
+  EXPECT_EQ(line_with(table, "Checks").substr(0, 40), "Checks    passed  dispatch, bit for bit:");
 }
 
-TEST(Table, AFailedCheckStandsOutWithWhereItFailed) {
+TEST(Table, AFailedCheckShowsWhereItFailed) {
   RunReport run = synthetic_run(test::seed());
   run.checks = {{.name = "combine", .compared = 9, .wrong = 2, .detail = "first at rank 1, token 3"}};
   const std::string table = to_table(run);

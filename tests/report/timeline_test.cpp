@@ -13,20 +13,20 @@ namespace ferry::report {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Place = std::tuple<int, int, int>;  // rank, stage, step
+using SpanKey = std::tuple<int, int, int>;  // rank, stage, step
 
 TEST(TraceEvents, HoldEverySpanOfEveryRank) {
   const RunReport run = synthetic_run(test::seed(), {5, 16, 7});
   const Json json = Json::parse(to_trace_events(run));
-  std::map<Place, Json> spans;
+  std::map<SpanKey, Json> spans;
   for (const Json& event : json.at("traceEvents")) {
     if (event.at("ph") != "X") continue;
     spans[{event.at("pid"), event.at("tid"), event.at("args").at("step")}] = event;
   }
 
   ASSERT_EQ(spans.size(), 5u * 3u * 7u);
-  for (const auto& [place, event] : spans) {
-    const auto [rank, stage, step] = place;
+  for (const auto& [key, event] : spans) {
+    const auto [rank, stage, step] = key;
     const Span& span = run.at(step, rank).stages.at(static_cast<std::size_t>(stage));
     EXPECT_EQ(event.at("name"), to_string(static_cast<StepStage>(stage)));
     EXPECT_NEAR(event.at("ts").get<double>(), span.begin_us, 0.0006);
@@ -34,7 +34,7 @@ TEST(TraceEvents, HoldEverySpanOfEveryRank) {
   }
 }
 
-TEST(TraceEvents, NameEveryRankAndPhase) {
+TEST(TraceEvents, NameEveryRankAndStage) {
   const RunReport run = synthetic_run(test::seed(), {3, 16, 1});
   const Json json = Json::parse(to_trace_events(run));
   std::map<std::pair<int, int>, std::string> threads;

@@ -1,5 +1,5 @@
-// write_sample FOLDER [SEED [RANKS EXPERTS STEPS]]: run.html, run.json, run.trace.json and run.txt of a
-// synthetic run.
+// write_sample FOLDER [SEED [RANKS EXPERTS STEPS]]: writes run.html, run.json, run.trace.json and run.txt of
+// a synthetic run.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

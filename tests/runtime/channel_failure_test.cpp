@@ -1,4 +1,4 @@
-// Calls whose peers do not come.
+// Channel: calls whose peers are late, leave, fail or are interrupted.
 #include <gtest/gtest.h>
 
 #include "group/waiter.hpp"
@@ -12,93 +12,94 @@ class ChannelFailures : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, ChannelFailures, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-TEST_P(ChannelFailures, ADeadlineLeavesARecordWithEveryRank) {
+TEST_P(ChannelFailures, EveryRankGetsATimeoutWithItsRecord) {
   constexpr double kDeadline = 0.3;
   run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
-    Line line(rank, kDeadline);
-    for (int i = 0; i < 6; ++i) line.exchange();
+    TestLane lane(rank, kDeadline);
+    for (int i = 0; i < 6; ++i) lane.exchange();
     rank.barrier();
     if (rank.index() == 3) {
       sleep_seconds(1.0);
-      thrown<TimeoutError>([&] { line.channel.begin(Operation::combine, {}); });
+      thrown<TimeoutError>([&] { lane.channel.begin(Operation::combine, {}); });
       return;
     }
     const Stopwatch watch;
-    const auto error = thrown<TimeoutError>([&] { line.exchange(Operation::combine); });
+    const auto error = thrown<TimeoutError>([&] { lane.exchange(Operation::combine); });
     FERRY_CHECK(watch.seconds() > 0.9 * kDeadline && watch.seconds() < kDeadline + 1.0, str(watch.seconds()));
     const WaitRecord& record = error.record;
     FERRY_CHECK(record.operation == Operation::combine && record.call == 7, describe(record));
     FERRY_CHECK(record.rank == rank.index() && record.peer == 3, describe(record));
     FERRY_CHECK(record.expected == 7 && record.seen <= 7, describe(record));
-    // Final, for the lane and for the group.
-    thrown<TimeoutError>([&] { line.channel.begin(Operation::dispatch, {}); });
+    // The failure is final for the lane and for the group.
+    thrown<TimeoutError>([&] { lane.channel.begin(Operation::dispatch, {}); });
     thrown<TimeoutError>([&] { rank.barrier(); });
     thrown<TimeoutError>([&] { SymmetricMemory(rank, 64); });
   });
 }
 
-thread_local bool unwanted = false;
+thread_local bool interrupted = false;
 
-TEST_P(ChannelFailures, AWaitThatIsUnwantedEndsForEverybody) {
-  wait_is_unwanted = [] { return unwanted; };
+TEST_P(ChannelFailures, AnInterruptedWaitFailsTheWholeGroup) {
+  wait_is_unwanted = [] { return interrupted; };
   run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
-    Line line(rank, 30);
-    line.exchange();
-    unwanted = rank.index() == 1;
+    TestLane lane(rank, 30);
+    lane.exchange();
+    interrupted = rank.index() == 1;
     if (rank.index() == 0) sleep_seconds(1.0);
     const Stopwatch watch;
-    const auto error = thrown<PeerLostError>([&] { line.exchange(); });
+    const auto error = thrown<PeerLostError>([&] { lane.exchange(); });
     FERRY_CHECK(watch.seconds() < 2.0, str(watch.seconds()));
     check_text(error, "rank 1 was interrupted: rank 1 waited for rank 0");
     FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
-    unwanted = false;
+    interrupted = false;
   });
   wait_is_unwanted = nullptr;
 }
 
-TEST_P(ChannelFailures, APeerThatLeavesIsMissed) {
+TEST_P(ChannelFailures, WaitingForAPeerThatHasLeftFails) {
   run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
-    Line line(rank, 30);
-    line.exchange();
+    TestLane lane(rank, 30);
+    lane.exchange();
     if (rank.index() == 0) return;
     const Stopwatch watch;
-    const auto error = thrown<PeerLostError>([&] { line.exchange(); });
+    const auto error = thrown<PeerLostError>([&] { lane.exchange(); });
     FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
     check_text(error, "rank 0 has left");
     FERRY_CHECK(error.record.peer == 0 && error.record.call == 2, describe(error.record));
   });
 }
 
-TEST_P(ChannelFailures, APeerThatLeavesAfterItsPartIsNot) {
+TEST_P(ChannelFailures, APeerMayLeaveAfterItHasPosted) {
   run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
-    Line line(rank, 30);
-    for (int i = 0; i < 50; ++i) line.exchange();
-    line.send(Operation::dispatch, {});
+    TestLane lane(rank, 30);
+    for (int i = 0; i < 50; ++i) lane.exchange();
+    lane.send(Operation::dispatch, {});
     if (rank.index() == 0) return;
     sleep_seconds(0.02 * rank.index());
-    line.receive([] {});
+    lane.receive([] {});
   });
 }
 
-TEST_P(ChannelFailures, ARefusalByARankThatThenThrowsIsStillItsError) {
+TEST_P(ChannelFailures, ARefusalKeepsItsErrorIfTheRankThenThrows) {
   try {
     run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
-      Line line(rank, 30);
-      line.exchange();
+      TestLane lane(rank, 30);
+      lane.exchange();
       if (rank.index() == 1) {
         const UsageError error("bad argument");
-        line.channel.refuse(Operation::dispatch, error);
+        lane.channel.refuse(Operation::dispatch, error);
         throw error;
       }
       sleep_seconds(0.05);
-      // Rank 1 may be lost by now: a call that has not begun meets that, one that has gets the refusal.
+      // Rank 1 may have thrown by now. Then begin() throws that failure; a call that has begun gets the
+      // refusal.
       try {
-        line.send(Operation::dispatch, {});
+        lane.send(Operation::dispatch, {});
       } catch (const PeerLostError& lost) {
         check_text(lost, "bad argument");
         return;
       }
-      check_text(thrown<UsageError>([&] { line.receive([] {}); }), "rank 1 refused dispatch 2: bad argument");
+      check_text(thrown<UsageError>([&] { lane.receive([] {}); }), "rank 1 refused dispatch 2: bad argument");
     });
     FAIL() << "run() threw nothing";
   } catch (const UsageError& error) {

@@ -1,4 +1,4 @@
-// One lane's channel in symmetric memory of its own, and calls that check every note.
+// A channel in symmetric memory of its own, and calls on it that check every call summary.
 #pragma once
 
 #include <cstdint>
@@ -13,34 +13,34 @@
 
 namespace ferry::test {
 
-inline constexpr std::int64_t kNoteBytes = 520;
-inline constexpr int kNoteWords = kNoteBytes / 8;
+inline constexpr std::int64_t kSummaryBytes = 520;
+inline constexpr int kSummaryWords = kSummaryBytes / 8;
 
-struct Line {
-  Line(const Rank& as, double deadline)
+struct TestLane {
+  TestLane(const Rank& as, double deadline)
       : rank(as),
-        memory(rank, 128 + Channel::bytes(rank.size(), kNoteBytes)),
-        channel(rank, memory, 128, kNoteBytes, deadline) {}
+        memory(rank, 128 + Channel::bytes(rank.size(), kSummaryBytes)),
+        channel(rank, memory, 128, kSummaryBytes, deadline) {}
 
   std::uint64_t word(std::uint64_t call, int from, int to, int index) const {
     return ((call * 31 + static_cast<std::uint64_t>(from)) * 31 + static_cast<std::uint64_t>(to)) * 1009 +
            static_cast<std::uint64_t>(index);
   }
 
-  void write_note(int peer) {
-    auto* words = reinterpret_cast<std::uint64_t*>(channel.note_to(peer));
-    for (int i = 0; i < kNoteWords; ++i) words[i] = word(channel.call(), rank.index(), peer, i);
+  void write_summary(int peer) {
+    auto* words = reinterpret_cast<std::uint64_t*>(channel.summary_to(peer));
+    for (int i = 0; i < kSummaryWords; ++i) words[i] = word(channel.call(), rank.index(), peer, i);
   }
 
-  // `pause` runs halfway, so that a peer that is too early is caught.
+  // `pause` runs halfway, so that a peer that overwrites the summary too early is detected.
   template <class Pause>
-  void check_note(int peer, Pause pause) {
-    const auto* words = reinterpret_cast<const std::uint64_t*>(channel.note_from(peer));
-    for (int i = 0; i < kNoteWords; ++i) {
-      if (i == kNoteWords / 2) pause();
+  void check_summary(int peer, Pause pause) {
+    const auto* words = reinterpret_cast<const std::uint64_t*>(channel.summary_from(peer));
+    for (int i = 0; i < kSummaryWords; ++i) {
+      if (i == kSummaryWords / 2) pause();
       FERRY_CHECK(
           words[i] == word(channel.call(), peer, rank.index(), i),
-          str("call ", channel.call(), ": note of rank ", peer, " on rank ", rank.index(), ", word ", i));
+          str("call ", channel.call(), ": summary of rank ", peer, " on rank ", rank.index(), ", word ", i));
     }
   }
 
@@ -53,7 +53,7 @@ struct Line {
 
   void send(Operation operation, std::span<const CallOption> options) {
     channel.begin(operation, options);
-    for_peers([&](int peer) { write_note(peer); });
+    for_peers([&](int peer) { write_summary(peer); });
     for_peers([&](int peer) { channel.post(peer); });
   }
 
@@ -61,7 +61,7 @@ struct Line {
   void receive(Pause pause) {
     for_peers([&](int peer) {
       channel.wait(peer);
-      check_note(peer, pause);
+      check_summary(peer, pause);
     });
   }
 
@@ -75,15 +75,16 @@ struct Line {
   Channel channel;
 };
 
-// The message of the error that `act` throws.
-template <class Wanted>
-Wanted thrown(const std::function<void()>& act) {
+// Runs `act` and returns the error of type `Expected` that it throws. Throws if it throws nothing or another
+// error.
+template <class Expected>
+Expected thrown(const std::function<void()>& act) {
   try {
     act();
-  } catch (const Wanted& error) {
+  } catch (const Expected& error) {
     return error;
   } catch (const std::exception& error) {
-    throw std::runtime_error(str("another error was thrown: ", error.what()));
+    throw std::runtime_error(str("an error of another type was thrown: ", error.what()));
   }
   throw std::runtime_error("nothing was thrown");
 }

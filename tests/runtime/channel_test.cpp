@@ -1,4 +1,4 @@
-// Calls of a lane that go well, and calls that one rank refuses or makes differently.
+// Channel: successful calls, calls that a rank refuses, and calls whose options differ.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -13,31 +13,31 @@ class Channels : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Channels, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-TEST_P(Channels, CarryNotesUnderJitter) {
+TEST_P(Channels, SummariesArriveIntactUnderRandomDelays) {
   for (const int ranks : {1, 2, 4, 7}) {
     run_ranks(GetParam(), ranks, kPatience, [](const Rank& rank) {
-      Line line(rank, kPatience);
+      TestLane lane(rank, kPatience);
       Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
-      const auto dawdle = [&] {
+      const auto delay = [&] {
         if (below(jitter, 50) == 0) sleep_seconds(below(jitter, 100) * 1e-6);
       };
       for (std::uint64_t call = 1; call <= 2000; ++call) {
-        dawdle();
-        line.send(Operation::dispatch, {});
-        FERRY_CHECK(line.channel.call() == call, str(line.channel.call()));
-        dawdle();
-        line.receive(dawdle);
+        delay();
+        lane.send(Operation::dispatch, {});
+        FERRY_CHECK(lane.channel.call() == call, str(lane.channel.call()));
+        delay();
+        lane.receive(delay);
       }
     });
   }
 }
 
-TEST_P(Channels, AreIndependentOfOneAnother) {
+TEST_P(Channels, LanesAreIndependent) {
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     const std::int64_t bytes = Channel::bytes(rank.size(), 8);
     SymmetricMemory memory(rank, 2 * bytes);
     Channel first(rank, memory, 0, 8, kPatience), second(rank, memory, bytes, 8, kPatience);
-    // The second lane's call runs between the halves of the first one's.
+    // The second lane's calls run between the send phase and the receive phase of the first lane's call.
     first.begin(Operation::dispatch, {});
     for (int peer = 0; peer < rank.size(); ++peer) first.post(peer);
     for (int i = 0; i < 3; ++i) {
@@ -50,118 +50,118 @@ TEST_P(Channels, AreIndependentOfOneAnother) {
   });
 }
 
-TEST_P(Channels, PassARefusalToEveryPeerAndGoOn) {
+TEST_P(Channels, ARefusalReachesEveryPeerAndTheLaneContinues) {
   run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
-    Line line(rank, kPatience);
-    line.exchange();
+    TestLane lane(rank, kPatience);
+    lane.exchange();
     if (rank.index() == 2) {
-      line.channel.refuse(Operation::dispatch, OverflowError("5 rows too many", {.rank = 1, .needed = 12}));
+      lane.channel.refuse(Operation::dispatch, OverflowError("5 rows too many", {.rank = 1, .needed = 12}));
     } else {
-      line.send(Operation::dispatch, {});
-      const auto error = thrown<OverflowError>([&] { line.receive([] {}); });
+      lane.send(Operation::dispatch, {});
+      const auto error = thrown<OverflowError>([&] { lane.receive([] {}); });
       check_text(error, "rank 2 refused dispatch 2: 5 rows too many");
       FERRY_CHECK(error.overflow.rank == 1 && error.overflow.needed == 12, "");
     }
-    for (int i = 0; i < 5; ++i) line.exchange();
-    FERRY_CHECK(line.channel.call() == 7, str(line.channel.call()));
+    for (int i = 0; i < 5; ++i) lane.exchange();
+    FERRY_CHECK(lane.channel.call() == 7, str(lane.channel.call()));
   });
 }
 
-TEST_P(Channels, RefuseACallThatHasBegun) {
+TEST_P(Channels, ACallCanBeRefusedAfterItHasBegun) {
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
-    Line line(rank, kPatience);
-    line.exchange();
-    line.channel.begin(Operation::combine, {});
+    TestLane lane(rank, kPatience);
+    lane.exchange();
+    lane.channel.begin(Operation::combine, {});
     if (rank.index() == 0) {
-      line.channel.refuse(Operation::combine, UsageError("on second thoughts"));
+      lane.channel.refuse(Operation::combine, UsageError("on second thoughts"));
     } else {
-      line.for_peers([&](int peer) { line.write_note(peer); });
-      line.for_peers([&](int peer) { line.channel.post(peer); });
-      check_text(thrown<UsageError>([&] { line.receive([] {}); }),
+      lane.for_peers([&](int peer) { lane.write_summary(peer); });
+      lane.for_peers([&](int peer) { lane.channel.post(peer); });
+      check_text(thrown<UsageError>([&] { lane.receive([] {}); }),
                  "rank 0 refused combine 2: on second thoughts");
     }
-    line.exchange();
-    FERRY_CHECK(line.channel.call() == 3, str(line.channel.call()));
+    lane.exchange();
+    FERRY_CHECK(lane.channel.call() == 3, str(lane.channel.call()));
   });
 }
 
-TEST_P(Channels, EndACallByARefusalWhileAnotherPeerIsLate) {
+TEST_P(Channels, ARefusalEndsTheCallBeforeALatePeerPosts) {
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
-    Line line(rank, kPatience);
-    line.exchange();
+    TestLane lane(rank, kPatience);
+    lane.exchange();
     if (rank.index() == 1) sleep_seconds(1.0);
     if (rank.index() == 2) {
-      line.channel.refuse(Operation::dispatch, UsageError("no"));
+      lane.channel.refuse(Operation::dispatch, UsageError("no"));
     } else {
       const Stopwatch watch;
-      line.send(Operation::dispatch, {});
-      check_text(thrown<UsageError>([&] { line.receive([] {}); }), "rank 2 refused dispatch 2: no");
+      lane.send(Operation::dispatch, {});
+      check_text(thrown<UsageError>([&] { lane.receive([] {}); }), "rank 2 refused dispatch 2: no");
       FERRY_CHECK(watch.seconds() < 0.8, str("waited for the late rank: ", watch.seconds()));
     }
-    line.exchange();
+    lane.exchange();
   });
 }
 
-// Ranks refuse at random, also several calls in a row and several at once, while slow readers hold on to
-// notes.
-TEST_P(Channels, OverwriteNothingThatIsStillReadAfterRefusals) {
+// Ranks refuse at random, several calls in a row and several ranks at once, while slow ranks still read
+// summaries.
+TEST_P(Channels, NothingIsOverwrittenWhileItIsReadAfterRefusals) {
   for (const int ranks : {2, 4}) {
     run_ranks(GetParam(), ranks, kPatience, [](const Rank& rank) {
-      Line line(rank, kPatience);
+      TestLane lane(rank, kPatience);
       Random common(seed());
       Random jitter(seed() + 1 + static_cast<std::uint64_t>(rank.index()));
-      const auto dawdle = [&] {
+      const auto delay = [&] {
         if (below(jitter, 10) == 0) sleep_seconds(below(jitter, 300) * 1e-6);
       };
       for (std::uint64_t call = 1; call <= 1500; ++call) {
         std::vector<bool> refuses(rank.size());
-        bool anyone = false;
-        for (int peer = 0; peer < rank.size(); ++peer) anyone |= refuses[peer] = below(common, 3) == 0;
+        bool any_refuses = false;
+        for (int peer = 0; peer < rank.size(); ++peer) any_refuses |= refuses[peer] = below(common, 3) == 0;
         if (refuses[rank.index()]) {
-          line.channel.refuse(Operation::dispatch, UsageError(str("call ", call)));
+          lane.channel.refuse(Operation::dispatch, UsageError(str("call ", call)));
         } else {
-          line.send(Operation::dispatch, {});
-          if (anyone) {
-            check_text(thrown<UsageError>([&] { line.receive(dawdle); }),
+          lane.send(Operation::dispatch, {});
+          if (any_refuses) {
+            check_text(thrown<UsageError>([&] { lane.receive(delay); }),
                        str("refused dispatch ", call, ": call ", call));
           } else {
-            line.receive(dawdle);
+            lane.receive(delay);
           }
         }
-        FERRY_CHECK(line.channel.call() == call, str(line.channel.call()));
+        FERRY_CHECK(lane.channel.call() == call, str(lane.channel.call()));
       }
     });
   }
 }
 
-TEST_P(Channels, NameAnOptionThatDiffersOnBothSides) {
+TEST_P(Channels, BothRanksNameTheOptionThatDiffers) {
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
-    Line line(rank, kPatience);
+    TestLane lane(rank, kPatience);
     const std::array same = {CallOption{"format", 1}, CallOption{"weights", 7}};
-    line.exchange(Operation::dispatch, same);
+    lane.exchange(Operation::dispatch, same);
     const std::array mine = {CallOption{"format", 1}, CallOption{"weights", rank.index() == 1 ? 8 : 7}};
-    line.send(Operation::dispatch, mine);
+    lane.send(Operation::dispatch, mine);
     const int other = rank.index() == 1 ? 0 : 1;
-    const auto error = thrown<UsageError>([&] { line.receive([] {}); });
+    const auto error = thrown<UsageError>([&] { lane.receive([] {}); });
     check_text(error, str("dispatch 2: weights is ", mine[1].value, " on rank ", rank.index(), " and ",
                           rank.index() == 1 ? 7 : 8, " on rank ", other));
-    line.exchange(Operation::dispatch, same);
-    line.send(Operation::dispatch, std::span(same).first(rank.index() == 1 ? 1 : 2));
-    check_text(thrown<UsageError>([&] { line.receive([] {}); }),
+    lane.exchange(Operation::dispatch, same);
+    lane.send(Operation::dispatch, std::span(same).first(rank.index() == 1 ? 1 : 2));
+    check_text(thrown<UsageError>([&] { lane.receive([] {}); }),
                rank.index() == 1 ? "dispatch 4 has 1 options on rank 1 and 2 on rank 0" : " and 1 on rank 1");
-    line.exchange(Operation::dispatch, same);
+    lane.exchange(Operation::dispatch, same);
   });
 }
 
-TEST_P(Channels, NameOperationsThatDifferOnBothSides) {
+TEST_P(Channels, BothRanksNameTheOperationsThatDiffer) {
   run_ranks(GetParam(), 2, kPatience, [](const Rank& rank) {
-    Line line(rank, kPatience);
-    line.exchange();
-    line.send(rank.index() == 0 ? Operation::dispatch : Operation::combine, {});
-    const auto error = thrown<UsageError>([&] { line.receive([] {}); });
+    TestLane lane(rank, kPatience);
+    lane.exchange();
+    lane.send(rank.index() == 0 ? Operation::dispatch : Operation::combine, {});
+    const auto error = thrown<UsageError>([&] { lane.receive([] {}); });
     check_text(error, rank.index() == 0 ? "call 2 of the lane is dispatch on rank 0 and combine on rank 1"
                                         : "call 2 of the lane is combine on rank 1 and dispatch on rank 0");
-    for (int i = 0; i < 4; ++i) line.exchange();
+    for (int i = 0; i < 4; ++i) lane.exchange();
   });
 }
 

@@ -1,4 +1,4 @@
-// Groups that fail: who gets which error, how soon, and what comes after.
+// Failures of a group: which rank gets which error, how soon, and how survivors continue.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -11,32 +11,33 @@
 namespace ferry::test {
 namespace {
 
-class Failures : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Failures, testing::ValuesIn(kKinds),
+class GroupFailures : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, GroupFailures, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 bool starts_ranks(Kind kind) {
   return kind == Kind::threads || kind == Kind::processes;
 }
 
-template <class Wanted>
-Wanted expect_throw(const std::function<void()>& act) {
+template <class Expected>
+Expected expect_throw(const std::function<void()>& act) {
   try {
     act();
-  } catch (const Wanted& error) {
+  } catch (const Expected& error) {
     return error;
   }
   throw std::runtime_error("nothing was thrown");
 }
 
-// What run() throws where it starts the ranks; a custom group's ranks end each by itself.
-template <class Wanted>
+// Checks the error that run() throws. The ranks of a custom group of processes end separately: there only the
+// exit status of the failed rank is visible.
+template <class Expected>
 void expect_run_throws(Kind kind, int ranks, double deadline, const std::string& text,
                        const std::function<void(Rank)>& body) {
   try {
     run_ranks(kind, ranks, deadline, body);
     FAIL() << "run() threw nothing";
-  } catch (const Wanted& error) {
+  } catch (const Expected& error) {
     EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
   } catch (const std::runtime_error& error) {
     EXPECT_EQ(kind, Kind::custom_processes) << error.what();
@@ -44,7 +45,7 @@ void expect_run_throws(Kind kind, int ranks, double deadline, const std::string&
   }
 }
 
-TEST_P(Failures, ARankThatThrowsIsLostToTheOthersAtOnce) {
+TEST_P(GroupFailures, PeersOfARankThatThrowsGetPeerLostAtOnce) {
   expect_run_throws<UsageError>(GetParam(), 4, 30, "seventeen", [](const Rank& rank) {
     rank.barrier();
     if (rank.index() == 2) throw UsageError("seventeen is too many");
@@ -55,12 +56,12 @@ TEST_P(Failures, ARankThatThrowsIsLostToTheOthersAtOnce) {
                     std::string::npos,
                 error.what());
     FERRY_CHECK(error.record.rank == rank.index() && error.record.peer == 2, describe(error.record));
-    // Final: the same again.
+    // The failure is final: the next call throws it again.
     FERRY_CHECK(expect_throw<PeerLostError>([&] { rank.barrier(); }).record.peer == 2, "");
   });
 }
 
-TEST_P(Failures, RunThrowsTheFirstErrorNotItsConsequences) {
+TEST_P(GroupFailures, RunThrowsTheFirstErrorAndNotItsConsequences) {
   if (!starts_ranks(GetParam())) GTEST_SKIP() << "a custom group starts no ranks";
   expect_run_throws<UnsupportedError>(GetParam(), 4, 30, "not here", [](const Rank& rank) {
     if (rank.index() == 3) throw UnsupportedError("not here");
@@ -68,7 +69,7 @@ TEST_P(Failures, RunThrowsTheFirstErrorNotItsConsequences) {
   });
 }
 
-TEST_P(Failures, ARankThatHasLeftIsMissedByThoseWhoWait) {
+TEST_P(GroupFailures, WaitingForARankThatHasLeftFails) {
   run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
     rank.barrier();
     if (rank.index() == 1) return;
@@ -80,16 +81,16 @@ TEST_P(Failures, ARankThatHasLeftIsMissedByThoseWhoWait) {
   });
 }
 
-TEST_P(Failures, ARankMayLeaveOnceItHasDoneItsPart) {
+TEST_P(GroupFailures, ARankMayLeaveAfterItHasCalledTheLastBarrier) {
   run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
     for (int round = 0; round < 20; ++round) rank.barrier();
     if (rank.index() == 0) sleep_seconds(0.05);
-    rank.barrier();  // the others may be gone when rank 0 looks
+    rank.barrier();  // the others may have left before rank 0 checks them
   });
 }
 
-// The moments between a waiter's looks at the flag and at its peer.
-TEST_P(Failures, ARankMayLeaveAtAnyMomentOnceItHasDoneItsPart) {
+// Tries the moments between a waiter's check of the flag and its check of the peer.
+TEST_P(GroupFailures, ARankMayLeaveAtAnyMomentAfterItHasCalledTheLastBarrier) {
   Random random(seed());
   for (int round = 0; round < 1500; ++round) {
     const int yields = below(random, 150);
@@ -103,7 +104,7 @@ TEST_P(Failures, ARankMayLeaveAtAnyMomentOnceItHasDoneItsPart) {
   }
 }
 
-TEST_P(Failures, ADeadlineNamesTheRankThatDidNotCome) {
+TEST_P(GroupFailures, ATimeoutNamesTheMissingRank) {
   constexpr double kDeadline = 0.3;
   run_ranks(GetParam(), 4, kDeadline, [](const Rank& rank) {
     rank.barrier();
@@ -123,7 +124,7 @@ TEST_P(Failures, ADeadlineNamesTheRankThatDidNotCome) {
   });
 }
 
-TEST_P(Failures, SurvivorsBuildANewGroup) {
+TEST_P(GroupFailures, SurvivorsBuildANewGroup) {
   constexpr int kRanks = 4, kLost = 1;
   const Meeting survivors(kRanks - 1);
   const auto body = [&](const Rank& rank) {
@@ -131,16 +132,16 @@ TEST_P(Failures, SurvivorsBuildANewGroup) {
     if (rank.index() == kLost) return;
     expect_throw<PeerLostError>([&] { rank.barrier(); });
     const int mine = rank.index() > kLost ? rank.index() - 1 : rank.index();
-    Group::custom(survivors.bootstrap(mine)).run([&](const Rank& again) {
-      FERRY_CHECK(again.size() == kRanks - 1 && again.index() == mine, "");
-      for (int i = 0; i < 100; ++i) again.barrier();
+    Group::custom(survivors.bootstrap(mine)).run([&](const Rank& new_rank) {
+      FERRY_CHECK(new_rank.size() == kRanks - 1 && new_rank.index() == mine, "");
+      for (int i = 0; i < 100; ++i) new_rank.barrier();
     });
-    expect_throw<PeerLostError>([&] { rank.barrier(); });  // the old one stays what it is
+    expect_throw<PeerLostError>([&] { rank.barrier(); });  // the old group stays failed
   };
   run_ranks(GetParam(), kRanks, 30, body);
 }
 
-TEST_P(Failures, AFailureDuringAFailureIsSurvived) {
+TEST_P(GroupFailures, SimultaneousFailuresThrowOneOfThem) {
   if (!starts_ranks(GetParam())) GTEST_SKIP() << "a custom group starts no ranks";
   for (int round = 0; round < 20; ++round) {
     try {

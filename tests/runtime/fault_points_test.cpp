@@ -8,7 +8,7 @@
 namespace ferry {
 namespace {
 
-TEST(FaultPoints, HaveNamesOfTheirOwn) {
+TEST(FaultPoints, HaveDistinctNames) {
   std::set<std::string> names;
   for (std::size_t i = 0; i < kFaultPoints.size(); ++i) {
     EXPECT_EQ(static_cast<std::size_t>(kFaultPoints[i]), i);
@@ -21,7 +21,7 @@ TEST(FaultPoints, HaveNamesOfTheirOwn) {
 int last_rank = -1;
 FaultPoint last_point{};
 
-TEST(FaultPoints, CallTheHookThatStands) {
+TEST(FaultPoints, CallTheHookOnlyWhileOneIsSet) {
   fault_point(FaultPoint::dispatch_begin, 1);
   EXPECT_EQ(last_rank, -1);
   set_fault_hook([](FaultPoint point, int rank) {

@@ -1,4 +1,5 @@
-// Shared memory that is full: an error of every rank, never a signal, and nothing kept.
+// A full shared-memory directory: every rank gets an error, no process is killed by a signal, and no memory
+// leaks.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -18,8 +19,8 @@ namespace {
 
 constexpr std::int64_t kMegabyte = 1 << 20;
 
-// As root of a user namespace of its own, so that the test needs no rights.
-bool own_mounts() {
+// Enters a mount namespace of its own, as root of a user namespace, so that the test needs no privileges.
+bool enter_mount_namespace() {
   const uid_t user = getuid();
   if (unshare(user == 0 ? CLONE_NEWNS : CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
   if (user != 0) std::ofstream("/proc/self/uid_map") << "0 " << user << " 1";
@@ -37,36 +38,37 @@ void run_in_small_memory(const std::function<void(const std::string&)>& body) {
   const std::string directory = std::filesystem::temp_directory_path() / str("ferry-small-", getpid());
   std::filesystem::create_directory(directory);
   const int status = run_process([&] {
-    if (!own_mounts() || mount("tmpfs", directory.c_str(), "tmpfs", 0, "size=8m") != 0) _exit(kSkipped);
+    if (!enter_mount_namespace() || mount("tmpfs", directory.c_str(), "tmpfs", 0, "size=8m") != 0)
+      _exit(kSkipped);
     setenv("FERRY_SHM_DIR", directory.c_str(), 1);
     body(directory);
   });
   std::filesystem::remove(directory);
   if (WIFEXITED(status) && WEXITSTATUS(status) == kSkipped)
-    GTEST_SKIP() << "this system lets us mount no tmpfs";
+    GTEST_SKIP() << "this system does not allow mounting a tmpfs";
   EXPECT_EQ(status, 0);
 }
 
-TEST(FullMemory, IsAnErrorOfEveryRankWithTheNumbers) {
+TEST(FullMemory, EveryRankThrowsWithTheBytesWantedAndFree) {
   run_in_small_memory([](const std::string& directory) {
     const std::int64_t before = free_bytes(directory);
     run_ranks(Kind::processes, 4, 30, [&](const Rank& rank) {
       const auto error = thrown<SystemError>([&] { SymmetricMemory(rank, 9 * kMegabyte); });
       check_text(error,
-                 str("shared memory in ", directory, " is too small: ", 9 * kMegabyte, " bytes wanted, "));
+                 str("shared memory in ", directory, " is too small: ", 9 * kMegabyte, " bytes needed, "));
       check_text(error, str(8 * kMegabyte, " bytes free"));
       FERRY_CHECK(error.error_number == ENOSPC, str(error.error_number));
     });
-    FERRY_CHECK(free_bytes(directory) == before, "memory is kept");
+    FERRY_CHECK(free_bytes(directory) == before, "memory was not released");
   });
 }
 
-TEST(FullMemory, ThatSomeRanksGotIsGivenBack) {
+TEST(FullMemory, MemoryOfTheRanksThatSucceededIsReleased) {
   run_in_small_memory([](const std::string& directory) {
     const std::int64_t before = free_bytes(directory);
     run_ranks(Kind::processes, 4, 30, [&](const Rank& rank) {
       for (int round = 0; round < 20; ++round) {
-        // Two or three of the four fit.
+        // Memory for two or three of the four ranks.
         const Stopwatch watch;
         const auto error = thrown<SystemError>([&] { SymmetricMemory(rank, 5 * kMegabyte / 2); });
         check_text(error, "is too small");
@@ -74,15 +76,15 @@ TEST(FullMemory, ThatSomeRanksGotIsGivenBack) {
         rank.barrier();
         SymmetricMemory fits(rank, 3 * kMegabyte / 2);
         std::memset(fits.at((rank.index() + 1) % 4, 0), round, static_cast<std::size_t>(fits.bytes()));
-        rank.barrier();  // everyone holds it until all have written
+        rank.barrier();  // no rank releases its memory before all have written
         fits = SymmetricMemory(rank, 64);
       }
     });
-    FERRY_CHECK(free_bytes(directory) == before, "memory is kept");
+    FERRY_CHECK(free_bytes(directory) == before, "memory was not released");
   });
 }
 
-TEST(FullMemory, ADirectoryThatIsNoneIsNamed) {
+TEST(FullMemory, AMissingDirectoryIsNamed) {
   const int status = run_process([] {
     setenv("FERRY_SHM_DIR", "/nowhere/at/all", 1);
     run_ranks(Kind::processes, 2, 30, [](const Rank& rank) {

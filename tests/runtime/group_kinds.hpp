@@ -1,5 +1,5 @@
-// The kinds of groups a test program covers: threads and processes are tested by programs of their own, since
-// the thread sanitizer follows only the former.
+// The kinds of groups that a test program covers. Threads and processes have separate programs, because the
+// thread sanitizer follows only threads.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Meeting, gathering and waiting for one another, in every kind of group.
+// Groups of every kind: joining, all_gather, barrier, and invalid arguments.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "runtime/channel_support.hpp"
 #include "runtime/group_kinds.hpp"
 
 namespace ferry::test {
@@ -29,15 +30,15 @@ void check_gather(const Rank& rank, std::uint64_t seed_value, std::size_t bytes)
   std::vector<unsigned char> all(rank.size() * bytes + kGuard, 0xA5);
   rank.all_gather(mine.data(), all.data(), bytes);
   for (int peer = 0; peer < rank.size(); ++peer) {
-    const std::vector<unsigned char> wanted = part_of(seed_value, peer, bytes);
-    FERRY_CHECK(bytes == 0 || std::memcmp(all.data() + peer * bytes, wanted.data(), bytes) == 0,
+    const std::vector<unsigned char> expected = part_of(seed_value, peer, bytes);
+    FERRY_CHECK(bytes == 0 || std::memcmp(all.data() + peer * bytes, expected.data(), bytes) == 0,
                 str("rank ", rank.index(), " got wrong bytes of rank ", peer, ", ", bytes, " bytes"));
   }
   for (std::size_t i = 0; i < kGuard; ++i)
-    FERRY_CHECK(all[rank.size() * bytes + i] == 0xA5, "guard is overwritten");
+    FERRY_CHECK(all[rank.size() * bytes + i] == 0xA5, "bytes past the end were overwritten");
 }
 
-TEST_P(Groups, GatherBytesOfEveryRank) {
+TEST_P(Groups, GatherTheBytesOfEveryRank) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     run_ranks(GetParam(), ranks, kPatience, [ranks](const Rank& rank) {
       FERRY_CHECK(rank.size() == ranks, "");
@@ -47,7 +48,7 @@ TEST_P(Groups, GatherBytesOfEveryRank) {
   }
 }
 
-TEST_P(Groups, GatherInOrderUnderJitter) {
+TEST_P(Groups, GatherInOrderUnderRandomDelays) {
   run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
     for (int round = 0; round < 500; ++round) {
@@ -57,23 +58,23 @@ TEST_P(Groups, GatherInOrderUnderJitter) {
   });
 }
 
-TEST_P(Groups, BarrierEndsAfterEveryoneHasCome) {
+TEST_P(Groups, BarrierReturnsAfterEveryRankHasCalledIt) {
   using Times = std::chrono::steady_clock::duration;
   run_ranks(GetParam(), 5, kPatience, [](const Rank& rank) {
     Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
     for (int round = 0; round < 50; ++round) {
       sleep_seconds(below(jitter, 1000) * 1e-6);
-      const Times came = std::chrono::steady_clock::now().time_since_epoch();
+      const Times before = std::chrono::steady_clock::now().time_since_epoch();
       rank.barrier();
-      const Times went = std::chrono::steady_clock::now().time_since_epoch();
+      const Times after = std::chrono::steady_clock::now().time_since_epoch();
       std::vector<Times> all(rank.size());
-      rank.all_gather(&came, all.data(), sizeof came);
-      FERRY_CHECK(*std::max_element(all.begin(), all.end()) <= went, str("round ", round));
+      rank.all_gather(&before, all.data(), sizeof before);
+      FERRY_CHECK(*std::max_element(all.begin(), all.end()) <= after, str("round ", round));
     }
   });
 }
 
-TEST_P(Groups, RunAgain) {
+TEST_P(Groups, CanRunAgain) {
   if (GetParam() == Kind::custom_threads || GetParam() == Kind::custom_processes) {
     const Meeting meeting(1);
     Group group = Group::custom(meeting.bootstrap(0));
@@ -89,29 +90,41 @@ TEST_P(Groups, RunAgain) {
   for (int i = 0; i < 3; ++i) group.run([](const Rank& rank) { rank.barrier(); });
 }
 
-TEST_P(Groups, KnowWhetherRanksAreThreads) {
+TEST_P(Groups, ReportWhetherAllRanksAreThreadsOfOneProcess) {
   const bool threads = GetParam() == Kind::threads || GetParam() == Kind::custom_threads;
   run_ranks(GetParam(), 3, kPatience, [threads](const Rank& rank) {
     FERRY_CHECK(rank.same_process() == threads, str("rank ", rank.index()));
   });
 }
 
-TEST(Group, DividesRanksIntoNodes) {
-  Group group = Group::threads(6, 2);
-  EXPECT_EQ(group.size(), 6);
-  group.run([](const Rank& rank) {
+TEST(Group, IsOneNodeWhoseLocalRanksAreAllRanks) {
+  Group::threads(3).run([](const Rank& rank) {
     const Topology topology = rank.topology();
-    FERRY_CHECK(topology.nodes == 2 && topology.local_ranks == 3, "");
-    FERRY_CHECK(topology.node_of(rank.index()) == rank.index() / 3, "");
-    FERRY_CHECK(topology.local_rank_of(rank.index()) == rank.index() % 3, "");
+    FERRY_CHECK(topology.nodes == 1 && topology.local_ranks == 3, "");
+    FERRY_CHECK(topology.node_of(rank.index()) == 0, "");
+    FERRY_CHECK(topology.local_rank_of(rank.index()) == rank.index(), "");
   });
 }
 
-TEST(Group, RefusesImpossibleArguments) {
+TEST(Group, RefusesMoreNodesThanOne) {
+  for (const int nodes : {-1, 0, 2, 4}) {
+    for (const auto& make : {Group::threads, Group::processes}) {
+      const auto error = thrown<UsageError>([&] { make(4, nodes); });
+      check_text(error, str("nodes = ", nodes, ": groups span one host today; pass nodes = 1"));
+    }
+  }
+}
+
+TEST(Topology, DividesRanksIntoNodesOfEqualSize) {
+  const Topology topology{.nodes = 2, .local_ranks = 3};
+  EXPECT_EQ(topology.ranks(), 6);
+  EXPECT_EQ(topology.node_of(4), 1);
+  EXPECT_EQ(topology.local_rank_of(4), 1);
+}
+
+TEST(Group, RefusesInvalidArguments) {
   EXPECT_THROW(Group::threads(0), UsageError);
-  EXPECT_THROW(Group::threads(4, 3), UsageError);
   EXPECT_THROW(Group::processes(-1), UsageError);
-  EXPECT_THROW(Group::processes(4, 0), UsageError);
   EXPECT_THROW(Group::custom({}), UsageError);
   const Meeting meeting(2);
   Bootstrap bootstrap = meeting.bootstrap(0);
@@ -122,7 +135,7 @@ TEST(Group, RefusesImpossibleArguments) {
   EXPECT_THROW(group.set_deadline(-1), UsageError);
 }
 
-TEST(Group, JoinedRanksLeaveWithTheirLastHandle) {
+TEST(Group, AJoinedRankLeavesWhenItsLastHandleIsDestroyed) {
   const Meeting meeting(2);
   std::thread other([&] {
     Group group = Group::custom(meeting.bootstrap(1));
@@ -139,7 +152,7 @@ TEST(Group, JoinedRanksLeaveWithTheirLastHandle) {
   EXPECT_THROW(Group::threads(2).join(), UsageError);
 }
 
-TEST(Group, NamesABootstrapThatMixesRanksUp) {
+TEST(Group, RefusesABootstrapThatMixesUpRanks) {
   Bootstrap bootstrap;
   bootstrap.rank = 0;
   bootstrap.ranks = 2;

@@ -1,4 +1,4 @@
-// A kill that falls anywhere in what a process does.
+// Kills a process at a random moment.
 #pragma once
 
 #include <signal.h>
@@ -6,7 +6,7 @@
 
 namespace ferry::test {
 
-// The calling process is killed after so many microseconds, by the system: no thread of its own takes part.
+// The system kills the calling process after this many microseconds. No thread of the process takes part.
 inline void kill_this_process_in(int microseconds) {
   timer_t timer;
   sigevent event{};

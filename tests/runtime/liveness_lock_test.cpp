@@ -1,4 +1,4 @@
-// The lock that tells of a process's end, and the watch that looks at it.
+// The liveness lock, and the process monitor that reads it.
 #include "group/liveness_lock.hpp"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ namespace ferry::test {
 namespace {
 
 template <class Condition>
-bool comes_true(double seconds, const Condition& condition) {
+bool becomes_true(double seconds, const Condition& condition) {
   for (const Stopwatch watch; !condition();) {
     if (watch.seconds() > seconds) return false;
     sleep_seconds(0.0005);
@@ -36,7 +36,7 @@ bool comes_true(double seconds, const Condition& condition) {
   return true;
 }
 
-// A process that does its work and stays, until it is killed.
+// A process that runs `work` and then sleeps until it is killed.
 class Child {
  public:
   explicit Child(const std::function<void()>& work) {
@@ -47,7 +47,7 @@ class Child {
       *done = true;
       while (true) pause();
     }
-    EXPECT_TRUE(comes_true(10, [&] { return done->load(); }));
+    EXPECT_TRUE(becomes_true(10, [&] { return done->load(); }));
   }
   ~Child() { end(); }
   Child(const Child&) = delete;
@@ -65,29 +65,28 @@ class Child {
   pid_t process_;
 };
 
-// What becomes of a lock when a process takes it, does this and ends.
-bool died_holding(const std::function<void(std::unique_ptr<RobustLockOwner>)>& act) {
-  const Seen<RobustLock> lock;
-  run_process([&] { act(std::make_unique<RobustLockOwner>(*lock)); });
-  return lock->owner_died();
+// Whether the lock is marked after a process has taken it, run `act` and ended.
+bool is_marked_after(const std::function<void(std::unique_ptr<LivenessLockHolder>)>& act) {
+  const Seen<LivenessLock> lock;
+  run_process([&] { act(std::make_unique<LivenessLockHolder>(*lock)); });
+  return lock->holder_died();
 }
 
-TEST(RobustLocks, TellAllObserversOfAKill) {
+TEST(LivenessLocks, AreMarkedForAllObserversAfterAKill) {
   constexpr int kThreads = 3, kProcesses = 3;
   struct Shared {
-    RobustLock lock;
+    LivenessLock lock;
     std::atomic<int> ready, noticed;
   };
   for (int round = 0; round < 10; ++round) {
     const Seen<Shared> shared;
     const auto observe = [&] {
       ++shared->ready;
-      if (comes_true(10, [&] { return shared->lock.owner_died(); })) ++shared->noticed;
+      if (becomes_true(10, [&] { return shared->lock.holder_died(); })) ++shared->noticed;
     };
-    const Child owner([&] { new RobustLockOwner(shared->lock); });
-    EXPECT_FALSE(shared->lock.owner_died());
-    // Before there are threads: what one of them holds locked while another forks stays locked in the
-    // process.
+    const Child holder([&] { new LivenessLockHolder(shared->lock); });
+    EXPECT_FALSE(shared->lock.holder_died());
+    // Forks before starting threads: a mutex that a thread holds during a fork stays locked in the child.
     std::vector<pid_t> processes;
     for (int i = 0; i < kProcesses; ++i) {
       processes.push_back(fork());
@@ -97,88 +96,88 @@ TEST(RobustLocks, TellAllObserversOfAKill) {
     }
     std::vector<std::thread> observers;
     for (int i = 0; i < kThreads; ++i) observers.emplace_back(observe);
-    EXPECT_TRUE(comes_true(10, [&] { return shared->ready == kThreads + kProcesses; }));
-    owner.kill();
-    EXPECT_TRUE(comes_true(0.1, [&] { return shared->noticed == kThreads + kProcesses; }));
+    EXPECT_TRUE(becomes_true(10, [&] { return shared->ready == kThreads + kProcesses; }));
+    holder.kill();
+    EXPECT_TRUE(becomes_true(0.1, [&] { return shared->noticed == kThreads + kProcesses; }));
     for (std::thread& observer : observers) observer.join();
     for (const pid_t process : processes) EXPECT_EQ(waitpid(process, nullptr, 0), process);
-    EXPECT_TRUE(shared->lock.owner_died());  // it stays so
+    EXPECT_TRUE(shared->lock.holder_died());  // the mark stays
   }
 }
 
-TEST(RobustLocks, TellOfEveryEndButALetGoOne) {
-  EXPECT_FALSE(died_holding([](std::unique_ptr<RobustLockOwner> owner) { owner.reset(); }));
-  EXPECT_TRUE(died_holding([](const std::unique_ptr<RobustLockOwner>&) { _exit(0); }));
-  EXPECT_TRUE(died_holding([](const std::unique_ptr<RobustLockOwner>&) { raise(SIGKILL); }));
-  EXPECT_TRUE(
-      died_holding([](const std::unique_ptr<RobustLockOwner>&) { execl("/bin/true", "true", nullptr); }));
+TEST(LivenessLocks, AreMarkedAfterEveryEndExceptARelease) {
+  EXPECT_FALSE(is_marked_after([](std::unique_ptr<LivenessLockHolder> holder) { holder.reset(); }));
+  EXPECT_TRUE(is_marked_after([](const std::unique_ptr<LivenessLockHolder>&) { _exit(0); }));
+  EXPECT_TRUE(is_marked_after([](const std::unique_ptr<LivenessLockHolder>&) { raise(SIGKILL); }));
+  EXPECT_TRUE(is_marked_after(
+      [](const std::unique_ptr<LivenessLockHolder>&) { execl("/bin/true", "true", nullptr); }));
 }
 
-TEST(RobustLocks, StayWithTheProcessThatTookThem) {
-  const Seen<RobustLock> lock;
-  auto owner = std::make_unique<RobustLockOwner>(*lock);
+TEST(LivenessLocks, StayHeldWhenAForkedCopyIsDestroyed) {
+  const Seen<LivenessLock> lock;
+  auto holder = std::make_unique<LivenessLockHolder>(*lock);
   const std::uint32_t held = lock->word;
-  EXPECT_EQ(run_process([&] { owner.reset(); }), 0);
+  EXPECT_EQ(run_process([&] { holder.reset(); }), 0);
   EXPECT_NE(held, 0u);
   EXPECT_EQ(lock->word, held);
-  owner.reset();
+  holder.reset();
   EXPECT_EQ(lock->word, 0u);
 }
 
-TEST(RobustLocks, OfOneProcessAreManyAndTheirOwn) {
-  const Seen<std::array<RobustLock, 3>> locks;
+TEST(LivenessLocks, OfOneProcessAreIndependent) {
+  const Seen<std::array<LivenessLock, 3>> locks;
   Child child([&] {
-    new RobustLockOwner((*locks)[0]);
+    new LivenessLockHolder((*locks)[0]);
     {
-      const RobustLockOwner let_go((*locks)[1]);
+      const LivenessLockHolder released((*locks)[1]);
     }
-    new RobustLockOwner((*locks)[2]);
+    new LivenessLockHolder((*locks)[2]);
   });
   child.end();
-  EXPECT_TRUE((*locks)[0].owner_died());
-  EXPECT_FALSE((*locks)[1].owner_died());
-  EXPECT_TRUE((*locks)[2].owner_died());
+  EXPECT_TRUE((*locks)[0].holder_died());
+  EXPECT_FALSE((*locks)[1].holder_died());
+  EXPECT_TRUE((*locks)[2].holder_died());
 }
 
-class ProcessWatches : public testing::Test {
+class ProcessMonitors : public testing::Test {
  protected:
-  GroupControl control_{Mapping::anonymous_shared(GroupControl::bytes(2)), 2};
-  ProcessWatch watch_{control_};
+  ControlBlock control_{Mapping::anonymous_shared(ControlBlock::bytes(2)), 2};
+  ProcessMonitor monitor_{control_};
 };
 
-TEST_F(ProcessWatches, FindAKilledOwner) {
+TEST_F(ProcessMonitors, FindARankWhoseHolderWasKilled) {
   const Child child([&] {
-    control_.enter(1);
-    new RobustLockOwner(control_.lock(1));
+    control_.join(1);
+    new LivenessLockHolder(control_.liveness_lock(1));
   });
-  EXPECT_EQ(watch_.find_device_error(), -1);
+  EXPECT_EQ(monitor_.find_dead_rank(), -1);
   child.kill();
-  EXPECT_TRUE(comes_true(0.1, [&] { return watch_.find_device_error() == 1; }));
-  EXPECT_EQ(ProcessWatch(control_).find_device_error(), 1);
-  EXPECT_TRUE(watch_.ends_within(1, 0));
+  EXPECT_TRUE(becomes_true(0.1, [&] { return monitor_.find_dead_rank() == 1; }));
+  EXPECT_EQ(ProcessMonitor(control_).find_dead_rank(), 1);
+  EXPECT_TRUE(monitor_.ends_within(1, 0));
 }
 
-TEST_F(ProcessWatches, FindAProcessThatHadNoLockYet) {
-  const Child child([&] { control_.enter(1); });
-  EXPECT_EQ(watch_.find_device_error(), -1);
+TEST_F(ProcessMonitors, FindADeadProcessWithoutALock) {
+  const Child child([&] { control_.join(1); });
+  EXPECT_EQ(monitor_.find_dead_rank(), -1);
   child.kill();
-  EXPECT_TRUE(comes_true(1, [&] { return watch_.find_device_error() == 1; }));
-  EXPECT_FALSE(control_.lock(1).owner_died());
+  EXPECT_TRUE(becomes_true(1, [&] { return monitor_.find_dead_rank() == 1; }));
+  EXPECT_FALSE(control_.liveness_lock(1).holder_died());
 }
 
-TEST_F(ProcessWatches, LetARankLeave) {
+TEST_F(ProcessMonitors, IgnoreARankThatHasLeft) {
   Child child([&] {
-    control_.enter(1);
-    new RobustLockOwner(control_.lock(1));
+    control_.join(1);
+    new LivenessLockHolder(control_.liveness_lock(1));
     control_.leave(1);
   });
   child.end();
-  EXPECT_TRUE(control_.lock(1).owner_died());
-  EXPECT_EQ(watch_.find_device_error(), -1);
+  EXPECT_TRUE(control_.liveness_lock(1).holder_died());
+  EXPECT_EQ(monitor_.find_dead_rank(), -1);
 }
 
-// A thread that keeps its process from ending: killed, it stays until the parent, which traces it, has waited
-// for it. So does a thread that the GPU driver keeps. Its number, or -1 where nobody may be traced.
+// Starts a thread that keeps its killed process from ending, as a thread in the GPU driver does: the parent
+// traces it, so it stays until the parent has waited for it. Returns its number; -1: tracing is not allowed.
 pid_t start_lingering_thread() {
   std::promise<pid_t> promise;
   std::future<pid_t> number = promise.get_future();
@@ -199,43 +198,44 @@ bool has_ended(pid_t process) {
   return ended;
 }
 
-TEST(RobustLocks, TellOfAKillWhileTheProcessIsStillThere) {
-  struct Notes {
+TEST(LivenessLocks, AreMarkedWhileTheKilledProcessStillExists) {
+  struct Shared {
     std::atomic<int> process, thread, noticed;
   };
-  const Seen<Notes> notes;
+  const Seen<Shared> shared;
   const auto body = [&](const Rank& rank) {
-    Line line(rank, 5);
-    line.exchange();
+    TestLane lane(rank, 5);
+    lane.exchange();
     rank.barrier();
     if (rank.index() == 1) {
-      notes->process = getpid();
-      notes->thread = start_lingering_thread();
+      shared->process = getpid();
+      shared->thread = start_lingering_thread();
       raise(SIGKILL);
     }
     const Stopwatch watch;
-    const auto error = thrown<PeerLostError>([&] { line.exchange(); });
+    const auto error = thrown<PeerLostError>([&] { lane.exchange(); });
     FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
     FERRY_CHECK(error.record.peer == 1, describe(error.record));
-    ++notes->noticed;
+    ++shared->noticed;
   };
-  // This thread only sleeps while the other one forks: what it held locked would stay so in the processes.
+  // This thread only sleeps while the other one forks: a mutex that it held would stay locked in the
+  // children.
   std::atomic<bool> sleeps = false;
   std::thread parent([&] {
     while (!sleeps) std::this_thread::yield();
     EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 3, 5, body));
   });
   sleeps = true;
-  comes_true(10, [&] { return notes->noticed == 2 || notes->thread < 0; });
-  bool was_there = false;
-  if (notes->thread > 0) {
-    was_there = !has_ended(notes->process);
-    waitpid(notes->thread, nullptr, __WALL);
+  becomes_true(10, [&] { return shared->noticed == 2 || shared->thread < 0; });
+  bool still_existed = false;
+  if (shared->thread > 0) {
+    still_existed = !has_ended(shared->process);
+    waitpid(shared->thread, nullptr, __WALL);
   }
   parent.join();
-  if (notes->thread < 0) GTEST_SKIP() << "this system lets us trace nobody";
-  EXPECT_EQ(notes->noticed, 2);
-  EXPECT_TRUE(was_there);
+  if (shared->thread < 0) GTEST_SKIP() << "this system does not allow tracing";
+  EXPECT_EQ(shared->noticed, 2);
+  EXPECT_TRUE(still_existed);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Symmetric memory: what is written to a peer arrives there, and nothing is left behind.
+// Symmetric memory: peers read what a rank writes, and no file, descriptor or mapping leaks.
 #include "memory/symmetric_memory.hpp"
 
 #include <gtest/gtest.h>
@@ -17,22 +17,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Memory : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Memory, testing::ValuesIn(kKinds),
+class SymmetricMemories : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, SymmetricMemories, testing::ValuesIn(kKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-long entries_of(const fs::path& directory) {
+long count_entries(const fs::path& directory) {
   return std::distance(fs::directory_iterator(directory), fs::directory_iterator());
 }
 
-long mappings() {
+long count_mappings() {
   std::ifstream maps("/proc/self/maps");
   long lines = 0;
   for (std::string line; std::getline(maps, line);) ++lines;
   return lines;
 }
 
-TEST_P(Memory, IsZeroAndCarriesWrites) {
+TEST_P(SymmetricMemories, StartAsZeroAndCarryWritesToPeers) {
   run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
     constexpr std::int64_t kPart = 100000;
     SymmetricMemory memory(rank, rank.size() * kPart);
@@ -44,14 +44,14 @@ TEST_P(Memory, IsZeroAndCarriesWrites) {
     }
     rank.barrier();
     for (int peer = 0; peer < rank.size(); ++peer) {
-      const std::byte wanted{static_cast<unsigned char>(16 * peer + rank.index() + 1)};
+      const std::byte expected{static_cast<unsigned char>(16 * peer + rank.index() + 1)};
       for (std::int64_t i = 0; i < kPart; ++i)
-        FERRY_CHECK(*memory.mine(peer * kPart + i) == wanted, str("byte ", i));
+        FERRY_CHECK(*memory.mine(peer * kPart + i) == expected, str("byte ", i));
     }
   });
 }
 
-TEST_P(Memory, HasOneSize) {
+TEST_P(SymmetricMemories, RequireTheSameSizeOnEveryRank) {
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     const auto error = thrown<UsageError>([&] { SymmetricMemory(rank, rank.index() == 1 ? 128 : 64); });
     check_text(error, "rank 0 asks for 64 bytes, rank 1 for 128");
@@ -59,7 +59,7 @@ TEST_P(Memory, HasOneSize) {
   });
 }
 
-TEST_P(Memory, ThatNoRankCanHaveIsAnErrorOfAll) {
+TEST_P(SymmetricMemories, ThatCannotBeAllocatedThrowOnEveryRank) {
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     const auto error = thrown<SystemError>([&] { SymmetricMemory(rank, std::int64_t{1} << 55); });
     check_text(error, str(std::int64_t{1} << 55, " bytes"));
@@ -67,7 +67,7 @@ TEST_P(Memory, ThatNoRankCanHaveIsAnErrorOfAll) {
   });
 }
 
-TEST_P(Memory, OutlivesItsOwnerInAPeer) {
+TEST_P(SymmetricMemories, StayUsableAfterTheirOwnerHasLeft) {
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     constexpr std::int64_t kPart = 300000;
     SymmetricMemory memory(rank, 3 * kPart);
@@ -77,33 +77,33 @@ TEST_P(Memory, OutlivesItsOwnerInAPeer) {
   });
 }
 
-TEST_P(Memory, LeavesNothingBehind) {
+TEST_P(SymmetricMemories, LeakNothing) {
   const OwnSharedFolder folder;
   run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
     const auto round = [&] {
-      Line line(rank, kPatience);
+      TestLane lane(rank, kPatience);
       LocalMemory local(1 << 16);
       *local.data() = std::byte{1};
-      line.exchange();
+      lane.exchange();
     };
     for (int i = 0; i < 20; ++i) round();
     rank.barrier();
-    const long descriptors_before = entries_of("/proc/self/fd"), mappings_before = mappings();
+    const long descriptors_before = count_entries("/proc/self/fd"), mappings_before = count_mappings();
     rank.barrier();
     for (int i = 0; i < 1000; ++i) round();
     rank.barrier();
-    // Not exactly: the other ranks' threads count at this moment too, and a slow peer's process is watched
-    // from then on.
+    // Not exact: other threads of this process count at the same moment, and a rank opens a pidfd for each
+    // peer it had to wait for.
     constexpr int kSlack = 8;
-    FERRY_CHECK(entries_of("/proc/self/fd") <= descriptors_before + kSlack,
+    FERRY_CHECK(count_entries("/proc/self/fd") <= descriptors_before + kSlack,
                 str(descriptors_before, " descriptors before"));
-    FERRY_CHECK(mappings() <= mappings_before + kSlack, str(mappings_before, " mappings before"));
+    FERRY_CHECK(count_mappings() <= mappings_before + kSlack, str(mappings_before, " mappings before"));
     rank.barrier();
   });
   EXPECT_TRUE(folder.empty());
 }
 
-TEST(LocalMemory, IsZeroAndRefusesTheImpossible) {
+TEST(LocalMemory, IsZeroAndRefusesAnImpossibleSize) {
   const LocalMemory memory(1000);
   EXPECT_EQ(memory.bytes(), 1000);
   for (int i = 0; i < 1000; ++i) ASSERT_EQ(memory.data()[i], std::byte{0});

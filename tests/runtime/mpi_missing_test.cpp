@@ -1,4 +1,4 @@
-// Group::mpi() without its module says what it looked for, and where.
+// Group::mpi() without a usable MPI module.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -8,7 +8,7 @@
 namespace ferry::test {
 namespace {
 
-TEST(MpiModule, IsNamedWithItsPathWhenItIsMissing) {
+TEST(MpiModule, IsNamedWithItsPathIfItIsMissing) {
   setenv("FERRY_MPI_MODULE", "/nowhere/libferry_mpi.so", 1);
   const auto error = thrown<UnsupportedError>([] { Group::mpi(); });
   check_text(error, "libferry_mpi.so");
@@ -16,7 +16,7 @@ TEST(MpiModule, IsNamedWithItsPathWhenItIsMissing) {
   check_text(error, "FERRY_MPI_MODULE");
 }
 
-TEST(MpiModule, ThatIsAnotherLibraryIsRefused) {
+TEST(MpiModule, IsRefusedIfItIsAnotherLibrary) {
   setenv("FERRY_MPI_MODULE", "libm.so.6", 1);
   check_text(thrown<UnsupportedError>([] { Group::mpi(); }), "ferry_mpi_open");
 }

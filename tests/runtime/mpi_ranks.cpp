@@ -1,4 +1,4 @@
-// Run by mpirun as several processes: one exchange of notes, or one rank's error.
+// A program for mpirun: exchanges call summaries between processes, or lets one rank fail.
 #include <cstdlib>
 #include <iostream>
 #include <string>
@@ -8,19 +8,19 @@
 namespace ferry::test {
 namespace {
 
-void exchange_notes(int ranks) {
+void exchange_summaries(int ranks) {
   Group group = Group::mpi();
   FERRY_CHECK(group.size() == ranks, str(group.size()));
   for (int round = 0; round < 2; ++round) {
     group.run([](const Rank& rank) {
-      Line line(rank, 30);
-      for (int i = 0; i < 200; ++i) line.exchange();
+      TestLane lane(rank, 30);
+      for (int i = 0; i < 200; ++i) lane.exchange();
       rank.barrier();
     });
   }
 }
 
-void lose_a_rank() {
+void fail_one_rank() {
   try {
     Group::mpi().run([](const Rank& rank) {
       rank.barrier();
@@ -38,11 +38,11 @@ void lose_a_rank() {
 int main(int argc, char** argv) {
   try {
     if (argc != 3)
-      throw std::invalid_argument("two arguments are needed: notes or loss, and the number of ranks");
-    if (std::string(argv[1]) == "notes") {
-      ferry::test::exchange_notes(std::atoi(argv[2]));
+      throw std::invalid_argument("two arguments are needed: exchange or failure, and the number of ranks");
+    if (std::string(argv[1]) == "exchange") {
+      ferry::test::exchange_summaries(std::atoi(argv[2]));
     } else {
-      ferry::test::lose_a_rank();
+      ferry::test::fail_one_rank();
     }
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;

@@ -1,4 +1,4 @@
-// Ranks that die, stop or exit, and what their processes leave behind.
+// Processes of ranks that die, stop or exit: peers notice, and no process is left behind.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -15,11 +15,11 @@
 namespace ferry::test {
 namespace {
 
-template <class Wanted>
-Wanted run_throws(Group group, const std::function<void(Rank)>& body) {
+template <class Expected>
+Expected run_throws(Group group, const std::function<void(Rank)>& body) {
   try {
     group.run(body);
-  } catch (const Wanted& error) {
+  } catch (const Expected& error) {
     return error;
   }
   throw std::runtime_error("run() threw nothing");
@@ -30,27 +30,27 @@ void expect_no_child_left() {
   EXPECT_EQ(errno, ECHILD);
 }
 
-class Kills : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Kills, testing::Values(Kind::processes, Kind::custom_processes),
+class KilledRanks : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, KilledRanks, testing::Values(Kind::processes, Kind::custom_processes),
                          [](const auto& kind) { return name(kind.param); });
 
-TEST_P(Kills, AreNoticedWithinASecondByEveryone) {
-  struct Notes {
+TEST_P(KilledRanks, AreNoticedByEveryPeerWithinASecond) {
+  struct Shared {
     std::atomic<int> noticed;
   };
-  Seen<Notes> notes;
+  Seen<Shared> shared;
   const auto body = [&](const Rank& rank) {
-    Line line(rank, 30);
-    for (int i = 0; i < 10; ++i) line.exchange();
+    TestLane lane(rank, 30);
+    for (int i = 0; i < 10; ++i) lane.exchange();
     if (rank.index() == 1) raise(SIGKILL);
     const Stopwatch watch;
-    const auto error = thrown<PeerLostError>([&] { line.exchange(); });
+    const auto error = thrown<PeerLostError>([&] { lane.exchange(); });
     FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
     check_text(error, "rank 1 (process ");
     FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
     FERRY_CHECK(error.record.operation == Operation::dispatch && error.record.call == 11,
                 describe(error.record));
-    ++notes->noticed;
+    ++shared->noticed;
   };
   try {
     run_ranks(GetParam(), 4, 30, body);
@@ -63,11 +63,11 @@ TEST_P(Kills, AreNoticedWithinASecondByEveryone) {
     EXPECT_EQ(GetParam(), Kind::custom_processes) << error.what();
     EXPECT_STREQ(error.what(), "ended badly: rank 1 with status 9");
   }
-  EXPECT_EQ(notes->noticed, 3);
+  EXPECT_EQ(shared->noticed, 3);
   expect_no_child_left();
 }
 
-TEST_P(Kills, AreNoticedBeforeTheGroupHasMet) {
+TEST_P(KilledRanks, AreNoticedDuringConstruction) {
   const Stopwatch watch;
   EXPECT_ANY_THROW(run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
     rank.barrier();
@@ -77,7 +77,7 @@ TEST_P(Kills, AreNoticedBeforeTheGroupHasMet) {
   EXPECT_LT(watch.seconds(), 2.0);
 }
 
-TEST(Processes, KilledAtAnyMomentNeverHangTheRest) {
+TEST(Processes, KilledAtAnyMomentNeverBlockTheirPeers) {
   Random random(seed());
   for (int round = 0; round < 30; ++round) {
     const int victim = below(random, 4);
@@ -86,8 +86,8 @@ TEST(Processes, KilledAtAnyMomentNeverHangTheRest) {
     EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
       if (rank.index() == victim) kill_this_process_in(1 + microseconds);
       while (true) {
-        Line line(rank, 30);
-        for (int i = 0; i < 20; ++i) line.exchange();
+        TestLane lane(rank, 30);
+        for (int i = 0; i < 20; ++i) lane.exchange();
       }
     }),
                  PeerLostError);
@@ -96,7 +96,7 @@ TEST(Processes, KilledAtAnyMomentNeverHangTheRest) {
   expect_no_child_left();
 }
 
-TEST(Processes, OfAnotherNamespaceCannotJoin) {
+TEST(Processes, OfAnotherPidNamespaceCannotJoin) {
   const Meeting meeting(2);
   const auto join = [&](int rank) {
     const auto error =
@@ -105,21 +105,22 @@ TEST(Processes, OfAnotherNamespaceCannotJoin) {
   };
   const int status = run_process([&] {
     if (unshare(getuid() == 0 ? CLONE_NEWPID : CLONE_NEWUSER | CLONE_NEWPID) != 0) _exit(kSkipped);
-    const pid_t stranger = fork();  // the first process of the new namespace
-    if (stranger != 0) {
+    const pid_t other = fork();  // the first process of the new namespace
+    if (other != 0) {
       join(0);
-      int end = 0;
-      FERRY_CHECK(waitpid(stranger, &end, 0) == stranger && end == 0, str("status ", end));
+      int other_status = 0;
+      FERRY_CHECK(waitpid(other, &other_status, 0) == other && other_status == 0,
+                  str("status ", other_status));
       return;
     }
     join(1);
   });
   if (WIFEXITED(status) && WEXITSTATUS(status) == kSkipped)
-    GTEST_SKIP() << "this system gives us no namespace";
+    GTEST_SKIP() << "this system does not allow a pid namespace";
   EXPECT_EQ(status, 0);
 }
 
-TEST(Processes, ThatExitInTheirBodyAreLost) {
+TEST(Processes, ThatExitInTheirBodyCountAsLost) {
   const auto error = run_throws<PeerLostError>(Group::processes(3), [](const Rank& rank) {
     rank.barrier();
     if (rank.index() == 2) _exit(5);
@@ -129,30 +130,30 @@ TEST(Processes, ThatExitInTheirBodyAreLost) {
   check_text(error, "exited with status 5");
 }
 
-TEST(Processes, ThatStopAreTimedOutAndEnded) {
-  Seen<std::atomic<int>> typed;
+TEST(Processes, ThatAreStoppedTimeOutAndAreKilled) {
+  Seen<std::atomic<int>> timeouts;
   Group group = Group::processes(4);
   group.set_deadline(0.3);
   const Stopwatch watch;
   const auto error = run_throws<TimeoutError>(group, [&](const Rank& rank) {
-    Line line(rank, 0.3);
-    line.exchange();
+    TestLane lane(rank, 0.3);
+    lane.exchange();
     rank.barrier();
     if (rank.index() == 2) raise(SIGSTOP);
     const Stopwatch waited;
-    const auto timeout = thrown<TimeoutError>([&] { line.exchange(); });
+    const auto timeout = thrown<TimeoutError>([&] { lane.exchange(); });
     FERRY_CHECK(waited.seconds() < 1.3, str(waited.seconds()));
     FERRY_CHECK(timeout.record.peer == 2, describe(timeout.record));
-    ++*typed;
+    ++*timeouts;
   });
-  EXPECT_EQ(*typed, 3);
+  EXPECT_EQ(*timeouts, 3);
   EXPECT_EQ(error.record.peer, 2);
   check_text(error, "rank 2 was killed because it did not end within 2.3 s");
   EXPECT_LT(watch.seconds(), 4.0);
   expect_no_child_left();
 }
 
-TEST(Processes, PassEveryErrorToTheParentAsItIs) {
+TEST(Processes, PassEveryTypeOfErrorToTheParent) {
   const auto run = [](const std::function<void()>& act) {
     Group::processes(2).run([&](const Rank& rank) {
       if (rank.index() == 1) act();
@@ -182,7 +183,7 @@ TEST(Processes, PassEveryErrorToTheParentAsItIs) {
                "far");
 }
 
-TEST(Processes, EndWhenTheirParentDies) {
+TEST(Processes, DieWithTheirParent) {
   Seen<std::array<std::atomic<int>, 2>> processes;
   const int status = run_process([&] {
     const pid_t parent = getpid();

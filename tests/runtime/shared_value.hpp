@@ -1,4 +1,4 @@
-// Memory that a test and its ranks' processes see.
+// A value in memory that a test shares with the processes of its ranks.
 #pragma once
 
 #include <sys/mman.h>

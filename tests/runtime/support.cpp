@@ -27,34 +27,35 @@ void sleep_seconds(double seconds) {
 
 struct Meeting::Shared {
   static constexpr int kRanks = 16;
-  std::atomic<int> arrived[2];
+  std::atomic<int> written[2];
   std::atomic<int> read[2];
   std::byte slots[2][kRanks][kBytes];
 };
 
 Meeting::Meeting(int ranks) : ranks_(ranks) {
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED || ranks > Shared::kRanks) throw std::runtime_error("no memory to meet in");
+  if (memory == MAP_FAILED || ranks > Shared::kRanks)
+    throw std::runtime_error("cannot map the memory of the bootstrap");
   shared_ =
       std::shared_ptr<Shared>(static_cast<Shared*>(memory), [](Shared* p) { munmap(p, sizeof(Shared)); });
 }
 
 Bootstrap Meeting::bootstrap(int rank) const {
   auto round = std::make_shared<int>(0);
-  // Everybody arrives, everybody reads, and only then the slots of this parity serve again.
+  // Slots of one parity are written again only after every rank has read them.
   const auto all_gather = [shared = shared_, ranks = ranks_, rank, round](const void* mine, void* all,
                                                                           std::size_t bytes) {
-    if (bytes > kBytes) throw std::runtime_error("too much to gather");
-    const int turn = *round / 2 + 1, side = *round % 2;
+    if (bytes > kBytes) throw std::runtime_error("all_gather of more than kBytes bytes");
+    const int use = *round / 2 + 1, parity = *round % 2;
     ++*round;
-    while (shared->read[side].load() < (turn - 1) * ranks) std::this_thread::yield();
-    std::memcpy(shared->slots[side][rank], mine, bytes);
-    ++shared->arrived[side];
-    while (shared->arrived[side].load() < turn * ranks) std::this_thread::yield();
+    while (shared->read[parity].load() < (use - 1) * ranks) std::this_thread::yield();
+    std::memcpy(shared->slots[parity][rank], mine, bytes);
+    ++shared->written[parity];
+    while (shared->written[parity].load() < use * ranks) std::this_thread::yield();
     for (int peer = 0; peer < ranks; ++peer) {
-      std::memcpy(static_cast<std::byte*>(all) + peer * bytes, shared->slots[side][peer], bytes);
+      std::memcpy(static_cast<std::byte*>(all) + peer * bytes, shared->slots[parity][peer], bytes);
     }
-    ++shared->read[side];
+    ++shared->read[parity];
   };
   Bootstrap bootstrap;
   bootstrap.rank = rank;
@@ -109,7 +110,7 @@ void run_custom_threads(int ranks, double deadline, const std::function<void(Ran
   if (first) std::rethrow_exception(first);
 }
 
-[[noreturn]] void be_process(const std::function<void()>& body) {
+[[noreturn]] void run_as_process(const std::function<void()>& body) {
   int status = 0;
   try {
     body();
@@ -126,21 +127,21 @@ void run_custom_processes(int ranks, double deadline, const std::function<void(R
   std::vector<pid_t> processes;
   for (int rank = 0; rank < ranks; ++rank) {
     processes.push_back(fork());
-    if (processes.back() == 0) be_process([&] { run_custom(meeting, rank, deadline, body); });
+    if (processes.back() == 0) run_as_process([&] { run_custom(meeting, rank, deadline, body); });
   }
-  std::string ends;
+  std::string failures;
   for (int rank = 0; rank < ranks; ++rank) {
     int status = 0;
     waitpid(processes[rank], &status, 0);
-    if (status != 0) ends += str(" rank ", rank, " with status ", status);
+    if (status != 0) failures += str(" rank ", rank, " with status ", status);
   }
-  if (!ends.empty()) throw std::runtime_error("ended badly:" + ends);
+  if (!failures.empty()) throw std::runtime_error("ended badly:" + failures);
 }
 
 }  // namespace
 
 void run_ranks(Kind kind, int ranks, double deadline, const std::function<void(Rank)>& body) {
-  seed();  // drawn here, so that ranks which are processes have the same
+  seed();  // draws it before forking, so that all processes have the same
   if (kind == Kind::custom_threads) return run_custom_threads(ranks, deadline, body);
   if (kind == Kind::custom_processes) return run_custom_processes(ranks, deadline, body);
   Group group = kind == Kind::threads ? Group::threads(ranks) : Group::processes(ranks);
@@ -150,7 +151,7 @@ void run_ranks(Kind kind, int ranks, double deadline, const std::function<void(R
 
 int run_process(const std::function<void()>& body) {
   const pid_t process = fork();
-  if (process == 0) be_process(body);
+  if (process == 0) run_as_process(body);
   int status = 0;
   waitpid(process, &status, 0);
   return status;

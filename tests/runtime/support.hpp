@@ -1,4 +1,4 @@
-// What the tests of groups share: kinds of groups, checks that cross processes, random numbers.
+// Shared by the tests of groups: kinds of groups, checks that work across processes, random numbers.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace ferry::test {
 
-// A body may run in another process, where a failed EXPECT would go unseen: it throws instead, and run()
-// passes it on.
+// For checks in a rank's body: it may run in another process, where a failed EXPECT would be lost. Throws
+// instead, and Group::run rethrows.
 [[noreturn]] void fail_check(const char* file, int line, const std::string& text);
 
 #define FERRY_CHECK(condition, text)                                                                        \
@@ -23,9 +23,9 @@ namespace ferry::test {
     if (!(condition)) ::ferry::test::fail_check(__FILE__, __LINE__, std::string(#condition ": ") + (text)); \
   } while (false)
 
-constexpr double kPatience = 60;  // seconds, of groups in which nobody is missing
+constexpr double kPatience = 60;  // seconds: the deadline of groups in which no rank is missing
 
-constexpr int kSkipped = 77;  // exit status of a child that may not do what its test needs
+constexpr int kSkipped = 77;  // exit status of a child that lacks a permission that its test needs
 
 using Random = std::mt19937_64;
 inline int below(Random& random, int bound) {
@@ -44,8 +44,8 @@ class Stopwatch {
 
 void sleep_seconds(double seconds);
 
-// A means to meet that knows nothing of Ferry: memory shared by threads and forked processes alike. Make it
-// before they start. One thread a rank; gathers at most kBytes.
+// A bootstrap that is independent of Ferry: memory shared by threads and forked processes. Construct it
+// before starting them. One thread for each rank; gathers at most kBytes.
 class Meeting {
  public:
   static constexpr std::size_t kBytes = 1024;
@@ -62,12 +62,12 @@ class Meeting {
 enum class Kind { threads, processes, custom_threads, custom_processes };
 std::string name(Kind kind);
 
-// Runs `body` as every rank of a group of that kind; throws what the first failed rank threw (custom: its
-// text).
+// Runs `body` as every rank of a group of this kind. Throws what the first failed rank threw
+// (custom_processes: an error with the exit statuses).
 void run_ranks(Kind kind, int ranks, double deadline, const std::function<void(Rank)>& body);
 
-// Runs `body` in a forked process and returns its wait status. An exception is printed and ends it with
-// status 1.
+// Runs `body` in a forked process and returns its wait status. If it throws, prints the exception; the exit
+// status is 1.
 int run_process(const std::function<void()>& body);
 
 }  // namespace ferry::test

@@ -1,5 +1,3 @@
-// Many calls in a row under random delays: no stale read, no growth, and everything but the call numbers as
-// it was.
 #include "stress/stress.hpp"
 
 #include <gtest/gtest.h>
@@ -15,10 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cpu/chunk_schedule.hpp"
 #include "base/text.hpp"
 #include "ferry/ferry.hpp"
 #include "group/fault_points.hpp"
+#include "group/rank_state.hpp"
 #include "seed.hpp"
 
 namespace ferry {
@@ -28,8 +26,8 @@ constexpr int kHidden = 16, kTokens = 6, kTopK = 3, kExperts = 9;
 
 using test::seed;
 
-// A short delay before some of the stores, flags and polls.
-void jitter(FaultPoint, int) {
+// A fault hook that delays some stores, flags and polls briefly.
+void delay_randomly(FaultPoint, int) {
   thread_local std::mt19937 random(
       static_cast<unsigned>(seed()) +
       static_cast<unsigned>(std::hash<std::thread::id>{}(std::this_thread::get_id())));
@@ -39,28 +37,28 @@ void jitter(FaultPoint, int) {
     std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-// Says who wrote a value when: four neighbouring columns name one call, rank and token, and no other. Sums of
-// K of them are exact in fp32.
-float mark(std::uint64_t call, int rank, int token, int column) {
+// The value of a column, unique to its call, rank and token: four neighbouring columns encode all three. Sums
+// of K such values are exact in fp32.
+float value_of(std::uint64_t call, int rank, int token, int column) {
   constexpr std::uint64_t kDigit = 1 << 20;
   const std::uint64_t digits[] = {call % kDigit, call / kDigit, static_cast<std::uint64_t>(rank),
                                   static_cast<std::uint64_t>(token)};
   return static_cast<float>(digits[column % 4] + 1);
 }
 
-// One rank's part of the stress: dispatch and combine `calls` times, every value checked.
-class Player {
+// Runs dispatch and combine on one rank and checks every value.
+class CallRunner {
  public:
-  Player(Rank rank, Exchange& exchange)
+  CallRunner(Rank rank, Exchange& exchange)
       : rank_(std::move(rank)),
         exchange_(exchange),
         random_(seed() * 1000003 + static_cast<std::uint64_t>(rank_.index())) {}
 
-  // Counts values that are not what this very call wrote.
-  std::int64_t play(std::uint64_t call) {
+  // Runs one call of each and returns how many values differ from those that this call wrote.
+  std::int64_t run(std::uint64_t call) {
     const int tokens = static_cast<int>(random_() % (kTokens + 1));
     for (int t = 0; t < tokens; ++t) {
-      for (int c = 0; c < kHidden; ++c) x_[t * kHidden + c] = mark(call, rank_.index(), t, c);
+      for (int c = 0; c < kHidden; ++c) x_[t * kHidden + c] = value_of(call, rank_.index(), t, c);
     }
     for (auto& id : ids_) id = static_cast<std::int32_t>(random_() % kExperts);
     std::fill(std::begin(y_), std::end(y_), -1.0f);
@@ -70,13 +68,14 @@ class Player {
     for (int row = 0; row < *rows.total; ++row) {
       const Source& source = rows.source[row];
       for (int c = 0; c < kHidden; ++c)
-        wrong += data[row * kHidden + c] != mark(call, source.rank, source.token, c);
+        wrong += data[row * kHidden + c] != value_of(call, source.rank, source.token, c);
     }
     exchange_.combine({.data = rows.data, .type = DType::fp32}, rows.plan, {.data = y_, .type = DType::fp32});
     for (int i = 0; i < tokens * kHidden; ++i)
-      wrong += y_[i] != kTopK * mark(call, rank_.index(), i / kHidden, i % kHidden);
+      wrong += y_[i] != kTopK * value_of(call, rank_.index(), i / kHidden, i % kHidden);
     for (int i = tokens * kHidden; i < kTokens * kHidden; ++i) wrong += y_[i] != -1.0f;
-    // The lane's arrivals are this rank's until the next dispatch: a row that one leaves out is seen.
+    // The received rows belong to this rank until the next dispatch. Overwrites them, so that the check of
+    // the next call finds a row that its dispatch did not write.
     std::fill_n(data, rows.capacity * kHidden, std::numeric_limits<float>::quiet_NaN());
     return wrong;
   }
@@ -102,14 +101,14 @@ Config config() {
 
 }  // namespace
 
-void stress(int ranks, std::uint64_t calls) {
-  set_fault_hook(jitter);
-  cpu::chunk_budget = 1;  // a row is a chunk
+void run_with_random_delays(int ranks, std::uint64_t calls) {
+  set_fault_hook(delay_randomly);
   std::atomic<std::int64_t> wrong{0};
   Group::threads(ranks).run([&](Rank rank) {
+    rank.state().set_chunk_budget(1);  // chunks of one row
     Exchange exchange(rank, config());
-    Player player(rank, exchange);
-    for (std::uint64_t call = 0; call < calls; ++call) wrong += player.play(call);
+    CallRunner runner(rank, exchange);
+    for (std::uint64_t call = 0; call < calls; ++call) wrong += runner.run(call);
   });
   set_fault_hook(nullptr);
   EXPECT_EQ(wrong, 0) << calls << " calls of " << ranks << " ranks";
@@ -117,6 +116,7 @@ void stress(int ranks, std::uint64_t calls) {
 
 namespace {
 
+// Resources of this process.
 struct Footprint {
   std::int64_t resident_kib = 0;
   std::int64_t descriptors = 0;
@@ -130,38 +130,38 @@ struct Footprint {
     }
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) ++footprint.mappings;
-    auto entries = [](const char* folder) {
-      return std::distance(std::filesystem::directory_iterator(folder),
+    auto count_entries = [](const char* directory) {
+      return std::distance(std::filesystem::directory_iterator(directory),
                            std::filesystem::directory_iterator());
     };
-    footprint.descriptors = entries("/proc/self/fd");
+    footprint.descriptors = count_entries("/proc/self/fd");
     return footprint;
   }
 };
 
 }  // namespace
 
-void play_without_growth(Rank rank, std::uint64_t calls) {
+void require_no_growth(Rank rank, std::uint64_t calls) {
   Exchange exchange(rank, config());
-  Player player(rank, exchange);
-  constexpr std::uint64_t kWarm = 500;
+  CallRunner runner(rank, exchange);
+  constexpr std::uint64_t kWarmupCalls = 500;
   constexpr std::int64_t kSlackKib = 1024;
-  constexpr std::int64_t kNoise = 4;  // mappings: the allocator may split or extend its own
-  for (std::uint64_t call = 0; call < kWarm; ++call) player.play(call);
-  // Each peer is watched through one descriptor, opened at the first long wait: at most ranks of them are no
-  // growth. Threads share one footprint, and one that is being taken has an open folder: the first of them
-  // takes it alone.
-  const bool takes = !rank.same_process() || rank.index() == 0;
+  constexpr std::int64_t kSlackMappings = 4;  // the allocator may split or extend its own
+  for (std::uint64_t call = 0; call < kWarmupCalls; ++call) runner.run(call);
+  // A rank opens one descriptor (a pidfd) for each peer at the first long wait; these do not count as growth.
+  // Threads share one footprint, and measuring it opens a directory, so only rank 0 measures.
+  const bool measures = !rank.same_process() || rank.index() == 0;
   rank.barrier();
-  const Footprint before = takes ? Footprint::now() : Footprint{};
+  const Footprint before = measures ? Footprint::now() : Footprint{};
   rank.barrier();
   std::int64_t wrong = 0;
-  for (std::uint64_t call = kWarm; call < kWarm + calls; ++call) wrong += player.play(call);
+  for (std::uint64_t call = kWarmupCalls; call < kWarmupCalls + calls; ++call) wrong += runner.run(call);
   rank.barrier();
-  const Footprint after = takes ? Footprint::now() : Footprint{};
+  const Footprint after = measures ? Footprint::now() : Footprint{};
   if (wrong > 0) throw std::runtime_error(str(wrong, " wrong values"));
   if (after.resident_kib > before.resident_kib + kSlackKib ||
-      after.descriptors > before.descriptors + rank.size() || after.mappings > before.mappings + kNoise) {
+      after.descriptors > before.descriptors + rank.size() ||
+      after.mappings > before.mappings + kSlackMappings) {
     throw std::runtime_error(str("rank ", rank.index(), " grew: resident ", before.resident_kib, " -> ",
                                  after.resident_kib, " KiB, descriptors ", before.descriptors, " -> ",
                                  after.descriptors, ", mappings ", before.mappings, " -> ", after.mappings));

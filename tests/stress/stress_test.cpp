@@ -6,17 +6,17 @@
 namespace ferry {
 namespace {
 
-TEST(Stress, JitteredCallsReadNothingStale) {
-  for (const int ranks : {2, 3, 4}) stress(ranks, 2000);
+TEST(Stress, DelayedCallsReadNothingStale) {
+  for (const int ranks : {2, 3, 4}) run_with_random_delays(ranks, 2000);
 }
 
 TEST(Stress, CallsLeaveNoGrowth) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers keep memory of their own for every call";
+  GTEST_SKIP() << "sanitizers allocate memory of their own in every call";
 #endif
   const test::OwnSharedFolder folder;
-  EXPECT_NO_THROW(Group::threads(4).run([](Rank rank) { play_without_growth(rank, 3000); }));
-  EXPECT_NO_THROW(Group::processes(4).run([](Rank rank) { play_without_growth(rank, 3000); }));
+  EXPECT_NO_THROW(Group::threads(4).run([](Rank rank) { require_no_growth(rank, 3000); }));
+  EXPECT_NO_THROW(Group::processes(4).run([](Rank rank) { require_no_growth(rank, 3000); }));
   EXPECT_TRUE(folder.empty());
 }
 

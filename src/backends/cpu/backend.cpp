@@ -1,4 +1,4 @@
-// The CPU backend: lanes over one block of symmetric memory.
+// The CPU backend: lanes that share one region of symmetric memory.
 #include "exchange/backend.hpp"
 
 #include <deque>
@@ -10,14 +10,16 @@
 #include "backends/cpu/scalar_operations.hpp"
 #include "backends/cpu/sizes.hpp"
 #include "group/fault_points.hpp"
+#include "group/rank_state.hpp"
 
 namespace ferry {
 namespace cpu {
 namespace {
 
-// A lane with its operations.
+// A lane and its operations.
 struct LaneOperations {
-  LaneOperations(const Shared& shared, int index) : lane(shared, index), dispatch(lane), combine(lane) {}
+  LaneOperations(const CpuContext& context, int index)
+      : lane(context, index), dispatch(lane), combine(lane) {}
 
   Lane lane;
   Dispatch dispatch;
@@ -27,21 +29,21 @@ struct LaneOperations {
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const Rank& rank, const Config& config)
-      : shared_{.rank = rank,
-                .config = config,
-                .layout = symmetric_layout(config),
-                .memory = SymmetricMemory(rank, symmetric_layout(config).bytes()),
-                .plan_shape = plan_shape(config),
-                .row_order_hash = row_order_hash(config),
-                .chunk_messages = messages_of_chunk(shared_.layout.shape),
-                .chunk_tokens = tokens_of_chunk(shared_.layout.shape),
-                .kernels = kernels()} {
-    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(shared_, lane);
+      : context_{.rank = rank,
+                 .config = config,
+                 .layout = symmetric_layout(config),
+                 .memory = SymmetricMemory(rank, symmetric_layout(config).bytes()),
+                 .plan_shape = plan_shape(config),
+                 .row_order_hash = row_order_hash(config),
+                 .messages_per_chunk = messages_per_chunk(context_.layout.shape, rank.state().chunk_budget()),
+                 .tokens_per_chunk = tokens_per_chunk(context_.layout.shape, rank.state().chunk_budget()),
+                 .kernels = kernels()} {
+    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane);
     fault_point(FaultPoint::construct_mapped, rank.index());
   }
 
   Capabilities capabilities() const override { return {}; }
-  Sizes sizes() const override { return cpu_sizes(shared_.config, shared_.me()); }
+  Sizes sizes() const override { return cpu_sizes(context_.config, context_.me()); }
 
   DispatchResult dispatch(const DispatchCall& call, Stream) override {
     operations(call.lane).dispatch.send(call, false);
@@ -54,15 +56,15 @@ class CpuBackend final : public Backend {
 
   void combine(const CombineCall& call, Stream) override {
     LaneOperations& operations = this->operations(call.lane);
-    CombineCall complete = call;
+    CombineCall with_row_weights = call;
     if (call.topk_weights != nullptr && call.reduction == Reduction::partial) {
-      // The sums are made where the experts are: the weights go there first.
+      // Partial sums are computed on the ranks of the experts, so the weights are sent there first.
       auto* weights = operations.lane.array<float>(operations.lane.arrays.row_weights);
       send_topk_weights(operations.lane, call, weights);
-      complete.row_weights = weights;
-      complete.topk_weights = nullptr;
+      with_row_weights.row_weights = weights;
+      with_row_weights.topk_weights = nullptr;
     }
-    operations.combine.send(complete, false);
+    operations.combine.send(with_row_weights, false);
     operations.combine.receive();
   }
   void combine_send(const CombineCall& call, Stream) override {
@@ -71,7 +73,7 @@ class CpuBackend final : public Backend {
   void combine_receive(int lane, Stream) override { operations(lane).combine.receive(); }
 
   void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override {
-    carry_route_values(operations(lane).lane, values, plan, row_values);
+    send_route_values(operations(lane).lane, values, plan, row_values);
   }
 
   const StepMetadata* metadata(std::int32_t count, int lane, Stream) override {
@@ -80,26 +82,26 @@ class CpuBackend final : public Backend {
   }
 
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
-    if (lane >= 0 && lane < shared_.config.lanes) operations(lane).lane.channel.refuse(operation, error);
+    if (lane >= 0 && lane < context_.config.lanes) operations(lane).lane.channel.refuse(operation, error);
   }
 
   CallDiagnostics take_diagnostics(int lane) override {
-    return std::exchange(operations(lane).lane.findings, {});
+    return std::exchange(operations(lane).lane.diagnostics, {});
   }
 
   LoadCounts load() const override {
-    load_.assign(static_cast<std::size_t>(shared_.config.experts + shared_.ranks()), 0);
+    load_.assign(static_cast<std::size_t>(context_.config.experts + context_.ranks()), 0);
     LoadCounts counts;
     for (const LaneOperations& operations : lanes_) {
       for (std::size_t e = 0; e < operations.lane.expert_load.size(); ++e) {
         const std::int64_t routes = operations.lane.expert_load[e];
         load_[e] += routes;
-        const int rank = shared_.config.placement.place(static_cast<int>(e)).rank;
+        const int rank = context_.config.placement.place(static_cast<int>(e)).rank;
         load_[operations.lane.expert_load.size() + static_cast<std::size_t>(rank)] += routes;
       }
       counts.dispatches += operations.lane.dispatches;
     }
-    const auto experts = static_cast<std::size_t>(shared_.config.experts);
+    const auto experts = static_cast<std::size_t>(context_.config.experts);
     counts.experts = std::span(load_).first(experts);
     counts.ranks = std::span(load_).subspan(experts);
     return counts;
@@ -108,10 +110,10 @@ class CpuBackend final : public Backend {
   WireCounts wire_counts() const override {
     WireCounts sum;
     for (const LaneOperations& operations : lanes_) {
-      sum.dispatch_bytes += operations.lane.wire.dispatch_bytes;
-      sum.dispatch_messages += operations.lane.wire.dispatch_messages;
-      sum.combine_bytes += operations.lane.wire.combine_bytes;
-      sum.combine_messages += operations.lane.wire.combine_messages;
+      sum.dispatch_bytes += operations.lane.wire_counts.dispatch_bytes;
+      sum.dispatch_messages += operations.lane.wire_counts.dispatch_messages;
+      sum.combine_bytes += operations.lane.wire_counts.combine_bytes;
+      sum.combine_messages += operations.lane.wire_counts.combine_messages;
     }
     return sum;
   }
@@ -119,8 +121,8 @@ class CpuBackend final : public Backend {
  private:
   LaneOperations& operations(int lane) { return lanes_[static_cast<std::size_t>(lane)]; }
 
-  const Shared shared_;
-  std::deque<LaneOperations> lanes_;  // operations refer to their lane: they must not move
+  const CpuContext context_;
+  std::deque<LaneOperations> lanes_;  // a deque: operations refer to their lane, so elements must not move
   mutable std::vector<std::int64_t> load_;
 };
 

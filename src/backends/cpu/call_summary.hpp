@@ -1,37 +1,54 @@
-// An optional argument that all ranks give or none does. A rank that has nothing to give it for (no tokens,
-// no rows) may do either, so pointers cannot simply be compared: every rank says what it did, and all see the
-// same answers.
+// The call summary that a rank sends to its peers besides the rows: which optional arguments it was given,
+// and how it sends.
 #pragma once
 
 #include <cstdint>
 
 #include "base/text.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::cpu {
 
-class Presence {
+// Whether this rank was given an optional argument. `irrelevant`: the rank has no tokens or rows that the
+// argument would describe, so either is right there.
+enum class Given : std::int32_t { no = 0, yes = 1, irrelevant = 2 };
+
+inline Given given(const void* argument, bool relevant) {
+  return !relevant ? Given::irrelevant : argument != nullptr ? Given::yes : Given::no;
+}
+
+// The head of a call's summary. A dispatch that makes a plan appends its routes to every expert [E] and its
+// messages to every rank [R], both int32.
+struct CallSummary {
+  Given arguments[3];     // dispatch: weights; combine: rows, values, weights of the rows
+  std::int32_t split;     // 1: send phase and receive phase are separate calls
+  std::int32_t max_rows;  // most rows this rank's chunks cover; see ChunkSchedule::add_rank
+};
+static_assert(sizeof(CallSummary) == 4 * kNoteWords);
+
+// Checks that an optional argument is given on all ranks or on none. Pointers alone cannot be compared,
+// because a rank without rows may pass either; so every rank sends a Given, and all ranks check the same
+// ones.
+class OptionalArgument {
  public:
-  enum Word : std::int32_t { absent = 0, given = 1, either = 2 };
-
-  static Word word(bool is_given, bool matters) { return !matters ? either : is_given ? given : absent; }
-
-  void note(int rank, std::int32_t word) {
-    if (word == given && first_given_ < 0) first_given_ = rank;
-    if (word == absent && first_absent_ < 0) first_absent_ = rank;
+  void add_rank(int rank, Given given) {
+    if (given == Given::yes && first_with_ < 0) first_with_ = rank;
+    if (given == Given::no && first_without_ < 0) first_without_ = rank;
   }
-  bool anywhere() const { return first_given_ >= 0; }
+  bool given_anywhere() const { return first_with_ >= 0; }
 
-  // Call after every rank's word has been noted.
-  void check(const char* operation, const char* argument) const {
-    if (first_given_ < 0 || first_absent_ < 0) return;
-    throw UsageError(str(operation, ": the ranks' options differ: ", argument, " given on rank ",
-                         first_given_, " and not on rank ", first_absent_));
+  // Call after add_rank() of every rank. Throws UsageError if some ranks gave the argument and others did
+  // not.
+  void require_same(const char* operation, const char* argument) const {
+    if (first_with_ < 0 || first_without_ < 0) return;
+    throw UsageError(str(operation, ": the ranks' options differ: ", argument, " given on rank ", first_with_,
+                         " and not on rank ", first_without_));
   }
 
  private:
-  int first_given_ = -1;
-  int first_absent_ = -1;
+  int first_with_ = -1;
+  int first_without_ = -1;
 };
 
 }  // namespace ferry::cpu

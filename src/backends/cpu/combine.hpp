@@ -1,5 +1,6 @@
-// Combine on the CPU: rows (exact, unreduced) or one sum for each (token, rank) (partial) go into the home
-// rank's staging, which adds them in the order of the contract.
+// Combine on the CPU. The rank that holds the experts writes into the staging of the token's source rank: one
+// sum for each (token, rank) with `partial`, one row for each route with `exact` and `unreduced`. The source
+// rank adds them in the order that the contract fixes.
 #pragma once
 
 #include <vector>
@@ -13,63 +14,66 @@ namespace ferry::cpu {
 
 class Combine {
  public:
-  explicit Combine(Lane& lane) : lane_(lane), shared_(lane.shared) {}
+  explicit Combine(Lane& lane) : lane_(lane), context_(lane.context) {}
 
-  // `split`: outputs and weights may be reused after the send half, so what stays at home is staged as well.
+  // `split`: the caller may reuse outputs and weights after this, so rows of this rank's own tokens are
+  // staged as well.
   void send(const CombineCall& call, bool split);
   void receive();
 
  private:
-  // combine_send.cpp
-  void write_note(int peer) const;
+  // combine_send.cpp: on the rank of the experts. `source` is the token's source rank.
+  void write_summary(int peer) const;
   void stage_chunk(std::int64_t begin, std::int64_t end);
-  void stage_tokens(int home, std::int64_t begin, std::int64_t end);
-  void stage_sum(int home, std::int64_t message, std::int32_t token, bool another);
-  void stage_rows(int home, std::int64_t message, std::int32_t token);
-  void write_sum_tail(std::byte* row, const std::int32_t* rows) const;
+  void stage_tokens(int source, std::int64_t begin, std::int64_t end);
+  void stage_sum(int source, std::int64_t message, std::int32_t token, bool last);
+  void stage_rows(int source, std::int64_t message, std::int32_t token);
+  void write_route_values_of_sum(std::byte* sum, const std::int32_t* rows) const;
 
-  // combine_sum.cpp: what both halves compute
+  // combine_sum.cpp: used by both phases
   const void* output_row(std::int64_t row) const;
-  int gather_rows(const std::int32_t* rows, std::int64_t where, const void** outputs, float* weights);
-  int rows_to_fetch(const std::int32_t* rows, const void** outputs) const;
-  void sum_on_rank(void* out, const std::int32_t* rows, std::int64_t where, Store store,
+  int gather_rows(const std::int32_t* rows, std::int64_t entry, const void** outputs, float* weights);
+  int rows_to_prefetch(const std::int32_t* rows, const void** outputs) const;
+  void sum_on_rank(void* out, const std::int32_t* rows, std::int64_t entry, Store store,
                    const std::int32_t* next_rows);
 
-  // combine_receive.cpp
+  // combine_receive.cpp: on the token's source rank
+  void read_summaries();
   void receive_token(std::int64_t token, std::int64_t end);
-  int own_rows_to_fetch(std::int64_t token, const void** outputs) const;
-  void reduce_sums(std::int64_t token, std::int64_t end);
-  void reduce_rows(std::int64_t token);
+  int local_rows_to_prefetch(std::int64_t token, const void** outputs) const;
+  void add_partial_sums(std::int64_t token, std::int64_t end);
+  void add_rows(std::int64_t token);
   void copy_rows(std::int64_t token);
-  void bring_values(std::int64_t token);
-  // Row `index` of a token's rows in the staging at `home`: a position of its ranks, or a slot.
-  std::byte* staged(int home, std::int64_t token, std::int64_t index) const {
-    return lane_.combine_row(home, chunks_.place(token) * rows_of_token_ + index);
+  void write_route_values(std::int64_t token);
+  // Row `index` of a token in the staging of rank `source`. partial: `index` is a position in the token's
+  // list of ranks; otherwise a slot.
+  std::byte* staged(int source, std::int64_t token, std::int64_t index) const {
+    return lane_.combine_row(source, chunks_.staging_index(token) * staged_rows_per_token_ + index);
   }
-  void own_rows(std::int64_t token, std::int32_t* rows);
+  void local_rows(std::int64_t token, std::int32_t* rows);
   const std::byte* staged_route(std::int64_t route) const;
   const RouteTail& staged_tail(std::int64_t route) const;
-  bool stays_home(std::int64_t route) const;
-  const void* row_at_home(std::int64_t route, int slot);
-  float weight_at_home(std::int64_t route) const;
+  bool is_local(std::int64_t route) const;
+  const void* row_of_route(std::int64_t route, int slot);
+  float weight_of_route(std::int64_t route) const;
   void* result_row(std::int64_t row) const;
 
   Lane& lane_;
-  const Shared& shared_;
+  const CpuContext& context_;
 
-  // The call in flight.
+  // The current call.
   CombineCall call_;
   bool split_ = false;
   PlanView plan_{};
   CombineRowLayout layout_{};
   bool partial_ = true;
-  bool carries_rows_ = true;
-  std::int64_t rows_of_token_ = 0;  // in the staging
+  bool carries_rows_ = true;  // false: the call carries row values only
+  std::int64_t staged_rows_per_token_ = 0;
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
-  Chunks chunks_;
-  std::vector<std::int64_t> next_;  // [R] the next message to each home
-  Presence rows_, values_, weights_;
-  std::vector<std::byte> scratch_;  // K rows of the wire type
+  ChunkSchedule chunks_;
+  std::vector<std::int64_t> next_;  // [R] index of the next message to each source rank
+  OptionalArgument rows_, values_, weights_;
+  std::vector<std::byte> scratch_;  // K rows of the combine type
 };
 
 }  // namespace ferry::cpu

@@ -1,5 +1,5 @@
-// Dispatch on the CPU: every token goes once to each rank that has one of its experts, into that rank's
-// staging for this source; the receiver spreads it to the rows of its experts.
+// Dispatch on the CPU. A rank sends each token once to every rank that holds one of its experts, as a message
+// in the receiver's staging. The receiver copies the message to the token's row in each expert's segment.
 #pragma once
 
 #include <vector>
@@ -14,67 +14,66 @@ namespace ferry::cpu {
 
 class Dispatch {
  public:
-  explicit Dispatch(Lane& lane) : lane_(lane), shared_(lane.shared) {}
+  explicit Dispatch(Lane& lane) : lane_(lane), context_(lane.context) {}
 
-  // `split`: the caller may reuse its memory after the send half, so this rank's own tokens are staged as
-  // well.
+  // `split`: the caller may reuse its memory after this, so this rank's own tokens are staged as well.
   void send(const DispatchCall& call, bool split);
   DispatchResult receive();
 
  private:
-  // Parts of a row wherever they lie: in a message, or with the caller.
-  struct Row {
+  // A token's data, in a message or in the caller's memory.
+  struct TokenData {
     const std::byte* parts[kMaxParts];
-    const std::int32_t* ids;  // global, [K]
+    const std::int32_t* ids;  // [K] global
     const float* weights;     // [K]
   };
 
   // dispatch_send.cpp
   void start_plan(std::uint64_t call);
-  void write_note(int peer, std::int64_t most) const;
-  std::int64_t most_messages();
+  void write_summary(int peer, std::int64_t max_messages) const;
+  std::int64_t max_messages_to_peer();
   void stage_chunk(std::int64_t begin, std::int64_t end);
   void stage_messages(int destination, std::int64_t begin, std::int64_t end);
   void encode(std::int64_t token, std::byte* message) const;
-  const std::byte* caller_row(int part, std::int64_t token) const;
-  int position_of(std::int64_t token, int rank) const;
+  const std::byte* caller_part(int part, std::int64_t token) const;
+  int rank_position(std::int64_t token, int rank) const;
 
   // dispatch_receive.cpp
-  void take_note(int peer);
+  void read_summary(int peer);
   void finish_plan();
-  void copy_usable_counts();
+  void copy_valid_counts();
   void receive_chunks();
-  void lay_out_from(int source, std::int64_t begin, std::int64_t end, ArrivalPlacer& placer);
-  Row staged_row(const std::byte* message) const;
-  Row own_row(std::int64_t token);
+  void receive_messages(int source, std::int64_t begin, std::int64_t end, ArrivalPlacer& placer);
+  TokenData staged_token(const std::byte* message) const;
+  TokenData caller_token(std::int64_t token);
   void count_load();
 
-  // dispatch_rows.cpp
-  void prepare_received();
-  void write_rows(const Row& row, const std::int32_t* rows);
-  void write_token_row(const Row& row, const std::int32_t* rows);
-  void store_parts(const Row& row, const std::int32_t* rows, int count);
-  void compute_row(const Row& row, std::int32_t to, float weight);
+  // dispatch_result.cpp
+  void prepare_result();
   void write_groups();
+  void write_expert_rows(const TokenData& token, const std::int32_t* rows);
+  void write_rank_major_row(const TokenData& token, const std::int32_t* rows);
+  void write_parts(const TokenData& token, const std::int32_t* rows, int count);
+  void write_computed(const TokenData& token, std::int32_t row, float weight);
   void write_padding(std::int64_t begin, std::int64_t end);
 
   Lane& lane_;
-  const Shared& shared_;
+  const CpuContext& context_;
 
-  // The call in flight.
+  // The current call.
   DispatchCall call_;
   bool split_ = false;
-  bool replay_ = false;
+  bool replay_ = false;  // dispatch from a plan
   PlanView plan_{};
   PartList parts_;
   MessageLayout layout_{};
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
-  Chunks chunks_;
-  Presence weights_;
-  RowPlaces places_;
-  DispatchResult received_;
-  std::vector<std::int32_t> usable_counts_;  // of a plan that came with the call
-  std::vector<std::byte> scratch_;           // one message
+  ChunkSchedule chunks_;
+  OptionalArgument weights_;
+  RowPlaces positions_;
+  DispatchResult result_;
+  std::vector<std::int32_t> valid_counts_;  // replay: the plan's counts, invalid ones replaced by 0
+  std::vector<std::byte> scratch_;          // one message
 };
 
 }  // namespace ferry::cpu

@@ -1,9 +1,10 @@
-# The kernels are compiled once for each instruction set and chosen at run time. Their loops are written for the
-# vectoriser of -O3, which a debug build needs too. It may compute both sides of a choice (-fno-trapping-math): that
-# touches floating-point exception flags, no value. TARGET_DIRECTORY: the target stands in the folder above, and options
-# set only here would not reach it.
+# The kernels are compiled once for each instruction set; one set is chosen at run time.
+# -O3, in debug builds too: the loops rely on its vectoriser.
+# -fno-trapping-math: lets the vectoriser compute both sides of a condition, which may raise floating-point exception
+#   flags but changes no value.
+# TARGET_DIRECTORY: the target is defined in a folder above, and source properties set here would not reach it otherwise.
 set(kernel_options -fno-trapping-math)
-if(NOT FERRY_SANITIZE) # whose checks keep loops from being vectorised
+if(NOT FERRY_SANITIZE) # sanitizer checks prevent vectorisation anyway
   list(APPEND kernel_options -O3)
 endif()
 target_sources(ferry PRIVATE kernels.cpp kernels/baseline.cpp)

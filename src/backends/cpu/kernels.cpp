@@ -12,11 +12,12 @@
 namespace ferry::cpu {
 namespace {
 
-struct Available {
+// The kernel tables that this processor can run, slowest first.
+struct AvailableKernels {
   std::array<const Kernels*, 3> tables{};
   std::size_t count = 0;
 
-  Available() {
+  AvailableKernels() {
     tables[count++] = &kBaselineKernels;
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -29,8 +30,8 @@ struct Available {
   }
 };
 
-const Available& available() {
-  static const Available instance;
+const AvailableKernels& available() {
+  static const AvailableKernels instance;
   return instance;
 }
 

@@ -23,9 +23,9 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.row_offsets = take(4 * (groups + 1));
   if (config.own_receive_buffers) {
     const std::int64_t begin = arrays.bytes;
-    // Holds the parts of every format whose messages are not larger than the configuration's: a row takes on
-    // arrival what it takes in a message, or less. Columns start at multiples of a few rows, parts at
-    // multiples of 64 bytes.
+    // Enough for every format whose messages are not larger than the configuration's: a received row takes at
+    // most the bytes that it takes in a message. Column-major parts are padded to a multiple of
+    // kColumnAlignment rows, and every part to 64 bytes.
     const std::int64_t row = wire_bytes(parts_of(config.format, config.hidden));
     arrays.parts = take((rows + kColumnAlignment - 1) * row + kMaxParts * 64);
     arrays.parts_bytes = arrays.bytes - begin;
@@ -33,31 +33,31 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   return arrays;
 }
 
-Lane::Lane(const Shared& of_exchange, int number)
-    : shared(of_exchange),
-      index(number),
-      channel(shared.rank, shared.memory, shared.layout.signals_of(number), note_bytes(shared.config),
-              shared.config.deadline),
-      arrays(lane_arrays(shared.config, shared.me())),
-      expert_load(static_cast<std::size_t>(shared.config.experts), 0),
+Lane::Lane(const CpuContext& exchange_context, int lane_index)
+    : context(exchange_context),
+      index(lane_index),
+      channel(context.rank, context.memory, context.layout.signals_of(lane_index), note_bytes(context.config),
+              context.config.deadline),
+      arrays(lane_arrays(context.config, context.me())),
+      expert_load(static_cast<std::size_t>(context.config.experts), 0),
       local_(arrays.bytes) {}
 
-void Lane::record_bad_source(std::int64_t where) {
-  BadSource& bad = findings.bad_source;
-  if (bad.count == 0 || where < bad.index) bad.index = where;
-  bad.rank = shared.me();
+void Lane::record_bad_source(std::int64_t entry) {
+  BadSource& bad = diagnostics.bad_source;
+  if (bad.count == 0 || entry < bad.index) bad.index = entry;
+  bad.rank = context.me();
   ++bad.count;
 }
 
-int Lane::messages_between(const PlanView& plan, int source, int destination) {
-  const std::int64_t where = std::int64_t{source} * shared.ranks() + destination;
-  const std::int32_t count = plan.tokens_between[where];
-  return usable(count, std::int64_t{shared.config.max_tokens} + 1, where) ? count : 0;
+int Lane::message_count(const PlanView& plan, int source, int destination) {
+  const std::int64_t entry = std::int64_t{source} * context.ranks() + destination;
+  const std::int32_t count = plan.tokens_between[entry];
+  return valid_entry(count, std::int64_t{context.config.max_tokens} + 1, entry) ? count : 0;
 }
 
 Store store_for(std::int64_t bytes) {
-  constexpr std::int64_t kCacheShare = 2 << 20;  // about a core's own cache
-  return bytes > kCacheShare ? Store::streaming : Store::cached;
+  constexpr std::int64_t kCoreCacheBytes = 2 << 20;  // about a core's private cache
+  return bytes > kCoreCacheBytes ? Store::streaming : Store::cached;
 }
 
 }  // namespace ferry::cpu

@@ -1,4 +1,4 @@
-// What a lane of the CPU backend owns on one rank, and the addresses its operations use.
+// A lane of the CPU backend on one rank: its channel, its arrays, and the addresses of its staging.
 #pragma once
 
 #include <cstdint>
@@ -15,45 +15,45 @@
 
 namespace ferry::cpu {
 
-// What all lanes of an exchange share. Read only after construction.
-struct Shared {
+// What all lanes of an exchange share. Constant after construction.
+struct CpuContext {
   Rank rank;
   Config config;
   ExchangeLayout layout;
   SymmetricMemory memory;
   PlanShape plan_shape;
   std::uint64_t row_order_hash;
-  std::int64_t chunk_messages;  // of a dispatch, to one rank
-  std::int64_t chunk_tokens;    // of a combine, at home
+  std::int64_t messages_per_chunk;  // dispatch: from one rank to another
+  std::int64_t tokens_per_chunk;    // combine: of a source rank
   const Kernels& kernels;
 
   int me() const { return rank.index(); }
   int ranks() const { return rank.size(); }
 };
 
-// Offsets of a lane's own arrays: one chain for the size query and for construction.
+// Offsets of a lane's arrays in its local memory. The size query and the construction both use this.
 struct LaneArrays {
   std::int64_t plan = 0;
-  std::int64_t parts = 0;  // one area, laid out anew by every dispatch: formats differ in their parts
+  std::int64_t parts = 0;  // of received rows; each dispatch lays the area out for its format
   std::int64_t weight = 0, local_ids = 0, dots = 0, row_weights = 0;
   std::int64_t group_expert = 0, counts = 0, row_offsets = 0;
-  std::int64_t parts_bytes = 0;  // of the arrivals' parts
-  std::int64_t bytes = 0;        // of everything
+  std::int64_t parts_bytes = 0;
+  std::int64_t bytes = 0;  // of all arrays
 };
 LaneArrays lane_arrays(const Config& config, int rank);
 
 class Lane {
  public:
-  Lane(const Shared& of_exchange, int number);
+  Lane(const CpuContext& exchange_context, int lane_index);
 
-  const Shared& shared;
+  const CpuContext& context;
   const int index;
   Channel channel;
   const LaneArrays arrays;
 
-  CallDiagnostics findings;  // since the last check
-  WireCounts wire;
-  std::vector<std::int64_t> expert_load;  // [E] routes of all ranks
+  CallDiagnostics diagnostics;  // since the last check()
+  WireCounts wire_counts;
+  std::vector<std::int64_t> expert_load;  // [E] routes from all ranks
   std::int64_t dispatches = 0;
   StepMetadata metadata;
   HostTotals totals;
@@ -63,31 +63,32 @@ class Lane {
     return reinterpret_cast<T*>(local_.data() + offset);
   }
 
-  // Message i of `source` in the staging of rank `at`, current generation.
+  // Message i from rank `source` in the staging of rank `at`, in the buffer of the current call.
   std::byte* message(int at, int source, std::int64_t i, std::int64_t bytes) const {
-    return shared.memory.at(at, shared.layout.messages_of(index, channel.parity(), source) + i * bytes);
+    return context.memory.at(at, context.layout.messages_of(index, channel.parity(), source) + i * bytes);
   }
-  // Row of combine's staging at rank `home`.
-  std::byte* combine_row(int home, std::int64_t row) const {
-    return shared.memory.at(home, shared.layout.combine_of(index, channel.parity()) +
-                                      row * shared.layout.shape.combine_row_bytes);
+  // A row of the combine staging of rank `source`, in the buffer of the current call.
+  std::byte* combine_row(int source, std::int64_t row) const {
+    return context.memory.at(source, context.layout.combine_of(index, channel.parity()) +
+                                         row * context.layout.shape.combine_row_bytes);
   }
 
-  // Plans may be damaged between calls: entries are looked at before they are used, and counted when bad.
-  bool usable(std::int32_t value, std::int64_t limit, std::int64_t where) {
+  // A plan may be damaged between calls, so every entry is checked before it is used. Returns whether `value`
+  // is in [0, limit); otherwise counts the entry at index `entry` as bad.
+  bool valid_entry(std::int32_t value, std::int64_t limit, std::int64_t entry) {
     if (value >= 0 && value < limit) return true;
-    record_bad_source(where);
+    record_bad_source(entry);
     return false;
   }
-  void record_bad_source(std::int64_t where);
-  // Messages from `source` to `destination` by a plan.
-  int messages_between(const PlanView& plan, int source, int destination);
+  void record_bad_source(std::int64_t entry);
+  // Messages from `source` to `destination` in a plan; 0 if the entry is bad.
+  int message_count(const PlanView& plan, int source, int destination);
 
  private:
   LocalMemory local_;
 };
 
-// Stores that go past the cache pay when the call moves more than the cache holds.
+// Streaming stores for a call that moves more bytes than a core's cache holds, cached stores otherwise.
 Store store_for(std::int64_t bytes);
 
 }  // namespace ferry::cpu

@@ -10,47 +10,49 @@ namespace ferry::cpu {
 namespace {
 
 void post_all(Lane& lane) {
-  const int ranks = lane.shared.ranks();
-  for (int step = 1; step <= ranks; ++step) lane.channel.post((lane.shared.me() + step) % ranks);
+  const int ranks = lane.context.ranks();
+  for (int step = 1; step <= ranks; ++step) lane.channel.post((lane.context.me() + step) % ranks);
 }
 
 void wait_all(Lane& lane) {
-  const int ranks = lane.shared.ranks();
-  for (int step = 0; step < ranks; ++step) lane.channel.wait((lane.shared.me() + step) % ranks);
+  const int ranks = lane.context.ranks();
+  for (int step = 0; step < ranks; ++step) lane.channel.wait((lane.context.me() + step) % ranks);
 }
 
-// The K values of each token, in the order of the messages that dispatch would send.
+// Writes the K values of each token into the staging of rank `destination`, in the order of dispatch's
+// messages.
 void stage_values(Lane& lane, const PlanView& plan, const float* values, int destination) {
-  const Config& config = lane.shared.config;
-  const std::int64_t row = 4 * config.top_k;
-  const int count = lane.messages_between(plan, lane.shared.me(), destination);
+  const Config& config = lane.context.config;
+  const std::int64_t message_bytes = 4 * config.top_k;
+  const int count = lane.message_count(plan, lane.context.me(), destination);
   for (int i = 0; i < count; ++i) {
-    const std::int64_t where = std::int64_t{destination} * config.max_tokens + i;
-    const std::int32_t token = plan.sent_tokens[where];
-    if (!lane.usable(token, plan.header->tokens, where)) continue;
-    std::memcpy(lane.message(destination, lane.shared.me(), i, row),
-                values + std::int64_t{token} * config.top_k, static_cast<std::size_t>(row));
+    const std::int64_t entry = std::int64_t{destination} * config.max_tokens + i;
+    const std::int32_t token = plan.sent_tokens[entry];
+    if (!lane.valid_entry(token, plan.header->tokens, entry)) continue;
+    std::memcpy(lane.message(destination, lane.context.me(), i, message_bytes),
+                values + std::int64_t{token} * config.top_k, static_cast<std::size_t>(message_bytes));
   }
 }
 
 void read_values(Lane& lane, const PlanView& plan, int source, float* row_values) {
-  const Config& config = lane.shared.config;
-  const int count = lane.messages_between(plan, source, lane.shared.me());
+  const Config& config = lane.context.config;
+  const int count = lane.message_count(plan, source, lane.context.me());
   for (int i = 0; i < count; ++i) {
     const auto* values =
-        reinterpret_cast<const float*>(lane.message(lane.shared.me(), source, i, 4 * config.top_k));
+        reinterpret_cast<const float*>(lane.message(lane.context.me(), source, i, 4 * config.top_k));
     const std::int64_t first = (std::int64_t{source} * config.max_tokens + i) * config.top_k;
     for (int slot = 0; slot < config.top_k; ++slot) {
       const std::int32_t row = plan.came_rows[first + slot];
-      if (row != -1 && lane.usable(row, plan.header->total, first + slot)) row_values[row] = values[slot];
+      if (row != -1 && lane.valid_entry(row, plan.header->total, first + slot))
+        row_values[row] = values[slot];
     }
   }
 }
 
-// After the begin of its call.
-void carry(Lane& lane, const float* values, const Plan& handle, float* row_values) {
-  const int me = lane.shared.me(), ranks = lane.shared.ranks();
-  const PlanView plan = view_plan(handle.storage(), lane.shared.plan_shape);
+// Call after begin(). Common to send_route_values() and send_topk_weights().
+void transfer_values(Lane& lane, const float* values, const Plan& handle, float* row_values) {
+  const int me = lane.context.me(), ranks = lane.context.ranks();
+  const PlanView plan = view_plan(handle.storage(), lane.context.plan_shape);
   fault_point(FaultPoint::route_values_begin, me);
   for (int destination = 0; destination < ranks; ++destination) stage_values(lane, plan, values, destination);
   fault_point(FaultPoint::route_values_sent, me);
@@ -66,36 +68,36 @@ void carry(Lane& lane, const float* values, const Plan& handle, float* row_value
 
 }  // namespace
 
-void carry_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values) {
+void send_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values) {
   CallOptions options;
   add_plan(plan, &options);
   lane.channel.begin(Operation::route_values, options);
-  carry(lane, values, plan, row_values);
+  transfer_values(lane, values, plan, row_values);
 }
 
 void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights) {
   CallOptions options = options_of(call);
   add_plan(call.plan, &options);
   lane.channel.begin(Operation::combine, options);
-  carry(lane, call.topk_weights, call.plan, row_weights);
+  transfer_values(lane, call.topk_weights, call.plan, row_weights);
 }
 
 void exchange_metadata(Lane& lane, std::int32_t count) {
-  const int me = lane.shared.me(), ranks = lane.shared.ranks();
+  const int me = lane.context.me(), ranks = lane.context.ranks();
   lane.channel.begin(Operation::metadata, {});
   fault_point(FaultPoint::metadata_begin, me);
-  for (int peer = 0; peer < ranks; ++peer) std::memcpy(lane.channel.note_to(peer), &count, sizeof count);
+  for (int peer = 0; peer < ranks; ++peer) std::memcpy(lane.channel.summary_to(peer), &count, sizeof count);
   post_all(lane);
   fault_point(FaultPoint::metadata_posted, me);
   wait_all(lane);
   fault_point(FaultPoint::metadata_waited, me);
   lane.metadata = {};
   for (int peer = 0; peer < ranks; ++peer) {
-    std::int32_t theirs = 0;
-    std::memcpy(&theirs, lane.channel.note_from(peer), sizeof theirs);
-    lane.metadata.sum += theirs;
-    if (peer < me) lane.metadata.prefix += theirs;
-    lane.metadata.maximum = std::max(lane.metadata.maximum, theirs);
+    std::int32_t peer_count = 0;
+    std::memcpy(&peer_count, lane.channel.summary_from(peer), sizeof peer_count);
+    lane.metadata.sum += peer_count;
+    if (peer < me) lane.metadata.prefix += peer_count;
+    lane.metadata.maximum = std::max(lane.metadata.maximum, peer_count);
   }
 }
 

@@ -1,17 +1,18 @@
-// Operations that carry a few numbers instead of rows.
+// Operations that carry one number for each route or rank instead of rows: route values, weights, metadata.
 #pragma once
 
 #include "backends/cpu/lane.hpp"
 
 namespace ferry::cpu {
 
-// One fp32 a route [N, K] to its row: row_values[row], 0 on padding inside the total.
-void carry_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values);
+// Sends each route's value to its row: `values` [N, K] to row_values [rows]; padding rows get 0.
+void send_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values);
 
-// The first call of a combine with home weights and partial sums: they go where the sums are made.
+// The first call of a combine with topk_weights and partial sums: sends each route's weight to its row,
+// because the sums are computed there. Fills row_weights [rows].
 void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights);
 
-// Leaves [sum, prefix before this rank, maximum] of the ranks' counts in lane.metadata.
+// Stores the sum of all ranks' counts, the sum of those of lower ranks, and the largest in lane.metadata.
 void exchange_metadata(Lane& lane, std::int32_t count);
 
 }  // namespace ferry::cpu

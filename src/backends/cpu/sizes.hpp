@@ -1,4 +1,4 @@
-// How much memory the CPU backend takes, from the same layout it uses.
+// How much memory the CPU backend takes, computed from the layout it uses.
 #pragma once
 
 #include "exchange/configuration.hpp"

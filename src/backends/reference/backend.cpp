@@ -1,5 +1,5 @@
-// The reference backend: the oracle behind the interface of backends. Slow, and it moves every rank's whole
-// inputs.
+// The reference backend: the oracle behind the Backend interface. Slow: every rank reads the whole inputs of
+// all ranks.
 #include "exchange/backend.hpp"
 
 #include <deque>
@@ -13,7 +13,7 @@ namespace ferry {
 namespace reference {
 namespace {
 
-// Memory a lane allocates on a rank: the arrivals' parts, and what stands beside the rows.
+// Bytes of a lane's own receive buffers.
 std::int64_t received_bytes(const Config& config, int rank) {
   if (!config.own_receive_buffers) return 0;
   const std::int64_t rows = row_capacity(config, rank);
@@ -23,26 +23,28 @@ std::int64_t received_bytes(const Config& config, int rank) {
   return bytes;
 }
 
-std::int64_t notes_bytes(const Config& config, int rank) {
+// Bytes of a lane's plan and of the metadata of its rows.
+std::int64_t plan_and_metadata_bytes(const Config& config, int rank) {
   const std::int64_t slots = config.layout == Layout::rank_major ? config.top_k : 1;
-  const std::int64_t row = sizeof(Source) + 8 * slots + 8;  // source, weights and local ids, group, dot
-  return view_plan(nullptr, plan_shape(config)).bytes + row_capacity(config, rank) * row +
+  const std::int64_t row_bytes =
+      sizeof(Source) + 8 * slots + 8;  // source; weight and local id of each slot; group; dot
+  return view_plan(nullptr, plan_shape(config)).bytes + row_capacity(config, rank) * row_bytes +
          12 * groups_of(config, rank);
 }
 
 class ReferenceBackend final : public Backend {
  public:
   ReferenceBackend(const Rank& rank, const Config& config)
-      : shared_{.rank = rank,
-                .config = config,
-                .stage = Stage(config),
-                .memory = SymmetricMemory(rank, config.lanes * Stage(config).lane_bytes())} {
-    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(shared_, lane);
+      : context_{.rank = rank,
+                 .config = config,
+                 .staging = StagingLayout(config),
+                 .memory = SymmetricMemory(rank, config.lanes * StagingLayout(config).lane_bytes())} {
+    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane);
     fault_point(FaultPoint::construct_mapped, rank.index());
   }
 
   Capabilities capabilities() const override { return {}; }
-  Sizes sizes() const override { return reference_backend_sizes(shared_.config, shared_.me()); }
+  Sizes sizes() const override { return reference_backend_sizes(context_.config, context_.me()); }
 
   DispatchResult dispatch(const DispatchCall& call, Stream) override {
     lanes_[call.lane].dispatch_send(call);
@@ -64,19 +66,19 @@ class ReferenceBackend final : public Backend {
     return lanes_[lane].metadata(count);
   }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
-    if (lane >= 0 && lane < shared_.config.lanes) lanes_[lane].refuse(operation, error);
+    if (lane >= 0 && lane < context_.config.lanes) lanes_[lane].refuse(operation, error);
   }
-  CallDiagnostics take_diagnostics(int lane) override { return std::exchange(lanes_[lane].findings, {}); }
+  CallDiagnostics take_diagnostics(int lane) override { return std::exchange(lanes_[lane].diagnostics, {}); }
 
   LoadCounts load() const override {
-    expert_load_.assign(shared_.config.experts, 0);
-    rank_load_.assign(shared_.ranks(), 0);
+    expert_load_.assign(context_.config.experts, 0);
+    rank_load_.assign(context_.ranks(), 0);
     LoadCounts counts;
     for (const Lane& lane : lanes_) {
       counts.dispatches += lane.dispatches;
-      for (int expert = 0; expert < shared_.config.experts; ++expert) {
+      for (int expert = 0; expert < context_.config.experts; ++expert) {
         expert_load_[expert] += lane.expert_load[expert];
-        rank_load_[shared_.config.placement.place(expert).rank] += lane.expert_load[expert];
+        rank_load_[context_.config.placement.place(expert).rank] += lane.expert_load[expert];
       }
     }
     counts.experts = expert_load_;
@@ -87,17 +89,17 @@ class ReferenceBackend final : public Backend {
   WireCounts wire_counts() const override {
     WireCounts all;
     for (const Lane& lane : lanes_) {
-      all.dispatch_bytes += lane.wire.dispatch_bytes;
-      all.dispatch_messages += lane.wire.dispatch_messages;
-      all.combine_bytes += lane.wire.combine_bytes;
-      all.combine_messages += lane.wire.combine_messages;
+      all.dispatch_bytes += lane.wire_counts.dispatch_bytes;
+      all.dispatch_messages += lane.wire_counts.dispatch_messages;
+      all.combine_bytes += lane.wire_counts.combine_bytes;
+      all.combine_messages += lane.wire_counts.combine_messages;
     }
     return all;
   }
 
  private:
-  Shared shared_;
-  std::deque<Lane> lanes_;  // lanes hold channels, which do not move
+  const ReferenceContext context_;
+  std::deque<Lane> lanes_;  // a deque: lanes hold channels, which cannot move
   mutable std::vector<std::int64_t> expert_load_, rank_load_;
 };
 
@@ -109,13 +111,13 @@ std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& 
 }
 
 Sizes reference_backend_sizes(const Config& config, int rank) {
-  const reference::Stage stage(config);
+  const reference::StagingLayout staging(config);
   const std::int64_t lanes = config.lanes;
-  return {.dispatch_staging = 2 * lanes * stage.dispatch,
-          .combine_staging = 2 * lanes * stage.combine,
-          .signals = lanes * stage.channel,
+  return {.dispatch_staging = 2 * lanes * staging.dispatch,
+          .combine_staging = 2 * lanes * staging.combine,
+          .signals = lanes * staging.channel,
           .results = lanes * reference::received_bytes(config, rank),
-          .plans = lanes * reference::notes_bytes(config, rank)};
+          .plans = lanes * reference::plan_and_metadata_bytes(config, rank)};
 }
 
 }  // namespace ferry

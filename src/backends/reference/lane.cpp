@@ -6,46 +6,48 @@
 
 namespace ferry::reference {
 
-Lane::Lane(const Shared& shared, int index)
-    : expert_load(shared.config.experts),
-      shared_(shared),
+Lane::Lane(const ReferenceContext& context, int index)
+    : expert_load(context.config.experts),
+      context_(context),
       index_(index),
-      channel_(shared.rank, shared.memory, shared.stage.channel_of(index), sizeof(Note),
-               shared.config.deadline) {}
+      channel_(context.rank, context.memory, context.staging.channel_of(index), sizeof(CallSummary),
+               context.config.deadline) {}
 
 void Lane::post_all() {
-  for (int peer = 0; peer < shared_.ranks(); ++peer) channel_.post(peer);
+  for (int peer = 0; peer < context_.ranks(); ++peer) channel_.post(peer);
 }
 
 void Lane::wait_all() {
-  for (int peer = 0; peer < shared_.ranks(); ++peer) channel_.wait(peer);
+  for (int peer = 0; peer < context_.ranks(); ++peer) channel_.wait(peer);
 }
 
-void Lane::write_note(const Note& note) {
-  for (int peer = 0; peer < shared_.ranks(); ++peer) std::memcpy(channel_.note_to(peer), &note, sizeof note);
+void Lane::write_summary(const CallSummary& summary) {
+  for (int peer = 0; peer < context_.ranks(); ++peer)
+    std::memcpy(channel_.summary_to(peer), &summary, sizeof summary);
 }
 
-Note Lane::note_of(int peer) const {
-  Note note;
-  std::memcpy(&note, channel_.note_from(peer), sizeof note);
-  return note;
+CallSummary Lane::summary_of(int peer) const {
+  CallSummary summary;
+  std::memcpy(&summary, channel_.summary_from(peer), sizeof summary);
+  return summary;
 }
 
-std::byte* Lane::dispatch_stage(int rank) const {
-  return shared_.memory.at(rank, shared_.stage.dispatch_of(index_, channel_.parity()));
+std::byte* Lane::dispatch_staging(int rank) const {
+  return context_.memory.at(rank, context_.staging.dispatch_of(index_, channel_.parity()));
 }
 
-std::byte* Lane::combine_stage(int rank) const {
-  return shared_.memory.at(rank, shared_.stage.combine_of(index_, channel_.parity()));
+std::byte* Lane::combine_staging(int rank) const {
+  return context_.memory.at(rank, context_.staging.combine_of(index_, channel_.parity()));
 }
 
-void Lane::require_alike(const char* operation, const char* argument, std::int32_t Note::* given) const {
+void Lane::require_same(const char* operation, const char* argument,
+                        std::int32_t CallSummary::* argument_given) const {
   int with = -1, without = -1;
-  for (int peer = 0; peer < shared_.ranks(); ++peer) {
-    const std::int32_t said = note_of(peer).*given;
-    if (said == Note::kNothing) continue;
-    int& seen = said == 1 ? with : without;
-    if (seen < 0) seen = peer;
+  for (int peer = 0; peer < context_.ranks(); ++peer) {
+    const std::int32_t given = summary_of(peer).*argument_given;
+    if (given == CallSummary::kIrrelevant) continue;
+    int& first = given == 1 ? with : without;
+    if (first < 0) first = peer;
   }
   if (with < 0 || without < 0) return;
   throw UsageError(str(operation, ": the ranks' options differ: ", argument, " given on rank ", with,
@@ -53,8 +55,8 @@ void Lane::require_alike(const char* operation, const char* argument, std::int32
 }
 
 void Lane::record_bad_source(std::int64_t index) {
-  BadSource& bad = findings.bad_source;
-  bad.rank = shared_.me();
+  BadSource& bad = diagnostics.bad_source;
+  bad.rank = context_.me();
   bad.index = bad.count == 0 ? index : std::min(bad.index, index);
   ++bad.count;
 }

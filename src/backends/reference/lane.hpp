@@ -1,5 +1,5 @@
-// One lane of the reference backend: a rank lays its inputs where all can read them, waits for the others,
-// and asks the oracle what follows from all inputs together.
+// One lane of the reference backend: a rank publishes its inputs, waits for its peers' inputs, and computes
+// its results from all of them with the oracle.
 #pragma once
 
 #include <array>
@@ -17,11 +17,11 @@
 
 namespace ferry::reference {
 
-// What all lanes of an exchange share.
-struct Shared {
+// What all lanes of an exchange share. Constant after construction.
+struct ReferenceContext {
   Rank rank;
   Config config;
-  Stage stage;
+  StagingLayout staging;
   SymmetricMemory memory;
 
   int me() const { return rank.index(); }
@@ -30,7 +30,7 @@ struct Shared {
 
 class Lane {
  public:
-  Lane(const Shared& shared, int index);
+  Lane(const ReferenceContext& context, int index);
 
   // lane_dispatch.cpp
   void dispatch_send(const DispatchCall& call);
@@ -46,17 +46,17 @@ class Lane {
 
   void refuse(Operation operation, const Error& error) noexcept { channel_.refuse(operation, error); }
 
-  CallDiagnostics findings;
-  WireCounts wire;  // what has to cross by the contract; the reference itself moves more
+  CallDiagnostics diagnostics;
+  WireCounts wire_counts;  // the traffic that the contract requires; this backend itself moves more
   std::vector<std::int64_t> expert_load;
   std::int64_t dispatches = 0;
 
  private:
-  // What the lane's memory holds beside the rows, until its next dispatch.
-  struct Arrived {
+  // The result of the last dispatch, in the lane's memory.
+  struct ReceivedData {
     std::array<std::vector<std::byte>, kMaxParts> parts;
     std::vector<std::byte> plan;
-    oracle::RowMetadata notes;
+    oracle::RowMetadata metadata;
     std::vector<float> dots;
     std::vector<std::int32_t> counts, row_offsets, group_expert;
     HostTotals totals;
@@ -64,32 +64,33 @@ class Lane {
 
   void post_all();
   void wait_all();
-  void write_note(const Note& note);
-  Note note_of(int peer) const;
-  std::byte* dispatch_stage(int rank) const;
-  std::byte* combine_stage(int rank) const;
+  void write_summary(const CallSummary& summary);
+  CallSummary summary_of(int peer) const;
+  std::byte* dispatch_staging(int rank) const;
+  std::byte* combine_staging(int rank) const;
 
-  std::vector<std::int64_t> own_ids();
-  void stage_rows();
+  std::vector<std::int64_t> ids_of_call();
+  void stage_inputs();
   oracle::GlobalInputs read_global_inputs();
   PlanView open_plan();
-  void finish_plan(const oracle::GlobalInputs& global, const oracle::RowPositions& positions,
+  void finish_plan(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions,
                    const PlanView& plan);
-  void write_received(const oracle::GlobalInputs& global, const oracle::RowPositions& positions);
-  void count_traffic(const oracle::GlobalInputs& global, const oracle::RowPositions& positions);
-  void require_alike(const char* operation, const char* argument, std::int32_t Note::* given) const;
+  void write_received(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions);
+  void count_traffic(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions);
+  void require_same(const char* operation, const char* argument,
+                    std::int32_t CallSummary::* argument_given) const;
 
-  oracle::RowPositions places_of(const Plan& plan);
-  oracle::Outcome read_outcome(const CombineCall& call) const;
+  oracle::RowPositions positions_of(const Plan& plan);
+  oracle::Outcome read_combine_inputs(const CombineCall& call) const;
   void count_combine(const CombineCall& call);
 
   void record_bad_source(std::int64_t index);
 
-  const Shared& shared_;
+  const ReferenceContext& context_;
   const int index_;
   Channel channel_;
-  Arrived arrived_;
-  DispatchResult received_;
+  ReceivedData received_;
+  DispatchResult result_;
   StepMetadata metadata_;
   DispatchCall dispatch_;
   CombineCall combine_;

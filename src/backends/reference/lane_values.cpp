@@ -10,15 +10,15 @@
 namespace ferry::reference {
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values) {
-  const int me = shared_.me();
+  const int me = context_.me();
   CallOptions options;
   add_plan(plan, &options);
   channel_.begin(Operation::route_values, options);
   fault_point(FaultPoint::route_values_begin, me);
-  const std::int64_t slots = plan.tokens() * std::int64_t{shared_.config.top_k};
-  std::byte* stage = dispatch_stage(me);
-  if (slots > 0) std::memcpy(stage, values, slots * 4);
-  write_note({.count = plan.tokens()});
+  const std::int64_t slots = plan.tokens() * std::int64_t{context_.config.top_k};
+  std::byte* staging = dispatch_staging(me);
+  if (slots > 0) std::memcpy(staging, values, slots * 4);
+  write_summary({.count = plan.tokens()});
   fault_point(FaultPoint::route_values_sent, me);
   post_all();
   fault_point(FaultPoint::route_values_posted, me);
@@ -29,29 +29,29 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
     const auto [rank, token, slot] = sources[row];
     if (rank == -1) row_values[row] = 0;
     if (rank == -1) continue;
-    const bool exists = rank >= 0 && rank < shared_.ranks() && token >= 0 && token < note_of(rank).count &&
-                        slot >= 0 && slot < shared_.config.top_k;
+    const bool exists = rank >= 0 && rank < context_.ranks() && token >= 0 &&
+                        token < summary_of(rank).count && slot >= 0 && slot < context_.config.top_k;
     if (!exists) {
       record_bad_source(static_cast<std::int64_t>(row));
       continue;
     }
-    const std::int64_t index = std::int64_t{token} * shared_.config.top_k + slot;
-    std::memcpy(&row_values[row], dispatch_stage(rank) + index * 4, 4);
+    const std::int64_t index = std::int64_t{token} * context_.config.top_k + slot;
+    std::memcpy(&row_values[row], dispatch_staging(rank) + index * 4, 4);
   }
 }
 
 const StepMetadata* Lane::metadata(std::int32_t count) {
-  const int me = shared_.me();
+  const int me = context_.me();
   channel_.begin(Operation::metadata, {});
   fault_point(FaultPoint::metadata_begin, me);
-  write_note({.count = count});
+  write_summary({.count = count});
   post_all();
   fault_point(FaultPoint::metadata_posted, me);
   wait_all();
   fault_point(FaultPoint::metadata_waited, me);
   std::vector<std::int32_t> counts;
-  for (int peer = 0; peer < shared_.ranks(); ++peer) {
-    counts.push_back(static_cast<std::int32_t>(note_of(peer).count));
+  for (int peer = 0; peer < context_.ranks(); ++peer) {
+    counts.push_back(static_cast<std::int32_t>(summary_of(peer).count));
   }
   metadata_ = oracle::step_metadata(counts, me);
   return &metadata_;

@@ -1,4 +1,4 @@
-// Between the reference's own places and the storage of a plan, which all backends share.
+// Converts the oracle's row positions to the plan storage that all backends share.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace ferry::reference {
 
-// Fills everything but the header.
-void write_plan(const oracle::GlobalInputs& global, const oracle::RowPositions& positions, int rank,
+// Fills all arrays of the plan of `rank`. The caller writes the header.
+void write_plan(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions, int rank,
                 const PlanView& plan);
 
 }  // namespace ferry::reference

@@ -1,8 +1,8 @@
-// Where a rank of the reference backend lays out what its peers read: its whole inputs, in its own symmetric
-// memory.
+// The symmetric memory of the reference backend. A rank writes its whole inputs into its own region, and its
+// peers read them there.
 //
-// For each lane: the channel, then two generations of [ids, numbers, rows]. A call of a lane uses one
-// generation.
+// For each lane: the channel, then two staging buffers. Each holds a dispatch section [ids, numbers, rows]
+// and a combine section [rows, weights, values]. Calls of a lane alternate between the two buffers.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,16 @@
 
 namespace ferry::reference {
 
-struct Stage {
-  std::int64_t channel;   // bytes
-  std::int64_t dispatch;  // ids [T, K] int64, weights or values [T, K] fp32, rows of tokens
-  std::int64_t combine;   // rows [most rows of a rank] of the wire type, weights and values of rows
-  std::int64_t slots;     // T * K
-  std::int64_t rows;      // most rows of a rank
+struct StagingLayout {
+  // Bytes of each section.
+  std::int64_t channel;
+  std::int64_t dispatch;  // ids [T, K] int64; weights or values [T, K] fp32; rows [T]
+  std::int64_t combine;   // rows [max_rows] of the combine type; their weights and values, fp32
 
-  explicit Stage(const Config& config);
+  std::int64_t slots;     // T * K
+  std::int64_t max_rows;  // the largest row capacity of any rank
+
+  explicit StagingLayout(const Config& config);
 
   std::int64_t lane_bytes() const { return channel + 2 * (dispatch + combine); }
   std::int64_t channel_of(int lane) const { return lane * lane_bytes(); }
@@ -28,18 +30,18 @@ struct Stage {
   std::int64_t combine_of(int lane, int parity) const { return dispatch_of(lane, parity) + dispatch; }
 };
 
-// What a rank says about its call beside the staged bytes.
-struct Note {
+// The call summary that a rank sends to its peers besides the staged bytes.
+struct CallSummary {
   std::int64_t count = 0;  // tokens (dispatch), rows (combine), the count itself (metadata)
-  // Arguments that all ranks give or none does: 1 given, 0 not, or kNothing on a rank that has nothing to
-  // give them for.
-  static constexpr std::int32_t kNothing = -1;
-  std::int32_t weighted = kNothing;      // weights
-  std::int32_t rows_given = kNothing;    // combine: outputs, or the result where no rows are
-  std::int32_t values_given = kNothing;  // combine: row values, or route values where no rows are
+  // Whether this rank was given arguments that all ranks must be given or none: 1 yes, 0 no, kIrrelevant if
+  // it has no tokens or rows that the argument would describe.
+  static constexpr std::int32_t kIrrelevant = -1;
+  std::int32_t weights_given = kIrrelevant;
+  std::int32_t rows_given = kIrrelevant;    // combine: outputs, or on a rank without rows the result
+  std::int32_t values_given = kIrrelevant;  // combine: row_values, or on a rank without rows route_values
 
-  static std::int32_t said(const void* argument, bool matters) {
-    return !matters ? kNothing : argument != nullptr ? 1 : 0;
+  static std::int32_t given(const void* argument, bool relevant) {
+    return !relevant ? kIrrelevant : argument != nullptr ? 1 : 0;
   }
 };
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <tuple>
 
-#include "backends/cpu/kernels.hpp"
 #include "format/parts.hpp"
 #include "tools/ferry/commands/commands.hpp"
 
@@ -15,8 +14,8 @@ namespace ferry::app {
 
 namespace {
 
-void require(bool right, const std::string& what, int set, int rank) {
-  if (!right) throw CheckFailed(fmt::format("check failed: set {}, rank {}: {}", set, rank, what));
+void require(bool correct, const std::string& what, int set, int rank) {
+  if (!correct) throw CheckFailed(fmt::format("check failed: set {}, rank {}: {}", set, rank, what));
 }
 
 struct Checker {
@@ -24,7 +23,7 @@ struct Checker {
   const BenchInputs& inputs;
   int set, rank;
   const DispatchResult& received;
-  bool weighted, looks_at_values;
+  bool weighted, compares_values;
   PartList parts = parts_of(point.config.format, point.config.hidden);
   std::vector<std::byte> message = std::vector<std::byte>(static_cast<std::size_t>(wire_bytes(parts)));
 
@@ -37,7 +36,7 @@ struct Checker {
     for (int group = 0; group < received.groups; ++group) {
       const std::int64_t count = counts[static_cast<std::size_t>(group)];
       require(received.counts[group] == count,
-              fmt::format("{} rows in group {} instead of {}", received.counts[group], group, count), set,
+              fmt::format("group {1} has {0} rows, expected {2}", received.counts[group], group, count), set,
               rank);
       check_group(group);
       rows += count;
@@ -63,7 +62,7 @@ struct Checker {
     return counts;
   }
 
-  // With the counts right and sources that ascend, every row that must be there is there once.
+  // The counts are right. If the sources ascend too, every expected row is there exactly once.
   void check_group(int group) {
     Source last;
     for (std::int32_t i = 0; i < received.counts[group]; ++i) {
@@ -73,8 +72,8 @@ struct Checker {
           std::tie(last.rank, last.token, last.slot) < std::tie(source.rank, source.token, source.slot);
       require(i == 0 || ascends, fmt::format("row {} is out of order", row), set, rank);
       require(belongs(source, group), fmt::format("row {} is in the wrong group", row), set, rank);
-      require(!looks_at_values || same_values(source, row), fmt::format("row {} is not its token", row), set,
-              rank);
+      require(!compares_values || same_values(source, row), fmt::format("row {} differs from its token", row),
+              set, rank);
       last = source;
     }
   }
@@ -91,17 +90,17 @@ struct Checker {
            (!weighted || received.weight[row] == inputs.weights(set, source.rank)[route]);
   }
 
-  // rank_major: which of the token's experts are here, and their weights.
+  // rank_major: compares the local experts and weights of the token's slots.
   bool slots_belong(const Source& source) const {
     const std::int64_t top_k = point.config.top_k, first = (&source - received.source) * top_k;
     const std::int64_t route = source.token * top_k;
     const std::int32_t* ids = inputs.ids(set, source.rank) + route;
     const float* weights = inputs.weights(set, source.rank) + route;
     for (std::int64_t slot = 0; slot < top_k; ++slot) {
-      const bool here = rank_of(ids[slot]) == rank;
-      const int local = here ? point.config.placement.place(ids[slot]).local : -1;
+      const bool local_expert = rank_of(ids[slot]) == rank;
+      const int local = local_expert ? point.config.placement.place(ids[slot]).local : -1;
       if (received.local_ids[first + slot] != local) return false;
-      if (weighted && received.weight[first + slot] != (here ? weights[slot] : 0.0f)) return false;
+      if (weighted && received.weight[first + slot] != (local_expert ? weights[slot] : 0.0f)) return false;
     }
     return true;
   }
@@ -117,11 +116,11 @@ struct Checker {
 
   bool same_part(int p, std::int64_t row, const std::byte* expected) const {
     const PartLayout& part = parts.part[p];
-    const ReceivedPart& arrived = received.parts[static_cast<std::size_t>(p)];
-    const auto* data = static_cast<const std::byte*>(arrived.data);
+    const ReceivedPart& found = received.parts[static_cast<std::size_t>(p)];
+    const auto* data = static_cast<const std::byte*>(found.data);
     const auto bytes = static_cast<std::size_t>(part.element_bytes);
     for (std::int64_t e = 0; e < elements_of(part); ++e) {
-      const std::int64_t at = part.columns ? (e * arrived.leading_dimension + row) * part.element_bytes
+      const std::int64_t at = part.columns ? (e * found.leading_dimension + row) * part.element_bytes
                                            : row * part.row_bytes + e * part.element_bytes;
       if (std::memcmp(data + at, expected + e * part.element_bytes, bytes) != 0) return false;
     }
@@ -129,7 +128,7 @@ struct Checker {
   }
 };
 
-// What a token is multiplied by on its way through experts that change nothing.
+// The factor by which combine multiplies a token whose experts return their rows unchanged.
 float factor_of(const BenchPoint& point, const std::int32_t* ids, const float* weights, bool weighted) {
   float sum = 0;
   std::set<int> ranks;
@@ -153,38 +152,27 @@ std::int64_t check_row_positions(const BenchPoint& point, const BenchInputs& inp
   return Checker{point, inputs, set, rank, received, weighted, false}.check();
 }
 
-void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, int rank, std::int64_t token,
-                   std::byte* message) {
-  if (point.config.format.kind != FormatKind::fp8_e4m3)
-    return inputs.write_token(set, rank, token, 1.0f, message);
-  std::vector<std::byte> values(static_cast<std::size_t>(point.token_bytes()));
-  inputs.write_token(set, rank, token, 1.0f, values.data());
-  const PartList parts = parts_of(point.config.format, point.config.hidden);
-  cpu::kernels().encode_fp8_row(message, message + parts.part[0].wire_bytes, values.data(), point.type,
-                                point.config.hidden, point.config.format.fp8);
-}
-
 std::int64_t check_result(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                          const std::byte* result, const CombineMode& how) {
+                          const std::byte* result, const CombineMode& mode) {
   const int top_k = point.config.top_k;
-  const bool apart = how.reduction == Reduction::unreduced;
+  const bool unreduced = mode.reduction == Reduction::unreduced;
   const auto bytes = static_cast<std::size_t>(point.token_bytes());
   std::vector<std::byte> expected(bytes);
-  const int rows = apart ? top_k : 1;
+  const int rows = unreduced ? top_k : 1;
   for (std::int64_t token = 0; token < point.tokens; ++token) {
     const std::int32_t* ids = inputs.ids(set, rank) + token * top_k;
-    const float sum = factor_of(point, ids, inputs.weights(set, rank) + token * top_k, how.weighted);
+    const float sum = factor_of(point, ids, inputs.weights(set, rank) + token * top_k, mode.weighted);
     for (int i = 0; i < rows; ++i) {
-      // A masked slot's row is +0 everywhere; times 0 would give -0 for negative values.
-      const bool masked = apart ? ids[i] < 0 : sum == 0;
+      // A masked slot's row is +0 everywhere. Multiplying by 0 would give -0 for negative values.
+      const bool masked = unreduced ? ids[i] < 0 : sum == 0;
       if (masked) {
         std::memset(expected.data(), 0, bytes);
       } else {
-        inputs.write_token(set, rank, token, apart ? 1.0f : sum, expected.data());
+        inputs.write_token(set, rank, token, unreduced ? 1.0f : sum, expected.data());
       }
       const std::byte* row = result + (token * rows + i) * point.token_bytes();
       require(std::memcmp(row, expected.data(), bytes) == 0,
-              fmt::format("result of token {} is wrong", token), set, rank);
+              fmt::format("the result of token {} is wrong", token), set, rank);
     }
   }
   return std::int64_t{point.tokens} * rows;

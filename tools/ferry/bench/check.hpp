@@ -1,36 +1,30 @@
-// Whether a dispatch and a combine of a bench did what they must, before they are timed.
+// Compares the results of a benchmark's dispatch and combine with its inputs, before they are timed.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "ferry/exchange.hpp"
 #include "tools/ferry/bench/inputs.hpp"
 
 namespace ferry::app {
 
-// Every count, source, weight and byte that arrived, against the sets the ranks were given. Throws
-// CheckFailed. Returns the rows compared.
+// All throw CheckFailed, and return the number of rows compared.
+
+// Compares every count, source, weight and byte that `rank` received.
 std::int64_t check_received(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
                             const DispatchResult& received);
 
-// The same without the bytes, which may lie elsewhere. Without `weighted` no weights travelled.
+// Compares all but the bytes, which may be in device memory. `weighted`: the dispatch carried weights.
 std::int64_t check_row_positions(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
                                  const DispatchResult& received, bool weighted);
 
-// A token as it must arrive: its parts one after another, each of PartLayout::wire_bytes.
-void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, int rank, std::int64_t token,
-                   std::byte* message);
-
-// How rows came home.
 struct CombineMode {
   Reduction reduction = Reduction::partial;
   bool weighted = true;
 };
 
-// Every byte of the result of experts that leave rows as they are. Throws CheckFailed. Returns the rows
-// compared.
+// Compares every byte of combine's result, for experts that return their rows unchanged.
 std::int64_t check_result(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                          const std::byte* result, const CombineMode& how);
+                          const std::byte* result, const CombineMode& mode);
 
 }  // namespace ferry::app

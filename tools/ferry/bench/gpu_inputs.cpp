@@ -10,16 +10,14 @@ namespace ferry::app {
 
 namespace {
 
-constexpr int kSets = BenchInputs::kSets;
-
-GpuBuffer on_device(const void* host, std::int64_t bytes) {
+GpuBuffer copy_to_gpu(const void* host, std::int64_t bytes) {
   GpuBuffer array(bytes);
   if (bytes > 0) array.fill_from(host, bytes);
   return array;
 }
 
-GpuBuffer on_device(const std::vector<std::byte>& bytes) {
-  return on_device(bytes.data(), static_cast<std::int64_t>(bytes.size()));
+GpuBuffer copy_to_gpu(const std::vector<std::byte>& bytes) {
+  return copy_to_gpu(bytes.data(), static_cast<std::int64_t>(bytes.size()));
 }
 
 }  // namespace
@@ -32,25 +30,25 @@ GpuInputs::GpuInputs(const Rank& rank, const BenchPoint& point, const BenchInput
                  static_cast<std::int64_t>(sizeof(RowToken))),
       wrong_(sizeof(WrongRows)) {}
 
-void GpuInputs::bring(TokenTables& tables) {
+void GpuInputs::upload(TokenTables& tables) {
   const int me = rank_.index();
   const std::int64_t routes = std::int64_t{point_.tokens} * point_.config.top_k;
-  for (int number = 0; number < kSets; ++number) {
+  for (int set_index = 0; set_index < BenchInputs::kSets; ++set_index) {
     rank_.barrier();
-    tables.write(inputs_, number, me);
+    tables.write(inputs_, set_index, me);
     rank_.barrier();
-    GpuInputSet& set = (*this)[number];
-    set.tokens = on_device(tables.tokens_of(me), point_.tokens * point_.token_bytes());
-    set.ids = on_device(inputs_.ids(number, me), routes * 4);
-    set.weights = on_device(inputs_.weights(number, me), routes * 4);
-    set.messages = on_device(tables.messages());
+    GpuInputSet& set = (*this)[set_index];
+    set.tokens = copy_to_gpu(tables.tokens_of(me), point_.tokens * point_.token_bytes());
+    set.ids = copy_to_gpu(inputs_.ids(set_index, me), routes * 4);
+    set.weights = copy_to_gpu(inputs_.weights(set_index, me), routes * 4);
+    set.messages = copy_to_gpu(tables.messages());
     set.plan = GpuBuffer(plan_bytes(point_.config, point_.ranks));
   }
   rank_.barrier();
 }
 
-void GpuInputs::record_rows(int number, const DispatchResult& local) {
-  GpuInputSet& set = (*this)[number];
+void GpuInputs::record_rows(int set_index, const DispatchResult& local) {
+  GpuInputSet& set = (*this)[set_index];
   set.positions.clear();
   for (int group = 0; group < local.groups; ++group) {
     for (std::int32_t row = local.row_offsets[group]; row < local.row_offsets[group] + local.counts[group];
@@ -59,25 +57,25 @@ void GpuInputs::record_rows(int number, const DispatchResult& local) {
       set.positions.push_back({row, source.rank * point_.tokens + source.token});
     }
   }
-  if (local.weight != nullptr) set.row_weights = on_device(local.weight, *local.total * 4);
+  if (local.weight != nullptr) set.row_weights = copy_to_gpu(local.weight, *local.total * 4);
 }
 
-void GpuInputs::make_outputs(TokenTables& tables, std::int64_t rows, const DeviceStream& stream) {
-  const bool quantised = &tables.messages() != &tables.tokens();
+void GpuInputs::make_outputs(TokenTables& tables, std::int64_t rows, const cuda::CudaStream& stream) {
+  const bool quantised = tables.quantised();
   GpuBuffer tokens;
-  for (int number = 0; number < kSets; ++number) {
-    GpuInputSet& set = (*this)[number];
+  for (int set_index = 0; set_index < BenchInputs::kSets; ++set_index) {
+    GpuInputSet& set = (*this)[set_index];
     if (quantised) {
       rank_.barrier();
-      tables.write(inputs_, number, rank_.index());
+      tables.write(inputs_, set_index, rank_.index());
       rank_.barrier();
-      tokens = on_device(tables.tokens());
+      tokens = copy_to_gpu(tables.tokens());
     }
     set.outputs = GpuBuffer(rows * point_.token_bytes());
     upload_rows(set.positions);
     copy_rows(positions_.as<RowToken>(), static_cast<std::int64_t>(set.positions.size()),
               (quantised ? tokens : set.messages).as(), set.outputs.as(), point_.token_bytes(), stream.get());
-    stream.wait();
+    stream.synchronize();
   }
   rank_.barrier();
 }
@@ -87,8 +85,8 @@ void GpuInputs::upload_rows(const std::vector<RowToken>& positions) {
   if (bytes > 0) positions_.fill_from(positions.data(), bytes);
 }
 
-void GpuInputs::check_bytes(int number, const DispatchResult& on_device, const DeviceStream& stream) {
-  const GpuInputSet& set = (*this)[number];
+void GpuInputs::check_bytes(int set_index, const DispatchResult& on_device, const cuda::CudaStream& stream) {
+  const GpuInputSet& set = (*this)[set_index];
   RowParts rows{.parts = parts_of(point_.config.format, point_.config.hidden), .data = {}, .leading = {}};
   for (int p = 0; p < rows.parts.count; ++p) {
     const ReceivedPart& part = on_device.parts[static_cast<std::size_t>(p)];
@@ -100,12 +98,12 @@ void GpuInputs::check_bytes(int number, const DispatchResult& on_device, const D
   wrong_.fill_from(&wrong, sizeof wrong);
   count_wrong_rows(positions_.as<RowToken>(), static_cast<std::int64_t>(set.positions.size()),
                    set.messages.as(), rows, wrong_.as<WrongRows>(), stream.get());
-  stream.wait();
+  stream.synchronize();
   copy_to_host(&wrong, wrong_.as(), sizeof wrong);
   if (wrong.count == 0) return;
   throw CheckFailed(
-      fmt::format("check failed: set {}, rank {}: {} of {} rows are not their tokens, the first is row {}",
-                  number, rank_.index(), wrong.count, set.positions.size(), wrong.first));
+      fmt::format("check failed: set {}, rank {}: {} of {} rows differ from their tokens, first row {}",
+                  set_index, rank_.index(), wrong.count, set.positions.size(), wrong.first));
 }
 
 }  // namespace ferry::app

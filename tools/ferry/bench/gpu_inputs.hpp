@@ -1,4 +1,4 @@
-// What the calls of a bench read and write on one GPU rank: a memory for every set of inputs.
+// The input sets of a GPU benchmark in device memory, and the comparison of received rows there.
 #pragma once
 
 #include <array>
@@ -6,7 +6,7 @@
 
 #include "ferry/exchange.hpp"
 #include "tools/ferry/bench/gpu_rows.hpp"
-#include "tools/ferry/bench/tables.hpp"
+#include "tools/ferry/bench/inputs.hpp"
 #include "tools/ferry/common/gpu.hpp"
 
 namespace ferry::app {
@@ -15,26 +15,26 @@ struct GpuInputSet {
   GpuBuffer tokens, ids, weights;
   GpuBuffer plan, row_weights;
   GpuBuffer outputs;                // the experts' rows
-  GpuBuffer messages;               // of all ranks' tokens, what arrived rows are compared with
-  std::vector<RowToken> positions;  // of the rows that arrive
+  GpuBuffer messages;               // all ranks' tokens as they must be received
+  std::vector<RowToken> positions;  // received rows and their tokens
 };
 
 class GpuInputs {
  public:
   GpuInputs(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs);
 
-  // Fills every set but for what follows from its dispatch. Collective.
-  void bring(TokenTables& tables);
+  // Fills tokens, ids, weights, messages and the plan's memory of every set. Collective.
+  void upload(TokenTables& tables);
 
-  // Where the rows of a dispatch lie, and their weights. DispatchResult are on the host.
+  // Records the row positions and weights of a set's dispatch. `local` is in host memory.
   void record_rows(int set, const DispatchResult& local);
 
-  // HostExperts that leave rows as they are: every row is its token again. `rows`: that outputs have room
-  // for. Collective.
-  void make_outputs(TokenTables& tables, std::int64_t rows, const DeviceStream& stream);
+  // Fills the outputs of every set for experts that return their rows unchanged. `rows`: rows to allocate.
+  // Collective.
+  void make_outputs(TokenTables& tables, std::int64_t rows, const cuda::CudaStream& stream);
 
-  // Throws CheckFailed unless every byte that arrived is right. Waits for the stream.
-  void check_bytes(int set, const DispatchResult& on_device, const DeviceStream& stream);
+  // Compares every received byte and waits for the stream. Throws CheckFailed if one is wrong.
+  void check_bytes(int set, const DispatchResult& on_device, const cuda::CudaStream& stream);
 
   GpuInputSet& operator[](int set) { return sets_[static_cast<std::size_t>(set)]; }
 
@@ -45,7 +45,7 @@ class GpuInputs {
   const BenchPoint& point_;
   const BenchInputs& inputs_;
   std::array<GpuInputSet, BenchInputs::kSets> sets_;
-  GpuBuffer positions_;  // those of the set that is looked at
+  GpuBuffer positions_;  // of the set that is being compared
   GpuBuffer wrong_;
 };
 

@@ -1,7 +1,8 @@
+#include "tools/ferry/bench/gpu_rows.hpp"
+
 #include <algorithm>
 
 #include "backends/cuda/host/error.hpp"
-#include "tools/ferry/bench/gpu_rows.hpp"
 
 namespace ferry::app {
 
@@ -9,20 +10,21 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr std::int64_t kMostBlocks = 4096;
-constexpr int kWord = 4;  // every element of every part is a multiple of it
+constexpr int kWord = 4;  // divides the bytes of every element of every part
 
-// A block takes whole rows in turn.
+// Each block copies whole rows.
 __global__ void __launch_bounds__(kThreads)
     copy_row(const RowToken* positions, std::int64_t count, const std::byte* from, std::byte* to,
              std::int64_t row_bytes) {
   for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
     const auto* source = reinterpret_cast<const int4*>(from + positions[i].token * row_bytes);
     auto* target = reinterpret_cast<int4*>(to + positions[i].row * row_bytes);
-    for (std::int64_t unit = threadIdx.x; unit < row_bytes / 16; unit += blockDim.x)
-      target[unit] = source[unit];
+    for (std::int64_t vector = threadIdx.x; vector < row_bytes / 16; vector += blockDim.x)
+      target[vector] = source[vector];
   }
 }
 
+// [block] Whether one part of a row equals the expected bytes, for this thread's share of them.
 __device__ bool same_part(const PartLayout& part, const std::byte* data, std::int64_t leading,
                           std::int64_t row, const std::byte* expected) {
   bool same = true;
@@ -35,6 +37,7 @@ __device__ bool same_part(const PartLayout& part, const std::byte* data, std::in
   return same;
 }
 
+// Each block compares whole rows.
 __global__ void __launch_bounds__(kThreads)
     compare_row(const RowToken* positions, std::int64_t count, const std::byte* messages, RowParts rows,
                 WrongRows* wrong) {
@@ -59,6 +62,53 @@ unsigned blocks_for(std::int64_t rows) {
   return static_cast<unsigned>(std::min(rows, kMostBlocks));
 }
 
+constexpr int kSortWarps = 32, kSortThreads = 32 * kSortWarps;
+
+__device__ int rank_of(const RouteList& list, std::int64_t route) {
+  const std::int32_t id = list.ids[route];
+  return id < 0 ? -1 : list.rank[id];
+}
+
+// One block per rank scans all routes: a prefix sum over the routes to its rank.
+__global__ void __launch_bounds__(kSortThreads)
+    sort_routes_kernel(RouteList list, std::int32_t* row_of_route, std::int32_t* counts) {
+  __shared__ int warp_counts[kSortWarps];
+  const int rank = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x) / 32,
+            lane = static_cast<int>(threadIdx.x) % 32;
+  int found = 0;
+  for (std::int64_t first = 0; first < list.routes; first += kSortThreads) {
+    const std::int64_t route = first + threadIdx.x;
+    const bool to_rank = route < list.routes && rank_of(list, route) == rank;
+    const unsigned ballot = __ballot_sync(~0u, to_rank);
+    if (lane == 0) warp_counts[warp] = __popc(ballot);
+    __syncthreads();
+    int before = found;
+    for (int other = 0; other < kSortWarps; ++other) {
+      if (other < warp) before += warp_counts[other];
+      found += warp_counts[other];
+    }
+    if (to_rank) row_of_route[route] = before + __popc(ballot & ((1u << lane) - 1));
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) counts[rank] = found;
+}
+
+// Each block copies whole rows.
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(RouteList list, const std::int32_t* row_of_route, const std::int32_t* counts,
+                  const std::byte* tokens, std::byte* to, std::int64_t row_bytes) {
+  for (std::int64_t route = blockIdx.x; route < list.routes; route += gridDim.x) {
+    const int rank = rank_of(list, route);
+    if (rank < 0) continue;
+    std::int64_t row = row_of_route[route];
+    for (int lower = 0; lower < rank; ++lower) row += counts[lower];
+    const auto* source = reinterpret_cast<const int4*>(tokens + route / list.top_k * row_bytes);
+    auto* target = reinterpret_cast<int4*>(to + row * row_bytes);
+    for (std::int64_t vector = threadIdx.x; vector < row_bytes / 16; vector += blockDim.x)
+      target[vector] = source[vector];
+  }
+}
+
 }  // namespace
 
 void copy_rows(const RowToken* positions, std::int64_t count, const std::byte* from, std::byte* to,
@@ -73,6 +123,21 @@ void count_wrong_rows(const RowToken* positions, std::int64_t count, const std::
   if (count == 0) return;
   compare_row<<<blocks_for(count), kThreads, 0, stream>>>(positions, count, messages, rows, wrong);
   cuda::check(cudaGetLastError(), "launch a kernel that compares rows");
+}
+
+void sort_routes(const RouteList& list, std::int32_t* row_of_route, std::int32_t* counts,
+                 cudaStream_t stream) {
+  sort_routes_kernel<<<static_cast<unsigned>(list.ranks), kSortThreads, 0, stream>>>(list, row_of_route,
+                                                                                     counts);
+  cuda::check(cudaGetLastError(), "launch a kernel that sorts routes");
+}
+
+void gather_rows(const RouteList& list, const std::int32_t* row_of_route, const std::int32_t* counts,
+                 const std::byte* tokens, std::byte* to, std::int64_t row_bytes, cudaStream_t stream) {
+  if (list.routes == 0) return;
+  const auto blocks = blocks_for(list.routes);
+  gather_kernel<<<blocks, kThreads, 0, stream>>>(list, row_of_route, counts, tokens, to, row_bytes);
+  cuda::check(cudaGetLastError(), "launch a kernel that gathers rows");
 }
 
 }  // namespace ferry::app

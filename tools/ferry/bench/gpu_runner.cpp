@@ -1,105 +1,146 @@
-#include "tools/ferry/bench/gpu_runner.hpp"
-
 #include <fmt/core.h>
 
 #include <algorithm>
 
 #include "tools/ferry/bench/check.hpp"
+#include "tools/ferry/bench/gpu_inputs.hpp"
+#include "tools/ferry/bench/gpu_timer.hpp"
+#include "tools/ferry/bench/runners.hpp"
+#include "tools/ferry/bench/traffic.hpp"
 #include "tools/ferry/commands/commands.hpp"
+#include "tools/ferry/common/config.hpp"
+#include "tools/ferry/common/gpu.hpp"
 
 namespace ferry::app {
 
 namespace {
 
-std::int64_t result_bytes(const BenchPoint& point) {
-  const bool apart = point.config.reduction == Reduction::unreduced;
-  return point.tokens * point.token_bytes() * (apart ? point.config.top_k : 1);
-}
-
-// Of all groups together.
-std::int64_t rows_of(const Exchange& exchange) {
-  const Config& config = exchange.config();
-  const bool padded = config.layout == Layout::expert_padded;
-  return exchange.capacity() * (padded ? config.placement.local_experts(exchange.rank().index()) : 1);
-}
-
-bool weighs_rows(const BenchPoint& point, const GpuWork& work) {
-  return work.weighted && point.config.layout != Layout::rank_major && work.reduction != Reduction::unreduced;
+bool applies_weights(const BenchPoint& point, const TimedCall& call) {
+  return call.weighted && combine_applies_weights(point.config.layout, call.reduction);
 }
 
 Plan plan_of(const GpuInputSet& set) {
   return Plan::over(set.plan.as<void>(), static_cast<std::size_t>(set.plan.bytes()));
 }
 
-// Of a step that is a set: different on every rank and in every set.
-std::int32_t count_of(int set, int rank) {
+// The token count for Work::metadata, different on every rank and in every set.
+std::int32_t token_count(int set, int rank) {
   return 1000 * (set + 1) + 7 * rank * rank;
 }
 
-}  // namespace
+// What one rank measures of one call.
+struct RankTimes {
+  std::vector<double> seconds;  // of a call, by replay
+  double host_seconds = 0;      // eager only: time of the calling thread in a call
+  std::int64_t wire_bytes = 0;  // in one pass over the input sets
+  std::int64_t rows_checked = 0;
+};
 
-GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& of, const BenchInputs& inputs,
-                           TokenTables& tables)
+// Checks and times one rank's calls of a case.
+class GpuBenchRunner {
+ public:
+  GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const BenchInputs& inputs, TokenTables& tables);
+
+  // One entry per call, in order. Entries of NCCL calls stay empty.
+  std::vector<RankTimes> run();
+
+ private:
+  static constexpr int kSets = BenchInputs::kSets;
+
+  void prepare();
+  bool combines() const;
+  RankTimes run_call(const TimedCall& call);
+  void issue(const TimedCall& call, int set);
+  void dispatch(const TimedCall& call, int set);
+  void combine(const TimedCall& call, int set, const float* row_weights);
+  // Issues the call once with every set, after filling its results with poison. Returns the rows compared.
+  std::int64_t check(const TimedCall& call);
+  void poison(const TimedCall& call, int set);
+  std::int64_t check_dispatch(const TimedCall& call, int set);
+  std::int64_t check_combine(const TimedCall& call, int set);
+  std::int64_t check_metadata(int set);
+  std::int64_t wire_bytes() const;
+
+  Rank rank_;
+  const GpuCase& case_;
+  const BenchPoint& point_;
+  const BenchInputs& inputs_;
+  TokenTables& tables_;
+  Exchange exchange_;
+  cuda::CudaStream stream_;
+  GpuTimer timer_;
+  GpuInputs inputs_on_gpu_;
+  GpuBuffer result_;
+  GpuBuffer counts_;  // token counts for Work::metadata, by set
+  std::vector<std::byte> result_copy_;
+  ResultOnHost received_on_host_;
+  DispatchResult received_;  // of the last dispatch
+  const StepMetadata* metadata_ = nullptr;
+};
+
+GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const BenchInputs& inputs,
+                               TokenTables& tables)
     : rank_(rank),
-      case_(of),
-      point_(of.point),
+      case_(gpu_case),
+      point_(gpu_case.point),
       inputs_(inputs),
       tables_(tables),
       exchange_(rank, point_.config),
       timer_(rank, point_, stream_, [this] { exchange_.synchronize(0, stream_); }),
-      sets_(rank, point_, inputs),
-      result_(result_bytes(point_)),
+      inputs_on_gpu_(rank, point_, inputs),
+      result_(point_.result_bytes()),
       counts_(kSets * 4),
-      result_on_host_(static_cast<std::size_t>(result_.bytes())) {}
+      result_copy_(static_cast<std::size_t>(result_.bytes())) {}
 
-std::vector<RankTimes> GpuBenchRunner::play() {
+std::vector<RankTimes> GpuBenchRunner::run() {
   prepare();
-  std::vector<RankTimes> notes;
-  for (const GpuWork& work : case_.works) notes.push_back(work.of_nccl() ? RankTimes{} : play(work));
+  std::vector<RankTimes> times;
+  for (const TimedCall& call : case_.calls) times.push_back(call.uses_nccl() ? RankTimes{} : run_call(call));
   exchange_.check();
   rank_.barrier();
-  return notes;
+  return times;
 }
 
 bool GpuBenchRunner::combines() const {
-  return std::any_of(case_.works.begin(), case_.works.end(),
-                     [](const auto& work) { return work.combines(); });
+  return std::any_of(case_.calls.begin(), case_.calls.end(),
+                     [](const auto& call) { return call.combines(); });
 }
 
-// Ranks meet before anybody allocates: on a shared card kernels may wait for this thread.
+// The barriers keep allocations apart from kernels of other ranks on the same GPU, which may wait for this
+// thread.
 void GpuBenchRunner::prepare() {
-  sets_.bring(tables_);
+  inputs_on_gpu_.upload(tables_);
   std::vector<std::int32_t> counts;
-  for (int set = 0; set < kSets; ++set) counts.push_back(count_of(set, rank_.index()));
+  for (int set = 0; set < kSets; ++set) counts.push_back(token_count(set, rank_.index()));
   counts_.fill_from(counts.data(), counts_.bytes());
-  const GpuWork kept{.work = Work::dispatch, .weighted = true};
-  std::int64_t rows = 1;  // an address, also without rows
+  const TimedCall first_call{.work = Work::dispatch, .weighted = true};
+  std::int64_t rows = 1;  // at least 1, so that the outputs have an address
   for (int set = 0; set < kSets; ++set) {
-    dispatch(kept, set);
+    dispatch(first_call, set);
     exchange_.synchronize(0, stream_);
-    const DispatchResult local = result_on_host_.copy_row_positions(received_, point_.config);
+    const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
     check_row_positions(point_, inputs_, set, rank_.index(), local, true);
     rank_.barrier();
-    sets_.record_rows(set, local);
+    inputs_on_gpu_.record_rows(set, local);
     rows = std::max<std::int64_t>(rows, *local.total);
     rank_.barrier();
   }
-  if (combines()) sets_.make_outputs(tables_, rows, stream_);
+  if (combines()) inputs_on_gpu_.make_outputs(tables_, rows, stream_);
 }
 
-RankTimes GpuBenchRunner::play(const GpuWork& work) {
-  RankTimes notes;
+RankTimes GpuBenchRunner::run_call(const TimedCall& call) {
+  RankTimes times;
   const std::int64_t before = wire_bytes();
-  notes.rows_checked = check(work);
-  notes.wire_bytes = wire_bytes() - before;
-  const auto one = [&](int set) { call(work, set); };
-  if (work.eager) {
-    notes.seconds = timer_.one_by_one(one);
-    notes.host_seconds = timer_.on_host(one);
+  times.rows_checked = check(call);
+  times.wire_bytes = wire_bytes() - before;
+  const auto issue_set = [&](int set) { issue(call, set); };
+  if (call.eager) {
+    times.seconds = timer_.one_by_one(issue_set);
+    times.host_seconds = timer_.on_host(issue_set);
   } else {
-    notes.seconds = timer_.in_graphs(one);
+    times.seconds = timer_.in_graphs(issue_set);
   }
-  return notes;
+  return times;
 }
 
 std::int64_t GpuBenchRunner::wire_bytes() const {
@@ -107,103 +148,156 @@ std::int64_t GpuBenchRunner::wire_bytes() const {
   return wire.dispatch_bytes + wire.combine_bytes;
 }
 
-void GpuBenchRunner::call(const GpuWork& work, int set) {
-  if (work.work == Work::metadata) {
+void GpuBenchRunner::issue(const TimedCall& call, int set) {
+  if (call.work == Work::metadata) {
     metadata_ = exchange_.metadata(counts_.as<std::int32_t>() + set, 0, stream_);
     return;
   }
-  if (work.work != Work::combine) dispatch(work, set);
-  if (work.work == Work::combine) combine(work, set, sets_[set].row_weights.as<float>());
-  if (work.work == Work::pair) combine(work, set, received_.weight);
+  if (call.work != Work::combine) dispatch(call, set);
+  if (call.work == Work::combine) combine(call, set, inputs_on_gpu_[set].row_weights.as<float>());
+  if (call.work == Work::pair) combine(call, set, received_.weight);
 }
 
-void GpuBenchRunner::dispatch(const GpuWork& work, int number) {
-  const GpuInputSet& set = sets_[number];
+void GpuBenchRunner::dispatch(const TimedCall& call, int set_index) {
+  const GpuInputSet& set = inputs_on_gpu_[set_index];
   DispatchOptions options;
-  options.sm_limit = work.sm_limit;
+  options.sm_limit = call.sm_limit;
   options.memory.plan = set.plan.as<void>();
   const Tokens tokens = Tokens::rows(set.tokens.as(), point_.tokens, point_.type);
-  const float* weights = work.weighted ? set.weights.as<float>() : nullptr;
+  const float* weights = call.weighted ? set.weights.as<float>() : nullptr;
   const auto send = [&](const auto& routes) {
-    if (!work.in_phases) {
+    if (!call.in_phases) {
       received_ = exchange_.dispatch(tokens, routes, weights, options, stream_);
       return;
     }
     exchange_.dispatch_send(tokens, routes, weights, options, stream_);
     received_ = exchange_.dispatch_receive(0, stream_);
   };
-  if (work.work != Work::dispatch_plan) return send(Ids(set.ids.as<std::int32_t>()));
-  options.memory.plan = nullptr;  // the plan is given
+  if (call.work != Work::dispatch_plan) return send(Ids(set.ids.as<std::int32_t>()));
+  options.memory.plan = nullptr;  // this call reads the plan
   send(plan_of(set));
 }
 
-void GpuBenchRunner::combine(const GpuWork& work, int number, const float* row_weights) {
-  const GpuInputSet& set = sets_[number];
+void GpuBenchRunner::combine(const TimedCall& call, int set_index, const float* row_weights) {
+  const GpuInputSet& set = inputs_on_gpu_[set_index];
   CombineOptions options;
-  options.sm_limit = work.sm_limit;
-  options.reduction = work.reduction;
-  if (weighs_rows(point_, work)) options.row_weights = row_weights;
+  options.sm_limit = call.sm_limit;
+  options.reduction = call.reduction;
+  if (applies_weights(point_, call)) options.row_weights = row_weights;
   const Outputs outputs{set.outputs.as(), point_.type};
   const Result result{.data = result_.as(), .type = point_.type};
-  if (!work.in_phases) return exchange_.combine(outputs, plan_of(set), result, options, stream_);
+  if (!call.in_phases) return exchange_.combine(outputs, plan_of(set), result, options, stream_);
   exchange_.combine_send(outputs, plan_of(set), result, options, stream_);
   exchange_.combine_receive(0, stream_);
 }
 
-std::int64_t GpuBenchRunner::check(const GpuWork& work) {
+std::int64_t GpuBenchRunner::check(const TimedCall& call) {
   std::int64_t rows = 0;
   for (int set = 0; set < kSets; ++set) {
-    poison(work, set);
-    call(work, set);
+    poison(call, set);
+    issue(call, set);
     exchange_.synchronize(0, stream_);
     exchange_.check();
-    if (work.dispatches() || work.work == Work::pair) rows += check_dispatch(work, set);
-    if (work.combines()) rows += check_combine(work, set);
-    if (work.work == Work::metadata) rows += check_metadata(set);
+    if (call.dispatches() || call.work == Work::pair) rows += check_dispatch(call, set);
+    if (call.combines()) rows += check_combine(call, set);
+    if (call.work == Work::metadata) rows += check_metadata(set);
   }
   return rows;
 }
 
-void GpuBenchRunner::poison(const GpuWork& work, int number) {
+void GpuBenchRunner::poison(const TimedCall& call, int set_index) {
   constexpr int kPoison = 0xFF;
-  const GpuInputSet& set = sets_[number];
-  if (work.work == Work::dispatch || work.work == Work::pair) set.plan.fill(kPoison, stream_);
-  if (work.combines()) result_.fill(kPoison, stream_);
-  if (work.work == Work::combine || work.work == Work::metadata) return;
+  const GpuInputSet& set = inputs_on_gpu_[set_index];
+  if (call.work == Work::dispatch || call.work == Work::pair) set.plan.fill(kPoison, stream_);
+  if (call.combines()) result_.fill(kPoison, stream_);
+  if (call.work == Work::combine || call.work == Work::metadata) return;
   const PartList parts = parts_of(point_.config.format, point_.config.hidden);
   for (int p = 0; p < parts.count; ++p) {
-    const auto bytes = static_cast<std::size_t>(part_bytes_total(parts.part[p], rows_of(exchange_)));
+    const auto bytes =
+        static_cast<std::size_t>(part_bytes_total(parts.part[p], received_row_capacity(exchange_)));
     void* data = received_.parts[static_cast<std::size_t>(p)].data;
     cuda::check(cudaMemsetAsync(data, kPoison, bytes, stream_.get()), "fill device memory");
   }
 }
 
-std::int64_t GpuBenchRunner::check_dispatch(const GpuWork& work, int set) {
-  const DispatchResult local = result_on_host_.copy_row_positions(received_, point_.config);
-  const std::int64_t rows = check_row_positions(point_, inputs_, set, rank_.index(), local, work.weighted);
-  sets_.check_bytes(set, received_, stream_);
+std::int64_t GpuBenchRunner::check_dispatch(const TimedCall& call, int set) {
+  const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
+  const std::int64_t rows = check_row_positions(point_, inputs_, set, rank_.index(), local, call.weighted);
+  inputs_on_gpu_.check_bytes(set, received_, stream_);
   return rows;
 }
 
-std::int64_t GpuBenchRunner::check_combine(const GpuWork& work, int set) {
-  copy_to_host(result_on_host_.data(), result_.as(), result_.bytes());
-  return check_result(point_, inputs_, set, rank_.index(), result_on_host_.data(),
-                      {.reduction = work.reduction, .weighted = weighs_rows(point_, work)});
+std::int64_t GpuBenchRunner::check_combine(const TimedCall& call, int set) {
+  copy_to_host(result_copy_.data(), result_.as(), result_.bytes());
+  return check_result(point_, inputs_, set, rank_.index(), result_copy_.data(),
+                      {.reduction = call.reduction, .weighted = applies_weights(point_, call)});
 }
 
 std::int64_t GpuBenchRunner::check_metadata(int set) {
   StepMetadata got, expected;
   copy_to_host(&got, metadata_, sizeof got);
   for (int rank = 0; rank < point_.ranks; ++rank) {
-    const std::int32_t count = count_of(set, rank);
+    const std::int32_t count = token_count(set, rank);
     expected.sum += count;
     if (rank < rank_.index()) expected.prefix += count;
     expected.maximum = std::max(expected.maximum, count);
   }
   if (got.sum == expected.sum && got.prefix == expected.prefix && got.maximum == expected.maximum) return 1;
-  throw CheckFailed(fmt::format("check failed: set {}, rank {}: counts are {}, {}, {} instead of {}, {}, {}",
-                                set, rank_.index(), got.sum, got.prefix, got.maximum, expected.sum,
-                                expected.prefix, expected.maximum));
+  throw CheckFailed(fmt::format(
+      "check failed: set {}, rank {}: sum, prefix and maximum of the counts are {}, {}, {}, expected {}, {}, "
+      "{}",
+      set, rank_.index(), got.sum, got.prefix, got.maximum, expected.sum, expected.prefix, expected.maximum));
+}
+
+using TimesOfRanks = std::vector<std::vector<RankTimes>>;  // indexed by rank, then call
+
+TimesOfRanks run_exchange(const GpuCase& gpu_case, const BenchInputs& inputs) {
+  const BenchPoint& point = gpu_case.point;
+  TokenTables tables(point);
+  TimesOfRanks times(static_cast<std::size_t>(point.ranks));
+  Group group = Group::threads(point.ranks);
+  group.set_deadline(point.config.deadline);
+  group.run([&](const Rank& rank) {
+    use_gpu_of_rank(rank.index());
+    times[static_cast<std::size_t>(rank.index())] = GpuBenchRunner(rank, gpu_case, inputs, tables).run();
+  });
+  return times;
+}
+
+GpuTimes times_of_call(const TimesOfRanks& ranks, std::size_t call) {
+  GpuTimes times;
+  std::vector<std::vector<double>> seconds;
+  for (const std::vector<RankTimes>& rank : ranks) {
+    const RankTimes& own = rank[call];
+    seconds.push_back(own.seconds);
+    times.host_seconds = std::max(times.host_seconds, own.host_seconds);
+    times.wire_bytes += static_cast<double>(own.wire_bytes);
+    times.rows_checked += own.rows_checked;
+  }
+  times.seconds = times_of(slowest(seconds));
+  times.wire_bytes /= static_cast<double>(ranks.size()) * BenchInputs::kSets;
+  return times;
+}
+
+}  // namespace
+
+std::vector<GpuBenchRow> run_gpu_case(const GpuCase& gpu_case, const std::string& nccl) {
+  const BenchInputs inputs(gpu_case.point);
+  const RemoteRows busiest = busiest_remote_rows(gpu_case.point, inputs);
+  const auto uses_nccl = [](const TimedCall& call) { return call.uses_nccl(); };
+  TimesOfRanks times;
+  if (!std::all_of(gpu_case.calls.begin(), gpu_case.calls.end(), uses_nccl))
+    times = run_exchange(gpu_case, inputs);
+  std::vector<GpuBenchRow> rows;
+  for (std::size_t i = 0; i < gpu_case.calls.size(); ++i) {
+    const TimedCall& call = gpu_case.calls[i];
+    GpuBenchRow row{gpu_case.point, routing_of(gpu_case.point, inputs), call, {}};
+    if (call.uses_nccl()) row.point = without_quantisation(gpu_case.point);
+    row.times = call.uses_nccl() ? run_nccl_baseline(row.point, call.work, nccl) : times_of_call(times, i);
+    row.times.lower_bound_bytes = lower_bound_bytes(row.point, call, busiest);
+    rows.push_back(row);
+  }
+  return rows;
 }
 
 }  // namespace ferry::app

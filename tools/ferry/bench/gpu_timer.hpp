@@ -1,4 +1,4 @@
-// Times calls of one GPU rank.
+// Times the calls of one GPU rank: captured in graphs, issued one by one, or on the calling thread.
 #pragma once
 
 #include <functional>
@@ -11,30 +11,30 @@
 
 namespace ferry::app {
 
-// Calls take turns with the sets of inputs: `call` puts one on the stream, `wait` returns when the stream is
-// empty and throws what went wrong. All ranks time the same thing together.
+// Cycles through the input sets. All ranks must time the same call at the same time.
 class GpuTimer {
  public:
   using Call = std::function<void(int set)>;
   using Wait = std::function<void()>;
 
-  GpuTimer(const Rank& rank, const BenchPoint& point, const DeviceStream& stream, Wait wait)
+  // `wait` returns when the stream is empty, and throws any error of the calls.
+  GpuTimer(const Rank& rank, const BenchPoint& point, const cuda::CudaStream& stream, Wait wait)
       : rank_(rank), point_(point), stream_(stream), wait_(std::move(wait)) {}
 
-  // Seconds of a call by replay, on this rank's stream, of BenchPoint::launches calls that are one graph, or
-  // are put there one by one. Replays follow each other without the host.
+  // Seconds of a call by replay, measured with events on the stream. A replay is BenchPoint::launches calls,
+  // as one graph or issued one by one. Replays follow each other without waiting for the host.
   std::vector<double> in_graphs(const Call& call) const;
   std::vector<double> one_by_one(const Call& call) const;
 
-  // Seconds that this thread spends in a call while the stream is empty: median of 1,000.
+  // Seconds that the calling thread spends in a call while the stream is empty: median of 1,000 calls.
   double on_host(const Call& call) const;
 
  private:
-  std::vector<double> replay(const std::function<void()>& batch) const;
+  std::vector<double> time_replays(const std::function<void()>& batch) const;
 
   Rank rank_;
   const BenchPoint& point_;
-  const DeviceStream& stream_;
+  const cuda::CudaStream& stream_;
   Wait wait_;
 };
 

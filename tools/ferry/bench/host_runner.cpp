@@ -1,13 +1,19 @@
-#include "tools/ferry/bench/host_runner.hpp"
-
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
-#include "format/parts.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/group.hpp"
+#include "memory/local_memory.hpp"
 #include "memory/mapping.hpp"
 #include "tools/ferry/bench/check.hpp"
+#include "tools/ferry/bench/inputs.hpp"
+#include "tools/ferry/bench/runners.hpp"
+#include "tools/ferry/bench/traffic.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"
 
 namespace ferry::app {
@@ -15,59 +21,81 @@ namespace ferry::app {
 namespace {
 
 constexpr int kSets = BenchInputs::kSets;
-constexpr std::int64_t kLeastCopied = 256LL << 20;  // bytes of all ranks' buffers together
-constexpr int kCopies = 10;                         // at most so many repetitions also time a memcpy
+
+// What is timed in every repetition.
+enum Timed : int { kDispatch, kCombine, kTimed };
+
+// When a rank began and ended something, in seconds of the steady clock, which all processes share.
+struct Span {
+  double begin = 0, end = 0;
+};
+
+// Counts of one rank in one pass over the input sets.
+struct RankCounts {
+  std::int64_t dispatch_wire_bytes, combine_wire_bytes, rows, rows_checked;
+};
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::int64_t rows_of(const Config& config, std::int64_t capacity, int rank) {
-  return config.layout == Layout::expert_padded ? capacity * config.placement.local_experts(rank) : capacity;
-}
+// Checks and times one rank's calls.
+class HostBenchRunner {
+ public:
+  // `spans` [repetitions][kTimed] and `counts` are this rank's, in memory shared with the parent process.
+  HostBenchRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, Span* spans,
+                  RankCounts& counts);
 
-std::int64_t copied_bytes(int ranks) {
-  return std::max(kLeastCopied, 4 * cache_bytes()) / 2 / ranks;
-}
+  void run();
 
-bool times_memcpy(const BenchPoint& point, int repetition) {
-  return repetition % std::max(1, point.repetitions / kCopies) == 0;
-}
+ private:
+  void check(int set);
+  void write_outputs(const DispatchResult& received, int set);
+  DispatchResult dispatch(int set);
+  void combine(int set);
+  void time(int repetition);
+  void time_calls(Span& span, const std::function<void()>& calls);
 
-}  // namespace
+  Rank rank_;
+  const BenchPoint& point_;
+  const BenchInputs& inputs_;
+  Span* spans_;
+  RankCounts& counts_;
+  Exchange exchange_;
+  std::array<LocalMemory, kSets> tokens_;
+  std::array<Plan, kSets> plans_;
+  std::array<LocalMemory, kSets> row_weights_;
+  LocalMemory result_;
+  LocalMemory
+      decoded_outputs_;  // fp8 only: the experts' rows, which have another type than the received rows
+  Outputs outputs_;
+};
 
-HostBenchRunner::HostBenchRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, Span* spans,
-                         RankCounts& notes)
+HostBenchRunner::HostBenchRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs,
+                                 Span* spans, RankCounts& counts)
     : rank_(rank),
       point_(point),
       inputs_(inputs),
       spans_(spans),
-      notes_(notes),
+      counts_(counts),
       exchange_(rank, point.config),
-      result_(point.tokens * point.token_bytes() *
-              (point.config.reduction == Reduction::unreduced ? point.config.top_k : 1)),
-      copy_from_(copied_bytes(point.ranks)),
-      copy_to_(copied_bytes(point.ranks)) {
-  const int me = rank.index();
+      result_(point.result_bytes()) {
   for (std::size_t set = 0; set < kSets; ++set) {
     tokens_[set] = LocalMemory(point.tokens * point.token_bytes());
     for (std::int64_t token = 0; token < point.tokens; ++token) {
-      inputs.write_token(static_cast<int>(set), me, token, 1.0f,
+      inputs.write_token(static_cast<int>(set), rank.index(), token, 1.0f,
                          tokens_[set].data() + token * point.token_bytes());
     }
   }
-  if (point.config.format.kind == FormatKind::fp8_e4m3) {
-    own_outputs_ = LocalMemory(rows_of(point.config, exchange_.capacity(), me) * point.token_bytes());
-  }
-  std::memset(copy_from_.data(), 1, static_cast<std::size_t>(copy_from_.bytes()));
-  std::memset(copy_to_.data(), 2, static_cast<std::size_t>(copy_to_.bytes()));
+  if (point.config.format.kind == FormatKind::fp8_e4m3)
+    decoded_outputs_ = LocalMemory(received_row_capacity(exchange_) * point.token_bytes());
 }
 
-void HostBenchRunner::play() {
+void HostBenchRunner::run() {
   for (int set = 0; set < kSets; ++set) check(set);
   const WireCounts wire = exchange_.wire_counts();
-  notes_.dispatch_wire_bytes = wire.dispatch_bytes;
-  notes_.combine_wire_bytes = wire.combine_bytes;
+  counts_.dispatch_wire_bytes = wire.dispatch_bytes;
+  counts_.combine_wire_bytes = wire.combine_bytes;
   for (int repetition = 0; repetition < point_.repetitions; ++repetition) time(repetition);
 }
 
@@ -80,159 +108,129 @@ DispatchResult HostBenchRunner::dispatch(int set) {
 void HostBenchRunner::combine(int set) {
   const auto s = static_cast<std::size_t>(set);
   CombineOptions options;
-  const bool weighs =
-      point_.config.layout != Layout::rank_major && point_.config.reduction != Reduction::unreduced;
-  if (weighs) options.row_weights = reinterpret_cast<const float*>(row_weights_[s].data());
+  if (combine_applies_weights(point_.config.layout, point_.config.reduction))
+    options.row_weights = reinterpret_cast<const float*>(row_weights_[s].data());
   exchange_.combine(outputs_, plans_[s], {.data = result_.data(), .type = point_.type}, options);
 }
 
-// HostExperts that leave rows as they are: what arrived goes back.
+// The experts return the received rows unchanged.
 void HostBenchRunner::check(int set) {
   const auto s = static_cast<std::size_t>(set);
   const DispatchResult received = dispatch(set);
-  notes_.rows_checked += check_received(point_, inputs_, set, rank_.index(), received);
-  notes_.rows += std::accumulate(received.counts, received.counts + received.groups, std::int64_t{0});
+  counts_.rows_checked += check_received(point_, inputs_, set, rank_.index(), received);
+  counts_.rows += std::accumulate(received.counts, received.counts + received.groups, std::int64_t{0});
   plans_[s] = received.plan.copy();
   if (point_.config.layout != Layout::rank_major) {
     row_weights_[s] = LocalMemory(*received.total * 4);
     std::memcpy(row_weights_[s].data(), received.weight, static_cast<std::size_t>(*received.total) * 4);
   }
   outputs_ = {.data = received.data, .type = point_.type};
-  if (own_outputs_.bytes() > 0) fill_outputs(received, set);
+  if (decoded_outputs_.bytes() > 0) write_outputs(received, set);
   std::memset(result_.data(), 0xFF, static_cast<std::size_t>(result_.bytes()));
   combine(set);
-  notes_.rows_checked += check_result(point_, inputs_, set, rank_.index(), result_.data(),
-                                      {.reduction = point_.config.reduction});
+  counts_.rows_checked += check_result(point_, inputs_, set, rank_.index(), result_.data(),
+                                       {.reduction = point_.config.reduction});
 }
 
-void HostBenchRunner::fill_outputs(const DispatchResult& received, int set) {
+void HostBenchRunner::write_outputs(const DispatchResult& received, int set) {
   for (int group = 0; group < received.groups; ++group) {
     for (std::int32_t i = 0; i < received.counts[group]; ++i) {
       const std::int64_t row = received.row_offsets[group] + i;
       inputs_.write_token(set, received.source[row].rank, received.source[row].token, 1.0f,
-                          own_outputs_.data() + row * point_.token_bytes());
+                          decoded_outputs_.data() + row * point_.token_bytes());
     }
   }
-  outputs_.data = own_outputs_.data();
+  outputs_.data = decoded_outputs_.data();
 }
 
 void HostBenchRunner::time(int repetition) {
   Span* const spans = spans_ + std::int64_t{repetition} * kTimed;
   auto set_of = [&](int launch) { return (repetition * point_.launches + launch) % kSets; };
-  if (times_memcpy(point_, repetition)) {
-    time_one(spans[kMemcpy], [&] {
-      std::memcpy(copy_to_.data(), copy_from_.data(), static_cast<std::size_t>(copy_to_.bytes()));
-    });
-    // The copy has emptied the caches of small calls' data.
-    if (point_.launches > 1) {
-      dispatch(0);
-      combine(0);
-    }
-  }
-  time_one(spans[kDispatch], [&] {
+  time_calls(spans[kDispatch], [&] {
     for (int launch = 0; launch < point_.launches; ++launch) dispatch(set_of(launch));
   });
-  time_one(spans[kCombine], [&] {
+  time_calls(spans[kCombine], [&] {
     for (int launch = 0; launch < point_.launches; ++launch) combine(set_of(launch));
   });
 }
 
-void HostBenchRunner::time_one(Span& span, const std::function<void()>& work) {
+void HostBenchRunner::time_calls(Span& span, const std::function<void()>& calls) {
   rank_.barrier();
   span.begin = now();
-  work();
+  calls();
   span.end = now();
 }
 
-namespace {
-
-// What the ranks left, in memory that threads and forked processes share.
+// The spans and counts of all ranks, in memory that threads and forked processes share.
 class SharedMeasurements {
  public:
   explicit SharedMeasurements(const BenchPoint& point)
       : point_(point),
-        notes_(Mapping::anonymous_shared(point.ranks * static_cast<std::int64_t>(sizeof(RankCounts)))),
-        spans_(Mapping::anonymous_shared(point.ranks * spans_of_rank() *
+        counts_(Mapping::anonymous_shared(point.ranks * static_cast<std::int64_t>(sizeof(RankCounts)))),
+        spans_(Mapping::anonymous_shared(point.ranks * spans_per_rank() *
                                          static_cast<std::int64_t>(sizeof(Span)))) {}
 
-  RankCounts& notes(int rank) const { return reinterpret_cast<RankCounts*>(notes_.data())[rank]; }
-  Span* spans(int rank) const { return reinterpret_cast<Span*>(spans_.data()) + rank * spans_of_rank(); }
+  RankCounts& counts(int rank) const { return reinterpret_cast<RankCounts*>(counts_.data())[rank]; }
+  Span* spans(int rank) const { return reinterpret_cast<Span*>(spans_.data()) + rank * spans_per_rank(); }
 
-  // Seconds of every repetition, of all ranks: what one rank was late with is not hidden by another.
-  std::vector<double> seconds(HostBenchRunner::Timed timed) const {
+  // Seconds of a call by repetition, from the first rank's begin to the last rank's end, so that a rank that
+  // starts early does not hide the delay of another.
+  std::vector<double> seconds(Timed timed) const {
     std::vector<double> all;
     for (int repetition = 0; repetition < point_.repetitions; ++repetition) {
-      if (timed == HostBenchRunner::kMemcpy && !times_memcpy(point_, repetition)) continue;
       double begin = 0, end = 0;
       for (int rank = 0; rank < point_.ranks; ++rank) {
-        const Span& span = spans(rank)[std::int64_t{repetition} * HostBenchRunner::kTimed + timed];
+        const Span& span = spans(rank)[std::int64_t{repetition} * kTimed + timed];
         begin = rank == 0 ? span.begin : std::min(begin, span.begin);
         end = std::max(end, span.end);
       }
-      all.push_back(end - begin);
+      all.push_back((end - begin) / point_.launches);
     }
     return all;
   }
 
-  double sum(std::int64_t RankCounts::* what) const {
+  double sum(std::int64_t RankCounts::* member) const {
     double total = 0;
-    for (int rank = 0; rank < point_.ranks; ++rank) total += static_cast<double>(notes(rank).*what);
+    for (int rank = 0; rank < point_.ranks; ++rank) total += static_cast<double>(counts(rank).*member);
     return total;
   }
 
  private:
-  std::int64_t spans_of_rank() const { return std::int64_t{point_.repetitions} * HostBenchRunner::kTimed; }
+  std::int64_t spans_per_rank() const { return std::int64_t{point_.repetitions} * kTimed; }
 
   const BenchPoint& point_;
-  Mapping notes_, spans_;
+  Mapping counts_, spans_;
 };
-
-BenchTimes times_of_calls(std::vector<double> seconds, int launches) {
-  for (double& one : seconds) one /= launches;
-  return times_of(seconds);
-}
-
-// Bytes of arrived rows, scales included.
-double arrived_bytes(const BenchPoint& point, double rows) {
-  const PartList parts = parts_of(point.config.format, point.config.hidden);
-  double bytes = 0;
-  for (int p = 0; p < parts.count; ++p) bytes += static_cast<double>(parts.part[p].row_bytes);
-  return rows * bytes;
-}
-
-BenchResult result_of(const BenchPoint& point, const BenchInputs& inputs, const SharedMeasurements& book) {
-  BenchResult result;
-  result.routing = inputs.routing();
-  result.rows = book.sum(&RankCounts::rows) / kSets;
-  result.rows_checked = static_cast<std::int64_t>(book.sum(&RankCounts::rows_checked));
-  const double tokens =
-      static_cast<double>(point.ranks) * point.tokens * static_cast<double>(point.token_bytes());
-  const double results = tokens * (point.config.reduction == Reduction::unreduced ? point.config.top_k : 1);
-  BenchOperation& dispatch = result.dispatch;
-  dispatch.seconds = times_of_calls(book.seconds(HostBenchRunner::kDispatch), point.launches);
-  dispatch.wire_bytes = book.sum(&RankCounts::dispatch_wire_bytes) / kSets;
-  dispatch.moved_bytes = tokens + 2 * dispatch.wire_bytes + arrived_bytes(point, result.rows);
-  BenchOperation& combine = result.combine;
-  combine.seconds = times_of_calls(book.seconds(HostBenchRunner::kCombine), point.launches);
-  combine.wire_bytes = book.sum(&RankCounts::combine_wire_bytes) / kSets;
-  combine.moved_bytes =
-      result.rows * static_cast<double>(point.token_bytes()) + 2 * combine.wire_bytes + results;
-  result.memcpy_bytes_per_second = 2.0 * static_cast<double>(copied_bytes(point.ranks)) * point.ranks /
-                                   percentile(book.seconds(HostBenchRunner::kMemcpy), 0.5);
-  return result;
-}
 
 }  // namespace
 
-BenchResult run_host_bench(const BenchPoint& point) {
+HostBenchRow run_host_point(const BenchPoint& point) {
   const BenchInputs inputs(point);
-  const SharedMeasurements book(point);
+  const SharedMeasurements measured(point);
   Group group = point.processes ? Group::processes(point.ranks) : Group::threads(point.ranks);
   group.set_deadline(point.config.deadline);
   group.run([&](const Rank& rank) {
-    HostBenchRunner(rank, point, inputs, book.spans(rank.index()), book.notes(rank.index())).play();
+    HostBenchRunner(rank, point, inputs, measured.spans(rank.index()), measured.counts(rank.index())).run();
   });
-  return result_of(point, inputs, book);
+
+  HostBenchRow row;
+  row.point = point;
+  row.routing = routing_of(point, inputs);
+  row.rows = measured.sum(&RankCounts::rows) / kSets;
+  row.rows_checked = static_cast<std::int64_t>(measured.sum(&RankCounts::rows_checked));
+  const double tokens =
+      static_cast<double>(point.ranks) * point.tokens * static_cast<double>(point.token_bytes());
+  const double results = static_cast<double>(point.ranks) * static_cast<double>(point.result_bytes());
+  row.dispatch.seconds = times_of(measured.seconds(kDispatch));
+  row.dispatch.wire_bytes = measured.sum(&RankCounts::dispatch_wire_bytes) / kSets;
+  row.dispatch.moved_bytes =
+      tokens + 2 * row.dispatch.wire_bytes + row.rows * static_cast<double>(received_row_bytes(point.config));
+  row.combine.seconds = times_of(measured.seconds(kCombine));
+  row.combine.wire_bytes = measured.sum(&RankCounts::combine_wire_bytes) / kSets;
+  row.combine.moved_bytes =
+      row.rows * static_cast<double>(point.token_bytes()) + 2 * row.combine.wire_bytes + results;
+  row.memcpy_bytes_per_second = memcpy_bytes_per_second(point.ranks);
+  return row;
 }
 
 }  // namespace ferry::app

@@ -1,17 +1,17 @@
 #include "tools/ferry/bench/inputs.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "backends/cpu/kernels.hpp"
+#include "format/parts.hpp"
 #include "tools/ferry/common/random.hpp"
 
 namespace ferry::app {
 
 namespace {
 
-constexpr std::uint64_t kOffsets = 4096;  // pieces of the pattern
-constexpr int kNameColumns = 16;          // first columns of a token, which tell it from every other
+constexpr std::uint64_t kOffsets = 4096;  // different start columns in the pattern
+constexpr int kKeyColumns = 16;           // the first columns of a token, which are unique to it
 
 float small_number(std::uint64_t bits) {
   return static_cast<float>(bits % 7) - 3.0f;
@@ -47,47 +47,48 @@ void BenchInputs::write_token(int set, int rank, std::int64_t token, float facto
   const std::uint64_t key = key_of(set, rank, token);
   const auto begin = pattern_.begin() + static_cast<std::ptrdiff_t>(key % kOffsets);
   std::vector<float> values(begin, begin + point_.config.hidden);
-  std::uint64_t name = key;
-  for (int c = 0; c < std::min(kNameColumns, point_.config.hidden); ++c, name /= 7) {
-    values[static_cast<std::size_t>(c)] = small_number(name);
+  std::uint64_t digits = key;
+  for (int c = 0; c < std::min(kKeyColumns, point_.config.hidden); ++c, digits /= 7) {
+    values[static_cast<std::size_t>(c)] = small_number(digits);
   }
   for (float& value : values) value *= factor;
   cpu::kernels().convert_row(row, point_.type, values.data(), DType::fp32, point_.config.hidden,
                              cpu::Store::cached);
 }
 
-BenchRouting BenchInputs::routing() const {
-  BenchRouting sum;
-  for (int set = 0; set < kSets; ++set) count_set(set, sum);
-  return {.routes = sum.routes / kSets,
-          .pairs = sum.pairs / kSets,
-          .remote_pairs = sum.remote_pairs / kSets,
-          .busiest_share = sum.busiest_share / kSets};
+void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, int rank, std::int64_t token,
+                   std::byte* message) {
+  if (point.config.format.kind != FormatKind::fp8_e4m3)
+    return inputs.write_token(set, rank, token, 1.0f, message);
+  std::vector<std::byte> values(static_cast<std::size_t>(point.token_bytes()));
+  inputs.write_token(set, rank, token, 1.0f, values.data());
+  const PartList parts = parts_of(point.config.format, point.config.hidden);
+  cpu::kernels().encode_fp8_row(message, message + parts.part[0].wire_bytes, values.data(), point.type,
+                                point.config.hidden, point.config.format.fp8);
 }
 
-void BenchInputs::count_set(int set, BenchRouting& sum) const {
-  std::vector<std::int64_t> load(static_cast<std::size_t>(point_.ranks));
-  for (int rank = 0; rank < point_.ranks; ++rank) {
-    const std::int32_t* id = ids(set, rank);
-    for (int token = 0; token < point_.tokens; ++token) {
-      std::vector<bool> goes_to(static_cast<std::size_t>(point_.ranks));
-      for (int slot = 0; slot < point_.config.top_k; ++slot, ++id) {
-        if (*id < 0) continue;
-        const auto to = static_cast<std::size_t>(point_.config.placement.place(*id).rank);
-        ++load[to];
-        goes_to[to] = true;
-      }
-      const auto pairs = std::count(goes_to.begin(), goes_to.end(), true);
-      sum.pairs += pairs;
-      sum.remote_pairs += pairs - (goes_to[static_cast<std::size_t>(rank)] ? 1 : 0);
-    }
+TokenTables::TokenTables(const BenchPoint& point)
+    : point_(point),
+      quantised_(point.config.format.kind == FormatKind::fp8_e4m3),
+      message_bytes_(wire_bytes(parts_of(point.config.format, point.config.hidden))),
+      tokens_(static_cast<std::size_t>(std::int64_t{point.ranks} * point.tokens * point.token_bytes())),
+      messages_(quantised_
+                    ? static_cast<std::size_t>(std::int64_t{point.ranks} * point.tokens * message_bytes_)
+                    : 0) {}
+
+void TokenTables::write(const BenchInputs& inputs, int set, int rank) {
+  for (std::int64_t token = 0; token < point_.tokens; ++token) {
+    const std::int64_t index = std::int64_t{rank} * point_.tokens + token;
+    inputs.write_token(set, rank, token, 1.0f,
+                       &tokens_[static_cast<std::size_t>(index * point_.token_bytes())]);
+    if (!quantised_) continue;
+    write_message(point_, inputs, set, rank, token,
+                  &messages_[static_cast<std::size_t>(index * message_bytes_)]);
   }
-  const std::int64_t routes = std::accumulate(load.begin(), load.end(), std::int64_t{0});
-  sum.routes += routes;
-  if (routes > 0) {
-    sum.busiest_share +=
-        static_cast<double>(*std::max_element(load.begin(), load.end())) / static_cast<double>(routes);
-  }
+}
+
+const std::byte* TokenTables::tokens_of(int rank) const {
+  return &tokens_[static_cast<std::size_t>(std::int64_t{rank} * point_.tokens * point_.token_bytes())];
 }
 
 }  // namespace ferry::app

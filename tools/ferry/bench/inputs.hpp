@@ -1,8 +1,8 @@
-// What the ranks of a bench are given: several sets of tokens, ids and weights, so that no call finds the
-// last one's data in the caches.
+// The tokens, ids and weights of a benchmark: several sets, so that no call finds the data of the previous
+// call in the caches.
 //
-// Values are whole numbers from -3 to 3 and weights are 1 or 0.5: every sum of a combine is then exact in
-// every type and in any order, and one multiplication says what must come out.
+// Values are whole numbers from -3 to 3 and weights are 1 or 0.5. Every sum of a combine is therefore exact
+// in every type and any order, and the expected result is the token times one factor.
 #pragma once
 
 #include <cstddef>
@@ -19,22 +19,47 @@ class BenchInputs {
 
   explicit BenchInputs(const BenchPoint& point);
 
-  const std::int32_t* ids(int set, int rank) const { return &ids_[routes_before(set, rank)]; }   // [N, K]
-  const float* weights(int set, int rank) const { return &weights_[routes_before(set, rank)]; }  // [N, K]
+  // [N, K]
+  const std::int32_t* ids(int set, int rank) const { return &ids_[routes_before(set, rank)]; }
+  const float* weights(int set, int rank) const { return &weights_[routes_before(set, rank)]; }
 
-  // A token's values times `factor`, [H] of the point's type.
+  // A token's values times `factor`, [H] of BenchPoint::type.
   void write_token(int set, int rank, std::int64_t token, float factor, std::byte* row) const;
-
-  BenchRouting routing() const;
 
  private:
   std::size_t routes_before(int set, int rank) const;
-  void count_set(int set, BenchRouting& sum) const;
 
   const BenchPoint& point_;
   std::vector<std::int32_t> ids_;  // [kSets, R, N, K]
   std::vector<float> weights_;     // [kSets, R, N, K]
-  std::vector<float> pattern_;     // tokens' values are pieces of it
+  std::vector<float> pattern_;     // a token's values are a section of it
+};
+
+// A token as it must be received: its parts one after another, each of PartLayout::wire_bytes.
+void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, int rank, std::int64_t token,
+                   std::byte* message);
+
+// All ranks' tokens of one set, as sent and as received, for ranks that are threads: each writes its own
+// tokens, and all read.
+class TokenTables {
+ public:
+  explicit TokenTables(const BenchPoint& point);
+
+  // Writes one rank's tokens of a set. The ranks need a barrier before anyone reads, and one before the next
+  // set.
+  void write(const BenchInputs& inputs, int set, int rank);
+
+  const std::vector<std::byte>& tokens() const { return tokens_; }  // [R, N] of BenchPoint::type
+  // [R, N] as write_message() makes them; the tokens themselves if the format does not quantise.
+  const std::vector<std::byte>& messages() const { return quantised_ ? messages_ : tokens_; }
+  bool quantised() const { return quantised_; }
+  const std::byte* tokens_of(int rank) const;
+
+ private:
+  const BenchPoint& point_;
+  bool quantised_;
+  std::int64_t message_bytes_;
+  std::vector<std::byte> tokens_, messages_;
 };
 
 }  // namespace ferry::app

@@ -1,5 +1,3 @@
-#include "tools/ferry/bench/nccl_baseline.hpp"
-
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -7,21 +5,22 @@
 
 #include "ferry/error.hpp"
 #include "tools/ferry/bench/gpu_inputs.hpp"
+#include "tools/ferry/bench/gpu_rows.hpp"
 #include "tools/ferry/bench/gpu_timer.hpp"
 #include "tools/ferry/bench/nccl_library.hpp"
-#include "tools/ferry/bench/nccl_rows.hpp"
+#include "tools/ferry/bench/runners.hpp"
+#include "tools/report/units.hpp"
 
 namespace ferry::app {
 
 namespace {
 
-constexpr int kSets = BenchInputs::kSets;
-
-// Rows of every rank pair in a set.
-struct Traffic {
-  std::vector<std::int32_t> send, receive;  // of this rank, by peer
+// Rows that one rank exchanges with every peer, by peer.
+struct PeerRows {
+  std::vector<std::int32_t> sent, received;
 };
 
+// Page-locked host memory, to which the GPU copies while the host works.
 class PinnedCounts {
  public:
   explicit PinnedCounts(int count) {
@@ -46,67 +45,71 @@ class NcclRunner {
         inputs_(inputs),
         nccl_(nccl),
         row_bytes_(point.token_bytes()),
-        timer_(rank, point, stream_, [this] { stream_.wait(); }),
+        timer_(rank, point, stream_, [this] { stream_.synchronize(); }),
         sets_(rank, point, inputs),
         rank_of_(std::int64_t{point.config.experts} * 4),
-        place_(routes() * 4),
+        row_of_route_(routes() * 4),
         counts_(2 * std::int64_t{point.ranks} * 4),
         counts_on_host_(2 * point.ranks) {
     nccl.require(nccl.init_rank(&comm_, point.ranks, id, rank.index()), "ncclCommInitRank");
   }
 
-  std::vector<double> play(Work work, TokenTables& tables, std::int64_t& rows_checked) {
+  std::vector<double> run(Work work, TokenTables& tables, std::int64_t& rows_checked) {
     prepare(tables);
-    const auto one = [&](int set) { work == Work::nccl ? from_ids(set) : rows(set, traffic_of(set)); };
-    for (int set = 0; set < kSets; ++set) rows_checked += check(set, one);
-    std::vector<double> seconds = work == Work::nccl ? timer_.one_by_one(one) : timer_.in_graphs(one);
+    const auto issue = [&](int set) {
+      work == Work::nccl ? sort_and_exchange(set) : exchange_rows(set, rows_of(set));
+    };
+    for (int set = 0; set < kSets; ++set) rows_checked += check(set, issue);
+    std::vector<double> seconds = work == Work::nccl ? timer_.one_by_one(issue) : timer_.in_graphs(issue);
     nccl_.require(nccl_.destroy(comm_), "ncclCommDestroy");
     return seconds;
   }
 
  private:
+  static constexpr int kSets = BenchInputs::kSets;
+
   std::int64_t routes() const { return std::int64_t{point_.tokens} * point_.config.top_k; }
-  const Traffic& traffic_of(int set) const { return traffic_[static_cast<std::size_t>(set)]; }
+  const PeerRows& rows_of(int set) const { return peer_rows_[static_cast<std::size_t>(set)]; }
   const GpuBuffer& sorted(int set) const { return sorted_[static_cast<std::size_t>(set)]; }
 
   void prepare(TokenTables& tables) {
-    sets_.bring(tables);
+    sets_.upload(tables);
     std::vector<std::int32_t> ranks;
     for (int expert = 0; expert < point_.config.experts; ++expert)
       ranks.push_back(point_.config.placement.place(expert).rank);
     rank_of_.fill_from(ranks.data(), rank_of_.bytes());
-    std::int64_t most = 1;  // an address, also without rows
+    std::int64_t most = 1;  // at least 1, so that the buffer has an address
     for (int set = 0; set < kSets; ++set) {
-      traffic_.push_back(count(set));
-      const std::vector<std::int32_t>& receive = traffic_.back().receive;
-      most = std::max(most, std::accumulate(receive.begin(), receive.end(), std::int64_t{0}));
+      peer_rows_.push_back(count_rows(set));
+      const std::vector<std::int32_t>& received = peer_rows_.back().received;
+      most = std::max(most, std::accumulate(received.begin(), received.end(), std::int64_t{0}));
       sorted_.emplace_back(routes() * row_bytes_);
-      sort_routes(list(set), place_.as<std::int32_t>(), counts_.as<std::int32_t>(), stream_.get());
+      sort_routes(list(set), row_of_route_.as<std::int32_t>(), counts_.as<std::int32_t>(), stream_.get());
       gather(set);
     }
     received_ = GpuBuffer(most * row_bytes_);
-    stream_.wait();
+    stream_.synchronize();
     rank_.barrier();
   }
 
-  // Also notes where the rows that arrive belong: by source, token, slot.
-  Traffic count(int set) {
+  // Also records the tokens of the received rows, which lie in the order of source rank, token and slot.
+  PeerRows count_rows(int set) {
     const auto ranks = static_cast<std::size_t>(point_.ranks);
-    Traffic traffic{std::vector<std::int32_t>(ranks), std::vector<std::int32_t>(ranks)};
+    PeerRows rows{std::vector<std::int32_t>(ranks), std::vector<std::int32_t>(ranks)};
     std::vector<RowToken>& positions = sets_[set].positions;
     for (int source = 0; source < point_.ranks; ++source) {
       const std::int32_t* ids = inputs_.ids(set, source);
       for (std::int64_t route = 0; route < routes(); ++route) {
         if (ids[route] < 0) continue;
         const int to = point_.config.placement.place(ids[route]).rank;
-        if (source == rank_.index()) ++traffic.send[static_cast<std::size_t>(to)];
+        if (source == rank_.index()) ++rows.sent[static_cast<std::size_t>(to)];
         if (to != rank_.index()) continue;
-        ++traffic.receive[static_cast<std::size_t>(source)];
+        ++rows.received[static_cast<std::size_t>(source)];
         const std::int64_t token = std::int64_t{source} * point_.tokens + route / point_.config.top_k;
         positions.push_back({static_cast<std::int32_t>(positions.size()), static_cast<std::int32_t>(token)});
       }
     }
-    return traffic;
+    return rows;
   }
 
   RouteList list(int set) {
@@ -115,16 +118,16 @@ class NcclRunner {
   }
 
   void gather(int set) {
-    gather_rows(list(set), place_.as<std::int32_t>(), counts_.as<std::int32_t>(), sets_[set].tokens.as(),
-                sorted(set).as(), row_bytes_, stream_.get());
+    gather_rows(list(set), row_of_route_.as<std::int32_t>(), counts_.as<std::int32_t>(),
+                sets_[set].tokens.as(), sorted(set).as(), row_bytes_, stream_.get());
   }
 
-  // The host needs the counts before it can name sizes; meanwhile rows are gathered.
-  void from_ids(int set) {
+  // The host needs the counts to issue the all-to-all-v. While they are copied, the GPU gathers the rows.
+  void sort_and_exchange(int set) {
     const int ranks = point_.ranks;
     auto* const send = counts_.as<std::int32_t>();
     std::int32_t* const receive = send + ranks;
-    sort_routes(list(set), place_.as<std::int32_t>(), send, stream_.get());
+    sort_routes(list(set), row_of_route_.as<std::int32_t>(), send, stream_.get());
     nccl_.require(nccl_.group_start(), "ncclGroupStart");
     for (int peer = 0; peer < ranks; ++peer) {
       nccl_.require(nccl_.send(send + peer, 1, Nccl::kInt32, peer, comm_, stream_.get()), "ncclSend");
@@ -134,20 +137,20 @@ class NcclRunner {
     cuda::check(cudaMemcpyAsync(counts_on_host_.get(), send, static_cast<std::size_t>(counts_.bytes()),
                                 cudaMemcpyDeviceToHost, stream_.get()),
                 "copy counts from a GPU");
-    counted_.record(stream_);
+    counts_copied_.record(stream_);
     gather(set);
-    counted_.wait();
+    counts_copied_.wait();
     const std::int32_t* counts = counts_on_host_.get();
-    rows(set, {{counts, counts + ranks}, {counts + ranks, counts + 2 * ranks}});
+    exchange_rows(set, {{counts, counts + ranks}, {counts + ranks, counts + 2 * ranks}});
   }
 
-  void rows(int set, const Traffic& traffic) {
+  void exchange_rows(int set, const PeerRows& rows) {
     const std::byte* from = sorted(set).as();
     std::byte* to = received_.as();
     nccl_.require(nccl_.group_start(), "ncclGroupStart");
     for (int peer = 0; peer < point_.ranks; ++peer) {
-      const std::int64_t out = traffic.send[static_cast<std::size_t>(peer)] * row_bytes_;
-      const std::int64_t in = traffic.receive[static_cast<std::size_t>(peer)] * row_bytes_;
+      const std::int64_t out = rows.sent[static_cast<std::size_t>(peer)] * row_bytes_;
+      const std::int64_t in = rows.received[static_cast<std::size_t>(peer)] * row_bytes_;
       if (out > 0) {
         nccl_.require(
             nccl_.send(from, static_cast<std::size_t>(out), Nccl::kBytes, peer, comm_, stream_.get()),
@@ -167,7 +170,7 @@ class NcclRunner {
   std::int64_t check(int set, const GpuTimer::Call& call) {
     received_.fill(0xFF, stream_);
     call(set);
-    stream_.wait();
+    stream_.synchronize();
     DispatchResult received;
     received.parts[0].data = received_.as();
     sets_.check_bytes(set, received, stream_);
@@ -179,20 +182,21 @@ class NcclRunner {
   const BenchInputs& inputs_;
   const Nccl& nccl_;
   const std::int64_t row_bytes_;
-  DeviceStream stream_;
-  GpuEvent counted_;
+  cuda::CudaStream stream_;
+  GpuEvent counts_copied_;
   GpuTimer timer_;
   GpuInputs sets_;
-  GpuBuffer rank_of_, place_, counts_;  // counts: sent, received, by peer
+  GpuBuffer rank_of_, row_of_route_, counts_;  // counts_: sent, then received, by peer
   PinnedCounts counts_on_host_;
-  std::vector<Traffic> traffic_;     // by set
-  std::vector<GpuBuffer> sorted_;  // by set
+  std::vector<PeerRows> peer_rows_;  // by set
+  std::vector<GpuBuffer> sorted_;    // by set
   GpuBuffer received_;
   Nccl::Comm comm_ = nullptr;
 };
 
-// Of a rank, mean over ranks and sets.
+// Bytes that a rank sends to others, mean over ranks and input sets.
 double wire_bytes_of(const BenchPoint& point, const BenchInputs& inputs) {
+  constexpr int kSets = BenchInputs::kSets;
   std::int64_t remote = 0;
   for (int set = 0; set < kSets; ++set) {
     for (int rank = 0; rank < point.ranks; ++rank) {
@@ -217,11 +221,12 @@ BenchPoint without_quantisation(const BenchPoint& point) {
 
 GpuTimes run_nccl_baseline(const BenchPoint& point, Work work, const std::string& path) try {
   const Nccl& nccl = load_nccl(path);
-  int devices = 0;
-  cuda::check(cudaGetDeviceCount(&devices), "count the GPUs");
-  if (point.ranks > devices) {
-    throw UnsupportedError(fmt::format("NCCL {} takes one rank a GPU: there are {} ranks and {} GPUs",
-                                       nccl.version_text(), point.ranks, devices));
+  int gpus = 0;
+  cuda::check(cudaGetDeviceCount(&gpus), "count the GPUs");
+  if (point.ranks > gpus) {
+    throw UnsupportedError(fmt::format("NCCL {} allows one rank per GPU: there are {} and {}",
+                                       nccl.version_text(), report::counted(point.ranks, "rank"),
+                                       report::counted(gpus, "GPU")));
   }
   Nccl::UniqueId id{};
   nccl.require(nccl.unique_id(&id), "ncclGetUniqueId");
@@ -233,16 +238,16 @@ GpuTimes run_nccl_baseline(const BenchPoint& point, Work work, const std::string
   group.set_deadline(point.config.deadline);
   group.run([&](const Rank& rank) {
     const auto me = static_cast<std::size_t>(rank.index());
-    cuda::check(cudaSetDevice(rank.index()), "use a GPU");
-    seconds[me] = NcclRunner(rank, point, inputs, nccl, id).play(work, tables, checked[me]);
+    cuda::check(cudaSetDevice(rank.index()), "select a GPU");
+    seconds[me] = NcclRunner(rank, point, inputs, nccl, id).run(work, tables, checked[me]);
   });
   return {.seconds = times_of(slowest(seconds)),
           .wire_bytes = wire_bytes_of(point, inputs),
           .rows_checked = std::accumulate(checked.begin(), checked.end(), std::int64_t{0})};
-} catch (const UnsupportedError& missing) {
-  GpuTimes none;
-  none.skipped = missing.what();
-  return none;
+} catch (const UnsupportedError& error) {
+  GpuTimes skipped;
+  skipped.skipped = error.what();
+  return skipped;
 }
 
 }  // namespace ferry::app

@@ -32,7 +32,7 @@ std::string environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// The paths of a variable that has several.
+// The paths in a colon-separated variable.
 std::vector<std::string> paths_in(const char* name) {
   std::vector<std::string> paths;
   std::istringstream all(environment(name));
@@ -44,7 +44,7 @@ std::vector<std::string> paths_in(const char* name) {
 template <class Function>
 void find(Function& function, void* library, const std::string& path, const char* name) {
   function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr) throw UnsupportedError(fmt::format("{} has no {}: it is no NCCL", path, name));
+  if (function == nullptr) throw UnsupportedError(fmt::format("{} has no {}: it is not NCCL", path, name));
 }
 
 Nccl functions_of(void* library, const std::string& path) {
@@ -64,16 +64,17 @@ Nccl functions_of(void* library, const std::string& path) {
 
 Nccl open_any(const std::string& path) {
   setenv("NCCL_NVLS_ENABLE", "0", 1);
-  std::vector<std::string> positions{path};
+  std::vector<std::string> candidates{path};
   if (path.empty()) {
-    positions = nccl_places();
-    positions.insert(positions.begin(), kName);  // where the loader looks
+    candidates = nccl_candidates();
+    candidates.insert(candidates.begin(), kName);  // found by the loader
   }
-  for (const std::string& place : positions) {
-    // It is never closed: its threads may outlive any order of destruction.
-    if (void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) return functions_of(library, place);
+  for (const std::string& candidate : candidates) {
+    // Never closed: its threads may outlive static objects.
+    if (void* library = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL))
+      return functions_of(library, candidate);
   }
-  throw UnsupportedError(fmt::format("NCCL is not found: {}; --nccl names its {}",
+  throw UnsupportedError(fmt::format("NCCL was not found: {}; use --nccl to name its {}",
                                      path.empty() ? "neither by the loader nor in a Python installation"
                                                   : fmt::format("{} cannot be loaded", path),
                                      kName));
@@ -91,7 +92,7 @@ std::string Nccl::version_text() const {
   return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
 }
 
-std::vector<std::string> nccl_places() {
+std::vector<std::string> nccl_candidates() {
   std::vector<std::string> folders;
   if (const std::string venv = environment("VIRTUAL_ENV"); !venv.empty())
     folders.push_back(venv + "/lib/python3*/site-packages");
@@ -100,18 +101,18 @@ std::vector<std::string> nccl_places() {
     if (folder.ends_with("/bin"))
       folders.push_back(folder.substr(0, folder.rfind('/')) + "/lib/python3*/site-packages");
   }
-  if (const std::string home = environment("HOME"); !home.empty())
-    folders.push_back(home + "/.local/lib/python3*/site-packages");
+  if (const std::string user_folder = environment("HOME"); !user_folder.empty())
+    folders.push_back(user_folder + "/.local/lib/python3*/site-packages");
   for (const char* folder : {"/usr/local/lib/python3*/dist-packages", "/usr/local/lib/python3*/site-packages",
                              "/usr/lib/python3*/site-packages", "/opt/*/lib/python3*/site-packages"}) {
     folders.emplace_back(folder);
   }
-  std::vector<std::string> positions;
+  std::vector<std::string> paths;
   for (const std::string& folder : folders) {
     const std::vector<std::string> found = matches(folder + "/nvidia/nccl/lib/" + kName);
-    positions.insert(positions.end(), found.begin(), found.end());
+    paths.insert(paths.end(), found.begin(), found.end());
   }
-  return positions;
+  return paths;
 }
 
 const Nccl& load_nccl(const std::string& path) {

@@ -1,5 +1,5 @@
-// The few functions of NCCL that the baseline of `ferry bench` calls, found at run time: nothing of NCCL is
-// needed to build.
+// Loads NCCL at run time and declares the few functions that the baseline of `ferry bench` calls, so that
+// nothing of NCCL is needed to build.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace ferry::app {
 
 struct Nccl {
-  // As NCCL declares them; a stream is a cudaStream_t.
+  // Types and values as NCCL declares them. A stream is a cudaStream_t.
   struct UniqueId {
     char bytes[128];
   };
@@ -26,19 +26,19 @@ struct Nccl {
   int (*send)(const void* data, std::size_t count, int type, int peer, Comm comm, void* stream);
   int (*receive)(void* data, std::size_t count, int type, int peer, Comm comm, void* stream);
 
-  std::string path;  // where it was found
+  std::string path;  // of the library
 
-  // Throws SystemError naming the function and NCCL's own words.
+  // Throws SystemError with the function's name and NCCL's own error text unless `status` is kSuccess.
   void require(int status, const char* function) const;
   std::string version_text() const;  // such as 2.28.9
 };
 
-// Where the library may lie, besides where the loader looks: in Python installations, those that
-// VIRTUAL_ENV, PYTHONPATH and PATH name first.
-std::vector<std::string> nccl_places();
+// Paths at which Python installations keep the library, those of VIRTUAL_ENV, PYTHONPATH and PATH first.
+std::vector<std::string> nccl_candidates();
 
-// Loads it from `path`, or if that is empty from where it is found; it stays loaded. Multicast stays off
-// whatever NCCL would choose. Throws UnsupportedError with the places, or the function that it has not.
+// Loads the library from `path`; if that is empty, searches with the loader and then nccl_candidates(). It
+// stays loaded. Turns NVLink multicast off (NCCL_NVLS_ENABLE=0).
+// @throws UnsupportedError  the library or one of its functions was not found
 const Nccl& load_nccl(const std::string& path);
 
 }  // namespace ferry::app

@@ -1,4 +1,4 @@
-// What `ferry bench` prints and writes.
+// The table and the JSON of `ferry bench`.
 #pragma once
 
 #include <string>
@@ -7,21 +7,22 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/ferry/bench/point.hpp"
+#include "tools/ferry/limits/gpu_limits.hpp"
 
 namespace ferry::app {
 
-struct BenchRow {
-  BenchPoint point;
-  BenchResult result;
+std::string host_bench_table(const std::vector<HostBenchRow>& rows);
+nlohmann::ordered_json host_bench_json(const std::vector<HostBenchRow>& rows);
+
+struct GpuBenchReport {
+  std::vector<GpuLimits> limits;  // measured in the same run, one for each number of ranks
+  std::vector<GpuBenchRow> rows;
+
+  // Appends rows, and fills in their push rate from the limits for their number of ranks.
+  void add(std::vector<GpuBenchRow> more);
 };
 
-// What a point is and what was sent in it, whatever it ran on; how it was timed is for the caller to add.
-nlohmann::ordered_json json_of_point(const BenchPoint& point, const BenchRouting& routing);
-
-// A synthesised trace's name without its numbers, which stand in the line anyway.
-std::string router_of(const BenchPoint& point);
-
-std::string bench_table(const std::vector<BenchRow>& rows);
-nlohmann::ordered_json bench_json(const std::vector<BenchRow>& rows);
+std::string gpu_bench_table(const GpuBenchReport& report);
+nlohmann::ordered_json gpu_bench_json(const GpuBenchReport& report);
 
 }  // namespace ferry::app

@@ -1,15 +1,41 @@
 #include "tools/ferry/bench/traffic.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
-#include "format/parts.hpp"
+#include "tools/ferry/common/config.hpp"
 
 namespace ferry::app {
 
 namespace {
 
-// Rows out of and into every rank.
+void add_routing(const BenchPoint& point, const BenchInputs& inputs, int set, BenchRouting& sum) {
+  std::vector<std::int64_t> load(static_cast<std::size_t>(point.ranks));
+  for (int rank = 0; rank < point.ranks; ++rank) {
+    const std::int32_t* id = inputs.ids(set, rank);
+    for (int token = 0; token < point.tokens; ++token) {
+      std::vector<bool> reached(static_cast<std::size_t>(point.ranks));
+      for (int slot = 0; slot < point.config.top_k; ++slot, ++id) {
+        if (*id < 0) continue;
+        const auto to = static_cast<std::size_t>(point.config.placement.place(*id).rank);
+        ++load[to];
+        reached[to] = true;
+      }
+      const auto pairs = std::count(reached.begin(), reached.end(), true);
+      sum.pairs += pairs;
+      sum.remote_pairs += pairs - (reached[static_cast<std::size_t>(rank)] ? 1 : 0);
+    }
+  }
+  const std::int64_t routes = std::accumulate(load.begin(), load.end(), std::int64_t{0});
+  sum.routes += routes;
+  if (routes > 0) {
+    sum.busiest_share +=
+        static_cast<double>(*std::max_element(load.begin(), load.end())) / static_cast<double>(routes);
+  }
+}
+
+// Rows that leave and enter every rank.
 struct RowCounts {
   explicit RowCounts(int ranks) : out(static_cast<std::size_t>(ranks)), in(out.size()) {}
 
@@ -48,6 +74,16 @@ RemoteRows busiest_of_set(const BenchPoint& point, const BenchInputs& inputs, in
 
 }  // namespace
 
+BenchRouting routing_of(const BenchPoint& point, const BenchInputs& inputs) {
+  constexpr int kSets = BenchInputs::kSets;
+  BenchRouting sum;
+  for (int set = 0; set < kSets; ++set) add_routing(point, inputs, set, sum);
+  return {.routes = sum.routes / kSets,
+          .pairs = sum.pairs / kSets,
+          .remote_pairs = sum.remote_pairs / kSets,
+          .busiest_share = sum.busiest_share / kSets};
+}
+
 RemoteRows busiest_remote_rows(const BenchPoint& point, const BenchInputs& inputs) {
   RemoteRows mean;
   for (int set = 0; set < BenchInputs::kSets; ++set) {
@@ -58,21 +94,18 @@ RemoteRows busiest_remote_rows(const BenchPoint& point, const BenchInputs& input
   return mean;
 }
 
-double lower_bound_bytes(const BenchPoint& point, const GpuWork& work, const RemoteRows& busiest) {
-  const PartList parts = parts_of(point.config.format, point.config.hidden);
-  double message = 0;
-  for (int p = 0; p < parts.count; ++p) message += static_cast<double>(parts.part[p].row_bytes);
+double lower_bound_bytes(const BenchPoint& point, const TimedCall& call, const RemoteRows& busiest) {
   const auto row = static_cast<double>(point.config.hidden * bytes_of(point.config.combine_type));
-  const double sent = busiest.pairs * message;
-  const double home = (work.reduction == Reduction::partial ? busiest.pairs : busiest.routes) * row;
-  switch (work.work) {
+  const double dispatched = busiest.pairs * static_cast<double>(received_row_bytes(point.config));
+  const double returned = (call.reduction == Reduction::partial ? busiest.pairs : busiest.routes) * row;
+  switch (call.work) {
     case Work::dispatch:
     case Work::dispatch_plan:
-      return sent;
+      return dispatched;
     case Work::combine:
-      return home;
+      return returned;
     case Work::pair:
-      return sent + home;
+      return dispatched + returned;
     case Work::metadata:
       return 0;
     case Work::nccl:

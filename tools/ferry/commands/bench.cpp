@@ -1,45 +1,44 @@
-// ferry bench: how long dispatch and combine take, against what memory allows.
+// ferry bench: times dispatch and combine over a sweep, each point checked first.
 #include <fmt/core.h>
 
 #include <memory>
 
-#include "tools/ferry/bench/device_bench.hpp"
-#include "tools/ferry/bench/device_cases.hpp"
-#include "tools/ferry/bench/device_report.hpp"
-#include "tools/ferry/bench/host_runner.hpp"
-#include "tools/ferry/bench/options.hpp"
 #include "tools/ferry/bench/report.hpp"
+#include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/sweep.hpp"
 #include "tools/ferry/commands/commands.hpp"
+#include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/output.hpp"
-#include "tools/ferry/common/progress.hpp"
 
 namespace ferry::app {
 
 namespace {
 
-constexpr const char* kFooter = R"(
-N*K all   routes; pairs: distinct (token, rank); remote: of those, with another rank than the token's own
-busiest   share of the routes that goes to the busiest rank
-times     from the first rank's start to the last one's end: median and 99th percentile of the repetitions;
-          short calls are timed twenty at a time; four sets of tokens, ids and weights take turns
-wire      bytes written to other ranks' memory
+constexpr const char* kBenchFooter = R"(
+Every point is checked before it is timed: all counts, sources, weights and bytes that ranks receive are compared
+with those sent, and all bytes that combine writes with the exact sum. A JSON file is rewritten after every GPU
+configuration, so that an interrupted run keeps its measurements.
+
+Columns on the CPU (totals over all ranks):
+E/K       experts and experts per token
+routes    (token, expert) choices; pairs: distinct (token, rank); remote: pairs whose rank is not the token's own
+busiest   the busiest rank's share of the routes
+dispatch, combine   time of a call from the first rank's start to the last rank's end, median (p99: 99th percentile)
+          of the repetitions; 20 short calls are timed together; four sets of inputs alternate
+wire      bytes written to other ranks' memory per call
 GB/s      dispatch: tokens read, wire bytes written and read, rows written; combine: rows read, wire bytes
           written and read, results written
-memcpy    bytes read and written by as many threads or processes, in turn with the calls of the same point
+memcpy    bytes read and written per second by as many threads as ranks, measured once per number of ranks
 
---backend cuda: a line for each call that is timed
-time      of a call on the slowest rank, of graphs of twenty calls that follow each other; eager: without graphs
-wire      bytes a rank writes to others' memory in a call, and that over the time
-floor     what the busiest rank must send or receive, as fast as all ranks can push at once with at most the SMs
-          of the line: a row for each (token, remote rank), of exact and unreduced sums for each remote route;
-          pushing is measured in the same run
-host      time of the calling thread in an eager call, the stream idle: median of 1,000
-nccl      rows sorted by rank, counts exchanged, all-to-all-v with a row for each route; nccl_rows: the last alone
-A JSON file is written anew after every configuration, so that what was measured is there whatever comes later.
-
-Before a point is timed, every count, source, weight and byte that arrives is compared with what was sent, and
-every byte that combine brings home with the exact sum.
+Columns with --backend cuda (one line per call that is timed):
+time      of a call on the slowest rank, in graphs of 20 consecutive calls; eager: without graphs
+wire      bytes that a rank writes to other ranks' memory per call; GB/s: these bytes over the time
+bound     lower bound of the time: the bytes that the busiest rank must send or receive, over the best push rate
+          measured in this run with at most the line's SMs. Counts one row per (token, remote rank), and one per
+          remote route for exact and unreduced sums. x bound: the time divided by it
+host      time of the calling thread in an eager call with an idle stream, median of 1,000
+nccl      baseline: sort rows by rank, exchange counts, all-to-all-v with one row per route; nccl_rows: the
+          all-to-all-v alone
 
 Examples:
   ferry bench
@@ -48,20 +47,74 @@ Examples:
   ferry bench --backend cuda --tokens 1:8192 --format bf16,fp8 --sms 0,32
   ferry bench --backend cuda --tokens 128 --format fp8 --work pair,plan,metadata,nccl --launch graph,eager)";
 
+template <class Value>
+CLI::Option* add_list(CLI::App& command, const char* name, std::vector<Value>& values, const char* help) {
+  return command.add_option(name, values, help)->delimiter(',')->type_name("LIST");
+}
+
+void add_names(CLI::App& command, const char* name, std::vector<std::string>& values,
+               const std::vector<std::string>& choices, const char* help) {
+  add_list(command, name, values, help)->check(CLI::IsMember(choices).description(""));
+}
+
+void add_shape_options(CLI::App& command, BenchOptions& options) {
+  command
+      .add_option(
+          "--trace", options.traces,
+          "routing trace: a recorded one (folder/name or\npath.npy), or synth:decode, synth:prefill,\n"
+          "synth:uniform; may be repeated; default: synth:uniform,\n"
+          "synth:decode and the first recorded trace in FERRY_TRACES")
+      ->type_name("NAME");
+  add_text(command, "--tokens", options.tokens,
+           "tokens per rank and call: 1:8192 doubles from 1 to 8192,\n1,5,64 is a list; default 1:2048",
+           "LIST");
+  add_list(command, "--ranks", options.ranks, "numbers of ranks, all on this machine; default 4")
+      ->check(CLI::Range(1, 1024).description(""));
+  add_choice(command, "--backend", options.backend,
+             "cpu (default), or cuda: ranks are threads, assigned to\nthe GPUs round robin", {"cpu", "cuda"});
+  command.add_flag("--processes", options.processes, "make each rank a process; default: a thread");
+  add_list(command, "--format", options.formats,
+           "any of bf16 (default), fp16, fp32, and fp8 with any of\nthe suffixes -columns, -pow2, -packed");
+  add_names(command, "--layout", options.layouts, {"expert_major", "expert_padded", "rank_major"},
+            "any of expert_major (default), expert_padded,\nrank_major");
+  add_names(command, "--reduction", options.reductions, {"partial", "exact", "unreduced"},
+            "any of partial (default), exact, unreduced");
+}
+
+void add_gpu_options(CLI::App& command, BenchOptions& options) {
+  add_names(
+      command, "--work", options.works, {"dispatch", "plan", "combine", "pair", "metadata", "nccl"},
+      "cuda: calls to time, any of dispatch (default), plan\n(dispatch with an existing plan), combine "
+      "(default),\n"
+      "pair (dispatch and combine), metadata (token counts),\nnccl (baseline: all-to-all-v of sorted rows)");
+  add_names(
+      command, "--weights", options.weights, {"with", "without"},
+      "cuda: any of with (default), without: whether dispatch\ncarries weights and combine applies them");
+  add_names(command, "--launch", options.launches, {"graph", "eager"},
+            "cuda: any of graph (default), eager (one by one; also\ntimes the calling thread)");
+  add_names(command, "--form", options.forms, {"fused", "phases"},
+            "cuda: any of fused (default), phases (send phase, then\nreceive phase)");
+  add_list(command, "--sms", options.sms, "cuda: SMs of a call at most; default 0: no limit")
+      ->check(CLI::Range(0, 1024).description(""));
+  add_text(command, "--nccl", options.nccl,
+           "cuda: path of libnccl.so.2; default: searched by the\nloader, then in Python installations",
+           "PATH");
+}
+
 void run_on_host(const BenchOptions& options, const Output& json) {
   const std::vector<Trace> traces = open_bench_traces(options);
   const std::vector<BenchPoint> points = bench_points(options, traces);
-  std::vector<BenchRow> rows;
+  std::vector<HostBenchRow> rows;
   {
-    Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
+    const Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
     progress.show();
     for (const BenchPoint& point : points) {
-      rows.push_back({point, run_host_bench(point)});
+      rows.push_back(run_host_point(point));
       progress.advance();
     }
   }
-  if (!json.to_stdout()) fmt::print("{}", bench_table(rows));
-  if (json.wanted()) json.write(bench_json(rows).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}", host_bench_table(rows));
+  if (json.wanted()) json.write(host_bench_json(rows).dump(2) + "\n");
 }
 
 void run_on_gpus(const BenchOptions& options, const Output& json) {
@@ -70,7 +123,7 @@ void run_on_gpus(const BenchOptions& options, const Output& json) {
   GpuBenchReport report;
   for (const int ranks : options.ranks) report.limits.push_back(measure_gpu_limits(ranks, options.sms));
   {
-    Progress progress("measuring, configuration", static_cast<std::int64_t>(cases.size()));
+    const Progress progress("measuring, configuration", static_cast<std::int64_t>(cases.size()));
     progress.show();
     for (const GpuCase& one : cases) {
       report.add(run_gpu_case(one, options.nccl));
@@ -82,19 +135,36 @@ void run_on_gpus(const BenchOptions& options, const Output& json) {
   if (json.to_stdout()) json.write(gpu_bench_json(report).dump(2) + "\n");
 }
 
-void run(const BenchOptions& options) {
+void run_bench(const BenchOptions& options) {
   const Output json(options.json);
   options.backend == "cuda" ? run_on_gpus(options, json) : run_on_host(options, json);
 }
 
 }  // namespace
 
+void add_bench_options(CLI::App& command, BenchOptions& options) {
+  add_shape_options(command, options);
+  add_gpu_options(command, options);
+  add_count(command, "--hidden", options.hidden, "columns of a token; default 7168");
+  add_count(command, "--experts", options.experts,
+            "experts of synthesised traces; default: as the first\nrecorded trace has, otherwise 256");
+  add_number(
+      command, "--top-k", options.top_k,
+      "experts per token of synthesised traces; default: as\nthe first recorded trace has, otherwise 8", 1,
+      kMaxTopK);
+  add_count(command, "--repetitions", options.repetitions, "measurements of every point; default 50");
+  add_seed(command, options.seed, "seed of synthesised traces; default 1");
+  add_output(command, "--json", options.json,
+             "write the report as JSON; - is stdout and replaces\nthe table");
+}
+
 void add_bench(CLI::App& program) {
-  CLI::App* command = program.add_subcommand("bench", "Time dispatch and combine, checked, over a sweep");
-  command->footer(kFooter);
+  CLI::App* command =
+      program.add_subcommand("bench", "Time dispatch and combine over a sweep, each point checked first");
+  command->footer(kBenchFooter);
   const auto options = std::make_shared<BenchOptions>();
   add_bench_options(*command, *options);
-  command->callback([options] { run(*options); });
+  command->callback([options] { run_bench(*options); });
 }
 
 }  // namespace ferry::app

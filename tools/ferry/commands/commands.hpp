@@ -1,7 +1,8 @@
 // The subcommands of the program: one file and one function each.
 //
-// Each function adds its subcommand, its options and a callback that does the work. A callback reports failure
-// by throwing CheckFailed, a ferry::Error or another std::exception; main.cpp maps these to exit codes.
+// Each function adds its subcommand, its options and a callback that does the work. A callback reports
+// failure by throwing CheckFailed, a ferry::Error or another std::exception; main.cpp maps these to exit
+// codes.
 #pragma once
 
 #include <CLI/CLI.hpp>

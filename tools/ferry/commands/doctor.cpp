@@ -19,7 +19,7 @@
 #include "group/launcher.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/machine.hpp"
-#include "tools/ferry/common/recorded_traces.hpp"
+#include "tools/ferry/common/traces.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 #include "tools/report/units.hpp"

@@ -9,7 +9,7 @@
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/output.hpp"
-#include "tools/ferry/common/recorded_traces.hpp"
+#include "tools/ferry/common/traces.hpp"
 #include "tools/ferry/run/report.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/ferry/run/runner.hpp"

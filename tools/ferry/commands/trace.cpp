@@ -14,7 +14,7 @@
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/output.hpp"
-#include "tools/ferry/common/recorded_traces.hpp"
+#include "tools/ferry/common/traces.hpp"
 #include "tools/report/units.hpp"
 #include "trace/synth.hpp"
 

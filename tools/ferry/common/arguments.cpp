@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <array>
 #include <charconv>
 #include <filesystem>
 #include <limits>
@@ -35,14 +34,6 @@ fs::path resolved(const std::string& path) {
 bool same_file(const std::string& a, const std::string& b) {
   if (a == "-" || b == "-") return a == b;
   return resolved(a) == resolved(b);
-}
-
-template <class Value, std::size_t kCount>
-Value named(const std::array<Value, kCount>& values, const std::string& name) {
-  for (const Value value : values) {
-    if (name == to_string(value)) return value;
-  }
-  throw UsageError(fmt::format("unknown name '{}'", name));
 }
 
 }  // namespace
@@ -88,45 +79,6 @@ void refuse_shared(std::initializer_list<NamedOutput> outputs) {
                                    one->option, one->path));
     }
   }
-}
-
-BackendKind backend_of(const std::string& name) {
-  return named(std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda}, name);
-}
-
-Layout layout_of(const std::string& name) {
-  return named(std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major}, name);
-}
-
-Reduction reduction_of(const std::string& name) {
-  return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
-}
-
-Format format_of(const std::string& name) {
-  const std::string choices = "must be bf16, fp16, fp32 or fp8[-columns][-pow2[-packed]]";
-  if (name.starts_with("raw")) {
-    throw UsageError(fmt::format(
-        "--format {}: {}; the experts cannot compute with raw parts, which have no values", name, choices));
-  }
-  try {
-    return parse_format(name);
-  } catch (const UsageError&) {
-    throw UsageError(fmt::format("--format {}: {}", name, choices));
-  }
-}
-
-void check_reduction(Layout layout, Reduction reduction) {
-  if (layout != Layout::rank_major || reduction == Reduction::partial) return;
-  throw UsageError(fmt::format(
-      "--reduction {} with --layout rank_major: its rows are already sums over the experts of a rank; use "
-      "--reduction partial",
-      to_string(reduction)));
-}
-
-DType token_type(const Format& format) {
-  if (format.kind == FormatKind::fp32) return DType::fp32;
-  if (format.kind == FormatKind::fp16) return DType::fp16;
-  return DType::bf16;
 }
 
 }  // namespace ferry::app

@@ -1,4 +1,4 @@
-// Command-line options that several subcommands have, and the names of enumerators in options.
+// Adds command-line options of the kinds that several subcommands have.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "ferry/format.hpp"
-#include "ferry/types.hpp"
 #include "tools/ferry/common/output.hpp"
 
 namespace ferry::app {
@@ -46,18 +44,5 @@ struct NamedOutput {
 
 // Throws UsageError if two outputs lead to the same file.
 void refuse_shared(std::initializer_list<NamedOutput> outputs);
-
-// Enumerators by their names. Throw UsageError for an unknown name.
-BackendKind backend_of(const std::string& name);
-Layout layout_of(const std::string& name);
-Reduction reduction_of(const std::string& name);
-// Refuses raw formats: the program's experts need values to compute with.
-Format format_of(const std::string& name);
-
-// Throws UsageError for a reduction that --layout rank_major does not have.
-void check_reduction(Layout layout, Reduction reduction);
-
-// The type of a format's values before quantisation, which results have too.
-DType token_type(const Format& format);
 
 }  // namespace ferry::app

@@ -1,4 +1,4 @@
-// RAII owners of CUDA objects (memory, stream, event, graph), and copies from the GPU to the host.
+// RAII owners of CUDA objects (memory, event, graph), and copies from the GPU to the host.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,31 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cuda/host/cuda_stream.hpp"
 #include "backends/cuda/host/error.hpp"
 #include "ferry/exchange.hpp"
-#include "ferry/types.hpp"
 
 namespace ferry::app {
 
 // Makes the rank's GPU the current one of the calling thread: rank modulo the number of GPUs.
 void use_gpu_of_rank(int rank);
-
-class DeviceStream {
- public:
-  DeviceStream() {
-    cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream");
-  }
-  ~DeviceStream() { cudaStreamDestroy(stream_); }
-  DeviceStream(const DeviceStream&) = delete;
-  DeviceStream& operator=(const DeviceStream&) = delete;
-
-  cudaStream_t get() const { return stream_; }
-  operator Stream() const { return {stream_}; }
-  void wait() const { cuda::check(cudaStreamSynchronize(stream_), "wait for a stream"); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 class GpuEvent {
  public:
@@ -41,7 +24,7 @@ class GpuEvent {
   GpuEvent(const GpuEvent&) = delete;
   GpuEvent& operator=(const GpuEvent&) = delete;
 
-  void record(const DeviceStream& stream) const {
+  void record(const cuda::CudaStream& stream) const {
     cuda::check(cudaEventRecord(event_, stream.get()), "record an event");
   }
   void wait() const { cuda::check(cudaEventSynchronize(event_), "wait for an event"); }
@@ -59,7 +42,7 @@ class GpuEvent {
 class GpuGraph {
  public:
   template <class Enqueue>
-  GpuGraph(const DeviceStream& stream, Enqueue enqueue) {
+  GpuGraph(const cuda::CudaStream& stream, Enqueue enqueue) {
     cudaGraph_t graph = nullptr;
     cuda::check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture a graph");
     enqueue();
@@ -72,7 +55,7 @@ class GpuGraph {
   GpuGraph(const GpuGraph&) = delete;
   GpuGraph& operator=(const GpuGraph&) = delete;
 
-  void launch(const DeviceStream& stream) const {
+  void launch(const cuda::CudaStream& stream) const {
     cuda::check(cudaGraphLaunch(executable_, stream.get()), "launch a graph");
   }
 
@@ -114,7 +97,7 @@ class GpuBuffer {
     // cudaMemcpy from pageable memory may return before the last piece has reached the device.
     cuda::check(cudaStreamSynchronize(cudaStreamLegacy), "copy to a GPU");
   }
-  void fill(int value, const DeviceStream& stream) const {
+  void fill(int value, const cuda::CudaStream& stream) const {
     cuda::check(cudaMemsetAsync(data_, value, static_cast<std::size_t>(bytes_), stream.get()),
                 "fill device memory");
   }

@@ -8,6 +8,7 @@
 #include <array>
 #include <barrier>
 #include <cctype>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <ctime>
@@ -17,6 +18,7 @@
 #include <sstream>
 #include <thread>
 
+#include "ferry/error.hpp"
 #include "memory/local_memory.hpp"
 
 namespace ferry::app {
@@ -79,6 +81,14 @@ std::int64_t memory_bytes() {
 
 std::int64_t available_memory_bytes() {
   return kibibytes("MemAvailable");
+}
+
+void require_free_memory(double bytes, const std::string& task) {
+  const auto available = static_cast<double>(available_memory_bytes());
+  if (available == 0 || bytes < available) return;
+  throw SystemError(fmt::format("{} would take about {:.1f} GB of memory, but only {:.1f} GB are free", task,
+                                bytes * 1e-9, available * 1e-9),
+                    ENOMEM);
 }
 
 std::string command_line() {

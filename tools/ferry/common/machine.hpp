@@ -16,6 +16,9 @@ std::int64_t available_memory_bytes();    // that can be allocated without swapp
 std::string command_line();  // of this process, with the program named `ferry`
 std::string utc_now();       // such as 2026-11-21T04:00:00Z
 
+// Throws SystemError if less than `bytes` of memory can be allocated. The message begins with `task`.
+void require_free_memory(double bytes, const std::string& task);
+
 // Bytes of source and target buffers together, over all threads or processes that measure memcpy.
 std::int64_t memcpy_buffer_bytes();
 

@@ -1,6 +1,7 @@
+// Replaces the GPU parts of the program in builds without CUDA: every function throws UnsupportedError.
 #include "exchange/backend.hpp"
 #include "ferry/error.hpp"
-#include "tools/ferry/bench/device_bench.hpp"
+#include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/ferry/run/device_context.hpp"
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "backends/cuda/host/cuda_stream.hpp"
 #include "backends/cuda/host/error.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
@@ -128,14 +129,14 @@ class GpuRanks {
       enable_peer_access(rank % devices_, devices_);
       check(cudaMalloc(&memory_.at[rank], static_cast<std::size_t>(bytes)), "allocate device memory");
       check(cudaMemset(memory_.at[rank], 0, static_cast<std::size_t>(bytes)), "clear device memory");
-      check(cudaStreamCreateWithFlags(&streams_[rank], cudaStreamNonBlocking), "create a stream");
+      streams_[rank] = std::make_unique<cuda::CudaStream>();
     }
     wait();
   }
   ~GpuRanks() {
     for (int rank = 0; rank < ranks_; ++rank) {
       cudaSetDevice(rank % devices_);
-      if (streams_[rank] != nullptr) cudaStreamDestroy(streams_[rank]);
+      streams_[rank].reset();
       cudaFree(memory_.at[rank]);
     }
     cudaFreeHost(gate_);
@@ -145,7 +146,7 @@ class GpuRanks {
 
   void use(int rank) const { check(cudaSetDevice(rank % devices_), "select a GPU"); }
   const Pointers& memory() const { return memory_; }
-  cudaStream_t stream(int rank) const { return streams_[rank]; }
+  cudaStream_t stream(int rank) const { return streams_[rank]->get(); }
   const int* gate() const { return gate_; }
 
   // Launches a kernel on every rank; returns the seconds from opening the gate to the end of the last kernel.
@@ -174,7 +175,7 @@ class GpuRanks {
   const int ranks_, devices_;
   int* gate_ = nullptr;
   Pointers memory_{};
-  cudaStream_t streams_[kMostRanks] = {};
+  std::unique_ptr<cuda::CudaStream> streams_[kMostRanks];
 };
 
 }  // namespace

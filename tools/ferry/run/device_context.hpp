@@ -64,13 +64,6 @@ constexpr float factor_of(int expert) {
   return expert / 5 % 2 == 0 ? kPowers[expert % 5] : -kPowers[expert % 5];
 }
 
-// The most rows that a dispatch of this exchange can deliver, over all groups.
-std::int64_t received_row_capacity(const Exchange& exchange);
-
-// Whether combine multiplies the experts' rows by row weights. Otherwise the experts have applied them
-// (rank_major) or the caller will (unreduced).
-bool combine_applies_weights(Layout layout, Reduction reduction);
-
 // Collective. The GPU context uses GPU rank modulo the number of GPUs, and makes it current in the calling
 // thread.
 // @throws UnsupportedError  make_gpu_context: the build, the driver, a GPU or cuBLAS is missing

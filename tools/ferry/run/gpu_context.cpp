@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/gpu.hpp"
 #include "tools/ferry/run/cublas.hpp"
 #include "tools/ferry/run/device_context.hpp"
@@ -18,7 +19,7 @@ class GpuExperts {
  public:
   // `rows`: the most rows that can be received. Allocates everything on the current GPU now, because an
   // allocation later could wait for kernels of other ranks, which wait for this one.
-  GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const DeviceStream& stream);
+  GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const cuda::CudaStream& stream);
 
   // Enqueue on the stream and return. The dispatch has completed.
   void scale(const DispatchResult& received);
@@ -45,7 +46,7 @@ class GpuExperts {
   const RunSpec& spec_;
   const std::vector<int>& experts_;  // global ids, in local order
   bool rank_major_;
-  const DeviceStream& stream_;
+  const cuda::CudaStream& stream_;
   Cublas cublas_;
   GpuBuffer weights_;                // [local experts] gate, up, down, of RunSpec::type
   GpuBuffer factors_;                // [local experts]
@@ -58,7 +59,7 @@ class GpuExperts {
   GpuBuffer route_of_slot_;  // [rows, top_k], -1 for a slot without a local expert
 };
 
-GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const DeviceStream& stream)
+GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const cuda::CudaStream& stream)
     : spec_(spec),
       experts_(spec.config.placement.experts_of(rank)),
       rank_major_(spec.config.layout == Layout::rank_major),
@@ -229,7 +230,7 @@ class GpuContext final : public DeviceContext {
     ids_.fill_from(inputs.routes.ids.data(), ids_.bytes());
     weights_.fill_from(inputs.routes.weights.data(), weights_.bytes());
     result_.fill(0xFF, stream_);
-    stream_.wait();
+    stream_.synchronize();
   }
   void dispatch() override {
     received_ = exchange_.dispatch(Tokens::rows(tokens_.as(), spec_.tokens(), spec_.type),
@@ -238,11 +239,11 @@ class GpuContext final : public DeviceContext {
   }
   void run_scaling_experts() override {
     experts_.scale(received_);
-    stream_.wait();
+    stream_.synchronize();
   }
   void run_swiglu_experts() override {
     experts_.swiglu(received_);
-    stream_.wait();
+    stream_.synchronize();
   }
   void combine() override {
     exchange_.combine(experts_.outputs(), received_.plan, {.data = result_.as(), .type = spec_.type},
@@ -261,7 +262,7 @@ class GpuContext final : public DeviceContext {
   }
 
  private:
-  DeviceStream stream_;
+  cuda::CudaStream stream_;
   GpuExperts experts_;
   GpuBuffer tokens_, ids_, weights_;
   GpuBuffer result_;

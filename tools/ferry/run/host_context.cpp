@@ -6,20 +6,11 @@
 #include "format/e4m3.hpp"
 #include "format/parts.hpp"
 #include "memory/local_memory.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/run/device_context.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 
 namespace ferry::app {
-
-std::int64_t received_row_capacity(const Exchange& exchange) {
-  const Config& config = exchange.config();
-  const bool padded = config.layout == Layout::expert_padded;
-  return exchange.capacity() * (padded ? config.placement.local_experts(exchange.rank().index()) : 1);
-}
-
-bool combine_applies_weights(Layout layout, Reduction reduction) {
-  return layout != Layout::rank_major && reduction != Reduction::unreduced;
-}
 
 CombineOptions DeviceContext::combine_options(const DispatchResult& received) const {
   CombineOptions options;

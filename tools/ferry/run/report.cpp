@@ -8,6 +8,7 @@
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
 #include "layout/message.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/run/combine_check.hpp"
 #include "tools/ferry/run/swiglu.hpp"
@@ -125,19 +126,12 @@ report::Check check_wire(const char* name, const report::Traffic& planned, std::
   return check;
 }
 
-std::int64_t received_row_bytes(const RunSpec& spec) {
-  const PartList parts = parts_of(spec.config.format, spec.config.hidden);
-  std::int64_t bytes = 0;
-  for (int p = 0; p < parts.count; ++p) bytes += parts.part[p].row_bytes;
-  return bytes;
-}
-
 void add_traffic(const RunSpec& spec, const SharedResults& results, report::RunReport& run) {
   const std::int64_t rows = sum_over_ranks(spec, results, &RankResults::rows);
   const std::int64_t rank_steps = std::int64_t{spec.options.steps} * spec.options.ranks;
   run.dispatch = traffic_of(spec, results.dispatch_messages(), dispatch_message(spec));
   run.dispatch.moved_bytes = rank_steps * spec.tokens() * spec.row_bytes() + 2 * run.dispatch.wire_bytes +
-                             rows * received_row_bytes(spec);
+                             rows * received_row_bytes(spec.config);
   run.combine = traffic_of(spec, results.combine_messages(), combine_message(spec));
   run.combine.moved_bytes =
       rows * spec.row_bytes() + 2 * run.combine.wire_bytes + rank_steps * spec.result_bytes();

@@ -3,15 +3,14 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "backends/cpu/kernels.hpp"
 #include "ferry/error.hpp"
-#include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/output.hpp"
 #include "tools/ferry/common/random.hpp"
-#include "tools/ferry/common/recorded_traces.hpp"
+#include "tools/ferry/common/traces.hpp"
 #include "tools/report/units.hpp"
 #include "trace/synth.hpp"
 
@@ -75,15 +74,11 @@ void check_memory(const RunOptions& options, const Config& config) {
   // on a GPU are copied to host memory for the checks.
   const double row = config.hidden * static_cast<double>(bytes_of(config.combine_type));
   bytes += 2.0 * options.ranks * options.tokens * config.top_k * row;
-  const auto available = static_cast<double>(available_memory_bytes());
-  if (available == 0 || bytes < available) return;
-  throw SystemError(
-      fmt::format("{} of {}, hidden {}, with {} of {} would take about {:.1f} GB of memory, but only {:.1f} "
-                  "GB are free",
-                  report::counted(options.ranks, "rank"), report::counted(options.tokens, "token"),
-                  config.hidden, report::counted(config.experts, "expert"),
-                  report::counted(options.inner, "inner column"), bytes * 1e-9, available * 1e-9),
-      ENOMEM);
+  require_free_memory(
+      bytes,
+      fmt::format("{} of {}, hidden {}, with {} of {}", report::counted(options.ranks, "rank"),
+                  report::counted(options.tokens, "token"), config.hidden,
+                  report::counted(config.experts, "expert"), report::counted(options.inner, "inner column")));
 }
 
 // A synthesised trace without its routes, so that options are checked before the routes are drawn, which may
@@ -105,42 +100,21 @@ Trace draw(const SynthSpec& spec) {
   return synthesise(spec);
 }
 
-// Whether a token lists an expert twice, as recorded traces may. Such tokens can produce more rows.
-bool has_repeats(const Trace& trace) {
-  const auto k = static_cast<std::size_t>(trace.top_k);
-  std::vector<std::int32_t> token(k);
-  for (std::size_t begin = 0; begin < trace.ids.size(); begin += k) {
-    std::copy_n(trace.ids.begin() + static_cast<std::ptrdiff_t>(begin), k, token.begin());
-    std::sort(token.begin(), token.end());
-    const auto first_valid = std::upper_bound(token.begin(), token.end(), -1);  // masked slots may repeat
-    if (std::adjacent_find(first_valid, token.end()) != token.end()) return true;
-  }
-  return false;
-}
-
-Config config_of(const RunOptions& options, const Trace& trace) {
-  Config config;
-  config.experts = trace.experts;
-  config.top_k = trace.top_k;
-  config.hidden = options.hidden;
-  config.max_tokens = options.tokens;
-  config.backend = backend_of(options.backend);
-  config.placement = Placement::blocks(trace.experts, options.ranks);
-  config.layout = layout_of(options.layout);
-  config.alignment = options.alignment;
-  config.repeats = has_repeats(trace);
-  config.format = format_of(options.format);
-  config.combine_type = token_type(config.format);
-  config.reduction = reduction_of(options.reduction);
-  config.deadline = kDeadlineSeconds;
-  check_reduction(config.layout, config.reduction);
-  size_of(config, options.ranks);  // throws what constructing the exchange would throw
-  return config;
-}
-
 Config checked_config(const RunOptions& options, const Trace& trace) {
   check_options(options, trace);
-  Config config = config_of(options, trace);
+  const Layout layout = layout_of(options.layout);
+  const Reduction reduction = reduction_of(options.reduction);
+  check_reduction(layout, reduction);
+  const Config config = make_config({.backend = backend_of(options.backend),
+                                     .ranks = options.ranks,
+                                     .tokens = options.tokens,
+                                     .hidden = options.hidden,
+                                     .layout = layout,
+                                     .format = format_of(options.format),
+                                     .reduction = reduction,
+                                     .alignment = options.alignment,
+                                     .deadline_seconds = kHostDeadlineSeconds},
+                                    trace);
   check_memory(options, config);
   return config;
 }

@@ -14,9 +14,6 @@
 
 namespace ferry::app {
 
-// Long, because on few cores a rank may spend minutes in its checks while its peers wait.
-constexpr double kDeadlineSeconds = 300.0;
-
 // The options of `ferry run`, with their defaults.
 struct RunOptions {
   std::string backend = "cpu";

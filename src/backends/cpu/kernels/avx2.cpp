@@ -1,7 +1,7 @@
 #include "backends/cpu/kernels/table.hpp"
 
 #if !defined(__AVX2__) || !defined(__FMA__)
-#error "compiled without the instruction set it is named after"
+#error "this file must be compiled for the instruction set in its name"
 #endif
 
 namespace ferry::cpu {

@@ -1,4 +1,4 @@
-// Copies: through the cache, and past it.
+// Copies of bytes, through the cache or past it.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kLine = 64;  // bytes of a cache line
 
-FERRY_HD std::int64_t least(std::int64_t a, std::int64_t b) {
+FERRY_HD std::int64_t min_of(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
 
@@ -25,7 +25,7 @@ FERRY_HD void copy_cached(char* out, const char* in, std::int64_t bytes) {
 
 #if defined(__SSE2__)
 
-// One whole line, past the cache. `out` is aligned to a line, `in` to nothing.
+// Copies one cache line past the cache. `out` is aligned to a line; `in` may have any alignment.
 FERRY_HD void stream_line(char* out, const char* in) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(reinterpret_cast<__m512i*>(out), _mm512_loadu_si512(in));
@@ -42,10 +42,10 @@ FERRY_HD void stream_line(char* out, const char* in) {
 #endif
 }
 
-// Whole lines are streamed; what belongs to lines shared with neighbours goes through the cache.
+// Streams whole lines. Lines that are only partly written go through the cache.
 void copy_streaming(char* out, const char* in, std::int64_t bytes) {
   const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out) % kLine);
-  const std::int64_t head = least(bytes, (kLine - misaligned) % kLine);
+  const std::int64_t head = min_of(bytes, (kLine - misaligned) % kLine);
   const std::int64_t lines_end = head + (bytes - head) / kLine * kLine;
   copy_cached(out, in, head);
   for (std::int64_t at = head; at < lines_end; at += kLine) stream_line(out + at, in + at);
@@ -72,12 +72,13 @@ void copy(void* out, const void* in, std::int64_t bytes, Store store) {
   copy_by(store, static_cast<char*>(out), static_cast<const char*>(in), bytes);
 }
 
-// A piece of the input small enough to stay in the first-level cache while every place gets it.
-constexpr std::int64_t kPiece = 16 * 1024;
+// The input is copied in pieces, each small enough to stay in the L1 cache while it is copied to every
+// output.
+constexpr std::int64_t kPieceBytes = 16 * 1024;
 
 void copy_to_many(void* const* outs, int count, const void* in, std::int64_t bytes, Store store) {
-  for (std::int64_t at = 0; at < bytes; at += kPiece) {
-    const std::int64_t piece = least(kPiece, bytes - at);
+  for (std::int64_t at = 0; at < bytes; at += kPieceBytes) {
+    const std::int64_t piece = min_of(kPieceBytes, bytes - at);
     for (int i = 0; i < count; ++i) {
       copy_by(store, static_cast<char*>(outs[i]) + at, static_cast<const char*>(in) + at, piece);
     }

@@ -1,4 +1,4 @@
-// The inner product of two rows, in the order kernels.hpp defines.
+// The dot product of two rows, with its additions in the order that kernels.hpp defines.
 #pragma once
 
 #include "backends/cpu/kernels/values.hpp"
@@ -6,40 +6,41 @@
 namespace ferry::cpu {
 namespace {
 
-constexpr std::int64_t kDotLanes = 256;
+constexpr std::int64_t kDotSums = 256;
 constexpr std::int64_t kDotGroup = 8;
 
 template <class A, class B>
-void add_products(float* __restrict lanes, const char* __restrict a, const char* __restrict b,
+void add_products(float* __restrict sums, const char* __restrict a, const char* __restrict b,
                   std::int64_t count) {
   for (std::int64_t c = 0; c < count; ++c) {
-    lanes[c] = fused_multiply_add(A::value(load<A>(a, c)), B::value(load<B>(b, c)), lanes[c]);
+    sums[c] = fused_multiply_add(A::value(load<A>(a, c)), B::value(load<B>(b, c)), sums[c]);
   }
 }
 
-float fold(float* lanes) {
-  for (std::int64_t half = kDotGroup / 2; half >= 1; half /= 2) {
-    for (std::int64_t group = 0; group < kDotLanes; group += kDotGroup) {
-      for (std::int64_t i = 0; i < half; ++i) lanes[group + i] += lanes[group + i + half];
+// Adds the 256 partial sums in the fixed order.
+float reduce(float* sums) {
+  for (std::int64_t distance = kDotGroup / 2; distance >= 1; distance /= 2) {
+    for (std::int64_t group = 0; group < kDotSums; group += kDotGroup) {
+      for (std::int64_t i = 0; i < distance; ++i) sums[group + i] += sums[group + i + distance];
     }
   }
-  for (std::int64_t half = kDotLanes / 2; half >= kDotGroup; half /= 2) {
-    for (std::int64_t first = 0; first < half; first += kDotGroup) lanes[first] += lanes[first + half];
+  for (std::int64_t distance = kDotSums / 2; distance >= kDotGroup; distance /= 2) {
+    for (std::int64_t first = 0; first < distance; first += kDotGroup) sums[first] += sums[first + distance];
   }
-  return lanes[0];
+  return sums[0];
 }
 
 template <class A, class B>
 float dot_as(const void* a, const void* b, std::int64_t columns) {
   constexpr std::int64_t kBytesA = sizeof(typename A::Bits);
   constexpr std::int64_t kBytesB = sizeof(typename B::Bits);
-  alignas(64) float lanes[kDotLanes] = {};
-  for (std::int64_t first = 0; first < columns; first += kDotLanes) {
+  alignas(64) float sums[kDotSums] = {};
+  for (std::int64_t first = 0; first < columns; first += kDotSums) {
     const std::int64_t left = columns - first;
-    add_products<A, B>(lanes, static_cast<const char*>(a) + first * kBytesA,
-                       static_cast<const char*>(b) + first * kBytesB, left < kDotLanes ? left : kDotLanes);
+    add_products<A, B>(sums, static_cast<const char*>(a) + first * kBytesA,
+                       static_cast<const char*>(b) + first * kBytesB, left < kDotSums ? left : kDotSums);
   }
-  return canonical(fold(lanes));
+  return canonical(reduce(sums));
 }
 
 float dot(const void* a, DType a_type, const void* b, DType b_type, std::int64_t columns) {

@@ -1,4 +1,4 @@
-// A row quantised to e4m3 with a scale for each block of 128 columns.
+// Quantisation of a row to e4m3 with one scale for each block of 128 columns.
 #pragma once
 
 #include "backends/cpu/kernels/values.hpp"
@@ -46,7 +46,7 @@ void encode_as(char* values, char* scales, const char* in, std::int64_t columns,
   const std::int64_t blocks = fp8_blocks(columns);
   for (std::int64_t block = 0; block < blocks; ++block) {
     const std::int64_t first = block * kFp8Block;
-    // A constant number of columns makes loops without remainders.
+    // Full blocks have a constant number of columns, so that the compiler emits loops without remainders.
     const Fp8Scale scale =
         columns - first >= kFp8Block
             ? encode_block<In>(values + first, in + first * kBytes, kFp8Block, options.power_of_two)

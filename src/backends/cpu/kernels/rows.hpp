@@ -1,4 +1,4 @@
-// A row at a time: converted, weighed.
+// Operations on one row: conversion to another type, multiplication by a weight.
 #pragma once
 
 #include "backends/cpu/kernels/copy.hpp"
@@ -7,17 +7,17 @@
 namespace ferry::cpu {
 namespace {
 
-constexpr std::int64_t kBlock = 512;  // columns whose intermediate results stay in the first-level cache
+constexpr std::int64_t kBlock = 512;  // columns; the intermediate results of a block stay in the L1 cache
 
-// Calls write(out, first column, columns) for one block after another; `out` is where the block's results go:
-// the row itself, or a buffer that is then streamed to it.
+// Calls write(out, first_column, columns) for each block. `out` is the address for the block's results: in
+// the row itself, or, for a streaming store, a buffer that is then streamed to the row.
 template <class Out, class Write>
 FERRY_HD void for_blocks(void* row, std::int64_t columns, Store store, Write write) {
   constexpr std::int64_t kBytes = sizeof(typename Out::Bits);
   alignas(kLine) char buffer[kBlock * kBytes];
   char* const out = static_cast<char*>(row);
   for (std::int64_t first = 0; first < columns; first += kBlock) {
-    const std::int64_t count = least(kBlock, columns - first);
+    const std::int64_t count = min_of(kBlock, columns - first);
     if (store == Store::streaming) {
       write(buffer, first, count);
       copy_streaming(out + first * kBytes, buffer, count * kBytes);

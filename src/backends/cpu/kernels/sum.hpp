@@ -1,4 +1,4 @@
-// Weighted sums of rows.
+// Weighted sums of rows, in passes over up to four rows at a time.
 #pragma once
 
 #include "backends/cpu/kernels/rows.hpp"
@@ -6,28 +6,28 @@
 namespace ferry::cpu {
 namespace {
 
-constexpr int kRowsAPass = 4;
+constexpr int kRowsPerPass = 4;
 
-// Up to four rows of a block, by name: the vectoriser has to see each pointer and weight as a constant of its
-// loop.
+// The rows of one pass, and their weights. The loops copy each into a variable of its own, because the
+// vectoriser must see every pointer and weight as loop-invariant.
 struct Pass {
-  const char* row[kRowsAPass];
-  float weight[kRowsAPass];
+  const char* row[kRowsPerPass];
+  float weight[kRowsPerPass];
 };
 
-// Rows as the wire carries them, where that is not how they lie.
-using Carried = char[kRowsAPass][kBlock * sizeof(float)];
+// The rows of a pass rounded to RowSum::wire_type, if that differs from their type.
+using RoundedRows = char[kRowsPerPass][kBlock * sizeof(float)];
 
-Pass pass_of(const RowSum& sum, int begin, std::int64_t first, std::int64_t columns, Carried& carried) {
+Pass pass_of(const RowSum& sum, int begin, std::int64_t first, std::int64_t columns, RoundedRows& rounded) {
   const std::int64_t bytes = sum.row_type == DType::fp32 ? 4 : 2;
   Pass pass;
-  for (int i = 0; i < kRowsAPass; ++i) {
+  for (int i = 0; i < kRowsPerPass; ++i) {
     const int row = begin + i < sum.count ? begin + i : begin;
     pass.row[i] = static_cast<const char*>(sum.rows[row]) + first * bytes;
     pass.weight[i] = sum.weights ? sum.weights[row] : 1.0f;  // fma(1, v, a) is a + v
     if (sum.row_type == sum.wire_type) continue;
-    convert_row(carried[i], sum.wire_type, pass.row[i], sum.row_type, columns, Store::cached);
-    pass.row[i] = carried[i];
+    convert_row(rounded[i], sum.wire_type, pass.row[i], sum.row_type, columns, Store::cached);
+    pass.row[i] = rounded[i];
   }
   return pass;
 }
@@ -41,7 +41,7 @@ struct Pair {
   float low, high;
 };
 
-// Calls use(column, sum) with the sum of kRows rows, in order, added to start(column).
+// Calls use(column, sum) for every column: sum = start(column) plus kRows rows, in order.
 template <class Row, int kRows, class Start, class Use>
 FERRY_HD void add_rows(const Pass& pass, std::int64_t columns, Start start, Use use) {
   const char* const __restrict row0 = pass.row[0];
@@ -59,27 +59,28 @@ FERRY_HD void add_rows(const Pass& pass, std::int64_t columns, Start start, Use 
   }
 }
 
-// The last pass rounds; the first starts from +0. Loops without sums in memory serve up to four rows.
+// One pass. The first pass starts from +0, the last rounds the result; passes between keep their sums in
+// memory. A sum of up to four rows is one pass and keeps nothing in memory.
 template <class Row, class Out, int kRows>
 void pass_rows(char* __restrict out, float* __restrict sums, const Pass& pass, bool start, bool last,
                std::int64_t columns) {
   auto zero = [](std::int64_t) { return 0.0f; };
-  auto stored = [=](std::int64_t c) { return sums[c]; };
-  auto keep = [=](std::int64_t c, float sum) { sums[c] = sum; };
+  auto load_sum = [=](std::int64_t c) { return sums[c]; };
+  auto store_sum = [=](std::int64_t c, float sum) { sums[c] = sum; };
   auto round = [=](std::int64_t c, float sum) { store<Out>(out, c, Out::round(sum)); };
   if (start && last) {
     add_rows<Row, kRows>(pass, columns, zero, round);
   } else if (start) {
-    add_rows<Row, kRows>(pass, columns, zero, keep);
+    add_rows<Row, kRows>(pass, columns, zero, store_sum);
   } else if (last) {
-    add_rows<Row, kRows>(pass, columns, stored, round);
+    add_rows<Row, kRows>(pass, columns, load_sum, round);
   } else {
-    add_rows<Row, kRows>(pass, columns, stored, keep);
+    add_rows<Row, kRows>(pass, columns, load_sum, store_sum);
   }
 }
 
-// Rows and sums of bf16, two values a word: the vectoriser then has one width of lane in the whole loop and
-// moves nothing between lanes. `low` and `high` are sums of the lower and the upper values.
+// bf16 rows and results, as 32-bit words of two values. The vectoriser then sees one lane width in the whole
+// loop and moves nothing between lanes. `low` and `high` are the sums of the lower and the upper values.
 template <int kRows, class Start, class Use>
 FERRY_HD void add_words(const Pass& pass, std::int64_t words, Start start, Use use) {
   const char* const __restrict row0 = pass.row[0];
@@ -109,8 +110,8 @@ void pass_words(char* __restrict out, float* __restrict sums, const Pass& pass, 
                 std::int64_t words) {
   float* const __restrict high_sums = sums + kBlock / 2;
   auto zero = [](std::int64_t) { return Pair{0.0f, 0.0f}; };
-  auto stored = [=](std::int64_t w) { return Pair{sums[w], high_sums[w]}; };
-  auto keep = [=](std::int64_t w, Pair sum) {
+  auto load_sum = [=](std::int64_t w) { return Pair{sums[w], high_sums[w]}; };
+  auto store_sum = [=](std::int64_t w, Pair sum) {
     sums[w] = sum.low;
     high_sums[w] = sum.high;
   };
@@ -120,29 +121,29 @@ void pass_words(char* __restrict out, float* __restrict sums, const Pass& pass, 
   if (start && last) {
     add_words<kRows>(pass, words, zero, round);
   } else if (start) {
-    add_words<kRows>(pass, words, zero, keep);
+    add_words<kRows>(pass, words, zero, store_sum);
   } else if (last) {
-    add_words<kRows>(pass, words, stored, round);
+    add_words<kRows>(pass, words, load_sum, round);
   } else {
-    add_words<kRows>(pass, words, stored, keep);
+    add_words<kRows>(pass, words, load_sum, store_sum);
   }
 }
 
-// One or two rows wait for memory more than they compute, and the processor's own prefetching starts late on
-// every page of a row. With more rows the memory is busy anyway, and prefetching only gets in the way.
+// Sums of one or two rows are bound by memory latency, and the hardware prefetcher restarts on every page of
+// a row. Sums of more rows keep the memory busy without prefetching, which would only compete with them.
 void prefetch_ahead(const RowSum& sum, std::int64_t first) {
   constexpr std::int64_t kAhead = 2048, kLength = 1024;  // bytes
   if (sum.count > 2 || sum.next_count > 0) return;
   const std::int64_t bytes = sum.row_type == DType::fp32 ? 4 : 2;
   const std::int64_t begin = first * bytes + kAhead;
-  const std::int64_t end = least(begin + kLength, sum.columns * bytes);
+  const std::int64_t end = min_of(begin + kLength, sum.columns * bytes);
   for (int row = 0; row < sum.count; ++row) {
     const char* const at = static_cast<const char*>(sum.rows[row]);
     for (std::int64_t line = begin; line < end; line += kLine) __builtin_prefetch(at + line);
   }
 }
 
-// What comes next is asked for a little at a time: many requests at once would hold up this sum's own.
+// Prefetches the next sum's rows block by block: many requests at once would delay this sum's own loads.
 void prefetch_next(const RowSum& sum, std::int64_t first, std::int64_t columns) {
   const std::int64_t bytes = sum.row_type == DType::fp32 ? 4 : 2;
   for (std::int64_t at = first * bytes; at < (first + columns) * bytes; at += kLine) {
@@ -162,10 +163,10 @@ void pass_block(char* out, float* sums, const Pass& pass, bool start, bool last,
 
 template <class Row, class Out>
 void sum_block(char* out, float* sums, const RowSum& sum, std::int64_t first, std::int64_t columns) {
-  alignas(kLine) Carried carried;
-  for (int row = 0; row < sum.count; row += kRowsAPass) {
-    const Pass pass = pass_of(sum, row, first, columns, carried);
-    const bool start = row == 0, last = row + kRowsAPass >= sum.count;
+  alignas(kLine) RoundedRows rounded;
+  for (int row = 0; row < sum.count; row += kRowsPerPass) {
+    const Pass pass = pass_of(sum, row, first, columns, rounded);
+    const bool start = row == 0, last = row + kRowsPerPass >= sum.count;
     switch (sum.count - row) {
       case 1:
         pass_block<Row, Out, 1>(out, sums, pass, start, last, columns);

@@ -1,4 +1,4 @@
-// The table of the instruction set this is compiled for.
+// Builds the kernel table of the instruction set that the including file is compiled for.
 #pragma once
 
 #include "backends/cpu/kernels/copy.hpp"

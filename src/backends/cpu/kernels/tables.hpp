@@ -1,4 +1,4 @@
-// The tables of all instruction sets. Only kernels.cpp decides which of them this processor can run.
+// The kernel tables of all instruction sets. Only kernels.cpp decides which of them this processor can run.
 #pragma once
 
 #include "backends/cpu/kernels.hpp"

@@ -1,8 +1,8 @@
-// Values of a row, by type: how loops load, compute with and store them.
+// The value types of a row: how loops load, convert and store them.
 //
-// The headers in this folder are compiled once for each instruction set. All they define has internal linkage
-// or is always inlined, and they call nothing of the standard library, whose functions the linker would
-// merge.
+// The headers in this folder are compiled once for each instruction set. So all that they define has internal
+// linkage or is always inlined, and they call no inline function of the standard library: the linker would
+// merge its copies into one, possibly compiled for an instruction set that this processor lacks.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@
 namespace ferry::cpu {
 namespace {
 
-// For each type: its bits; value(), an operand of arithmetic; round(), what is stored of a computed fp32;
-// exact(), the value as a conversion gives it; magnitude(), which orders as |value| does and is 0 for NaN.
+// Each type has: Bits, its storage; value(), its value in fp32; round(), the bits of an fp32 result rounded
+// to the type; magnitude(), an integer that orders as |value| does, 0 for NaN; value_of_magnitude(), its
+// inverse.
 struct Bf16 {
   using Bits = std::uint16_t;
   FERRY_HD static float value(Bits bits) { return bf16_value(bits); }

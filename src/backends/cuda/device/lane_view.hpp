@@ -63,7 +63,9 @@ struct LaneView {
   std::uint64_t deadline;  // nanoseconds
   std::uint64_t row_order_hash, placement_version;
   PlanShape plan_shape;
+#if FERRY_TEST_HOOKS
   FaultInjection fault_injection;
+#endif
 
   // This lane's section of symmetric memory, on every rank.
   std::byte* symmetric[kMaxRanks];

@@ -116,10 +116,12 @@ LaneView Lane::make_view() const {
   view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
   view.row_order_hash = row_order_hash(config);
   view.placement_version = config.placement.version();
+#if FERRY_TEST_HOOKS
   const Environment environment = Environment::read();
   view.fault_injection = fault_injection_of(environment.jitter, environment.stall);
   // A stalled rank must not time out itself: the test expects that its peers report it.
   if (view.fault_injection.stall != Point::none) view.deadline = ~0ull;
+#endif
   for (int peer = 0; peer < view.ranks; ++peer)
     view.symmetric[peer] = exchange_.memory.at(peer, index_ * layout.lane_bytes());
   view.signals = device_signals(config);

@@ -1,5 +1,5 @@
-// Which calls a sweep on GPUs times.
-#include "tools/ferry/bench/device_cases.hpp"
+// Which calls a benchmark sweep on GPUs times.
+#include "tools/ferry/bench/sweep.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "ferry/error.hpp"
+#include "tools/ferry/commands/commands.hpp"
 
 namespace ferry::app {
 namespace {
@@ -33,7 +34,7 @@ int count(const std::vector<GpuCase>& cases, Work work) {
   int sum = 0;
   for (const GpuCase& one : cases) {
     sum += static_cast<int>(
-        std::count_if(one.works.begin(), one.works.end(), [&](const auto& w) { return w.work == work; }));
+        std::count_if(one.calls.begin(), one.calls.end(), [&](const auto& w) { return w.work == work; }));
   }
   return sum;
 }
@@ -45,17 +46,17 @@ class GpuCases : public testing::Test {
   const std::vector<Trace> traces_ = uniform();
 };
 
-TEST_F(GpuCases, DispatchAndCombineAreTimedIfNothingIsSaid) {
+TEST_F(GpuCases, DispatchAndCombineAreTimedByDefault) {
   const std::vector<GpuCase> all = cases("");
   ASSERT_EQ(all.size(), 1U);
-  const std::vector<GpuWork> expected{{.work = Work::dispatch, .weighted = true},
-                                      {.work = Work::combine, .weighted = true}};
-  EXPECT_EQ(all[0].works, expected);
+  const std::vector<TimedCall> expected{{.work = Work::dispatch, .weighted = true},
+                                        {.work = Work::combine, .weighted = true}};
+  EXPECT_EQ(all[0].calls, expected);
   EXPECT_EQ(all[0].point.launches, 20);
   EXPECT_EQ(all[0].point.repetitions, 50);
 }
 
-TEST_F(GpuCases, PointsThatDifferInWhatIsTimedShareAnExchange) {
+TEST_F(GpuCases, CallsAtTheSamePointShareAnExchange) {
   const std::vector<GpuCase> all =
       cases("--sms 0,8 --weights with,without --launch graph,eager --reduction partial,exact");
   ASSERT_EQ(all.size(), 1U);
@@ -64,14 +65,14 @@ TEST_F(GpuCases, PointsThatDifferInWhatIsTimedShareAnExchange) {
   EXPECT_EQ(all[0].point.config.reduction, Reduction::exact);
 }
 
-TEST_F(GpuCases, HalvesAreTimedBesideFusedCalls) {
-  const std::vector<GpuCase> all = cases("--form fused,in_phases --work dispatch,combine,metadata");
+TEST_F(GpuCases, PhasesAreTimedBesideFusedCalls) {
+  const std::vector<GpuCase> all = cases("--form fused,phases --work dispatch,combine,metadata");
   EXPECT_EQ(count(all, Work::dispatch), 2);
   EXPECT_EQ(count(all, Work::combine), 2);
   EXPECT_EQ(count(all, Work::metadata), 1);
 }
 
-TEST_F(GpuCases, CombineIsTimedOnceForATypeOfRows) {
+TEST_F(GpuCases, CombineIsTimedOncePerTypeOfRows) {
   const std::vector<GpuCase> all = cases("--format bf16,fp8,fp32 --tokens 4,8");
   EXPECT_EQ(all.size(), 6U);
   EXPECT_EQ(count(all, Work::dispatch), 6);
@@ -82,13 +83,13 @@ TEST_F(GpuCases, PairsAreTimedForEveryFormat) {
   EXPECT_EQ(count(cases("--format bf16,fp8 --work pair"), Work::pair), 2);
 }
 
-TEST_F(GpuCases, RowsThatAreSumsTakeNoOtherSumAndNoWeights) {
+TEST_F(GpuCases, RankMajorHasOneReductionAndNoWeights) {
   const std::vector<GpuCase> all =
       cases("--layout rank_major --reduction partial,exact,unreduced --weights with,without");
   ASSERT_EQ(all.size(), 1U);
   EXPECT_EQ(count(all, Work::dispatch), 2);
   ASSERT_EQ(count(all, Work::combine), 1);
-  EXPECT_EQ(all[0].works.back(), (GpuWork{.work = Work::combine}));
+  EXPECT_EQ(all[0].calls.back(), (TimedCall{.work = Work::combine}));
   EXPECT_THROW(cases("--layout rank_major --reduction exact --work combine"), UsageError);
 }
 
@@ -98,22 +99,22 @@ TEST_F(GpuCases, UnreducedRowsTakeNoWeights) {
   EXPECT_EQ(all[0].point.config.reduction, Reduction::unreduced);
 }
 
-TEST_F(GpuCases, CountsOfAStepAreTimedOnce) {
+TEST_F(GpuCases, MetadataIsTimedOnce) {
   EXPECT_EQ(
       count(cases("--work metadata,dispatch --tokens 4,8 --format bf16,fp8 --launch graph,eager --sms 0,4"),
             Work::metadata),
       2);
 }
 
-TEST_F(GpuCases, TheBaselineIsTimedOnceForATypeAndNotByLayout) {
+TEST_F(GpuCases, TheBaselineIsTimedOncePerTypeAndNotPerLayout) {
   const std::vector<GpuCase> all =
       cases("--work nccl --format bf16,fp8 --layout expert_major,rank_major --sms 0,8 --launch eager");
   ASSERT_EQ(all.size(), 1U);
-  const std::vector<GpuWork> expected{{.work = Work::nccl, .eager = true}, {.work = Work::nccl_rows}};
-  EXPECT_EQ(all[0].works, expected);
+  const std::vector<TimedCall> expected{{.work = Work::nccl, .eager = true}, {.work = Work::nccl_rows}};
+  EXPECT_EQ(all[0].calls, expected);
 }
 
-TEST_F(GpuCases, ExpertsThatStandTwiceNeedMoreMemory) {
+TEST_F(GpuCases, RepeatedExpertsAreConfigured) {
   EXPECT_FALSE(cases("")[0].point.config.repeats);
   std::vector<Trace> twice = uniform();
   twice[0].ids[5] = twice[0].ids[4];

@@ -1,14 +1,14 @@
-// The report of a bench on GPUs, from figures made up here.
-#include "tools/ferry/bench/device_report.hpp"
+// The report of a GPU benchmark, from made-up measurements.
+#include "tools/ferry/bench/report.hpp"
 
 #include <gtest/gtest.h>
 
 namespace ferry::app {
 namespace {
 
-class GpuBenchReportTest : public testing::Test {
+class GpuReport : public testing::Test {
  protected:
-  GpuBenchReportTest() {
+  GpuReport() {
     trace_.name = "synth:uniform:experts=16";
     trace_.experts = 16;
     trace_.top_k = 4;
@@ -19,7 +19,7 @@ class GpuBenchReportTest : public testing::Test {
     report_.limits = {limits};
   }
 
-  GpuBenchRow row(const GpuWork& work) const {
+  GpuBenchRow row(const TimedCall& call) const {
     GpuBenchRow row;
     row.point.trace = &trace_;
     row.point.ranks = 4;
@@ -28,7 +28,7 @@ class GpuBenchReportTest : public testing::Test {
     row.point.config.top_k = 4;
     row.point.launches = 20;
     row.point.repetitions = 50;
-    row.work = work;
+    row.call = call;
     row.times.seconds = {.p50 = 20e-6, .p99 = 25e-6};
     row.times.wire_bytes = 3.4e6;
     row.times.lower_bound_bytes = 3.4e6;
@@ -45,17 +45,17 @@ class GpuBenchReportTest : public testing::Test {
   GpuBenchReport report_;
 };
 
-TEST_F(GpuBenchReportTest, TheFloorIsOfTheBestPushWithAtMostTheRowsSms) {
+TEST_F(GpuReport, TheLowerBoundUsesTheBestPushWithAtMostTheCallsSms) {
   EXPECT_DOUBLE_EQ(json_of(row({.sm_limit = 16}))["push_bytes_per_second"], 340e9);
   EXPECT_DOUBLE_EQ(json_of(row({.sm_limit = 7}))["push_bytes_per_second"], 180e9);
   const nlohmann::ordered_json all = json_of(row({.sm_limit = 0}));
   EXPECT_DOUBLE_EQ(all["push_bytes_per_second"], 350e9);
-  EXPECT_NEAR(all["floor_us"], 3.4e6 / 350e9 * 1e6, 1e-9);
-  EXPECT_NEAR(all["of_floor"], 20 / (3.4e6 / 350e9 * 1e6), 1e-9);
+  EXPECT_NEAR(all["lower_bound_us"], 3.4e6 / 350e9 * 1e6, 1e-9);
+  EXPECT_NEAR(all["ratio_to_lower_bound"], 20 / (3.4e6 / 350e9 * 1e6), 1e-9);
   EXPECT_NEAR(all["wire_bytes_per_second"], 170e9, 1);
 }
 
-TEST_F(GpuBenchReportTest, EveryRowSaysWhatItIs) {
+TEST_F(GpuReport, EveryRowDescribesItsCall) {
   const nlohmann::ordered_json json =
       json_of(row({.work = Work::pair, .reduction = Reduction::exact, .weighted = true, .sm_limit = 8}));
   for (const char* key : {"work",
@@ -85,9 +85,9 @@ TEST_F(GpuBenchReportTest, EveryRowSaysWhatItIs) {
                           "p99_us",
                           "wire_bytes",
                           "wire_bytes_per_second",
-                          "floor_bytes",
-                          "floor_us",
-                          "of_floor",
+                          "lower_bound_bytes",
+                          "lower_bound_us",
+                          "ratio_to_lower_bound",
                           "push_bytes_per_second",
                           "host_us"}) {
     EXPECT_TRUE(json.contains(key)) << key;
@@ -98,19 +98,19 @@ TEST_F(GpuBenchReportTest, EveryRowSaysWhatItIs) {
   EXPECT_TRUE(json["host_us"].is_null());
 }
 
-TEST_F(GpuBenchReportTest, TheHostsTimeIsOfEagerCalls) {
+TEST_F(GpuReport, HostTimesAreThoseOfEagerCalls) {
   GpuBenchRow eager = row({.eager = true});
   eager.times.host_seconds = 4e-6;
   EXPECT_NEAR(json_of(eager)["host_us"], 4, 1e-9);
 }
 
-TEST_F(GpuBenchReportTest, WhatNeedNotCrossHasNoRatio) {
+TEST_F(GpuReport, CallsWithoutRemoteBytesHaveNoRatio) {
   GpuBenchRow counts = row({.work = Work::metadata});
   counts.times.lower_bound_bytes = 0;
-  EXPECT_TRUE(json_of(counts)["of_floor"].is_null());
+  EXPECT_TRUE(json_of(counts)["ratio_to_lower_bound"].is_null());
 }
 
-TEST_F(GpuBenchReportTest, WhatWasSkippedSaysWhyAndHasNoTimes) {
+TEST_F(GpuReport, SkippedCallsHaveAReasonAndNoTimes) {
   GpuBenchRow skipped = row({.work = Work::nccl, .eager = true});
   skipped.times = {};
   skipped.times.skipped = "no such library";
@@ -120,7 +120,7 @@ TEST_F(GpuBenchReportTest, WhatWasSkippedSaysWhyAndHasNoTimes) {
   EXPECT_NE(gpu_bench_table(report_).find("skipped: no such library"), std::string::npos);
 }
 
-TEST_F(GpuBenchReportTest, TheTableHasALineForEachRow) {
+TEST_F(GpuReport, TheTableHasALinePerRow) {
   report_.add({row({.work = Work::dispatch}), row({.work = Work::combine, .sm_limit = 8})});
   const std::string table = gpu_bench_table(report_);
   EXPECT_NE(table.find("\ndispatch "), std::string::npos) << table;

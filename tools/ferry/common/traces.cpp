@@ -1,4 +1,4 @@
-#include "tools/ferry/common/recorded_traces.hpp"
+#include "tools/ferry/common/traces.hpp"
 
 #include <fmt/core.h>
 

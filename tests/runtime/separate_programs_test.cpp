@@ -1,4 +1,4 @@
-// A custom group of processes that share nothing but a socket each: programs started by themselves.
+// A custom group of separately started programs, which share nothing but a socket to the test.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -17,13 +17,13 @@ namespace {
 constexpr int kRanks = 4;
 
 void send_all(int socket, const void* data, std::size_t bytes) {
-  FERRY_CHECK(write(socket, data, bytes) == static_cast<ssize_t>(bytes), "the test lost its socket");
+  FERRY_CHECK(write(socket, data, bytes) == static_cast<ssize_t>(bytes), "the socket was closed");
 }
 
 void receive_all(int socket, void* data, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes;) {
     const ssize_t got = read(socket, static_cast<char*>(data) + done, bytes - done);
-    FERRY_CHECK(got > 0, "the test lost its socket");
+    FERRY_CHECK(got > 0, "the socket was closed");
     done += static_cast<std::size_t>(got);
   }
 }
@@ -44,16 +44,16 @@ Bootstrap by_socket(int rank, int socket) {
   return bootstrap;
 }
 
-// The stranger's main program.
-int be_rank(int rank, int socket, bool killed) {
+// The main program of one rank.
+int run_rank(int rank, int socket, bool killed) {
   try {
     Group::custom(by_socket(rank, socket)).run([&](const Rank& as) {
-      Line line(as, 30);
-      for (int i = 0; i < 100; ++i) line.exchange();
+      TestLane lane(as, 30);
+      for (int i = 0; i < 100; ++i) lane.exchange();
       if (!killed) return as.barrier();
       if (rank == 3) raise(SIGKILL);
       const Stopwatch watch;
-      check_text(thrown<PeerLostError>([&] { line.exchange(); }), "rank 3 (process ");
+      check_text(thrown<PeerLostError>([&] { lane.exchange(); }), "rank 3 (process ");
       FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
     });
   } catch (const std::exception& error) {
@@ -63,15 +63,15 @@ int be_rank(int rank, int socket, bool killed) {
   return 0;
 }
 
-pid_t start_stranger(int rank, int socket, bool killed) {
+pid_t start_rank(int rank, int socket, bool killed) {
   const pid_t process = fork();
   if (process != 0) return process;
   const std::string rank_text = std::to_string(rank), socket_text = std::to_string(socket);
-  execl("/proc/self/exe", "stranger", rank_text.c_str(), socket_text.c_str(), killed ? "1" : "0", nullptr);
+  execl("/proc/self/exe", "rank", rank_text.c_str(), socket_text.c_str(), killed ? "1" : "0", nullptr);
   _exit(127);
 }
 
-// Serves the strangers' gathers until all of them have closed their sockets.
+// Serves the ranks' gathers until one of them closes its socket.
 void serve(const int (&sockets)[kRanks]) {
   while (true) {
     std::string all;
@@ -86,31 +86,31 @@ void serve(const int (&sockets)[kRanks]) {
   }
 }
 
-void run_strangers(bool killed) {
-  int ours[kRanks];
+void run_programs(bool killed) {
+  int sockets[kRanks];
   pid_t processes[kRanks];
   for (int rank = 0; rank < kRanks; ++rank) {
     int pair[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-    ours[rank] = pair[0];
-    processes[rank] = start_stranger(rank, pair[1], killed);
+    sockets[rank] = pair[0];
+    processes[rank] = start_rank(rank, pair[1], killed);
     close(pair[1]);
   }
-  serve(ours);
+  serve(sockets);
   for (int rank = 0; rank < kRanks; ++rank) {
     int status = 0;
     waitpid(processes[rank], &status, 0);
     EXPECT_EQ(status, killed && rank == 3 ? SIGKILL : 0) << "rank " << rank;
-    close(ours[rank]);
+    close(sockets[rank]);
   }
 }
 
-TEST(Strangers, MeetAndExchange) {
-  run_strangers(false);
+TEST(SeparatePrograms, JoinAndExchange) {
+  run_programs(false);
 }
 
-TEST(Strangers, NoticeThatOneOfThemWasKilled) {
-  run_strangers(true);
+TEST(SeparatePrograms, NoticeThatOneOfThemWasKilled) {
+  run_programs(true);
 }
 
 }  // namespace
@@ -118,8 +118,8 @@ TEST(Strangers, NoticeThatOneOfThemWasKilled) {
 
 int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
-  if (argc == 4 && std::string(argv[0]) == "stranger") {
-    return ferry::test::be_rank(std::atoi(argv[1]), std::atoi(argv[2]), argv[3][0] == '1');
+  if (argc == 4 && std::string(argv[0]) == "rank") {
+    return ferry::test::run_rank(std::atoi(argv[1]), std::atoi(argv[2]), argv[3][0] == '1');
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -1,4 +1,4 @@
-// The least that has to cross, against counts by hand.
+// Lower bounds of benchmark points, compared with counts made by hand.
 #include "tools/ferry/bench/traffic.hpp"
 
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@ namespace ferry::app {
 namespace {
 
 // Two ranks of two experts each, H = 256. Rank 0 routes tokens {0, 1}, {2, 3}, {0, 2}; rank 1 {2, 3}, {3,
-// -1}, {0, 1}; every layer alike, so every set is.
+// -1}, {0, 1}; all layers and therefore all sets are equal.
 Trace small_trace() {
   Trace trace;
   trace.name = "by hand";
@@ -36,9 +36,9 @@ BenchPoint point_of(const Trace& trace, const Format& format) {
 
 class LowerBound : public testing::Test {
  protected:
-  double bytes(const Format& format, const GpuWork& work) const {
+  double bytes(const Format& format, const TimedCall& call) const {
     const BenchPoint point = point_of(trace_, format);
-    return lower_bound_bytes(point, work, busiest_remote_rows(point, BenchInputs(point)));
+    return lower_bound_bytes(point, call, busiest_remote_rows(point, BenchInputs(point)));
   }
 
   const Trace trace_ = small_trace();
@@ -52,28 +52,28 @@ TEST_F(LowerBound, CountsTheBusierDirection) {
   EXPECT_EQ(busiest.routes, 3);
 }
 
-TEST_F(LowerBound, OfDispatchIsValuesAndScalesOfPairs) {
+TEST_F(LowerBound, OfDispatchIsTheValuesAndScalesOfPairs) {
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::dispatch}), 2 * 512);
   EXPECT_EQ(bytes(Format::fp32(), {.work = Work::dispatch_plan}), 2 * 1024);
   EXPECT_EQ(bytes(Format::fp8_e4m3(), {.work = Work::dispatch}), 2 * (256 + 2 * 4));
 }
 
-TEST_F(LowerBound, OfCombineDependsOnWhereSumsAreMade) {
+TEST_F(LowerBound, OfCombineDependsOnWhereSumsAreComputed) {
   EXPECT_EQ(bytes(Format::fp8_e4m3(), {.work = Work::combine}), 2 * 512);
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::combine, .reduction = Reduction::exact}), 3 * 512);
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::combine, .reduction = Reduction::unreduced}), 3 * 512);
 }
 
-TEST_F(LowerBound, OfAPairIsBoth) {
+TEST_F(LowerBound, OfAPairIsTheSumOfBoth) {
   EXPECT_EQ(bytes(Format::fp8_e4m3(), {.work = Work::pair}), 2 * (256 + 2 * 4) + 2 * 512);
 }
 
-TEST_F(LowerBound, OfNcclIsWhatADispatchNeeds) {
+TEST_F(LowerBound, OfNcclIsThatOfDispatch) {
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::nccl}), 2 * 512);
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::nccl_rows}), 2 * 512);
 }
 
-TEST_F(LowerBound, OfCountsIsNothing) {
+TEST_F(LowerBound, OfMetadataIsZero) {
   EXPECT_EQ(bytes(Format::bf16(), {.work = Work::metadata}), 0);
 }
 

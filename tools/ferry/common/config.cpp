@@ -1,0 +1,114 @@
+#include "tools/ferry/common/config.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "ferry/error.hpp"
+#include "format/parts.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+template <class Value, std::size_t kCount>
+Value named(const std::array<Value, kCount>& values, const std::string& name) {
+  for (const Value value : values) {
+    if (name == to_string(value)) return value;
+  }
+  throw UsageError(fmt::format("unknown name '{}'", name));
+}
+
+// Whether a token lists an expert twice, as recorded traces may. Such tokens can produce more rows.
+bool repeats_experts(const Trace& trace) {
+  const auto k = static_cast<std::size_t>(trace.top_k);
+  std::vector<std::int32_t> token(k);
+  for (std::size_t begin = 0; begin < trace.ids.size(); begin += k) {
+    std::copy_n(trace.ids.begin() + static_cast<std::ptrdiff_t>(begin), k, token.begin());
+    std::sort(token.begin(), token.end());
+    const auto first_valid = std::upper_bound(token.begin(), token.end(), -1);  // masked slots may repeat
+    if (std::adjacent_find(first_valid, token.end()) != token.end()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+BackendKind backend_of(const std::string& name) {
+  return named(std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda}, name);
+}
+
+Layout layout_of(const std::string& name) {
+  return named(std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major}, name);
+}
+
+Reduction reduction_of(const std::string& name) {
+  return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
+}
+
+Format format_of(const std::string& name) {
+  const std::string choices = "must be bf16, fp16, fp32 or fp8[-columns][-pow2[-packed]]";
+  if (name.starts_with("raw")) {
+    throw UsageError(fmt::format(
+        "--format {}: {}; the experts cannot compute with raw parts, which have no values", name, choices));
+  }
+  try {
+    return parse_format(name);
+  } catch (const UsageError&) {
+    throw UsageError(fmt::format("--format {}: {}", name, choices));
+  }
+}
+
+void check_reduction(Layout layout, Reduction reduction) {
+  if (layout != Layout::rank_major || reduction == Reduction::partial) return;
+  throw UsageError(fmt::format(
+      "--reduction {} with --layout rank_major: its rows are already sums over the experts of a rank; use "
+      "--reduction partial",
+      to_string(reduction)));
+}
+
+DType token_type(const Format& format) {
+  if (format.kind == FormatKind::fp32) return DType::fp32;
+  if (format.kind == FormatKind::fp16) return DType::fp16;
+  return DType::bf16;
+}
+
+Config make_config(const ConfigOptions& options, const Trace& trace) {
+  Config config;
+  config.experts = trace.experts;
+  config.top_k = trace.top_k;
+  config.hidden = options.hidden;
+  config.max_tokens = options.tokens;
+  config.backend = options.backend;
+  config.placement = Placement::blocks(trace.experts, options.ranks);
+  config.layout = options.layout;
+  config.alignment = options.alignment;
+  config.repeats = repeats_experts(trace);
+  config.format = options.format;
+  config.combine_type = token_type(options.format);
+  config.reduction = options.reduction;
+  config.deadline = options.deadline_seconds;
+  size_of(config, options.ranks);  // throws what constructing the exchange would throw
+  return config;
+}
+
+std::int64_t received_row_capacity(const Exchange& exchange) {
+  const Config& config = exchange.config();
+  const bool padded = config.layout == Layout::expert_padded;
+  return exchange.capacity() * (padded ? config.placement.local_experts(exchange.rank().index()) : 1);
+}
+
+std::int64_t received_row_bytes(const Config& config) {
+  const PartList parts = parts_of(config.format, config.hidden);
+  std::int64_t bytes = 0;
+  for (int p = 0; p < parts.count; ++p) bytes += parts.part[p].row_bytes;
+  return bytes;
+}
+
+bool combine_applies_weights(Layout layout, Reduction reduction) {
+  return layout != Layout::rank_major && reduction != Reduction::unreduced;
+}
+
+}  // namespace ferry::app

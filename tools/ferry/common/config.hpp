@@ -1,0 +1,54 @@
+// Makes an exchange's configuration from the program's options and a trace, and computes sizes that follow.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ferry/exchange.hpp"
+#include "ferry/trace.hpp"
+
+namespace ferry::app {
+
+// Enumerators by their names. Throw UsageError for an unknown name.
+BackendKind backend_of(const std::string& name);
+Layout layout_of(const std::string& name);
+Reduction reduction_of(const std::string& name);
+// Refuses raw formats: the program's experts need values to compute with.
+Format format_of(const std::string& name);
+
+// Throws UsageError for a reduction that rank_major does not have.
+void check_reduction(Layout layout, Reduction reduction);
+
+// The type of a format's values before quantisation. Results have it too.
+DType token_type(const Format& format);
+
+// Long, because on few cores a rank may spend minutes in its checks while its peers wait.
+inline constexpr double kHostDeadlineSeconds = 300.0;
+
+struct ConfigOptions {
+  BackendKind backend = BackendKind::cpu;
+  int ranks = 0;
+  int tokens = 0;  // at most, per rank and call
+  int hidden = 0;
+  Layout layout = Layout::expert_major;
+  Format format = Format::bf16();
+  Reduction reduction = Reduction::partial;
+  int alignment = 1;
+  double deadline_seconds = 0;
+};
+
+// The configuration for the experts of `trace`, in equal blocks over the ranks. Combine carries token_type().
+// Throws what constructing the exchange would throw.
+Config make_config(const ConfigOptions& options, const Trace& trace);
+
+// The most rows that one dispatch can deliver, over all groups.
+std::int64_t received_row_capacity(const Exchange& exchange);
+
+// Bytes of one received row, scales included.
+std::int64_t received_row_bytes(const Config& config);
+
+// Whether combine multiplies the experts' rows by row weights. Otherwise the experts have applied them
+// (rank_major) or the caller will (unreduced).
+bool combine_applies_weights(Layout layout, Reduction reduction);
+
+}  // namespace ferry::app
