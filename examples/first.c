@@ -1,4 +1,4 @@
-// Eight ranks send their tokens to experts that double them, and add up what comes home.
+// Eight ranks send their tokens to experts that double them, and sum what returns.
 #include <ferry/ferry.h>
 #include <stdio.h>
 
@@ -26,9 +26,9 @@ static ferry_status step(ferry_rank* rank, ferry_exchange* exchange) {
                                       .plan = rows.plan,
                                       .row_weights = rows.weight};
   status = ferry_combine(exchange, &combine);
-  for (int turn = 0; turn < RANKS && status == FERRY_OK; ++turn) {
-    if (turn == ferry_rank_index(rank))
-      printf("rank %d: %d rows came, y = %g\n", turn, (int)*rows.total, (double)result[0]);
+  for (int r = 0; r < RANKS && status == FERRY_OK; ++r) {  // print in rank order
+    if (r == ferry_rank_index(rank))
+      printf("rank %d: %d rows received, y = %g\n", r, (int)*rows.total, (double)result[0]);
     status = ferry_rank_barrier(rank);
   }
   return status;

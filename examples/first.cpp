@@ -1,4 +1,4 @@
-// Eight ranks send their tokens to experts that double them, and add up what comes home.
+// Eight ranks send their tokens to experts that double them, and sum what returns.
 #include <cstdio>
 #include <ferry/ferry.hpp>
 #include <vector>
@@ -23,7 +23,7 @@ int main() {
     exchange.combine({values, ferry::DType::fp32}, rows.plan, {result.data(), ferry::DType::fp32},
                      {.row_weights = rows.weight});
 
-    for (int turn = 0; turn < rank.size(); ++turn, rank.barrier())
-      if (turn == rank.index()) std::printf("rank %d: %d rows came, y = %g\n", turn, *rows.total, result[0]);
+    for (int r = 0; r < rank.size(); ++r, rank.barrier())  // print in rank order
+      if (r == rank.index()) std::printf("rank %d: %d rows received, y = %g\n", r, *rows.total, result[0]);
   });
 }

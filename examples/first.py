@@ -1,4 +1,4 @@
-# Eight ranks send their tokens to experts that double them, and add up what comes home.
+# Eight ranks send their tokens to experts that double them, and sum what returns.
 import numpy as np
 
 import ferry
@@ -16,7 +16,7 @@ def body(rank):
     rows = exchange.dispatch(tokens, ids, weights)
     outputs = rows.data[: rows.total] * 2  # the experts
     result = exchange.combine(outputs, rows.plan, row_weights=rows.weight)
-    return f"rank {rank.index}: {rows.total} rows came, y = {result[0, 0]:g}"
+    return f"rank {rank.index}: {rows.total} rows received, y = {result[0, 0]:g}"
 
 
 for line in ferry.Group.threads(8).run(body):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Says how far the committed GPU results lie behind the GPU code: CI has no GPU, so results are made by scripts/gpu."""
+"""Prints how many commits of GPU code are newer than each committed GPU result. CI has no GPU: scripts/gpu makes the results."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ def main():
         print("GPU results: none are committed")
     for result in results:
         behind = commits_since(result["commit"])
-        age = "of a commit that is not in this history" if behind is None else f"{behind} commits of GPU code behind"
+        age = "of a commit that this history does not contain" if behind is None else f"{behind} newer commits of GPU code"
         print(f"GPU results: {result['file']}, {result['date']}, {age}")
 
 

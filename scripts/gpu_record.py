@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the record of a part of scripts/gpu as JSON, and prints one line about it."""
+"""Writes the record of one part of scripts/gpu as JSON, and prints a summary line."""
 
 import argparse
 import datetime
@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 
-# The line of a test ends with its time; the lines in the list of failures at the end of a run do not.
+# GoogleTest's line about a single test ends with its time; the lines of its final list do not.
 LINE = re.compile(r"^\[\s*(RUN|OK|FAILED|SKIPPED)\s*\] (\S+?)(?:,? where .*?)?(?: \((\d+) ms\))?$")
 PYTEST = re.compile(r"^(?:=+ )?((?:\d+ \w+, )*\d+ \w+) in [\d.]+s\b", re.MULTILINE)
 SEED = re.compile(r"^FERRY_SEED=(\d+)", re.MULTILINE)
@@ -44,7 +44,7 @@ def machine():
 
 
 def tests_of(log):
-    """Counts of tests. A test that started and did not end counts as failed."""
+    """Test counts. A test that started and did not end counts as failed."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     failures, running = [], None
     for line in log.splitlines():
@@ -72,7 +72,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("part", "log", "status", "seconds", "memory", "filter", "to"):
         parser.add_argument("--" + name, required=True)
-    parser.add_argument("--points", help="a file of measured points, written by the program's --json")
+    parser.add_argument("--points", help="file of measurements, written by the program's --json")
     given = parser.parse_args()
 
     log = pathlib.Path(given.log).read_text(errors="replace")
@@ -97,7 +97,7 @@ def main():
         words.append(f"measured: {given.points}")
     print(f"   {given.part}: {', '.join(words)}")
     if tests and tests["passed"] + tests["failed"] == 0:
-        raise SystemExit("   every test was skipped, which is a failure on a machine with GPUs")
+        raise SystemExit("   all tests were skipped, which counts as a failure on a machine with GPUs")
 
 
 if __name__ == "__main__":

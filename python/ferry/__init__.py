@@ -1,26 +1,26 @@
-"""Ferry carries tokens to their experts and back: dispatch and combine for Mixture-of-Experts.
+"""Expert-parallel communication for Mixture-of-Experts models: dispatch and combine.
 
     import ferry
     exchange = ferry.Exchange(ferry.Group.torch(), experts=256, top_k=8, hidden=7168, max_tokens=128)
-    rows = exchange.dispatch(x, ids, weights)
-    y = exchange.combine(experts(rows), rows.plan, row_weights=rows.weight)
+    rows = exchange.dispatch(x, ids, weights)                               # x [N, H], ids and weights [N, K]
+    y = exchange.combine(experts(rows), rows.plan, row_weights=rows.weight)  # [N, H]
 
-Arrays of NumPy (with ml_dtypes), PyTorch and CuPy go in, and the same come out. `ferry.torch` has operators with
-gradients, `ferry.deep_ep` the interface of DeepEP.
+Arrays may be of NumPy (with ml_dtypes), PyTorch or CuPy; results are of the same framework. `ferry.torch` has operators
+with gradients, `ferry.deep_ep` the interface of DeepEP.
 """
 
 from ferry._core import (
     MAX_PARTS,
     MAX_TOP_K,
-    DispatchResult,
-    ReceiveBuffers,
     Config,
+    DispatchResult,
     Exchange,
     Group,
     LoadStatistics,
     Placement,
     Plan,
     Rank,
+    ReceiveBuffers,
     Sizes,
     Trace,
     __version__,
@@ -48,11 +48,10 @@ from ferry.error import (
 __all__ = [
     "MAX_PARTS",
     "MAX_TOP_K",
-    "DispatchResult",
-    "ReceiveBuffers",
     "BadIdError",
     "BadSourceError",
     "Config",
+    "DispatchResult",
     "Error",
     "Exchange",
     "Group",
@@ -63,6 +62,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Rank",
+    "ReceiveBuffers",
     "Sizes",
     "SystemError",
     "TimeoutError",

@@ -1,4 +1,4 @@
-"""The compiled part of ferry; import ferry instead."""
+"""The compiled part of ferry. Import ferry instead."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
@@ -15,7 +15,7 @@ MAX_PARTS: int = 4
 
 def has_cuda() -> bool:
     """
-    Whether this build has the backend for GPUs. It says nothing about the machine.
+    Whether this build has the CUDA backend. It does not tell whether the machine has a GPU.
     """
 
 class Placement:
@@ -24,28 +24,28 @@ class Placement:
     @staticmethod
     def blocks(experts: int, ranks: int) -> Placement:
         """
-        Blocks of neighbouring experts; the first experts % ranks ranks hold one more.
+        Blocks of neighbouring experts. The first experts % ranks ranks hold one expert more.
         """
 
     @staticmethod
-    def table(places: Sequence[tuple[int, int]], ranks: int, version: int = 0) -> Placement:
+    def table(locations: Sequence[tuple[int, int]], ranks: int, version: int = 0) -> Placement:
         """
-        Any table: (rank, local expert) of every expert. UsageError for holes and double places.
+        Any table: the (rank, local expert) of each expert. UsageError if a rank's local experts are not 0, 1, 2, ... once each.
         """
 
     @property
     def experts(self) -> int:
-        """how many experts it places"""
+        """E, the number of experts."""
 
     @property
     def ranks(self) -> int:
-        """on how many ranks"""
+        """R, the number of ranks."""
 
     @property
     def version(self) -> int:
-        """the number given with the table"""
+        """The version given to table(); 0 for blocks()."""
 
-    def place(self, expert: int) -> tuple[int, int]:
+    def location(self, expert: int) -> tuple[int, int]:
         """(rank, local expert) of an expert."""
 
     def experts_of(self, rank: int) -> list[int]:
@@ -57,401 +57,440 @@ class Config:
     """
     The configuration of an exchange, the same on every rank.
 
-    Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...), with at least these four. The others:
+    Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-    backend        'cpu', 'cuda' or 'reference'; in a group whose torch.distributed backend is NCCL 'cuda', else 'cpu'
-    placement      a Placement; default: Placement.blocks(experts, ranks)
-    layout         'expert_major', 'expert_padded' or 'rank_major'
-    alignment      experts start at multiples of it; default 1
-    capacity       rows a rank can receive (expert_padded: rows an expert); default 0: any routing fits
-    repeats        the default capacity also holds tokens that list an expert more than once
-    zero_padding   padding rows become zero
-    format         'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'
-    combine_type   'bf16', 'fp16' or 'fp32': type of the experts' rows that combine carries
-    reduction      'partial', 'exact' or 'unreduced': the largest combine
-    lanes          how many calls may be in flight; default 1
-    deadline       seconds a wait may last; default 30
-    own_receive_buffers   False: every dispatch brings memory for its arrivals
-    check_calls    host backends call check() at the end of every call; default True
+    backend              'cpu', 'cuda' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else 'cpu'
+    placement            a Placement; default: Placement.blocks(experts, ranks)
+    layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
+    alignment            each expert's first row is a multiple of it; default 1
+    capacity             rows a rank can receive (expert_padded: rows of one expert); default 0: room for any routing
+    repeats              the default capacity also has room for tokens that list an expert more than once; default False
+    zero_padding         padding rows are set to zero; default False
+    format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'. A
+                         dispatch may use another one whose rows are no larger; default 'bf16'
+    combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
+    reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
+                         'partial'
+    lanes                independent sequences of calls, which may overlap; default 1
+    deadline             seconds a wait may last; default 30
+    own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
+    check_calls          host backends call check() at the end of every call; default True
 
-    UsageError names a setting that is missing, does not exist or does not fit. What depends on the number of ranks is
-    checked when an exchange is made or its size is asked for.
+    Raises UsageError for a setting that is missing, unknown or invalid. Constraints that depend on the number of ranks are
+    checked by Exchange, size_of and capacity_of.
     """
 
     def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
-        """E"""
+        """E, the number of experts."""
 
     @property
     def top_k(self) -> int:
-        """K, 1 to 32"""
+        """K, experts of a token: 1 to 32."""
 
     @property
     def hidden(self) -> int:
-        """H, columns of a token"""
+        """H, columns of a token."""
 
     @property
     def max_tokens(self) -> int:
-        """T, most tokens a rank may have in a call"""
+        """T, the most tokens of a rank in a call."""
 
     @property
     def placement(self) -> Placement:
-        """which rank holds which expert"""
+        """Which rank holds which expert."""
 
     @property
     def alignment(self) -> int:
-        """experts start at multiples of it"""
+        """Each expert's first row is a multiple of it."""
 
     @property
     def capacity(self) -> int:
-        """rows as configured; 0: any routing fits"""
+        """Rows as configured; 0: room for any routing."""
 
     @property
     def repeats(self) -> bool:
-        """see the class"""
+        """Whether the default capacity has room for repeated experts."""
 
     @property
     def zero_padding(self) -> bool:
-        """see the class"""
+        """Whether padding rows are set to zero."""
 
     @property
     def lanes(self) -> int:
-        """independent channels"""
+        """Independent sequences of calls, which may overlap."""
 
     @property
     def deadline(self) -> float:
-        """seconds a wait may last"""
+        """Seconds a wait may last."""
 
     @property
     def own_receive_buffers(self) -> bool:
-        """see the class"""
+        """Whether the lanes have receive buffers."""
 
     @property
     def check_calls(self) -> bool:
-        """see the class"""
+        """Whether host backends check every call."""
 
     @property
     def backend(self) -> str:
-        """see the class"""
+        """'cpu', 'cuda' or 'reference'."""
 
     @property
     def layout(self) -> str:
-        """see the class"""
+        """'expert_major', 'expert_padded' or 'rank_major'."""
 
     @property
     def format(self) -> str:
-        """see the class"""
+        """Format of a dispatch that names none; others must have rows no larger."""
 
     @property
     def combine_type(self) -> str:
-        """see the class"""
+        """Type of the rows that combine sends."""
 
     @property
     def reduction(self) -> str:
-        """see the class"""
+        """
+        Reduction of a combine that names none; others must need no more staging.
+        """
 
     def __repr__(self) -> str: ...
 
 class Sizes:
-    """Bytes of one rank's exchange, by what they are for."""
+    """Memory of one rank's exchange by purpose, in bytes."""
 
     @property
     def dispatch_staging(self) -> int:
-        """symmetric: 2 * lanes * R*T messages"""
+        """Symmetric memory: 2 * lanes * R*T messages."""
 
     @property
     def combine_staging(self) -> int:
-        """symmetric: 2 * lanes * T*K or T*min(K,R) rows"""
+        """
+        Symmetric memory: 2 * lanes * T*K rows ('exact', 'unreduced') or T*min(K,R) rows ('partial').
+        """
 
     @property
     def signals(self) -> int:
-        """symmetric: flags, counts, refusals"""
+        """Symmetric memory: flags, counts, refusals."""
 
     @property
-    def arrivals(self) -> int:
-        """owned outputs of all lanes"""
+    def results(self) -> int:
+        """The lanes' own receive buffers."""
 
     @property
     def plans(self) -> int:
-        """plans and working memory of the lanes"""
+        """The lanes' plans and working memory."""
 
     @property
     def total(self) -> int:
-        """the sum"""
+        """The sum."""
 
     def __repr__(self) -> str: ...
 
 def size_of(config: Config, ranks: int, rank: int = 0) -> Sizes:
     """
-    Exactly what an exchange of this configuration maps on one rank of `ranks`. Allocates nothing.
+    Sizes: exactly what an exchange of this configuration maps on one rank of `ranks`. Needs no group and allocates nothing.
     """
 
 def capacity_of(config: Config, ranks: int, rank: int = 0) -> int:
-    """Rows a rank can receive (expert_padded: rows of one expert)."""
+    """
+    Rows a rank can receive under this configuration (expert_padded: rows of one expert).
+    """
 
 def plan_bytes(config: Config, ranks: int) -> int:
-    """Bytes of a plan's storage, on every rank."""
+    """Bytes of a plan's storage, the same on every rank."""
 
 class Rank:
-    """One participant of a group. Use it from the thread it was given to."""
+    """
+    One participant of a group. Use it only in the thread that received it.
+    """
 
     @property
     def index(self) -> int:
-        """0 to size - 1"""
+        """This rank's number, 0 to size - 1."""
 
     @property
     def size(self) -> int:
-        """ranks of the group"""
+        """Number of ranks in the group."""
 
     @property
     def same_process(self) -> bool:
-        """whether every rank is a thread of this process"""
+        """Whether every rank of the group is a thread of this process."""
 
     def barrier(self) -> None:
         """
-        Collective: returns when every rank has called. TimeoutError or PeerLostError when one does not.
+        Blocks until every rank has called it. Collective. Raises TimeoutError or PeerLostError if one does not.
         """
 
     def all_gather(self, mine: bytes) -> list[bytes]:
         """
-        Collective: the bytes of every rank, by rank; all give equally many, else each gets UsageError.
+        Returns the bytes of every rank, by rank. Collective. UsageError on every rank if lengths differ.
         """
 
     def __repr__(self) -> str: ...
 
 class Group:
-    """All ranks that work together, and how they find one another."""
+    """The ranks that work together, and how they find each other."""
 
     @staticmethod
     def threads(ranks: int, nodes: int = 1) -> Group:
-        """Ranks as threads of this process: run() starts them."""
+        """
+        Ranks are threads of this process; run() starts them. `nodes` must be 1: other values are not supported yet.
+        """
 
     @staticmethod
     def mpi() -> Group:
         """
-        This process is one rank of an MPI job. UnsupportedError where the MPI module was not built.
+        This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.
         """
 
     @staticmethod
     def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, default_backend: str = 'cpu') -> Group:
         """
-        This process (or thread) is one rank, and brings the means to meet: all_gather(bytes) returns
-        the bytes of every rank in a list, barrier() waits for all. Ranks share this host.
+        This process, or thread, is one rank; the caller supplies two collective functions.
+
+        all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. All ranks share this host.
+        `default_backend` is the backend of exchanges that name none.
         """
 
     @staticmethod
     def torch(process_group: object | None = None) -> Group:
         """
-        This process is one rank of a torch.distributed process group (default: the world's).
+        This process is one rank of a torch.distributed process group; default: the default process group.
+
+        The default backend of its exchanges is 'cuda' if the process group uses NCCL, else 'cpu'.
         """
 
     @property
     def size(self) -> int:
-        """ranks of the group"""
+        """Number of ranks in the group."""
 
     def run(self, body: Callable[[Rank], _Result]) -> list[_Result]:
         """
-        Calls body(rank) as every rank this group starts (threads) or as this process's rank, and returns
-        what the calls returned, in a list. An exception of a rank is raised here, and the others' waits end
-        with PeerLostError. So do those of threads after Ctrl-C; it is raised when every body has ended.
+        Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
+
+        Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
+        raises the rank's exception. After Ctrl-C the waits of threads end in the same way, and run() raises KeyboardInterrupt
+        once every thread has returned.
         """
 
     def join(self) -> Rank:
         """
-        This process's rank, for groups that start none; Exchange(group, ...) calls it. The first call is
-        collective.
+        This process's rank, for groups that do not start their ranks. Exchange(group, ...) calls it.
+
+        The first call is collective and blocks. Raises UsageError for Group.threads().
         """
 
     def leave(self) -> None:
-        """Gives the joined rank up; it leaves when no exchange uses it any more."""
+        """
+        Gives up the joined rank, which leaves the group when no exchange uses it any more.
+        """
 
     def set_deadline(self, seconds: float) -> None:
-        """How long collectives of the group itself wait; default 30."""
+        """
+        Sets how long collectives of the group itself may wait; default: 30 s. Call it before join().
+        """
 
     def __repr__(self) -> str: ...
 
 class Plan:
     """
-    All that follows from ids and placement: destinations, rows, counts, drops.
+    The routing of one dispatch: destinations, row positions, counts, drops.
 
-    It serves any number of dispatches and combines of exchanges that agree on placement and sizes, in any format. The plan
-    of a call lies in the lane's memory until the lane's next dispatch: copy() it to keep it longer. Its tables are arrays
-    of the call's framework, on the exchange's device.
+    A plan serves any number of dispatches and combines, in any format, of exchanges that agree on placement and sizes. The
+    plan of a call lies in the lane's memory until the lane's next dispatch: copy() it to keep it longer. Its tables are
+    arrays of the call's framework, on the exchange's device.
     """
 
     @property
     def tokens(self) -> int:
-        """N of this rank"""
+        """N, the tokens of this rank."""
 
     @property
     def total(self) -> int:
         """
-        Rows on this rank, padding between groups included. On devices only after the host has read it.
+        Rows on this rank, padding between groups included. With 'cuda' only after wait_total().
         """
 
     @property
     def counts(self) -> Any:
-        """int32 [R, E]: routes of every rank to every expert, drops included."""
+        """int32 [R, E]: routes from each rank to each expert, drops included."""
 
     @property
     def tokens_between(self) -> Any:
-        """int32 [R, R]: tokens that rank s sends to rank d."""
+        """int32 [R, R]: tokens sent from rank s to rank d, at [s, d]."""
 
     @property
     def destinations(self) -> Any:
-        """int32 [N, K]: the rank of a route's expert, -1 for masked slots."""
+        """
+        int32 [N, K]: the rank that holds each route's expert; -1 for masked slots.
+        """
 
     @property
     def rows(self) -> Any:
-        """int32 [N, K]: a route's row there, -1 if masked or dropped."""
+        """int32 [N, K]: each route's row on that rank; -1 if masked or dropped."""
 
     @property
     def sources(self) -> Any:
         """
-        int32 [most rows, 3]: rank, token and slot of every row here, as far as there are rows.
+        int32 [capacity, 3]: source rank, token and slot of each row on this rank; undefined past the total.
         """
 
     @property
     def storage(self) -> Any:
         """
-        uint8 [bytes]: the plan itself, without pointers: to be kept, and brought back by
-        Exchange.plan_over().
+        uint8 [bytes]: the plan itself, without pointers. Exchange.plan_over() makes a Plan of it again.
         """
 
-    def vouch(self, rows: int) -> None:
+    def set_row_bound(self, rows: int) -> None:
         """
-        The caller's word that the plan's total is at most this, so that arrays of that many rows are taken where
-        only the device knows the total. If it is more, rows past their end are read.
+        Asserts that the plan's total is at most `rows`.
+
+        Where only the device knows the total, calls then accept arrays of that many rows instead of `capacity`. If the total is
+        larger, the call reads past the end of such an array.
         """
 
     def copy(self) -> Plan:
-        """A plan of its own, independent of the lane's next dispatch."""
+        """Returns a copy, which no later dispatch overwrites."""
 
     def __repr__(self) -> str: ...
 
 class ReceiveBuffers:
     """
-    Memory of the caller for what dispatch returns.
+    The caller's memory for the result of a dispatch.
 
-    parts          an array, or a tuple of one for each part of the format: capacity rows, for a dispatch by a plan its
-                   total suffices. They are what the arrivals then hand out
+    parts          an array, or a tuple with one for each part of the format: capacity rows, or for a dispatch by a plan as
+                   many as the plan's total. DispatchResult.parts then returns these arrays
     weight         float32 [capacity]; rank_major [capacity, K]
-    local_ids      int32 [capacity, K], rank_major
+    local_ids      int32 [capacity, K], rank_major only
     group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
     plan           uint8 [plan_bytes(config, ranks)]
     counts         int32 [G]
-    row_offsets    int32 [G + 1], and so the total
+    row_offsets    int32 [G + 1]; its last element is the total
     dots           float32 [capacity], for a dispatch with dot_rows
 
-    What is not given lies in the lane's memory, which its next dispatch overwrites.
+    Arrays may be longer along their first dimension. Whatever is None is written to the lane's own memory, which the lane's
+    next dispatch overwrites.
     """
 
     def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None) -> None: ...
 
 class DispatchResult:
     """
-    What dispatch returns: arrays of the framework that went in.
+    The received rows, grouped by expert, as arrays of the call's framework.
 
-    Groups are this rank's experts in local order; for rank_major the source ranks. Arrays have room for all rows there may
-    be; rows past the total are never written or read. They lie in the lane's memory until its next dispatch, unless
-    memory was given.
+    Groups are this rank's experts in local order; for rank_major they are the source ranks. Arrays are as long as the
+    exchange's capacity; rows past the total are undefined. The arrays are the lane's memory, which its next dispatch
+    overwrites, unless ReceiveBuffers were given.
     """
 
     @property
     def data(self) -> Any:
-        """[capacity, H], or [L, capacity, H] in the padded layout: the rows."""
+        """[capacity, H]; expert_padded [L, capacity, H]: the rows' values."""
 
     @property
     def scales(self) -> Any:
-        """fp8: the scales of every row's blocks, [capacity, blocks]; else None."""
+        """fp8: the scales of each row's blocks, [capacity, blocks]; else None."""
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """tuple of all parts: values, scales, or the raw ones."""
+        """Tuple of all parts: (values,), (values, scales) or the raw parts."""
 
     @property
     def counts(self) -> Any:
-        """int32 [G]: rows of a group, padding not counted."""
+        """int32 [G]: rows of each group, padding not counted."""
 
     @property
     def row_offsets(self) -> Any:
-        """int32 [G + 1]: first row of a group."""
+        """int32 [G + 1]: first row of each group; the last element is the total."""
 
     @property
     def total(self) -> Any:
         """
-        int32 []: row_offsets[G]. int(total) waits for the device, if there is one.
+        int32 []: row_offsets[G]. With 'cuda', int(total) waits for the device.
         """
 
     @property
     def group_expert(self) -> Any:
-        """int32 [G]: global id of a group's expert; -1 for rank_major."""
+        """int32 [G]: global expert id of each group; -1 for rank_major."""
 
     @property
     def source(self) -> Any:
-        """int32 [capacity, 3]: rank, token and slot of every row; -1 on padding."""
+        """
+        int32 [capacity, 3]: source rank, token and slot of each row; -1 on padding.
+        """
 
     @property
     def weight(self) -> Any:
         """
-        float32 [capacity], rank_major [capacity, K]: the weights that travelled; None without.
+        float32 [capacity], rank_major [capacity, K]: each row's router weight; None without weights.
         """
 
     @property
     def local_ids(self) -> Any:
-        """rank_major: int32 [capacity, K]: local expert of every slot, or -1."""
+        """
+        rank_major: int32 [capacity, K], the local expert of each slot, or -1; else None.
+        """
 
     @property
     def group_of_row(self) -> Any:
-        """int32 [capacity] if memory was given for it."""
+        """
+        int32 [capacity], the group of each row, if ReceiveBuffers.group_of_row was given; else None.
+        """
 
     @property
     def dots(self) -> Any:
-        """float32 [capacity] if dot_rows was given."""
+        """
+        float32 [capacity], dot(token, dot_rows[row]), if dot_rows was given; else None.
+        """
 
     @property
     def plan(self) -> Plan:
-        """the Plan of the call"""
+        """The Plan of the call: give it to combine."""
 
     @property
     def groups(self) -> int:
-        """G"""
+        """G, the number of groups."""
 
     @property
     def capacity(self) -> int:
-        """rows there is room for; padded layout: rows an expert"""
+        """Rows there is room for; expert_padded: rows of one expert."""
 
     @property
     def call(self) -> int:
-        """call number on the lane"""
+        """Call number on the lane."""
 
     def wait_total(self) -> int:
         """
-        The total as a number. On devices it waits for the call's own word in pinned memory, which comes while
-        rows may still be arriving, and at most as long as the exchange's deadline.
+        Returns the total as an int.
+
+        With 'cuda' it waits, `deadline` seconds at most, until the call has written the total to pinned memory. The call does
+        that while rows may still be on their way, so this is sooner than int(total).
         """
 
     def __repr__(self) -> str: ...
 
 class Exchange:
     """
-    The buffers of one configuration on one rank.
+    Dispatches tokens to experts and combines their outputs, for one configuration.
 
-    Exchange(group, experts=E, top_k=K, hidden=H, max_tokens=T, ...) with the settings of Config, or Exchange(group, config).
-    `group` is a Group, which is joined, or the Rank that Group.run() hands out. Construction and every operation are
-    collective: all ranks call the same operations of a lane in the same order. UsageError and OverflowError leave the
-    exchange usable; TimeoutError and PeerLostError are final for the group.
+    Exchange(group, experts=E, top_k=K, hidden=H, max_tokens=T, ...) takes the settings of Config; Exchange(group, config)
+    takes a Config. `group` is a Group, which is joined, or the Rank that Group.run() passes to its function.
 
-    With the backends 'cpu' and 'reference' a call blocks until the peers have come, for `deadline` seconds at most,
-    without the interpreter's lock. Ctrl-C in the main thread ends such a wait with KeyboardInterrupt; that too is final
-    for the group, and the peers get PeerLostError. With 'cuda' it is seen when a call returns. What a rank finds wrong
-    with its arguments ends the peers' call as well, except a `lane` that does not exist and a keyword that is misspelt:
-    then the peers wait for the deadline.
+    Collective: every rank of the group constructs the exchange and issues the same operations on a lane in the same order.
+    Blocking: with the backends 'cpu' and 'reference' a call blocks, without the GIL, until the peers have taken part, for
+    `deadline` seconds at most. With 'cuda' a call enqueues its work and returns.
+    Device and stream: with 'cuda' the rank works on the thread's current GPU, or on `device`; a call works on the current
+    stream of its arrays' framework, or on `stream`.
+    Threads: different lanes may be used from different threads; one lane runs one call at a time.
 
-    With the backend 'cuda' the rank's device is the thread's current one, or `device`; work goes to the current stream of
-    the arrays' framework, or to `stream`.
+    Raises UsageError and OverflowError, which leave the exchange usable; TimeoutError and PeerLostError are final for the
+    group. If one rank's arguments are wrong, its peers' calls end with a UsageError too. A `lane` that does not exist and a
+    misspelt keyword are exceptions: there the peers wait for the deadline.
+    Ctrl-C in the main thread ends a wait with KeyboardInterrupt, which is final for the group: the peers get PeerLostError.
+    With 'cuda', Python sees the signal when the call returns.
     """
 
     @overload
@@ -461,63 +500,73 @@ class Exchange:
 
     @property
     def config(self) -> Config:
-        """with every default filled in"""
+        """The Config, with every default filled in."""
 
     @property
     def rank(self) -> int:
-        """this rank's number"""
+        """This rank's number, 0 to ranks - 1."""
 
     @property
     def ranks(self) -> int:
-        """R"""
+        """R, the number of ranks."""
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes: what it has mapped"""
+        """Sizes of the memory that this rank has mapped."""
 
     @property
     def capacity(self) -> int:
-        """rows this rank can receive (expert_padded: rows of one expert)"""
+        """Rows this rank can receive (expert_padded: rows of one expert)."""
 
     def plan_over(self, storage: Any, tokens: int | None = None) -> Plan:
         """
-        A Plan over its storage, uint8 [plan_bytes(config, ranks)]. `tokens`: its N, needed for device memory.
+        A Plan over storage that holds one: uint8 [plan_bytes(config, ranks)]. Not collective.
+
+        `tokens` is its N, needed where the storage is device memory.
         """
 
     def metadata(self, count: Any, *, lane: int = 0, stream: Any | None = None) -> Any:
         """
-        int32 [3]: sum of all ranks' counts, of those of lower ranks, largest. At a fixed place of the lane.
-        `count` is a number, or with the backend 'cuda' an int32 [1] that is read when the call runs.
+        [sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
+
+        `count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. The array's address is fixed for
+        the lane.
         """
 
     def check(self, lane: int = 0) -> None:
         """
-        Raises what the lane's calls have found: BadIdError, OverflowError, BadSourceError; on devices also what
-        has ended one.
+        Raises what the lane's calls found since the last check: BadIdError, OverflowError, BadSourceError.
+
+        With 'cuda' also what ended a call. Not collective; does not wait for the device.
         """
 
     def synchronize(self, lane: int = 0, stream: Any | None = None) -> None:
         """
-        Waits until the stream has done its work and raises what ended a call of the lane on the device.
+        Blocks until the stream's work is done; raises what ended a call of the lane on the device.
         """
 
     def last_dispatch_result(self, lane: int = 0) -> DispatchResult:
         """
-        The DispatchResult of the lane's last dispatch, also where it raised OverflowError or BadIdError.
-        UsageError where it brought none.
+        The DispatchResult of the lane's last dispatch, also after it raised OverflowError or BadIdError.
+
+        Raises UsageError if that dispatch delivered none.
         """
 
-    def load(self) -> ferry._counts.LoadCounts:
+    def load_counts(self) -> ferry._counts.LoadCounts:
         """
-        LoadCounts: routes to every expert and rank so far, on every rank alike.
+        LoadCounts: routes to every expert and rank so far, the same on every rank.
         """
 
     def wire_counts(self) -> ferry._counts.WireCounts:
-        """WireCounts: bytes and messages this rank has written to others."""
+        """
+        WireCounts: bytes and messages that this rank has written to other ranks.
+        """
 
     def destroy(self) -> None:
         """
-        Gives the buffers back as soon as no array points into them. Later calls raise UsageError.
+        Frees the buffers, as soon as no array points into them. Not collective.
+
+        Later calls raise UsageError.
         """
 
     def __enter__(self) -> Exchange: ...
@@ -528,75 +577,82 @@ class Exchange:
 
     def dispatch(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> DispatchResult:
         """
-        Sends every token to the ranks of its experts and lays the arrivals out.
+        Sends every token to the ranks of its experts; returns the received rows, grouped by expert. Collective.
 
-        tokens       [N, H] of bfloat16, float16 or float32; rows may lie apart, H elements or more and a multiple of 16 bytes. For
-                     raw formats a tuple of up to four arrays [N, ...], which arrive as they are
-        ids          int32 or int64 [N, K], C-contiguous, -1 masks a slot; or a Plan: the same routes again, no ids are read
-        weights      float32 [N, K], C-contiguous: they travel with the rows
-        format       of this call, see Config; default the exchange's
-        memory       ReceiveBuffers for what comes out; default the lane's own
-        apply_weights   values arrive multiplied by their weight
-        dot_rows     rows [rows, H] of combine_type: arrivals.dots[row] = dot(token, row), before weighing
-        count        backend 'cuda': int32 [1] in device memory, the N to use when the call runs; tokens' rows are the bound
-        sm_limit     backend 'cuda': most blocks at once, 0 for no limit
-        stream       backend 'cuda': default the current stream of the arrays' framework
+        tokens         [N, H] of bfloat16, float16 or float32. The step from row to row may be larger than H, in multiples of
+                       16 bytes. For raw formats a tuple of up to four arrays [N, ...], whose bytes are moved unchanged
+        ids            int32 or int64 [N, K], C-contiguous; -1 masks a slot. Or a Plan: its routes are used again
+        weights        float32 [N, K], C-contiguous: router weights, sent with the rows
+        format         of this call, see Config; default: the exchange's
+        memory         ReceiveBuffers for the result; default: the lane's own memory
+        apply_weights  multiply the received values by their weight
+        dot_rows       [rows, H] of combine_type: result.dots[row] = dot(token, dot_rows[row]), before apply_weights
+        count          'cuda': int32 [1] in device memory, N as read when the call runs; the rows of `tokens` bound it
+        sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
+        stream         'cuda': default the current stream of the arrays' framework
 
-        On the host it blocks until the peers have come, for the exchange's `deadline` at most, without the interpreter's lock.
-        UsageError: an argument that does not fit (the peers' call ends with it too, but for a bad `lane` or a misspelt keyword),
-        bad ids (BadIdError, after the call).
-        OverflowError: rows past the capacity were dropped. Both leave what came in last_dispatch_result().
+        Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
+        block.
+        Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad `lane` or
+        a misspelt keyword. Raises BadIdError for ids out of range and OverflowError for rows past the capacity, which are
+        dropped: both after the call, whose result last_dispatch_result() then returns.
         """
 
     def dispatch_send(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> None:
         """
-        The send half of dispatch, with its arguments. Waits for no peer; they may be reused after it.
+        The send phase of dispatch, with its arguments, which may be reused when it returns. Does not wait for peers.
         """
 
     def dispatch_receive(self, *, lane: int = 0, stream: Any | None = None) -> DispatchResult:
         """
-        The receive half of dispatch; may be called from another thread or stream.
+        The receive phase of dispatch: returns its result. May run in another thread or on another stream.
         """
 
-    def combine(self, outputs: Any, plan: Plan, *, weights: Any | None = None, topk_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
+    def combine(self, outputs: Any, plan: Plan, *, row_weights: Any | None = None, topk_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
         """
-        Brings the experts' outputs home and adds them.
+        Returns the experts' outputs to their source ranks and sums them by token. Collective.
 
-        outputs        [rows, H] of bfloat16, float16 or float32, row for row as the arrivals lay; rows may lie apart, H elements
-                       or more and a multiple of 16 bytes; None to bring row_values alone home
-        plan           of the dispatch whose rows they are
-        weights        float32 [rows]: the weights that travelled, arrivals.weight
-        topk_weights   float32 [N, K] instead; neither: every weight is 1
-        reduction      'partial', 'exact' or 'unreduced'; default the exchange's
-        row_values     float32 [rows]: one number a row that comes home
-        result         [N, H], unreduced [N, K, H], to write to; default a new array of outputs' type
+        outputs        [rows, H] of bfloat16, float16 or float32, in the row order of the dispatch. The step from row to row may
+                       be larger than H, in multiples of 16 bytes. None: only row_values are returned to their source ranks
+        plan           of the dispatch whose rows these are
+        row_weights    float32 [rows]: a weight for each row, as DispatchResult.weight
+        topk_weights   float32 [N, K] on the source rank, instead of row_weights. With neither, every weight is 1
+        reduction      'partial', 'exact' or 'unreduced'; default: the exchange's
+        row_values     float32 [rows]: one more number for each row
+        result         [N, H], unreduced [N, K, H], to write to; default: a new array of outputs' type
+        sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
+        stream         'cuda': default the current stream of the arrays' framework
 
-        Returns the result; with row_values (result, route_values), float32 [N, K], 0 where masked or dropped. Rows past the
-        plan's total are never read. On the host it blocks until the peers have come, for the exchange's `deadline` at most,
-        without the interpreter's lock. Raises UsageError for arguments that do not fit (the peers' call ends with it too, but for
-        a bad `lane` or a misspelt keyword), BadSourceError for a damaged plan.
+        Returns the result; with row_values the pair (result, route_values), route_values float32 [N, K], 0 where a slot is masked
+        or its row was dropped. Rows past the plan's total are never read.
+        Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
+        block.
+        Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad `lane` or
+        a misspelt keyword. Raises BadSourceError for a damaged plan.
         """
 
-    def combine_send(self, outputs: Any, plan: Plan, *, weights: Any | None = None, topk_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
+    def combine_send(self, outputs: Any, plan: Plan, *, row_weights: Any | None = None, topk_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
         """
-        The send half of combine, with its arguments. Outputs may be reused after it; topk_weights with 'partial'
-        are refused.
+        The send phase of combine, with its arguments. `outputs` may be reused when it returns.
+
+        Raises UsageError for topk_weights with the reduction 'partial', which need a round trip of their own.
         """
 
     def combine_receive(self, *, lane: int = 0, stream: Any | None = None) -> Any:
-        """The receive half of combine: returns what combine would."""
+        """The receive phase of combine: returns what combine returns."""
 
     def route_values(self, values: Any, plan: Plan, *, lane: int = 0, stream: Any | None = None) -> Any:
         """
-        Carries float32 [N, K], one number a route, to its row: returns float32 [rows], 0 on padding.
+        Sends one number a route, float32 [N, K], to the route's row: returns float32 [rows], 0 on padding. Collective.
         """
 
     def combine_backward(self, d_result: Any, plan: Plan, topk_weights: Any, outputs: Any, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, stream: Any | None = None) -> tuple[DispatchResult, Any]:
         """
-        Gradients of combine: (arrivals, d_weights).
+        Gradients of combine: the pair (DispatchResult, d_weights). Collective.
 
-        d_result [N, H] goes to the rows by the plan, each row times its weight of topk_weights, float32 [N, K]; d_weights,
-        float32 [N, K], are the products of d_result with `outputs`, the rows that combine was given, dense, of combine_type.
+        d_result [N, H] is dispatched by the plan and each row multiplied by its weight in topk_weights, float32 [N, K].
+        d_weights, float32 [N, K], holds the dot products of d_result with `outputs`, the rows that combine was given: dense, of
+        combine_type. Other arguments as dispatch.
         """
 
 class Trace:
@@ -604,106 +660,112 @@ class Trace:
 
     @property
     def name(self) -> str:
-        """what was asked for"""
+        """The name given to open_trace."""
 
     @property
     def source(self) -> str:
-        """where it comes from, in words"""
+        """Where it comes from, in words."""
 
     @property
     def layers(self) -> int:
-        """layers"""
+        """Number of layers."""
 
     @property
     def tokens(self) -> int:
-        """of one layer"""
+        """Tokens of one layer."""
 
     @property
     def top_k(self) -> int:
-        """K"""
+        """K, experts of a token."""
 
     @property
     def experts(self) -> int:
-        """E"""
+        """E, the number of experts."""
 
     @property
     def ids(self) -> Any:
-        """int32 [layers, tokens, K], a copy; -1 is a masked slot."""
+        """int32 [layers, tokens, K]: expert ids, -1 for a masked slot. A copy."""
 
     @property
     def weights(self) -> Any:
-        """float32 [layers, tokens, K], a copy."""
+        """float32 [layers, tokens, K]: router weights. A copy."""
 
-    def share(self, layer: int, rank: int, ranks: int, tokens_per_rank: int, step: int = 0) -> tuple[Any, Any]:
+    def partition(self, layer: int, rank: int, ranks: int, tokens_per_rank: int, step: int = 0) -> tuple[Any, Any]:
         """
-        (ids, weights), [tokens_per_rank, K]: the part one rank plays in one call.
+        The tokens of one rank in one call: (ids int32, weights float32), both [tokens_per_rank, K]. Step s + 1 continues where step s ends.
         """
 
     def expert_counts(self, layer: int) -> Any:
         """int64 [E]: routes to each expert in a layer."""
 
     def save(self, prefix: str) -> None:
-        """Writes PREFIX.ids.npy and what goes with it; open_trace reads it back."""
+        """
+        Writes PREFIX.ids.npy and PREFIX.weights.npy, which open_trace reads back.
+        """
 
     def __repr__(self) -> str: ...
 
 def open_trace(name: str, directory: str = '', experts: int = 0) -> Trace:
     """
-    Opens a trace: 'synth:decode', 'synth:prefill', 'synth:uniform' (also '-grouped', and ':key=value,...'), the
-    name of a recorded one in `directory` (default: environment variable FERRY_TRACES), or a path ending in .npy.
+    Opens a routing trace.
+
+    `name` is 'synth:decode', 'synth:prefill' or 'synth:uniform', each also with '-grouped' and with ':key=value,...'; or the
+    name of a recorded trace in `directory` (default: environment variable FERRY_TRACES); or a path that ends in .npy.
     """
 
 class LoadStatistics:
     """
-    How unevenly experts are chosen; `max` to `min` are loads divided by the mean load.
+    How unevenly experts are chosen. `max` to `min` are loads divided by the mean load.
     """
 
     @property
     def routes(self) -> int:
-        """sum of all loads"""
+        """Sum of all loads."""
 
     @property
     def max(self) -> float:
-        """the largest load"""
+        """The largest load."""
 
     @property
     def p99(self) -> float:
-        """99th percentile"""
+        """99th percentile."""
 
     @property
     def p90(self) -> float:
-        """90th percentile"""
+        """90th percentile."""
 
     @property
     def p50(self) -> float:
-        """median"""
+        """Median."""
 
     @property
     def p10(self) -> float:
-        """10th percentile"""
+        """10th percentile."""
 
     @property
     def min(self) -> float:
-        """the smallest load"""
+        """The smallest load."""
 
     @property
     def sigma_ln(self) -> float:
-        """standard deviation of ln(load), loads above 0"""
+        """Standard deviation of ln(load), loads above 0."""
 
     @property
     def gini(self) -> float:
-        """Gini coefficient"""
+        """Gini coefficient."""
 
     @property
     def idle(self) -> int:
-        """experts without a route"""
+        """Experts without a route."""
 
     def __repr__(self) -> str: ...
 
 def load_statistics(counts: Any) -> LoadStatistics:
     """
-    LoadStatistics of routes to every expert, int64 [E]. UsageError for none, or a sum of 0.
+    LoadStatistics of the routes to each expert, int64 [E]. UsageError for no experts or a sum of 0.
     """
 
 def rank_counts(counts: Any, placement: Placement) -> Any:
-    """int64 [R]: routes to each rank, for counts int64 [E]."""
+    """
+    int64 [R]: routes to each rank, for routes to each expert, `counts` int64 [E].
+    """

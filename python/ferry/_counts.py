@@ -1,4 +1,4 @@
-"""Counts that an exchange keeps."""
+"""Counters of an exchange."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ if TYPE_CHECKING:
 
 
 class LoadCounts(NamedTuple):
-    """Tokens seen so far by an exchange, all lanes, on every rank alike."""
+    """Routes of all dispatches of an exchange so far, over all lanes and ranks; the same on every rank."""
 
     experts: numpy.ndarray
-    """int64 [E]: routes to every expert."""
+    """int64 [E]: routes to each expert."""
     ranks: numpy.ndarray
-    """int64 [R]: routes to every rank."""
+    """int64 [R]: routes to each rank."""
     dispatches: int
+    """Number of dispatches counted; a dispatch by a plan is not."""
 
 
 class WireCounts(NamedTuple):
-    """Bytes a rank has written to other ranks' memory, and the messages they were in."""
+    """Bytes and messages that a rank has written to other ranks' memory, flags not counted."""
 
     dispatch_bytes: int
     dispatch_messages: int

@@ -1,4 +1,4 @@
-"""A group from a process group of torch.distributed."""
+"""Makes a Group from a process group of torch.distributed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ferry._core import Group
 from ferry.error import UnsupportedError, UsageError
 
 
-def meet(process_group=None) -> Group:
+def make_group(process_group=None) -> Group:
     try:
         import torch.distributed as dist
     except ModuleNotFoundError as missing:
@@ -23,6 +23,6 @@ def meet(process_group=None) -> Group:
     ranks = dist.get_world_size(process_group)
     rank = dist.get_rank(process_group)
     if rank < 0:
-        raise UsageError("Group.torch: this process is no member of the process group")
+        raise UsageError("Group.torch: this process is not a member of the process group")
     backend = "cuda" if "nccl" in dist.get_backend(process_group) else "cpu"
     return Group.custom(rank, ranks, all_gather, lambda: all_gather(b""), default_backend=backend)

@@ -1,4 +1,4 @@
-"""What goes wrong, as exceptions: the hierarchy of the C++ library, each message with the numbers that matter.
+"""The exceptions of Ferry: the C++ library's hierarchy, with the numbers of each error in `record`.
 
 UsageError and OverflowError leave an exchange usable; TimeoutError and PeerLostError are final for the group.
 """
@@ -26,25 +26,25 @@ __all__ = [
 
 
 class BadId(NamedTuple):
-    """An expert id outside [-1, experts): the lowest (token, slot) of the call, and how many there were."""
+    """The first expert id outside [-1, experts) by (token, slot), and `count`, the number of such ids in the call."""
 
     rank: int
     token: int
     slot: int
     id: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which a record has no use for
+    count: int  # type: ignore[assignment]  # hides tuple.count
 
 
 class BadSource(NamedTuple):
-    """Entries of a plan that point outside the exchange: the lowest index, and how many there were."""
+    """The first entry of a plan that points outside the exchange, and `count`, the number of such entries."""
 
     rank: int
     index: int  # type: ignore[assignment]
-    count: int  # type: ignore[assignment]  # hides tuple.count, which a record has no use for
+    count: int  # type: ignore[assignment]  # hides tuple.count
 
 
 class Overflow(NamedTuple):
-    """The rank that needs most rows, the rows it has and would have needed, and routes dropped on all ranks."""
+    """The rank that needs the most rows, its capacity, the rows needed there, and routes dropped on all ranks."""
 
     rank: int
     capacity: int
@@ -53,18 +53,19 @@ class Overflow(NamedTuple):
 
 
 class WaitRecord(NamedTuple):
-    """Who waited for whom: operation, call number of the lane, the waiting rank, the missing one, flag values."""
+    """A wait that failed: `rank` waited for `peer` in `operation`, call number `call` of its lane, for a flag to become
+    `expected`; the value last read is `observed`."""
 
     operation: str
     call: int
     rank: int
     peer: int
     expected: int
-    seen: int
+    observed: int
 
 
 class Error(Exception):
-    """Any error of Ferry."""
+    """Base class of all errors of Ferry."""
 
 
 class _WithRecord(Error):
@@ -81,7 +82,7 @@ class UsageError(Error, ValueError):
 
 
 class BadIdError(_WithRecord, UsageError):
-    """Expert ids out of range (`record`: BadId). Their slots were skipped, everything else was carried."""
+    """Expert ids are out of range (`record`: BadId). Their slots were skipped; all other rows were sent."""
 
     record: BadId
 
@@ -93,13 +94,13 @@ class BadSourceError(_WithRecord, UsageError):
 
 
 class OverflowError(_WithRecord, builtins.OverflowError):
-    """Routes past the capacity were dropped in row order (`record`: Overflow, the same on every rank)."""
+    """Rows past the capacity were dropped (`record`: Overflow, the same on every rank). The rows that fit were delivered."""
 
     record: Overflow
 
 
 class TimeoutError(_WithRecord, builtins.TimeoutError):
-    """A peer did not come before the deadline (`record`: WaitRecord). Final for the group."""
+    """A peer did not take part before the deadline (`record`: WaitRecord). Final for the group."""
 
     record: WaitRecord
 
@@ -111,7 +112,7 @@ class PeerLostError(_WithRecord):
 
 
 class SystemError(Error):
-    """The operating system refused something (`error_number`: errno)."""
+    """An operating system call failed (`error_number`: errno)."""
 
     def __init__(self, message: str, error_number: int = 0):
         super().__init__(message)
@@ -122,4 +123,4 @@ class SystemError(Error):
 
 
 class UnsupportedError(Error):
-    """This build, backend or machine cannot do it."""
+    """This build, backend or machine does not support the request."""

@@ -1,4 +1,4 @@
-// One function for each part of the module.
+// Functions that bind the classes and functions of the module, one for each source file.
 #pragma once
 
 #include <nanobind/nanobind.h>

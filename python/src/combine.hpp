@@ -1,13 +1,15 @@
-// A combine as Python gives it, and as the library takes it.
+// Combine as Python calls it, and as the library takes it.
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "exchange.hpp"
+#include "lane_call.hpp"
 
 namespace ferry::python {
 
+// The arguments of Exchange.combine, unread.
 struct CombineArguments {
   nb::object outputs, plan{}, row_weights = nb::none(), topk_weights = nb::none();
   std::optional<std::string> reduction{};
@@ -17,9 +19,10 @@ struct CombineArguments {
   nb::object stream = nb::none();
 };
 
+// The same, checked and converted.
 struct CombineInput {
-  explicit CombineInput(Device where, Gradients gradients = Gradients::refused)
-      : arguments(where, gradients) {}
+  explicit CombineInput(Device device, Gradients gradients = Gradients::refused)
+      : arguments(device, gradients) {}
 
   Arguments arguments;
   const PyPlan* plan = nullptr;
@@ -27,12 +30,13 @@ struct CombineInput {
   Outputs outputs;
   Result result;
   CombineOptions options;
-  nb::object made, route_values;  // what is given back
+  nb::object result_array, route_values_array;  // what combine returns
 };
 
-void read_combine(PyExchange& self, InCall& call, const CombineArguments& given, CombineInput& in);
+// Throws UsageError for arguments that do not fit.
+void read_combine(PyExchange& self, LaneCall& call, const CombineArguments& given, CombineInput& in);
 
-// The result alone, or with the route values in a pair.
-nb::object given_back(const CombineInput& in);
+// The result, or with row_values the pair (result, route_values).
+nb::object combine_return_value(const CombineInput& in);
 
 }  // namespace ferry::python

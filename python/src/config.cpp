@@ -18,18 +18,19 @@ using namespace nb::literals;
 namespace ferry::python {
 namespace {
 
-// The value whose name the library itself prints.
+// The value that to_string() prints as `name`.
 template <class Enumeration, std::size_t count>
-Enumeration named(const char* what, const std::string& name, const std::array<Enumeration, count>& values) {
+Enumeration enum_named(const char* what, const std::string& name,
+                       const std::array<Enumeration, count>& values) {
   std::string names;
   for (const Enumeration value : values) {
     if (name == to_string(value)) return value;
     names += str(names.empty() ? "" : ", ", to_string(value));
   }
-  throw UsageError(str(what, ": '", name, "' is none of ", names));
+  throw UsageError(str(what, ": '", name, "' is not one of ", names));
 }
 
-[[noreturn]] void refuse(const std::string& key, const std::string& expected, nb::handle value) {
+[[noreturn]] void refuse_value(const std::string& key, const std::string& expected, nb::handle value) {
   PyErr_Clear();
   throw UsageError(
       str(key, ": expected ", expected, ", got ", nb::cast<std::string>(nb::repr(nb::borrow(value)))));
@@ -39,26 +40,26 @@ template <class T>
 T value_of(const std::string& key, nb::handle value, const char* expected) {
   T read{};
   if (nb::try_cast(nb::borrow(value), read, false)) return read;
-  refuse(key, expected, value);
+  refuse_value(key, expected, value);
 }
 
-// NumPy's are no int, but tell their value as one.
+// Accepts NumPy's integers too, which are not int but convert by __index__.
 template <class T>
-T whole_of(const std::string& key, nb::handle value) {
-  if (PyBool_Check(value.ptr()) || PyIndex_Check(value.ptr()) == 0) refuse(key, "a whole number", value);
+T integer_of(const std::string& key, nb::handle value) {
+  if (PyBool_Check(value.ptr()) || PyIndex_Check(value.ptr()) == 0) refuse_value(key, "an integer", value);
   const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
-  if (!index.is_valid()) refuse(key, "a whole number", value);
+  if (!index.is_valid()) refuse_value(key, "an integer", value);
   int overflow = 0;
   const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   constexpr auto kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
   if (overflow != 0 || number < kLeast || number > kMost) {
-    refuse(key, str("a whole number of ", kLeast, " to ", kMost), value);
+    refuse_value(key, str("an integer from ", kLeast, " to ", kMost), value);
   }
   return static_cast<T>(number);
 }
 
 int int_of(const std::string& key, nb::handle value) {
-  return whole_of<int>(key, value);
+  return integer_of<int>(key, value);
 }
 bool bool_of(const std::string& key, nb::handle value) {
   return value_of<bool>(key, value, "True or False");
@@ -69,9 +70,9 @@ std::string text_value(const std::string& key, nb::handle value) {
 
 double seconds_of(const std::string& key, nb::handle value) {
   constexpr const char* kExpected = "a number of seconds";
-  if (PyBool_Check(value.ptr()) || PyNumber_Check(value.ptr()) == 0) refuse(key, kExpected, value);
+  if (PyBool_Check(value.ptr()) || PyNumber_Check(value.ptr()) == 0) refuse_value(key, kExpected, value);
   const double seconds = PyFloat_AsDouble(value.ptr());
-  if (PyErr_Occurred() != nullptr) refuse(key, kExpected, value);
+  if (PyErr_Occurred() != nullptr) refuse_value(key, kExpected, value);
   return seconds;
 }
 
@@ -93,19 +94,20 @@ constexpr Setting kSettings[] = {
                      nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
     {"layout",
      [](Config& c, const std::string& k, nb::handle v) {
-       c.layout = named(k.c_str(), text_value(k, v),
-                        std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major});
+       c.layout = enum_named(k.c_str(), text_value(k, v),
+                             std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major});
      }},
     {"alignment", [](Config& c, const std::string& k, nb::handle v) { c.alignment = int_of(k, v); }},
     {"capacity",
-     [](Config& c, const std::string& k, nb::handle v) { c.capacity = whole_of<std::int64_t>(k, v); }},
+     [](Config& c, const std::string& k, nb::handle v) { c.capacity = integer_of<std::int64_t>(k, v); }},
     {"repeats", [](Config& c, const std::string& k, nb::handle v) { c.repeats = bool_of(k, v); }},
     {"zero_padding", [](Config& c, const std::string& k, nb::handle v) { c.zero_padding = bool_of(k, v); }},
     {"format",
      [](Config& c, const std::string& k, nb::handle v) { c.format = parse_format(text_value(k, v)); }},
     {"combine_type",
      [](Config& c, const std::string& k, nb::handle v) {
-       c.combine_type = named(k.c_str(), text_value(k, v), std::array{DType::bf16, DType::fp16, DType::fp32});
+       c.combine_type =
+           enum_named(k.c_str(), text_value(k, v), std::array{DType::bf16, DType::fp16, DType::fp32});
      }},
     {"reduction",
      [](Config& c, const std::string& k, nb::handle v) { c.reduction = reduction_named(text_value(k, v)); }},
@@ -122,7 +124,7 @@ const Setting& setting_named(const std::string& name) {
     if (name == setting.name) return setting;
     names += str(names.empty() ? "" : ", ", setting.name);
   }
-  throw UsageError(str("configuration: no setting is named '", name, "'; there are: ", names));
+  throw UsageError(str("configuration: there is no setting '", name, "'; the settings are: ", names));
 }
 
 void require_sizes(const nb::kwargs& settings) {
@@ -142,13 +144,14 @@ std::string describe(const Config& c) {
 }
 
 void bind_sizes(nb::module_& module) {
-  nb::class_<Sizes>(module, "Sizes", "Bytes of one rank's exchange, by what they are for.")
-      .def_ro("dispatch_staging", &Sizes::dispatch_staging, "symmetric: 2 * lanes * R*T messages")
-      .def_ro("combine_staging", &Sizes::combine_staging, "symmetric: 2 * lanes * T*K or T*min(K,R) rows")
-      .def_ro("signals", &Sizes::signals, "symmetric: flags, counts, refusals")
-      .def_ro("results", &Sizes::results, "owned outputs of all lanes")
-      .def_ro("plans", &Sizes::plans, "plans and working memory of the lanes")
-      .def_prop_ro("total", &Sizes::total, "the sum")
+  nb::class_<Sizes>(module, "Sizes", "Memory of one rank's exchange by purpose, in bytes.")
+      .def_ro("dispatch_staging", &Sizes::dispatch_staging, "Symmetric memory: 2 * lanes * R*T messages.")
+      .def_ro("combine_staging", &Sizes::combine_staging,
+              "Symmetric memory: 2 * lanes * T*K rows ('exact', 'unreduced') or T*min(K,R) rows ('partial').")
+      .def_ro("signals", &Sizes::signals, "Symmetric memory: flags, counts, refusals.")
+      .def_ro("results", &Sizes::results, "The lanes' own receive buffers.")
+      .def_ro("plans", &Sizes::plans, "The lanes' plans and working memory.")
+      .def_prop_ro("total", &Sizes::total, "The sum.")
       .def("__repr__", [](const Sizes& s) {
         return str("Sizes(dispatch_staging=", s.dispatch_staging, ", combine_staging=", s.combine_staging,
                    ", signals=", s.signals, ", results=", s.results, ", plans=", s.plans,
@@ -157,30 +160,33 @@ void bind_sizes(nb::module_& module) {
   module.def(
       "size_of", [](const Config& config, int ranks, int rank) { return size_of(config, ranks, rank); },
       "config"_a, "ranks"_a, "rank"_a = 0,
-      "Exactly what an exchange of this configuration maps on one rank of `ranks`. Allocates nothing.");
+      "Sizes: exactly what an exchange of this configuration maps on one rank of `ranks`. Needs no group and "
+      "allocates nothing.");
   module.def("capacity_of", &capacity_of, "config"_a, "ranks"_a, "rank"_a = 0,
-             "Rows a rank can receive (expert_padded: rows of one expert).");
-  module.def("plan_bytes", &plan_bytes, "config"_a, "ranks"_a, "Bytes of a plan's storage, on every rank.");
+             "Rows a rank can receive under this configuration (expert_padded: rows of one expert).");
+  module.def("plan_bytes", &plan_bytes, "config"_a, "ranks"_a,
+             "Bytes of a plan's storage, the same on every rank.");
 }
 
 void bind_placement(nb::module_& module) {
   nb::class_<Placement>(module, "Placement", "Which rank holds which expert. Immutable.")
       .def_static("blocks", &Placement::blocks, "experts"_a, "ranks"_a,
-                  "Blocks of neighbouring experts; the first experts % ranks ranks hold one more.")
+                  "Blocks of neighbouring experts. The first experts % ranks ranks hold one expert more.")
       .def_static(
           "table",
-          [](const std::vector<std::pair<int, int>>& places, int ranks, std::uint64_t version) {
+          [](const std::vector<std::pair<int, int>>& locations, int ranks, std::uint64_t version) {
             std::vector<ExpertLocation> table;
-            for (const auto& [rank, local] : places) table.push_back({rank, local});
+            for (const auto& [rank, local] : locations) table.push_back({rank, local});
             return Placement::table(std::move(table), ranks, version);
           },
-          "places"_a, "ranks"_a, "version"_a = 0,
-          "Any table: (rank, local expert) of every expert. UsageError for holes and double places.")
-      .def_prop_ro("experts", &Placement::experts, "how many experts it places")
-      .def_prop_ro("ranks", &Placement::ranks, "on how many ranks")
-      .def_prop_ro("version", &Placement::version, "the number given with the table")
+          "locations"_a, "ranks"_a, "version"_a = 0,
+          "Any table: the (rank, local expert) of each expert. UsageError if a rank's local experts are not "
+          "0, 1, 2, ... once each.")
+      .def_prop_ro("experts", &Placement::experts, "E, the number of experts.")
+      .def_prop_ro("ranks", &Placement::ranks, "R, the number of ranks.")
+      .def_prop_ro("version", &Placement::version, "The version given to table(); 0 for blocks().")
       .def(
-          "place",
+          "location",
           [](const Placement& self, int expert) {
             if (expert < 0 || expert >= self.experts()) {
               throw UsageError(str("expert = ", expert, ", must be 0 to ", self.experts() - 1));
@@ -206,11 +212,12 @@ void bind_placement(nb::module_& module) {
 }  // namespace
 
 Reduction reduction_named(const std::string& name) {
-  return named("reduction", name, std::array{Reduction::partial, Reduction::exact, Reduction::unreduced});
+  return enum_named("reduction", name,
+                    std::array{Reduction::partial, Reduction::exact, Reduction::unreduced});
 }
 
 BackendKind backend_named(const std::string& name) {
-  return named("backend", name, std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda});
+  return enum_named("backend", name, std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda});
 }
 
 const char* const kOptionalSettings =
@@ -239,55 +246,61 @@ void bind_config(nb::module_& module) {
   bind_placement(module);
   nb::class_<Config>(module, "Config", R"(The configuration of an exchange, the same on every rank.
 
-Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...), with at least these four. The others:
+Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-backend        'cpu', 'cuda' or 'reference'; in a group whose torch.distributed backend is NCCL 'cuda', else 'cpu'
-placement      a Placement; default: Placement.blocks(experts, ranks)
-layout         'expert_major', 'expert_padded' or 'rank_major'
-alignment      experts start at multiples of it; default 1
-capacity       rows a rank can receive (expert_padded: rows an expert); default 0: any routing fits
-repeats        the default capacity also holds tokens that list an expert more than once
-zero_padding   padding rows become zero
-format         'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'
-combine_type   'bf16', 'fp16' or 'fp32': type of the experts' rows that combine carries
-reduction      'partial', 'exact' or 'unreduced': the largest combine
-lanes          how many calls may be in flight; default 1
-deadline       seconds a wait may last; default 30
-own_receive_buffers   False: every dispatch brings memory for its arrivals
-check_calls    host backends call check() at the end of every call; default True
+backend              'cpu', 'cuda' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else 'cpu'
+placement            a Placement; default: Placement.blocks(experts, ranks)
+layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
+alignment            each expert's first row is a multiple of it; default 1
+capacity             rows a rank can receive (expert_padded: rows of one expert); default 0: room for any routing
+repeats              the default capacity also has room for tokens that list an expert more than once; default False
+zero_padding         padding rows are set to zero; default False
+format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'. A
+                     dispatch may use another one whose rows are no larger; default 'bf16'
+combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
+reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
+                     'partial'
+lanes                independent sequences of calls, which may overlap; default 1
+deadline             seconds a wait may last; default 30
+own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
+check_calls          host backends call check() at the end of every call; default True
 
-UsageError names a setting that is missing, does not exist or does not fit. What depends on the number of ranks is
-checked when an exchange is made or its size is asked for.)")
+Raises UsageError for a setting that is missing, unknown or invalid. Constraints that depend on the number of ranks are
+checked by Exchange, size_of and capacity_of.)")
       .def(
           "__init__",
           [](Config* self, const nb::kwargs& settings) { new (self) Config(config_of(settings)); },
           nb::sig(str("def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, ",
                       kOptionalSettings, ") -> None")
                       .c_str()))
-      .def_ro("experts", &Config::experts, "E")
-      .def_ro("top_k", &Config::top_k, "K, 1 to 32")
-      .def_ro("hidden", &Config::hidden, "H, columns of a token")
-      .def_ro("max_tokens", &Config::max_tokens, "T, most tokens a rank may have in a call")
-      .def_ro("placement", &Config::placement, "which rank holds which expert")
-      .def_ro("alignment", &Config::alignment, "experts start at multiples of it")
-      .def_ro("capacity", &Config::capacity, "rows as configured; 0: any routing fits")
-      .def_ro("repeats", &Config::repeats, "see the class")
-      .def_ro("zero_padding", &Config::zero_padding, "see the class")
-      .def_ro("lanes", &Config::lanes, "independent channels")
-      .def_ro("deadline", &Config::deadline, "seconds a wait may last")
-      .def_ro("own_receive_buffers", &Config::own_receive_buffers, "see the class")
-      .def_ro("check_calls", &Config::check_calls, "see the class")
+      .def_ro("experts", &Config::experts, "E, the number of experts.")
+      .def_ro("top_k", &Config::top_k, "K, experts of a token: 1 to 32.")
+      .def_ro("hidden", &Config::hidden, "H, columns of a token.")
+      .def_ro("max_tokens", &Config::max_tokens, "T, the most tokens of a rank in a call.")
+      .def_ro("placement", &Config::placement, "Which rank holds which expert.")
+      .def_ro("alignment", &Config::alignment, "Each expert's first row is a multiple of it.")
+      .def_ro("capacity", &Config::capacity, "Rows as configured; 0: room for any routing.")
+      .def_ro("repeats", &Config::repeats, "Whether the default capacity has room for repeated experts.")
+      .def_ro("zero_padding", &Config::zero_padding, "Whether padding rows are set to zero.")
+      .def_ro("lanes", &Config::lanes, "Independent sequences of calls, which may overlap.")
+      .def_ro("deadline", &Config::deadline, "Seconds a wait may last.")
+      .def_ro("own_receive_buffers", &Config::own_receive_buffers, "Whether the lanes have receive buffers.")
+      .def_ro("check_calls", &Config::check_calls, "Whether host backends check every call.")
       .def_prop_ro(
-          "backend", [](const Config& c) { return std::string(to_string(c.backend)); }, "see the class")
+          "backend", [](const Config& c) { return std::string(to_string(c.backend)); },
+          "'cpu', 'cuda' or 'reference'.")
       .def_prop_ro(
-          "layout", [](const Config& c) { return std::string(to_string(c.layout)); }, "see the class")
+          "layout", [](const Config& c) { return std::string(to_string(c.layout)); },
+          "'expert_major', 'expert_padded' or 'rank_major'.")
       .def_prop_ro(
-          "format", [](const Config& c) { return to_string(c.format); }, "see the class")
+          "format", [](const Config& c) { return to_string(c.format); },
+          "Format of a dispatch that names none; others must have rows no larger.")
       .def_prop_ro(
           "combine_type", [](const Config& c) { return std::string(to_string(c.combine_type)); },
-          "see the class")
+          "Type of the rows that combine sends.")
       .def_prop_ro(
-          "reduction", [](const Config& c) { return std::string(to_string(c.reduction)); }, "see the class")
+          "reduction", [](const Config& c) { return std::string(to_string(c.reduction)); },
+          "Reduction of a combine that names none; others must need no more staging.")
       .def("__repr__", &describe);
   bind_sizes(module);
 }

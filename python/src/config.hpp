@@ -1,4 +1,4 @@
-// A configuration from keyword arguments, and words for the library's enumerations.
+// Makes a Config from keyword arguments, and enumerators from their names.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,11 +10,11 @@
 
 namespace ferry::python {
 
-// `fallback`: the backend where none is named. Throws UsageError for what is missing, for names that are
-// none, types that do not fit, and values that fit no number of ranks.
+// `fallback` is the backend if none is named. Throws UsageError for settings that are missing, unknown, of a
+// wrong type, or invalid for any number of ranks.
 Config config_of(const nanobind::kwargs& settings, BackendKind fallback = BackendKind::cpu);
 
-// The settings that have defaults, as parameters of a Python function.
+// The optional settings with their defaults, as the text of a Python signature.
 extern const char* const kOptionalSettings;
 
 Reduction reduction_named(const std::string& name);

@@ -1,36 +1,40 @@
-// The calling thread's GPU.
+// The calling thread's GPU. device_cuda.cpp implements it; device_none.cpp for builds without CUDA.
 #pragma once
 
 #include <cstdint>
+
+#include "arrays/array.hpp"
 
 namespace ferry::python {
 
 bool has_cuda();
 
-// The thread's current device; UnsupportedError without the backend, a driver or a GPU.
+// The thread's current device. Throws UnsupportedError without the CUDA backend, a driver or a GPU.
 int current_device();
 
-// Whether calls on the stream are being captured into a graph.
+// Whether the stream is being captured into a CUDA graph.
 bool is_capturing(void* stream);
 
-struct Memory {
+struct ByteRange {
   void* data = nullptr;
   std::int64_t bytes = 0;
 };
 
-// In order on a stream of the device that is current. Host memory is not for it.
-void clear_on_device(const Memory& first, const Memory& second, void* stream);
+// Enqueues on `stream`, of the current device, a kernel that clears both ranges of device memory.
+void clear_on_device(const ByteRange& first, const ByteRange& second, void* stream);
 
-// Makes a device current for a call. Negative: leaves everything alone.
-class OnDevice {
+// Makes a GPU current for its lifetime. Does nothing for the host.
+class DeviceGuard {
  public:
-  explicit OnDevice(int device);
-  ~OnDevice();
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+  explicit DeviceGuard(Device device) : DeviceGuard(is_host(device) ? -1 : device.device_id) {}
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int before_ = -1;  // to be made current again
+  explicit DeviceGuard(int device);  // negative: none
+
+  int previous_ = -1;  // restored on destruction; negative: nothing to restore
 };
 
 }  // namespace ferry::python

@@ -12,30 +12,31 @@ bool has_cuda() {
 
 int current_device() {
   int device = 0;
-  cuda::check(cudaGetDevice(&device), "find the current device");
+  cuda::check(cudaGetDevice(&device), "get the current device");
   return device;
 }
 
 bool is_capturing(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cuda::check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "look at a stream");
+  cuda::check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status),
+              "query the capture state of a stream");
   return status != cudaStreamCaptureStatusNone;
 }
 
-void clear_on_device(const Memory& first, const Memory& second, void* stream) {
+void clear_on_device(const ByteRange& first, const ByteRange& second, void* stream) {
   cuda::clear({first.data, first.bytes}, {second.data, second.bytes}, static_cast<cudaStream_t>(stream));
 }
 
-OnDevice::OnDevice(int device) {
+DeviceGuard::DeviceGuard(int device) {
   if (device < 0) return;
   const int current = current_device();
   if (current == device) return;
-  cuda::check(cudaSetDevice(device), "make a device current");
-  before_ = current;
+  cuda::check(cudaSetDevice(device), "set the current device");
+  previous_ = current;
 }
 
-OnDevice::~OnDevice() {
-  if (before_ >= 0) cudaSetDevice(before_);
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
 }
 
 }  // namespace ferry::python

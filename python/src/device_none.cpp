@@ -1,4 +1,4 @@
-// Of a build without the CUDA backend.
+// For builds without the CUDA backend.
 #include "device.hpp"
 #include "ferry/error.hpp"
 
@@ -10,7 +10,7 @@ bool has_cuda() {
 
 int current_device() {
   throw UnsupportedError(
-      "this build of ferry has no cuda backend: build it with pip install . "
+      "this build of ferry has no CUDA backend: build it with pip install . "
       "--config-settings=cmake.define.FERRY_CUDA=ON");
 }
 
@@ -18,9 +18,9 @@ bool is_capturing(void*) {
   return false;
 }
 
-void clear_on_device(const Memory&, const Memory&, void*) {}
+void clear_on_device(const ByteRange&, const ByteRange&, void*) {}
 
-OnDevice::OnDevice(int) {}
-OnDevice::~OnDevice() {}
+DeviceGuard::DeviceGuard(int) {}
+DeviceGuard::~DeviceGuard() {}
 
 }  // namespace ferry::python

@@ -1,13 +1,15 @@
-// A dispatch as Python gives it, and as the library takes it.
+// Dispatch as Python calls it, and as the library takes it.
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "exchange.hpp"
+#include "lane_call.hpp"
 
 namespace ferry::python {
 
+// The arguments of Exchange.dispatch, unread.
 struct DispatchArguments {
   nb::object tokens, ids{}, weights = nb::none();
   std::optional<std::string> format{};
@@ -18,9 +20,10 @@ struct DispatchArguments {
   nb::object dot_rows = nb::none(), count = nb::none(), stream = nb::none();
 };
 
+// The same, checked and converted. Either `ids` or `plan` is set.
 struct DispatchInput {
-  explicit DispatchInput(Device where, Gradients gradients = Gradients::refused)
-      : arguments(where, gradients) {}
+  explicit DispatchInput(Device device, Gradients gradients = Gradients::refused)
+      : arguments(device, gradients) {}
 
   Arguments arguments;
   int rank = 0;
@@ -34,13 +37,17 @@ struct DispatchInput {
   DispatchContext context;
 };
 
-void read_dispatch(PyExchange& self, InCall& call, const DispatchArguments& given, DispatchInput& in);
+// Throws UsageError for arguments that do not fit.
+void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& given, DispatchInput& in);
+
+// Records the call as the lane's last dispatch, and which plan it overwrites.
 void begin_dispatch(PyExchange& self, const DispatchInput& in);
 
-// Throws UsageError unless `count` rows are all that calls with the plan (None: any) may touch.
+// Throws UsageError if `count` rows are fewer than a call with the plan (None: any plan) may touch.
 void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config,
                   int rank);
 
+// The value type of elements that are bfloat16, float16 or float32.
 std::optional<DType> value_type_of(Element element);
 
 }  // namespace ferry::python

@@ -18,56 +18,59 @@ using namespace nb::literals;
 
 namespace {
 
-const Config& config_of(const PyDispatchResult& self) {
+const Config& exchange_config(const PyDispatchResult& self) {
   return self.state->exchange.config();
 }
 
-std::int64_t all_rows(const PyDispatchResult& self) {
-  return row_capacity(config_of(self), self.state->exchange.rank().index());
+std::int64_t row_count(const PyDispatchResult& self) {
+  return row_capacity(exchange_config(self), self.state->exchange.rank().index());
 }
 
-nb::object in_lane(const PyDispatchResult& self, const void* data, Element element, const Shape& shape) {
+// A view of the lane's own memory.
+nb::object lane_view(const PyDispatchResult& self, const void* data, Element element, const Shape& shape) {
   if (data == nullptr) return nb::none();
   return view_of(self.context.framework, const_cast<void*>(data), element, shape, {}, self.context.device,
-                 self.keeper);
+                 self.state_owner);
 }
 
-nb::object in(const PyDispatchResult& self, const nb::object& given, const void* data, Element element,
-              const Shape& shape) {
+// A view of the array's memory: the caller's `given`, or if that is None the lane's own.
+nb::object view(const PyDispatchResult& self, const nb::object& given, const void* data, Element element,
+                const Shape& shape) {
   if (data == nullptr) return nb::none();
   return view_of(self.context.framework, const_cast<void*>(data), element, shape, {}, self.context.device,
-                 given.is_none() ? self.keeper : given);
+                 given.is_none() ? self.state_owner : given);
 }
 
-// Rows first: [rows, row], or in the padded layout [experts, capacity, row].
-Shape shape_of_rows(const PyDispatchResult& self, std::int64_t row) {
-  if (config_of(self).layout != Layout::expert_padded) return {all_rows(self), row};
-  return {self.received.groups, self.received.capacity, row};
+// [rows, columns]; expert_padded [experts, capacity, columns].
+Shape rows_shape(const PyDispatchResult& self, std::int64_t columns) {
+  if (exchange_config(self).layout != Layout::expert_padded) return {row_count(self), columns};
+  return {self.received.groups, self.received.capacity, columns};
 }
 
-Shape strides_of_columns(const PyDispatchResult& self, std::int64_t leading) {
-  if (config_of(self).layout != Layout::expert_padded) return {1, leading};
+Shape column_strides(const PyDispatchResult& self, std::int64_t leading) {
+  if (exchange_config(self).layout != Layout::expert_padded) return {1, leading};
   return {self.received.capacity, 1, leading};
 }
 
 nb::object part(PyDispatchResult& self, std::size_t index) {
-  nb::object& made = self.parts[index];
-  if (made.is_valid()) return made;
-  const PartLayout layout = parts_of(self.context.format, config_of(self).hidden).part[index];
-  const ReceivedPart& arrived = self.received.parts[index];
+  nb::object& cached = self.parts[index];
+  if (cached.is_valid()) return cached;
+  const PartLayout layout = parts_of(self.context.format, exchange_config(self).hidden).part[index];
+  const ReceivedPart& received = self.received.parts[index];
   const Element element = self.context.elements[index];
   const nb::object& given = self.context.memory.parts;
-  const nb::object own = nb::isinstance<nb::tuple>(given) ? nb::object(given[index]) : given;
-  if (!given.is_none() && !layout.columns) return made = own;
-  const nb::object& owner = given.is_none() ? self.keeper : own;
-  const Shape shape = shape_of_rows(self, layout.row_bytes * 8 / element.bits);
-  const Shape strides = layout.columns ? strides_of_columns(self, arrived.leading_dimension) : Shape{};
-  made = view_of(self.context.framework, arrived.data, element, shape, strides, self.context.device, owner);
-  return made;
+  const nb::object buffer = nb::isinstance<nb::tuple>(given) ? nb::object(given[index]) : given;
+  if (!given.is_none() && !layout.columns) return cached = buffer;
+  const nb::object& owner = given.is_none() ? self.state_owner : buffer;
+  const Shape shape = rows_shape(self, layout.row_bytes * 8 / element.bits);
+  const Shape strides = layout.columns ? column_strides(self, received.leading_dimension) : Shape{};
+  cached =
+      view_of(self.context.framework, received.data, element, shape, strides, self.context.device, owner);
+  return cached;
 }
 
 nb::object all_parts(PyDispatchResult& self) {
-  const int count = parts_of(self.context.format, config_of(self).hidden).count;
+  const int count = parts_of(self.context.format, exchange_config(self).hidden).count;
   nb::list parts;
   for (int p = 0; p < count; ++p) parts.append(part(self, static_cast<std::size_t>(p)));
   return nb::tuple(parts);
@@ -78,67 +81,72 @@ nb::object scales(PyDispatchResult& self) {
   return part(self, 1);
 }
 
-// One for each row; rank_major: one for each slot of it.
-Shape shape_of_weights(const PyDispatchResult& self) {
-  if (config_of(self).layout == Layout::rank_major) return {all_rows(self), config_of(self).top_k};
-  return {all_rows(self)};
+// One weight a row; rank_major: one for each of its slots.
+Shape weights_shape(const PyDispatchResult& self) {
+  if (exchange_config(self).layout == Layout::rank_major)
+    return {row_count(self), exchange_config(self).top_k};
+  return {row_count(self)};
 }
 
-// It lies among the row offsets.
+// The total is the last element of row_offsets.
 nb::object total_array(const PyDispatchResult& self) {
-  return in(self, self.context.memory.row_offsets, self.received.total, kInt32, {});
+  return view(self, self.context.memory.row_offsets, self.received.total, kInt32, {});
 }
 
-// The total that the call itself writes to pinned memory, with its number.
-std::int64_t total_on_host(const PyDispatchResult& self) {
+// The total that the call writes to pinned host memory, together with its call number.
+std::int64_t total_from_host_memory(const PyDispatchResult& self) {
   const HostTotals* host = self.received.host;
   const std::uint64_t call = self.received.call;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(config_of(self).deadline);
-  // Acquire: whoever sees the number may read the total.
-  const auto seen = [host] {
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::duration<double>(exchange_config(self).deadline);
+  // Acquire: the call writes the total before its number, so a thread that reads the
+  // number may read the total.
+  const auto written_call = [host] {
     return std::atomic_ref(const_cast<std::uint64_t&>(host->call)).load(std::memory_order_acquire);
   };
   {
     const nb::gil_scoped_release unlocked;
-    while (seen() < call && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    while (written_call() < call && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   }
-  if (seen() == call) return host->total;
+  if (written_call() == call) return host->total;
   self.state->exchange.check(self.context.lane);
-  throw UsageError(
-      str("wait_total: the total of call ", call, " is not there, the last one seen is of call ", seen()));
+  throw UsageError(str("wait_total: the total of call ", call,
+                       " is not available: the last one written is of call ", written_call()));
 }
 
 std::int64_t wait_total(PyDispatchResult& self) {
   auto& plan = nb::cast<PyPlan&>(self.plan);
-  // Replays take call numbers that no eager call knows of: then the array says it, which waits for the
-  // stream.
-  const bool numbered = is_host(self.context.device) || !self.state->captured;
-  plan.known_total = numbered ? total_on_host(self) : nb::cast<std::int64_t>(nb::int_(total_array(self)));
+  // Once the exchange was captured into a graph, replays advance the lane's call number without the host, so
+  // the number of this call is unknown. Then read the array, which waits for the stream.
+  const bool number_known = is_host(self.context.device) || !self.state->captured;
+  plan.known_total =
+      number_known ? total_from_host_memory(self) : nb::cast<std::int64_t>(nb::int_(total_array(self)));
   return plan.known_total;
 }
 
-void bind_memory(nb::module_& module) {
-  nb::class_<PyMemory>(module, "ReceiveBuffers", R"(Memory of the caller for what dispatch returns.
+void bind_receive_buffers(nb::module_& module) {
+  nb::class_<PyReceiveBuffers>(module, "ReceiveBuffers", R"(The caller's memory for the result of a dispatch.
 
-parts          an array, or a tuple of one for each part of the format: capacity rows, for a dispatch by a plan its
-               total suffices. They are what the arrivals then hand out
+parts          an array, or a tuple with one for each part of the format: capacity rows, or for a dispatch by a plan as
+               many as the plan's total. DispatchResult.parts then returns these arrays
 weight         float32 [capacity]; rank_major [capacity, K]
-local_ids      int32 [capacity, K], rank_major
+local_ids      int32 [capacity, K], rank_major only
 group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
 plan           uint8 [plan_bytes(config, ranks)]
 counts         int32 [G]
-row_offsets    int32 [G + 1], and so the total
+row_offsets    int32 [G + 1]; its last element is the total
 dots           float32 [capacity], for a dispatch with dot_rows
 
-What is not given lies in the lane's memory, which its next dispatch overwrites.)")
+Arrays may be longer along their first dimension. Whatever is None is written to the lane's own memory, which the lane's
+next dispatch overwrites.)")
       .def(
           "__init__",
-          [](PyMemory* self, nb::object parts, nb::object weight, nb::object local_ids,
+          [](PyReceiveBuffers* self, nb::object parts, nb::object weight, nb::object local_ids,
              nb::object group_of_row, nb::object plan, nb::object counts, nb::object row_offsets,
              nb::object dots) {
-            new (self)
-                PyMemory{std::move(parts), std::move(weight), std::move(local_ids),   std::move(group_of_row),
-                         std::move(plan),  std::move(counts), std::move(row_offsets), std::move(dots)};
+            new (self) PyReceiveBuffers{std::move(parts),        std::move(weight), std::move(local_ids),
+                                        std::move(group_of_row), std::move(plan),   std::move(counts),
+                                        std::move(row_offsets),  std::move(dots)};
           },
           "parts"_a = nb::none(), nb::kw_only(), "weight"_a = nb::none(), "local_ids"_a = nb::none(),
           "group_of_row"_a = nb::none(), "plan"_a = nb::none(), "counts"_a = nb::none(),
@@ -148,84 +156,87 @@ What is not given lies in the lane's memory, which its next dispatch overwrites.
 }  // namespace
 
 void bind_dispatch_result(nb::module_& module) {
-  bind_memory(module);
+  bind_receive_buffers(module);
   nb::class_<PyDispatchResult>(module, "DispatchResult",
-                               R"(What dispatch returns: arrays of the framework that went in.
+                               R"(The received rows, grouped by expert, as arrays of the call's framework.
 
-Groups are this rank's experts in local order; for rank_major the source ranks. Arrays have room for all rows there may
-be; rows past the total are never written or read. They lie in the lane's memory until its next dispatch, unless
-memory was given.)")
+Groups are this rank's experts in local order; for rank_major they are the source ranks. Arrays are as long as the
+exchange's capacity; rows past the total are undefined. The arrays are the lane's memory, which its next dispatch
+overwrites, unless ReceiveBuffers were given.)")
       .def_prop_ro(
           "data", [](PyDispatchResult& self) { return part(self, 0); },
-          "[capacity, H], or [L, capacity, H] in the padded layout: the rows.")
-      .def_prop_ro("scales", &scales, "fp8: the scales of every row's blocks, [capacity, blocks]; else None.")
-      .def_prop_ro("parts", &all_parts, "tuple of all parts: values, scales, or the raw ones.")
+          "[capacity, H]; expert_padded [L, capacity, H]: the rows' values.")
+      .def_prop_ro("scales", &scales, "fp8: the scales of each row's blocks, [capacity, blocks]; else None.")
+      .def_prop_ro("parts", &all_parts, "Tuple of all parts: (values,), (values, scales) or the raw parts.")
       .def_prop_ro(
           "counts",
           [](const PyDispatchResult& self) {
-            return in(self, self.context.memory.counts, self.received.counts, kInt32, {self.received.groups});
+            return view(self, self.context.memory.counts, self.received.counts, kInt32,
+                        {self.received.groups});
           },
-          "int32 [G]: rows of a group, padding not counted.")
+          "int32 [G]: rows of each group, padding not counted.")
       .def_prop_ro(
           "row_offsets",
           [](const PyDispatchResult& self) {
-            return in(self, self.context.memory.row_offsets, self.received.row_offsets, kInt32,
-                      {self.received.groups + 1});
+            return view(self, self.context.memory.row_offsets, self.received.row_offsets, kInt32,
+                        {self.received.groups + 1});
           },
-          "int32 [G + 1]: first row of a group.")
+          "int32 [G + 1]: first row of each group; the last element is the total.")
       .def_prop_ro("total", &total_array,
-                   "int32 []: row_offsets[G]. int(total) waits for the device, if there is one.")
+                   "int32 []: row_offsets[G]. With 'cuda', int(total) waits for the device.")
       .def_prop_ro(
           "group_expert",
           [](const PyDispatchResult& self) {
-            return in_lane(self, self.received.group_expert, kInt32, {self.received.groups});
+            return lane_view(self, self.received.group_expert, kInt32, {self.received.groups});
           },
-          "int32 [G]: global id of a group's expert; -1 for rank_major.")
+          "int32 [G]: global expert id of each group; -1 for rank_major.")
       .def_prop_ro(
           "source",
           [](const PyDispatchResult& self) {
-            return in(self, nb::cast<PyPlan&>(self.plan).owner, self.received.source, kInt32,
-                      {all_rows(self), 3});
+            return view(self, nb::cast<PyPlan&>(self.plan).owner, self.received.source, kInt32,
+                        {row_count(self), 3});
           },
-          "int32 [capacity, 3]: rank, token and slot of every row; -1 on padding.")
+          "int32 [capacity, 3]: source rank, token and slot of each row; -1 on padding.")
       .def_prop_ro(
           "weight",
           [](const PyDispatchResult& self) {
-            return in(self, self.context.memory.weight, self.received.weight, kFp32, shape_of_weights(self));
+            return view(self, self.context.memory.weight, self.received.weight, kFp32, weights_shape(self));
           },
-          "float32 [capacity], rank_major [capacity, K]: the weights that travelled; None without.")
+          "float32 [capacity], rank_major [capacity, K]: each row's router weight; None without weights.")
       .def_prop_ro(
           "local_ids",
           [](const PyDispatchResult& self) {
-            return in(self, self.context.memory.local_ids, self.received.local_ids, kInt32,
-                      shape_of_weights(self));
+            return view(self, self.context.memory.local_ids, self.received.local_ids, kInt32,
+                        weights_shape(self));
           },
-          "rank_major: int32 [capacity, K]: local expert of every slot, or -1.")
+          "rank_major: int32 [capacity, K], the local expert of each slot, or -1; else None.")
       .def_prop_ro(
           "group_of_row",
           [](const PyDispatchResult& self) {
-            return in(self, self.context.memory.group_of_row, self.received.group_of_row, kInt32,
-                      {all_rows(self)});
+            return view(self, self.context.memory.group_of_row, self.received.group_of_row, kInt32,
+                        {row_count(self)});
           },
-          "int32 [capacity] if memory was given for it.")
+          "int32 [capacity], the group of each row, if ReceiveBuffers.group_of_row was given; else None.")
       .def_prop_ro(
           "dots",
           [](const PyDispatchResult& self) {
-            return in(self, self.context.memory.dots, self.received.dots, kFp32, {all_rows(self)});
+            return view(self, self.context.memory.dots, self.received.dots, kFp32, {row_count(self)});
           },
-          "float32 [capacity] if dot_rows was given.")
-      .def_ro("plan", &PyDispatchResult::plan, "the Plan of the call")
+          "float32 [capacity], dot(token, dot_rows[row]), if dot_rows was given; else None.")
+      .def_ro("plan", &PyDispatchResult::plan, "The Plan of the call: give it to combine.")
       .def_prop_ro(
-          "groups", [](const PyDispatchResult& self) { return self.received.groups; }, "G")
+          "groups", [](const PyDispatchResult& self) { return self.received.groups; },
+          "G, the number of groups.")
       .def_prop_ro(
           "capacity", [](const PyDispatchResult& self) { return self.received.capacity; },
-          "rows there is room for; padded layout: rows an expert")
+          "Rows there is room for; expert_padded: rows of one expert.")
       .def_prop_ro(
-          "call", [](const PyDispatchResult& self) { return self.received.call; }, "call number on the lane")
+          "call", [](const PyDispatchResult& self) { return self.received.call; }, "Call number on the lane.")
       .def("wait_total", &wait_total,
-           "The total as a number. On devices it waits for the call's own word in pinned memory, which comes "
-           "while\n"
-           "rows may still be arriving, and at most as long as the exchange's deadline.")
+           R"(Returns the total as an int.
+
+With 'cuda' it waits, `deadline` seconds at most, until the call has written the total to pinned memory. The call does
+that while rows may still be on their way, so this is sooner than int(total).)")
       .def("__repr__", [](const PyDispatchResult& self) {
         return str("DispatchResult(call ", self.received.call, ", ", self.received.groups,
                    " groups, capacity ", self.received.capacity, ", format='", to_string(self.context.format),

@@ -1,4 +1,4 @@
-// What dispatch returns, as Python sees it: arrays are made when they are asked for.
+// The Python classes DispatchResult and ReceiveBuffers. Arrays are created on first access.
 #pragma once
 
 #include <array>
@@ -8,22 +8,22 @@
 
 namespace ferry::python {
 
-// Memory for arrivals that the caller brings.
-struct PyMemory {
-  nb::object parts = nb::none();  // an array, or a tuple of one for each part
+// The caller's memory for the result of a dispatch; None: the lane's own memory.
+struct PyReceiveBuffers {
+  nb::object parts = nb::none();  // an array, or a tuple of one array a part
   nb::object weight = nb::none(), local_ids = nb::none(), group_of_row = nb::none(), plan = nb::none();
   nb::object counts = nb::none(), row_offsets = nb::none(), dots = nb::none();
 };
 
-// What is known of a dispatch before it has returned, and needed to show its arrivals.
+// Known when a dispatch starts; its result needs it to create arrays.
 struct DispatchContext {
   Framework framework = Framework::numpy;
   Device device = kHost;
   Format format;
-  std::array<Element, kMaxParts> elements{};  // of the parts on arrival
-  PyMemory memory;
-  nb::object plan = nb::none();  // of a dispatch by plan
-  std::int64_t tokens = 0;
+  std::array<Element, kMaxParts> elements{};  // of the received parts
+  PyReceiveBuffers memory;
+  nb::object plan = nb::none();  // the PyPlan given in place of ids
+  std::int64_t tokens = 0;       // N
   int lane = 0;
 };
 
@@ -31,8 +31,8 @@ struct PyDispatchResult {
   DispatchResult received;
   DispatchContext context;
   SharedState state;
-  nb::object keeper;  // of the lane's memory
-  nb::object plan{};  // a PyPlan
+  nb::object state_owner;  // keeps the lane's memory alive
+  nb::object plan{};       // a PyPlan
   std::array<nb::object, kMaxParts> parts{};
 };
 

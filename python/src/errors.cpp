@@ -51,8 +51,8 @@ void set_exception(const std::exception_ptr& pointer) {
   }
 }
 
-// Exceptions are made by Python code, which runs the handlers of signals that came meanwhile: what one
-// raises, as KeyboardInterrupt, goes to the caller in the error's place.
+// Python code makes the exception, and running Python code also runs the handlers of pending signals. If a
+// handler raises, for example KeyboardInterrupt, its exception replaces the error.
 void translate(const std::exception_ptr& pointer, void*) {
   if (restore_interrupt()) return;
   try {

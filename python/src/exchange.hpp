@@ -1,24 +1,22 @@
-// An exchange as Python sees it.
+// The Python class Exchange: the C++ exchange with what Python calls need between them.
 #pragma once
 
 #include <optional>
 
 #include "arrays/arguments.hpp"
-#include "device.hpp"
 #include "dispatch_result.hpp"
 
 namespace ferry::python {
 
-// What a lane of the split form keeps from the send half to the receive half: memory that is still used, and
-// what the receive half gives back.
-struct Pending {
-  std::vector<nb::object> owners;
-  nb::object result;
+// Split form: what a lane holds from the send phase to the receive phase.
+struct PendingCall {
+  std::vector<nb::object> owners;  // keep the call's arrays alive: the receive phase still uses them
+  nb::object result;               // what the receive phase returns
 };
 
-// Of what a dispatch of an exchange hands out.
-struct RowSizes {
-  Shape shape{};  // of the rows: [R, H], or [L, capacity, H] in the padded layout
+// Sizes of what a dispatch of the exchange returns.
+struct ReceiveSizes {
+  Shape shape{};  // of the rows: [capacity, H]; expert_padded [L, capacity, H]
   std::int64_t rows = 0, groups = 0, plan_bytes = 0;
 };
 
@@ -30,97 +28,40 @@ class PyExchange {
   ExchangeState& state() const;
   const SharedState& shared() const { return state_; }
   const Config& config() const { return state().exchange.config(); }
-  const RowSizes& sizes_of_rows() const { return sizes_; }
+  const ReceiveSizes& receive_sizes() const { return sizes_; }
   void destroy();
 
-  // Throws UsageError for a lane that does not exist.
-  Pending& pending(int lane) { return lanes_[checked(lane)].pending; }
-  DispatchContext& context(int lane) { return lanes_[checked(lane)].context; }
+  // Throw UsageError for a lane that does not exist.
+  PendingCall& pending(int lane) { return lanes_[checked_lane(lane)].pending; }
+  DispatchContext& context(int lane) { return lanes_[checked_lane(lane)].context; }
 
-  // The arrivals of the lane's last dispatch.
-  PyDispatchResult received(int lane, const DispatchResult& received) const;
+  // The Python result of the lane's last dispatch.
+  PyDispatchResult make_result(int lane, const DispatchResult& received) const;
 
-  // Something to point at where memory must be given and nothing is read from it.
-  float* spare(Framework framework);
+  // A valid pointer for an argument of zero elements: the library tells absent from empty by a null pointer.
+  float* placeholder(Framework framework);
 
   Framework framework() const { return framework_; }
   void set_framework(Framework framework) { framework_ = framework; }
 
  private:
   struct Lane {
-    Pending pending;
+    PendingCall pending;
     DispatchContext context;
   };
 
-  std::size_t checked(int lane) const;
+  std::size_t checked_lane(int lane) const;
 
   int process_;
   SharedState state_;
-  nb::object keeper_;
-  RowSizes sizes_;
+  nb::object state_owner_;
+  ReceiveSizes sizes_;
   std::vector<Lane> lanes_;
   Framework framework_ = Framework::numpy;  // of the last call's arrays
-  nb::object spare_;
+  nb::object placeholder_;
 };
 
-// A thread inside a call of a lane. Throws UsageError while another one is.
-class InCall {
- public:
-  InCall(PyExchange& exchange, int lane);
-  ~InCall();
-  InCall(const InCall&) = delete;
-  InCall& operator=(const InCall&) = delete;
-
-  Exchange& exchange() const { return state_->exchange; }
-  Device where() const { return state_->where; }
-
-  // Runs `read`; what it finds wrong with the arguments ends the peers' call too.
-  template <class Read>
-  auto or_refuse(std::initializer_list<Operation> operations, Read read) {
-    try {
-      return read();
-    } catch (const Error& error) {
-      refuse(operations, error);
-      throw;
-    } catch (nb::python_error& error) {
-      refuse(operations, UsageError(error.what()));
-      throw;
-    } catch (const std::exception& error) {  // a value that nanobind could not cast, above all
-      const UsageError refused(std::string("arguments that cannot be read: ") + error.what());
-      refuse(operations, refused);
-      throw refused;
-    }
-  }
-
-  // Runs a call, without the interpreter's lock, that returns arrivals. What it has found wrong in them does
-  // not keep them from coming.
-  template <class Call>
-  DispatchResult bring(Call call) {
-    try {
-      const DispatchResult received = call();
-      lane_->came = true;
-      return received;
-    } catch (const Error& error) {
-      lane_->came = leaves_result(error);
-      throw;
-    }
-  }
-
-  void use(Stream stream);
-  Stream stream() const { return stream_; }
-
- private:
-  void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
-  static bool leaves_result(const Error& error);
-
-  SharedState state_;
-  LaneState* lane_;
-  int number_;
-  OnDevice device_;
-  Stream stream_{};
-};
-
-// A plan over its storage, an array. Throws UsageError for one that cannot be an exchange's plan.
+// A plan over `storage`, a uint8 array. Throws UsageError if it cannot hold a plan of this exchange.
 PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optional<std::int64_t> tokens);
 
 void bind_dispatch(nb::class_<PyExchange>& exchange);

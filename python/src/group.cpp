@@ -17,9 +17,9 @@ using namespace nb::literals;
 namespace ferry::python {
 namespace {
 
-// Python's functions as Bootstrap wants them. They are called, copied and dropped without the interpreter's
-// lock.
-std::shared_ptr<nb::object> locked(const nb::callable& function) {
+// Bootstrap calls, copies and drops its functions without the GIL. Sharing makes copies safe;
+// the deleter takes the GIL.
+std::shared_ptr<nb::object> share_function(const nb::callable& function) {
   return {new nb::object(function), [](nb::object* object) {
             const nb::gil_scoped_acquire lock;
             delete object;
@@ -33,28 +33,28 @@ void gather(const nb::object& function, int ranks, const void* mine, void* all, 
     throw UsageError(str("all_gather: expected a list of ", ranks, " bytes objects of ", bytes,
                          " bytes each, by rank, got ", got));
   };
-  if (!nb::isinstance<nb::sequence>(gathered)) wrong("no list");
+  if (!nb::isinstance<nb::sequence>(gathered)) wrong("something that is not a list");
   auto* to = static_cast<std::byte*>(all);
-  int count = 0;  // of what it gives: its length is what it says
+  int count = 0;  // counts the items: len() of a foreign sequence may be wrong
   for (nb::handle part : gathered) {
     if (++count > ranks) wrong(str("a list of more than ", ranks));
     nb::bytes bytes_of_rank;
-    if (!nb::try_cast(nb::borrow(part), bytes_of_rank)) wrong("something that is no bytes object");
-    if (bytes_of_rank.size() != bytes) wrong(str("one of ", bytes_of_rank.size(), " bytes"));
+    if (!nb::try_cast(nb::borrow(part), bytes_of_rank)) wrong("an item that is not a bytes object");
+    if (bytes_of_rank.size() != bytes) wrong(str("an item of ", bytes_of_rank.size(), " bytes"));
     std::memcpy(to, bytes_of_rank.data(), bytes);
     to += bytes;
   }
   if (count < ranks) wrong(str("a list of ", count));
 }
 
-PyGroup custom(int rank, int ranks, const nb::callable& all_gather, const nb::callable& barrier,
-               const std::string& default_backend) {
+PyGroup make_custom(int rank, int ranks, const nb::callable& all_gather, const nb::callable& barrier,
+                    const std::string& default_backend) {
   Bootstrap bootstrap{.rank = rank, .ranks = ranks, .all_gather = {}, .barrier = {}};
-  bootstrap.all_gather = [function = locked(all_gather), ranks](const void* mine, void* all,
-                                                                std::size_t bytes) {
+  bootstrap.all_gather = [function = share_function(all_gather), ranks](const void* mine, void* all,
+                                                                        std::size_t bytes) {
     gather(*function, ranks, mine, all, bytes);
   };
-  bootstrap.barrier = [function = locked(barrier)] {
+  bootstrap.barrier = [function = share_function(barrier)] {
     const nb::gil_scoped_acquire lock;
     (*function)();
   };
@@ -62,7 +62,7 @@ PyGroup custom(int rank, int ranks, const nb::callable& all_gather, const nb::ca
 }
 
 std::vector<nb::bytes> all_gather(const PyRank& self, const nb::bytes& mine) {
-  const Rank& rank = self.own();
+  const Rank& rank = self.checked();
   const std::uint64_t bytes = mine.size();
   const auto ranks = static_cast<std::size_t>(rank.size());
   std::vector<std::uint64_t> lengths(ranks);
@@ -72,8 +72,8 @@ std::vector<nb::bytes> all_gather(const PyRank& self, const nb::bytes& mine) {
     rank.all_gather(&bytes, lengths.data(), sizeof bytes);
     for (std::size_t peer = 1; peer < ranks; ++peer) {
       if (lengths[peer] == lengths[0]) continue;
-      throw UsageError(str("all_gather: rank 0 gives ", lengths[0], " bytes and rank ", peer, " gives ",
-                           lengths[peer], ", all must give equally many"));
+      throw UsageError(str("all_gather: every rank must pass the same number of bytes; rank 0 passes ",
+                           lengths[0], ", rank ", peer, " passes ", lengths[peer]));
     }
     rank.all_gather(mine.data(), all.data(), bytes);
   }
@@ -84,7 +84,7 @@ std::vector<nb::bytes> all_gather(const PyRank& self, const nb::bytes& mine) {
 
 }  // namespace
 
-const Rank& PyRank::own() const {
+const Rank& PyRank::checked() const {
   require_own_process("rank", process);
   return rank;
 }
@@ -100,9 +100,9 @@ std::vector<nb::object> PyGroup::run(const nb::callable& body) {
   std::vector<nb::object> results(static_cast<std::size_t>(group_.size()));
   {
     const nb::gil_scoped_release unlocked;
-    run_interruptibly(starts_threads_, [&](const StopWaiting& stop) {
+    run_interruptibly(starts_threads_, [&](const StopRequest& request) {
       group_.run([&](const Rank& rank) {
-        const StopWaiting::Heeded heeded(stop);
+        const StopRequest::Scope scope(request);
         const nb::gil_scoped_acquire lock;
         results[static_cast<std::size_t>(rank.index())] = body(PyRank{rank, this_process()});
       });
@@ -122,62 +122,73 @@ PyRank PyGroup::join() {
 }
 
 void bind_group(nb::module_& module) {
-  nb::class_<PyRank>(module, "Rank", "One participant of a group. Use it from the thread it was given to.")
+  nb::class_<PyRank>(module, "Rank",
+                     "One participant of a group. Use it only in the thread that received it.")
       .def_prop_ro(
-          "index", [](const PyRank& self) { return self.own().index(); }, "0 to size - 1")
+          "index", [](const PyRank& self) { return self.checked().index(); },
+          "This rank's number, 0 to size - 1.")
       .def_prop_ro(
-          "size", [](const PyRank& self) { return self.own().size(); }, "ranks of the group")
+          "size", [](const PyRank& self) { return self.checked().size(); }, "Number of ranks in the group.")
       .def_prop_ro(
-          "same_process", [](const PyRank& self) { return self.own().same_process(); },
-          "whether every rank is a thread of this process")
+          "same_process", [](const PyRank& self) { return self.checked().same_process(); },
+          "Whether every rank of the group is a thread of this process.")
       .def(
           "barrier",
           [](const PyRank& self) {
-            const Rank& rank = self.own();
+            const Rank& rank = self.checked();
             const nb::gil_scoped_release unlocked;
             rank.barrier();
           },
-          "Collective: returns when every rank has called. TimeoutError or PeerLostError when one does not.")
-      .def("all_gather", &all_gather, "mine"_a,
-           "Collective: the bytes of every rank, by rank; all give equally many, else each gets UsageError.")
+          "Blocks until every rank has called it. Collective. Raises TimeoutError or PeerLostError if one "
+          "does not.")
+      .def(
+          "all_gather", &all_gather, "mine"_a,
+          "Returns the bytes of every rank, by rank. Collective. UsageError on every rank if lengths differ.")
       .def("__repr__",
            [](const PyRank& self) { return str("Rank(", self.rank.index(), " of ", self.rank.size(), ")"); });
 
-  nb::class_<PyGroup>(module, "Group", "All ranks that work together, and how they find one another.")
+  nb::class_<PyGroup>(module, "Group", "The ranks that work together, and how they find each other.")
       .def_static(
           "threads",
           [](int ranks, int nodes) { return PyGroup(Group::threads(ranks, nodes), BackendKind::cpu, true); },
-          "ranks"_a, "nodes"_a = 1, "Ranks as threads of this process: run() starts them.")
+          "ranks"_a, "nodes"_a = 1,
+          "Ranks are threads of this process; run() starts them. `nodes` must be 1: other values are not "
+          "supported yet.")
       .def_static(
           "mpi", [] { return PyGroup(Group::mpi()); },
-          "This process is one rank of an MPI job. UnsupportedError where the MPI module was not built.")
-      .def_static(
-          "custom", &custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
-          "default_backend"_a = "cpu",
-          "This process (or thread) is one rank, and brings the means to meet: all_gather(bytes) returns\n"
-          "the bytes of every rank in a list, barrier() waits for all. Ranks share this host.")
+          "This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.")
+      .def_static("custom", &make_custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
+                  "default_backend"_a = "cpu",
+                  R"(This process, or thread, is one rank; the caller supplies two collective functions.
+
+all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. All ranks share this host.
+`default_backend` is the backend of exchanges that name none.)")
       .def_static(
           "torch",
           [](const nb::object& process_group) {
-            return nb::module_::import_("ferry._torch_group").attr("meet")(process_group);
+            return nb::module_::import_("ferry._torch_group").attr("make_group")(process_group);
           },
           "process_group"_a = nb::none(), nb::sig("def torch(process_group: object | None = None) -> Group"),
-          "This process is one rank of a torch.distributed process group (default: the world's).")
+          R"(This process is one rank of a torch.distributed process group; default: the default process group.
+
+The default backend of its exchanges is 'cuda' if the process group uses NCCL, else 'cpu'.)")
       .def_prop_ro(
-          "size", [](const PyGroup& self) { return self.group().size(); }, "ranks of the group")
-      .def("run", &PyGroup::run, "body"_a,
-           "Calls body(rank) as every rank this group starts (threads) or as this process's rank, and "
-           "returns\n"
-           "what the calls returned, in a list. An exception of a rank is raised here, and the others' waits "
-           "end\n"
-           "with PeerLostError. So do those of threads after Ctrl-C; it is raised when every body has ended.")
+          "size", [](const PyGroup& self) { return self.group().size(); }, "Number of ranks in the group.")
+      .def(
+          "run", &PyGroup::run, "body"_a,
+          R"(Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
+
+Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
+raises the rank's exception. After Ctrl-C the waits of threads end in the same way, and run() raises KeyboardInterrupt
+once every thread has returned.)")
       .def("join", &PyGroup::join,
-           "This process's rank, for groups that start none; Exchange(group, ...) calls it. The first call "
-           "is\n"
-           "collective.")
-      .def("leave", &PyGroup::leave, "Gives the joined rank up; it leaves when no exchange uses it any more.")
+           R"(This process's rank, for groups that do not start their ranks. Exchange(group, ...) calls it.
+
+The first call is collective and blocks. Raises UsageError for Group.threads().)")
+      .def("leave", &PyGroup::leave,
+           "Gives up the joined rank, which leaves the group when no exchange uses it any more.")
       .def("set_deadline", &PyGroup::set_deadline, "seconds"_a,
-           "How long collectives of the group itself wait; default 30.")
+           "Sets how long collectives of the group itself may wait; default: 30 s. Call it before join().")
       .def("__repr__", [](const PyGroup& self) {
         return str("Group(", self.group().size(), self.group().size() == 1 ? " rank)" : " ranks)");
       });

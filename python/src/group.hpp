@@ -1,4 +1,4 @@
-// Groups and ranks as Python sees them.
+// The Python classes Group and Rank.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,9 +13,9 @@ namespace ferry::python {
 
 struct PyRank {
   Rank rank;
-  int process;  // that it belongs to
+  int process;  // the process that it belongs to
 
-  const Rank& own() const;
+  const Rank& checked() const;  // throws UsageError in a forked process
 };
 
 class PyGroup {
@@ -26,10 +26,11 @@ class PyGroup {
   BackendKind default_backend() const { return backend_; }
   void set_deadline(double seconds) { group_.set_deadline(seconds); }
 
-  // What `body` returned, of every rank that this process ran, in their order.
+  // Runs `body` as every rank that this process starts; returns the results in rank order.
   std::vector<nanobind::object> run(const nanobind::callable& body);
 
-  // This process's rank. The first call is collective; the rank leaves with leave() or the last that uses it.
+  // This process's rank. The first call is collective. The rank leaves the group once leave() was called and
+  // no exchange uses it any more.
   PyRank join();
   void leave() { joined_.reset(); }
 

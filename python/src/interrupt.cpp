@@ -16,36 +16,36 @@ namespace ferry::python {
 
 namespace {
 
-thread_local const StopWaiting* heeded = nullptr;
+thread_local const StopRequest* active_request = nullptr;
 
-// Guarded by the interpreter's lock: what a handler raised, until the call that waited hands it to its
-// caller. A plain pointer, as the interpreter may be gone when static objects are destroyed.
+// What a signal handler raised, until the interrupted call passes it to its caller. The GIL guards it. A
+// plain pointer, because static objects may be destroyed after the interpreter.
 nb::python_error* raised = nullptr;
 
-// Python runs handlers there only.
+// Python runs signal handlers in the main thread only.
 bool is_main_thread() {
   return gettid() == getpid();
 }
 
-// Runs handlers; true if one has raised.
+// Runs pending signal handlers; true if one has raised.
 bool is_interrupted() {
   if (!is_main_thread() || Py_IsInitialized() == 0) return false;
   const nb::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() == 0) return false;
   delete std::exchange(raised, new nb::python_error());
-  // Where the wait's error stays inside, as in a destructor, Python raises it with its next step.
+  // A wait in a destructor has no caller to raise to. This pending call raises at Python's next step.
   Py_AddPendingCall([](void*) { return restore_interrupt() ? -1 : 0; }, nullptr);
   return true;
 }
 
 }  // namespace
 
-bool wait_of_this_thread_is_unwanted() {
-  return (heeded != nullptr && heeded->now_) || is_interrupted();
+bool this_thread_must_stop_waiting() {
+  return (active_request != nullptr && active_request->stopped_) || is_interrupted();
 }
 
-void heed_signals() {
-  wait_is_unwanted = wait_of_this_thread_is_unwanted;
+void install_signal_handling() {
+  wait_is_unwanted = this_thread_must_stop_waiting;
 }
 
 bool restore_interrupt() {
@@ -56,24 +56,24 @@ bool restore_interrupt() {
   return true;
 }
 
-StopWaiting::Heeded::Heeded(const StopWaiting& stop) {
-  heeded = &stop;
+StopRequest::Scope::Scope(const StopRequest& request) {
+  active_request = &request;
 }
 
-StopWaiting::Heeded::~Heeded() {
-  heeded = nullptr;
+StopRequest::Scope::~Scope() {
+  active_request = nullptr;
 }
 
-void run_interruptibly(bool starts_threads, const std::function<void(const StopWaiting& stop)>& run) {
-  StopWaiting stop;
-  if (!starts_threads || !is_main_thread()) return run(stop);
-  auto ended = std::async(std::launch::async, [&] { run(stop); });
-  while (ended.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
-    if (is_interrupted()) stop.now();
+void run_interruptibly(bool starts_threads, const std::function<void(const StopRequest& request)>& run) {
+  StopRequest request;
+  if (!starts_threads || !is_main_thread()) return run(request);
+  auto done = std::async(std::launch::async, [&] { run(request); });
+  while (done.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
+    if (is_interrupted()) request.stop();
   }
   std::exception_ptr error;
   try {
-    ended.get();
+    done.get();
   } catch (...) {
     error = std::current_exception();
   }

@@ -1,4 +1,4 @@
-// Signals, Ctrl-C above all, that come while a thread waits without the interpreter's lock.
+// Signals, above all Ctrl-C, that arrive while a thread waits without the GIL.
 #pragma once
 
 #include <atomic>
@@ -6,34 +6,36 @@
 
 namespace ferry::python {
 
-// From now on a wait of the main thread runs Python's handlers of the signals that come, and ends, with the
-// group, when one of them raises.
-void heed_signals();
+// Makes waits of the main thread run Python's signal handlers. If a handler raises, the wait
+// ends, and the group with it.
+void install_signal_handling();
 
-// True if a wait has ended that way: what the handler raised is now the error of the calling thread.
+// If a wait ended that way, sets the handler's exception as the calling thread's
+// Python error and returns true.
 bool restore_interrupt();
 
-// Tells the threads that heed it to give up their waits.
-class StopWaiting {
+// Asks threads to give up their waits.
+class StopRequest {
  public:
-  void now() { now_ = true; }
+  void stop() { stopped_ = true; }
 
-  class Heeded {
+  // Makes the calling thread obey a request for the scope's lifetime.
+  class Scope {
    public:
-    explicit Heeded(const StopWaiting& stop);
-    ~Heeded();
-    Heeded(const Heeded&) = delete;
-    Heeded& operator=(const Heeded&) = delete;
+    explicit Scope(const StopRequest& request);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
   };
 
  private:
-  friend bool wait_of_this_thread_is_unwanted();
-  std::atomic<bool> now_ = false;
+  friend bool this_thread_must_stop_waiting();
+  std::atomic<bool> stopped_ = false;
 };
 
-// Runs `run`, which starts threads and joins them, and meanwhile the handlers of signals, without the
-// interpreter's lock. When one raises, threads that heed `stop` end their waits, and what it raised is thrown
-// when `run` has ended.
-void run_interruptibly(bool starts_threads, const std::function<void(const StopWaiting& stop)>& run);
+// Calls `run`, which starts threads and joins them, without the GIL, and runs signal handlers meanwhile. If a
+// handler raises, makes the request, so that threads in its scope end their waits; once `run` has returned,
+// throws what the handler raised.
+void run_interruptibly(bool starts_threads, const std::function<void(const StopRequest& request)>& run);
 
 }  // namespace ferry::python

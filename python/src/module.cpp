@@ -9,18 +9,18 @@ NB_MODULE(_core, module) {
   using namespace ferry::python;
   namespace nb = nanobind;
 
-  // Exchanges that a program holds to its end are no mistake of its own.
+  // A program may hold an exchange until the interpreter exits, which nanobind would report as a leak.
   nb::set_leak_warnings(false);
-  module.doc() = "The compiled part of ferry; import ferry instead.";
+  module.doc() = "The compiled part of ferry. Import ferry instead.";
   const std::string_view version = ferry::version();
   module.attr("__version__") = nb::str(version.data(), version.size());
   module.attr("MAX_TOP_K") = ferry::kMaxTopK;
   module.attr("MAX_PARTS") = ferry::kMaxParts;
   module.def("has_cuda", has_cuda,
-             "Whether this build has the backend for GPUs. It says nothing about the machine.");
+             "Whether this build has the CUDA backend. It does not tell whether the machine has a GPU.");
 
   register_errors();
-  heed_signals();
+  install_signal_handling();
   bind_config(module);
   bind_group(module);
   bind_plan(module);

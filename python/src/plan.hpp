@@ -1,4 +1,4 @@
-// Plans as Python sees them.
+// The Python class Plan: a plan with the array that holds it.
 #pragma once
 
 #include "arrays/array.hpp"
@@ -10,30 +10,31 @@ namespace ferry::python {
 
 struct PyPlan {
   Plan plan;
-  nb::object owner{};  // of the storage
+  nb::object owner{};  // keeps the storage alive
   Framework framework = Framework::numpy;
   Device device = kHost;
   PlanShape shape{};
   std::int64_t tokens = 0;        // N of this rank
-  std::int64_t known_total = -1;  // device plans: once the host has read it
-  std::int64_t most_rows = -1;    // what the caller vouches for; -1: the capacity
+  std::int64_t known_total = -1;  // plans in device memory: the total, once the host has read it
+  std::int64_t row_bound = -1;    // set_row_bound(); -1: the capacity
 
-  // Of a plan in a lane's own memory, which the lane's next dispatch overwrites; -1 for any other.
+  // A plan in a lane's own memory, which the lane's next dispatch overwrites. Other plans have lane -1.
   SharedState state{};
   int lane = -1;
-  std::uint64_t parity = 0;
-  std::uint64_t writes = 0;  // writes_to() its storage
+  std::uint64_t plan_version = 0;    // LaneStatus::plan_version when it was written
+  std::uint64_t storage_writes = 0;  // write_count() when it was written
 
-  // Throws UsageError if the storage has been overwritten.
-  const Plan& usable() const;
-  std::int64_t total() const;  // rows on this rank; UsageError where only the device knows
+  // Throws UsageError if the storage has been overwritten since.
+  const Plan& checked() const;
+  // Rows on this rank. Throws UsageError where only the device knows.
+  std::int64_t total() const;
 };
 
-// How often dispatches of this process have written a plan to this memory of a caller.
-std::uint64_t writes_to(const void* storage);
-void count_write_to(const void* storage);
+// Number of plans that dispatches of this process have written to this memory of a caller.
+std::uint64_t write_count(const void* storage);
+void count_write(const void* storage);
 
-// Rows that calls with the plan may touch: its total where that is known, else the most there may be.
-std::int64_t rows_touched(const PyPlan& plan);
+// Upper bound of the rows that a call with the plan touches: its total where the host knows it.
+std::int64_t max_rows_touched(const PyPlan& plan);
 
 }  // namespace ferry::python

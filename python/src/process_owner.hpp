@@ -1,4 +1,5 @@
-// Objects with threads, mappings or peers behind them belong to the process that made them.
+// Objects with threads, mappings or peers belong to the process that made them; a
+// forked child must not use them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,10 +15,10 @@
 
 namespace ferry::python {
 
-// getpid() without a call of the system's: every call asks several times.
+// getpid() without a system call, because every call of the module asks several times.
 inline int this_process() {
-  static std::atomic<int> known{(pthread_atfork(nullptr, nullptr, [] { known = getpid(); }), getpid())};
-  return known.load(std::memory_order_relaxed);
+  static std::atomic<int> process{(pthread_atfork(nullptr, nullptr, [] { process = getpid(); }), getpid())};
+  return process.load(std::memory_order_relaxed);
 }
 
 // Throws UsageError in a process that was forked from the one that made `what`.
@@ -27,10 +28,10 @@ inline void require_own_process(const char* what, int process) {
                        ", forked from it: make a new group after the fork"));
 }
 
-// Destruction may wait for peers or devices, so it happens without the interpreter's lock; in a forked
-// process it does not happen, as what is behind it is the parent's.
+// Destruction may wait for peers or devices, so it runs without the GIL. A forked child does not destroy the
+// object: its threads and mappings are the parent's.
 template <class T, class... Argument>
-std::shared_ptr<T> make_owned(Argument&&... arguments) {
+std::shared_ptr<T> make_process_owned(Argument&&... arguments) {
   return std::shared_ptr<T>(new T{std::forward<Argument>(arguments)...},
                             [process = this_process()](T* object) {
                               if (this_process() != process) return;

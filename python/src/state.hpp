@@ -1,4 +1,4 @@
-// What stands behind an exchange of Python, and outlives its destroy() while arrays point into it.
+// The C++ state behind a Python Exchange. It outlives Exchange.destroy() while arrays still point into it.
 #pragma once
 
 #include <atomic>
@@ -10,26 +10,28 @@
 
 namespace ferry::python {
 
-struct LaneState {
-  std::atomic<bool> busy = false;        // a thread is inside a call
-  std::atomic<std::uint64_t> parity{0};  // of the plan in the lane's own memory
-  std::atomic<bool> came = false;        // what the last dispatch brings
+struct LaneStatus {
+  std::atomic<bool> busy = false;              // a thread is inside a call of the lane
+  std::atomic<std::uint64_t> plan_version{0};  // number of plans written to the lane's own memory
+  std::atomic<bool> has_result = false;        // the lane's last dispatch delivered a result
 };
 
 struct ExchangeState {
-  ExchangeState(const Rank& rank, const Config& config, Device device)
-      : exchange(rank, config), where(device), lanes(static_cast<std::size_t>(config.lanes)) {}
+  ExchangeState(const Rank& rank, const Config& config, Device where)
+      : exchange(rank, config), device(where), lanes(static_cast<std::size_t>(config.lanes)) {}
 
   Exchange exchange;
-  Device where;  // tokens, rows and plans
-  std::deque<LaneState> lanes;
-  std::atomic<bool> captured = false;  // some call was: numbers of eager calls are no longer the lane's
-  std::mutex counting;                 // load counts are handed out by reference
+  Device device;  // where tokens, rows and plans live
+  std::deque<LaneStatus> lanes;
+  // Some call was captured into a CUDA graph. Replays advance the lane's call number without the host, so the
+  // numbers of later eager calls no longer match.
+  std::atomic<bool> captured = false;
+  std::mutex load_mutex;  // Exchange::load() returns spans into the exchange; guards copying them
 };
 
 using SharedState = std::shared_ptr<ExchangeState>;
 
-// A Python object that keeps the state, for arrays that point into it.
-nb::object keeper_of(const SharedState& state);
+// A Python object that keeps the state alive: the owner of arrays that point into it.
+nb::object owner_of(const SharedState& state);
 
 }  // namespace ferry::python

@@ -1,5 +1,5 @@
-// What the registered operators of ferry.torch do with tensors, each in one call from Python: whole
-// capacities in memory of their own, for autograd keeps what they return as long as it likes.
+// The kernels of the operators that ferry.torch registers, each one call from Python. They return
+// whole-capacity tensors in memory of their own, because autograd may keep them for any length of time.
 #include <cstring>
 
 #include "arrays/framework.hpp"
@@ -22,17 +22,17 @@ void require_differentiable(const Config& config) {
   const bool sums = config.reduction != Reduction::unreduced;
   if (values && sums && config.layout != Layout::rank_major) return;
   throw UsageError(str(
-      "ferry.torch: layout 'expert_major' or 'expert_padded', format bf16, fp16 or fp32 and a reduction that "
-      "adds are needed, the exchange has ",
+      "ferry.torch: needs layout 'expert_major' or 'expert_padded', format bf16, fp16 or fp32, and reduction "
+      "'partial' or 'exact'; the exchange has ",
       to_string(config.layout), ", ", to_string(config.format), " and ", to_string(config.reduction)));
 }
 
-Element values_of(const Format& format) {
+Element value_element_of(const Format& format) {
   return format.kind == FormatKind::bf16 ? kBf16 : format.kind == FormatKind::fp16 ? kFp16 : kFp32;
 }
 
-nb::object with_type(const nb::object& tensor, Element element) {
-  if (look_at(tensor, "tensor").element == element) return tensor;
+nb::object converted_to(const nb::object& tensor, Element element) {
+  if (inspect(tensor, "tensor").element == element) return tensor;
   return tensor.attr("to")(type_object(Framework::torch, element));
 }
 
@@ -42,132 +42,133 @@ void require_tensors(const Arguments& arguments, const char* operation) {
                        to_string(arguments.framework())));
 }
 
-void clear_memory(const Memory& first, const Memory& second, Device where, Stream stream) {
-  if (!is_host(where)) return clear_on_device(first, second, stream.handle);
-  for (const Memory& memory : {first, second}) {
+void clear_memory(const ByteRange& first, const ByteRange& second, Device device, Stream stream) {
+  if (!is_host(device)) return clear_on_device(first, second, stream.handle);
+  for (const ByteRange& memory : {first, second}) {
     if (memory.bytes > 0) std::memset(memory.data, 0, static_cast<std::size_t>(memory.bytes));
   }
 }
 
 template <class T>
-nb::object make(const NewTensors& tensors, Element element, const Shape& shape, T*& data) {
+nb::object make(const TensorFactory& tensors, Element element, const Shape& shape, T*& data) {
   void* memory = nullptr;
-  nb::object made = tensors.make(element, shape, memory);
+  nb::object tensor = tensors.make(element, shape, memory);
   data = static_cast<T*>(memory);
-  return made;
+  return tensor;
 }
 
-// What a dispatch hands out, all of it in tensors of its own.
-class NewRows {
+// The tensors that the dispatch operator returns: receive buffers allocated for this call alone.
+class OperatorOutputs {
  public:
-  NewRows(const PyExchange& self, Element element)
-      : sizes_(self.sizes_of_rows()), where_(self.state().where) {
+  OperatorOutputs(const PyExchange& self, Element element)
+      : sizes_(self.receive_sizes()), device_(self.state().device) {
     const std::int64_t rows = sizes_.rows;
-    const NewTensors tensors(where_);
-    memory.parts = make(tensors, element, sizes_.shape, to.parts[0]);
-    memory.weight = make(tensors, kFp32, {rows}, to.weight);
-    memory.counts = make(tensors, kInt32, {sizes_.groups}, to.counts);
-    memory.row_offsets = make(tensors, kInt32, {sizes_.groups + 1}, to.row_offsets);
-    memory.plan = make(tensors, kByte, {sizes_.plan_bytes}, to.plan);
+    const TensorFactory tensors(device_);
+    memory.parts = make(tensors, element, sizes_.shape, buffers.parts[0]);
+    memory.weight = make(tensors, kFp32, {rows}, buffers.weight);
+    memory.counts = make(tensors, kInt32, {sizes_.groups}, buffers.counts);
+    memory.row_offsets = make(tensors, kInt32, {sizes_.groups + 1}, buffers.row_offsets);
+    memory.plan = make(tensors, kByte, {sizes_.plan_bytes}, buffers.plan);
     data_bytes_ = rows * sizes_.shape.back() * element.bits / 8;
   }
 
-  // Rows past the last are zero and not undefined: products with a gradient of zero stay zero.
+  // Rows past the total must be zero, not undefined: times a zero gradient they must give zero, not NaN.
   void clear_rows(Stream stream) const {
-    clear_memory({to.parts[0], data_bytes_}, {to.weight, sizes_.rows * 4}, where_, stream);
+    clear_memory({buffers.parts[0], data_bytes_}, {buffers.weight, sizes_.rows * 4}, device_, stream);
   }
 
   nb::tuple all() const {
     return nb::make_tuple(memory.parts, memory.weight, memory.counts, memory.row_offsets, memory.plan);
   }
 
-  PyMemory memory;
-  ReceiveBuffers to;
+  PyReceiveBuffers memory;  // the tensors
+  ReceiveBuffers buffers;   // pointers to their data
 
  private:
-  const RowSizes& sizes_;
-  Device where_;
+  const ReceiveSizes& sizes_;
+  Device device_;
   std::int64_t data_bytes_ = 0;
 };
 
-nb::tuple dispatch_rows(PyExchange& self, const nb::object& x, const nb::object& ids,
-                        const nb::object& weights, int lane) {
+nb::tuple operator_dispatch(PyExchange& self, const nb::object& x, const nb::object& ids,
+                            const nb::object& weights, int lane) {
   require_differentiable(self.config());
   const DispatchArguments given{.tokens = x, .ids = ids, .weights = weights, .lane = lane};
-  InCall call(self, lane);
-  DispatchInput in(call.where(), Gradients::recorded);
-  std::optional<NewRows> made;
-  call.or_refuse({Operation::dispatch}, [&] {
+  LaneCall call(self, lane);
+  DispatchInput in(call.device(), Gradients::recorded);
+  std::optional<OperatorOutputs> outputs;
+  call.read_or_refuse({Operation::dispatch}, [&] {
     read_dispatch(self, call, given, in);
     require_tensors(in.arguments, "dispatch");
-    made.emplace(self, in.elements[0]);
+    outputs.emplace(self, in.elements[0]);
   });
-  in.context.memory = made->memory;
-  in.options.memory = made->to;
+  in.context.memory = outputs->memory;
+  in.options.memory = outputs->buffers;
   begin_dispatch(self, in);
   {
     const nb::gil_scoped_release unlocked;
-    made->clear_rows(call.stream());
-    call.bring(
+    outputs->clear_rows(call.stream());
+    call.run_dispatch(
         [&] { return call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream()); });
   }
-  return made->all();
+  return outputs->all();
 }
 
-PyPlan plan_of_rows(const PyExchange& self, const nb::object& storage, std::int64_t tokens,
-                    std::int64_t rows) {
+PyPlan plan_with_bound(const PyExchange& self, const nb::object& storage, std::int64_t tokens,
+                       std::int64_t rows) {
   PyPlan plan = plan_over(self, storage, tokens);
-  plan.most_rows = rows;
+  plan.row_bound = rows;
   return plan;
 }
 
-// Backward of combine: (d_result by the plan, its products with `outputs` or nothing), zero where no row is.
-// Combine takes outputs of any type, for results of that type: here they get those that the exchange carries.
-nb::tuple gradient_rows(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
-                        const nb::object& storage, std::int64_t rows, int lane) {
-  InCall call(self, lane);
+// Backward of combine: (d_result dispatched by the plan, its dot products with `outputs` or None), zero past
+// the total. Combine accepts outputs of any type; here they are converted to the types the exchange sends.
+nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
+                                    const nb::object& storage, std::int64_t rows, int lane) {
+  LaneCall call(self, lane);
   DispatchArguments given{.tokens = d_result, .lane = lane};
-  DispatchInput in(call.where(), Gradients::recorded);
-  const RowSizes& sizes = self.sizes_of_rows();
-  PyMemory memory;
-  ReceiveBuffers to;
-  call.or_refuse({Operation::dispatch}, [&] {
+  DispatchInput in(call.device(), Gradients::recorded);
+  const ReceiveSizes& sizes = self.receive_sizes();
+  PyReceiveBuffers memory;
+  ReceiveBuffers buffers;
+  call.read_or_refuse({Operation::dispatch}, [&] {
     const Config& config = self.config();
-    given.tokens = with_type(d_result, values_of(config.format));
-    if (!outputs.is_none()) given.dot_rows = with_type(outputs, element_of(config.combine_type));
-    const Shape shape = look_at(d_result, "tokens").shape;
-    given.ids = nb::cast(plan_of_rows(self, storage, shape.empty() ? -1 : shape[0], rows));
+    given.tokens = converted_to(d_result, value_element_of(config.format));
+    if (!outputs.is_none()) given.dot_rows = converted_to(outputs, element_of(config.combine_type));
+    const Shape shape = inspect(d_result, "tokens").shape;
+    given.ids = nb::cast(plan_with_bound(self, storage, shape.empty() ? -1 : shape[0], rows));
     read_dispatch(self, call, given, in);
-    const NewTensors tensors(call.where());
-    memory.parts = make(tensors, in.elements[0], sizes.shape, to.parts[0]);
-    if (!outputs.is_none()) memory.dots = make(tensors, kFp32, {sizes.rows}, to.dots);
+    const TensorFactory tensors(call.device());
+    memory.parts = make(tensors, in.elements[0], sizes.shape, buffers.parts[0]);
+    if (!outputs.is_none()) memory.dots = make(tensors, kFp32, {sizes.rows}, buffers.dots);
   });
   in.context.memory = memory;
-  in.options.memory = to;
+  in.options.memory = buffers;
   begin_dispatch(self, in);
   {
     const nb::gil_scoped_release unlocked;
     const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
-    const Memory dots = {to.dots, to.dots == nullptr ? 0 : sizes.rows * 4};
-    clear_memory({to.parts[0], sizes.rows * row_bytes}, dots, call.where(), call.stream());
-    call.bring(
+    const ByteRange dots = {buffers.dots, buffers.dots == nullptr ? 0 : sizes.rows * 4};
+    clear_memory({buffers.parts[0], sizes.rows * row_bytes}, dots, call.device(), call.stream());
+    call.run_dispatch(
         [&] { return call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream()); });
   }
   return nb::make_tuple(memory.parts, memory.dots);
 }
 
-// The caller's word is that there are no more rows than `outputs` has.
-nb::object combine_rows(PyExchange& self, const nb::object& outputs, const nb::object& weights,
-                        const nb::object& storage, std::int64_t tokens, int lane,
-                        const nb::object& row_values) {
+// The caller asserts that the plan has no more rows than `outputs`.
+nb::object operator_combine(PyExchange& self, const nb::object& outputs, const nb::object& row_weights,
+                            const nb::object& storage, std::int64_t tokens, int lane,
+                            const nb::object& row_values) {
   require_differentiable(self.config());
-  InCall call(self, lane);
-  CombineInput in(call.where(), Gradients::recorded);
-  CombineArguments given{.outputs = outputs, .row_weights = weights, .row_values = row_values, .lane = lane};
-  call.or_refuse({Operation::combine}, [&] {
+  LaneCall call(self, lane);
+  CombineInput in(call.device(), Gradients::recorded);
+  CombineArguments given{
+      .outputs = outputs, .row_weights = row_weights, .row_values = row_values, .lane = lane};
+  call.read_or_refuse({Operation::combine}, [&] {
     std::int64_t elements = 1;
-    for (const std::int64_t length : look_at(outputs, "outputs").shape) elements *= length;
-    given.plan = nb::cast(plan_of_rows(self, storage, tokens, elements / self.config().hidden));
+    for (const std::int64_t length : inspect(outputs, "outputs").shape) elements *= length;
+    given.plan = nb::cast(plan_with_bound(self, storage, tokens, elements / self.config().hidden));
     read_combine(self, call, given, in);
     require_tensors(in.arguments, "combine");
   });
@@ -175,21 +176,23 @@ nb::object combine_rows(PyExchange& self, const nb::object& outputs, const nb::o
     const nb::gil_scoped_release unlocked;
     call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, call.stream());
   }
-  return given_back(in);
+  return combine_return_value(in);
 }
 
 }  // namespace
 
 void bind_operators(nb::module_& module) {
   const PlanView view = view_plan(nullptr, {});
-  module.attr("_SOURCES_AT") = reinterpret_cast<std::uintptr_t>(view.sources);
-  module.def("_dispatch_rows", &dispatch_rows, "exchange"_a, "x"_a, "ids"_a, "weights"_a.none(), "lane"_a,
-             "Of ferry.torch: (data, weight, counts, row_offsets, plan), tensors of their own.");
-  module.def("_gradient_rows", &gradient_rows, "exchange"_a, "d_result"_a, "outputs"_a.none(), "plan"_a,
-             "rows"_a, "lane"_a, "Of ferry.torch: (rows of d_result, their products with outputs or None).");
-  module.def("_combine_rows", &combine_rows, "exchange"_a, "outputs"_a, "weights"_a.none(), "plan"_a,
-             "tokens"_a, "lane"_a, "row_values"_a = nb::none(),
-             "Of ferry.torch: what Exchange.combine returns, for a plan's storage.");
+  module.attr("_PLAN_SOURCES_OFFSET") = reinterpret_cast<std::uintptr_t>(view.sources);
+  module.def("_operator_dispatch", &operator_dispatch, "exchange"_a, "x"_a, "ids"_a, "weights"_a.none(),
+             "lane"_a,
+             "For ferry.torch: dispatch into new tensors (data, weight, counts, row_offsets, plan).");
+  module.def("_operator_combine_backward", &operator_combine_backward, "exchange"_a, "d_result"_a,
+             "outputs"_a.none(), "plan"_a, "rows"_a, "lane"_a,
+             "For ferry.torch: (d_result dispatched to its rows, their dot products with outputs or None).");
+  module.def("_operator_combine", &operator_combine, "exchange"_a, "outputs"_a, "row_weights"_a.none(),
+             "plan"_a, "tokens"_a, "lane"_a, "row_values"_a = nb::none(),
+             "For ferry.torch: Exchange.combine by a plan's storage.");
 }
 
 }  // namespace ferry::python

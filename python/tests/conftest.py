@@ -1,4 +1,4 @@
-"""Every test draws its inputs from a seed that is printed; FERRY_SEED repeats it."""
+"""Every test draws its inputs from a seed that it prints; FERRY_SEED=<seed> repeats a run."""
 
 import os
 import secrets

@@ -19,10 +19,12 @@ Environment Environment::read() {
   read_variable(environment.shm_dir, "FERRY_SHM_DIR");
   read_variable(environment.mpi_module, "FERRY_MPI_MODULE");
   read_variable(environment.traces, "FERRY_TRACES");
+#ifdef FERRY_TEST_HOOKS
   std::string jitter = "0";
   read_variable(jitter, "FERRY_JITTER");
   environment.jitter = std::atoi(jitter.c_str());
   read_variable(environment.stall, "FERRY_STALL");
+#endif
   return environment;
 }
 

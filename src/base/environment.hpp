@@ -13,11 +13,14 @@ struct Environment {
   // FERRY_TRACES: folder of recorded routing traces. Empty: none.
   std::string traces;
 
-  // FERRY_JITTER: percentage of the kernels' stores, flags and polls that are delayed at random.
+#ifdef FERRY_TEST_HOOKS
+  // Fault injection in kernels, in test builds only: an inherited variable must not stop a production rank.
+  // FERRY_JITTER: percentage of the kernels' fault points at which a thread pauses for a random time.
   int jitter = 0;
-  // FERRY_STALL: the point at which kernels of this process stop until the group has failed, which another
-  // rank must cause (cuda/protocol/fault_injection.hpp). Empty: none.
+  // FERRY_STALL: the fault point at which kernels of this process stop until the group has failed, which
+  // another rank must cause (backends/cuda/protocol/fault_injection.hpp). Empty: none.
   std::string stall;
+#endif
 
   // Reads the variables. An empty variable counts as not set.
   static Environment read();

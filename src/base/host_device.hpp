@@ -6,6 +6,9 @@
 // cannot run.
 #if defined(__CUDACC__)
 #define FERRY_HD __host__ __device__ __forceinline__
+// Before a FERRY_HD template that calls its argument, which may be a function of one side only.
+#define FERRY_HD_CALLS_ARGUMENT _Pragma("nv_exec_check_disable")
 #else
 #define FERRY_HD inline __attribute__((always_inline))  // GCC and Clang
+#define FERRY_HD_CALLS_ARGUMENT
 #endif

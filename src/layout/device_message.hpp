@@ -1,5 +1,5 @@
-// A message between GPUs: the parts of one token's row. What the receiver must know of it goes beside, in
-// notes (layout/slot_metadata.hpp).
+// A message between GPUs: the parts of one token's row. The metadata of its slots travels apart from it
+// (layout/slot_metadata.hpp).
 #pragma once
 
 #include "base/host_device.hpp"
@@ -13,11 +13,11 @@ struct DeviceMessageLayout {
   std::int32_t bytes;  // a multiple of kLine
 };
 
-// Of all parts together: what a message's layout counts with, rounded up to lines.
+// Bytes of all parts together, rounded up to lines, fit DeviceMessageLayout's 32-bit offsets.
 inline constexpr std::int64_t kMostMessageBytes = std::int64_t{1} << 30;
 
-// Rows of staging begin at lines of the memory: a link carries whole lines in one piece each, and parts of
-// two lines in two.
+// Rows of staging begin at cache lines, bytes: a link carries a whole line in one packet, and a row that
+// straddles two lines in one more.
 inline constexpr std::int64_t kLine = 128;
 
 FERRY_HD constexpr DeviceMessageLayout device_message_layout(const PartList& parts) {
@@ -31,7 +31,7 @@ FERRY_HD constexpr DeviceMessageLayout device_message_layout(const PartList& par
   return layout;
 }
 
-// Written for a message, its notes included.
+// Bytes that travel for a message, its slot metadata included.
 FERRY_HD constexpr std::int64_t device_message_bytes(const DeviceMessageLayout& layout, std::int32_t top_k) {
   return layout.bytes + static_cast<std::int64_t>(sizeof(LLPacket)) * top_k;
 }

@@ -1,4 +1,4 @@
-// Division by a number the host knows, without dividing: a multiplication and a shift.
+// Division by a number that the host knows in advance, as a multiplication and a shift.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Divisor {
     const auto high = static_cast<std::uint32_t>(std::uint64_t{of} * magic >> 32);
     return static_cast<std::int32_t>((high + of) >> shift);
   }
-  // The least multiple that is not less; below 2^31.
+  // The smallest multiple of the divisor that is at least n; it must be below 2^31.
   FERRY_HD constexpr std::int32_t round_up(std::int32_t n) const {
     return quotient(n + divisor - 1) * divisor;
   }

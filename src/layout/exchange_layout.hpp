@@ -1,7 +1,8 @@
-// Where everything lies in a rank's symmetric memory. Size queries and backends use this one source.
+// The layout of a rank's symmetric memory, for size queries and for backends.
 //
-// For each lane: signals, then two generations of dispatch staging [source rank, T] messages, then two
-// generations of combine staging (partial: [T, min(K, R)] rows; exact and unreduced: [T, K] rows).
+// Each lane has: its signals; two dispatch staging buffers of [R sources, T] messages; two combine staging
+// buffers of [T, min(K, R)] rows (partial) or [T, K] rows (exact and unreduced). Calls alternate between the
+// two buffers: call n uses the one of parity n & 1.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +17,19 @@ struct ExchangeShape {
   std::int32_t top_k = 0;
   std::int32_t max_tokens = 0;
   std::int32_t lanes = 1;
-  std::int64_t signal_bytes = 0;       // of one lane
-  std::int64_t message_bytes = 0;      // largest message of a dispatch
-  std::int64_t combine_row_bytes = 0;  // staging of one generation is combine_rows of them
-  std::int64_t combine_rows = 0;
+  std::int64_t signal_bytes = 0;   // of one lane
+  std::int64_t message_bytes = 0;  // largest message of a dispatch
+  std::int64_t combine_row_bytes = 0;
+  std::int64_t combine_rows = 0;  // of one combine staging buffer
 };
 
 struct ExchangeLayout {
   ExchangeShape shape;
-  std::int64_t signals;   // bytes of each section of a lane, multiples of kSectionAlign
-  std::int64_t dispatch;  // one generation
-  std::int64_t combine;   // one generation
-  std::int64_t source;    // of messages of one source, one generation
+  // Bytes; the first three are multiples of kSectionAlign.
+  std::int64_t signals;
+  std::int64_t dispatch;  // one dispatch staging buffer
+  std::int64_t combine;   // one combine staging buffer
+  std::int64_t source;    // one source's messages in a dispatch staging buffer
 
   static constexpr std::int64_t kSectionAlign = 4096;
 
@@ -39,7 +41,7 @@ struct ExchangeLayout {
   FERRY_HD constexpr std::int64_t messages_of(int lane, int parity, int of_source) const {
     return lane * lane_bytes() + signals + parity * dispatch + of_source * source;
   }
-  // First row of combine's staging at home.
+  // First row of a combine staging buffer.
   FERRY_HD constexpr std::int64_t combine_of(int lane, int parity) const {
     return lane * lane_bytes() + signals + 2 * dispatch + parity * combine;
   }

@@ -1,13 +1,14 @@
-// What is stored by one access of 16 bytes between GPUs: a call's number and a word beside it.
+// LL packets (as NCCL's LL protocol): a flag and eight bytes of data in one 16-byte store, so that data needs
+// no fence and no flag of its own.
 #pragma once
 
 #include <cstdint>
 
 namespace ferry {
 
-// A reader that finds the call's number has the word as well.
+// A reader that sees the call number has the word as well.
 struct alignas(16) LLPacket {
-  std::uint64_t call;
+  std::uint64_t call;  // the flag: a call number, above other bits in slot metadata
   std::uint64_t word;
 };
 

@@ -1,8 +1,11 @@
-// What one token's message to one rank looks like, and one row of combine's staging.
+// One token's message to one rank, between CPU ranks; and one row of combine's staging, for all backends.
 //
-//   dispatch  | part 0 | part 1 ... | token, position | ids [K] | weights [K] |     every part padded to 16
-//   bytes partial   | values | route values [K] |     one row for each (token, rank) exact     | values |
-//   weight, value |        one row for each (token, slot); unreduced likewise
+//   dispatch   | part 0 | part 1 ... | token, position | ids [K] | weights [K] |
+//   partial    | values | route values [K] |    a row for each (token, rank)
+//   exact      | values | weight, value |       a row for each (token, slot)
+//   unreduced  | values | weight, value |       a row for each (token, slot)
+//
+// Every part is padded to 16 bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +15,8 @@
 
 namespace ferry {
 
-// Who the message is about. `position` is where the receiver stands in the token's ascending list of ranks:
-// its place in combine's staging at home.
+// Identifies the message's token at its source rank. `position`: the receiver's index in the token's
+// ascending list of destination ranks, which is the index of its row in the source rank's combine staging.
 struct MessageHead {
   std::int32_t token;
   std::int32_t position;
@@ -41,7 +44,7 @@ FERRY_HD constexpr MessageLayout message_layout(const PartList& parts, std::int3
   return layout;
 }
 
-// Tail of an exact row.
+// The tail of a row of exact or unreduced.
 struct RouteTail {
   float weight;
   float value;
@@ -52,9 +55,10 @@ struct CombineRowLayout {
   std::int64_t bytes;
 };
 
-// One size for every reduction, so that staging for exact holds partial as well.
-FERRY_HD constexpr CombineRowLayout combine_row_layout(DType wire, std::int32_t hidden, std::int32_t top_k) {
-  const std::int64_t values = hidden * (wire == DType::fp32 ? 4LL : 2LL);
+// One row size for every reduction, so that one staging buffer serves them all.
+FERRY_HD constexpr CombineRowLayout combine_row_layout(DType combine_type, std::int32_t hidden,
+                                                       std::int32_t top_k) {
+  const std::int64_t values = hidden * (combine_type == DType::fp32 ? 4LL : 2LL);
   const std::int64_t tail = top_k > 1 ? 4LL * top_k : static_cast<std::int64_t>(sizeof(RouteTail));
   return {.tail_offset = values, .bytes = (values + tail + 15) / 16 * 16};
 }

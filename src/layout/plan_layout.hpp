@@ -1,5 +1,5 @@
-// Where the arrays of a plan lie in its storage: the one source for the size query, for backends that fill a
-// plan and for those that read it. The storage holds indices only, never pointers.
+// The layout of a plan's storage, for the size query and for backends. The storage holds indices only, never
+// pointers.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,29 @@
 
 namespace ferry {
 
-// The numbers that fix a plan's storage, the same on every rank.
+// The numbers that a plan's storage depends on, the same on every rank.
 struct PlanShape {
   std::int32_t ranks = 0;
   std::int32_t experts = 0;
   std::int32_t top_k = 0;
   std::int32_t max_tokens = 0;
-  std::int64_t capacity = 0;  // most rows of any rank, all groups together
+  std::int64_t capacity = 0;  // largest over the ranks: rows of all groups together
 
-  FERRY_HD constexpr std::int32_t most_ranks() const { return top_k < ranks ? top_k : ranks; }  // of a token
+  // Destinations that a token has at most.
+  FERRY_HD constexpr std::int32_t most_ranks() const { return top_k < ranks ? top_k : ranks; }
 };
 
 struct PlanHeader {
   std::uint64_t magic;        // kPlanMagic once the plan is complete, 0 while it is being written
-  std::uint64_t config_hash;  // of everything that decides places
+  std::uint64_t config_hash;  // of everything that row positions depend on
   std::uint64_t placement_version;
-  std::uint64_t call;  // call number of the dispatch that made it
+  std::uint64_t call;  // call number of the dispatch that filled it
   PlanShape shape;
   std::int32_t rank;
   std::int32_t tokens;   // N
   std::int64_t total;    // rows here: row_offsets[G]
   std::int64_t dropped;  // routes (rank_major: rows) dropped on all ranks
-  std::uint64_t check;   // header_check() of all the above: a damaged header is refused
+  std::uint64_t check;   // header_check() of all the above: a call with a damaged header is refused
 };
 
 inline constexpr std::uint64_t kPlanMagic = 0x004e414c50595246;  // "FRYPLAN"
@@ -60,7 +61,7 @@ constexpr std::int64_t align_up(std::int64_t value, std::int64_t alignment) {
 // Pointers into a plan's storage. R, E, K, T as in PlanShape, P = most_ranks().
 struct PlanView {
   PlanHeader* header;
-  // First, so that they lie at the same place in all plans.
+  // First array, so that its offset does not depend on the shape.
   Source* sources;               // [capacity] of every row here
   std::int32_t* counts;          // [R, E] routes of every rank to every expert
   std::int32_t* tokens_between;  // [R, R] tokens that rank s sends to rank d
@@ -70,18 +71,18 @@ struct PlanView {
   std::int32_t* route_row;     // [T, K] row there, -1 masked or dropped
   std::int32_t* token_ranks;   // [T, P] destinations of a token, ascending, then -1
   std::int32_t* sent_tokens;   // [R, T] token of the i-th message to a rank
-  // What arrives here. Message i of source s is (s, i).
+  // The messages that this rank receives. [s, i]: message i of source s.
   std::int32_t* came_token;     // [R, T] its token at the source
-  std::int32_t* came_position;  // [R, T] where this rank stands in that token's list of ranks
-  std::int32_t* came_rows;      // [R, T, K] row here of each slot, -1 elsewhere, masked or dropped
-  std::int64_t bytes;           // of the storage
+  std::int32_t* came_position;  // [R, T] this rank's index in that token's list of destinations
+  std::int32_t* came_rows;  // [R, T, K] row here of each slot; -1 for other ranks' slots, masked or dropped
+  std::int64_t bytes;       // of the storage
 };
 
 FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {
   const std::int64_t ranks = shape.ranks, slots = std::int64_t{shape.max_tokens} * shape.top_k;
   const std::int64_t messages = ranks * shape.max_tokens;
   std::int64_t end = 0;
-  // One chain of arrays, each from a multiple of 16 bytes.
+  // The arrays follow one another, each at a multiple of 16 bytes.
   auto take = [&](std::int64_t bytes) {
     const std::int64_t begin = end;
     end = (begin + bytes + 15) / 16 * 16;

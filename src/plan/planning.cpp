@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/shapes.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry {
 namespace {
@@ -12,7 +13,7 @@ std::int64_t id_at(const Ids& ids, std::int64_t index) {
                                    : static_cast<const std::int32_t*>(ids.data)[index];
 }
 
-// Keeps a token's destinations as a short ascending list without repeats.
+// Inserts a rank in an ascending list without repeats; returns the new length.
 int insert_rank(std::int32_t* ranks, int count, std::int32_t rank) {
   int at = count;
   while (at > 0 && ranks[at - 1] > rank) --at;
@@ -39,13 +40,14 @@ void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, cons
       const std::int64_t route = token * top_k + slot, id = id_at(ids, route);
       plan.route_expert[route] = -1;
       plan.route_rank[route] = -1;
-      if (id >= 0 && id < config.experts) {
+      const IdKind kind = classify_id(id, config.experts);
+      if (kind == IdKind::expert) {
         const std::int32_t destination = config.placement.place(static_cast<int>(id)).rank;
         plan.route_rank[route] = destination;
         plan.route_expert[route] = static_cast<std::int32_t>(id);
         ++counts[id];
         reached = insert_rank(destinations, reached, destination);
-      } else if (id != -1 && bad.count++ == 0) {
+      } else if (kind == IdKind::bad && bad.count++ == 0) {
         bad = {.rank = rank, .token = static_cast<int>(token), .slot = slot, .id = id, .count = 1};
       }
     }
@@ -79,7 +81,7 @@ void RowPlaces::compute(const Config& config, const PlanView& plan) {
   }
 }
 
-void RowPlaces::note_need(int rank, std::int64_t capacity, std::int64_t needed) {
+void RowPlaces::record_need(int rank, std::int64_t capacity, std::int64_t needed) {
   if (needed <= capacity || needed <= overflow_.needed) return;
   overflow_.rank = rank;
   overflow_.capacity = capacity;
@@ -106,7 +108,7 @@ void RowPlaces::compute_expert_rows(const Config& config, const PlanView& plan) 
           layout_ == Layout::expert_padded ? offset_[r][g] + capacity_[r] : align_up(row, config.alignment);
     }
     const bool padded = layout_ == Layout::expert_padded;
-    note_need(rank, capacity_[r], padded ? align_up(fullest, config.alignment) : offset_[r].back());
+    record_need(rank, capacity_[r], padded ? align_up(fullest, config.alignment) : offset_[r].back());
     for (std::size_t g = 0; g < experts.size(); ++g) {
       overflow_.dropped += count_[r][g] - count(rank, static_cast<int>(g));
     }
@@ -125,7 +127,7 @@ void RowPlaces::compute_rank_rows(const Config&, const PlanView& plan) {
       row += count_[r][s];
       offset_[r][s + 1] = row;
     }
-    note_need(rank, capacity_[r], row);
+    record_need(rank, capacity_[r], row);
     overflow_.dropped += std::max<std::int64_t>(0, row - capacity_[r]);
   }
 }
@@ -151,12 +153,12 @@ std::int64_t RowPlaces::total(int rank) const {
   return offset(rank, static_cast<int>(count_[static_cast<std::size_t>(rank)].size()));
 }
 
-void plan_rows(const Config& config, int rank, const RowPlaces& places, const PlanView& plan) {
+void plan_rows(const Config& config, int rank, const RowPlaces& offsets, const PlanView& plan) {
   const int top_k = config.top_k, ranks = config.placement.ranks();
   const bool rank_major = config.layout == Layout::rank_major;
-  // Running places of this rank's routes: by expert, or by destination for rank_major.
+  // Next row of this rank's routes: by expert, or in rank_major by destination.
   std::vector<std::int64_t> next(static_cast<std::size_t>(rank_major ? ranks : config.experts));
-  for (std::size_t i = 0; i < next.size(); ++i) next[i] = places.first_row(static_cast<int>(i), rank);
+  for (std::size_t i = 0; i < next.size(); ++i) next[i] = offsets.first_row(static_cast<int>(i), rank);
   for (std::int64_t token = 0; token < plan.header->tokens; ++token) {
     for (int slot = 0; slot < top_k; ++slot) {
       const std::int64_t route = token * top_k + slot;
@@ -165,12 +167,12 @@ void plan_rows(const Config& config, int rank, const RowPlaces& places, const Pl
       if (destination < 0) continue;
       if (rank_major) {
         plan.route_row[route] =
-            places.row_or_dropped(destination, 0, next[static_cast<std::size_t>(destination)]);
+            offsets.row_or_dropped(destination, 0, next[static_cast<std::size_t>(destination)]);
         continue;
       }
       const int expert = plan.route_expert[route];
       const std::int64_t row = next[static_cast<std::size_t>(expert)]++;
-      plan.route_row[route] = places.row_or_dropped(destination, config.placement.place(expert).local, row);
+      plan.route_row[route] = offsets.row_or_dropped(destination, config.placement.place(expert).local, row);
     }
     if (!rank_major) continue;
     const std::int32_t* destinations = plan.token_ranks + token * plan.header->shape.most_ranks();
@@ -180,20 +182,19 @@ void plan_rows(const Config& config, int rank, const RowPlaces& places, const Pl
   }
 }
 
-ArrivalPlacer::ArrivalPlacer(const Config& config, int rank, const RowPlaces& places, const PlanView& plan)
+ArrivalPlacer::ArrivalPlacer(const Config& config, int rank, const RowPlaces& offsets, const PlanView& plan)
     : config_(config),
       rank_(rank),
       groups_(config.layout == Layout::rank_major ? 1 : config.placement.local_experts(rank)),
-      places_(places),
+      offsets_(offsets),
       plan_(plan) {
-  // expert_padded counts rows inside the expert, see RowPlaces::first_row.
   for (int source = 0; source < config.placement.ranks(); ++source) {
     if (config.layout == Layout::rank_major) {
-      next_.push_back(places.first_row_from(rank, source));
+      next_.push_back(offsets.first_row_from(rank, source));
       continue;
     }
     for (const int expert : config.placement.experts_of(rank)) {
-      next_.push_back(places.first_row(expert, source));
+      next_.push_back(offsets.first_row(expert, source));
     }
   }
 }
@@ -206,18 +207,22 @@ const std::int32_t* ArrivalPlacer::place(int source, std::int64_t i, int token, 
   std::int32_t* rows = plan_.came_rows + message * config_.top_k;
   const bool rank_major = config_.layout == Layout::rank_major;
   std::int64_t* next = next_.data() + source * groups_;
-  const std::int32_t token_row = rank_major ? places_.row_or_dropped(rank_, 0, next[0]++) : -1;
+  const std::int32_t token_row = rank_major ? offsets_.row_or_dropped(rank_, 0, next[0]++) : -1;
   if (token_row >= 0) plan_.sources[token_row] = {source, token, -1};
   for (int slot = 0; slot < config_.top_k; ++slot) {
     rows[slot] = -1;
-    if (ids[slot] < 0 || ids[slot] >= config_.experts) continue;
-    const ExpertLocation place = config_.placement.place(ids[slot]);
-    if (place.rank != rank_) continue;
+    int local = -1;
+    const SlotKind kind = classify_slot(ids[slot], config_.experts, rank_, [&](std::int32_t expert) {
+      const ExpertLocation location = config_.placement.place(expert);
+      local = location.local;
+      return location.rank;
+    });
+    if (kind != SlotKind::local) continue;
     if (rank_major) {
       rows[slot] = token_row;
       continue;
     }
-    rows[slot] = places_.row_or_dropped(rank_, place.local, next[place.local]++);
+    rows[slot] = offsets_.row_or_dropped(rank_, local, next[local]++);
     if (rows[slot] >= 0) plan_.sources[rows[slot]] = {source, token, slot};
   }
   return rows;

@@ -1,5 +1,5 @@
-// Planning: the only code that reads ids. Pure: ids, placement and the counts of all ranks in, places out.
-// Order comes from prefix sums, never from timing.
+// Plans a dispatch on the host: from expert ids, placement and the counts of all ranks to the row of every
+// route. The functions are pure; order comes from prefix sums, never from timing.
 #pragma once
 
 #include <cstdint>
@@ -12,70 +12,73 @@
 
 namespace ferry {
 
-// First half, from this rank's ids alone: destinations, each token's ranks, send lists, this rank's counts.
-// Fills route_expert, route_rank, token_ranks, sent_tokens and the own rows of counts and tokens_between. Bad
-// ids are skipped and noted.
+// Step 1, from this rank's ids alone: fills route_expert, route_rank, token_ranks, sent_tokens and this
+// rank's rows of counts and tokens_between. Bad ids are skipped; `bad` gets the first and their count.
 void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, const PlanView& plan, BadId& bad);
 
-// The rows of a rank, from the counts of all ranks. For expert layouts places are asked by (expert, source),
-// for rank_major by (destination, source).
+// Step 2, from the counts of all ranks: where the rows of each (expert, source) begin, or in rank_major those
+// of each (destination, source).
 class RowPlaces {
  public:
-  // `counts` and `tokens_between` of `plan` are complete.
+  // Call it when `counts` and `tokens_between` of `plan` are complete.
   void compute(const Config& config, const PlanView& plan);
 
-  // First row, on the expert's rank, of the routes from `source`; row_or_dropped() turns a row into -1 past
-  // the capacity. expert_padded rows are counted inside the expert until then.
+  // The first row, at the expert's rank, of the routes from `source`. It may be past the capacity, and in
+  // expert_padded it is relative to the expert: row_or_dropped() makes the final row of it.
   std::int64_t first_row(int expert, int source) const {
     return first_[static_cast<std::size_t>(expert) * static_cast<std::size_t>(ranks_) +
                   static_cast<std::size_t>(source)];
   }
   std::int64_t first_row_from(int destination, int source) const { return first_row(destination, source); }
+  // The final row, or -1 if it is past the capacity.
   std::int32_t row_or_dropped(int rank, int local_expert, std::int64_t row) const;
 
-  // Of this rank's groups: kept rows and where the group starts.
+  // A group's rows within the capacity; its first row; the total of rows.
   std::int64_t count(int rank, int group) const;
   std::int64_t offset(int rank, int group) const;
   std::int64_t total(int rank) const;
 
-  // needed > capacity on some rank: routes (rank_major: rows) were dropped.
+  // Of the rank that overflows most. needed > capacity: routes (rank_major: rows) were dropped.
   const Overflow& overflow() const { return overflow_; }
 
  private:
-  void note_need(int rank, std::int64_t capacity, std::int64_t needed);
+  void record_need(int rank, std::int64_t capacity, std::int64_t needed);
   void compute_expert_rows(const Config& config, const PlanView& plan);
   void compute_rank_rows(const Config& config, const PlanView& plan);
 
   int ranks_ = 0;
   Layout layout_ = Layout::expert_major;
-  std::vector<std::int64_t> first_;                // [E, R] or, rank_major, [R destinations, R sources]
-  std::vector<std::vector<std::int64_t>> count_;   // by rank, by group: routes, capacity not applied
-  std::vector<std::vector<std::int64_t>> offset_;  // by rank, groups + 1, capacity not applied
+  std::vector<std::int64_t> first_;  // [E, R] or, rank_major, [R destinations, R sources]
+  std::vector<std::vector<std::int64_t>>
+      count_;  // by rank, by group: routes, those past the capacity included
+  std::vector<std::vector<std::int64_t>> offset_;  // by rank, groups + 1: first rows, capacity not applied
   std::vector<std::int64_t> capacity_;             // by rank: rows; expert_padded: rows an expert
   Overflow overflow_;
 };
 
-// Second half: rows of this rank's own routes (route_row), from route_expert: the caller may have reused the
-// ids.
-void plan_rows(const Config& config, int rank, const RowPlaces& places, const PlanView& plan);
+// Step 3: fills route_row, the rows of this rank's own routes. Reads route_expert, not the ids: the caller
+// may have reused their memory.
+void plan_rows(const Config& config, int rank, const RowPlaces& offsets, const PlanView& plan);
 
-// Places what arrives. One object a call; messages of a source come in order, sources in any.
+// Step 4: assigns rows to the slots of received messages. One object for each call. A source's messages come
+// in order; sources may be interleaved.
 class ArrivalPlacer {
  public:
-  ArrivalPlacer(const Config& config, int rank, const RowPlaces& places, const PlanView& plan);
+  ArrivalPlacer(const Config& config, int rank, const RowPlaces& offsets, const PlanView& plan);
 
-  // Message i of `source` is about `token` with these K global ids, this rank being at `position` of the
-  // token's ranks. Fills came_* and sources; returns the K rows here (-1: elsewhere, masked, dropped).
+  // Assigns rows to message i of `source`: for `token`, with the K expert ids `ids`; this rank has index
+  // `position` in the token's list of destinations. Fills came_* and sources; returns the K rows here (-1:
+  // another rank's, masked or dropped).
   const std::int32_t* place(int source, std::int64_t i, int token, int position, const std::int32_t* ids);
 
  private:
   const Config& config_;
   int rank_;
   std::int64_t groups_;
-  const RowPlaces& places_;
+  const RowPlaces& offsets_;
   PlanView plan_;
-  std::vector<std::int64_t>
-      next_;  // [R, groups] the source's next row: in each local expert, or (rank_major) at all
+  // [R, groups] the source's next row in each group; rank_major: [R] its next row.
+  std::vector<std::int64_t> next_;
 };
 
 }  // namespace ferry

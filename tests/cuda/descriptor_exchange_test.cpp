@@ -1,5 +1,5 @@
 // Exchange of file descriptors between ranks.
-#include "backends/cuda/memory/descriptor_exchange.hpp"
+#include "memory/descriptor_exchange.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,6 @@
 namespace ferry::test {
 namespace {
 
-using cuda::exchange_descriptors;
 
 class DescriptorExchange : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, DescriptorExchange, testing::ValuesIn(kKinds),

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "cuda/device_run.hpp"
+#include "cuda/test_hooks.hpp"
 #include "harness/device.hpp"
 #include "harness/harness.hpp"
 
@@ -15,6 +18,9 @@ class DeviceTest : public testing::Test {
 
   void SetUp() override {
     if (const std::string reason = skip_reason(kThreads); !reason.empty()) GTEST_SKIP() << reason;
+    // A build without delays in kernels would pass a test of them without having run it.
+    if (!kTestHooks && std::getenv("FERRY_JITTER") != nullptr)
+      GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   }
 
   static void run(int ranks, const TestCase& c, const std::function<void(Rank)>& body) {

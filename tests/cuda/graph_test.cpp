@@ -1,7 +1,7 @@
 // Calls captured in a CUDA graph and replayed, while only device memory changes.
 #include <array>
 
-#include "backends/cuda/dispatch/send_share.hpp"
+#include "backends/cuda/dispatch/send_partition.hpp"
 #include "cuda/device_test.hpp"
 #include "oracle/expected.hpp"
 
@@ -81,10 +81,10 @@ void replay_and_compare(DeviceRun& device_run, const Graph& graph, int set, cuda
   device_run.compare(set, stream);
 }
 
-// The layout of messages depends on whether a rank has fewer than kPlaceFrom tokens, which only the device
+// The layout of messages depends on whether a rank has fewer than kManyTokens tokens, which only the device
 // knows. With each replay ranks cross this limit, and not all ranks are on the same side of it.
 TEST_F(CudaGraph, ReplaysMixSmallAndLargeCalls) {
-  constexpr auto kMany = static_cast<int>(cuda::kPlaceFrom);
+  constexpr auto kMany = static_cast<int>(cuda::kManyTokens);
   constexpr std::array kTokens = {0, kMany, 1, kMany + 1, kMany - 1, 600};
   TestCase c = device_case(9, 3);
   c.config.max_tokens = kTokens.back();

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "cuda/fault_test.hpp"
+#include "cuda/test_hooks.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -31,24 +32,24 @@ constexpr std::array kStallPoints = {
     StallPoint{Operation::combine, "last"},    StallPoint{Operation::combine, "poll"},
 };
 
-enum class Process { stays, is_killed };
+enum class Fate { stays, is_killed };  // of the process whose kernel stalls
 
-constexpr double kKilledAfter = 0.5;
+constexpr double kKilledAfter = 0.5;  // seconds
 
-using CudaStallPoints = FaultTest<std::tuple<StallPoint, Process>>;
+using CudaStallPoints = FaultTest<std::tuple<StallPoint, Fate>>;
 
 // Seconds. A killed rank must be detected before the deadline.
-double deadline_of(Process process) {
-  return process == Process::stays ? 1.5 : 6;
+double deadline_of(Fate fate) {
+  return fate == Fate::stays ? 1.5 : 6;
 }
-double seconds_for(Process process) {
-  return process == Process::stays ? 2.5 : kKilledAfter + 1;
+double seconds_for(Fate fate) {
+  return fate == Fate::stays ? 2.5 : kKilledAfter + 1;
 }
 
-TestCase case_of(const StallPoint& stall, Process process) {
-  TestCase c = fault_case(deadline_of(process));
+TestCase case_of(const StallPoint& stall, Fate fate) {
+  TestCase c = fault_case(deadline_of(fate));
   c.config.max_tokens = 48;
-  // Combine then sends weights too, at the point "values".
+  // With topk_weights, combine also sends weights: it passes the point "values".
   c.weights_from = WeightsFrom::topk_weights;
   // Rows are announced at the point "flag" only if a warp sends several: all but the last go through the
   // block's flag publisher.
@@ -69,8 +70,7 @@ void call_until_error(SyncExchange& exchange, const TestCase& c, Operation opera
   }
 }
 
-void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Process process,
-              RankReport& report) {
+void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Fate fate, RankReport& report) {
   const bool victim = rank.index() == kVictim;
   const StepInputs step = make_inputs(c);
   const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
@@ -82,7 +82,7 @@ void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Proc
   }
   if (victim) setenv("FERRY_STALL", stall.point, 1);
   SyncExchange exchange(rank, c.config);
-  if (victim && process == Process::is_killed) {
+  if (victim && fate == Fate::is_killed) {
     // After this time the rank is waiting for its kernel.
     std::thread([] {
       std::this_thread::sleep_for(std::chrono::duration<double>(kKilledAfter));
@@ -102,46 +102,47 @@ void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Proc
 }
 
 TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
-  const auto [stall, process] = GetParam();
-  const TestCase c = case_of(stall, process);  // drawn before the fork: all ranks use the same seed
+  if (!kTestHooks) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
+  const auto [stall, fate] = GetParam();
+  const TestCase c = case_of(stall, fate);  // drawn before the fork: all ranks use the same seed
   Group group = Group::processes(kRanks);
   group.set_deadline(20);
   try {
-    group.run([&, stall = stall, process = process](Rank rank) {
+    group.run([&, stall = stall, fate = fate](Rank rank) {
       const device::RankScope work(rank.index());
       RankReport& report = reports_[rank.index()];
-      run_rank(rank, c, stall, process, report);
+      run_rank(rank, c, stall, fate, report);
       report.destroyed_exchange = true;
     });
-    EXPECT_EQ(process, Process::stays);
+    EXPECT_EQ(fate, Fate::stays);
   } catch (const std::exception& error) {
-    EXPECT_EQ(process, Process::is_killed) << error.what();
+    EXPECT_EQ(fate, Fate::is_killed) << error.what();
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     SCOPED_TRACE(str("rank ", rank));
     const RankReport& report = reports_[rank];
-    if (rank == kVictim && process == Process::is_killed) {
+    if (rank == kVictim && fate == Fate::is_killed) {
       EXPECT_FALSE(report.destroyed_exchange);
       EXPECT_EQ(report.seconds, 0);  // its first call did not return
       continue;
     }
-    expect_failure(report, rank, process == Process::stays ? ErrorCode::timeout : ErrorCode::peer_lost,
-                   seconds_for(process));
+    expect_failure(report, rank, fate == Fate::stays ? ErrorCode::timeout : ErrorCode::peer_lost,
+                   seconds_for(fate));
     EXPECT_TRUE(report.destroyed_exchange);
   }
 }
 
 std::string case_name(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
-  const auto& [stall, process] = test.param;
+  const auto& [stall, fate] = test.param;
   std::string operation = to_string(stall.operation), point = stall.point;
   operation[0] = static_cast<char>(std::toupper(operation[0]));
   point[0] = static_cast<char>(std::toupper(point[0]));
-  return operation + point + (process == Process::stays ? "Stays" : "IsKilled");
+  return operation + point + (fate == Fate::stays ? "Stays" : "IsKilled");
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, CudaStallPoints,
                          testing::Combine(testing::ValuesIn(kStallPoints),
-                                          testing::Values(Process::stays, Process::is_killed)),
+                                          testing::Values(Fate::stays, Fate::is_killed)),
                          case_name);
 
 }  // namespace

@@ -63,7 +63,7 @@ TEST_F(CudaState, ResourcesDoNotGrowOver100000Calls) {
 class BareLane {
  public:
   BareLane(const Rank& rank, const TestCase& c)
-      : shared_(rank, complete(c.config, c.ranks)),
+      : shared_(rank, complete_config(c.config, c.ranks)),
         lane_(shared_, 0),
         plan_(plan_bytes(shared_.config, c.ranks)) {
     rank.barrier();  // no kernel may write to a peer that has no memory yet

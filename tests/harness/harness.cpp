@@ -61,8 +61,9 @@ std::int64_t draw_chunk_budget(const std::string& what) {
 
 void run_ranks(const Setup& setup, int ranks, const std::string& what,
                const std::function<void(Rank)>& body) {
-  cpu::chunk_budget = draw_chunk_budget(what);
+  const std::int64_t chunk_budget = draw_chunk_budget(what);
   const auto run_as_rank = [&](Rank rank) {
+    rank.state().set_chunk_budget(chunk_budget);
     try {
       std::optional<device::RankScope> scope;
       if (setup.backend == BackendKind::cuda) scope.emplace(rank.topology().local_rank_of(rank.index()));
@@ -80,7 +81,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
     }
   } catch (const std::exception& error) {
     ADD_FAILURE() << describe(setup) << ", FERRY_SEED=" << test::seed()
-                  << ", FERRY_TEST_MEMORY=" << device::memory_kind() << ", chunks of " << cpu::chunk_budget
+                  << ", FERRY_TEST_MEMORY=" << device::memory_kind() << ", chunks of " << chunk_budget
                   << " bytes\n"
                   << what << "\n"
                   << error.what();

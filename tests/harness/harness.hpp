@@ -1,18 +1,17 @@
-// The harness of the contract tests. A test runs one body on every rank, for every Setup (backend and kind of
-// ranks):
+// The harness of the contract tests. Every test runs for each Setup: a backend, and threads or processes as
+// ranks. A test in short:
 //
-//   TestCase c = small_case(1);                // 1. the case: configuration, routing, call options
-//   c.config.top_k = 4;
-//   const StepInputs step = make_inputs(c);    // 2. inputs of all ranks, and the oracle's row positions
-//   const auto outputs = make_expert_outputs(c, step);
-//   run(c.ranks, describe(c), [&](Rank rank) {   // 3. the body
+//   TestCase c = small_case(1);                         // 1. the case: configuration, routing, options
+//   const StepInputs step = make_inputs(c);             // 2. inputs of all ranks, and where rows must lie
+//   const auto outputs = make_expert_outputs(c, step);  //    what the experts return
+//   run(c.ranks, describe(c), [&](Rank rank) {          // 3. the body that every rank runs
 //     SyncExchange exchange(rank, c.config);
-//     dispatch_and_combine(exchange, c, step, outputs);  // 4. compares every byte with the oracle
+//     dispatch_and_combine(exchange, c, step, outputs);  // 4. the calls; the oracle checks every byte
 //   });
 //
 // add(c) and run_added() do all of this for many cases at once. DispatchRun and CombineRun are single calls,
-// for tests that change a call before it runs or examine its results themselves. Checks in a body throw
-// instead of using EXPECT (check.hpp).
+// for tests that change a call before it runs or examine its results. Checks in a body throw (check.hpp):
+// EXPECT would be lost in the process of a rank.
 #pragma once
 
 #include <gtest/gtest.h>

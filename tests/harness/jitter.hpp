@@ -17,14 +17,22 @@ namespace ferry::contract {
 
 class Jitter {
  public:
-  Jitter() { fault_hook = random_sleep; }
-  ~Jitter() { fault_hook = nullptr; }
+  static constexpr bool kAvailable = true;
+
+  Jitter() {
+    active = true;
+    set_fault_hook(random_sleep);
+  }
+  ~Jitter() {
+    set_fault_hook(nullptr);
+    active = false;
+  }
   Jitter(const Jitter&) = delete;
   Jitter& operator=(const Jitter&) = delete;
 
   // Delays the thread and the stream, if a Jitter exists. Call it before each operation of a device backend.
   static void delay_stream(Stream stream, int rank) {
-    if (fault_hook.load() != random_sleep) return;
+    if (!active) return;
     random_sleep(FaultPoint::dispatch_begin, rank);
     const std::int64_t pause = draw_pause(FaultPoint::dispatch_posted, rank);
     if (pause > 0) device::delay(stream, pause);
@@ -53,7 +61,7 @@ class Jitter {
 struct Jitter {
   static constexpr bool kAvailable = false;
   Jitter() {}  // not trivial: a variable of it counts as used
-  static void stall(Stream, int) {}
+  static void delay_stream(Stream, int) {}
 };
 
 #endif

@@ -1,168 +1,167 @@
-/* The protocol of one lane of the GPU backend: call numbers, generations, refusals, halves, and rows that are stored
-   where they stay, for three ranks.
+/* A model of the protocol of one lane of the GPU backend, for three ranks: call numbers, the two staging buffers, refusals,
+   calls in phases, and direct writes (rows that a sender stores in the receiver's buffer, at their final position).
 
-   Comments quote the code that the lines below them stand for, with its file and function; model_test.py looks that it
-   is still there. Each MISTAKE_... takes one such line away or puts it elsewhere, and the model must fail then.
+   Comments quote the code that the lines below them model, with its file and function; model_test.py checks that the code
+   still contains the quotes. Each MISTAKE_... removes or moves one such line, and the model must then fail.
 
-   Memory. Stores may pass one another. What a rank stores for a peer lies in a place: which call stored it, and whether
-   a release has ordered it. A reader who finds there what no release has ordered before the flag he has seen could have
-   read the bytes of before as well: an assertion fails, so that no store buffer need be simulated. Flags are seen when
-   they are stored, but one that nothing orders before the last word may be missed by a peer who has seen the last word.
+   Memory. Stores may become visible in any order. For each buffer that a rank stores to for a peer, the model keeps which
+   call wrote it and whether a release has ordered the write. A reader that finds data which no release has ordered before
+   the flag it has seen might as well have read the old bytes: an assertion fails. So no store buffer is simulated. Flags
+   are seen at once, but a peer that has seen the end-of-stream flag may miss a flag that nothing orders before it.
 
-   Steps. Every wait is for a number that only grows: a rank that looks later sees no less. So what a rank stores
-   without looking at its peers in between comes all at once, as one step, and a wait is one step with the reads behind
-   it. Nothing read becomes better by being read later, so all that a call reads is read as late as it can.
+   Steps. Every wait is for a number that only grows, so a rank that looks later sees no less. All that a rank stores
+   without reading from its peers is therefore one step, and a wait is one step with the reads after it. No read gets
+   better by coming later, so everything that a call reads is read as late as possible.
 
-   What nobody looks at any more is forgotten, so that states differ only in what matters. */
+   Values that no rank reads any more are cleared, so that states differ only in what matters. */
 
 #define R 3
 #ifndef CALLS
 #define CALLS 4
 #endif
 #ifndef DEVIATIONS
-#define DEVIATIONS 1 /* refusals and calls with other terms than the usual, of all ranks in all calls */
+#define DEVIATIONS 1 /* refusals and calls with different options, of all ranks in all calls */
 #endif
 #ifndef DAMAGED
-#define DAMAGED 0 /* plans that promise rows which nobody sends, of all ranks in all calls */
+#define DAMAGED 0 /* plans that promise rows which no rank sends, of all ranks in all calls */
 #endif
 #ifndef FEW
-#define FEW 0 /* 1: ranks may have few tokens */
+#define FEW 0 /* 1: calls of few tokens, with metadata blocks, may occur */
 #endif
-#ifndef PLACING
-#define PLACING 2 /* calls that store rows where they stay, of all ranks in all calls */
+#ifndef DIRECT_WRITES
+#define DIRECT_WRITES 2 /* calls that write directly, of all ranks in all calls */
 #endif
 
-/* Where a writer stores in call n in the memory of a reader: its letter, its row and the flags. */
+/* Index of the buffers that a writer stores to in a reader's memory in call n: its header, its row and its flags. */
 #define pair(rank, peer) ((R - 1) * (rank) + ((peer) + R - 1 - (rank)) % R)
 #define kPairs (R * (R - 1))
-#define place(reader, generation, writer) (kPairs * (generation) + pair(reader, writer))
-#define kAllPlaces (2 * kPairs)
-#ifdef MISTAKE_ONE_GENERATION_OF_LETTERS
-#define post_at(reader, n, writer) place(reader, 0, writer)
+#define buffer(reader, parity, writer) (kPairs * (parity) + pair(reader, writer))
+#define kBuffers (2 * kPairs)
+#ifdef MISTAKE_ONE_BUFFER_OF_HEADERS
+#define header_at(reader, n, writer) buffer(reader, 0, writer)
 #else
-/* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, unit), {call, word});` */
-#define post_at(reader, n, writer) place(reader, (n) & 1, writer)
+/* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});` */
+#define header_at(reader, n, writer) buffer(reader, (n) & 1, writer)
 #endif
-#ifdef MISTAKE_ONE_GENERATION_OF_ROWS
-#define row_at(reader, n, writer) place(reader, 0, writer)
+#ifdef MISTAKE_ONE_BUFFER_OF_ROWS
+#define row_at(reader, n, writer) buffer(reader, 0, writer)
 #else
-/* send_row.cuh of: `lane.message(rank, generation, lane.rank, message, bytes)`
-   combine_send.cuh row_at_home: `call.lane.combine_row(to.home, static_cast<int>(number & 1), to.first_row + row)` */
-#define row_at(reader, n, writer) place(reader, (n) & 1, writer)
+/* send_row.cuh of: `lane.message(rank, parity, lane.rank, message, bytes)`
+   combine_send.cuh staged_row: `call.lane.combine_row(to.destination, static_cast<int>(number & 1), to.first_row + row)` */
+#define row_at(reader, n, writer) buffer(reader, (n) & 1, writer)
 #endif
-#define flag_at(reader, n, writer) place(reader, (n) & 1, writer)
+#define flag_at(reader, n, writer) buffer(reader, (n) & 1, writer)
 
-/* What a place has of call n: a store, which its thread's next release orders; what a release has ordered. */
+/* State of a buffer in call n: stored, to be ordered by its thread's next release; ordered by a release. */
 #define written(n) (2 * (n))
 #define whole(n) (2 * (n) + 1)
 
-/* What a call brings. */
+/* Options of a call. */
 #define kRefusal 0
 #define kUsual 1
 #define kOther 2
 
-/* Facts in a fused dispatch's letter: the rank stores rows where they stay, at ranks that let it; it lets others; it has
-   few tokens, and blocks that do nothing but send. */
-#define kPlaces 1
-#define kTakes 2
+/* Facts in the header of a fused dispatch: the rank writes directly to ranks that allow it; it allows direct writes; it
+   has few tokens, and sender blocks that do nothing but send. */
+#define kWritesDirectly 1
+#define kAllowsDirect 2
 #define kFew 4
 
+/* State of a sender block. */
 #define kSends 1
-#define kSaysLast 2 /* all is sent but the last word */
+#define kSent 2 /* everything but the end-of-stream flag */
 
-byte letter_call[kAllPlaces], letter_terms[kAllPlaces], letter_facts[kAllPlaces];
-byte letter[kAllPlaces]; /* its content */
-byte row[kAllPlaces];    /* in staging */
-byte row_flag[kAllPlaces], end_of_stream_flag[kAllPlaces];
-/* The row a writer stores where it stays, in the reader's memory for arrivals: one for all calls. 0: nobody reads what
-   was there.
-   dispatch_send.cuh destination: `lane.arrived_row(rank, placed,` */
-byte arrival[kPairs];
+byte header_call[kBuffers], header_terms[kBuffers], header_facts[kBuffers];
+byte header[kBuffers]; /* its content */
+byte row[kBuffers];    /* in staging */
+byte row_flag[kBuffers], end_of_stream_flag[kBuffers];
+/* The row that a writer stores directly in the reader's receive buffer; there is one buffer for all calls. 0: no reader
+   needs its content any more.
+   dispatch_send.cuh destination: `lane.received_row(rank, direct_row,` */
+byte received[kPairs];
 
-byte number[R];       /* of the call that runs */
-byte terms_of[2 * R]; /* what each rank has brought to its calls */
-byte facts[R];        /* of the call that runs */
-bit damaged[R];       /* the plan promises rows that nobody sends */
+byte number[R];       /* of the running call */
+byte terms_of[2 * R]; /* options that each rank has passed to its calls */
+byte facts[R];  bit damaged[R]; /* of the running call; damaged: its plan promises rows that no rank sends */
 bit finished[R];      /* LaneState::finished, of two blocks */
-byte sending[kPairs]; /* blocks at work */
+byte sending[kPairs]; /* sender blocks at work */
 
-byte deviations, broken, placing; /* so far */
-byte over[2];             /* ranks whose call of a generation is over */
-hidden byte i;
+byte deviations, damaged_plans, direct_writes; /* so far */
+byte over[2]; hidden byte i; /* over: ranks whose call of this parity is over */
 
 #define now number[me]
 #define next(rank) (((rank) + 1) % R)
 #define last(rank) (((rank) + 2) % R)
 
-/* In each call two of the ranks have no rows for one another, so that only letters join them. */
+/* In each call two of the ranks have no rows for one another: only their headers connect them. */
 #define has_row(n, writer, reader) (((n) + (writer) + (reader)) % R != 0)
 #define expects(source) (damaged[me] || has_row(now, me, source))
 
-/* What rank me finds in its letters. */
-#define has_come(peer) (letter_call[post_at(me, now, peer)] >= now)
-#define all_have_come (has_come(next(me)) && has_come(last(me)))
-#define says_the_same(peer) (letter_terms[post_at(me, now, peer)] == terms_of[(now & 1) * R + me])
-#define all_say_the_same (says_the_same(next(me)) && says_the_same(last(me)))
-#define facts_from(peer) letter_facts[post_at(me, now, peer)]
+/* What rank me finds in the headers it has received. */
+#define header_arrived(peer) (header_call[header_at(me, now, peer)] >= now)
+#define all_headers_arrived (header_arrived(next(me)) && header_arrived(last(me)))
+#define has_same_options(peer) (header_terms[header_at(me, now, peer)] == terms_of[(now & 1) * R + me])
+#define all_have_same_options (has_same_options(next(me)) && has_same_options(last(me)))
+#define facts_from(peer) header_facts[header_at(me, now, peer)]
 
-/* dispatch_coordinator.cuh await_places: `letter.facts.takes_rows ? direct_writers : 0` */
-#define is_direct_writer(peer) ((facts[me] & kTakes) && (facts_from(peer) & kPlaces))
-#if defined(MISTAKE_PLACED_WHERE_NOT_LET) || defined(MISTAKE_PLACED_BEFORE_LETTERS)
-#define is_direct_write_peer(peer) (facts[me] & kPlaces)
+/* dispatch_coordinator.cuh await_row_offsets: `header.facts.accepts_direct_writes ? direct_writers : 0` */
+#define is_direct_writer(peer) ((facts[me] & kAllowsDirect) && (facts_from(peer) & kWritesDirectly))
+#if defined(MISTAKE_DIRECT_WRITE_NOT_ALLOWED) || defined(MISTAKE_DIRECT_WRITE_BEFORE_HEADERS)
+#define is_direct_write_peer(peer) (facts[me] & kWritesDirectly)
 #else
-/* dispatch_coordinator.cuh await_places: `letter.facts.direct_write ? direct_write_peers : 0`
+/* dispatch_coordinator.cuh await_row_offsets: `header.facts.direct_write ? direct_write_peers : 0`
    dispatch_send.cuh destination: `(direct_write_peers >> rank & 1) == 0` */
-#define is_direct_write_peer(peer) ((facts[me] & kPlaces) && (facts_from(peer) & kTakes))
+#define is_direct_write_peer(peer) ((facts[me] & kWritesDirectly) && (facts_from(peer) & kAllowsDirect))
 #endif
-#ifdef MISTAKE_PLACED_BEFORE_LETTERS
-#define kLetsAlways 1 /* so that what letters say of it is known before */
+#ifdef MISTAKE_DIRECT_WRITE_BEFORE_HEADERS
+#define kAllowsAlways 1 /* so that the headers' facts are known beforehand */
 #define may_send 1
 #define sends_rows 1
 #else
-#define kLetsAlways 0
-/* dispatch.cu take_part: `placed = await_places<Traits>(`
-   dispatch.cu take_part: `(step == 0 || placed)) send(waits` */
-#define may_send (!(facts[me] & kPlaces) || all_have_come)
-#define sends_rows (!(facts[me] & kPlaces) || all_say_the_same)
+#define kAllowsAlways 0
+/* dispatch_kernel.cuh run: `has_row_offsets = await_row_offsets<Traits>(`
+   dispatch_kernel.cuh run: `(step == 0 || has_row_offsets)) send(needs_row_offsets` */
+#define may_send (!(facts[me] & kWritesDirectly) || all_headers_arrived)
+#define sends_rows (!(facts[me] & kWritesDirectly) || all_have_same_options)
 #endif
 
-/* Flags and the last word from a source. */
-#define is_here(source) (row_flag[flag_at(me, now, source)] >= written(now))
-/* wait.cuh wait_long: `if (all_sent != nullptr && load_acquire_sys(all_sent) >= awaited.call)` */
-#define has_sent_all(source) (end_of_stream_flag[flag_at(me, now, source)] >= now)
-#ifdef MISTAKE_PLACED_ROW_WITHOUT_FLAG
-#define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source) || is_direct_writer(source))
+/* Flags from a source. */
+#define row_arrived(source) (row_flag[flag_at(me, now, source)] >= written(now))
+/* wait.cuh wait_long: `if (end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call)` */
+#define has_finished(source) (end_of_stream_flag[flag_at(me, now, source)] >= now)
+#ifdef MISTAKE_DIRECT_ROW_WITHOUT_FLAG
+#define wait_is_over(source) (!expects(source) || row_arrived(source) || has_finished(source) || is_direct_writer(source))
 #else
 /* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return WaitResult::yes;`
-   wait.cuh wait_for_some: `if (here != 0) return {here, 0};`
+   wait.cuh wait_for_some: `if (ready != 0) return {ready, 0};`
    dispatch_receive.cuh await_some: `wait_for_some(lane, flags_of(mine),`
-   combine_reduce.cuh await_staged: `lane.combine_flags(lane.rank, generation(), first_row(home) + of) + quarter,` */
-#define waits_no_more(source) (!expects(source) || is_here(source) || has_sent_all(source))
+   combine_reduce.cuh await_staged: `lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,` */
+#define wait_is_over(source) (!expects(source) || row_arrived(source) || has_finished(source))
 #endif
 
 #define is_at_work(block) (block[pair(me, next(me))] || block[pair(me, last(me))])
-#ifdef MISTAKE_LAST_WORD_AFTER_ROWS
-#define may_say_last (all_have_come && (!all_say_the_same || waits_no_more(next(me)) && waits_no_more(last(me))))
+#ifdef MISTAKE_END_OF_STREAM_AFTER_ROWS
+#define may_finish (all_headers_arrived && (!all_have_same_options || wait_is_over(next(me)) && wait_is_over(last(me))))
 #else
-#define may_say_last all_have_come
+#define may_finish all_headers_arrived
 #endif
 
-/* By a block that has sent all it had. */
-inline say_last(peer) {
-#ifndef MISTAKE_LAST_WORD_WITHOUT_FENCE
+/* A sender block that has sent everything. The last of the rank's blocks sets the end-of-stream flags. */
+inline publish_end_of_stream(peer) {
+#ifndef MISTAKE_END_OF_STREAM_WITHOUT_FENCE
   /* call_header.cuh finish_sending: `__threadfence();`
      call_header.cuh finish_sending: `fence_acq_rel_sys();` */
   row_flag[flag_at(peer, now, me)] = row_flag[flag_at(peer, now, me)] | 1;
 #endif
   finished[me] = 1 - finished[me];
   if
-#ifndef MISTAKE_LAST_WORD_OF_THE_FIRST_BLOCK
+#ifndef MISTAKE_END_OF_STREAM_BY_THE_FIRST_BLOCK
   /* call_header.cuh finish_sending: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
   :: finished[me] == 0 ->
 #else
   :: finished[me] == 1 ->
 #endif
-    /* call_header.cuh finish_sending: `store_relaxed_sys(lane.end_of_stream_flag(phase, peer,` */
+    /* call_header.cuh finish_sending: `store_relaxed_sys(lane.end_of_stream_flag(payload, peer,` */
     end_of_stream_flag[flag_at(next(me), now, me)] = now;
     end_of_stream_flag[flag_at(last(me), now, me)] = now
   :: else
@@ -170,7 +169,7 @@ inline say_last(peer) {
   sending[pair(me, peer)] = 0
 }
 
-/* A sending block, here with all the rows for one peer. */
+/* A sender block; in the model, each block has the rows for one peer. */
 inline send(peer) {
   d_step {
     sending[pair(me, peer)] == kSends && may_send ->
@@ -178,113 +177,111 @@ inline send(peer) {
     :: has_row(now, me, peer) && sends_rows ->
       if
       :: is_direct_write_peer(peer) ->
-        assert(arrival[pair(peer, me)] == 0); /* nobody reads it any more */
-        arrival[pair(peer, me)] = written(now)
+        assert(received[pair(peer, me)] == 0); /* no reader needs the old row any more */
+        received[pair(peer, me)] = written(now)
       :: else ->
         /* row_copy.cuh store: `*reinterpret_cast<uint4*>(mine + g * kGranule) = held[g];` */
         row[row_at(peer, now, me)] = written(now)
       fi;
 #ifndef MISTAKE_FLAG_WITHOUT_RELEASE
-      /* flag_publisher.cuh ask: `if (thread == 0) store_release_block(&asked[warp], before + more);`
+      /* flag_publisher.cuh ask: `if (thread == 0) store_release_block(&requested[warp], before + more);`
          flag_publisher.cuh run: `fence_acq_rel_sys();`
          flag_publisher.cuh publish_now: `fence_acq_rel_sys();` */
       if
-      :: is_direct_write_peer(peer) -> arrival[pair(peer, me)] = whole(now)
+      :: is_direct_write_peer(peer) -> received[pair(peer, me)] = whole(now)
       :: else -> row[row_at(peer, now, me)] = whole(now)
       fi;
 #endif
-      /* flag_publisher.cuh run: `for (; done != wanted; ++done) set(flags[warp][done % kQueuedFlags], call);`
+      /* flag_publisher.cuh run: `for (; done != wanted; ++done) publish(requests[warp][done % kQueuedFlags], call);`
          flag_publisher.cuh publish_now: `set_flags(first, count, call);` */
       row_flag[flag_at(peer, now, me)] = written(now)
     :: else
     fi;
     if
-    :: facts[me] == 0 || (facts[me] & kFew) || may_say_last ->
+    :: facts[me] == 0 || (facts[me] & kFew) || may_finish ->
       /* combine.cu work: `finish_sending(lane, number, role.senders);`
-         dispatch.cu take_part: `if (!Role::kReceives || (Traits::kByToken && role.sends)) return finish(false);` */
-      say_last(peer)
-    :: else -> sending[pair(me, peer)] = kSaysLast
+         dispatch_kernel.cuh run: `if (!Role::kReceives || (Traits::kFewTokens && role.sends)) return finish(false);` */
+      publish_end_of_stream(peer)
+    :: else -> sending[pair(me, peer)] = kSent
     fi
   }
 }
 
-/* The same block of a fused dispatch, later: only damaged plans make anybody wait for the last word, so it comes when
-   what others wait for is done, after the letters. Before the block waits for rows, where it does that too: ranks with
-   damaged plans would wait for one another's last words.
-   dispatch.cu finish: `state->number, role.senders);`
-   dispatch.cu take_part: `finish(!waits); if (!placed) {` */
+/* The same block of a fused dispatch, later. Only ranks with damaged plans wait for the end-of-stream flag, so it is set
+   after the headers have arrived, when everything that others wait for is done. It is set before a block that also
+   receives waits for rows: otherwise ranks with damaged plans would wait for one another's flags.
+   dispatch_kernel.cuh finish: `state->number, role.senders);`
+   dispatch_kernel.cuh run: `finish(!needs_row_offsets); if (!has_row_offsets) {` */
 inline finish(peer) {
   d_step {
-    sending[pair(me, peer)] == kSaysLast && may_say_last ->
-    say_last(peer)
+    sending[pair(me, peer)] == kSent && may_finish -> publish_end_of_stream(peer)
   }
 }
 
-/* All blocks of a rank that send. */
+/* All sender blocks of a rank. */
 proctype Blocks(byte me) {
 end:
   do
-  :: send(next(me))
-  :: send(last(me))
-  :: finish(next(me))
-  :: finish(last(me))
+  :: send(next(me))   :: send(last(me))
+  :: finish(next(me)) :: finish(last(me))
   od
 }
 
-/* A usual letter, or a refusal. Each unit of a letter carries the call's number beside its word, in one access: whoever
-   sees the number has the word. A refusal's record is ordered before the units that announce it.
-   call_header.cuh head_word: `if (i == kLetterTerms) return content.terms.hash;`
-   plan_header.cuh post_refusal: `store_packet_relaxed_sys(letter + kLetterTerms, {number, 0});` */
-inline post(peer) {
-  letter[post_at(peer, now, me)] = written(now);
-  letter_terms[post_at(peer, now, me)] = terms;
-  letter_facts[post_at(peer, now, me)] = facts[me];
-#ifndef MISTAKE_NUMBER_AND_WORD_APART
-  /* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, unit), {call, word});`
+/* A call header or a refusal. Each LL packet of a header holds the call number beside its payload and is stored in one
+   access: a reader that sees the number has the payload. A refusal's record is ordered before the packets that announce it.
+   call_header.cuh head_word: `if (i == kHeaderTerms) return content.terms.hash;`
+   plan_header.cuh post_refusal: `store_packet_relaxed_sys(header + kHeaderTerms, {number, 0});` */
+inline post_header(peer) {
+  header[header_at(peer, now, me)] = written(now);
+  header_terms[header_at(peer, now, me)] = terms;
+  header_facts[header_at(peer, now, me)] = facts[me];
+#ifndef MISTAKE_NUMBER_AND_PAYLOAD_APART
+  /* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});`
      ptx.cuh store_packet_relaxed_sys: `st.relaxed.sys.global.b128`
      plan_header.cuh post_refusal: `fence_acq_rel_sys();` */
-  letter[post_at(peer, now, me)] = whole(now);
+  header[header_at(peer, now, me)] = whole(now);
 #endif
-  /* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, unit), {call, word});` */
-  letter_call[post_at(peer, now, me)] = now
+  header_call[header_at(peer, now, me)] = now
 }
 
-/* DispatchResult stay until the rank's next dispatch: its own kernels and the caller's that read them come before it on the
-   stream, and calls of other kinds may come in between. */
-inline stop_reading_arrivals() {
+/* Received rows stay until the rank's next dispatch: all kernels that read them, the caller's included, come before it on
+   the stream. Calls of other kinds may come in between. */
+inline release_receive_buffer() {
   if
-  :: facts[me] & kTakes ->
-    for (i : pair(me, next(me)) .. pair(me, last(me))) { arrival[i] = (arrival[i] < written(now) -> 0 : arrival[i]) }
+  :: facts[me] & kAllowsDirect ->
+    for (i : pair(me, next(me)) .. pair(me, last(me))) { received[i] = (received[i] < written(now) -> 0 : received[i]) }
   :: else
   fi
 }
 
-/* All blocks of a rank that receive, from one source. Who ends early has received what came before, but for a fused
-   dispatch, which waits for letters first. Only whose plan is damaged need look at the last word; here all may. */
-inline take(source) {
+/* All receiver blocks of a rank, for one source. A rank that aborts has received the rows that arrived before, except in a
+   fused dispatch, which waits for the headers first. Only ranks with damaged plans need the end-of-stream flag; in the
+   model every rank may look at it. */
+inline receive(source) {
   if
-  :: terms == kRefusal || !has_row(now, source, me) || odd != me && (facts[me] != 0 || !is_here(source))
+  :: terms == kRefusal || !has_row(now, source, me) || different != me && (facts[me] != 0 || !row_arrived(source))
   :: else ->
     if
-    :: has_sent_all(source) ->
+    :: has_finished(source) ->
       /* wait.cuh wait_long: `>= awaited.call ? WaitResult::yes : WaitResult::no;`
-         wait.cuh wait_long_for_some: `return {here, __ballot_sync(~0u, last) & ~here};` */
-      assert(row_flag[flag_at(me, now, source)] == whole(now)) /* not missed after the last word */
+         wait.cuh wait_long_for_some: `return {ready, __ballot_sync(~0u, finished) & ~ready};` */
+      assert(row_flag[flag_at(me, now, source)] == whole(now)) /* not missed after the end-of-stream flag */
     :: else
     fi;
     if
     :: is_direct_writer(source) ->
-      /* dispatch_receive.cuh take_rows: `(direct_writers >> message.source & 1) != 0`
-         dispatch_receive.cuh take_rows: `if (placed) from = call.arrived[0]` */
-      assert(arrival[pair(me, source)] == whole(now)) /* the row of this call */
+      /* receive_rows.cuh store_rows: `(context.direct_writers >> message.source & 1) != 0`
+         receive_rows.cuh store_rows: `if (direct) from = call.received_parts[0]` */
+      assert(received[pair(me, source)] == whole(now)) /* the row of this call */
     :: else ->
       assert(row[row_at(me, now, source)] == whole(now)) /* the row of this call */
     fi
   fi
 }
 
-/* By the last rank whose call ends. Only whether arrivals are read is of interest any more. */
-inline forget() {
+/* The last rank whose call ends clears the call's buffers. Of the received rows it only matters whether they are still
+   read. */
+inline clear_unread() {
   over[now & 1]++;
   if
   :: over[now & 1] == R ->
@@ -292,61 +289,58 @@ inline forget() {
     for (i : 0 .. R - 1) { terms_of[(now & 1) * R + i] = 0 }
     for (i : kPairs * (now & 1) .. kPairs * (now & 1) + kPairs - 1) {
       if
-      :: letter_call[i] <= now -> letter_call[i] = 0; letter[i] = 0; letter_terms[i] = 0; letter_facts[i] = 0
+      :: header_call[i] <= now -> header_call[i] = 0; header[i] = 0; header_terms[i] = 0; header_facts[i] = 0
       :: else
       fi;
       row[i] = (row[i] <= whole(now) -> 0 : row[i]);
       row_flag[i] = (row_flag[i] <= whole(now) -> 0 : row_flag[i]);
       end_of_stream_flag[i] = (end_of_stream_flag[i] <= now -> 0 : end_of_stream_flag[i])
     }
-    for (i : 0 .. kPairs - 1) { arrival[i] = (arrival[i] == whole(now) -> whole(0) : arrival[i]) }
+    for (i : 0 .. kPairs - 1) { received[i] = (received[i] == whole(now) -> whole(0) : received[i]) }
   :: else
   fi
 }
 
-/* All calls of one rank: kernels of one stream, each after the one before. */
+/* All calls of one rank: kernels on one stream, one after the other. */
 proctype Rank(byte me) {
   byte terms;
-  byte odd; /* whose letter is not as this rank's; me: nobody's */
-  bit halves;
+  byte different; /* rank whose options differ from this rank's; me: none */
+  bit in_phases;
   do
-  :: atomic {
-      now == CALLS -> break
-    }
+  :: atomic { now == CALLS -> break }
   :: atomic {
       now < CALLS ->
       /* combine.cu start_block: `state->number = calls + 1;` */
       now++;
       if
       :: terms = kUsual
-      :: broken < DAMAGED -> terms = kUsual; damaged[me] = 1; broken++
+      :: damaged_plans < DAMAGED -> terms = kUsual; damaged[me] = 1; damaged_plans++
       :: deviations < DEVIATIONS -> terms = kOther; deviations++
       :: deviations < DEVIATIONS -> terms = kRefusal; deviations++
       fi;
       terms_of[(now & 1) * R + me] = terms;
       if
       :: terms == kRefusal
-      :: terms != kRefusal && PLACING == 0 -> halves = 1
-      :: terms != kRefusal && !kLetsAlways /* a combine, which receives without letters */
-      :: terms != kRefusal && PLACING + DAMAGED > 0 ->
-        /* dispatch_coordinator.cuh fill_facts: `facts.takes_rows = fused && call.own_memory` */
-        facts[me] = kTakes
+      :: terms != kRefusal && DIRECT_WRITES == 0 -> in_phases = 1
+      :: terms != kRefusal && !kAllowsAlways /* a combine, which receives without waiting for headers */
+      :: terms != kRefusal && DIRECT_WRITES + DAMAGED > 0 ->
+        /* dispatch_coordinator.cuh fill_facts: `facts.accepts_direct_writes = fused && call.own_memory` */
+        facts[me] = kAllowsDirect
       :: terms != kRefusal && FEW ->
-        /* dispatch_coordinator.cuh fill_facts: `facts.by_token = by_token;` */
-        facts[me] = kTakes | kFew
-      :: terms != kRefusal && placing < PLACING ->
+        /* dispatch_coordinator.cuh fill_facts: `facts.token_indexed = token_indexed;` */
+        facts[me] = kAllowsDirect | kFew
+      :: terms != kRefusal && direct_writes < DIRECT_WRITES ->
         /* dispatch_coordinator.cuh fill_facts: `facts.direct_write = fused` */
-        facts[me] = kTakes | kPlaces; placing++
+        facts[me] = kAllowsDirect | kWritesDirectly; direct_writes++
       fi;
       d_step {
-#ifndef MISTAKE_LETTER_BEFORE_ARRIVALS_ARE_READ
-        stop_reading_arrivals();
+#ifndef MISTAKE_HEADER_BEFORE_ROWS_ARE_READ
+        release_receive_buffer();
 #endif
-        /* combine.cu work: `post_head(lane, number, state->letter);`
-           dispatch.cu take_part: `post_head(call.lane, state->number,`
+        /* combine.cu work: `post_head(lane, number, state->call_header);`
+           dispatch_kernel.cuh run: `post_head(call.lane, state->number,`
            small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
-        post(next(me));
-        post(last(me));
+        post_header(next(me)); post_header(last(me));
         if
         :: terms != kRefusal -> sending[pair(me, next(me))] = kSends; sending[pair(me, last(me))] = kSends
         :: else
@@ -354,55 +348,52 @@ proctype Rank(byte me) {
       }
     };
     d_step {
-      /* A receive half comes when the send half's kernel has ended.
-         dispatch.cu run_block: `if (kHalves != Halves::send) end_block(` */
-      !(halves && is_at_work(sending)) && (
-#ifdef MISTAKE_EARLY_END_WITHOUT_ALL_LETTERS
-        terms != kRefusal && has_come(next(me)) && !says_the_same(next(me)) || all_have_come
-#elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_LETTERS)
-        terms == kRefusal || all_have_come
+      /* A receive phase starts when the kernel of the send phase has ended.
+         dispatch_kernel.cuh run_dispatch_block: `if (kPhase != Phase::send) end_block(` */
+      !(in_phases && is_at_work(sending)) && (
+#ifdef MISTAKE_ABORT_WITHOUT_ALL_HEADERS
+        terms != kRefusal && header_arrived(next(me)) && !has_same_options(next(me)) || all_headers_arrived
+#elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_HEADERS)
+        terms == kRefusal || all_headers_arrived
 #else
-        /* call_header.cuh await_letters: `came = await_head(lane, {mine.terms.operation, call, peer}, &terms, &facts);`
-           call_header.cuh await_letters: `if (!__all_sync(~0u, came)) return false;`
-           plan_header.cuh await_all: `await_word(lane, number, operation, peer, kLetterTerms, &terms);`
+        /* call_header.cuh await_headers: `received = await_head(lane, {mine.terms.operation, call, peer}, &terms, &facts);`
+           call_header.cuh await_headers: `if (!__all_sync(~0u, received)) return false;`
+           plan_header.cuh await_all: `await_word(lane, number, operation, peer, kHeaderTerms, &terms);`
            small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
-        all_have_come
+        all_headers_arrived
 #endif
       ) ->
-#ifdef MISTAKE_LETTER_BEFORE_ARRIVALS_ARE_READ
-      stop_reading_arrivals();
+#ifdef MISTAKE_HEADER_BEFORE_ROWS_ARE_READ
+      release_receive_buffer();
 #endif
-      /* call_header.cuh await_letters: `alike = terms == own;` */
-      odd = (!says_the_same(next(me)) -> next(me) : (!says_the_same(last(me)) -> last(me) : me))
+      /* call_header.cuh await_headers: `alike = terms == own;` */
+      different = (!has_same_options(next(me)) -> next(me) : (!has_same_options(last(me)) -> last(me) : me))
     };
     d_step {
-      /* call_header.cuh await_letters: `if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->ended, call);`
+      /* call_header.cuh await_headers: `if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->ended, call);`
          wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return WaitResult::ended;`
          wait.cuh wait_long_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
-      !is_at_work(sending) && (odd != me || terms == kRefusal || waits_no_more(next(me)) && waits_no_more(last(me))) ->
-      take(next(me));
-      take(last(me));
+      !is_at_work(sending) && (different != me || terms == kRefusal || wait_is_over(next(me)) && wait_is_over(last(me))) ->
+      receive(next(me)); receive(last(me));
       if
       :: terms == kRefusal
-      :: terms != kRefusal && odd != me ->
+      :: terms != kRefusal && different != me ->
         /* call_header.cuh name_difference: `if (theirs != operation) {` */
-        assert(letter[post_at(me, now, odd)] == whole(now)) /* a letter of this call */
-      :: terms != kRefusal && odd == me ->
-        /* row_offsets.cuh each: `here = here && seen[s].call >= number;` */
-        assert(letter[post_at(me, now, next(me))] == whole(now)); /* a letter of this call */
-        assert(letter[post_at(me, now, last(me))] == whole(now))  /* a letter of this call */
+        assert(header[header_at(me, now, different)] == whole(now)) /* a header of this call */
+      :: terms != kRefusal && different == me ->
+        /* row_offsets.cuh for_each_source: `here = here && seen[s].call >= number;` */
+        /* headers of this call */
+        assert(header[header_at(me, now, next(me))] == whole(now)); assert(header[header_at(me, now, last(me))] == whole(now))
       fi;
-      /* Every rank's call ends in the same way. */
-      assert(terms == kRefusal || (odd == me) == (terms_of[(now & 1) * R + next(me)] == terms &&
+      /* The call ends in the same way on all ranks. */
+      assert(terms == kRefusal || (different == me) == (terms_of[(now & 1) * R + next(me)] == terms &&
                                                   terms_of[(now & 1) * R + last(me)] == terms));
-      forget();
-      facts[me] = 0; damaged[me] = 0; terms = 0; odd = 0; halves = 0
+      clear_unread();
+      facts[me] = 0; damaged[me] = 0; terms = 0; different = 0; in_phases = 0
     }
   od
 }
 
 init {
-  atomic {
-    run Rank(0); run Rank(1); run Rank(2); run Blocks(0); run Blocks(1); run Blocks(2)
-  }
+  atomic { run Rank(0); run Rank(1); run Rank(2); run Blocks(0); run Blocks(1); run Blocks(2) }
 }

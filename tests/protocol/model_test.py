@@ -1,7 +1,7 @@
 """usage: model_test.py quotes|model|mistakes
 
-Checks lane.pml: that the code it quotes is there, that its assertions hold in every state and no state is a deadlock,
-and that each seeded mistake makes an assertion fail that is about it.
+Checks lane.pml: the code contains its quotes; its assertions hold in every state and no state is a deadlock; each seeded
+mistake makes an assertion fail that is about it, or deadlocks.
 """
 
 import pathlib
@@ -13,37 +13,37 @@ import tempfile
 MODEL = pathlib.Path(__file__).with_name("lane.pml")
 SOURCES = MODEL.parents[2] / "src/backends/cuda"
 
-# Places of both generations are written again with two deviations that may meet, of one rank or two; arrivals, with one
-# deviation before, between or after; and plans of two ranks are damaged at a time.
+# Sizes of the model. They cover: buffers of both parities written again, with two deviations at once, of one rank or two;
+# direct writes with a deviation before, between or after; damaged plans of two ranks at once.
 SIZES = [
-    ["CALLS=5", "DEVIATIONS=2", "PLACING=0"],
-    ["CALLS=4", "DEVIATIONS=0", "PLACING=3", "FEW=1"],
-    ["CALLS=3", "DEVIATIONS=1", "PLACING=2"],
-    ["CALLS=2", "DEVIATIONS=0", "PLACING=1", "DAMAGED=2", "FEW=1"],
+    ["CALLS=5", "DEVIATIONS=2", "DIRECT_WRITES=0"],
+    ["CALLS=4", "DEVIATIONS=0", "DIRECT_WRITES=3", "FEW=1"],
+    ["CALLS=3", "DEVIATIONS=1", "DIRECT_WRITES=2"],
+    ["CALLS=2", "DEVIATIONS=0", "DIRECT_WRITES=1", "DAMAGED=2", "FEW=1"],
 ]
-SIZE_OF_MISTAKES = ["CALLS=5", "DEVIATIONS=1", "PLACING=2"]
+SIZE_OF_MISTAKES = ["CALLS=5", "DEVIATIONS=1", "DIRECT_WRITES=2"]
 
-# What the assertion that fails first looks at; or that nobody goes on.
+# For each mistake, the variable in the assertion that must fail first, or a deadlock.
 DEADLOCK = "invalid end state"
 MISTAKES = {
     "FLAG_WITHOUT_RELEASE": "row",
-    "NUMBER_AND_WORD_APART": "letter",
-    "LAST_WORD_WITHOUT_FENCE": "row_flag",
-    "ONE_GENERATION_OF_LETTERS": "letter",
-    "ONE_GENERATION_OF_ROWS": "row",
-    "EARLY_END_WITHOUT_ALL_LETTERS": "letter",
-    "REFUSAL_WITHOUT_ALL_LETTERS": "letter",
-    "LAST_WORD_OF_THE_FIRST_BLOCK": "row_flag",
-    "LAST_WORD_AFTER_ROWS": DEADLOCK,
-    "PLACED_BEFORE_LETTERS": "arrival",
-    "PLACED_WHERE_NOT_LET": "row",
-    "PLACED_ROW_WITHOUT_FLAG": "arrival",
-    "LETTER_BEFORE_ARRIVALS_ARE_READ": "arrival",
+    "NUMBER_AND_PAYLOAD_APART": "header",
+    "END_OF_STREAM_WITHOUT_FENCE": "row_flag",
+    "ONE_BUFFER_OF_HEADERS": "header",
+    "ONE_BUFFER_OF_ROWS": "row",
+    "ABORT_WITHOUT_ALL_HEADERS": "header",
+    "REFUSAL_WITHOUT_ALL_HEADERS": "header",
+    "END_OF_STREAM_BY_THE_FIRST_BLOCK": "row_flag",
+    "END_OF_STREAM_AFTER_ROWS": DEADLOCK,
+    "DIRECT_WRITE_BEFORE_HEADERS": "received",
+    "DIRECT_WRITE_NOT_ALLOWED": "row",
+    "DIRECT_ROW_WITHOUT_FLAG": "received",
+    "HEADER_BEFORE_ROWS_ARE_READ": "received",
 }
 
 
 def explore(defines, optimisation):
-    """What Spin's verifier prints about all states of the model, up to the first error."""
+    """Explores all states of the model, up to the first error; returns the output of Spin's verifier."""
     with tempfile.TemporaryDirectory() as folder:
 
         def run(*command):
@@ -51,11 +51,11 @@ def explore(defines, optimisation):
 
         run("spin", *(f"-D{define}" for define in defines), "-a", str(MODEL))
         run("gcc", "-w", optimisation, "-DSAFETY", "-DMEMLIM=4000", "-o", "pan", "pan.c")
-        return run("./pan", "-m10000", "-n", "-w25")  # slots enough for the states of each size
+        return run("./pan", "-m10000", "-n", "-w25")  # 2^25 hash slots: enough for every size
 
 
 def bodies(text, function):
-    """The bodies of all functions of that name."""
+    """The bodies of all functions with that name."""
     for definition in re.finditer(rf"\b{function}\((?:[^;{{}}]|\{{\}})*\{{\n", text):
         depth, end = 1, definition.end()
         while depth > 0:
@@ -67,11 +67,14 @@ def bodies(text, function):
 def check_quotes():
     model = MODEL.read_text()
     quotes = re.findall(r"([\w.]+\.cuh?) (\w+): `([^`]+)`", model)
-    assert 2 * len(quotes) == model.count("`") > 0, "a quote does not have the form: file function: `code`"
+    assert 2 * len(quotes) == model.count("`") > 0, "a quote is not of the form: file function: `code`"
+    missing = []
     for file, function, quote in quotes:
-        found = list(bodies(next(SOURCES.rglob(file)).read_text(), function))
-        assert found, f"{file} has no function {function}"
-        assert any(quote in body for body in found), f"{file} {function} does not have: {quote}"
+        source = next(SOURCES.rglob(file), None)
+        found = list(bodies(source.read_text(), function)) if source else []
+        if not any(quote in body for body in found):
+            missing.append(f"{file} {function} " + (f"does not contain: {quote}" if found else "does not exist"))
+    assert not missing, "\n".join(["lane.pml quotes code that is not there:", *missing])
     print(len(quotes), "quotes found")
 
 
@@ -85,12 +88,12 @@ def check_model():
 
 def check_mistakes():
     model = MODEL.read_text()
-    assert set(re.findall(r"MISTAKE_([A-Z_]+)", model)) == set(MISTAKES), "the mistakes of the model are not those here"
-    for mistake, looked_at in MISTAKES.items():
-        size = SIZES[-1] if looked_at == DEADLOCK else SIZE_OF_MISTAKES
-        report = explore([*size, f"MISTAKE_{mistake}"], "-O1")  # most searches end sooner than gcc
+    assert set(re.findall(r"MISTAKE_([A-Z_]+)", model)) == set(MISTAKES), "lane.pml and this script list different mistakes"
+    for mistake, variable in MISTAKES.items():
+        size = SIZES[-1] if variable == DEADLOCK else SIZE_OF_MISTAKES
+        report = explore([*size, f"MISTAKE_{mistake}"], "-O1")  # most searches take less time than the compiler
         failure = re.search(r"pan:1: (?:assertion violated \(+)?(\w[\w ]*\w).*", report)
-        assert failure and failure[1] == looked_at, f"{mistake} was not caught:\n{report}"
+        assert failure and failure[1] == variable, f"{mistake} was not caught:\n{report}"
         print(mistake, "is caught:", failure[0])
 
 

@@ -1,5 +1,5 @@
-// What host and devices reckon alike: divisions without dividing, notes of a slot in 16 bytes, where signals
-// lie, who sends what.
+// Arithmetic that host and devices share: divisions by multiplication, packed slot metadata and header facts,
+// the layout of signals, the partition of sends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/dispatch/send_share.hpp"
+#include "backends/cuda/dispatch/send_partition.hpp"
 #include "layout/device_signals.hpp"
 #include "layout/divisor.hpp"
 #include "layout/slot_metadata.hpp"
@@ -56,47 +56,47 @@ TEST(SlotMetadata, KeepsEveryFieldAtItsLimits) {
     return least + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most - least + 1));
   };
   for (int i = 0; i < 100'000; ++i) {
-    SlotMetadata note;
-    note.token = static_cast<std::int32_t>(one_of(0, SlotMetadata::kMostTokens - 1));
-    note.local = static_cast<std::int32_t>(one_of(-1, 1023));
-    note.first_of_lower = note.local < 0 && random() % 2 == 0;
-    note.ordinal = static_cast<std::int32_t>(one_of(0, SlotMetadata::kMostOrdinals - 1));
-    note.weight = float_of(static_cast<std::uint32_t>(random()));
+    SlotMetadata metadata;
+    metadata.token = static_cast<std::int32_t>(one_of(0, SlotMetadata::kMostTokens - 1));
+    metadata.local = static_cast<std::int32_t>(one_of(-1, 1023));
+    metadata.first_of_lower = metadata.local < 0 && random() % 2 == 0;
+    metadata.ordinal = static_cast<std::int32_t>(one_of(0, SlotMetadata::kMostOrdinals - 1));
+    metadata.weight = float_of(static_cast<std::uint32_t>(random()));
     const auto call = static_cast<std::uint64_t>(one_of(1, (std::int64_t{1} << 44) - 1));
-    const LLPacket unit = note.unit(call);
-    const SlotMetadata read = SlotMetadata::of(unit);
-    ASSERT_EQ(unit.call >> SlotMetadata::kTokenBits, call);
-    ASSERT_EQ(read.token, note.token);
-    ASSERT_EQ(read.local, note.local);
-    ASSERT_EQ(read.first_of_lower, note.first_of_lower);
-    ASSERT_EQ(read.ordinal, note.ordinal);
-    ASSERT_EQ(bits_of(read.weight), bits_of(note.weight));
+    const LLPacket packet = metadata.packet(call);
+    const SlotMetadata read = SlotMetadata::of(packet);
+    ASSERT_EQ(packet.call >> SlotMetadata::kTokenBits, call);
+    ASSERT_EQ(read.token, metadata.token);
+    ASSERT_EQ(read.local, metadata.local);
+    ASSERT_EQ(read.first_of_lower, metadata.first_of_lower);
+    ASSERT_EQ(read.ordinal, metadata.ordinal);
+    ASSERT_EQ(bits_of(read.weight), bits_of(metadata.weight));
   }
 }
 
 TEST(HeaderFacts, KeepEveryFieldAtItsLimits) {
   for (const std::int32_t count : {0, 1, INT32_MAX}) {
-    for (const std::uint16_t runs : {0, 1, 0x7fff}) {
+    for (const std::uint16_t warps : {0, 1, 0x7fff}) {
       for (unsigned bits = 0; bits < 16; ++bits) {
         HeaderFacts facts;
         facts.count = count;
         facts.operation = static_cast<std::uint8_t>(bits == 0 ? 0x3f : bits);
         for (int i = 0; i < kDeviceArguments; ++i)
           facts.argument[i] = static_cast<std::uint8_t>((bits + i) % 3);
-        facts.runs = runs;
+        facts.sender_warps = warps;
         facts.direct_write = (bits & 1) != 0;
-        facts.takes_rows = (bits & 2) != 0;
-        facts.splits = static_cast<std::uint8_t>(bits % 3);
-        facts.by_token = (bits & 8) != 0;
+        facts.accepts_direct_writes = (bits & 2) != 0;
+        facts.log2_segments = static_cast<std::uint8_t>(bits % 3);
+        facts.token_indexed = (bits & 8) != 0;
         const HeaderFacts read = HeaderFacts::of(facts.word());
         EXPECT_EQ(read.count, facts.count);
         EXPECT_EQ(read.operation, facts.operation);
         for (int i = 0; i < kDeviceArguments; ++i) EXPECT_EQ(read.argument[i], facts.argument[i]);
-        EXPECT_EQ(read.runs, facts.runs);
+        EXPECT_EQ(read.sender_warps, facts.sender_warps);
         EXPECT_EQ(read.direct_write, facts.direct_write);
-        EXPECT_EQ(read.takes_rows, facts.takes_rows);
-        EXPECT_EQ(read.splits, facts.splits);
-        EXPECT_EQ(read.by_token, facts.by_token);
+        EXPECT_EQ(read.accepts_direct_writes, facts.accepts_direct_writes);
+        EXPECT_EQ(read.log2_segments, facts.log2_segments);
+        EXPECT_EQ(read.token_indexed, facts.token_indexed);
       }
     }
   }
@@ -112,17 +112,17 @@ TEST(DeviceSignals, NothingLiesOnAnythingElse) {
       pieces.emplace_back(header, header + signals.header_bytes);
       EXPECT_LE(signals.refusal_offset + static_cast<std::int64_t>(sizeof(ErrorRecord)),
                 signals.header_bytes);
-      for (int phase = 0; phase < kPayloads; ++phase) {
-        const std::int64_t sent = signals.end_of_stream_flag(phase, parity, rank);
-        pieces.emplace_back(sent, sent + 8);
+      for (int payload = 0; payload < kPayloads; ++payload) {
+        const std::int64_t flag = signals.end_of_stream_flag(payload, parity, rank);
+        pieces.emplace_back(flag, flag + 8);
       }
       for (int i = 0; i < kTokens; ++i) {
         const std::int64_t flags = signals.dispatch_flags(parity, rank, i),
-                           notes = signals.slot_notes(parity, rank, i);
+                           metadata = signals.slot_metadata(parity, rank, i);
         EXPECT_EQ(flags % 32, 0);
-        EXPECT_EQ(notes % 16, 0);
+        EXPECT_EQ(metadata % 16, 0);
         pieces.emplace_back(flags, flags + 8 * kQuarters);
-        pieces.emplace_back(notes, notes + 16 * kTopK);
+        pieces.emplace_back(metadata, metadata + 16 * kTopK);
       }
     }
     for (int row = 0; row < kRows; ++row) {
@@ -130,10 +130,11 @@ TEST(DeviceSignals, NothingLiesOnAnythingElse) {
       EXPECT_EQ(flags % 32, 0);
       pieces.emplace_back(flags, flags + 8 * kQuarters);
     }
-    for (int row = 0; row < kTokens * kRanks; ++row) {  // one a token and rank it reaches
-      const std::int64_t units = signals.unit_row(parity, row);
-      EXPECT_EQ(units % 16, 0);
-      pieces.emplace_back(units, units + 2 * 1024);  // of each 512 bytes that a sum begins
+    for (int row = 0; row < kTokens * kRanks; ++row) {  // one for each token and destination
+      const std::int64_t row_begin = signals.ll_row(parity, row);
+      EXPECT_EQ(row_begin % 16, 0);
+      pieces.emplace_back(row_begin,
+                          row_begin + 2 * 1024);  // kSumBytes in whole blocks of 512 bytes, doubled
     }
   }
   std::sort(pieces.begin(), pieces.end());
@@ -141,34 +142,36 @@ TEST(DeviceSignals, NothingLiesOnAnythingElse) {
   EXPECT_EQ(pieces.back().second, signals.bytes);
 }
 
-TEST(SendPartition, EveryUnitHasOneWorker) {
+TEST(SendPartition, EverySegmentHasOneWorker) {
   for (const int senders : {1, 3, 39}) {
     for (const int tokens : {0, 1, 2, 6, 7, 52, 128, 1000, 4096}) {
-      const auto share = cuda::SendPartition::of(tokens, senders);
-      EXPECT_EQ(share.unit_begin(0), 0);
-      EXPECT_EQ(share.unit_begin(share.workers), tokens << share.splits);
+      const auto partition = cuda::SendPartition::of(tokens, senders);
+      EXPECT_EQ(partition.segment_begin(0), 0);
+      EXPECT_EQ(partition.segment_begin(partition.workers), tokens << partition.log2_segments);
       for (int token = 0; token < tokens; ++token) {
-        const int worker = share.last_worker(token);
-        EXPECT_LE(share.token_begin(worker), token) << tokens << " tokens, " << senders << " senders";
-        if (worker + 1 < share.workers) {
-          EXPECT_GT(share.token_begin(worker + 1), token);
+        const int worker = partition.last_worker(token);
+        EXPECT_LE(partition.token_begin(worker), token) << tokens << " tokens, " << senders << " senders";
+        if (worker + 1 < partition.workers) {
+          EXPECT_GT(partition.token_begin(worker + 1), token);
         }
       }
     }
   }
 }
 
-TEST(SendPartition, WorkersOfATokenAreThoseWithUnitsOfIt) {
+TEST(SendPartition, WorkersOfATokenAreThoseWithItsSegments) {
   for (const int senders : {1, 3, 39}) {
     for (const int tokens : {0, 1, 2, 6, 7, 52, 128, 1000}) {
-      const auto share = cuda::SendPartition::of(tokens, senders);
-      for (int worker = 0; worker < share.workers; ++worker) {
-        const int begin = share.unit_begin(worker), end = share.unit_begin(worker + 1);
-        const int wanted = begin == end ? 0 : ((end - 1) >> share.splits) - (begin >> share.splits) + 1;
-        EXPECT_EQ(share.token_end(worker) - share.token_begin(worker), wanted)
+      const auto partition = cuda::SendPartition::of(tokens, senders);
+      for (int worker = 0; worker < partition.workers; ++worker) {
+        const int begin = partition.segment_begin(worker), end = partition.segment_begin(worker + 1);
+        const int wanted =
+            begin == end ? 0
+                         : ((end - 1) >> partition.log2_segments) - (begin >> partition.log2_segments) + 1;
+        EXPECT_EQ(partition.token_end(worker) - partition.token_begin(worker), wanted)
             << tokens << " tokens, " << senders << " senders, worker " << worker;
-        // Those that share rows have one unit: what send_units goes by.
-        if (share.splits > 0) {
+        // Where rows are cut, a worker has one segment at most: send_segments() relies on it.
+        if (partition.log2_segments > 0) {
           EXPECT_LE(end - begin, 1);
         }
       }

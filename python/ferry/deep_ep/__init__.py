@@ -1,12 +1,12 @@
-"""The interface of `deep_ep`, normal and low-latency mode on one node, carried by Ferry.
+"""The interface of `deep_ep` on one node, normal and low-latency mode, implemented by Ferry.
 
-    import ferry.deep_ep as deep_ep          # or, for code that says import deep_ep:
+    import ferry.deep_ep as deep_ep          # or, for code whose `import deep_ep` cannot change:
     ferry.deep_ep.install()
 
-What differs is in docs/guides/deep_ep.md. In short: rows always come in the same order; any number of ranks, hidden
-size and top-k goes; waits end by Ferry's errors; `use_logfmt` is accepted and sent as bf16, which is more exact;
-shrinking, masks and RDMA modes raise ferry.UnsupportedError. Besides a process group of torch.distributed, a Buffer
-takes a ferry.Group or ferry.Rank, and besides tensors arrays of NumPy.
+docs/guides/deep_ep.md lists the differences. In short: row order is fixed; any number of ranks, hidden size and top-k
+works; waits end with Ferry's errors; `use_logfmt` is accepted, but rows are sent as bf16, which is more precise; shrinking,
+masks and RDMA modes raise ferry.UnsupportedError. A Buffer takes a process group of torch.distributed, a ferry.Group or a
+ferry.Rank, and tensors or NumPy arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def __getattr__(name: str):
 
 
 def install() -> None:
-    """Makes `import deep_ep`, of its modules and of `deep_ep_cpp` find what is here: every class once."""
+    """Makes `import deep_ep`, `deep_ep.buffer`, `deep_ep.utils` and `deep_ep_cpp` import this package, each class once."""
     import sys
 
     import ferry.deep_ep._cpp

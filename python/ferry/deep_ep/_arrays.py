@@ -1,4 +1,4 @@
-"""The few things that NumPy and PyTorch do not do alike. All else is written once, for both."""
+"""Array operations in which NumPy and PyTorch differ. All other code of this package serves both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 
 
 class NumpyArrays:
-    """Arrays of NumPy, types of ml_dtypes."""
+    """NumPy arrays, with the types of ml_dtypes. Types are given by name, such as "bfloat16"."""
 
     on_device = False
 
@@ -23,13 +23,13 @@ class NumpyArrays:
     def type_name(self, array):
         return array.dtype.name
 
-    def has(self, array):
-        """Whether it is an array of this kind and place."""
+    def accepts(self, array):
+        """Whether it is an array of this framework, on the same kind of device."""
         return isinstance(array, self.numpy.ndarray)
 
     @functools.cache
     def dtypes(self, names):
-        """The types of these names, as arrays tell theirs."""
+        """The set of `array.dtype` values with these names."""
         return {self.numpy.dtype(self.type(name)) for name in names}
 
     def empty(self, shape, name, like=None):
@@ -41,7 +41,7 @@ class NumpyArrays:
     def arange(self, count, name, like=None):
         return self.numpy.arange(count, dtype=self.type(name))
 
-    def of_list(self, values, name, like=None):
+    def from_list(self, values, name, like=None):
         return self.numpy.array(values, self.type(name))
 
     def to(self, array, name):
@@ -50,22 +50,22 @@ class NumpyArrays:
     def copy(self, array):
         return array.copy()
 
-    def plain(self, array):
+    def detached(self, array):
         return array
 
-    def dense(self, array):
+    def contiguous(self, array):
         return self.numpy.ascontiguousarray(array)
 
     def where(self, condition, array, value):
         return self.numpy.where(condition, array, array.dtype.type(value))
 
     def count(self, values, length):
-        """int32 [length]: how often 0 to length - 1 stand in `values`; negative ones are left out."""
+        """int32 [length]: how often each of 0 to length - 1 occurs in `values`; negative values are not counted."""
         values = values.ravel()
-        return self.count_places(values[values >= 0], length)
+        return self.count_nonnegative(values[values >= 0], length)
 
-    def count_places(self, values, length):
-        """The same of int64 where none is negative."""
+    def count_nonnegative(self, values, length):
+        """As count(), for int64 values of which none is negative."""
         return self.numpy.bincount(values.ravel(), minlength=length).astype(self.numpy.int32)
 
     def on_host(self, array):
@@ -73,7 +73,7 @@ class NumpyArrays:
 
 
 class TorchArrays:
-    """Tensors of PyTorch, on the device of the one they go with. Only of_list and on_host wait for the device."""
+    """PyTorch tensors, on the device of the tensor `like`. Only from_list and on_host wait for the device."""
 
     def __init__(self, on_device):
         import torch
@@ -87,7 +87,7 @@ class TorchArrays:
     def type_name(self, array):
         return str(array.dtype).removeprefix("torch.")
 
-    def has(self, array):
+    def accepts(self, array):
         return isinstance(array, self.torch.Tensor) and array.is_cuda == self.on_device
 
     @functools.cache
@@ -103,7 +103,7 @@ class TorchArrays:
     def arange(self, count, name, like):
         return self.torch.arange(count, dtype=self.type(name), device=like.device)
 
-    def of_list(self, values, name, like):
+    def from_list(self, values, name, like):
         return self.torch.tensor(values, dtype=self.type(name), device=like.device)
 
     def to(self, array, name):
@@ -112,23 +112,23 @@ class TorchArrays:
     def copy(self, array):
         return array.clone()
 
-    def plain(self, array):
-        """Without a gradient: callers' own functions for autograd know what is behind a call."""
+    def detached(self, array):
+        """Detached, because results carry no gradients: callers wrap calls in autograd functions of their own."""
         return array.detach() if array.requires_grad else array
 
-    def dense(self, array):
-        return self.plain(array).contiguous()
+    def contiguous(self, array):
+        return self.detached(array).contiguous()
 
     def where(self, condition, array, value):
         return self.torch.where(condition, array, value)
 
     def count(self, values, length):
         values = values.to(self.torch.int64)
-        return self.count_places(self.torch.where(values >= 0, values, length), length + 1)[:length]
+        return self.count_nonnegative(self.torch.where(values >= 0, values, length), length + 1)[:length]
 
-    def count_places(self, values, length):
+    def count_nonnegative(self, values, length):
         counts = self.torch.zeros(length, dtype=self.torch.int32, device=values.device)
-        one = counts.new_ones(()).expand(values.numel())  # a kernel over one number, not over all of them
+        one = counts.new_ones(()).expand(values.numel())  # expand() makes the ones without writing values.numel() numbers
         return counts.scatter_add_(0, values.reshape(-1), one)
 
     def on_host(self, array):
@@ -146,7 +146,7 @@ def _torch(on_device):
 
 
 def arrays_of(array):
-    """What works on arrays of this kind."""
+    """The NumpyArrays or TorchArrays object for this array."""
     if type(array).__module__.startswith("torch"):
-        return _torch(getattr(array, "is_cuda", False))  # what else PyTorch has is refused as no tensor
+        return _torch(getattr(array, "is_cuda", False))  # require() refuses other objects of PyTorch
     return _numpy()

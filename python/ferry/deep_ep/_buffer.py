@@ -1,4 +1,4 @@
-"""Buffer: the methods of the interface, their arguments and what they return."""
+"""Buffer: the methods of the interface, their arguments and results."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import ferry
 from ferry.deep_ep import _low_latency, _normal
 from ferry.deep_ep._arrays import arrays_of
+from ferry.deep_ep._checks import require, require_integer
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint, require_config
 from ferry.deep_ep._events import EventHandle, EventOverlap, Streams
 from ferry.deep_ep._exchanges import Exchanges, group_of
-from ferry.deep_ep._layout import Tables, token_counts
-from ferry.deep_ep._mistakes import require, require_whole
+from ferry.deep_ep._layout import LookupTables, token_counts
 
 
 class Buffer:
-    """Expert-parallel communication of one rank. T tokens here, K slots, E experts, R ranks, L = E/R, H columns."""
+    """Expert-parallel communication of one rank. T tokens, K slots a token, E experts, R ranks, L = E/R, H columns."""
 
     num_sms: int = 20
 
@@ -35,13 +35,13 @@ class Buffer:
     ):
         """`group`: a process group, or a ferry.Group or ferry.Rank; or `comm`: a communicator of mpi4py. Collective.
 
-        Sizes in bytes, queue pairs and fabric options are taken and have no effect: buffers are made for what the
-        first call carries.
+        Sizes in bytes, queue pairs and fabric options are accepted and have no effect: the first call of a shape makes
+        the buffers it needs.
         """
         if enable_shrink:
-            raise ferry.UnsupportedError("Buffer: enable_shrink is not supported: a lost rank ends its group")
+            raise ferry.UnsupportedError("Buffer: enable_shrink is not supported, because a lost rank ends its group")
         if not allow_nvlink_for_low_latency_mode:
-            raise ferry.UnsupportedError("Buffer: low-latency mode without NVLink is not supported: there is no RDMA")
+            raise ferry.UnsupportedError("Buffer: low-latency mode without NVLink is not supported, because Ferry does not use RDMA")
         self.exchanges = Exchanges(group_of(group, comm))
         self.rank = self.exchanges.rank.index
         self.group_size = self.exchanges.rank.size
@@ -57,44 +57,44 @@ class Buffer:
         self._tables = {}
 
     def destroy(self) -> None:
-        """Gives everything back. Only for buffers made with explicitly_destroy=True."""
+        """Frees all memory. Only for buffers made with explicitly_destroy=True."""
         assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
         self.exchanges.close()
         self.runtime = None
 
-    # Questions that need no buffer.
+    # Queries that need no buffer.
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """True: fp8 and low-latency mode are always there."""
+        """True: fp8 and low-latency mode are always available."""
         return True
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """The most SMs, an even number, of calls of every Buffer that are given no `config`."""
+        """Sets the most SMs, an even number, for calls of every Buffer without a `config`."""
         assert new_num_sms % 2 == 0, "The SM count must be even"
         Buffer.num_sms = new_num_sms
 
     @staticmethod
     def capture() -> EventOverlap:
-        """An event on the current stream, for `previous_event`."""
+        """Records an event on the current stream, for `previous_event`."""
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes an exchange of low-latency mode takes, for top-8."""
+        """Bytes of an exchange of low-latency mode with top-8."""
         return low_latency_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """A `config` for dispatch: one with Buffer.num_sms, for any number of ranks."""
+        """The default `config` of dispatch: Buffer.num_sms SMs, for any number of ranks."""
         return dispatch_config(Buffer.num_sms)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """A `config` for combine: one with Buffer.num_sms, for any number of ranks."""
+        """The default `config` of combine: Buffer.num_sms SMs, for any number of ranks."""
         return combine_config(Buffer.num_sms)
 
     def get_comm_stream(self):
@@ -102,8 +102,8 @@ class Buffer:
         return self._streams.comm()
 
     def get_local_buffer_tensor(self, dtype, size=None, offset: int = 0, use_rdma_buffer: bool = False):
-        """Raises UnsupportedError: no memory that calls work in is handed out."""
-        raise ferry.UnsupportedError("get_local_buffer_tensor: what an exchange has mapped is not handed out")
+        """Raises UnsupportedError: an exchange's memory is not accessible."""
+        raise ferry.UnsupportedError("get_local_buffer_tensor: an exchange's memory is not accessible")
 
     # Normal mode.
 
@@ -117,7 +117,7 @@ class Buffer:
     ):
         """(num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, R], event)
 
-        for ids [T, K], -1 where a slot is not used. Other ids outside [0, E) count for nobody; dispatch reports them.
+        for ids [T, K], -1 for a masked slot. Other ids outside [0, E) are not counted; dispatch reports them.
         """
         self.exchanges.check_open()
         arrays = arrays_of(topk_idx)
@@ -125,7 +125,7 @@ class Buffer:
         with self._streams.call(arrays, [topk_idx], previous_event, async_finish) as call:
             key = (arrays, num_experts, topk_idx.device if arrays.on_device else None)
             if key not in self._tables:
-                self._tables[key] = Tables(arrays, topk_idx, num_experts, self.group_size)
+                self._tables[key] = LookupTables(arrays, topk_idx, num_experts, self.group_size)
             per_rank, per_expert, in_rank = token_counts(arrays, topk_idx, self._tables[key])
             call.outputs = [per_rank, per_expert, in_rank]
         return per_rank, None, per_expert, in_rank, call.event
@@ -149,9 +149,9 @@ class Buffer:
     ):
         """(recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event).
 
-        `x`: bfloat16 [T, H], or (float8_e4m3fn [T, H], scales). One row for each token and rank, by source rank, then
-        token. With a handle the routes are those of the call that gave it, and only recv_x and the event are new; else
-        those of topk_idx, or of is_token_in_rank where no ids are given.
+        `x`: bfloat16 [T, H], or (float8_e4m3fn [T, H], scales). Returns one row for each token and source rank, by source
+        rank, then token. With a handle the routes are those of the call that returned it, and only recv_x and the event
+        are set. Otherwise the routes are topk_idx, or is_token_in_rank if there is no topk_idx.
         """
         self.exchanges.check_open()
         x = tuple(x) if isinstance(x, list) else x
@@ -159,13 +159,13 @@ class Buffer:
         arrays = arrays_of(like)
         config = dispatch_config(Buffer.num_sms) if config is None else config
 
-        def read_again():
+        def read_with_handle():
             self._check_call(config, previous_event, async_finish, allocate_on_comm_stream)
             if topk_idx is not None or topk_weights is not None:
                 raise ferry.UsageError("dispatch: a handle excludes topk_idx and topk_weights")
-            return _normal.carried(arrays, x)
+            return _normal.read_input(arrays, x)
 
-        def read_new():
+        def read_with_routes():
             self._check_call(config, previous_event, async_finish, allocate_on_comm_stream)
             self._check_routes(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
                                num_worst_tokens, expert_alignment)
@@ -175,11 +175,11 @@ class Buffer:
         inputs = tensors_of((x, topk_idx, topk_weights, is_token_in_rank))
         with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
             if handle is not None:
-                recv_x = _normal.dispatch_again(arrays, read_again, like, handle, config)
+                recv_x = _normal.dispatch_by_handle(arrays, read_with_handle, like, handle, config)
                 received = (recv_x, None, None, None, None)
             else:
-                received = _normal.dispatch_new(
-                    self, arrays, read_new, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment,
+                received = _normal.dispatch_with_routes(
+                    self, arrays, read_with_routes, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment,
                     num_worst_tokens, config)
             call.outputs = tensors_of(received[:3])
         return (*received, call.event)
@@ -197,7 +197,8 @@ class Buffer:
     ):
         """(combined_x bfloat16 [T, H], combined_topk_weights float32 [T, K] or None, event).
 
-        The sum of a token's rows over ranks, not weighted, plus up to two biases, bfloat16 [T, H]; weights are summed by slot.
+        The unweighted sum of a token's rows over ranks, plus up to two biases, bfloat16 [T, H]. topk_weights are summed by
+        slot.
         """
         self.exchanges.check_open()
         arrays = arrays_of(x)
@@ -212,17 +213,17 @@ class Buffer:
         return (*combined, call.event)
 
     def internode_dispatch(self, *arguments, **settings):
-        """Raises UnsupportedError: dispatch() serves any number of ranks of one node."""
-        raise ferry.UnsupportedError("internode_dispatch: ranks share one node, and dispatch() serves all of them")
+        """Raises UnsupportedError: use dispatch(), for any number of ranks of one node."""
+        raise ferry.UnsupportedError("internode_dispatch: all ranks are on one node: use dispatch()")
 
     def internode_combine(self, *arguments, **settings):
-        """Raises UnsupportedError: combine() serves any number of ranks of one node."""
-        raise ferry.UnsupportedError("internode_combine: ranks share one node, and combine() serves all of them")
+        """Raises UnsupportedError: use combine(), for any number of ranks of one node."""
+        raise ferry.UnsupportedError("internode_combine: all ranks are on one node: use combine()")
 
     # Low-latency mode.
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Does nothing: no call leaves anything behind that the next would have to find clean."""
+        """Does nothing: calls need no cleaned buffer."""
 
     def low_latency_dispatch(
         self,
@@ -240,26 +241,26 @@ class Buffer:
     ):
         """(recv, recv_count int32 [L], handle, event, hook).
 
-        recv: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): float32 [L, R*M, H/128], or int32 [L, R*M, H/512] of
-        four exponents each with use_ue8m0, both with rows next to one another. Rows of an expert stand by source
-        rank, then token. dispatch_wait_recv_cost_stats is left as it is: waits are not measured.
+        recv: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales). Scales are float32 [L, R*M, H/128], or with use_ue8m0
+        int32 [L, R*M, H/512] of four exponents each; neighbouring rows are neighbours in memory. Rows of an expert are
+        ordered by source rank, then token. dispatch_wait_recv_cost_stats is not written: waits are not measured.
         """
         self.exchanges.check_open()
         arrays = arrays_of(x)
         require(arrays, x, "x", 2)
         require(arrays, topk_idx, "topk_idx", 2)
-        require_whole(num_max_dispatch_tokens_per_rank, "num_max_dispatch_tokens_per_rank", 1)
-        require_whole(num_experts, "num_experts", 1)
+        require_integer(num_max_dispatch_tokens_per_rank, "num_max_dispatch_tokens_per_rank", 1)
+        require_integer(num_experts, "num_experts", 1)
 
-        def format_of():
+        def read_format():
             self._check_hook(async_finish, return_recv_hook)
-            return _low_latency.format_of(use_fp8, round_scale, use_ue8m0)
+            return _low_latency.read_format(use_fp8, round_scale, use_ue8m0)
 
         pool = self.exchanges.low_latency(
             arrays, num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1])
         with self._streams.call(arrays, [x, topk_idx], None, async_finish) as call:
             recv, counts, handle, hook = _low_latency.dispatch(
-                pool, arrays, x, topk_idx, format_of, cumulative_local_expert_recv_stats, return_recv_hook)
+                pool, arrays, x, topk_idx, read_format, cumulative_local_expert_recv_stats, return_recv_hook)
             call.outputs = tensors_of((recv, counts))
         return recv, counts, handle, call.event, hook
 
@@ -278,12 +279,12 @@ class Buffer:
     ):
         """(bfloat16 [T, H], event, hook): the sum over K of weight times row; slots of id -1 are skipped.
 
-        Slots are also skipped where topk_idx is another array than the dispatch's and has -1: their weight is 0. With
-        zero_copy the rows are those of get_next_low_latency_combine_buffer(handle), whatever x holds. use_logfmt is
-        accepted and rows travel as bf16. combine_wait_recv_cost_stats is left as it is.
+        If topk_idx is not the array given to dispatch, its slots of -1 are skipped too. With zero_copy the rows are those
+        of get_next_low_latency_combine_buffer(handle), and x is ignored. use_logfmt is accepted, but rows are sent as
+        bf16. combine_wait_recv_cost_stats is not written.
         """
         self.exchanges.check_open()
-        arrays = _low_latency.own(handle).arrays
+        arrays = _low_latency.require_handle(handle).arrays
         rows = handle.combine_buffer if zero_copy else x
 
         def check():
@@ -292,7 +293,7 @@ class Buffer:
                 raise ferry.UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other")
             if zero_copy and rows is None:
                 raise ferry.UsageError(
-                    "low_latency_combine: zero_copy needs get_next_low_latency_combine_buffer(handle), written to")
+                    "low_latency_combine: zero_copy needs rows written to get_next_low_latency_combine_buffer(handle)")
 
         with self._streams.call(arrays, tensors_of((rows, topk_idx, topk_weights)), None, async_finish) as call:
             combined, hook = _low_latency.combine(
@@ -301,13 +302,13 @@ class Buffer:
         return combined, call.event, hook
 
     def get_next_low_latency_combine_buffer(self, handle):
-        """bfloat16 [L, R*M, H] to write the experts' outputs to, for zero_copy. There from the dispatch on."""
+        """bfloat16 [L, R*M, H], where zero_copy expects the experts' outputs. Available once dispatch was called."""
         self.exchanges.check_open()
-        return _low_latency.next_combine_buffer(_low_latency.own(handle))
+        return _low_latency.next_combine_buffer(_low_latency.require_handle(handle))
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Raises UnsupportedError: a rank that is lost ends its group."""
-        raise ferry.UnsupportedError("low_latency_update_mask_buffer: ranks cannot be masked: a lost one ends its group")
+        """Raises UnsupportedError: a lost rank ends its group."""
+        raise ferry.UnsupportedError("low_latency_update_mask_buffer: ranks cannot be masked, because a lost rank ends its group")
 
     def low_latency_query_mask_buffer(self, mask_status) -> None:
         """Writes zeros to int32 [R]: no rank is masked."""
@@ -336,14 +337,14 @@ class Buffer:
                 "dispatch: without a handle num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed")
         if (topk_idx is None) != (topk_weights is None):
             raise ferry.UsageError("dispatch: topk_idx and topk_weights go together")
-        require_whole(worst, "num_worst_tokens", 0)
-        require_whole(alignment, "expert_alignment", 1)
+        require_integer(worst, "num_worst_tokens", 0)
+        require_integer(alignment, "expert_alignment", 1)
         if worst > 0 and topk_idx is None:
             raise ferry.UsageError("dispatch: num_worst_tokens needs topk_idx and topk_weights")
 
 
 def tensors_of(values):
-    """All arrays among them, tuples of arrays too."""
+    """All arrays among `values`, including those in tuples."""
     found = []
     for value in values:
         if isinstance(value, tuple):

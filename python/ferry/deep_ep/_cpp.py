@@ -1,4 +1,4 @@
-"""What callers take from deep_ep_cpp, the compiled half of deep_ep."""
+"""The names that callers import from deep_ep_cpp, the compiled module of deep_ep."""
 
 from ferry.deep_ep._buffer import Buffer as _Buffer
 from ferry.deep_ep._config import Config

@@ -1,4 +1,4 @@
-"""Events, and on which stream a call works."""
+"""Events, and the choice of stream for each call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 
 
 class EventHandle:
-    """An event recorded on the current stream. Without PyTorch or a GPU all work is done when a call returns."""
+    """An event recorded on the current stream. Without PyTorch or a GPU calls are synchronous, and it is empty."""
 
     def __init__(self):
         torch = _torch_with_gpu()
@@ -21,14 +21,14 @@ class EventHandle:
 
 
 class EventOverlap:
-    """An event to wait for, and the tensors that live until then. `with event:` waits on leaving the block."""
+    """An event to wait for, and tensors to keep alive until then. `with event:` waits at the end of the block."""
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple | None = None):
         self.event = event
         self.extra_tensors = extra_tensors
 
     def current_stream_wait(self) -> None:
-        """The current stream goes on after the event."""
+        """Makes the current stream wait for the event."""
         assert self.event is not None, "there is no event: the call was not asynchronous"
         self.event.current_stream_wait()
 
@@ -48,14 +48,14 @@ def _torch_with_gpu():
 
 
 class Streams:
-    """Chooses the stream of every call, and keeps the calls of an exchange in order."""
+    """Chooses the stream of each call, and keeps calls of one exchange in order across streams."""
 
     def __init__(self):
         self._comm = None
         self._last = None
 
     def comm(self):
-        """The private stream, of high priority; None without a GPU."""
+        """The private high-priority stream of asynchronous calls; None without a GPU."""
         torch = _torch_with_gpu()
         if self._comm is None and torch is not None:
             self._comm = torch.cuda.Stream(priority=-1)
@@ -63,17 +63,20 @@ class Streams:
 
     @contextlib.contextmanager
     def call(self, arrays, inputs, previous_event, async_finish):
-        """Runs a call's operations over `inputs`; yields an object whose `outputs` the caller fills, and which has the
-        `event` afterwards. What a call allocates is of the stream it runs on."""
+        """Context of one call: the call's operations run on the stream chosen for it.
+
+        Yields an object whose `outputs` the caller fills; its `event` is set when the context ends. `inputs` are the
+        call's tensors. Memory that the call allocates belongs to the call's stream.
+        """
         if not arrays.on_device:
             yield (call := _Call())
             call.event = EventOverlap(EventHandle() if async_finish else None)
             return
         torch = arrays.torch
         current = torch.cuda.current_stream()
-        # Where nothing is asked for, the current stream is as good as a private one between two waits. The event of a
-        # call that was not asynchronous holds none.
-        before = getattr(previous_event, "event", None)  # what is no event the call refuses
+        # A synchronous call without previous_event runs on the current stream: on the private one it would only add two
+        # waits. The EventOverlap of a synchronous call holds no event.
+        before = getattr(previous_event, "event", None)  # the call itself refuses a wrong type
         private = async_finish or before is not None
         stream = self.comm() if private else current
         if before is not None:
@@ -82,13 +85,13 @@ class Streams:
             stream.wait_stream(current)
         self._follow(torch, stream)
         call = _Call()
-        if not private:  # the event is none: nothing is asynchronous
+        if not private:  # call.event stays empty
             yield call
             return
         with torch.cuda.stream(stream):
             yield call
             call.event = EventOverlap(EventHandle() if async_finish else None)
-        # Their memory is not given to others before the other stream has done with it.
+        # Keep the allocator from reusing tensors before the other stream has finished with them.
         for tensor in inputs:
             tensor.record_stream(stream)
         for tensor in call.outputs:
@@ -97,8 +100,8 @@ class Streams:
             current.wait_stream(stream)
 
     def _follow(self, torch, stream):
-        # Calls of a lane come one after the other, whatever the streams. A graph that is being captured holds calls
-        # of one stream, and what ran before it has ended when it is replayed.
+        # Calls of a lane must run in order, whatever their streams. While a graph is captured no wait is needed: its calls
+        # are on one stream, and earlier work has finished when it is replayed.
         if self._last is not None and self._last != stream and not torch.cuda.is_current_stream_capturing():
             stream.wait_stream(self._last)
         self._last = stream

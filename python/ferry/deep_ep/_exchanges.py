@@ -1,4 +1,4 @@
-"""The exchanges behind a Buffer. They are made when the first call says what it carries, by all ranks together."""
+"""The exchanges behind a Buffer. All ranks together make them when the first call of a shape needs them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import struct
 import ferry
 from ferry.deep_ep._config import low_latency_settings, normal_settings
 
-DEADLINE = 100.0  # seconds, as callers of the interface are used to
-ROUNDING = 256  # of the most tokens of a rank: a slightly larger step needs no new exchange
-REFUSED = -1  # what a rank says in place of its tokens when it cannot take part
-TEXT = 256  # bytes of what it says then
+DEADLINE = 100.0  # seconds; callers of deep_ep expect about this
+ROUNDING = 256  # the most tokens of a rank are rounded up to this, so that a slightly larger step needs no new exchange
+REFUSED = -1  # gathered in place of a rank's tokens if its arguments are wrong
+MESSAGE_BYTES = 256  # of the error message gathered then
 
-# What ranks agree on comes with the call they are in: a rank that is in another one is found out.
+# Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
 DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS = range(3)
 CALLS = (
     "a dispatch without a handle",
@@ -22,7 +22,7 @@ CALLS = (
 
 
 def group_of(group, comm) -> ferry.Group | ferry.Rank:
-    """A ferry group from what a Buffer is given. A caller's own keeps its deadline."""
+    """The ferry.Group or ferry.Rank for the arguments of Buffer. One that the caller passes keeps its deadline."""
     if isinstance(group, (ferry.Group, ferry.Rank)):
         return group
     if comm is not None:
@@ -34,7 +34,7 @@ def group_of(group, comm) -> ferry.Group | ferry.Rank:
             raise ferry.UsageError(
                 "Buffer: expected a ferry.Group, a ferry.Rank, a communicator as comm or, with PyTorch, "
                 f"a process group, got {type(group).__name__}; {missing}") from missing
-    made.set_deadline(DEADLINE)  # before it is joined: a rank keeps the one it joins with
+    made.set_deadline(DEADLINE)  # before join(), because a rank keeps the deadline it joins with
     return made
 
 
@@ -59,64 +59,65 @@ class Exchanges:
             self.group.leave()
 
     def agree(self, read):
-        """Collective: (what `read` returns, tokens of every rank).
+        """Collective: (result of `read`, tokens of every rank).
 
-        `read` looks at this rank's arguments; its result has a `shape`: tokens, and what all ranks have alike, hidden,
-        experts and top-k. What it raises on one rank is an error on all of them, in the same call.
+        `read` checks this rank's arguments. Its result has a `shape`: tokens, then hidden, experts and top-k, which all
+        ranks must have in common. If it raises on one rank, every rank raises in this call.
         """
-        found, mistake, mine = None, None, (REFUSED, 0, 0, 0)
+        result, error, mine = None, None, (REFUSED, 0, 0, 0)
         try:
-            found = read()
-            mine = found.shape
-        except Exception as error:
-            mistake = error
-        said = self._say(DISPATCH, mine, mistake)
-        tokens_of_ranks = [tokens for tokens, *_ in said]
+            result = read()
+            mine = result.shape
+        except Exception as caught:
+            error = caught
+        gathered = self._gather(DISPATCH, mine, error)
+        tokens_of_ranks = [tokens for tokens, *_ in gathered]
         if REFUSED in tokens_of_ranks:
-            self._raise_mistake(mistake, tokens_of_ranks.index(REFUSED))
-        for rank, (_, *shape) in enumerate(said):
+            self._raise_error(error, tokens_of_ranks.index(REFUSED))
+        for rank, (_, *shape) in enumerate(gathered):
             if shape != list(mine[1:]):
                 raise ferry.UsageError(
                     f"dispatch: rank {rank} has [hidden, experts, top_k] = {shape}, "
                     f"rank {self.rank.index} has {list(mine[1:])}")
-        return found, tokens_of_ranks
+        return result, tokens_of_ranks
 
-    def _say(self, call, numbers=(0, 0, 0, 0), mistake=None):
-        """Collective: the four numbers of every rank. UsageError on all where they are not in the same call."""
-        said = [struct.unpack("5q", theirs) for theirs in self.rank.all_gather(struct.pack("5q", call, *numbers))]
-        for rank, (theirs, *_) in enumerate(said):
-            if theirs != said[0][0]:
-                different = f"rank 0 is in {CALLS[said[0][0]]}, rank {rank} in {CALLS[theirs]}"
-                raise ferry.UsageError(different) from mistake
-        return [numbers for _, *numbers in said]
+    def _gather(self, call, numbers=(0, 0, 0, 0), error=None):
+        """Collective: the four numbers of every rank. UsageError on all ranks if they are not in the same call."""
+        gathered = [struct.unpack("5q", theirs) for theirs in self.rank.all_gather(struct.pack("5q", call, *numbers))]
+        for rank, (theirs, *_) in enumerate(gathered):
+            if theirs != gathered[0][0]:
+                different = f"rank 0 is in {CALLS[gathered[0][0]]}, rank {rank} in {CALLS[theirs]}"
+                raise ferry.UsageError(different) from error
+        return [numbers for _, *numbers in gathered]
 
-    def _raise_mistake(self, mistake, first):
-        """Collective: raises this rank's own, or what rank `first` says."""
-        text = "" if mistake is None else str(mistake) if isinstance(mistake, ferry.Error) else repr(mistake)
-        said = self.rank.all_gather(text.encode()[:TEXT].ljust(TEXT, b"\0"))
-        if mistake is not None:
-            raise mistake
-        raise ferry.UsageError(f"rank {first} refused dispatch: " + said[first].rstrip(b"\0").decode(errors="ignore"))
+    def _raise_error(self, error, first):
+        """Collective: raises this rank's own error, or that of rank `first`."""
+        text = "" if error is None else str(error) if isinstance(error, ferry.Error) else repr(error)
+        gathered = self.rank.all_gather(text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0"))
+        if error is not None:
+            raise error
+        message = gathered[first].rstrip(b"\0").decode(errors="ignore")
+        raise ferry.UsageError(f"rank {first} refused dispatch: {message}")
 
     def normal(self, arrays, tokens_of_ranks, hidden, experts, top_k):
-        """Collective: an exchange that holds every rank's tokens."""
+        """Collective: an exchange with room for every rank's tokens."""
         most = max(1, max(tokens_of_ranks))
         key = ("normal", hidden, experts, top_k)
-        kept = self._made.get(key, [])
-        if not kept or kept[0].config.max_tokens < most:
-            # The smaller one lives on as long as a handle needs it.
+        made = self._made.get(key, [])
+        if not made or made[0].config.max_tokens < most:
+            # Handles keep the smaller exchange alive as long as they need it.
             rounded = -(-most // ROUNDING) * ROUNDING
-            kept = self._made[key] = [self._make(arrays, normal_settings(rounded, hidden, experts, top_k))]
-        return kept[0]
+            made = self._made[key] = [self._make(arrays, normal_settings(rounded, hidden, experts, top_k))]
+        return made[0]
 
-    def of_weights(self, arrays, exchange):
-        """For the same plans, carrying one float32 a slot."""
+    def for_weights(self, arrays, exchange):
+        """An exchange for the same plans that sends one float32 a slot. Collective the first time."""
         config = exchange.config
         key = ("weights", config.experts, config.top_k, config.max_tokens)
         if key not in self._made:
             columns = -(-config.top_k // 4) * 4
             settings = normal_settings(config.max_tokens, columns, config.experts, config.top_k)
-            self._say(FIRST_WEIGHTS)
+            self._gather(FIRST_WEIGHTS)
             self._made[key] = [self._make(arrays, settings | {"format": "fp32", "combine_type": "fp32"})]
         return self._made[key][0]
 
@@ -124,8 +125,8 @@ class Exchanges:
         return Pool(self, arrays, low_latency_settings(max_tokens, hidden, experts, top_k))
 
     def first_low_latency(self, arrays, settings):
-        """Collective: another exchange."""
-        self._say(FIRST_LOW_LATENCY)
+        """Collective: makes one more exchange."""
+        self._gather(FIRST_LOW_LATENCY)
         return self._make(arrays, settings)
 
     def _make(self, arrays, settings):
@@ -134,9 +135,9 @@ class Exchanges:
 
 
 class Pool:
-    """Exchanges alike: as many as there are calls between their halves, which all ranks have equally many of."""
+    """Equal exchanges, one for each call between its two phases. All ranks make the same number of them."""
 
-    MOST = 4
+    MAX_EXCHANGES = 4
 
     def __init__(self, exchanges, arrays, settings):
         self._key = ("low latency", *sorted(settings.items()))
@@ -144,17 +145,18 @@ class Pool:
         self._make = lambda: exchanges.first_low_latency(arrays, settings)
         self._busy = exchanges.__dict__.setdefault("_busy", set())
 
-    def take(self):
-        """One that is in no call."""
+    def acquire(self):
+        """An exchange without a pending hook. Collective if none exists yet."""
         for exchange in self._all:
             if id(exchange) not in self._busy:
                 return exchange
-        if len(self._all) == self.MOST:
-            raise ferry.UsageError(f"{self.MOST} calls have been sent and their hooks were not called")
+        if len(self._all) == self.MAX_EXCHANGES:
+            raise ferry.UsageError(
+                f"{self.MAX_EXCHANGES} low-latency calls wait for their hooks to be called, which is the most there may be")
         self._all.append(self._make())
         return self._all[-1]
 
-    def hold(self, exchange):
+    def mark_busy(self, exchange):
         self._busy.add(id(exchange))
 
     def release(self, exchange):

@@ -1,4 +1,4 @@
-"""Indices, counts and orders as the interface has them: functions of arrays alone."""
+"""The indices, counts and prefix sums that handles of deep_ep contain, as functions of arrays."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Sequence
 import ferry
 
 
-class Tables:
-    """What token_counts looks up: the rank of every expert, behind them R for slots without one; all ranks.
+class LookupTables:
+    """Tables for token_counts: the rank of every expert, then R for masked slots; and all rank numbers.
 
-    On devices they are copied when made, which waits: ready for any stream.
+    On GPUs the constructor copies them and waits for the copies, so any stream may use them.
     """
 
     def __init__(self, arrays, like, experts, ranks):
         placement = ferry.Placement.blocks(experts, ranks)
-        places = [placement.place(expert)[0] for expert in range(experts)]
-        self.rank_of_expert = arrays.of_list([*places, ranks], "int64", like)
-        self.ranks = arrays.of_list(list(range(ranks)), "int64", like)
+        ranks_of_experts = [placement.location(expert)[0] for expert in range(experts)]
+        self.rank_of_expert = arrays.from_list([*ranks_of_experts, ranks], "int64", like)
+        self.ranks = arrays.from_list(list(range(ranks)), "int64", like)
 
 
 def token_counts(arrays, topk_idx, tables):
-    """(tokens to each rank int32 [R], pairs of each expert int32 [E], token goes to rank bool [T, R])."""
+    """(tokens to each rank int32 [R], routes to each expert int32 [E], whether a token goes to a rank bool [T, R])."""
     experts = len(tables.rank_of_expert) - 1
-    # Ids out of range are those of slots without one, the last of the table from either end: dispatch reports them.
+    # Ids out of range become -1 or E. Both index the table's last entry, that of masked slots; dispatch reports them.
     expert = arrays.to(topk_idx, "int64").clip(-1, experts)
     in_rank = (tables.rank_of_expert[expert][:, :, None] == tables.ranks).any(1)
-    per_expert = arrays.count_places(expert + 1, experts + 2)[1:-1]
+    per_expert = arrays.count_nonnegative(expert + 1, experts + 2)[1:-1]
     return in_rank.sum(0, dtype=arrays.type("int32")), per_expert, in_rank
 
 
-def ids_of_ranks(arrays, is_token_in_rank):
-    """Where no expert ids are given: one expert a rank, int32 [T, R], -1 where a token does not go."""
+def ids_from_ranks(arrays, is_token_in_rank):
+    """Ids for a dispatch without expert ids: one expert a rank, int32 [T, R], -1 where a token does not go."""
     ranks = is_token_in_rank.shape[1]
     numbers = arrays.arange(ranks, "int32", is_token_in_rank)
-    return arrays.dense(arrays.where(is_token_in_rank, numbers[None, :] + arrays.to(is_token_in_rank, "int32") * 0, -1))
+    return arrays.contiguous(arrays.where(is_token_in_rank, numbers[None, :] + arrays.to(is_token_in_rank, "int32") * 0, -1))
 
 
 def rounded_up(counts, alignment):
@@ -42,49 +42,49 @@ def rounded_up(counts, alignment):
 
 
 def rank_prefix_matrix(arrays, tokens_between):
-    """int32 [R, R]: rows of sources 0 to i at rank j, i included."""
+    """int32 [R, R]: at [i, j] the rows on rank j from source ranks 0 to i."""
     return arrays.to(tokens_between.cumsum(0), "int32")
 
 
 def channel_of_token(arrays, tokens, channels, like):
-    """int64 [T]: tokens are dealt to channels in blocks of equal size."""
+    """int64 [T]: the channel of each token; channels are blocks of neighbouring tokens of equal size."""
     block = max(1, -(-tokens // channels))
     return arrays.arange(tokens, "int64", like) // block
 
 
 def channel_prefix_matrix(arrays, is_token_in_rank, channels):
-    """int32 [R, C]: tokens of channels 0 to c that go to a rank, c included."""
+    """int32 [R, C]: at [r, c] the tokens of channels 0 to c that go to rank r."""
     tokens, ranks = is_token_in_rank.shape
     channel = channel_of_token(arrays, tokens, channels, is_token_in_rank)
-    places = arrays.arange(ranks, "int64", is_token_in_rank)[None, :] * channels + channel[:, None]
-    counts = arrays.count(arrays.where(is_token_in_rank, places, -1), ranks * channels)
+    cells = arrays.arange(ranks, "int64", is_token_in_rank)[None, :] * channels + channel[:, None]
+    counts = arrays.count(arrays.where(is_token_in_rank, cells, -1), ranks * channels)
     return arrays.to(counts.reshape(ranks, channels).cumsum(1), "int32")
 
 
 def recv_channel_prefix_matrix(arrays, source, tokens_of_ranks, channels):
-    """int32 [R, C]: where the rows of a source's channel begin, counted from the source's first row."""
+    """int32 [R, C]: first row of each source rank's channel, counted from that rank's first row."""
     ranks = len(tokens_of_ranks)
-    blocks = arrays.of_list([max(1, -(-tokens // channels)) for tokens in tokens_of_ranks], "int64", source)
+    blocks = arrays.from_list([max(1, -(-tokens // channels)) for tokens in tokens_of_ranks], "int64", source)
     from_rank, token = arrays.to(source[:, 0], "int64"), arrays.to(source[:, 1], "int64")
     counts = arrays.count(from_rank * channels + token // blocks[from_rank], ranks * channels).reshape(ranks, channels)
     return arrays.to(counts.cumsum(1) - counts, "int32")
 
 
 def send_head(arrays, is_token_in_rank):
-    """int32 [T, R]: the token's number among those that go to the rank, -1 where it does not."""
+    """int32 [T, R]: the token's index among the tokens that go to the rank; -1 if it does not go there."""
     number = arrays.to(arrays.to(is_token_in_rank, "int32").cumsum(0) - 1, "int32")
     return arrays.where(is_token_in_rank, number, -1)
 
 
 def layout_range(arrays, counts):
-    """int64 [L, R] of (begin << 32) | count, for counts [R, L] of the rows of every source and expert."""
+    """int64 [L, R]: (first row << 32) | rows of each expert and source rank, from their row counts [R, L]."""
     of_expert = arrays.to(counts, "int64").T
     begin = of_expert.cumsum(1) - of_expert
-    return arrays.dense((begin << 32) | of_expert)
+    return arrays.contiguous((begin << 32) | of_expert)
 
 
 class LazyTuple(Sequence):
-    """A tuple whose elements are made when they are looked at: most handles are only passed on."""
+    """A tuple that computes an element on first access, because most handles are only passed on."""
 
     def __init__(self, *makers):
         self._makers = makers

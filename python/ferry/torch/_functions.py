@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 import ferry
-from ferry._core import _SOURCES_AT
+from ferry._core import _PLAN_SOURCES_OFFSET
 from ferry.torch import _operators
 from ferry.torch._registry import handle_of
 
@@ -18,37 +18,41 @@ def _registered_combine(*inputs):
 
 _REGISTERED = torch.ops.ferry.dispatch.default, _registered_combine
 _KERNELS = _operators.dispatch, _operators.combine
-_RECORDED = _operators.RecordedDispatch.apply, _operators.RecordedCombine.apply
+_AUTOGRAD = _operators.DispatchFunction.apply, _operators.CombineFunction.apply
 
 
 def _operators_for(tensor, indices, weights):
-    """Dispatch and combine: the registered ones where somebody watches, else what PyTorch would run then."""
+    """The functions to call as (dispatch, combine): the kernels, with autograd if gradients are needed.
+
+    If anything observes operators they are the registered ones, which take longer: PyTorch's dispatcher costs more than
+    the kernel's own host work.
+    """
     plain = torch.Tensor
     if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
         tensors = isinstance(tensor, plain) and isinstance(indices, plain) and isinstance(weights, (plain, type(None)))
-        return _REGISTERED if tensors else _KERNELS  # which refuse what is no tensor, also for the peers
-    if not (tensor.is_cuda or tensor.is_cpu) or not _operators.nobody_watches():
+        return _REGISTERED if tensors else _KERNELS  # the kernels refuse other objects, also towards the peers
+    if not (tensor.is_cuda or tensor.is_cpu) or not _operators.is_unobserved():
         return _REGISTERED
-    wanted = tensor.requires_grad or (weights is not None and weights.requires_grad)
-    return _RECORDED if wanted and torch.is_grad_enabled() else _KERNELS
+    differentiable = tensor.requires_grad or (weights is not None and weights.requires_grad)
+    return _AUTOGRAD if differentiable and torch.is_grad_enabled() else _KERNELS
 
 
-def _new_call(like):
-    """What no other call of compiled code has. Only allocations are never taken for one another."""
+def _new_call_token(like):
+    """A new tensor for one call of compiled code: compilers merge equal calls, but never two allocations."""
     return torch.empty(0, dtype=torch.uint8, device=like.device)
 
 
-class Rows(NamedTuple):
-    """What dispatch returns. R rows there is room for, G groups; rows past the last are zero."""
+class DispatchResult(NamedTuple):
+    """The received rows, in tensors of their own: capacity for C rows in G groups. Rows past the last one are zero."""
 
     data: torch.Tensor
-    """[R, H], or [L, capacity, H] in the padded layout."""
+    """[C, H]; expert_padded [L, capacity, H]."""
     weight: torch.Tensor
-    """float32 [R]: the weights that travelled; 0 without."""
+    """float32 [C]: each row's router weight; 0 without weights."""
     counts: torch.Tensor
     """int32 [G]: rows of each group."""
     row_offsets: torch.Tensor
-    """int32 [G + 1]: first row of each group."""
+    """int32 [G + 1]: first row of each group; the last element is the total."""
     plan: torch.Tensor
     """uint8: the plan's storage."""
     tokens: int
@@ -56,9 +60,9 @@ class Rows(NamedTuple):
 
     @property
     def source(self) -> torch.Tensor:
-        """int32 [R, 3]: rank, token and slot of each row, as they lie in the plan. Not to be changed."""
-        end = _SOURCES_AT + 12 * self.weight.shape[0]
-        return self.plan[_SOURCES_AT:end].view(torch.int32).view(-1, 3)
+        """int32 [C, 3]: source rank, token and slot of each row. A view of the plan: do not change it."""
+        end = _PLAN_SOURCES_OFFSET + 12 * self.weight.shape[0]
+        return self.plan[_PLAN_SOURCES_OFFSET:end].view(torch.int32).view(-1, 3)
 
 
 def dispatch(
@@ -68,36 +72,37 @@ def dispatch(
     weights: torch.Tensor | None = None,
     *,
     lane: int = 0,
-) -> Rows:
-    """Sends `x` [N, H] to the experts `ids` [N, K], -1 for none, with `weights` float32 [N, K].
+) -> DispatchResult:
+    """Sends `x` [N, H] to the experts `ids` [N, K], -1 for a masked slot, with `weights` float32 [N, K]. Collective.
 
-    `exchange`: or its number, handle_of(exchange), which torch.compile traces. Gradients: of x and weights. Raises
-    ferry.UsageError for layouts and formats without gradients, and what Exchange.dispatch raises.
+    `exchange` is an Exchange or, for torch.compile, its handle_of(exchange). Gradients flow to x and weights. Raises
+    ferry.UsageError for layouts and formats without gradients, and whatever Exchange.dispatch raises.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
     if torch.compiler.is_compiling():
-        operator, call = _REGISTERED[0], _new_call(x)
+        operator, call_token = _REGISTERED[0], _new_call_token(x)
     else:
-        operator, call = _operators_for(x, ids, weights)[0], None
-    return Rows(*operator(x, ids, weights, handle, lane, call), x.shape[0])
+        operator, call_token = _operators_for(x, ids, weights)[0], None
+    return DispatchResult(*operator(x, ids, weights, handle, lane, call_token), x.shape[0])
 
 
 def combine(
     exchange: ferry.Exchange | int,
     outputs: torch.Tensor,
-    rows: Rows,
+    dispatched: DispatchResult,
     *,
     row_weights: torch.Tensor | None = None,
     lane: int = 0,
 ) -> torch.Tensor:
-    """Brings `outputs`, row for row as rows.data lay, home: [N, H]. `weights`: rows.weight, or None for 1.
+    """Returns `outputs`, in the row order of dispatched.data, to their source ranks and sums them: [N, H]. Collective.
 
-    Gradients: of outputs and weights. On devices, fewer outputs than rows.data has are the caller's word that no row
-    lies past them.
+    `row_weights` is dispatched.weight, or None for weights of 1. Gradients flow to outputs and row_weights. On GPUs,
+    passing fewer outputs than dispatched.data has rows asserts that the total is no larger. Raises whatever
+    Exchange.combine raises.
     """
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
     if torch.compiler.is_compiling():
-        operator, call = _REGISTERED[1], _new_call(outputs)
+        operator, call_token = _REGISTERED[1], _new_call_token(outputs)
     else:
-        operator, call = _operators_for(outputs, rows.plan, row_weights)[1], None
-    return operator(outputs, row_weights, rows.plan, rows.tokens, handle, lane, call)
+        operator, call_token = _operators_for(outputs, dispatched.plan, row_weights)[1], None
+    return operator(outputs, row_weights, dispatched.plan, dispatched.tokens, handle, lane, call_token)

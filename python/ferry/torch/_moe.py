@@ -1,4 +1,4 @@
-"""A small expert-parallel layer, to start from."""
+"""A small expert-parallel layer, as a starting point."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"
 
 
 class MoE(nn.Module):
-    """Router, dispatch, this rank's experts (two linear maps with a SiLU between), combine.
+    """Router, dispatch, this rank's experts (two linear maps with a SiLU between them), combine.
 
-    Every rank holds the router, whose gradients are to be summed over ranks as any replicated parameter's, and its
-    own experts: w_in [L, H, F], w_out [L, F, H]. All ranks construct it together. It cannot be copied or pickled, as its
-    exchange belongs to this process: keep its state_dict(), and load that into another one.
+    Every rank holds the whole router: sum its gradients over ranks, as for any replicated parameter. Every rank holds
+    its own experts, w_in [L, H, F] and w_out [L, F, H]. Collective: all ranks construct the layer and call it together.
+    It cannot be copied or pickled, because its exchange belongs to this process: save its state_dict() and load that
+    into another layer.
     """
 
     def __init__(
@@ -33,10 +34,10 @@ class MoE(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        """`capacity`: rows an expert has room for; 0: any routing fits, R * max_tokens. More raise OverflowError."""
+        """`capacity`: rows an expert has room for, beyond which OverflowError is raised; 0: R * max_tokens, any routing."""
         super().__init__()
         if dtype not in _FORMATS:
-            raise ferry.UsageError(f"dtype: {dtype} is none of {', '.join(map(str, _FORMATS))}")
+            raise ferry.UsageError(f"dtype: {dtype} is not one of {', '.join(map(str, _FORMATS))}")
         on_gpu = torch.device(device).type == "cuda"
         self.exchange = ferry.Exchange(
             group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens, capacity=capacity,

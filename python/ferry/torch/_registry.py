@@ -1,4 +1,4 @@
-"""Exchanges by number: operators take tensors and numbers only."""
+"""Numbers for exchanges, because registered operators take only tensors and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _handles: weakref.WeakKeyDictionary[ferry.Exchange, int] = weakref.WeakKeyDictio
 
 
 def handle_of(exchange: ferry.Exchange) -> int:
-    """The number by which operators know an exchange, as long as it lives. Each rank has its own."""
+    """The number that operators take for an exchange, valid while the exchange lives. It differs between ranks."""
     if not isinstance(exchange, ferry.Exchange):
         raise ferry.UsageError(f"exchange: expected an Exchange or its handle, got {type(exchange).__name__}")
     handle = _handles.get(exchange)
@@ -27,5 +27,5 @@ def handle_of(exchange: ferry.Exchange) -> int:
 def exchange_of(handle: int) -> ferry.Exchange:
     exchange = _exchanges.get(handle)
     if exchange is None:
-        raise ferry.UsageError(f"no exchange has the handle {handle}: it is gone, or was never registered")
+        raise ferry.UsageError(f"no exchange has the handle {handle}: it was deleted, or never registered")
     return exchange

@@ -1,4 +1,4 @@
-// Arrays of any framework, as the bindings see them: memory, type, shape, strides.
+// Arrays of any framework: memory, type, shape, strides.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,23 +14,23 @@ namespace ferry::python {
 
 namespace nb = nanobind;
 
-// Whose arrays they are: what comes out is of the framework that went in. `dlpack`: any other library's; for
-// those arrays of NumPy come out, and from devices DLPack capsules.
+// The library that an array belongs to. Calls return arrays of the framework of their arguments. `dlpack` is
+// any other library: for its arrays calls return NumPy arrays, and on devices DLPack capsules.
 enum class Framework { numpy, torch, cupy, dlpack };
 
 const char* to_string(Framework framework);
 
-// The type of an array's elements, as DLPack numbers it.
+// The type of an array's elements, by DLPack's numbers.
 using Element = nb::dlpack::dtype;
 
 inline constexpr Element kBf16{4, 16, 1}, kFp16{2, 16, 1}, kFp32{2, 32, 1}, kFp8{10, 8, 1};
 inline constexpr Element kInt32{0, 32, 1}, kInt64{0, 64, 1}, kByte{1, 8, 1};
 
-std::string name_of(Element element);  // as NumPy and PyTorch call it
-bool is_named(Element element);        // whether they call it anything
+std::string name_of(Element element);  // its name in NumPy and PyTorch
+bool is_named(Element element);        // whether it has one
 Element element_of(DType type);
 
-// Where memory is: the processor's is {kDLCPU, 0}.
+// Where memory is. Host memory is {kDLCPU, 0}.
 using Device = nb::dlpack::device;
 inline constexpr Device kHost{nb::device::cpu::value, 0};
 
@@ -39,7 +39,7 @@ std::string name_of(Device device);
 
 using Shape = std::vector<std::int64_t>;
 
-std::string text_of(const Shape& shape);
+std::string shape_text(const Shape& shape);
 
 struct Array {
   void* data = nullptr;
@@ -48,22 +48,23 @@ struct Array {
   Shape shape{}, strides{};  // strides in elements
   bool read_only = false;
   Framework framework = Framework::dlpack;
-  nb::object owner{};  // keeps the memory
+  nb::object owner{};  // keeps the memory alive
 
   std::int64_t element_bytes() const { return element.bits / 8; }
 };
 
-// What `object` is. Throws UsageError, with the argument's name, for what is no array that can be read.
-Array look_at(nb::handle object, const char* name);
+// Reads an array's properties. Throws UsageError, with the argument's name, if
+// `object` is not a readable array.
+Array inspect(nb::handle object, const char* name);
 
-// An array of the framework over memory that `owner` keeps. `strides` in elements; empty: dense.
+// An array of the framework over memory that `owner` keeps alive. `strides` in elements; empty: dense.
 nb::object view_of(Framework framework, void* data, Element element, const Shape& shape, const Shape& strides,
                    Device device, nb::handle owner);
 
-// A new array of the framework, its values undefined.
+// A new array of the framework; its values are undefined.
 nb::object new_array(Framework framework, Element element, const Shape& shape, Device device);
 
-// The stream that the framework works on now, or the one given: a number, or an object of PyTorch or CuPy.
+// The stream `given`, a number or an object of PyTorch or CuPy; for None the framework's current stream.
 Stream stream_of(nb::handle given, Framework framework, Device device);
 
 }  // namespace ferry::python

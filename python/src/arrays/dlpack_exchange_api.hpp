@@ -1,10 +1,11 @@
-// DLPack's table of C functions, of its version 1.3: what a framework that has one is asked without a line of
-// Python in between. The table's own header is not everywhere, so its layout is written down here.
+// DLPackExchangeAPI, the table of C functions of DLPack 1.3 that reads and makes a
+// framework's tensors without running Python code. DLPack's own header is not installed
+// everywhere, so its layout is declared here.
 #pragma once
 
 #include <cstdint>
 
-#include "arrays/array.hpp"
+#include "array.hpp"
 
 namespace ferry::python {
 
@@ -22,15 +23,16 @@ struct ManagedTensor {
   DlpackTensor tensor;
 };
 
-struct DlpackExchange {
+// Functions return 0 on success, else -1 with a Python error set.
+struct DlpackExchangeApi {
   DlpackVersion version;
-  DlpackExchange* previous;
-  int (*allocate)(DlpackTensor* like, ManagedTensor** made, void* context,
-                  void (*set_error)(void* context, const char* kind, const char* message));
-  int (*managed_of_object)(void* object, ManagedTensor** made);
-  int (*object_of_managed)(ManagedTensor* taken, void** object);
-  int (*look)(void* object, DlpackTensor* found);  // may be null
-  int (*current_stream)(std::int32_t device_type, std::int32_t device_id, void** stream);
+  DlpackExchangeApi* previous;
+  int (*managed_tensor_allocator)(DlpackTensor* prototype, ManagedTensor** out, void* context,
+                                  void (*set_error)(void* context, const char* kind, const char* message));
+  int (*managed_tensor_from_object)(void* object, ManagedTensor** out);
+  int (*managed_tensor_to_object)(ManagedTensor* tensor, void** out);
+  int (*tensor_from_object)(void* object, DlpackTensor* out);  // may be null
+  int (*current_work_stream)(std::int32_t device_type, std::int32_t device_id, void** out);
 };
 
 }  // namespace ferry::python

@@ -7,33 +7,33 @@
 namespace ferry::python {
 namespace {
 
-struct Named {
+struct ElementName {
   Element element;
   const char* name;
 };
 
-constexpr Named kNames[] = {{kBf16, "bfloat16"},
-                            {kFp16, "float16"},
-                            {kFp32, "float32"},
-                            {{2, 64, 1}, "float64"},
-                            {kFp8, "float8_e4m3fn"},
-                            {{12, 8, 1}, "float8_e5m2"},
-                            {{0, 8, 1}, "int8"},
-                            {{0, 16, 1}, "int16"},
-                            {kInt32, "int32"},
-                            {kInt64, "int64"},
-                            {kByte, "uint8"},
-                            {{1, 16, 1}, "uint16"},
-                            {{1, 32, 1}, "uint32"},
-                            {{1, 64, 1}, "uint64"},
-                            {{6, 8, 1}, "bool"},
-                            {{5, 64, 1}, "complex64"},
-                            {{14, 8, 1}, "float8_e8m0fnu"}};
+constexpr ElementName kElementNames[] = {{kBf16, "bfloat16"},
+                                         {kFp16, "float16"},
+                                         {kFp32, "float32"},
+                                         {{2, 64, 1}, "float64"},
+                                         {kFp8, "float8_e4m3fn"},
+                                         {{12, 8, 1}, "float8_e5m2"},
+                                         {{0, 8, 1}, "int8"},
+                                         {{0, 16, 1}, "int16"},
+                                         {kInt32, "int32"},
+                                         {kInt64, "int64"},
+                                         {kByte, "uint8"},
+                                         {{1, 16, 1}, "uint16"},
+                                         {{1, 32, 1}, "uint32"},
+                                         {{1, 64, 1}, "uint64"},
+                                         {{6, 8, 1}, "bool"},
+                                         {{5, 64, 1}, "complex64"},
+                                         {{14, 8, 1}, "float8_e8m0fnu"}};
 
 }  // namespace
 
 std::string name_of(Element element) {
-  for (const Named& known : kNames) {
+  for (const ElementName& known : kElementNames) {
     if (known.element == element) return known.name;
   }
   return str("DLPack type (", int{element.code}, ", ", int{element.bits}, " bits, ", element.lanes,
@@ -41,11 +41,12 @@ std::string name_of(Element element) {
 }
 
 bool is_named(Element element) {
-  return std::ranges::any_of(kNames, [element](const Named& known) { return known.element == element; });
+  return std::ranges::any_of(kElementNames,
+                             [element](const ElementName& known) { return known.element == element; });
 }
 
 Element element_named(const std::string& name) {
-  for (const Named& known : kNames) {
+  for (const ElementName& known : kElementNames) {
     if (name == known.name) return known.element;
   }
   return {};
@@ -87,7 +88,7 @@ std::string name_of(Device device) {
   return str("DLPack device ", device.device_type, ":", device.device_id);
 }
 
-std::string text_of(const Shape& shape) {
+std::string shape_text(const Shape& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (i > 0) text += ", ";

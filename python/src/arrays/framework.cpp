@@ -7,7 +7,7 @@
 
 namespace ferry::python {
 
-nb::handle Kept::if_loaded(const char* module, const char* attribute) {
+nb::handle CachedAttribute::get_if_loaded(const char* module, const char* attribute) {
   if (found_.is_valid()) return found_;
   const nb::object name = nb::str(module);
   const nb::object loaded = nb::steal(PyImport_GetModule(name.ptr()));
@@ -15,24 +15,24 @@ nb::handle Kept::if_loaded(const char* module, const char* attribute) {
     PyErr_Clear();
     return {};
   }
-  // A module may be half imported.
+  // An import may be in progress, so that the module exists and the attribute does not.
   if (nb::hasattr(loaded, attribute)) found_ = nb::object(loaded.attr(attribute)).release();
   return found_;
 }
 
-nb::handle Kept::of(const char* module, const char* attribute) {
+nb::handle CachedAttribute::get(const char* module, const char* attribute) {
   if (!found_.is_valid()) found_ = nb::object(nb::module_::import_(module).attr(attribute)).release();
   return found_;
 }
 
 Framework framework_of(nb::handle object) {
-  static Kept torch, numpy, cupy;
+  static CachedAttribute torch, numpy, cupy;
   const auto is = [object](nb::handle type) {
     return type.is_valid() && PyObject_IsInstance(object.ptr(), type.ptr()) == 1;
   };
-  if (is(torch.if_loaded("torch", "Tensor"))) return Framework::torch;
-  if (is(numpy.if_loaded("numpy", "ndarray"))) return Framework::numpy;
-  if (is(cupy.if_loaded("cupy", "ndarray"))) return Framework::cupy;
+  if (is(torch.get_if_loaded("torch", "Tensor"))) return Framework::torch;
+  if (is(numpy.get_if_loaded("numpy", "ndarray"))) return Framework::numpy;
+  if (is(cupy.get_if_loaded("cupy", "ndarray"))) return Framework::cupy;
   return Framework::dlpack;
 }
 
@@ -49,18 +49,18 @@ nb::object type_object(Framework framework, Element element) {
   return nb::module_::import_("numpy").attr("dtype")(name);
 }
 
-Array look_at(nb::handle object, const char* name) {
+Array inspect(nb::handle object, const char* name) {
   switch (framework_of(object)) {
     case Framework::torch:
-      return look_at_torch(object, name);
+      return inspect_torch(object, name);
     case Framework::numpy:
-      return look_at_numpy(object, name);
+      return inspect_numpy(object, name);
     case Framework::cupy:
-      return look_at_cupy(object, name);
+      return inspect_cupy(object, name);
     case Framework::dlpack:
       break;
   }
-  return look_at_dlpack(object, name);
+  return inspect_dlpack(object, name);
 }
 
 namespace {
@@ -72,13 +72,13 @@ std::optional<Array> imported(nb::handle object) {
     PyErr_Clear();
     return std::nullopt;
   }
-  // The memory may be of this import alone, and the object not have it.
-  const auto forget = [](void* kept) noexcept { delete static_cast<Imported*>(kept); };
+  // The object may have made this memory for the import alone, so the import, not the object, must live on.
+  const auto release = [](void* import) noexcept { delete static_cast<Imported*>(import); };
   Array found{.data = const_cast<void*>(static_cast<const void*>(array.data())),
               .element = array.dtype(),
               .device = {array.device_type(), array.device_id()},
               .framework = Framework::dlpack,
-              .owner = nb::capsule(new Imported(array), forget)};
+              .owner = nb::capsule(new Imported(array), release)};
   for (std::size_t i = 0; i < array.ndim(); ++i) {
     found.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
     found.strides.push_back(array.stride(i));
@@ -88,24 +88,24 @@ std::optional<Array> imported(nb::handle object) {
 
 }  // namespace
 
-Array look_at_dlpack(nb::handle object, const char* name) {
+Array inspect_dlpack(nb::handle object, const char* name) {
   if (PyCapsule_CheckExact(object.ptr())) {
     const char* kind = PyCapsule_GetName(object.ptr());
     if (kind != nullptr && std::string(kind).rfind("used_", 0) == 0) {
-      throw UsageError(str(name, ": a DLPack capsule that has been used already; give the array itself"));
+      throw UsageError(str(name, ": a DLPack capsule that was used before: pass the array itself"));
     }
   } else if (!nb::hasattr(object, "__dlpack__")) {
     const std::string type = nb::cast<std::string>(nb::type_name(object.type()));
     throw UsageError(
-        str(name, ": expected an array of NumPy, PyTorch or CuPy, or one with __dlpack__, got ", type));
+        str(name, ": expected an array of NumPy, PyTorch or CuPy, or an object with __dlpack__, got ", type));
   }
-  // Asked for memory to write to, one that is read-only and says so gives none.
+  // A read-only array refuses the first, writable import.
   if (std::optional<Array> found = imported<nb::ndarray<>>(object)) return *std::move(found);
   if (std::optional<Array> found = imported<nb::ndarray<nb::ro>>(object)) {
     found->read_only = true;
     return *std::move(found);
   }
-  throw UsageError(str(name, ": its __dlpack__ gives no array that can be read"));
+  throw UsageError(str(name, ": its __dlpack__ returns no readable array"));
 }
 
 }  // namespace ferry::python

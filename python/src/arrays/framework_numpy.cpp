@@ -1,5 +1,5 @@
-// NumPy, and CuPy, whose arrays are alike. DLPack knows no types of ml_dtypes there, so arrays are looked at
-// by their own attributes and made from bits of the same size.
+// Reads arrays of NumPy, and of CuPy, which have the same attributes. DLPack there does not support the types
+// of ml_dtypes, so this reads the arrays' own attributes.
 #include <nanobind/stl/string.h>
 
 #include "arrays/framework.hpp"
@@ -9,11 +9,11 @@
 namespace ferry::python {
 namespace {
 
-// Of `bytes` strides; an empty tuple is not among them.
+// Converts strides in bytes to elements.
 void set_strides(Array& found, const std::vector<std::int64_t>& bytes, const char* name) {
   for (const std::int64_t stride : bytes) {
     if (stride % found.element_bytes() != 0) {
-      throw UsageError(str(name, ": a stride of ", stride, " bytes is no multiple of the ",
+      throw UsageError(str(name, ": a stride of ", stride, " bytes is not a multiple of the ",
                            found.element_bytes(), " bytes of ", name_of(found.element)));
     }
     found.strides.push_back(stride / found.element_bytes());
@@ -26,15 +26,14 @@ std::vector<std::int64_t> numbers(nb::handle tuple) {
   return values;
 }
 
-Array common(nb::handle object, const char* name, Framework framework) {
+Array inspect_common(nb::handle object, const char* name, Framework framework) {
   const nb::object type = object.attr("dtype");
   Array found{.element = element_named(nb::cast<std::string>(type.attr("name"))),
               .shape = numbers(object.attr("shape")),
               .framework = framework,
               .owner = nb::borrow(object)};
   if (found.element.bits == 0 || nb::cast<std::string>(type.attr("byteorder")) == ">") {
-    throw UsageError(
-        str(name, ": its type ", nb::cast<std::string>(nb::str(type)), " is none Ferry carries"));
+    throw UsageError(str(name, ": the type ", nb::cast<std::string>(nb::str(type)), " is not supported"));
   }
   set_strides(found, numbers(object.attr("strides")), name);
   return found;
@@ -42,8 +41,8 @@ Array common(nb::handle object, const char* name, Framework framework) {
 
 }  // namespace
 
-Array look_at_numpy(nb::handle object, const char* name) {
-  Array found = common(object, name, Framework::numpy);
+Array inspect_numpy(nb::handle object, const char* name) {
+  Array found = inspect_common(object, name, Framework::numpy);
   const nb::object interface = object.attr("__array_interface__");
   const nb::object data = interface["data"];
   found.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));
@@ -51,8 +50,8 @@ Array look_at_numpy(nb::handle object, const char* name) {
   return found;
 }
 
-Array look_at_cupy(nb::handle object, const char* name) {
-  Array found = common(object, name, Framework::cupy);
+Array inspect_cupy(nb::handle object, const char* name) {
+  Array found = inspect_common(object, name, Framework::cupy);
   found.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data").attr("ptr")));
   found.device = {nb::device::cuda::value, nb::cast<int>(object.attr("device").attr("id"))};
   return found;

@@ -1,6 +1,6 @@
-// PyTorch. From 2.10 on it has DLPack's table of functions, which tells of a tensor in a fraction of a
-// microsecond; without it attributes are read one by one. Its __dlpack__ and from_dlpack are written in
-// Python and take longer than a whole call may, on devices above all.
+// Reads and makes PyTorch tensors. PyTorch 2.10 and later offer DLPackExchangeAPI, which reads a tensor in a
+// fraction of a microsecond; without it, attributes are read one by one. PyTorch's __dlpack__ and from_dlpack
+// are written in Python and would take longer than a whole call may, on GPUs above all.
 #include <nanobind/stl/string.h>
 
 #include "arrays/dlpack_exchange_api.hpp"
@@ -11,36 +11,36 @@
 namespace ferry::python {
 namespace {
 
-// Names that every call needs, made once.
-PyObject* interned(PyObject*& kept, const char* name) {
-  if (kept == nullptr) kept = PyUnicode_InternFromString(name);
-  return kept;
+// An attribute name that every call needs, created once.
+PyObject* interned(PyObject*& cached, const char* name) {
+  if (cached == nullptr) cached = PyUnicode_InternFromString(name);
+  return cached;
 }
 
-const DlpackExchange* find_exchange() {
-  static Kept tensor;
-  const nb::handle type = tensor.if_loaded("torch", "Tensor");
+const DlpackExchangeApi* find_dlpack_api() {
+  static CachedAttribute tensor;
+  const nb::handle type = tensor.get_if_loaded("torch", "Tensor");
   if (!type.is_valid() || !nb::hasattr(type, "__dlpack_c_exchange_api__")) return nullptr;
   const nb::object capsule = type.attr("__dlpack_c_exchange_api__");
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* found =
-      static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  return found->version.major == 1 && found->look != nullptr ? found : nullptr;
+      static_cast<const DlpackExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  return found->version.major == 1 && found->tensor_from_object != nullptr ? found : nullptr;
 }
 
-// Asked for only where there are tensors, so PyTorch is there. Null: it has no such table.
-const DlpackExchange* exchange() {
-  // The interpreter's lock guards it; a lock of the compiler's own could wait for a thread that waits for
-  // that.
-  static bool asked = false;
-  static const DlpackExchange* found = nullptr;
-  if (!asked) found = find_exchange();
-  asked = true;
+// PyTorch's table, or null if it has none. Call it only once a tensor exists, so that PyTorch is loaded.
+const DlpackExchangeApi* dlpack_api() {
+  // The GIL guards these. A static's initialiser would add the compiler's lock, and a thread that holds the
+  // GIL and waits for that lock could wait for a thread that holds that lock and waits for the GIL.
+  static bool searched = false;
+  static const DlpackExchangeApi* found = nullptr;
+  if (!searched) found = find_dlpack_api();
+  searched = true;
   return found;
 }
 
-Element element_of_torch(nb::handle type) {
-  // torch's types are objects that live as long as the process: "torch.bfloat16" is read once for each.
+Element element_from_torch(nb::handle type) {
+  // PyTorch's dtype objects live as long as the process, so each one's name is parsed once.
   static std::vector<std::pair<PyObject*, Element>> known;
   for (const auto& [object, element] : known) {
     if (object == type.ptr()) return element;
@@ -51,7 +51,7 @@ Element element_of_torch(nb::handle type) {
   return element;
 }
 
-Device place_of_torch(nb::handle device) {
+Device device_from_torch(nb::handle device) {
   const nb::object type = device.attr("type");
   if (PyUnicode_CompareWithASCIIString(type.ptr(), "cuda") == 0) {
     const nb::object index = device.attr("index");
@@ -69,21 +69,21 @@ void append(Shape& shape, nb::handle tuple) {
 }
 
 bool gradients_are_recorded() {
-  static Kept enabled;
-  return nb::cast<bool>(enabled.of("torch", "is_grad_enabled")());
+  static CachedAttribute enabled;
+  return nb::cast<bool>(enabled.get("torch", "is_grad_enabled")());
 }
 
 bool is_plain_tensor(nb::handle object) {
-  static Kept tensor;
-  return tensor.of("torch", "Tensor").ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+  static CachedAttribute tensor;
+  return tensor.get("torch", "Tensor").ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
 }
 
-// Whether the table tells of it. What it does not know, attributes are asked about, for the message if
-// nothing else; so are tensors of other classes, which may have no memory.
-bool look_by_table(nb::handle object, Array& found) {
-  if (!is_plain_tensor(object) || exchange() == nullptr) return false;
+// Reads the tensor by DLPackExchangeAPI; false if that cannot. inspect_by_attributes() then reads it, or
+// reports why it is not supported. Subclasses of Tensor go there too, because they may have no memory.
+bool inspect_by_table(nb::handle object, Array& found) {
+  if (!is_plain_tensor(object) || dlpack_api() == nullptr) return false;
   DlpackTensor tensor{};
-  if (exchange()->look(object.ptr(), &tensor) != 0) {
+  if (dlpack_api()->tensor_from_object(object.ptr(), &tensor) != 0) {
     PyErr_Clear();
     return false;
   }
@@ -98,34 +98,33 @@ bool look_by_table(nb::handle object, Array& found) {
   return true;
 }
 
-void look_by_attributes(nb::handle object, const char* name, Array& found) {
+void inspect_by_attributes(nb::handle object, const char* name, Array& found) {
   const nb::object type = object.attr("dtype"), device = object.attr("device");
-  found.element = element_of_torch(type);
-  found.device = place_of_torch(device);
+  found.element = element_from_torch(type);
+  found.device = device_from_torch(device);
   if (found.element.bits == 0 || found.device.device_type < 0) {
-    throw UsageError(str(name, ": a tensor of ", nb::cast<std::string>(nb::str(type)), " on ",
-                         nb::cast<std::string>(nb::str(device)), " is none Ferry carries"));
+    throw UsageError(str(name, ": tensors of ", nb::cast<std::string>(nb::str(type)), " on ",
+                         nb::cast<std::string>(nb::str(device)), " are not supported"));
   }
   const nb::object layout_object = object.attr("layout");
   const auto layout = nb::cast<std::string>(nb::str(layout_object));
   if (layout != "torch.strided") {
     throw UsageError(
-        str(name, ": a tensor of layout ", layout, " is none Ferry carries: give it dense, by to_dense()"));
+        str(name, ": tensors of layout ", layout, " are not supported: pass the tensor's to_dense()"));
   }
   append(found.shape, object.attr("shape"));
   append(found.strides, object.attr("stride")());
   found.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
 }
 
-// What a tensor over foreign memory keeps.
+// Context of a tensor over memory that `owner` keeps alive.
 struct View {
   ManagedTensor managed;
   Shape shape, strides;
   PyObject* owner;
 };
 
-// PyTorch may let go of a tensor in any thread, without the interpreter's lock, and after the interpreter's
-// end.
+// PyTorch may release a tensor in any thread, without the GIL, and after the interpreter has ended.
 void destroy_view(ManagedTensor* managed) {
   auto* view = static_cast<View*>(managed->context);
   if (Py_IsInitialized() != 0) {
@@ -145,7 +144,7 @@ Shape dense_strides(const Shape& shape) {
   return strides;
 }
 
-nb::handle type_of_torch(Element element) {
+nb::handle torch_dtype_of(Element element) {
   static std::vector<std::pair<Element, PyObject*>> known;
   for (const auto& [of, type] : known) {
     if (of == element) return type;
@@ -156,14 +155,14 @@ nb::handle type_of_torch(Element element) {
   return type.release();
 }
 
-nb::handle device_object(Device device) {
-  static std::vector<std::pair<int, PyObject*>> known;  // by the device's number, the processor's is -1
+nb::handle torch_device_of(Device device) {
+  static std::vector<std::pair<int, PyObject*>> known;  // by device number; the host's is -1
   const int number = is_host(device) ? -1 : device.device_id;
   for (const auto& [of, object] : known) {
     if (of == number) return object;
   }
-  static Kept type;
-  nb::object made = type.of("torch", "device")(is_host(device) ? std::string("cpu") : name_of(device));
+  static CachedAttribute type;
+  nb::object made = type.get("torch", "device")(is_host(device) ? std::string("cpu") : name_of(device));
   known.emplace_back(number, made.ptr());
   return made.release();
 }
@@ -176,24 +175,24 @@ nb::object tuple_of(const Shape& numbers) {
   return tuple;
 }
 
-// The allocation that PyTorch's own compiled code calls: a third of torch.empty's time. Invalid where there
-// is none, or where it would choose another device.
-nb::handle quick_empty(Device device) {
+// The allocation function of PyTorch's compiled code, three times as fast as torch.empty. Invalid where
+// PyTorch has none, or where `device` is not the current one, which the function would use.
+nb::handle find_fast_empty(Device device) {
   constexpr const char* kModule = "torch._C._dynamo.guards";
-  static Kept on_host, on_gpu, current;
-  if (is_host(device)) return on_host.if_loaded(kModule, "_empty_strided_cpu");
-  const nb::handle current_device = current.if_loaded("torch._C", "_cuda_getDevice");
+  static CachedAttribute on_host, on_gpu, current;
+  if (is_host(device)) return on_host.get_if_loaded(kModule, "_empty_strided_cpu");
+  const nb::handle current_device = current.get_if_loaded("torch._C", "_cuda_getDevice");
   const bool is_current = current_device.is_valid() && nb::cast<int>(current_device()) == device.device_id;
-  return is_current ? on_gpu.if_loaded(kModule, "_empty_strided_cuda") : nb::handle();
+  return is_current ? on_gpu.get_if_loaded(kModule, "_empty_strided_cuda") : nb::handle();
 }
 
 }  // namespace
 
-std::optional<int> device_of_torch() {
-  static Kept started, current;
-  const nb::handle has_started = started.if_loaded("torch.cuda", "is_initialized");
+std::optional<int> current_torch_device() {
+  static CachedAttribute started, current;
+  const nb::handle has_started = started.get_if_loaded("torch.cuda", "is_initialized");
   if (!has_started.is_valid() || !nb::cast<bool>(has_started())) return std::nullopt;
-  return nb::cast<int>(current.of("torch.cuda", "current_device")());
+  return nb::cast<int>(current.get("torch.cuda", "current_device")());
 }
 
 void refuse_gradients(nb::handle object, const char* name) {
@@ -204,18 +203,18 @@ void refuse_gradients(nb::handle object, const char* name) {
   if (required.ptr() == Py_True && gradients_are_recorded()) {
     throw UsageError(str(name,
                          ": requires a gradient, which an exchange does not record: use ferry.torch, "
-                         "torch.no_grad(), or detach()"));
+                         "torch.no_grad() or detach()"));
   }
 }
 
 bool is_lazily_negated(nb::handle tensor, Element element) {
-  // Lazy negatives are parts of complex tensors, which integers are not.
+  // Lazily negated tensors are parts of complex tensors, so integers are never.
   using Code = nb::dlpack::dtype_code;
   const auto code = static_cast<Code>(element.code);
   if (code == Code::Int || code == Code::UInt) return false;
   static PyObject *is_neg = nullptr, *is_conj = nullptr;
-  const auto has = [tensor](PyObject* question) {
-    const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), question));
+  const auto has = [tensor](PyObject* method) {
+    const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), method));
     if (!answer.is_valid()) throw nb::python_error();
     return answer.ptr() == Py_True;
   };
@@ -223,23 +222,24 @@ bool is_lazily_negated(nb::handle tensor, Element element) {
   return code == Code::Complex && has(interned(is_conj, "is_conj"));
 }
 
-Array look_at_torch(nb::handle object, const char* name) {
+Array inspect_torch(nb::handle object, const char* name) {
   Array found{.framework = Framework::torch, .owner = nb::borrow(object)};
-  if (!look_by_table(object, found)) look_by_attributes(object, name, found);
+  if (!inspect_by_table(object, found)) inspect_by_attributes(object, name, found);
   return found;
 }
 
-std::optional<Stream> stream_of_torch(Device device) {
+std::optional<Stream> current_torch_stream(Device device) {
   void* stream = nullptr;
-  if (exchange() == nullptr) return std::nullopt;
-  if (exchange()->current_stream(device.device_type, device.device_id, &stream) == 0) return Stream{stream};
+  if (dlpack_api() == nullptr) return std::nullopt;
+  if (dlpack_api()->current_work_stream(device.device_type, device.device_id, &stream) == 0)
+    return Stream{stream};
   PyErr_Clear();
   return std::nullopt;
 }
 
-nb::object view_of_torch(void* data, Element element, const Shape& shape, const Shape& strides, Device device,
+nb::object torch_view_of(void* data, Element element, const Shape& shape, const Shape& strides, Device device,
                          nb::handle owner) {
-  if (exchange() == nullptr) return {};
+  if (dlpack_api() == nullptr) return {};
   auto* view = new View{.managed = {},
                         .shape = shape,
                         .strides = strides.empty() ? dense_strides(shape) : strides,
@@ -253,40 +253,40 @@ nb::object view_of_torch(void* data, Element element, const Shape& shape, const 
                           .strides = view->strides.data(),
                           .byte_offset = 0};
   void* made = nullptr;
-  if (exchange()->object_of_managed(&view->managed, &made) == 0)
+  if (dlpack_api()->managed_tensor_to_object(&view->managed, &made) == 0)
     return nb::steal(static_cast<PyObject*>(made));
   throw nb::python_error();
 }
 
-NewTensors::NewTensors(Device device) : device_(device), quick_(quick_empty(device)) {}
+TensorFactory::TensorFactory(Device device) : device_(device), fast_empty_(find_fast_empty(device)) {}
 
-nb::object NewTensors::make(Element element, const Shape& shape) const {
-  const nb::handle type = type_of_torch(element);
+nb::object TensorFactory::make(Element element, const Shape& shape) const {
+  const nb::handle type = torch_dtype_of(element);
   const nb::object lengths = tuple_of(shape);
   nb::object made;
-  if (quick_.is_valid()) {
+  if (fast_empty_.is_valid()) {
     const nb::object strides = tuple_of(dense_strides(shape));
     PyObject* arguments[] = {lengths.ptr(), strides.ptr(), type.ptr()};
-    made = nb::steal(PyObject_Vectorcall(quick_.ptr(), arguments, 3, nullptr));
+    made = nb::steal(PyObject_Vectorcall(fast_empty_.ptr(), arguments, 3, nullptr));
   } else {
-    static Kept usual;
+    static CachedAttribute empty;
     static PyObject* names = nullptr;
     if (names == nullptr) names = nb::make_tuple(nb::str("dtype"), nb::str("device")).release().ptr();
-    PyObject* arguments[] = {lengths.ptr(), type.ptr(), device_object(device_).ptr()};
-    made = nb::steal(PyObject_Vectorcall(usual.of("torch", "empty").ptr(), arguments, 1, names));
+    PyObject* arguments[] = {lengths.ptr(), type.ptr(), torch_device_of(device_).ptr()};
+    made = nb::steal(PyObject_Vectorcall(empty.get("torch", "empty").ptr(), arguments, 1, names));
   }
   if (!made.is_valid()) throw nb::python_error();
   return made;
 }
 
-nb::object NewTensors::make(Element element, const Shape& shape, void*& data) const {
+nb::object TensorFactory::make(Element element, const Shape& shape, void*& data) const {
   nb::object made = make(element, shape);
   DlpackTensor tensor{};
-  if (exchange() != nullptr && exchange()->look(made.ptr(), &tensor) == 0) {
+  if (dlpack_api() != nullptr && dlpack_api()->tensor_from_object(made.ptr(), &tensor) == 0) {
     data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   } else {
     PyErr_Clear();
-    data = look_at_torch(made, "memory").data;
+    data = inspect_torch(made, "memory").data;
   }
   return made;
 }

@@ -1,4 +1,4 @@
-// Arrays on their way out.
+// Makes arrays, views and streams for what calls return.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -20,7 +20,7 @@ nb::object cast_view(void* data, Element element, const Shape& shape, const Shap
                                        device.device_type, device.device_id));
 }
 
-// What a framework's import takes, of the same size.
+// A type of the same size that the framework's DLPack import accepts.
 Element bits_of(Framework framework, Element element) {
   const bool small_float = element.bits == 8 && element.code > 6;
   if (small_float && framework != Framework::dlpack) return kByte;
@@ -39,7 +39,7 @@ nb::object import_view(Framework framework, void* data, Element element, const S
     case Framework::numpy:
       return cast_view<nb::numpy>(data, element, shape, strides, device, owner);
     case Framework::torch: {
-      nb::object view = view_of_torch(data, element, shape, strides, device, owner);
+      nb::object view = torch_view_of(data, element, shape, strides, device, owner);
       if (view.is_valid()) return view;
       return cast_view<nb::pytorch>(data, element, shape, strides, device, owner);
     }
@@ -63,24 +63,25 @@ nb::object view_of(Framework framework, void* data, Element element, const Shape
 }
 
 nb::object new_array(Framework framework, Element element, const Shape& shape, Device device) {
-  if (framework == Framework::torch) return NewTensors(device).make(element, shape);
+  if (framework == Framework::torch) return TensorFactory(device).make(element, shape);
   const nb::object lengths = nb::cast(shape);
   const nb::object type = type_object(framework, element);
   if (!type.is_valid()) throw UsageError(str(to_string(framework), " has no type ", name_of(element)));
-  static Kept numpy_empty, cupy_empty;
+  static CachedAttribute numpy_empty, cupy_empty;
   switch (framework) {
     case Framework::cupy:
-      return cupy_empty.of("cupy", "empty")(nb::tuple(lengths), type);
+      return cupy_empty.get("cupy", "empty")(nb::tuple(lengths), type);
     case Framework::dlpack:
       if (!is_host(device)) {
-        throw UsageError("arrays of another framework on a device: give the memory for what comes out");
+        throw UsageError(
+            "results: arrays of this framework cannot be allocated on a device: pass the memory to write to");
       }
       break;
     case Framework::torch:
     case Framework::numpy:
       break;
   }
-  return numpy_empty.of("numpy", "empty")(nb::tuple(lengths), type);
+  return numpy_empty.get("numpy", "empty")(nb::tuple(lengths), type);
 }
 
 Stream stream_of(nb::handle given, Framework framework, Device device) {
@@ -88,7 +89,7 @@ Stream stream_of(nb::handle given, Framework framework, Device device) {
     std::uintptr_t value = 0;
     if (nb::try_cast(handle, value)) return Stream{reinterpret_cast<void*>(value)};
     PyErr_Clear();
-    throw UsageError("stream: its number is none of a stream");
+    throw UsageError("stream: the number is not a valid stream handle");
   };
   if (!given.is_none()) {
     for (const char* name : {"cuda_stream", "ptr"}) {
@@ -98,13 +99,13 @@ Stream stream_of(nb::handle given, Framework framework, Device device) {
     throw UsageError("stream: expected a stream of PyTorch or CuPy, or its number");
   }
   if (is_host(device)) return {};
-  static Kept torch_stream, cupy_stream;
+  static CachedAttribute torch_stream, cupy_stream;
   if (framework == Framework::torch) {
-    if (const std::optional<Stream> stream = stream_of_torch(device)) return *stream;
-    return number(torch_stream.of("torch.cuda", "current_stream")(device.device_id).attr("cuda_stream"));
+    if (const std::optional<Stream> stream = current_torch_stream(device)) return *stream;
+    return number(torch_stream.get("torch.cuda", "current_stream")(device.device_id).attr("cuda_stream"));
   }
   if (framework == Framework::cupy)
-    return number(cupy_stream.of("cupy.cuda", "get_current_stream")().attr("ptr"));
+    return number(cupy_stream.get("cupy.cuda", "get_current_stream")().attr("ptr"));
   return {};
 }
 

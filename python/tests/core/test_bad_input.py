@@ -1,4 +1,4 @@
-"""Mistakes give an exception that names the argument and what was expected; the peers get it too, and go on."""
+"""Bad arguments raise an exception that names the argument and what was expected; the peers get it too, and go on."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ W = np.ones((3, TOP_K), np.float32)
 
 
 class OnADevice:
-    """What an array in a GPU's memory says of itself."""
+    """An array that claims to be in GPU memory."""
 
     def __dlpack__(self, **_):
         return _capsule(device_type=2)
@@ -83,12 +83,12 @@ DISPATCH = {
     "rows on top of one another": ((np.broadcast_to(X[0], (3, HIDDEN)), IDS), r"strides \[0, 1\]"),
     "rows backwards": ((X[::-1], IDS), r"strides \[-16, 1\]"),
     "row stride": ((np.ones((3, HIDDEN + 1), bf16)[:, :HIDDEN], IDS), "multiple of 16"),
-    "big-endian": ((X.astype(">f4"), IDS), "none Ferry carries"),
-    "complex": ((X.astype(np.complex128), IDS), "none Ferry carries"),
+    "big-endian": ((X.astype(">f4"), IDS), "not supported"),
+    "complex": ((X.astype(np.complex128), IDS), "not supported"),
     "no array": (([1, 2], IDS), "expected an array of NumPy, PyTorch or CuPy"),
     "None": ((None, IDS), "tokens: expected an array"),
     "no ids": ((X, None), "ids: expected an array"),
-    "used capsule": ((used_capsule(), IDS), "tokens: a DLPack capsule that has been used already"),
+    "used capsule": ((used_capsule(), IDS), "tokens: a DLPack capsule that was used before"),
     "device": ((OnADevice(), IDS), "tokens: expected an array on host.*got one on cuda:0"),
     "two frameworks": ((X, memoryview(IDS)), "ids: expected an array of NumPy"),
     "ids: type": ((X, IDS.astype(np.float32)), "ids: expected int32 or int64, got float32"),
@@ -129,13 +129,13 @@ def test_dispatch(name):
         ({"format": "fp9"}, "fp9"),
         ({"lane": 0, "sm_limit": 0, "memory": ferry.ReceiveBuffers(np.empty(8, bf16))}, r"memory.parts\[0\]: expected \d+ bytes"),
         ({"memory": ferry.ReceiveBuffers((X, X))}, "memory.parts: expected 1"),
-        ({"memory": ferry.ReceiveBuffers(weight=np.empty(3, np.float32))}, "memory.weight: expected room for"),
-        ({"memory": ferry.ReceiveBuffers(plan=np.empty(3, np.uint8))}, "memory.plan: expected room for"),
-        ({"memory": ferry.ReceiveBuffers(counts=np.empty(1, np.int32))}, "memory.counts: expected room for"),
+        ({"memory": ferry.ReceiveBuffers(weight=np.empty(3, np.float32))}, "memory.weight: expected a length of"),
+        ({"memory": ferry.ReceiveBuffers(plan=np.empty(3, np.uint8))}, "memory.plan: expected a length of"),
+        ({"memory": ferry.ReceiveBuffers(counts=np.empty(1, np.int32))}, "memory.counts: expected a length of"),
         ({"memory": ferry.ReceiveBuffers(row_offsets=np.empty(8, np.int64))}, "memory.row_offsets: expected int32"),
-        ({"memory": ferry.ReceiveBuffers(dots=np.empty(1, np.float32))}, "memory.dots: expected room for"),
-        ({"memory": 5}, "memory: expected an ReceiveBuffers, got int"),
-        ({"stream": -1}, "stream: its number is none of a stream"),
+        ({"memory": ferry.ReceiveBuffers(dots=np.empty(1, np.float32))}, "memory.dots: expected a length of"),
+        ({"memory": 5}, "memory: expected a ReceiveBuffers, got int"),
+        ({"stream": -1}, "stream: the number is not a valid stream handle"),
         ({"dot_rows": np.ones((3, HIDDEN), np.float32)}, "dot_rows: expected bfloat16, got float32"),
         ({"dot_rows": np.ones((1, HIDDEN), bf16)}, "dot_rows: expected .* rows or more, got 1"),
         ({"count": np.zeros(1, np.int32)}, None),
@@ -145,11 +145,11 @@ def test_options_of_dispatch(settings, pattern):
     def call(exchange, data, plan):
         exchange.dispatch(X, IDS, W, **settings)
 
-    if pattern is None:  # this backend reads no counts: another type, refused all the same
+    if pattern is None:  # the CPU backend reads no device counts and raises another type
 
         def body(rank):
             exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)
-            with pytest.raises(ferry.UnsupportedError, match="counts"):
+            with pytest.raises(ferry.UnsupportedError, match="device_count"):
                 exchange.dispatch(X, IDS, W, **settings)
 
         ferry.Group.threads(1).run(body)
@@ -161,7 +161,7 @@ def test_memory_for_gradients():
     def backward(exchange, data, plan):
         exchange.combine_backward(X, plan, W, data, memory=5)
 
-    both_refuse("memory: expected an ReceiveBuffers, got int", backward)
+    both_refuse("memory: expected a ReceiveBuffers, got int", backward)
 
 
 def read_only(array):
@@ -172,13 +172,13 @@ def read_only(array):
 COMBINE = {
     "too few rows": (lambda d: (d[:1],), {}, "outputs: expected .* rows or more, got 1"),
     "type": (lambda d: (d.astype(np.int32),), {}, "outputs: expected bfloat16 or float16 or float32, got int32"),
-    "nothing": (lambda d: (None,), {}, "neither outputs nor row_values"),
+    "nothing": (lambda d: (None,), {}, "needs outputs, row_values or both"),
     "result: shape": (lambda d: (d,), {"result": np.empty((2, HIDDEN), bf16)}, r"result: expected shape \[3, 16\]"),
     "result: read-only": (lambda d: (d,), {"result": read_only(np.empty((3, HIDDEN), bf16))}, "result: is read-only"),
-    "weights: topk_weights": (lambda d: (d,), {"weights": W}, r"weights: .* got \[3, 2\]: .* \[N, K\] are topk_weights"),
-    "weights: too few": (lambda d: (d,), {"weights": np.ones(1, np.float32)}, "weights: expected .* rows or more"),
+    "row_weights: topk_weights": (lambda d: (d,), {"row_weights": W}, r"row_weights: .* got \[3, 2\]: .* \[N, K\] use topk_weights"),
+    "row_weights: too few": (lambda d: (d,), {"row_weights": np.ones(1, np.float32)}, "row_weights: expected .* rows or more"),
     "topk_weights": (lambda d: (d,), {"topk_weights": np.ones((3, 3), np.float32)}, "topk_weights: expected"),
-    "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is none of partial, exact, unreduced"),
+    "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is not one of partial, exact, unreduced"),
     "staging": (lambda d: (d,), {"reduction": "exact"}, "configure the larger one"),
 }
 
@@ -193,7 +193,7 @@ def test_combine(name):
     both_refuse(pattern, combine)
 
 
-def test_a_plan_that_is_none():
+def test_an_object_that_is_not_a_plan():
     def combine(exchange, data, plan):
         exchange.combine(data, "plan")
 
@@ -222,14 +222,14 @@ def test_lanes_and_plans_over_storage():
         with pytest.raises(ferry.UsageError, match="lane = -1"):
             exchange.check(-1)
         bytes_of_plan = ferry.plan_bytes(exchange.config, 1)
-        with pytest.raises(ferry.UsageError, match="bytes, this exchange's plans take"):
+        with pytest.raises(ferry.UsageError, match="storage: expected .* bytes or more"):
             exchange.plan_over(np.zeros(16, np.uint8))
-        with pytest.raises(ferry.UsageError, match="holds no finished plan"):
+        with pytest.raises(ferry.UsageError, match="does not hold a complete plan"):
             exchange.plan_over(np.zeros(bytes_of_plan, np.uint8))
-        kept = exchange.dispatch(X, IDS).plan.copy()
-        kept.storage[8:24] = 255
+        copied = exchange.dispatch(X, IDS).plan.copy()
+        copied.storage[8:24] = 255
         with pytest.raises(ferry.UsageError, match="plan"):
-            exchange.combine(np.ones((exchange.capacity, HIDDEN), bf16), kept)
+            exchange.combine(np.ones((exchange.capacity, HIDDEN), bf16), copied)
 
     ferry.Group.threads(1).run(body)
 
@@ -237,12 +237,12 @@ def test_lanes_and_plans_over_storage():
 @pytest.mark.parametrize(
     ("settings", "pattern"),
     [
-        ({"exprts": 4}, "no setting is named 'exprts'; there are: experts"),
-        ({"experts": "4"}, "experts: expected a whole number, got '4'"),
-        ({"experts": 4.0}, "experts: expected a whole number, got 4.0"),
-        ({"experts": 1 << 40}, "experts: expected a whole number"),
-        ({"layout": "flat"}, "layout: 'flat' is none of expert_major, expert_padded, rank_major"),
-        ({"backend": "tpu"}, "backend: 'tpu' is none of"),
+        ({"exprts": 4}, "there is no setting 'exprts'; the settings are: experts"),
+        ({"experts": "4"}, "experts: expected an integer, got '4'"),
+        ({"experts": 4.0}, "experts: expected an integer, got 4.0"),
+        ({"experts": 1 << 40}, "experts: expected an integer"),
+        ({"layout": "flat"}, "layout: 'flat' is not one of expert_major, expert_padded, rank_major"),
+        ({"backend": "tpu"}, "backend: 'tpu' is not one of"),
         ({"format": "bf17"}, "bf17"),
         ({"repeats": 1}, "repeats: expected True or False, got 1"),
         ({"top_k": 33}, "top_k = 33, must be 1 to 32"),
@@ -262,7 +262,7 @@ def test_configurations_are_refused_on_every_rank(settings, pattern):
     assert ferry.Group.threads(2).run(body) == [2, 2]
 
 
-def test_what_is_no_group():
+def test_an_object_that_is_not_a_group():
     with pytest.raises(ferry.UsageError, match="expected a Group or a Rank, got int"):
         ferry.Exchange(3, experts=4, top_k=2, hidden=8, max_tokens=2)
     with pytest.raises(ferry.UsageError, match="join: this group starts its ranks itself"):
@@ -273,7 +273,7 @@ def test_what_is_no_group():
         ferry.Group.custom(2, 2, lambda mine: [mine], lambda: None)
     with pytest.raises(ferry.UsageError, match="a list of 2 bytes objects .* got a list of 1"):
         ferry.Group.custom(0, 2, lambda mine: [mine], lambda: None).join()
-    with pytest.raises(ferry.UsageError, match="got one of 1 bytes"):
+    with pytest.raises(ferry.UsageError, match="got an item of 1 bytes"):
         ferry.Group.custom(0, 1, lambda mine: [b"x"], lambda: None).join()
 
 
@@ -283,12 +283,12 @@ class SaysTwo(list):
 
 
 @pytest.mark.parametrize(("times", "pattern"), [(1, "got a list of 1$"), (3, "got a list of more than 2$")])
-def test_a_list_that_is_not_as_long_as_it_says(times, pattern):
+def test_a_list_whose_len_is_wrong(times, pattern):
     with pytest.raises(ferry.UsageError, match=pattern):
         ferry.Group.custom(0, 2, lambda mine: SaysTwo([mine] * times), lambda: None).join()
 
 
-def test_gpus_that_this_build_or_machine_does_not_have():
+def test_the_cuda_backend_without_a_gpu():
     def body(rank):
         with pytest.raises(ferry.UnsupportedError, match="cuda|CUDA"):
             ferry.Exchange(rank, experts=4, top_k=2, hidden=8, max_tokens=2, backend="cuda")
@@ -301,19 +301,19 @@ def test_gpus_that_this_build_or_machine_does_not_have():
 def test_tensors_of_two_frameworks():
     torch = pytest.importorskip("torch")
 
-    both_refuse("ids: an array of PyTorch, but tokens is one of NumPy",
+    both_refuse("ids: an array of PyTorch, but tokens is an array of NumPy",
                 lambda exchange, data, plan: exchange.dispatch(X, torch.zeros((3, TOP_K), dtype=torch.int32)))
 
 
-def test_tensors_that_are_sparse():
+def test_sparse_tensors():
     torch = pytest.importorskip("torch")
     tokens = torch.ones((3, HIDDEN), dtype=torch.bfloat16)
     ids = torch.zeros((3, TOP_K), dtype=torch.int32)
-    both_refuse("tokens: a tensor of layout torch.sparse_coo is none Ferry carries",
+    both_refuse("tokens: tensors of layout torch.sparse_coo are not supported",
                 lambda exchange, data, plan: exchange.dispatch(tokens.to_sparse(), ids))
 
 
-def test_what_is_no_tensor_in_ferry_torch():
+def test_ferry_torch_refuses_other_arrays():
     torch = pytest.importorskip("torch")
     import ferry.torch
 
@@ -329,7 +329,7 @@ def test_what_is_no_tensor_in_ferry_torch():
             ferry.torch.combine(exchange, np.ones((exchange.capacity, HIDDEN), bf16), rows)
         with pytest.raises(ferry.UsageError, match="expected an Exchange or its handle, got Rank"):
             ferry.torch.dispatch(rank, rows.data, rows.counts)
-        with pytest.raises(ferry.UsageError, match="dtype: torch.float64 is none of torch.bfloat16"):
+        with pytest.raises(ferry.UsageError, match="dtype: torch.float64 is not one of torch.bfloat16"):
             ferry.torch.MoE(rank, experts=4, top_k=2, hidden=16, ffn=8, max_tokens=4, dtype=torch.float64)
 
     ferry.Group.threads(1).run(body)

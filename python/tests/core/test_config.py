@@ -24,7 +24,7 @@ def test_the_size_query_is_exact(layout):
     ferry.Group.threads(4).run(body)
 
 
-def test_a_configuration_says_what_it_is():
+def test_attributes_and_repr_of_a_configuration():
     config = ferry.Config(**SETTINGS, format="fp8-columns-pow2", combine_type="fp32", reduction="exact", deadline=5)
     assert (config.experts, config.top_k, config.hidden, config.max_tokens) == (8, 2, 64, 16)
     assert (config.format, config.combine_type, config.reduction, config.deadline) == ("fp8-columns-pow2", "fp32", "exact", 5.0)
@@ -48,20 +48,20 @@ def test_a_configuration_says_what_it_is():
         (SETTINGS | {"capacity": 12, "alignment": 8}, "not a multiple of alignment"),
         (SETTINGS | {"format": "raw:17"}, "17"),
         (SETTINGS | {"placement": ferry.Placement.blocks(4, 2)}, "the placement is for 4 experts"),
-        (SETTINGS | {"experts": np.int64(1 << 40)}, "experts: expected a whole number of -2147483648 to 2147483647, got"),
-        (SETTINGS | {"capacity": 1 << 80}, "capacity: expected a whole number of -9223372036854775808 to"),
-        (SETTINGS | {"hidden": 64.0}, "hidden: expected a whole number, got 64.0"),
-        (SETTINGS | {"lanes": True}, "lanes: expected a whole number, got True"),
-        (SETTINGS | {"lanes": np.True_}, "lanes: expected a whole number, got .*True"),
+        (SETTINGS | {"experts": np.int64(1 << 40)}, "experts: expected an integer from -2147483648 to 2147483647, got"),
+        (SETTINGS | {"capacity": 1 << 80}, "capacity: expected an integer from -9223372036854775808 to"),
+        (SETTINGS | {"hidden": 64.0}, "hidden: expected an integer, got 64.0"),
+        (SETTINGS | {"lanes": True}, "lanes: expected an integer, got True"),
+        (SETTINGS | {"lanes": np.True_}, "lanes: expected an integer, got .*True"),
         (SETTINGS | {"deadline": "3"}, "deadline: expected a number of seconds, got '3'"),
     ],
 )
-def test_what_needs_no_rank_count_is_checked_at_once(settings, pattern):
+def test_config_checks_what_needs_no_rank_count(settings, pattern):
     with pytest.raises(ferry.UsageError, match=pattern):
         ferry.Config(**settings)
 
 
-def test_numbers_of_numpy():
+def test_numpy_numbers_as_settings():
     config = ferry.Config(
         experts=np.int64(8), top_k=np.uint8(2), hidden=np.int32(64), max_tokens=np.array([16])[0], capacity=np.int16(32),
         deadline=np.float32(2.5))
@@ -78,10 +78,10 @@ def test_any_placement():
     table = [(2, 0), (0, 1), (0, 0), (2, 1), (2, 2)]
     placement = ferry.Placement.table(table, 4, version=7)
     assert (placement.experts, placement.ranks, placement.version) == (5, 4, 7)
-    assert [placement.place(expert) for expert in range(5)] == table
+    assert [placement.location(expert) for expert in range(5)] == table
     assert placement.experts_of(0) == [2, 1] and placement.experts_of(1) == []
     with pytest.raises(ferry.UsageError, match="expert = 5"):
-        placement.place(5)
+        placement.location(5)
     with pytest.raises(ferry.UsageError, match="rank = 4"):
         placement.experts_of(4)
     with pytest.raises(ferry.UsageError):
@@ -95,11 +95,11 @@ def test_any_placement():
     assert ferry.Group.threads(4).run(body) == [[2, 1], [], [0, 3, 4], []]
 
 
-def test_traces_are_played(tmp_path):
+def test_traces_and_load_statistics(tmp_path):
     trace = ferry.open_trace("synth:decode:experts=32,top_k=4,tokens=64,layers=2,seed=3")
     assert (trace.layers, trace.tokens, trace.top_k, trace.experts) == (2, 64, 4, 32)
     assert trace.ids.shape == trace.weights.shape == (2, 64, 4) and np.allclose(trace.weights.sum(-1), 1, atol=1e-5)
-    ids, weights = trace.share(1, rank=2, ranks=4, tokens_per_rank=8, step=1)
+    ids, weights = trace.partition(1, rank=2, ranks=4, tokens_per_rank=8, step=1)
     assert np.array_equal(ids, trace.ids[1, 48:56]) and np.array_equal(weights, trace.weights[1, 48:56])
     counts = trace.expert_counts(0)
     assert counts.tolist() == np.bincount(trace.ids[0].ravel(), minlength=32).tolist()
@@ -108,8 +108,8 @@ def test_traces_are_played(tmp_path):
     assert repr(statistics).startswith(f"LoadStatistics(routes={statistics.routes}, max=")
     assert statistics.routes == 256 and statistics.max == counts.max() / 8
     assert ferry.rank_counts(counts, ferry.Placement.blocks(32, 4)).tolist() == counts.reshape(4, 8).sum(1).tolist()
-    trace.save(str(tmp_path / "kept"))
-    assert np.array_equal(ferry.open_trace(str(tmp_path / "kept.ids.npy")).ids, trace.ids)
+    trace.save(str(tmp_path / "saved"))
+    assert np.array_equal(ferry.open_trace(str(tmp_path / "saved.ids.npy")).ids, trace.ids)
     with pytest.raises(ferry.UsageError):
         ferry.open_trace("synth:nothing")
     with pytest.raises(ferry.UsageError, match="counts: expected a dense int64"):

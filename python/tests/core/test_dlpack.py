@@ -1,4 +1,4 @@
-"""Arrays of other libraries, that come by DLPack: what is read-only stays as it is, and memory lives as long as the call."""
+"""Arrays of other libraries, through DLPack: read-only memory is not written, and memory lives as long as the call."""
 
 import weakref
 
@@ -13,8 +13,8 @@ X = np.arange(3 * HIDDEN, dtype=np.float16).reshape(3, HIDDEN)
 IDS = np.array([[0, 3], [1, 2], [3, 0]], np.int32)
 
 
-class Lent:
-    """An array that is known by its DLPack alone."""
+class DlpackOnly:
+    """An array that offers DLPack only."""
 
     def __init__(self, array):
         self.array = array
@@ -26,15 +26,15 @@ class Lent:
         return self.array.__dlpack_device__()
 
 
-class Unversioned(Lent):
-    """As libraries were before capsules told a version."""
+class Unversioned(DlpackOnly):
+    """As in libraries whose capsules have no version."""
 
     def __dlpack__(self, stream=None):
         return self.array.__dlpack__()
 
 
-class MadeForEach(Lent):
-    """Gives memory that is made for each import: the object itself does not have it."""
+class MadeForEachImport(DlpackOnly):
+    """Allocates new memory for each import, which only the capsule owns."""
 
     def __init__(self, array):
         super().__init__(array)
@@ -60,17 +60,17 @@ def with_exchange(body):
     ferry.Group.threads(1).run(run)
 
 
-@pytest.mark.parametrize("lent", [Lent, Unversioned, lambda array: array.__dlpack__(), lambda array: Lent(read_only(array))],
+@pytest.mark.parametrize("lent", [DlpackOnly, Unversioned, lambda array: array.__dlpack__(), lambda array: DlpackOnly(read_only(array))],
                          ids=["versioned", "unversioned", "capsule", "read-only"])
-def test_they_are_read(lent):
+def test_dlpack_arrays_are_read(lent):
     @with_exchange
     def _(exchange):
         expected = exchange.dispatch(X, IDS).data.copy()
         assert same_bits(exchange.dispatch(lent(X), lent(IDS)).data, expected)
 
 
-@pytest.mark.parametrize("lent", [Lent, Unversioned])
-def test_they_are_written_to(lent):
+@pytest.mark.parametrize("lent", [DlpackOnly, Unversioned])
+def test_dlpack_arrays_are_written(lent):
     @with_exchange
     def _(exchange):
         rows = exchange.dispatch(X, IDS)
@@ -85,18 +85,18 @@ def test_results_are_not_written_to_read_only_memory():
         rows = exchange.dispatch(X, IDS)
         result = read_only(X)
         with pytest.raises(ferry.UsageError, match="result: is read-only"):
-            exchange.combine(Lent(rows.data), rows.plan, result=Lent(result))
+            exchange.combine(DlpackOnly(rows.data), rows.plan, result=DlpackOnly(result))
         weight = read_only(np.ones(exchange.capacity, np.float32))
         with pytest.raises(ferry.UsageError, match="memory.weight: is read-only"):
-            exchange.dispatch(Lent(X), Lent(IDS), memory=ferry.ReceiveBuffers(weight=Lent(weight)))
+            exchange.dispatch(DlpackOnly(X), DlpackOnly(IDS), memory=ferry.ReceiveBuffers(weight=DlpackOnly(weight)))
         assert same_bits(result, X) and (weight == 1).all()
 
 
-def test_memory_lives_until_the_call_has_ended():
+def test_memory_lives_until_the_receive_phase_ends():
     @with_exchange
     def _(exchange):
-        tokens = MadeForEach(X)
-        exchange.dispatch_send(tokens, Lent(IDS))
+        tokens = MadeForEachImport(X)
+        exchange.dispatch_send(tokens, DlpackOnly(IDS))
         assert tokens.given[-1]() is not None
         exchange.dispatch_receive()
         assert tokens.given[-1]() is None

@@ -1,23 +1,14 @@
-"""Dispatch and combine, against the oracle."""
+"""Dispatch and combine compared with the oracle."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import ferry
+from exchange_steps import HIDDEN, MOST, exchange_for, inputs
 from oracle import bf16, messages_to, partial_sums, random_step, routes_to, same_bits
 
-HIDDEN, MOST = 32, 7
 BACKENDS = ["cpu", "reference"]
-
-
-def exchange_for(rank, step, **settings):
-    given = {"experts": step.experts, "top_k": step.top_k, "hidden": HIDDEN, "max_tokens": MOST}
-    return ferry.Exchange(rank, **(given | settings))
-
-
-def inputs(step, rank):
-    return step.tokens[rank.index], step.ids[rank.index], step.weights[rank.index]
 
 
 def poisoned(shape, dtype):
@@ -26,7 +17,7 @@ def poisoned(shape, dtype):
     return array
 
 
-def test_what_is_printed():
+def test_reprs():
     def body(rank):
         with ferry.Exchange(rank, experts=4, top_k=2, hidden=HIDDEN, max_tokens=MOST) as exchange:
             rows = exchange.dispatch(np.ones((1, HIDDEN), bf16), np.array([[0, 3]]))
@@ -43,7 +34,7 @@ def test_what_is_printed():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ids", [np.int32, np.int64])
 @pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_rows_of_an_expert_lie_together(rng, backend, ids, ranks):
+def test_rows_are_grouped_by_expert(rng, backend, ids, ranks):
     step = random_step(rng, ranks, ids=ids)
 
     def body(rank):
@@ -52,17 +43,17 @@ def test_rows_of_an_expert_lie_together(rng, backend, ids, ranks):
         offsets = rows.row_offsets
         assert rows.groups == len(rows.group_expert) == len(rows.counts) == len(offsets) - 1
         assert int(rows.total) == offsets[-1] == rows.plan.total == rows.wait_total()
-        places = []
+        positions = []
         for group, expert in enumerate(rows.group_expert):
             of_expert = [route for route in expected if route[0] == expert]
             assert rows.counts[group] == len(of_expert)
             assert offsets[group] % 4 == 0 and offsets[group + 1] - offsets[group] == -(-len(of_expert) // 4) * 4
-            places += [offsets[group] + i for i in range(len(of_expert))]
-        assert rows.source[places].tolist() == [list(route[1:]) for route in expected]
-        for place, (_, source, token, slot) in zip(places, expected):
-            assert same_bits(rows.data[place], step.tokens[source][token])
-            assert rows.weight[place] == step.weights[source][token, slot]
-        padding = sorted(set(range(int(rows.total))) - set(places))
+            positions += [offsets[group] + i for i in range(len(of_expert))]
+        assert rows.source[positions].tolist() == [list(route[1:]) for route in expected]
+        for position, (_, source, token, slot) in zip(positions, expected):
+            assert same_bits(rows.data[position], step.tokens[source][token])
+            assert rows.weight[position] == step.weights[source][token, slot]
+        padding = sorted(set(range(int(rows.total))) - set(positions))
         assert (rows.source[padding] == -1).all()
         if padding:
             assert (rows.weight[padding] == 0).all()
@@ -71,7 +62,7 @@ def test_rows_of_an_expert_lie_together(rng, backend, ids, ranks):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_weighted_sums_come_home(rng, backend):
+def test_combine_returns_weighted_sums(rng, backend):
     step = random_step(rng)
 
     def body(rank):
@@ -90,7 +81,7 @@ def test_weighted_sums_come_home(rng, backend):
     ferry.Group.threads(4).run(body)
 
 
-def test_unreduced_rows_and_row_values_come_home(rng):
+def test_combine_returns_unreduced_rows_and_row_values(rng):
     step = random_step(rng)
 
     def body(rank):
@@ -145,8 +136,8 @@ def test_padded_layout(rng):
         for group in range(local):
             of_expert = [route for route in expected if route[0] == rank.index * local + group]
             assert rows.counts[group] == len(of_expert)
-            for place, (_, source, token, _) in enumerate(of_expert):
-                assert same_bits(rows.data[group, place], step.tokens[source][token])
+            for position, (_, source, token, _) in enumerate(of_expert):
+                assert same_bits(rows.data[group, position], step.tokens[source][token])
         y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
         values = partial_sums(step, rank.index, lambda r, t, k: step.tokens[r][t].astype(np.float32))
         assert same_bits(y, values.astype(bf16))
@@ -155,15 +146,15 @@ def test_padded_layout(rng):
 
 
 @pytest.mark.parametrize("dtype", [bf16, np.float16, np.float32])
-def test_plain_formats_move_bits(rng, dtype):
+def test_unquantised_formats_preserve_bits(rng, dtype):
     name = {bf16: "bf16", np.float16: "fp16", np.float32: "fp32"}[dtype]
     step = random_step(rng, dtype=dtype)
 
     def body(rank):
         rows = exchange_for(rank, step, format="fp32").dispatch(*inputs(step, rank), format=name)
         assert rows.data.dtype == dtype and rows.scales is None
-        for place, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
-            assert same_bits(rows.data[place], step.tokens[source][token])
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            assert same_bits(rows.data[position], step.tokens[source][token])
 
     ferry.Group.threads(4).run(body)
 
@@ -177,14 +168,14 @@ def test_fp8_with_scales(rng, columns):
         exchange = exchange_for(rank, step, hidden=hidden, format="fp8-columns" if columns else "fp8")
         rows = exchange.dispatch(*inputs(step, rank))
         assert rows.data.dtype == ml_dtypes.float8_e4m3fn and rows.scales.shape == (exchange.capacity, 3)
-        for place, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
             x = step.tokens[source][token].astype(np.float32)
             for block in range(3):
                 part = slice(block * 128, min(hidden, block * 128 + 128))
                 s = max(np.abs(x[part]).max(), np.float32(1e-4))
-                assert rows.scales[place, block] == np.float32(s) / np.float32(448)
+                assert rows.scales[position, block] == np.float32(s) / np.float32(448)
                 q = (x[part] * (np.float32(448) / np.float32(s))).astype(ml_dtypes.float8_e4m3fn)
-                assert same_bits(rows.data[place, part], q)
+                assert same_bits(rows.data[position, part], q)
 
     ferry.Group.threads(4).run(body)
 
@@ -206,7 +197,7 @@ def test_packed_power_of_two_scales(rng):
     ferry.Group.threads(4).run(body)
 
 
-def test_opaque_parts_arrive_as_they_are(rng):
+def test_raw_parts_are_moved_unchanged(rng):
     step = random_step(rng)
     parts = [
         (rng.integers(0, 256, (len(x), 48)).astype(np.uint8).view(ml_dtypes.float8_e4m3fn), rng.random((len(x), 4), np.float32))
@@ -218,9 +209,9 @@ def test_opaque_parts_arrive_as_they_are(rng):
         rows = exchange.dispatch(parts[rank.index], step.ids[rank.index])
         assert [part.dtype for part in rows.parts] == [ml_dtypes.float8_e4m3fn, np.float32]
         assert rows.weight is None
-        for place, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
-            for arrived, sent in zip(rows.parts, parts[source]):
-                assert same_bits(arrived[place], sent[token])
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            for received, sent in zip(rows.parts, parts[source]):
+                assert same_bits(received[position], sent[token])
 
     ferry.Group.threads(4).run(body)
 
@@ -247,7 +238,7 @@ def test_strided_tokens_outputs_and_results(rng):
     ferry.Group.threads(4).run(body)
 
 
-def test_memory_of_the_caller(rng):
+def test_receive_buffers_of_the_caller(rng):
     step = random_step(rng)
 
     def body(rank):
@@ -300,8 +291,8 @@ def test_bad_ids_and_overflow_are_reported_after_the_call(rng):
         with pytest.raises(ferry.BadIdError) as caught:
             exchange.dispatch(*inputs(step, rank))
         assert caught.value.record == (0, 0, 0, 99, 1)
-        arrived = exchange.last_dispatch_result()
-        assert [0, 0, 1] in arrived.source[: arrived.plan.total].tolist()
+        received = exchange.last_dispatch_result()
+        assert [0, 0, 1] in received.source[: received.plan.total].tolist()
 
     ferry.Group.threads(4).run(body)
 
@@ -317,7 +308,7 @@ def test_bad_ids_and_overflow_are_reported_after_the_call(rng):
     ferry.Group.threads(4).run(full)
 
 
-def test_counts_that_an_exchange_keeps(rng):
+def test_metadata_load_and_wire_counts(rng):
     step = random_step(rng)
 
     def body(rank):
@@ -325,7 +316,7 @@ def test_counts_that_an_exchange_keeps(rng):
         rows = exchange.dispatch(*inputs(step, rank))
         metadata = exchange.metadata(rank.index + 1)
         assert metadata.tolist() == [10, sum(range(rank.index + 1)), 4]
-        load, wire = exchange.load(), exchange.wire_counts()
+        load, wire = exchange.load_counts(), exchange.wire_counts()
         all_ids = np.concatenate([ids.ravel() for ids in step.ids])
         assert load.experts.tolist() == np.bincount(all_ids[all_ids >= 0], minlength=step.experts).tolist()
         assert load.ranks.sum() == load.experts.sum() and load.dispatches == 1

@@ -1,4 +1,4 @@
-"""Groups of threads, of processes that meet by their own means, and what run() gives back."""
+"""Groups of threads, custom groups of processes, and what run() returns."""
 
 import multiprocessing
 import sys
@@ -18,9 +18,9 @@ def test_run_returns_what_every_rank_returned():
     assert group.run(lambda rank: b"".join(rank.all_gather(bytes([rank.index] * 3)))) == [b"\0\0\0\1\1\1\2\2\2\3\3\3"] * 4
 
 
-def test_all_give_equally_many_bytes():
+def test_all_gather_needs_equal_lengths():
     def body(rank):
-        with pytest.raises(ferry.UsageError, match="rank 0 gives 3 bytes and rank 2 gives 5"):
+        with pytest.raises(ferry.UsageError, match="rank 0 passes 3, rank 2 passes 5"):
             rank.all_gather(b"x" * (5 if rank.index == 2 else 3))
         return rank.all_gather(bytes([rank.index]))
 
@@ -51,7 +51,7 @@ def in_a_process(rank, ranks, pipes, body, results):
     group = ferry.Group.custom(rank, ranks, meeting.all_gather, meeting.barrier)
     try:
         results.put((rank, body(group)))
-    except Exception as error:  # to be seen by the test
+    except Exception as error:  # run_processes() raises it
         results.put((rank, error))
 
 
@@ -63,14 +63,14 @@ def run_processes(ranks, body, timeout=60):
     processes = [context.Process(target=in_a_process, args=(r, ranks, ends[r], body, results)) for r in range(ranks)]
     for process in processes:
         process.start()
-    came = dict(results.get() for _ in processes)
+    received = dict(results.get() for _ in processes)
     for process in processes:
         process.join(timeout)
         assert process.exitcode == 0
-    for value in came.values():
+    for value in received.values():
         if isinstance(value, Exception):
             raise value
-    return [came[rank] for rank in range(ranks)]
+    return [received[rank] for rank in range(ranks)]
 
 
 def exchange_in_a_group(group):
@@ -79,13 +79,13 @@ def exchange_in_a_group(group):
     x = np.full((2, 8), rank + 1, bf16)
     rows = exchange.dispatch(x, np.array([[0, 5], [2, 3]], np.int64), np.full((2, 2), 0.5, np.float32))
     y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
-    second = ferry.Exchange(group, experts=3, top_k=1, hidden=8, max_tokens=1)  # the same joined rank
+    second = ferry.Exchange(group, experts=3, top_k=1, hidden=8, max_tokens=1)  # uses the same joined rank
     assert second.ranks == 3 and not group.join().same_process
     group.join().barrier()
     return bool((y == x).all()), rows.plan.total
 
 
-def test_processes_that_meet_by_their_own_means():
+def test_a_custom_group_of_processes():
     assert run_processes(3, exchange_in_a_group) == [(True, 3), (True, 6), (True, 3)]
 
 
@@ -102,11 +102,11 @@ def leave_early(group):
     return "nothing"
 
 
-def test_a_rank_that_leaves_is_missed_at_once():
+def test_a_rank_that_leaves_is_reported_at_once():
     assert run_processes(2, leave_early) == [1, "left"]
 
 
-def test_errors_travel_between_processes():
+def test_errors_can_be_pickled():
     import pickle
 
     def body(rank):
@@ -120,14 +120,14 @@ def test_errors_travel_between_processes():
     assert ferry.Group.threads(1).run(body) == [True]
 
 
-def test_pytorch_must_be_there(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)  # what is not found
+def test_group_torch_without_pytorch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # makes the import fail
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     with pytest.raises(ferry.UnsupportedError, match="Group.torch: needs PyTorch"):
         ferry.Group.torch()
 
 
-def test_torch_distributed_must_be_there():
+def test_group_torch_without_a_process_group():
     pytest.importorskip("torch")
     with pytest.raises(ferry.UsageError, match="init_process_group"):
         ferry.Group.torch()

@@ -1,4 +1,4 @@
-"""What importing costs, and what it brings along."""
+"""The cost of importing ferry, and what it imports."""
 
 import os
 import subprocess
@@ -9,12 +9,12 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ).stdout
 
 
-def test_nothing_else_is_imported():
+def test_no_heavy_imports():
     heavy = "{'numpy', 'torch', 'cupy', 'ml_dtypes', 'mpi4py'}"
     assert run(f"import sys, ferry; print({heavy} & set(sys.modules))").strip() == "set()"
 
 
-def test_it_takes_less_than_150_ms():
-    # Processor time of the import alone, the best of a few: other work on the machine does not count.
+def test_import_takes_less_than_150_ms():
+    # CPU time of the import alone, the least of five: other work on the machine must not count.
     code = "import time; t = time.process_time(); import ferry; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(5)) < 0.150

@@ -1,4 +1,4 @@
-"""Signals while a rank waits: Ctrl-C ends the wait, and is what it always is."""
+"""Signals while a rank waits: Ctrl-C ends the wait and raises KeyboardInterrupt."""
 
 import subprocess
 import sys
@@ -10,26 +10,26 @@ SETTINGS = dict(experts=2, top_k=1, hidden=8, max_tokens=2, format="fp32")
 X, IDS = np.ones((1, 8), np.float32), np.zeros((1, 1), np.int32)
 def signal_after(seconds, number=signal.SIGINT):
     threading.Timer(seconds, lambda: os.kill(os.getpid(), number)).start()
-def report(call, who=""):
+def report(call, prefix=""):
     start = time.monotonic()
     try:
         call()
         line = "nothing"
     except BaseException as error:
         line = f"{type(error).__name__} {'early' if time.monotonic() - start < 15 else 'late'} {error}"
-    # A line at once: processes that share the pipe take turns.
-    os.write(1, f"{who}{line}\\n".encode())
+    # One write for a line, because processes share the pipe.
+    os.write(1, f"{prefix}{line}\\n".encode())
 """
 
 
-def play(body):
+def run_program(body):
     done = subprocess.run([sys.executable, "-c", START + body], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_threads():
-    assert play("""
+def test_ctrl_c_ends_waits_of_threads():
+    assert run_program("""
 def body(rank):
     exchange = ferry.Exchange(rank, **SETTINGS, deadline=30)
     if rank.index == 1:
@@ -38,34 +38,34 @@ def body(rank):
         exchange.dispatch(X, IDS)
         exchange.metadata(1) if rank.index == 0 else time.sleep(4)
     except Exception as error:
-        seen.append(type(error).__name__)
+        errors.append(type(error).__name__)
         raise
-seen = []
+errors = []
 signal_after(3)
 report(lambda: ferry.Group.threads(2).run(body))
-os.write(1, f"{seen}\\n".encode())
+os.write(1, f"{errors}\\n".encode())
 report(lambda: ferry.Group.threads(2).run(lambda rank: ferry.Exchange(rank, **SETTINGS).dispatch(X, IDS).call))
 """) == ["KeyboardInterrupt early ", "['PeerLostError']", "nothing"]
 
 
-def test_a_process_and_its_peer():
-    lines = play("""
+def test_ctrl_c_in_a_process_and_its_peer():
+    lines = run_program("""
 import multiprocessing
-def meet(rank, pipe):
+def make_group(rank, pipe):
     def all_gather(mine):
         pipe.send_bytes(mine)
         other = pipe.recv_bytes()
         return [mine, other] if rank == 0 else [other, mine]
     return ferry.Group.custom(rank, 2, all_gather, lambda: (all_gather(b""), None)[1])
 def peer(pipe):
-    exchange = ferry.Exchange(meet(1, pipe), **SETTINGS, deadline=30)
+    exchange = ferry.Exchange(make_group(1, pipe), **SETTINGS, deadline=30)
     time.sleep(2)
     report(lambda: exchange.metadata(1), "peer: ")
     os._exit(0)
 here, there = multiprocessing.Pipe()
 child = multiprocessing.get_context("fork").Process(target=peer, args=(there,))
 child.start()
-exchange = ferry.Exchange(meet(0, here), **SETTINGS, deadline=30)
+exchange = ferry.Exchange(make_group(0, here), **SETTINGS, deadline=30)
 ticks = []
 signal.signal(signal.SIGALRM, lambda *_: ticks.append(1))
 signal_after(0.5, signal.SIGALRM)
@@ -83,12 +83,12 @@ child.join()
     assert "rank 0 was interrupted" in peers[0]
 
 
-def test_signals_while_an_error_is_made():
-    """Handlers also run in the Python code that makes the typed error: there they come often."""
-    assert play("""
+def test_signals_while_an_exception_is_made():
+    """Signal handlers also run in the Python code that makes Ferry's exceptions; here they run there often."""
+    assert run_program("""
 exchange = ferry.Exchange(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None), **SETTINGS)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
-seen = set()
+errors = set()
 for i in range(1000):
     try:
         signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + i % 50))
@@ -98,14 +98,14 @@ for i in range(1000):
             except ferry.BadIdError:
                 pass
     except BaseException as error:
-        seen.add(type(error).__name__)
-os.write(1, f"{seen}\\n".encode())
+        errors.add(type(error).__name__)
+os.write(1, f"{errors}\\n".encode())
 """) == ["{'KeyboardInterrupt'}"]
 
 
-def test_an_exit_by_a_handler():
-    """What any handler raises comes out as it is."""
-    assert play("""
+def test_the_exception_of_a_handler():
+    """The exception that a handler raises reaches the caller unchanged."""
+    assert run_program("""
 class Mine(Exception):
     pass
 def handler(*_):

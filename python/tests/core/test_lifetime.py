@@ -1,4 +1,4 @@
-"""Destruction, forks, threads: never a crash of the interpreter."""
+"""Destruction, forks and threads never crash the interpreter."""
 
 import gc
 import os
@@ -45,7 +45,7 @@ def test_use_after_destroy():
             lambda: exchange.metadata(1),
             lambda: exchange.check(),
             lambda: exchange.synchronize(),
-            lambda: exchange.load(),
+            lambda: exchange.load_counts(),
             lambda: exchange.wire_counts(),
             lambda: exchange.last_dispatch_result(),
             lambda: exchange.plan_over(plan.storage),
@@ -60,16 +60,16 @@ def test_use_after_destroy():
 
 
 def test_ranks_that_outlive_their_run():
-    kept = ferry.Group.threads(1).run(lambda rank: (rank, ferry.Exchange(rank, **SETTINGS)))
-    rank, exchange = kept[0]
+    results = ferry.Group.threads(1).run(lambda rank: (rank, ferry.Exchange(rank, **SETTINGS)))
+    rank, exchange = results[0]
     assert rank.index == 0
-    exchange.dispatch(X, IDS)  # alone in its group: nobody is missing
+    exchange.dispatch(X, IDS)  # alone in its group: it waits for no peer
     rows = ferry.Group.threads(2).run(lambda rank: ferry.Exchange(rank, **SETTINGS))
     with pytest.raises(ferry.PeerLostError):
         rows[0].dispatch(X, IDS)
 
 
-def test_a_fork_is_noticed():
+def test_use_in_a_forked_process_is_refused():
     def body(rank):
         exchange = ferry.Exchange(rank, **SETTINGS)
         rows = exchange.dispatch(X, IDS)
@@ -77,20 +77,20 @@ def test_a_fork_is_noticed():
         child = os.fork()
         if child == 0:
             try:
-                said = []
-                for call in (lambda: exchange.dispatch(X, IDS), lambda: rank.barrier(), lambda: exchange.load()):
+                messages = []
+                for call in (lambda: exchange.dispatch(X, IDS), lambda: rank.barrier(), lambda: exchange.load_counts()):
                     try:
                         call()
-                        said.append("nothing")
+                        messages.append("nothing")
                     except ferry.UsageError as error:
-                        said.append(str(error))
+                        messages.append(str(error))
                 exchange.destroy()
-                os.write(writer, "\n".join(said).encode())
+                os.write(writer, "\n".join(messages).encode())
             finally:
                 os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        said = os.read(reader, 4096).decode().splitlines()
-        assert len(said) == 3 and all("forked from it" in line for line in said), said
+        messages = os.read(reader, 4096).decode().splitlines()
+        assert len(messages) == 3 and all("forked from it" in line for line in messages), messages
         return rows.plan.total, exchange.dispatch(X, IDS).plan.total
 
     for before, after in ferry.Group.threads(1).run(body):
@@ -157,7 +157,7 @@ def test_an_exception_of_a_rank_ends_the_others_waits():
     assert lost == [1, 1]
 
 
-def test_a_peer_that_does_not_come():
+def test_a_peer_that_does_not_take_part():
     def body(rank):
         exchange = ferry.Exchange(rank, **SETTINGS, deadline=0.2)
         if rank.index == 1:
@@ -181,7 +181,7 @@ def test_different_options_are_named():
     ferry.Group.threads(2).run(body)
 
 
-def test_nothing_grows():
+def test_memory_does_not_grow():
     def resident():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -1,4 +1,4 @@
-"""Ranks of an MPI job, where MPI and Ferry's module for it are."""
+"""Ranks of an MPI job, if MPI and Ferry's MPI module are installed."""
 
 import os
 import pathlib
@@ -18,7 +18,7 @@ x = np.full((2, 4), exchange.rank + 1, np.float32)
 rows = exchange.dispatch(x, np.array([[0], [3]]), np.ones((2, 1), np.float32))
 y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
 line = f"rank {exchange.rank} of {exchange.ranks} total {int(rows.total)} right {bool((y == x).all())}"
-lines = group.join().all_gather(line.encode())  # lines that two ranks print at once may come mixed
+lines = group.join().all_gather(line.encode())  # rank 0 prints all, so that lines are not mixed
 if exchange.rank == 0:
     print(*(line.decode() for line in lines), sep="\\n", flush=True)
 """
@@ -37,7 +37,7 @@ def test_ranks_of_a_job():
     assert done.stdout.splitlines() == [f"rank {r} of 2 total 2 right True" for r in range(2)]
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_a_missing_mpi_module(monkeypatch):
     monkeypatch.setenv("FERRY_MPI_MODULE", "/nowhere/libferry_mpi.so")
     with pytest.raises(ferry.UnsupportedError, match="MPI module"):
         ferry.Group.mpi()

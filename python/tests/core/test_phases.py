@@ -1,4 +1,4 @@
-"""Split forms, lanes, plans that are used again, and gradients."""
+"""Send and receive phases, lanes, reused plans, and gradients."""
 
 import threading
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import ferry
+from exchange_steps import HIDDEN, exchange_for, inputs
 from oracle import bf16, random_step, same_bits
-from test_exchange import HIDDEN, exchange_for, inputs
 
 
-def test_halves_give_what_the_fused_calls_give(rng):
+def test_phases_give_the_result_of_fused_calls(rng):
     step = random_step(rng)
 
     def body(rank):
@@ -20,34 +20,34 @@ def test_halves_give_what_the_fused_calls_give(rng):
         data = rows.data[: rows.plan.total].copy()
         y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
         exchange.dispatch_send(tokens, ids, weights)
-        tokens[...], ids[...], weights[...] = 9, -1, 9  # the send half has done with them
-        halves = exchange.dispatch_receive()
-        assert same_bits(halves.data[: halves.plan.total], data)
-        outputs = halves.data.copy()
-        exchange.combine_send(outputs, halves.plan, row_weights=halves.weight)
+        tokens[...], ids[...], weights[...] = 9, -1, 9  # the send phase no longer needs them
+        result = exchange.dispatch_receive()
+        assert same_bits(result.data[: result.plan.total], data)
+        outputs = result.data.copy()
+        exchange.combine_send(outputs, result.plan, row_weights=result.weight)
         outputs[...] = 9
         assert same_bits(exchange.combine_receive(), y)
 
     ferry.Group.threads(4).run(body)
 
 
-def test_the_receive_half_may_run_in_another_thread(rng):
+def test_the_receive_phase_in_another_thread(rng):
     step = random_step(rng)
 
     def body(rank):
         exchange = exchange_for(rank, step)
         exchange.dispatch_send(*inputs(step, rank))
-        came = []
-        thread = threading.Thread(target=lambda: came.append(exchange.dispatch_receive()))
+        received = []
+        thread = threading.Thread(target=lambda: received.append(exchange.dispatch_receive()))
         thread.start()
         thread.join()
-        assert same_bits(came[0].data, exchange.dispatch(*inputs(step, rank)).data)
+        assert same_bits(received[0].data, exchange.dispatch(*inputs(step, rank)).data)
 
     step = random_step(rng, ranks=3)
     ferry.Group.threads(3).run(body)
 
 
-def test_lanes_do_not_wait_for_one_another(rng):
+def test_lanes_are_independent(rng):
     step = random_step(rng)
 
     def body(rank):
@@ -63,7 +63,7 @@ def test_lanes_do_not_wait_for_one_another(rng):
     ferry.Group.threads(4).run(body)
 
 
-def test_order_of_halves_is_checked(rng):
+def test_the_order_of_phases_is_checked(rng):
     step = random_step(rng, ranks=1)
 
     def body(rank):
@@ -80,7 +80,7 @@ def test_order_of_halves_is_checked(rng):
     ferry.Group.threads(1).run(body)
 
 
-def test_a_plan_is_kept_by_a_copy(rng):
+def test_a_copy_of_a_plan_outlives_the_next_dispatch(rng):
     steps = [random_step(rng), random_step(rng)]
 
     def body(rank):
@@ -88,14 +88,14 @@ def test_a_plan_is_kept_by_a_copy(rng):
         first = exchange.dispatch(*inputs(steps[0], rank))
         data, weight = first.data.copy(), first.weight.copy()
         y = exchange.combine(data, first.plan, row_weights=weight)
-        kept = first.plan.copy()
+        copied = first.plan.copy()
         exchange.dispatch(*inputs(steps[1], rank))
         with pytest.raises(ferry.UsageError, match="overwritten"):
             exchange.combine(data, first.plan, row_weights=weight) if rank.index == 0 else first.plan.total
-        if rank.index:  # rank 0 has refused a combine towards all
+        if rank.index:  # rank 0 refused this combine for every rank
             with pytest.raises(ferry.UsageError, match="rank 0 refused"):
-                exchange.combine(data, kept, row_weights=weight)
-        assert same_bits(exchange.combine(data, kept, row_weights=weight), y)
+                exchange.combine(data, copied, row_weights=weight)
+        assert same_bits(exchange.combine(data, copied, row_weights=weight), y)
 
     ferry.Group.threads(4).run(body)
 
@@ -118,7 +118,7 @@ def test_gradients_of_combine_and_dispatch(rng):
     ferry.Group.threads(4).run(body)
 
 
-def test_rows_are_weighed_and_multiplied(rng):
+def test_apply_weights_and_dot_rows(rng):
     step = random_step(rng, dtype=np.float32)
 
     def body(rank):
@@ -127,8 +127,8 @@ def test_rows_are_weighed_and_multiplied(rng):
         plain = exchange.dispatch(tokens, ids, weights)
         total, data, weight = plain.plan.total, plain.data.copy(), plain.weight.copy()
         v = np.ones((exchange.capacity, HIDDEN), np.float32)
-        weighed = exchange.dispatch(tokens, plain.plan, weights, apply_weights=True, dot_rows=v)
-        assert same_bits(weighed.data[:total], data[:total] * weight[:total, None])
-        assert np.allclose(weighed.dots[:total], data[:total].sum(1), rtol=1e-4, atol=1e-4)
+        weighted = exchange.dispatch(tokens, plain.plan, weights, apply_weights=True, dot_rows=v)
+        assert same_bits(weighted.data[:total], data[:total] * weight[:total, None])
+        assert np.allclose(weighted.dots[:total], data[:total].sum(1), rtol=1e-4, atol=1e-4)
 
     ferry.Group.threads(4).run(body)

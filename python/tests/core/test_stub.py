@@ -1,4 +1,4 @@
-"""The committed type stub is what the module says of itself."""
+"""The committed type stub matches the module."""
 
 import ast
 import os
@@ -34,13 +34,13 @@ def parameters_of(function):
     return {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
 
 
-def test_settings_are_parameters():
+def test_every_setting_is_a_parameter():
     tree = ast.parse((REPOSITORY / "python/ferry/_core.pyi").read_text())
     constructors = {c.name: [f for f in c.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
                     for c in tree.body if isinstance(c, ast.ClassDef)}
     with pytest.raises(ferry.UsageError) as caught:
         ferry.Config(nonsense=1)
-    settings = set(str(caught.value).split("there are: ")[1].split(", "))
+    settings = set(str(caught.value).split("the settings are: ")[1].split(", "))
     assert parameters_of(constructors["Config"][0]) == settings | {"self"}
     with_config, with_settings = constructors["Exchange"]
     assert parameters_of(with_config) == {"self", "group", "config", "device"}
@@ -78,7 +78,7 @@ def body(rank: ferry.Rank) -> None:
 """
 
 
-def test_a_type_checker_understands_it(tmp_path):
+def test_a_type_checker_accepts_the_stub(tmp_path):
     pytest.importorskip("mypy")
 
     def wrong_lines(text):

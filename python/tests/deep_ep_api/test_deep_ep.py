@@ -1,4 +1,4 @@
-"""The interface of deep_ep over NumPy and the CPU backend: shapes, types, orders, conventions, of every method."""
+"""The deep_ep interface with NumPy on the CPU backend: shapes, types, order and conventions of every method."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ def test_layout(rng):
     def _(me, buffer):
         ids = step.ids[me]
         per_rank, per_rdma, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, step.experts)
-        goes = [[any(i >= 0 and rank_of(i, step) == r for i in row) for r in range(4)] for row in ids.tolist()]
-        assert in_rank.dtype == np.bool_ and np.array_equal(in_rank, np.array(goes, bool).reshape(len(ids), 4))
+        in_rank_expected = [[any(i >= 0 and rank_of(i, step) == r for i in row) for r in range(4)] for row in ids.tolist()]
+        assert in_rank.dtype == np.bool_ and np.array_equal(in_rank, np.array(in_rank_expected, bool).reshape(len(ids), 4))
         assert per_rdma is None and per_rank.dtype == per_expert.dtype == np.int32
         assert per_rank.tolist() == in_rank.sum(0).tolist()
         assert per_expert.tolist() == [int((ids == e).sum()) for e in range(step.experts)]
@@ -72,9 +72,9 @@ def test_the_rest_of_a_handle(rng):
                 assert recv_channel[rank].tolist() == [sum(t < c * block_of for t in theirs) for c in range(10)]
 
 
-def test_quantised_rows_are_moved_as_they_are(rng):
+def test_quantised_rows_are_moved_unchanged(rng):
     step = step_of(rng)
-    # Scales in columns, as callers bring them; three to a row, so that a row is no multiple of 16 bytes.
+    # Scales in columns, as callers often have them; three a row, so that a row is not a multiple of 16 bytes.
     rows = [(rng.integers(0, 255, (len(x), HIDDEN)).astype(np.uint8).view(fp8), np.asfortranarray(rng.random((len(x), 3), np.float32)))
             for x in step.tokens]
 
@@ -89,13 +89,13 @@ def test_quantised_rows_are_moved_as_they_are(rng):
         assert same_bits(again[0][0], values) and same_bits(again[0][1], scales)
 
 
-def test_a_handle_serves_again(rng):
+def test_a_handle_is_reused(rng):
     step = step_of(rng)
 
     @on_ranks(4)
     def _(me, buffer):
         recv_x, *_, handle, _ = layout_and_dispatch(buffer, step, me)
-        layout_and_dispatch(buffer, step, me, x=(step.tokens[me] * 2).astype(bf16))  # something in between
+        layout_and_dispatch(buffer, step, me, x=(step.tokens[me] * 2).astype(bf16))  # another call in between
         cached = buffer.dispatch(step.tokens[me], handle=handle, config=deep_ep.Config(24, 8, 256))
         assert len(cached) == 6 and cached[1:5] == (None, None, None, None)
         assert same_bits(cached[0], recv_x)
@@ -120,7 +120,7 @@ def test_worst_case_rows(rng):
             assert same_bits(buffer.combine(worst_x, handle)[0], buffer.combine(again, handle)[0])
 
 
-def test_without_ids(rng):
+def test_dispatch_without_ids(rng):
     step = step_of(rng)
 
     @on_ranks(4)
@@ -148,7 +148,7 @@ def test_combine_adds_ranks_without_weights(rng, biases):
         given = None if not biases else bias[0] if biases == 1 else tuple(bias)
         y, weights, event = buffer.combine(recv_x, handle, topk_weights=recv_weights, bias=given)
         fan_out = np.array([sum((me, t) in messages_to(step, r) for r in range(4)) for t in range(len(y))], np.float32)
-        expected = step.tokens[me].astype(np.float32) * fan_out.reshape(-1, 1) + np.float32(0)  # no -0
+        expected = step.tokens[me].astype(np.float32) * fan_out.reshape(-1, 1) + np.float32(0)  # turns -0 into 0
         for term in bias:
             expected = expected + term.astype(np.float32)
         assert y.dtype == bf16 and same_bits(y, expected.astype(bf16))
@@ -193,8 +193,8 @@ def test_rows_of_low_latency_mode(rng, hook, ids):
         for local in range(4):
             routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
             assert counts[local] == len(routes)
-            for place, (_, rank, token, _) in enumerate(routes):
-                assert source[local, place] == token and same_bits(recv[local, place], step.tokens[rank][token])
+            for position, (_, rank, token, _) in enumerate(routes):
+                assert source[local, position] == token and same_bits(recv[local, position], step.tokens[rank][token])
             for rank in range(4):
                 begin, count = int(ranges[local, rank]) >> 32, int(ranges[local, rank]) & 0xFFFFFFFF
                 assert [r for r in routes[begin : begin + count]] == [r for r in routes if r[1] == rank]
@@ -211,21 +211,21 @@ def test_fp8_of_low_latency_mode(rng, scales):
         columns = 2 if scales == "ue8m0" else 8
         assert values.shape == (4, 36, 1024) and values.dtype == fp8
         assert scale.shape == (4, 36, columns) and scale.dtype == (np.int32 if scales == "ue8m0" else np.float32)
-        assert scale.strides == (36 * 4, 4, 4 * 36 * 4)  # rows next to one another, a column has those of all experts
+        assert scale.strides == (36 * 4, 4, 4 * 36 * 4)  # neighbouring rows are adjacent; a column spans all experts
         for local in range(4):
             routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
-            for place, (_, rank, token, _) in enumerate(routes):
+            for position, (_, rank, token, _) in enumerate(routes):
                 x = step.tokens[rank][token].astype(np.float32).reshape(8, 128)
                 amax = np.maximum(np.abs(x).max(1), np.float32(1e-4))
                 exact = amax / np.float32(448)
                 rounded = np.exp2(np.ceil(np.log2(exact.astype(np.float64)))).astype(np.float32)
                 factor = np.float32(448) / amax if scales == "plain" else 1 / rounded
-                assert same_bits(values[local, place], (x * factor[:, None]).astype(fp8).ravel())
+                assert same_bits(values[local, position], (x * factor[:, None]).astype(fp8).ravel())
                 if scales == "ue8m0":
-                    exponents = scale[local, place].copy().view(np.uint8)
+                    exponents = scale[local, position].copy().view(np.uint8)
                     assert exponents.tolist() == (rounded.view(np.int32) >> 23).tolist()
                 else:
-                    assert same_bits(scale[local, place].copy(), exact if scales == "plain" else rounded)
+                    assert same_bits(scale[local, position].copy(), exact if scales == "plain" else rounded)
 
 
 @pytest.mark.parametrize("hook", [False, True])
@@ -257,7 +257,7 @@ def test_combine_of_low_latency_mode(rng, hook, way):
             assert same_bits(y, expected.astype(bf16))
 
 
-def test_two_calls_between_their_hooks(rng):
+def test_two_calls_with_pending_hooks(rng):
     steps = [step_of(rng), step_of(rng)]
 
     @on_ranks(4)
@@ -267,7 +267,7 @@ def test_two_calls_between_their_hooks(rng):
         second = low_latency(buffer, steps[1], me, use_fp8=False, return_recv_hook=True)
         second[4]()
         y = buffer.low_latency_combine(second[0], steps[1].ids[me], steps[1].weights[me], second[2], return_recv_hook=True)
-        third = low_latency(buffer, steps[0], me, use_fp8=False)  # while a dispatch and a combine are under way
+        third = low_latency(buffer, steps[0], me, use_fp8=False)  # while a dispatch and a combine wait for their hooks
         first[4]()
         y[2]()
         for result, expected in ((first, alone[0]), (second, alone[1]), (third, alone[0])):
@@ -300,7 +300,7 @@ def test_masks_and_shrinking():
     ferry.Group.threads(1).run(body)
 
 
-def test_attributes_and_questions(monkeypatch):
+def test_attributes_and_queries(monkeypatch):
     monkeypatch.setattr(deep_ep.Buffer, "num_sms", 20)
     monkeypatch.setenv("NVSHMEM_QP_DEPTH", "64")
 
@@ -352,7 +352,7 @@ def test_events(rng):
         assert deep_ep.EventOverlap().event is None
 
 
-def test_a_communicator_in_place_of_a_group():
+def test_a_communicator_instead_of_a_group():
     class Alone:
         def Get_rank(self):
             return 0

@@ -1,4 +1,4 @@
-"""Ranks that are not of one mind over a call of the interface of deep_ep: each is told at once, and the next call works."""
+"""Ranks that disagree about a call of deep_ep: each gets an error at once, and the next call works."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import ferry
 from deep_ep_steps import full_step, layout_and_dispatch, low_latency, on_ranks, step_of
 
 
-def test_ranks_that_differ_are_told(rng):
+def test_ranks_with_different_shapes(rng):
     step = step_of(rng, ranks=2)
 
     @on_ranks(2)
@@ -22,9 +22,9 @@ def first_combine_of_weights(buffer, step, me):
     buffer.combine(rows, handle, topk_weights=weights)
 
 
-@pytest.mark.parametrize(("theirs", "told"), [(low_latency, "the first low-latency call of a shape"),
+@pytest.mark.parametrize(("theirs", "call"), [(low_latency, "the first low-latency call of a shape"),
                                               (first_combine_of_weights, "the first combine with topk_weights of a shape")])
-def test_ranks_in_two_calls_that_agree_on_something(rng, theirs, told):
+def test_ranks_in_different_calls(rng, theirs, call):
     step = full_step(rng)
 
     def without_weights(buffer, step, me):
@@ -35,7 +35,7 @@ def test_ranks_in_two_calls_that_agree_on_something(rng, theirs, told):
     @on_ranks(2)
     def _(me, buffer):
         mine = theirs if me else without_weights if theirs is first_combine_of_weights else layout_and_dispatch
-        with pytest.raises(ferry.UsageError, match=f"rank 0 is in a dispatch without a handle, rank 1 in {told}"):
+        with pytest.raises(ferry.UsageError, match=f"rank 0 is in a dispatch without a handle, rank 1 in {call}"):
             mine(buffer, step, me)
         first_combine_of_weights(buffer, step, me)
         low_latency(buffer, step, me)
@@ -43,7 +43,7 @@ def test_ranks_in_two_calls_that_agree_on_something(rng, theirs, told):
 
 @pytest.mark.parametrize(("name", "other"), [("max_tokens", {"most": 12}), ("experts", {"experts": 32}),
                                              ("top_k", {"top_k": 2}), ("hidden", {"hidden": 128})])
-def test_ranks_that_differ_in_the_first_low_latency_call_are_told(rng, name, other):
+def test_ranks_with_different_low_latency_shapes(rng, name, other):
     step = full_step(rng)
 
     @on_ranks(2)

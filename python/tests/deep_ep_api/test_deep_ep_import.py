@@ -1,4 +1,4 @@
-"""What stands in for deep_ep and its modules when they are imported, with PyTorch and without."""
+"""What `import deep_ep` and its modules find after install(), with PyTorch and without."""
 
 import inspect
 import subprocess
@@ -42,7 +42,7 @@ def test_install():
 def test_without_pytorch():
     run("""if True:
         import sys
-        sys.modules["torch"] = None  # what is not found
+        sys.modules["torch"] = None  # makes the import fail
         import ferry.deep_ep
         from ferry.deep_ep import *
 

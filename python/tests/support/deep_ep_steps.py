@@ -1,4 +1,4 @@
-"""Steps over the interface of deep_ep: inputs of all ranks, and the calls every test makes."""
+"""Inputs of all ranks, and the calls that most tests of deep_ep make."""
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,7 @@ def step_of(rng, ranks=4, most=9, ids=np.int64, experts=16, top_k=3, hidden=HIDD
 
 
 def full_step(rng, ranks=2):
-    """Of two tokens or more on every rank, so that a wrong shape is one."""
+    """A step with five tokens on every rank, so that a wrong number of rows is noticed."""
     step = step_of(rng, ranks, most=1)
     tokens = [rng.standard_normal((5, HIDDEN)).astype(bf16) for _ in range(ranks)]
     ids = [np.array([rng.permutation(16)[:3] for _ in range(5)]) for _ in range(ranks)]

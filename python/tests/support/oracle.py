@@ -1,4 +1,4 @@
-"""What must arrive and come home, by means of its own: sorting and loops over NumPy arrays."""
+"""The expected results of dispatch and combine, computed independently by sorting and loops over NumPy arrays."""
 
 import dataclasses
 
@@ -64,7 +64,7 @@ def messages_to(step, rank):
 
 
 def partial_sums(step, rank, value):
-    """What combine gives a rank: fp32 sums on each rank, rounded to bf16, then added in rank order.
+    """The result of combine on a rank: fp32 sums on each rank, rounded to bf16, then added in rank order.
 
     `value(source, token, slot)` is the float32 row of a route. Written with exact double products, rounded once.
     """

@@ -1,4 +1,4 @@
-"""Small exchanges and inputs for the tests with PyTorch."""
+"""Small exchanges and inputs for tests with PyTorch."""
 
 import torch
 
@@ -19,12 +19,12 @@ def inputs_of(rng, tokens=TOKENS):
 
 
 class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the operators that PyTorch runs, of which there are only registered ones."""
+    """Records the registered operators that PyTorch runs."""
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.observed = []
 
     def __torch_dispatch__(self, function, types, arguments=(), settings=None):
-        self.seen.append(str(function))
+        self.observed.append(str(function))
         return function(*arguments, **(settings or {}))

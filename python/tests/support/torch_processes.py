@@ -1,4 +1,4 @@
-"""Ranks as processes of torch.distributed: NCCL and a GPU each where there are GPUs, Gloo and the processor elsewhere."""
+"""Ranks as processes of torch.distributed: with NCCL and a GPU each if there are GPUs, else with Gloo on the CPU."""
 
 import tempfile
 import traceback
@@ -32,19 +32,19 @@ def _in_a_process(rank, file, seed, body, results):
 
 
 def run(body, rng):
-    """body(rank, device, rng) as every rank, all with the same numbers; what they return, by rank."""
+    """Calls body(rank, device, rng) as every rank, with the same random numbers; returns the results by rank."""
     context = torch.multiprocessing.get_context("spawn")
     results, seed = context.SimpleQueue(), int(rng.integers(1 << 31))
     with tempfile.TemporaryDirectory() as folder:
         processes = [context.Process(target=_in_a_process, args=(r, f"{folder}/meet", seed, body, results)) for r in range(RANKS)]
         for process in processes:
             process.start()
-        came = sorted((results.get() for _ in processes), key=lambda result: result[0])
+        received = sorted((results.get() for _ in processes), key=lambda result: result[0])
         for process in processes:
             process.join(60)
-    for rank, _, error in came:
+    for rank, _, error in received:
         assert error is None, f"rank {rank}:\n{error}"
-    return [value for _, value, _ in came]
+    return [value for _, value, _ in received]
 
 
 def tensor(array, device):

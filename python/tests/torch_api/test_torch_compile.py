@@ -1,4 +1,4 @@
-"""Compiled code makes the calls that the code says: peers wait for each of them."""
+"""Compiled code makes every call that the source makes, because the peers wait for each of them."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def seeded(rng):
     torch.manual_seed(int(rng.integers(1 << 30)))
     torch.set_num_threads(1)
     torch._dynamo.reset()
-    # Code that is kept from another run may be that of other operators.
+    # The cache may hold code compiled for an earlier version of the operators.
     with torch._inductor.config.patch(force_disable_caches=True):
         yield
 
@@ -23,14 +23,14 @@ def seeded(rng):
 @pytest.fixture
 def calls(monkeypatch):
     """The kernels that ran, in order."""
-    seen = []
-    for name in ("_dispatch_rows", "_combine_rows", "_gradient_rows"):
+    called = []
+    for name in ("_operator_dispatch", "_operator_combine", "_operator_combine_backward"):
         def counted(*arguments, name=name, kernel=getattr(_core, name)):
-            seen.append(name)
+            called.append(name)
             return kernel(*arguments)
 
         monkeypatch.setattr(_core, name, counted)
-    return seen
+    return called
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def forward_and_backward(function, handle, inputs, calls):
     return forward, list(calls), (y.detach(), x.grad, weights.grad)
 
 
-def test_compiled_code_sees_where_rows_come_from(rng, backend):
+def test_compiled_code_reads_the_sources_of_rows(rng, backend):
     exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
     handle, inputs = ferry.torch.handle_of(exchange), inputs_of(rng)
 
@@ -91,12 +91,12 @@ def test_compiled_code_sees_where_rows_come_from(rng, backend):
 
 @pytest.mark.parametrize("tokens", [3, 0])
 @pytest.mark.parametrize("function", [around, equal_and_unused])
-def test_compiled_code_calls_what_the_code_says(rng, calls, backend, function, tokens):
+def test_compiled_code_makes_the_same_calls(rng, calls, backend, function, tokens):
     exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
     handle, inputs = ferry.torch.handle_of(exchange), inputs_of(rng, tokens)
     compiled = torch.compile(function, backend=backend, fullgraph=True)
     *eager, values = forward_and_backward(function, handle, inputs, calls)
-    # Calls that do not depend on one another: their order is that of the code, if this may not change it.
+    # PyTorch may reorder independent calls to save memory, unless this is off.
     with torch._inductor.config.patch(reorder_for_peak_memory=function is around):
         *traced, again = forward_and_backward(compiled, handle, inputs, calls)
     assert traced == eager and len(eager[0]) == (2 if function is around else 6)
@@ -109,7 +109,7 @@ def test_compiled_code_calls_what_the_code_says(rng, calls, backend, function, t
         assert calls == eager[0]
 
 
-def test_recomputation_in_compiled_code_calls_the_same_with_and_without_tokens(rng, calls, inductor):
+def test_compiled_recomputation_makes_the_same_calls_without_tokens(rng, calls, inductor):
     exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
     handle = ferry.torch.handle_of(exchange)
     compiled = torch.compile(recomputed, backend=inductor, fullgraph=True)

@@ -1,4 +1,4 @@
-"""Group.torch, ferry.deep_ep with tensors, and what only GPUs have, with a process for each rank."""
+"""Group.torch, ferry.deep_ep with tensors, and GPU features, with one process for each rank."""
 
 import numpy as np
 import pytest
@@ -49,12 +49,12 @@ def check_exchange(rank, device, rng):
     assert rows.source[:total].cpu().tolist() == [list(route[1:]) for route in expected]
     assert bits(rows.data[:total]) == b"".join(step.tokens[s][t].tobytes() for _, s, t, _ in expected)
     assert bits(y) == expected_result(step, rank)
-    kept = rows.plan.copy()
+    copied = rows.plan.copy()
     exchange.dispatch(x, ids)
-    again = exchange.dispatch(x, kept, weights)
-    assert bits(exchange.combine(again.data, kept, row_weights=again.weight)) == bits(y)
+    again = exchange.dispatch(x, copied, weights)
+    assert bits(exchange.combine(again.data, copied, row_weights=again.weight)) == bits(y)
     assert exchange.metadata(rank + 1).tolist()[0] == RANKS * (RANKS + 1) // 2
-    load = exchange.load()
+    load = exchange.load_counts()
     # A dispatch by a plan is not counted.
     assert load.dispatches == 2 and load.experts.sum() == 2 * sum((ids >= 0).sum() for ids in step.ids)
 
@@ -85,7 +85,7 @@ def check_normal_mode(rank, device, rng):
     assert torch.allclose(y.float(), x.float() * fan_out, rtol=1e-2, atol=1e-2)
     assert bits(combined_weights) == bits(torch.where(ids >= 0, weights, 0))
 
-    # Asynchronous, on the private stream, from a handle.
+    # Asynchronous calls with a handle, on the private stream.
     before = buffer.capture()
     cached, *_, event = buffer.dispatch(x, handle=handle, previous_event=before, async_finish=True)
     event.current_stream_wait()
@@ -100,7 +100,7 @@ def check_normal_mode(rank, device, rng):
     assert bits(buffer.combine(worst[0], worst[4])[0]) == bits(z)
 
     values = torch.randint(0, 120, (len(x), HIDDEN), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-    scales = torch.rand(HIDDEN // 128, len(x), device=device).T  # in columns
+    scales = torch.rand(HIDDEN // 128, len(x), device=device).T  # stored by columns
     (recv_values, recv_scales), *_ = buffer.dispatch((values, scales), handle=handle)
     assert recv_values.dtype == torch.float8_e4m3fn and recv_scales.is_contiguous()
     mine = [(row, t) for row, (s, t) in enumerate(expected) if s == rank]
@@ -132,8 +132,8 @@ def check_low_latency_mode(rank, device, rng):
                 assert int(counts[local]) == len(routes)
                 assert source[local, : len(routes)].tolist() == [t for *_, t, _ in routes]
                 assert sum(int(r) & 0xFFFFFFFF for r in ranges[local]) == len(routes)
-                for place, (_, s, t, _) in enumerate(routes):
-                    assert torch.allclose(values[local, place].float(), tensor(step.tokens[s][t], device).float(),
+                for position, (_, s, t, _) in enumerate(routes):
+                    assert torch.allclose(values[local, position].float(), tensor(step.tokens[s][t], device).float(),
                                           rtol=0.07 if use_fp8 else 0, atol=0.02 if use_fp8 else 0)
             out = torch.full_like(x, float("nan"))
             y, event, hook = buffer.low_latency_combine(
@@ -170,7 +170,7 @@ def check_operators(rank, device, rng):
     expected = routes_to(step, rank)
     for recorded in (False, True):
         used = [torch.full((exchange.capacity, HIDDEN), float("nan"), dtype=x.dtype, device=device) for _ in range(3)]
-        del used  # PyTorch may give its memory to the rows
+        del used  # PyTorch may reuse this memory, full of NaN, for the rows
         rows = ferry.torch.dispatch(exchange, x.detach().requires_grad_(recorded), ids, weights)
         exchange.synchronize()
         total = int(rows.row_offsets[-1])
@@ -208,8 +208,8 @@ def check_graphs(rank, device, rng):
         torch.cuda.synchronize()
         assert [bits(y) for y in captured] == [bits(y) for y in eager]
     after = exchange.dispatch(x, ids, weights)
-    assert after.wait_total() == int(after.total)  # replays have taken numbers meanwhile
-    ids[:] = ids.flip(0).clone()  # other routes, in the same memory
+    assert after.wait_total() == int(after.total)  # although replays advanced the call number
+    ids[:] = ids.flip(0).clone()  # other routes at the same address
     eager = [y.clone() for y in pair()]
     graph.replay()
     torch.cuda.synchronize()
@@ -229,7 +229,7 @@ def check_device_arguments(rank, device, rng):
     for bad, pattern in (((x.cpu(), ids), "tokens: expected an array on cuda"), ((x, ids.cpu()), "ids: expected an array on cuda")):
         with pytest.raises(ferry.UsageError, match=pattern):
             exchange.dispatch(*bad)
-        try:  # every rank has refused this call: whose refusal is seen first is not said
+        try:  # every rank refused this call; any of the refusals may be reported first
             exchange.synchronize()
         except ferry.UsageError as error:
             assert "refused" in str(error)

@@ -29,7 +29,7 @@ struct TokenEntry {
   std::int32_t rank;         // partial: at this thread's position in the token's list of ranks, or -1
 };
 
-inline constexpr int kMaxSplits = kQuarterSplits + 3;  // where tokens are few: 32 slices of a row
+inline constexpr int kMaxSplits = kLog2Quarters + 3;  // where tokens are few: 32 slices of a row
 
 // The slice of a token's row that a warp reduces. Where tokens are few, slices are smaller than a quarter:
 // the warps of a quarter all wait for its flag, unless the sums arrive in LL packets.
@@ -40,7 +40,7 @@ struct RowSlice {
 
   // Slice `slice` of 1 << splits.
   __device__ __forceinline__ static RowSlice of(int slice, int splits, int hidden) {
-    const int finer = max(splits - kQuarterSplits, 0);
+    const int finer = max(splits - kLog2Quarters, 0);
     const Quarters quarters = Quarters::of(slice >> finer, splits - finer);
     const Columns all = columns_of(quarters, hidden);
     if (finer == 0) return {quarters, all, slice == 0};
@@ -89,12 +89,12 @@ struct TokenReducer {
         total(static_cast<std::int32_t>(plan.header->total)),
         sent_messages(slot() < call.lane.ranks ? usable_messages(call.lane, messages, call.lane.rank, slot())
                                                : 0),
-        splits(splits_of(plan.header->tokens, workers)),
+        splits(log2_segments_for(plan.header->tokens, workers)),
         item(worker),
         stride(workers) {
     // Slices of one or two accesses: loads of several ranks' sums are then in flight at once.
     if (partial()) {
-      while (splits >= kQuarterSplits && splits < kMaxSplits && tokens << (splits + 1) <= workers) ++splits;
+      while (splits >= kLog2Quarters && splits < kMaxSplits && tokens << (splits + 1) <= workers) ++splits;
     }
     next_token = read_next();
   }
@@ -206,12 +206,11 @@ struct TokenReducer {
                                             std::uint32_t staged) const {
     if (call.result == nullptr || (!Traits::kSpecialised && call.route_values != nullptr)) return 0;
     const std::int32_t messages = __shfl_sync(~0u, sent_messages, max(rank, 0));
-    return __ballot_sync(~0u, is_among(staged) && goes_as_packets(call.lane, messages, entry.token));
+    return __ballot_sync(~0u, is_among(staged) && returns_as_packets(call.lane, messages, entry.token));
   }
 
   __device__ std::byte* ll_row(const TokenEntry& entry, int position) const {
-    return call.lane.unit_row(call.lane.rank, parity(),
-                              static_cast<std::int32_t>(first_row(entry)) + position);
+    return call.lane.ll_row(call.lane.rank, parity(), static_cast<std::int32_t>(first_row(entry)) + position);
   }
   // [warp] Waits for the LL packets of the positions in `packets`, and removes positions that their rank has
   // not sent, which only a damaged plan causes. False: the call was aborted.
@@ -224,9 +223,9 @@ struct TokenReducer {
     for (std::uint32_t left = *packets; left != 0; left &= left - 1) {
       const int position = __ffs(static_cast<int>(left)) - 1, peer = __shfl_sync(~0u, rank, position);
       const WaitResult result =
-          wait_for_units(lane, ll_row(entry, position), columns.begin * kWidth, columns.end * kWidth,
-                         lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
-                         {Operation::combine, number, peer});
+          wait_for_ll_row(lane, ll_row(entry, position), columns.begin * kWidth, columns.end * kWidth,
+                          lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
+                          {Operation::combine, number, peer});
       if (result == WaitResult::ended) return false;
       if (result == WaitResult::yes) continue;
       *packets &= ~(1u << position);

@@ -7,7 +7,7 @@
 #include "backends/cuda/combine/row_sums.cuh"
 #include "backends/cuda/device/kernel_traits.cuh"
 #include "backends/cuda/device/ll_rows.cuh"
-#include "backends/cuda/dispatch/row_offsets.cuh"
+#include "backends/cuda/device/plan_entries.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/flag_publisher.cuh"
 #include "backends/cuda/protocol/wait.cuh"
@@ -122,7 +122,7 @@ struct CombineSender {
     const LaneView& lane = call.lane;
     const bool is_destination = slot() < lane.ranks && (call.own_staged || slot() != lane.rank);
     messages = is_destination ? usable_messages(lane, received, slot(), lane.rank) : 0;
-    splits = splits_of(__reduce_add_sync(~0u, messages), workers);
+    splits = log2_segments_for(__reduce_add_sync(~0u, messages), workers);
     items = __reduce_max_sync(~0u, messages) * destinations() << splits;
     next_message = read_next();
   }
@@ -178,7 +178,7 @@ struct CombineSender {
                                      : std::int64_t{received.token} * lane.top_k;
       const bool as_packets =
           partial() && call.outputs != nullptr && !has_values() &&
-          goes_as_packets(lane, __shfl_sync(~0u, messages, received.source), received.token);
+          returns_as_packets(lane, __shfl_sync(~0u, messages, received.source), received.token);
       *out = {received.source, first, rows, Quarters::of(received.slice, splits), as_packets};
       return true;
     }
@@ -190,8 +190,8 @@ struct CombineSender {
   }
 
   __device__ std::byte* ll_row(const ReturnedRows& to) const {
-    return call.lane.unit_row(to.destination, static_cast<int>(number & 1),
-                              static_cast<std::int32_t>(to.first_row));
+    return call.lane.ll_row(to.destination, static_cast<int>(number & 1),
+                            static_cast<std::int32_t>(to.first_row));
   }
 
   // The weights and values beside the rows.
@@ -222,7 +222,7 @@ struct CombineSender {
       if constexpr (Traits::kSpecialised) {
         const PackedPiece sum = weighted_sum<kIn>(stream, to.rows.row_threads, to.rows.weight);
         if (to.as_packets) {
-          store_piece_units<kIn>(sum, ll_row(to), first, columns.end, number);
+          store_piece_packets<kIn>(sum, ll_row(to), first, columns.end, number);
         } else {
           store_piece<kIn>(sum, kIn, staged_row(to, 0), first, columns.end);
         }
@@ -230,7 +230,7 @@ struct CombineSender {
         Sums<kIn> sum = {};
         add_weighted<kIn>(stream, to.rows.row_threads, to.rows.weight, combine_type(), sum);
         if (to.as_packets) {
-          store_sum_units<kIn>(combine_type(), ll_row(to), first, columns.end, sum, number);
+          store_sum_packets<kIn>(combine_type(), ll_row(to), first, columns.end, sum, number);
         } else {
           store_sums<kIn>(combine_type(), staged_row(to, 0), first, columns.end, sum);
         }

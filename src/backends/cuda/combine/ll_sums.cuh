@@ -37,7 +37,7 @@ __device__ __forceinline__ bool reduce_access(const CombineArguments& call, cons
 #pragma unroll 1
   while (left != 0) {
     // Loads of several ranks' sums are in flight at once.
-    LoadedUnits loaded[kPositionsInFlight];
+    LoadedPackets loaded[kPositionsInFlight];
 #pragma unroll 1
     for (unsigned poll = 0;; ++poll) {
       if (poll == kQuickPolls) return false;
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool reduce_access(const CombineArguments& call, cons
 #pragma unroll
       for (auto& packets : loaded) {
         const int position = max(__ffs(static_cast<int>(next)) - 1, 0);
-        packets.load(lane.unit_row(lane.rank, parity, first_row + position), begin, end, number,
+        packets.load(lane.ll_row(lane.rank, parity, first_row + position), begin, end, number,
                      (sums.packets & next & 1u << position) != 0);
         next &= next - 1;
       }

@@ -53,7 +53,8 @@ __device__ __forceinline__ void send_values(const LaneView& lane, std::uint64_t 
       if (slot == 0) record_bad_source(lane, entry);
     } else if (slot < lane.top_k) {
       const SlotMetadata metadata{.weight = values[std::int64_t{token} * lane.top_k + slot]};
-      store_packet_relaxed_sys(lane.slot_notes(rank, parity, lane.rank, i) + slot, metadata.unit(number));
+      store_packet_relaxed_sys(lane.slot_metadata(rank, parity, lane.rank, i) + slot,
+                               metadata.packet(number));
     }
   }
 }
@@ -63,7 +64,7 @@ __device__ __forceinline__ void send_values(const LaneView& lane, std::uint64_t 
 __device__ __forceinline__ WaitResult await_value(const LaneView& lane, Payload payload, Awaited awaited,
                                                   std::int32_t i, float* value) {
   const int slot = threadIdx.x % 32, parity = static_cast<int>(awaited.call & 1);
-  const LLPacket* packet = lane.slot_notes(lane.rank, parity, awaited.peer, i) + slot;
+  const LLPacket* packet = lane.slot_metadata(lane.rank, parity, awaited.peer, i) + slot;
   awaited.shift = SlotMetadata::kTokenBits;
   WaitResult result = WaitResult::yes;
   if (slot < lane.top_k) {

@@ -96,7 +96,8 @@ template <class Use>
 __device__ __forceinline__ void for_each_piece(SumStream& stream, std::uint32_t threads, Use use) {
 #pragma unroll 1
   for (; threads != 0; threads &= threads - 1)
-    use(LoadedPiece{stream.take_where() + SumStream::Piece::offset(0)}, __ffs(static_cast<int>(threads)) - 1);
+    use(LoadedPiece{stream.take_address() + SumStream::Piece::offset(0)},
+        __ffs(static_cast<int>(threads)) - 1);
 }
 
 // [warp] sum = fma(weight, v, sum) over the next piece of each row in `threads`. `weight`: of this thread's

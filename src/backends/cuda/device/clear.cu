@@ -8,8 +8,8 @@ namespace ferry::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostBlocks = 1024;  // about what is resident at once on the largest devices
-constexpr std::int64_t kStores = 4;         // of a thread, before there are more blocks
+constexpr std::int64_t kMostBlocks = 1024;  // about as many as the largest devices run at once
+constexpr std::int64_t kStores = 4;         // of 16 bytes, for a thread: decides the number of blocks
 
 struct ClearArguments {
   MemoryRange range[2];
@@ -31,12 +31,12 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(const __grid_constant__
 }  // namespace
 
 void clear(const MemoryRange& first, const MemoryRange& second, cudaStream_t stream) {
-  const std::int64_t bytes = first.bytes + second.bytes, of_block = 16 * kStores * kThreads;
+  const std::int64_t bytes = first.bytes + second.bytes, block_bytes = 16 * kStores * kThreads;
   if (bytes == 0) return;
   ClearArguments arguments{{first, second}};
-  const std::int64_t blocks = std::min((bytes + of_block - 1) / of_block, kMostBlocks);
+  const std::int64_t blocks = std::min((bytes + block_bytes - 1) / block_bytes, kMostBlocks);
   launch(reinterpret_cast<const void*>(&clear_kernel), &arguments, kThreads, 0,
-         {.blocks = static_cast<int>(blocks)}, stream, "launching a clearing of memory");
+         {.blocks = static_cast<int>(blocks)}, stream, "launching a clear of device memory");
 }
 
 }  // namespace ferry::cuda

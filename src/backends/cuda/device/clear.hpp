@@ -1,5 +1,4 @@
-// Device memory set to zero: two ranges by one launch, as each operation takes the host microseconds to
-// start.
+// Zeroes device memory: two ranges in one launch, because each launch costs the host microseconds.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +7,7 @@
 
 namespace ferry::cuda {
 
-// Begins at a multiple of 16 bytes, or is empty.
+// `data` is a multiple of 16 bytes, or the range is empty.
 struct MemoryRange {
   void* data = nullptr;
   std::int64_t bytes = 0;

@@ -1,6 +1,8 @@
-// What is known of a call when its kernel is compiled. Kernels that know more are smaller, and a call of few
-// tokens takes as long as it takes to get through its code for the first time: the common calls have kernels
-// of their own, beside one for all.
+// Kernel traits: facts about a call that are fixed when its kernel is compiled.
+//
+// A call of few tokens takes about as long as its code takes to be fetched for the first time, and a
+// specialised kernel has less code. So the common calls have kernels of their own, beside a generic one for
+// every call.
 #pragma once
 
 #include <type_traits>
@@ -11,34 +13,36 @@
 namespace ferry::cuda {
 
 struct GenericDispatch {
-  static constexpr bool kSpecialised = false, kReplays = false;
-  static constexpr int kGranulesAtOnce = 7;  // of a share of a row: a quarter of 7,168 16-bit values
-  static constexpr bool kByToken = false;    // messages lie by token: blocks of their own tell of them
-  __device__ __forceinline__ static bool replays(const DispatchArguments& call) { return call.replay; }
+  static constexpr bool kSpecialised = false, kByPlan = false;
+  static constexpr int kGranulesAtOnce =
+      7;  // in flight for a warp: a quarter of a row of 7,168 16-bit values
+  static constexpr bool kFewTokens = false;  // metadata blocks; messages are indexed by token
+  __device__ __forceinline__ static bool by_plan(const DispatchArguments& call) { return call.by_plan; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments& call) {
     return call.format == FormatKind::fp8_e4m3;
   }
-  // Something from rows, where they arrive.
+  // Receivers weight rows or compute dot products, so each row needs a whole warp.
   __device__ __forceinline__ static bool computes(const DispatchArguments& call) {
     return call.apply_weights || call.dot_rows != nullptr;
   }
 };
-// From ids, and nothing is computed.
-template <bool kQuantises, bool kTokens>
+
+// Routes from ids; rows are moved, not computed.
+template <bool kQuantises, bool kFew>
 struct SpecialisedDispatch {
-  static constexpr bool kSpecialised = true, kReplays = false, kByToken = kTokens;
-  static constexpr int kGranulesAtOnce = kTokens ? 14 : 7;
-  __device__ __forceinline__ static bool replays(const DispatchArguments&) { return false; }
+  static constexpr bool kSpecialised = true, kByPlan = false, kFewTokens = kFew;
+  static constexpr int kGranulesAtOnce = kFew ? 14 : 7;
+  __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return false; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 
-// By a plan, and nothing is computed.
+// Routes from a plan; rows are moved, not computed.
 template <bool kQuantises>
-struct SpecialisedResend {
-  static constexpr bool kSpecialised = true, kReplays = true, kByToken = false;
+struct SpecialisedByPlan {
+  static constexpr bool kSpecialised = true, kByPlan = true, kFewTokens = false;
   static constexpr int kGranulesAtOnce = 7;
-  __device__ __forceinline__ static bool replays(const DispatchArguments&) { return true; }
+  __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return true; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
@@ -46,7 +50,8 @@ struct SpecialisedResend {
 struct GenericCombine {
   static constexpr bool kSpecialised = false;
 };
-// Rows that come, travel and are added up in one type, and no values beside them. kWeights: weights travel.
+// Expert outputs, staged rows and results have one type, and no values travel beside them. kWeights: weights
+// travel.
 template <Reduction kAs, DType kOf, bool kWeights>
 struct SpecialisedCombine {
   static constexpr bool kSpecialised = true, kWeightsTravel = kWeights;

@@ -1,4 +1,4 @@
-// What a kernel knows of its lane: plain values and addresses, passed by value.
+// A kernel's view of its lane: plain values and addresses, passed by value.
 #pragma once
 
 #include <cstddef>
@@ -17,40 +17,45 @@
 namespace ferry::cuda {
 
 inline constexpr int kMaxRanks = 32;      // a token's destinations are a 32-bit mask
-inline constexpr int kMaxExperts = 1024;  // tables of all experts lie in a block's shared memory
+inline constexpr int kMaxExperts = 1024;  // a block's shared memory holds tables of all experts
 inline constexpr int kMaxBlocks = 512;    // of any launch
 inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
 
-// What calls of a lane have found since the last look; of several calls, the first that found something keeps
-// its place.
+// What the calls of a lane have found wrong since check() last read it. Positions are those of the first call
+// that found something.
 struct DeviceDiagnostics {
   unsigned long long bad_ids, first_bad_id_route;
   std::int64_t first_bad_id;
-  unsigned long long bad_sources, first_bad_source;  // the lowest; ~0: none
+  unsigned long long bad_sources,
+      first_bad_source;  // entries of plans that cannot be right; the lowest, ~0: none
   Overflow overflow;
 };
 
-// Of one lane, in the memory of its device; zero at first, but for first_bad_source.
+// The mutable state of one lane, in device memory. Starts as zeros, except for first_bad_source and
+// lowest_bad_id.
 struct LaneState {
-  std::uint64_t calls[kMaxBlocks];    // by block: the last call. Each block reads and writes its own.
-  std::uint64_t ended;                // call that has ended early; ~0 when the exchange has failed
-  std::uint32_t timeout_taken;        // 1: some thread writes the timeout record
-  std::uint32_t finished[kPayloads];  // blocks of the call that have sent all they have; 0 after the last
+  std::uint64_t calls[kMaxBlocks];    // last call number, by block; each block reads and writes its own
+  std::uint64_t ended;                // number of the last aborted call; ~0 when the exchange has failed
+  std::uint32_t timeout_taken;        // 1: a thread has claimed the timeout record
+  std::uint32_t finished[kPayloads];  // blocks of the call that have sent everything; back to 0 with the last
   DeviceDiagnostics found;
   WireCounts wire;
   std::int64_t dispatches;
 
-  // Of the call in flight, where many blocks count its ids together; 0 and ~0 again afterwards.
+  // Of the call in flight, while its blocks count ids together; 0 and ~0 between calls.
   unsigned long long bad_ids, lowest_bad_id;
 };
 
-// What a rank sends in a call, each with a last word of its own.
-enum class Payload : int { weights, rows };
+// What a rank sends in a call. Each payload has an end-of-stream flag of its own.
+enum class Payload : int {
+  weights,  // combine: router weights, from a token's source rank to its rows
+  rows,     // everything else
+};
 
 struct LaneView {
   std::int32_t rank, ranks, experts, top_k, hidden, max_tokens, most_ranks;
   Layout layout;
-  Divisor by_ranks, by_others, by_alignment;  // others: ranks but this, at least 1
+  Divisor by_ranks, by_others, by_alignment;  // others: max(ranks - 1, 1)
   std::int64_t capacity;                      // of this rank: rows; expert_padded: rows of an expert
   std::int64_t capacity_rows;
   std::int32_t groups;  // of this rank
@@ -58,23 +63,25 @@ struct LaneView {
   std::uint64_t deadline;  // nanoseconds
   std::uint64_t row_order_hash, placement_version;
   PlanShape plan_shape;
+#if FERRY_TEST_HOOKS
   FaultInjection fault_injection;
+#endif
 
   // This lane's section of symmetric memory, on every rank.
   std::byte* symmetric[kMaxRanks];
   DeviceSignals signals;
-  ExchangeLayout exchange;  // offsets relative to the lane's section: use lane 0
-  std::int64_t arrived;     // offset in it of the memory for arrived rows, if the lanes have any
+  ExchangeLayout exchange;       // offsets relative to the lane's section: use lane 0
+  std::int64_t receive_buffers;  // offset in it of the lane's own receive buffers, if it has any
 
-  const std::byte* tables;  // RoutingTables of this exchange, in device memory
+  const std::byte* tables;  // RoutingTables, in device memory
 
   // Working memory of this lane.
   LaneState* state;
-  std::int32_t* block_counts;    // [kMaxSenders, 2 * count_words()] what a sending block has counted
-  std::uint64_t* block_counted;  // [kMaxSenders] the call it was in (release, gpu scope)
-  std::int64_t* load;            // [E] routes seen, all dispatches
+  std::int32_t* block_counts;    // [kMaxSenders, 2 * count_words()] a sending block's counts
+  std::uint64_t* block_counted;  // [kMaxSenders] call number of those counts (release, gpu scope)
+  std::int64_t* load;            // [E] routes to each expert, of all dispatches
 
-  // Pinned.
+  // In pinned host memory.
   HostReport* report;
   DeviceError* ended;
   HostTotals* totals;
@@ -89,29 +96,29 @@ struct LaneView {
   FERRY_HD ErrorRecord* refusal(int at_rank, int parity, int source) const {
     return at<ErrorRecord>(at_rank, signals.header(parity, source) + signals.refusal_offset);
   }
-  FERRY_HD std::uint64_t* end_of_stream_flag(Payload phase, int at_rank, int parity, int source) const {
-    return at<std::uint64_t>(at_rank, signals.end_of_stream_flag(static_cast<int>(phase), parity, source));
+  FERRY_HD std::uint64_t* end_of_stream_flag(Payload payload, int at_rank, int parity, int source) const {
+    return at<std::uint64_t>(at_rank, signals.end_of_stream_flag(static_cast<int>(payload), parity, source));
   }
   FERRY_HD std::uint64_t* dispatch_flags(int at_rank, int parity, int source, std::int32_t i) const {
     return at<std::uint64_t>(at_rank, signals.dispatch_flags(parity, source, i));
   }
-  // Of a message's first slot.
-  FERRY_HD LLPacket* slot_notes(int at_rank, int parity, int source, std::int32_t i) const {
-    return at<LLPacket>(at_rank, signals.slot_notes(parity, source, i));
+  // Slot metadata of a message: of its first slot; the others follow.
+  FERRY_HD LLPacket* slot_metadata(int at_rank, int parity, int source, std::int32_t i) const {
+    return at<LLPacket>(at_rank, signals.slot_metadata(parity, source, i));
   }
   FERRY_HD std::uint64_t* combine_flags(int at_rank, int parity, std::int32_t row) const {
     return at<std::uint64_t>(at_rank, signals.combine_flags(parity, row));
   }
-  // Of a row of combine that travels in units: its number as in staging.
-  FERRY_HD std::byte* unit_row(int at_rank, int parity, std::int32_t row) const {
-    return at(at_rank, signals.unit_row(parity, row));
+  // A row of combine that travels as LL packets; numbered as in staging.
+  FERRY_HD std::byte* ll_row(int at_rank, int parity, std::int32_t row) const {
+    return at(at_rank, signals.ll_row(parity, row));
   }
   FERRY_HD std::byte* message(int at_rank, int parity, int source, std::int32_t i, std::int32_t bytes) const {
     return at(at_rank, exchange.messages_of(0, parity, source) + std::int64_t{i} * bytes);
   }
-  // Of part 0, in the lane's own memory for arrivals at that rank.
-  FERRY_HD std::byte* arrived_row(int at_rank, std::int32_t row, std::int32_t row_bytes) const {
-    return at(at_rank, arrived + std::int64_t{row} * row_bytes);
+  // Part 0 of a received row, in the lane's own receive buffers at that rank.
+  FERRY_HD std::byte* received_row(int at_rank, std::int32_t row, std::int32_t row_bytes) const {
+    return at(at_rank, receive_buffers + std::int64_t{row} * row_bytes);
   }
   FERRY_HD std::byte* combine_row(int at_rank, int parity, std::int32_t row) const {
     return at(at_rank, exchange.combine_of(0, parity) +
@@ -119,8 +126,8 @@ struct LaneView {
   }
 };
 
-// What every rank must pass alike, and a hash of it. Different terms with one hash would pass for alike: 64
-// bits make that no concern.
+// The options that all ranks must pass alike, and their hash. Ranks compare hashes; a collision of 64-bit
+// hashes is unlikely enough to ignore.
 struct CallTerms {
   Operation operation = Operation::none;
   std::int32_t option_count = 0;

@@ -1,8 +1,8 @@
-// Sums that announce themselves, from few tokens: units of a call number and eight bytes of the row.
+// LL rows: combine's sums of few tokens, sent as LL packets of a call number and eight bytes of the row.
 //
-// A flag has to come after the row it stands for, and the fence for that waits until every store has reached
-// the other device and word of it is back. A unit needs none. There are twice the bytes, which few tokens do
-// not feel.
+// A flag must come after the row it announces, and the fence for that waits for a round trip to the other
+// device. LL packets need no fence. They double the bytes, which costs less than the fence when tokens are
+// few.
 #pragma once
 
 #include "backends/cuda/combine/row_sums.cuh"
@@ -10,79 +10,83 @@
 
 namespace ferry::cuda {
 
-// Whether the sum for a token goes home in units: `messages` came from its home to the rank that adds up, as
-// the plans of both have it. The more ranks send, the sooner the bytes are felt.
-__device__ __forceinline__ bool goes_as_packets(const LaneView& lane, std::int32_t messages,
-                                                std::int32_t token) {
-  return messages * max(lane.ranks - 1, 1) <= kUnitTokens && token < kUnitTokens;
+// Whether the sum for a token returns to its source rank as LL packets. `messages`: from the source rank to
+// the rank that adds up, which the plans of both know. The limit falls with the number of ranks, whose
+// doubled bytes share a link.
+__device__ __forceinline__ bool returns_as_packets(const LaneView& lane, std::int32_t messages,
+                                                   std::int32_t token) {
+  return messages * max(lane.ranks - 1, 1) <= kLLTokens && token < kLLTokens;
 }
 
-// Units of 512 bytes of a row: all threads' first halves of 16 bytes, then all second ones. `row`: of units;
-// `at`: in the row they are made of, where its 512 bytes begin.
-__device__ __forceinline__ LLPacket* first_unit(std::byte* row, int at) {
+// This thread's first packet for 512 bytes of a row; its second is 32 packets further. Packets of the first
+// eight of each thread's 16 bytes come first, then those of the second eight. `row`: of packets; `at`: offset
+// of the 512 bytes in the row they encode.
+__device__ __forceinline__ LLPacket* first_packet(std::byte* row, int at) {
   return reinterpret_cast<LLPacket*>(row + 2 * at) + threadIdx.x % 32;
 }
 
-// By one warp: this thread's 16 bytes of 512.
-__device__ __forceinline__ void store_units(std::byte* row, int at, const uint4& raw, std::uint64_t call) {
-  LLPacket* unit = first_unit(row, at);
-  store_packet_relaxed_sys(unit, {call, std::uint64_t{raw.y} << 32 | raw.x});
-  store_packet_relaxed_sys(unit + 32, {call, std::uint64_t{raw.w} << 32 | raw.z});
+// [warp] Stores 512 bytes, 16 a thread.
+__device__ __forceinline__ void store_packets(std::byte* row, int at, const uint4& raw, std::uint64_t call) {
+  LLPacket* packet = first_packet(row, at);
+  store_packet_relaxed_sys(packet, {call, std::uint64_t{raw.y} << 32 | raw.x});
+  store_packet_relaxed_sys(packet + 32, {call, std::uint64_t{raw.w} << 32 | raw.z});
 }
 
-// The same of computed values, from column `column` of a row of `type`.
+// [thread] Stores kCount computed values of a row of `type`, from column `column` on.
 template <int kCount>
-__device__ void store_value_units(DType type, std::byte* row, int column, const float (&value)[kCount],
-                                  std::uint64_t call) {
+__device__ void store_value_packets(DType type, std::byte* row, int column, const float (&value)[kCount],
+                                    std::uint64_t call) {
   const int width = static_cast<int>(value_bytes(type)), each = 8 / width;
-  std::uint32_t half[kCount];
+  std::uint32_t word[kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) half[i] = bits_of(canonical(value[i]));
+  for (int i = 0; i < kCount; ++i) word[i] = bits_of(canonical(value[i]));
   if (type != DType::fp32) {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i)
-      half[i] = type == DType::bf16 ? pack_two<DType::bf16>(value[2 * i], value[2 * i + 1])
+      word[i] = type == DType::bf16 ? pack_two<DType::bf16>(value[2 * i], value[2 * i + 1])
                                     : pack_two<DType::fp16>(value[2 * i], value[2 * i + 1]);
   }
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i) {
     if (i * each >= kCount) break;
     const int at = column * width + 8 * i;
-    auto* unit = reinterpret_cast<LLPacket*>(row + 2 * (at & ~511)) + (at >> 3 & 1) * 32 + (at >> 4 & 31);
-    store_packet_relaxed_sys(unit, {call, std::uint64_t{half[2 * i + 1]} << 32 | half[2 * i]});
+    auto* packet = reinterpret_cast<LLPacket*>(row + 2 * (at & ~511)) + (at >> 3 & 1) * 32 + (at >> 4 & 31);
+    store_packet_relaxed_sys(packet, {call, std::uint64_t{word[2 * i + 1]} << 32 | word[2 * i]});
   }
 }
 
-// By one warp: a piece of a row. `first`, `end`: columns of the piece and of the row.
+// [warp] Stores a piece of a row. `first`: its first column; `end`: the row's columns.
 template <DType kType>
-__device__ __forceinline__ void store_piece_units(const PackedPiece& piece, std::byte* row, int first,
-                                                  int end, std::uint64_t call) {
+__device__ __forceinline__ void store_piece_packets(const PackedPiece& piece, std::byte* row, int first,
+                                                    int end, std::uint64_t call) {
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) {
     if (PieceColumns<kType>::column(first, d) < end)
-      store_units(row, first * static_cast<int>(value_bytes(kType)) + d * kGranule, piece.raw(d), call);
+      store_packets(row, first * static_cast<int>(value_bytes(kType)) + d * kGranule, piece.raw(d), call);
   }
 }
+// [warp] The same for sums, rounded to `type`.
 template <DType kType>
-__device__ __forceinline__ void store_sum_units(DType type, std::byte* row, int first, int end,
-                                                const Sums<kType>& sum, std::uint64_t call) {
+__device__ __forceinline__ void store_sum_packets(DType type, std::byte* row, int first, int end,
+                                                  const Sums<kType>& sum, std::uint64_t call) {
 #pragma unroll
   for (int d = 0; d < kDeep; ++d) {
     const int column = PieceColumns<kType>::column(first, d);
-    if (column < end) store_value_units(type, row, column, sum[d], call);
+    if (column < end) store_value_packets(type, row, column, sum[d], call);
   }
 }
 
-// This thread's units of 512 bytes of a row, as they lie now.
-struct LoadedUnits {
+// This thread's packets for 512 bytes of a row, loaded once, ready or not.
+struct LoadedPackets {
   LLPacket low, high;
 
-  // As far as the row has them, if it `wants` them; what is not asked for counts as here.
+  // Loads them if the thread `wants` them and the row is that long; packets that are not loaded count as
+  // ready.
   __device__ __forceinline__ void load(std::byte* row, int at, int end, std::uint64_t call, bool wants) {
     low = high = {call, 0};
     if (!wants || at + 16 * static_cast<int>(threadIdx.x % 32) >= end) return;
-    low = load_packet_relaxed_sys(first_unit(row, at));
-    high = load_packet_relaxed_sys(first_unit(row, at) + 32);
+    low = load_packet_relaxed_sys(first_packet(row, at));
+    high = load_packet_relaxed_sys(first_packet(row, at) + 32);
   }
   __device__ __forceinline__ bool here(std::uint64_t call) const {
     return low.call >= call && high.call >= call;
@@ -93,21 +97,22 @@ struct LoadedUnits {
   }
 };
 
-// By one warp: waits for one of the units of bytes [at, end) of a row that are not here, of each thread's;
-// the others come soon after. `all_sent`: the sender's last word.
-static __device__ __noinline__ WaitResult wait_for_units(const LaneView& lane, std::byte* row, int at,
-                                                         int end, const std::uint64_t* all_sent,
-                                                         Awaited awaited) {
-  WaitResult came = WaitResult::yes;
+// [warp] Each thread waits for its first packet of bytes [at, end) of a row that is not ready; the others
+// will follow soon, and the caller looks again. `end_of_stream`: the sender's flag. Returns WaitResult::no if
+// some packet never comes.
+static __device__ __noinline__ WaitResult wait_for_ll_row(const LaneView& lane, std::byte* row, int at,
+                                                          int end, const std::uint64_t* end_of_stream,
+                                                          Awaited awaited) {
+  WaitResult result = WaitResult::yes;
   bool waited = false;
   for (int half = 0; at + 16 * static_cast<int>(threadIdx.x % 32) < end && !waited; half ^= 32) {
-    const std::uint64_t* word = &first_unit(row, at)[half].call;
+    const std::uint64_t* word = &first_packet(row, at)[half].call;
     waited = load_relaxed_sys(word) < awaited.call;
-    if (waited) came = wait_long(lane, word, all_sent, awaited);
+    if (waited) result = wait_long(lane, word, end_of_stream, awaited);
     if (half != 0) at += kGranule;
   }
-  if (__any_sync(~0u, came == WaitResult::ended)) return WaitResult::ended;
-  return __any_sync(~0u, came == WaitResult::no) ? WaitResult::no : WaitResult::yes;
+  if (__any_sync(~0u, result == WaitResult::ended)) return WaitResult::ended;
+  return __any_sync(~0u, result == WaitResult::no) ? WaitResult::no : WaitResult::yes;
 }
 
 }  // namespace ferry::cuda

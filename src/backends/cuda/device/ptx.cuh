@@ -1,4 +1,5 @@
-// Every PTX instruction the kernels use, once, under a name that says its order and scope.
+// Wrappers of the PTX instructions that kernels use. A name says the memory order and the scope: sys (all
+// devices and the host), gpu (one device), block.
 #pragma once
 
 #include <cstdint>
@@ -53,29 +54,28 @@ __device__ __forceinline__ void store_release_sys(std::uint32_t* word, std::uint
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
-// Nanoseconds since some start, the same for all blocks of a GPU. Ticks coarsely.
+// Nanoseconds on a clock that all blocks of a GPU share. Its resolution is coarse.
 __device__ __forceinline__ std::uint64_t global_nanoseconds() {
   std::uint64_t value;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));
   return value;
 }
 
-// --- units: a call number and a word beside it, in one access of 16 bytes
-// ------------------------------------
+// --- LL packets: a call number and a word in one access of 16 bytes --------------------------------------
 
-// Relaxed: a unit is whole or not there, and orders nothing else.
-__device__ __forceinline__ void store_packet_relaxed_sys(LLPacket* unit, LLPacket value) {
+// Relaxed: a packet arrives whole or not at all, and orders no other access.
+__device__ __forceinline__ void store_packet_relaxed_sys(LLPacket* packet, LLPacket value) {
   asm volatile(
       "{\n"
       ".reg .b128 both;\n"
       "mov.b128 both, {%1, %2};\n"
       "st.relaxed.sys.global.b128 [%0], both;\n"
-      "}" ::"l"(unit),
+      "}" ::"l"(packet),
       "l"(value.call), "l"(value.word)
       : "memory");
 }
 
-__device__ __forceinline__ LLPacket load_packet_relaxed_sys(const LLPacket* unit) {
+__device__ __forceinline__ LLPacket load_packet_relaxed_sys(const LLPacket* packet) {
   LLPacket value;
   asm volatile(
       "{\n"
@@ -84,21 +84,20 @@ __device__ __forceinline__ LLPacket load_packet_relaxed_sys(const LLPacket* unit
       "mov.b128 {%0, %1}, both;\n"
       "}"
       : "=l"(value.call), "=l"(value.word)
-      : "l"(unit)
+      : "l"(packet)
       : "memory");
   return value;
 }
 
-// A word of a kernel's arguments, by a load of its own: through the constant cache every thread would wait
-// for every other's.
+// Loads a word of a kernel's arguments by an ordinary load. The constant cache serves one address at a time,
+// so threads that load different words would wait for each other.
 __device__ __forceinline__ std::uint64_t load_argument_word(const std::uint64_t* word) {
   std::uint64_t value;
   asm volatile("ld.u64 %0, [%1];" : "=l"(value) : "l"(word));
   return value;
 }
 
-// --- words in shared memory, among the warps of a block
-// ------------------------------------------------------
+// --- words in shared memory, among the warps of a block -------------------------------------------------
 
 __device__ __forceinline__ std::uint32_t load_acquire_block(const std::uint32_t* word) {
   std::uint32_t value;
@@ -116,8 +115,8 @@ __device__ __forceinline__ void store_release_block(std::uint32_t* word, std::ui
                : "memory");
 }
 
-// Adds one and returns the count before, ordering what this thread has stored or seen before its addition
-// ahead of what those do who see the addition.
+// Adds one and returns the previous count. Acquire and release: orders this thread's accesses before the
+// addition ahead of the later accesses of threads that see it.
 __device__ __forceinline__ std::uint32_t count_in_block(std::uint32_t* counter) {
   std::uint32_t before;
   asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
@@ -127,7 +126,8 @@ __device__ __forceinline__ std::uint32_t count_in_block(std::uint32_t* counter) 
   return before;
 }
 
-// Adds to a word, without an answer. atomicAdd asks first where the word is, hundreds of cycles each time.
+// Adds to a word, without a result. atomicAdd would first find out which memory the word is in, which takes
+// hundreds of cycles.
 __device__ __forceinline__ void add_in_block(std::int32_t* word, std::int32_t value) {
   asm volatile("red.relaxed.cta.shared::cta.add.s32 [%0], %1;" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(word))),
@@ -135,9 +135,9 @@ __device__ __forceinline__ void add_in_block(std::int32_t* word, std::int32_t va
                : "memory");
 }
 
-// --- from memory to shared memory, asked for and waited for ----------------------------------------------
+// --- asynchronous loads into shared memory ---------------------------------------------------------------
 
-// 16 bytes, both addresses multiples of 16. Read again by this thread, once waited for.
+// Copies 16 bytes; both addresses are multiples of 16. This thread may read them after wait_async_but().
 __device__ __forceinline__ void load_async(void* shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
@@ -145,12 +145,12 @@ __device__ __forceinline__ void load_async(void* shared, const void* from) {
                : "memory");
 }
 
-// Closes a group of what this thread has asked for; it may be empty.
+// Ends a group of this thread's asynchronous loads; it may be empty.
 __device__ __forceinline__ void commit_async() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Returns when all groups of this thread but the `kLatest` latest are there.
+// Waits until all groups of this thread but its `kLatest` latest have arrived.
 template <int kLatest>
 __device__ __forceinline__ void wait_async_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLatest) : "memory");
@@ -158,14 +158,14 @@ __device__ __forceinline__ void wait_async_but() {
 
 // --- barriers among some warps of a block ------------------------------------------------------------------
 
-// `threads` is a multiple of 32; all of them call it with the same `barrier` (1 to 15).
+// [warps] All `threads` threads, a multiple of 32, call it with the same `barrier` (1 to 15).
 __device__ __forceinline__ void sync_threads_of(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // --- conversions -----------------------------------------------------------------------------------------
 
-// Two values to bf16 or fp16: nearest, ties to even, denormals kept; NaN is 7FFF.
+// Rounds two values to bf16 or fp16: nearest, ties to even, denormals kept; NaN becomes 7FFF.
 __device__ __forceinline__ std::uint32_t two_to_bf16(float low, float high) {
   std::uint32_t both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -177,7 +177,7 @@ __device__ __forceinline__ std::uint32_t two_to_fp16(float low, float high) {
   return both;
 }
 
-// The larger of each half; a NaN only where both are.
+// The larger of each pair; NaN only where both are NaN.
 __device__ __forceinline__ std::uint32_t max_bf16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t larger;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
@@ -196,7 +196,7 @@ __device__ __forceinline__ float value_of_fp16(std::uint16_t bits) {
   return value;
 }
 
-// Two values to e4m3: nearest, ties to even, saturating to finite; NaN is 7F.
+// Rounds two values to e4m3: nearest, ties to even, saturating to finite values; NaN becomes 7F.
 __device__ __forceinline__ std::uint32_t two_to_e4m3(float low, float high) {
   std::uint16_t both;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));

@@ -1,4 +1,5 @@
-// A kernel's arguments where its functions may take their address.
+// Brings a kernel's arguments close to the threads: copies them to shared memory, or prefetches their cache
+// lines.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,9 @@
 
 namespace ferry::cuda {
 
-// By `threads` threads: a copy in shared memory; a barrier follows. Arguments whose address is taken are
-// otherwise read through the multiprocessor's first cache, which every acquire empties.
+// [block] Copies arguments to shared memory, by `threads` threads; call __syncthreads() before the copy is
+// read. Arguments whose address is taken are otherwise read through the L1 cache, which every acquire
+// invalidates.
 template <class T>
 __device__ __forceinline__ void copy_to_shared(const T& arguments, T* copy, unsigned thread,
                                                unsigned threads) {
@@ -19,8 +21,8 @@ __device__ __forceinline__ void copy_to_shared(const T& arguments, T* copy, unsi
   for (unsigned i = thread; i < sizeof(T) / 8; i += threads) to[i] = load_argument_word(from + i);
 }
 
-// By the whole block: every line of a kernel's arguments has to come to the multiprocessor once; all at once,
-// not one after the other.
+// [block] Loads every cache line of a kernel's arguments at once. Left to first use, the lines would arrive
+// one after the other.
 template <class T>
 __device__ __forceinline__ void fetch_lines(const T& arguments) {
   const auto* words = reinterpret_cast<const std::uint32_t*>(&arguments);

@@ -1,8 +1,8 @@
 #include "backends/cuda/device/small_operations.hpp"
 
 #include "backends/cuda/combine/route_values.cuh"
+#include "backends/cuda/device/plan_entries.cuh"
 #include "backends/cuda/device/shared_copy.cuh"
-#include "backends/cuda/dispatch/row_offsets.cuh"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
@@ -12,8 +12,9 @@ namespace {
 
 // --- metadata --------------------------------------------------------------------------------------------
 
-// A count that only the device sees is checked here: the sum of all must fit.
-__device__ std::int32_t count_of(const MetadataArguments& call, std::uint64_t number) {
+// [thread] This rank's count. One that only the device sees is checked here: the sum over all ranks must fit
+// 31 bits.
+__device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint64_t number) {
   if (call.device_count == nullptr) return call.count;
   const std::int32_t count = *call.device_count;
   const std::int32_t most = INT32_MAX / call.lane.ranks;
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(32, 1)
   const int rank = static_cast<int>(threadIdx.x);
   if (rank == 0) {
     header.terms = call.terms;
-    header.facts = facts_of(Operation::metadata, count_of(call, number));
+    header.facts = facts_of(Operation::metadata, metadata_count(call, number));
   }
   __syncwarp();
   post_head(lane, number, header);
@@ -57,6 +58,7 @@ __global__ void __launch_bounds__(32, 1)
 constexpr int kValueWarps = 8;
 constexpr int kValueSendWarps = 4;
 
+// [thread] Sets the values of padding rows to 0.
 __device__ void zero_padding_values(const RouteValuesArguments& call, const PlanView& plan, int thread,
                                     int threads) {
   for (std::int64_t row = thread; row < plan.header->total; row += threads) {
@@ -64,7 +66,8 @@ __device__ void zero_padding_values(const RouteValuesArguments& call, const Plan
   }
 }
 
-// Messages between this rank and the one that is this thread's, as the plan has them.
+// [thread] The messages from this rank to the rank that is this thread's, or (`to_it` false) the other way,
+// as in the plan.
 __device__ std::int32_t messages_with(const LaneView& lane, const PlanView& plan, bool to_it) {
   const int peer = static_cast<int>(threadIdx.x % 32);
   if (peer >= lane.ranks) return 0;
@@ -72,20 +75,21 @@ __device__ std::int32_t messages_with(const LaneView& lane, const PlanView& plan
       messages_between(lane, plan, to_it ? lane.rank : peer, to_it ? peer : lane.rank));
 }
 
-__device__ void take_values(const RouteValuesArguments& call, std::uint64_t number, int worker, int workers,
-                            const PlanView& plan) {
+// [warp] Receives the values of the messages that fall to warp `worker` of `workers`.
+__device__ void receive_values(const RouteValuesArguments& call, std::uint64_t number, int worker,
+                               int workers, const PlanView& plan) {
   const LaneView& lane = call.lane;
   const int slot = threadIdx.x % 32;
-  ValueTurns turns(lane, messages_with(lane, plan, false), worker, workers);
+  ValueTurns partition(lane, messages_with(lane, plan, false), worker, workers);
   int source;
   std::int32_t i;
-  while (turns.next(&source, &i)) {
+  while (partition.next(&source, &i)) {
     const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
     float value;
-    const WaitResult came =
+    const WaitResult result =
         await_value(lane, Payload::rows, {Operation::route_values, number, source}, i, &value);
-    if (came == WaitResult::ended) return;
-    if (came == WaitResult::no) {
+    if (result == WaitResult::ended) return;
+    if (result == WaitResult::no) {
       if (slot == 0) record_bad_source(lane, where);
       continue;
     }
@@ -96,7 +100,8 @@ __device__ void take_values(const RouteValuesArguments& call, std::uint64_t numb
   }
 }
 
-struct ValuesState {
+// In shared memory.
+struct RouteValuesState {
   HeaderContent header;
   ErrorRecord refusal;
   std::uint64_t number;
@@ -104,7 +109,10 @@ struct ValuesState {
   PlanFault fault;
 };
 
-__device__ void carry_values(const RouteValuesArguments& call, ValuesState* state, const PlanView& plan) {
+// [block] The first warps send, the others receive; the first warp of block 0 posts and compares the call
+// headers.
+__device__ void run_route_values(const RouteValuesArguments& call, RouteValuesState* state,
+                                 const PlanView& plan) {
   const LaneView& lane = call.lane;
   const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
             blocks = static_cast<int>(gridDim.x);
@@ -130,10 +138,11 @@ __device__ void carry_values(const RouteValuesArguments& call, ValuesState* stat
     if (threadIdx.x == 0) finish_sending(lane, state->number, blocks);
     return;
   }
-  constexpr int kTaking = kValueWarps - kValueSendWarps;
-  const int worker = block * kTaking + warp - kValueSendWarps;
-  zero_padding_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32), 32 * kTaking * blocks);
-  take_values(call, state->number, worker, kTaking * blocks, plan);
+  constexpr int kReceiveWarps = kValueWarps - kValueSendWarps;
+  const int worker = block * kReceiveWarps + warp - kValueSendWarps;
+  zero_padding_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32),
+                      32 * kReceiveWarps * blocks);
+  receive_values(call, state->number, worker, kReceiveWarps * blocks, plan);
 }
 
 __global__ void __launch_bounds__(32 * kValueWarps, 1)
@@ -142,7 +151,7 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
   copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
   __syncthreads();
   const RouteValuesArguments& call = shared_arguments;
-  __shared__ ValuesState state;
+  __shared__ RouteValuesState state;
   const LaneView& lane = call.lane;
   const PlanView plan = view_plan(call.plan, lane.plan_shape);
   if (threadIdx.x == 0) {
@@ -153,7 +162,7 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
   __syncthreads();
   if (state.failed) return;
   if (state.fault == PlanFault::none) {
-    carry_values(call, &state, plan);
+    run_route_values(call, &state, plan);
   } else if (blockIdx.x == 0) {
     refuse_plan(lane, Operation::route_values, state.number, *plan.header, state.fault, -1, &state.refusal);
     await_all(lane, state.number, Operation::route_values);
@@ -174,7 +183,8 @@ __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ 
   for (int peer = 0; peer < lane.ranks; ++peer) {
     if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
   }
-  // The next call may overwrite what the peers read in the call before this one: see docs/protocol.md.
+  // The next call reuses the staging of the call before this one, so this call may end only when every peer
+  // has finished that one, as its header of this call says (docs/protocol.md).
   await_all(lane, number, call.operation);
   end_block(lane, number);
 }

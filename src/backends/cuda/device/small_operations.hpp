@@ -1,4 +1,4 @@
-// Operations of one launch that carry no rows: step metadata, one value a route, and the refusal of a call.
+// Operations that move no rows: step metadata, one value a route, and the refusal of a call. One launch each.
 #pragma once
 
 #include <cuda_runtime_api.h>

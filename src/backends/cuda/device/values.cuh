@@ -1,4 +1,4 @@
-// Values of rows as fp32: loads, roundings and stores of 16 or 32 bytes at a time.
+// Converts between fp32 and the types of rows: loads, rounds and stores 16 or 32 bytes at a time.
 #pragma once
 
 #include "backends/cuda/device/ptx.cuh"
@@ -15,7 +15,7 @@ __host__ __device__ constexpr std::int64_t value_bytes(DType type) {
   return type == DType::fp32 ? 4 : 2;
 }
 
-// The `half`-th (0 or 1) value of a word of two.
+// Value `half`, 0 or 1, of a word of two; of a word of fp32, its one value.
 template <DType kType>
 __device__ __forceinline__ float value_of(std::uint32_t word, int half) {
   if constexpr (kType == DType::fp32) return float_of(word);
@@ -35,7 +35,7 @@ __device__ __forceinline__ void unpack(const uint4& raw, float (&value)[kPerAcce
   }
 }
 
-// Rounds a computed value to `type` and back: what a receiver of that type would read.
+// Rounds a computed value to `type` and back, as if it had been stored and loaded.
 __device__ __forceinline__ float rounded(DType type, float value) {
   switch (type) {
     case DType::bf16:
@@ -64,7 +64,7 @@ __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
   return kType == DType::bf16 ? two_to_bf16(low, high) : two_to_fp16(low, high);
 }
 
-// Computed values in 16 bytes as they would be stored: rounded to the type, NaN canonical.
+// Packs computed values as they are stored: rounded to the type, NaN canonical.
 template <DType kType>
 __device__ __forceinline__ uint4 packed(const float (&value)[kPerAccess<kType>]) {
   if constexpr (kType == DType::fp32) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint4 packed(const float (&value)[kPerAccess<kType>])
   }
 }
 
-// 0 + v of the values in 16 bytes: -0 becomes 0, NaN canonical.
+// 0 + v for the values in 16 bytes: -0 becomes 0, NaN canonical.
 template <DType kType>
 __device__ __forceinline__ uint4 zero_plus(const uint4& raw) {
   const auto each = [](std::uint32_t word) {
@@ -116,11 +116,12 @@ __device__ __forceinline__ void store_values(DType type, void* row, std::int64_t
   }
 }
 
-// Eight values of a row as they lie, from column `column`, a multiple of 8: 16 bytes, or 32 of fp32.
+// Eight values of a row as they lie in memory: 16 bytes, or 32 of fp32.
 struct RawEight {
   uint4 low, high;
 };
 
+// `column`: a multiple of 8.
 __device__ __forceinline__ RawEight load_eight(DType type, const void* row, std::int64_t column) {
   RawEight raw;
   const auto* from =
@@ -143,7 +144,7 @@ __device__ __forceinline__ void unpack(DType type, const RawEight& raw, float (&
   }
 }
 
-// Four values of a row of any type, from column `column`, a multiple of 4.
+// Loads four values of a row. `column`: a multiple of 4.
 __device__ __forceinline__ void load_four(DType type, const void* row, std::int64_t column,
                                           float (&value)[4]) {
   if (type == DType::fp32) {

@@ -1,10 +1,11 @@
-// Dispatch on GPUs: the arguments of its kernels and their launches.
+// Dispatch on GPUs: the arguments of its kernels, and their launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "backends/cuda/device/lane_view.hpp"
-#include "backends/cuda/dispatch/send_share.hpp"
+#include "backends/cuda/dispatch/dispatch_mode.hpp"
+#include "backends/cuda/dispatch/send_partition.hpp"
 #include "backends/cuda/host/launch.hpp"
 #include "ferry/exchange.hpp"
 #include "format/parts.hpp"
@@ -14,28 +15,29 @@ namespace ferry::cuda {
 
 // Bytes from the beginning of a block's shared memory to its arrays (block_arrays.cuh).
 struct BlockOffsets {
-  std::int32_t tables;  // RoutingTables, which are:
-  std::int32_t capacity, first_expert, position_of, expert_at, rank_of;
-  std::int32_t from_me, here, begin, count, between, offset;  // of Places
-  std::int32_t counts;                                        // SendCounts
-  std::int32_t streams;                                       // of the warps
+  std::int32_t tables;  // of the BlockTables, which are:
+  std::int32_t capacity, first_physical, physical_of, expert_of, rank_of;
+  std::int32_t own_first_row, first_row, group_begin, group_count, messages,
+      aligned_before;         // of the RowOffsets
+  std::int32_t route_counts;  // RouteCounts
+  std::int32_t streams;       // the warps' buffers for rows in flight
 };
 
 struct DispatchArguments {
   LaneView lane;
   CallTerms terms;
 
-  // What the caller brings.
+  // The caller's input.
   const std::byte* part[kMaxParts];
   std::int64_t stride[kMaxParts];
-  std::int64_t tokens;                // N, or its bound
-  const std::int32_t* device_tokens;  // N, or null
+  std::int64_t tokens;                // N, or its upper bound
+  const std::int32_t* device_tokens;  // N in device memory, or null
   DType type;
   const void* ids;
   bool wide_ids;  // int64
   const float* weights;
   PlanView plan;
-  bool replay;  // the plan is the caller's, complete; ids are not read
+  bool by_plan;  // the plan is the caller's and complete; ids are not read
   const void* dot_rows;
   DType dot_type;
   bool apply_weights;
@@ -46,17 +48,19 @@ struct DispatchArguments {
   PartList parts;
   DeviceMessageLayout message;
   bool own_staged;  // this rank's own tokens go through staging as well
-  bool own_memory;  // part 0 of the arrivals lies in the lane's memory
-  // The number of tokens decides, when the kernel runs, which of the two is in force: `by_token` for fewer
-  // than kPlaceFrom; without metadata_blocks it never is.
-  DispatchBlocks by_number, by_token;
-  SendPartition share;  // of `tokens`: set by the launch
-  SendPartition told;   // the same, of the metadata_blocks but the one that coordinates
-  BlockOffsets shared;  // set by the launch
+  bool own_memory;  // part 0 of the received rows lies in the lane's symmetric memory: peers can write to it
+                    // directly
+  // Blocks by role in the modes of many and of few tokens (dispatch_mode.hpp); a token count in device memory
+  // decides between the two when the kernel runs.
+  DispatchBlocks many_token_blocks, few_token_blocks;
+  SendPartition partition;  // of `tokens` among the senders: set by the launch
+  SendPartition
+      metadata_partition;  // of `tokens` among the metadata blocks but the coordinator: set by the launch
+  BlockOffsets shared;     // set by the launch
 
-  // Where arrivals go.
-  std::byte* arrived[kMaxParts];
-  std::int64_t leading[kMaxParts];
+  // The caller's output.
+  std::byte* received_parts[kMaxParts];
+  std::int64_t leading_dimension[kMaxParts];
   float* weight;
   std::int32_t* local_ids;
   std::int32_t* group_of_row;
@@ -65,15 +69,13 @@ struct DispatchArguments {
   std::int32_t* row_offsets;
 };
 
-enum class Phase { fused, send, receive };
-
-// Of a block's shared memory.
+// Bytes of a block's shared memory.
 std::int64_t dispatch_shared_bytes(const LaneView& lane);
 
-// On the current device, before the first launch for the lane.
+// Call on the lane's device before the first launch for it: lets the kernels use that much shared memory.
 void prepare_dispatch(const LaneView& lane);
 
-void launch_dispatch(const DispatchArguments& arguments, Phase phase, const LaunchShape& shape,
+void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, const LaunchShape& shape,
                      cudaStream_t stream);
 
 }  // namespace ferry::cuda

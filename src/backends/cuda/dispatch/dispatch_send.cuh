@@ -1,23 +1,25 @@
-// The sending role of dispatch: tokens go once to every rank that has one of their experts.
+// The sending role of dispatch: each token goes once to every rank that has one of its experts.
 //
-// A warp plans as many tokens at once as it has teams, a thread for each slot, or looks up what a plan says
-// of them (dispatch_resend.cuh); the first slot of a token at a rank leads the message to it. Then it loads a
-// piece of a token's row and stores it at every destination: where the row will stay, if the destination lets
-// this rank place rows and this rank waits for the counts of all first; else in the destination's staging.
-// What the receiver must know of the token, and all that is not moved as it is, goes to staging always.
+// A warp plans as many tokens at once as it has tiles, a thread for each slot, or reads their plan
+// (send_by_plan.cuh). The first slot of a token at a rank leads the message to it. The warp then loads a
+// piece of a token's row and stores it at all destinations: at its final place, if the destination accepts
+// direct writes and this rank has waited for the counts of all ranks; otherwise in the destination's staging.
+// Slot metadata, and the parts beside the first, always go to staging.
 #pragma once
 
+#include "backends/cuda/dispatch/row_position.cuh"
 #include "backends/cuda/dispatch/send_row.cuh"
 
 namespace ferry::cuda {
 
-// Messages to other ranks and their bytes, for Exchange::wire; notes that there is none are not counted.
-struct Sent {
+// Counts messages to other ranks and their bytes, for Exchange::wire_counts(). A metadata entry that says
+// that there is no message is not counted.
+struct WireCounter {
   unsigned long long messages = 0;
 
-  // By a whole warp: one for each thread that `sends` one.
+  // [warp] Adds one for each thread that `sends` a message.
   __device__ void add(bool sends) { messages += static_cast<unsigned>(__popc(__ballot_sync(~0u, sends))); }
-  // By the thread that counted.
+  // [thread]
   __device__ void publish(const DispatchArguments& call) const {
     if (messages == 0) return;
     add_wire(&call.lane.state->wire.dispatch_messages, messages);
@@ -26,94 +28,100 @@ struct Sent {
   }
 };
 
-// What warps that send go by.
-struct SendState {
+// What a sending warp needs to know of its block and call.
+struct SendContext {
   const DispatchArguments& call;
   BlockTables tables;
-  RowOffsets places;
-  bool waits;                        // for places; otherwise all rows are staged
-  std::uint32_t direct_write_peers;  // ranks that let this one place rows
+  RowOffsets offsets;
+  bool has_row_offsets;              // the block has waited for them; otherwise every row is staged
+  std::uint32_t direct_write_peers;  // ranks to which this one writes rows directly, one bit each
   FlagPublisher<kWorkWarps>* publisher;
-  std::uint64_t number;
+  std::uint64_t number;  // of the call
 
   __device__ int parity() const { return static_cast<int>(number & 1); }
 
-  // Whether rows to this rank move at all: receivers read their own rank's where the caller has them.
+  // Whether rows to this rank move at all. Receivers read rows from their own rank in the caller's memory.
   __device__ __forceinline__ bool travels(int rank) const {
     return rank != call.lane.rank || call.own_staged;
   }
 
-  // Of the message that this thread leads, if it does. `placed`: where its row will stay at that rank, or -1.
+  // The addresses of the message that this thread leads. `direct_row`: its row's position at that rank, or
+  // -1.
   __device__ __forceinline__ Destination destination(bool leads, int rank, std::int32_t message,
-                                                     std::int32_t placed) const {
+                                                     std::int32_t direct_row) const {
     if (!leads) return {};
     const LaneView& lane = call.lane;
     Destination to = Destination::of(lane, rank, parity(), message, call.message.bytes);
     if (!travels(rank)) return to;
     if ((direct_write_peers >> rank & 1) == 0) {
       to.row = to.message;
-    } else if (placed >= 0) {
-      to.row = lane.arrived_row(rank, placed, static_cast<std::int32_t>(call.parts.part[0].row_bytes));
+    } else if (direct_row >= 0) {
+      to.row = lane.received_row(rank, direct_row, static_cast<std::int32_t>(call.parts.part[0].row_bytes));
     }
     return to;
   }
-  // This thread's flag: by the announcing warp, unless this warp has nothing else to do than wait for its
-  // stores, its `last`.
-  __device__ __forceinline__ void announce(std::uint64_t* flag, bool last) const {
+  // [warp] Publishes each thread's flag, if it has one, after the warp's stores. The publisher warp does it,
+  // so that this warp goes on with its next row; after its last row this warp waits for its stores itself.
+  __device__ __forceinline__ void publish_flag(std::uint64_t* flag, bool last) const {
     if (!last) return publisher->ask(flag != nullptr, flag, 1);
-    // All threads' stores before the fence, by the barrier.
+    // The barrier orders all threads' stores before the fence in publish_now().
     __syncwarp();
     inject_fault(call.lane, Point::flag);
     if (flag != nullptr) publish_now(flag, 1, number);
   }
 };
 
-// What becomes of this thread's slot of its team's token.
-struct SentSlot {
-  std::int32_t rank = -1;                         // -1: it goes nowhere
-  std::int32_t local = SlotMetadata::kElsewhere;  // its expert's number there
-  std::int32_t ordinal = 0;                       // routes of this source to the same expert before it
+// Where this thread's slot of its tile's token goes.
+struct OutgoingSlot {
+  std::int32_t rank = -1;                         // -1: nowhere
+  std::int32_t local = SlotMetadata::kElsewhere;  // local number of its expert there
+  std::int32_t ordinal = 0;                       // routes of this source to the same expert before this one
   float weight = 0;
-  std::int32_t message = 0;  // number of the token's message to that rank
-  std::uint32_t peers = 0;   // threads with slots of the token at the same rank
-  bool leads = false;        // coordinates for the message
-  std::int32_t row = -1;     // where its row will stay, or -1
+  std::int32_t message = 0;      // number of the token's message to that rank
+  std::uint32_t peers = 0;       // threads with slots of the token at the same rank
+  bool leads = false;            // the first of its peers
+  std::int32_t direct_row = -1;  // its row's position at that rank, or -1
 };
 
-// Tokens from ids: planned here, for others and for the plan. One warp's, in order.
-struct IdPlanner {
-  const SendState& state;
-  std::int32_t* counts;  // of the warp
-  SlotRoute ahead;       // of the next tokens
-  PlannedSlot slot{};    // of the tokens now
+// The planners below have two functions:
+//   next(tile, first, end)   [warp] the slots of the next tokens, one for each tile from token `first` on,
+//   before `end` finish(tile, token)      [tile] called when the token's row has been sent
+
+// Plans tokens from ids, for the receivers and for the plan. A warp's tokens, in order.
+struct RoutePlanner {
+  const SendContext& context;
+  std::int32_t* counts;  // the warp's row of RouteCounts
+  InputSlot ahead;       // of the next tokens
+  PlannedSlot slot{};    // of the current tokens
   std::int32_t row = -1;
 
-  // Of tokens from `now` on, one for each team, before `end`.
-  __device__ __forceinline__ SentSlot next(const Team& team, std::int32_t now, std::int32_t end) {
-    const LaneView& lane = state.call.lane;
-    const SlotRoute route = ahead;
-    slot = plan_tokens(lane, state.tables, team, counts, route.id.value(state.call));
-    // The next ones', while these ones' rows are on their way.
-    ahead = SlotRoute::of(state.call, team, now + team.count(), end);
+  __device__ __forceinline__ OutgoingSlot next(const TokenTile& tile, std::int32_t first, std::int32_t end) {
+    const LaneView& lane = context.call.lane;
+    const InputSlot input = ahead;
+    slot = plan_slots(lane, context.tables, tile, counts, input.id.value(context.call));
+    // Loads the ids of the next tokens while the rows of these are in flight.
+    ahead = InputSlot::of(context.call, tile, first + tile.per_warp(), end);
     row = lane.layout == Layout::rank_major ? slot.message : slot.ordinal;
     if (slot.rank < 0) row = -1;
-    if (state.waits) row = row_of_route(lane, state.tables, state.places, slot.position, slot.rank, row);
-    SentSlot sent{.rank = slot.rank,
-                  .ordinal = slot.ordinal,
-                  .weight = route.weight,
-                  .message = slot.message,
-                  .peers = slot.peers,
-                  .leads = slot.leads,
-                  .row = row};
-    if (slot.rank >= 0) sent.local = slot.position - state.tables.first_expert[slot.rank];
-    return sent;
+    if (context.has_row_offsets)
+      row = row_at_destination(lane, context.tables, context.offsets, slot.physical, slot.rank, row);
+    OutgoingSlot out{.rank = slot.rank,
+                     .ordinal = slot.ordinal,
+                     .weight = input.weight,
+                     .message = slot.message,
+                     .peers = slot.peers,
+                     .leads = slot.leads,
+                     .direct_row = row};
+    if (slot.rank >= 0) out.local = slot.physical - context.tables.first_physical[slot.rank];
+    return out;
   }
 
-  // The plan's entries of a token.
-  __device__ __forceinline__ void keep(const Team& team, std::int64_t token) const {
-    const LaneView& lane = state.call.lane;
-    const PlanView& plan = state.call.plan;
-    const int at = team.slot();
+  // Writes the plan's entries of the token. Without row offsets route_row gets ordinals, which
+  // fill_route_rows() turns into rows later.
+  __device__ __forceinline__ void finish(const TokenTile& tile, std::int64_t token) const {
+    const LaneView& lane = context.call.lane;
+    const PlanView& plan = context.call.plan;
+    const int at = tile.slot();
     if (at < lane.top_k) {
       const std::int64_t route = token * lane.top_k + at;
       plan.route_expert[route] = slot.id;
@@ -121,8 +129,8 @@ struct IdPlanner {
       plan.route_row[route] = row;
     }
     if (slot.leads) {
-      const int position = __popc(static_cast<int>(slot.ranks & ((1u << slot.rank) - 1)));
-      plan.token_ranks[token * lane.most_ranks + position] = slot.rank;
+      const int rank_index = __popc(static_cast<int>(slot.ranks & ((1u << slot.rank) - 1)));
+      plan.token_ranks[token * lane.most_ranks + rank_index] = slot.rank;
       plan.sent_tokens[std::int64_t{slot.rank} * lane.max_tokens + slot.message] =
           static_cast<std::int32_t>(token);
     }
@@ -131,136 +139,144 @@ struct IdPlanner {
   }
 };
 
-// Tokens from ids, where nothing but their destinations must be known. One warp's, in order.
-struct RowPlanner {
-  const SendState& state;
-  SlotRoute ahead;  // of the next tokens
+// Finds only the destinations of tokens, from ids: mode of few tokens, where metadata blocks do the rest. A
+// message's number is its token's.
+struct DestinationPlanner {
+  const SendContext& context;
+  InputSlot ahead;  // of the next tokens
 
-  __device__ __forceinline__ SentSlot next(const Team& team, std::int32_t now, std::int32_t end) {
+  __device__ __forceinline__ OutgoingSlot next(const TokenTile& tile, std::int32_t first, std::int32_t end) {
     const int me = static_cast<int>(threadIdx.x % 32);
-    const std::int64_t id = ahead.id.value(state.call);
-    ahead = SlotRoute::of(state.call, team, now + team.count(), end);
-    SentSlot slot{.message = now + team.mine()};
-    if (is_expert(state.call.lane, id)) slot.rank = state.tables.rank_of[state.tables.position_of[id]];
-    slot.peers = __match_any_sync(~0u, slot.rank >= 0 ? slot.rank : -1 - me) & team.threads(team.mine());
+    const std::int64_t id = ahead.id.value(context.call);
+    ahead = InputSlot::of(context.call, tile, first + tile.per_warp(), end);
+    OutgoingSlot slot{.message = first + tile.index()};
+    if (classify_id(id, context.call.lane.experts) == IdKind::expert)
+      slot.rank = context.tables.rank_of[context.tables.physical_of[id]];
+    slot.peers = __match_any_sync(~0u, slot.rank >= 0 ? slot.rank : -1 - me) & tile.mask(tile.index());
     slot.leads = slot.rank >= 0 && (slot.peers & ((1u << me) - 1)) == 0;
     return slot;
   }
-  __device__ __forceinline__ void keep(const Team&, std::int64_t) const {}
+  __device__ __forceinline__ void finish(const TokenTile&, std::int64_t) const {}
 };
 
-// By a whole warp: what the receivers of each team's token must know of this thread's slot, told to each.
-// `token`: the team's. kByToken: messages lie by token, and notes have the message's number.
-template <bool kByToken>
-__device__ __forceinline__ void send_notes(const SendState& state, const Team& team, const Destination& to,
-                                           std::int32_t token, const SentSlot& slot) {
-  std::uint32_t left = __ballot_sync(~0u, slot.leads) & team.threads(team.mine());
+// [warp] Sends the metadata of this thread's slot of token `token` to each rank that gets a message of the
+// token. kTokenIndexed: messages are indexed by token, and the metadata carries the message's number instead
+// of the token.
+template <bool kTokenIndexed>
+__device__ __forceinline__ void send_slot_metadata(const SendContext& context, const TokenTile& tile,
+                                                   const Destination& to, std::int32_t token,
+                                                   const OutgoingSlot& slot) {
+  std::uint32_t left = __ballot_sync(~0u, slot.leads) & tile.mask(tile.index());
 #pragma unroll 1
   while (__any_sync(~0u, left != 0)) {
     const int leader = max(__ffs(static_cast<int>(left)) - 1, 0);
     const int receiver = __shfl_sync(~0u, slot.rank, leader),
               message = __shfl_sync(~0u, slot.message, leader);
-    auto* notes = pointer_of(to.notes, leader);
-    const SlotMetadata note{.token = kByToken ? message : token,
-                            .local = slot.rank == receiver ? slot.local : SlotMetadata::kElsewhere,
-                            .first_of_lower = slot.leads && slot.rank < receiver,
-                            .ordinal = slot.ordinal,
-                            .weight = slot.weight};
-    if (left != 0 && team.slot() < state.call.lane.top_k)
-      store_packet_relaxed_sys(notes + team.slot(), note.unit(state.number));
+    auto* packets = pointer_of(to.metadata, leader);
+    const SlotMetadata metadata{.token = kTokenIndexed ? message : token,
+                                .local = slot.rank == receiver ? slot.local : SlotMetadata::kElsewhere,
+                                .first_of_lower = slot.leads && slot.rank < receiver,
+                                .ordinal = slot.ordinal,
+                                .weight = slot.weight};
+    if (left != 0 && tile.slot() < context.call.lane.top_k)
+      store_packet_relaxed_sys(packets + tile.slot(), metadata.packet(context.number));
     left &= left - 1;
   }
 }
 
-// One warp that sends. Its messages but the last are announced by the block's announcing warp.
+// One sending warp.
 template <class Traits>
-struct Sender {
-  const SendState& state;
+struct TokenSender {
+  const SendContext& context;
   const DispatchArguments& call;
-  Team team;
-  Sent sent{};
+  TokenTile tile;
+  WireCounter sent{};
 
-  __device__ explicit Sender(const SendState& of)
-      : state(of), call(of.call), team(Team::of(of.call.lane.top_k)) {}
+  __device__ explicit TokenSender(const SendContext& of)
+      : context(of), call(of.call), tile(TokenTile::of(of.call.lane.top_k)) {}
 
-  // The units of worker `worker`, whose tokens `planner` goes through. `stream`: of their rows, some of which
-  // have been asked for.
+  // [warp] Sends the segments of worker `worker`. `planner` plans their tokens; `stream` loads their rows and
+  // has issued its first loads.
   template <class Planner>
-  __device__ __forceinline__ void send_units(const SendPartition& share, int worker, Planner& planner,
-                                             RowStream<TokenParts> stream) {
-    const std::int32_t begin = share.unit_begin(worker), end = share.token_end(worker);
-    // Warps that share a row have one unit, if any.
-    const Quarters quarters = Quarters::of(begin & ((1 << share.splits) - 1), share.splits);
-    const bool streams = goes_by_stream<Traits>(call, share.splits);
+  __device__ __forceinline__ void send_segments(const SendPartition& partition, int worker, Planner& planner,
+                                                RowStream<InputRowIterator> stream) {
+    const std::int32_t begin = partition.segment_begin(worker), end = partition.token_end(worker);
+    // Where rows are cut, a warp has one segment at most.
+    const Quarters quarters =
+        Quarters::of(begin & ((1 << partition.log2_segments) - 1), partition.log2_segments);
+    const bool streams = uses_stream<Traits>(call, partition.log2_segments);
 #pragma unroll 1
-    for (std::int32_t now = begin >> share.splits; now < end; now += team.count()) {
-      const std::int32_t token = now + team.mine();
-      const SentSlot slot = planner.next(team, now, end);
-      // The first of the token's rows at a rank; its receiver copies the others from it.
-      const std::uint32_t kept = __ballot_sync(~0u, slot.row >= 0) & slot.peers;
-      const std::int32_t placed = __shfl_sync(~0u, slot.row, max(__ffs(static_cast<int>(kept)) - 1, 0));
-      const Destination to = state.destination(slot.leads, slot.rank, slot.message, kept != 0 ? placed : -1);
+    for (std::int32_t first = begin >> partition.log2_segments; first < end; first += tile.per_warp()) {
+      const std::int32_t token = first + tile.index();
+      const OutgoingSlot slot = planner.next(tile, first, end);
+      // A direct write goes to the token's first row at the rank, whose receiver copies the others from it.
+      const std::uint32_t with_row = __ballot_sync(~0u, slot.direct_row >= 0) & slot.peers;
+      const std::int32_t direct_row =
+          __shfl_sync(~0u, slot.direct_row, max(__ffs(static_cast<int>(with_row)) - 1, 0));
+      const Destination to =
+          context.destination(slot.leads, slot.rank, slot.message, with_row != 0 ? direct_row : -1);
       if (quarters.first == 0) {
         inject_fault(call.lane, Point::notes);
-        if constexpr (!Traits::kByToken) send_notes<false>(state, team, to, token, slot);
+        if constexpr (!Traits::kFewTokens) send_slot_metadata<false>(context, tile, to, token, slot);
         sent.add(slot.leads && slot.rank != call.lane.rank);
       }
       const std::uint32_t travel = __ballot_sync(~0u, to.row != nullptr);
-      const int tokens = min(team.count(), end - now);
+      const int tokens = min(tile.per_warp(), end - first);
 #pragma unroll 1
       for (int t = 0; t < tokens; ++t) {
         inject_fault(call.lane, Point::row);
-        send_row<Traits>(call, now + t, to, travel & team.threads(t), quarters, streams, stream);
-        std::uint64_t* flag = team.mine() == t && slot.leads ? to.flags + quarters.first : nullptr;
-        state.announce(flag, now + t + 1 == end);
+        send_row<Traits>(call, first + t, to, travel & tile.mask(t), quarters, streams, stream);
+        std::uint64_t* flag = tile.index() == t && slot.leads ? to.flags + quarters.first : nullptr;
+        context.publish_flag(flag, first + t + 1 == end);
       }
-      // Nobody waits for the plan.
-      if (quarters.first == 0 && token < end) planner.keep(team, token);
+      // The plan's entries come last: no peer waits for them.
+      if (quarters.first == 0 && token < end) planner.finish(tile, token);
     }
-    state.publisher->close();
+    context.publisher->close();
     if (threadIdx.x % 32 == 0) sent.publish(call);
   }
 };
 
-// By one warp: notes of tokens [begin, end), whose rows other blocks send, to all ranks, and the plan's
-// entries of them with ordinals in place of rows. `counts`: of the warp.
-__device__ __forceinline__ void tell_tokens(const SendState& state, std::int32_t* counts, std::int32_t begin,
-                                            std::int32_t end) {
-  const LaneView& lane = state.call.lane;
-  const Team team = Team::of(lane.top_k);
-  const int parity = state.parity();
-  IdPlanner planner{state, counts, SlotRoute::of(state.call, team, begin, end)};
+// [warp] Mode of few tokens: sends the metadata of tokens [begin, end), whose rows other blocks send, to all
+// ranks, and writes the plan's entries of these tokens. `counts`: the warp's row of RouteCounts.
+__device__ __forceinline__ void send_metadata(const SendContext& context, std::int32_t* counts,
+                                              std::int32_t begin, std::int32_t end) {
+  const LaneView& lane = context.call.lane;
+  const TokenTile tile = TokenTile::of(lane.top_k);
+  const int parity = context.parity();
+  RoutePlanner planner{context, counts, InputSlot::of(context.call, tile, begin, end)};
 #pragma unroll 1
-  for (std::int32_t now = begin; now < end; now += team.count()) {
-    const std::int32_t token = now + team.mine();
-    const SentSlot slot = planner.next(team, now, end);
+  for (std::int32_t first = begin; first < end; first += tile.per_warp()) {
+    const std::int32_t token = first + tile.index();
+    const OutgoingSlot slot = planner.next(tile, first, end);
     Destination to;
-    if (slot.leads) to.notes = lane.slot_notes(slot.rank, parity, lane.rank, token);
+    if (slot.leads) to.metadata = lane.slot_metadata(slot.rank, parity, lane.rank, token);
     inject_fault(lane, Point::notes);
-    send_notes<true>(state, team, to, token, slot);
+    send_slot_metadata<true>(context, tile, to, token, slot);
     if (token >= end) continue;
-    const LLPacket none = SlotMetadata{.token = SlotMetadata::kNoMessage}.unit(state.number);
+    const LLPacket none = SlotMetadata{.token = SlotMetadata::kNoMessage}.packet(context.number);
     for (int rank = 0; rank < lane.ranks; ++rank) {
-      if ((planner.slot.ranks >> rank & 1) != 0 || team.slot() >= lane.top_k) continue;
-      store_packet_relaxed_sys(lane.slot_notes(rank, parity, lane.rank, token) + team.slot(), none);
+      if ((planner.slot.ranks >> rank & 1) != 0 || tile.slot() >= lane.top_k) continue;
+      store_packet_relaxed_sys(lane.slot_metadata(rank, parity, lane.rank, token) + tile.slot(), none);
     }
-    planner.keep(team, token);
+    planner.finish(tile, token);
   }
 }
 
-// By one warp, once places are known: rows of the routes whose tokens, [begin, end), were sent before.
-__device__ inline void finish_routes(const LaneView& lane, const BlockTables& tables,
-                                     const RowOffsets& places, const PlanView& plan, std::int64_t begin,
-                                     std::int64_t end) {
-  const Team team = Team::of(lane.top_k);
-  for (std::int64_t token = begin + team.mine(); token < end; token += team.count()) {
-    if (team.slot() >= lane.top_k) continue;
-    const std::int64_t route = token * lane.top_k + team.slot();
+// [warp] Turns the ordinals that RoutePlanner has left in the plan's route_row into rows, for tokens [begin,
+// end). Call it when row offsets are known.
+__device__ inline void fill_route_rows(const LaneView& lane, const BlockTables& tables,
+                                       const RowOffsets& offsets, const PlanView& plan, std::int64_t begin,
+                                       std::int64_t end) {
+  const TokenTile tile = TokenTile::of(lane.top_k);
+  for (std::int64_t token = begin + tile.index(); token < end; token += tile.per_warp()) {
+    if (tile.slot() >= lane.top_k) continue;
+    const std::int64_t route = token * lane.top_k + tile.slot();
     const std::int32_t expert = plan.route_expert[route];
     if (expert < 0) continue;
-    const int position = tables.position_of[expert];
+    const int physical = tables.physical_of[expert];
     plan.route_row[route] =
-        row_of_route(lane, tables, places, position, tables.rank_of[position], plan.route_row[route]);
+        row_at_destination(lane, tables, offsets, physical, tables.rank_of[physical], plan.route_row[route]);
   }
 }
 

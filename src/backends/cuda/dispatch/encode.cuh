@@ -1,4 +1,4 @@
-// Quantising to fp8 while a row is sent.
+// Quantises rows to fp8 while they are sent.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
@@ -8,23 +8,24 @@
 
 namespace ferry::cuda {
 
-// The columns that some quarters of a quantised row are: quarters begin at whole words of packed scales.
+// The columns of some quarters of a quantised row. Quarters begin at multiples of four scale blocks, so that
+// the packed scales of a quarter are whole words.
 __device__ __forceinline__ ByteRange encoded_columns(const LaneView& lane, const Quarters& quarters) {
   return ByteRange::of(quarters, lane.hidden, 4 * static_cast<int>(kFp8Block));
 }
 
-// Two 16-bit values to a word: the larger magnitude of each half; NaN only if both are.
+// Of two pairs of 16-bit values: the larger magnitude of each pair. NaN only where both are NaN.
 template <DType kType>
-__device__ __forceinline__ std::uint32_t larger_two(std::uint32_t a, std::uint32_t b) {
+__device__ __forceinline__ std::uint32_t max_magnitude_x2(std::uint32_t a, std::uint32_t b) {
   static_assert(kType != DType::fp32);
   return kType == DType::bf16 ? max_bf16x2(a & 0x7fff7fff, b & 0x7fff7fff)
                               : max_fp16x2(a & 0x7fff7fff, b & 0x7fff7fff);
 }
 
-// By a whole warp, of accesses of 256 columns each, 8 a thread: the largest magnitude, NaN ignored, of block
-// `thread` of their 2 * kDeep blocks of 128.
+// [warp] The largest magnitude of a block of 128 columns, NaN ignored. `raw`: kDeep accesses of 256 columns,
+// 8 columns a thread. Thread t gets the result of block t of these 2 * kDeep blocks.
 template <DType kType, int kDeep>
-__device__ __forceinline__ float largest_of_block(const RawEight (&raw)[kDeep]) {
+__device__ __forceinline__ float block_max_magnitude(const RawEight (&raw)[kDeep]) {
   static_assert(2 * kDeep <= 32 && kDeep % 2 == 0);
   const int thread = threadIdx.x % 32;
   float largest = 0;
@@ -37,24 +38,25 @@ __device__ __forceinline__ float largest_of_block(const RawEight (&raw)[kDeep]) 
       for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
 #pragma unroll
       for (int step = 8; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-      const float of_half = __shfl_sync(~0u, most, 16 * (thread % 2));
-      if (thread / 2 == d) largest = of_half;
+      const float half_max = __shfl_sync(~0u, most, 16 * (thread % 2));
+      if (thread / 2 == d) largest = half_max;
     }
   } else {
-    // Two accesses in one word: their values need not be unpacked to be compared.
+    // Values of two accesses are compared in one word, without unpacking them.
 #pragma unroll
     for (int d = 0; d < kDeep; d += 2) {
       std::uint32_t both[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint4& of = raw[d + i].low;
-        both[i] = larger_two<kType>(larger_two<kType>(of.x, of.y), larger_two<kType>(of.z, of.w));
+        both[i] =
+            max_magnitude_x2<kType>(max_magnitude_x2<kType>(of.x, of.y), max_magnitude_x2<kType>(of.z, of.w));
       }
-      std::uint32_t most =
-          larger_two<kType>(__byte_perm(both[0], both[1], 0x5410), __byte_perm(both[0], both[1], 0x7632));
+      std::uint32_t most = max_magnitude_x2<kType>(__byte_perm(both[0], both[1], 0x5410),
+                                                   __byte_perm(both[0], both[1], 0x7632));
 #pragma unroll
       for (int step = 8; step > 0; step /= 2)
-        most = larger_two<kType>(most, __shfl_xor_sync(~0u, most, step));
+        most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, step));
       most = __shfl_sync(~0u, most, 16 * (thread % 2));
       if (thread / 4 == d / 2) largest = value_of<kType>(most, thread / 2 % 2);
     }
@@ -70,8 +72,8 @@ __device__ __forceinline__ uint2 encode_eight(const float (&x)[8], float factor)
   return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
 }
 
-// By a whole warp: the 4 bytes that the scales' part has at this thread's block, or packed at it and the
-// three after it; bytes of threads that have none (`has`) are 0.
+// [warp] Four bytes of the part of scales: this thread's scale, or (packed) one byte from each of four
+// threads, the first of which stores the word. Threads without a block (`has` false) contribute 0.
 __device__ __forceinline__ std::uint32_t scale_word(const Fp8Options& options, bool has, float scale) {
   if (!options.packed) return __float_as_uint(scale);
   const int thread = threadIdx.x % 32;

@@ -1,4 +1,4 @@
-// What arrivals have between groups: rows that nobody sends.
+// Writes the padding rows between the groups of a dispatch result: rows that no rank sends.
 #pragma once
 
 #include "backends/cuda/device/block_arrays.cuh"
@@ -6,21 +6,23 @@
 
 namespace ferry::cuda {
 
-// Rows of a group that nobody sends.
+// The padding rows after a group's last row.
 struct PaddingRows {
   std::int64_t begin, end;
 
-  __device__ static PaddingRows of(const LaneView& lane, const RowOffsets& places, int group) {
-    const std::int64_t first = places.begin[group], count = places.count[group];
+  __device__ static PaddingRows of(const LaneView& lane, const RowOffsets& offsets, int group) {
+    const std::int64_t first = offsets.group_begin[group], count = offsets.group_count[group];
     const std::int64_t aligned =
         min(std::int64_t{lane.by_alignment.round_up(static_cast<std::int32_t>(count))}, lane.capacity);
-    return {first + count, lane.layout == Layout::expert_padded ? first + aligned : places.begin[group + 1]};
+    return {first + count,
+            lane.layout == Layout::expert_padded ? first + aligned : offsets.group_begin[group + 1]};
   }
 };
 
-// By one warp.
-__device__ inline void write_rows(const DispatchArguments& call, const PaddingRows& rows,
-                                  const PlanView& plan) {
+// [warp] Writes the plan's and the result's entries of padding rows, and zeroes the rows if the exchange does
+// so.
+__device__ inline void write_padding_rows(const DispatchArguments& call, const PaddingRows& rows,
+                                          const PlanView& plan) {
   const int thread = threadIdx.x % 32;
   for (std::int64_t row = rows.begin + thread; row < rows.end; row += 32) {
     plan.sources[row] = Source{};
@@ -34,16 +36,17 @@ __device__ inline void write_rows(const DispatchArguments& call, const PaddingRo
       const PartLayout& part = call.parts.part[p];
       for (std::int64_t byte = 4 * thread; byte < part.row_bytes; byte += 128) {
         const std::int64_t element = byte / part.element_bytes;
-        *reinterpret_cast<std::uint32_t*>(call.arrived[p] +
-                                          element_offset(part, row, element, call.leading[p]) +
+        *reinterpret_cast<std::uint32_t*>(call.received_parts[p] +
+                                          element_offset(part, row, element, call.leading_dimension[p]) +
                                           byte % part.element_bytes) = 0;
       }
     }
   }
 }
 
-// By one warp of `workers`: rows between groups. Few groups have some, so each thread looks at another.
-static __device__ __noinline__ void write_padding(const DispatchArguments& call, const RowOffsets& places,
+// [warp] Writes the padding of every group that falls to warp `worker` of `workers`. Few groups have any, so
+// each thread looks at a group of its own first.
+static __device__ __noinline__ void write_padding(const DispatchArguments& call, const RowOffsets& offsets,
                                                   int worker, int workers, const PlanView& plan) {
   const LaneView& lane = call.lane;
   if (lane.layout == Layout::rank_major) return;
@@ -51,12 +54,12 @@ static __device__ __noinline__ void write_padding(const DispatchArguments& call,
     const int mine = first + static_cast<int>(threadIdx.x % 32) * workers;
     bool some = false;
     if (mine < lane.groups) {
-      const PaddingRows rows = PaddingRows::of(lane, places, mine);
+      const PaddingRows rows = PaddingRows::of(lane, offsets, mine);
       some = rows.begin < rows.end;
     }
     for (std::uint32_t left = __ballot_sync(~0u, some); left != 0; left &= left - 1) {
       const int group = first + (__ffs(static_cast<int>(left)) - 1) * workers;
-      write_rows(call, PaddingRows::of(lane, places, group), plan);
+      write_padding_rows(call, PaddingRows::of(lane, offsets, group), plan);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Rows from memory to registers and on: by one warp, in granules of 512 bytes, 16 a thread.
+// Copies rows through registers: a warp moves granules of 512 bytes, 16 bytes a thread.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kGranule = 512;
+inline constexpr int kGranule = 512;  // bytes
 
-// By a whole warp: the pointer that thread `thread` has.
+// [warp] The pointer that thread `thread` has.
 template <class T>
 __device__ __forceinline__ T* pointer_of(T* mine, int thread) {
   return reinterpret_cast<T*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), thread));
@@ -19,17 +19,18 @@ __device__ __forceinline__ T* pointer_of(T* mine, int thread) {
 struct Quarters {
   int first, last;
 
-  // Share `share` of 1 << splits.
-  __device__ static Quarters of(int share, int splits) {
-    return {(kQuarters >> splits) * share, (kQuarters >> splits) * (share + 1)};
+  // The quarters of segment `segment` of 1 << log2_segments.
+  __device__ static Quarters of(int segment, int log2_segments) {
+    return {(kQuarters >> log2_segments) * segment, (kQuarters >> log2_segments) * (segment + 1)};
   }
   __device__ int count() const { return last - first; }
 };
 
-// The bytes of a row that some quarters are: quarters begin at multiples of `unit`.
+// Bytes [begin, end) of a row.
 struct ByteRange {
   int begin, end;
 
+  // The bytes of some quarters; quarters begin at multiples of `unit`.
   __device__ __forceinline__ static ByteRange of(const Quarters& quarters, std::int64_t row_bytes, int unit) {
     const auto bytes = static_cast<int>(row_bytes);  // kMaxPartBytes at most
     const int quarter = (bytes + kQuarters * unit - 1) / (kQuarters * unit) * unit;
@@ -37,7 +38,7 @@ struct ByteRange {
   }
 };
 
-// Some granules of a row, the thread's 16 bytes of each.
+// This thread's 16 bytes of each of kCount consecutive granules of a row.
 template <int kCount>
 struct Granules {
   uint4 held[kCount];
@@ -61,8 +62,8 @@ struct Granules {
   }
 };
 
-// Calls store(granules, at) for all of [range.begin, range.end) of `from`, multiples of 16. kAtOnce: granules
-// in flight by the warp.
+// [warp] Loads bytes `range` of `from`, both ends multiples of 16, kAtOnce granules at a time, and calls
+// store(granules, at) for each batch, which begins at byte `at`.
 template <int kAtOnce, class Store>
 __device__ __forceinline__ void copy_granules(const std::byte* from, const ByteRange& range, Store store) {
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// How one token's row leaves: to all who get it at once, as it is or quantised.
+// Sends one token's row to all of its destinations at once, unchanged or quantised.
 #pragma once
 
 #include "backends/cuda/device/kernel_traits.cuh"
@@ -8,25 +8,25 @@
 
 namespace ferry::cuda {
 
-// Where a message goes, as the thread knows it that leads it; of other threads all is null.
+// The addresses of a message at its destination rank, in the thread that leads it; null in other threads.
 struct Destination {
-  std::byte* message = nullptr;    // in the rank's staging
-  LLPacket* notes = nullptr;       // of the message
-  std::byte* row = nullptr;        // of part 0: in that message, or where it stays; null: it does not travel
-  std::uint64_t* flags = nullptr;  // of the message
+  std::byte* message = nullptr;  // in the rank's staging
+  LLPacket* metadata = nullptr;  // of the message's slots
+  std::byte* row = nullptr;      // part 0: in the message, or the final place (direct write); null: not sent
+  std::uint64_t* flags = nullptr;  // of the message's segments
 
   __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int parity,
                                                    std::int32_t message, std::int32_t bytes) {
     Destination to;
-    to.notes = lane.slot_notes(rank, parity, lane.rank, message);
+    to.metadata = lane.slot_metadata(rank, parity, lane.rank, message);
     to.message = lane.message(rank, parity, lane.rank, message, bytes);
     to.flags = lane.dispatch_flags(rank, parity, lane.rank, message);
     return to;
   }
 
-  // Calls store(`mine` of a thread) for each of `threads` (one bit each).
+  // [warp] Calls store(address) with the `mine` of each thread in `threads` (one bit each).
   template <class Store>
-  __device__ __forceinline__ static void each(std::uint32_t threads, std::byte* mine, Store store) {
+  __device__ __forceinline__ static void for_each(std::uint32_t threads, std::byte* mine, Store store) {
 #pragma unroll 1
     for (; threads != 0; threads &= threads - 1) {
       const int thread = __ffs(static_cast<int>(threads)) - 1;
@@ -35,8 +35,8 @@ struct Destination {
   }
 };
 
-// By one warp: columns of part 0 quantised, values to the `to_row` and scales to the `to_scales` of each
-// thread in `rows`. From memory of any kind.
+// [warp] Quantises some columns of a row and stores them for each thread in `rows`: values at its `to_row`,
+// scales at its `to_scales`. `row` may be in global or in shared memory.
 template <DType kType, int kDeep>
 __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::byte* to_scales,
                                              std::uint32_t rows, ByteRange columns, Fp8Options options) {
@@ -49,8 +49,8 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
       const int column = first + 256 * d + 8 * thread;
       if (column < columns.end) raw[d] = load_eight(kType, row, column);
     }
-    // One division serves all blocks.
-    const float largest = largest_of_block<kType, kDeep>(raw);
+    // Each thread divides for one block; the factor is then shuffled.
+    const float largest = block_max_magnitude<kType, kDeep>(raw);
     const Fp8Scale mine = fp8_scale(largest, options.power_of_two);
     uint2 values[kDeep];
 #pragma unroll
@@ -59,7 +59,7 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
       unpack(kType, raw[d], x);
       values[d] = encode_eight(x, __shfl_sync(~0u, mine.factor, 2 * d + thread / 16));
     }
-    Destination::each(rows, to_row, [&](std::byte* at) {
+    Destination::for_each(rows, to_row, [&](std::byte* at) {
 #pragma unroll
       for (int d = 0; d < kDeep; ++d) {
         const int column = first + 256 * d + 8 * thread;
@@ -71,36 +71,37 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
     const std::uint32_t word = scale_word(options, has, mine.scale);
     const bool stores = options.packed ? has && thread % 4 == 0 : has;
     const std::int64_t offset = options.packed ? block : 4 * block;
-    Destination::each(rows, to_scales, [&](std::byte* at) {
+    Destination::for_each(rows, to_scales, [&](std::byte* at) {
       if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
     });
   }
 }
 
-// Whether a warp's rows of part 0 come by a stream: whole ones do, what is left of shared ones is soon here.
-// The scales of a piece of 32-bit values would not begin at a word.
+// Whether a warp loads its rows of part 0 by a stream. Whole rows only: a segment of a row is one batch of
+// loads anyway. Not fp32 rows that are quantised: the packed scales of a stream's piece would not be whole
+// words.
 template <class Traits>
-__device__ __forceinline__ bool goes_by_stream(const DispatchArguments& call, int splits) {
-  return splits == 0 && (!Traits::quantises(call) || call.type != DType::fp32);
+__device__ __forceinline__ bool uses_stream(const DispatchArguments& call, int log2_segments) {
+  return log2_segments == 0 && (!Traits::quantises(call) || call.type != DType::fp32);
 }
 
-// Bytes of a row of part 0 as the caller has it.
+// Bytes of a row of part 0 in the caller's memory.
 template <class Traits>
-__device__ __forceinline__ int bytes_to_read(const DispatchArguments& call) {
+__device__ __forceinline__ int input_row_bytes(const DispatchArguments& call) {
   return Traits::quantises(call) ? call.lane.hidden * static_cast<int>(value_bytes(call.type))
                                  : static_cast<int>(call.parts.part[0].row_bytes);
 }
 
-// Part 0 of any token. Values: what a pointer to the arguments that lies in a struct points to, the compiler
-// may take for shared memory.
-struct RowsToRead {
+// Part 0 of the caller's rows. It holds copies of the arguments: the compiler would take what a pointer in a
+// struct points to for shared memory.
+struct InputRows {
   const std::byte* first;
   std::int64_t stride;
   int bytes;
 
   template <class Traits>
-  __device__ __forceinline__ static RowsToRead of(const DispatchArguments& call) {
-    return {call.part[0], call.stride[0], bytes_to_read<Traits>(call)};
+  __device__ __forceinline__ static InputRows of(const DispatchArguments& call) {
+    return {call.part[0], call.stride[0], input_row_bytes<Traits>(call)};
   }
   __device__ __forceinline__ void open(std::int64_t token, const std::byte** row, ByteRange* range) const {
     *row = first + token * stride;
@@ -108,15 +109,15 @@ struct RowsToRead {
   }
 };
 
-// Those of tokens [token, end), for a stream.
-struct TokenParts {
-  RowsToRead rows;
+// The rows of tokens [token, end), for a stream.
+struct InputRowIterator {
+  InputRows rows;
   std::int32_t token, end;
 
   template <class Traits>
-  __device__ static TokenParts of(const DispatchArguments& call, int splits, std::int32_t begin,
-                                  std::int32_t end) {
-    return {RowsToRead::of<Traits>(call), begin, goes_by_stream<Traits>(call, splits) ? end : begin};
+  __device__ static InputRowIterator of(const DispatchArguments& call, int log2_segments, std::int32_t begin,
+                                        std::int32_t end) {
+    return {InputRows::of<Traits>(call), begin, uses_stream<Traits>(call, log2_segments) ? end : begin};
   }
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
     if (token >= end) return false;
@@ -125,8 +126,8 @@ struct TokenParts {
   }
 };
 
-// By one warp: some columns of part 0 of a token, which lie at `row`, quantised, kDeep accesses of 256
-// columns at once.
+// [warp] Quantises some columns of part 0 of a token and sends them, kDeep accesses of 256 columns at a time.
+// `row`: where the row's column 0 is.
 template <int kDeep>
 __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& call, const std::byte* row,
                                                      const Destination& to, std::uint32_t rows,
@@ -138,13 +139,14 @@ __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& ca
     case DType::fp16:
       return send_encoded<DType::fp16, kDeep>(row, to.row, scales, rows, columns, call.fp8);
     case DType::fp32:
-      // Not by a stream.
+      // See uses_stream().
       if constexpr (kDeep == 8)
         send_encoded<DType::fp32, kDeep>(row, to.row, scales, rows, columns, call.fp8);
   }
 }
 
-// By one warp: some quarters of parts from `first` on as they are, to each thread in `rows`.
+// [warp] Sends some quarters of the parts from `first` on, unchanged, to the destination of each thread in
+// `rows`.
 template <class Traits>
 __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::int64_t token,
                                            const Destination& to, std::uint32_t rows,
@@ -155,19 +157,19 @@ __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::i
     std::byte* mine = p == 0 ? to.row : to.message + call.message.part_offset[p];
     copy_granules<Traits::kGranulesAtOnce>(
         token_row(call, p, token), range, [&](const auto& granules, int at) {
-          Destination::each(rows, mine, [&](std::byte* row) { granules.store(row, at, range.end); });
+          Destination::for_each(rows, mine, [&](std::byte* row) { granules.store(row, at, range.end); });
         });
   }
 }
 
-// By one warp: some quarters of a token's row to each thread in `rows`. `stream`: brings part 0, if rows go
-// by it.
+// [warp] Sends some quarters of a token's row to the destination of each thread in `rows`. `streams`: part 0
+// comes from `stream`.
 template <class Traits, class Rows>
 __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int64_t token,
                                          const Destination& to, std::uint32_t rows, const Quarters& quarters,
                                          bool streams, RowStream<Rows>& stream) {
   constexpr int kPiece = RowStream<Rows>::kPiece;
-  const int bytes = bytes_to_read<Traits>(call);
+  const int bytes = input_row_bytes<Traits>(call);
   if (Traits::quantises(call) && !streams) {
     const ByteRange columns = encoded_columns(call.lane, quarters);
     return send_encoded_columns<8>(call, token_row(call, 0, token), to, rows, columns);
@@ -176,14 +178,14 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
 #pragma unroll 1
     for (int at = 0; at < bytes; at += kPiece) {
       const ByteRange columns{at / 2, min(at + kPiece, bytes) / 2};
-      send_encoded_columns<kPiece / 512>(call, stream.take_where() - at, to, rows, columns);
+      send_encoded_columns<kPiece / 512>(call, stream.take_address() - at, to, rows, columns);
     }
     return;
   }
   if (!streams) return send_parts<Traits>(call, token, to, rows, quarters, 0);
-  // A small part beside the first is asked for before that is waited for.
+  // The load of a small second part is issued before the wait for the first.
   Granules<1> small;
-  const int small_bytes = Traits::kSpecialised && !Traits::kByToken && call.parts.count == 2
+  const int small_bytes = Traits::kSpecialised && !Traits::kFewTokens && call.parts.count == 2
                               ? static_cast<int>(call.parts.part[1].row_bytes)
                               : 0;
   const bool has_small = small_bytes > 0 && small_bytes <= kGranule;
@@ -191,11 +193,11 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
 #pragma unroll 1
   for (int at = 0; at < bytes; at += kPiece) {
     const auto piece = stream.take();
-    Destination::each(rows, to.row, [&](std::byte* row) { piece.store(row, at, bytes); });
+    Destination::for_each(rows, to.row, [&](std::byte* row) { piece.store(row, at, bytes); });
   }
   if (!has_small) return send_parts<Traits>(call, token, to, rows, quarters, 1);
-  Destination::each(rows, to.message + call.message.part_offset[1],
-                    [&](std::byte* part) { small.store(part, 0, small_bytes); });
+  Destination::for_each(rows, to.message + call.message.part_offset[1],
+                        [&](std::byte* part) { small.store(part, 0, small_bytes); });
 }
 
 }  // namespace ferry::cuda

@@ -8,96 +8,107 @@
 namespace ferry::cuda {
 namespace {
 
-// Ranks that a token with experts anywhere reaches on average: each of R with 1 - (1 - 1/R)^K.
-double reached(const Config& config) {
+// Expected number of ranks that a token is sent to, its K experts being uniform over R ranks:
+// R (1 - (1 - 1/R)^K).
+double ranks_per_token(const Config& config) {
   const double ranks = config.placement.ranks();
   return ranks * (1 - std::pow(1 - 1 / ranks, config.top_k));
 }
 
-// 1 to blocks - 1.
-int share_of(int blocks, double senders, double others) {
-  const int share = static_cast<int>(std::lround(blocks * senders / (senders + others)));
-  return std::max(1, std::min(share, blocks - 1));
+// Divides the blocks in proportion to the senders' and the receivers' work; 1 to blocks - 1 senders.
+int proportional_senders(int blocks, double sender_work, double receiver_work) {
+  const int senders = static_cast<int>(std::lround(blocks * sender_work / (sender_work + receiver_work)));
+  return std::max(1, std::min(senders, blocks - 1));
 }
 
-// More than keep the link busy make combine slower where few are left to bring home. `sending`: work of a
-// token that sends `sent` rows. `few`: tokens, where a few more let two warps share a row.
-int most_senders(int blocks, double sending, double sent, bool few) {
-  constexpr double kLink = 0.2;  // what a row takes there
-  constexpr int kFewBlocks = 64;
-  const double share = few ? 0.5 : 0.45;
-  const double most = blocks <= kFewBlocks && sent > 0 ? sending / (kLink * sent) : share * blocks;
+// Senders of a combine beyond this number only slow it down: the link is busy, and fewer blocks are left to
+// reduce. `sender_work`: for a token, of which `sent` rows are sent. `few`: tokens; there, a few more senders
+// let two warps share a row.
+int max_combine_senders(int blocks, double sender_work, double sent, bool few, const RoleCosts& costs) {
+  constexpr int kSmallLaunch = 64;  // blocks; up to here the link's rate decides
+  const double share = costs[few ? RoleCost::combine_max_share_few : RoleCost::combine_max_share];
+  const double most = blocks <= kSmallLaunch && sent > 0
+                          ? sender_work / (costs[RoleCost::combine_link] * sent)
+                          : share * blocks;
   return std::max(1, static_cast<int>(std::lround(most)));
 }
 
-// About `senders` of `blocks` blocks, so many that warps which send several of `tokens` whole rows have the
-// same number of them: the last warps to end hold up all.
-int evened(int senders, int blocks, std::int64_t tokens) {
-  const auto needed = [&](std::int64_t each) {
-    return static_cast<int>((tokens + kWorkWarps * each - 1) / (kWorkWarps * each));
+// Adjusts a number of sender blocks so that all warps send the same number of whole rows: the last warp to
+// finish delays the call. Leaves it unchanged where a warp sends at most one row.
+int balance_senders(int senders, int blocks, std::int64_t tokens) {
+  const auto blocks_for = [&](std::int64_t rows_per_warp) {
+    return static_cast<int>((tokens + kWorkWarps * rows_per_warp - 1) / (kWorkWarps * rows_per_warp));
   };
-  const std::int64_t workers = std::int64_t{senders} * kWorkWarps, each = (tokens + workers - 1) / workers;
-  if (each < 2) return senders;
-  const int fewer = needed(each), more = needed(each - 1);
+  const std::int64_t warps = std::int64_t{senders} * kWorkWarps, rows_per_warp = (tokens + warps - 1) / warps;
+  if (rows_per_warp < 2) return senders;
+  const int fewer = blocks_for(rows_per_warp), more = blocks_for(rows_per_warp - 1);
   return more < blocks && more - senders <= senders - fewer ? more : fewer;
 }
 
 }  // namespace
 
-int dispatch_senders(int blocks, const Config& config, const DispatchWork& work) {
-  // Enough warps for shares of rows, enough to quantise.
-  if (work.few) return std::clamp(blocks * (work.quantised ? 6 : 5) / 16, 1, kMaxSenders);
-  // Work in quarters of a microsecond of a block, from the times of two and four ranks with few
-  // multiprocessors and either role as the bound (docs/performance-gpus.md).
-  constexpr double kPlan = 1.2, kStore = 1.05, kCopy = 0.9, kFetch = 0.55, kTake = 0.78;
-  constexpr double kEncode = 2.0, kStoreEncoded = 0.4, kCopyEncoded = 0.6, kTakeEncoded = 0.6;
-  const double messages = reached(config), own = messages / config.placement.ranks();
+int dispatch_senders(int blocks, const Config& config, const DispatchWork& work, const RoleCosts& costs) {
+  if (work.few) {
+    const RoleCost share = work.quantised ? RoleCost::few_sender_share_fp8 : RoleCost::few_sender_share;
+    return std::clamp(static_cast<int>(blocks * costs[share]), 1, kMaxSenders);
+  }
+  // For one token: messages, those to this rank itself, rows stored at their destination, and all rows.
+  const double messages = ranks_per_token(config), own = messages / config.placement.ranks();
   const double stored = work.quantised ? messages : messages - own;
   const double rows = config.layout == Layout::rank_major ? messages : config.top_k;
-  const double sending = work.quantised ? kEncode + stored * kStoreEncoded : kPlan + stored * kStore;
-  const double copied = work.placed ? rows - stored : rows, fetched = work.placed ? 0 : stored;
-  const double receiving = work.quantised ? copied * kCopyEncoded + messages * kTakeEncoded
-                                          : copied * kCopy + fetched * kFetch + messages * kTake;
-  return std::min(share_of(blocks, sending, receiving), kMaxSenders);
+  const double copied = work.direct_write ? rows - stored : rows, fetched = work.direct_write ? 0 : stored;
+  double sender_work, receiver_work;
+  if (work.quantised) {
+    sender_work = costs[RoleCost::encode] + stored * costs[RoleCost::encoded_store];
+    receiver_work = copied * costs[RoleCost::encoded_copy] + messages * costs[RoleCost::encoded_receive];
+  } else {
+    sender_work = costs[RoleCost::dispatch_plan] + stored * costs[RoleCost::dispatch_store];
+    receiver_work = copied * costs[RoleCost::dispatch_copy] + fetched * costs[RoleCost::dispatch_fetch] +
+                    messages * costs[RoleCost::dispatch_receive];
+  }
+  return std::min(proportional_senders(blocks, sender_work, receiver_work), kMaxSenders);
 }
 
-DispatchBlocks dispatch_by_token(int blocks, const Config& config, std::int64_t tokens, bool quantised) {
-  // They tell every rank of every token: not where most would be told of nothing.
+DispatchBlocks dispatch_few_token_blocks(int blocks, const Config& config, std::int64_t tokens,
+                                         bool quantised, const RoleCosts& costs) {
   if (blocks < 8 || config.placement.ranks() > 2 * config.top_k) return {};
-  // A warp has as many tokens as it plans at once, if there are blocks enough; and one block coordinates.
-  const int at_once = config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1;
-  const std::int64_t each = std::int64_t{kWorkWarps} * at_once;
-  const std::int64_t most = std::min(tokens, kPlaceFrom - 1);
-  const int tellers =
-      static_cast<int>(std::clamp<std::int64_t>((most + each - 1) / each, 1, std::max(blocks / 16, 1)));
-  const int metadata_blocks = tellers + 1;
-  const DispatchWork work{.few = true, .quantised = quantised, .placed = false};
-  return {evened(dispatch_senders(blocks - metadata_blocks, config, work), blocks - metadata_blocks, most),
-          metadata_blocks};
+  // A warp gets as many tokens as it plans at once, if there are enough blocks.
+  const int planned_at_once = config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1;
+  const std::int64_t tokens_per_block = std::int64_t{kWorkWarps} * planned_at_once;
+  const std::int64_t most = std::min(tokens, kManyTokens - 1);
+  const int limit = std::max(static_cast<int>(blocks * costs[RoleCost::metadata_block_share]), 1);
+  const int counting_blocks =
+      static_cast<int>(std::clamp<std::int64_t>((most + tokens_per_block - 1) / tokens_per_block, 1, limit));
+  const int metadata_blocks = counting_blocks + 1;  // and the coordinator block
+  const DispatchWork work{.few = true, .quantised = quantised, .direct_write = false};
+  const int others = blocks - metadata_blocks;
+  return {balance_senders(dispatch_senders(others, config, work, costs), others, most), metadata_blocks};
 }
 
-// Work in rows that are added up by a block with a weight each, from the times of two and four ranks with few
-// multiprocessors and either role as the bound (docs/performance-gpus.md).
-int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged) {
-  constexpr double kStaged = 0.9, kStore = 1.15, kMove = 0.9, kPass = 0.72, kSend = 0.65;
-  // What a multiprocessor can store at others, of which it takes several to keep it busy: sums and rows.
-  constexpr double kPushSum = 2.2, kPushRow = 1.6;
-  const double ranks = config.placement.ranks(), messages = reached(config);
-  const double away = own_staged ? 1 : 1 - 1 / ranks;  // share of rows and sums that travel
-  double sent, sending, home;
+int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged,
+                    const RoleCosts& costs) {
+  // For one token: messages, the share of rows and sums that are sent, and the rows or sums sent.
+  const double ranks = config.placement.ranks(), messages = ranks_per_token(config);
+  const double away = own_staged ? 1 : 1 - 1 / ranks;
+  double sent, sender_work, reducer_work;
   if (reduction == Reduction::partial) {
     sent = messages * away;
-    double read = away * config.top_k, read_at_home = (1 - away) * config.top_k;
-    if (config.layout == Layout::rank_major) read = kPass * sent, read_at_home = kPass * (messages - sent);
-    sending = std::max(read + kSend * sent, kPushSum * sent);
-    home = kStaged * sent + read_at_home + kStore;
+    double read = away * config.top_k, read_by_reducer = (1 - away) * config.top_k;
+    if (config.layout == Layout::rank_major) {
+      read = costs[RoleCost::combine_read_summed] * sent;
+      read_by_reducer = costs[RoleCost::combine_read_summed] * (messages - sent);
+    }
+    sender_work =
+        std::max(read + costs[RoleCost::combine_send_sum] * sent, costs[RoleCost::combine_push_sum] * sent);
+    reducer_work = costs[RoleCost::combine_staged] * sent + read_by_reducer + costs[RoleCost::combine_store];
   } else {
     sent = away * config.top_k;
-    sending = kPushRow * sent;
-    home = reduction == Reduction::exact ? config.top_k + kStore : kMove * config.top_k;
+    sender_work = costs[RoleCost::combine_push_row] * sent;
+    reducer_work = reduction == Reduction::exact ? config.top_k + costs[RoleCost::combine_store]
+                                                 : costs[RoleCost::combine_move] * config.top_k;
   }
-  return std::min(share_of(blocks, sending, home),
-                  most_senders(blocks, sending, sent, config.max_tokens < kPlaceFrom));
+  return std::min(proportional_senders(blocks, sender_work, reducer_work),
+                  max_combine_senders(blocks, sender_work, sent, config.max_tokens < kManyTokens, costs));
 }
 
 }  // namespace ferry::cuda

@@ -1,27 +1,32 @@
-// How many blocks of a fused launch send; the others receive, or bring home.
+// How many blocks of a fused launch take each role: sender, metadata block, receiver or reducer.
 #pragma once
 
-#include "backends/cuda/dispatch/send_share.hpp"
+#include "backends/cuda/dispatch/send_partition.hpp"
+#include "backends/cuda/host/role_costs.hpp"
 #include "ferry/config.hpp"
 
 namespace ferry::cuda {
 
-// What decides how much work either role has, for a token whose experts are anywhere.
+// Properties of a dispatch that decide how much work either role has.
 struct DispatchWork {
-  bool few;        // tokens: fewer than kPlaceFrom
-  bool quantised;  // before they travel
-  bool placed;     // rows are stored where they stay
+  bool few;           // fewer than kManyTokens tokens
+  bool quantised;     // senders quantise the rows
+  bool direct_write;  // senders store rows at their final position, so receivers do not copy them
 };
 
-// At least 1, and less than `blocks` if that is more than 1.
-int dispatch_senders(int blocks, const Config& config, const DispatchWork& work);
+// Sender blocks of a dispatch: at least 1, and less than `blocks` if `blocks` > 1.
+int dispatch_senders(int blocks, const Config& config, const DispatchWork& work,
+                     const RoleCosts& costs = role_costs());
 
-// Of a dispatch of fewer than kPlaceFrom tokens, and at most `tokens`, which may be a larger bound: some
-// blocks tell of tokens, so that those that send need not wait for anything. None where blocks are few, or
-// where most ranks would be told that nothing comes.
-DispatchBlocks dispatch_by_token(int blocks, const Config& config, std::int64_t tokens, bool quantised);
+// Roles in a dispatch of few tokens, where metadata blocks count tokens and send their metadata, so that
+// senders need not wait for anything. `tokens`: their number or an upper bound; values from kManyTokens on
+// count as kManyTokens - 1. All zero, which stands for no such roles, where there are fewer than 8 blocks, or
+// where most ranks get none of a token's messages and metadata for them would be wasted.
+DispatchBlocks dispatch_few_token_blocks(int blocks, const Config& config, std::int64_t tokens,
+                                         bool quantised, const RoleCosts& costs = role_costs());
 
-// `own_staged`: what a rank brings to itself goes through staging.
-int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged);
+// Sender blocks of a combine. `own_staged`: rows of this rank's own tokens go through staging.
+int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged,
+                    const RoleCosts& costs = role_costs());
 
 }  // namespace ferry::cuda

@@ -53,18 +53,18 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
   const Placement& placement = config.placement;
   std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
   const RoutingTables filled = RoutingTables::at(host.data(), config.experts, rank.size());
-  int position = 0;
+  int physical = 0;  // index, see RoutingTables
   for (int peer = 0; peer < rank.size(); ++peer) {
     filled.capacity[peer] = group_capacity(config, peer);
-    filled.first_expert[peer] = position;
+    filled.first_physical[peer] = physical;
     for (const int expert : placement.experts_of(peer)) {
-      filled.position_of[expert] = static_cast<std::uint16_t>(position);
-      filled.expert_at[position] = static_cast<std::uint16_t>(expert);
-      filled.rank_of[position] = static_cast<std::uint8_t>(peer);
-      ++position;
+      filled.physical_of[expert] = static_cast<std::uint16_t>(physical);
+      filled.expert_of[physical] = static_cast<std::uint16_t>(expert);
+      filled.rank_of[physical] = static_cast<std::uint8_t>(peer);
+      ++physical;
     }
   }
-  filled.first_expert[rank.size()] = position;
+  filled.first_physical[rank.size()] = physical;
   copy_blocking(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
 }
 
@@ -116,15 +116,17 @@ LaneView Lane::make_view() const {
   view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
   view.row_order_hash = row_order_hash(config);
   view.placement_version = config.placement.version();
+#if FERRY_TEST_HOOKS
   const Environment environment = Environment::read();
   view.fault_injection = fault_injection_of(environment.jitter, environment.stall);
   // A stalled rank must not time out itself: the test expects that its peers report it.
   if (view.fault_injection.stall != Point::none) view.deadline = ~0ull;
+#endif
   for (int peer = 0; peer < view.ranks; ++peer)
     view.symmetric[peer] = exchange_.memory.at(peer, index_ * layout.lane_bytes());
   view.signals = device_signals(config);
   view.exchange = layout.exchange;
-  view.arrived = layout.exchange.lane_bytes();
+  view.receive_buffers = layout.exchange.lane_bytes();
 
   view.tables = exchange_.tables.data() + exchange_.arrays.routing;
   view.state = array<LaneState>(arrays_.state);

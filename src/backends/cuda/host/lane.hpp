@@ -7,7 +7,7 @@
 #include "backends/cuda/device/small_operations.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/memory/memory.hpp"
-#include "backends/cuda/memory/sizes.hpp"
+#include "backends/cuda/memory/memory_layout.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
 #include "exchange/backend.hpp"
 

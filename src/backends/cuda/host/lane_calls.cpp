@@ -51,7 +51,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.ids = call.ids.data;
   arguments.wide_ids = call.ids.type == IdType::int64;
   arguments.weights = call.weights;
-  arguments.replay = !call.plan.empty();
+  arguments.by_plan = !call.plan.empty();
   arguments.dot_rows = call.dot_rows;
   arguments.dot_type = config.combine_type;
   arguments.apply_weights = call.apply_weights;
@@ -68,7 +68,7 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   const ReceiveBuffers& memory = call.memory;
   const bool rank_major = config.layout == Layout::rank_major;
   const std::int64_t rows = view_.capacity_rows;
-  const Plan plan = arguments.replay
+  const Plan plan = arguments.by_plan
                         ? call.plan
                         : Plan::over(memory.plan != nullptr ? memory.plan : array<void>(arrays_.plan),
                                      static_cast<std::size_t>(view_plan(nullptr, view_.plan_shape).bytes));
@@ -77,13 +77,13 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   for (int p = 0; p < arguments.parts.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     const PartLayout& part = arguments.parts.part[p];
-    void* own = config.own_receive_buffers ? view_.at(view_.rank, view_.arrived + end) : nullptr;
+    void* own = config.own_receive_buffers ? view_.at(view_.rank, view_.receive_buffers + end) : nullptr;
     end = align_up(end + part_bytes_total(part, rows), 256);
     result.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
                        .row_bytes = part.columns ? part.element_bytes : part.row_bytes,
                        .leading_dimension = leading_dimension(part, rows)};
-    arguments.arrived[p] = static_cast<std::byte*>(result.parts[i].data);
-    arguments.leading[p] = result.parts[i].leading_dimension;
+    arguments.received_parts[p] = static_cast<std::byte*>(result.parts[i].data);
+    arguments.leading_dimension[p] = result.parts[i].leading_dimension;
   }
   arguments.own_memory = config.own_receive_buffers && memory.parts[0] == nullptr;
   arguments.plan = view_plan(plan.storage(), view_.plan_shape);
@@ -121,15 +121,20 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
   set_receive_buffers(call, arguments);
-  const bool from_ids =
-      phase == Phase::fused && !arguments.replay && !call.apply_weights && call.dot_rows == nullptr;
-  const DispatchWork work{.few = arguments.tokens < kPlaceFrom,
+  const DispatchWork work{.few = arguments.tokens < kManyTokens,
                           .quantised = call.format.kind == FormatKind::fp8_e4m3,
-                          .placed = arguments.own_memory};
-  arguments.by_number = {dispatch_senders(shape.blocks, exchange_.config, work), 0};
-  if (from_ids && (work.few || arguments.device_tokens != nullptr))
-    arguments.by_token = dispatch_by_token(shape.blocks, exchange_.config, arguments.tokens, work.quantised);
-  launch_dispatch(arguments, phase, shape, handle_of(stream));
+                          .direct_write = arguments.own_memory};
+  arguments.many_token_blocks = {dispatch_senders(shape.blocks, exchange_.config, work), 0};
+  arguments.few_token_blocks =
+      dispatch_few_token_blocks(shape.blocks, exchange_.config, arguments.tokens, work.quantised);
+  const DispatchMode mode =
+      dispatch_mode({.phase = phase,
+                     .computes_values = call.apply_weights || call.dot_rows != nullptr,
+                     .by_plan = arguments.by_plan,
+                     .has_metadata_blocks = arguments.few_token_blocks.metadata_blocks > 0,
+                     .count_on_device = arguments.device_tokens != nullptr,
+                     .tokens = arguments.tokens});
+  launch_dispatch(arguments, mode, shape, handle_of(stream));
   result_.call = ++calls_;
   if (phase == Phase::send) {
     dispatch_ = arguments;
@@ -139,7 +144,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
 }
 
 DispatchResult Lane::dispatch_receive(Stream stream) {
-  launch_dispatch(dispatch_, Phase::receive, phase_shape_, handle_of(stream));
+  launch_dispatch(dispatch_, DispatchMode::receive_phase, phase_shape_, handle_of(stream));
   return result_;
 }
 

@@ -102,13 +102,13 @@ __device__ __forceinline__ bool await_head(const LaneView& lane, const Awaited& 
 // [thread] Records for the host why the call is aborted on this rank. The first error stands until the host
 // has read it; later ones are dropped.
 static __device__ __noinline__ void end_call(const LaneView& lane, std::uint64_t call, Operation operation,
-                                             DeviceError::Why why, int peer, int index, std::int64_t mine,
+                                             DeviceError::Why reason, int peer, int index, std::int64_t mine,
                                              std::int64_t theirs, const ErrorRecord* refusal = nullptr) {
   DeviceError* error = lane.ended;
   if (load_acquire_sys(&error->call) != 0) return;
   if (refusal != nullptr) error->refusal = *refusal;
   error->operation = operation;
-  error->why = why;
+  error->reason = reason;
   error->peer = peer;
   error->index = index;
   error->mine = mine;

@@ -39,7 +39,7 @@ const char* argument_name(Operation operation, int index) {
 
 [[noreturn]] void raise(const DeviceError& error, int rank) {
   const std::string call = str(to_string(error.operation), " ", error.call);
-  switch (error.why) {
+  switch (error.reason) {
     case DeviceError::Why::refused:
       error.refusal.raise(str("rank ", error.peer, " refused ", call, ": "));
     case DeviceError::Why::operation:

@@ -1,4 +1,5 @@
-// Fault injection for tests: kernels pause at random, or stall, at named points of the protocol.
+// Fault injection for tests: kernels pause at random, or stall, at named points of the protocol. Only builds
+// with FERRY_TEST_HOOKS do; in production kernels the points are empty (inject_fault in wait.cuh).
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ struct DeviceError {
 
   std::uint64_t call;
   Operation operation;
-  Why why;
+  Why reason;
   std::int32_t peer;
   std::int32_t index;
   std::int64_t mine, theirs;

@@ -8,6 +8,7 @@ namespace ferry::cuda {
 
 inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended once the whole exchange has failed
 
+#if FERRY_TEST_HOOKS
 // [thread] Fault injection for tests: before the step that `point` names, stalls until the exchange has
 // failed, or pauses for a random time. Always inlined: a call would keep the caller's registers in memory,
 // even on paths that never make it.
@@ -24,6 +25,10 @@ __device__ __forceinline__ void inject_fault(const LaneView& lane, Point point) 
   if ((random & 255u) < lane.fault_injection.probability)
     __nanosleep(__umulhi(random, lane.fault_injection.max_pause_ns));
 }
+#else
+// [thread] Production kernels have no fault injection.
+__device__ __forceinline__ void inject_fault(const LaneView&, Point) {}
+#endif
 
 // [thread] Whether `call`, or the whole exchange, has been aborted on this rank. Acquire: the reason, written
 // before the abort, may be read afterwards.

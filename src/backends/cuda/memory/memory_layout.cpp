@@ -1,4 +1,4 @@
-#include "backends/cuda/memory/sizes.hpp"
+#include "backends/cuda/memory/memory_layout.hpp"
 
 #include <algorithm>
 

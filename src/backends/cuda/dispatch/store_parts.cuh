@@ -1,4 +1,4 @@
-// What a warp stores to arrived rows: copies of a message's parts, and rows computed from them.
+// Stores received rows: copies of a message's parts, and rows computed from them.
 #pragma once
 
 #include "backends/cuda/device/kernel_traits.cuh"
@@ -10,7 +10,8 @@
 
 namespace ferry::cuda {
 
-// The dot product of docs/contract.md from 32 threads' sums of 8 columns each.
+// [warp] Adds up 32 threads' sums of 8 columns each, in the order that docs/contract.md gives for a dot
+// product. The first thread has the result.
 __device__ inline float dot_of_sums(float (&sum)[8]) {
 #pragma unroll
   for (int step = 4; step > 0; step /= 2) {
@@ -23,12 +24,12 @@ __device__ inline float dot_of_sums(float (&sum)[8]) {
   return canonical(dot);
 }
 
-// By one warp: the row times its weight to arrived row `to`, and its dot product with the caller's row there.
+// [warp] Stores `row` times its weight in received row `to`, and its dot product with the caller's row there.
 static __device__ __noinline__ void compute_row(const DispatchArguments& call, const std::byte* row,
                                                 std::int32_t to, float weight) {
   const int thread = threadIdx.x % 32;
   const std::int64_t hidden = call.lane.hidden;
-  std::byte* arrived = call.arrived[0] + to * call.parts.part[0].row_bytes;
+  std::byte* out = call.received_parts[0] + to * call.parts.part[0].row_bytes;
   const std::byte* other = nullptr;
   if (call.dot_rows != nullptr)
     other = static_cast<const std::byte*>(call.dot_rows) + to * hidden * value_bytes(call.dot_type);
@@ -37,12 +38,12 @@ static __device__ __noinline__ void compute_row(const DispatchArguments& call, c
 #pragma unroll
     for (int four = 0; four < 8; four += 4) {
       if (column + four >= hidden) break;
-      float x[4], v[4], weighed[4];
+      float x[4], v[4], weighted[4];
       load_four(call.type, row, column + four, x);
       if (call.apply_weights) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) weighed[i] = __fmul_rn(weight, x[i]);
-        store_values(call.type, arrived, column + four, weighed);
+        for (int i = 0; i < 4; ++i) weighted[i] = __fmul_rn(weight, x[i]);
+        store_values(call.type, out, column + four, weighted);
       }
       if (other == nullptr) continue;
       load_four(call.dot_type, other, column + four, v);
@@ -55,11 +56,13 @@ static __device__ __noinline__ void compute_row(const DispatchArguments& call, c
   if (thread == 0) call.dots[to] = dot;
 }
 
+// Whether a part is copied in accesses of 16 bytes.
 __device__ __forceinline__ bool moves_whole(const PartLayout& part) {
   return !part.columns && part.row_bytes % 16 == 0;
 }
 
-// The bytes of part `p` that come with some quarters of a row: as senders cut it, whose flags say no more.
+// The bytes of part `p` that belong to some quarters of a row. The sender cuts the part in the same way, and
+// a quarter's flag covers exactly these bytes.
 template <class Traits>
 __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call, int p,
                                                    const Quarters& quarters) {
@@ -74,32 +77,33 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
   return {scales(columns.begin), quarters.last == kQuarters ? bytes : scales(columns.end)};
 }
 
-// By one warp: some quarters of a part, from `from`, to the kept rows. `row`: of this thread's slot; `kept`:
-// the slots that have one.
+// [warp] Copies some quarters of a part from `from` to the row of each thread in `threads` (one bit each);
+// `row`: this thread's.
 template <class Traits>
-__device__ __forceinline__ void spread_part(const DispatchArguments& call, int p, const std::byte* from,
-                                            std::int32_t row, std::uint32_t kept, const Quarters& quarters) {
+__device__ __forceinline__ void store_part(const DispatchArguments& call, int p, const std::byte* from,
+                                           std::int32_t row, std::uint32_t threads,
+                                           const Quarters& quarters) {
   const PartLayout& part = call.parts.part[p];
   const ByteRange range = bytes_of_part<Traits>(call, p, quarters);
-  // All that is not converted is made of 16 bytes and more.
+  // Parts that are not quantised come in multiples of 16 bytes.
   if (!Traits::quantises(call) || (moves_whole(part) && (range.begin | range.end) % 16 == 0)) {
     const auto bytes = static_cast<std::int32_t>(part.row_bytes);
     copy_granules<Traits::kGranulesAtOnce>(from, range, [&](const auto& granules, int at) {
 #pragma unroll 1
-      for (std::uint32_t left = kept; left != 0; left &= left - 1) {
+      for (std::uint32_t left = threads; left != 0; left &= left - 1) {
         const std::int32_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
-        granules.store(call.arrived[p] + std::int64_t{to} * bytes, at, range.end);
+        granules.store(call.received_parts[p] + std::int64_t{to} * bytes, at, range.end);
       }
     });
     return;
   }
-  // Scales: words of their own, in a column or in rows that no copy of 16 bytes fits.
+  // Scales: single words, in a column or in rows that are no multiple of 16 bytes.
 #pragma unroll 1
-  for (std::uint32_t left = kept; left != 0; left &= left - 1) {
+  for (std::uint32_t left = threads; left != 0; left &= left - 1) {
     const std::int64_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
     std::byte* const first =
-        call.arrived[p] + to * (part.columns ? kScaleBytes : static_cast<int>(part.row_bytes));
-    const std::int64_t step = part.columns ? kScaleBytes * call.leading[p] : kScaleBytes;
+        call.received_parts[p] + to * (part.columns ? kScaleBytes : static_cast<int>(part.row_bytes));
+    const std::int64_t step = part.columns ? kScaleBytes * call.leading_dimension[p] : kScaleBytes;
 #pragma unroll 1
     for (int byte = range.begin + 4 * static_cast<int>(threadIdx.x % 32); byte < range.end; byte += 128) {
       *reinterpret_cast<std::uint32_t*>(first + byte / kScaleBytes * step) =
@@ -108,17 +112,17 @@ __device__ __forceinline__ void spread_part(const DispatchArguments& call, int p
   }
 }
 
-// Rows that are copied, for a stream: one of each team in `teams` (one bit each), `row` of its threads.
+// Rows to copy, for a stream: one row for each tile in `tiles` (one bit each), at the tile's `row`.
 struct CopiedRows {
-  Team team;
-  std::uint32_t teams;
+  TokenTile tile;
+  std::uint32_t tiles;
   const std::byte* row;
   int bytes;
 
   __device__ __forceinline__ bool open(const std::byte** next, ByteRange* range) {
-    if (teams == 0) return false;
-    const int from = (__ffs(static_cast<int>(teams)) - 1) << team.shift;
-    teams &= teams - 1;
+    if (tiles == 0) return false;
+    const int from = (__ffs(static_cast<int>(tiles)) - 1) << tile.log2_size;
+    tiles &= tiles - 1;
     *next = pointer_of(row, from);
     *range = {0, bytes};
     return true;

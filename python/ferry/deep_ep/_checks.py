@@ -1,4 +1,4 @@
-"""Arguments that do not fit: found before they are used, and told to the ranks that would wait."""
+"""Checks of arguments, and how a failed check ends the call on the ranks that would otherwise wait."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import operator
 
 import ferry
 
-MOST = 2**31 - 1  # of numbers that the core takes
+INT32_MAX = 2**31 - 1  # the core takes 32-bit numbers
 
 
 def require(arrays, array, name, dimensions, *types):
-    """Raises UsageError unless `array` is one of the call's kind, and of one of `types` if there are any."""
-    if not arrays.has(array):
-        raise ferry.UsageError(f"{name}: expected an array of the kind and place of x, got {type(array).__name__}")
+    """Raises UsageError unless `array` has the call's framework and device, and one of `types` if any are given."""
+    if not arrays.accepts(array):
+        raise ferry.UsageError(f"{name}: expected an array of the framework and device of x, got {type(array).__name__}")
     if array.ndim != dimensions:
         raise ferry.UsageError(f"{name}: expected {dimensions} dimensions, got shape {list(array.shape)}")
     if types and array.dtype not in arrays.dtypes(types):
@@ -25,18 +25,18 @@ def require_shape(array, name, expected):
         raise ferry.UsageError(f"{name}: expected shape {list(expected)}, got {list(array.shape)}")
 
 
-def require_whole(number, name, least):
-    """Raises UsageError unless `number` is whole, `least` or more."""
+def require_integer(number, name, least):
+    """Raises UsageError unless `number` is an integer of `least` or more that fits 32 bits."""
     try:
         found = None if isinstance(number, bool) else operator.index(number)
     except TypeError:
         found = None
-    if found is None or not least <= found <= MOST:
-        raise ferry.UsageError(f"{name}: expected a whole number of {least} to {MOST}, got {number!r}")
+    if found is None or not least <= found <= INT32_MAX:
+        raise ferry.UsageError(f"{name}: expected an integer from {least} to {INT32_MAX}, got {number!r}")
 
 
-class told_to_peers:
-    """What the block raises ends the peers' call too: `refuse` makes the call with arguments the core refuses."""
+class refuse_on_error:
+    """If the block raises, `refuse` calls the core with arguments that it refuses, which ends the peers' call too."""
 
     def __init__(self, refuse):
         self.refuse = refuse
@@ -51,8 +51,8 @@ class told_to_peers:
 
 
 def refuse_dispatch(exchange, arrays, like):
-    # With tokens the refusal goes to their stream, behind the calls before it; ids are what is missing.
-    tokens = arrays.empty((0, exchange.config.hidden), "bfloat16", like) if arrays.has(like) else None
+    # Ids of None are refused. Tokens, if there are any, put the refusal on their stream, behind earlier calls.
+    tokens = arrays.empty((0, exchange.config.hidden), "bfloat16", like) if arrays.accepts(like) else None
     exchange.dispatch(tokens, None)
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong with the interface of deep_ep: typed, on every rank at once, and the next call is right."""
+"""Errors of the deep_ep interface: typed, on every rank at once, and the next call works."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ from ferry.deep_ep._events import Streams
 from oracle import bf16, messages_to, routes_to, same_bits
 
 
-def test_mistakes(rng):
+def test_bad_arguments(rng):
     step = step_of(rng, ranks=1)
 
     @on_ranks(1)
@@ -47,22 +47,22 @@ def test_numbers_of_low_latency_mode(rng, numbers):
 
     @on_ranks(1)
     def _(me, buffer):
-        with pytest.raises(ferry.UsageError, match="expected a whole number"):
+        with pytest.raises(ferry.UsageError, match="expected an integer"):
             buffer.low_latency_dispatch(step.tokens[0], step.ids[0], *numbers)
 
 
-def test_more_rows_than_the_worst(rng):
+def test_more_rows_than_num_worst_tokens(rng):
     step = full_step(rng)
 
     @on_ranks(2)
     def _(me, buffer):
-        came = len(messages_to(step, me))
-        with pytest.raises(ferry.UsageError, match=f"num_worst_tokens = 1, but {came} rows") if me else contextlib.nullcontext():
-            layout_and_dispatch(buffer, step, me, num_worst_tokens=1 if me else came)
-        assert len(layout_and_dispatch(buffer, step, me, num_worst_tokens=came)[0]) == came
+        received = len(messages_to(step, me))
+        with pytest.raises(ferry.UsageError, match=f"num_worst_tokens = 1, but {received} rows") if me else contextlib.nullcontext():
+            layout_and_dispatch(buffer, step, me, num_worst_tokens=1 if me else received)
+        assert len(layout_and_dispatch(buffer, step, me, num_worst_tokens=received)[0]) == received
 
 
-def mistakes_of_one_rank():
+def bad_calls():
     """name -> a call of a rank's own that the other ranks make as it should be."""
     return {
         "x": lambda b, s, me: layout_and_dispatch(b, s, me, x=s.tokens[me].astype(np.float32)),
@@ -84,9 +84,9 @@ def mistakes_of_one_rank():
     }
 
 
-@pytest.mark.parametrize("name", mistakes_of_one_rank())
-def test_dispatch_ends_on_all_ranks(rng, name):
-    step, mistake = full_step(rng), mistakes_of_one_rank()[name]
+@pytest.mark.parametrize("name", bad_calls())
+def test_a_bad_dispatch_ends_on_all_ranks(rng, name):
+    step, mistake = full_step(rng), bad_calls()[name]
 
     @on_ranks(2)
     def _(me, buffer):
@@ -100,7 +100,7 @@ def test_dispatch_ends_on_all_ranks(rng, name):
 
 @pytest.mark.parametrize("name", ["x", "overlap", "config", "config of words", "bias", "three biases", "bias of float32",
                                   "bias of objects", "weights", "again", "again with ids", "again with config"])
-def test_calls_by_a_handle_end_on_all_ranks(rng, name):
+def test_bad_calls_by_a_handle_end_on_all_ranks(rng, name):
     step = full_step(rng)
 
     @on_ranks(2)
@@ -130,7 +130,7 @@ def test_calls_by_a_handle_end_on_all_ranks(rng, name):
 
 
 @pytest.mark.parametrize("hook", [False, True])
-def test_calls_of_low_latency_mode_end_on_all_ranks(rng, hook):
+def test_bad_low_latency_calls_end_on_all_ranks(rng, hook):
     step = full_step(rng)
 
     def finished(result):
@@ -158,21 +158,21 @@ def test_calls_of_low_latency_mode_end_on_all_ranks(rng, hook):
         assert np.allclose(y, weights * step.tokens[me].astype(np.float32), rtol=2e-2, atol=2e-2)
 
 
-def test_handles_of_others(rng):
+def test_handles_of_other_calls(rng):
     step = full_step(rng, 1)
 
     @on_ranks(1)
     def _(me, buffer):
         for handle in (None, (1, 2, 3), low_latency(buffer, step, me)[2]):
-            with pytest.raises(ferry.UsageError, match="handle: expected one of dispatch"):
+            with pytest.raises(ferry.UsageError, match="handle: expected a handle of dispatch"):
                 buffer.combine(step.tokens[0], handle)
         for handle in ((1, 2, 3), low_latency(buffer, step, me)[2]):
-            with pytest.raises(ferry.UsageError, match="handle: expected one of dispatch"):
+            with pytest.raises(ferry.UsageError, match="handle: expected a handle of dispatch"):
                 buffer.dispatch(step.tokens[0], handle=handle)
         for handle in (None, (1, 2), layout_and_dispatch(buffer, step, me)[4]):
-            with pytest.raises(ferry.UsageError, match="handle: expected one of low_latency_dispatch"):
+            with pytest.raises(ferry.UsageError, match="handle: expected a handle of low_latency_dispatch"):
                 buffer.low_latency_combine(step.tokens[0], step.ids[0], step.weights[0], handle)
-            with pytest.raises(ferry.UsageError, match="handle: expected one of low_latency_dispatch"):
+            with pytest.raises(ferry.UsageError, match="handle: expected a handle of low_latency_dispatch"):
                 buffer.get_next_low_latency_combine_buffer(handle)
 
 
@@ -193,7 +193,7 @@ def test_ids_out_of_range(rng, bad):
             buffer.get_dispatch_layout(step.ids[me][0], 16)
 
 
-def test_a_bad_id_ends_its_hook_alone(rng):
+def test_a_bad_id_raises_in_the_hook_of_its_rank(rng):
     step = full_step(rng)
     good = step.ids[1].copy()
     step.ids[1][2, 0] = 99
@@ -206,7 +206,7 @@ def test_a_bad_id_ends_its_hook_alone(rng):
                 buffer, step, me, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
             with pytest.raises(ferry.BadIdError) if me else contextlib.nullcontext():
                 hook()
-            # All else has come.
+            # All other rows were received.
             routes = [[r for r in routes_to(step, me) if r[0] == me * 8 + e] for e in range(8)]
             assert counts.tolist() == stats.tolist() == [len(of_expert) for of_expert in routes]
             for e, of_expert in enumerate(routes):
@@ -245,7 +245,7 @@ def test_zero_copy_reads_the_buffer(rng):
         assert same_bits(buffer.low_latency_combine(np.full_like(recv, 9), *given, zero_copy=True)[0], expected)
 
 
-def test_combine_skips_slots_that_its_ids_mask(rng):
+def test_combine_skips_masked_slots(rng):
     step = full_step(rng)
 
     @on_ranks(2)
@@ -257,7 +257,7 @@ def test_combine_skips_slots_that_its_ids_mask(rng):
         assert same_bits(y, buffer.low_latency_combine(recv, step.ids[me], weights, handle)[0])
 
 
-def test_channels_are_those_of_the_configuration(rng):
+def test_the_number_of_channels(rng):
     step = full_step(rng)
 
     @on_ranks(2)
@@ -276,13 +276,13 @@ def test_a_rank_without_experts():
     ferry.Group.threads(2).run(body)
 
 
-def test_nothing_works_after_destroy(rng):
+def test_use_after_destroy(rng):
     step = full_step(rng, 1)
 
     @on_ranks(1)
     def _(me, buffer):
         rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
-        recv, _, kept, *_ = low_latency(buffer, step, me, use_fp8=False)
+        recv, _, low_latency_handle, *_ = low_latency(buffer, step, me, use_fp8=False)
         *_, hook = low_latency(buffer, step, me, use_fp8=False, return_recv_hook=True)
         layout = buffer.get_dispatch_layout(step.ids[0], 16)
         buffer.destroy()
@@ -293,8 +293,8 @@ def test_nothing_works_after_destroy(rng):
             lambda: buffer.dispatch(step.tokens[0], handle),
             lambda: buffer.combine(rows, handle),
             lambda: low_latency(buffer, step, me),
-            lambda: buffer.low_latency_combine(recv, step.ids[0], step.weights[0], kept),
-            lambda: buffer.get_next_low_latency_combine_buffer(kept),
+            lambda: buffer.low_latency_combine(recv, step.ids[0], step.weights[0], low_latency_handle),
+            lambda: buffer.get_next_low_latency_combine_buffer(low_latency_handle),
         ):
             with pytest.raises(ferry.UsageError, match="destroy"):
                 call()
@@ -324,7 +324,7 @@ class Threads:
         self.barrier.wait(60)
 
 
-def test_a_communicator_waits_as_long_as_calls_do(rng, monkeypatch):
+def test_a_communicator_has_the_deadline_of_calls(rng, monkeypatch):
     monkeypatch.setattr(_exchanges, "DEADLINE", 0.3)
     step, parts, barrier, over = full_step(rng), [None] * 2, threading.Barrier(2), threading.Event()
     found = []
@@ -332,7 +332,7 @@ def test_a_communicator_waits_as_long_as_calls_do(rng, monkeypatch):
     def body(me):
         buffer = deep_ep.Buffer(None, comm=Threads(me, parts, barrier), explicitly_destroy=True)
         if me:
-            over.wait(60)  # is there, and takes no part
+            over.wait(60)  # exists, but does not take part
             return
         try:
             begin = time.monotonic()
@@ -350,7 +350,7 @@ def test_a_communicator_waits_as_long_as_calls_do(rng, monkeypatch):
     assert len(found) == 1 and 0.3 <= found[0] < 20
 
 
-def test_the_event_of_a_synchronous_call_is_none_to_wait_for():
+def test_a_synchronous_call_has_no_event():
     stream = types.SimpleNamespace(wait_stream=lambda other: None)
     cuda = types.SimpleNamespace(current_stream=lambda: stream, is_current_stream_capturing=lambda: False)
     arrays = types.SimpleNamespace(on_device=True, torch=types.SimpleNamespace(cuda=cuda))

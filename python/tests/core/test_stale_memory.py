@@ -1,4 +1,4 @@
-"""Plans and arrivals in memory that has meanwhile got other content, or lost its own: refused, never followed."""
+"""Plans, results and tensors whose memory was overwritten or freed are refused, never followed."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def memory_for_plans(exchange):
     return np.empty(ferry.plan_bytes(exchange.config, 1), np.uint8)
 
 
-def test_plans_whose_memory_another_dispatch_has_written():
+def test_plans_overwritten_by_another_dispatch():
     def body(exchange):
         memory = ferry.ReceiveBuffers(plan=memory_for_plans(exchange))
         small = exchange.dispatch(X[:1], IDS[:1], memory=memory).plan
@@ -37,7 +37,7 @@ def test_plans_whose_memory_another_dispatch_has_written():
                 lambda: stale.rows,
                 lambda: stale.copy(),
             ):
-                with pytest.raises(ferry.UsageError, match="a later dispatch has written another one to its memory"):
+                with pytest.raises(ferry.UsageError, match="a later dispatch has written another plan to its memory"):
                     call()
         assert (out == 7).all()
         exchange.combine(rows.data, rows.plan, result=out)
@@ -46,36 +46,36 @@ def test_plans_whose_memory_another_dispatch_has_written():
     on_one_rank(body)
 
 
-def test_plans_whose_memory_has_got_another_one():
+def test_plans_overwritten_by_the_caller():
     def body(exchange):
         memory, other = memory_for_plans(exchange), memory_for_plans(exchange)
         small = exchange.dispatch(X[:1], IDS[:1], memory=ferry.ReceiveBuffers(plan=memory)).plan
         rows = exchange.dispatch(X, IDS, memory=ferry.ReceiveBuffers(plan=other))
         memory[:] = other
-        with pytest.raises(ferry.UsageError, match=f"was one of 1 tokens, its memory has one of {TOKENS}"):
+        with pytest.raises(ferry.UsageError, match=f"had 1 tokens, but its memory now holds a plan of {TOKENS}"):
             exchange.combine(rows.data, small)
         exchange.combine(rows.data, exchange.plan_over(memory))
 
     on_one_rank(body)
 
 
-def test_storage_of_another_number_of_tokens():
+def test_plan_over_with_another_number_of_tokens():
     def body(exchange):
         plan = exchange.dispatch(X, IDS).plan.copy()
         assert exchange.plan_over(plan.storage, tokens=TOKENS).tokens == TOKENS
         for tokens in (0, 1, TOKENS - 1):
-            with pytest.raises(ferry.UsageError, match=f"tokens = {tokens}, the plan is one of {TOKENS}"):
+            with pytest.raises(ferry.UsageError, match=f"tokens = {tokens}, but the plan has {TOKENS} tokens"):
                 exchange.plan_over(plan.storage, tokens=tokens)
 
     on_one_rank(body)
 
 
 def require_none(exchange):
-    with pytest.raises(ferry.UsageError, match="last_dispatch_result: no dispatch of lane 0 has brought any"):
+    with pytest.raises(ferry.UsageError, match="last_dispatch_result: lane 0 has none"):
         exchange.last_dispatch_result()
 
 
-def test_arrivals_of_no_dispatch():
+def test_last_dispatch_result_without_a_dispatch():
     def body(exchange):
         require_none(exchange)
         with pytest.raises(ferry.UsageError):
@@ -90,7 +90,7 @@ def test_arrivals_of_no_dispatch():
     on_one_rank(body)
 
 
-def test_arrivals_of_a_dispatch_that_a_peer_has_refused():
+def test_last_dispatch_result_after_a_peer_refused():
     def body(rank):
         exchange = ferry.Exchange(rank, **SETTINGS)
         exchange.dispatch(X, IDS)
@@ -104,7 +104,7 @@ def test_arrivals_of_a_dispatch_that_a_peer_has_refused():
     ferry.Group.threads(2).run(body)
 
 
-def test_a_list_of_parts_that_is_emptied():
+def test_a_list_of_parts_that_is_emptied_later():
     def body(exchange):
         blocks, leading = HIDDEN // 128 + 1, -(-exchange.capacity // 4) * 4
         parts = [np.zeros((exchange.capacity, HIDDEN), np.uint8), np.zeros((blocks, leading), np.float32)]

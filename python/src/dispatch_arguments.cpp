@@ -1,0 +1,219 @@
+// Checks and converts the arguments of dispatch.
+#include "base/text.hpp"
+#include "cast.hpp"
+#include "dispatch.hpp"
+#include "exchange/configuration.hpp"
+#include "format/parts.hpp"
+
+namespace ferry::python {
+
+std::optional<DType> value_type_of(Element element) {
+  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+    if (element_of(type) == element) return type;
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+std::vector<nb::object> list_of(const nb::object& one_or_many) {
+  std::vector<nb::object> items;
+  if (!nb::isinstance<nb::tuple>(one_or_many) && !nb::isinstance<nb::list>(one_or_many)) return {one_or_many};
+  for (nb::handle item : one_or_many) items.push_back(nb::borrow(item));
+  return items;
+}
+
+std::int64_t bytes_of_row(const Array& array) {
+  std::int64_t bytes = array.element_bytes();
+  for (std::size_t i = 1; i < array.shape.size(); ++i) bytes *= array.shape[i];
+  return bytes;
+}
+
+// Raw parts, [N, ...] each. Their bytes a row must match the format; without a raw format they define it.
+void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
+  if (items.size() > static_cast<std::size_t>(kMaxParts)) {
+    throw UsageError(str("tokens: expected at most ", kMaxParts, " parts, got ", items.size()));
+  }
+  if (in.format.kind != FormatKind::raw) in.format = {.kind = FormatKind::raw};
+  const bool sizes_given = in.format.part_bytes[0] != 0;
+  for (std::size_t p = 0; p < items.size(); ++p) {
+    const std::string name = str("tokens[", p, "]");
+    const Array& part = in.arguments.add(items[p], name.c_str());
+    if (part.shape.size() < 2)
+      throw UsageError(str(name, ": expected rows, got shape ", shape_text(part.shape)));
+    const std::int64_t bytes = bytes_of_row(part);
+    if (sizes_given && in.format.part_bytes[p] != bytes) {
+      throw UsageError(str(name, ": expected rows of ", in.format.part_bytes[p], " bytes, got ", bytes));
+    }
+    in.format.part_bytes[p] = bytes;
+    const StridedRows rows = strided_rows(part, name.c_str(), part.shape.size() - 1);
+    if (p > 0 && rows.count != in.tokens.count) {
+      throw UsageError(str(name, ": expected ", in.tokens.count, " rows as tokens[0] has, got ", rows.count));
+    }
+    in.tokens.count = rows.count;
+    in.tokens.parts[p] = part.data;
+    in.tokens.strides[p] = rows.stride;
+    in.elements[p] = part.element;
+  }
+  const auto count = static_cast<std::size_t>(parts_of(in.format, 0).count);
+  if (count != items.size()) {
+    throw UsageError(
+        str("tokens: expected ", count, " parts for format ", to_string(in.format), ", got ", items.size()));
+  }
+}
+
+void read_values(const nb::object& tokens, const Config& config, DispatchInput& in) {
+  const Array& array = in.arguments.rows(tokens, "tokens", config.hidden, {kBf16, kFp16, kFp32});
+  const StridedRows rows = strided_rows(array, "tokens");
+  in.tokens = Tokens::rows(array.data, rows.count, *value_type_of(array.element), rows.stride);
+  const bool quantised = in.format.kind == FormatKind::fp8_e4m3;
+  in.elements = {quantised ? kFp8 : array.element, in.format.fp8.packed ? kInt32 : kFp32};
+}
+
+void read_ids(const nb::object& ids, const Config& config, DispatchInput& in) {
+  if (const PyPlan* plan = cast_or_null<PyPlan>(ids)) {
+    in.plan = plan->checked();
+    in.context.plan = ids;
+    return;
+  }
+  const Array& array = in.arguments.add(ids, "ids");
+  if (array.element != kInt32 && array.element != kInt64) {
+    throw UsageError(str("ids: expected int32 or int64, got ", name_of(array.element)));
+  }
+  if (array.shape != Shape{in.tokens.count, config.top_k}) {
+    throw UsageError(str("ids: expected an array of shape [N, K] = ",
+                         shape_text({in.tokens.count, config.top_k}), ", got ", shape_text(array.shape)));
+  }
+  require_dense(array, "ids");
+  in.ids = array.element == kInt32 ? Ids(static_cast<const std::int32_t*>(array.data))
+                                   : Ids(static_cast<const std::int64_t*>(array.data));
+}
+
+// An array to write to, of at least `least` elements along its first dimension. Null for None.
+template <class T>
+T* output(Arguments& arguments, const nb::object& object, const char* name, Element element,
+          const Shape& least) {
+  if (object.is_none()) return nullptr;
+  Shape expected = least;
+  expected[0] = -1;
+  const Array& array = arguments.dense(object, name, element, expected);
+  require_writable(array, name);
+  if (array.shape[0] >= least[0]) return static_cast<T*>(array.data);
+  throw UsageError(
+      str(name, ": expected a length of ", least[0], " or more, got shape ", shape_text(array.shape)));
+}
+
+// Rows of the part that the dispatch may write. Scales in columns take the whole capacity, since
+// columns are that far apart.
+std::int64_t rows_written(const PartLayout& part, const Config& config, const DispatchInput& in) {
+  const std::int64_t capacity = row_capacity(config, in.rank);
+  if (part.columns || in.context.plan.is_none()) return capacity;
+  return std::min(capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
+}
+
+void read_part_buffers(const Config& config, DispatchInput& in, const nb::object& given) {
+  if (given.is_none()) return;
+  const std::vector<nb::object> items = list_of(given);
+  const PartList parts = parts_of(in.format, config.hidden);
+  if (items.size() != static_cast<std::size_t>(parts.count)) {
+    throw UsageError(str("memory.parts: expected ", parts.count, " parts for format ", to_string(in.format),
+                         ", got ", items.size()));
+  }
+  for (std::size_t p = 0; p < items.size(); ++p) {
+    const std::string name = str("memory.parts[", p, "]");
+    const Array& array = in.arguments.add(items[p], name.c_str());
+    require_writable(array, name.c_str());
+    require_dense(array, name.c_str());
+    std::int64_t bytes = array.element_bytes();
+    for (const std::int64_t length : array.shape) bytes *= length;
+    const std::int64_t needed = part_bytes_total(parts.part[p], rows_written(parts.part[p], config, in));
+    if (bytes < needed) throw UsageError(str(name, ": expected ", needed, " bytes, got ", bytes));
+    in.options.memory.parts[p] = array.data;
+  }
+}
+
+void read_receive_buffers(const Config& config, int rank, std::int64_t groups, DispatchInput& in) {
+  const PyReceiveBuffers& given = in.context.memory;
+  const std::int64_t rows = row_capacity(config, rank);
+  const bool rank_major = config.layout == Layout::rank_major;
+  const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
+  ReceiveBuffers& memory = in.options.memory;
+  read_part_buffers(config, in, given.parts);
+  memory.weight = output<float>(in.arguments, given.weight, "memory.weight", kFp32, slots);
+  memory.local_ids = output<std::int32_t>(in.arguments, given.local_ids, "memory.local_ids", kInt32, slots);
+  memory.group_of_row =
+      output<std::int32_t>(in.arguments, given.group_of_row, "memory.group_of_row", kInt32, {rows});
+  memory.plan = output<void>(in.arguments, given.plan, "memory.plan", kByte,
+                             {plan_bytes(config, config.placement.ranks())});
+  memory.dots = output<float>(in.arguments, given.dots, "memory.dots", kFp32, {rows});
+  memory.counts = output<std::int32_t>(in.arguments, given.counts, "memory.counts", kInt32, {groups});
+  memory.row_offsets =
+      output<std::int32_t>(in.arguments, given.row_offsets, "memory.row_offsets", kInt32, {groups + 1});
+}
+
+void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInput& in) {
+  if (dot_rows.is_none()) return;
+  const Array& array =
+      in.arguments.rows(dot_rows, "dot_rows", config.hidden, {element_of(config.combine_type)});
+  require_dense(array, "dot_rows");
+  require_rows(in.context.plan, strided_rows(array, "dot_rows").count, "dot_rows", config, in.rank);
+  in.options.dot_rows = array.data;
+}
+
+}  // namespace
+
+void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config,
+                  int rank) {
+  std::int64_t needed = row_capacity(config, rank);
+  if (!plan.is_none()) needed = std::min(needed, max_rows_touched(nb::cast<PyPlan&>(plan)));
+  if (count >= needed) return;
+  throw UsageError(str(name, ": expected ", needed, " rows or more, got ", count));
+}
+
+void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& given, DispatchInput& in) {
+  const Config& config = self.config();
+  in.rank = call.exchange().rank().index();
+  in.format = given.format ? parse_format(*given.format) : config.format;
+  if (!given.memory.is_none())
+    in.context.memory = cast_argument<PyReceiveBuffers>(given.memory, "memory", "a ReceiveBuffers");
+  // The caller could empty a list while the result still needs its arrays.
+  if (nb::isinstance<nb::list>(in.context.memory.parts))
+    in.context.memory.parts = nb::tuple(in.context.memory.parts);
+
+  const bool many = nb::isinstance<nb::tuple>(given.tokens) || nb::isinstance<nb::list>(given.tokens);
+  if (many && given.format && in.format.kind != FormatKind::raw) {
+    throw UsageError(str("tokens: expected one array for format ", to_string(in.format), ", got several"));
+  }
+  if (many || in.format.kind == FormatKind::raw) {
+    read_parts(list_of(given.tokens), in);
+  } else {
+    read_values(given.tokens, config, in);
+  }
+  // Set the stream as soon as the framework is known: a refusal then goes to the stream the call would use.
+  call.set_stream(stream_of(given.stream, in.arguments.framework(), call.device()));
+  read_ids(given.ids, config, in);
+  if (!given.weights.is_none()) {
+    const Array& weights =
+        in.arguments.dense(given.weights, "weights", kFp32, {in.tokens.count, config.top_k});
+    in.weights = weights.data != nullptr ? static_cast<const float*>(weights.data)
+                                         : self.placeholder(in.arguments.framework());
+  }
+  if (!given.count.is_none()) {
+    in.tokens.device_count =
+        static_cast<const std::int32_t*>(in.arguments.dense(given.count, "count", kInt32, {1}).data);
+  }
+  in.options.apply_weights = given.apply_weights;
+  in.options.lane = given.lane;
+  in.options.sm_limit = given.sm_limit;
+  in.options.format = in.format;
+  read_receive_buffers(config, in.rank, groups_of(config, in.rank), in);
+  read_dot_rows(config, given.dot_rows, in);
+  in.context.framework = in.arguments.framework();
+  in.context.device = call.device();
+  in.context.format = in.format;
+  in.context.elements = in.elements;
+  in.context.tokens = in.tokens.count;
+  in.context.lane = given.lane;
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,274 @@
+// Constructs a Python Exchange and binds its methods, dispatch and combine excepted.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "arrays/framework.hpp"
+#include "base/text.hpp"
+#include "bindings.hpp"
+#include "cast.hpp"
+#include "config.hpp"
+#include "exchange/configuration.hpp"
+#include "group.hpp"
+#include "lane_call.hpp"
+#include "process_owner.hpp"
+
+namespace ferry::python {
+
+using namespace nb::literals;
+
+namespace {
+
+Rank rank_of(const nb::object& group_or_rank) {
+  if (const PyRank* rank = cast_or_null<PyRank>(group_or_rank)) return rank->checked();
+  return cast_argument<PyGroup>(group_or_rank, "exchange", "a Group or a Rank").join().checked();
+}
+
+BackendKind default_backend(const nb::object& group_or_rank) {
+  const PyGroup* group = cast_or_null<PyGroup>(group_or_rank);
+  return group != nullptr ? group->default_backend() : BackendKind::cpu;
+}
+
+// Construction compares configurations across ranks. A rank without a usable one refuses, so that the other
+// ranks get the same error and do not wait.
+Config config_or_refuse(const Rank& rank, const nb::object& given, const nb::kwargs& settings,
+                        BackendKind backend) {
+  try {
+    if (given.is_none()) return config_of(settings, backend);
+    if (nb::len(nb::handle(settings)) > 0)
+      throw UsageError("exchange: expected a Config or settings, got both");
+    return cast_argument<Config>(given, "exchange", "a Config");
+  } catch (const Error& error) {
+    const nb::gil_scoped_release unlocked;
+    refuse_configuration(rank, error);
+    throw;
+  }
+}
+
+Device device_or_refuse(const Rank& rank, const Config& config, std::optional<int> device) {
+  if (config.backend != BackendKind::cuda) return kHost;
+  try {
+    // current_device() also reports a missing backend, driver or GPU, so ask it even if `device` is given.
+    return {nb::device::cuda::value, device.value_or(current_device())};
+  } catch (const Error& error) {
+    refuse_configuration(rank, error);
+    throw;
+  }
+}
+
+void construct(PyExchange* self, const nb::object& group, const nb::object& config, std::optional<int> device,
+               const nb::kwargs& settings) {
+  const Rank rank = rank_of(group);
+  const Config checked = config_or_refuse(rank, config, settings, default_backend(group));
+  // This module links its own CUDA runtime. Each runtime has its own current device of a
+  // thread, so ask PyTorch's.
+  if (!device && checked.backend == BackendKind::cuda) device = current_torch_device();
+  const nb::gil_scoped_release unlocked;
+  const Device where = device_or_refuse(rank, checked, device);
+  const DeviceGuard guard(where);
+  SharedState state = make_process_owned<ExchangeState>(rank, checked, where);
+  const nb::gil_scoped_acquire locked;
+  new (self) PyExchange(std::move(state));
+}
+
+nb::object counts_array(std::span<const std::int64_t> counts) {
+  const Shape shape = {static_cast<std::int64_t>(counts.size())};
+  nb::object array = new_array(Framework::numpy, kInt64, shape, kHost);
+  std::copy(counts.begin(), counts.end(), static_cast<std::int64_t*>(inspect(array, "counts").data));
+  return array;
+}
+
+nb::object load_counts(const PyExchange& self) {
+  ExchangeState& state = self.state();
+  std::vector<std::int64_t> experts, ranks;
+  std::int64_t dispatches = 0;
+  {
+    const nb::gil_scoped_release unlocked;
+    const DeviceGuard guard(state.device);
+    const std::lock_guard lock(state.load_mutex);
+    const LoadCounts counts = state.exchange.load();
+    experts.assign(counts.experts.begin(), counts.experts.end());
+    ranks.assign(counts.ranks.begin(), counts.ranks.end());
+    dispatches = counts.dispatches;
+  }
+  return nb::module_::import_("ferry._counts")
+      .attr("LoadCounts")(counts_array(experts), counts_array(ranks), dispatches);
+}
+
+nb::object wire_counts(const PyExchange& self) {
+  ExchangeState& state = self.state();
+  WireCounts counts;
+  {
+    const nb::gil_scoped_release unlocked;
+    const DeviceGuard guard(state.device);
+    counts = state.exchange.wire_counts();
+  }
+  return nb::module_::import_("ferry._counts")
+      .attr("WireCounts")(counts.dispatch_bytes, counts.dispatch_messages, counts.combine_bytes,
+                          counts.combine_messages);
+}
+
+nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream) {
+  LaneCall call(self, lane);
+  Arguments arguments(call.device());
+  std::int32_t number = 0;
+  const std::int32_t* on_device = nullptr;
+  call.read_or_refuse({Operation::metadata}, [&] {
+    // Arrays of one element convert to an index too, so ask for __dlpack__ as well.
+    if (PyIndex_Check(count.ptr()) != 0 && !nb::hasattr(count, "__dlpack__")) {
+      if (!nb::try_cast(count, number)) {
+        PyErr_Clear();
+        throw UsageError("count: does not fit 32 bits");
+      }
+    } else {
+      on_device = static_cast<const std::int32_t*>(arguments.dense(count, "count", kInt32, {1}).data);
+    }
+    if (arguments.any()) self.set_framework(arguments.framework());
+    call.set_stream(stream_of(stream, self.framework(), call.device()));
+  });
+  const StepMetadata* found = nullptr;
+  {
+    const nb::gil_scoped_release unlocked;
+    found = on_device != nullptr ? call.exchange().metadata(on_device, lane, call.stream())
+                                 : call.exchange().metadata(number, lane, call.stream());
+  }
+  return view_of(self.framework(), const_cast<StepMetadata*>(found), kInt32, {3}, {}, call.device(),
+                 owner_of(self.shared()));
+}
+
+// Runs an operation of a lane that takes no arrays.
+template <class Call>
+void on_lane(PyExchange& self, int lane, const nb::object& given, Call call) {
+  ExchangeState& state = self.state();
+  self.pending(lane);  // checks the lane
+  const Stream stream = stream_of(given, self.framework(), state.device);
+  const SharedState kept_alive = self.shared();
+  const nb::gil_scoped_release unlocked;
+  const DeviceGuard guard(state.device);
+  call(state.exchange, stream);
+}
+
+void check(PyExchange& self, int lane) {
+  on_lane(self, lane, nb::none(), [lane](Exchange& exchange, Stream) { exchange.check(lane); });
+}
+
+void synchronize(PyExchange& self, int lane, const nb::object& stream) {
+  on_lane(self, lane, stream,
+          [lane](Exchange& exchange, Stream given) { exchange.synchronize(lane, given); });
+}
+
+PyDispatchResult last_dispatch_result(PyExchange& self, int lane) {
+  self.pending(lane);  // checks the lane
+  if (!self.state().lanes[static_cast<std::size_t>(lane)].has_result) {
+    throw UsageError(
+        str("last_dispatch_result: lane ", lane,
+            " has none: it ran no dispatch, its last dispatch was refused, or only the send phase "
+            "of it has run"));
+  }
+  return self.make_result(lane, self.state().exchange.last_dispatch_result(lane));
+}
+
+std::string describe(const PyExchange& self) {
+  if (!self.shared()) return "Exchange(destroyed)";
+  const Rank& rank = self.shared()->exchange.rank();
+  const Config& config = self.shared()->exchange.config();
+  return str("Exchange(rank ", rank.index(), " of ", rank.size(), ", backend='", to_string(config.backend),
+             "', experts=", config.experts, ", top_k=", config.top_k, ", hidden=", config.hidden,
+             ", max_tokens=", config.max_tokens, ")");
+}
+
+constexpr const char* kExchangeDoc =
+    R"(Dispatches tokens to experts and combines their outputs, for one configuration.
+
+Exchange(group, experts=E, top_k=K, hidden=H, max_tokens=T, ...) takes the settings of Config; Exchange(group, config)
+takes a Config. `group` is a Group, which is joined, or the Rank that Group.run() passes to its function.
+
+Collective: every rank of the group constructs the exchange and issues the same operations on a lane in the same order.
+Blocking: with the backends 'cpu' and 'reference' a call blocks, without the GIL, until the peers have taken part, for
+`deadline` seconds at most. With 'cuda' a call enqueues its work and returns.
+Device and stream: with 'cuda' the rank works on the thread's current GPU, or on `device`; a call works on the current
+stream of its arrays' framework, or on `stream`.
+Threads: different lanes may be used from different threads; one lane runs one call at a time.
+
+Raises UsageError and OverflowError, which leave the exchange usable; TimeoutError and PeerLostError are final for the
+group. If one rank's arguments are wrong, its peers' calls end with a UsageError too. A `lane` that does not exist and a
+misspelt keyword are exceptions: there the peers wait for the deadline.
+Ctrl-C in the main thread ends a wait with KeyboardInterrupt, which is final for the group: the peers get PeerLostError.
+With 'cuda', Python sees the signal when the call returns.)";
+
+}  // namespace
+
+void bind_exchange(nb::module_& module) {
+  nb::class_<PyExchange> exchange(module, "Exchange", nb::is_weak_referenceable(), kExchangeDoc);
+  exchange
+      .def("__init__", &construct, "group"_a.none(), "config"_a = nb::none(), nb::kw_only(),
+           "device"_a = nb::none(), "settings"_a,
+           nb::sig(str("def __init__(self, group: Group | Rank, config: Config | None = None, *, "
+                       "device: int | None = None, experts: int = ..., top_k: int = ..., hidden: int = ..., "
+                       "max_tokens: int = ..., ",
+                       kOptionalSettings, ") -> None")
+                       .c_str()))
+      .def_prop_ro(
+          "config", [](const PyExchange& self) { return self.config(); },
+          "The Config, with every default filled in.")
+      .def_prop_ro(
+          "rank", [](const PyExchange& self) { return self.state().exchange.rank().index(); },
+          "This rank's number, 0 to ranks - 1.")
+      .def_prop_ro(
+          "ranks", [](const PyExchange& self) { return self.state().exchange.rank().size(); },
+          "R, the number of ranks.")
+      .def_prop_ro(
+          "sizes", [](const PyExchange& self) { return self.state().exchange.sizes(); },
+          "Sizes of the memory that this rank has mapped.")
+      .def_prop_ro(
+          "capacity", [](const PyExchange& self) { return self.state().exchange.capacity(); },
+          "Rows this rank can receive (expert_padded: rows of one expert).")
+      .def("plan_over", &plan_over, "storage"_a.none(), "tokens"_a = nb::none(),
+           R"(A Plan over storage that holds one: uint8 [plan_bytes(config, ranks)]. Not collective.
+
+`tokens` is its N, needed where the storage is device memory.)",
+           nb::sig("def plan_over(self, storage: typing.Any, tokens: int | None = None) -> Plan"))
+      .def(
+          "metadata", &metadata, "count"_a.none(), nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
+          R"([sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
+
+`count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. The array's address is fixed for
+the lane.)",
+          nb::sig(
+              "def metadata(self, count: typing.Any, *, lane: int = 0, stream: typing.Any | None = None) -> "
+              "typing.Any"))
+      .def(
+          "check", &check, "lane"_a = 0,
+          R"(Raises what the lane's calls found since the last check: BadIdError, OverflowError, BadSourceError.
+
+With 'cuda' also what ended a call. Not collective; does not wait for the device.)")
+      .def("synchronize", &synchronize, "lane"_a = 0, "stream"_a = nb::none(),
+           "Blocks until the stream's work is done; raises what ended a call of the lane on the device.",
+           nb::sig("def synchronize(self, lane: int = 0, stream: typing.Any | None = None) -> None"))
+      .def(
+          "last_dispatch_result", &last_dispatch_result, "lane"_a = 0,
+          R"(The DispatchResult of the lane's last dispatch, also after it raised OverflowError or BadIdError.
+
+Raises UsageError if that dispatch delivered none.)")
+      .def("load_counts", &load_counts,
+           "LoadCounts: routes to every expert and rank so far, the same on every rank.",
+           nb::sig("def load_counts(self) -> ferry._counts.LoadCounts"))
+      .def("wire_counts", &wire_counts,
+           "WireCounts: bytes and messages that this rank has written to other ranks.",
+           nb::sig("def wire_counts(self) -> ferry._counts.WireCounts"))
+      .def("destroy", &PyExchange::destroy,
+           R"(Frees the buffers, as soon as no array points into them. Not collective.
+
+Later calls raise UsageError.)")
+      .def(
+          "__enter__", [](const nb::object& self) { return self; },
+          nb::sig("def __enter__(self) -> Exchange"))
+      .def(
+          "__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"))
+      .def("__repr__", &describe);
+  bind_dispatch(exchange);
+  bind_combine(exchange);
+}
+
+}  // namespace ferry::python

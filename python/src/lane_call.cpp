@@ -1,0 +1,38 @@
+#include "lane_call.hpp"
+
+#include "base/text.hpp"
+
+namespace ferry::python {
+
+// state() and pending() check the exchange and the lane before anything is taken from them.
+LaneCall::LaneCall(PyExchange& exchange, int lane)
+    : state_((exchange.state(), exchange.shared())),
+      lane_((exchange.pending(lane), &state_->lanes[static_cast<std::size_t>(lane)])),
+      lane_index_(lane),
+      guard_(state_->device) {
+  if (lane_->busy.exchange(true))
+    throw UsageError(str("lane ", lane, " is in use by another thread: a lane runs one call at a time"));
+}
+
+LaneCall::~LaneCall() {
+  lane_->busy = false;
+}
+
+void LaneCall::set_stream(Stream stream) {
+  stream_ = stream;
+  if (!is_host(device()) && !state_->captured) state_->captured = is_capturing(stream.handle);
+}
+
+bool LaneCall::delivers_result(const Error& error) {
+  return dynamic_cast<const BadIdError*>(&error) != nullptr ||
+         dynamic_cast<const BadSourceError*>(&error) != nullptr ||
+         dynamic_cast<const OverflowError*>(&error) != nullptr;
+}
+
+void LaneCall::refuse(std::initializer_list<Operation> operations, const Error& error) noexcept {
+  const nb::gil_scoped_release unlocked;
+  for (const Operation operation : operations)
+    state_->exchange.refuse(operation, lane_index_, error, stream_);
+}
+
+}  // namespace ferry::python

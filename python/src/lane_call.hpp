@@ -1,0 +1,72 @@
+// One call of an exchange's lane, from reading its Python arguments to its end.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include "device.hpp"
+#include "exchange.hpp"
+
+namespace ferry::python {
+
+// Marks the lane as busy and makes the exchange's device current for its lifetime. Construction throws
+// UsageError if another thread is inside a call of the lane.
+class LaneCall {
+ public:
+  LaneCall(PyExchange& exchange, int lane);
+  ~LaneCall();
+  LaneCall(const LaneCall&) = delete;
+  LaneCall& operator=(const LaneCall&) = delete;
+
+  Exchange& exchange() const { return state_->exchange; }
+  Device device() const { return state_->device; }
+
+  // Runs `read`, which converts the arguments. If it throws, this rank refuses `operations`, so that the
+  // peers' calls end with the same error at once instead of waiting for their deadline.
+  template <class Read>
+  auto read_or_refuse(std::initializer_list<Operation> operations, Read read) {
+    try {
+      return read();
+    } catch (const Error& error) {
+      refuse(operations, error);
+      throw;
+    } catch (nb::python_error& error) {
+      refuse(operations, UsageError(error.what()));
+      throw;
+    } catch (const std::exception& error) {  // mostly values that nanobind could not convert
+      const UsageError refused(std::string("arguments that cannot be read: ") + error.what());
+      refuse(operations, refused);
+      throw refused;
+    }
+  }
+
+  // Runs `call`, which returns the result of a dispatch, and records whether the lane has a
+  // result. Call it without the GIL.
+  template <class Call>
+  DispatchResult run_dispatch(Call call) {
+    try {
+      const DispatchResult received = call();
+      lane_->has_result = true;
+      return received;
+    } catch (const Error& error) {
+      lane_->has_result = delivers_result(error);
+      throw;
+    }
+  }
+
+  void set_stream(Stream stream);
+  Stream stream() const { return stream_; }
+
+ private:
+  void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
+  // Whether a dispatch that ends with `error` has delivered its rows all the same.
+  static bool delivers_result(const Error& error);
+
+  SharedState state_;
+  LaneStatus* lane_;
+  int lane_index_;
+  DeviceGuard guard_;
+  Stream stream_{};
+};
+
+}  // namespace ferry::python

@@ -1,0 +1,111 @@
+// Counts a call's routes and messages: each work warp learns what comes before its tokens, and one block
+// learns the totals, which it posts in the call header.
+#pragma once
+
+#include "backends/cuda/dispatch/block_state.cuh"
+
+namespace ferry::cuda {
+
+// Tokens from which every counting block counts its own and the blocks exchange sums. With fewer tokens each
+// block counts all tokens it needs by itself.
+inline constexpr std::int64_t kSharedCountTokens = 1024;
+
+// [thread] Records the call's bad ids for check().
+static __device__ __noinline__ void record_bad_ids(const DispatchArguments& call, const BadIdCount& bad) {
+  if (bad.count == 0) return;
+  DeviceDiagnostics& found = call.lane.state->found;
+  if (found.bad_ids == 0) {
+    found.first_bad_id_route = bad.lowest_route;
+    found.first_bad_id = id_at(call, static_cast<std::int64_t>(bad.lowest_route));
+  }
+  found.bad_ids += bad.count;
+}
+
+// [block] Exchanges sums among the `blocks` counting blocks, whose warps have counted their own tokens:
+// publishes the sums of this one, `block`, and adds up those of the blocks before it and of all.
+static __device__ __noinline__ void exchange_block_counts(const DispatchArguments& call, int block,
+                                                          int blocks) {
+  const LaneView& lane = call.lane;
+  const RouteCounts counts = route_counts_of(call);
+  DispatchBlockState* const state = block_state();
+  std::int32_t* sums = lane.block_counts + std::int64_t{block} * counts.stride;
+  for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
+    std::int32_t sum = 0;
+    for (int warp = 0; warp < kWorkWarps; ++warp) sum += counts.of_warp(warp)[i];
+    sums[i] = sum;
+  }
+  if (threadIdx.x == 0 && state->bad.count > 0) {
+    atomicAdd(&lane.state->bad_ids, state->bad.count);
+    atomicMin(&lane.state->lowest_bad_id, state->bad.lowest_route);
+  }
+  __syncthreads();
+  // Release at gpu scope: orders the sums of all threads, by the barrier, before the block's flag.
+  if (threadIdx.x == 0) store_release_gpu(&lane.block_counted[block], state->number);
+  // Acquire, by a thread for each block; the barrier then orders all threads' reads of the sums after it.
+  for (int other = threadIdx.x; other < blocks; other += blockDim.x)
+    wait_here(lane, &lane.block_counted[other], state->number);
+  __syncthreads();
+  for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
+    std::int32_t before = 0, all = 0;
+#pragma unroll 8
+    for (int other = 0; other < blocks; ++other) {
+      const std::int32_t sum = lane.block_counts[std::int64_t{other} * counts.stride + i];
+      all += sum;
+      if (other < block) before += sum;
+    }
+    counts.earlier_blocks()[i] = before;
+    counts.total()[i] = all;
+  }
+  if (block != blocks - 1 || threadIdx.x != 0) return;
+  state->bad = {lane.state->bad_ids, lane.state->lowest_bad_id};
+  lane.state->bad_ids = 0;
+  lane.state->lowest_bad_id = ~0ull;
+}
+
+// [block] Counts for block `block` of the `blocks` that share the tokens: leaves in each warp's row the
+// counts of all tokens before the warp's first. `counts_all`, for the last block alone: also adds up the
+// totals. `first`: the ids from token 0 on.
+static __device__ __forceinline__ void count_block_routes(const DispatchArguments& call, int block,
+                                                          int blocks, bool counts_all,
+                                                          const IdPrefetch& first) {
+  DispatchBlockState* const state = block_state();
+  const RouteCounts counts = route_counts_of(call);
+  const SendPartition partition = state->partition;
+  const int first_worker = block * kWorkWarps;
+  const bool together = blocks > 1 && partition.tokens >= kSharedCountTokens;
+  const std::int32_t begin = partition.token_begin(first_worker),
+                     end = partition.token_begin(first_worker + kWorkWarps);
+  const std::int32_t from = together ? begin : 0, until = counts_all ? partition.tokens : end;
+  count_tokens(call, BlockTables::of(call), from, until,
+               from == 0 ? first : IdPrefetch::of(call, from, until),
+               together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
+                 return token < begin ? counts.earlier_blocks()
+                                      : counts.of_warp(partition.last_worker(token) - first_worker);
+               });
+  __syncthreads();
+  if (together) exchange_block_counts(call, block, blocks);
+  // Turns counts into prefix sums. No barrier in between: each thread reads what it has written itself.
+  for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
+    std::int32_t before = counts.earlier_blocks()[i], own[kWorkWarps];
+#pragma unroll
+    for (int w = 0; w < kWorkWarps; ++w) own[w] = counts.of_warp(w)[i];
+#pragma unroll
+    for (int w = 0; w < kWorkWarps; ++w) {
+      counts.of_warp(w)[i] = before;
+      before += own[w];
+    }
+    if (!together) counts.total()[i] = before;
+  }
+  __syncthreads();
+}
+
+// [block] Adds up the totals, in a block that has no tokens of its own.
+static __device__ __forceinline__ void count_all_routes(const DispatchArguments& call,
+                                                        const IdPrefetch& first) {
+  DispatchBlockState* const state = block_state();
+  count_tokens(call, BlockTables::of(call), 0, state->partition.tokens, first, &state->bad,
+               [&](std::int32_t) { return route_counts_of(call).total(); });
+  __syncthreads();
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,18 @@
+// The compiled kernels of dispatch, from four translation units of about equal compile time.
+#pragma once
+
+#include "backends/cuda/dispatch/dispatch_mode.hpp"
+
+namespace ferry::cuda {
+
+// Modes many_tokens, few_tokens and by_plan. The three stay in one translation unit: without by_plan the
+// compiler changes the signatures of the wait functions, and the kernels of few_tokens spill.
+const void* unquantised_kernel(DispatchMode mode);  // dispatch_unquantised.cu
+const void* fp8_kernel(DispatchMode mode);          // dispatch_fp8.cu
+
+const void* count_on_device_kernel(bool quantises);  // dispatch_count_on_device.cu
+
+// Modes generic, send_phase and receive_phase.
+const void* generic_kernel(DispatchMode mode);  // dispatch_generic.cu
+
+}  // namespace ferry::cuda

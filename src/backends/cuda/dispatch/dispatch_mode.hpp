@@ -1,0 +1,38 @@
+// Dispatch modes: which kernel runs a call. docs/kernels.md has a table of block roles for each.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/device/phase.hpp"
+
+namespace ferry::cuda {
+
+enum class DispatchMode {
+  many_tokens,      // routes from ids; rows are written to their final place if the receiver accepts that
+  few_tokens,       // routes from ids; senders send at once, metadata blocks count meanwhile
+  count_on_device,  // N in device memory: the kernel reads it and runs as many_tokens or few_tokens
+  by_plan,          // routes from a plan
+  generic,          // receivers weight rows or compute dot products; routes from ids or from a plan
+  send_phase,       // split call: the first of two kernels
+  receive_phase,    // split call: the second
+};
+
+// What the choice depends on.
+struct DispatchModeInput {
+  Phase phase;
+  bool computes_values;  // receivers weight rows or compute dot products
+  bool by_plan;
+  bool
+      has_metadata_blocks;  // enough blocks to spare some, and not too many ranks to tell each of every token
+  bool count_on_device;     // `tokens` is an upper bound
+  std::int64_t tokens;
+};
+
+DispatchMode dispatch_mode(const DispatchModeInput& input);
+
+// Whether a kernel of this mode may have metadata blocks.
+constexpr bool may_have_metadata_blocks(DispatchMode mode) {
+  return mode == DispatchMode::few_tokens || mode == DispatchMode::count_on_device;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,47 @@
+// What becomes of one slot of a token: the one classification, for the host planner and for kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.hpp"
+
+namespace ferry {
+
+// What an expert id says by itself.
+enum class IdKind : std::uint8_t {
+  masked,  // -1: the token has no expert in this slot
+  bad,     // any other number that is no expert's: skipped like a masked slot, and reported
+  expert,
+};
+
+// Classifies an id when there are `experts` experts. It selects and does not branch, so a kernel that asks
+// for one kind compiles to the comparison of that kind alone.
+FERRY_HD constexpr IdKind classify_id(std::int64_t id, std::int32_t experts) {
+  return id >= 0 && id < experts ? IdKind::expert : id == -1 ? IdKind::masked : IdKind::bad;
+}
+
+// What a slot becomes, as seen from one rank.
+enum class SlotKind : std::uint8_t {
+  masked,
+  bad,
+  local,   // its expert is on that rank
+  remote,  // its expert is on another rank
+};
+
+// Classifies a slot as seen from `rank`. rank_of(std::int32_t expert) returns the rank of an expert; it is
+// called for ids of experts only.
+FERRY_HD_CALLS_ARGUMENT
+template <class RankOf>
+FERRY_HD SlotKind classify_slot(std::int64_t id, std::int32_t experts, std::int32_t rank, RankOf rank_of) {
+  switch (classify_id(id, experts)) {
+    case IdKind::masked:
+      return SlotKind::masked;
+    case IdKind::bad:
+      return SlotKind::bad;
+    case IdKind::expert:
+      break;
+  }
+  return rank_of(static_cast<std::int32_t>(id)) == rank ? SlotKind::local : SlotKind::remote;
+}
+
+}  // namespace ferry

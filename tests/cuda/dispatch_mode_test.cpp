@@ -1,0 +1,57 @@
+// The mode of a dispatch: the table of docs/kernels.md, row by row. Host code, so without a GPU.
+#include "backends/cuda/dispatch/dispatch_mode.hpp"
+
+#include <gtest/gtest.h>
+
+#include "backends/cuda/dispatch/send_partition.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+// A fused call of few tokens from ids, with metadata blocks.
+constexpr DispatchModeInput kFew{.phase = Phase::fused,
+                                 .computes_values = false,
+                                 .by_plan = false,
+                                 .has_metadata_blocks = true,
+                                 .count_on_device = false,
+                                 .tokens = kManyTokens - 1};
+
+TEST(DispatchMode, FollowsTheNumberOfTokens) {
+  DispatchModeInput input = kFew;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::few_tokens);
+  input.tokens = kManyTokens;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::many_tokens);
+}
+
+TEST(DispatchMode, FewTokensNeedMetadataBlocks) {
+  DispatchModeInput input = kFew;
+  input.has_metadata_blocks = false;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::many_tokens);
+  input.count_on_device = true;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::many_tokens);
+}
+
+TEST(DispatchMode, TheKernelChoosesWhereOnlyTheDeviceKnowsTheCount) {
+  DispatchModeInput input = kFew;
+  input.count_on_device = true;
+  for (const std::int64_t bound : {kManyTokens - 1, kManyTokens}) {
+    input.tokens = bound;
+    EXPECT_EQ(dispatch_mode(input), DispatchMode::count_on_device);
+  }
+}
+
+TEST(DispatchMode, PlansComputedValuesAndPhasesComeFirst) {
+  DispatchModeInput input = kFew;
+  input.count_on_device = true;
+  input.by_plan = true;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::by_plan);
+  input.computes_values = true;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::generic);
+  input.phase = Phase::send;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::send_phase);
+  input.phase = Phase::receive;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::receive_phase);
+}
+
+}  // namespace
+}  // namespace ferry::cuda
