@@ -117,10 +117,10 @@ struct WaitRecord {
   int rank = -1;               ///< the rank that waited
   int peer = -1;               ///< the rank that it waited for
   std::uint64_t expected = 0;  ///< flag value it waited for: a call number, or a chunk of the call
-  std::uint64_t seen = 0;      ///< flag value it last read
+  std::uint64_t observed = 0;  ///< flag value it last read
 };
 
-/// One line: "rank 0 waited for rank 1 in dispatch 2 (expected 2, seen 1)".
+/// One line: "rank 0 waited for rank 1 in dispatch 2 (expected 2, observed 1)".
 std::string describe(const WaitRecord& record);
 
 /// A peer did not reach the expected point before the deadline. Final for the group.

@@ -156,7 +156,7 @@ struct StepMetadata {
 };
 
 /// Routes dispatched so far by this exchange on all lanes: the same on every rank. The arrays belong to the
-/// exchange, which overwrites them in the next load().
+/// exchange, which overwrites them in the next load_counts().
 struct LoadCounts {
   std::span<const std::int64_t> experts;  ///< [E] routes to each expert
   std::span<const std::int64_t> ranks;    ///< [R] routes to each rank
@@ -288,7 +288,7 @@ class Exchange {
   /// Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
-  LoadCounts load() const;         ///< Local.
+  LoadCounts load_counts() const;  ///< Local.
   WireCounts wire_counts() const;  ///< Local.
 
  private:

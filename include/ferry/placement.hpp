@@ -38,9 +38,9 @@ class Placement {
   bool empty() const { return locations_.empty(); }
 
   /// Location of `expert`, which must be in [0, E).
-  ExpertLocation place(int expert) const { return locations_[static_cast<std::size_t>(expert)]; }
+  ExpertLocation location(int expert) const { return locations_[static_cast<std::size_t>(expert)]; }
   /// Locations of all experts, [E].
-  const std::vector<ExpertLocation>& places() const { return locations_; }
+  const std::vector<ExpertLocation>& locations() const { return locations_; }
 
   /// L: experts of `rank`, which must be in [0, R).
   int local_experts(int rank) const {

@@ -191,7 +191,7 @@ void bind_placement(nb::module_& module) {
             if (expert < 0 || expert >= self.experts()) {
               throw UsageError(str("expert = ", expert, ", must be 0 to ", self.experts() - 1));
             }
-            return std::pair(self.place(expert).rank, self.place(expert).local);
+            return std::pair(self.location(expert).rank, self.location(expert).local);
           },
           "expert"_a, "(rank, local expert) of an expert.")
       .def(

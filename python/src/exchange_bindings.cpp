@@ -86,7 +86,7 @@ nb::object load_counts(const PyExchange& self) {
     const nb::gil_scoped_release unlocked;
     const DeviceGuard guard(state.device);
     const std::lock_guard lock(state.load_mutex);
-    const LoadCounts counts = state.exchange.load();
+    const LoadCounts counts = state.exchange.load_counts();
     experts.assign(counts.experts.begin(), counts.experts.end());
     ranks.assign(counts.ranks.begin(), counts.ranks.end());
     dispatches = counts.dispatches;

@@ -45,7 +45,7 @@ bool this_thread_must_stop_waiting() {
 }
 
 void install_signal_handling() {
-  wait_is_unwanted = this_thread_must_stop_waiting;
+  interrupt_requested = this_thread_must_stop_waiting;
 }
 
 bool restore_interrupt() {

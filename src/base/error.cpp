@@ -46,7 +46,7 @@ const char* to_string(Operation operation) {
 
 std::string describe(const WaitRecord& record) {
   return str("rank ", record.rank, " waited for rank ", record.peer, " in ", to_string(record.operation), " ",
-             record.call, " (expected ", record.expected, ", seen ", record.seen, ")");
+             record.call, " (expected ", record.expected, ", observed ", record.observed, ")");
 }
 
 }  // namespace ferry

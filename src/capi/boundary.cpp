@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "base/error_record.hpp"
 #include "ferry/version.hpp"
-#include "group/error_record.hpp"
 
 namespace ferry::capi {
 namespace {
@@ -88,7 +88,7 @@ ferry_error_record c_record_of(const ErrorRecord& record) {
             .rank = record.wait.rank,
             .peer = record.wait.peer,
             .expected = record.wait.expected,
-            .seen = record.wait.seen};
+            .observed = record.wait.observed};
   const BadId& id = record.bad_id;
   c.bad_id = {.rank = id.rank, .token = id.token, .slot = id.slot, .id = id.id, .count = id.count};
   const BadSource& source = record.bad_source;

@@ -33,8 +33,8 @@ ferry_status ferry_placement_blocks(int experts, int ranks, int32_t* expert_rank
     required(expert_local, "expert_local");
     const Placement placement = Placement::blocks(experts, ranks);
     for (int e = 0; e < experts; ++e) {
-      expert_rank[e] = placement.place(e).rank;
-      expert_local[e] = placement.place(e).local;
+      expert_rank[e] = placement.location(e).rank;
+      expert_local[e] = placement.location(e).local;
     }
   });
 }

@@ -19,7 +19,7 @@ struct ferry_rank {
 
 struct ferry_exchange {
   ferry_exchange(ferry::Rank rank, const ferry::Config& config) : exchange(std::move(rank), config) {
-    for (const ferry::ExpertLocation& location : exchange.config().placement.places()) {
+    for (const ferry::ExpertLocation& location : exchange.config().placement.locations()) {
       expert_rank.push_back(location.rank);
       expert_local.push_back(location.local);
     }

@@ -90,7 +90,7 @@ class Backend {
   // Returns the lane's diagnostics and clears them.
   virtual CallDiagnostics take_diagnostics(int lane) = 0;
 
-  virtual LoadCounts load() const = 0;
+  virtual LoadCounts load_counts() const = 0;
   virtual WireCounts wire_counts() const = 0;
 };
 

@@ -15,7 +15,7 @@ constexpr std::string_view kRefused = "refused\t";
 
 std::string describe_placement(const Placement& placement) {
   std::string text = str("version ", placement.version(), ":");
-  for (const ExpertLocation& location : placement.places()) {
+  for (const ExpertLocation& location : placement.locations()) {
     text += str(" ", location.rank, ".", location.local);
   }
   return text;

@@ -357,8 +357,8 @@ void Exchange::synchronize(int lane, Stream stream) {
 const DispatchResult& Exchange::last_dispatch_result(int lane) const {
   return state_->lane(lane).last_result;
 }
-LoadCounts Exchange::load() const {
-  return state_->backend->load();
+LoadCounts Exchange::load_counts() const {
+  return state_->backend->load_counts();
 }
 WireCounts Exchange::wire_counts() const {
   return state_->backend->wire_counts();

@@ -5,7 +5,6 @@
 
 #include "base/text.hpp"
 #include "group/rank_state.hpp"
-#include "memory/symmetric_memory.hpp"
 
 namespace ferry {
 
@@ -43,11 +42,9 @@ std::int64_t Channel::bytes(int ranks, std::int64_t summary_bytes) {
          2 * ranks * (static_cast<std::int64_t>(sizeof(CallHeader)) + round_up(summary_bytes));
 }
 
-Channel::Channel(Rank rank, const SymmetricMemory& memory, std::int64_t offset, std::int64_t summary_bytes,
-                 double deadline)
+Channel::Channel(Rank rank, std::vector<std::byte*> sections, std::int64_t summary_bytes, double deadline)
     : rank_(std::move(rank)),
-      memory_(&memory),
-      offset_(offset),
+      sections_(std::move(sections)),
       summary_bytes_(round_up(summary_bytes)),
       deadline_(deadline),
       index_(rank_.index()),
@@ -55,19 +52,18 @@ Channel::Channel(Rank rank, const SymmetricMemory& memory, std::int64_t offset, 
       posted_(ranks_, 0) {}
 
 Channel::LaneRecord& Channel::lane_record(int at) const {
-  return *reinterpret_cast<LaneRecord*>(memory_->at(at, offset_));
+  return *reinterpret_cast<LaneRecord*>(sections_[at]);
 }
 
 Channel::CallHeader& Channel::header(int at, int from, std::uint64_t call) const {
-  std::byte* headers = memory_->at(at, offset_ + static_cast<std::int64_t>(sizeof(LaneRecord)));
+  std::byte* headers = sections_[at] + sizeof(LaneRecord);
   return reinterpret_cast<CallHeader*>(headers)[2 * from + static_cast<int>(call & 1)];
 }
 
 std::byte* Channel::summary(int at, int from) const {
   const auto header_bytes = static_cast<std::int64_t>(2 * ranks_ * sizeof(CallHeader));
   const std::int64_t index = 2 * from + parity();
-  return memory_->at(
-      at, offset_ + static_cast<std::int64_t>(sizeof(LaneRecord)) + header_bytes + index * summary_bytes_);
+  return sections_[at] + sizeof(LaneRecord) + header_bytes + index * summary_bytes_;
 }
 
 std::byte* Channel::summary_to(int peer) const {

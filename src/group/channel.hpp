@@ -9,13 +9,11 @@
 #include <span>
 #include <vector>
 
+#include "base/error_record.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
-#include "group/error_record.hpp"
 
 namespace ferry {
-
-class SymmetricMemory;
 
 // An argument of a call that every rank must pass alike. The name has static storage. Ranks compare values by
 // position, so an operation always lists its options in the same order.
@@ -57,10 +55,9 @@ class Channel {
   // Bytes of symmetric memory that a channel occupies on every rank; a multiple of 64.
   static std::int64_t bytes(int ranks, std::int64_t summary_bytes);
 
-  // Local. `offset` is a multiple of 64 and the same on every rank; the memory there holds zeros. `memory`
-  // must outlive the channel. A wait fails after `deadline` seconds.
-  Channel(Rank rank, const SymmetricMemory& memory, std::int64_t offset, std::int64_t summary_bytes,
-          double deadline);
+  // Local. `sections` [ranks]: the channel's bytes() of memory on every rank, aligned to 64 and zero at
+  // first; they must outlive the channel. A wait fails after `deadline` seconds.
+  Channel(Rank rank, std::vector<std::byte*> sections, std::int64_t summary_bytes, double deadline);
 
   // Starts the lane's next call and returns its number (the first is 1). Waits for peers only if this rank's
   // previous call was aborted. Throws the group's failure if it has failed.
@@ -117,8 +114,7 @@ class Channel {
   void require_same_call(int peer, const CallHeader& received) const;
 
   Rank rank_;
-  const SymmetricMemory* memory_;
-  std::int64_t offset_;
+  std::vector<std::byte*> sections_;  // [ranks]
   std::int64_t summary_bytes_;
   double deadline_;
   int index_;

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <string>
 
-#include "group/error_record.hpp"
+#include "base/error_record.hpp"
+#include "base/os/mapping.hpp"
 #include "group/liveness_lock.hpp"
 #include "group/wake_event.hpp"
-#include "memory/mapping.hpp"
 
 namespace ferry {
 

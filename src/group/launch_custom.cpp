@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/os/descriptor_socket.hpp"
+#include "base/os/published_handle.hpp"
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "group/launcher.hpp"
-#include "memory/descriptor_socket.hpp"
-#include "memory/published_handle.hpp"
 
 namespace ferry {
 
@@ -41,7 +41,7 @@ struct Introduction {
 
 // Rank 0's control block, kept open until every rank has attached to it.
 struct PublishedControlBlock {
-  Descriptor memory;
+  FileDescriptor memory;
   std::optional<PublishedHandle<ControlBlock>> handle;
 };
 
@@ -84,7 +84,7 @@ constexpr int kRetryMs = 10;
 
 // Also true for a process that has ended and is not reaped yet.
 bool has_ended(int process) {
-  const Descriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+  const FileDescriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
   if (!descriptor.valid()) return errno == ESRCH;
   pollfd entry{descriptor.number(), POLLIN, 0};
   return poll(&entry, 1, 0) > 0;
@@ -149,7 +149,7 @@ class CustomLauncher : public Group::Launcher {
   }
 
   void create_control_block(PublishedControlBlock& published, Introduction& mine) const {
-    published.memory = Descriptor(memfd_create("ferry", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    published.memory = FileDescriptor(memfd_create("ferry", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     // Sealed: no rank can truncate the file under the mappings of the others.
     if (!published.memory.valid() ||
         ftruncate(published.memory.number(), ControlBlock::bytes(ranks())) != 0 ||
@@ -166,14 +166,14 @@ class CustomLauncher : public Group::Launcher {
     mine.control = published.handle->address();
   }
 
-  std::shared_ptr<ControlBlock> map_control_block(const Descriptor& memory) const {
+  std::shared_ptr<ControlBlock> map_control_block(const FileDescriptor& memory) const {
     return std::make_shared<ControlBlock>(Mapping::file(memory.number(), ControlBlock::bytes(ranks())),
                                           ranks());
   }
 
   // Rank 0: sends the control block's file to the ranks of other processes. A rank that has died is skipped,
   // so that the others do not wait for the file in vain.
-  static void send_control_block(const DescriptorSocket& socket, const Descriptor& memory,
+  static void send_control_block(const DescriptorSocket& socket, const FileDescriptor& memory,
                                  const std::vector<Introduction>& introductions) {
     int dead = -1;
     for (const Introduction& rank : introductions) {
@@ -190,7 +190,7 @@ class CustomLauncher : public Group::Launcher {
     if (dead >= 0) throw system_error(str("rank ", dead, " has ended"), ESRCH);
   }
 
-  static Descriptor receive_control_block(const DescriptorSocket& socket, const Introduction& owner) {
+  static FileDescriptor receive_control_block(const DescriptorSocket& socket, const Introduction& owner) {
     while (true) {
       if (auto message = socket.receive()) {
         if (message->file.valid()) return std::move(message->file);

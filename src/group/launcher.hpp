@@ -49,7 +49,7 @@ std::shared_ptr<Group::Launcher> launch_processes(Topology topology);
 std::shared_ptr<Group::Launcher> launch_custom(Bootstrap bootstrap);
 
 // The paths where mpi_bootstrap() looks for the MPI module, in this order.
-std::vector<std::filesystem::path> mpi_module_places();
+std::vector<std::filesystem::path> mpi_module_paths();
 
 // Loads the MPI module and returns its bootstrap. Collective over all processes of the MPI job. Throws
 // UnsupportedError if the module is not found.

@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include "base/system_error.hpp"
-#include "group/no_signals.hpp"
+#include "group/scoped_signal_block.hpp"
 
 namespace ferry {
 
@@ -47,7 +47,7 @@ LivenessLockHolder::LivenessLockHolder(LivenessLock& lock) : lock_(lock), proces
     static_cast<LivenessLockHolder*>(holder)->hold();
     return nullptr;
   };
-  const NoSignals no_signals;
+  const ScopedSignalBlock scoped_signal_block;
   const int error = pthread_create(&thread_, nullptr, hold, this);
   if (error != 0) throw system_error("cannot start the thread that holds the rank's liveness lock", error);
   state_.wait(State::starting);

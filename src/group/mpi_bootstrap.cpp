@@ -34,7 +34,7 @@ fs::path directory_of_this_program() {
 
 }  // namespace
 
-std::vector<fs::path> mpi_module_places() {
+std::vector<fs::path> mpi_module_paths() {
   const std::string named = Environment::read().mpi_module;
   if (!named.empty()) return {named};
   const fs::path program = directory_of_this_program();
@@ -50,7 +50,7 @@ namespace {
 // Never unloaded: MPI cannot be initialised twice in one process.
 void* load_module() {
   std::string tried;
-  for (const fs::path& path : mpi_module_places()) {
+  for (const fs::path& path : mpi_module_paths()) {
     if (void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return module;
     tried += str("\n  ", dlerror());
   }

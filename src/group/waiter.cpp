@@ -60,7 +60,7 @@ void Waiter::wait(const WaitCondition& condition, const WaitRecord& request, dou
     const LostPeer lost = failed ? LostPeer{} : find_lost_peer(request.peer);
     // Checks the flag after the peers: a peer that posted before it ended has done its part.
     if (condition.reached(value)) return;
-    record.seen = std::max(request.seen, condition.flag->load(std::memory_order_relaxed));
+    record.observed = std::max(request.observed, condition.flag->load(std::memory_order_relaxed));
     if (failed) break;
     if (lost.rank >= 0) {
       record.peer = lost.rank;
@@ -73,7 +73,7 @@ void Waiter::wait(const WaitCondition& condition, const WaitRecord& request, dou
       break;
     }
     if (sleep(condition, value, std::min(left, kMaxSleepSeconds))) return;
-    const auto interrupted = wait_is_unwanted.load();
+    const auto interrupted = interrupt_requested.load();
     if (interrupted != nullptr && interrupted()) {
       const std::string text = str("rank ", rank_, " was interrupted: ", describe(record));
       record.peer = rank_;

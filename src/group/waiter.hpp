@@ -14,7 +14,7 @@ namespace ferry {
 // Returns whether the calling thread should give up its wait, for example after Ctrl-C. Null: never. A wait
 // calls it four times a second and after every signal; waits shorter than that never do. Set once for the
 // process, by a language binding.
-inline std::atomic<bool (*)()> wait_is_unwanted = nullptr;
+inline std::atomic<bool (*)()> interrupt_requested = nullptr;
 
 // Met when `flag` has reached a value, or when `alternative` has (null: no alternative).
 struct WaitCondition {

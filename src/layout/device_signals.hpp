@@ -14,8 +14,8 @@
 
 #include <cstdint>
 
+#include "base/error_record.hpp"
 #include "base/host_device.hpp"
-#include "group/error_record.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/ll_packet.hpp"
 

@@ -72,10 +72,11 @@ struct PlanView {
   std::int32_t* token_ranks;   // [T, P] destinations of a token, ascending, then -1
   std::int32_t* sent_tokens;   // [R, T] token of the i-th message to a rank
   // The messages that this rank receives. [s, i]: message i of source s.
-  std::int32_t* came_token;     // [R, T] its token at the source
-  std::int32_t* came_position;  // [R, T] this rank's index in that token's list of destinations
-  std::int32_t* came_rows;  // [R, T, K] row here of each slot; -1 for other ranks' slots, masked or dropped
-  std::int64_t bytes;       // of the storage
+  std::int32_t* received_token;            // [R, T] its token at the source
+  std::int32_t* received_position;         // [R, T] this rank's index in that token's list of destinations
+  std::int32_t* received_rows_of_message;  // [R, T, K] row here of each slot; -1 for other ranks' slots,
+                                           // masked or dropped
+  std::int64_t bytes;                      // of the storage
 };
 
 FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {
@@ -99,9 +100,9 @@ FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {
   view.route_row = ints(slots);
   view.token_ranks = ints(std::int64_t{shape.max_tokens} * shape.most_ranks());
   view.sent_tokens = ints(messages);
-  view.came_token = ints(messages);
-  view.came_position = ints(messages);
-  view.came_rows = ints(messages * shape.top_k);
+  view.received_token = ints(messages);
+  view.received_position = ints(messages);
+  view.received_rows_of_message = ints(messages * shape.top_k);
   view.bytes = end;
   return view;
 }

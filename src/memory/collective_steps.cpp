@@ -2,13 +2,13 @@
 
 #include <vector>
 
+#include "base/error_record.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "group/error_record.hpp"
 
 namespace ferry {
 
-void compare_sizes(const Rank& rank, std::int64_t bytes) {
+void require_same_size(const Rank& rank, std::int64_t bytes) {
   std::vector<std::int64_t> sizes(rank.size());
   rank.all_gather(&bytes, sizes.data(), sizeof bytes);
   for (int peer = 0; peer < rank.size(); ++peer) {

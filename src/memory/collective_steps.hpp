@@ -9,7 +9,7 @@
 namespace ferry {
 
 // Collective. Throws UsageError on every rank unless all of them request the same size of symmetric memory.
-void compare_sizes(const Rank& rank, std::int64_t bytes);
+void require_same_size(const Rank& rank, std::int64_t bytes);
 
 // Collective. Every rank passes its error (null: none) and throws the error of the lowest rank that has one.
 void throw_first_error(const Rank& rank, const std::exception_ptr& mine);
@@ -17,7 +17,7 @@ void throw_first_error(const Rank& rank, const std::exception_ptr& mine);
 // Collective. Runs `step` on this rank and returns if it succeeded on all ranks. Otherwise every rank throws
 // the error of the lowest rank on which it failed.
 template <class Step>
-void make_on_all(const Rank& rank, Step step) {
+void run_on_all_ranks(const Rank& rank, Step step) {
   std::exception_ptr error;
   try {
     step();

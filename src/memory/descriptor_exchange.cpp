@@ -7,11 +7,11 @@
 #include <optional>
 #include <utility>
 
+#include "base/os/descriptor_socket.hpp"
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "group/rank_state.hpp"
 #include "memory/collective_steps.hpp"
-#include "memory/descriptor_socket.hpp"
 
 namespace ferry {
 
@@ -24,7 +24,7 @@ constexpr int kCheckIntervalMs = 10;
 
 class DescriptorExchange {
  public:
-  DescriptorExchange(const Rank& rank, const Descriptor& mine)
+  DescriptorExchange(const Rank& rank, const FileDescriptor& mine)
       : rank_(rank),
         mine_(mine),
         addresses_(rank.size()),
@@ -32,12 +32,12 @@ class DescriptorExchange {
         received_(rank.size()),
         files_(rank.size()) {}
 
-  std::vector<Descriptor> run() {
+  std::vector<FileDescriptor> run() {
     SocketAddress address{};
-    make_on_all(rank_, [&] { address = open_socket(); });
+    run_on_all_ranks(rank_, [&] { address = open_socket(); });
     rank_.all_gather(&address, addresses_.data(), sizeof address);
     // The agreement at the end also keeps every socket open until all ranks have received.
-    make_on_all(rank_, [&] { transfer(); });
+    run_on_all_ranks(rank_, [&] { transfer(); });
     return std::move(files_);
   }
 
@@ -49,15 +49,15 @@ class DescriptorExchange {
   int unfinished_peer() const;
 
   const Rank& rank_;
-  const Descriptor& mine_;
+  const FileDescriptor& mine_;
   std::optional<DescriptorSocket> socket_;
   std::vector<SocketAddress> addresses_;  // [ranks]
   std::vector<char> sent_, received_;     // [ranks]
-  std::vector<Descriptor> files_;         // [ranks]
+  std::vector<FileDescriptor> files_;     // [ranks]
 };
 
 SocketAddress DescriptorExchange::open_socket() {
-  files_[rank_.index()] = Descriptor(fcntl(mine_.number(), F_DUPFD_CLOEXEC, 0));
+  files_[rank_.index()] = FileDescriptor(fcntl(mine_.number(), F_DUPFD_CLOEXEC, 0));
   if (!files_[rank_.index()].valid()) throw system_error("cannot duplicate a file", errno);
   sent_[rank_.index()] = received_[rank_.index()] = 1;
   return socket_.emplace().address();
@@ -107,7 +107,7 @@ void DescriptorExchange::check_peers(Clock::time_point start) {
 
 }  // namespace
 
-std::vector<Descriptor> exchange_descriptors(const Rank& rank, const Descriptor& mine) {
+std::vector<FileDescriptor> exchange_descriptors(const Rank& rank, const FileDescriptor& mine) {
   return DescriptorExchange(rank, mine).run();
 }
 

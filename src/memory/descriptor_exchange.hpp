@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "base/os/file_descriptor.hpp"
 #include "ferry/group.hpp"
-#include "memory/file_descriptor.hpp"
 
 namespace ferry {
 
@@ -13,6 +13,6 @@ namespace ferry {
 // behind.
 // @throws PeerLostError, TimeoutError  as every collective
 // @throws SystemError                  on all ranks, if one of them cannot have more files open
-std::vector<Descriptor> exchange_descriptors(const Rank& rank, const Descriptor& mine);
+std::vector<FileDescriptor> exchange_descriptors(const Rank& rank, const FileDescriptor& mine);
 
 }  // namespace ferry

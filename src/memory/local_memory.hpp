@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "memory/mapping.hpp"
+#include "base/os/mapping.hpp"
 
 namespace ferry {
 

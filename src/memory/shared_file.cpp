@@ -41,7 +41,7 @@ SystemError out_of_memory(const std::string& directory, std::int64_t needed, std
 
 SharedFile::SharedFile(std::int64_t bytes) {
   const std::string directory = Environment::read().shm_dir;
-  descriptor_ = Descriptor(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  descriptor_ = FileDescriptor(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (!descriptor_.valid()) throw system_error(str("cannot create an unnamed file in ", directory), errno);
 
   const std::int64_t size = std::max<std::int64_t>(bytes, 1);

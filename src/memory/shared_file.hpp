@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "memory/file_descriptor.hpp"
-#include "memory/mapping.hpp"
+#include "base/os/file_descriptor.hpp"
+#include "base/os/mapping.hpp"
 
 namespace ferry {
 
@@ -15,11 +15,11 @@ class SharedFile {
   // Throws SystemError with the directory, the bytes needed and the bytes free.
   explicit SharedFile(std::int64_t bytes);
 
-  const Descriptor& descriptor() const { return descriptor_; }
+  const FileDescriptor& descriptor() const { return descriptor_; }
   Mapping take_mapping() { return std::move(mapping_); }
 
  private:
-  Descriptor descriptor_;
+  FileDescriptor descriptor_;
   Mapping mapping_;
 };
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/os/mapping.hpp"
 #include "ferry/group.hpp"
-#include "memory/mapping.hpp"
 
 namespace ferry {
 
@@ -25,6 +25,11 @@ class SymmetricMemory {
 
   std::byte* at(int rank, std::int64_t offset) const { return regions_[rank]->data() + offset; }
   std::byte* mine(std::int64_t offset) const { return at(rank_, offset); }
+  std::vector<std::byte*> sections(std::int64_t offset) const {  // at(rank, offset) of every rank
+    std::vector<std::byte*> all;
+    for (int rank = 0; rank < static_cast<int>(regions_.size()); ++rank) all.push_back(at(rank, offset));
+    return all;
+  }
   std::int64_t bytes() const { return bytes_; }
 
  private:

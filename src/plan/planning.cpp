@@ -42,7 +42,7 @@ void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, cons
       plan.route_rank[route] = -1;
       const IdKind kind = classify_id(id, config.experts);
       if (kind == IdKind::expert) {
-        const std::int32_t destination = config.placement.place(static_cast<int>(id)).rank;
+        const std::int32_t destination = config.placement.location(static_cast<int>(id)).rank;
         plan.route_rank[route] = destination;
         plan.route_expert[route] = static_cast<std::int32_t>(id);
         ++counts[id];
@@ -60,7 +60,7 @@ void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, cons
   }
 }
 
-void RowPlaces::compute(const Config& config, const PlanView& plan) {
+void RowOffsetTable::compute(const Config& config, const PlanView& plan) {
   ranks_ = config.placement.ranks();
   layout_ = config.layout;
   overflow_ = {};
@@ -81,14 +81,14 @@ void RowPlaces::compute(const Config& config, const PlanView& plan) {
   }
 }
 
-void RowPlaces::record_need(int rank, std::int64_t capacity, std::int64_t needed) {
+void RowOffsetTable::record_need(int rank, std::int64_t capacity, std::int64_t needed) {
   if (needed <= capacity || needed <= overflow_.needed) return;
   overflow_.rank = rank;
   overflow_.capacity = capacity;
   overflow_.needed = needed;
 }
 
-void RowPlaces::compute_expert_rows(const Config& config, const PlanView& plan) {
+void RowOffsetTable::compute_expert_rows(const Config& config, const PlanView& plan) {
   first_.resize(static_cast<std::size_t>(config.experts) * static_cast<std::size_t>(ranks_));
   for (int rank = 0; rank < ranks_; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
@@ -115,7 +115,7 @@ void RowPlaces::compute_expert_rows(const Config& config, const PlanView& plan) 
   }
 }
 
-void RowPlaces::compute_rank_rows(const Config&, const PlanView& plan) {
+void RowOffsetTable::compute_rank_rows(const Config&, const PlanView& plan) {
   first_.resize(static_cast<std::size_t>(ranks_) * static_cast<std::size_t>(ranks_));
   for (int rank = 0; rank < ranks_; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
@@ -132,28 +132,28 @@ void RowPlaces::compute_rank_rows(const Config&, const PlanView& plan) {
   }
 }
 
-std::int32_t RowPlaces::row_or_dropped(int rank, int local_expert, std::int64_t row) const {
+std::int32_t RowOffsetTable::row_or_dropped(int rank, int local_expert, std::int64_t row) const {
   const std::int64_t capacity = capacity_[static_cast<std::size_t>(rank)];
   if (row >= capacity) return -1;
   return static_cast<std::int32_t>(layout_ == Layout::expert_padded ? local_expert * capacity + row : row);
 }
 
-std::int64_t RowPlaces::count(int rank, int group) const {
+std::int64_t RowOffsetTable::count(int rank, int group) const {
   const auto r = static_cast<std::size_t>(rank), g = static_cast<std::size_t>(group);
   const std::int64_t begin = layout_ == Layout::expert_padded ? 0 : offset_[r][g];
   return std::clamp<std::int64_t>(capacity_[r] - begin, 0, count_[r][g]);
 }
 
-std::int64_t RowPlaces::offset(int rank, int group) const {
+std::int64_t RowOffsetTable::offset(int rank, int group) const {
   const auto r = static_cast<std::size_t>(rank), g = static_cast<std::size_t>(group);
   return layout_ == Layout::expert_padded ? offset_[r][g] : std::min(offset_[r][g], capacity_[r]);
 }
 
-std::int64_t RowPlaces::total(int rank) const {
+std::int64_t RowOffsetTable::total(int rank) const {
   return offset(rank, static_cast<int>(count_[static_cast<std::size_t>(rank)].size()));
 }
 
-void plan_rows(const Config& config, int rank, const RowPlaces& offsets, const PlanView& plan) {
+void plan_rows(const Config& config, int rank, const RowOffsetTable& offsets, const PlanView& plan) {
   const int top_k = config.top_k, ranks = config.placement.ranks();
   const bool rank_major = config.layout == Layout::rank_major;
   // Next row of this rank's routes: by expert, or in rank_major by destination.
@@ -172,7 +172,8 @@ void plan_rows(const Config& config, int rank, const RowPlaces& offsets, const P
       }
       const int expert = plan.route_expert[route];
       const std::int64_t row = next[static_cast<std::size_t>(expert)]++;
-      plan.route_row[route] = offsets.row_or_dropped(destination, config.placement.place(expert).local, row);
+      plan.route_row[route] =
+          offsets.row_or_dropped(destination, config.placement.location(expert).local, row);
     }
     if (!rank_major) continue;
     const std::int32_t* destinations = plan.token_ranks + token * plan.header->shape.most_ranks();
@@ -182,7 +183,7 @@ void plan_rows(const Config& config, int rank, const RowPlaces& offsets, const P
   }
 }
 
-ArrivalPlacer::ArrivalPlacer(const Config& config, int rank, const RowPlaces& offsets, const PlanView& plan)
+RowAssigner::RowAssigner(const Config& config, int rank, const RowOffsetTable& offsets, const PlanView& plan)
     : config_(config),
       rank_(rank),
       groups_(config.layout == Layout::rank_major ? 1 : config.placement.local_experts(rank)),
@@ -199,12 +200,12 @@ ArrivalPlacer::ArrivalPlacer(const Config& config, int rank, const RowPlaces& of
   }
 }
 
-const std::int32_t* ArrivalPlacer::place(int source, std::int64_t i, int token, int position,
-                                         const std::int32_t* ids) {
+const std::int32_t* RowAssigner::assign(int source, std::int64_t i, int token, int position,
+                                       const std::int32_t* ids) {
   const std::int64_t message = std::int64_t{source} * config_.max_tokens + i;
-  plan_.came_token[message] = token;
-  plan_.came_position[message] = position;
-  std::int32_t* rows = plan_.came_rows + message * config_.top_k;
+  plan_.received_token[message] = token;
+  plan_.received_position[message] = position;
+  std::int32_t* rows = plan_.received_rows_of_message + message * config_.top_k;
   const bool rank_major = config_.layout == Layout::rank_major;
   std::int64_t* next = next_.data() + source * groups_;
   const std::int32_t token_row = rank_major ? offsets_.row_or_dropped(rank_, 0, next[0]++) : -1;
@@ -213,7 +214,7 @@ const std::int32_t* ArrivalPlacer::place(int source, std::int64_t i, int token, 
     rows[slot] = -1;
     int local = -1;
     const SlotKind kind = classify_slot(ids[slot], config_.experts, rank_, [&](std::int32_t expert) {
-      const ExpertLocation location = config_.placement.place(expert);
+      const ExpertLocation location = config_.placement.location(expert);
       local = location.local;
       return location.rank;
     });

@@ -18,7 +18,7 @@ void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, cons
 
 // Step 2, from the counts of all ranks: where the rows of each (expert, source) begin, or in rank_major those
 // of each (destination, source).
-class RowPlaces {
+class RowOffsetTable {
  public:
   // Call it when `counts` and `tokens_between` of `plan` are complete.
   void compute(const Config& config, const PlanView& plan);
@@ -58,24 +58,24 @@ class RowPlaces {
 
 // Step 3: fills route_row, the rows of this rank's own routes. Reads route_expert, not the ids: the caller
 // may have reused their memory.
-void plan_rows(const Config& config, int rank, const RowPlaces& offsets, const PlanView& plan);
+void plan_rows(const Config& config, int rank, const RowOffsetTable& offsets, const PlanView& plan);
 
 // Step 4: assigns rows to the slots of received messages. One object for each call. A source's messages come
 // in order; sources may be interleaved.
-class ArrivalPlacer {
+class RowAssigner {
  public:
-  ArrivalPlacer(const Config& config, int rank, const RowPlaces& offsets, const PlanView& plan);
+  RowAssigner(const Config& config, int rank, const RowOffsetTable& offsets, const PlanView& plan);
 
   // Assigns rows to message i of `source`: for `token`, with the K expert ids `ids`; this rank has index
   // `position` in the token's list of destinations. Fills came_* and sources; returns the K rows here (-1:
   // another rank's, masked or dropped).
-  const std::int32_t* place(int source, std::int64_t i, int token, int position, const std::int32_t* ids);
+  const std::int32_t* assign(int source, std::int64_t i, int token, int position, const std::int32_t* ids);
 
  private:
   const Config& config_;
   int rank_;
   std::int64_t groups_;
-  const RowPlaces& offsets_;
+  const RowOffsetTable& offsets_;
   PlanView plan_;
   // [R, groups] the source's next row in each group; rank_major: [R] its next row.
   std::vector<std::int64_t> next_;

@@ -41,8 +41,8 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
           .combine_rows = config.max_tokens * (partial ? ranks_of_token : std::int64_t{config.top_k})};
 }
 
-std::int64_t note_bytes(const Config& config) {
-  return align_up(4LL * (kNoteWords + config.experts + config.placement.ranks()), 16);
+std::int64_t call_summary_bytes(const Config& config) {
+  return align_up(4LL * (kCallSummaryWords + config.experts + config.placement.ranks()), 16);
 }
 
 std::int64_t group_capacity(const Config& config, int rank) {
@@ -85,7 +85,7 @@ std::uint64_t row_order_hash(const Config& config) {
         std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats}}) {
     mix(static_cast<std::uint64_t>(value));
   }
-  for (const ExpertLocation& location : config.placement.places()) {
+  for (const ExpertLocation& location : config.placement.locations()) {
     mix(static_cast<std::uint64_t>(location.rank) << 32 | static_cast<std::uint32_t>(location.local));
   }
   return hash;

@@ -27,8 +27,8 @@ int groups_of(const Config& config, int rank);
 // Call metadata of the host backends: the fixed words that a sender publishes with each call and to each
 // peer. Three words about optional arguments and two about chunks; dispatch adds int32 counts [E] and tokens
 // [R].
-inline constexpr int kNoteWords = 5;
-std::int64_t note_bytes(const Config& config);
+inline constexpr int kCallSummaryWords = 5;
+std::int64_t call_summary_bytes(const Config& config);
 
 // Hash of everything that decides the row of a route. Two exchanges may use each other's plans if theirs are
 // equal.

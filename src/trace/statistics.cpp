@@ -94,7 +94,7 @@ std::vector<std::int64_t> rank_counts(std::span<const std::int64_t> counts, cons
   require_experts(placement, counts.size());
   std::vector<std::int64_t> ranks(static_cast<std::size_t>(placement.ranks()));
   for (std::size_t e = 0; e < counts.size(); ++e) {
-    ranks[static_cast<std::size_t>(placement.place(static_cast<int>(e)).rank)] += counts[e];
+    ranks[static_cast<std::size_t>(placement.location(static_cast<int>(e)).rank)] += counts[e];
   }
   return ranks;
 }
@@ -165,7 +165,7 @@ double distinct_ranks(const Trace& trace, int layer, const Placement& placement)
   for (std::int64_t token = 0; token < trace.tokens; ++token) {
     for (const std::int32_t id : token_ids(ids, token, trace.top_k)) {
       if (id < 0) continue;
-      std::int64_t& last = last_token[static_cast<std::size_t>(placement.place(id).rank)];
+      std::int64_t& last = last_token[static_cast<std::size_t>(placement.location(id).rank)];
       distinct += last != token;
       last = token;
     }

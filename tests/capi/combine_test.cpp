@@ -35,8 +35,8 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
     const bool unreduced = which.reduction == FERRY_UNREDUCED;
     const std::int64_t stride = 2 * config.hidden + 32;
     const std::int64_t results = std::int64_t{pair.in.count} * (unreduced ? config.top_k : 1);
-    contract::Buffer c_result(results * stride), cpp_result(results * stride);
-    contract::Buffer c_values(4 * pair.in.count * config.top_k), cpp_values(c_values.bytes());
+    contract::GuardedBuffer c_result(results * stride), cpp_result(results * stride);
+    contract::GuardedBuffer c_values(4 * pair.in.count * config.top_k), cpp_values(c_values.bytes());
 
     auto args = sized<ferry_combine_args>();
     args.outputs.data = pair.in.outputs.data();
@@ -57,7 +57,7 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
 
     const auto receive = sized<ferry_combine_receive_args>();
     for (int call = 0; call < 2; ++call) {
-      for (contract::Buffer* buffer : {&c_result, &cpp_result, &c_values, &cpp_values}) {
+      for (contract::GuardedBuffer* buffer : {&c_result, &cpp_result, &c_values, &cpp_values}) {
         buffer->fill(contract::kPoison);
       }
       if (which.split) {
@@ -87,7 +87,7 @@ TEST(CombineBackward, ReturnsTheSameBytes) {
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     const Plan plan = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data()).plan.copy();
 
-    contract::Buffer c_weights(4 * pair.in.count * config.top_k), cpp_weights(c_weights.bytes());
+    contract::GuardedBuffer c_weights(4 * pair.in.count * config.top_k), cpp_weights(c_weights.bytes());
     auto rows = sized<ferry_dispatch_result>();
     auto args = sized<ferry_combine_backward_args>();
     args.d_result = pair.args.tokens;
@@ -110,7 +110,7 @@ TEST(RouteValues, ReturnsTheSameBytes) {
     Pair pair(rank, small_config());
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     const DispatchResult rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
-    contract::Buffer c_values(4 * *rows.total), cpp_values(c_values.bytes());
+    contract::GuardedBuffer c_values(4 * *rows.total), cpp_values(c_values.bytes());
     auto args = sized<ferry_route_values_args>();
     args.values = pair.in.weights.data();
     args.plan = pair.rows.plan;
@@ -146,7 +146,7 @@ TEST(Counts, AreTheSameInBothInterfaces) {
 
     auto load = sized<ferry_load_counts>();
     ASSERT_EQ(ferry_get_load_counts(pair.c.get(), &load), FERRY_OK);
-    const LoadCounts expected = pair.cpp.load();
+    const LoadCounts expected = pair.cpp.load_counts();
     EXPECT_EQ(load.dispatches, expected.dispatches);
     expect_same_array(load.experts, expected.experts.data(), config.experts, "experts");
     expect_same_array(load.ranks, expected.ranks.data(), kRanks, "ranks");

@@ -119,8 +119,8 @@ TEST(Dispatch, FromACopiedPlanWithInt64IdsIntoTheCallersMemory) {
     ASSERT_EQ(ferry_exchange_capacity(pair.c.get(), &capacity), FERRY_OK);
     ASSERT_EQ(ferry_plan_bytes(&config, kRanks, &bytes), FERRY_OK);
     EXPECT_EQ(capacity, pair.cpp.capacity());
-    contract::Buffer rows(capacity * config.hidden * 2), weight(capacity * 4), groups(capacity * 4);
-    contract::Buffer plan(bytes), copy(bytes);
+    contract::GuardedBuffer rows(capacity * config.hidden * 2), weight(capacity * 4), groups(capacity * 4);
+    contract::GuardedBuffer plan(bytes), copy(bytes);
     pair.args.memory.parts[0] = rows.data();
     pair.args.memory.weight = weight.as<float>();
     pair.args.memory.group_of_row = groups.as<std::int32_t>();
@@ -128,7 +128,7 @@ TEST(Dispatch, FromACopiedPlanWithInt64IdsIntoTheCallersMemory) {
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     EXPECT_EQ(pair.rows.data, rows.data());
     EXPECT_EQ(pair.rows.plan.storage, plan.data());
-    contract::Buffer cpp_groups(capacity * 4);
+    contract::GuardedBuffer cpp_groups(capacity * 4);
     DispatchOptions options;
     options.memory.group_of_row = cpp_groups.as<std::int32_t>();
     const DispatchResult expected =
@@ -144,7 +144,7 @@ TEST(Dispatch, FromACopiedPlanWithInt64IdsIntoTheCallersMemory) {
     expect_same(pair.rows,
                 pair.cpp.dispatch(pair.tokens, expected.plan.copy(), pair.in.weights.data(), options),
                 pair.cpp.config());
-    for (const contract::Buffer* memory : {&rows, &weight, &groups, &plan, &copy})
+    for (const contract::GuardedBuffer* memory : {&rows, &weight, &groups, &plan, &copy})
       memory->require_guards("memory");
   });
 }
@@ -154,7 +154,7 @@ TEST(Dispatch, AcceptsTokensWithAStride) {
     const ferry_config config = small_config();
     Pair pair(rank, config);
     const std::int64_t row = 2 * config.hidden, stride = row + 48;
-    contract::Buffer strided(pair.in.count * stride);
+    contract::GuardedBuffer strided(pair.in.count * stride);
     for (int token = 0; token < pair.in.count; ++token) {
       std::memcpy(strided.data() + token * stride, pair.in.values.data() + token * config.hidden,
                   static_cast<std::size_t>(row));

@@ -187,7 +187,7 @@ TEST(Errors, BadSourcesAreReported) {
     OneToken one(rank, small_config());
     ASSERT_EQ(one.dispatch(), FERRY_OK) << ferry_last_error();
     const ferry_plan plan = one.rows.plan;
-    contract::Buffer copy(static_cast<std::int64_t>(plan.bytes));
+    contract::GuardedBuffer copy(static_cast<std::int64_t>(plan.bytes));
     ASSERT_EQ(ferry_plan_copy(&plan, copy.data(), plan.bytes, &one.args.plan), FERRY_OK);
     view_plan(copy.data(), static_cast<PlanHeader*>(plan.storage)->shape).counts[2] = 1 << 30;
     one.args.ids = nullptr;
@@ -219,7 +219,7 @@ TEST(Errors, ATimeoutNamesWhoWaitedForWhom) {
     EXPECT_EQ(record.wait.peer, 1);
     EXPECT_EQ(record.wait.call, 2U);
     EXPECT_EQ(record.wait.expected, 2U);
-    EXPECT_EQ(record.wait.seen, 1U);
+    EXPECT_EQ(record.wait.observed, 1U);
     EXPECT_TRUE(last_error_contains("rank 0 waited for rank 1"));
   });
 }

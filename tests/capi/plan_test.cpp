@@ -65,7 +65,7 @@ TEST(PlanQueries, RefuseInvalidPlansAndArguments) {
     for (const auto& [token, slot] : {std::pair(-1, 0), {pair.in.count, 0}, {0, -1}, {0, 3}}) {
       EXPECT_EQ(ferry_plan_route(&plan, token, slot, &destination, &row), FERRY_USAGE);
     }
-    contract::Buffer storage(static_cast<std::int64_t>(plan.bytes));
+    contract::GuardedBuffer storage(static_cast<std::int64_t>(plan.bytes));
     ferry_plan copy{};
     EXPECT_EQ(ferry_plan_copy(&plan, storage.data(), plan.bytes - 1, &copy), FERRY_USAGE);
     EXPECT_TRUE(last_error_contains(std::to_string(plan.bytes)));

@@ -32,9 +32,9 @@ std::vector<Table> tables_of(const PlanShape& shape, std::int64_t rows) {
           {"route_row", &PlanView::route_row, slots, rows},
           {"token_ranks", &PlanView::token_ranks, tokens * shape.most_ranks(), ranks},
           {"sent_tokens", &PlanView::sent_tokens, ranks * tokens, tokens},
-          {"came_token", &PlanView::came_token, ranks * tokens, tokens},
-          {"came_position", &PlanView::came_position, ranks * tokens, shape.most_ranks()},
-          {"came_rows", &PlanView::came_rows, ranks * slots, rows}};
+          {"received_token", &PlanView::received_token, ranks * tokens, tokens},
+          {"received_position", &PlanView::received_position, ranks * tokens, shape.most_ranks()},
+          {"received_rows_of_message", &PlanView::received_rows_of_message, ranks * slots, rows}};
 }
 
 // Runs a call by a damaged plan. Returns whether any rank reports the damage. Collective.
@@ -56,7 +56,7 @@ bool damage_is_reported(SyncExchange& exchange, const std::string& what, Call ca
 // Runs every operation by a plan that is damaged on some rank, and requires that it returns and stays within
 // its memory. `wrong_must_be_reported`: a wrong result of combine must be reported.
 void require_contained(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
-                       const oracle::Outcome& expert_outputs, const Plan& bad, const std::string& what,
+                       const oracle::ExpertOutputs& expert_outputs, const Plan& bad, const std::string& what,
                        bool wrong_must_be_reported) {
   CombineRun combine(exchange, c, step, expert_outputs, bad, nullptr);
   const bool reported = damage_is_reported(exchange, "combine, " + what, [&] { combine.call(); });
@@ -114,7 +114,7 @@ std::vector<TestCase> cases_of_damage(const TestCase& small) {
 TEST_P(Contract, DamagedPlansAreReported) {
   for (const TestCase& c : cases_of_damage(small_case(1))) {
     const StepInputs step = make_inputs(c);
-    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+    const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
       const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
@@ -164,7 +164,7 @@ TEST_P(Contract, WrongPlanEntriesStayWithinMemory) {
   constexpr int kRounds = 12;
   for (const TestCase& c : cases_of_damage(small_case(2))) {
     const StepInputs step = make_inputs(c);
-    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+    const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
       const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
@@ -213,7 +213,7 @@ TEST_P(Contract, StaleStagingIdsAreValidated) {
     const PlanView view = view_plan(bad.storage(), shape);
     if (rank.index() == kDamagedRank) {  // the other rank sends what it sent before
       std::fill_n(view.tokens_between, 4, c.config.max_tokens);
-      std::fill_n(view.came_rows, 2 * std::int64_t{c.config.max_tokens} * c.config.top_k, 0);
+      std::fill_n(view.received_rows_of_message, 2 * std::int64_t{c.config.max_tokens} * c.config.top_k, 0);
     }
 
     const std::int64_t words = std::int64_t{c.config.max_tokens} * c.config.hidden;

@@ -33,7 +33,7 @@ TEST_P(Contract, ErrorsNameDifferingConfigFields) {
                             {"deadline", [](Config& g) { g.deadline = 12; }},
                             {"placement", [](Config& g) {
                                std::vector<ExpertLocation> positions =
-                                   Placement::blocks(g.experts, 2).places();
+                                   Placement::blocks(g.experts, 2).locations();
                                std::swap(positions[0], positions[7]);
                                g.placement = Placement::table(positions, 2);
                              }}};
@@ -54,7 +54,7 @@ TEST_P(Contract, ErrorsNameDifferingOptions) {
   c.full = true;
   c.config.reduction = Reduction::exact;
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
@@ -81,7 +81,7 @@ TEST_P(Contract, ErrorsNameDifferingOptions) {
       dispatch.options().apply_weights = odd;
       dispatch.call();
     });
-    require_named("weights of the rows", [&] {
+    require_named("row_weights", [&] {
       CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
       if (odd) combine.options().row_weights = nullptr;
       combine.call();
@@ -119,8 +119,8 @@ TEST_P(Contract, DifferentPlansAreRefused) {
     c.config.layout = layout;
     c.weights_from = WeightsFrom::none;
     const StepInputs first = make_inputs(c, 0), second = make_inputs(c, 1);
-    const oracle::Outcome all_expert_outputs[] = {make_expert_outputs(c, first),
-                                                  make_expert_outputs(c, second)};
+    const oracle::ExpertOutputs all_expert_outputs[] = {make_expert_outputs(c, first),
+                                                        make_expert_outputs(c, second)};
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
       const Plan kept = dispatch_and_combine(exchange, c, first, all_expert_outputs[0]),

@@ -70,7 +70,7 @@ TEST_P(Contract, PhasesAndFusedCallsMix) {
       c.reduction = c.config.reduction = reduction;
       c.row_values = true;
       const StepInputs step = make_inputs(c);
-      const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+      const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
       run(c.ranks, str(describe(c), " in phases on ranks ", split_ranks), [&](Rank rank) {
         TestCase mine = c;
         mine.split_phases = (split_ranks >> rank.index() & 1) != 0;
@@ -85,7 +85,7 @@ TEST_P(Contract, ReceivePhaseRunsInAnotherThread) {
   TestCase c = small_case(1);
   c.ranks = 3;
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     for (int repeat = 0; repeat < 20; ++repeat) {
@@ -139,8 +139,8 @@ TEST_P(Contract, TwoLanesRunInDifferentOrders) {
     const int first = rank.index() % 2, second = 1 - first;
     for (int index = 0; index < 20; ++index) {
       const StepInputs steps[] = {make_inputs(c, 2 * index), make_inputs(c, 2 * index + 1)};
-      const oracle::Outcome all_expert_outputs[] = {make_expert_outputs(c, steps[0]),
-                                                    make_expert_outputs(c, steps[1])};
+      const oracle::ExpertOutputs all_expert_outputs[] = {make_expert_outputs(c, steps[0]),
+                                                          make_expert_outputs(c, steps[1])};
       DispatchRun dispatch0(exchange, lanes[0], steps[0]), dispatch1(exchange, lanes[1], steps[1]);
       DispatchRun* dispatches[] = {&dispatch0, &dispatch1};
       dispatches[first]->send();

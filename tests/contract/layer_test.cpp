@@ -38,7 +38,7 @@ TEST_P(Contract, BackendsProduceTheSameBytes) {
       c.any_bits = number % 2 == 0;
       c.weights_from = layout == Layout::rank_major ? WeightsFrom::none : WeightsFrom::row_weights;
       const StepInputs step = make_inputs(c);
-      const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+      const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
       run(c.ranks, describe(c), [&](Rank rank) {
         // Both backends start from the same poison, so whole buffers must agree, not only the defined bytes.
         std::vector<std::vector<std::byte>> results[2];
@@ -124,11 +124,11 @@ TEST_P(Contract, CombineBackward) {
       c.type = natural_type(format);
       c.masked = 0.2;
       const StepInputs forward = make_inputs(c);
-      const oracle::Outcome expert_outputs = make_expert_outputs(c, forward);
+      const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, forward);
       TestCase backward_case = c;
       backward_case.apply_weights = backward_case.dots = true;
       const StepInputs gradient = with_new_values(backward_case, forward, 3);
-      oracle::Outcome dots = make_expert_outputs(backward_case, gradient);
+      oracle::ExpertOutputs dots = make_expert_outputs(backward_case, gradient);
       for (int rank = 0; rank < ranks; ++rank) {
         const std::vector<std::byte> v = make_dot_rows(backward_case, gradient, rank);
         dots.ranks[rank].row_values =
@@ -137,7 +137,8 @@ TEST_P(Contract, CombineBackward) {
       run(ranks, describe(backward_case), [&](Rank rank) {
         SyncExchange exchange(rank, c.config);
         const Plan plan = dispatch_and_combine(exchange, c, forward, expert_outputs);
-        const std::vector<float> expected = oracle::values_home(gradient.positions, dots, rank.index());
+        const std::vector<float> expected =
+            oracle::returned_row_values(gradient.positions, dots, rank.index());
         GuardedBuffer d_weights(static_cast<std::int64_t>(expected.size()) * 4);
         DispatchRun backward(exchange, backward_case, gradient);
         backward.run_backward(plan, d_weights.as<float>());
@@ -234,11 +235,11 @@ TEST_P(Contract, LoadCountsMatchTheRouting) {
         for (const std::int64_t id : inputs.ids) {
           if (id < 0) continue;
           ++experts[id];
-          ++ranks[exchange.config().placement.place(static_cast<int>(id)).rank];
+          ++ranks[exchange.config().placement.location(static_cast<int>(id)).rank];
         }
       }
     }
-    const LoadCounts load = exchange.load();
+    const LoadCounts load = exchange.load_counts();
     require_equal(load.dispatches, std::int64_t{6}, "dispatches");
     require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
     require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");

@@ -28,7 +28,7 @@ TEST_P(Contract, OnePlanServesManyCalls) {
       backward.config.format = Format::bf16();
       const StepInputs routed = make_inputs(forward);
       const StepInputs replayed = with_new_values(backward, routed, 5), other = make_inputs(forward, 6);
-      const oracle::Outcome all_expert_outputs[] = {
+      const oracle::ExpertOutputs all_expert_outputs[] = {
           make_expert_outputs(c, routed), make_expert_outputs(c, replayed), make_expert_outputs(c, other)};
       run(ranks, describe(c), [&](Rank rank) {
         SyncExchange exchange(rank, c.config);
@@ -50,8 +50,8 @@ TEST_P(Contract, PlansOfAnotherExchangeAreRefused) {
   TestCase c = small_case(1), other = small_case(2);
   other.config.experts = c.config.experts + 1;
   const StepInputs step = make_inputs(c), other_step = make_inputs(other);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step),
-                        other_outputs = make_expert_outputs(other, other_step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step),
+                              other_outputs = make_expert_outputs(other, other_step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config), second(rank, other.config);
     const Plan own = dispatch_and_combine(exchange, c, step, expert_outputs),

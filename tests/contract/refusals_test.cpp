@@ -31,7 +31,7 @@ TestCase three_ranks(TestCase c) {
 TEST_P(Contract, UnknownEnumValuesAreRefused) {
   const TestCase c = three_ranks(small_case(1));
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
@@ -91,7 +91,7 @@ TEST_P(Contract, CountsWhoseSumOverflowsAreRefused) {
 TEST_P(Contract, BackwardRefusesOtherOutputTypesAndStrides) {
   const TestCase c = three_ranks(small_case(3));
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
@@ -121,7 +121,7 @@ TEST_P(Contract, DiagnosticsOfARefusedCallAreDiscarded) {
   TestCase bad = good;
   bad.bad_ids = 0.5;
   const StepInputs step = make_inputs(good), bad_step = make_inputs(bad);
-  const oracle::Outcome expert_outputs = make_expert_outputs(good, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(good, step);
   ASSERT_GT(bad_step.positions.bad_ids[0].count, 0);
   run(good.ranks, describe(bad), [&](Rank rank) {
     SyncExchange exchange(rank, good.config);
@@ -137,7 +137,7 @@ TEST_P(Contract, DiagnosticsOfARefusedCallAreDiscarded) {
     const Plan damaged = plan.copy();
     const PlanHeader& header = *static_cast<const PlanHeader*>(damaged.storage());
     const PlanView view = view_plan(damaged.storage(), header.shape);
-    std::fill_n(view.came_token, header.shape.ranks * header.shape.max_tokens, -2);
+    std::fill_n(view.received_token, header.shape.ranks * header.shape.max_tokens, -2);
     require_refused("reduction", [&] {
       CombineRun combine(exchange, good, step, expert_outputs, odd ? plan : damaged, nullptr);
       if (odd) combine.options().reduction = static_cast<Reduction>(9);
@@ -159,7 +159,7 @@ TEST_P(Contract, EmptyInputsMayBeNull) {
     if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::none;
     c.row_values = true;
     const StepInputs step = make_inputs(c);
-    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+    const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
       const bool no_tokens = rank.index() == 1, no_rows = rank.index() == 2;
@@ -194,7 +194,7 @@ TEST_P(Contract, PartialSumsNeedTopkWeightsOnAllRanks) {
   c.full = false;
   c.weights_from = WeightsFrom::topk_weights;
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);

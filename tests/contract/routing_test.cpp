@@ -56,7 +56,7 @@ TEST_P(Contract, TokensWithoutExpertsGiveZero) {
   c.masked_tokens = 1;
   c.full = true;
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     DispatchRun dispatch(exchange, c, step);
@@ -121,7 +121,7 @@ TEST_P(Contract, CheckedCallsThrowOnBadIds) {
   TestCase c = small_case(2);
   c.config.check_calls = true;
   const StepInputs step = inputs_from_ids(c, {{0, 1, 9, -1, 2, 8}, {3, 4}});
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     DispatchRun dispatch(exchange, c, step);
@@ -190,7 +190,7 @@ TEST_P(Contract, MaxTokensPassesAndOneMoreIsRefused) {
   c.ranks = 3;
   c.full = true;
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     dispatch_and_combine(exchange, c, step, expert_outputs);

@@ -207,7 +207,7 @@ TEST_P(Contract, RankMajorRows) {
 TEST_P(Contract, RowOrderIsTheSameUnderJitter) {
   TestCase c = row_case(small_case(1), 4);
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   if (!Jitter::kAvailable) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {

@@ -48,8 +48,8 @@ TEST_P(Contract, WeightedSums) {
 
 // Requires |y - sum w v|, computed in double, to be within the bound that follows from the specified
 // roundings.
-void require_within_bound(const TestCase& c, const StepInputs& step, const oracle::Outcome& expert_outputs,
-                          int rank, const CombineRun& combine) {
+void require_within_bound(const TestCase& c, const StepInputs& step,
+                          const oracle::ExpertOutputs& expert_outputs, int rank, const CombineRun& combine) {
   const int hidden = c.config.hidden, top_k = c.config.top_k;
   const bool partial = c.reduction == Reduction::partial;
   for (int token = 0; token < step.positions.tokens(rank); ++token) {
@@ -85,7 +85,7 @@ TEST_P(Contract, SumsAreWithinTheErrorBound) {
       c.reduction = c.config.reduction = reduction;
       c.result = ranks % 2 ? DType::bf16 : DType::fp32;
       const StepInputs step = make_inputs(c);
-      const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+      const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
       run(ranks, describe(c), [&](Rank rank) {
         SyncExchange exchange(rank, c.config);
         DispatchRun dispatch(exchange, c, step);
@@ -124,7 +124,7 @@ TEST_P(Contract, PartialSendsOneRowPerTokenAndRank) {
   c.config.hidden = 1024;
   c.full = true;
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     dispatch_and_combine(exchange, c, step, expert_outputs);
@@ -146,7 +146,7 @@ TEST_P(Contract, PartialSendsOneRowPerTokenAndRank) {
 TEST_P(Contract, SumsAreTheSameUnderJitter) {
   TestCase c = sum_case(small_case(1), 4);
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   if (!Jitter::kAvailable) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
@@ -224,7 +224,7 @@ TEST_P(Contract, RowValuesInBothDirections) {
       if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::none;
       c.row_values = true;
       const StepInputs step = make_inputs(c);
-      const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+      const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
       run(ranks, describe(c), [&](Rank rank) {
         SyncExchange exchange(rank, c.config);
         const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
@@ -293,12 +293,12 @@ TEST_P(Contract, InvalidReductionsAreRefused) {
   c.config.reduction = Reduction::exact;
   c.weights_from = WeightsFrom::none;
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   TestCase expert_major = sum_case(small_case(2), 2);
   expert_major.reduction = expert_major.config.reduction = Reduction::unreduced;
   expert_major.weights_from = WeightsFrom::none;
   const StepInputs expert_major_step = make_inputs(expert_major);
-  const oracle::Outcome expert_major_outputs = make_expert_outputs(expert_major, expert_major_step);
+  const oracle::ExpertOutputs expert_major_outputs = make_expert_outputs(expert_major, expert_major_step);
   const auto require_refused = [](CombineRun& combine, const char* what) {
     require(!usage_error([&] { combine.call(); }).empty(), what, " was not refused");
   };

@@ -21,11 +21,11 @@ using cuda::HostReport;
 using cuda::PinnedMemory;
 using cuda::Watch;
 
-class KernelAborts : public testing::TestWithParam<Kind> {
+class KernelAborts : public testing::TestWithParam<GroupKind> {
  protected:
   void SetUp() override { FERRY_SKIP_WITHOUT_DEVICES(1); }
 };
-INSTANTIATE_TEST_SUITE_P(Kinds, KernelAborts, testing::ValuesIn(kKinds),
+INSTANTIATE_TEST_SUITE_P(Kinds, KernelAborts, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 // A rank whose kernel waits for an abort.
@@ -33,7 +33,7 @@ struct WaitingRank {
   explicit WaitingRank(const Rank& rank)
       : memory(sizeof(HostReport)),
         report(reinterpret_cast<HostReport*>(memory.data())),
-        watch(rank, report, kPatience) {
+        watch(rank, report, kNoFaultDeadline) {
     rank.barrier();  // allocating pinned memory may wait for running kernels
     start_wait(stream.get(), report);
   }
@@ -51,29 +51,29 @@ struct WaitingRank {
 };
 
 TEST_P(KernelAborts, TimeoutEndsEveryKernel) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     const WaitingRank waiting(rank);
     rank.barrier();
     const TestStream another;
     if (rank.index() == 2) start_timeout(another.get(), waiting.report, {Operation::combine, 9, 2, 0, 9, 8});
     waiting.check_ends_within(1.0);
     another.synchronize();
-    check_text(thrown<TimeoutError>([&] { rank.barrier(); }),
-               str("no sign of rank 0 for ", kPatience,
-                   " s: rank 2 waited for rank 0 in combine 9 (expected 9, seen 8)"));
+    require_text(expect_thrown<TimeoutError>([&] { rank.barrier(); }),
+                 str("no sign of rank 0 for ", kNoFaultDeadline,
+                     " s: rank 2 waited for rank 0 in combine 9 (expected 9, observed 8)"));
   });
 }
 
 #ifdef FERRY_TEST_PROCESSES
 
 TEST_P(KernelAborts, KilledRankEndsEveryKernel) {
-  Seen<std::atomic<int>> done;
-  EXPECT_ANY_THROW(run_ranks(GetParam(), 4, kPatience, [&](const Rank& rank) {
+  SharedValue<std::atomic<int>> done;
+  EXPECT_ANY_THROW(run_ranks(GetParam(), 4, kNoFaultDeadline, [&](const Rank& rank) {
     const WaitingRank waiting(rank);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     waiting.check_ends_within(1.0);
-    FERRY_CHECK(thrown<PeerLostError>([&] { rank.barrier(); }).record.peer == 1, "");
+    FERRY_CHECK(expect_thrown<PeerLostError>([&] { rank.barrier(); }).record.peer == 1, "");
     ++*done;
   }));
   EXPECT_EQ(*done, 3);

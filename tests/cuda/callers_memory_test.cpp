@@ -45,7 +45,7 @@ TEST_F(CudaMemory, OutputsMayAliasReceivedRows) {
       ferry::Exchange exchange(rank, c.config);
       DeviceRun device_run(exchange, c);
       StepInputs step = make_inputs(c);
-      oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+      oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
       for (int r = 0; r < c.ranks; ++r) {
         std::vector<std::byte>& rows = expert_outputs.ranks[static_cast<std::size_t>(r)].rows;
         std::fill(rows.begin(), rows.end(), kPoison);

@@ -27,25 +27,24 @@
 namespace ferry::test {
 namespace {
 
-
-class DescriptorExchange : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, DescriptorExchange, testing::ValuesIn(kKinds),
+class DescriptorExchange : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, DescriptorExchange, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 std::uint64_t content(int rank, int round) {
   return (seed() * 31 + static_cast<std::uint64_t>(rank)) * 1009 + static_cast<std::uint64_t>(round);
 }
 
-Descriptor file_of(int rank, int round) {
-  Descriptor file(memfd_create("ferry-test", MFD_CLOEXEC));
+FileDescriptor file_of(int rank, int round) {
+  FileDescriptor file(memfd_create("ferry-test", MFD_CLOEXEC));
   const std::uint64_t value = content(rank, round);
   FERRY_CHECK(write(file.number(), &value, sizeof value) == sizeof value, "no file");
   return file;
 }
 
 void check_round(const Rank& rank, int round) {
-  const Descriptor mine = file_of(rank.index(), round);
-  const std::vector<Descriptor> all = exchange_descriptors(rank, mine);
+  const FileDescriptor mine = file_of(rank.index(), round);
+  const std::vector<FileDescriptor> all = exchange_descriptors(rank, mine);
   FERRY_CHECK(static_cast<int>(all.size()) == rank.size(), str(all.size()));
   for (int peer = 0; peer < rank.size(); ++peer) {
     std::uint64_t value = 0;
@@ -88,9 +87,9 @@ TEST_P(DescriptorExchange, AreClosed) {
 
 TEST_P(DescriptorExchange, InvalidDescriptorThrowsOnAllRanks) {
   run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
-    const Descriptor mine = rank.index() == 1 ? Descriptor() : file_of(rank.index(), 0);
-    check_text(thrown<SystemError>([&] { exchange_descriptors(rank, mine); }),
-               "rank 1: cannot duplicate a file");
+    const FileDescriptor mine = rank.index() == 1 ? FileDescriptor() : file_of(rank.index(), 0);
+    require_text(expect_thrown<SystemError>([&] { exchange_descriptors(rank, mine); }),
+                 "rank 1: cannot duplicate a file");
     check_round(rank, 1);
   });
 }
@@ -98,7 +97,7 @@ TEST_P(DescriptorExchange, InvalidDescriptorThrowsOnAllRanks) {
 // Sends a datagram that resembles a descriptor message, with a file, to every autobound abstract socket of
 // this host.
 void send_to_all_sockets(int file) {
-  const Descriptor own(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const FileDescriptor own(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   std::ifstream table("/proc/net/unix");
   for (std::string line; std::getline(table, line);) {
     const std::size_t at = line.find('@');
@@ -131,7 +130,7 @@ TEST_P(DescriptorExchange, MessagesOfStrangersAreIgnored) {
     std::jthread stranger;
     if (rank.index() == 1) {
       stranger = std::jthread([](const std::stop_token& stop) {
-        const Descriptor wrong = file_of(100, 100);
+        const FileDescriptor wrong = file_of(100, 100);
         while (!stop.stop_requested()) send_to_all_sockets(wrong.number());
       });
     }
@@ -153,7 +152,7 @@ TEST(DescriptorExchange, DescriptorLimitThrowsOnAllRanks) {
     rlimit before{};
     getrlimit(RLIMIT_NOFILE, &before);
     rank.barrier();
-    const Descriptor mine = file_of(rank.index(), 0);
+    const FileDescriptor mine = file_of(rank.index(), 0);
     if (rank.index() == 2) {
       rlimit tight = before;
       int room = 3;  // room for the duplicate, the socket, and the file of one peer
@@ -162,8 +161,8 @@ TEST(DescriptorExchange, DescriptorLimitThrowsOnAllRanks) {
       }
       setrlimit(RLIMIT_NOFILE, &tight);
     }
-    const auto error = thrown<SystemError>([&] { exchange_descriptors(rank, mine); });
-    check_text(error, "rank 2: cannot receive the file of rank");
+    const auto error = expect_thrown<SystemError>([&] { exchange_descriptors(rank, mine); });
+    require_text(error, "rank 2: cannot receive the file of rank");
     FERRY_CHECK(error.error_number == EMFILE, str(error.error_number));
     setrlimit(RLIMIT_NOFILE, &before);
     check_round(rank, 1);
@@ -176,10 +175,10 @@ TEST(DescriptorExchange, KilledRankEndsTheExchange) {
     const int victim = below(random, 4);
     const int microseconds = below(random, 4000);
     const Stopwatch watch;
-    Seen<std::atomic<int>> noticed;
+    SharedValue<std::atomic<int>> noticed;
     EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
       if (rank.index() == victim) kill_this_process_in(1 + microseconds);
-      thrown<PeerLostError>([&] {
+      expect_thrown<PeerLostError>([&] {
         for (int i = 0;; ++i) check_round(rank, i);
       });
       ++*noticed;

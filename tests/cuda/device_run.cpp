@@ -51,7 +51,7 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
   combine_options_.reduction = c.reduction;
 }
 
-int DeviceRun::add_inputs(const StepInputs& step, const oracle::Outcome& expert_outputs) {
+int DeviceRun::add_inputs(const StepInputs& step, const oracle::ExpertOutputs& expert_outputs) {
   const oracle::RankInputs& my_inputs = step.inputs.ranks[rank_];
   const std::vector<std::int32_t> count(4, static_cast<std::int32_t>(my_inputs.tokens));
   sets_.push_back(std::unique_ptr<InputSet>(

@@ -20,7 +20,7 @@ class DeviceRun {
   DeviceRun(ferry::Exchange& exchange, const TestCase& c);
 
   // Copies the inputs of a step and the experts' outputs to the device. Returns the number of this input set.
-  int add_inputs(const StepInputs& step, const oracle::Outcome& expert_outputs);
+  int add_inputs(const StepInputs& step, const oracle::ExpertOutputs& expert_outputs);
 
   // Enqueues copies that make an input set the inputs of later calls.
   void load(int set, cudaStream_t stream) const;
@@ -48,7 +48,7 @@ class DeviceRun {
  private:
   struct InputSet {
     StepInputs step;
-    oracle::Outcome expert_outputs;
+    oracle::ExpertOutputs expert_outputs;
     DeviceBytes tokens, ids, weights, count, outputs;
   };
 

@@ -62,7 +62,7 @@ void call_until_failure(const Rank& rank, SyncExchange& exchange, const TestCase
                         std::atomic<Clock::rep>* started) {
   for (int index = 0; index < 5; ++index) {
     const StepInputs step = make_inputs(c, index);
-    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+    const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     if (index == 2) *started = Clock::now().time_since_epoch().count();
     const bool fails = rank.index() == kVictim && index == 2;
     if (fails && when == When::before_dispatch) fail(fault);

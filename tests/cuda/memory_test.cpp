@@ -25,13 +25,13 @@ using cuda::PinnedMemory;
 
 TEST(CudaErrors, NameTheActionAndTheRemedy) {
   cuda::check(cudaSuccess, "do it");
-  const auto full = thrown<SystemError>([] { cuda::check(cudaErrorMemoryAllocation, "get 5 bytes"); });
+  const auto full = expect_thrown<SystemError>([] { cuda::check(cudaErrorMemoryAllocation, "get 5 bytes"); });
   EXPECT_EQ(full.error_number, ENOMEM);
-  check_text(full, "cannot get 5 bytes: cudaErrorMemoryAllocation (");
-  const auto wrong = thrown<SystemError>([] { cuda::check(cudaErrorInvalidValue, "do it"); });
+  require_text(full, "cannot get 5 bytes: cudaErrorMemoryAllocation (");
+  const auto wrong = expect_thrown<SystemError>([] { cuda::check(cudaErrorInvalidValue, "do it"); });
   EXPECT_EQ(wrong.error_number, EIO);
-  const auto none = thrown<UnsupportedError>([] { cuda::check(cudaErrorNoDevice, "do it"); });
-  check_text(none, "CUDA_VISIBLE_DEVICES");
+  const auto none = expect_thrown<UnsupportedError>([] { cuda::check(cudaErrorNoDevice, "do it"); });
+  require_text(none, "CUDA_VISIBLE_DEVICES");
 }
 
 TEST(CudaErrors, MissingDriverIsUnsupported) {
@@ -39,15 +39,15 @@ TEST(CudaErrors, MissingDriverIsUnsupported) {
   cudaDriverGetVersion(&version);
   if (version != 0) GTEST_SKIP() << "this machine has a driver";
   for (int i = 0; i < 2; ++i) {
-    const auto error = thrown<UnsupportedError>([] { cuda::driver(); });
-    check_text(error, "this machine has no CUDA driver: install");
+    const auto error = expect_thrown<UnsupportedError>([] { cuda::driver(); });
+    require_text(error, "this machine has no CUDA driver: install");
   }
   EXPECT_THROW(DeviceMemory(16), UnsupportedError);
   EXPECT_THROW(PinnedMemory(16), UnsupportedError);
   Group::threads(3).run([](const Rank& rank) {
-    const auto error = thrown<UnsupportedError>([&] { cuda::DeviceSymmetricMemory(rank, 64); });
-    check_text(error, "rank 0: ");
-    check_text(error, "this machine has no CUDA driver");
+    const auto error = expect_thrown<UnsupportedError>([&] { cuda::DeviceSymmetricMemory(rank, 64); });
+    require_text(error, "rank 0: ");
+    require_text(error, "this machine has no CUDA driver");
     rank.barrier();
   });
 }
@@ -74,7 +74,7 @@ TEST(DeviceMemory, StartsZeroedOnItsDevice) {
     }
   }
   EXPECT_EQ(DeviceMemory(0).data(), nullptr);
-  EXPECT_EQ(thrown<SystemError>([] { DeviceMemory(std::int64_t{1} << 50); }).error_number, ENOMEM);
+  EXPECT_EQ(expect_thrown<SystemError>([] { DeviceMemory(std::int64_t{1} << 50); }).error_number, ENOMEM);
   cuda::check(cudaGetLastError(), "continue after a refusal");
 }
 

@@ -60,7 +60,7 @@ TestCase case_of(const StallPoint& stall, Fate fate) {
 // Calls until an error is thrown. A rank that stalls after sending everything is missed only in the next
 // call.
 void call_until_error(SyncExchange& exchange, const TestCase& c, Operation operation, const StepInputs& step,
-                      const oracle::Outcome& expert_outputs, const Plan& plan) {
+                      const oracle::ExpertOutputs& expert_outputs, const Plan& plan) {
   for (int i = 0; i < 3; ++i) {
     if (operation == Operation::dispatch) {
       DispatchRun(exchange, c, step).run();
@@ -73,7 +73,7 @@ void call_until_error(SyncExchange& exchange, const TestCase& c, Operation opera
 void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Fate fate, RankReport& report) {
   const bool victim = rank.index() == kVictim;
   const StepInputs step = make_inputs(c);
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   // An exchange without a stall makes the plan, which is valid for every exchange of this configuration.
   Plan plan;
   {

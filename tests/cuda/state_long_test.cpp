@@ -54,7 +54,7 @@ TEST_F(CudaState, ResourcesDoNotGrowOver100000Calls) {
     require_equal(after.device_bytes, before.device_bytes, "device memory");
     require_equal(after.descriptors, before.descriptors, "file descriptors");
     require_equal(after.threads, before.threads, "threads");
-    require_equal(exchange.load().dispatches, std::int64_t{pairs}, "dispatches counted");
+    require_equal(exchange.load_counts().dispatches, std::int64_t{pairs}, "dispatches counted");
     exchange.check(c.lane);
   });
 }
@@ -145,7 +145,7 @@ TEST_F(CudaState, DestroyedExchangesFreeTheirResources) {
   c.config.hidden = 2048;
   run(c.ranks, c, [&](Rank rank) {
     const StepInputs step = make_inputs(c);
-    const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+    const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     ResourceUse before;
     for (int number = 0; number < 50; ++number) {
       {

@@ -35,13 +35,13 @@ void set_device(Devices devices, const Rank& rank) {
 }
 
 struct Parameter {
-  Kind kind;
+  GroupKind kind;
   Devices devices;
 };
 
 std::vector<Parameter> parameters() {
   std::vector<Parameter> all;
-  for (const Kind kind : kKinds) {
+  for (const GroupKind kind : kGroupKinds) {
     for (const Devices devices : {Devices::one, Devices::all}) all.push_back({kind, devices});
   }
   return all;
@@ -52,7 +52,7 @@ class DeviceSymmetric : public testing::TestWithParam<Parameter> {
   void SetUp() override { FERRY_SKIP_WITHOUT_DEVICES(GetParam().devices == Devices::one ? 1 : 2); }
 
   void run(int ranks, const std::function<void(Rank)>& body) {
-    run_ranks(GetParam().kind, ranks, kPatience, [&](const Rank& rank) {
+    run_ranks(GetParam().kind, ranks, kNoFaultDeadline, [&](const Rank& rank) {
       set_device(GetParam().devices, rank);
       body(rank);
     });
@@ -144,16 +144,18 @@ TEST_P(DeviceSymmetric, ReportsTheDevicesOfAllRanks) {
 
 TEST_P(DeviceSymmetric, DifferentSizesAreRefused) {
   run(3, [](const Rank& rank) {
-    const auto error = thrown<UsageError>([&] { DeviceSymmetricMemory(rank, rank.index() == 1 ? 128 : 64); });
-    check_text(error, "rank 0 asks for 64 bytes, rank 1 for 128");
+    const auto error =
+        expect_thrown<UsageError>([&] { DeviceSymmetricMemory(rank, rank.index() == 1 ? 128 : 64); });
+    require_text(error, "rank 0 asks for 64 bytes, rank 1 for 128");
     check_exchange(rank);
   });
 }
 
 TEST_P(DeviceSymmetric, FailedAllocationThrowsOnAllRanks) {
   run(3, [](const Rank& rank) {
-    const auto error = thrown<SystemError>([&] { DeviceSymmetricMemory(rank, std::int64_t{1} << 50); });
-    check_text(error, "rank 0: cannot get ");
+    const auto error =
+        expect_thrown<SystemError>([&] { DeviceSymmetricMemory(rank, std::int64_t{1} << 50); });
+    require_text(error, "rank 0: cannot get ");
     check_exchange(rank);
   });
 }
@@ -249,8 +251,8 @@ TEST_P(DeviceSymmetric, StaysUsableWhenAPeerIsKilled) {
   constexpr int kRanks = 4;
   Random random(seed());
   const int victim = below(random, kRanks);
-  const Meeting survivors(kRanks - 1);
-  Seen<std::atomic<int>> done;
+  const TestBootstrap survivors(kRanks - 1);
+  SharedValue<std::atomic<int>> done;
   const auto body = [&](const Rank& rank) {
     {
       const DeviceSymmetricMemory memory(rank, kRanks * kPartBytes);
@@ -260,7 +262,7 @@ TEST_P(DeviceSymmetric, StaysUsableWhenAPeerIsKilled) {
       sleep_seconds(0.2);
       if (rank.index() == victim) raise(SIGKILL);
       const Stopwatch watch;
-      const auto error = thrown<PeerLostError>([&] { rank.barrier(); });
+      const auto error = expect_thrown<PeerLostError>([&] { rank.barrier(); });
       FERRY_CHECK(error.record.peer == victim && watch.seconds() < 1.0,
                   str(error.what(), ", ", watch.seconds()));
       sleep_seconds(1.0);
@@ -284,7 +286,7 @@ TEST_P(DeviceSymmetric, ConstructionThrowsOnAllRanksWhenOneIsKilled) {
   for (int round = 0; round < 5; ++round) {
     const int victim = below(random, 3);
     const double seconds = 0.3 * below(random, 1000) / 1000;
-    Seen<std::atomic<int>> done;
+    SharedValue<std::atomic<int>> done;
     const Stopwatch watch;
     EXPECT_ANY_THROW(run(3, [&](const Rank& rank) {
       cuda::check(cudaFree(nullptr), "start CUDA");
@@ -296,7 +298,7 @@ TEST_P(DeviceSymmetric, ConstructionThrowsOnAllRanksWhenOneIsKilled) {
           raise(SIGKILL);
         });
       }
-      thrown<PeerLostError>([&] {
+      expect_thrown<PeerLostError>([&] {
         while (true) DeviceSymmetricMemory(rank, 1 << 20);
       });
       ++*done;

@@ -20,8 +20,8 @@ namespace {
 using cuda::HostReport;
 using cuda::Watch;
 
-class WatchInAnyGroup : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, WatchInAnyGroup, testing::ValuesIn(kKinds),
+class WatchInAnyGroup : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, WatchInAnyGroup, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 std::uint32_t load(std::uint32_t& word) {
@@ -49,54 +49,55 @@ long threads() {
 }
 
 TEST_P(WatchInAnyGroup, GroupFailureAbortsKernels) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     HostReport report{};
-    const Watch watch(rank, &report, kPatience);
+    const Watch watch(rank, &report, kNoFaultDeadline);
     rank.barrier();
     sleep_seconds(0.3);
     FERRY_CHECK(load(report.abort) == 0, "aborted before any failure");
     rank.barrier();
     if (rank.index() == 1) rank.state().time_out({Operation::combine, 5, 1, 2, 5, 4}, 3);
     FERRY_CHECK(seconds_until_abort(report) < 0.5, "");
-    check_text(thrown<TimeoutError>([&] { rank.barrier(); }), "no sign of rank 2 for 3 s");
+    require_text(expect_thrown<TimeoutError>([&] { rank.barrier(); }), "no sign of rank 2 for 3 s");
   });
 }
 
 TEST_P(WatchInAnyGroup, KernelTimeoutReachesAllRanks) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     HostReport report{};
     const Watch watch(rank, &report, 12.5);
     rank.barrier();
     if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 3, 7, 6});
     FERRY_CHECK(seconds_until_abort(report) < 0.5, "");
-    const auto error = thrown<TimeoutError>([&] { rank.barrier(); });
-    check_text(error,
-               "no sign of rank 3 for 12.5 s: rank 1 waited for rank 3 in dispatch 7 (expected 7, seen 6)");
+    const auto error = expect_thrown<TimeoutError>([&] { rank.barrier(); });
+    require_text(
+        error,
+        "no sign of rank 3 for 12.5 s: rank 1 waited for rank 3 in dispatch 7 (expected 7, observed 6)");
     FERRY_CHECK(error.record.peer == 3 && error.record.rank == rank.index(), describe(error.record));
   });
 }
 
 TEST_P(WatchInAnyGroup, TimeoutJustBeforeDestructionIsReported) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
     HostReport report{};
     {
-      const Watch watch(rank, &report, kPatience);
+      const Watch watch(rank, &report, kNoFaultDeadline);
       rank.barrier();
       sleep_seconds(0.005);
       if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 0, 7, 6});
     }
     if (rank.index() == 1) FERRY_CHECK(load(report.abort) == 1, "");
-    check_text(thrown<TimeoutError>([&] {
-                 while (true) rank.barrier();
-               }),
-               "no sign of rank 0");
+    require_text(expect_thrown<TimeoutError>([&] {
+                   while (true) rank.barrier();
+                 }),
+                 "no sign of rank 0");
   });
 }
 
 TEST_P(WatchInAnyGroup, DepartureIsNotAFailure) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     HostReport report{};
-    const Watch watch(rank, &report, kPatience);
+    const Watch watch(rank, &report, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 2) return;
     sleep_seconds(0.6);
@@ -105,11 +106,11 @@ TEST_P(WatchInAnyGroup, DepartureIsNotAFailure) {
 }
 
 TEST_P(WatchInAnyGroup, DestructionIsImmediateAndLeavesNoThread) {
-  run_ranks(GetParam(), 2, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 2, kNoFaultDeadline, [](const Rank& rank) {
     const Stopwatch stopwatch;
     for (int i = 0; i < 100; ++i) {
       HostReport report{};
-      const Watch watch(rank, &report, kPatience);
+      const Watch watch(rank, &report, kNoFaultDeadline);
     }
     FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
     rank.barrier();
@@ -124,14 +125,14 @@ TEST_P(WatchInAnyGroup, DestructionIsImmediateAndLeavesNoThread) {
 #ifdef FERRY_TEST_PROCESSES
 
 TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
-  Seen<std::atomic<int>> noticed;
+  SharedValue<std::atomic<int>> noticed;
   EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
     HostReport report{};
-    const Watch watch(rank, &report, kPatience);
+    const Watch watch(rank, &report, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
-    const auto error = thrown<PeerLostError>([&] { rank.barrier(); });
+    const auto error = expect_thrown<PeerLostError>([&] { rank.barrier(); });
     FERRY_CHECK(error.record.peer == 1, describe(error.record));
     ++*noticed;
   }),
@@ -141,15 +142,15 @@ TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
 
 // No launcher reaps these processes, so only the watches can notice.
 TEST(WatchOfProcesses, KillInACustomGroupIsNoticed) {
-  Seen<std::atomic<int>> noticed;
-  EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 4, kPatience, [&](const Rank& rank) {
+  SharedValue<std::atomic<int>> noticed;
+  EXPECT_ANY_THROW(run_ranks(GroupKind::custom_processes, 4, kNoFaultDeadline, [&](const Rank& rank) {
     HostReport report{};
-    const Watch watch(rank, &report, kPatience);
+    const Watch watch(rank, &report, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
-    const auto error = thrown<PeerLostError>([&] { rank.barrier(); });
-    check_text(error, str("rank 1 (process ", rank.state().control().process_of(1), ") has died"));
+    const auto error = expect_thrown<PeerLostError>([&] { rank.barrier(); });
+    require_text(error, str("rank 1 (process ", rank.state().control().process_of(1), ") has died"));
     ++*noticed;
   }));
   EXPECT_EQ(*noticed, 3);
@@ -160,7 +161,7 @@ TEST(WatchOfProcesses, DoesNotKeepTheProcessAlive) {
   const int status = run_process([] {
     Group::threads(1).run([](const Rank& rank) {
       static HostReport report{};
-      new Watch(rank, &report, kPatience);  // never deleted
+      new Watch(rank, &report, kNoFaultDeadline);  // never deleted
     });
     exit(0);
   });

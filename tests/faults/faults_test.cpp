@@ -241,9 +241,9 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     };
     EXPECT_TRUE(in_call(call) || (fault != Fault::stall && has_posted(fault_at) && in_call(call - 1)))
         << describe(record);
-    EXPECT_LT(record.seen, record.expected);
+    EXPECT_LT(record.observed, record.expected);
     if (fault == Fault::stall) {
-      EXPECT_EQ(record.seen, record.expected - 1);
+      EXPECT_EQ(record.observed, record.expected - 1);
     }
     if (!chunk) {
       EXPECT_EQ(record.expected, record.call);
@@ -281,7 +281,7 @@ TEST_P(Faults, EveryOtherRankGetsATypedErrorInTime) {
 }
 
 TEST_P(Faults, SurvivorsBuildANewGroup) {
-  const test::Meeting meeting(kRanks - 1);
+  const test::TestBootstrap meeting(kRanks - 1);
   try {
     run([&](const Rank& rank) {
       Group survivors = Group::custom(meeting.bootstrap(rank.index() > kVictim ? 1 : 0));

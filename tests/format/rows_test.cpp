@@ -83,7 +83,7 @@ TEST_P(Rows, ApplyWeight) {
       const Memory in = random_row(type, columns);
       const float weight = random_weight();
       Memory out = empty_row(type, columns);
-      kernels_.weigh_row(out.data(), in.data(), type, weight, columns, any_store());
+      kernels_.apply_weight(out.data(), in.data(), type, weight, columns, any_store());
       cpu::stream_fence();
       ASSERT_TRUE(out.guards_intact()) << columns;
       for (std::int64_t c = 0; c < columns; ++c) {

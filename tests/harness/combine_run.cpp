@@ -9,7 +9,8 @@
 namespace ferry::contract {
 
 CombineRun::CombineRun(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
-                       const oracle::Outcome& expert_outputs, const Plan& plan, const float* row_weights)
+                       const oracle::ExpertOutputs& expert_outputs, const Plan& plan,
+                       const float* row_weights)
     : exchange_(exchange),
       case_(c),
       step_(step),
@@ -96,7 +97,7 @@ void CombineRun::compare() const {
   }
   rows_.require_guards("outputs");
   if (options_.route_values == nullptr) return;
-  const std::vector<float> values = oracle::values_home(step_.positions, expert_outputs_, rank_);
+  const std::vector<float> values = oracle::returned_row_values(step_.positions, expert_outputs_, rank_);
   route_values_.require_contents(bytes_of_values(values), sizeof(float), "route_values");
 }
 

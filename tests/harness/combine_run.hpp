@@ -14,7 +14,7 @@ class CombineRun {
  public:
   // `row_weights`: the weights that dispatch returned (DispatchResult::weight), or null.
   CombineRun(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
-             const oracle::Outcome& expert_outputs, const Plan& plan, const float* row_weights);
+             const oracle::ExpertOutputs& expert_outputs, const Plan& plan, const float* row_weights);
 
   // The whole call, in two phases if the case says so, then compare() and SyncExchange::check().
   void run();
@@ -35,7 +35,7 @@ class CombineRun {
   SyncExchange& exchange_;
   const TestCase& case_;
   const StepInputs& step_;
-  const oracle::Outcome& expert_outputs_;
+  const oracle::ExpertOutputs& expert_outputs_;
   int rank_;
   Plan plan_;
   GuardedBuffer rows_, weights_, topk_weights_, row_values_, result_memory_, route_values_;

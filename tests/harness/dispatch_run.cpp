@@ -52,7 +52,7 @@ void DispatchRun::allocate_inputs() {
 
 void DispatchRun::allocate_outputs() {
   const std::int64_t slots = case_.config.layout == Layout::rank_major ? case_.config.top_k : 1;
-  for (const oracle::PartShape& shape : oracle::arrived_shapes(step_.inputs, step_.positions, rank_)) {
+  for (const oracle::PartShape& shape : oracle::received_shapes(step_.inputs, step_.positions, rank_)) {
     parts_.emplace_back(shape.bytes_of(capacity_rows_));
     options_.memory.parts[parts_.size() - 1] = parts_.back().data();
   }
@@ -155,7 +155,7 @@ void DispatchRun::compare() {
   compare_groups();
   compare_metadata();
   compare_plan();
-  const auto parts = static_cast<int>(oracle::arrived_shapes(step_.inputs, step_.positions, rank_).size());
+  const auto parts = static_cast<int>(oracle::received_shapes(step_.inputs, step_.positions, rank_).size());
   for (int part = 0; part < parts; ++part) compare_part(part);
   if (!inputs_overwritten_) compare_inputs();
 }
@@ -268,7 +268,7 @@ void DispatchRun::compare_metadata() const {
 
 void DispatchRun::compare_part(int part) const {
   const std::string what = str("part ", part);
-  const oracle::PartShape shape = oracle::arrived_shapes(step_.inputs, step_.positions, rank_)[part];
+  const oracle::PartShape shape = oracle::received_shapes(step_.inputs, step_.positions, rank_)[part];
   const ReceivedPart& received = received_.parts[part];
   require_equal(received.row_bytes, shape.element_bytes, what, ": row_bytes");
   require_equal(received.leading_dimension, shape.leading_dimension, what, ": leading_dimension");

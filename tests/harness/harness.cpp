@@ -91,7 +91,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
 }
 
 Plan dispatch_and_combine(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
-                          const oracle::Outcome& expert_outputs) {
+                          const oracle::ExpertOutputs& expert_outputs) {
   DispatchRun dispatch(exchange, c, step);
   dispatch.run();
   CombineRun(exchange, c, step, expert_outputs, dispatch.received().plan, dispatch.received().weight).run();
@@ -119,7 +119,7 @@ void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInp
 }
 
 bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step) {
-  const oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   const bool failed_before = testing::Test::HasFailure();
   run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
@@ -154,10 +154,10 @@ void require_load(const SyncExchange& exchange, const TestCase& c,
     for (std::size_t i = 0; i < step->positions.counts.size(); ++i) {
       const int expert = static_cast<int>(i) % c.config.experts;
       experts[expert] += step->positions.counts[i];
-      ranks[step->inputs.config.placement.place(expert).rank] += step->positions.counts[i];
+      ranks[step->inputs.config.placement.location(expert).rank] += step->positions.counts[i];
     }
   }
-  const LoadCounts load = exchange.load();
+  const LoadCounts load = exchange.load_counts();
   require_equal(load.dispatches, static_cast<std::int64_t>(steps.size()), "dispatches counted");
   require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
   require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
@@ -167,7 +167,7 @@ void require_load(const SyncExchange& exchange, const TestCase& c,
 struct Sequence {
   TestCase c;
   StepInputs first, second, replayed;
-  oracle::Outcome all_expert_outputs[3];
+  oracle::ExpertOutputs all_expert_outputs[3];
 
   explicit Sequence(const TestCase& test_case)
       : c(test_case),

@@ -76,7 +76,7 @@ bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases);
 
 // For bodies of run_ranks: one checked dispatch and combine. Returns a copy of the plan.
 Plan dispatch_and_combine(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
-                          const oracle::Outcome& expert_outputs);
+                          const oracle::ExpertOutputs& expert_outputs);
 
 // For bodies of run_ranks: one checked route_values by a plan of `step`.
 void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInputs& step, const Plan& plan);

@@ -63,7 +63,7 @@ void PersistentRanks::fork_ranks() {
   progress_ =
       std::shared_ptr<Progress>(new (memory) Progress, [](Progress* p) { munmap(p, sizeof(Progress)); });
   progress_->test = testing::UnitTest::GetInstance()->current_test_info();
-  std::vector<test::Meeting> meetings;
+  std::vector<test::TestBootstrap> meetings;
   for (int ranks = 1; ranks <= max_ranks_; ++ranks) meetings.emplace_back(ranks);
   const pid_t parent = getpid();
   std::cout.flush();
@@ -97,7 +97,7 @@ Rank& PersistentRanks::join(int ranks) {
   auto mine = groups_.find(ranks);
   if (mine == groups_.end()) {
     Group group = Group::custom(meetings_[ranks - 1].bootstrap(rank_));
-    group.set_deadline(test::kPatience);
+    group.set_deadline(test::kNoFaultDeadline);
     mine = groups_.emplace(ranks, group.join()).first;
   }
   return mine->second;
@@ -147,7 +147,7 @@ std::string PersistentRanks::wait_for(const std::function<bool(int rank)>& finis
   for (std::string failures;; test::sleep_seconds(kPoll)) {
     failures += reap();
     if (!failures.empty() && !since) since.emplace();
-    const bool late = since && since->seconds() > test::kPatience;
+    const bool late = since && since->seconds() > test::kNoFaultDeadline;
     bool all = true;
     for (const Process& process : processes_) {
       if (finished(process.rank)) continue;

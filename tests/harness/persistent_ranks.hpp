@@ -78,8 +78,8 @@ class PersistentRanks {
   // In a rank's process.
   int rank_ = -1;
   int test_number_ = 0;
-  std::vector<test::Meeting> meetings_;  // by group size, from 1
-  std::map<int, Rank> groups_;           // by size: the groups that this rank has joined
+  std::vector<test::TestBootstrap> meetings_;  // by group size, from 1
+  std::map<int, Rank> groups_;                 // by size: the groups that this rank has joined
 };
 
 }  // namespace ferry::contract

@@ -40,7 +40,7 @@ int draw_expert(const TestCase& c, Random& random, const Placement& placement) {
     case Routing::one_expert:
       return favourite;
     case Routing::one_rank: {
-      const std::vector<int>& held = placement.experts_of(placement.place(favourite).rank);
+      const std::vector<int>& held = placement.experts_of(placement.location(favourite).rank);
       return held[random.below(static_cast<std::int64_t>(held.size()))];
     }
   }
@@ -200,8 +200,8 @@ std::vector<std::byte> make_dot_rows(const TestCase& c, const StepInputs& step, 
   return random_rows(random, c.config.combine_type, rows * c.config.hidden, c.any_bits);
 }
 
-oracle::Outcome make_expert_outputs(const TestCase& c, const StepInputs& step) {
-  oracle::Outcome expert_outputs;
+oracle::ExpertOutputs make_expert_outputs(const TestCase& c, const StepInputs& step) {
+  oracle::ExpertOutputs expert_outputs;
   expert_outputs.outputs = c.outputs;
   expert_outputs.result = c.result;
   expert_outputs.reduction = c.reduction;
@@ -224,7 +224,7 @@ oracle::Outcome make_expert_outputs(const TestCase& c, const StepInputs& step) {
 
 PreparedStep prepare(const TestCase& c, int index) {
   StepInputs step = make_inputs(c, index);
-  oracle::Outcome expert_outputs = make_expert_outputs(c, step);
+  oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   return {c, std::move(step), std::move(expert_outputs)};
 }
 

@@ -30,14 +30,14 @@ StepInputs inputs_from_ids(const TestCase& c, const std::vector<std::vector<std:
 
 // The inputs of combine on every rank: experts' output rows, weights, values. Rows that must not be read are
 // NaN.
-oracle::Outcome make_expert_outputs(const TestCase& c, const StepInputs& step);
+oracle::ExpertOutputs make_expert_outputs(const TestCase& c, const StepInputs& step);
 
 // A case with the inputs of one step, drawn before the ranks start: in a body, every rank would repeat the
 // work.
 struct PreparedStep {
   TestCase c;
   StepInputs step;
-  oracle::Outcome expert_outputs;
+  oracle::ExpertOutputs expert_outputs;
 };
 
 PreparedStep prepare(const TestCase& c, int index = 0);

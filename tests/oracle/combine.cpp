@@ -11,7 +11,7 @@ namespace {
 struct CombineView {
   const Config& config;
   const RowPositions& positions;
-  const Outcome& inputs;
+  const ExpertOutputs& inputs;
   int rank;  // the source rank of the tokens
 
   std::int64_t hidden() const { return config.hidden; }
@@ -112,13 +112,13 @@ std::vector<std::byte> unreduced(const CombineView& view) {
 
 }  // namespace
 
-std::vector<std::byte> combined(const Config& config, const RowPositions& positions, const Outcome& inputs,
-                                int rank) {
+std::vector<std::byte> combined(const Config& config, const RowPositions& positions,
+                                const ExpertOutputs& inputs, int rank) {
   const CombineView view{config, positions, inputs, rank};
   return inputs.reduction == Reduction::unreduced ? unreduced(view) : reduced(view);
 }
 
-std::vector<float> values_home(const RowPositions& positions, const Outcome& inputs, int rank) {
+std::vector<float> returned_row_values(const RowPositions& positions, const ExpertOutputs& inputs, int rank) {
   std::vector<float> values;
   for (const RouteTarget& route : positions.routes[rank]) {
     values.push_back(route.row >= 0 ? inputs.ranks[route.destination].row_values[route.row] : 0.0f);

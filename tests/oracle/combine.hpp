@@ -13,13 +13,13 @@ namespace ferry::oracle {
 // One rank's arguments of a combine.
 struct RankOutputs {
   std::vector<std::byte> rows;      // [total, hidden] dense; only kept rows are read
-  std::vector<float> weights;       // [total] if Outcome::weighted
-  std::vector<float> topk_weights;  // [tokens, top_k] if Outcome::topk_weighted
+  std::vector<float> weights;       // [total] if ExpertOutputs::weighted
+  std::vector<float> topk_weights;  // [tokens, top_k] if ExpertOutputs::topk_weighted
   std::vector<float> row_values;    // [total] if the call has row_values
 };
 
 // The arguments of all ranks to a combine.
-struct Outcome {
+struct ExpertOutputs {
   DType outputs = DType::bf16;  // type of the experts' rows
   DType result = DType::bf16;   // type of the result
   Reduction reduction = Reduction::partial;
@@ -29,11 +29,11 @@ struct Outcome {
 };
 
 // The result on `rank`, dense: [tokens, hidden]; unreduced: [tokens, top_k, hidden].
-std::vector<std::byte> combined(const Config& config, const RowPositions& positions, const Outcome& inputs,
-                                int rank);
+std::vector<std::byte> combined(const Config& config, const RowPositions& positions,
+                                const ExpertOutputs& inputs, int rank);
 
 // combine's route_values on `rank`: the value of each route's row, [tokens, top_k]; 0 if masked or dropped.
-std::vector<float> values_home(const RowPositions& positions, const Outcome& inputs, int rank);
+std::vector<float> returned_row_values(const RowPositions& positions, const ExpertOutputs& inputs, int rank);
 
 // Exchange::route_values on `rank`: the value of each row's route, [total]. `values` [ranks][tokens, top_k].
 // Padding rows get 0; rows that are never written are undefined.

@@ -61,7 +61,7 @@ RowMetadata row_metadata(const GlobalInputs& inputs, const RowPositions& positio
   return metadata;
 }
 
-std::vector<PartShape> arrived_shapes(const GlobalInputs& inputs, const RowPositions& positions, int rank) {
+std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPositions& positions, int rank) {
   const RankRows& rows_of_rank = positions.ranks[rank];
   const bool padded = inputs.config.layout == Layout::expert_padded;
   const std::int64_t rows =
@@ -71,7 +71,7 @@ std::vector<PartShape> arrived_shapes(const GlobalInputs& inputs, const RowPosit
 
 void write_part(const GlobalInputs& inputs, const RowPositions& positions, int rank, int part,
                 std::byte* memory) {
-  const PartShape shape = arrived_shapes(inputs, positions, rank)[part];
+  const PartShape shape = received_shapes(inputs, positions, rank)[part];
   const std::vector<std::byte> zero(shape.elements * shape.element_bytes);
   const std::vector<RowInfo>& rows = positions.ranks[rank].rows;
   for (std::int64_t r = 0; r < static_cast<std::int64_t>(rows.size()); ++r) {

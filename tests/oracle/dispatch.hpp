@@ -22,7 +22,7 @@ struct RowMetadata {
 RowMetadata row_metadata(const GlobalInputs& inputs, const RowPositions& positions, int rank);
 
 // The shapes of the received parts on `rank`.
-std::vector<PartShape> arrived_shapes(const GlobalInputs& inputs, const RowPositions& positions, int rank);
+std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPositions& positions, int rank);
 
 // Writes the expected bytes of a part into `memory`. Leaves bytes that the contract does not define
 // unchanged.

@@ -34,7 +34,7 @@ void read_ids(const GlobalInputs& inputs, const Placement& placement, int rank, 
       const std::int64_t id = rank_inputs.ids[std::int64_t{token} * positions.top_k + slot];
       if (id < -1 || id >= experts) record_bad_id(positions, rank, token, slot, id);
       if (id < 0 || id >= experts) continue;
-      const ExpertLocation expert = placement.place(static_cast<int>(id));
+      const ExpertLocation expert = placement.location(static_cast<int>(id));
       positions.routes[rank][std::int64_t{token} * positions.top_k + slot] = {expert.rank, expert.local, -1};
       positions.counts[rank * experts + id] += 1;
       is_destination[expert.rank] = true;

@@ -143,8 +143,8 @@ TEST(OracleRowPositions, MessagesAreCountedForEachTokenAndRemoteRank) {
 }
 
 // Expert rows that hold values[rank][row] in every column.
-Outcome inputs_of(const std::vector<std::vector<float>>& values, Reduction reduction) {
-  Outcome combine_inputs;
+ExpertOutputs inputs_of(const std::vector<std::vector<float>>& values, Reduction reduction) {
+  ExpertOutputs combine_inputs;
   combine_inputs.outputs = DType::fp32;
   combine_inputs.result = DType::fp32;
   combine_inputs.reduction = reduction;
@@ -174,7 +174,7 @@ TEST(OracleCombine, PartialRoundsEachRanksSumAndExactDoesNot) {
   const RowPositions positions = find_row_positions(inputs);
   // Rank 0: expert 0 rows (0,0,1) (1,0,0) (1,0,1), expert 1 rows (0,1,0) (1,1,1). Rank 1: (0,0,0) (1,1,0).
   const std::vector<std::vector<float>> values{{0.5f, 1.0f, 1.0f / 256, 3, 5}, {1, 7}};
-  Outcome combine_inputs = inputs_of(values, Reduction::partial);
+  ExpertOutputs combine_inputs = inputs_of(values, Reduction::partial);
   combine_inputs.ranks[0].weights = {1, 1, 1, 2, 0.5f};
   // Token 0 of rank 1: 1 + 1/256 is a tie between bf16 1 and 1 + 1/128 and becomes 1. Token 2 has no route.
   EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)),
@@ -192,7 +192,7 @@ TEST(OracleCombine, PartialRoundsEachRanksSumAndExactDoesNot) {
 TEST(OracleCombine, TopkWeightsAndRouteValues) {
   const GlobalInputs inputs = tiny(Layout::expert_major, 1);
   const RowPositions positions = find_row_positions(inputs);
-  Outcome combine_inputs = inputs_of({{2, 4, 8, 16, 32}, {64, 128}}, Reduction::exact);
+  ExpertOutputs combine_inputs = inputs_of({{2, 4, 8, 16, 32}, {64, 128}}, Reduction::exact);
   combine_inputs.weighted = false;
   combine_inputs.topk_weighted = true;
   combine_inputs.ranks[0].topk_weights = {0.5f, 1, 2, 100};
@@ -200,8 +200,8 @@ TEST(OracleCombine, TopkWeightsAndRouteValues) {
   combine_inputs.ranks[1].row_values = {6, 7};
   EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)),
             (std::vector<float>{34, 32}));
-  EXPECT_EQ(values_home(positions, combine_inputs, 0), (std::vector<float>{6, 1, 4, 0}));
-  EXPECT_EQ(values_home(positions, combine_inputs, 1), (std::vector<float>{2, 3, 7, 5, 0, 0}));
+  EXPECT_EQ(returned_row_values(positions, combine_inputs, 0), (std::vector<float>{6, 1, 4, 0}));
+  EXPECT_EQ(returned_row_values(positions, combine_inputs, 1), (std::vector<float>{2, 3, 7, 5, 0, 0}));
   EXPECT_EQ(values_at_rows(positions, {{10, 11, 12, 13}, {20, 21, 22, 23, 24, 25}}, 0),
             (std::vector<float>{11, 20, 21, 12, 23}));
 }
@@ -209,7 +209,7 @@ TEST(OracleCombine, TopkWeightsAndRouteValues) {
 TEST(OracleCombine, RankMajorAddsRowsWithoutWeights) {
   const GlobalInputs inputs = tiny(Layout::rank_major, 1);
   const RowPositions positions = find_row_positions(inputs);
-  Outcome combine_inputs = inputs_of({{1, 2, 4, 1 + 1.0f / 256}, {32, 64}}, Reduction::partial);
+  ExpertOutputs combine_inputs = inputs_of({{1, 2, 4, 1 + 1.0f / 256}, {32, 64}}, Reduction::partial);
   combine_inputs.weighted = false;
   EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)), (std::vector<float>{33, 2}));
   EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),

@@ -132,7 +132,7 @@ byte over[2]; hidden byte i; /* over: ranks whose call of this parity is over */
 #ifdef MISTAKE_DIRECT_ROW_WITHOUT_FLAG
 #define wait_is_over(source) (!expects(source) || row_arrived(source) || has_finished(source) || is_direct_writer(source))
 #else
-/* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return WaitResult::yes;`
+/* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return WaitResult::ready;`
    wait.cuh wait_for_some: `if (ready != 0) return {ready, 0};`
    dispatch_receive.cuh await_some: `wait_for_some(lane, flags_of(mine),`
    combine_reduce.cuh await_staged: `lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,` */
@@ -263,7 +263,7 @@ inline receive(source) {
   :: else ->
     if
     :: has_finished(source) ->
-      /* wait.cuh wait_long: `>= awaited.call ? WaitResult::yes : WaitResult::no;`
+      /* wait.cuh wait_long: `>= awaited.call ? WaitResult::ready : WaitResult::end_of_data;`
          wait.cuh wait_long_for_some: `return {ready, __ballot_sync(~0u, finished) & ~ready};` */
       assert(row_flag[flag_at(me, now, source)] == whole(now)) /* not missed after the end-of-stream flag */
     :: else
@@ -371,7 +371,7 @@ proctype Rank(byte me) {
     };
     d_step {
       /* call_header.cuh await_headers: `if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->ended, call);`
-         wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return WaitResult::ended;`
+         wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return WaitResult::aborted;`
          wait.cuh wait_long_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
       !is_at_work(sending) && (different != me || terms == kRefusal || wait_is_over(next(me)) && wait_is_over(last(me))) ->
       receive(next(me)); receive(last(me));

@@ -8,8 +8,8 @@
 namespace ferry::test {
 namespace {
 
-class ChannelFailures : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, ChannelFailures, testing::ValuesIn(kKinds),
+class ChannelFailures : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, ChannelFailures, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 TEST_P(ChannelFailures, EveryRankGetsATimeoutWithItsRecord) {
@@ -20,40 +20,40 @@ TEST_P(ChannelFailures, EveryRankGetsATimeoutWithItsRecord) {
     rank.barrier();
     if (rank.index() == 3) {
       sleep_seconds(1.0);
-      thrown<TimeoutError>([&] { lane.channel.begin(Operation::combine, {}); });
+      expect_thrown<TimeoutError>([&] { lane.channel.begin(Operation::combine, {}); });
       return;
     }
     const Stopwatch watch;
-    const auto error = thrown<TimeoutError>([&] { lane.exchange(Operation::combine); });
+    const auto error = expect_thrown<TimeoutError>([&] { lane.exchange(Operation::combine); });
     FERRY_CHECK(watch.seconds() > 0.9 * kDeadline && watch.seconds() < kDeadline + 1.0, str(watch.seconds()));
     const WaitRecord& record = error.record;
     FERRY_CHECK(record.operation == Operation::combine && record.call == 7, describe(record));
     FERRY_CHECK(record.rank == rank.index() && record.peer == 3, describe(record));
-    FERRY_CHECK(record.expected == 7 && record.seen <= 7, describe(record));
+    FERRY_CHECK(record.expected == 7 && record.observed <= 7, describe(record));
     // The failure is final for the lane and for the group.
-    thrown<TimeoutError>([&] { lane.channel.begin(Operation::dispatch, {}); });
-    thrown<TimeoutError>([&] { rank.barrier(); });
-    thrown<TimeoutError>([&] { SymmetricMemory(rank, 64); });
+    expect_thrown<TimeoutError>([&] { lane.channel.begin(Operation::dispatch, {}); });
+    expect_thrown<TimeoutError>([&] { rank.barrier(); });
+    expect_thrown<TimeoutError>([&] { SymmetricMemory(rank, 64); });
   });
 }
 
 thread_local bool interrupted = false;
 
 TEST_P(ChannelFailures, AnInterruptedWaitFailsTheWholeGroup) {
-  wait_is_unwanted = [] { return interrupted; };
+  interrupt_requested = [] { return interrupted; };
   run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
     TestLane lane(rank, 30);
     lane.exchange();
     interrupted = rank.index() == 1;
     if (rank.index() == 0) sleep_seconds(1.0);
     const Stopwatch watch;
-    const auto error = thrown<PeerLostError>([&] { lane.exchange(); });
+    const auto error = expect_thrown<PeerLostError>([&] { lane.exchange(); });
     FERRY_CHECK(watch.seconds() < 2.0, str(watch.seconds()));
-    check_text(error, "rank 1 was interrupted: rank 1 waited for rank 0");
+    require_text(error, "rank 1 was interrupted: rank 1 waited for rank 0");
     FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
     interrupted = false;
   });
-  wait_is_unwanted = nullptr;
+  interrupt_requested = nullptr;
 }
 
 TEST_P(ChannelFailures, WaitingForAPeerThatHasLeftFails) {
@@ -62,9 +62,9 @@ TEST_P(ChannelFailures, WaitingForAPeerThatHasLeftFails) {
     lane.exchange();
     if (rank.index() == 0) return;
     const Stopwatch watch;
-    const auto error = thrown<PeerLostError>([&] { lane.exchange(); });
+    const auto error = expect_thrown<PeerLostError>([&] { lane.exchange(); });
     FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
-    check_text(error, "rank 0 has left");
+    require_text(error, "rank 0 has left");
     FERRY_CHECK(error.record.peer == 0 && error.record.call == 2, describe(error.record));
   });
 }
@@ -96,16 +96,17 @@ TEST_P(ChannelFailures, ARefusalKeepsItsErrorIfTheRankThenThrows) {
       try {
         lane.send(Operation::dispatch, {});
       } catch (const PeerLostError& lost) {
-        check_text(lost, "bad argument");
+        require_text(lost, "bad argument");
         return;
       }
-      check_text(thrown<UsageError>([&] { lane.receive([] {}); }), "rank 1 refused dispatch 2: bad argument");
+      require_text(expect_thrown<UsageError>([&] { lane.receive([] {}); }),
+                   "rank 1 refused dispatch 2: bad argument");
     });
     FAIL() << "run() threw nothing";
   } catch (const UsageError& error) {
     EXPECT_STREQ(error.what(), "bad argument");
   } catch (const std::runtime_error& error) {
-    EXPECT_EQ(GetParam(), Kind::custom_processes);
+    EXPECT_EQ(GetParam(), GroupKind::custom_processes);
     EXPECT_STREQ(error.what(), "ended badly: rank 1 with status 256");
   }
 }

@@ -20,7 +20,7 @@ struct TestLane {
   TestLane(const Rank& as, double deadline)
       : rank(as),
         memory(rank, 128 + Channel::bytes(rank.size(), kSummaryBytes)),
-        channel(rank, memory, 128, kSummaryBytes, deadline) {}
+        channel(rank, memory.sections(128), kSummaryBytes, deadline) {}
 
   std::uint64_t word(std::uint64_t call, int from, int to, int index) const {
     return ((call * 31 + static_cast<std::uint64_t>(from)) * 31 + static_cast<std::uint64_t>(to)) * 1009 +
@@ -78,7 +78,7 @@ struct TestLane {
 // Runs `act` and returns the error of type `Expected` that it throws. Throws if it throws nothing or another
 // error.
 template <class Expected>
-Expected thrown(const std::function<void()>& act) {
+Expected expect_thrown(const std::function<void()>& act) {
   try {
     act();
   } catch (const Expected& error) {
@@ -89,7 +89,7 @@ Expected thrown(const std::function<void()>& act) {
   throw std::runtime_error("nothing was thrown");
 }
 
-inline void check_text(const std::exception& error, const std::string& text) {
+inline void require_text(const std::exception& error, const std::string& text) {
   FERRY_CHECK(std::string(error.what()).find(text) != std::string::npos,
               str("'", error.what(), "' lacks '", text, "'"));
 }

@@ -9,14 +9,14 @@
 namespace ferry::test {
 namespace {
 
-class Channels : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Channels, testing::ValuesIn(kKinds),
+class Channels : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Channels, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 TEST_P(Channels, SummariesArriveIntactUnderRandomDelays) {
   for (const int ranks : {1, 2, 4, 7}) {
-    run_ranks(GetParam(), ranks, kPatience, [](const Rank& rank) {
-      TestLane lane(rank, kPatience);
+    run_ranks(GetParam(), ranks, kNoFaultDeadline, [](const Rank& rank) {
+      TestLane lane(rank, kNoFaultDeadline);
       Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
       const auto delay = [&] {
         if (below(jitter, 50) == 0) sleep_seconds(below(jitter, 100) * 1e-6);
@@ -33,10 +33,11 @@ TEST_P(Channels, SummariesArriveIntactUnderRandomDelays) {
 }
 
 TEST_P(Channels, LanesAreIndependent) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
     const std::int64_t bytes = Channel::bytes(rank.size(), 8);
     SymmetricMemory memory(rank, 2 * bytes);
-    Channel first(rank, memory, 0, 8, kPatience), second(rank, memory, bytes, 8, kPatience);
+    Channel first(rank, memory.sections(0), 8, kNoFaultDeadline),
+        second(rank, memory.sections(bytes), 8, kNoFaultDeadline);
     // The second lane's calls run between the send phase and the receive phase of the first lane's call.
     first.begin(Operation::dispatch, {});
     for (int peer = 0; peer < rank.size(); ++peer) first.post(peer);
@@ -51,15 +52,15 @@ TEST_P(Channels, LanesAreIndependent) {
 }
 
 TEST_P(Channels, ARefusalReachesEveryPeerAndTheLaneContinues) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
-    TestLane lane(rank, kPatience);
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
+    TestLane lane(rank, kNoFaultDeadline);
     lane.exchange();
     if (rank.index() == 2) {
       lane.channel.refuse(Operation::dispatch, OverflowError("5 rows too many", {.rank = 1, .needed = 12}));
     } else {
       lane.send(Operation::dispatch, {});
-      const auto error = thrown<OverflowError>([&] { lane.receive([] {}); });
-      check_text(error, "rank 2 refused dispatch 2: 5 rows too many");
+      const auto error = expect_thrown<OverflowError>([&] { lane.receive([] {}); });
+      require_text(error, "rank 2 refused dispatch 2: 5 rows too many");
       FERRY_CHECK(error.overflow.rank == 1 && error.overflow.needed == 12, "");
     }
     for (int i = 0; i < 5; ++i) lane.exchange();
@@ -68,8 +69,8 @@ TEST_P(Channels, ARefusalReachesEveryPeerAndTheLaneContinues) {
 }
 
 TEST_P(Channels, ACallCanBeRefusedAfterItHasBegun) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
-    TestLane lane(rank, kPatience);
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
+    TestLane lane(rank, kNoFaultDeadline);
     lane.exchange();
     lane.channel.begin(Operation::combine, {});
     if (rank.index() == 0) {
@@ -77,8 +78,8 @@ TEST_P(Channels, ACallCanBeRefusedAfterItHasBegun) {
     } else {
       lane.for_peers([&](int peer) { lane.write_summary(peer); });
       lane.for_peers([&](int peer) { lane.channel.post(peer); });
-      check_text(thrown<UsageError>([&] { lane.receive([] {}); }),
-                 "rank 0 refused combine 2: on second thoughts");
+      require_text(expect_thrown<UsageError>([&] { lane.receive([] {}); }),
+                   "rank 0 refused combine 2: on second thoughts");
     }
     lane.exchange();
     FERRY_CHECK(lane.channel.call() == 3, str(lane.channel.call()));
@@ -86,8 +87,8 @@ TEST_P(Channels, ACallCanBeRefusedAfterItHasBegun) {
 }
 
 TEST_P(Channels, ARefusalEndsTheCallBeforeALatePeerPosts) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
-    TestLane lane(rank, kPatience);
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
+    TestLane lane(rank, kNoFaultDeadline);
     lane.exchange();
     if (rank.index() == 1) sleep_seconds(1.0);
     if (rank.index() == 2) {
@@ -95,7 +96,7 @@ TEST_P(Channels, ARefusalEndsTheCallBeforeALatePeerPosts) {
     } else {
       const Stopwatch watch;
       lane.send(Operation::dispatch, {});
-      check_text(thrown<UsageError>([&] { lane.receive([] {}); }), "rank 2 refused dispatch 2: no");
+      require_text(expect_thrown<UsageError>([&] { lane.receive([] {}); }), "rank 2 refused dispatch 2: no");
       FERRY_CHECK(watch.seconds() < 0.8, str("waited for the late rank: ", watch.seconds()));
     }
     lane.exchange();
@@ -106,8 +107,8 @@ TEST_P(Channels, ARefusalEndsTheCallBeforeALatePeerPosts) {
 // summaries.
 TEST_P(Channels, NothingIsOverwrittenWhileItIsReadAfterRefusals) {
   for (const int ranks : {2, 4}) {
-    run_ranks(GetParam(), ranks, kPatience, [](const Rank& rank) {
-      TestLane lane(rank, kPatience);
+    run_ranks(GetParam(), ranks, kNoFaultDeadline, [](const Rank& rank) {
+      TestLane lane(rank, kNoFaultDeadline);
       Random common(seed());
       Random jitter(seed() + 1 + static_cast<std::uint64_t>(rank.index()));
       const auto delay = [&] {
@@ -122,8 +123,8 @@ TEST_P(Channels, NothingIsOverwrittenWhileItIsReadAfterRefusals) {
         } else {
           lane.send(Operation::dispatch, {});
           if (any_refuses) {
-            check_text(thrown<UsageError>([&] { lane.receive(delay); }),
-                       str("refused dispatch ", call, ": call ", call));
+            require_text(expect_thrown<UsageError>([&] { lane.receive(delay); }),
+                         str("refused dispatch ", call, ": call ", call));
           } else {
             lane.receive(delay);
           }
@@ -135,32 +136,33 @@ TEST_P(Channels, NothingIsOverwrittenWhileItIsReadAfterRefusals) {
 }
 
 TEST_P(Channels, BothRanksNameTheOptionThatDiffers) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
-    TestLane lane(rank, kPatience);
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
+    TestLane lane(rank, kNoFaultDeadline);
     const std::array same = {CallOption{"format", 1}, CallOption{"weights", 7}};
     lane.exchange(Operation::dispatch, same);
     const std::array mine = {CallOption{"format", 1}, CallOption{"weights", rank.index() == 1 ? 8 : 7}};
     lane.send(Operation::dispatch, mine);
     const int other = rank.index() == 1 ? 0 : 1;
-    const auto error = thrown<UsageError>([&] { lane.receive([] {}); });
-    check_text(error, str("dispatch 2: weights is ", mine[1].value, " on rank ", rank.index(), " and ",
-                          rank.index() == 1 ? 7 : 8, " on rank ", other));
+    const auto error = expect_thrown<UsageError>([&] { lane.receive([] {}); });
+    require_text(error, str("dispatch 2: weights is ", mine[1].value, " on rank ", rank.index(), " and ",
+                            rank.index() == 1 ? 7 : 8, " on rank ", other));
     lane.exchange(Operation::dispatch, same);
     lane.send(Operation::dispatch, std::span(same).first(rank.index() == 1 ? 1 : 2));
-    check_text(thrown<UsageError>([&] { lane.receive([] {}); }),
-               rank.index() == 1 ? "dispatch 4 has 1 options on rank 1 and 2 on rank 0" : " and 1 on rank 1");
+    require_text(
+        expect_thrown<UsageError>([&] { lane.receive([] {}); }),
+        rank.index() == 1 ? "dispatch 4 has 1 options on rank 1 and 2 on rank 0" : " and 1 on rank 1");
     lane.exchange(Operation::dispatch, same);
   });
 }
 
 TEST_P(Channels, BothRanksNameTheOperationsThatDiffer) {
-  run_ranks(GetParam(), 2, kPatience, [](const Rank& rank) {
-    TestLane lane(rank, kPatience);
+  run_ranks(GetParam(), 2, kNoFaultDeadline, [](const Rank& rank) {
+    TestLane lane(rank, kNoFaultDeadline);
     lane.exchange();
     lane.send(rank.index() == 0 ? Operation::dispatch : Operation::combine, {});
-    const auto error = thrown<UsageError>([&] { lane.receive([] {}); });
-    check_text(error, rank.index() == 0 ? "call 2 of the lane is dispatch on rank 0 and combine on rank 1"
-                                        : "call 2 of the lane is combine on rank 1 and dispatch on rank 0");
+    const auto error = expect_thrown<UsageError>([&] { lane.receive([] {}); });
+    require_text(error, rank.index() == 0 ? "call 2 of the lane is dispatch on rank 0 and combine on rank 1"
+                                          : "call 2 of the lane is combine on rank 1 and dispatch on rank 0");
     for (int i = 0; i < 4; ++i) lane.exchange();
   });
 }

@@ -11,12 +11,12 @@
 namespace ferry::test {
 namespace {
 
-class GroupFailures : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, GroupFailures, testing::ValuesIn(kKinds),
+class GroupFailures : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, GroupFailures, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-bool starts_ranks(Kind kind) {
-  return kind == Kind::threads || kind == Kind::processes;
+bool starts_ranks(GroupKind kind) {
+  return kind == GroupKind::threads || kind == GroupKind::processes;
 }
 
 template <class Expected>
@@ -32,7 +32,7 @@ Expected expect_throw(const std::function<void()>& act) {
 // Checks the error that run() throws. The ranks of a custom group of processes end separately: there only the
 // exit status of the failed rank is visible.
 template <class Expected>
-void expect_run_throws(Kind kind, int ranks, double deadline, const std::string& text,
+void expect_run_throws(GroupKind kind, int ranks, double deadline, const std::string& text,
                        const std::function<void(Rank)>& body) {
   try {
     run_ranks(kind, ranks, deadline, body);
@@ -40,7 +40,7 @@ void expect_run_throws(Kind kind, int ranks, double deadline, const std::string&
   } catch (const Expected& error) {
     EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
   } catch (const std::runtime_error& error) {
-    EXPECT_EQ(kind, Kind::custom_processes) << error.what();
+    EXPECT_EQ(kind, GroupKind::custom_processes) << error.what();
     EXPECT_STREQ(error.what(), "ended badly: rank 2 with status 256");
   }
 }
@@ -119,14 +119,14 @@ TEST_P(GroupFailures, ATimeoutNamesTheMissingRank) {
     const WaitRecord& record = error.record;
     FERRY_CHECK(record.operation == Operation::barrier && record.rank == rank.index() && record.peer == 2,
                 describe(record));
-    FERRY_CHECK(record.expected == record.call && record.seen < record.expected, describe(record));
+    FERRY_CHECK(record.expected == record.call && record.observed < record.expected, describe(record));
     FERRY_CHECK(std::string(error.what()).find("rank 2") != std::string::npos, error.what());
   });
 }
 
 TEST_P(GroupFailures, SurvivorsBuildANewGroup) {
   constexpr int kRanks = 4, kLost = 1;
-  const Meeting survivors(kRanks - 1);
+  const TestBootstrap survivors(kRanks - 1);
   const auto body = [&](const Rank& rank) {
     rank.barrier();
     if (rank.index() == kLost) return;

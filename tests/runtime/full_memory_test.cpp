@@ -52,11 +52,11 @@ void run_in_small_memory(const std::function<void(const std::string&)>& body) {
 TEST(FullMemory, EveryRankThrowsWithTheBytesWantedAndFree) {
   run_in_small_memory([](const std::string& directory) {
     const std::int64_t before = free_bytes(directory);
-    run_ranks(Kind::processes, 4, 30, [&](const Rank& rank) {
-      const auto error = thrown<SystemError>([&] { SymmetricMemory(rank, 9 * kMegabyte); });
-      check_text(error,
-                 str("shared memory in ", directory, " is too small: ", 9 * kMegabyte, " bytes needed, "));
-      check_text(error, str(8 * kMegabyte, " bytes free"));
+    run_ranks(GroupKind::processes, 4, 30, [&](const Rank& rank) {
+      const auto error = expect_thrown<SystemError>([&] { SymmetricMemory(rank, 9 * kMegabyte); });
+      require_text(error,
+                   str("shared memory in ", directory, " is too small: ", 9 * kMegabyte, " bytes needed, "));
+      require_text(error, str(8 * kMegabyte, " bytes free"));
       FERRY_CHECK(error.error_number == ENOSPC, str(error.error_number));
     });
     FERRY_CHECK(free_bytes(directory) == before, "memory was not released");
@@ -66,12 +66,12 @@ TEST(FullMemory, EveryRankThrowsWithTheBytesWantedAndFree) {
 TEST(FullMemory, MemoryOfTheRanksThatSucceededIsReleased) {
   run_in_small_memory([](const std::string& directory) {
     const std::int64_t before = free_bytes(directory);
-    run_ranks(Kind::processes, 4, 30, [&](const Rank& rank) {
+    run_ranks(GroupKind::processes, 4, 30, [&](const Rank& rank) {
       for (int round = 0; round < 20; ++round) {
         // Memory for two or three of the four ranks.
         const Stopwatch watch;
-        const auto error = thrown<SystemError>([&] { SymmetricMemory(rank, 5 * kMegabyte / 2); });
-        check_text(error, "is too small");
+        const auto error = expect_thrown<SystemError>([&] { SymmetricMemory(rank, 5 * kMegabyte / 2); });
+        require_text(error, "is too small");
         FERRY_CHECK(watch.seconds() < 5, str(watch.seconds()));
         rank.barrier();
         SymmetricMemory fits(rank, 3 * kMegabyte / 2);
@@ -87,8 +87,8 @@ TEST(FullMemory, MemoryOfTheRanksThatSucceededIsReleased) {
 TEST(FullMemory, AMissingDirectoryIsNamed) {
   const int status = run_process([] {
     setenv("FERRY_SHM_DIR", "/nowhere/at/all", 1);
-    run_ranks(Kind::processes, 2, 30, [](const Rank& rank) {
-      check_text(thrown<SystemError>([&] { SymmetricMemory(rank, 64); }), "/nowhere/at/all");
+    run_ranks(GroupKind::processes, 2, 30, [](const Rank& rank) {
+      require_text(expect_thrown<SystemError>([&] { SymmetricMemory(rank, 64); }), "/nowhere/at/all");
     });
   });
   EXPECT_EQ(status, 0);

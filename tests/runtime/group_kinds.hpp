@@ -9,9 +9,9 @@
 namespace ferry::test {
 
 #ifdef FERRY_TEST_PROCESSES
-inline constexpr std::array kKinds = {Kind::processes, Kind::custom_processes};
+inline constexpr std::array kGroupKinds = {GroupKind::processes, GroupKind::custom_processes};
 #else
-inline constexpr std::array kKinds = {Kind::threads, Kind::custom_threads};
+inline constexpr std::array kGroupKinds = {GroupKind::threads, GroupKind::custom_threads};
 #endif
 
 }  // namespace ferry::test

@@ -13,8 +13,8 @@
 namespace ferry::test {
 namespace {
 
-class Groups : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Groups, testing::ValuesIn(kKinds),
+class Groups : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Groups, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 std::vector<unsigned char> part_of(std::uint64_t seed_value, int rank, std::size_t bytes) {
@@ -40,7 +40,7 @@ void check_gather(const Rank& rank, std::uint64_t seed_value, std::size_t bytes)
 
 TEST_P(Groups, GatherTheBytesOfEveryRank) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
-    run_ranks(GetParam(), ranks, kPatience, [ranks](const Rank& rank) {
+    run_ranks(GetParam(), ranks, kNoFaultDeadline, [ranks](const Rank& rank) {
       FERRY_CHECK(rank.size() == ranks, "");
       std::uint64_t round = seed();
       for (const std::size_t bytes : {0, 1, 8, 4095, 4096, 4097, 50000}) check_gather(rank, ++round, bytes);
@@ -49,7 +49,7 @@ TEST_P(Groups, GatherTheBytesOfEveryRank) {
 }
 
 TEST_P(Groups, GatherInOrderUnderRandomDelays) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
     for (int round = 0; round < 500; ++round) {
       if (below(jitter, 20) == 0) sleep_seconds(below(jitter, 200) * 1e-6);
@@ -60,7 +60,7 @@ TEST_P(Groups, GatherInOrderUnderRandomDelays) {
 
 TEST_P(Groups, BarrierReturnsAfterEveryRankHasCalledIt) {
   using Times = std::chrono::steady_clock::duration;
-  run_ranks(GetParam(), 5, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 5, kNoFaultDeadline, [](const Rank& rank) {
     Random jitter(seed() + static_cast<std::uint64_t>(rank.index()));
     for (int round = 0; round < 50; ++round) {
       sleep_seconds(below(jitter, 1000) * 1e-6);
@@ -75,13 +75,13 @@ TEST_P(Groups, BarrierReturnsAfterEveryRankHasCalledIt) {
 }
 
 TEST_P(Groups, CanRunAgain) {
-  if (GetParam() == Kind::custom_threads || GetParam() == Kind::custom_processes) {
-    const Meeting meeting(1);
+  if (GetParam() == GroupKind::custom_threads || GetParam() == GroupKind::custom_processes) {
+    const TestBootstrap meeting(1);
     Group group = Group::custom(meeting.bootstrap(0));
     for (int i = 0; i < 3; ++i) group.run([](const Rank& rank) { rank.barrier(); });
     return;
   }
-  Group group = GetParam() == Kind::threads ? Group::threads(3) : Group::processes(3);
+  Group group = GetParam() == GroupKind::threads ? Group::threads(3) : Group::processes(3);
   EXPECT_THROW(group.run([](const Rank& rank) {
     if (rank.index() == 1) throw UsageError("once");
     rank.barrier();
@@ -91,8 +91,8 @@ TEST_P(Groups, CanRunAgain) {
 }
 
 TEST_P(Groups, ReportWhetherAllRanksAreThreadsOfOneProcess) {
-  const bool threads = GetParam() == Kind::threads || GetParam() == Kind::custom_threads;
-  run_ranks(GetParam(), 3, kPatience, [threads](const Rank& rank) {
+  const bool threads = GetParam() == GroupKind::threads || GetParam() == GroupKind::custom_threads;
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [threads](const Rank& rank) {
     FERRY_CHECK(rank.same_process() == threads, str("rank ", rank.index()));
   });
 }
@@ -109,8 +109,8 @@ TEST(Group, IsOneNodeWhoseLocalRanksAreAllRanks) {
 TEST(Group, RefusesMoreNodesThanOne) {
   for (const int nodes : {-1, 0, 2, 4}) {
     for (const auto& make : {Group::threads, Group::processes}) {
-      const auto error = thrown<UsageError>([&] { make(4, nodes); });
-      check_text(error, str("nodes = ", nodes, ": groups span one host today; pass nodes = 1"));
+      const auto error = expect_thrown<UsageError>([&] { make(4, nodes); });
+      require_text(error, str("nodes = ", nodes, ": groups span one host today; pass nodes = 1"));
     }
   }
 }
@@ -126,7 +126,7 @@ TEST(Group, RefusesInvalidArguments) {
   EXPECT_THROW(Group::threads(0), UsageError);
   EXPECT_THROW(Group::processes(-1), UsageError);
   EXPECT_THROW(Group::custom({}), UsageError);
-  const Meeting meeting(2);
+  const TestBootstrap meeting(2);
   Bootstrap bootstrap = meeting.bootstrap(0);
   bootstrap.rank = 2;
   EXPECT_THROW(Group::custom(bootstrap), UsageError);
@@ -136,7 +136,7 @@ TEST(Group, RefusesInvalidArguments) {
 }
 
 TEST(Group, AJoinedRankLeavesWhenItsLastHandleIsDestroyed) {
-  const Meeting meeting(2);
+  const TestBootstrap meeting(2);
   std::thread other([&] {
     Group group = Group::custom(meeting.bootstrap(1));
     Rank rank = group.join();

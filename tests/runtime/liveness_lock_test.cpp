@@ -17,10 +17,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/os/mapping.hpp"
 #include "group/control_block.hpp"
-#include "group/no_signals.hpp"
 #include "group/process_monitor.hpp"
-#include "memory/mapping.hpp"
+#include "group/scoped_signal_block.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/shared_value.hpp"
 
@@ -40,7 +40,7 @@ bool becomes_true(double seconds, const Condition& condition) {
 class Child {
  public:
   explicit Child(const std::function<void()>& work) {
-    const Seen<std::atomic<bool>> done;
+    const SharedValue<std::atomic<bool>> done;
     process_ = fork();
     if (process_ == 0) {
       work();
@@ -67,7 +67,7 @@ class Child {
 
 // Whether the lock is marked after a process has taken it, run `act` and ended.
 bool is_marked_after(const std::function<void(std::unique_ptr<LivenessLockHolder>)>& act) {
-  const Seen<LivenessLock> lock;
+  const SharedValue<LivenessLock> lock;
   run_process([&] { act(std::make_unique<LivenessLockHolder>(*lock)); });
   return lock->holder_died();
 }
@@ -79,7 +79,7 @@ TEST(LivenessLocks, AreMarkedForAllObserversAfterAKill) {
     std::atomic<int> ready, noticed;
   };
   for (int round = 0; round < 10; ++round) {
-    const Seen<Shared> shared;
+    const SharedValue<Shared> shared;
     const auto observe = [&] {
       ++shared->ready;
       if (becomes_true(10, [&] { return shared->lock.holder_died(); })) ++shared->noticed;
@@ -114,7 +114,7 @@ TEST(LivenessLocks, AreMarkedAfterEveryEndExceptARelease) {
 }
 
 TEST(LivenessLocks, StayHeldWhenAForkedCopyIsDestroyed) {
-  const Seen<LivenessLock> lock;
+  const SharedValue<LivenessLock> lock;
   auto holder = std::make_unique<LivenessLockHolder>(*lock);
   const std::uint32_t held = lock->word;
   EXPECT_EQ(run_process([&] { holder.reset(); }), 0);
@@ -125,7 +125,7 @@ TEST(LivenessLocks, StayHeldWhenAForkedCopyIsDestroyed) {
 }
 
 TEST(LivenessLocks, OfOneProcessAreIndependent) {
-  const Seen<std::array<LivenessLock, 3>> locks;
+  const SharedValue<std::array<LivenessLock, 3>> locks;
   Child child([&] {
     new LivenessLockHolder((*locks)[0]);
     {
@@ -181,7 +181,7 @@ TEST_F(ProcessMonitors, IgnoreARankThatHasLeft) {
 pid_t start_lingering_thread() {
   std::promise<pid_t> promise;
   std::future<pid_t> number = promise.get_future();
-  const NoSignals no_signals;
+  const ScopedSignalBlock scoped_signal_block;
   std::thread([promise = std::move(promise)]() mutable {
     promise.set_value(
         ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0 ? static_cast<pid_t>(syscall(SYS_gettid)) : -1);
@@ -202,7 +202,7 @@ TEST(LivenessLocks, AreMarkedWhileTheKilledProcessStillExists) {
   struct Shared {
     std::atomic<int> process, thread, noticed;
   };
-  const Seen<Shared> shared;
+  const SharedValue<Shared> shared;
   const auto body = [&](const Rank& rank) {
     TestLane lane(rank, 5);
     lane.exchange();
@@ -213,7 +213,7 @@ TEST(LivenessLocks, AreMarkedWhileTheKilledProcessStillExists) {
       raise(SIGKILL);
     }
     const Stopwatch watch;
-    const auto error = thrown<PeerLostError>([&] { lane.exchange(); });
+    const auto error = expect_thrown<PeerLostError>([&] { lane.exchange(); });
     FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
     FERRY_CHECK(error.record.peer == 1, describe(error.record));
     ++shared->noticed;
@@ -223,7 +223,7 @@ TEST(LivenessLocks, AreMarkedWhileTheKilledProcessStillExists) {
   std::atomic<bool> sleeps = false;
   std::thread parent([&] {
     while (!sleeps) std::this_thread::yield();
-    EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 3, 5, body));
+    EXPECT_ANY_THROW(run_ranks(GroupKind::custom_processes, 3, 5, body));
   });
   sleeps = true;
   becomes_true(10, [&] { return shared->noticed == 2 || shared->thread < 0; });

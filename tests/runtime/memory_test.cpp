@@ -17,8 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class SymmetricMemories : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, SymmetricMemories, testing::ValuesIn(kKinds),
+class SymmetricMemories : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, SymmetricMemories, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 long count_entries(const fs::path& directory) {
@@ -33,7 +33,7 @@ long count_mappings() {
 }
 
 TEST_P(SymmetricMemories, StartAsZeroAndCarryWritesToPeers) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     constexpr std::int64_t kPart = 100000;
     SymmetricMemory memory(rank, rank.size() * kPart);
     for (std::int64_t i = 0; i < memory.bytes(); ++i)
@@ -52,23 +52,24 @@ TEST_P(SymmetricMemories, StartAsZeroAndCarryWritesToPeers) {
 }
 
 TEST_P(SymmetricMemories, RequireTheSameSizeOnEveryRank) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
-    const auto error = thrown<UsageError>([&] { SymmetricMemory(rank, rank.index() == 1 ? 128 : 64); });
-    check_text(error, "rank 0 asks for 64 bytes, rank 1 for 128");
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
+    const auto error =
+        expect_thrown<UsageError>([&] { SymmetricMemory(rank, rank.index() == 1 ? 128 : 64); });
+    require_text(error, "rank 0 asks for 64 bytes, rank 1 for 128");
     SymmetricMemory(rank, 64);
   });
 }
 
 TEST_P(SymmetricMemories, ThatCannotBeAllocatedThrowOnEveryRank) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
-    const auto error = thrown<SystemError>([&] { SymmetricMemory(rank, std::int64_t{1} << 55); });
-    check_text(error, str(std::int64_t{1} << 55, " bytes"));
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
+    const auto error = expect_thrown<SystemError>([&] { SymmetricMemory(rank, std::int64_t{1} << 55); });
+    require_text(error, str(std::int64_t{1} << 55, " bytes"));
     SymmetricMemory(rank, 64);
   });
 }
 
 TEST_P(SymmetricMemories, StayUsableAfterTheirOwnerHasLeft) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
     constexpr std::int64_t kPart = 300000;
     SymmetricMemory memory(rank, 3 * kPart);
     if (rank.index() == 0) return;
@@ -79,9 +80,9 @@ TEST_P(SymmetricMemories, StayUsableAfterTheirOwnerHasLeft) {
 
 TEST_P(SymmetricMemories, LeakNothing) {
   const OwnSharedFolder folder;
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
     const auto round = [&] {
-      TestLane lane(rank, kPatience);
+      TestLane lane(rank, kNoFaultDeadline);
       LocalMemory local(1 << 16);
       *local.data() = std::byte{1};
       lane.exchange();

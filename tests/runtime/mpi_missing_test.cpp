@@ -10,15 +10,15 @@ namespace {
 
 TEST(MpiModule, IsNamedWithItsPathIfItIsMissing) {
   setenv("FERRY_MPI_MODULE", "/nowhere/libferry_mpi.so", 1);
-  const auto error = thrown<UnsupportedError>([] { Group::mpi(); });
-  check_text(error, "libferry_mpi.so");
-  check_text(error, "/nowhere/libferry_mpi.so");
-  check_text(error, "FERRY_MPI_MODULE");
+  const auto error = expect_thrown<UnsupportedError>([] { Group::mpi(); });
+  require_text(error, "libferry_mpi.so");
+  require_text(error, "/nowhere/libferry_mpi.so");
+  require_text(error, "FERRY_MPI_MODULE");
 }
 
 TEST(MpiModule, IsRefusedIfItIsAnotherLibrary) {
   setenv("FERRY_MPI_MODULE", "libm.so.6", 1);
-  check_text(thrown<UnsupportedError>([] { Group::mpi(); }), "ferry_mpi_open");
+  require_text(expect_thrown<UnsupportedError>([] { Group::mpi(); }), "ferry_mpi_open");
 }
 
 }  // namespace

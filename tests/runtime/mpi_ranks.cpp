@@ -25,10 +25,11 @@ void fail_one_rank() {
     Group::mpi().run([](const Rank& rank) {
       rank.barrier();
       if (rank.index() == 1) throw UsageError("one too many");
-      check_text(thrown<PeerLostError>([&] { rank.barrier(); }), "rank 1 ended by an error: one too many");
+      require_text(expect_thrown<PeerLostError>([&] { rank.barrier(); }),
+                   "rank 1 ended by an error: one too many");
     });
   } catch (const UsageError& error) {
-    check_text(error, "one too many");
+    require_text(error, "one too many");
   }
 }
 

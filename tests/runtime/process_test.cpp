@@ -30,23 +30,24 @@ void expect_no_child_left() {
   EXPECT_EQ(errno, ECHILD);
 }
 
-class KilledRanks : public testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, KilledRanks, testing::Values(Kind::processes, Kind::custom_processes),
+class KilledRanks : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, KilledRanks,
+                         testing::Values(GroupKind::processes, GroupKind::custom_processes),
                          [](const auto& kind) { return name(kind.param); });
 
 TEST_P(KilledRanks, AreNoticedByEveryPeerWithinASecond) {
   struct Shared {
     std::atomic<int> noticed;
   };
-  Seen<Shared> shared;
+  SharedValue<Shared> shared;
   const auto body = [&](const Rank& rank) {
     TestLane lane(rank, 30);
     for (int i = 0; i < 10; ++i) lane.exchange();
     if (rank.index() == 1) raise(SIGKILL);
     const Stopwatch watch;
-    const auto error = thrown<PeerLostError>([&] { lane.exchange(); });
+    const auto error = expect_thrown<PeerLostError>([&] { lane.exchange(); });
     FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
-    check_text(error, "rank 1 (process ");
+    require_text(error, "rank 1 (process ");
     FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
     FERRY_CHECK(error.record.operation == Operation::dispatch && error.record.call == 11,
                 describe(error.record));
@@ -60,7 +61,7 @@ TEST_P(KilledRanks, AreNoticedByEveryPeerWithinASecond) {
         << error.what();
     EXPECT_EQ(error.record.peer, 1);
   } catch (const std::runtime_error& error) {
-    EXPECT_EQ(GetParam(), Kind::custom_processes) << error.what();
+    EXPECT_EQ(GetParam(), GroupKind::custom_processes) << error.what();
     EXPECT_STREQ(error.what(), "ended badly: rank 1 with status 9");
   }
   EXPECT_EQ(shared->noticed, 3);
@@ -97,11 +98,11 @@ TEST(Processes, KilledAtAnyMomentNeverBlockTheirPeers) {
 }
 
 TEST(Processes, OfAnotherPidNamespaceCannotJoin) {
-  const Meeting meeting(2);
+  const TestBootstrap meeting(2);
   const auto join = [&](int rank) {
-    const auto error =
-        thrown<UnsupportedError>([&] { Group::custom(meeting.bootstrap(rank)).run([](const Rank&) {}); });
-    check_text(error, "share one host and one process namespace");
+    const auto error = expect_thrown<UnsupportedError>(
+        [&] { Group::custom(meeting.bootstrap(rank)).run([](const Rank&) {}); });
+    require_text(error, "share one host and one process namespace");
   };
   const int status = run_process([&] {
     if (unshare(getuid() == 0 ? CLONE_NEWPID : CLONE_NEWUSER | CLONE_NEWPID) != 0) _exit(kSkipped);
@@ -126,12 +127,12 @@ TEST(Processes, ThatExitInTheirBodyCountAsLost) {
     if (rank.index() == 2) _exit(5);
     rank.barrier();
   });
-  check_text(error, "rank 2 (process ");
-  check_text(error, "exited with status 5");
+  require_text(error, "rank 2 (process ");
+  require_text(error, "exited with status 5");
 }
 
 TEST(Processes, ThatAreStoppedTimeOutAndAreKilled) {
-  Seen<std::atomic<int>> timeouts;
+  SharedValue<std::atomic<int>> timeouts;
   Group group = Group::processes(4);
   group.set_deadline(0.3);
   const Stopwatch watch;
@@ -141,14 +142,14 @@ TEST(Processes, ThatAreStoppedTimeOutAndAreKilled) {
     rank.barrier();
     if (rank.index() == 2) raise(SIGSTOP);
     const Stopwatch waited;
-    const auto timeout = thrown<TimeoutError>([&] { lane.exchange(); });
+    const auto timeout = expect_thrown<TimeoutError>([&] { lane.exchange(); });
     FERRY_CHECK(waited.seconds() < 1.3, str(waited.seconds()));
     FERRY_CHECK(timeout.record.peer == 2, describe(timeout.record));
     ++*timeouts;
   });
   EXPECT_EQ(*timeouts, 3);
   EXPECT_EQ(error.record.peer, 2);
-  check_text(error, "rank 2 was killed because it did not end within 2.3 s");
+  require_text(error, "rank 2 was killed because it did not end within 2.3 s");
   EXPECT_LT(watch.seconds(), 4.0);
   expect_no_child_left();
 }
@@ -161,30 +162,34 @@ TEST(Processes, PassEveryTypeOfErrorToTheParent) {
     });
   };
   const BadId bad{.rank = 1, .token = 2, .slot = 3, .id = 4, .count = 5};
-  const auto bad_id = thrown<BadIdError>([&] { run([&] { throw BadIdError("id", bad); }); });
+  const auto bad_id = expect_thrown<BadIdError>([&] { run([&] { throw BadIdError("id", bad); }); });
   EXPECT_STREQ(bad_id.what(), "id");
   EXPECT_TRUE(bad_id.bad.rank == 1 && bad_id.bad.token == 2 && bad_id.bad.slot == 3 && bad_id.bad.id == 4 &&
               bad_id.bad.count == 5);
   const BadSource source{.rank = 6, .index = 7, .count = 8};
   const auto bad_source =
-      thrown<BadSourceError>([&] { run([&] { throw BadSourceError("source", source); }); });
+      expect_thrown<BadSourceError>([&] { run([&] { throw BadSourceError("source", source); }); });
   EXPECT_TRUE(bad_source.bad.rank == 6 && bad_source.bad.index == 7 && bad_source.bad.count == 8);
   const Overflow overflow{.rank = 1, .capacity = 2, .needed = 3, .dropped = 4};
-  const auto over = thrown<OverflowError>([&] { run([&] { throw OverflowError("over", overflow); }); });
+  const auto over =
+      expect_thrown<OverflowError>([&] { run([&] { throw OverflowError("over", overflow); }); });
   EXPECT_TRUE(over.overflow.rank == 1 && over.overflow.capacity == 2 && over.overflow.needed == 3 &&
               over.overflow.dropped == 4);
   const WaitRecord wait{Operation::combine, 1, 0, 1, 3, 2};
-  EXPECT_EQ(thrown<TimeoutError>([&] { run([&] { throw TimeoutError("late", wait); }); }).record.expected,
-            3u);
-  EXPECT_EQ(thrown<PeerLostError>([&] { run([&] { throw PeerLostError("lost", wait); }); }).record.call, 1u);
-  EXPECT_EQ(thrown<SystemError>([&] { run([] { throw SystemError("system", 28); }); }).error_number, 28);
-  thrown<UnsupportedError>([&] { run([] { throw UnsupportedError("not here"); }); });
-  EXPECT_STREQ(thrown<std::runtime_error>([&] { run([] { throw std::out_of_range("far"); }); }).what(),
+  EXPECT_EQ(
+      expect_thrown<TimeoutError>([&] { run([&] { throw TimeoutError("late", wait); }); }).record.expected,
+      3u);
+  EXPECT_EQ(
+      expect_thrown<PeerLostError>([&] { run([&] { throw PeerLostError("lost", wait); }); }).record.call, 1u);
+  EXPECT_EQ(expect_thrown<SystemError>([&] { run([] { throw SystemError("system", 28); }); }).error_number,
+            28);
+  expect_thrown<UnsupportedError>([&] { run([] { throw UnsupportedError("not here"); }); });
+  EXPECT_STREQ(expect_thrown<std::runtime_error>([&] { run([] { throw std::out_of_range("far"); }); }).what(),
                "far");
 }
 
 TEST(Processes, DieWithTheirParent) {
-  Seen<std::array<std::atomic<int>, 2>> processes;
+  SharedValue<std::array<std::atomic<int>, 2>> processes;
   const int status = run_process([&] {
     const pid_t parent = getpid();
     Group::processes(2).run([&](const Rank& rank) {

@@ -53,7 +53,7 @@ int run_rank(int rank, int socket, bool killed) {
       if (!killed) return as.barrier();
       if (rank == 3) raise(SIGKILL);
       const Stopwatch watch;
-      check_text(thrown<PeerLostError>([&] { lane.exchange(); }), "rank 3 (process ");
+      require_text(expect_thrown<PeerLostError>([&] { lane.exchange(); }), "rank 3 (process ");
       FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
     });
   } catch (const std::exception& error) {

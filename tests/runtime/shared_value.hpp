@@ -8,12 +8,12 @@
 namespace ferry::test {
 
 template <class T>
-class Seen {
+class SharedValue {
  public:
-  Seen()
+  SharedValue()
       : value_(new(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T{}) {
   }
-  ~Seen() { munmap(value_, sizeof(T)); }
+  ~SharedValue() { munmap(value_, sizeof(T)); }
   T& operator*() const { return *value_; }
   T* operator->() const { return value_; }
 

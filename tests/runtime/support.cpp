@@ -25,14 +25,14 @@ void sleep_seconds(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-struct Meeting::Shared {
+struct TestBootstrap::Shared {
   static constexpr int kRanks = 16;
   std::atomic<int> written[2];
   std::atomic<int> read[2];
   std::byte slots[2][kRanks][kBytes];
 };
 
-Meeting::Meeting(int ranks) : ranks_(ranks) {
+TestBootstrap::TestBootstrap(int ranks) : ranks_(ranks) {
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED || ranks > Shared::kRanks)
     throw std::runtime_error("cannot map the memory of the bootstrap");
@@ -40,7 +40,7 @@ Meeting::Meeting(int ranks) : ranks_(ranks) {
       std::shared_ptr<Shared>(static_cast<Shared*>(memory), [](Shared* p) { munmap(p, sizeof(Shared)); });
 }
 
-Bootstrap Meeting::bootstrap(int rank) const {
+Bootstrap TestBootstrap::bootstrap(int rank) const {
   auto round = std::make_shared<int>(0);
   // Slots of one parity are written again only after every rank has read them.
   const auto all_gather = [shared = shared_, ranks = ranks_, rank, round](const void* mine, void* all,
@@ -69,15 +69,15 @@ Bootstrap Meeting::bootstrap(int rank) const {
   return bootstrap;
 }
 
-std::string name(Kind kind) {
+std::string name(GroupKind kind) {
   switch (kind) {
-    case Kind::threads:
+    case GroupKind::threads:
       return "threads";
-    case Kind::processes:
+    case GroupKind::processes:
       return "processes";
-    case Kind::custom_threads:
+    case GroupKind::custom_threads:
       return "custom_threads";
-    case Kind::custom_processes:
+    case GroupKind::custom_processes:
       return "custom_processes";
   }
   return "unknown";
@@ -85,14 +85,15 @@ std::string name(Kind kind) {
 
 namespace {
 
-void run_custom(const Meeting& meeting, int rank, double deadline, const std::function<void(Rank)>& body) {
+void run_custom(const TestBootstrap& meeting, int rank, double deadline,
+                const std::function<void(Rank)>& body) {
   Group group = Group::custom(meeting.bootstrap(rank));
   group.set_deadline(deadline);
   group.run(body);
 }
 
 void run_custom_threads(int ranks, double deadline, const std::function<void(Rank)>& body) {
-  const Meeting meeting(ranks);
+  const TestBootstrap meeting(ranks);
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
@@ -123,7 +124,7 @@ void run_custom_threads(int ranks, double deadline, const std::function<void(Ran
 }
 
 void run_custom_processes(int ranks, double deadline, const std::function<void(Rank)>& body) {
-  const Meeting meeting(ranks);
+  const TestBootstrap meeting(ranks);
   std::vector<pid_t> processes;
   for (int rank = 0; rank < ranks; ++rank) {
     processes.push_back(fork());
@@ -140,11 +141,11 @@ void run_custom_processes(int ranks, double deadline, const std::function<void(R
 
 }  // namespace
 
-void run_ranks(Kind kind, int ranks, double deadline, const std::function<void(Rank)>& body) {
+void run_ranks(GroupKind kind, int ranks, double deadline, const std::function<void(Rank)>& body) {
   seed();  // draws it before forking, so that all processes have the same
-  if (kind == Kind::custom_threads) return run_custom_threads(ranks, deadline, body);
-  if (kind == Kind::custom_processes) return run_custom_processes(ranks, deadline, body);
-  Group group = kind == Kind::threads ? Group::threads(ranks) : Group::processes(ranks);
+  if (kind == GroupKind::custom_threads) return run_custom_threads(ranks, deadline, body);
+  if (kind == GroupKind::custom_processes) return run_custom_processes(ranks, deadline, body);
+  Group group = kind == GroupKind::threads ? Group::threads(ranks) : Group::processes(ranks);
   group.set_deadline(deadline);
   group.run(body);
 }

@@ -23,7 +23,7 @@ namespace ferry::test {
     if (!(condition)) ::ferry::test::fail_check(__FILE__, __LINE__, std::string(#condition ": ") + (text)); \
   } while (false)
 
-constexpr double kPatience = 60;  // seconds: the deadline of groups in which no rank is missing
+constexpr double kNoFaultDeadline = 60;  // seconds: the deadline of groups in which no rank is missing
 
 constexpr int kSkipped = 77;  // exit status of a child that lacks a permission that its test needs
 
@@ -46,11 +46,11 @@ void sleep_seconds(double seconds);
 
 // A bootstrap that is independent of Ferry: memory shared by threads and forked processes. Construct it
 // before starting them. One thread for each rank; gathers at most kBytes.
-class Meeting {
+class TestBootstrap {
  public:
   static constexpr std::size_t kBytes = 1024;
 
-  explicit Meeting(int ranks);
+  explicit TestBootstrap(int ranks);
   Bootstrap bootstrap(int rank) const;
 
  private:
@@ -59,12 +59,12 @@ class Meeting {
   std::shared_ptr<Shared> shared_;
 };
 
-enum class Kind { threads, processes, custom_threads, custom_processes };
-std::string name(Kind kind);
+enum class GroupKind { threads, processes, custom_threads, custom_processes };
+std::string name(GroupKind kind);
 
 // Runs `body` as every rank of a group of this kind. Throws what the first failed rank threw
 // (custom_processes: an error with the exit statuses).
-void run_ranks(Kind kind, int ranks, double deadline, const std::function<void(Rank)>& body);
+void run_ranks(GroupKind kind, int ranks, double deadline, const std::function<void(Rank)>& body);
 
 // Runs `body` in a forked process and returns its wait status. If it throws, prints the exception; the exit
 // status is 1.

@@ -115,7 +115,7 @@ TEST(TraceStatistics, DistinctRanksEqualsTheSizeOfSets) {
     for (std::size_t token = 0; token < 300; ++token) {
       std::set<int> reached;
       for (std::size_t slot = 0; slot < 5; ++slot) {
-        if (ids[token * 5 + slot] >= 0) reached.insert(placement.place(ids[token * 5 + slot]).rank);
+        if (ids[token * 5 + slot] >= 0) reached.insert(placement.location(ids[token * 5 + slot]).rank);
       }
       distinct += reached.size();
     }

@@ -26,7 +26,7 @@ TEST(Placement, BlocksGiveTheFirstRanksOneExpertMore) {
   EXPECT_EQ(placement.local_experts(2), 2);
   EXPECT_EQ(placement.local_experts(3), 2);
   EXPECT_EQ(placement.most_local_experts(), 3);
-  EXPECT_EQ(placement.place(6), (ExpertLocation{2, 0}));
+  EXPECT_EQ(placement.location(6), (ExpertLocation{2, 0}));
   EXPECT_EQ(placement.experts_of(1), (std::vector<int>{3, 4, 5}));
 }
 

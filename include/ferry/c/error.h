@@ -40,7 +40,7 @@ typedef struct ferry_wait_record {
   int32_t rank;       ///< the rank that waited
   int32_t peer;       ///< the rank that it waited for
   uint64_t expected;  ///< flag value it waited for
-  uint64_t seen;      ///< flag value it last read
+  uint64_t observed;  ///< flag value it last read
 } ferry_wait_record;
 
 /// Expert ids outside [-1, E). Their slots were skipped; everything else was delivered.

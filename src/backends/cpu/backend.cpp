@@ -89,14 +89,14 @@ class CpuBackend final : public Backend {
     return std::exchange(operations(lane).lane.diagnostics, {});
   }
 
-  LoadCounts load() const override {
+  LoadCounts load_counts() const override {
     load_.assign(static_cast<std::size_t>(context_.config.experts + context_.ranks()), 0);
     LoadCounts counts;
     for (const LaneOperations& operations : lanes_) {
       for (std::size_t e = 0; e < operations.lane.expert_load.size(); ++e) {
         const std::int64_t routes = operations.lane.expert_load[e];
         load_[e] += routes;
-        const int rank = context_.config.placement.place(static_cast<int>(e)).rank;
+        const int rank = context_.config.placement.location(static_cast<int>(e)).rank;
         load_[operations.lane.expert_load.size() + static_cast<std::size_t>(rank)] += routes;
       }
       counts.dispatches += operations.lane.dispatches;

@@ -34,7 +34,7 @@ void Combine::read_summaries() {
   }
   rows_.require_same("combine", "outputs and result");
   values_.require_same("combine", "row_values and route_values");
-  weights_.require_same("combine", "weights of the rows");
+  weights_.require_same("combine", "row_weights");
 }
 
 void Combine::receive_token(std::int64_t token, std::int64_t end) {

@@ -63,7 +63,7 @@ void Combine::stage_tokens(int source, std::int64_t begin, std::int64_t end) {
   std::int64_t& next = next_[static_cast<std::size_t>(source)];
   for (; next < count; ++next) {
     const std::int64_t message = std::int64_t{source} * context_.config.max_tokens + next;
-    const std::int32_t token = plan_.came_token[message];
+    const std::int32_t token = plan_.received_token[message];
     if (token >= end && token < context_.config.max_tokens) return;
     // A damaged plan may name a token that the source rank has already finished.
     if (!lane_.valid_entry(token, context_.config.max_tokens, message)) continue;
@@ -79,10 +79,10 @@ void Combine::stage_tokens(int source, std::int64_t begin, std::int64_t end) {
 
 void Combine::stage_sum(int source, std::int64_t message, std::int32_t token, bool last) {
   const int top_k = context_.config.top_k;
-  const std::int32_t position = plan_.came_position[message];
+  const std::int32_t position = plan_.received_position[message];
   if (!lane_.valid_entry(position, staged_rows_per_token_, message)) return;
   std::byte* row = staged(source, token, position);
-  const std::int32_t* rows = plan_.came_rows + message * top_k;
+  const std::int32_t* rows = plan_.received_rows_of_message + message * top_k;
   // The rows of the next message lie in the segments of other experts, which no hardware prefetcher predicts;
   // the plan knows them.
   const std::int32_t* next_rows = last ? nullptr : rows + top_k;
@@ -106,7 +106,7 @@ void Combine::write_route_values_of_sum(std::byte* sum, const std::int32_t* rows
 void Combine::stage_rows(int source, std::int64_t message, std::int32_t token) {
   const Config& config = context_.config;
   for (int slot = 0; slot < config.top_k; ++slot) {
-    const std::int32_t row = plan_.came_rows[message * config.top_k + slot];
+    const std::int32_t row = plan_.received_rows_of_message[message * config.top_k + slot];
     if (row == -1 || !lane_.valid_entry(row, plan_.header->total, message * config.top_k + slot)) continue;
     std::byte* out = staged(source, token, slot);
     if (carries_rows_) {

@@ -43,7 +43,7 @@ class Dispatch {
   void finish_plan();
   void copy_valid_counts();
   void receive_chunks();
-  void receive_messages(int source, std::int64_t begin, std::int64_t end, ArrivalPlacer& placer);
+  void receive_messages(int source, std::int64_t begin, std::int64_t end, RowAssigner& assigner);
   TokenData staged_token(const std::byte* message) const;
   TokenData caller_token(std::int64_t token);
   void count_load();
@@ -70,7 +70,7 @@ class Dispatch {
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;
   OptionalArgument weights_;
-  RowPlaces positions_;
+  RowOffsetTable positions_;
   DispatchResult result_;
   std::vector<std::int32_t> valid_counts_;  // replay: the plan's counts, invalid ones replaced by 0
   std::vector<std::byte> scratch_;          // one message

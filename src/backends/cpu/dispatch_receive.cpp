@@ -77,10 +77,10 @@ void Dispatch::copy_valid_counts() {
 
 void Dispatch::receive_chunks() {
   const int me = context_.me();
-  ArrivalPlacer placer(context_.config, me, positions_, plan_);
+  RowAssigner assigner(context_.config, me, positions_, plan_);
   auto receive = [&](std::int64_t chunk) {
     for (int source = 0; source < context_.ranks(); ++source)
-      receive_messages(source, chunks_.begin(chunk), chunks_.end(chunk), placer);
+      receive_messages(source, chunks_.begin(chunk), chunks_.end(chunk), assigner);
   };
   auto send = [&](std::int64_t chunk) {
     stage_chunk(chunks_.begin(chunk), chunks_.end(chunk));
@@ -89,7 +89,7 @@ void Dispatch::receive_chunks() {
   chunks_.run(lane_.channel, me, receive, send);
 }
 
-void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end, ArrivalPlacer& placer) {
+void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end, RowAssigner& assigner) {
   const int me = context_.me(), top_k = context_.config.top_k;
   end = std::min<std::int64_t>(end, lane_.message_count(plan_, source, me));
   // A fused call reads this rank's own tokens from the caller's memory.
@@ -110,8 +110,8 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
       head.position = rank_position(head.token, me);
       token = caller_token(head.token);
     }
-    const std::int32_t* rows = replay_ ? plan_.came_rows + message * top_k
-                                       : placer.place(source, i, head.token, head.position, token.ids);
+    const std::int32_t* rows = replay_ ? plan_.received_rows_of_message + message * top_k
+                                       : assigner.assign(source, i, head.token, head.position, token.ids);
     if (context_.config.layout == Layout::rank_major) {
       write_rank_major_row(token, rows);
     } else {

@@ -56,7 +56,9 @@ void Dispatch::write_expert_rows(const TokenData& token, const std::int32_t* row
   int count = 0;
   auto* weight = const_cast<float*>(result_.weight);
   for (int slot = 0; slot < context_.config.top_k; ++slot) {
-    if (rows[slot] == -1 || !lane_.valid_entry(rows[slot], total, rows - plan_.came_rows + slot)) continue;
+    if (rows[slot] == -1 ||
+        !lane_.valid_entry(rows[slot], total, rows - plan_.received_rows_of_message + slot))
+      continue;
     valid_rows[count++] = rows[slot];
     if (weight != nullptr) weight[rows[slot]] = token.weights[slot];
     if (call_.apply_weights || call_.dot_rows != nullptr) {
@@ -71,15 +73,16 @@ void Dispatch::write_rank_major_row(const TokenData& token, const std::int32_t* 
   const int top_k = context_.config.top_k;
   std::int32_t row = -1;
   for (int slot = 0; slot < top_k && row < 0; ++slot) row = rows[slot];
-  if (row == -1 || !lane_.valid_entry(row, plan_.header->total, rows - plan_.came_rows)) return;
+  if (row == -1 || !lane_.valid_entry(row, plan_.header->total, rows - plan_.received_rows_of_message))
+    return;
   auto* ids = const_cast<std::int32_t*>(result_.local_ids) + std::int64_t{row} * top_k;
   float* weight =
       result_.weight != nullptr ? const_cast<float*>(result_.weight) + std::int64_t{row} * top_k : nullptr;
   for (int slot = 0; slot < top_k; ++slot) {
     const std::int32_t id = token.ids[slot];
-    const bool local =
-        id >= 0 && id < context_.config.experts && context_.config.placement.place(id).rank == context_.me();
-    ids[slot] = local ? context_.config.placement.place(id).local : -1;
+    const bool local = id >= 0 && id < context_.config.experts &&
+                       context_.config.placement.location(id).rank == context_.me();
+    ids[slot] = local ? context_.config.placement.location(id).local : -1;
     if (weight != nullptr) weight[slot] = local ? token.weights[slot] : 0.0f;
   }
   write_parts(token, &row, 1);
@@ -107,8 +110,8 @@ void Dispatch::write_computed(const TokenData& token, std::int32_t row, float we
   const DType type = call_.tokens.type;
   const std::int64_t hidden = context_.config.hidden;
   if (call_.apply_weights) {
-    context_.kernels.weigh_row(static_cast<std::byte*>(result_.data) + row * parts_.part[0].row_bytes,
-                               token.parts[0], type, weight, hidden, row_store_);
+    context_.kernels.apply_weight(static_cast<std::byte*>(result_.data) + row * parts_.part[0].row_bytes,
+                                  token.parts[0], type, weight, hidden, row_store_);
   }
   if (call_.dot_rows != nullptr) {
     const DType dot_type = context_.config.combine_type;

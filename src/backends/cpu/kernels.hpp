@@ -62,7 +62,8 @@ struct Kernels {
                       Store store);
 
   // out = round(weight * in), both of `type`.
-  void (*weigh_row)(void* out, const void* in, DType type, float weight, std::int64_t columns, Store store);
+  void (*apply_weight)(void* out, const void* in, DType type, float weight, std::int64_t columns,
+                       Store store);
 
   // The dot product, with its additions in exactly this order:
   //   acc[0..255] = +0; for c ascending: acc[c % 256] = fma(a[c], b[c], acc[c % 256])

@@ -36,8 +36,8 @@ LaneArrays lane_arrays(const Config& config, int rank) {
 Lane::Lane(const CpuContext& exchange_context, int lane_index)
     : context(exchange_context),
       index(lane_index),
-      channel(context.rank, context.memory, context.layout.signals_of(lane_index), note_bytes(context.config),
-              context.config.deadline),
+      channel(context.rank, context.memory.sections(context.layout.signals_of(lane_index)),
+              call_summary_bytes(context.config), context.config.deadline),
       arrays(lane_arrays(context.config, context.me())),
       expert_load(static_cast<std::size_t>(context.config.experts), 0),
       local_(arrays.bytes) {}

@@ -42,7 +42,7 @@ void read_values(Lane& lane, const PlanView& plan, int source, float* row_values
         reinterpret_cast<const float*>(lane.message(lane.context.me(), source, i, 4 * config.top_k));
     const std::int64_t first = (std::int64_t{source} * config.max_tokens + i) * config.top_k;
     for (int slot = 0; slot < config.top_k; ++slot) {
-      const std::int32_t row = plan.came_rows[first + slot];
+      const std::int32_t row = plan.received_rows_of_message[first + slot];
       if (row != -1 && lane.valid_entry(row, plan.header->total, first + slot))
         row_values[row] = values[slot];
     }

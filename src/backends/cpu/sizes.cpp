@@ -9,7 +9,7 @@ namespace cpu {
 
 ExchangeLayout symmetric_layout(const Config& config) {
   return exchange_layout(
-      exchange_shape(config, Channel::bytes(config.placement.ranks(), note_bytes(config))));
+      exchange_shape(config, Channel::bytes(config.placement.ranks(), call_summary_bytes(config))));
 }
 
 Sizes cpu_sizes(const Config& config, int rank) {

@@ -70,7 +70,7 @@ class ReferenceBackend final : public Backend {
   }
   CallDiagnostics take_diagnostics(int lane) override { return std::exchange(lanes_[lane].diagnostics, {}); }
 
-  LoadCounts load() const override {
+  LoadCounts load_counts() const override {
     expert_load_.assign(context_.config.experts, 0);
     rank_load_.assign(context_.ranks(), 0);
     LoadCounts counts;
@@ -78,7 +78,7 @@ class ReferenceBackend final : public Backend {
       counts.dispatches += lane.dispatches;
       for (int expert = 0; expert < context_.config.experts; ++expert) {
         expert_load_[expert] += lane.expert_load[expert];
-        rank_load_[context_.config.placement.place(expert).rank] += lane.expert_load[expert];
+        rank_load_[context_.config.placement.location(expert).rank] += lane.expert_load[expert];
       }
     }
     counts.experts = expert_load_;

@@ -10,7 +10,7 @@ Lane::Lane(const ReferenceContext& context, int index)
     : expert_load(context.config.experts),
       context_(context),
       index_(index),
-      channel_(context.rank, context.memory, context.staging.channel_of(index), sizeof(CallSummary),
+      channel_(context.rank, context.memory.sections(context.staging.channel_of(index)), sizeof(CallSummary),
                context.config.deadline) {}
 
 void Lane::post_all() {

@@ -81,7 +81,7 @@ class Lane {
                     std::int32_t CallSummary::* argument_given) const;
 
   oracle::RowPositions positions_of(const Plan& plan);
-  oracle::Outcome read_combine_inputs(const CombineCall& call) const;
+  oracle::ExpertOutputs read_combine_inputs(const CombineCall& call) const;
   void count_combine(const CombineCall& call);
 
   void record_bad_source(std::int64_t index);

@@ -64,13 +64,13 @@ oracle::RowPositions Lane::positions_of(const Plan& plan) {
   return positions;
 }
 
-oracle::Outcome Lane::read_combine_inputs(const CombineCall& call) const {
-  oracle::Outcome inputs{.outputs = context_.config.combine_type,
-                         .result = call.result.type,
-                         .reduction = call.reduction,
-                         .weighted = call.topk_weights == nullptr,
-                         .topk_weighted = call.topk_weights != nullptr,
-                         .ranks = {}};
+oracle::ExpertOutputs Lane::read_combine_inputs(const CombineCall& call) const {
+  oracle::ExpertOutputs inputs{.outputs = context_.config.combine_type,
+                               .result = call.result.type,
+                               .reduction = call.reduction,
+                               .weighted = call.topk_weights == nullptr,
+                               .topk_weighted = call.topk_weights != nullptr,
+                               .ranks = {}};
   const std::int64_t combine_row_bytes = context_.config.hidden * bytes_of(context_.config.combine_type);
   for (int peer = 0; peer < context_.ranks(); ++peer) {
     const std::int64_t rows = summary_of(peer).count;
@@ -96,9 +96,9 @@ void Lane::combine_receive() {
   fault_point(FaultPoint::combine_waited, context_.me());
   require_same("combine", "outputs and result", &CallSummary::rows_given);
   require_same("combine", "row_values and route_values", &CallSummary::values_given);
-  require_same("combine", "weights of the rows", &CallSummary::weights_given);
+  require_same("combine", "row_weights", &CallSummary::weights_given);
   const oracle::RowPositions positions = positions_of(combine_.plan);
-  const oracle::Outcome inputs = read_combine_inputs(combine_);
+  const oracle::ExpertOutputs inputs = read_combine_inputs(combine_);
   if (combine_.result.data != nullptr) {
     const std::vector<std::byte> result = combined(context_.config, positions, inputs, context_.me());
     const std::int64_t row_bytes = context_.config.hidden * bytes_of(combine_.result.type);
@@ -109,7 +109,7 @@ void Lane::combine_receive() {
     }
   }
   if (combine_.route_values != nullptr) {
-    const std::vector<float> values = values_home(positions, inputs, context_.me());
+    const std::vector<float> values = returned_row_values(positions, inputs, context_.me());
     std::copy(values.begin(), values.end(), combine_.route_values);
   }
   count_combine(combine_);

@@ -184,7 +184,7 @@ void Lane::write_received(const oracle::GlobalInputs& inputs, const oracle::RowP
   received_.metadata = oracle::row_metadata(inputs, positions, context_.me());
   received_.totals = {.call = channel_.call(), .total = here.row_offsets.back()};
 
-  const std::vector<oracle::PartShape> shapes = oracle::arrived_shapes(inputs, positions, context_.me());
+  const std::vector<oracle::PartShape> shapes = oracle::received_shapes(inputs, positions, context_.me());
   const std::int64_t capacity = row_capacity(context_.config, context_.me());
   for (std::size_t part = 0; part < shapes.size(); ++part) {
     auto* data = static_cast<std::byte*>(buffers.parts[part]);

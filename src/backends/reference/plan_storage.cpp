@@ -50,11 +50,11 @@ void write_received_messages(const oracle::GlobalInputs& inputs, const oracle::R
     const std::vector<int> ranks = destinations_of(positions, source, token);
     const auto position = std::find(ranks.begin(), ranks.end(), rank);
     if (position == ranks.end()) continue;
-    plan.came_token[message] = static_cast<std::int32_t>(token);
-    plan.came_position[message] = static_cast<std::int32_t>(position - ranks.begin());
+    plan.received_token[message] = static_cast<std::int32_t>(token);
+    plan.received_position[message] = static_cast<std::int32_t>(position - ranks.begin());
     for (int slot = 0; slot < positions.top_k; ++slot) {
       const oracle::RouteTarget& route = positions.route(source, token, slot);
-      plan.came_rows[message * positions.top_k + slot] =
+      plan.received_rows_of_message[message * positions.top_k + slot] =
           route.destination == rank ? static_cast<std::int32_t>(route.row) : -1;
     }
     ++message;

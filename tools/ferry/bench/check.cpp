@@ -28,7 +28,7 @@ struct Checker {
   std::vector<std::byte> message = std::vector<std::byte>(static_cast<std::size_t>(wire_bytes(parts)));
 
   bool rank_major() const { return point.config.layout == Layout::rank_major; }
-  int rank_of(std::int32_t id) const { return id < 0 ? -1 : point.config.placement.place(id).rank; }
+  int rank_of(std::int32_t id) const { return id < 0 ? -1 : point.config.placement.location(id).rank; }
 
   std::int64_t check() {
     const std::vector<std::int64_t> counts = expected_counts();
@@ -54,7 +54,7 @@ struct Checker {
         for (int slot = 0; slot < top_k; ++slot) {
           if (rank_of(ids[slot]) != rank || (rank_major() && counted)) continue;
           counted = true;
-          const int group = rank_major() ? source : point.config.placement.place(ids[slot]).local;
+          const int group = rank_major() ? source : point.config.placement.location(ids[slot]).local;
           ++counts[static_cast<std::size_t>(group)];
         }
       }
@@ -98,7 +98,7 @@ struct Checker {
     const float* weights = inputs.weights(set, source.rank) + route;
     for (std::int64_t slot = 0; slot < top_k; ++slot) {
       const bool local_expert = rank_of(ids[slot]) == rank;
-      const int local = local_expert ? point.config.placement.place(ids[slot]).local : -1;
+      const int local = local_expert ? point.config.placement.location(ids[slot]).local : -1;
       if (received.local_ids[first + slot] != local) return false;
       if (weighted && received.weight[first + slot] != (local_expert ? weights[slot] : 0.0f)) return false;
     }
@@ -135,7 +135,7 @@ float factor_of(const BenchPoint& point, const std::int32_t* ids, const float* w
   for (int slot = 0; slot < point.config.top_k; ++slot) {
     if (ids[slot] < 0) continue;
     sum += weighted ? weights[slot] : 1.0f;
-    ranks.insert(point.config.placement.place(ids[slot]).rank);
+    ranks.insert(point.config.placement.location(ids[slot]).rank);
   }
   return point.config.layout == Layout::rank_major ? static_cast<float>(ranks.size()) : sum;
 }

@@ -5,10 +5,10 @@
 #include <functional>
 #include <numeric>
 
+#include "base/os/mapping.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
 #include "memory/local_memory.hpp"
-#include "memory/mapping.hpp"
 #include "tools/ferry/bench/check.hpp"
 #include "tools/ferry/bench/inputs.hpp"
 #include "tools/ferry/bench/runners.hpp"

@@ -76,7 +76,7 @@ class NcclRunner {
     sets_.upload(tables);
     std::vector<std::int32_t> ranks;
     for (int expert = 0; expert < point_.config.experts; ++expert)
-      ranks.push_back(point_.config.placement.place(expert).rank);
+      ranks.push_back(point_.config.placement.location(expert).rank);
     rank_of_.fill_from(ranks.data(), rank_of_.bytes());
     std::int64_t most = 1;  // at least 1, so that the buffer has an address
     for (int set = 0; set < kSets; ++set) {
@@ -101,7 +101,7 @@ class NcclRunner {
       const std::int32_t* ids = inputs_.ids(set, source);
       for (std::int64_t route = 0; route < routes(); ++route) {
         if (ids[route] < 0) continue;
-        const int to = point_.config.placement.place(ids[route]).rank;
+        const int to = point_.config.placement.location(ids[route]).rank;
         if (source == rank_.index()) ++rows.sent[static_cast<std::size_t>(to)];
         if (to != rank_.index()) continue;
         ++rows.received[static_cast<std::size_t>(source)];
@@ -203,7 +203,7 @@ double wire_bytes_of(const BenchPoint& point, const BenchInputs& inputs) {
       const std::int32_t* ids = inputs.ids(set, rank);
       remote += std::count_if(
           ids, ids + std::int64_t{point.tokens} * point.config.top_k,
-          [&](std::int32_t id) { return id >= 0 && point.config.placement.place(id).rank != rank; });
+          [&](std::int32_t id) { return id >= 0 && point.config.placement.location(id).rank != rank; });
     }
   }
   return static_cast<double>(remote * point.token_bytes()) / (static_cast<double>(point.ranks) * kSets);

@@ -18,7 +18,7 @@ void add_routing(const BenchPoint& point, const BenchInputs& inputs, int set, Be
       std::vector<bool> reached(static_cast<std::size_t>(point.ranks));
       for (int slot = 0; slot < point.config.top_k; ++slot, ++id) {
         if (*id < 0) continue;
-        const auto to = static_cast<std::size_t>(point.config.placement.place(*id).rank);
+        const auto to = static_cast<std::size_t>(point.config.placement.location(*id).rank);
         ++load[to];
         reached[to] = true;
       }
@@ -61,7 +61,7 @@ RemoteRows busiest_of_set(const BenchPoint& point, const BenchInputs& inputs, in
       std::fill(reached.begin(), reached.end(), false);
       for (int slot = 0; slot < top_k; ++slot, ++id) {
         if (*id < 0) continue;
-        const int to = point.config.placement.place(*id).rank;
+        const int to = point.config.placement.location(*id).rank;
         if (to == rank) continue;
         routes.add(rank, to);
         if (!reached[static_cast<std::size_t>(to)]) pairs.add(rank, to);

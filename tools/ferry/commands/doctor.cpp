@@ -98,7 +98,7 @@ Diagnosis check_openblas() {
 }
 
 Diagnosis check_mpi() {
-  for (const std::filesystem::path& path : mpi_module_places()) {
+  for (const std::filesystem::path& path : mpi_module_paths()) {
     if (std::filesystem::exists(path)) return {State::present, "MPI module", path.string()};
   }
   const char* found = "no MPI was found when this program was built";

@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/os/mapping.hpp"
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
 #include "group/wake_event.hpp"
-#include "memory/mapping.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/machine.hpp"

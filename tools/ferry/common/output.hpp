@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "memory/mapping.hpp"
+#include "base/os/mapping.hpp"
 
 namespace ferry::app {
 

@@ -66,7 +66,7 @@ Row sum_partial(const RunSpec& spec, const Token& token) {
     bool any = false;
     for (int slot = 0; slot < spec.config.top_k; ++slot) {
       const int expert = token.ids[slot];
-      if (expert < 0 || spec.config.placement.place(expert).rank != rank) continue;
+      if (expert < 0 || spec.config.placement.location(expert).rank != rank) continue;
       add(token.weights[slot], product(spec, token.x, expert), part);
       any = true;
     }

@@ -71,7 +71,7 @@ DispatchCheck::DispatchCheck(const RunSpec& spec, int step)
 
 void DispatchCheck::run(int rank, const DispatchResult& received, CheckCounter& counter) {
   if (!check_tables(rank, received, counter)) return;  // without offsets the rows cannot be located
-  const std::vector<oracle::PartShape> shapes = oracle::arrived_shapes(global_, positions_, rank);
+  const std::vector<oracle::PartShape> shapes = oracle::received_shapes(global_, positions_, rank);
   const std::vector<oracle::RowInfo>& rows = positions_.ranks[at(rank)].rows;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row row{rank, static_cast<std::int64_t>(i), &rows[i]};

@@ -163,7 +163,7 @@ void add_checks(const RunSpec& spec, const SharedResults& results, report::RunRe
 
 void add_load(const RunSpec& spec, const SharedResults& results, report::RunReport& run) {
   run.load.routes_per_expert.assign(results.routes().begin(), results.routes().end());
-  for (const ExpertLocation& location : spec.config.placement.places())
+  for (const ExpertLocation& location : spec.config.placement.locations())
     run.load.rank_of_expert.push_back(location.rank);
   for (int rank = 0; rank < spec.options.ranks; ++rank)
     run.load.rows_per_rank.push_back(results.rank(rank).rows);

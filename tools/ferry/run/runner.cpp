@@ -105,7 +105,7 @@ void RankRunner::combine_together() {
 
 void RankRunner::time_steps() {
   const WireCounts before = context_->exchange().wire_counts();
-  const std::span<const std::int64_t> routes = context_->exchange().load().experts;
+  const std::span<const std::int64_t> routes = context_->exchange().load_counts().experts;
   const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
   for (int number = 0; number < spec_.options.steps; ++number) {
     time_step(make_step(number), results_.times(number, rank_.index()));
@@ -117,7 +117,7 @@ void RankRunner::time_steps() {
   own_results_.combine_wire_bytes = after.combine_bytes - before.combine_bytes;
   own_results_.combine_messages = after.combine_messages - before.combine_messages;
   if (rank_.index() != 0) return;
-  const LoadCounts load = context_->exchange().load();
+  const LoadCounts load = context_->exchange().load_counts();
   std::transform(load.experts.begin(), load.experts.end(), routes_before.begin(), results_.routes().begin(),
                  std::minus<>());
 }
@@ -155,7 +155,7 @@ void RankRunner::count(const DispatchResult& received) {
   }
   if (spec_.config.reduction == Reduction::partial) return;
   for (int i = 0; i < ranks * experts; ++i) {
-    returned[at(spec_.config.placement.place(i % experts).rank * ranks + i / experts)] += routes[at(i)];
+    returned[at(spec_.config.placement.location(i % experts).rank * ranks + i / experts)] += routes[at(i)];
   }
 }
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <type_traits>
 
-#include "memory/mapping.hpp"
+#include "base/os/mapping.hpp"
 #include "tools/ferry/common/check_counter.hpp"
 #include "tools/report/run_report.hpp"
 

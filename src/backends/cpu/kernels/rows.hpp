@@ -65,7 +65,7 @@ void weigh_as(void* out, const void* in, float weight, std::int64_t columns, Sto
   });
 }
 
-void weigh_row(void* out, const void* in, DType type, float weight, std::int64_t columns, Store store) {
+void apply_weight(void* out, const void* in, DType type, float weight, std::int64_t columns, Store store) {
   with_type(type, [=](auto value) { weigh_as<decltype(value)>(out, in, weight, columns, store); });
 }
 

@@ -18,7 +18,7 @@ constexpr Kernels table(const char* name) {
           .zero = zero,
           .weighted_sum = weighted_sum,
           .convert_row = convert_row,
-          .weigh_row = weigh_row,
+          .apply_weight = apply_weight,
           .dot = dot,
           .encode_fp8_row = encode_fp8_row};
 }

@@ -143,8 +143,8 @@ struct TokenReducer {
           wait_for(lane, lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,
                    lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
                    {Operation::combine, number, peer});
-      aborted = aborted || result == WaitResult::ended;
-      if (result != WaitResult::no) continue;
+      aborted = aborted || result == WaitResult::aborted;
+      if (result != WaitResult::end_of_data) continue;
       missing |= 1u << row;
       if (quarter == 0 && slice.first) record_bad_source(lane, first_row(entry) + row);
     }
@@ -226,8 +226,8 @@ struct TokenReducer {
           wait_for_ll_row(lane, ll_row(entry, position), columns.begin * kWidth, columns.end * kWidth,
                           lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
                           {Operation::combine, number, peer});
-      if (result == WaitResult::ended) return false;
-      if (result == WaitResult::yes) continue;
+      if (result == WaitResult::aborted) return false;
+      if (result == WaitResult::ready) continue;
       *packets &= ~(1u << position);
       if (slot() == 0 && slice.first) record_bad_source(lane, first_row(entry) + position);
     }

@@ -52,8 +52,8 @@ __device__ __forceinline__ bool await_weight(const CombineArguments& call, std::
   const LaneView& lane = call.lane;
   const WaitResult result =
       await_value(lane, Payload::weights, {Operation::combine, number, source}, i, weight);
-  if (result == WaitResult::ended) return false;
-  if (result == WaitResult::yes) return true;
+  if (result == WaitResult::aborted) return false;
+  if (result == WaitResult::ready) return true;
   if (threadIdx.x % 32 == 0) record_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
   *weight = 0;
   return true;
@@ -146,9 +146,9 @@ struct CombineSender {
       return {source,
               i,
               slice,
-              plan.came_token[message],
-              plan.came_position[message],
-              slot() < lane.top_k ? plan.came_rows[message * lane.top_k + slot()] : -1};
+              plan.received_token[message],
+              plan.received_position[message],
+              slot() < lane.top_k ? plan.received_rows_of_message[message * lane.top_k + slot()] : -1};
     }
     return {-1, 0, 0, 0, 0, 0};
   }

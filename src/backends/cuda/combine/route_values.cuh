@@ -59,14 +59,14 @@ __device__ __forceinline__ void send_values(const LaneView& lane, std::uint64_t 
   }
 }
 
-// [warp] Waits for the value of this thread's slot in message i of the awaited peer. WaitResult::no: the
-// sender has finished `payload` without sending it, which only a damaged plan causes.
+// [warp] Waits for the value of this thread's slot in message i of the awaited peer. WaitResult::end_of_data:
+// the sender has finished `payload` without sending it, which only a damaged plan causes.
 __device__ __forceinline__ WaitResult await_value(const LaneView& lane, Payload payload, Awaited awaited,
                                                   std::int32_t i, float* value) {
   const int slot = threadIdx.x % 32, parity = static_cast<int>(awaited.call & 1);
   const LLPacket* packet = lane.slot_metadata(lane.rank, parity, awaited.peer, i) + slot;
   awaited.shift = SlotMetadata::kTokenBits;
-  WaitResult result = WaitResult::yes;
+  WaitResult result = WaitResult::ready;
   if (slot < lane.top_k) {
     LLPacket seen = load_packet_relaxed_sys(packet);
     if (seen.call >> awaited.shift < awaited.call) {
@@ -76,8 +76,8 @@ __device__ __forceinline__ WaitResult await_value(const LaneView& lane, Payload 
     }
     *value = SlotMetadata::of(seen).weight;
   }
-  if (__any_sync(~0u, result == WaitResult::ended)) return WaitResult::ended;
-  return __any_sync(~0u, result == WaitResult::no) ? WaitResult::no : WaitResult::yes;
+  if (__any_sync(~0u, result == WaitResult::aborted)) return WaitResult::aborted;
+  return __any_sync(~0u, result == WaitResult::end_of_data) ? WaitResult::end_of_data : WaitResult::ready;
 }
 
 }  // namespace ferry::cuda

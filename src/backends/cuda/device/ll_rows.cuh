@@ -98,12 +98,12 @@ struct LoadedPackets {
 };
 
 // [warp] Each thread waits for its first packet of bytes [at, end) of a row that is not ready; the others
-// will follow soon, and the caller looks again. `end_of_stream`: the sender's flag. Returns WaitResult::no if
-// some packet never comes.
+// will follow soon, and the caller looks again. `end_of_stream`: the sender's flag. Returns
+// WaitResult::end_of_data if some packet never comes.
 static __device__ __noinline__ WaitResult wait_for_ll_row(const LaneView& lane, std::byte* row, int at,
                                                           int end, const std::uint64_t* end_of_stream,
                                                           Awaited awaited) {
-  WaitResult result = WaitResult::yes;
+  WaitResult result = WaitResult::ready;
   bool waited = false;
   for (int half = 0; at + 16 * static_cast<int>(threadIdx.x % 32) < end && !waited; half ^= 32) {
     const std::uint64_t* word = &first_packet(row, at)[half].call;
@@ -111,8 +111,8 @@ static __device__ __noinline__ WaitResult wait_for_ll_row(const LaneView& lane, 
     if (waited) result = wait_long(lane, word, end_of_stream, awaited);
     if (half != 0) at += kGranule;
   }
-  if (__any_sync(~0u, result == WaitResult::ended)) return WaitResult::ended;
-  return __any_sync(~0u, result == WaitResult::no) ? WaitResult::no : WaitResult::yes;
+  if (__any_sync(~0u, result == WaitResult::aborted)) return WaitResult::aborted;
+  return __any_sync(~0u, result == WaitResult::end_of_data) ? WaitResult::end_of_data : WaitResult::ready;
 }
 
 }  // namespace ferry::cuda

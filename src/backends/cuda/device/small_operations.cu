@@ -88,13 +88,13 @@ __device__ void receive_values(const RouteValuesArguments& call, std::uint64_t n
     float value;
     const WaitResult result =
         await_value(lane, Payload::rows, {Operation::route_values, number, source}, i, &value);
-    if (result == WaitResult::ended) return;
-    if (result == WaitResult::no) {
+    if (result == WaitResult::aborted) return;
+    if (result == WaitResult::end_of_data) {
       if (slot == 0) record_bad_source(lane, where);
       continue;
     }
     if (slot >= lane.top_k) continue;
-    const std::int32_t row = plan.came_rows[where * lane.top_k + slot];
+    const std::int32_t row = plan.received_rows_of_message[where * lane.top_k + slot];
     if (row == -1 || !usable(lane, row, plan.header->total, where * lane.top_k + slot)) continue;
     call.row_values[row] = value;
   }

@@ -113,7 +113,7 @@ struct MessageQueue {
       if (look >= kQuickPolls) {
         *aborted =
             wait_long(lane, &packet->call, nullptr,
-                      {Operation::dispatch, number, source, SlotMetadata::kTokenBits}) != WaitResult::yes;
+                      {Operation::dispatch, number, source, SlotMetadata::kTokenBits}) != WaitResult::ready;
         if (*aborted) return false;
       }
       loaded = load_packet_relaxed_sys(packet);

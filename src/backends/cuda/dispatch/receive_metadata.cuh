@@ -72,12 +72,12 @@ __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, co
   const std::int64_t entry =
       (std::int64_t{message.source} * lane.max_tokens + message.index) * lane.top_k + slot;
   // The load is issued before the wait.
-  std::int32_t row = has && Traits::by_plan(call) ? call.plan.came_rows[entry] : -1;
+  std::int32_t row = has && Traits::by_plan(call) ? call.plan.received_rows_of_message[entry] : -1;
   bool aborted = false;
   if (has && loaded.call >> SlotMetadata::kTokenBits < context.number()) {
     aborted = wait_long(lane, &packet->call, nullptr,
                         {Operation::dispatch, context.number(), message.source, SlotMetadata::kTokenBits}) !=
-              WaitResult::yes;
+              WaitResult::ready;
     loaded = load_packet_relaxed_sys(packet);
   }
   if (__any_sync(~0u, aborted)) return false;
@@ -117,10 +117,10 @@ __device__ __forceinline__ void record_slots(const ReceiveContext& context, cons
   const SlotMetadata& metadata = received.metadata;
   const std::int32_t row = received.row;
   if (!Traits::by_plan(call)) {
-    if (slot < lane.top_k) call.plan.came_rows[where * lane.top_k + slot] = row;
+    if (slot < lane.top_k) call.plan.received_rows_of_message[where * lane.top_k + slot] = row;
     if (slot == 0) {
-      call.plan.came_token[where] = metadata.token;
-      call.plan.came_position[where] = received.rank_index;
+      call.plan.received_token[where] = metadata.token;
+      call.plan.received_position[where] = received.rank_index;
     }
     if (row >= 0) call.plan.sources[row] = {message.source, metadata.token, rank_major ? -1 : slot};
   }

@@ -90,7 +90,7 @@ struct CountSource {
     for (int source = first; source < end; ++source) {
       const LLPacket* packet =
           lane.header(lane.rank, static_cast<int>(number & 1), source) + kHeaderCounts + i;
-      if (wait_long(lane, &packet->call, nullptr, {Operation::dispatch, number, source}) != WaitResult::yes)
+      if (wait_long(lane, &packet->call, nullptr, {Operation::dispatch, number, source}) != WaitResult::ready)
         return false;
     }
     return true;

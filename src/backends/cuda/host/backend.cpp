@@ -88,14 +88,14 @@ class CudaBackend final : public Backend {
 
   CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
 
-  LoadCounts load() const override {
+  LoadCounts load_counts() const override {
     const auto experts = static_cast<std::size_t>(exchange_.config.experts);
     LoadCounts counts;
     load_.assign(experts, 0);
     for (const Lane& lane : lanes_) lane.add_load(load_, counts.dispatches);
     load_.resize(experts + static_cast<std::size_t>(exchange_.rank.size()), 0);
     for (std::size_t e = 0; e < experts; ++e) {
-      const int rank = exchange_.config.placement.place(static_cast<int>(e)).rank;
+      const int rank = exchange_.config.placement.location(static_cast<int>(e)).rank;
       load_[experts + static_cast<std::size_t>(rank)] += load_[e];
     }
     counts.experts = std::span(load_).first(experts);
@@ -155,7 +155,7 @@ class CudaBackend final : public Backend {
   const ExchangeState exchange_;
   Watch watch_;
   std::deque<Lane> lanes_;                  // deque: callers hold pointers into lanes, which must not move
-  mutable std::vector<std::int64_t> load_;  // of load(): [experts], then [ranks]
+  mutable std::vector<std::int64_t> load_;  // of load_counts(): [experts], then [ranks]
 };
 
 }  // namespace

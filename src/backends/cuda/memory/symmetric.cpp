@@ -7,11 +7,11 @@
 #include "backends/cuda/host/error.hpp"
 #include "backends/cuda/memory/driver.hpp"
 #include "backends/cuda/memory/memory.hpp"
+#include "base/os/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "memory/collective_steps.hpp"
 #include "memory/descriptor_exchange.hpp"
-#include "memory/published_handle.hpp"
 
 namespace ferry::cuda {
 
@@ -60,7 +60,7 @@ struct DeviceSymmetricMemory::DeviceInfo {
 
 DeviceSymmetricMemory::DeviceSymmetricMemory(const Rank& rank, std::int64_t bytes)
     : rank_(rank.index()), bytes_(bytes), devices_(rank.size(), -1), regions_(rank.size()) {
-  compare_sizes(rank, bytes);
+  require_same_size(rank, bytes);
   gather_devices(rank);
   if (rank.same_process()) {
     share_with_threads(rank);
@@ -71,7 +71,7 @@ DeviceSymmetricMemory::DeviceSymmetricMemory(const Rank& rank, std::int64_t byte
 
 void DeviceSymmetricMemory::gather_devices(const Rank& rank) {
   DeviceInfo mine{};
-  make_on_all(rank, [&] {
+  run_on_all_ranks(rank, [&] {
     mine.device = initialise_device();
     mine.uuid = uuid_of(mine.device);
     mine.granularity = Allocation::granularity(mine.device, !rank.same_process());
@@ -85,7 +85,7 @@ void DeviceSymmetricMemory::gather_devices(const Rank& rank) {
     ranks_on_my_device_ += same(info.uuid, mine.uuid);
   }
   mapped_bytes_ = round_up(bytes_, granularity);
-  make_on_all(rank, [&] {
+  run_on_all_ranks(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) devices_[peer] = find_device(infos[peer].uuid);
     check_access(infos);
   });
@@ -106,7 +106,7 @@ void DeviceSymmetricMemory::check_access(const std::vector<DeviceInfo>& infos) c
 }
 
 void DeviceSymmetricMemory::share_with_threads(const Rank& rank) {
-  make_on_all(rank, [&] {
+  run_on_all_ranks(rank, [&] {
     const auto memory = Allocation::on_device(devices_[rank_], mapped_bytes_, false);
     std::vector<int> all = devices_;
     std::sort(all.begin(), all.end());
@@ -118,7 +118,7 @@ void DeviceSymmetricMemory::share_with_threads(const Rank& rank) {
   const DeviceMapping* mine = handle.address();
   std::vector<const DeviceMapping*> all(rank.size());
   rank.all_gather(&mine, all.data(), sizeof mine);
-  make_on_all(rank, [&] {
+  run_on_all_ranks(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
       regions_[peer] = PublishedHandle<DeviceMapping>::take(all[peer]);
       if (!regions_[peer]) throw UsageError(str("rank ", peer, " no longer has its symmetric memory"));
@@ -128,15 +128,15 @@ void DeviceSymmetricMemory::share_with_threads(const Rank& rank) {
 
 void DeviceSymmetricMemory::share_with_processes(const Rank& rank) {
   const std::span<const int> my_device(&devices_[rank_], 1);
-  Descriptor mine;
-  make_on_all(rank, [&] {
+  FileDescriptor mine;
+  run_on_all_ranks(rank, [&] {
     const auto memory = Allocation::on_device(devices_[rank_], mapped_bytes_, true);
     regions_[rank_] = std::make_shared<DeviceMapping>(memory, mapped_bytes_, my_device);
     zero(regions_[rank_]->data(), mapped_bytes_);
     mine = memory.export_descriptor();
   });
-  const std::vector<Descriptor> all = exchange_descriptors(rank, mine);
-  make_on_all(rank, [&] {
+  const std::vector<FileDescriptor> all = exchange_descriptors(rank, mine);
+  run_on_all_ranks(rank, [&] {
     for (int peer = 0; peer < rank.size(); ++peer) {
       if (peer == rank_) continue;
       regions_[peer] =

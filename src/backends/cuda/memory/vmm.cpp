@@ -50,7 +50,7 @@ Allocation Allocation::on_device(int device, std::int64_t bytes, bool shared) {
   return Allocation(handle);
 }
 
-Allocation Allocation::import_from(int rank, const Descriptor& descriptor) {
+Allocation Allocation::import_from(int rank, const FileDescriptor& descriptor) {
   // CUDA takes the descriptor's number in place of a pointer.
   void* number = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.number()));
   CUmemGenericAllocationHandle handle = 0;
@@ -64,12 +64,12 @@ Allocation::~Allocation() {
   if (handle_ != 0) driver().mem_release(handle_);
 }
 
-Descriptor Allocation::export_descriptor() const {
+FileDescriptor Allocation::export_descriptor() const {
   int number = -1;
   check(
       driver().mem_export_to_shareable_handle(&number, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
       "export device memory");
-  return Descriptor(number);
+  return FileDescriptor(number);
 }
 
 DeviceMapping::DeviceMapping(const Allocation& allocation, std::int64_t bytes, std::span<const int> devices)

@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "memory/file_descriptor.hpp"
+#include "base/os/file_descriptor.hpp"
 
 namespace ferry::cuda {
 
@@ -24,7 +24,7 @@ class Allocation {
   static Allocation on_device(int device, std::int64_t bytes, bool shared);
 
   // Imports the memory that `rank`, in this or another process, has exported. Throws SystemError.
-  static Allocation import_from(int rank, const Descriptor& descriptor);
+  static Allocation import_from(int rank, const FileDescriptor& descriptor);
 
   ~Allocation();
   Allocation(Allocation&& other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
@@ -34,7 +34,7 @@ class Allocation {
   }
 
   // Exports the memory as a file descriptor, which keeps it alive while open. Throws SystemError.
-  Descriptor export_descriptor() const;
+  FileDescriptor export_descriptor() const;
 
   CUmemGenericAllocationHandle handle() const { return handle_; }
 

@@ -78,7 +78,8 @@ __device__ __forceinline__ bool await_word(const LaneView& lane, std::uint64_t c
   const LLPacket* packet = lane.header(lane.rank, static_cast<int>(call & 1), peer) + i;
   const LLPacket seen = load_packet_relaxed_sys(packet);
   *word = seen.word;
-  return seen.call >= call || wait_for_packet(lane, packet, {operation, call, peer}, word) == WaitResult::yes;
+  return seen.call >= call ||
+         wait_for_packet(lane, packet, {operation, call, peer}, word) == WaitResult::ready;
 }
 
 // [thread] Waits for the two packets that every header has, also a refusal. Both are loaded at once: one

@@ -10,8 +10,7 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr std::array kCombineArguments = {"outputs and result", "row_values and route_values",
-                                          "weights of the rows"};
+constexpr std::array kCombineArguments = {"outputs and result", "row_values and route_values", "row_weights"};
 
 const char* argument_name(Operation operation, int index) {
   return operation == Operation::combine ? kCombineArguments.at(static_cast<std::size_t>(index)) : "weights";

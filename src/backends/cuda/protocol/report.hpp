@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "base/error_record.hpp"
 #include "ferry/error.hpp"
-#include "group/error_record.hpp"
 
 namespace ferry::cuda {
 

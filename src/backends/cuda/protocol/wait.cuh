@@ -54,7 +54,7 @@ static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited
     record->rank = lane.rank;
     record->peer = awaited.peer;
     record->expected = awaited.call;
-    record->seen = seen;
+    record->observed = seen;
     // Release at system scope: the host reads the record after this word.
     store_release_sys(&lane.report->timed_out, 1u);
   }
@@ -62,9 +62,9 @@ static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited
 }
 
 enum class WaitResult {
-  yes,   // the flag was set
-  no,    // the sender finished without setting it
-  ended  // the call was aborted: refusal, mismatch, timeout or peer failure
+  ready,        // the flag was set
+  end_of_data,  // the sender finished without setting it
+  aborted       // the call was aborted: refusal, mismatch, timeout or peer failure
 };
 
 // Polling the host's abort word costs microseconds over PCIe, so long waits do it at this interval.
@@ -83,16 +83,17 @@ static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const 
     const std::uint64_t seen = load_relaxed_sys(flag) >> awaited.shift;
     // Acquire: the writer's stores before the flag happen before this thread's later reads.
     if (seen >= awaited.call && load_acquire_sys(flag) >> awaited.shift >= awaited.call)
-      return WaitResult::yes;
+      return WaitResult::ready;
     if (poll < kQuickPolls) continue;
     // Waiting warps share the memory system with the warps that move rows.
     __nanosleep(100);
     if (poll % 16 != 0) continue;
-    if (has_ended(lane, awaited.call)) return WaitResult::ended;
+    if (has_ended(lane, awaited.call)) return WaitResult::aborted;
     // Acquire: every flag of the sender was set before its end-of-stream flag, so one more look at the flag
     // decides.
     if (end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call) {
-      return load_acquire_sys(flag) >> awaited.shift >= awaited.call ? WaitResult::yes : WaitResult::no;
+      return load_acquire_sys(flag) >> awaited.shift >= awaited.call ? WaitResult::ready
+                                                                     : WaitResult::end_of_data;
     }
     inject_fault(lane, Point::poll);
     const std::uint64_t now = global_nanoseconds();
@@ -100,11 +101,11 @@ static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const 
     next_abort_poll = now + kAbortPollIntervalNs;
     if (load_relaxed_sys(&lane.report->abort) != 0) {
       store_release_gpu(&lane.state->ended, kFailed);
-      return WaitResult::ended;
+      return WaitResult::aborted;
     }
     if (now - start > lane.deadline) {
       report_timeout(lane, awaited, seen);
-      return WaitResult::ended;
+      return WaitResult::aborted;
     }
   }
 }
@@ -115,14 +116,14 @@ static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const 
 __device__ __forceinline__ WaitResult wait_for(const LaneView& lane, const std::uint64_t* flag,
                                                const std::uint64_t* end_of_stream, Awaited awaited) {
   inject_fault(lane, Point::poll);
-  if (load_acquire_sys(flag) >= awaited.call) return WaitResult::yes;
+  if (load_acquire_sys(flag) >= awaited.call) return WaitResult::ready;
   return wait_long(lane, flag, end_of_stream, awaited);
 }
 
 // Threads of a warp, one bit each: those whose flags are all set, and those whose sender finished without
 // setting them. Both empty: the call was aborted.
 struct ReadyMask {
-  std::uint32_t here, late;
+  std::uint32_t ready, finished;
 };
 
 // [thread] Whether load(flag) >= call for every flag that `wanted` names: bit i is flags[i]. False if none is

@@ -4,11 +4,11 @@
 #include <exception>
 #include <system_error>
 
+#include "base/error_record.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "group/error_record.hpp"
-#include "group/no_signals.hpp"
 #include "group/rank_state.hpp"
+#include "group/scoped_signal_block.hpp"
 
 namespace ferry::cuda {
 
@@ -21,7 +21,7 @@ constexpr std::chrono::milliseconds kProcessCheckInterval{200};  // a check is a
 
 Watch::Watch(const Rank& rank, HostReport* report, double deadline)
     : rank_(rank), report_(report), deadline_(deadline) {
-  const NoSignals no_signals;
+  const ScopedSignalBlock scoped_signal_block;
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {

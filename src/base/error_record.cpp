@@ -1,4 +1,4 @@
-#include "group/error_record.hpp"
+#include "base/error_record.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "memory/descriptor_socket.hpp"
+#include "base/os/descriptor_socket.hpp"
 
 #include <poll.h>
 #include <sys/random.h>
@@ -53,7 +53,7 @@ DescriptorSocket::DescriptorSocket()
   }
 }
 
-bool DescriptorSocket::send(const SocketAddress& to, int from, const Descriptor& file) const {
+bool DescriptorSocket::send(const SocketAddress& to, int from, const FileDescriptor& file) const {
   Datagram datagram{to.secret, from};
   iovec part{&datagram, sizeof datagram};
   ControlMessage control{};
@@ -78,12 +78,12 @@ std::optional<DescriptorSocket::Message> DescriptorSocket::receive() const {
     const ssize_t bytes = recvmsg(socket_.number(), &message, MSG_CMSG_CLOEXEC);
     if (bytes < 0 && errno == EINTR) continue;
     if (bytes < 0) return std::nullopt;
-    Descriptor file;  // taken from every message, so that a stranger's file is closed again
+    FileDescriptor file;  // taken from every message, so that a stranger's file is closed again
     if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
         header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
       int number = -1;
       std::memcpy(&number, CMSG_DATA(header), sizeof number);
-      file = Descriptor(number);
+      file = FileDescriptor(number);
     }
     if (bytes == sizeof datagram && datagram.secret == address_.secret)
       return Message{datagram.from, std::move(file)};

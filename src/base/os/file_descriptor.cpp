@@ -1,10 +1,10 @@
-#include "memory/file_descriptor.hpp"
+#include "base/os/file_descriptor.hpp"
 
 #include <unistd.h>
 
 namespace ferry {
 
-Descriptor::~Descriptor() {
+FileDescriptor::~FileDescriptor() {
   if (valid()) close(number_);
 }
 

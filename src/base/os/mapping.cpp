@@ -1,4 +1,4 @@
-#include "memory/mapping.hpp"
+#include "base/os/mapping.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "memory/file_descriptor.hpp"
+#include "base/os/file_descriptor.hpp"
 
 namespace ferry {
 
@@ -25,7 +25,7 @@ class DescriptorSocket {
  public:
   struct Message {
     int from;
-    Descriptor file;  // invalid: this process cannot have more files open
+    FileDescriptor file;  // invalid: this process cannot have more files open
   };
 
   DescriptorSocket();  // throws SystemError
@@ -34,7 +34,7 @@ class DescriptorSocket {
 
   // Sends a duplicate of `file`. False: the receiver's queue is full or the receiver is gone; try again
   // later.
-  bool send(const SocketAddress& to, int from, const Descriptor& file) const;
+  bool send(const SocketAddress& to, int from, const FileDescriptor& file) const;
 
   // The next message of a rank, if one has arrived. Messages without the secret are dropped.
   std::optional<Message> receive() const;
@@ -43,7 +43,7 @@ class DescriptorSocket {
   void wait(int milliseconds) const;
 
  private:
-  Descriptor socket_;
+  FileDescriptor socket_;
   SocketAddress address_{};
 };
 

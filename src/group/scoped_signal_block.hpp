@@ -9,16 +9,16 @@ namespace ferry {
 
 // Blocks all signals in the calling thread while the object lives. Threads started meanwhile inherit the
 // mask.
-class NoSignals {
+class ScopedSignalBlock {
  public:
-  NoSignals() {
+  ScopedSignalBlock() {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &previous_);
   }
-  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
-  NoSignals(const NoSignals&) = delete;
-  NoSignals& operator=(const NoSignals&) = delete;
+  ~ScopedSignalBlock() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
+  ScopedSignalBlock(const ScopedSignalBlock&) = delete;
+  ScopedSignalBlock& operator=(const ScopedSignalBlock&) = delete;
 
  private:
   sigset_t previous_{};
