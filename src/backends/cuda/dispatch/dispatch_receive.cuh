@@ -45,10 +45,10 @@ struct Receiver {
       // Every segment also waits for the first quarter's flag. Where messages are indexed by number, the warp
       // that sends that quarter has written the metadata.
       ReadyMask ready = await_some(mine, pending, 1);
-      if ((ready.here | ready.late) == 0) return false;
-      pending &= ~(ready.here | ready.late);
+      if ((ready.ready | ready.finished) == 0) return false;
+      pending &= ~(ready.ready | ready.finished);
 #pragma unroll 1
-      for (std::uint32_t here = ready.here; here != 0;) {
+      for (std::uint32_t here = ready.ready; here != 0;) {
         const TileMessage message = assign(tile, here, mine);
         ReceivedSlot received;
         if (!await_metadata<Traits>(context, tile, message, peek_metadata(context, tile, message), &received))
@@ -84,9 +84,9 @@ struct Receiver {
             ? lane.end_of_stream_flag(Payload::rows, lane.rank, context.parity(), mine.source)
             : nullptr;
     const ReadyMask ready =
-        wait_for_some(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0,
-                      end_of_stream, {Operation::dispatch, context.number(), mine.source});
-    if ((ready.late >> slot() & 1) != 0 && mine.quarters.first == 0)
+        wait_any(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0, end_of_stream,
+                 {Operation::dispatch, context.number(), mine.source});
+    if ((ready.finished >> slot() & 1) != 0 && mine.quarters.first == 0)
       record_bad_source(lane, std::int64_t{mine.source} * lane.max_tokens + mine.index);
     return ready;
   }
@@ -94,7 +94,8 @@ struct Receiver {
   // [warp] The threads in `pending` that have their flags now.
   __device__ __forceinline__ std::uint32_t ready_now(const ExpectedMessage& mine,
                                                      std::uint32_t pending) const {
-    return acquire_all(flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0, context.number());
+    return acquire_flags(flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0,
+                         context.number());
   }
 
   // [warp] Receives the messages of the threads in `all`, at most one for each tile.
@@ -120,17 +121,17 @@ struct Receiver {
 #pragma unroll 1
     while (pending != 0) {
       ReadyMask ready{here & pending, 0};
-      if (ready.here == 0) {
+      if (ready.ready == 0) {
         // Nothing to store yet: record meanwhile. Ready rows go first, because the caller's next kernel waits
         // for the last.
         if (!recorded) record_slots<Traits>(context, tile, message, received);
         recorded = true;
         ready = await_some(mine, pending, 0);
-        if (ready.here == 0) return false;
+        if (ready.ready == 0) return false;
       }
-      pending &= ~ready.here;
+      pending &= ~ready.ready;
       std::uint32_t tiles = 0;
-      for (std::uint32_t left = ready.here; left != 0; left &= left - 1)
+      for (std::uint32_t left = ready.ready; left != 0; left &= left - 1)
         tiles |= 1u << __popc(static_cast<int>(all & ((left & ~left + 1) - 1)));
       store_rows<Traits>(context, tile, tiles, message, received);
       here = pending == 0 ? 0 : ready_now(mine, pending);

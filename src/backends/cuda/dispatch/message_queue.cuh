@@ -111,9 +111,9 @@ struct MessageQueue {
 #pragma unroll 1
     for (unsigned look = 0; seen.call >> SlotMetadata::kTokenBits < number; ++look) {
       if (look >= kQuickPolls) {
-        *ended =
-            wait_long(lane, &packet->call, nullptr,
-                      {Operation::dispatch, number, source, SlotMetadata::kTokenBits}) != WaitResult::yes;
+        *ended = wait_flag_slow(lane, &packet->call, nullptr,
+                                {Operation::dispatch, number, source, SlotMetadata::kTokenBits}) !=
+                 WaitResult::ready;
         if (*ended) return false;
       }
       seen = load_packet_relaxed_sys(packet);
