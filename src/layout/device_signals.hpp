@@ -22,8 +22,7 @@
 namespace ferry {
 
 inline constexpr int kDeviceOptions = 12;
-inline constexpr int kPayloads =
-    2;  // streams of a call with an end-of-stream flag each, see Payload in lane_view.hpp
+inline constexpr int kPayloads = 2;         // values of Payload (lane_view.hpp)
 inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence is compared
 
 // Rows are cut at quarters, so that several warps can work on one. Each quarter of a combine row has a flag
@@ -44,7 +43,7 @@ struct HeaderFacts {
   std::uint8_t operation = 0;
   std::uint8_t argument[kDeviceArguments] = {2, 2, 2};  // 0 absent, 1 given, 2 either
   // Of a dispatch:
-  bool direct_write = false;           // writes rows to their final place at ranks that accept it
+  bool direct_write = false;           // writes rows to their final position at ranks that accept it
   bool accepts_direct_writes = false;  // lets peers do so
   std::uint16_t sender_warps = 1;      // warps that send; each sends consecutive messages in order
   std::uint8_t log2_segments = 0;      // of a row

@@ -7,9 +7,9 @@
 
 namespace ferry {
 
-// Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, section 4: with
-// shift = ceil(log2 d) and magic = floor(2^32 (2^shift - d) / d) + 1, floor(n / d) is
-// (floor(n magic / 2^32) + n) >> shift for every n below 2^31.
+// Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, section 4: with shift
+// = ceil(log2 d) and magic = floor(2^32 (2^shift - d) / d) + 1, floor(n / d) is (floor(n magic / 2^32) + n)
+// >> shift for every n below 2^31.
 struct Divisor {
   std::int32_t divisor = 1;
   std::uint32_t magic = 1;

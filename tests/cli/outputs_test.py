@@ -160,7 +160,7 @@ class OutputsTest(ProgramTest):
         self.assertIn("With 1 rank,", text)
 
     def test_progress_only_on_a_terminal(self):
-        long_run = ["run", *SMALL, "--steps", "300", "--tokens", "32", "--hidden", "512"]
+        long_run = ["run", *SMALL, "--steps", "120", "--tokens", "32", "--hidden", "512"]
         self.assertEqual(ferry(*long_run).stderr, "")
         terminal, other = os.openpty()
         done = subprocess.Popen([os.environ["FERRY_PROGRAM"], *long_run], stderr=other, stdout=subprocess.DEVNULL)
@@ -176,7 +176,7 @@ class OutputsTest(ProgramTest):
             output += piece
         os.close(terminal)
         self.assertEqual(done.wait(), 0)
-        self.assertIn(b" of 300", output)
+        self.assertIn(b" of 120", output)
 
 
 class OtherCommandsTest(ProgramTest):

@@ -63,7 +63,7 @@ std::string hint(const CLI::App& program) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App program{"Ferry: expert-parallel dispatch and combine for Mixture-of-HostExperts models."};
+  CLI::App program{"Ferry: expert-parallel dispatch and combine for Mixture-of-Experts models."};
   build(program);
   try {
     program.parse(argc, argv);

@@ -39,12 +39,14 @@ void add_configuration(Buffer& out, const Configuration& at) {
 }
 
 void add_machine(Buffer& out, const Machine& machine) {
-  const std::string limit = machine.memcpy_bytes_per_second > 0
-                                ? in_bytes_per_second(machine.memcpy_bytes_per_second)
-                                : std::string("not measured");
   line(out, "{:<10}{}, {}, {}", "Machine", machine.cpu, counted(machine.cores, "core"),
        in_bytes(static_cast<double>(machine.memory_bytes)));
-  line(out, "{:10}memcpy by {}: {} read and written", "", counted(machine.memcpy_threads, "thread"), limit);
+  if (machine.memcpy_bytes_per_second > 0) {
+    line(out, "{:10}memcpy by {}: {} read and written", "", counted(machine.memcpy_threads, "thread"),
+         in_bytes_per_second(machine.memcpy_bytes_per_second));
+  } else {
+    line(out, "{:10}memcpy: not measured", "");
+  }
 }
 
 std::string outcome_of(const Check& check) {

@@ -36,7 +36,7 @@ struct Checker {
     for (int group = 0; group < received.groups; ++group) {
       const std::int64_t count = counts[static_cast<std::size_t>(group)];
       require(received.counts[group] == count,
-              fmt::format("group {1} has {0} rows, expected {2}", received.counts[group], group, count), set,
+              fmt::format("group {} has {} rows, expected {}", group, received.counts[group], count), set,
               rank);
       check_group(group);
       rows += count;

@@ -123,6 +123,16 @@ std::int64_t cache_bytes() {
       {sysconf(_SC_LEVEL4_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE), sysconf(_SC_LEVEL2_CACHE_SIZE), 0L});
 }
 
+// Bytes of all threads' buffers together.
+//
+// Four times the last-level cache leaves little of a buffer in the cache when a round comes back to it. A
+// virtual machine may report the cache of the whole host, of which this process gets a part. A larger buffer
+// then only costs page faults: with 260 MiB reported, buffers of 256 MiB and of 1,300 MiB both gave 14 GB/s.
+std::int64_t memcpy_buffer_bytes() {
+  constexpr std::int64_t kLeast = 64LL << 20, kMost = 256LL << 20;
+  return std::clamp(4 * cache_bytes(), kLeast, kMost);
+}
+
 // Source and target of one thread. Writing them here makes the system allocate their pages.
 struct CopyBuffers {
   explicit CopyBuffers(std::int64_t bytes) : source(bytes), target(bytes) {
@@ -169,14 +179,6 @@ double median_round_seconds(int threads, std::int64_t bytes) {
 }
 
 }  // namespace
-
-// Four times the last-level cache leaves little of a buffer in the cache when a round comes back to it. A
-// virtual machine reports the cache of the whole host, of which this process gets a part: beyond 256 MiB a
-// larger buffer changes the rate little and costs a page fault per 4 KiB.
-std::int64_t memcpy_buffer_bytes() {
-  constexpr std::int64_t kLeast = 64LL << 20, kMost = 256LL << 20;
-  return std::clamp(4 * cache_bytes(), kLeast, kMost);
-}
 
 double memcpy_bytes_per_second(int threads) {
   static std::map<int, double> measured;

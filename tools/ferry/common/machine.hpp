@@ -19,9 +19,6 @@ std::string utc_now();       // such as 2026-11-21T04:00:00Z
 // Throws SystemError if less than `bytes` of memory can be allocated. The message begins with `task`.
 void require_free_memory(double bytes, const std::string& task);
 
-// Bytes of source and target buffers together, over all threads or processes that measure memcpy.
-std::int64_t memcpy_buffer_bytes();
-
 // Bytes read plus bytes written per second by `threads` threads that copy at once with memcpy, each between
 // two buffers of its own. Median of several rounds, each as long as its slowest thread. With fewer cores than
 // threads the threads share the cores, as ranks do. The first call for a number of threads takes about 0.2 s;

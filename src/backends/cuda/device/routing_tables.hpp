@@ -9,7 +9,7 @@
 
 namespace ferry::cuda {
 
-// An expert's physical index is its place when all experts are sorted by rank, then by local number. An
+// An expert's physical index is its number when all experts are sorted by rank, then by local number. An
 // expert's id is the caller's and may be on any rank.
 struct RoutingTables {
   std::int64_t* capacity;        // [R] rows; expert_padded: rows of an expert

@@ -8,7 +8,7 @@
 namespace ferry::cuda {
 
 enum class DispatchMode {
-  many_tokens,      // routes from ids; rows are written to their final place if the receiver accepts that
+  many_tokens,      // routes from ids; rows are written to their final position if the receiver accepts that
   few_tokens,       // routes from ids; senders send at once, metadata blocks count meanwhile
   count_on_device,  // N in device memory: the kernel reads it and runs as many_tokens or few_tokens
   by_plan,          // routes from a plan

@@ -103,12 +103,12 @@ struct Receiver {
                                               const ExpectedMessage& mine) const {
     TileMessage message = assign(tile, all, mine);
     ReceivedSlot received;
-    const LLPacket seen = peek_metadata(context, tile, message);
+    const LLPacket loaded = peek_metadata(context, tile, message);
     // Rows from this rank do not travel and need no flag. The flags of the others are loaded together with
     // the metadata.
     const std::uint32_t own = all & __ballot_sync(~0u, mine.source == call.lane.rank && !call.own_staged);
     std::uint32_t here = ready_now(mine, all & ~own) | own;
-    if (!await_metadata<Traits>(context, tile, message, seen, &received)) return false;
+    if (!await_metadata<Traits>(context, tile, message, loaded, &received)) return false;
     // Where messages are indexed by token there may be none.
     const bool absent = received.message == SlotMetadata::kNoMessage;
     std::uint32_t pending = all;

@@ -2,9 +2,9 @@
 //
 // A warp plans as many tokens at once as it has tiles, a thread for each slot, or reads their plan
 // (send_by_plan.cuh). The first slot of a token at a rank leads the message to it. The warp then loads a
-// piece of a token's row and stores it at all destinations: at its final place, if the destination accepts
+// piece of a token's row and stores it at all destinations: at its final position, if the destination accepts
 // direct writes and this rank has waited for the counts of all ranks; otherwise in the destination's staging.
-// Slot metadata, and the parts beside the first, always go to staging.
+// The parts beside the first always go to staging; slot metadata has memory of its own beside it.
 #pragma once
 
 #include "backends/cuda/dispatch/row_position.cuh"

@@ -66,18 +66,18 @@ struct MessageQueue {
     while (pending != ~0u && partition.worker + *step * partition.workers < partition.items) {
       const bool takes = (pending >> slot() & 1) == 0;
       const int at = *step + __popc(static_cast<int>(~pending & ((1u << slot()) - 1))),
-                item = partition.worker + at * partition.workers, turn = item >> partition.log2_segments,
-                of_rank = lane.by_ranks.quotient(turn);
+                item = partition.worker + at * partition.workers, row_index = item >> partition.log2_segments,
+                nth = lane.by_ranks.quotient(row_index);
       // This rank's own messages first.
-      int next = turn - of_rank * lane.ranks;
+      int next = row_index - nth * lane.ranks;
       if (partition.rotate) next += at - lane.by_ranks.quotient(at) * lane.ranks;
       if (next >= lane.ranks) next -= lane.ranks;
       next += lane.rank;
       const int source = next < lane.ranks ? next : next - lane.ranks;
-      const int index = takes && item < partition.items ? expected_at(source, of_rank) : -1;
+      const int index = takes && item < partition.items ? expected_at(source, nth) : -1;
       if (takes)
         *mine = {source, index,
-                 Quarters::of(item - (turn << partition.log2_segments), partition.log2_segments)};
+                 Quarters::of(item - (row_index << partition.log2_segments), partition.log2_segments)};
       *step += __popc(static_cast<int>(~pending));
       pending |= __ballot_sync(~0u, index >= 0);
     }
@@ -91,11 +91,11 @@ struct MessageQueue {
                                               std::uint32_t* pending, int* step,
                                               ExpectedMessage* mine) const {
     for (;;) {
-      bool ended = false;
+      bool aborted = false;
       const bool looks = ((*pending & ~before) >> slot() & 1) != 0 && token_indexed(mine->source);
-      const bool absent = looks && !await_presence(mine->source, mine->index, &ended);
+      const bool absent = looks && !await_presence(mine->source, mine->index, &aborted);
       *pending &= ~__ballot_sync(~0u, absent);
-      if (__any_sync(~0u, ended)) return false;
+      if (__any_sync(~0u, aborted)) return false;
       if (*pending != 0 || partition.worker + *step * partition.workers >= partition.items) return true;
       *pending = fill(partition, 0, step, mine);
       before = 0;
@@ -104,21 +104,21 @@ struct MessageQueue {
 
   // [thread] Whether `source` sends a message for its token `token`. Waits for the metadata of its first
   // slot, which says so.
-  __device__ __forceinline__ bool await_presence(int source, int token, bool* ended) const {
+  __device__ __forceinline__ bool await_presence(int source, int token, bool* aborted) const {
     const LaneView& lane = call.lane;
     const LLPacket* packet = lane.slot_metadata(lane.rank, parity(), source, token);
-    LLPacket seen = load_packet_relaxed_sys(packet);
+    LLPacket loaded = load_packet_relaxed_sys(packet);
 #pragma unroll 1
-    for (unsigned look = 0; seen.call >> SlotMetadata::kTokenBits < number; ++look) {
+    for (unsigned look = 0; loaded.call >> SlotMetadata::kTokenBits < number; ++look) {
       if (look >= kQuickPolls) {
-        *ended = wait_flag_slow(lane, &packet->call, nullptr,
-                                {Operation::dispatch, number, source, SlotMetadata::kTokenBits}) !=
-                 WaitResult::ready;
-        if (*ended) return false;
+        *aborted = wait_flag_slow(lane, &packet->call, nullptr,
+                                  {Operation::dispatch, number, source, SlotMetadata::kTokenBits}) !=
+                   WaitResult::ready;
+        if (*aborted) return false;
       }
-      seen = load_packet_relaxed_sys(packet);
+      loaded = load_packet_relaxed_sys(packet);
     }
-    return SlotMetadata::of(seen).token != SlotMetadata::kNoMessage;
+    return SlotMetadata::of(loaded).token != SlotMetadata::kNoMessage;
   }
 
   // The index of the message from `source` that should arrive `at`-th; -1: none. Assumes that all sending

@@ -14,7 +14,7 @@ struct ReceiveContext {
   BlockTables tables;
   RowOffsets offsets;
   MessageQueue queue;
-  std::uint32_t direct_writers;  // ranks that have written rows to their final place here, one bit each
+  std::uint32_t direct_writers;  // ranks that have written rows to their final position here, one bit each
   SourceSegments segments;       // of the sources' rows
   std::byte* memory;             // of the warp's stream
 
@@ -52,17 +52,17 @@ __device__ __forceinline__ const LLPacket* metadata_of(const ReceiveContext& con
 // [thread] Loads this thread's metadata, ready or not.
 __device__ __forceinline__ LLPacket peek_metadata(const ReceiveContext& context, const TokenTile& tile,
                                                   const TileMessage& message) {
-  LLPacket seen{};
+  LLPacket loaded{};
   if (message.valid && tile.slot() < context.call.lane.top_k)
-    seen = load_packet_relaxed_sys(metadata_of(context, tile, message));
-  return seen;
+    loaded = load_packet_relaxed_sys(metadata_of(context, tile, message));
+  return loaded;
 }
 
-// [warp] Waits for the metadata of each tile's message and computes its slots' rows. `seen`:
+// [warp] Waits for the metadata of each tile's message and computes its slots' rows. `loaded`:
 // peek_metadata()'s result. False: the call was aborted.
 template <class Traits>
 __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, const TokenTile& tile,
-                                               const TileMessage& message, LLPacket seen,
+                                               const TileMessage& message, LLPacket loaded,
                                                ReceivedSlot* received) {
   const DispatchArguments& call = context.call;
   const LaneView& lane = call.lane;
@@ -73,16 +73,16 @@ __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, co
       (std::int64_t{message.source} * lane.max_tokens + message.index) * lane.top_k + slot;
   // The load is issued before the wait.
   std::int32_t row = has && Traits::by_plan(call) ? call.plan.came_rows[entry] : -1;
-  bool ended = false;
-  if (has && seen.call >> SlotMetadata::kTokenBits < context.number()) {
-    ended = wait_flag_slow(lane, &packet->call, nullptr,
-                           {Operation::dispatch, context.number(), message.source,
-                            SlotMetadata::kTokenBits}) != WaitResult::ready;
-    seen = load_packet_relaxed_sys(packet);
+  bool aborted = false;
+  if (has && loaded.call >> SlotMetadata::kTokenBits < context.number()) {
+    aborted = wait_flag_slow(lane, &packet->call, nullptr,
+                             {Operation::dispatch, context.number(), message.source,
+                              SlotMetadata::kTokenBits}) != WaitResult::ready;
+    loaded = load_packet_relaxed_sys(packet);
   }
-  if (__any_sync(~0u, ended)) return false;
+  if (__any_sync(~0u, aborted)) return false;
   SlotMetadata metadata;
-  if (has) metadata = SlotMetadata::of(seen);
+  if (has) metadata = SlotMetadata::of(loaded);
   // Threads without a slot take the token from the tile's first thread.
   metadata.token = __shfl_sync(~0u, metadata.token, tile.index() * tile.size());
   std::int32_t message_number = message.index;

@@ -156,7 +156,7 @@ __device__ __forceinline__ void store_rows(const ReceiveContext& context, const 
   const std::int32_t first = __shfl_sync(~0u, received.row, max(__ffs(static_cast<int>(with_row)) - 1, 0));
   const std::byte* staged = context.message_of(message.source, message.index);
   if (own) staged = token_row(call, 0, received.metadata.token);
-  // A direct write has put the first row in its final place; the others are copied from there.
+  // A direct write has put the first row in its final position; the others are copied from there.
   const std::byte* from = staged;
   if (direct)
     from = call.received_parts[0] + std::int64_t{first} * static_cast<int>(call.parts.part[0].row_bytes);

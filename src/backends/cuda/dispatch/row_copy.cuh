@@ -30,10 +30,11 @@ struct Quarters {
 struct ByteRange {
   int begin, end;
 
-  // The bytes of some quarters; quarters begin at multiples of `unit`.
-  __device__ __forceinline__ static ByteRange of(const Quarters& quarters, std::int64_t row_bytes, int unit) {
+  // The bytes of some quarters; quarters begin at multiples of `alignment`.
+  __device__ __forceinline__ static ByteRange of(const Quarters& quarters, std::int64_t row_bytes,
+                                                 int alignment) {
     const auto bytes = static_cast<int>(row_bytes);  // kMaxPartBytes at most
-    const int quarter = (bytes + kQuarters * unit - 1) / (kQuarters * unit) * unit;
+    const int quarter = (bytes + kQuarters * alignment - 1) / (kQuarters * alignment) * alignment;
     return {min(quarters.first * quarter, bytes), min(quarters.last * quarter, bytes)};
   }
 };

@@ -26,8 +26,7 @@ struct ScanScratch {
 };
 
 // [block] Exclusive prefix sum of `value` over the block's threads; returns whether `valid` held for all of
-// them. Uses
-// __syncthreads() internally; call it again before the scratch is reused.
+// them. Uses __syncthreads() internally; call it again before the scratch is reused.
 __device__ __forceinline__ bool exclusive_scan(std::uint32_t value, bool valid, ScanScratch* scratch,
                                                std::uint32_t* sum) {
   const int thread = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -63,22 +62,22 @@ struct CountSource {
     const std::int64_t step = lane.signals.header_bytes / static_cast<std::int64_t>(sizeof(LLPacket));
 #pragma unroll 1
     for (int first = 0; first < ranks; first += kHeadersAtOnce, header += kHeadersAtOnce * step) {
-      LLPacket seen[kHeadersAtOnce];
+      LLPacket loaded[kHeadersAtOnce];
 #pragma unroll 1
       for (unsigned looks = 0;; ++looks) {
-        bool here = true;
+        bool ready = true;
 #pragma unroll
         for (int s = 0; s < kHeadersAtOnce; ++s) {
-          seen[s] = {number, 0};
-          if (first + s < ranks) seen[s] = load_packet_relaxed_sys(header + s * step);
-          here = here && seen[s].call >= number;
+          loaded[s] = {number, 0};
+          if (first + s < ranks) loaded[s] = load_packet_relaxed_sys(header + s * step);
+          ready = ready && loaded[s].call >= number;
         }
-        if (here) break;
+        if (ready) break;
         if (looks >= kQuickPolls && !wait_for_headers(first, i)) return false;
       }
 #pragma unroll
       for (int s = 0; s < kHeadersAtOnce; ++s) {
-        if (first + s < ranks) use(first + s, seen[s].word);
+        if (first + s < ranks) use(first + s, loaded[s].word);
       }
     }
     return true;

@@ -9,12 +9,12 @@
 namespace ferry::cuda {
 
 // Warps of a dispatch block. Few, so that each has all the registers it wants: with twice as many, values
-// spilled to local memory, whose cache every acquire invalidates (docs/performance-gpus.md).
+// spilled to local memory, whose cache every acquire invalidates (docs/log/2026-11-22-gpu.md).
 inline constexpr int kWorkWarps = 7;
 inline constexpr int kBlockWarps = kWorkWarps + 1;  // and the publisher warp
 inline constexpr int kBlockThreads = 32 * kBlockWarps;
 
-// Tokens from which a rank waits for the counts of all ranks and then writes rows to their final place
+// Tokens from which a rank waits for the counts of all ranks and then writes rows to their final position
 // (direct write). With fewer tokens the wait costs more than the receivers' copies out of staging.
 inline constexpr std::int64_t kManyTokens = 256;
 
