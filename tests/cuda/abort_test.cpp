@@ -5,8 +5,8 @@
 #include <atomic>
 
 #include "backends/cuda/host/error.hpp"
-#include "backends/cuda/memory/memory.hpp"
-#include "backends/cuda/protocol/watch.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
+#include "backends/cuda/protocol/failure_monitor.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/kernels.hpp"
 #include "group/rank_state.hpp"
@@ -17,9 +17,9 @@
 namespace ferry::test {
 namespace {
 
-using cuda::HostReport;
+using cuda::FailureMonitor;
+using cuda::HostSignals;
 using cuda::PinnedMemory;
-using cuda::Watch;
 
 class KernelAborts : public testing::TestWithParam<GroupKind> {
  protected:
@@ -31,9 +31,9 @@ INSTANTIATE_TEST_SUITE_P(Kinds, KernelAborts, testing::ValuesIn(kGroupKinds),
 // A rank whose kernel waits for an abort.
 struct WaitingRank {
   explicit WaitingRank(const Rank& rank)
-      : memory(sizeof(HostReport)),
-        report(reinterpret_cast<HostReport*>(memory.data())),
-        watch(rank, report, kNoFaultDeadline) {
+      : memory(sizeof(HostSignals)),
+        report(reinterpret_cast<HostSignals*>(memory.data())),
+        watch(rank, report, kPatience) {
     rank.barrier();  // allocating pinned memory may wait for running kernels
     start_wait(stream.get(), report);
   }
@@ -45,9 +45,9 @@ struct WaitingRank {
   }
 
   PinnedMemory memory;
-  HostReport* report;
+  HostSignals* report;
   TestStream stream;
-  Watch watch;
+  FailureMonitor watch;
 };
 
 TEST_P(KernelAborts, TimeoutEndsEveryKernel) {

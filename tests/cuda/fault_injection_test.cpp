@@ -12,20 +12,20 @@ TEST(FaultInjectionOptions, IsOffByDefault) {
   const FaultInjection none = fault_injection_of(0, "");
   EXPECT_EQ(none.any, 0u);
   EXPECT_EQ(none.probability, 0u);
-  EXPECT_EQ(none.stall, Point::none);
+  EXPECT_EQ(none.stall, KernelPoint::none);
 }
 
 TEST(FaultInjectionOptions, ParsesJitterAndStallPoint) {
   const FaultInjection half = fault_injection_of(50, "");
   EXPECT_EQ(half.any, 1u);
   EXPECT_EQ(half.probability, 128u);
-  EXPECT_EQ(half.stall, Point::none);
+  EXPECT_EQ(half.stall, KernelPoint::none);
   const FaultInjection stall = fault_injection_of(0, "row");
   EXPECT_EQ(stall.any, 1u);
   EXPECT_EQ(stall.probability, 0u);
-  EXPECT_EQ(stall.stall, Point::row);
-  EXPECT_EQ(fault_injection_of(0, "header").stall, Point::header);
-  EXPECT_EQ(fault_injection_of(0, "poll").stall, Point::poll);
+  EXPECT_EQ(stall.stall, KernelPoint::row);
+  EXPECT_EQ(fault_injection_of(0, "header").stall, KernelPoint::header);
+  EXPECT_EQ(fault_injection_of(0, "poll").stall, KernelPoint::poll);
 }
 
 TEST(FaultInjectionOptions, RefusesUnknownStallPoints) {

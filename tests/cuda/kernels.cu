@@ -41,7 +41,7 @@ __global__ void wait_for_abort(const volatile std::uint32_t* abort) {
   }
 }
 
-__global__ void report_timeout(cuda::HostReport* report, WaitRecord record) {
+__global__ void report_timeout(cuda::HostSignals* report, WaitRecord record) {
   report->timeout = record;
   __threadfence_system();  // the record must be visible before the flag
   *static_cast<volatile std::uint32_t*>(&report->timed_out) = 1;
@@ -60,12 +60,12 @@ void start_peer_access(cudaStream_t stream, std::uint32_t* words, const std::uin
   cuda::check(cudaGetLastError(), "launch a kernel");
 }
 
-void start_wait(cudaStream_t stream, cuda::HostReport* report) {
+void start_wait(cudaStream_t stream, cuda::HostSignals* report) {
   wait_for_abort<<<1, 1, 0, stream>>>(&report->abort);
   cuda::check(cudaGetLastError(), "launch a kernel");
 }
 
-void start_timeout(cudaStream_t stream, cuda::HostReport* report, const WaitRecord& record) {
+void start_timeout(cudaStream_t stream, cuda::HostSignals* report, const WaitRecord& record) {
   report_timeout<<<1, 1, 0, stream>>>(report, record);
   cuda::check(cudaGetLastError(), "launch a kernel");
 }

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/protocol/report.hpp"
+#include "backends/cuda/protocol/host_signals.hpp"
 #include "base/host_device.hpp"
 
 namespace ferry::test {
@@ -30,9 +30,9 @@ void start_peer_access(cudaStream_t stream, std::uint32_t* words, const std::uin
                        std::uint64_t* rounds);
 
 // Waits like a kernel of the backend: until the host sets the abort word.
-void start_wait(cudaStream_t stream, cuda::HostReport* report);
+void start_wait(cudaStream_t stream, cuda::HostSignals* report);
 
 // Reports a timeout like a kernel of the backend whose wait exceeds its deadline.
-void start_timeout(cudaStream_t stream, cuda::HostReport* report, const WaitRecord& record);
+void start_timeout(cudaStream_t stream, cuda::HostSignals* report, const WaitRecord& record);
 
 }  // namespace ferry::test

@@ -1,5 +1,5 @@
 // Device memory and pinned memory of one rank, and the errors on a machine without a driver.
-#include "backends/cuda/memory/memory.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backends/cuda/host/error.hpp"
-#include "backends/cuda/memory/memory.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/kernels.hpp"
 #include "group/rank_state.hpp"

@@ -40,7 +40,7 @@
 #ifdef MISTAKE_ONE_BUFFER_OF_HEADERS
 #define header_at(reader, n, writer) buffer(reader, 0, writer)
 #else
-/* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});` */
+/* call_header.cuh post_header_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});` */
 #define header_at(reader, n, writer) buffer(reader, (n) & 1, writer)
 #endif
 #ifdef MISTAKE_ONE_BUFFER_OF_ROWS
@@ -127,14 +127,14 @@ byte over[2]; hidden byte i; /* over: ranks whose call of this parity is over */
 
 /* Flags from a source. */
 #define row_arrived(source) (row_flag[flag_at(me, now, source)] >= written(now))
-/* wait.cuh wait_long: `if (end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call)` */
+/* wait.cuh wait_flag_slow: `if (end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call)` */
 #define has_finished(source) (end_of_stream_flag[flag_at(me, now, source)] >= now)
 #ifdef MISTAKE_DIRECT_ROW_WITHOUT_FLAG
 #define wait_is_over(source) (!expects(source) || row_arrived(source) || has_finished(source) || is_direct_writer(source))
 #else
-/* wait.cuh wait_for: `if (load_acquire_sys(flag) >= awaited.call) return WaitResult::ready;`
-   wait.cuh wait_for_some: `if (ready != 0) return {ready, 0};`
-   dispatch_receive.cuh await_some: `wait_for_some(lane, flags_of(mine),`
+/* wait.cuh wait_flag: `if (load_acquire_sys(flag) >= awaited.call) return WaitResult::ready;`
+   wait.cuh wait_any: `if (ready != 0) return {ready, 0};`
+   dispatch_receive.cuh await_some: `wait_any(lane, flags_of(mine),`
    combine_reduce.cuh await_staged: `lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,` */
 #define wait_is_over(source) (!expects(source) || row_arrived(source) || has_finished(source))
 #endif
@@ -149,19 +149,19 @@ byte over[2]; hidden byte i; /* over: ranks whose call of this parity is over */
 /* A sender block that has sent everything. The last of the rank's blocks sets the end-of-stream flags. */
 inline publish_end_of_stream(peer) {
 #ifndef MISTAKE_END_OF_STREAM_WITHOUT_FENCE
-  /* call_header.cuh finish_sending: `__threadfence();`
-     call_header.cuh finish_sending: `fence_acq_rel_sys();` */
+  /* call_header.cuh publish_end_of_stream: `__threadfence();`
+     call_header.cuh publish_end_of_stream: `fence_acq_rel_sys();` */
   row_flag[flag_at(peer, now, me)] = row_flag[flag_at(peer, now, me)] | 1;
 #endif
   finished[me] = 1 - finished[me];
   if
 #ifndef MISTAKE_END_OF_STREAM_BY_THE_FIRST_BLOCK
-  /* call_header.cuh finish_sending: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
+  /* call_header.cuh publish_end_of_stream: `if (before != static_cast<unsigned>(blocks - 1)) return;` */
   :: finished[me] == 0 ->
 #else
   :: finished[me] == 1 ->
 #endif
-    /* call_header.cuh finish_sending: `store_relaxed_sys(lane.end_of_stream_flag(payload, peer,` */
+    /* call_header.cuh publish_end_of_stream: `store_relaxed_sys(lane.end_of_stream_flag(payload, peer,` */
     end_of_stream_flag[flag_at(next(me), now, me)] = now;
     end_of_stream_flag[flag_at(last(me), now, me)] = now
   :: else
@@ -184,7 +184,7 @@ inline send(peer) {
         row[row_at(peer, now, me)] = written(now)
       fi;
 #ifndef MISTAKE_FLAG_WITHOUT_RELEASE
-      /* flag_publisher.cuh ask: `if (thread == 0) store_release_block(&requested[warp], before + more);`
+      /* flag_publisher.cuh enqueue: `if (thread == 0) store_release_block(&requested[warp], before + more);`
          flag_publisher.cuh run: `fence_acq_rel_sys();`
          flag_publisher.cuh publish_now: `fence_acq_rel_sys();` */
       if
@@ -199,7 +199,7 @@ inline send(peer) {
     fi;
     if
     :: facts[me] == 0 || (facts[me] & kFew) || may_finish ->
-      /* combine.cu work: `finish_sending(lane, number, role.senders);`
+      /* combine.cu work: `publish_end_of_stream(lane, number, role.senders);`
          dispatch_kernel.cuh run: `if (!Role::kReceives || (Traits::kFewTokens && role.sends)) return finish(false);` */
       publish_end_of_stream(peer)
     :: else -> sending[pair(me, peer)] = kSent
@@ -229,14 +229,14 @@ end:
 
 /* A call header or a refusal. Each LL packet of a header holds the call number beside its payload and is stored in one
    access: a reader that sees the number has the payload. A refusal's record is ordered before the packets that announce it.
-   call_header.cuh head_word: `if (i == kHeaderTerms) return content.terms.hash;`
+   call_header.cuh header_word: `if (i == kHeaderTerms) return content.terms.hash;`
    plan_header.cuh post_refusal: `store_packet_relaxed_sys(header + kHeaderTerms, {number, 0});` */
 inline post_header(peer) {
   header[header_at(peer, now, me)] = written(now);
   header_terms[header_at(peer, now, me)] = terms;
   header_facts[header_at(peer, now, me)] = facts[me];
 #ifndef MISTAKE_NUMBER_AND_PAYLOAD_APART
-  /* call_header.cuh post_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});`
+  /* call_header.cuh post_header_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});`
      ptx.cuh store_packet_relaxed_sys: `st.relaxed.sys.global.b128`
      plan_header.cuh post_refusal: `fence_acq_rel_sys();` */
   header[header_at(peer, now, me)] = whole(now);
@@ -263,8 +263,8 @@ inline receive(source) {
   :: else ->
     if
     :: has_finished(source) ->
-      /* wait.cuh wait_long: `>= awaited.call ? WaitResult::ready : WaitResult::end_of_data;`
-         wait.cuh wait_long_for_some: `return {ready, __ballot_sync(~0u, finished) & ~ready};` */
+      /* wait.cuh wait_flag_slow: `>= awaited.call ? WaitResult::ready : WaitResult::end_of_data;`
+         wait.cuh wait_any_slow: `return {ready, __ballot_sync(~0u, finished) & ~ready};` */
       assert(row_flag[flag_at(me, now, source)] == whole(now)) /* not missed after the end-of-stream flag */
     :: else
     fi;
@@ -337,8 +337,8 @@ proctype Rank(byte me) {
 #ifndef MISTAKE_HEADER_BEFORE_ROWS_ARE_READ
         release_receive_buffer();
 #endif
-        /* combine.cu work: `post_head(lane, number, state->call_header);`
-           dispatch_kernel.cuh run: `post_head(call.lane, state->number,`
+        /* combine.cu work: `post_header(lane, number, state->call_header);`
+           dispatch_kernel.cuh run: `post_header(call.lane, state->number,`
            small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
         post_header(next(me)); post_header(last(me));
         if
@@ -349,36 +349,36 @@ proctype Rank(byte me) {
     };
     d_step {
       /* A receive phase starts when the kernel of the send phase has ended.
-         dispatch_kernel.cuh run_dispatch_block: `if (kPhase != Phase::send) end_block(` */
+         dispatch_kernel.cuh run_dispatch_block: `if (kPhase != Phase::send) store_call_number(` */
       !(in_phases && is_at_work(sending)) && (
 #ifdef MISTAKE_ABORT_WITHOUT_ALL_HEADERS
         terms != kRefusal && header_arrived(next(me)) && !has_same_options(next(me)) || all_headers_arrived
 #elif defined(MISTAKE_REFUSAL_WITHOUT_ALL_HEADERS)
         terms == kRefusal || all_headers_arrived
 #else
-        /* call_header.cuh await_headers: `received = await_head(lane, {mine.terms.operation, call, peer}, &terms, &facts);`
-           call_header.cuh await_headers: `if (!__all_sync(~0u, received)) return false;`
-           plan_header.cuh await_all: `await_word(lane, number, operation, peer, kHeaderTerms, &terms);`
-           small_operations.cu refusal_kernel: `await_all(lane, number, call.operation);` */
+        /* call_header.cuh await_all_headers: `received = await_header(lane, {mine.terms.operation, call, peer}, &terms, &facts);`
+           call_header.cuh await_all_headers: `if (!__all_sync(~0u, received)) return false;`
+           plan_header.cuh drain_headers: `await_header_word(lane, number, operation, peer, kHeaderTerms, &terms);`
+           small_operations.cu refusal_kernel: `drain_headers(lane, number, call.operation);` */
         all_headers_arrived
 #endif
       ) ->
 #ifdef MISTAKE_HEADER_BEFORE_ROWS_ARE_READ
       release_receive_buffer();
 #endif
-      /* call_header.cuh await_headers: `alike = terms == own;` */
+      /* call_header.cuh await_all_headers: `alike = terms == own;` */
       different = (!has_same_options(next(me)) -> next(me) : (!has_same_options(last(me)) -> last(me) : me))
     };
     d_step {
-      /* call_header.cuh await_headers: `if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->ended, call);`
-         wait.cuh wait_long: `if (has_ended(lane, awaited.call)) return WaitResult::aborted;`
-         wait.cuh wait_long_for_some: `if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};` */
+      /* call_header.cuh await_all_headers: `if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->aborted_call, call);`
+         wait.cuh wait_flag_slow: `if (is_aborted(lane, awaited.call)) return WaitResult::aborted;`
+         wait.cuh wait_any_slow: `if (__any_sync(~0u, is_aborted(lane, awaited.call))) return {0, 0};` */
       !is_at_work(sending) && (different != me || terms == kRefusal || wait_is_over(next(me)) && wait_is_over(last(me))) ->
       receive(next(me)); receive(last(me));
       if
       :: terms == kRefusal
       :: terms != kRefusal && different != me ->
-        /* call_header.cuh name_difference: `if (theirs != operation) {` */
+        /* call_header.cuh report_mismatch: `if (theirs != operation) {` */
         assert(header[header_at(me, now, different)] == whole(now)) /* a header of this call */
       :: terms != kRefusal && different == me ->
         /* row_offsets.cuh for_each_source: `ready = ready && loaded[s].call >= number;` */

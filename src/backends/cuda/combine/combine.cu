@@ -48,7 +48,7 @@ struct CombineBlockState {
   CombineArguments call;
   PlanHeader plan_header;
   FlagPublisher<kCombineWarps> publisher;
-  HeaderContent call_header;
+  CallHeader call_header;
   ErrorRecord refusal;
   std::uint64_t number;
   bool failed;  // the exchange has failed
@@ -57,7 +57,7 @@ struct CombineBlockState {
 
 // [thread] Checks the plan, and the arguments whose meaning depends on it.
 __device__ PlanFault check_arguments(const CombineArguments& call, const PlanHeader& header) {
-  const PlanFault fault = fault_of(call.lane, header, -1);
+  const PlanFault fault = check_plan(call.lane, header, -1);
   if (fault != PlanFault::none || header.total == 0 || header.tokens == 0) return fault;
   if ((call.outputs == nullptr) != (call.result == nullptr)) return PlanFault::outputs_and_result;
   if ((call.row_values == nullptr) != (call.route_values == nullptr)) return PlanFault::values;
@@ -65,10 +65,10 @@ __device__ PlanFault check_arguments(const CombineArguments& call, const PlanHea
 }
 
 // [thread] Fills the fixed part of the call header.
-__device__ void fill_header(const CombineArguments& call, const PlanHeader& header, HeaderContent* out) {
+__device__ void fill_header(const CombineArguments& call, const PlanHeader& header, CallHeader* out) {
   const bool rows = header.total > 0, tokens = header.tokens > 0;
   out->terms.add(static_cast<std::int64_t>(header.call));
-  out->facts = facts_of(Operation::combine, header.tokens);
+  out->facts = make_header_facts(Operation::combine, header.tokens);
   auto& argument = out->facts.argument;
   if (rows || tokens) {
     argument[0] = rows ? call.outputs != nullptr : call.result != nullptr;
@@ -97,10 +97,11 @@ __device__ __forceinline__ void send_weights(const CombineArguments& call, std::
   const int peer = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const bool is_receiver = peer < lane.ranks && (call.own_staged || peer != lane.rank);
   const std::int32_t messages = is_receiver ? usable_messages(lane, sent_messages, lane.rank, peer) : 0;
-  send_values(lane, number, call.topk_weights,
-              ValueTurns(lane, messages, warp * reducers + reducer, reducers * kCombineWarps), call.plan);
+  send_route_values(lane, number, call.topk_weights,
+                    RouteValueIterator(lane, messages, warp * reducers + reducer, reducers * kCombineWarps),
+                    call.plan);
   sync_threads_of(kWeightsBarrier, 32 * kCombineWarps);
-  if (threadIdx.x == 0) finish_sending(lane, number, reducers, Payload::weights);
+  if (threadIdx.x == 0) publish_end_of_stream(lane, number, reducers, Payload::weights);
 }
 
 // [block] The block's part of a call.
@@ -114,7 +115,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, CombineBlockS
   const std::uint64_t number = state->number;
   const bool moves_rows = warp < kCombineWarps;
   std::byte* const memory = stream_memory + warp * SumStream::kBytes;
-  if (role.sends && block == 0 && !moves_rows) post_head(lane, number, state->call_header);
+  if (role.sends && block == 0 && !moves_rows) post_header(lane, number, state->call_header);
   // Reducers send the weights: they have nothing else to do yet.
   if (Role::kSends && weights_travel<Traits>(call) && moves_rows && role.reducer >= 0)
     send_weights(call, number, counts.sent, role.reducer, role.reducers);
@@ -123,7 +124,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, CombineBlockS
                          counts.received, &state->publisher, memory);
   } else if (role.sends) {
     state->publisher.run(lane, number);
-    if (threadIdx.x % 32 == 0) finish_sending(lane, number, role.senders);
+    if (threadIdx.x % 32 == 0) publish_end_of_stream(lane, number, role.senders);
   }
   if (!role.reduces) return;
   if (moves_rows) {
@@ -131,7 +132,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, CombineBlockS
                           counts.sent, memory);
   } else if (role.reducer == 0) {
     HeaderFacts theirs;
-    await_headers(lane, number, state->call_header, true, &theirs);
+    await_all_headers(lane, number, state->call_header, true, &theirs);
   }
 }
 
@@ -142,14 +143,14 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, C
   std::uint64_t calls = 0;
   bool failed = false;
   if (thread == 0) calls = arguments.lane.state->calls[blockIdx.x];
-  if (thread == 32) failed = has_ended(arguments.lane, kFailed);
+  if (thread == 32) failed = is_aborted(arguments.lane, kExchangeFailed);
   const unsigned word = thread - 64;
   if (word < sizeof(PlanHeader) / 8)
     reinterpret_cast<std::uint64_t*>(&state->plan_header)[word] =
         reinterpret_cast<const std::uint64_t*>(arguments.plan.header)[word];
   copy_to_shared(arguments, &state->call, thread, blockDim.x);
   copy_to_shared(arguments.terms, &state->call_header.terms, thread, blockDim.x);
-  state->publisher.prepare();
+  state->publisher.reset();
   __syncthreads();
   if (thread == 0) {
     state->number = calls + 1;
@@ -177,9 +178,9 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
     if (kPhase != Phase::receive) {
       refuse_plan(lane, Operation::combine, state.number, *call.plan.header, state.fault, -1, &state.refusal);
     }
-    if (kPhase != Phase::send) await_all(lane, state.number, Operation::combine);
+    if (kPhase != Phase::send) drain_headers(lane, state.number, Operation::combine);
   }
-  if (kPhase != Phase::send) end_block(lane, state.number);
+  if (kPhase != Phase::send) store_call_number(lane, state.number);
 }
 
 template <Phase kPhase, class Traits>

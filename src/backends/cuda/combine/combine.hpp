@@ -16,7 +16,7 @@ namespace ferry::cuda {
 
 struct CombineArguments {
   LaneView lane;
-  CallTerms terms;
+  AgreedOptions terms;
   PlanView plan;
   Reduction reduction;
   DType combine_type;    // of the rows that travel between ranks

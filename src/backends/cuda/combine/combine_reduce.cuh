@@ -140,9 +140,9 @@ struct TokenReducer {
       if (row >= highest || (terms->staged >> row & 1) == 0) continue;
       // A thread acquires each flag: the sender stored the quarter before the flag.
       const WaitResult result =
-          wait_for(lane, lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,
-                   lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
-                   {Operation::combine, number, peer});
+          wait_flag(lane, lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,
+                    lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
+                    {Operation::combine, number, peer});
       aborted = aborted || result == WaitResult::aborted;
       if (result != WaitResult::end_of_data) continue;
       missing |= 1u << row;
@@ -163,14 +163,14 @@ struct TokenReducer {
     *rank = entry.rank;
     const std::uint32_t ends = __ballot_sync(~0u, *rank == -1);
     if (ends != 0 && slot() > __ffs(static_cast<int>(ends)) - 1) *rank = -1;
-    if (*rank != -1 && !usable(lane, *rank, lane.ranks, index)) *rank = -1;
+    if (*rank != -1 && !valid_entry(lane, *rank, lane.ranks, index)) *rank = -1;
     const bool here = *rank == lane.rank && !call.own_staged;
     const std::uint32_t own = __ballot_sync(~0u, here);
     TokenTerms terms{{-1, 0, 1.0f}, __ballot_sync(~0u, *rank >= 0 && !here)};
     *own_position = own != 0 ? __ffs(static_cast<int>(own)) - 1 : -1;
     if (own == 0) return terms;
     const bool mine = entry.destination == lane.rank;
-    if (entry.destination != -1) usable(lane, entry.destination, lane.ranks, route);
+    if (entry.destination != -1) valid_entry(lane, entry.destination, lane.ranks, route);
     terms.own = rows_of_token(call, mine ? entry.row : -1, total, route);
     if (mine && weights_travel<Traits>(call)) terms.own.weight = call.topk_weights[route];
     return terms;
@@ -247,7 +247,7 @@ struct TokenReducer {
 #pragma unroll 1
     for (int first = columns.begin; first < columns.end; first += PieceColumns<kCombineType>::kColumns) {
       const PackedPiece mine = weighted_sum<kCombineType>(stream, terms.own.row_threads, terms.own.weight);
-      Sums<kCombineType> sum = {};
+      PieceSums<kCombineType> sum = {};
       add_rows<kCombineType>(stream, lower, sum);
       if (terms.own.row_threads != 0) add_piece<kCombineType>(mine, sum);
       add_rows<kCombineType>(stream, terms.staged & ~lower, sum);
@@ -295,9 +295,9 @@ struct TokenReducer {
     const LaneView& lane = call.lane;
     const std::int64_t route = std::int64_t{entry.token} * lane.top_k + slot();
     std::int32_t row = entry.row;
-    if (row != -1 && !usable(lane, entry.destination, lane.ranks, route)) row = -1;
+    if (row != -1 && !valid_entry(lane, entry.destination, lane.ranks, route)) row = -1;
     const bool here = row != -1 && entry.destination == lane.rank && !call.own_staged;
-    if (here && !usable(lane, row, total, route)) row = -1;
+    if (here && !valid_entry(lane, row, total, route)) row = -1;
     TokenTerms terms{{-1, 0, 1.0f}, __ballot_sync(~0u, row != -1 && !here)};
     if (!await_staged(entry, slice, entry.destination, &terms)) return false;
 
@@ -325,7 +325,7 @@ struct TokenReducer {
     SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), from, row_threads);
 #pragma unroll 1
     for (int first = columns.begin; first < columns.end; first += PieceColumns<kCombineType>::kColumns) {
-      Sums<kCombineType> sum = {};
+      PieceSums<kCombineType> sum = {};
       add_weighted<kCombineType>(stream, row_threads, weight, kCombineType, sum);
       store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
     }

@@ -29,7 +29,7 @@ struct TokenRows {
 __device__ inline TokenRows rows_of_token(const CombineArguments& call, std::int32_t row, std::int64_t total,
                                           std::int64_t index) {
   TokenRows rows{row, 0, 1.0f};
-  if (row != -1 && !usable(call.lane, row, total, index)) rows.row = -1;
+  if (row != -1 && !valid_entry(call.lane, row, total, index)) rows.row = -1;
   rows.row_threads = __ballot_sync(~0u, rows.row >= 0);
   // rank_major: a token has one row here, which all its slots name; keep the first.
   if (call.lane.layout == Layout::rank_major) rows.row_threads &= ~rows.row_threads + 1;
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool await_weight(const CombineArguments& call, std::
                                              std::int32_t i, float* weight) {
   const LaneView& lane = call.lane;
   const WaitResult result =
-      await_value(lane, Payload::weights, {Operation::combine, number, source}, i, weight);
+      await_route_value(lane, Payload::weights, {Operation::combine, number, source}, i, weight);
   if (result == WaitResult::aborted) return false;
   if (result == WaitResult::ready) return true;
   if (threadIdx.x % 32 == 0) record_bad_source(lane, std::int64_t{source} * lane.max_tokens + i);
@@ -227,7 +227,7 @@ struct CombineSender {
           store_piece<kIn>(sum, kIn, staged_row(to, 0), first, columns.end);
         }
       } else {
-        Sums<kIn> sum = {};
+        PieceSums<kIn> sum = {};
         add_weighted<kIn>(stream, to.rows.row_threads, to.rows.weight, combine_type(), sum);
         if (to.as_packets) {
           store_sum_packets<kIn>(combine_type(), ll_row(to), first, columns.end, sum, number);
@@ -240,7 +240,7 @@ struct CombineSender {
 
   __device__ void send(const ReturnedRows& to) {
     const LaneView& lane = call.lane;
-    inject_fault(lane, Point::row);
+    inject_fault(lane, KernelPoint::row);
     if (to.quarters.first == 0) write_tails(to);
     if (call.outputs != nullptr) send_rows(to);
     if (!to.as_packets) publish_flags(to);
@@ -260,12 +260,12 @@ struct CombineSender {
     std::uint64_t* flags = lane.combine_flags(to.destination, static_cast<int>(number & 1),
                                               to.first_row + (partial() ? 0 : slot()));
     if (next_message.source >= 0) {
-      publisher->ask(wants, flags + to.quarters.first, to.quarters.count());
+      publisher->enqueue(wants, flags + to.quarters.first, to.quarters.count());
     } else {
       // The warp's last message: it has nothing left to do but wait for its stores, so it sets the flags
       // itself. The barrier orders all threads' stores before the fence.
       __syncwarp();
-      inject_fault(lane, Point::flag);
+      inject_fault(lane, KernelPoint::flag);
       if (wants) publish_now(flags + to.quarters.first, to.quarters.count(), number);
     }
   }

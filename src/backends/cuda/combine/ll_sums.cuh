@@ -82,13 +82,13 @@ __device__ __forceinline__ bool reduce_ll_rows(const CombineArguments& call, std
   SumStream stream =
       open_sum_stream(memory, sums.columns, value_bytes(kCombineType), sums.own_row, sums.row_threads);
 #pragma unroll 1
-  for (int piece = sums.columns.begin; piece < sums.columns.end; piece += kDeep * kAccess) {
+  for (int piece = sums.columns.begin; piece < sums.columns.end; piece += kPieceAccesses * kAccess) {
     const PackedPiece own = weighted_sum<kCombineType>(stream, sums.row_threads, sums.weight);
 #pragma unroll 1
-    for (int d = 0; d < kDeep && piece + d * kAccess < sums.columns.end; ++d) {
+    for (int d = 0; d < kPieceAccesses && piece + d * kAccess < sums.columns.end; ++d) {
       uint4 mine = own.raw(0);
 #pragma unroll
-      for (int i = 1; i < kDeep; ++i) {
+      for (int i = 1; i < kPieceAccesses; ++i) {
         if (i == d) mine = own.raw(i);
       }
       if (reduce_access<kCombineType>(call, sums, mine, piece + d * kAccess, number)) continue;

@@ -12,14 +12,14 @@ namespace ferry::cuda {
 
 // Iterates over one warp's part of the messages between this rank and all ranks, round-robin over the ranks,
 // so that all links are in use at once.
-struct ValueTurns {
+struct RouteValueIterator {
   const LaneView& lane;
   std::int32_t messages;  // between this rank and the rank with this thread's number
   int item, stride, items;
 
   // [warp] Worker `worker` of `workers` warps.
-  __device__ __forceinline__ ValueTurns(const LaneView& of, std::int32_t messages_of_rank, int worker,
-                                        int workers)
+  __device__ __forceinline__ RouteValueIterator(const LaneView& of, std::int32_t messages_of_rank, int worker,
+                                                int workers)
       : lane(of), messages(messages_of_rank), item(worker), stride(workers) {
     items = __reduce_max_sync(~0u, messages) * lane.ranks;
   }
@@ -39,8 +39,9 @@ struct ValueTurns {
 };
 
 // [warp] Sends the K values of each token to every rank that holds rows of it. `values`: [N, K].
-__device__ __forceinline__ void send_values(const LaneView& lane, std::uint64_t number, const float* values,
-                                            ValueTurns messages, const PlanView& plan) {
+__device__ __forceinline__ void send_route_values(const LaneView& lane, std::uint64_t number,
+                                                  const float* values, RouteValueIterator messages,
+                                                  const PlanView& plan) {
   const int slot = threadIdx.x % 32, parity = static_cast<int>(number & 1);
   const std::int32_t tokens = plan.header->tokens;
   int rank;
@@ -48,7 +49,7 @@ __device__ __forceinline__ void send_values(const LaneView& lane, std::uint64_t 
   while (messages.next(&rank, &i)) {
     const std::int64_t entry = std::int64_t{rank} * lane.max_tokens + i;
     const std::int32_t token = plan.sent_tokens[entry];
-    inject_fault(lane, Point::route_values);
+    inject_fault(lane, KernelPoint::route_values);
     if (token < 0 || token >= tokens) {
       if (slot == 0) record_bad_source(lane, entry);
     } else if (slot < lane.top_k) {
@@ -61,8 +62,8 @@ __device__ __forceinline__ void send_values(const LaneView& lane, std::uint64_t 
 
 // [warp] Waits for the value of this thread's slot in message i of the awaited peer. WaitResult::end_of_data:
 // the sender has finished `payload` without sending it, which only a damaged plan causes.
-__device__ __forceinline__ WaitResult await_value(const LaneView& lane, Payload payload, Awaited awaited,
-                                                  std::int32_t i, float* value) {
+__device__ __forceinline__ WaitResult await_route_value(const LaneView& lane, Payload payload,
+                                                        WaitTarget awaited, std::int32_t i, float* value) {
   const int slot = threadIdx.x % 32, parity = static_cast<int>(awaited.call & 1);
   const LLPacket* packet = lane.slot_metadata(lane.rank, parity, awaited.peer, i) + slot;
   awaited.shift = SlotMetadata::kTokenBits;
@@ -70,8 +71,8 @@ __device__ __forceinline__ WaitResult await_value(const LaneView& lane, Payload 
   if (slot < lane.top_k) {
     LLPacket seen = load_packet_relaxed_sys(packet);
     if (seen.call >> awaited.shift < awaited.call) {
-      result = wait_long(lane, &packet->call,
-                         lane.end_of_stream_flag(payload, lane.rank, parity, awaited.peer), awaited);
+      result = wait_flag_slow(lane, &packet->call,
+                              lane.end_of_stream_flag(payload, lane.rank, parity, awaited.peer), awaited);
       seen = load_packet_relaxed_sys(packet);
     }
     *value = SlotMetadata::of(seen).weight;

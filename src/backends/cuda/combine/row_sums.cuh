@@ -1,5 +1,5 @@
-// Weighted and plain sums of rows in registers: one warp sums a piece of kDeep accesses at a time, while
-// asynchronous copies bring the next pieces into shared memory.
+// Weighted and plain sums of rows in registers: one warp sums a piece of kPieceAccesses accesses at a time,
+// while asynchronous copies bring the next pieces into shared memory.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
@@ -7,7 +7,7 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kDeep =
+inline constexpr int kPieceAccesses =
     7;  // 16-byte accesses of each thread in a piece: a quarter of 7,168 16-bit values
 
 // Columns [begin, end) of a row.
@@ -20,11 +20,11 @@ __device__ inline Columns columns_of(const Quarters& quarters, int hidden) {
   return {range.begin, range.end};
 }
 
-// The columns of a piece: kDeep accesses, each of consecutive columns over the warp's threads.
+// The columns of a piece: kPieceAccesses accesses, each of consecutive columns over the warp's threads.
 template <DType kType>
 struct PieceColumns {
   static constexpr int kValues = kPerAccess<kType>;
-  static constexpr int kColumns = 32 * kDeep * kValues;
+  static constexpr int kColumns = 32 * kPieceAccesses * kValues;
 
   // First column of this thread's access `d` in the piece that starts at column `first`.
   __device__ __forceinline__ static int column(int first, int d) {
@@ -42,13 +42,13 @@ struct LoadedPiece {
 };
 // A piece of computed values in registers, rounded to the type in which they are sent.
 struct PackedPiece {
-  uint4 held[kDeep];
+  uint4 held[kPieceAccesses];
 
   __device__ __forceinline__ uint4 raw(int d) const { return held[d]; }
 };
 
 template <DType kType>
-using Sums = float[kDeep][kPerAccess<kType>];
+using PieceSums = float[kPieceAccesses][kPerAccess<kType>];
 
 // The rows that a warp sums, as the source of a PieceStream. Each thread holds a row of set A and one of set
 // B. For each piece: the rows of the threads in `threads_a` (one bit each, ascending), then those in
@@ -61,7 +61,7 @@ struct SummedRows {
 
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* piece) {
     if ((left_a | left_b) == 0) {
-      range.begin += kDeep * kGranule;
+      range.begin += kPieceAccesses * kGranule;
       left_a = threads_a;
       left_b = threads_b;
     }
@@ -73,11 +73,11 @@ struct SummedRows {
     } else {
       left_b &= left_b - 1;
     }
-    *piece = {range.begin, min(range.begin + kDeep * kGranule, range.end)};
+    *piece = {range.begin, min(range.begin + kPieceAccesses * kGranule, range.end)};
     return true;
   }
 };
-using SumStream = PieceStream<SummedRows, kDeep, 5>;
+using SumStream = PieceStream<SummedRows, kPieceAccesses, 5>;
 
 // [warp] Starts a stream of the rows' `columns`; its first pieces are requested. `memory`: kBytes of shared
 // memory. `width`: bytes of an element.
@@ -104,11 +104,11 @@ __device__ __forceinline__ void for_each_piece(SumStream& stream, std::uint32_t 
 // row. v is first rounded to `combine_type`, so that local rows give the same bits as rows that were sent.
 template <DType kType>
 __device__ __forceinline__ void add_weighted(SumStream& stream, std::uint32_t threads, float weight,
-                                             DType combine_type, Sums<kType>& sum) {
+                                             DType combine_type, PieceSums<kType>& sum) {
   for_each_piece(stream, threads, [&](const LoadedPiece& piece, int thread) {
     const float w = __shfl_sync(~0u, weight, thread);
 #pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
+    for (int d = 0; d < kPieceAccesses; ++d) {
       float value[kPerAccess<kType>];
       unpack<kType>(piece.raw(d), value);
 #pragma unroll
@@ -129,14 +129,14 @@ __device__ __forceinline__ PackedPiece weighted_sum(SumStream& stream, std::uint
   if (__any_sync(~0u, single && weight == 1)) {
     for_each_piece(stream, threads, [&](const LoadedPiece& piece, int) {
 #pragma unroll
-      for (int d = 0; d < kDeep; ++d) sum.held[d] = zero_plus<kType>(piece.raw(d));
+      for (int d = 0; d < kPieceAccesses; ++d) sum.held[d] = zero_plus<kType>(piece.raw(d));
     });
     return sum;
   }
-  Sums<kType> values = {};
+  PieceSums<kType> values = {};
   add_weighted<kType>(stream, threads, weight, kType, values);
 #pragma unroll
-  for (int d = 0; d < kDeep; ++d) sum.held[d] = packed<kType>(values[d]);
+  for (int d = 0; d < kPieceAccesses; ++d) sum.held[d] = packed<kType>(values[d]);
   return sum;
 }
 
@@ -150,22 +150,22 @@ __device__ __forceinline__ void add_access(const uint4& raw, float (&sum)[kPerAc
 }
 
 template <DType kType, class Piece>
-__device__ __forceinline__ void add_piece(const Piece& piece, Sums<kType>& sum) {
+__device__ __forceinline__ void add_piece(const Piece& piece, PieceSums<kType>& sum) {
 #pragma unroll
-  for (int d = 0; d < kDeep; ++d) add_access<kType>(piece.raw(d), sum[d]);
+  for (int d = 0; d < kPieceAccesses; ++d) add_access<kType>(piece.raw(d), sum[d]);
 }
 
 // [warp] sum += v over the next piece of each row in `threads`.
 template <DType kType>
-__device__ __forceinline__ void add_rows(SumStream& stream, std::uint32_t threads, Sums<kType>& sum) {
+__device__ __forceinline__ void add_rows(SumStream& stream, std::uint32_t threads, PieceSums<kType>& sum) {
   for_each_piece(stream, threads, [&](const LoadedPiece& piece, int) { add_piece<kType>(piece, sum); });
 }
 
 template <DType kType>
 __device__ __forceinline__ void store_sums(DType type, std::byte* to, int first, int end,
-                                           const Sums<kType>& sum) {
+                                           const PieceSums<kType>& sum) {
 #pragma unroll
-  for (int d = 0; d < kDeep; ++d) {
+  for (int d = 0; d < kPieceAccesses; ++d) {
     const int column = PieceColumns<kType>::column(first, d);
     if (column < end) store_values(type, to, column, sum[d]);
   }
@@ -176,7 +176,7 @@ template <DType kType, class Piece>
 __device__ __forceinline__ void store_piece(const Piece& piece, DType type, std::byte* to, int first,
                                             int end) {
 #pragma unroll
-  for (int d = 0; d < kDeep; ++d) {
+  for (int d = 0; d < kPieceAccesses; ++d) {
     const int column = PieceColumns<kType>::column(first, d);
     if (column >= end) continue;
     if (type == kType) {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "backends/cuda/protocol/fault_injection.hpp"
-#include "backends/cuda/protocol/report.hpp"
+#include "backends/cuda/protocol/host_signals.hpp"
 #include "base/host_device.hpp"
 #include "ferry/exchange.hpp"
 #include "layout/device_signals.hpp"
@@ -35,10 +35,10 @@ struct DeviceDiagnostics {
 // lowest_bad_id.
 struct LaneState {
   std::uint64_t calls[kMaxBlocks];    // last call number, by block; each block reads and writes its own
-  std::uint64_t ended;                // number of the last aborted call; ~0 when the exchange has failed
+  std::uint64_t aborted_call;         // number of the last aborted call; ~0 when the exchange has failed
   std::uint32_t timeout_taken;        // 1: a thread has claimed the timeout record
   std::uint32_t finished[kPayloads];  // blocks of the call that have sent everything; back to 0 with the last
-  DeviceDiagnostics found;
+  DeviceDiagnostics diagnostics;
   WireCounts wire;
   std::int64_t dispatches;
 
@@ -82,8 +82,8 @@ struct LaneView {
   std::int64_t* load;            // [E] routes to each expert, of all dispatches
 
   // In pinned host memory.
-  HostReport* report;
-  DeviceError* ended;
+  HostSignals* report;
+  DeviceError* device_error;
   HostTotals* totals;
 
   template <class T = std::byte>
@@ -128,14 +128,14 @@ struct LaneView {
 
 // The options that all ranks must pass alike, and their hash. Ranks compare hashes; a collision of 64-bit
 // hashes is unlikely enough to ignore.
-struct CallTerms {
+struct AgreedOptions {
   Operation operation = Operation::none;
   std::int32_t option_count = 0;
   std::uint64_t hash = 0;
   std::int64_t option[kDeviceOptions] = {};
 
-  FERRY_HD static constexpr CallTerms of(Operation operation) {
-    CallTerms terms;
+  FERRY_HD static constexpr AgreedOptions of(Operation operation) {
+    AgreedOptions terms;
     terms.operation = operation;
     terms.hash = 0xcbf29ce484222325 + static_cast<std::uint64_t>(operation);
     return terms;

@@ -60,7 +60,7 @@ template <DType kType>
 __device__ __forceinline__ void store_piece_packets(const PackedPiece& piece, std::byte* row, int first,
                                                     int end, std::uint64_t call) {
 #pragma unroll
-  for (int d = 0; d < kDeep; ++d) {
+  for (int d = 0; d < kPieceAccesses; ++d) {
     if (PieceColumns<kType>::column(first, d) < end)
       store_packets(row, first * static_cast<int>(value_bytes(kType)) + d * kGranule, piece.raw(d), call);
   }
@@ -68,9 +68,9 @@ __device__ __forceinline__ void store_piece_packets(const PackedPiece& piece, st
 // [warp] The same for sums, rounded to `type`.
 template <DType kType>
 __device__ __forceinline__ void store_sum_packets(DType type, std::byte* row, int first, int end,
-                                                  const Sums<kType>& sum, std::uint64_t call) {
+                                                  const PieceSums<kType>& sum, std::uint64_t call) {
 #pragma unroll
-  for (int d = 0; d < kDeep; ++d) {
+  for (int d = 0; d < kPieceAccesses; ++d) {
     const int column = PieceColumns<kType>::column(first, d);
     if (column < end) store_value_packets(type, row, column, sum[d], call);
   }
@@ -102,13 +102,13 @@ struct LoadedPackets {
 // WaitResult::end_of_data if some packet never comes.
 static __device__ __noinline__ WaitResult wait_for_ll_row(const LaneView& lane, std::byte* row, int at,
                                                           int end, const std::uint64_t* end_of_stream,
-                                                          Awaited awaited) {
+                                                          WaitTarget awaited) {
   WaitResult result = WaitResult::ready;
   bool waited = false;
   for (int half = 0; at + 16 * static_cast<int>(threadIdx.x % 32) < end && !waited; half ^= 32) {
     const std::uint64_t* word = &first_packet(row, at)[half].call;
     waited = load_relaxed_sys(word) < awaited.call;
-    if (waited) result = wait_long(lane, word, end_of_stream, awaited);
+    if (waited) result = wait_flag_slow(lane, word, end_of_stream, awaited);
     if (half != 0) at += kGranule;
   }
   if (__any_sync(~0u, result == WaitResult::aborted)) return WaitResult::aborted;

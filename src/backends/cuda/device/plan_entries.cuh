@@ -13,7 +13,7 @@ namespace ferry::cuda {
 __device__ inline std::int32_t usable_messages(const LaneView& lane, std::int32_t count, int source,
                                                int destination) {
   const std::int64_t where = std::int64_t{source} * lane.ranks + destination;
-  return usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
+  return valid_entry(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
 }
 
 // The messages from `source` to `destination`.

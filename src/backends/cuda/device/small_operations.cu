@@ -19,8 +19,8 @@ __device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint6
   const std::int32_t count = *call.device_count;
   const std::int32_t most = INT32_MAX / call.lane.ranks;
   if (count >= 0 && count <= most) return count;
-  end_call(call.lane, number, Operation::metadata, DeviceError::Why::too_many, call.lane.rank, 0, count,
-           most);
+  abort_call(call.lane, number, Operation::metadata, DeviceError::Reason::too_many, call.lane.rank, 0, count,
+             most);
   return 0;
 }
 
@@ -30,27 +30,27 @@ __global__ void __launch_bounds__(32, 1)
   copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
   __syncthreads();
   const MetadataArguments& call = shared_arguments;
-  __shared__ HeaderContent header;
+  __shared__ CallHeader header;
   const LaneView& lane = call.lane;
-  if (has_ended(lane, kFailed)) return;
+  if (is_aborted(lane, kExchangeFailed)) return;
   const std::uint64_t number = lane.state->calls[0] + 1;
   const int rank = static_cast<int>(threadIdx.x);
   if (rank == 0) {
     header.terms = call.terms;
-    header.facts = facts_of(Operation::metadata, metadata_count(call, number));
+    header.facts = make_header_facts(Operation::metadata, metadata_count(call, number));
   }
   __syncwarp();
-  post_head(lane, number, header);
+  post_header(lane, number, header);
   StepMetadata all;
   HeaderFacts theirs;
-  if (await_headers(lane, number, header, true, &theirs)) {
+  if (await_all_headers(lane, number, header, true, &theirs)) {
     const std::int32_t count = rank < lane.ranks ? theirs.count : 0;
     all.sum = __reduce_add_sync(~0u, count);
     all.prefix = __reduce_add_sync(~0u, rank < lane.rank ? count : 0);
     all.maximum = __reduce_max_sync(~0u, count);
   }
   if (rank == 0) *call.metadata = all;
-  end_block(lane, number);
+  store_call_number(lane, number);
 }
 
 // --- route values ------------------------------------------------------------------------------------------
@@ -80,29 +80,29 @@ __device__ void receive_values(const RouteValuesArguments& call, std::uint64_t n
                                int workers, const PlanView& plan) {
   const LaneView& lane = call.lane;
   const int slot = threadIdx.x % 32;
-  ValueTurns partition(lane, messages_with(lane, plan, false), worker, workers);
+  RouteValueIterator partition(lane, messages_with(lane, plan, false), worker, workers);
   int source;
   std::int32_t i;
   while (partition.next(&source, &i)) {
     const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
     float value;
     const WaitResult result =
-        await_value(lane, Payload::rows, {Operation::route_values, number, source}, i, &value);
+        await_route_value(lane, Payload::rows, {Operation::route_values, number, source}, i, &value);
     if (result == WaitResult::aborted) return;
     if (result == WaitResult::end_of_data) {
       if (slot == 0) record_bad_source(lane, where);
       continue;
     }
     if (slot >= lane.top_k) continue;
-    const std::int32_t row = plan.received_rows_of_message[where * lane.top_k + slot];
-    if (row == -1 || !usable(lane, row, plan.header->total, where * lane.top_k + slot)) continue;
+    const std::int32_t row = plan.came_rows[where * lane.top_k + slot];
+    if (row == -1 || !valid_entry(lane, row, plan.header->total, where * lane.top_k + slot)) continue;
     call.row_values[row] = value;
   }
 }
 
 // In shared memory.
 struct RouteValuesState {
-  HeaderContent header;
+  CallHeader header;
   ErrorRecord refusal;
   std::uint64_t number;
   bool failed;
@@ -121,21 +121,21 @@ __device__ void run_route_values(const RouteValuesArguments& call, RouteValuesSt
     if (threadIdx.x == 0) {
       state->header.terms = call.terms;
       state->header.terms.add(static_cast<std::int64_t>(plan.header->call));
-      state->header.facts = facts_of(Operation::route_values, plan.header->tokens);
+      state->header.facts = make_header_facts(Operation::route_values, plan.header->tokens);
     }
     __syncwarp();
-    post_head(lane, state->number, state->header);
+    post_header(lane, state->number, state->header);
     HeaderFacts theirs;
-    await_headers(lane, state->number, state->header, true, &theirs);
+    await_all_headers(lane, state->number, state->header, true, &theirs);
   }
   if (warp < kValueSendWarps) {
     if (!coordinates)
-      send_values(lane, state->number, call.values,
-                  ValueTurns(lane, messages_with(lane, plan, true), block * kValueSendWarps + warp - 1,
-                             blocks * kValueSendWarps - 1),
-                  plan);
+      send_route_values(lane, state->number, call.values,
+                        RouteValueIterator(lane, messages_with(lane, plan, true),
+                                           block * kValueSendWarps + warp - 1, blocks * kValueSendWarps - 1),
+                        plan);
     sync_threads_of(1, 32 * kValueSendWarps);
-    if (threadIdx.x == 0) finish_sending(lane, state->number, blocks);
+    if (threadIdx.x == 0) publish_end_of_stream(lane, state->number, blocks);
     return;
   }
   constexpr int kReceiveWarps = kValueWarps - kValueSendWarps;
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
   const PlanView plan = view_plan(call.plan, lane.plan_shape);
   if (threadIdx.x == 0) {
     state.number = lane.state->calls[blockIdx.x] + 1;
-    state.failed = has_ended(lane, kFailed);
-    state.fault = fault_of(lane, *plan.header, -1);
+    state.failed = is_aborted(lane, kExchangeFailed);
+    state.fault = check_plan(lane, *plan.header, -1);
   }
   __syncthreads();
   if (state.failed) return;
@@ -165,9 +165,9 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
     run_route_values(call, &state, plan);
   } else if (blockIdx.x == 0) {
     refuse_plan(lane, Operation::route_values, state.number, *plan.header, state.fault, -1, &state.refusal);
-    await_all(lane, state.number, Operation::route_values);
+    drain_headers(lane, state.number, Operation::route_values);
   }
-  end_block(lane, state.number);
+  store_call_number(lane, state.number);
 }
 
 // --- refusal -----------------------------------------------------------------------------------------------
@@ -178,15 +178,15 @@ __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ 
   __syncthreads();
   const RefusalArguments& call = shared_arguments;
   const LaneView& lane = call.lane;
-  if (has_ended(lane, kFailed)) return;
+  if (is_aborted(lane, kExchangeFailed)) return;
   const std::uint64_t number = lane.state->calls[0] + 1;
   for (int peer = 0; peer < lane.ranks; ++peer) {
     if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
   }
   // The next call reuses the staging of the call before this one, so this call may end only when every peer
   // has finished that one, as its header of this call says (docs/protocol.md).
-  await_all(lane, number, call.operation);
-  end_block(lane, number);
+  drain_headers(lane, number, call.operation);
+  store_call_number(lane, number);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace ferry::cuda {
 
 struct MetadataArguments {
   LaneView lane;
-  CallTerms terms;
+  AgreedOptions terms;
   std::int32_t count;
   const std::int32_t* device_count;  // or null
   StepMetadata* metadata;            // device memory
@@ -20,7 +20,7 @@ void launch_metadata(const MetadataArguments& arguments, cudaStream_t stream);
 
 struct RouteValuesArguments {
   LaneView lane;
-  CallTerms terms;
+  AgreedOptions terms;
   void* plan;
   const float* values;  // [N, K]
   float* row_values;    // [total]

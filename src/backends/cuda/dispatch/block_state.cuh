@@ -12,7 +12,7 @@ namespace ferry::cuda {
 struct DispatchBlockState {
   FlagPublisher<kWorkWarps> publisher;
   ScanScratch scratch;
-  HeaderContent header;
+  CallHeader header;
   ErrorRecord refusal;
   std::uint64_t number;     // of the call
   std::int64_t tokens;      // N
@@ -89,8 +89,8 @@ __device__ inline std::int64_t token_count(const DispatchArguments& call, bool r
   const std::int64_t most = min(call.tokens, std::int64_t{call.lane.max_tokens});
   if (tokens >= 0 && tokens <= most) return tokens;
   if (reports)
-    end_call(call.lane, call.lane.state->calls[blockIdx.x] + 1, Operation::dispatch,
-             DeviceError::Why::too_many, call.lane.rank, 0, tokens, most);
+    abort_call(call.lane, call.lane.state->calls[blockIdx.x] + 1, Operation::dispatch,
+               DeviceError::Reason::too_many, call.lane.rank, 0, tokens, most);
   return 0;
 }
 

@@ -13,7 +13,7 @@ inline constexpr std::int64_t kSharedCountTokens = 1024;
 // [thread] Records the call's bad ids for check().
 static __device__ __noinline__ void record_bad_ids(const DispatchArguments& call, const BadIdCount& bad) {
   if (bad.count == 0) return;
-  DeviceDiagnostics& found = call.lane.state->found;
+  DeviceDiagnostics& found = call.lane.state->diagnostics;
   if (found.bad_ids == 0) {
     found.first_bad_id_route = bad.lowest_route;
     found.first_bad_id = id_at(call, static_cast<std::int64_t>(bad.lowest_route));
@@ -43,7 +43,7 @@ static __device__ __noinline__ void exchange_block_counts(const DispatchArgument
   if (threadIdx.x == 0) store_release_gpu(&lane.block_counted[block], state->number);
   // Acquire, by a thread for each block; the barrier then orders all threads' reads of the sums after it.
   for (int other = threadIdx.x; other < blocks; other += blockDim.x)
-    wait_here(lane, &lane.block_counted[other], state->number);
+    wait_local_flag(lane, &lane.block_counted[other], state->number);
   __syncthreads();
   for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
     std::int32_t before = 0, all = 0;

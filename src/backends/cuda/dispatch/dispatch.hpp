@@ -25,7 +25,7 @@ struct BlockOffsets {
 
 struct DispatchArguments {
   LaneView lane;
-  CallTerms terms;
+  AgreedOptions terms;
 
   // The caller's input.
   const std::byte* part[kMaxParts];

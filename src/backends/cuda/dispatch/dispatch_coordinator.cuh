@@ -10,7 +10,7 @@ namespace ferry::cuda {
 __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const SendPartition& partition,
                                            bool fused, bool token_indexed) {
   DispatchBlockState* const state = block_state();
-  HeaderFacts facts = facts_of(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
+  HeaderFacts facts = make_header_facts(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
   if (state->tokens > 0) facts.argument[0] = call.weights != nullptr;
   facts.sender_warps = static_cast<std::uint16_t>(partition.workers);
   facts.log2_segments = static_cast<std::uint8_t>(partition.log2_segments);
@@ -31,7 +31,7 @@ __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call,
   // The last warp compares the headers: its threads have few counts to wait for, if any.
   if (threadIdx.x / 32 == kBlockWarps - 1) {
     HeaderFacts theirs;
-    agreed = await_headers(call.lane, state->number, state->header, coordinates, &theirs);
+    agreed = await_all_headers(call.lane, state->number, state->header, coordinates, &theirs);
     const bool is_rank = static_cast<int>(threadIdx.x % 32) < call.lane.ranks;
     if (is_rank) {
       state->sender_warps[threadIdx.x % 32] = theirs.sender_warps;
@@ -88,7 +88,7 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
   write_plan_header(plan.header, lane, state.number, state.tokens, offsets.group_begin[lane.groups],
                     static_cast<std::int64_t>(state.scratch.dropped));
   if (state.scratch.dropped > 0)
-    lane.state->found.overflow = worst_overflow(lane, BlockTables::of(call), state.scratch);
+    lane.state->diagnostics.overflow = worst_overflow(lane, BlockTables::of(call), state.scratch);
   lane.state->dispatches += 1;
 }
 

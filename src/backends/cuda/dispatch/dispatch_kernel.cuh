@@ -86,12 +86,12 @@ struct DispatchBlock {
     std::uint64_t calls = 0;
     bool failed = false;
     if (thread() == 0) calls = call.lane.state->calls[block()];
-    if (thread() == 32) failed = has_ended(call.lane, kFailed);
+    if (thread() == 32) failed = is_aborted(call.lane, kExchangeFailed);
     if (role.counts() && !Traits::by_plan(call)) *counted = IdPrefetch::of(call, 0, partition.tokens);
     if (role.sends && Traits::kFewTokens && warp() < kWorkWarps) *first = first_inputs(partition);
     if (thread() == 64) load_token_count();
     if (warp() == 3) load_terms();
-    state->publisher.prepare();
+    state->publisher.reset();
     state->scratch.reset();
     if (role.counts() && !Traits::by_plan(call)) route_counts_of(call).clear(call.lane.signals);
     if (thread() == 0) state->number = calls + 1;
@@ -115,7 +115,7 @@ struct DispatchBlock {
           known ? call.metadata_partition : SendPartition::whole(tokens, role.metadata_blocks - 1);
     state->bad = {0, ~0ull};
     state->direct_write_peers = state->direct_writers = 0;
-    state->fault = Traits::by_plan(call) ? fault_of(call.lane, *call.plan.header, tokens) : PlanFault::none;
+    state->fault = Traits::by_plan(call) ? check_plan(call.lane, *call.plan.header, tokens) : PlanFault::none;
     fill_facts(call, partition, Role::kFused, Traits::kFewTokens);
   }
   // [warp] Fills in the header's terms.
@@ -136,7 +136,7 @@ struct DispatchBlock {
       count_block_routes(call, role.counting_block(), role.counting_blocks(), role.posts_counts(), first);
     }
     if (!role.posts_counts()) return;
-    post_counts(call.lane, state->number, route_counts_of(call).total(), thread(), threads());
+    post_header_counts(call.lane, state->number, route_counts_of(call).total(), thread(), threads());
     if (thread() != 0) return;
     record_bad_ids(call, state->bad);
     if (!Role::kReceives) start_plan_header(call.plan.header, state->tokens);
@@ -164,7 +164,7 @@ struct DispatchBlock {
   // and before this rank waits for rows.
   __device__ void finish(bool after_barrier) const {
     if (role.sends && warp() == kWorkWarps - (after_barrier ? 2 : 0) && thread() % 32 == 0)
-      finish_sending(call.lane, state->number, role.senders);
+      publish_end_of_stream(call.lane, state->number, role.senders);
   }
 
   // [block] Mode of few tokens: sends the slot metadata of this block's tokens.
@@ -231,7 +231,7 @@ struct DispatchBlock {
       input_rows<Traits>(call, block() * kWorkWarps + warp()).start();
     }
     if (role.sends && block() == 0 && warp() == kWorkWarps)
-      post_head(call.lane, state->number, state->header);
+      post_header(call.lane, state->number, state->header);
     if (role.counts()) count_and_post(counted);
     if (role.sends_metadata) send_metadata_of_block();
     // Sending is one piece of code, before the row offsets (step 0) or after them (step 1).
@@ -266,7 +266,7 @@ struct DispatchBlock {
       refuse_plan(lane, Operation::dispatch, state->number, *call.plan.header, state->fault, state->tokens,
                   &state->refusal);
     if (!Role::kReceives) return;
-    await_all(lane, state->number, Operation::dispatch);
+    drain_headers(lane, state->number, Operation::dispatch);
     clear_received(call, thread(), threads());
     if (thread() == 0) publish_totals(lane, state->number, 0);
   }
@@ -285,7 +285,7 @@ __device__ __forceinline__ void run_dispatch_block(const DispatchArguments& call
   } else {
     block.refuse();
   }
-  if (kPhase != Phase::send) end_block(call.lane, block.state->number);
+  if (kPhase != Phase::send) store_call_number(call.lane, block.state->number);
 }
 
 template <Phase kPhase, class Traits>

@@ -84,8 +84,8 @@ struct Receiver {
             ? lane.end_of_stream_flag(Payload::rows, lane.rank, context.parity(), mine.source)
             : nullptr;
     const ReadyMask ready =
-        wait_for_some(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0,
-                      end_of_stream, {Operation::dispatch, context.number(), mine.source});
+        wait_any(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0, end_of_stream,
+                 {Operation::dispatch, context.number(), mine.source});
     if ((ready.finished >> slot() & 1) != 0 && mine.quarters.first == 0)
       record_bad_source(lane, std::int64_t{mine.source} * lane.max_tokens + mine.index);
     return ready;
@@ -94,7 +94,8 @@ struct Receiver {
   // [warp] The threads in `pending` that have their flags now.
   __device__ __forceinline__ std::uint32_t ready_now(const ExpectedMessage& mine,
                                                      std::uint32_t pending) const {
-    return acquire_all(flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0, context.number());
+    return acquire_flags(flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, 0) : 0,
+                         context.number());
   }
 
   // [warp] Receives the messages of the threads in `all`, at most one for each tile.

@@ -63,10 +63,10 @@ struct SendContext {
   // [warp] Publishes each thread's flag, if it has one, after the warp's stores. The publisher warp does it,
   // so that this warp goes on with its next row; after its last row this warp waits for its stores itself.
   __device__ __forceinline__ void publish_flag(std::uint64_t* flag, bool last) const {
-    if (!last) return publisher->ask(flag != nullptr, flag, 1);
+    if (!last) return publisher->enqueue(flag != nullptr, flag, 1);
     // The barrier orders all threads' stores before the fence in publish_now().
     __syncwarp();
-    inject_fault(call.lane, Point::flag);
+    inject_fault(call.lane, KernelPoint::flag);
     if (flag != nullptr) publish_now(flag, 1, number);
   }
 };
@@ -216,7 +216,7 @@ struct TokenSender {
       const Destination to =
           context.destination(slot.leads, slot.rank, slot.message, with_row != 0 ? direct_row : -1);
       if (quarters.first == 0) {
-        inject_fault(call.lane, Point::notes);
+        inject_fault(call.lane, KernelPoint::metadata);
         if constexpr (!Traits::kFewTokens) send_slot_metadata<false>(context, tile, to, token, slot);
         sent.add(slot.leads && slot.rank != call.lane.rank);
       }
@@ -224,7 +224,7 @@ struct TokenSender {
       const int tokens = min(tile.per_warp(), end - first);
 #pragma unroll 1
       for (int t = 0; t < tokens; ++t) {
-        inject_fault(call.lane, Point::row);
+        inject_fault(call.lane, KernelPoint::row);
         send_row<Traits>(call, first + t, to, travel & tile.mask(t), quarters, streams, stream);
         std::uint64_t* flag = tile.index() == t && slot.leads ? to.flags + quarters.first : nullptr;
         context.publish_flag(flag, first + t + 1 == end);
@@ -251,7 +251,7 @@ __device__ __forceinline__ void send_metadata(const SendContext& context, std::i
     const OutgoingSlot slot = planner.next(tile, first, end);
     Destination to;
     if (slot.leads) to.metadata = lane.slot_metadata(slot.rank, parity, lane.rank, token);
-    inject_fault(lane, Point::notes);
+    inject_fault(lane, KernelPoint::metadata);
     send_slot_metadata<true>(context, tile, to, token, slot);
     if (token >= end) continue;
     const LLPacket none = SlotMetadata{.token = SlotMetadata::kNoMessage}.packet(context.number);

@@ -75,9 +75,9 @@ __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, co
   std::int32_t row = has && Traits::by_plan(call) ? call.plan.received_rows_of_message[entry] : -1;
   bool aborted = false;
   if (has && loaded.call >> SlotMetadata::kTokenBits < context.number()) {
-    aborted = wait_long(lane, &packet->call, nullptr,
-                        {Operation::dispatch, context.number(), message.source, SlotMetadata::kTokenBits}) !=
-              WaitResult::ready;
+    aborted = wait_flag_slow(lane, &packet->call, nullptr,
+                             {Operation::dispatch, context.number(), message.source,
+                              SlotMetadata::kTokenBits}) != WaitResult::ready;
     loaded = load_packet_relaxed_sys(packet);
   }
   if (__any_sync(~0u, aborted)) return false;
@@ -93,7 +93,7 @@ __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, co
   if (has && !Traits::by_plan(call)) {
     row = row_of_received_slot(lane, context.offsets, message.source, message_number, metadata.local,
                                metadata.ordinal);
-  } else if (row != -1 && !usable(lane, row, context.offsets.group_begin[lane.groups], entry)) {
+  } else if (row != -1 && !valid_entry(lane, row, context.offsets.group_begin[lane.groups], entry)) {
     row = -1;
   }
   const std::uint32_t lower = __ballot_sync(~0u, metadata.first_of_lower) & tile.mask(tile.index());

@@ -90,7 +90,8 @@ struct CountSource {
     for (int source = first; source < end; ++source) {
       const LLPacket* packet =
           lane.header(lane.rank, static_cast<int>(number & 1), source) + kHeaderCounts + i;
-      if (wait_long(lane, &packet->call, nullptr, {Operation::dispatch, number, source}) != WaitResult::ready)
+      if (wait_flag_slow(lane, &packet->call, nullptr, {Operation::dispatch, number, source}) !=
+          WaitResult::ready)
         return false;
     }
     return true;
@@ -103,7 +104,7 @@ struct CountSource {
       for (int source = 0; source < lane.ranks; ++source) {
         const int where = source * lane.ranks + destination;
         const std::int32_t count = call.plan.tokens_between[where];
-        messages[where] = usable(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
+        messages[where] = valid_entry(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0;
       }
       return true;
     }
@@ -117,7 +118,7 @@ struct CountSource {
     const LaneView& lane = call.lane;
     const std::int64_t where = std::int64_t{source} * lane.experts + expert;
     const std::int32_t count = call.plan.counts[where];
-    return usable(lane, count, std::int64_t{lane.max_tokens} * lane.top_k + 1, where) ? count : 0;
+    return valid_entry(lane, count, std::int64_t{lane.max_tokens} * lane.top_k + 1, where) ? count : 0;
   }
 };
 

@@ -128,7 +128,7 @@ struct PlanReader {
     const std::int64_t groups = lane.layout == Layout::expert_padded
                                     ? tables.first_physical[rank + 1] - tables.first_physical[rank]
                                     : 1;
-    return usable(lane, row, groups * tables.capacity[rank], route) ? row : -1;
+    return valid_entry(lane, row, groups * tables.capacity[rank], route) ? row : -1;
   }
 };
 

@@ -7,7 +7,7 @@
 #include "backends/cuda/host/current_device.hpp"
 #include "backends/cuda/host/error.hpp"
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/protocol/watch.hpp"
+#include "backends/cuda/protocol/failure_monitor.hpp"
 #include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
@@ -19,7 +19,7 @@ namespace {
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const Rank& rank, const Config& config)
-      : exchange_(rank, config), watch_(rank, exchange_.report(), config.deadline) {
+      : exchange_(rank, config), monitor_(rank, exchange_.report(), config.deadline) {
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(exchange_, lane);
     fault_point(FaultPoint::construct_mapped, rank.index());
     // No kernel may write to a peer before that peer's memory is initialised.
@@ -115,7 +115,7 @@ class CudaBackend final : public Backend {
   // Throws the group's failure, including one that the device has just reported.
   void throw_if_failed(Operation operation) {
     RankState& state = exchange_.rank.state();
-    HostReport* report = exchange_.report();
+    HostSignals* report = exchange_.report();
     // Acquire: the kernel stores the record before it store-releases `timed_out`.
     if (std::atomic_ref(report->timed_out).load(std::memory_order_acquire) != 0 &&
         !state.control().failed()) {
@@ -153,7 +153,7 @@ class CudaBackend final : public Backend {
   }
 
   const ExchangeState exchange_;
-  Watch watch_;
+  FailureMonitor monitor_;
   std::deque<Lane> lanes_;                  // deque: callers hold pointers into lanes, which must not move
   mutable std::vector<std::int64_t> load_;  // of load_counts(): [experts], then [ranks]
 };

@@ -48,7 +48,7 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
       memory(this_rank, device_layout(exchange_config).bytes()),
       arrays(exchange_arrays(exchange_config)),
       tables(arrays.bytes),
-      report_memory(sizeof(HostReport)),
+      report_memory(sizeof(HostSignals)),
       blocks(blocks_of_rank(memory, device, exchange_config.lanes)) {
   const Placement& placement = config.placement;
   std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
@@ -83,7 +83,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
 void Lane::init_memory() const {
   DeviceDiagnostics none{};
   none.first_bad_source = ~0ull;
-  copy_blocking(&view_.state->found, &none, sizeof none);
+  copy_blocking(&view_.state->diagnostics, &none, sizeof none);
   const unsigned long long no_id = ~0ull;
   copy_blocking(&view_.state->lowest_bad_id, &no_id, sizeof no_id);
   const bool rank_major = exchange_.config.layout == Layout::rank_major;
@@ -120,7 +120,7 @@ LaneView Lane::make_view() const {
   const Environment environment = Environment::read();
   view.fault_injection = fault_injection_of(environment.jitter, environment.stall);
   // A stalled rank must not time out itself: the test expects that its peers report it.
-  if (view.fault_injection.stall != Point::none) view.deadline = ~0ull;
+  if (view.fault_injection.stall != KernelPoint::none) view.deadline = ~0ull;
 #endif
   for (int peer = 0; peer < view.ranks; ++peer)
     view.symmetric[peer] = exchange_.memory.at(peer, index_ * layout.lane_bytes());
@@ -136,7 +136,7 @@ LaneView Lane::make_view() const {
 
   auto* pinned = reinterpret_cast<LanePinnedMemory*>(pinned_.data());
   view.report = exchange_.report();
-  view.ended = &pinned->error;
+  view.device_error = &pinned->error;
   view.totals = &pinned->totals;
   return view;
 }
@@ -160,7 +160,7 @@ LaunchShape Lane::shape(int sm_limit) const {
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
   RouteValuesArguments arguments{.lane = view_,
-                                 .terms = CallTerms::of(Operation::route_values),
+                                 .terms = AgreedOptions::of(Operation::route_values),
                                  .plan = plan.storage(),
                                  .values = values,
                                  .row_values = row_values};
@@ -171,7 +171,7 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
 const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* device_count, Stream stream) {
   auto* metadata = array<StepMetadata>(arrays_.metadata);
   launch_metadata({.lane = view_,
-                   .terms = CallTerms::of(Operation::metadata),
+                   .terms = AgreedOptions::of(Operation::metadata),
                    .count = count,
                    .device_count = device_count,
                    .metadata = metadata},
@@ -188,7 +188,7 @@ void Lane::refuse(Operation operation, const Error& error, Stream stream) {
 
 CallDiagnostics Lane::take_diagnostics() {
   DeviceDiagnostics found;
-  copy_blocking(&found, &view_.state->found, sizeof found);
+  copy_blocking(&found, &view_.state->diagnostics, sizeof found);
   CallDiagnostics diagnostics;
   if (found.bad_ids > 0) {
     const auto route = static_cast<std::int64_t>(found.first_bad_id_route);
@@ -207,7 +207,7 @@ CallDiagnostics Lane::take_diagnostics() {
   if (found.bad_ids == 0 && found.bad_sources == 0 && found.overflow.dropped == 0) return diagnostics;
   DeviceDiagnostics none{};
   none.first_bad_source = ~0ull;
-  copy_blocking(&view_.state->found, &none, sizeof none);
+  copy_blocking(&view_.state->diagnostics, &none, sizeof none);
   return diagnostics;
 }
 

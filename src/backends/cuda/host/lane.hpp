@@ -6,7 +6,7 @@
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/device/small_operations.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "backends/cuda/memory/memory.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/memory_layout.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
 #include "exchange/backend.hpp"
@@ -27,7 +27,7 @@ struct ExchangeState {
   int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
 
   int me() const { return rank.index(); }
-  HostReport* report() const { return reinterpret_cast<HostReport*>(report_memory.data()); }
+  HostSignals* report() const { return reinterpret_cast<HostSignals*>(report_memory.data()); }
 };
 
 class Lane {

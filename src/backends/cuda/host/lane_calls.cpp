@@ -10,8 +10,8 @@ namespace ferry::cuda {
 namespace {
 
 // The plan's call follows in the kernel, which reads it from the plan's header.
-CallTerms terms_of(Operation operation, const CallOptions& options) {
-  CallTerms terms = CallTerms::of(operation);
+AgreedOptions terms_of(Operation operation, const CallOptions& options) {
+  AgreedOptions terms = AgreedOptions::of(operation);
   for (const CallOption& option : options.values()) terms.add(option.value);
   return terms;
 }

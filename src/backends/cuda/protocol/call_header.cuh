@@ -13,12 +13,12 @@
 namespace ferry::cuda {
 
 // The fixed part of this rank's header, in shared memory.
-struct HeaderContent {
-  CallTerms terms;
+struct CallHeader {
+  AgreedOptions terms;
   HeaderFacts facts;
 };
 
-__device__ inline HeaderFacts facts_of(Operation operation, std::int32_t count) {
+__device__ inline HeaderFacts make_header_facts(Operation operation, std::int32_t count) {
   HeaderFacts facts;
   facts.count = count;
   facts.operation = static_cast<std::uint8_t>(operation);
@@ -26,7 +26,7 @@ __device__ inline HeaderFacts facts_of(Operation operation, std::int32_t count) 
 }
 
 // Payload of packet `i` of the fixed part, the packets before the counts.
-__device__ __forceinline__ std::uint64_t head_word(const HeaderContent& content, int i) {
+__device__ __forceinline__ std::uint64_t header_word(const CallHeader& content, int i) {
   if (i == kHeaderTerms) return content.terms.hash;
   if (i == kHeaderFacts) return content.facts.word();
   return static_cast<std::uint64_t>(content.terms.option[i - kHeaderOptions]);
@@ -35,8 +35,8 @@ __device__ __forceinline__ std::uint64_t head_word(const HeaderContent& content,
 inline constexpr int kPeersAtOnce = 4;  // stores in flight
 
 // [thread] Packet `i` of the headers to all ranks, starting with the next rank.
-__device__ __forceinline__ void post_word(const LaneView& lane, std::uint64_t call, int i,
-                                          std::uint64_t word) {
+__device__ __forceinline__ void post_header_word(const LaneView& lane, std::uint64_t call, int i,
+                                                 std::uint64_t word) {
   const int ranks = lane.ranks;
   const std::int64_t packet = lane.signals.header(static_cast<int>(call & 1), lane.rank) +
                               i * static_cast<std::int64_t>(sizeof(LLPacket));
@@ -46,7 +46,7 @@ __device__ __forceinline__ void post_word(const LaneView& lane, std::uint64_t ca
     for (int step = first; step < first + kPeersAtOnce; ++step) {
       if (step > ranks) break;
       const int next = lane.rank + step, peer = next < ranks ? next : next - ranks;
-      inject_fault(lane, Point::header);
+      inject_fault(lane, KernelPoint::header);
       store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});
     }
   }
@@ -56,25 +56,25 @@ __device__ __forceinline__ void post_word(const LaneView& lane, std::uint64_t ca
 //
 // No release is needed before it. A rank that has this header may overwrite staging that this rank read in
 // earlier calls; those reads belong to kernels that have ended, so they cannot see the new bytes.
-__device__ __forceinline__ void post_head(const LaneView& lane, std::uint64_t call,
-                                          const HeaderContent& content) {
+__device__ __forceinline__ void post_header(const LaneView& lane, std::uint64_t call,
+                                            const CallHeader& content) {
   const int i = static_cast<int>(threadIdx.x % 32);
-  if (i < kHeaderCounts) post_word(lane, call, i, head_word(content, i));
+  if (i < kHeaderCounts) post_header_word(lane, call, i, header_word(content, i));
 }
 
 // [`threads` threads] The counts in the headers to all ranks. `counts`: in the order of device_signals.hpp,
 // an even number of them, aligned to 8 bytes.
-__device__ __forceinline__ void post_counts(const LaneView& lane, std::uint64_t call,
-                                            const std::int32_t* counts, int thread, int threads) {
+__device__ __forceinline__ void post_header_counts(const LaneView& lane, std::uint64_t call,
+                                                   const std::int32_t* counts, int thread, int threads) {
   const auto* pairs = reinterpret_cast<const std::uint64_t*>(counts);
 #pragma unroll 1
   for (int i = thread; i < lane.signals.count_words; i += threads)
-    post_word(lane, call, kHeaderCounts + i, pairs[i]);
+    post_header_word(lane, call, kHeaderCounts + i, pairs[i]);
 }
 
 // [thread] Waits for packet `i` of the header from `peer`. False: the call was aborted.
-__device__ __forceinline__ bool await_word(const LaneView& lane, std::uint64_t call, Operation operation,
-                                           int peer, int i, std::uint64_t* word) {
+__device__ __forceinline__ bool await_header_word(const LaneView& lane, std::uint64_t call,
+                                                  Operation operation, int peer, int i, std::uint64_t* word) {
   const LLPacket* packet = lane.header(lane.rank, static_cast<int>(call & 1), peer) + i;
   const LLPacket seen = load_packet_relaxed_sys(packet);
   *word = seen.word;
@@ -84,8 +84,8 @@ __device__ __forceinline__ bool await_word(const LaneView& lane, std::uint64_t c
 
 // [thread] Waits for the two packets that every header has, also a refusal. Both are loaded at once: one
 // round trip instead of two. False: the call was aborted.
-__device__ __forceinline__ bool await_head(const LaneView& lane, const Awaited& awaited, std::uint64_t* terms,
-                                           std::uint64_t* facts) {
+__device__ __forceinline__ bool await_header(const LaneView& lane, const WaitTarget& awaited,
+                                             std::uint64_t* terms, std::uint64_t* facts) {
   const auto [operation, call, peer, _] = awaited;
   const LLPacket* header = lane.header(lane.rank, static_cast<int>(call & 1), peer);
 #pragma unroll 1
@@ -96,16 +96,17 @@ __device__ __forceinline__ bool await_head(const LaneView& lane, const Awaited& 
     *facts = facts_packet.word;
     if (terms_packet.call >= call && facts_packet.call >= call) return true;
   }
-  return await_word(lane, call, operation, peer, kHeaderTerms, terms) &&
-         await_word(lane, call, operation, peer, kHeaderFacts, facts);
+  return await_header_word(lane, call, operation, peer, kHeaderTerms, terms) &&
+         await_header_word(lane, call, operation, peer, kHeaderFacts, facts);
 }
 
 // [thread] Records for the host why the call is aborted on this rank. The first error stands until the host
 // has read it; later ones are dropped.
-static __device__ __noinline__ void end_call(const LaneView& lane, std::uint64_t call, Operation operation,
-                                             DeviceError::Why reason, int peer, int index, std::int64_t mine,
-                                             std::int64_t theirs, const ErrorRecord* refusal = nullptr) {
-  DeviceError* error = lane.ended;
+static __device__ __noinline__ void abort_call(const LaneView& lane, std::uint64_t call, Operation operation,
+                                               DeviceError::Reason reason, int peer, int index,
+                                               std::int64_t mine, std::int64_t theirs,
+                                               const ErrorRecord* refusal = nullptr) {
+  DeviceError* error = lane.device_error;
   if (load_acquire_sys(&error->call) != 0) return;
   if (refusal != nullptr) error->refusal = *refusal;
   error->operation = operation;
@@ -119,29 +120,29 @@ static __device__ __noinline__ void end_call(const LaneView& lane, std::uint64_t
 }
 
 // [thread] Finds out how the header of `peer`, whose hash differs from this rank's, differs, and records it.
-static __device__ __noinline__ void name_difference(const LaneView& lane, std::uint64_t call,
-                                                    const HeaderContent& mine, int peer, std::uint64_t terms,
+static __device__ __noinline__ void report_mismatch(const LaneView& lane, std::uint64_t call,
+                                                    const CallHeader& mine, int peer, std::uint64_t terms,
                                                     HeaderFacts facts) {
   const auto operation = mine.terms.operation, theirs = static_cast<Operation>(facts.operation);
   if (terms == 0) {
     // Acquire, as a fence after the relaxed load of the refusal's packet: the record may be read now.
     fence_acq_rel_sys();
-    end_call(lane, call, theirs, DeviceError::Why::refused, peer, 0, 0, 0,
-             lane.refusal(lane.rank, static_cast<int>(call & 1), peer));
+    abort_call(lane, call, theirs, DeviceError::Reason::refused, peer, 0, 0, 0,
+               lane.refusal(lane.rank, static_cast<int>(call & 1), peer));
     return;
   }
   if (theirs != operation) {
-    end_call(lane, call, operation, DeviceError::Why::operation, peer, 0, static_cast<int>(operation),
-             static_cast<int>(theirs));
+    abort_call(lane, call, operation, DeviceError::Reason::operation, peer, 0, static_cast<int>(operation),
+               static_cast<int>(theirs));
     return;
   }
 #pragma unroll 1
   for (int option = 0; option < kDeviceOptions; ++option) {
     std::uint64_t word = 0;
-    if (!await_word(lane, call, operation, peer, kHeaderOptions + option, &word)) return;
+    if (!await_header_word(lane, call, operation, peer, kHeaderOptions + option, &word)) return;
     const std::int64_t own = mine.terms.option[option], other = static_cast<std::int64_t>(word);
     if (own == other && option + 1 < kDeviceOptions) continue;
-    end_call(lane, call, operation, DeviceError::Why::option, peer, option, own, other);
+    abort_call(lane, call, operation, DeviceError::Reason::option, peer, option, own, other);
     return;
   }
 }
@@ -152,14 +153,14 @@ static __device__ __noinline__ void name_difference(const LaneView& lane, std::u
 //
 // Even an aborted call waits for all headers: the next call of this parity overwrites staging, and a peer's
 // header of this call shows that the peer has finished the calls before (docs/protocol.md).
-__device__ inline bool await_headers(const LaneView& lane, std::uint64_t call, const HeaderContent& mine,
-                                     bool coordinates, HeaderFacts* theirs) {
+__device__ inline bool await_all_headers(const LaneView& lane, std::uint64_t call, const CallHeader& mine,
+                                         bool coordinates, HeaderFacts* theirs) {
   const int peer = static_cast<int>(threadIdx.x % 32);
-  std::uint64_t terms = mine.terms.hash, facts = facts_of(mine.terms.operation, 0).word();
+  std::uint64_t terms = mine.terms.hash, facts = make_header_facts(mine.terms.operation, 0).word();
   bool received = true, alike = true;
   if (peer < lane.ranks) {
     const std::uint64_t own = terms;
-    received = await_head(lane, {mine.terms.operation, call, peer}, &terms, &facts);
+    received = await_header(lane, {mine.terms.operation, call, peer}, &terms, &facts);
     alike = terms == own;
   }
   *theirs = HeaderFacts::of(facts);
@@ -167,7 +168,7 @@ __device__ inline bool await_headers(const LaneView& lane, std::uint64_t call, c
   const std::uint32_t different = ~__ballot_sync(~0u, alike);
   bool agree = different == 0;
   if (!agree && coordinates && peer == __ffs(static_cast<int>(different)) - 1)
-    name_difference(lane, call, mine, peer, terms, *theirs);
+    report_mismatch(lane, call, mine, peer, terms, *theirs);
   // Optional arguments: given on all ranks that have data for them, or on none.
   for (int i = 0; i < kDeviceArguments && agree; ++i) {
     const std::uint32_t given = __ballot_sync(~0u, theirs->argument[i] == 1),
@@ -176,26 +177,26 @@ __device__ inline bool await_headers(const LaneView& lane, std::uint64_t call, c
     agree = false;
     if (peer != 0 || !coordinates) continue;
     const int giver = __ffs(static_cast<int>(given)) - 1;
-    end_call(lane, call, mine.terms.operation, DeviceError::Why::given, giver, i, giver,
-             __ffs(static_cast<int>(absent)) - 1);
+    abort_call(lane, call, mine.terms.operation, DeviceError::Reason::given, giver, i, giver,
+               __ffs(static_cast<int>(absent)) - 1);
   }
   __syncwarp();
   // Release at gpu scope: the error record before the abort that the other blocks see.
-  if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->ended, call);
+  if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->aborted_call, call);
   return agree;
 }
 
 // [thread] Called once by each sending block, ordered after everything the block has sent. The last of the
 // `blocks` sets the end-of-stream flag at every rank: nothing more of this payload comes from this rank.
-__device__ inline void finish_sending(const LaneView& lane, std::uint64_t call, int blocks,
-                                      Payload payload = Payload::rows) {
+__device__ inline void publish_end_of_stream(const LaneView& lane, std::uint64_t call, int blocks,
+                                             Payload payload = Payload::rows) {
   // Release and acquire at gpu scope: every block's flags before the end-of-stream flag, which the last block
   // sets.
   __threadfence();
   const unsigned before =
       atomicInc(&lane.state->finished[static_cast<int>(payload)], static_cast<unsigned>(blocks - 1));
   if (before != static_cast<unsigned>(blocks - 1)) return;
-  inject_fault(lane, Point::end_of_stream);
+  inject_fault(lane, KernelPoint::end_of_stream);
   // Release at system scope, once for all ranks.
   fence_acq_rel_sys();
 #pragma unroll 1

@@ -39,23 +39,23 @@ const char* argument_name(Operation operation, int index) {
 [[noreturn]] void raise(const DeviceError& error, int rank) {
   const std::string call = str(to_string(error.operation), " ", error.call);
   switch (error.reason) {
-    case DeviceError::Why::refused:
+    case DeviceError::Reason::refused:
       error.refusal.raise(str("rank ", error.peer, " refused ", call, ": "));
-    case DeviceError::Why::operation:
+    case DeviceError::Reason::operation:
       throw UsageError(str("call ", error.call, " of the lane is ", to_string(error.operation), " on rank ",
                            rank, " and ", to_string(static_cast<Operation>(error.theirs)), " on rank ",
                            error.peer));
-    case DeviceError::Why::option:
+    case DeviceError::Reason::option:
       throw UsageError(str(call, ": ", option_name(error.operation, error.index), " is ", error.mine,
                            " on rank ", rank, " and ", error.theirs, " on rank ", error.peer));
-    case DeviceError::Why::given:
+    case DeviceError::Reason::given:
       throw UsageError(str(to_string(error.operation),
                            ": the ranks' options differ: ", argument_name(error.operation, error.index),
                            " given on rank ", error.mine, " and not on rank ", error.theirs));
-    case DeviceError::Why::too_many:
+    case DeviceError::Reason::too_many:
       throw UsageError(str(to_string(error.operation), ": a count of ", error.mine,
                            " in device memory on rank ", rank, ", must be 0 to ", error.theirs));
-    case DeviceError::Why::bad_plan:
+    case DeviceError::Reason::bad_plan:
       break;
   }
   raise_plan_fault(error);
@@ -64,7 +64,7 @@ const char* argument_name(Operation operation, int index) {
 }  // namespace
 
 void Lane::raise_device_error() {
-  DeviceError* record = view_.ended;
+  DeviceError* record = view_.device_error;
   // Acquire: the kernel stored the other members before the call number.
   if (std::atomic_ref(record->call).load(std::memory_order_acquire) == 0) return;
   const DeviceError error = *record;

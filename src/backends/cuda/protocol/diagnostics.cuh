@@ -12,13 +12,13 @@ __device__ inline void add_wire(std::int64_t* count, unsigned long long more) {
 
 // Counts a damaged plan entry and keeps the lowest index.
 __device__ __forceinline__ void record_bad_source(const LaneView& lane, std::int64_t index) {
-  atomicAdd(&lane.state->found.bad_sources, 1ull);
-  atomicMin(&lane.state->found.first_bad_source, static_cast<unsigned long long>(index));
+  atomicAdd(&lane.state->diagnostics.bad_sources, 1ull);
+  atomicMin(&lane.state->diagnostics.first_bad_source, static_cast<unsigned long long>(index));
 }
 
 // Whether a plan's entry is in [0, limit). Kernels check every entry before they use it as an index.
-__device__ __forceinline__ bool usable(const LaneView& lane, std::int64_t value, std::int64_t limit,
-                                       std::int64_t index) {
+__device__ __forceinline__ bool valid_entry(const LaneView& lane, std::int64_t value, std::int64_t limit,
+                                            std::int64_t index) {
   if (value >= 0 && value < limit) return true;
   record_bad_source(lane, index);
   return false;

@@ -9,13 +9,13 @@
 namespace ferry::cuda {
 namespace {
 
-// In the order of Point, from `header` on.
+// In the order of KernelPoint, from `header` on.
 constexpr std::array kPointNames = {"header", "route_values",  "metadata", "row",
                                     "flag",   "end_of_stream", "poll"};
 constexpr std::uint32_t kMaxPauseNs = 20'000;
 
-Point point_of(const std::string& name) {
-  if (name.empty()) return Point::none;
+KernelPoint point_of(const std::string& name) {
+  if (name.empty()) return KernelPoint::none;
   const auto found = std::find(kPointNames.begin(), kPointNames.end(), name);
   if (found == kPointNames.end()) {
     std::string names = kPointNames[0];
@@ -23,7 +23,7 @@ Point point_of(const std::string& name) {
       names += str(i + 1 < kPointNames.size() ? ", " : " or ", kPointNames[i]);
     throw UsageError(str("FERRY_STALL = '", name, "', must be ", names));
   }
-  return static_cast<Point>(static_cast<int>(Point::header) + (found - kPointNames.begin()));
+  return static_cast<KernelPoint>(static_cast<int>(KernelPoint::header) + (found - kPointNames.begin()));
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ FaultInjection fault_injection_of(int jitter_percent, const std::string& stall) 
     fault_injection.max_pause_ns = kMaxPauseNs;
   }
   fault_injection.stall = point_of(stall);
-  fault_injection.any = fault_injection.probability > 0 || fault_injection.stall != Point::none ? 1 : 0;
+  fault_injection.any = fault_injection.probability > 0 || fault_injection.stall != KernelPoint::none ? 1 : 0;
   return fault_injection;
 }
 

@@ -8,11 +8,11 @@
 namespace ferry::cuda {
 
 // A point of the protocol inside the kernels, named after the step that follows it.
-enum class Point : std::uint32_t {
+enum class KernelPoint : std::uint32_t {
   none,
   header,         // stores a word of a call header, or a refusal
   route_values,   // stores a token's route values for a rank; combine's weights are such values too
-  notes,          // stores the slot metadata of a message
+  metadata,       // stores the slot metadata of a message
   row,            // stores a row or a sum
   flag,           // sets the flags of stored rows
   end_of_stream,  // sets the end-of-stream flag of a call
@@ -20,10 +20,10 @@ enum class Point : std::uint32_t {
 };
 
 struct FaultInjection {
-  std::uint32_t any = 0;           // 0: nothing below is in force
-  std::uint32_t probability = 0;   // of a pause at a point, in 1/256
-  std::uint32_t max_pause_ns = 0;  // pauses are uniform in [0, max_pause_ns)
-  Point stall = Point::none;       // threads stall here until the exchange has failed
+  std::uint32_t any = 0;                  // 0: nothing below is in force
+  std::uint32_t probability = 0;          // of a pause at a point, in 1/256
+  std::uint32_t max_pause_ns = 0;         // pauses are uniform in [0, max_pause_ns)
+  KernelPoint stall = KernelPoint::none;  // threads stall here until the exchange has failed
 };
 
 // `jitter_percent`: how often threads pause, 0 to 100 (larger counts as 100). `stall`: a point's name, or

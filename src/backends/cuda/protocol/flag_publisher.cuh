@@ -42,14 +42,14 @@ struct FlagPublisher {
   std::uint32_t closed;                                // warps that will not request any more
 
   // [block] Call __syncthreads() before use.
-  __device__ void prepare() {
+  __device__ void reset() {
     if (threadIdx.x < kWarps) requested[threadIdx.x] = published[threadIdx.x] = 0;
     if (threadIdx.x == 0) closed = 0;
   }
 
   // [warp] Requests, after the warp's stores, `count` flags from `first` on for every thread that `wants`
   // some.
-  __device__ void ask(bool wants, std::uint64_t* first, int count) {
+  __device__ void enqueue(bool wants, std::uint64_t* first, int count) {
     const int warp = static_cast<int>(threadIdx.x / 32), thread = static_cast<int>(threadIdx.x % 32);
     const std::uint32_t all = __ballot_sync(~0u, wants), before = requested[warp];
     const auto more = static_cast<std::uint32_t>(__popc(static_cast<int>(all)));
@@ -87,7 +87,7 @@ struct FlagPublisher {
         __nanosleep(20);
         continue;
       }
-      inject_fault(lane, Point::flag);
+      inject_fault(lane, KernelPoint::flag);
       __syncwarp();
       // Release at system scope: the acquired rows before the flags.
       fence_acq_rel_sys();

@@ -29,7 +29,7 @@ __device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, s
 }
 
 // `tokens`: tokens of this call, or -1 for operations without tokens.
-__device__ inline PlanFault fault_of(const LaneView& lane, const PlanHeader& header, std::int64_t tokens) {
+__device__ inline PlanFault check_plan(const LaneView& lane, const PlanHeader& header, std::int64_t tokens) {
   if (header.magic != kPlanMagic || header.check != header_check(header)) return PlanFault::damaged;
   if (header.config_hash != lane.row_order_hash) return PlanFault::configuration;
   if (header.rank != lane.rank) return PlanFault::rank;
@@ -48,20 +48,21 @@ static __device__ __noinline__ void post_refusal(const LaneView& lane, std::uint
   const int parity = static_cast<int>(number & 1);
   LLPacket* header = lane.header(peer, parity, lane.rank);
   *lane.refusal(peer, parity, lane.rank) = refusal;
-  inject_fault(lane, Point::header);
+  inject_fault(lane, KernelPoint::header);
   // Release, as a fence and relaxed stores: the refusal before the packets that announce it.
   fence_acq_rel_sys();
-  store_packet_relaxed_sys(header + kHeaderFacts, {number, facts_of(operation, 0).word()});
+  store_packet_relaxed_sys(header + kHeaderFacts, {number, make_header_facts(operation, 0).word()});
   store_packet_relaxed_sys(header + kHeaderTerms, {number, 0});  // a hash that no call has
 }
 
 // [block] Waits for all peers' headers of an aborted call and ignores their content. Why: see
-// await_headers().
-static __device__ __noinline__ void await_all(const LaneView& lane, std::uint64_t number,
-                                              Operation operation) {
+// await_all_headers().
+static __device__ __noinline__ void drain_headers(const LaneView& lane, std::uint64_t number,
+                                                  Operation operation) {
   const int peer = static_cast<int>(threadIdx.x);
   std::uint64_t terms = 0;
-  if (peer < lane.ranks && peer != lane.rank) await_word(lane, number, operation, peer, kHeaderTerms, &terms);
+  if (peer < lane.ranks && peer != lane.rank)
+    await_header_word(lane, number, operation, peer, kHeaderTerms, &terms);
   __syncthreads();
 }
 
@@ -77,8 +78,8 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
                                                 PlanFault fault, std::int64_t tokens, ErrorRecord* refusal) {
   if (threadIdx.x == 0) {
     const bool wrong_rank = fault == PlanFault::rank;
-    end_call(lane, number, operation, DeviceError::Why::bad_plan, lane.rank, static_cast<int>(fault),
-             wrong_rank ? lane.rank : tokens, wrong_rank ? header.rank : header.tokens);
+    abort_call(lane, number, operation, DeviceError::Reason::bad_plan, lane.rank, static_cast<int>(fault),
+               wrong_rank ? lane.rank : tokens, wrong_rank ? header.rank : header.tokens);
     *refusal = ErrorRecord{};
     refusal->kind = ErrorRecord::Kind::usage;
     switch (fault) {
@@ -109,7 +110,7 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
 
 // [block] The last step of a call: stores the call number for this block and for blocks that this launch does
 // not have. Every block thus has a number of its own and never waits for another block to learn it.
-__device__ inline void end_block(const LaneView& lane, std::uint64_t number) {
+__device__ inline void store_call_number(const LaneView& lane, std::uint64_t number) {
   __syncthreads();
 #pragma unroll 1
   for (unsigned block = blockIdx.x + threadIdx.x * gridDim.x; block < kMaxBlocks;

@@ -6,13 +6,14 @@
 
 namespace ferry::cuda {
 
-inline constexpr std::uint64_t kFailed = ~0ull;  // LaneState::ended once the whole exchange has failed
+inline constexpr std::uint64_t kExchangeFailed =
+    ~0ull;  // LaneState::aborted_call once the whole exchange has failed
 
 #if FERRY_TEST_HOOKS
 // [thread] Fault injection for tests: before the step that `point` names, stalls until the exchange has
 // failed, or pauses for a random time. Always inlined: a call would keep the caller's registers in memory,
 // even on paths that never make it.
-__device__ __forceinline__ void inject_fault(const LaneView& lane, Point point) {
+__device__ __forceinline__ void inject_fault(const LaneView& lane, KernelPoint point) {
   if (lane.fault_injection.any == 0) return;
   if (lane.fault_injection.stall == point) {
     // The host's monitor sets the abort word. The long sleep keeps many stalled threads off the PCIe link.
@@ -27,17 +28,17 @@ __device__ __forceinline__ void inject_fault(const LaneView& lane, Point point) 
 }
 #else
 // [thread] Production kernels have no fault injection.
-__device__ __forceinline__ void inject_fault(const LaneView&, Point) {}
+__device__ __forceinline__ void inject_fault(const LaneView&, KernelPoint) {}
 #endif
 
 // [thread] Whether `call`, or the whole exchange, has been aborted on this rank. Acquire: the reason, written
 // before the abort, may be read afterwards.
-__device__ __forceinline__ bool has_ended(const LaneView& lane, std::uint64_t call) {
-  return load_acquire_gpu(&lane.state->ended) >= call;
+__device__ __forceinline__ bool is_aborted(const LaneView& lane, std::uint64_t call) {
+  return load_acquire_gpu(&lane.state->aborted_call) >= call;
 }
 
 // The flag of which call a wait is for, and the peer to blame if it does not come.
-struct Awaited {
+struct WaitTarget {
   Operation operation;
   std::uint64_t call;
   int peer;
@@ -45,7 +46,7 @@ struct Awaited {
 };
 
 // [thread] The first wait to time out writes the record for the host; then every call of this exchange ends.
-static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited awaited,
+static __device__ __noinline__ void report_timeout(const LaneView& lane, WaitTarget awaited,
                                                    std::uint64_t seen) {
   if (atomicExch(&lane.state->timeout_taken, 1u) == 0) {
     WaitRecord* record = &lane.report->timeout;
@@ -58,7 +59,7 @@ static __device__ __noinline__ void report_timeout(const LaneView& lane, Awaited
     // Release at system scope: the host reads the record after this word.
     store_release_sys(&lane.report->timed_out, 1u);
   }
-  store_release_gpu(&lane.state->ended, kFailed);
+  store_release_gpu(&lane.state->aborted_call, kExchangeFailed);
 }
 
 enum class WaitResult {
@@ -73,9 +74,10 @@ inline constexpr std::uint64_t kAbortPollIntervalNs = 1'000'000;
 // Polls before a wait starts to pause between polls.
 inline constexpr unsigned kQuickPolls = 16;
 
-// [thread] The slow path of wait_for, after its first poll.
-static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const std::uint64_t* flag,
-                                                    const std::uint64_t* end_of_stream, Awaited awaited) {
+// [thread] The slow path of wait_flag, after its first poll.
+static __device__ __noinline__ WaitResult wait_flag_slow(const LaneView& lane, const std::uint64_t* flag,
+                                                         const std::uint64_t* end_of_stream,
+                                                         WaitTarget awaited) {
   const std::uint64_t start = global_nanoseconds();
   std::uint64_t next_abort_poll = start + kAbortPollIntervalNs;
   for (unsigned poll = 1;; ++poll) {
@@ -88,19 +90,19 @@ static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const 
     // Waiting warps share the memory system with the warps that move rows.
     __nanosleep(100);
     if (poll % 16 != 0) continue;
-    if (has_ended(lane, awaited.call)) return WaitResult::aborted;
+    if (is_aborted(lane, awaited.call)) return WaitResult::aborted;
     // Acquire: every flag of the sender was set before its end-of-stream flag, so one more look at the flag
     // decides.
     if (end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call) {
       return load_acquire_sys(flag) >> awaited.shift >= awaited.call ? WaitResult::ready
                                                                      : WaitResult::end_of_data;
     }
-    inject_fault(lane, Point::poll);
+    inject_fault(lane, KernelPoint::poll);
     const std::uint64_t now = global_nanoseconds();
     if (now < next_abort_poll) continue;
     next_abort_poll = now + kAbortPollIntervalNs;
     if (load_relaxed_sys(&lane.report->abort) != 0) {
-      store_release_gpu(&lane.state->ended, kFailed);
+      store_release_gpu(&lane.state->aborted_call, kExchangeFailed);
       return WaitResult::aborted;
     }
     if (now - start > lane.deadline) {
@@ -113,11 +115,11 @@ static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const 
 // [thread] Waits until the flag reaches the call's number; this thread may then read everything written
 // before the flag. `end_of_stream`: the sender's end-of-stream flag, or null where a missing flag can only
 // mean that the sender is late.
-__device__ __forceinline__ WaitResult wait_for(const LaneView& lane, const std::uint64_t* flag,
-                                               const std::uint64_t* end_of_stream, Awaited awaited) {
-  inject_fault(lane, Point::poll);
+__device__ __forceinline__ WaitResult wait_flag(const LaneView& lane, const std::uint64_t* flag,
+                                                const std::uint64_t* end_of_stream, WaitTarget awaited) {
+  inject_fault(lane, KernelPoint::poll);
   if (load_acquire_sys(flag) >= awaited.call) return WaitResult::ready;
-  return wait_long(lane, flag, end_of_stream, awaited);
+  return wait_flag_slow(lane, flag, end_of_stream, awaited);
 }
 
 // Threads of a warp, one bit each: those whose flags are all set, and those whose sender finished without
@@ -139,73 +141,74 @@ __device__ __forceinline__ bool all_set(const std::uint64_t* flags, std::uint32_
 
 // [warp] The threads whose wanted flags are all set. Acquire: the writers' stores before the flags happen
 // before this thread's later reads, and through the ballot before the whole warp's.
-__device__ __forceinline__ std::uint32_t acquire_all(const std::uint64_t* flags, std::uint32_t wanted,
-                                                     std::uint64_t call) {
+__device__ __forceinline__ std::uint32_t acquire_flags(const std::uint64_t* flags, std::uint32_t wanted,
+                                                       std::uint64_t call) {
   return __ballot_sync(
       ~0u, all_set(flags, wanted, call, [](const std::uint64_t* flag) { return load_acquire_sys(flag); }));
 }
 
-// [warp] The slow path of wait_for_some, after its first polls.
-static __device__ __noinline__ ReadyMask wait_long_for_some(const LaneView& lane, const std::uint64_t* flags,
-                                                            std::uint32_t wanted,
-                                                            const std::uint64_t* end_of_stream,
-                                                            Awaited awaited) {
+// [warp] The slow path of wait_any, after its first polls.
+static __device__ __noinline__ ReadyMask wait_any_slow(const LaneView& lane, const std::uint64_t* flags,
+                                                       std::uint32_t wanted,
+                                                       const std::uint64_t* end_of_stream,
+                                                       WaitTarget awaited) {
   std::uint64_t start = 0, next_abort_poll = 0;
   for (unsigned poll = 1;; ++poll) {
     const bool set = all_set(flags, wanted, awaited.call,
                              [](const std::uint64_t* flag) { return load_relaxed_sys(flag); });
-    if (__any_sync(~0u, set)) return {acquire_all(flags, set ? wanted : 0, awaited.call), 0};
+    if (__any_sync(~0u, set)) return {acquire_flags(flags, set ? wanted : 0, awaited.call), 0};
     if (poll < kQuickPolls) continue;
     __nanosleep(100);
     if (poll % 16 != 0) continue;
-    if (__any_sync(~0u, has_ended(lane, awaited.call))) return {0, 0};
+    if (__any_sync(~0u, is_aborted(lane, awaited.call))) return {0, 0};
     // Acquire: every flag of the sender was set before its end-of-stream flag.
     const bool finished =
         wanted != 0 && end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call;
     if (__any_sync(~0u, finished)) {
-      const std::uint32_t ready = acquire_all(flags, finished ? wanted : 0, awaited.call);
+      const std::uint32_t ready = acquire_flags(flags, finished ? wanted : 0, awaited.call);
       return {ready, __ballot_sync(~0u, finished) & ~ready};
     }
-    inject_fault(lane, Point::poll);
+    inject_fault(lane, KernelPoint::poll);
     const std::uint64_t now = global_nanoseconds();
     if (start == 0) start = now, next_abort_poll = now + kAbortPollIntervalNs;
     if (now < next_abort_poll) continue;
     next_abort_poll = now + kAbortPollIntervalNs;
-    if (load_relaxed_sys(&lane.report->abort) != 0) store_release_gpu(&lane.state->ended, kFailed);
+    if (load_relaxed_sys(&lane.report->abort) != 0)
+      store_release_gpu(&lane.state->aborted_call, kExchangeFailed);
     if (wanted != 0 && now - start > lane.deadline) report_timeout(lane, awaited, load_relaxed_sys(flags));
   }
 }
 
 // [warp] Each thread waits for the flags that its `wanted` names (bit i: flags[i]; 0: none). Returns once
 // some thread has all of its own. The whole warp may then read what was written before those flags.
-__device__ __forceinline__ ReadyMask wait_for_some(const LaneView& lane, const std::uint64_t* flags,
-                                                   std::uint32_t wanted, const std::uint64_t* end_of_stream,
-                                                   Awaited awaited) {
-  inject_fault(lane, Point::poll);
+__device__ __forceinline__ ReadyMask wait_any(const LaneView& lane, const std::uint64_t* flags,
+                                              std::uint32_t wanted, const std::uint64_t* end_of_stream,
+                                              WaitTarget awaited) {
+  inject_fault(lane, KernelPoint::poll);
 #pragma unroll 1
   for (unsigned poll = 0; poll < kQuickPolls; ++poll) {
-    const std::uint32_t ready = acquire_all(flags, wanted, awaited.call);
+    const std::uint32_t ready = acquire_flags(flags, wanted, awaited.call);
     if (ready != 0) return {ready, 0};
   }
-  return wait_long_for_some(lane, flags, wanted, end_of_stream, awaited);
+  return wait_any_slow(lane, flags, wanted, end_of_stream, awaited);
 }
 
 // [thread] Waits for an LL packet of a call header that was not there at the first poll. `word`: its payload.
 static __device__ __noinline__ WaitResult wait_for_packet(const LaneView& lane, const LLPacket* packet,
-                                                          Awaited awaited, std::uint64_t* word) {
-  inject_fault(lane, Point::poll);
-  const WaitResult result = wait_long(lane, &packet->call, nullptr, awaited);
+                                                          WaitTarget awaited, std::uint64_t* word) {
+  inject_fault(lane, KernelPoint::poll);
+  const WaitResult result = wait_flag_slow(lane, &packet->call, nullptr, awaited);
   *word = load_packet_relaxed_sys(packet).word;
   return result;
 }
 
 // [thread] Waits for a flag that another block of this device sets. Returns whether it was set; false: the
 // call was aborted. No deadline of its own: the setter has one, and aborts the call when it expires.
-__device__ __forceinline__ bool wait_here(const LaneView& lane, const std::uint64_t* flag,
-                                          std::uint64_t call) {
+__device__ __forceinline__ bool wait_local_flag(const LaneView& lane, const std::uint64_t* flag,
+                                                std::uint64_t call) {
   for (unsigned poll = 1;; ++poll) {
     if (load_acquire_gpu(flag) >= call) return true;
-    if (poll % 16 == 0 && has_ended(lane, call)) return false;
+    if (poll % 16 == 0 && is_aborted(lane, call)) return false;
   }
 }
 

@@ -9,7 +9,7 @@
 namespace ferry::cuda {
 
 // One for each exchange and rank.
-struct HostReport {
+struct HostSignals {
   std::uint32_t abort;      // set by the host: every wait of this exchange ends at once
   std::uint32_t timed_out;  // set by the first wait that timed out, after `timeout` (release)
   WaitRecord timeout;
@@ -17,7 +17,7 @@ struct HostReport {
 
 // Why a call was aborted on the device. One for each lane; `call` is stored last (release), 0: no error.
 struct DeviceError {
-  enum class Why : std::int32_t {
+  enum class Reason : std::int32_t {
     refused,    // `peer` refused the call, for the reason in `refusal`
     operation,  // the peer called operation `theirs`, this rank `mine`
     option,     // option number `index` is `mine` here and `theirs` on the peer
@@ -28,7 +28,7 @@ struct DeviceError {
 
   std::uint64_t call;
   Operation operation;
-  Why reason;
+  Reason reason;
   std::int32_t peer;
   std::int32_t index;
   std::int64_t mine, theirs;

@@ -1,6 +1,6 @@
 // The watch: the host thread that aborts waiting kernels when the group fails, and reports their timeouts to
 // the group. Here the report lies in ordinary memory, and the test acts as the kernel.
-#include "backends/cuda/protocol/watch.hpp"
+#include "backends/cuda/protocol/failure_monitor.hpp"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -17,8 +17,8 @@
 namespace ferry::test {
 namespace {
 
-using cuda::HostReport;
-using cuda::Watch;
+using cuda::FailureMonitor;
+using cuda::HostSignals;
 
 class WatchInAnyGroup : public testing::TestWithParam<GroupKind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, WatchInAnyGroup, testing::ValuesIn(kGroupKinds),
@@ -29,7 +29,7 @@ std::uint32_t load(std::uint32_t& word) {
 }
 
 // Waits as a kernel does. Returns the seconds until the abort word was set.
-double seconds_until_abort(HostReport& report) {
+double seconds_until_abort(HostSignals& report) {
   const Stopwatch watch;
   while (load(report.abort) == 0) {
     FERRY_CHECK(watch.seconds() < 5, "the kernel was not aborted");
@@ -38,7 +38,7 @@ double seconds_until_abort(HostReport& report) {
   return watch.seconds();
 }
 
-void time_out(HostReport& report, const WaitRecord& record) {
+void time_out(HostSignals& report, const WaitRecord& record) {
   report.timeout = record;
   std::atomic_ref(report.timed_out).store(1, std::memory_order_release);
 }
@@ -49,9 +49,9 @@ long threads() {
 }
 
 TEST_P(WatchInAnyGroup, GroupFailureAbortsKernels) {
-  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
-    HostReport report{};
-    const Watch watch(rank, &report, kNoFaultDeadline);
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+    HostSignals report{};
+    const FailureMonitor watch(rank, &report, kPatience);
     rank.barrier();
     sleep_seconds(0.3);
     FERRY_CHECK(load(report.abort) == 0, "aborted before any failure");
@@ -63,9 +63,9 @@ TEST_P(WatchInAnyGroup, GroupFailureAbortsKernels) {
 }
 
 TEST_P(WatchInAnyGroup, KernelTimeoutReachesAllRanks) {
-  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
-    HostReport report{};
-    const Watch watch(rank, &report, 12.5);
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+    HostSignals report{};
+    const FailureMonitor watch(rank, &report, 12.5);
     rank.barrier();
     if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 3, 7, 6});
     FERRY_CHECK(seconds_until_abort(report) < 0.5, "");
@@ -78,10 +78,10 @@ TEST_P(WatchInAnyGroup, KernelTimeoutReachesAllRanks) {
 }
 
 TEST_P(WatchInAnyGroup, TimeoutJustBeforeDestructionIsReported) {
-  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
-    HostReport report{};
+  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+    HostSignals report{};
     {
-      const Watch watch(rank, &report, kNoFaultDeadline);
+      const FailureMonitor watch(rank, &report, kPatience);
       rank.barrier();
       sleep_seconds(0.005);
       if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 0, 7, 6});
@@ -95,9 +95,9 @@ TEST_P(WatchInAnyGroup, TimeoutJustBeforeDestructionIsReported) {
 }
 
 TEST_P(WatchInAnyGroup, DepartureIsNotAFailure) {
-  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
-    HostReport report{};
-    const Watch watch(rank, &report, kNoFaultDeadline);
+  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+    HostSignals report{};
+    const FailureMonitor watch(rank, &report, kPatience);
     rank.barrier();
     if (rank.index() == 2) return;
     sleep_seconds(0.6);
@@ -109,8 +109,8 @@ TEST_P(WatchInAnyGroup, DestructionIsImmediateAndLeavesNoThread) {
   run_ranks(GetParam(), 2, kNoFaultDeadline, [](const Rank& rank) {
     const Stopwatch stopwatch;
     for (int i = 0; i < 100; ++i) {
-      HostReport report{};
-      const Watch watch(rank, &report, kNoFaultDeadline);
+      HostSignals report{};
+      const FailureMonitor watch(rank, &report, kPatience);
     }
     FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
     rank.barrier();
@@ -127,8 +127,8 @@ TEST_P(WatchInAnyGroup, DestructionIsImmediateAndLeavesNoThread) {
 TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
   SharedValue<std::atomic<int>> noticed;
   EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
-    HostReport report{};
-    const Watch watch(rank, &report, kNoFaultDeadline);
+    HostSignals report{};
+    const FailureMonitor watch(rank, &report, kPatience);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
@@ -142,10 +142,10 @@ TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
 
 // No launcher reaps these processes, so only the watches can notice.
 TEST(WatchOfProcesses, KillInACustomGroupIsNoticed) {
-  SharedValue<std::atomic<int>> noticed;
-  EXPECT_ANY_THROW(run_ranks(GroupKind::custom_processes, 4, kNoFaultDeadline, [&](const Rank& rank) {
-    HostReport report{};
-    const Watch watch(rank, &report, kNoFaultDeadline);
+  Seen<std::atomic<int>> noticed;
+  EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 4, kPatience, [&](const Rank& rank) {
+    HostSignals report{};
+    const FailureMonitor watch(rank, &report, kPatience);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
@@ -160,8 +160,8 @@ TEST(WatchOfProcesses, DoesNotKeepTheProcessAlive) {
   const Stopwatch stopwatch;
   const int status = run_process([] {
     Group::threads(1).run([](const Rank& rank) {
-      static HostReport report{};
-      new Watch(rank, &report, kNoFaultDeadline);  // never deleted
+      static HostSignals report{};
+      new FailureMonitor(rank, &report, kPatience);  // never deleted
     });
     exit(0);
   });

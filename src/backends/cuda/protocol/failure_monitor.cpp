@@ -1,4 +1,4 @@
-#include "backends/cuda/protocol/watch.hpp"
+#include "backends/cuda/protocol/failure_monitor.hpp"
 
 #include <atomic>
 #include <exception>
@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kProcessCheckInterval{200};  // a check is a
 
 }  // namespace
 
-Watch::Watch(const Rank& rank, HostReport* report, double deadline)
+FailureMonitor::FailureMonitor(const Rank& rank, HostSignals* report, double deadline)
     : rank_(rank), report_(report), deadline_(deadline) {
   const ScopedSignalBlock scoped_signal_block;
   try {
@@ -30,7 +30,7 @@ Watch::Watch(const Rank& rank, HostReport* report, double deadline)
   }
 }
 
-Watch::~Watch() {
+FailureMonitor::~FailureMonitor() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -39,7 +39,7 @@ Watch::~Watch() {
   thread_.join();
 }
 
-void Watch::run() {
+void FailureMonitor::run() {
   for (bool stopping = false; !group_has_failed();) {
     if (stopping) return;
     stopping = !sleep();  // then polls once more: a kernel may have timed out just now
@@ -48,7 +48,7 @@ void Watch::run() {
   std::atomic_ref(report_->abort).store(1, std::memory_order_release);
 }
 
-bool Watch::group_has_failed() {
+bool FailureMonitor::group_has_failed() {
   RankState& state = rank_.state();
   try {
     // Acquire: the kernel stores the record before it store-releases `timed_out`.
@@ -67,7 +67,7 @@ bool Watch::group_has_failed() {
   }
 }
 
-bool Watch::sleep() {
+bool FailureMonitor::sleep() {
   std::unique_lock lock(mutex_);
   return !stop_requested_.wait_for(lock, kPollInterval, [this] { return stop_; });
 }

@@ -1,4 +1,4 @@
-#include "backends/cuda/memory/memory.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
 
 #include <cuda_runtime_api.h>
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "backends/cuda/protocol/report.hpp"
+#include "backends/cuda/protocol/host_signals.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::cuda {
@@ -17,14 +17,14 @@ namespace ferry::cuda {
 // - fails the group with report->timeout when report->timed_out is set, so that all ranks stop (20 ms);
 // - fails the group when a peer's process has ended without leaving the group (200 ms).
 // A peer that has left the group properly is no failure: a rank that still waits for it times out.
-class Watch {
+class FailureMonitor {
  public:
   // `report`: zeroed host memory that outlives the object; kernels may write it at any time. `deadline`: the
   // kernels' deadline in seconds, for the error message. Throws SystemError if no thread can be started.
-  Watch(const Rank& rank, HostReport* report, double deadline);
-  ~Watch();  // stops the thread
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
+  FailureMonitor(const Rank& rank, HostSignals* report, double deadline);
+  ~FailureMonitor();  // stops the thread
+  FailureMonitor(const FailureMonitor&) = delete;
+  FailureMonitor& operator=(const FailureMonitor&) = delete;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -34,7 +34,7 @@ class Watch {
   bool sleep();             // false: the object is being destroyed
 
   Rank rank_;
-  HostReport* report_;
+  HostSignals* report_;
   double deadline_;
   Clock::time_point next_process_check_ = Clock::now();
   std::mutex mutex_;
