@@ -33,7 +33,7 @@ struct WaitingRank {
   explicit WaitingRank(const Rank& rank)
       : memory(sizeof(HostSignals)),
         report(reinterpret_cast<HostSignals*>(memory.data())),
-        watch(rank, report, kPatience) {
+        watch(rank, report, kNoFaultDeadline) {
     rank.barrier();  // allocating pinned memory may wait for running kernels
     start_wait(stream.get(), report);
   }

@@ -49,9 +49,9 @@ long threads() {
 }
 
 TEST_P(WatchInAnyGroup, GroupFailureAbortsKernels) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     HostSignals report{};
-    const FailureMonitor watch(rank, &report, kPatience);
+    const FailureMonitor watch(rank, &report, kNoFaultDeadline);
     rank.barrier();
     sleep_seconds(0.3);
     FERRY_CHECK(load(report.abort) == 0, "aborted before any failure");
@@ -63,7 +63,7 @@ TEST_P(WatchInAnyGroup, GroupFailureAbortsKernels) {
 }
 
 TEST_P(WatchInAnyGroup, KernelTimeoutReachesAllRanks) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     HostSignals report{};
     const FailureMonitor watch(rank, &report, 12.5);
     rank.barrier();
@@ -78,10 +78,10 @@ TEST_P(WatchInAnyGroup, KernelTimeoutReachesAllRanks) {
 }
 
 TEST_P(WatchInAnyGroup, TimeoutJustBeforeDestructionIsReported) {
-  run_ranks(GetParam(), 3, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
     HostSignals report{};
     {
-      const FailureMonitor watch(rank, &report, kPatience);
+      const FailureMonitor watch(rank, &report, kNoFaultDeadline);
       rank.barrier();
       sleep_seconds(0.005);
       if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 0, 7, 6});
@@ -95,9 +95,9 @@ TEST_P(WatchInAnyGroup, TimeoutJustBeforeDestructionIsReported) {
 }
 
 TEST_P(WatchInAnyGroup, DepartureIsNotAFailure) {
-  run_ranks(GetParam(), 4, kPatience, [](const Rank& rank) {
+  run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
     HostSignals report{};
-    const FailureMonitor watch(rank, &report, kPatience);
+    const FailureMonitor watch(rank, &report, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 2) return;
     sleep_seconds(0.6);
@@ -110,7 +110,7 @@ TEST_P(WatchInAnyGroup, DestructionIsImmediateAndLeavesNoThread) {
     const Stopwatch stopwatch;
     for (int i = 0; i < 100; ++i) {
       HostSignals report{};
-      const FailureMonitor watch(rank, &report, kPatience);
+      const FailureMonitor watch(rank, &report, kNoFaultDeadline);
     }
     FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
     rank.barrier();
@@ -128,7 +128,7 @@ TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
   SharedValue<std::atomic<int>> noticed;
   EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
     HostSignals report{};
-    const FailureMonitor watch(rank, &report, kPatience);
+    const FailureMonitor watch(rank, &report, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
@@ -142,10 +142,10 @@ TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
 
 // No launcher reaps these processes, so only the watches can notice.
 TEST(WatchOfProcesses, KillInACustomGroupIsNoticed) {
-  Seen<std::atomic<int>> noticed;
-  EXPECT_ANY_THROW(run_ranks(Kind::custom_processes, 4, kPatience, [&](const Rank& rank) {
+  SharedValue<std::atomic<int>> noticed;
+  EXPECT_ANY_THROW(run_ranks(GroupKind::custom_processes, 4, kNoFaultDeadline, [&](const Rank& rank) {
     HostSignals report{};
-    const FailureMonitor watch(rank, &report, kPatience);
+    const FailureMonitor watch(rank, &report, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
     FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
@@ -161,7 +161,7 @@ TEST(WatchOfProcesses, DoesNotKeepTheProcessAlive) {
   const int status = run_process([] {
     Group::threads(1).run([](const Rank& rank) {
       static HostSignals report{};
-      new FailureMonitor(rank, &report, kPatience);  // never deleted
+      new FailureMonitor(rank, &report, kNoFaultDeadline);  // never deleted
     });
     exit(0);
   });

@@ -94,7 +94,7 @@ __device__ void receive_values(const RouteValuesArguments& call, std::uint64_t n
       continue;
     }
     if (slot >= lane.top_k) continue;
-    const std::int32_t row = plan.came_rows[where * lane.top_k + slot];
+    const std::int32_t row = plan.received_rows_of_message[where * lane.top_k + slot];
     if (row == -1 || !valid_entry(lane, row, plan.header->total, where * lane.top_k + slot)) continue;
     call.row_values[row] = value;
   }
