@@ -7,6 +7,7 @@
 #include "backends/cuda/host/error.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/driver.hpp"
+#include "base/os/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "memory/collective_steps.hpp"
