@@ -128,7 +128,7 @@ TEST(Groups, UseTheCallersBootstrap) {
 
   bootstrap.rank = 1;
   EXPECT_EQ(ferry_group_custom(&bootstrap, &made), FERRY_USAGE);
-  EXPECT_TRUE(last_error_contains("rank 1 of 1"));
+  EXPECT_TRUE(last_error_contains("rank 1 does not exist in a group of 1 ranks"));
   bootstrap.rank = 0;
   bootstrap.barrier = nullptr;
   EXPECT_EQ(ferry_group_custom(&bootstrap, &made), FERRY_USAGE);

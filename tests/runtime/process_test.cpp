@@ -102,7 +102,7 @@ TEST(Processes, OfAnotherPidNamespaceCannotJoin) {
   const auto join = [&](int rank) {
     const auto error = expect_thrown<UnsupportedError>(
         [&] { Group::custom(meeting.bootstrap(rank)).run([](const Rank&) {}); });
-    require_text(error, "share one host and one process namespace");
+    require_text(error, "share one host, one process namespace");
   };
   const int status = run_process([&] {
     if (unshare(getuid() == 0 ? CLONE_NEWPID : CLONE_NEWUSER | CLONE_NEWPID) != 0) _exit(kSkipped);
