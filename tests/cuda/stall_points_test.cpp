@@ -132,7 +132,7 @@ TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
   }
 }
 
-std::string case_name(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
+std::string stall_name(const testing::TestParamInfo<CudaStallPoints::ParamType>& test) {
   const auto& [stall, fate] = test.param;
   std::string operation = to_string(stall.operation), point = stall.point;
   operation[0] = static_cast<char>(std::toupper(operation[0]));
@@ -143,7 +143,7 @@ std::string case_name(const testing::TestParamInfo<CudaStallPoints::ParamType>& 
 INSTANTIATE_TEST_SUITE_P(Processes, CudaStallPoints,
                          testing::Combine(testing::ValuesIn(kStallPoints),
                                           testing::Values(Fate::stays, Fate::is_killed)),
-                         case_name);
+                         stall_name);
 
 }  // namespace
 }  // namespace ferry::contract
