@@ -165,7 +165,7 @@ class ProcessLauncher : public Group::Launcher {
   }
 
   void throw_rank_error(const std::vector<std::unique_ptr<RankProcess>>& children,
-                         const ControlBlock& control) const {
+                        const ControlBlock& control) const {
     const int first_failed = control.first_failed_rank();
     if (first_failed >= 0) {
       const ErrorRecord& error = control.error_of(first_failed);
