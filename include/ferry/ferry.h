@@ -4,7 +4,7 @@
 // are the same: see docs/contract.md.
 //
 //   c/group.h       the ranks, and how they are started and meet
-//   c/config.h      what an exchange is made for, and the memory it takes
+//   c/config.h      the configuration of an exchange, and the memory it takes
 //   c/exchange.h    the exchange and the arrays of its operations
 //   c/operations.h  dispatch, combine and their gradients: start here
 //   c/plan.h        the routes of a dispatch as a value that can be kept and reused

@@ -1,7 +1,7 @@
 // The whole C++ interface in one include.
 //
 //   group.hpp      the ranks: threads, processes, MPI, or a bootstrap of the caller's
-//   config.hpp     what an exchange is made for, and the memory it takes
+//   config.hpp     the configuration of an exchange, and the memory it takes
 //   exchange.hpp   dispatch, combine and their gradients: start here
 //   plan.hpp       the routes of a dispatch as a value that can be kept and reused
 //   format.hpp     the encoding in which rows are transferred, such as bf16 or fp8

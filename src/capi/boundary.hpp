@@ -1,5 +1,5 @@
-// What every function of the C interface needs: exceptions become statuses, and structs with a size become
-// values.
+// The boundary of the C interface, which every function crosses: turns exceptions into statuses, and structs
+// that begin with `size` into complete values.
 #pragma once
 
 #include <algorithm>

@@ -142,7 +142,7 @@ std::string difference(const PlanShape& of_plan, const PlanShape& of_exchange) {
              differ("experts", of_plan.experts, of_exchange.experts),
              differ("top_k", of_plan.top_k, of_exchange.top_k),
              differ("max_tokens", of_plan.max_tokens, of_exchange.max_tokens),
-             differ("most rows", of_plan.capacity, of_exchange.capacity));
+             differ("largest capacity", of_plan.capacity, of_exchange.capacity));
 }
 
 }  // namespace

@@ -9,11 +9,11 @@ namespace ferry {
 enum class FaultPoint : int {
   construct_mapped,     // symmetric memory is mapped, the exchange not yet usable
   dispatch_begin,       // the call has its number, nothing is written
-  dispatch_rows_sent,   // rows lie at the peers, no flag does
-  dispatch_posted,      // flags lie at the peers
-  dispatch_waited,      // every peer's flag has come, nothing is read
-  dispatch_chunk_sent,  // rows of a later chunk lie at the peers, their flag does not
-  dispatch_done,        // arrivals are laid out
+  dispatch_rows_sent,   // rows are stored at the peers, no flag is
+  dispatch_posted,      // flags are stored at the peers
+  dispatch_waited,      // every peer's flag was seen, no row is read
+  dispatch_chunk_sent,  // rows of a later chunk are stored at the peers, their flag is not
+  dispatch_done,        // the received rows are in their positions
   combine_begin,
   combine_rows_sent,
   combine_posted,

@@ -92,7 +92,7 @@ class ProcessLauncher : public Group::Launcher {
     std::vector<std::unique_ptr<RankProcess>> children;
     for (int rank = 0; rank < ranks(); ++rank) children.push_back(start(control, rank, body));
     wait_for_all(children, *control);
-    throw_first_error(children, *control);
+    throw_rank_error(children, *control);
   }
 
  private:
@@ -164,8 +164,8 @@ class ProcessLauncher : public Group::Launcher {
                       control.launcher());
   }
 
-  void throw_first_error(const std::vector<std::unique_ptr<RankProcess>>& children,
-                         const ControlBlock& control) const {
+  void throw_rank_error(const std::vector<std::unique_ptr<RankProcess>>& children,
+                        const ControlBlock& control) const {
     const int first_failed = control.first_failed_rank();
     if (first_failed >= 0) {
       const ErrorRecord& error = control.error_of(first_failed);

@@ -31,18 +31,13 @@ bool ProcessMonitor::open_pidfd(int rank) {
   throw system_error(str("cannot watch process ", process, " of rank ", rank), errno);
 }
 
-bool ProcessMonitor::ended(int rank, int milliseconds) {
+bool ProcessMonitor::ended(int rank) {
   if (control_.liveness_lock(rank).holder_died()) return true;
   if (pidfds_[rank] < 0 && !open_pidfd(rank)) return true;
   if (pidfds_[rank] < 0) return false;
   pollfd entry{pidfds_[rank], POLLIN, 0};
   // Checks the lock again after the poll: it is marked long before the pidfd becomes readable.
-  return poll(&entry, 1, milliseconds) > 0 || control_.liveness_lock(rank).holder_died();
-}
-
-bool ProcessMonitor::ends_within(int rank, int milliseconds) {
-  const std::lock_guard lock(mutex_);
-  return ended(rank, milliseconds);
+  return poll(&entry, 1, 0) > 0 || control_.liveness_lock(rank).holder_died();
 }
 
 int ProcessMonitor::find_dead_rank() {
@@ -50,7 +45,7 @@ int ProcessMonitor::find_dead_rank() {
   for (int rank = 0; rank < control_.ranks(); ++rank) {
     // Order matters: a rank stores `left` before its process, and with it the thread that holds its lock,
     // ends. So a status loaded after the end was seen shows `left` if the rank left.
-    if (ended(rank, 0) && control_.status_of(rank) == RankStatus::joined) return rank;
+    if (ended(rank) && control_.status_of(rank) == RankStatus::joined) return rank;
   }
   return -1;
 }

@@ -23,12 +23,9 @@ class ProcessMonitor {
   // Never blocks. Ranks that are threads of this process are skipped: their process is this one.
   int find_dead_rank();
 
-  // Whether the process of `rank` has ended, is ending, or ends within this time.
-  bool ends_within(int rank, int milliseconds);
-
  private:
   bool open_pidfd(int rank);
-  bool ended(int rank, int milliseconds);
+  bool ended(int rank);
 
   const ControlBlock& control_;
   std::mutex mutex_;         // threads of several lanes may wait at once

@@ -32,8 +32,7 @@ class RankState {
   void wait(const WaitCondition& condition, const WaitRecord& record, double deadline) {
     waiter_.wait(condition, record, deadline);
   }
-  void require_alive(const WaitRecord& record) { waiter_.require_alive(record); }
-  bool look(const WaitRecord& record) { return waiter_.check_peers(record); }
+  bool check_peers(const WaitRecord& record) { return waiter_.check_peers(record); }
   void time_out(const WaitRecord& record, double deadline) { waiter_.time_out(record, deadline); }
 
   // Bytes that the chunks in flight of all ranks of a host backend may occupy together: a part of a large

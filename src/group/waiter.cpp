@@ -84,14 +84,6 @@ void Waiter::wait(const WaitCondition& condition, const WaitRecord& request, dou
   control_.throw_failure(record);
 }
 
-void Waiter::require_alive(const WaitRecord& record) {
-  // A process loses its files some time before it counts as ended.
-  constexpr int kExitMilliseconds = 500;
-  if (!monitor_.ends_within(record.peer, kExitMilliseconds)) return;
-  fail_group(ErrorRecord::Kind::peer_lost, record, death_of(record.peer));
-  control_.throw_failure(record);
-}
-
 bool Waiter::check_peers(const WaitRecord& request) {
   if (control_.failed()) return true;
   const LostPeer lost = find_lost_peer(request.peer);

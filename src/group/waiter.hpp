@@ -37,13 +37,10 @@ class Waiter {
   // Blocks until the condition has reached record.expected. Threads of several lanes may wait at once.
   //
   // @throws TimeoutError   `deadline` seconds have passed
-  // @throws PeerLostError  a process has died, record.peer has left, or the thread was told to give up its
-  // wait Each of these fails the group. If the group has failed already, throws that failure.
+  // @throws PeerLostError  a process has died, record.peer has left, or interrupt_requested() returned true
+  //
+  // Each of these fails the group. If the group has failed already, throws that failure.
   void wait(const WaitCondition& condition, const WaitRecord& record, double deadline);
-
-  // Call when a resource of record.peer is missing. If the peer's process has ended or is ending, fails the
-  // group with `record` and throws PeerLostError; otherwise returns.
-  void require_alive(const WaitRecord& record);
 
   // Checks the peers once, for code that waits by other means. Returns whether the group has failed, for
   // whatever reason. If a process has died, or record.peer (-1: none) has left, fails the group with `record`

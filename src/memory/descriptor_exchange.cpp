@@ -99,7 +99,7 @@ int DescriptorExchange::unfinished_peer() const {
 void DescriptorExchange::check_peers(Clock::time_point start) {
   RankState& state = rank_.state();
   const WaitRecord record{Operation::construct, 0, rank_.index(), unfinished_peer(), 1, 0};
-  if (state.look(record)) state.control().throw_failure(record);
+  if (state.check_peers(record)) state.control().throw_failure(record);
   if (Clock::now() - start < std::chrono::duration<double>(state.deadline())) return;
   state.time_out(record, state.deadline());
   state.control().throw_failure(record);

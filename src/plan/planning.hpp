@@ -67,8 +67,8 @@ class RowAssigner {
   RowAssigner(const Config& config, int rank, const RowOffsetTable& offsets, const PlanView& plan);
 
   // Assigns rows to message i of `source`: for `token`, with the K expert ids `ids`; this rank has index
-  // `position` in the token's list of destinations. Fills came_* and sources; returns the K rows here (-1:
-  // another rank's, masked or dropped).
+  // `position` in the token's list of destinations. Fills received_* and sources; returns the K rows here
+  // (-1: another rank's, masked or dropped).
   const std::int32_t* assign(int source, std::int64_t i, int token, int position, const std::int32_t* ids);
 
  private:

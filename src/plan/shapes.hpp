@@ -24,9 +24,8 @@ std::int64_t group_capacity(const Config& config, int rank);
 // G: the local experts of `rank`; rank_major: the ranks.
 int groups_of(const Config& config, int rank);
 
-// Call metadata of the host backends: the fixed words that a sender publishes with each call and to each
-// peer. Three words about optional arguments and two about chunks; dispatch adds int32 counts [E] and tokens
-// [R].
+// The call summary that a host backend sends to every peer in every call. Its fixed words: three about
+// optional arguments, two about chunks. A dispatch appends int32 counts [E] and tokens [R].
 inline constexpr int kCallSummaryWords = 5;
 std::int64_t call_summary_bytes(const Config& config);
 

@@ -1,4 +1,5 @@
-// What becomes of one slot of a token: the one classification, for the host planner and for kernels.
+// Classifies the slots of a token as masked, bad, local or remote: one function for the host planner and for
+// kernels.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 
 namespace ferry {
 
-// What an expert id says by itself.
+// The kind of an expert id, whatever the placement.
 enum class IdKind : std::uint8_t {
   masked,  // -1: the token has no expert in this slot
   bad,     // any other number that is no expert's: skipped like a masked slot, and reported
@@ -20,7 +21,7 @@ FERRY_HD constexpr IdKind classify_id(std::int64_t id, std::int32_t experts) {
   return id >= 0 && id < experts ? IdKind::expert : id == -1 ? IdKind::masked : IdKind::bad;
 }
 
-// What a slot becomes, as seen from one rank.
+// The kind of a slot, as seen from one rank.
 enum class SlotKind : std::uint8_t {
   masked,
   bad,

@@ -18,7 +18,7 @@ struct Inputs {
         outputs(words(kMostRows * config.hidden, random)) {
     for (int i = 0; i < count * config.top_k; ++i) {
       ids.push_back(random.between(-1, config.experts - 1));
-      weights.push_back(static_cast<float>(random.unit()));
+      weights.push_back(static_cast<float>(random.uniform()));
     }
     // Masks repeated experts: the default capacity does not allow for them.
     for (int i = 0; i < count * config.top_k; ++i) {

@@ -30,13 +30,13 @@ TEST_P(Contract, WeightedSums) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
       for (const WeightsFrom from :
            {WeightsFrom::none, WeightsFrom::row_weights, WeightsFrom::topk_weights}) {
-        for (const DType wire : kTypes) {
+        for (const DType combine_type : kTypes) {
           TestCase c = sum_case(small_case(ranks), ranks);
           c.reduction = c.config.reduction = reduction;
           c.weights_from = from;
-          c.config.combine_type = wire;
+          c.config.combine_type = combine_type;
           c.outputs = kTypes[ranks % 3];
-          c.result = wire == DType::bf16 ? DType::fp32 : DType::bf16;
+          c.result = combine_type == DType::bf16 ? DType::fp32 : DType::bf16;
           c.any_bits = ranks == 3;
           add(c);
         }
@@ -101,12 +101,12 @@ TEST_P(Contract, SumsAreWithinTheErrorBound) {
 
 TEST_P(Contract, UnreducedRows) {
   for (const int ranks : kGroupSizes) {
-    for (const DType wire : kTypes) {
+    for (const DType combine_type : kTypes) {
       TestCase c = sum_case(small_case(ranks), ranks);
       c.reduction = c.config.reduction = Reduction::unreduced;
       c.weights_from = WeightsFrom::none;
-      c.config.combine_type = c.outputs = wire;
-      c.result = ranks % 2 ? wire : DType::fp32;
+      c.config.combine_type = c.outputs = combine_type;
+      c.result = ranks % 2 ? combine_type : DType::fp32;
       c.masked = 0.2;
       c.any_bits = true;  // moved rows keep every bit
       c.row_values = true;
@@ -243,10 +243,10 @@ TEST_P(Contract, RowValuesInBothDirections) {
 
 TEST_P(Contract, RankMajorRowsArePartialSums) {
   for (const int ranks : kGroupSizes) {
-    for (const DType wire : kTypes) {
+    for (const DType combine_type : kTypes) {
       TestCase c = sum_case(small_case(ranks), ranks);
       c.config.layout = Layout::rank_major;
-      c.config.combine_type = wire;
+      c.config.combine_type = combine_type;
       c.weights_from = WeightsFrom::none;
       c.any_bits = ranks > 3;
       add(c);
@@ -254,7 +254,7 @@ TEST_P(Contract, RankMajorRowsArePartialSums) {
       add(c);
       c.split_phases = false;
       c.any_bits = true;
-      c.outputs = c.result = wire;
+      c.outputs = c.result = combine_type;
       add(c);
     }
   }

@@ -1,4 +1,4 @@
-// Kernels that wait on a GPU, and the watch that makes them return when the group fails.
+// Kernels that wait on a GPU, and the failure monitor that makes them return when the group fails.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -33,7 +33,7 @@ struct WaitingRank {
   explicit WaitingRank(const Rank& rank)
       : memory(sizeof(HostSignals)),
         report(reinterpret_cast<HostSignals*>(memory.data())),
-        watch(rank, report, kNoFaultDeadline) {
+        monitor(rank, report, kNoFaultDeadline) {
     rank.barrier();  // allocating pinned memory may wait for running kernels
     start_wait(stream.get(), report);
   }
@@ -47,7 +47,7 @@ struct WaitingRank {
   PinnedMemory memory;
   HostSignals* report;
   TestStream stream;
-  FailureMonitor watch;
+  FailureMonitor monitor;
 };
 
 TEST_P(KernelAborts, TimeoutEndsEveryKernel) {

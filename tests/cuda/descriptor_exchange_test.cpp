@@ -148,7 +148,7 @@ TEST(DescriptorExchange, DescriptorLimitThrowsOnAllRanks) {
   Group::processes(4).run([](const Rank& rank) {
     WaitRecord record;
     record.rank = rank.index();
-    rank.state().look(record);  // opens the descriptors that it needs to watch the peers
+    rank.state().check_peers(record);  // opens the descriptors that it needs to watch the peers
     rlimit before{};
     getrlimit(RLIMIT_NOFILE, &before);
     rank.barrier();

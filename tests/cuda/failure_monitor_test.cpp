@@ -1,5 +1,5 @@
-// The watch: the host thread that aborts waiting kernels when the group fails, and reports their timeouts to
-// the group. Here the report lies in ordinary memory, and the test acts as the kernel.
+// The failure monitor: the host thread that aborts waiting kernels when the group fails, and reports their
+// timeouts to the group. Here the signals lie in ordinary memory, and the test acts as the kernel.
 #include "backends/cuda/protocol/failure_monitor.hpp"
 
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@ namespace {
 using cuda::FailureMonitor;
 using cuda::HostSignals;
 
-class WatchInAnyGroup : public testing::TestWithParam<GroupKind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, WatchInAnyGroup, testing::ValuesIn(kGroupKinds),
+class FailureMonitors : public testing::TestWithParam<GroupKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, FailureMonitors, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
 std::uint32_t load(std::uint32_t& word) {
@@ -29,18 +29,18 @@ std::uint32_t load(std::uint32_t& word) {
 }
 
 // Waits as a kernel does. Returns the seconds until the abort word was set.
-double seconds_until_abort(HostSignals& report) {
+double seconds_until_abort(HostSignals& signals) {
   const Stopwatch watch;
-  while (load(report.abort) == 0) {
+  while (load(signals.abort) == 0) {
     FERRY_CHECK(watch.seconds() < 5, "the kernel was not aborted");
     sleep_seconds(0.001);
   }
   return watch.seconds();
 }
 
-void time_out(HostSignals& report, const WaitRecord& record) {
-  report.timeout = record;
-  std::atomic_ref(report.timed_out).store(1, std::memory_order_release);
+void time_out(HostSignals& signals, const WaitRecord& record) {
+  signals.timeout = record;
+  std::atomic_ref(signals.timed_out).store(1, std::memory_order_release);
 }
 
 long threads() {
@@ -48,27 +48,27 @@ long threads() {
   return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
 }
 
-TEST_P(WatchInAnyGroup, GroupFailureAbortsKernels) {
+TEST_P(FailureMonitors, GroupFailureAbortsKernels) {
   run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
-    HostSignals report{};
-    const FailureMonitor watch(rank, &report, kNoFaultDeadline);
+    HostSignals signals{};
+    const FailureMonitor monitor(rank, &signals, kNoFaultDeadline);
     rank.barrier();
     sleep_seconds(0.3);
-    FERRY_CHECK(load(report.abort) == 0, "aborted before any failure");
+    FERRY_CHECK(load(signals.abort) == 0, "aborted before any failure");
     rank.barrier();
     if (rank.index() == 1) rank.state().time_out({Operation::combine, 5, 1, 2, 5, 4}, 3);
-    FERRY_CHECK(seconds_until_abort(report) < 0.5, "");
+    FERRY_CHECK(seconds_until_abort(signals) < 0.5, "");
     require_text(expect_thrown<TimeoutError>([&] { rank.barrier(); }), "no sign of rank 2 for 3 s");
   });
 }
 
-TEST_P(WatchInAnyGroup, KernelTimeoutReachesAllRanks) {
+TEST_P(FailureMonitors, KernelTimeoutReachesAllRanks) {
   run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
-    HostSignals report{};
-    const FailureMonitor watch(rank, &report, 12.5);
+    HostSignals signals{};
+    const FailureMonitor monitor(rank, &signals, 12.5);
     rank.barrier();
-    if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 3, 7, 6});
-    FERRY_CHECK(seconds_until_abort(report) < 0.5, "");
+    if (rank.index() == 1) time_out(signals, {Operation::dispatch, 7, 1, 3, 7, 6});
+    FERRY_CHECK(seconds_until_abort(signals) < 0.5, "");
     const auto error = expect_thrown<TimeoutError>([&] { rank.barrier(); });
     require_text(
         error,
@@ -77,16 +77,16 @@ TEST_P(WatchInAnyGroup, KernelTimeoutReachesAllRanks) {
   });
 }
 
-TEST_P(WatchInAnyGroup, TimeoutJustBeforeDestructionIsReported) {
+TEST_P(FailureMonitors, TimeoutJustBeforeDestructionIsReported) {
   run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
-    HostSignals report{};
+    HostSignals signals{};
     {
-      const FailureMonitor watch(rank, &report, kNoFaultDeadline);
+      const FailureMonitor monitor(rank, &signals, kNoFaultDeadline);
       rank.barrier();
       sleep_seconds(0.005);
-      if (rank.index() == 1) time_out(report, {Operation::dispatch, 7, 1, 0, 7, 6});
+      if (rank.index() == 1) time_out(signals, {Operation::dispatch, 7, 1, 0, 7, 6});
     }
-    if (rank.index() == 1) FERRY_CHECK(load(report.abort) == 1, "");
+    if (rank.index() == 1) FERRY_CHECK(load(signals.abort) == 1, "");
     require_text(expect_thrown<TimeoutError>([&] {
                    while (true) rank.barrier();
                  }),
@@ -94,23 +94,23 @@ TEST_P(WatchInAnyGroup, TimeoutJustBeforeDestructionIsReported) {
   });
 }
 
-TEST_P(WatchInAnyGroup, DepartureIsNotAFailure) {
+TEST_P(FailureMonitors, DepartureIsNotAFailure) {
   run_ranks(GetParam(), 4, kNoFaultDeadline, [](const Rank& rank) {
-    HostSignals report{};
-    const FailureMonitor watch(rank, &report, kNoFaultDeadline);
+    HostSignals signals{};
+    const FailureMonitor monitor(rank, &signals, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 2) return;
     sleep_seconds(0.6);
-    FERRY_CHECK(load(report.abort) == 0 && !rank.state().control().failed(), "");
+    FERRY_CHECK(load(signals.abort) == 0 && !rank.state().control().failed(), "");
   });
 }
 
-TEST_P(WatchInAnyGroup, DestructionIsImmediateAndLeavesNoThread) {
+TEST_P(FailureMonitors, DestructionIsImmediateAndLeavesNoThread) {
   run_ranks(GetParam(), 2, kNoFaultDeadline, [](const Rank& rank) {
     const Stopwatch stopwatch;
     for (int i = 0; i < 100; ++i) {
-      HostSignals report{};
-      const FailureMonitor watch(rank, &report, kNoFaultDeadline);
+      HostSignals signals{};
+      const FailureMonitor monitor(rank, &signals, kNoFaultDeadline);
     }
     FERRY_CHECK(stopwatch.seconds() < 1.0, str(stopwatch.seconds()));
     rank.barrier();
@@ -124,14 +124,14 @@ TEST_P(WatchInAnyGroup, DestructionIsImmediateAndLeavesNoThread) {
 
 #ifdef FERRY_TEST_PROCESSES
 
-TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
+TEST(FailureMonitorOfProcesses, KillIsNoticedWithinASecond) {
   SharedValue<std::atomic<int>> noticed;
   EXPECT_THROW(Group::processes(4).run([&](const Rank& rank) {
-    HostSignals report{};
-    const FailureMonitor watch(rank, &report, kNoFaultDeadline);
+    HostSignals signals{};
+    const FailureMonitor monitor(rank, &signals, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
-    FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
+    FERRY_CHECK(seconds_until_abort(signals) < 1.0, "");
     const auto error = expect_thrown<PeerLostError>([&] { rank.barrier(); });
     FERRY_CHECK(error.record.peer == 1, describe(error.record));
     ++*noticed;
@@ -140,15 +140,15 @@ TEST(WatchOfProcesses, KillIsNoticedWithinASecond) {
   EXPECT_EQ(*noticed, 3);
 }
 
-// No launcher reaps these processes, so only the watches can notice.
-TEST(WatchOfProcesses, KillInACustomGroupIsNoticed) {
+// No launcher reaps these processes, so only the failure monitors can notice.
+TEST(FailureMonitorOfProcesses, KillInACustomGroupIsNoticed) {
   SharedValue<std::atomic<int>> noticed;
   EXPECT_ANY_THROW(run_ranks(GroupKind::custom_processes, 4, kNoFaultDeadline, [&](const Rank& rank) {
-    HostSignals report{};
-    const FailureMonitor watch(rank, &report, kNoFaultDeadline);
+    HostSignals signals{};
+    const FailureMonitor monitor(rank, &signals, kNoFaultDeadline);
     rank.barrier();
     if (rank.index() == 1) raise(SIGKILL);
-    FERRY_CHECK(seconds_until_abort(report) < 1.0, "");
+    FERRY_CHECK(seconds_until_abort(signals) < 1.0, "");
     const auto error = expect_thrown<PeerLostError>([&] { rank.barrier(); });
     require_text(error, str("rank 1 (process ", rank.state().control().process_of(1), ") has died"));
     ++*noticed;
@@ -156,12 +156,12 @@ TEST(WatchOfProcesses, KillInACustomGroupIsNoticed) {
   EXPECT_EQ(*noticed, 3);
 }
 
-TEST(WatchOfProcesses, DoesNotKeepTheProcessAlive) {
+TEST(FailureMonitorOfProcesses, DoesNotKeepTheProcessAlive) {
   const Stopwatch stopwatch;
   const int status = run_process([] {
     Group::threads(1).run([](const Rank& rank) {
-      static HostSignals report{};
-      new FailureMonitor(rank, &report, kNoFaultDeadline);  // never deleted
+      static HostSignals signals{};
+      new FailureMonitor(rank, &signals, kNoFaultDeadline);  // never deleted
     });
     exit(0);
   });

@@ -24,12 +24,18 @@ struct StallPoint {
 
 // All points that each operation passes.
 constexpr std::array kStallPoints = {
-    StallPoint{Operation::dispatch, "letter"}, StallPoint{Operation::dispatch, "notes"},
-    StallPoint{Operation::dispatch, "row"},    StallPoint{Operation::dispatch, "flag"},
-    StallPoint{Operation::dispatch, "last"},   StallPoint{Operation::dispatch, "poll"},
-    StallPoint{Operation::combine, "letter"},  StallPoint{Operation::combine, "values"},
-    StallPoint{Operation::combine, "row"},     StallPoint{Operation::combine, "flag"},
-    StallPoint{Operation::combine, "last"},    StallPoint{Operation::combine, "poll"},
+    StallPoint{Operation::dispatch, "header"},
+    StallPoint{Operation::dispatch, "metadata"},
+    StallPoint{Operation::dispatch, "row"},
+    StallPoint{Operation::dispatch, "flag"},
+    StallPoint{Operation::dispatch, "end_of_stream"},
+    StallPoint{Operation::dispatch, "poll"},
+    StallPoint{Operation::combine, "header"},
+    StallPoint{Operation::combine, "route_values"},
+    StallPoint{Operation::combine, "row"},
+    StallPoint{Operation::combine, "flag"},
+    StallPoint{Operation::combine, "end_of_stream"},
+    StallPoint{Operation::combine, "poll"},
 };
 
 enum class Fate { stays, is_killed };  // of the process whose kernel stalls
@@ -49,7 +55,7 @@ double seconds_for(Fate fate) {
 TestCase case_of(const StallPoint& stall, Fate fate) {
   TestCase c = fault_case(deadline_of(fate));
   c.config.max_tokens = 48;
-  // With topk_weights, combine also sends weights: it passes the point "values".
+  // With topk_weights, combine also sends weights: it passes the point "route_values".
   c.weights_from = WeightsFrom::topk_weights;
   // Rows are announced at the point "flag" only if a warp sends several: all but the last go through the
   // block's flag publisher.

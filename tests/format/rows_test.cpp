@@ -98,8 +98,8 @@ std::uint32_t expected_sum(const cpu::RowSum& sum, const std::vector<Memory>& ro
   float a = 0.0f;
   for (int r = 0; r < sum.count; ++r) {
     std::uint32_t bits = rows[r].bits(sum.row_type, column);
-    if (sum.row_type != sum.wire_type) bits = encode(sum.wire_type, decode(sum.row_type, bits));
-    const float v = decode(sum.wire_type, bits);
+    if (sum.row_type != sum.combine_type) bits = encode(sum.combine_type, decode(sum.row_type, bits));
+    const float v = decode(sum.combine_type, bits);
     a = sum.weights != nullptr ? std::fma(sum.weights[r], v, a) : a + v;
   }
   return encode(sum.out_type, a);
@@ -107,7 +107,7 @@ std::uint32_t expected_sum(const cpu::RowSum& sum, const std::vector<Memory>& ro
 
 TEST_P(Rows, WeightedSum) {
   for (const DType row_type : kTypes) {
-    for (const DType wire_type : kTypes) {
+    for (const DType combine_type : kTypes) {
       for (const DType out_type : kTypes) {
         for (int repeat = 0; repeat < 40; ++repeat) {
           const int count = repeat < 10 ? repeat : static_cast<int>(below(random_, 35));
@@ -125,7 +125,7 @@ TEST_P(Rows, WeightedSum) {
                                 .out_type = out_type,
                                 .rows = pointers.data(),
                                 .row_type = row_type,
-                                .wire_type = wire_type,
+                                .combine_type = combine_type,
                                 .weights = repeat % 3 == 0 ? nullptr : weights.data(),
                                 .count = count,
                                 .columns = columns,
@@ -135,7 +135,7 @@ TEST_P(Rows, WeightedSum) {
           ASSERT_TRUE(out.guards_intact());
           for (std::int64_t c = 0; c < columns; ++c) {
             ASSERT_EQ(out.bits(out_type, c), expected_sum(sum, rows, c))
-                << to_string(row_type) << " by " << to_string(wire_type) << " to " << to_string(out_type)
+                << to_string(row_type) << " by " << to_string(combine_type) << " to " << to_string(out_type)
                 << ", " << count << " rows, " << columns << " columns, column " << c;
           }
         }

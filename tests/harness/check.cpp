@@ -29,20 +29,21 @@ std::string usage_error(const std::function<void()>& call) {
 }
 
 void require_equal_bytes(std::span<const std::byte> actual, std::span<const std::byte> expected,
-                         std::size_t unit, const std::string& what) {
+                         std::size_t element_bytes, const std::string& what) {
   require(actual.size() == expected.size(), what, ": ", actual.size(), " bytes, expected ", expected.size());
   if (actual.empty() || std::memcmp(actual.data(), expected.data(), actual.size()) == 0) return;
   std::size_t differ = 0, first = actual.size();
-  for (std::size_t at = 0; at < actual.size(); at += unit) {
-    const std::size_t bytes = std::min(unit, actual.size() - at);
+  for (std::size_t at = 0; at < actual.size(); at += element_bytes) {
+    const std::size_t bytes = std::min(element_bytes, actual.size() - at);
     if (std::memcmp(&actual[at], &expected[at], bytes) == 0) continue;
     ++differ;
     first = std::min(first, at);
   }
-  const std::size_t shown = std::min<std::size_t>({unit, 16, actual.size() - first});
-  throw Mismatch(str(what, ": ", differ, " of ", actual.size() / unit, " elements differ, the first is ",
-                     first / unit, ": got ", hex(actual.subspan(first, shown)), ", expected ",
-                     hex(expected.subspan(first, shown)), " (bytes in memory order)"));
+  const std::size_t shown = std::min<std::size_t>({element_bytes, 16, actual.size() - first});
+  throw Mismatch(str(what, ": ", differ, " of ", actual.size() / element_bytes,
+                     " elements differ, the first is ", first / element_bytes, ": got ",
+                     hex(actual.subspan(first, shown)), ", expected ", hex(expected.subspan(first, shown)),
+                     " (bytes in memory order)"));
 }
 
 }  // namespace ferry::contract

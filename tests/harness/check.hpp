@@ -40,8 +40,8 @@ void require_equal_lists(const T* actual, std::span<const T> expected, const std
 // The message of the UsageError that `call` throws; empty if it throws none.
 std::string usage_error(const std::function<void()>& call);
 
-// `unit`: bytes per element, for the message.
+// The message counts in elements of `element_bytes`.
 void require_equal_bytes(std::span<const std::byte> actual, std::span<const std::byte> expected,
-                         std::size_t unit, const std::string& what);
+                         std::size_t element_bytes, const std::string& what);
 
 }  // namespace ferry::contract

@@ -278,13 +278,14 @@ void DispatchRun::compare_part(int part) const {
   const std::int64_t bytes = shape.bytes_of(rows);
   std::vector<std::byte> image = unwritten(received.data, bytes);
   oracle::write_part(step_.inputs, step_.positions, rank_, part, image.data());
-  const auto unit = static_cast<std::size_t>(shape.element_bytes);
+  const auto element_bytes = static_cast<std::size_t>(shape.element_bytes);
   if (!case_.caller_memory) {
     return require_equal_bytes(
-        {static_cast<const std::byte*>(received.data), static_cast<std::size_t>(bytes)}, image, unit, what);
+        {static_cast<const std::byte*>(received.data), static_cast<std::size_t>(bytes)}, image, element_bytes,
+        what);
   }
   require(received.data == parts_[part].data(), what, ": not in the memory of the caller");
-  parts_[part].require_contents(image, unit, what);
+  parts_[part].require_contents(image, element_bytes, what);
 }
 
 void DispatchRun::compare_plan() const {

@@ -47,10 +47,10 @@ void GuardedBuffer::require_guards(const std::string& what) const {
   require(intact(data() + bytes_), what, ": bytes after the buffer were written");
 }
 
-void GuardedBuffer::require_contents(const std::vector<std::byte>& expected, std::size_t unit,
+void GuardedBuffer::require_contents(const std::vector<std::byte>& expected, std::size_t element_bytes,
                                      const std::string& what) const {
   require_guards(what);
-  require_equal_bytes(span(), expected, unit, what);
+  require_equal_bytes(span(), expected, element_bytes, what);
 }
 
 void copy_rows(const std::vector<std::byte>& dense, std::int64_t row_bytes, std::int64_t stride,

@@ -42,9 +42,9 @@ class GuardedBuffer {
   // @throws Mismatch if a guard byte changed.
   void require_guards(const std::string& what) const;
 
-  // @throws Mismatch if a guard byte changed or the contents differ. `unit`: bytes per element, for the
+  // @throws Mismatch if a guard byte changed or the contents differ. `element_bytes` is used for the
   // message.
-  void require_contents(const std::vector<std::byte>& expected, std::size_t unit,
+  void require_contents(const std::vector<std::byte>& expected, std::size_t element_bytes,
                         const std::string& what) const;
 
  private:

@@ -29,8 +29,8 @@ class Random {
 
   int below(std::int64_t bound) { return static_cast<int>(next() % static_cast<std::uint64_t>(bound)); }
   int between(std::int64_t low, std::int64_t high) { return static_cast<int>(low) + below(high - low + 1); }
-  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
-  bool chance(double probability) { return unit() < probability; }
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  bool chance(double probability) { return uniform() < probability; }
 
   template <class T>
   T pick(std::initializer_list<T> items) {

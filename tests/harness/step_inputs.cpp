@@ -34,7 +34,7 @@ int draw_expert(const TestCase& c, Random& random, const Placement& placement) {
     case Routing::uniform:
       break;
     case Routing::skewed: {
-      const double u = random.unit();
+      const double u = random.uniform();
       return (favourite + static_cast<int>(u * u * u * experts)) % experts;
     }
     case Routing::one_expert:
@@ -154,7 +154,7 @@ std::vector<std::byte> random_rows(Random& random, DType type, std::int64_t coun
 
 std::vector<float> random_floats(Random& random, std::int64_t count) {
   std::vector<float> values(count);
-  for (float& value : values) value = static_cast<float>(random.unit() * 2 - 0.5);
+  for (float& value : values) value = static_cast<float>(random.uniform() * 2 - 0.5);
   return values;
 }
 

@@ -1,4 +1,5 @@
-// What an exchange is made for: the sizes of the layer, its layout and formats, and the memory these take.
+// The configuration of an exchange: sizes of the layer, layout of received rows, formats; and the memory they
+// take.
 #ifndef FERRY_C_CONFIG_H
 #define FERRY_C_CONFIG_H
 

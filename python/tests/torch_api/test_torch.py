@@ -124,10 +124,10 @@ def test_gradients_agree_with_a_dense_sum(rng, layout, weighted, watched):
     ferry.Group.threads(4).run(body)
 
 
-@pytest.mark.parametrize(("format", "wire"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp32", "fp32")])
+@pytest.mark.parametrize(("format", "combine_type"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp32", "fp32")])
 @pytest.mark.parametrize("outputs_type", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_gradients_of_outputs_of_any_type(rng, format, wire, outputs_type, weighted):
+def test_gradients_of_outputs_of_any_type(rng, format, combine_type, outputs_type, weighted):
     given = [inputs_of(rng) for _ in range(2)]
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[format]
 
@@ -135,7 +135,7 @@ def test_gradients_of_outputs_of_any_type(rng, format, wire, outputs_type, weigh
         x, ids, weights = (tensor.clone() for tensor in given[rank.index])
         x = (x / 4).to(dtype).requires_grad_()
         weights.requires_grad_(weighted)
-        exchange = exchange_for(rank, format=format, combine_type=wire)
+        exchange = exchange_for(rank, format=format, combine_type=combine_type)
         rows = ferry.torch.dispatch(exchange, x, ids, weights if weighted else None)
         outputs = rows.data.to(outputs_type)
         y = ferry.torch.combine(exchange, outputs, rows, row_weights=rows.weight if weighted else None)

@@ -12,8 +12,9 @@
 //   1. Before sending c + 2, p has seen r's post of chunk c + 1.
 //   2. r posts chunk c + 1 only after it has read chunk c.
 //
-// A separate send phase cannot wait for anybody, so it stages all rows at once, without a window. If any rank
-// splits a call, no rank uses the window: fused ranks send chunk 0, and after every peer's post all the rest.
+// A separate send phase must not wait for its peers, so it stages all rows at once, without a window. If any
+// rank splits a call, no rank uses the window: fused ranks send chunk 0, and after every peer's post all the
+// rest.
 #pragma once
 
 #include <algorithm>

@@ -45,7 +45,7 @@ void Combine::sum_on_rank(void* out, const std::int32_t* rows, std::int64_t entr
                                  .out_type = context_.config.combine_type,
                                  .rows = outputs,
                                  .row_type = call_.outputs.type,
-                                 .wire_type = context_.config.combine_type,
+                                 .combine_type = context_.config.combine_type,
                                  .weights = call_.row_weights != nullptr ? weights : nullptr,
                                  .count = count,
                                  .columns = context_.config.hidden,

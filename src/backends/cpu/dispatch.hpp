@@ -63,16 +63,16 @@ class Dispatch {
   // The current call.
   DispatchCall call_;
   bool split_ = false;
-  bool replay_ = false;  // dispatch from a plan
+  bool by_plan_ = false;  // dispatch from a plan
   PlanView plan_{};
   PartList parts_;
   MessageLayout layout_{};
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;
   OptionalArgument weights_;
-  RowOffsetTable positions_;
+  RowOffsetTable row_offsets_;
   DispatchResult result_;
-  std::vector<std::int32_t> valid_counts_;  // replay: the plan's counts, invalid ones replaced by 0
+  std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced by 0
   std::vector<std::byte> scratch_;          // one message
 };
 

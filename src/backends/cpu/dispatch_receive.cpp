@@ -19,7 +19,7 @@ DispatchResult Dispatch::receive() {
   prepare_result();
   write_groups();
   receive_chunks();
-  if (!replay_) count_load();
+  if (!by_plan_) count_load();
   lane_.totals.total = plan_.header->total;
   lane_.totals.call = lane_.channel.call();
   fault_point(FaultPoint::dispatch_done, me);
@@ -31,7 +31,7 @@ void Dispatch::read_summary(int peer) {
   const auto& summary = *reinterpret_cast<const CallSummary*>(in);
   weights_.add_rank(peer, summary.arguments[0]);
   chunks_.add_rank(peer, summary.split != 0, summary.max_rows);
-  if (replay_) return;
+  if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks();
   const auto* counts = reinterpret_cast<const std::int32_t*>(in + sizeof(CallSummary));
   std::memcpy(plan_.counts + std::int64_t{peer} * experts, counts, 4 * static_cast<std::size_t>(experts));
@@ -40,19 +40,19 @@ void Dispatch::read_summary(int peer) {
 }
 
 void Dispatch::finish_plan() {
-  if (replay_) {
+  if (by_plan_) {
     copy_valid_counts();
-    positions_.compute(context_.config, plan_);
+    row_offsets_.compute(context_.config, plan_);
     return;
   }
-  positions_.compute(context_.config, plan_);
-  plan_rows(context_.config, context_.me(), positions_, plan_);
+  row_offsets_.compute(context_.config, plan_);
+  plan_rows(context_.config, context_.me(), row_offsets_, plan_);
   PlanHeader& header = *plan_.header;
-  header.total = positions_.total(context_.me());
-  header.dropped = positions_.overflow().dropped;
+  header.total = row_offsets_.total(context_.me());
+  header.dropped = row_offsets_.overflow().dropped;
   header.magic = kPlanMagic;
   header.check = header_check(header);
-  if (header.dropped > 0) lane_.diagnostics.overflow = positions_.overflow();
+  if (header.dropped > 0) lane_.diagnostics.overflow = row_offsets_.overflow();
 }
 
 // Row positions follow from the counts, and a damaged count outside [0, T*K] would move rows out of the
@@ -77,7 +77,7 @@ void Dispatch::copy_valid_counts() {
 
 void Dispatch::receive_chunks() {
   const int me = context_.me();
-  RowAssigner assigner(context_.config, me, positions_, plan_);
+  RowAssigner assigner(context_.config, me, row_offsets_, plan_);
   auto receive = [&](std::int64_t chunk) {
     for (int source = 0; source < context_.ranks(); ++source)
       receive_messages(source, chunks_.begin(chunk), chunks_.end(chunk), assigner);
@@ -110,8 +110,8 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
       head.position = rank_position(head.token, me);
       token = caller_token(head.token);
     }
-    const std::int32_t* rows = replay_ ? plan_.received_rows_of_message + message * top_k
-                                       : assigner.assign(source, i, head.token, head.position, token.ids);
+    const std::int32_t* rows = by_plan_ ? plan_.received_rows_of_message + message * top_k
+                                        : assigner.assign(source, i, head.token, head.position, token.ids);
     if (context_.config.layout == Layout::rank_major) {
       write_rank_major_row(token, rows);
     } else {

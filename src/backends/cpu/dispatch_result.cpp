@@ -45,7 +45,7 @@ void Dispatch::prepare_result() {
   }
   result_.host = &lane_.totals;
   result_.call = lane_.channel.call();
-  result_.plan = replay_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));
+  result_.plan = by_plan_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));
   row_store_ = store_for(std::int64_t{plan_.header->total} * parts_.part[0].row_bytes);
 }
 
@@ -129,13 +129,13 @@ void Dispatch::write_groups() {
   auto* experts = lane_.array<std::int32_t>(lane_.arrays.group_expert);
   const bool padded = config.layout == Layout::expert_padded;
   for (int group = 0; group < result_.groups; ++group) {
-    counts[group] = static_cast<std::int32_t>(positions_.count(me, group));
-    offsets[group] = static_cast<std::int32_t>(positions_.offset(me, group));
+    counts[group] = static_cast<std::int32_t>(row_offsets_.count(me, group));
+    offsets[group] = static_cast<std::int32_t>(row_offsets_.offset(me, group));
     experts[group] = config.layout == Layout::rank_major
                          ? -1
                          : config.placement.experts_of(me)[static_cast<std::size_t>(group)];
   }
-  offsets[result_.groups] = static_cast<std::int32_t>(positions_.total(me));
+  offsets[result_.groups] = static_cast<std::int32_t>(row_offsets_.total(me));
   for (int group = 0; group < result_.groups; ++group) {
     const std::int64_t begin = offsets[group], filled = begin + counts[group];
     // expert_padded: rows up to the aligned count are padding; rows beyond it are not written.

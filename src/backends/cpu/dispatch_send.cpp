@@ -12,7 +12,7 @@ namespace ferry::cpu {
 void Dispatch::send(const DispatchCall& call, bool split) {
   call_ = call;
   split_ = split;
-  replay_ = !call.plan.empty();
+  by_plan_ = !call.plan.empty();
   parts_ = parts_of(call.format, context_.config.hidden);
   layout_ = message_layout(parts_, context_.config.top_k);
   weights_ = {};
@@ -36,7 +36,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
 }
 
 void Dispatch::start_plan(std::uint64_t number) {
-  if (replay_) {
+  if (by_plan_) {
     plan_ = view_plan(call_.plan.storage(), context_.plan_shape);
     return;
   }
@@ -71,7 +71,7 @@ void Dispatch::write_summary(int peer, std::int64_t max_messages) const {
       .arguments = {given(call_.weights, call_.tokens.count > 0), Given::no, Given::no},
       .split = split_,
       .max_rows = static_cast<std::int32_t>(max_messages)};
-  if (replay_) return;
+  if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks(), me = context_.me();
   auto* counts = reinterpret_cast<std::int32_t*>(out + sizeof(CallSummary));
   std::memcpy(counts, plan_.counts + std::int64_t{me} * experts, 4 * static_cast<std::size_t>(experts));

@@ -28,14 +28,14 @@ enum class Store : int {
 void stream_fence();
 
 // A weighted sum of rows, per column: a = +0; for each row, ascending: a = fma(weight, v, a), or a = a + v
-// without weights; out = round(a) to `out_type`. v is the row's value, rounded to `wire_type` if that differs
-// from `row_type`. Without rows the result is +0.
+// without weights; out = round(a) to `out_type`. v is the row's value, rounded to `combine_type` if that
+// differs from `row_type`. Without rows the result is +0.
 struct RowSum {
   void* out = nullptr;
   DType out_type = DType::bf16;
   const void* const* rows = nullptr;  // [count] pointers to rows
   DType row_type = DType::bf16;
-  DType wire_type = DType::bf16;
+  DType combine_type = DType::bf16;
   const float* weights = nullptr;  // [count], or null: every weight is 1
   int count = 0;
   std::int64_t columns = 0;

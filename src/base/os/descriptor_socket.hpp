@@ -39,7 +39,7 @@ class DescriptorSocket {
   // The next message of a rank, if one has arrived. Messages without the secret are dropped.
   std::optional<Message> receive() const;
 
-  // Blocks until a message arrives, at most so long.
+  // Blocks until a message arrives, but for at most this time.
   void wait(int milliseconds) const;
 
  private:

@@ -1,5 +1,5 @@
-// What the routes of a benchmark imply: the traffic between ranks, and the least that any implementation must
-// move.
+// Computes from a benchmark's routes the traffic between ranks, and the lower bound of bytes that any
+// implementation must move.
 #pragma once
 
 #include "tools/ferry/bench/inputs.hpp"

@@ -1,4 +1,4 @@
-// What this machine is, and how fast its threads copy memory.
+// Describes this machine: processor, cores, memory; and measures how fast its threads copy memory.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ constexpr std::uint64_t key_of(Words... words) {
   return key;
 }
 
-// Uniform in [-1, 1), a multiple of 2^-23. Numbers 2n and 2n + 1 are the two in_phases of one 64-bit draw.
+// Uniform in [-1, 1), a multiple of 2^-23. Numbers 2n and 2n + 1 come from one 64-bit draw.
 constexpr float value_at(std::uint64_t key, std::uint64_t number) {
   const std::uint64_t bits = mix(key + number / 2 * 0x9e3779b97f4a7c15u);
   const auto half = static_cast<std::uint32_t>(number % 2 == 0 ? bits : bits >> 32);

@@ -1,5 +1,5 @@
-// What the GPUs of this machine can move and how fast they signal: measured for `ferry limits --backend cuda`
-// and for the lower bounds of `ferry bench --backend cuda`.
+// Measures the bandwidth between GPUs and the latency of their signals, for `ferry limits --backend cuda` and
+// for the lower bounds of `ferry bench --backend cuda`.
 #pragma once
 
 #include <string>

@@ -15,7 +15,7 @@ struct Pass {
   float weight[kRowsPerPass];
 };
 
-// The rows of a pass rounded to RowSum::wire_type, if that differs from their type.
+// The rows of a pass rounded to RowSum::combine_type, if that differs from their type.
 using RoundedRows = char[kRowsPerPass][kBlock * sizeof(float)];
 
 Pass pass_of(const RowSum& sum, int begin, std::int64_t first, std::int64_t columns, RoundedRows& rounded) {
@@ -25,8 +25,8 @@ Pass pass_of(const RowSum& sum, int begin, std::int64_t first, std::int64_t colu
     const int row = begin + i < sum.count ? begin + i : begin;
     pass.row[i] = static_cast<const char*>(sum.rows[row]) + first * bytes;
     pass.weight[i] = sum.weights ? sum.weights[row] : 1.0f;  // fma(1, v, a) is a + v
-    if (sum.row_type == sum.wire_type) continue;
-    convert_row(rounded[i], sum.wire_type, pass.row[i], sum.row_type, columns, Store::cached);
+    if (sum.row_type == sum.combine_type) continue;
+    convert_row(rounded[i], sum.combine_type, pass.row[i], sum.row_type, columns, Store::cached);
     pass.row[i] = rounded[i];
   }
   return pass;
@@ -186,14 +186,14 @@ void sum_block(char* out, float* sums, const RowSum& sum, std::int64_t first, st
 void weighted_sum(const RowSum& sum) {
   if (sum.count == 0) return zero(sum.out, sum.columns * (sum.out_type == DType::fp32 ? 4 : 2));
   with_type(sum.out_type, [&sum](auto out_type) {
-    with_type(sum.wire_type, [&sum](auto wire_type) {
+    with_type(sum.combine_type, [&sum](auto combine_type) {
       using Out = decltype(out_type);
       for_blocks<Out>(sum.out, sum.columns, sum.store,
                       [&](char* out, std::int64_t first, std::int64_t count) {
                         alignas(kLine) float sums[kBlock];
                         prefetch_ahead(sum, first);
                         prefetch_next(sum, first, count);
-                        sum_block<decltype(wire_type), Out>(out, sums, sum, first, count);
+                        sum_block<decltype(combine_type), Out>(out, sums, sum, first, count);
                       });
     });
   });

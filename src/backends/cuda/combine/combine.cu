@@ -24,7 +24,7 @@ constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
 // slower.
 extern __shared__ __align__(128) std::byte stream_memory[];
 
-// Which roles this block has.
+// The roles of this block.
 template <Phase kPhase>
 struct CombineRoles {
   static constexpr bool kSends = kPhase != Phase::receive, kReduces = kPhase != Phase::send;

@@ -52,8 +52,8 @@ struct RowSlice {
   }
 };
 
-// Where the terms of a token's sum lie: on this rank, and in staging (one row for each position, or for each
-// slot).
+// The locations of the terms of a token's sum: on this rank, and in staging (one row for each position, or
+// for each slot).
 struct TokenTerms {
   TokenRows own;
   std::uint32_t staged = 0;  // threads whose row in staging is awaited, later those whose row has arrived

@@ -59,7 +59,7 @@ __device__ __forceinline__ bool await_weight(const CombineArguments& call, std::
   return true;
 }
 
-// What one warp has sent to other ranks, for Exchange::wire_counts().
+// Counts the rows and bytes that one warp has sent to other ranks, for Exchange::wire_counts().
 struct CombineTraffic {
   unsigned long long rows = 0, bytes = 0;
 
@@ -80,7 +80,7 @@ struct ReceivedMessage {
   std::int32_t row;       // here, of this thread's slot
 };
 
-// What this warp sends of a message.
+// The part of a message that this warp sends.
 struct ReturnedRows {
   int destination;         // source rank of the token
   std::int64_t first_row;  // of the token in the destination's staging

@@ -21,8 +21,8 @@ inline constexpr int kMaxExperts = 1024;  // a block's shared memory holds table
 inline constexpr int kMaxBlocks = 512;    // of any launch
 inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
 
-// What the calls of a lane have found wrong since check() last read it. Positions are those of the first call
-// that found something.
+// Errors that the calls of a lane have found since check() last read them. Positions are those of the first
+// call that found one.
 struct DeviceDiagnostics {
   unsigned long long bad_ids, first_bad_id_route;
   std::int64_t first_bad_id;
@@ -46,7 +46,7 @@ struct LaneState {
   unsigned long long bad_ids, lowest_bad_id;
 };
 
-// What a rank sends in a call. Each payload has an end-of-stream flag of its own.
+// The kinds of data that a rank sends in a call. Each has an end-of-stream flag of its own.
 enum class Payload : int {
   weights,  // combine: router weights, from a token's source rank to its rows
   rows,     // everything else
@@ -77,7 +77,7 @@ struct LaneView {
 
   // Working memory of this lane.
   LaneState* state;
-  std::int32_t* block_counts;    // [kMaxSenders, 2 * count_words()] a sending block's counts
+  std::int32_t* block_counts;    // [kMaxSenders, 2 * count_words] a sending block's counts
   std::uint64_t* block_counted;  // [kMaxSenders] call number of those counts (release, gpu scope)
   std::int64_t* load;            // [E] routes to each expert, of all dispatches
 

@@ -1,4 +1,4 @@
-// Which part of an operation a launch does.
+// Phases of an operation: a launch carries out the send phase, the receive phase, or both.
 #pragma once
 
 namespace ferry::cuda {

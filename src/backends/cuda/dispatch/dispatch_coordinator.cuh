@@ -1,5 +1,5 @@
-// What a dispatch block says to and learns from the other ranks, and what the coordinator block publishes of
-// it: header facts, row offsets, totals.
+// Facts about a dispatch that ranks exchange in call headers, and the coordinator block, which publishes what
+// follows from them: row offsets, counts and the total.
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"

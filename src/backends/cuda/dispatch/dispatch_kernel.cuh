@@ -195,7 +195,7 @@ struct DispatchBlock {
     fill_route_rows(call.lane, BlockTables::of(call), RowOffsets::of(call), call.plan, begin, end);
   }
 
-  // [warp]
+  // [warp] Receives the rows that fall to this warp. After an abort it leaves an empty result.
   __device__ void receive() const {
     if (!receive_tokens<Traits>(call, role.receive_worker(), role.receivers * kBlockWarps))
       clear_received(call, thread() % 32, 32);

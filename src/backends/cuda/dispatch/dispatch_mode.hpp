@@ -17,14 +17,14 @@ enum class DispatchMode {
   receive_phase,    // split call: the second
 };
 
-// What the choice depends on.
+// The facts that decide the mode.
 struct DispatchModeInput {
   Phase phase;
   bool computes_values;  // receivers weight rows or compute dot products
   bool by_plan;
-  bool
-      has_metadata_blocks;  // enough blocks to spare some, and not too many ranks to tell each of every token
-  bool count_on_device;     // `tokens` is an upper bound
+  bool has_metadata_blocks;  // enough blocks to spare some, and few enough ranks to send each the metadata of
+                             // every token
+  bool count_on_device;      // `tokens` is an upper bound
   std::int64_t tokens;
 };
 

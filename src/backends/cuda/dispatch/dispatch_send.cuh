@@ -28,7 +28,7 @@ struct WireCounter {
   }
 };
 
-// What a sending warp needs to know of its block and call.
+// A sending warp's view of its block and call.
 struct SendContext {
   const DispatchArguments& call;
   BlockTables tables;
@@ -71,7 +71,7 @@ struct SendContext {
   }
 };
 
-// Where this thread's slot of its tile's token goes.
+// The destination of this thread's slot of its tile's token.
 struct OutgoingSlot {
   std::int32_t rank = -1;                         // -1: nowhere
   std::int32_t local = SlotMetadata::kElsewhere;  // local number of its expert there
@@ -84,8 +84,8 @@ struct OutgoingSlot {
 };
 
 // The planners below have two functions:
-//   next(tile, first, end)   [warp] the slots of the next tokens, one for each tile from token `first` on,
-//   before `end` finish(tile, token)      [tile] called when the token's row has been sent
+//   next(tile, first, end)  [warp] the slots of the next tokens in [first, end), one token for each tile
+//   finish(tile, token)     [tile] called when the token's row has been sent
 
 // Plans tokens from ids, for the receivers and for the plan. A warp's tokens, in order.
 struct RoutePlanner {

@@ -38,7 +38,7 @@ struct SourceSegments {
 };
 
 // The messages to this rank. A message's index is its number, or its token where the source's header says so
-// (HeaderFacts::by_token); then there may be no message at an index.
+// (HeaderFacts::token_indexed); then there may be no message at an index.
 struct MessageQueue {
   const DispatchArguments& call;
   RowOffsets offsets;

@@ -8,7 +8,7 @@
 
 namespace ferry::cuda {
 
-// What a receiving warp needs to know of its block and call.
+// A receiving warp's view of its block and call.
 struct ReceiveContext {
   const DispatchArguments& call;
   BlockTables tables;
@@ -33,7 +33,7 @@ struct TileMessage {
   Quarters quarters;  // this warp's; the warp of the first quarter records the slots
 };
 
-// What becomes of this thread's slot of its tile's message.
+// This thread's slot of its tile's message, once its metadata is known.
 struct ReceivedSlot {
   SlotMetadata metadata;   // .token: the message's token
   std::int32_t message;    // its number

@@ -14,12 +14,10 @@ namespace ferry::cuda {
 
 // Regions are zeroed at first. A rank's device is the one current in the constructing thread; ranks may share
 // a device.
-// - Ranks that are threads share one mapping of each region, at the same address; it lives until the last
-// rank
-//   has destroyed its object.
-// - Ranks that are processes each map every region. The memory lives until the last process has unmapped it
-// or
-//   ended, so the region of a dead rank stays accessible.
+// - Ranks that are threads share one mapping of each region, at the same address. It lives until the last
+//   rank destroys its object.
+// - Ranks that are processes each map every region. The memory lives until the last process unmaps it or
+//   ends, so peers can still access the region of a dead rank.
 //
 // Before it destroys the object, a rank must wait for its own kernels, whose addresses become invalid.
 // Kernels of peers may still write to this rank's region.
@@ -27,8 +25,7 @@ class DeviceSymmetricMemory {
  public:
   // Collective. If it fails on one rank, it throws that rank's error on all of them.
   // @throws UsageError        the ranks request different sizes
-  // @throws UnsupportedError  no driver, no device, or a device cannot access a peer's (the message names
-  // both)
+  // @throws UnsupportedError  no driver, no device, or a device cannot access a peer's
   // @throws SystemError       any other error of CUDA or the system
   DeviceSymmetricMemory(const Rank& rank, std::int64_t bytes);
 

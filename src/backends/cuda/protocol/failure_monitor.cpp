@@ -19,8 +19,8 @@ constexpr std::chrono::milliseconds kProcessCheckInterval{200};  // a check is a
 
 }  // namespace
 
-FailureMonitor::FailureMonitor(const Rank& rank, HostSignals* report, double deadline)
-    : rank_(rank), report_(report), deadline_(deadline) {
+FailureMonitor::FailureMonitor(const Rank& rank, HostSignals* signals, double deadline)
+    : rank_(rank), signals_(signals), deadline_(deadline) {
   const ScopedSignalBlock scoped_signal_block;
   try {
     thread_ = std::thread([this] { run(); });
@@ -45,21 +45,21 @@ void FailureMonitor::run() {
     stopping = !sleep();  // then polls once more: a kernel may have timed out just now
   }
   // Release: a reader of the abort word also sees the failure. The failure is final, so the thread may end.
-  std::atomic_ref(report_->abort).store(1, std::memory_order_release);
+  std::atomic_ref(signals_->abort).store(1, std::memory_order_release);
 }
 
 bool FailureMonitor::group_has_failed() {
   RankState& state = rank_.state();
   try {
     // Acquire: the kernel stores the record before it store-releases `timed_out`.
-    if (std::atomic_ref(report_->timed_out).load(std::memory_order_acquire) != 0) {
-      state.time_out(report_->timeout, deadline_);
+    if (std::atomic_ref(signals_->timed_out).load(std::memory_order_acquire) != 0) {
+      state.time_out(signals_->timeout, deadline_);
     }
     if (Clock::now() < next_process_check_) return state.control().failed();
     next_process_check_ = Clock::now() + kProcessCheckInterval;
     WaitRecord no_wait;
     no_wait.rank = state.index();
-    return state.look(no_wait);
+    return state.check_peers(no_wait);
   } catch (...) {
     // Without the check, a death would stay unnoticed until the kernels' deadline: fail now.
     state.control().fail(state.index(), ErrorRecord::of(std::current_exception()));

@@ -13,15 +13,15 @@
 namespace ferry::cuda {
 
 // The thread lives as long as the object. It
-// - sets report->abort when the group has failed, on any rank and for any reason (within about 20 ms);
-// - fails the group with report->timeout when report->timed_out is set, so that all ranks stop (20 ms);
+// - sets signals->abort when the group has failed, on any rank and for any reason (within about 20 ms);
+// - fails the group with signals->timeout when signals->timed_out is set, so that all ranks stop (20 ms);
 // - fails the group when a peer's process has ended without leaving the group (200 ms).
 // A peer that has left the group properly is no failure: a rank that still waits for it times out.
 class FailureMonitor {
  public:
-  // `report`: zeroed host memory that outlives the object; kernels may write it at any time. `deadline`: the
+  // `signals`: zeroed host memory that outlives the object; kernels may write it at any time. `deadline`: the
   // kernels' deadline in seconds, for the error message. Throws SystemError if no thread can be started.
-  FailureMonitor(const Rank& rank, HostSignals* report, double deadline);
+  FailureMonitor(const Rank& rank, HostSignals* signals, double deadline);
   ~FailureMonitor();  // stops the thread
   FailureMonitor(const FailureMonitor&) = delete;
   FailureMonitor& operator=(const FailureMonitor&) = delete;
@@ -34,7 +34,7 @@ class FailureMonitor {
   bool sleep();             // false: the object is being destroyed
 
   Rank rank_;
-  HostSignals* report_;
+  HostSignals* signals_;
   double deadline_;
   Clock::time_point next_process_check_ = Clock::now();
   std::mutex mutex_;
