@@ -155,7 +155,7 @@ TEST_P(DeviceSymmetric, FailedAllocationThrowsOnAllRanks) {
   run(3, [](const Rank& rank) {
     const auto error =
         expect_thrown<SystemError>([&] { DeviceSymmetricMemory(rank, std::int64_t{1} << 50); });
-    require_text(error, "rank 0: cannot get ");
+    require_text(error, "rank 0: cannot allocate ");
     check_exchange(rank);
   });
 }
