@@ -108,7 +108,7 @@ TEST(BlockRoles, SenderBlocksFollowTheWork) {
   EXPECT_LT(dispatch_senders(32, summed, staged), dispatch_senders(32, summed, work));
 }
 
-// The fastest choices on 4 x H200 (docs/performance-gpus.md).
+// The fastest choices on 4 x H200 (docs/performance.md).
 TEST(BlockRoles, MatchTheMeasuredOptimum) {
   Config summed = config_of(4, 8, Layout::rank_major), rows = config_of(4, 8, Layout::expert_major);
   summed.max_tokens = rows.max_tokens = 4096;
