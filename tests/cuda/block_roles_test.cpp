@@ -108,11 +108,7 @@ TEST(BlockRoles, SenderBlocksFollowTheWork) {
   EXPECT_LT(dispatch_senders(32, summed, staged), dispatch_senders(32, summed, work));
 }
 
-<<<<<<< HEAD
 // The fastest choices on 4 x H200 (docs/log/2026-11-22-gpu.md).
-=======
-// The fastest choices on 4 x H200 (docs/performance.md).
->>>>>>> eee01cfe8666f32c823696d49db53125e1ce9874
 TEST(BlockRoles, MatchTheMeasuredOptimum) {
   Config summed = config_of(4, 8, Layout::rank_major), rows = config_of(4, 8, Layout::expert_major);
   summed.max_tokens = rows.max_tokens = 4096;

@@ -27,7 +27,7 @@ TEST(CudaErrors, NameTheActionAndTheRemedy) {
   cuda::check(cudaSuccess, "do it");
   const auto full = expect_thrown<SystemError>([] { cuda::check(cudaErrorMemoryAllocation, "get 5 bytes"); });
   EXPECT_EQ(full.error_number, ENOMEM);
-  require_text(full, "cannot allocate 5 bytes: cudaErrorMemoryAllocation (");
+  require_text(full, "cannot get 5 bytes: cudaErrorMemoryAllocation (");
   const auto wrong = expect_thrown<SystemError>([] { cuda::check(cudaErrorInvalidValue, "do it"); });
   EXPECT_EQ(wrong.error_number, EIO);
   const auto none = expect_thrown<UnsupportedError>([] { cuda::check(cudaErrorNoDevice, "do it"); });
