@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""usage: check_capabilities.py BUILD_DIRECTORY
+"""usage: check_capabilities.py BUILD_DIRECTORY...
 
 Fails when docs/capabilities.md names a test that does not exist, or when a row names no test.
 Every table with a column "test" is checked. Tests are named in backticks: as ctest lists them, or as Suite.Test for
@@ -42,7 +42,7 @@ def rows_of(path):
 
 
 def main():
-    known = tests_of(sys.argv[1]) | tests_for_gpus()
+    known = set().union(*map(tests_of, sys.argv[1:])) | tests_for_gpus()
     problems = []
     rows = list(rows_of(REPOSITORY / "docs/capabilities.md"))
     if not rows:

@@ -201,7 +201,7 @@ RowAssigner::RowAssigner(const Config& config, int rank, const RowOffsetTable& o
 }
 
 const std::int32_t* RowAssigner::assign(int source, std::int64_t i, int token, int position,
-                                       const std::int32_t* ids) {
+                                        const std::int32_t* ids) {
   const std::int64_t message = std::int64_t{source} * config_.max_tokens + i;
   plan_.received_token[message] = token;
   plan_.received_position[message] = position;
