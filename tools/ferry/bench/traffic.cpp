@@ -75,18 +75,18 @@ RemoteRows busiest_of_set(const BenchPoint& point, const BenchInputs& inputs, in
 }  // namespace
 
 BenchRouting routing_of(const BenchPoint& point, const BenchInputs& inputs) {
-  constexpr int kSets = BenchInputs::kSets;
+  constexpr int sets = BenchInputs::kSets;
   BenchRouting sum;
-  for (int set = 0; set < kSets; ++set) add_routing(point, inputs, set, sum);
-  return {.routes = sum.routes / kSets,
-          .pairs = sum.pairs / kSets,
-          .remote_pairs = sum.remote_pairs / kSets,
-          .busiest_share = sum.busiest_share / kSets};
+  for (int set = 0; set < sets; ++set) add_routing(point, inputs, set, sum);
+  return {.routes = sum.routes / sets,
+          .pairs = sum.pairs / sets,
+          .remote_pairs = sum.remote_pairs / sets,
+          .busiest_share = sum.busiest_share / sets};
 }
 
 RemoteRows busiest_remote_rows(const BenchPoint& point, const BenchInputs& inputs) {
   RemoteRows mean;
-  for (int set = 0; set < BenchInputs::kSets; ++set) {
+  for (int set = 0; set < BenchInputs::sets; ++set) {
     const RemoteRows one = busiest_of_set(point, inputs, set);
     mean.pairs += one.pairs / BenchInputs::kSets;
     mean.routes += one.routes / BenchInputs::kSets;
