@@ -34,7 +34,8 @@ class DeviceGuard {
  private:
   explicit DeviceGuard(int device);  // negative: none
 
-  int previous_ = -1;  // restored on destruction; negative: nothing to restore
+  // Restored on destruction; negative: nothing to restore. Builds without CUDA never use it.
+  [[maybe_unused]] int previous_ = -1;
 };
 
 }  // namespace ferry::python

@@ -86,7 +86,7 @@ BenchRouting routing_of(const BenchPoint& point, const BenchInputs& inputs) {
 
 RemoteRows busiest_remote_rows(const BenchPoint& point, const BenchInputs& inputs) {
   RemoteRows mean;
-  for (int set = 0; set < BenchInputs::sets; ++set) {
+  for (int set = 0; set < BenchInputs::kSets; ++set) {
     const RemoteRows one = busiest_of_set(point, inputs, set);
     mean.pairs += one.pairs / BenchInputs::kSets;
     mean.routes += one.routes / BenchInputs::kSets;
