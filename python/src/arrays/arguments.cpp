@@ -38,7 +38,7 @@ bool is_near_null(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) < 65536;
 }
 
-// Whether the dimensions from `first` on are C-contiguous.
+// Returns true if the dimensions from `first` on are C-contiguous.
 bool is_dense_from(const Array& array, std::size_t first) {
   if (is_empty(array)) return true;
   std::int64_t step = 1;

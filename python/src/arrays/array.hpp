@@ -27,7 +27,7 @@ inline constexpr Element kBf16{4, 16, 1}, kFp16{2, 16, 1}, kFp32{2, 32, 1}, kFp8
 inline constexpr Element kInt32{0, 32, 1}, kInt64{0, 64, 1}, kByte{1, 8, 1};
 
 std::string name_of(Element element);  // its name in NumPy and PyTorch
-bool is_named(Element element);        // whether it has one
+bool is_named(Element element);        // true if the element has a name
 Element element_of(DType type);
 
 // Where memory is. Host memory is {kDLCPU, 0}.
