@@ -126,7 +126,7 @@ __device__ void report(Fp8Comparison* all, std::uint32_t amax, std::uint32_t inp
 // Each warp quantises rows as a sending warp does, and compares them.
 template <DType kType, int kDeep, class Blocks>
 __global__ void __launch_bounds__(32 * kWarps)
-    compare(Blocks source, Fp8Options options, Fp8Comparison* all) {
+    compare(Blocks source, Fp8Options options, Encoding encoding, Fp8Comparison* all) {
   __shared__ WarpMemory<kType, kDeep> memories[kWarps];
   constexpr int kColumns = kDeep * 256;
   const int thread = threadIdx.x % 32;
@@ -140,9 +140,9 @@ __global__ void __launch_bounds__(32 * kWarps)
       memory.values[column] = 0xA5;
     }
     __syncwarp();
-    cuda::send_encoded<kType, kDeep>(reinterpret_cast<const std::byte*>(memory.row),
-                                     reinterpret_cast<std::byte*>(memory.values),
-                                     reinterpret_cast<std::byte*>(memory.scales), 1u, {0, kColumns}, options);
+    cuda::send_encoded<kType, kDeep>(
+        reinterpret_cast<const std::byte*>(memory.row), reinterpret_cast<std::byte*>(memory.values),
+        reinterpret_cast<std::byte*>(memory.scales), 1u, {0, kColumns}, encoding);
     __syncwarp();
     for (int block = 0; block < 2 * kDeep; ++block) {
       float input[4];
@@ -177,7 +177,8 @@ Fp8Comparison run(const Blocks& source, const Fp8Options& options) {
   require_success(cudaMalloc(&on_device, sizeof(Fp8Comparison)), "cudaMalloc");
   require_success(cudaMemset(on_device, 0, sizeof(Fp8Comparison)), "cudaMemset");
   constexpr int kBlocks = 132 * 16;
-  compare<kType, kDeep><<<kBlocks, 32 * kWarps>>>(source, options, on_device);
+  compare<kType, kDeep>
+      <<<kBlocks, 32 * kWarps>>>(source, options, encoding_of(Format::fp8_e4m3(options)), on_device);
   require_success(cudaGetLastError(), "launching the comparison");
   Fp8Comparison result;
   require_success(cudaMemcpy(&result, on_device, sizeof result, cudaMemcpyDeviceToHost), "cudaMemcpy");
