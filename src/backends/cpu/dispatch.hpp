@@ -68,6 +68,7 @@ class Dispatch {
   PlanHeader
       header_{};  // by plan: as it was checked, because the caller may change its plan between the phases
   PartList parts_;
+  Encoding encoding_;
   MessageLayout layout_{};
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;
