@@ -2,9 +2,9 @@
 #pragma once
 
 #include "backends/cuda/device/kernel_traits.cuh"
+#include "backends/cuda/device/row_stream.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/row_offsets.cuh"
-#include "backends/cuda/dispatch/row_stream.cuh"
 
 namespace ferry::cuda {
 
