@@ -32,7 +32,8 @@ ROOMS = {
     "backends/cuda/memory": "base base/os memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",
     "backends/cuda/protocol": "base group layout backends/cuda/device",
-    "backends/cuda/operations": "layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
+    "backends/cuda/operations": "base layout plan exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+                                " backends/cuda/protocol",
     "backends/cuda/dispatch": "base format layout plan backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
     "backends/cuda/dispatch/kernels": "backends/cuda/device backends/cuda/dispatch",
     "backends/cuda/combine": "layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"

@@ -8,6 +8,7 @@
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 #include "ferry/exchange.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
 
@@ -43,8 +44,7 @@ struct DispatchArguments {
   bool apply_weights;
 
   // How a token travels.
-  FormatKind format;
-  Fp8Options fp8;
+  Encoding encoding;
   PartList parts;
   DeviceMessageLayout message;
   bool own_staged;  // this rank's own tokens go through staging as well
