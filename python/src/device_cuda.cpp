@@ -1,7 +1,7 @@
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/device/clear.hpp"
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/clear.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "device.hpp"
 
 namespace ferry::python {

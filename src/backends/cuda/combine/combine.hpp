@@ -7,9 +7,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/device/lane_view.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "backends/cuda/host/launch.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 #include "layout/message.hpp"
 
 namespace ferry::cuda {

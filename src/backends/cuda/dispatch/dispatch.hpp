@@ -3,10 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/device/lane_view.hpp"
 #include "backends/cuda/dispatch/dispatch_mode.hpp"
 #include "backends/cuda/dispatch/send_partition.hpp"
-#include "backends/cuda/host/launch.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 #include "ferry/exchange.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"

@@ -1,10 +1,10 @@
-#include "backends/cuda/device/small_operations.hpp"
+#include "backends/cuda/operations/small_operations.hpp"
 
-#include "backends/cuda/combine/route_values.cuh"
-#include "backends/cuda/device/plan_entries.cuh"
 #include "backends/cuda/device/shared_copy.cuh"
+#include "backends/cuda/operations/route_values.cuh"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
+#include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 
 namespace ferry::cuda {

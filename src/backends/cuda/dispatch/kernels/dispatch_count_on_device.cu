@@ -1,6 +1,6 @@
 // Kernels of a fused dispatch from ids whose token count only the device knows.
-#include "backends/cuda/dispatch/dispatch_kernel.cuh"
-#include "backends/cuda/dispatch/dispatch_kernels.hpp"
+#include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
+#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "backends/cuda/dispatch/block_state.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "backends/cuda/dispatch/dispatch_kernels.hpp"
+#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 
 #include <array>
 #include <cstddef>

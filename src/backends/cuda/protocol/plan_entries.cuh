@@ -2,8 +2,8 @@
 // arrays.
 #pragma once
 
-#include "backends/cuda/device/lane_view.hpp"
 #include "backends/cuda/protocol/diagnostics.cuh"
+#include "backends/cuda/protocol/lane_view.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::cuda {

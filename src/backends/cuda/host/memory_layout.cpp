@@ -1,9 +1,9 @@
-#include "backends/cuda/memory/memory_layout.hpp"
+#include "backends/cuda/host/memory_layout.hpp"
 
 #include <algorithm>
 
-#include "backends/cuda/device/lane_view.hpp"
 #include "backends/cuda/device/routing_tables.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"

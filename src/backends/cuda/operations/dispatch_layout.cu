@@ -2,10 +2,10 @@
 // own shared memory; the blocks then add up each other's counts, so that nothing needs to be cleared first.
 #include <algorithm>
 
-#include "backends/cuda/device/lane_view.hpp"
-#include "backends/cuda/host/error.hpp"
-#include "backends/cuda/host/launch.hpp"
 #include "backends/cuda/memory/device_access.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 #include "base/text.hpp"
 #include "exchange/dispatch_layout.hpp"
 #include "ferry/error.hpp"

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "backends/cuda/device/clear.hpp"
-#include "backends/cuda/host/launch.hpp"
+#include "backends/cuda/runtime/clear.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 namespace {

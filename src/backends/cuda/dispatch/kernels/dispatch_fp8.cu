@@ -1,6 +1,6 @@
 // Kernels of fused dispatches that quantise rows to fp8.
-#include "backends/cuda/dispatch/dispatch_kernel.cuh"
-#include "backends/cuda/dispatch/dispatch_kernels.hpp"
+#include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
+#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 

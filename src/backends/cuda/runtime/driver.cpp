@@ -1,8 +1,8 @@
-#include "backends/cuda/memory/driver.hpp"
+#include "backends/cuda/runtime/driver.hpp"
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 

@@ -1,6 +1,6 @@
 // Kernels of the send phase, of the receive phase, and of fused dispatches that compute values of rows.
-#include "backends/cuda/dispatch/dispatch_kernel.cuh"
-#include "backends/cuda/dispatch/dispatch_kernels.hpp"
+#include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
+#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 

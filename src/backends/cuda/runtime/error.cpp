@@ -1,9 +1,9 @@
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 
 #include <cerrno>
 #include <string>
 
-#include "backends/cuda/memory/driver.hpp"
+#include "backends/cuda/runtime/driver.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 

@@ -3,7 +3,6 @@
 // which carry the call number and need no flag.
 #pragma once
 
-#include "backends/cuda/dispatch/row_offsets.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 #include "layout/slot_metadata.hpp"

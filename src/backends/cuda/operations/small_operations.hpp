@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/device/lane_view.hpp"
-#include "backends/cuda/host/launch.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "backends/cuda/device/ptx.cuh"
-#include "backends/cuda/dispatch/row_copy.cuh"
+#include "backends/cuda/device/row_copy.cuh"
 
 namespace ferry::cuda {
 

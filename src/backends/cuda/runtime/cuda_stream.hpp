@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry::cuda {

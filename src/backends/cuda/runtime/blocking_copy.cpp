@@ -1,9 +1,9 @@
-#include "backends/cuda/host/blocking_copy.hpp"
+#include "backends/cuda/runtime/blocking_copy.hpp"
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/host/cuda_stream.hpp"
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/cuda_stream.hpp"
+#include "backends/cuda/runtime/error.hpp"
 
 namespace ferry::cuda {
 

@@ -1,6 +1,6 @@
-#include "backends/cuda/host/launch.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 
