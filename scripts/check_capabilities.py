@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 
+from gpu_tests import tests_of_gpus
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 
@@ -42,7 +43,7 @@ def rows_of(path):
 
 
 def main():
-    known = set().union(*map(tests_of, sys.argv[1:])) | tests_for_gpus()
+    known = set().union(*map(tests_of, sys.argv[1:])) | tests_for_gpus() | tests_of_gpus(REPOSITORY).keys()
     problems = []
     rows = list(rows_of(REPOSITORY / "docs/capabilities.md"))
     if not rows:

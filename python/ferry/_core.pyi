@@ -357,6 +357,15 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
+def dispatch_layout(ids: Any, placement: Placement, *, ranks_per_node: int = 0, stream: Any | None = None) -> tuple[Any, Any, Any, Any | None]:
+    """
+    (tokens_per_rank, routes_per_expert, token_in_rank, tokens_per_node) of ids [N, K]. Not collective.
+
+    int32 [R]: tokens with an expert on the rank; int32 [E]; bool [N, R]: whether the token has an expert on the rank; int32
+    [R / ranks_per_node], or None without ranks_per_node. Slots of -1 and ids out of range are not counted. For ids on a GPU
+    the counts are made on `stream`, by default the current one of the ids' framework, without waiting for it.
+    """
+
 class ReceiveBuffers:
     """
     The caller's memory for the result of a dispatch.

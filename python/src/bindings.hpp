@@ -8,6 +8,7 @@ namespace ferry::python {
 void bind_config(nanobind::module_& module);
 void bind_group(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
+void bind_dispatch_layout(nanobind::module_& module);
 void bind_dispatch_result(nanobind::module_& module);
 void bind_exchange(nanobind::module_& module);
 void bind_operators(nanobind::module_& module);

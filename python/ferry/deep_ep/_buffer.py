@@ -6,13 +6,12 @@ import os
 
 import ferry
 from ferry._core import _LowLatencyCalls
-from ferry.deep_ep import _normal
+from ferry.deep_ep import _layout, _normal
 from ferry.deep_ep._arrays import arrays_of
 from ferry.deep_ep._checks import require, require_integer
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint, require_config
 from ferry.deep_ep._events import EventHandle, EventOverlap, Streams
 from ferry.deep_ep._exchanges import Exchanges, group_of
-from ferry.deep_ep._layout import LookupTables, token_counts
 
 
 class Buffer:
@@ -56,7 +55,7 @@ class Buffer:
         self.runtime = self.exchanges.group
         self._streams = Streams()
         self._low_latency = _LowLatencyCalls(self._streams.calls, self.exchanges.first_low_latency)
-        self._tables = {}
+        self._placements = {}  # by number of experts
 
     def destroy(self) -> None:
         """Frees all memory. Only for buffers made with explicitly_destroy=True."""
@@ -124,14 +123,16 @@ class Buffer:
         """
         self.exchanges.check_open()
         arrays = arrays_of(topk_idx)
-        require(arrays, topk_idx, "topk_idx", 2, "int32", "int64")
+        placement = self._placements.get(num_experts)
+        if placement is None:
+            require_integer(num_experts, "num_experts", 1)
+            placement = self._placements[num_experts] = ferry.Placement.blocks(num_experts, self.group_size)
+        if previous_event is None and not async_finish:  # on the current stream, like any operation of the framework
+            return *_layout.dispatch_layout(arrays, topk_idx, placement), EventOverlap()
         with self._streams.call(arrays, [topk_idx], previous_event, async_finish) as call:
-            key = (arrays, num_experts, topk_idx.device if arrays.on_device else None)
-            if key not in self._tables:
-                self._tables[key] = LookupTables(arrays, topk_idx, num_experts, self.group_size)
-            per_rank, per_expert, in_rank = token_counts(arrays, topk_idx, self._tables[key])
+            per_rank, none, per_expert, in_rank = _layout.dispatch_layout(arrays, topk_idx, placement)
             call.outputs = [per_rank, per_expert, in_rank]
-        return per_rank, None, per_expert, in_rank, call.event
+        return per_rank, none, per_expert, in_rank, call.event
 
     def dispatch(
         self,

@@ -26,16 +26,23 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
 
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
             const LaunchShape& shape, cudaStream_t stream, const char* action) {
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
+  cudaLaunchAttribute attribute[2]{};
+  unsigned attributes = 0;
+  if (shape.cooperative) {
+    attribute[attributes].id = cudaLaunchAttributeCooperative;
+    attribute[attributes++].val.cooperative = 1;
+  }
+  if (shape.cluster) {
+    attribute[attributes].id = cudaLaunchAttributeClusterDimension;
+    attribute[attributes++].val.clusterDim = {static_cast<unsigned>(shape.blocks), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &cooperative;
-  config.numAttrs = shape.cooperative ? 1 : 0;
+  config.attrs = attribute;
+  config.numAttrs = attributes;
   check(cudaLaunchKernelExC(&config, kernel, &arguments), action);
 }
 

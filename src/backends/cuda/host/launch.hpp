@@ -17,6 +17,7 @@ inline cudaStream_t handle_of(Stream stream) {
 struct LaunchShape {
   int blocks = 1;
   bool cooperative = false;  // the driver guarantees residency; not where ranks or lanes share the device
+  bool cluster = false;      // all blocks form one cluster: at most 8
 };
 
 // Raises the kernel's limit of dynamic shared memory on the current device to the most a block can have. Call
