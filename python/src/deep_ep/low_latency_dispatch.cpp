@@ -100,7 +100,8 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
               .framework = tokens.framework,
               .device = call.device(),
               .shape = pool->plan_shape,
-              .tokens = in.tokens.count};
+              .tokens = in.tokens.count,
+              .storage_writes = write_count(received->memory.plan)};
   nb::object handle = nb::cast(LowLatencyHandle{
       .pool = pool, .exchange = used.owner, .plan = std::move(plan), .received = !hooked, .ids = ids});
   std::vector<nb::object> arrays = received->all();
