@@ -150,7 +150,9 @@ void Dispatch::write_groups() {
   }
 }
 
+// By a damaged plan the groups may end past the total, and with it past the caller's memory.
 void Dispatch::write_padding(std::int64_t begin, std::int64_t end) {
+  end = std::min(end, plan_.header->total);
   for (std::int64_t row = begin; row < end; ++row) {
     plan_.sources[row] = {};
     if (result_.weight != nullptr) const_cast<float*>(result_.weight)[row] = 0;

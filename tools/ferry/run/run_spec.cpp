@@ -113,7 +113,7 @@ Config checked_config(const RunOptions& options, const Trace& trace) {
                                      .format = format_of(options.format),
                                      .reduction = reduction,
                                      .alignment = options.alignment,
-                                     .deadline_seconds = kHostDeadlineSeconds},
+                                     .deadline_seconds = static_cast<double>(options.deadline)},
                                     trace);
   check_memory(options, config);
   return config;
