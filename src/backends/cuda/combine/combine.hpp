@@ -16,6 +16,7 @@ namespace ferry::cuda {
 
 struct CombineArguments {
   LaneView lane;
+  Phase phase;
   AgreedOptions terms;
   PlanView plan;
   Reduction reduction;
@@ -44,7 +45,6 @@ struct CombineArguments {
 // Sets the kernels' shared memory limits on the current device. Call once before the first launch.
 void prepare_combine();
 
-void launch_combine(const CombineArguments& arguments, Phase phase, const LaunchShape& shape,
-                    cudaStream_t stream);
+void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 
 }  // namespace ferry::cuda

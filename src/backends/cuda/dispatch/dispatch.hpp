@@ -56,6 +56,7 @@ struct DispatchArguments {
   SendPartition partition;  // of `tokens` among the senders: set by the launch
   SendPartition
       metadata_partition;  // of `tokens` among the metadata blocks but the coordinator: set by the launch
+  Phase phase;             // set by the launch
   BlockOffsets shared;     // set by the launch
 
   // The caller's output.
@@ -67,6 +68,7 @@ struct DispatchArguments {
   float* dots;
   std::int32_t* counts;
   std::int32_t* row_offsets;
+  std::int32_t* count_sums;  // or null
 };
 
 // Bytes of a block's shared memory.

@@ -5,9 +5,9 @@
 namespace ferry::cuda {
 
 const void* fp8_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::by_plan) return kernel<Phase::fused, SpecialisedByPlan<true>>();
-  if (mode == DispatchMode::few_tokens) return kernel<Phase::fused, SpecialisedDispatch<true, true>>();
-  return kernel<Phase::fused, SpecialisedDispatch<true, false>>();
+  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<true>>();
+  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<true, true>>();
+  return kernel<SpecialisedDispatch<true, false>>();
 }
 
 }  // namespace ferry::cuda

@@ -5,9 +5,8 @@
 namespace ferry::cuda {
 
 const void* generic_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::send_phase) return kernel<Phase::send, GenericDispatch>();
-  if (mode == DispatchMode::receive_phase) return kernel<Phase::receive, GenericDispatch>();
-  return kernel<Phase::fused, GenericDispatch>();
+  if (mode == DispatchMode::generic) return kernel<GenericDispatch>();
+  return reinterpret_cast<const void*>(&dispatch_phase_kernel<GenericDispatch>);
 }
 
 }  // namespace ferry::cuda

@@ -45,11 +45,13 @@ void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, cons
                      cudaStream_t stream) {
   DispatchArguments call = arguments;
   const auto shared_bytes = static_cast<std::size_t>(DispatchBlockState::lay_out(&call));
-  const bool fused = mode != DispatchMode::send_phase && mode != DispatchMode::receive_phase;
+  call.phase = mode == DispatchMode::send_phase      ? Phase::send
+               : mode == DispatchMode::receive_phase ? Phase::receive
+                                                     : Phase::fused;
   const auto [senders, metadata_blocks] =
       may_have_metadata_blocks(mode) ? call.few_token_blocks : call.many_token_blocks;
   // A kernel that reads the token count from device memory makes its own partitions.
-  const bool one_role_each = fused && shape.blocks > 1;
+  const bool one_role_each = call.phase == Phase::fused && shape.blocks > 1;
   call.partition =
       SendPartition::of(call.tokens, one_role_each ? senders : std::min(shape.blocks, kMaxSenders));
   if (metadata_blocks > 0) call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
