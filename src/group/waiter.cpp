@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/pause.hpp"
 #include "base/text.hpp"
 
 namespace ferry {
@@ -30,14 +31,6 @@ int processors() {
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 }  // namespace
@@ -101,7 +94,7 @@ void Waiter::time_out(const WaitRecord& record, double deadline) {
 
 bool Waiter::spin(const WaitCondition& condition, std::uint64_t value) const {
   for (int i = 0; i < spins_; ++i) {
-    pause();
+    pause_processor();
     if (condition.reached(value)) return true;
   }
   for (int i = 0; i < kYields; ++i) {

@@ -8,6 +8,7 @@
 #include "backends/cuda/host/error.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
+#include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
@@ -57,6 +58,9 @@ class CudaBackend final : public Backend {
     throw_if_failed(Operation::route_values);
     fault_point(FaultPoint::route_values_begin, exchange_.me());
     this->lane(lane).route_values(values, plan, row_values, stream);
+  }
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override {
+    return count_dispatch(ids, tokens, lane, stream);
   }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
     throw_if_failed(Operation::metadata);
@@ -127,6 +131,14 @@ class CudaBackend final : public Backend {
     state.control().throw_failure(record);
   }
 
+  // Throws UsageError if the stream is being captured: `call` waits for the host.
+  static void require_no_capture(Stream stream, const char* call) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
+    if (status != cudaStreamCaptureStatusNone)
+      throw UsageError(str(call, ": cannot be captured into a CUDA graph, because it waits for its result"));
+  }
+
   // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
   template <class Call>
   auto run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
@@ -136,6 +148,18 @@ class CudaBackend final : public Backend {
       refuse(operation, lane, error, stream);
       throw;
     }
+  }
+
+  DispatchCounts count_dispatch(const Ids& ids, std::int32_t tokens, int lane, Stream stream) {
+    throw_if_failed(Operation::dispatch_counts);
+    Lane& mine = this->lane(lane);
+    require_no_capture(stream, "dispatch_counts");
+    run_or_refuse(Operation::dispatch_counts, lane, stream,
+                  [&] { mine.count_dispatch(ids, tokens, stream); });
+    while (!mine.await_dispatch_counts(stream)) throw_if_failed(Operation::dispatch_counts);
+    throw_if_failed(Operation::dispatch_counts);
+    mine.raise_device_error();
+    return mine.dispatch_counts();
   }
 
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream) {

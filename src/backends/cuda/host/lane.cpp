@@ -74,6 +74,8 @@ Lane::Lane(const ExchangeState& exchange, int index)
       arrays_(lane_arrays(exchange_.config, exchange_.me())),
       memory_(arrays_.bytes),
       pinned_(sizeof(LanePinnedMemory)),
+      counts_(
+          HostCounts::bytes(exchange_.rank.size(), exchange_.config.placement.local_experts(exchange_.me()))),
       view_(make_view()) {
   prepare_dispatch(view_);
   prepare_combine();

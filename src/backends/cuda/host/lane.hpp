@@ -6,6 +6,7 @@
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/device/small_operations.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/dispatch/dispatch_counts.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/memory_layout.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
@@ -41,6 +42,11 @@ class Lane {
   void combine_receive(Stream stream);
   void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
   const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
+  // dispatch_counts in three steps: enqueues the kernel; waits a while for what it writes, and returns
+  // whether it has ended; reads that, if the call was not aborted.
+  void count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
+  bool await_dispatch_counts(Stream stream) const;
+  DispatchCounts dispatch_counts() const;
   void refuse(Operation operation, const Error& error, Stream stream);
 
   // Throws the error of an aborted call of this lane, once.
@@ -71,6 +77,7 @@ class Lane {
   const LaneArrays arrays_;
   DeviceMemory memory_;
   PinnedMemory pinned_;
+  PinnedMemory counts_;  // HostCounts
   LaneView view_;
 
   // Kept from a send phase for its receive phase.
@@ -78,7 +85,8 @@ class Lane {
   CombineArguments combine_{};
   LaunchShape phase_shape_;
   DispatchResult result_;
-  std::uint64_t calls_ = 0;  // enqueued so far
+  std::uint64_t calls_ = 0;    // enqueued so far
+  std::uint64_t counted_ = 0;  // calls of dispatch_counts
 };
 
 }  // namespace ferry::cuda
