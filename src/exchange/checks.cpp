@@ -64,7 +64,7 @@ void check_message_fits(const Config& config, const Format& format) {
 
 void check_row_arithmetic(const Config& config, int rank, const DispatchCall& call) {
   if (call.apply_weights || call.dot_rows != nullptr) {
-    if (call.format.kind == FormatKind::fp8_e4m3 || call.format.kind == FormatKind::raw) {
+    if (!call.format.value_type()) {
       throw UsageError(
           str("dispatch: apply_weights and dot_rows need format bf16, fp16 or fp32, this call's is ",
               to_string(call.format)));
@@ -134,8 +134,8 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   const PartList parts = parts_of(call.format, config.hidden);
   for (int p = 0; p < parts.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
-    // fp8: dispatch quantises values of another type, so the caller passes part 0 only, in that type.
-    const bool quantised = call.format.kind == FormatKind::fp8_e4m3;
+    // Dispatch quantises values of another type, so the caller passes part 0 only, in that type.
+    const bool quantised = call.format.quantises();
     const std::int64_t row_bytes =
         quantised ? config.hidden * bytes_of(call.tokens.type) : parts.part[p].row_bytes;
     if (quantised && p > 0) break;

@@ -67,6 +67,7 @@ class Dispatch {
   bool by_plan_ = false;  // dispatch from a plan
   PlanView plan_{};
   PartList parts_;
+  Encoding encoding_;
   MessageLayout layout_{};
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;

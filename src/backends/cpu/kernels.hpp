@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <span>
 
-#include "ferry/format.hpp"
 #include "ferry/types.hpp"
+#include "format/encoding.hpp"
 
 namespace ferry::cpu {
 
@@ -72,11 +72,10 @@ struct Kernels {
   //   is s[0]
   float (*dot)(const void* a, DType a_type, const void* b, DType b_type, std::int64_t columns);
 
-  // Quantises a row to e4m3 with one scale for 128 columns, by the formula in format/fp8_block.hpp. Writes
-  // `columns` bytes to `values`, and the scales part of a message to `scales`: zero-padded to a multiple of
-  // 16 bytes (see parts_of). Both are written through the cache.
-  void (*encode_fp8_row)(void* values, void* scales, const void* in, DType in_type, std::int64_t columns,
-                         const Fp8Options& options);
+  // Quantises a row as `encoding` says, which quantises. Writes the values, and the scales part of a message
+  // to `scales`: zero-padded to a multiple of 16 bytes (see parts_of). Both are written through the cache.
+  void (*encode_row)(void* values, void* scales, const void* in, DType in_type, std::int64_t columns,
+                     const Encoding& encoding);
 };
 
 // The fastest table that this processor can run.

@@ -19,7 +19,7 @@ struct GenericDispatch {
   static constexpr bool kFewTokens = false;  // metadata blocks; messages are indexed by token
   __device__ __forceinline__ static bool by_plan(const DispatchArguments& call) { return call.by_plan; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments& call) {
-    return call.format == FormatKind::fp8_e4m3;
+    return call.encoding.quantises();
   }
   // Receivers weight rows or compute dot products, so each row needs a whole warp.
   __device__ __forceinline__ static bool computes(const DispatchArguments& call) {

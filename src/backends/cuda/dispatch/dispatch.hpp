@@ -8,6 +8,7 @@
 #include "backends/cuda/dispatch/send_partition.hpp"
 #include "backends/cuda/host/launch.hpp"
 #include "ferry/exchange.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
 
@@ -43,8 +44,7 @@ struct DispatchArguments {
   bool apply_weights;
 
   // How a token travels.
-  FormatKind format;
-  Fp8Options fp8;
+  Encoding encoding;
   PartList parts;
   DeviceMessageLayout message;
   bool own_staged;  // this rank's own tokens go through staging as well

@@ -53,8 +53,8 @@ void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, cons
   call.partition =
       SendPartition::of(call.tokens, one_role_each ? senders : std::min(shape.blocks, kMaxSenders));
   if (metadata_blocks > 0) call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
-  launch(kernel_of(mode, call.format == FormatKind::fp8_e4m3), &call, kBlockThreads, shared_bytes, shape,
-         stream, "launching dispatch");
+  launch(kernel_of(mode, call.encoding.quantises()), &call, kBlockThreads, shared_bytes, shape, stream,
+         "launching dispatch");
 }
 
 }  // namespace ferry::cuda

@@ -71,8 +71,8 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
   const ByteRange columns = encoded_columns(call.lane, quarters);
   if (p == 0) return columns;
   const auto scales = [&](int column) {
-    const int blocks = (column + static_cast<int>(kFp8Block) - 1) / static_cast<int>(kFp8Block);
-    return min(call.fp8.packed ? (blocks + 3) / 4 * 4 : 4 * blocks, bytes);
+    const int blocks = (column + kFp8Block - 1) / kFp8Block;
+    return min(call.encoding.packs_scales() ? (blocks + 3) / 4 * 4 : 4 * blocks, bytes);
   };
   return {scales(columns.begin), quarters.last == kQuarters ? bytes : scales(columns.end)};
 }

@@ -25,7 +25,7 @@ AgreedOptions terms_of(Operation operation, const CallOptions& options) {
 
 void check_access(const Config& config, int device, const DispatchCall& call) {
   const PartList parts = parts_of(call.format, config.hidden);
-  const int inputs = call.format.kind == FormatKind::fp8_e4m3 ? 1 : parts.count;
+  const int inputs = call.format.quantises() ? 1 : parts.count;
   for (int p = 0; p < inputs; ++p)
     require_device_access("tokens", call.tokens.parts[static_cast<std::size_t>(p)], device);
   require_device_access("ids", call.ids.data, device);
@@ -44,7 +44,8 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.terms = terms_of(Operation::dispatch, options_of(call));
   arguments.parts = parts_of(call.format, config.hidden);
   arguments.message = device_message_layout(arguments.parts);
-  const bool quantised = call.format.kind == FormatKind::fp8_e4m3;
+  arguments.encoding = encoding_of(call.format);
+  const bool quantised = arguments.encoding.quantises();
   for (int p = 0; p < kMaxParts; ++p) {
     const auto i = static_cast<std::size_t>(p);
     const std::int64_t dense =
@@ -62,8 +63,6 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.dot_rows = call.dot_rows;
   arguments.dot_type = config.combine_type;
   arguments.apply_weights = call.apply_weights;
-  arguments.format = call.format.kind;
-  arguments.fp8 = call.format.fp8;
   // Own rows go through staging where they are quantised, or where the caller may change them before the
   // receive phase.
   arguments.own_staged = quantised || !fused;
@@ -132,7 +131,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
   set_receive_buffers(call, arguments);
   const DispatchWork work{.few = arguments.tokens < kManyTokens,
-                          .quantised = call.format.kind == FormatKind::fp8_e4m3,
+                          .quantised = arguments.encoding.quantises(),
                           .direct_write = arguments.own_memory};
   arguments.many_token_blocks = {dispatch_senders(shape.blocks, exchange_.config, work), 0};
   arguments.few_token_blocks =
