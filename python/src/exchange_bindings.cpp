@@ -147,6 +147,7 @@ nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, con
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
     tokens = array.shape.empty() ? 0 : array.shape[0];
     read = ids_of(array, tokens, self.config().top_k);
+    self.set_framework(arguments.framework());
   });
   DispatchCounts counts;
   {
@@ -257,6 +258,9 @@ void bind_exchange(nb::module_& module) {
       .def_prop_ro(
           "capacity", [](const PyExchange& self) { return self.state().exchange.capacity(); },
           "Rows this rank can receive (expert_padded: rows of one expert).")
+      .def_prop_ro(
+          "plan_bytes", [](const PyExchange& self) { return self.receive_sizes().plan_bytes; },
+          "Bytes of a plan's storage.")
       .def("plan_over", &plan_over, "storage"_a.none(), "tokens"_a = nb::none(),
            R"(A Plan over storage that holds one: uint8 [plan_bytes(config, ranks)]. Not collective.
 

@@ -176,7 +176,7 @@ class Buffer:
         inputs = tensors_of((x, topk_idx, topk_weights, is_token_in_rank))
         with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
             if handle is not None:
-                recv_x = _normal.dispatch_by_handle(arrays, read_with_handle, like, handle, config)
+                recv_x = _normal.dispatch_by_handle(arrays, read_with_handle, handle, config)
                 received = (recv_x, None, None, None, None)
             else:
                 received = _normal.dispatch_with_routes(
