@@ -60,6 +60,7 @@ struct ReceiveBuffers {
   std::int32_t* counts = nullptr;        ///< [G]
   std::int32_t* row_offsets = nullptr;   ///< [G + 1]; its last entry is the total
   float* dots = nullptr;                 ///< [capacity], with DispatchOptions::dot_rows
+  std::int32_t* count_sums = nullptr;    ///< [G]; the call adds `counts` to it; the lane has none of its own
   /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. Rows past it
   /// are not stored and have no row in the plan of this rank; counts and row_offsets include them. Not with
   /// expert_padded, column_major scales or dot_rows.

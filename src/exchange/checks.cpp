@@ -7,6 +7,7 @@
 #include "exchange/configuration.hpp"
 #include "format/parts.hpp"
 #include "layout/message.hpp"
+#include "plan/plan_checks.hpp"
 
 namespace ferry {
 namespace {
@@ -145,10 +146,6 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
 
 namespace {
 
-bool is_intact(const PlanHeader& header) {
-  return header.magic == kPlanMagic && header.check == header_check(header);
-}
-
 // Names the fields in which a plan's shape differs from this exchange's. The header holds everything else
 // that decides row positions as one hash, in which no difference can be named.
 std::string difference(const PlanShape& of_plan, const PlanShape& of_exchange) {
@@ -189,6 +186,13 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
   }
   if (header.rank != rank) {
     throw UsageError(str("plan: made on rank ", header.rank, ", used on rank ", rank));
+  }
+  const std::int64_t capacity = row_capacity(config, rank);
+  if (header.shape != shape || header.tokens < 0 || header.tokens > config.max_tokens || header.total < 0 ||
+      header.total > capacity) {
+    throw UsageError(str("plan: damaged on rank ", rank, ": its header says ", header.tokens, " tokens and ",
+                         header.total, " rows, must be 0 to ", config.max_tokens, " and 0 to ", capacity,
+                         difference(header.shape, shape)));
   }
 }
 

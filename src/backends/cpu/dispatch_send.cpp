@@ -39,6 +39,8 @@ void Dispatch::send(const DispatchCall& call, bool split) {
 void Dispatch::start_plan(std::uint64_t number) {
   if (by_plan_) {
     plan_ = view_plan(call_.plan.storage(), context_.plan_shape);
+    header_ = *plan_.header;
+    plan_.header = &header_;
     return;
   }
   void* storage = call_.memory.plan != nullptr ? call_.memory.plan : lane_.array<void>(lane_.arrays.plan);

@@ -1,0 +1,106 @@
+// dispatch_layout() on GPUs: one launch of one cluster, whose blocks count together.
+#include "backends/cuda/memory/device_access.hpp"
+#include "backends/cuda/operations/cluster_counts.cuh"
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/launch.hpp"
+#include "base/text.hpp"
+#include "exchange/dispatch_layout.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+namespace cuda {
+namespace {
+
+struct LayoutArguments {
+  const void* ids;
+  bool wide_ids;  // int64
+  std::int32_t tokens, top_k, experts, ranks, nodes, ranks_per_node;
+  DispatchLayout result;
+  std::uint8_t rank_of[kMaxExperts];
+};
+
+__global__ void __launch_bounds__(kClusterThreads)
+    dispatch_layout_kernel(const __grid_constant__ LayoutArguments call) {
+  // Counts of this block: routes to each expert, then tokens to each rank, then to each node.
+  __shared__ std::int32_t counts[kMaxExperts + 2 * kMaxRanks];
+  __shared__ std::uint8_t rank_of[kMaxExperts];
+  const int thread = static_cast<int>(threadIdx.x), of_ranks = call.experts, of_nodes = of_ranks + call.ranks,
+            end = of_nodes + call.nodes;
+  for (int i = thread; i < end; i += kClusterThreads) counts[i] = 0;
+  for (int i = thread; i < call.experts; i += kClusterThreads) rank_of[i] = call.rank_of[i];
+  __syncthreads();
+
+  const std::uint32_t first_node = ~0u >> (32 - call.ranks_per_node);
+  for_each_token(call.tokens, [&](std::int32_t token) {
+    std::uint32_t ranks = 0;
+    if (token >= 0) {
+      ranks = destinations_of_token(call.ids, call.wide_ids, std::int64_t{token} * call.top_k, call.top_k,
+                                    call.experts, [&](int id) {
+                                      atomicAdd(&counts[id], 1);
+                                      return int{rank_of[id]};
+                                    });
+      bool* const in_rank = call.result.token_in_rank + std::int64_t{token} * call.ranks;
+      for (int rank = 0; rank < call.ranks && call.result.token_in_rank != nullptr; ++rank)
+        in_rank[rank] = (ranks >> rank & 1) != 0;
+    }
+    for (int rank = 0; rank < call.ranks; ++rank)
+      count_threads((ranks >> rank & 1) != 0, &counts[of_ranks + rank]);
+    for (int node = 0; node < call.nodes; ++node)
+      count_threads((ranks & first_node << node * call.ranks_per_node) != 0, &counts[of_nodes + node]);
+  });
+
+  synchronize_cluster();  // orders all blocks' counts before the reads
+  const int step = static_cast<int>(gridDim.x) * kClusterThreads;
+  for (int i = static_cast<int>(blockIdx.x) * kClusterThreads + thread; i < end; i += step) {
+    std::int32_t sum = 0;
+    for (unsigned block = 0; block < gridDim.x; ++block) sum += *counter_of(counts + i, block);
+    if (i < of_ranks) {
+      call.result.routes_per_expert[i] = sum;
+    } else if (i < of_nodes) {
+      call.result.tokens_per_rank[i - of_ranks] = sum;
+    } else {
+      call.result.tokens_per_node[i - of_nodes] = sum;
+    }
+  }
+  synchronize_cluster();  // no block ends while another reads its counts
+}
+
+void check_device(const DispatchLayoutCall& call) {
+  if (call.placement.ranks() > kMaxRanks || call.placement.experts() > kMaxExperts) {
+    throw UnsupportedError(str("the cuda backend supports up to ", kMaxRanks, " ranks and ", kMaxExperts,
+                               " experts, got ", call.placement.ranks(), " and ", call.placement.experts()));
+  }
+  int device = 0;
+  check(cudaGetDevice(&device), "find the current device");
+  require_device_access("ids", call.ids.data, device);
+  require_device_access("tokens_per_rank", call.result.tokens_per_rank, device);
+  require_device_access("routes_per_expert", call.result.routes_per_expert, device);
+  require_device_access("token_in_rank", call.result.token_in_rank, device);
+  require_device_access("tokens_per_node", call.result.tokens_per_node, device);
+}
+
+}  // namespace
+}  // namespace cuda
+
+void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
+  using namespace cuda;
+  check_device(call);
+  LayoutArguments arguments{.ids = call.ids.data,
+                            .wide_ids = call.ids.type == IdType::int64,
+                            .tokens = static_cast<std::int32_t>(call.tokens),
+                            .top_k = call.top_k,
+                            .experts = call.placement.experts(),
+                            .ranks = call.placement.ranks(),
+                            .nodes = call.nodes,
+                            .ranks_per_node = call.ranks_per_node,
+                            .result = call.result,
+                            .rank_of = {}};
+  for (int expert = 0; expert < call.placement.experts(); ++expert)
+    arguments.rank_of[expert] = static_cast<std::uint8_t>(call.placement.location(expert).rank);
+  launch(reinterpret_cast<const void*>(&dispatch_layout_kernel), &arguments, kClusterThreads, 0,
+         {.blocks = cluster_blocks(call.tokens), .cluster = true}, handle_of(stream),
+         "launching dispatch_layout");
+}
+
+}  // namespace ferry
