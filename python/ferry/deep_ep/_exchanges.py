@@ -45,6 +45,7 @@ class Exchanges:
         self.rank = group if isinstance(group, ferry.Rank) else group.join()
         self.current = None  # the exchange of normal mode that all ranks use, and
         self.settings = None  # the settings of the calls it is for
+        self.max_tokens = 0  # the most tokens of a rank in its calls
         self._made = {}
         self._closed = False
 
@@ -90,14 +91,14 @@ class Exchanges:
         elif error is not None:
             self.current.refuse(str(error))
             raise error
-        elif self.settings != routes.settings or self.current.config.max_tokens < tokens:
+        elif self.settings != routes.settings or self.max_tokens < tokens:
             self.current.refuse(GATHER)
             self.agree(arrays, None, routes, max(tokens, routes.tokens))
         return self.current  # refuses more tokens than it has room for
 
     def _fits(self, routes):
         return (self.current is not None and self.settings == routes.settings
-                and routes.tokens <= self.current.config.max_tokens)
+                and routes.tokens <= self.max_tokens)
 
     def agree(self, arrays, error, routes, tokens):
         """Collective: makes `self.current` an exchange for the routes of all ranks, with room for `tokens` of each.
@@ -117,6 +118,7 @@ class Exchanges:
                     f"rank {self.rank.index} has {list(mine[1:])}")
         self.current = self._normal(arrays, max(1, *tokens_of_ranks), routes)
         self.settings = routes.settings
+        self.max_tokens = self.current.config.max_tokens
 
     def _gather(self, call, numbers=(0, 0, 0, 0), error=None):
         """Collective: the four numbers of every rank. UsageError on all ranks if they are not in the same call."""

@@ -16,8 +16,9 @@ class NormalHandle(LazyTuple):
     """(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank,
     send_head), each computed on first access. `rows`: received rows, or with num_worst_tokens their bound."""
 
-    def __init__(self, arrays, exchange, rows, plan, is_token_in_rank, tokens_of_ranks, channels):
+    def __init__(self, arrays, exchange, routes, rows, plan, is_token_in_rank, tokens_of_ranks, channels):
         self.exchange, self.plan, self.rows = exchange, plan, rows
+        self.tokens, self.hidden, self.slots = routes.tokens, routes.hidden, routes.slots
         self.worst = tokens_of_ranks is None
 
         def sources():
@@ -145,7 +146,7 @@ def routes_of(arrays, ranks, x, topk_idx, topk_weights, is_token_in_rank, num_to
     return Routes(sent, ids, weights, experts, (hidden, experts, ids.shape[1]))
 
 
-def dispatch_with_routes(buffer, arrays, read, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst, config):
+def dispatch_with_routes(buffer, arrays, read, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst, num_sms):
     """(recv_x, recv_topk_idx, recv_topk_weights, counts of local experts, handle) for the Routes that `read` returns.
 
     The ranks first count their routes in a call of the exchange, so that every rank allocates the rows it receives. With
@@ -157,10 +158,11 @@ def dispatch_with_routes(buffer, arrays, read, topk_idx, is_token_in_rank, num_t
     except Exception as caught:
         routes, error = None, caught
     if is_count(worst):
-        return dispatch_worst(exchanges, arrays, error, routes, topk_idx, is_token_in_rank, worst, config)
+        return dispatch_worst(exchanges, arrays, error, routes, topk_idx, is_token_in_rank, worst, num_sms)
     exchange, (total, counts, tokens_of_ranks) = exchanges.counted(arrays, error, routes)
-    received = receive(exchange, arrays, routes, total, topk_idx, config)
-    handle = NormalHandle(arrays, exchange, total, received.plan, is_token_in_rank, tokens_of_ranks, channels_of(config))
+    received = receive(exchange, arrays, routes, total, topk_idx, num_sms)
+    handle = NormalHandle(
+        arrays, exchange, routes, total, received.plan, is_token_in_rank, tokens_of_ranks, channels_of(num_sms))
     if topk_idx is None:
         counts = gathered_expert_counts(exchanges.rank, num_tokens_per_expert)
     return *received.arrays, _layout.rounded_up(counts, alignment), handle
@@ -170,18 +172,18 @@ def is_count(worst):
     return isinstance(worst, int) and worst > 0
 
 
-def dispatch_worst(exchanges, arrays, error, routes, topk_idx, is_token_in_rank, worst, config):
+def dispatch_worst(exchanges, arrays, error, routes, topk_idx, is_token_in_rank, worst, num_sms):
     """The same for num_worst_tokens: every array has that many rows, and the list of counts is empty."""
     exchange = exchanges.with_room(arrays, error, routes, -(-worst // exchanges.rank.size))
-    received = receive(exchange, arrays, routes, worst, topk_idx, config, fill=True)
+    received = receive(exchange, arrays, routes, worst, topk_idx, num_sms, fill=True)
     if not arrays.on_device and received.plan.total > worst:
         raise ferry.UsageError(f"dispatch: num_worst_tokens = {worst}, but {received.plan.total} rows were received")
     return *received.arrays, [], NormalHandle(
-        arrays, exchange, worst, received.plan, is_token_in_rank, None, channels_of(config))
+        arrays, exchange, routes, worst, received.plan, is_token_in_rank, None, channels_of(num_sms))
 
 
-def channels_of(config):
-    return max(1, config.num_sms // 2)
+def channels_of(num_sms):
+    return max(1, num_sms // 2)
 
 
 class Received(NamedTuple):
@@ -189,7 +191,7 @@ class Received(NamedTuple):
     plan: object
 
 
-def receive(exchange, arrays, routes, rows, topk_idx, config, fill=False) -> Received:
+def receive(exchange, arrays, routes, rows, topk_idx, num_sms, fill=False) -> Received:
     """Dispatches into new arrays of `rows` rows. `fill`: ids of rows past the total are -1."""
     sent, slots, room = routes.sent, routes.slots, max(rows, 1)
     like = sent.like
@@ -200,7 +202,7 @@ def receive(exchange, arrays, routes, rows, topk_idx, config, fill=False) -> Rec
         storage = arrays.empty((exchange.plan_bytes,), "uint8", like)
     memory = ferry.ReceiveBuffers(parts, weight=weight, local_ids=local_ids, plan=storage, rows=room)
     plan = exchange.dispatch(
-        sent.tokens, routes.ids, routes.weights, format=sent.format, memory=memory, sm_limit=sm_limit_of(arrays, config)).plan
+        sent.tokens, routes.ids, routes.weights, format=sent.format, memory=memory, sm_limit=sm_limit_of(arrays, num_sms)).plan
     plan.set_row_bound(min(rows, exchange.capacity))
     recv_x = sent.recv_x(arrays, parts, rows)
     if topk_idx is None:
@@ -209,8 +211,8 @@ def receive(exchange, arrays, routes, rows, topk_idx, config, fill=False) -> Rec
     return Received((recv_x, recv_idx[:rows], weight[:rows]), plan)
 
 
-def sm_limit_of(arrays, config):
-    return config.num_sms if arrays.on_device else 0
+def sm_limit_of(arrays, num_sms):
+    return num_sms if arrays.on_device else 0
 
 
 def require_handle(handle):
@@ -219,24 +221,25 @@ def require_handle(handle):
     return handle
 
 
-def dispatch_by_handle(arrays, read, handle, config):
-    """recv_x for the InputRows that `read` returns, by the routes of a handle."""
+def dispatch_by_handle(arrays, x, handle, check, num_sms):
+    """recv_x by the routes of a handle."""
     exchange, rows = require_handle(handle).exchange, handle.rows
     with refusing(exchange):
-        sent = read()
+        check()
+        sent = read_input(arrays, x)
         parts = sent.empty(arrays, max(rows, 1))
     exchange.dispatch(
-        sent.tokens, handle.plan, format=sent.format, memory=ferry.ReceiveBuffers(parts), sm_limit=sm_limit_of(arrays, config))
+        sent.tokens, handle.plan, format=sent.format, memory=ferry.ReceiveBuffers(parts), sm_limit=sm_limit_of(arrays, num_sms))
     return sent.recv_x(arrays, parts, rows)
 
 
-def combine(buffer, arrays, x, handle, topk_weights, bias, check, config):
+def combine(buffer, arrays, x, handle, topk_weights, bias, check, num_sms):
     """(combined_x, combined_topk_weights or None): sums over ranks in rank order, plus the biases."""
     exchange, plan = require_handle(handle).exchange, handle.plan
-    biases = [b for b in (bias if isinstance(bias, (tuple, list)) else (bias,)) if b is not None]
+    shape = (handle.tokens, handle.hidden)
+    biases = () if bias is None else [b for b in (bias if isinstance(bias, (tuple, list)) else (bias,)) if b is not None]
     with refusing(exchange):
         check()
-        shape = (plan.tokens, exchange.config.hidden)
         require(arrays, x, "x", 2, "bfloat16")
         if len(biases) > 2:
             raise ferry.UsageError(f"bias: expected at most two arrays, got {len(biases)}")
@@ -245,12 +248,13 @@ def combine(buffer, arrays, x, handle, topk_weights, bias, check, config):
             require_shape(term, f"bias[{number}]", shape)
         if topk_weights is not None:
             require(arrays, topk_weights, "topk_weights", 2, "float32")
-            require_shape(topk_weights, "topk_weights", (len(topk_weights), exchange.config.top_k))
+            require_shape(topk_weights, "topk_weights", (len(topk_weights), handle.slots))
         result = arrays.empty(shape, "float32" if biases else "bfloat16", x)
-    exchange.combine(arrays.detached(x), plan, result=result, sm_limit=sm_limit_of(arrays, config))
-    for term in biases:
-        result = result + arrays.to(arrays.detached(term), "float32")
-    result = arrays.to(result, "bfloat16")
+    exchange.combine(arrays.detached(x), plan, result=result, sm_limit=sm_limit_of(arrays, num_sms))
+    if biases:
+        for term in biases:
+            result = result + arrays.to(arrays.detached(term), "float32")
+        result = arrays.to(result, "bfloat16")
     return result, combined_weights(buffer, arrays, handle, topk_weights)
 
 
@@ -263,5 +267,5 @@ def combined_weights(buffer, arrays, handle, topk_weights):
         wide = arrays.full((len(topk_weights), columns), 0, "float32", topk_weights)
         wide[:, :slots] = arrays.detached(topk_weights)
         topk_weights = wide
-    result = arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
+    result = arrays.empty((handle.tokens, columns), "float32", topk_weights)
     return exchange.combine(arrays.contiguous(topk_weights), handle.plan, result=result)[:, :slots]
