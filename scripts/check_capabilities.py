@@ -12,12 +12,13 @@ import re
 import subprocess
 import sys
 
+from gpu_tests import tests_of_gpus
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 
 
 def tests_for_gpus():
-    sources = "\n".join(path.read_text() for path in (REPOSITORY / "tests/cuda").glob("*_test.cpp"))
+    sources = "\n".join(path.read_text() for path in (REPOSITORY / "tests/cuda").rglob("*_test.cpp"))
     return {f"{suite}.{test}" for suite, test in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", sources, re.MULTILINE)}
 
 
@@ -42,7 +43,7 @@ def rows_of(path):
 
 
 def main():
-    known = set().union(*map(tests_of, sys.argv[1:])) | tests_for_gpus()
+    known = set().union(*map(tests_of, sys.argv[1:])) | tests_for_gpus() | tests_of_gpus(REPOSITORY).keys()
     problems = []
     rows = list(rows_of(REPOSITORY / "docs/capabilities.md"))
     if not rows:

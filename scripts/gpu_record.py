@@ -10,9 +10,13 @@ import platform
 import re
 import subprocess
 
+from kernel_sources import hash_of_kernels
+
 # GoogleTest's line about a single test ends with its time; the lines of its final list do not.
 LINE = re.compile(r"^\[\s*(RUN|OK|FAILED|SKIPPED)\s*\] (\S+?)(?:,? where .*?)?(?: \((\d+) ms\))?$")
-PYTEST = re.compile(r"^(?:=+ )?((?:\d+ \w+, )*\d+ \w+) in [\d.]+s\b", re.MULTILINE)
+# A test of GoogleTest's list: the parameter's value follows as a comment.
+LISTED = re.compile(r"^(?:(\S+\.)|  (\S+))(?:\s+#.*)?$")
+PYTEST = re.compile(r"^python/tests/\S*/test_(\w+)\.py::(.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", re.MULTILINE)
 SEED = re.compile(r"^FERRY_SEED=(\d+)", re.MULTILINE)
 
 
@@ -43,10 +47,18 @@ def machine():
     }
 
 
-def tests_of(log):
-    """Test counts. A test that started and did not end counts as failed."""
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    failures, running = [], None
+OUTCOME = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped", "PASSED": "passed", "ERROR": "failed", "XFAIL": "passed"}
+WORST = ["skipped", "passed", "failed"]
+
+
+def outcomes_of(log):
+    """The outcome of each test by its full name. A test that started and did not end failed. Of several repetitions the worst
+    outcome counts, but a test that was skipped in one setting and ran in another has run."""
+    found, running = {}, None
+
+    def add(name, outcome):
+        found[name] = max(found.get(name, outcome), outcome, key=WORST.index)
+
     for line in log.splitlines():
         match = LINE.match(line)
         if not match:
@@ -55,17 +67,51 @@ def tests_of(log):
         if what == "RUN":
             running = name
         elif time is not None:
-            counts[{"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}[what]] += 1
-            failures += [name] if what == "FAILED" else []
+            add(name, OUTCOME[what])
             running = None
-    for summary in PYTEST.findall(log):
-        for count, what in re.findall(r"(\d+) (\w+)", summary):
-            counts["failed" if what in ("error", "errors") else what] = int(count) + counts.get(what, 0)
-        failures += re.findall(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
+    for file, name, what in PYTEST.findall(log):
+        add(f"python_{file}.{name}", OUTCOME[what])
     if running:
-        counts["failed"] += 1
-        failures.append(running + " did not end")
-    return counts | {"failures": failures} if sum(counts.values()) else None
+        add(running, "failed")
+    return found, running
+
+
+def by_suite(names):
+    """{suite: names of its tests}, because a suite's name is long and its tests are many."""
+    suites = {}
+    for name in sorted(names):
+        suite, _, test = name.partition(".")
+        suites.setdefault(suite, []).append(test)
+    return suites
+
+
+def instances_of(log):
+    """How many parameters each test has that has several, from GoogleTest's lists of all tests: a run may select some."""
+    counts, suite = {}, ""
+    for line in log.splitlines():
+        match = LISTED.match(line)
+        if match and match[1]:
+            suite = match[1]
+        elif match and suite:
+            name = suite + match[2].partition("/")[0]
+            counts[name] = counts.get(name, 0) + 1
+        else:
+            suite = ""
+    return {name: count for name, count in counts.items() if count > 1}
+
+
+def tests_of(log):
+    outcomes, unfinished = outcomes_of(log)
+    if not outcomes:
+        return None
+    names = {what: sorted(name for name, outcome in outcomes.items() if outcome == what) for what in WORST}
+    plain = {re.sub(r"/[^.]*$", "", name) for name in outcomes}
+    return {
+        **{what: len(names[what]) for what in ("passed", "failed", "skipped")},
+        "failures": [name + (" did not end" if name == unfinished else "") for name in names["failed"]],
+        "names": {what: by_suite(names[what]) for what in ("passed", "skipped")},
+        "instances": {name: count for name, count in instances_of(log).items() if name in plain},
+    }
 
 
 def main():
@@ -78,6 +124,7 @@ def main():
     log = pathlib.Path(given.log).read_text(errors="replace")
     tests = tests_of(log)
     record = commit() | {
+        "kernels": hash_of_kernels(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": machine(),
         "part": given.part,

@@ -26,10 +26,13 @@ struct Config {
   /// expert_major: each expert's rows start at a multiple of it. expert_padded: each expert's rows are padded
   /// to a multiple of it. rank_major: must be 1.
   int alignment = 1;
-  /// Rows that a rank can receive (expert_padded: rows of one expert), a multiple of `alignment`. 0: enough
-  /// for any routing. Routes beyond it are dropped and reported by an OverflowError.
+  /// Rows that a rank can receive in a call, a multiple of `alignment`: with expert_major all rows of its
+  /// experts, the padding between them included; with expert_padded the rows of each expert; with rank_major
+  /// one row for each token that has an expert here. Rows beyond it are dropped and reported by an
+  /// OverflowError. 0: enough for any routing in which no token lists an expert more than once; with `repeats`,
+  /// enough for any routing. docs/contract.md has the formulas.
   std::int64_t capacity = 0;
-  bool repeats = false;       ///< the default capacity also allows tokens that list an expert more than once
+  bool repeats = false;       ///< the default capacity has room for tokens that list an expert more than once
   bool zero_padding = false;  ///< padding rows are zeroed instead of left untouched
 
   Format format = Format::bf16();    ///< default of each dispatch; no dispatch may have larger messages

@@ -3,12 +3,13 @@
 // It is a thin layer over the C++ interface. The order of rows, the arithmetic and the state after a failure
 // are the same: see docs/contract.md.
 //
-//   c/group.h       the ranks, and how they are started and meet
-//   c/config.h      the configuration of an exchange, and the memory it takes
-//   c/exchange.h    the exchange and the arrays of its operations
-//   c/operations.h  dispatch, combine and their gradients: start here
-//   c/plan.h        the routes of a dispatch as a value that can be kept and reused
-//   c/error.h       statuses, and the numbers of the last error
+//   c/group.h             the ranks, and how they are started and meet
+//   c/config.h            the configuration of an exchange, and the memory it takes
+//   c/exchange.h          the exchange and the arrays of its operations
+//   c/operations.h        dispatch, combine and their gradients: start here
+//   c/plan.h              the routes of a dispatch as a value that can be kept and reused
+//   c/dispatch_layout.h   which tokens go to which rank, from a rank's own ids
+//   c/error.h             statuses, and the numbers of the last error
 //
 // Symbols in shapes:
 //
@@ -38,6 +39,7 @@
 #define FERRY_FERRY_H
 
 #include "ferry/c/config.h"
+#include "ferry/c/dispatch_layout.h"
 #include "ferry/c/error.h"
 #include "ferry/c/exchange.h"
 #include "ferry/c/group.h"

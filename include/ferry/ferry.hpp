@@ -1,18 +1,20 @@
 // The whole C++ interface in one include.
 //
-//   group.hpp      the ranks: threads, processes, MPI, or a bootstrap of the caller's
-//   config.hpp     the configuration of an exchange, and the memory it takes
-//   exchange.hpp   dispatch, combine and their gradients: start here
-//   plan.hpp       the routes of a dispatch as a value that can be kept and reused
-//   format.hpp     the encoding in which rows are transferred, such as bf16 or fp8
-//   placement.hpp  which rank holds which expert
-//   error.hpp      the exceptions and the numbers they carry
-//   trace.hpp      recorded and synthetic routing
-//   types.hpp      enumerations, and the symbols N, K, T, E, R, L, H, G in which shapes are written
-//   version.hpp    the version of the library
+//   group.hpp            the ranks: threads, processes, MPI, or a bootstrap of the caller's
+//   config.hpp           the configuration of an exchange, and the memory it takes
+//   exchange.hpp         dispatch, combine and their gradients: start here
+//   dispatch_layout.hpp  which tokens go to which rank, from a rank's own ids
+//   plan.hpp             the routes of a dispatch as a value that can be kept and reused
+//   format.hpp           the encoding in which rows are transferred, such as bf16 or fp8
+//   placement.hpp        which rank holds which expert
+//   error.hpp            the exceptions and the numbers they carry
+//   trace.hpp            recorded and synthetic routing
+//   types.hpp            enumerations, and the symbols N, K, T, E, R, L, H, G in which shapes are written
+//   version.hpp          the version of the library
 #pragma once
 
 #include "ferry/config.hpp"
+#include "ferry/dispatch_layout.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/format.hpp"

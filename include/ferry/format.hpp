@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 #include "ferry/types.hpp"
@@ -44,6 +45,14 @@ struct Format {
   /// scales. `bytes`: bytes of each part of a row, multiples of 16.
   /// @throws UsageError  too many parts, or a size that is not a positive multiple of 16
   static Format raw(std::initializer_list<std::int64_t> bytes);
+
+  /// True if dispatch computes the received values: tokens may then be bf16, fp16 or fp32. False if received
+  /// rows hold the bytes that the caller passed.
+  bool quantises() const;
+  /// True for data that Ferry moves without looking at it.
+  bool is_raw() const;
+  /// The type of tokens and received rows of bf16, fp16 and fp32; nothing for other formats.
+  std::optional<DType> value_type() const;
 
   bool operator==(const Format&) const = default;
 };

@@ -85,7 +85,13 @@ class Group {
   ///
   /// A rank whose body throws, or whose process is killed, is lost to the others: their waits end with
   /// PeerLostError.
-  /// @throws the error that occurred first on any rank
+  ///
+  /// If a rank stays silent for longer than the deadline, the waits of the others end with TimeoutError. A
+  /// group of processes then kills a stopped process at once and one that hangs after 2 seconds. A thread
+  /// cannot be killed: run() returns when the thread does.
+  /// @throws the error that occurred first on any rank; its message names that rank. Exceptions that are no
+  /// ferry::Error become a std::runtime_error, in which groups of threads nest the original
+  /// (std::rethrow_if_nested).
   void run(const std::function<void(Rank)>& body);
 
   /// Collective. Enters the group as this process's rank, for programs that cannot put their work into one

@@ -30,7 +30,7 @@ struct Source {
 /// dispatch), to the caller (over(), ReceiveBuffers::plan), or to the handles (copy()).
 ///
 /// The accessors from rank() on read the block in host memory: bring a plan of a device backend to the host
-/// first. They require a plan that is complete, and indices that it has.
+/// first. They throw UsageError if the block holds no complete plan, or if it has no such token or slot.
 class Plan {
  public:
   Plan() = default;

@@ -357,6 +357,15 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
+def dispatch_layout(ids: Any, placement: Placement, *, ranks_per_node: int = 0, stream: Any | None = None) -> tuple[Any, Any, Any, Any | None]:
+    """
+    (tokens_per_rank, routes_per_expert, token_in_rank, tokens_per_node) of ids [N, K]. Not collective.
+
+    int32 [R]: tokens with an expert on the rank; int32 [E]; bool [N, R]: whether the token has an expert on the rank; int32
+    [R / ranks_per_node], or None without ranks_per_node. Slots of -1 and ids out of range are not counted. For ids on a GPU
+    the counts are made on `stream`, by default the current one of the ids' framework, without waiting for it.
+    """
+
 class ReceiveBuffers:
     """
     The caller's memory for the result of a dispatch.
@@ -769,3 +778,41 @@ def rank_counts(counts: Any, placement: Placement) -> Any:
     """
     int64 [R]: routes to each rank, for routes to each expert, `counts` int64 [E].
     """
+
+class EventHandle:
+    """
+    An event recorded on the current stream. Without PyTorch or a GPU calls are synchronous, and it is empty.
+    """
+
+    def __init__(self) -> None: ...
+
+    def current_stream_wait(self) -> None:
+        """Makes the current stream wait for the event."""
+
+class LowLatencyHandle:
+    """
+    (src_info, layout_range, M, H, E) of a low-latency dispatch; the first two are computed on first access.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
+
+    @property
+    def exchange(self) -> Exchange:
+        """The Exchange that the dispatch used."""
+
+    @property
+    def plan(self) -> Plan:
+        """The Plan of the dispatch."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(L, R*M)."""
+
+class ReceiveHook:
+    """
+    Runs the receive phase of a low-latency call, once, on the stream that was current when the call was made.
+    """
+
+    def __call__(self) -> None: ...

@@ -252,7 +252,8 @@ backend              'cpu', 'cuda' or 'reference'; default: 'cuda' in a Group.to
 placement            a Placement; default: Placement.blocks(experts, ranks)
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
-capacity             rows a rank can receive (expert_padded: rows of one expert); default 0: room for any routing
+capacity             rows a rank can receive (expert_padded: each expert), padding included, a multiple of alignment;
+                     default 0: room for any routing in which no token lists an expert more than once
 repeats              the default capacity also has room for tokens that list an expert more than once; default False
 zero_padding         padding rows are set to zero; default False
 format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'. A
@@ -279,7 +280,7 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("max_tokens", &Config::max_tokens, "T, the most tokens of a rank in a call.")
       .def_ro("placement", &Config::placement, "Which rank holds which expert.")
       .def_ro("alignment", &Config::alignment, "Each expert's first row is a multiple of it.")
-      .def_ro("capacity", &Config::capacity, "Rows as configured; 0: room for any routing.")
+      .def_ro("capacity", &Config::capacity, "Rows as configured; 0: the default, which capacity_of() returns.")
       .def_ro("repeats", &Config::repeats, "Whether the default capacity has room for repeated experts.")
       .def_ro("zero_padding", &Config::zero_padding, "Whether padding rows are set to zero.")
       .def_ro("lanes", &Config::lanes, "Independent sequences of calls, which may overlap.")

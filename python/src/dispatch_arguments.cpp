@@ -34,7 +34,7 @@ void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
   if (items.size() > static_cast<std::size_t>(kMaxParts)) {
     throw UsageError(str("tokens: expected at most ", kMaxParts, " parts, got ", items.size()));
   }
-  if (in.format.kind != FormatKind::raw) in.format = {.kind = FormatKind::raw};
+  if (!in.format.is_raw()) in.format = {.kind = FormatKind::raw};
   const bool sizes_given = in.format.part_bytes[0] != 0;
   for (std::size_t p = 0; p < items.size(); ++p) {
     const std::string name = str("tokens[", p, "]");
@@ -66,7 +66,7 @@ void read_values(const nb::object& tokens, const Config& config, DispatchInput& 
   const Array& array = in.arguments.rows(tokens, "tokens", config.hidden, {kBf16, kFp16, kFp32});
   const StridedRows rows = strided_rows(array, "tokens");
   in.tokens = Tokens::rows(array.data, rows.count, *value_type_of(array.element), rows.stride);
-  const bool quantised = in.format.kind == FormatKind::fp8_e4m3;
+  const bool quantised = in.format.quantises();
   in.elements = {quantised ? kFp8 : array.element, in.format.fp8.packed ? kInt32 : kFp32};
 }
 
@@ -181,10 +181,10 @@ void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& gi
     in.context.memory.parts = nb::tuple(in.context.memory.parts);
 
   const bool many = nb::isinstance<nb::tuple>(given.tokens) || nb::isinstance<nb::list>(given.tokens);
-  if (many && given.format && in.format.kind != FormatKind::raw) {
+  if (many && given.format && !in.format.is_raw()) {
     throw UsageError(str("tokens: expected one array for format ", to_string(in.format), ", got several"));
   }
-  if (many || in.format.kind == FormatKind::raw) {
+  if (many || in.format.is_raw()) {
     read_parts(list_of(given.tokens), in);
   } else {
     read_values(given.tokens, config, in);

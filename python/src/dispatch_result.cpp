@@ -77,7 +77,7 @@ nb::object all_parts(PyDispatchResult& self) {
 }
 
 nb::object scales(PyDispatchResult& self) {
-  if (self.context.format.kind != FormatKind::fp8_e4m3) return nb::none();
+  if (!self.context.format.quantises()) return nb::none();
   return part(self, 1);
 }
 

@@ -54,14 +54,14 @@ class LaneCall {
     }
   }
 
+  // Whether a dispatch that ends with `error` has delivered its rows all the same.
+  static bool delivers_result(const Error& error);
+
   void set_stream(Stream stream);
   Stream stream() const { return stream_; }
 
  private:
   void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
-  // Whether a dispatch that ends with `error` has delivered its rows all the same.
-  static bool delivers_result(const Error& error);
-
   SharedState state_;
   LaneStatus* lane_;
   int lane_index_;

@@ -24,8 +24,11 @@ NB_MODULE(_core, module) {
   bind_config(module);
   bind_group(module);
   bind_plan(module);
+  bind_dispatch_layout(module);
   bind_dispatch_result(module);
   bind_exchange(module);
   bind_operators(module);
   bind_trace(module);
+  bind_deep_ep_streams(module);
+  bind_low_latency(module);
 }

@@ -17,10 +17,8 @@ using namespace nb::literals;
 namespace {
 
 void require_differentiable(const Config& config) {
-  const FormatKind kind = config.format.kind;
-  const bool values = kind == FormatKind::bf16 || kind == FormatKind::fp16 || kind == FormatKind::fp32;
   const bool sums = config.reduction != Reduction::unreduced;
-  if (values && sums && config.layout != Layout::rank_major) return;
+  if (config.format.value_type() && sums && config.layout != Layout::rank_major) return;
   throw UsageError(str(
       "ferry.torch: needs layout 'expert_major' or 'expert_padded', format bf16, fp16 or fp32, and reduction "
       "'partial' or 'exact'; the exchange has ",
@@ -28,7 +26,8 @@ void require_differentiable(const Config& config) {
 }
 
 Element value_element_of(const Format& format) {
-  return format.kind == FormatKind::bf16 ? kBf16 : format.kind == FormatKind::fp16 ? kFp16 : kFp32;
+  const DType type = format.value_type().value();
+  return type == DType::bf16 ? kBf16 : type == DType::fp16 ? kFp16 : kFp32;
 }
 
 nb::object converted_to(const nb::object& tensor, Element element) {
@@ -52,7 +51,7 @@ void clear_memory(const ByteRange& first, const ByteRange& second, Device device
 template <class T>
 nb::object make(const TensorFactory& tensors, Element element, const Shape& shape, T*& data) {
   void* memory = nullptr;
-  nb::object tensor = tensors.make(element, shape, memory);
+  nb::object tensor = tensors.make({element, shape}, memory);
   data = static_cast<T*>(memory);
   return tensor;
 }

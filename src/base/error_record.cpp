@@ -67,8 +67,7 @@ ErrorRecord ErrorRecord::of(const std::exception_ptr& error) noexcept {
   return record;
 }
 
-void ErrorRecord::raise(const std::string& prefix) const {
-  const std::string message = prefix + text;
+void ErrorRecord::raise_with(const std::string& message) const {
   switch (kind) {
     case Kind::usage:
       throw UsageError(message);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <string>
 
 #include "ferry/error.hpp"
 
@@ -34,7 +35,8 @@ struct ErrorRecord {
   static ErrorRecord of(const std::exception_ptr& error) noexcept;
 
   // Throws an exception of the recorded class with the message `prefix` + text.
-  [[noreturn]] void raise(const std::string& prefix = {}) const;
+  [[noreturn]] void raise(const std::string& prefix = {}) const { raise_with(prefix + text); }
+  [[noreturn]] void raise_with(const std::string& message) const;
 };
 
 }  // namespace ferry

@@ -16,17 +16,6 @@ static_assert(sizeof(ferry_host_totals) == sizeof(HostTotals) &&
               offsetof(ferry_host_totals, total) == offsetof(HostTotals, total));
 static_assert(FERRY_MAX_PARTS == kMaxParts && FERRY_MAX_TOP_K == kMaxTopK);
 
-Placement to_placement(const ferry_config& config, int ranks) {
-  if (config.expert_rank == nullptr && config.expert_local == nullptr) return {};
-  if (config.expert_rank == nullptr || config.expert_local == nullptr) {
-    throw UsageError("ferry_config: expert_rank and expert_local go together: set both or neither");
-  }
-  std::vector<ExpertLocation> locations;
-  for (std::int32_t e = 0; e < config.experts; ++e)
-    locations.push_back({config.expert_rank[e], config.expert_local[e]});
-  return Placement::table(std::move(locations), ranks, config.placement_version);
-}
-
 ferry_format c_format_of(const Format& format) {
   ferry_format c{};
   c.kind = static_cast<std::int32_t>(format.kind) + 1;
@@ -38,6 +27,16 @@ ferry_format c_format_of(const Format& format) {
 }
 
 }  // namespace
+
+Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expert_local, int experts,
+                       int ranks, std::uint64_t version) {
+  if (expert_rank == nullptr && expert_local == nullptr) return {};
+  if (expert_rank == nullptr || expert_local == nullptr)
+    throw UsageError("expert_rank and expert_local go together: set both or neither");
+  std::vector<ExpertLocation> locations;
+  for (int e = 0; e < experts; ++e) locations.push_back({expert_rank[e], expert_local[e]});
+  return Placement::table(std::move(locations), ranks, version);
+}
 
 DType to_dtype(std::int32_t type, const char* field) {
   return to_enum(type, DType::fp32, field);
@@ -76,7 +75,8 @@ Config to_config(const ferry_config& given, int ranks) {
   config.max_tokens = given.max_tokens;
   config.backend =
       to_choice(given.backend, BackendKind::cuda, "ferry_config.backend").value_or(defaults.backend);
-  config.placement = to_placement(given, ranks);
+  config.placement =
+      to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
   config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
   config.alignment = given.alignment == 0 ? defaults.alignment : given.alignment;
   config.capacity = given.capacity;

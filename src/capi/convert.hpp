@@ -33,6 +33,9 @@ DType to_dtype(std::int32_t type, const char* field);
 std::optional<Format> to_format(const ferry_format& format);
 std::optional<Reduction> to_reduction(std::int32_t reduction);
 Config to_config(const ferry_config& config, int ranks);
+// Empty if both arrays are NULL.
+Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expert_local, int experts,
+                       int ranks, std::uint64_t version = 0);
 
 Tokens to_tokens(const ferry_tokens& tokens);
 Ids to_ids(const void* ids, std::int32_t type);

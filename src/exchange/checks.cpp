@@ -7,6 +7,7 @@
 #include "exchange/configuration.hpp"
 #include "format/parts.hpp"
 #include "layout/message.hpp"
+#include "plan/plan_checks.hpp"
 
 namespace ferry {
 namespace {
@@ -54,7 +55,7 @@ void check_message_fits(const Config& config, const Format& format) {
 
 void check_row_arithmetic(const Config& config, int rank, const DispatchCall& call) {
   if (call.apply_weights || call.dot_rows != nullptr) {
-    if (call.format.kind == FormatKind::fp8_e4m3 || call.format.kind == FormatKind::raw) {
+    if (!call.format.value_type()) {
       throw UsageError(
           str("dispatch: apply_weights and dot_rows need format bf16, fp16 or fp32, this call's is ",
               to_string(call.format)));
@@ -117,8 +118,8 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   const PartList parts = parts_of(call.format, config.hidden);
   for (int p = 0; p < parts.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
-    // fp8: dispatch quantises values of another type, so the caller passes part 0 only, in that type.
-    const bool quantised = call.format.kind == FormatKind::fp8_e4m3;
+    // Dispatch quantises values of another type, so the caller passes part 0 only, in that type.
+    const bool quantised = call.format.quantises();
     const std::int64_t row_bytes =
         quantised ? config.hidden * bytes_of(call.tokens.type) : parts.part[p].row_bytes;
     if (quantised && p > 0) break;
@@ -127,10 +128,6 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
 }
 
 namespace {
-
-bool is_intact(const PlanHeader& header) {
-  return header.magic == kPlanMagic && header.check == header_check(header);
-}
 
 // Names the fields in which a plan's shape differs from this exchange's. The header holds everything else
 // that decides row positions as one hash, in which no difference can be named.
@@ -172,6 +169,13 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
   }
   if (header.rank != rank) {
     throw UsageError(str("plan: made on rank ", header.rank, ", used on rank ", rank));
+  }
+  const std::int64_t capacity = row_capacity(config, rank);
+  if (header.shape != shape || header.tokens < 0 || header.tokens > config.max_tokens || header.total < 0 ||
+      header.total > capacity) {
+    throw UsageError(str("plan: damaged on rank ", rank, ": its header says ", header.tokens, " tokens and ",
+                         header.total, " rows, must be 0 to ", config.max_tokens, " and 0 to ", capacity,
+                         difference(header.shape, shape)));
   }
 }
 

@@ -40,9 +40,7 @@ void check_capacity(const Config& config) {
 
 // An input type that the format accepts. The type of each call's tokens is checked in the call.
 DType accepted_input(const Format& format) {
-  if (format.kind == FormatKind::fp16) return DType::fp16;
-  if (format.kind == FormatKind::fp32) return DType::fp32;
-  return DType::bf16;
+  return format.value_type().value_or(DType::bf16);
 }
 
 // Computes the sizes in floating point, because in integers they may overflow.

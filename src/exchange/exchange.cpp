@@ -20,13 +20,26 @@ struct ExchangeLane {
 
 namespace {
 
-std::string describe(const CallDiagnostics& diagnostics) {
+std::string describe(const Overflow& overflow, const Config& config) {
+  const bool by_expert = config.layout == Layout::expert_padded;
+  const char* unit = config.layout == Layout::rank_major ? "rows" : "routes";
+  // The default capacity has room for any routing, unless a token lists an expert twice.
+  const std::string remedy =
+      config.capacity == 0
+          ? "some token lists an expert more than once: configure repeats = true, with which the default "
+            "capacity has room for that"
+          : str("configure capacity = ", overflow.needed,
+                " or more; 0 has room for any routing, with repeats = "
+                "true also for tokens that list an expert more than once");
+  return str("capacity of ", overflow.capacity, " rows", by_expert ? " for each expert" : "",
+             " exceeded: ", by_expert ? "the fullest expert of " : "", "rank ", overflow.rank, " needs ",
+             overflow.needed, "; ", unit, " dropped on all ranks: ", overflow.dropped, "; ", remedy);
+}
+
+std::string describe(const CallDiagnostics& diagnostics, const Config& config) {
   std::string text;
   auto add = [&](const std::string& part) { text += text.empty() ? part : "; " + part; };
-  if (const Overflow& o = diagnostics.overflow; o.dropped > 0) {
-    add(str("capacity of ", o.capacity, " rows exceeded: rank ", o.rank, " needs ", o.needed, ", ", o.dropped,
-            " routes or rows were dropped on all ranks: configure a larger capacity"));
-  }
+  if (diagnostics.overflow.dropped > 0) add(describe(diagnostics.overflow, config));
   if (const BadId& b = diagnostics.bad_id; b.count > 0) {
     add(str(b.count, " expert ids out of range, the first on rank ", b.rank, ", token ", b.token, ", slot ",
             b.slot, ": id ", b.id, "; they were skipped"));
@@ -38,10 +51,10 @@ std::string describe(const CallDiagnostics& diagnostics) {
   return text;
 }
 
-void raise(const CallDiagnostics& diagnostics) {
-  if (diagnostics.overflow.dropped > 0) throw OverflowError(describe(diagnostics), diagnostics.overflow);
-  if (diagnostics.bad_id.count > 0) throw BadIdError(describe(diagnostics), diagnostics.bad_id);
-  if (diagnostics.bad_source.count > 0) throw BadSourceError(describe(diagnostics), diagnostics.bad_source);
+void raise(const CallDiagnostics& found, const Config& config) {
+  if (found.overflow.dropped > 0) throw OverflowError(describe(found, config), found.overflow);
+  if (found.bad_id.count > 0) throw BadIdError(describe(found, config), found.bad_id);
+  if (found.bad_source.count > 0) throw BadSourceError(describe(found, config), found.bad_source);
 }
 
 }  // namespace
@@ -110,7 +123,7 @@ struct Exchange::State {
   }
 
   void check_after_call(int lane) {
-    if (config.check_calls && plan_in() == PlanIn::host) raise(backend->take_diagnostics(lane));
+    if (config.check_calls && plan_in() == PlanIn::host) raise(backend->take_diagnostics(lane), config);
   }
 
   DispatchCall dispatch_call(const Tokens& tokens, const float* weights,
@@ -346,7 +359,7 @@ void Exchange::refuse(Operation operation, int lane, const Error& error, Stream 
 void Exchange::check(int lane) {
   state_->lane(lane);
   state_->backend->raise_device_error(lane);
-  raise(state_->backend->take_diagnostics(lane));
+  raise(state_->backend->take_diagnostics(lane), state_->config);
 }
 
 void Exchange::synchronize(int lane, Stream stream) {

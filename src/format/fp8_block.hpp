@@ -17,10 +17,11 @@
 #include <cstdint>
 
 #include "format/e4m3.hpp"
+#include "format/encoding.hpp"
 
 namespace ferry {
 
-inline constexpr std::int64_t kFp8Block = 128;
+inline constexpr int kFp8Block = 128;
 
 FERRY_HD constexpr std::int64_t fp8_blocks(std::int64_t hidden) {
   return (hidden + kFp8Block - 1) / kFp8Block;
@@ -39,9 +40,9 @@ FERRY_HD constexpr float power_of_two_at_least(float value) {
 }
 
 // `amax` must not be NaN.
-FERRY_HD constexpr Fp8Scale fp8_scale(float amax, bool power_of_two) {
+FERRY_HD constexpr Fp8Scale fp8_scale(float amax, ScaleRule rule) {
   const float s = amax > 1e-4f ? amax : 1e-4f;
-  if (!power_of_two) return {s / kE4m3Max, kE4m3Max / s};
+  if (rule == ScaleRule::quotient) return {s / kE4m3Max, kE4m3Max / s};
   const float scale = power_of_two_at_least(s / kE4m3Max);
   return {scale, 1.0f / scale};
 }

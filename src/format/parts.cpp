@@ -2,6 +2,7 @@
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "format/encoding.hpp"
 
 namespace ferry {
 namespace {
@@ -11,18 +12,22 @@ PartLayout row_part(std::int64_t row_bytes) {
       .wire_bytes = padded(row_bytes), .row_bytes = row_bytes, .element_bytes = row_bytes, .columns = false};
 }
 
-PartLayout scale_part(const Fp8Options& options, std::int64_t hidden) {
-  const std::int64_t blocks = fp8_blocks(hidden);
-  const std::int64_t words = options.packed ? (blocks + 3) / 4 : blocks;
+PartLayout scale_part(const Encoding& encoding, std::int64_t hidden) {
+  const std::int64_t blocks = (hidden + encoding.block - 1) / encoding.block;
+  const std::int64_t words = encoding.packs_scales() ? (blocks + 3) / 4 : blocks;
   PartLayout part = row_part(words * kScaleBytes);
-  part.columns = options.column_major;
+  part.columns = encoding.scale_columns;
   if (part.columns) part.element_bytes = kScaleBytes;
   return part;
 }
 
-// The value type of formats bf16, fp16 and fp32.
-DType value_type(FormatKind kind) {
-  return kind == FormatKind::bf16 ? DType::bf16 : kind == FormatKind::fp16 ? DType::fp16 : DType::fp32;
+const char* name_of(ElementType element) {
+  constexpr const char* kNames[] = {"bf16", "fp16", "fp32", "e4m3", "bytes"};
+  return kNames[static_cast<int>(element)];
+}
+
+std::int64_t value_bytes(const Encoding& encoding, std::int64_t hidden) {
+  return hidden * bits_of(encoding.element) / 8;
 }
 
 // `stage`: "before encoding" or "after encoding", for the message.
@@ -54,50 +59,38 @@ void check_raw(const Format& format) {
 PartList parts_of(const Format& format, std::int64_t hidden) {
   PartList list;
   const auto add = [&list](const PartLayout& part) { list.part[list.count++] = part; };
-  switch (format.kind) {
-    case FormatKind::bf16:
-    case FormatKind::fp16:
-    case FormatKind::fp32:
-      add(row_part(hidden * bytes_of(value_type(format.kind))));
-      break;
-    case FormatKind::fp8_e4m3:
-      add(row_part(hidden));
-      add(scale_part(format.fp8, hidden));
-      break;
-    case FormatKind::raw:
-      for (const std::int64_t bytes : format.part_bytes) {
-        if (bytes > 0) add(row_part(bytes));
-      }
-      break;
+  const Encoding encoding = encoding_of(format);
+  if (encoding.element == ElementType::bytes) {
+    for (const std::int64_t bytes : format.part_bytes) {
+      if (bytes > 0) add(row_part(bytes));
+    }
+    return list;
   }
+  add(row_part(value_bytes(encoding, hidden)));
+  if (encoding.block > 0) add(scale_part(encoding, hidden));
   return list;
 }
 
 void check_format(const Format& format, std::int64_t hidden, DType input) {
-  switch (format.kind) {
-    case FormatKind::bf16:
-    case FormatKind::fp16:
-    case FormatKind::fp32:
-      if (input != value_type(format.kind)) {
-        throw UsageError(str("format ", to_string(format), " takes ", to_string(format),
-                             " tokens, but the tokens are ", to_string(input)));
-      }
-      break;
-    case FormatKind::fp8_e4m3:
-      if (format.fp8.packed && !format.fp8.power_of_two) {
-        throw UsageError(
-            str("format ", to_string(format), ": packed scales must be powers of two: set power_of_two too"));
-      }
-      check_row_bytes(format, hidden, "after encoding", "fp8", hidden);
-      break;
-    case FormatKind::raw:
-      return check_raw(format);
-    default:
-      throw UsageError(str("format: kind ", static_cast<int>(format.kind), " is unknown, must be 0 to ",
-                           static_cast<int>(FormatKind::raw)));
+  if (format.kind < FormatKind::bf16 || format.kind > FormatKind::raw) {
+    throw UsageError(str("format: kind ", static_cast<int>(format.kind), " is unknown, must be 0 to ",
+                         static_cast<int>(FormatKind::raw)));
+  }
+  const Encoding encoding = encoding_of(format);
+  if (encoding.element == ElementType::bytes) return check_raw(format);
+  if (!encoding.quantises() && input != dtype_of(encoding.element)) {
+    throw UsageError(str("format ", to_string(format), " takes ", to_string(format),
+                         " tokens, but the tokens are ", to_string(input)));
+  }
+  if (encoding.packs_scales() && encoding.rule != ScaleRule::power_of_two) {
+    throw UsageError(
+        str("format ", to_string(format), ": packed scales must be powers of two: set power_of_two too"));
   }
   if (hidden <= 0)
     throw UsageError(str("format ", to_string(format), ": hidden = ", hidden, ", must be positive"));
+  if (encoding.quantises())
+    check_row_bytes(format, hidden, "after encoding", name_of(encoding.element),
+                    value_bytes(encoding, hidden));
   check_row_bytes(format, hidden, "before encoding", to_string(input), hidden * bytes_of(input));
 }
 

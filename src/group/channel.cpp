@@ -76,7 +76,14 @@ const std::byte* Channel::summary_from(int peer) const {
 
 std::uint64_t Channel::begin(Operation operation, std::span<const CallOption> options) {
   const ControlBlock& control = rank_.state().control();
-  if (control.failed()) control.throw_failure({operation, call_ + 1, index_, -1, call_ + 1, call_});
+  if (control.failed()) {
+    const int lost = control.failure().wait.peer;
+    if (has_refused(lost, call_ + 1)) {
+      assign_call_number(operation, options);
+      throw_refusal(lost, header(index_, lost, call_));
+    }
+    control.throw_failure({operation, call_ + 1, index_, -1, call_ + 1, call_});
+  }
   wait_for_previous_call();
   assign_call_number(operation, options);
   return call_;
@@ -85,6 +92,7 @@ std::uint64_t Channel::begin(Operation operation, std::span<const CallOption> op
 void Channel::assign_call_number(Operation operation, std::span<const CallOption> options) {
   if (options.size() > options_.size()) throw std::length_error("too many options of a call");
   call_ = ++lane_record(index_).last_call;
+  limit_.reset();
   operation_ = operation;
   option_count_ = static_cast<int>(options.size());
   std::copy(options.begin(), options.end(), options_.begin());
@@ -93,6 +101,7 @@ void Channel::assign_call_number(Operation operation, std::span<const CallOption
 // Step 1 of the argument in the header file: the next call may overwrite the buffer of the call before the
 // previous one only after every peer has posted the previous one.
 void Channel::wait_for_previous_call() {
+  limit_.reset();
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer != index_ && call_ > 0) wait_for_header(peer, nullptr);
   }
@@ -103,7 +112,29 @@ void Channel::wait_for_header(int peer, const std::atomic<std::uint64_t>* altern
   const WaitCondition condition{&header(index_, peer, call_).call, alternative};
   if (condition.reached(call_)) return;
   const std::uint64_t previous = header(index_, peer, call_ + 1).call.load(std::memory_order_relaxed);
-  rank_.state().wait(condition, {operation_, call_, index_, peer, call_, previous}, deadline_);
+  wait_within_limit(condition, {operation_, call_, index_, peer, call_, previous}, 0);
+}
+
+// A rank that has refused the next call has seen the headers of this one, so every peer is about to post to
+// this rank what it waits for: the loss of the refuser does not end the wait.
+void Channel::wait_within_limit(const WaitCondition& condition, const WaitRecord& record,
+                                std::uint64_t chunk) {
+  if (!limit_ || limited_chunk_ != chunk) limit_ = WaitLimit{.seconds = deadline_};
+  limited_chunk_ = chunk;
+  try {
+    rank_.state().wait(condition, record, *limit_);
+  } catch (const PeerLostError&) {
+    const int lost = rank_.state().control().failure().wait.peer;
+    if (!has_refused(lost, call_ + 1)) throw;
+    rank_.state().wait(condition, record, *limit_, lost);
+  }
+}
+
+// Whether this rank has the peer's refusal of that call. `call`: call_ + 1.
+bool Channel::has_refused(int peer, std::uint64_t call) const {
+  if (peer < 0 || peer == index_) return false;
+  const CallHeader& received = header(index_, peer, call);
+  return received.call.load(std::memory_order_acquire) == call && received.refused != 0;
 }
 
 void Channel::post(int peer) {
@@ -143,7 +174,7 @@ void Channel::wait_chunk(int peer, std::int64_t chunk) {
   const WaitCondition condition{&header(index_, peer, call_).chunk};
   const auto expected = static_cast<std::uint64_t>(chunk);
   if (condition.reached(expected)) return;
-  rank_.state().wait(condition, {operation_, call_, index_, peer, expected, 0}, deadline_);
+  wait_within_limit(condition, {operation_, call_, index_, peer, expected, 0}, expected);
 }
 
 // The awaited peer has not posted, but another peer has refused the call: throws that refusal.

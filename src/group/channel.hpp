@@ -6,12 +6,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/error_record.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
+#include "group/waiter.hpp"
 
 namespace ferry {
 
@@ -38,6 +40,10 @@ inline constexpr int kMaxCallOptions = 22;
 // refusal.
 //
 // An exception from begin() or wait() ends the call on this rank; the next begin() starts the next call.
+//
+// A refusal wins over the departure of the rank that refused: a peer finishes the call before, and then gets
+// the refusal from begin() or wait(), even if the departure has failed the group meanwhile.
+//
 // Thread safety: one thread at a time. The send phase and the receive phase may run in different threads if
 // the caller orders them.
 //
@@ -56,11 +62,13 @@ class Channel {
   static std::int64_t bytes(int ranks, std::int64_t summary_bytes);
 
   // Local. `sections` [ranks]: the channel's bytes() of memory on every rank, aligned to 64 and zero at
-  // first; they must outlive the channel. A wait fails after `deadline` seconds.
+  // first; they must outlive the channel. The waits for all headers of a call, or for all chunks of one
+  // number, fail after `deadline` seconds together.
   Channel(Rank rank, std::vector<std::byte*> sections, std::int64_t summary_bytes, double deadline);
 
   // Starts the lane's next call and returns its number (the first is 1). Waits for peers only if this rank's
-  // previous call was aborted. Throws the group's failure if it has failed.
+  // previous call was aborted. If the group has failed, throws the refusal of this call by the rank that was
+  // lost, or else the failure.
   std::uint64_t begin(Operation operation, std::span<const CallOption> options);
 
   std::uint64_t call() const { return call_; }
@@ -106,6 +114,8 @@ class Channel {
   void assign_call_number(Operation operation, std::span<const CallOption> options);
   void wait_for_previous_call();
   void wait_for_header(int peer, const std::atomic<std::uint64_t>* alternative);
+  void wait_within_limit(const WaitCondition& condition, const WaitRecord& record, std::uint64_t chunk);
+  bool has_refused(int peer, std::uint64_t call) const;
   bool posted_to_all() const;
   void post_refusal(int peer, const ErrorRecord& refusal);
   void wake_after_post(int peer);
@@ -125,6 +135,10 @@ class Channel {
   std::array<CallOption, kMaxCallOptions> options_{};
   int option_count_ = 0;
   std::vector<std::uint64_t> posted_;  // [ranks] number of the last call posted to each
+
+  // Shared by the waits for one chunk of all peers (chunk 0: the headers); starts with the first that blocks.
+  std::optional<WaitLimit> limit_;
+  std::uint64_t limited_chunk_ = 0;
 };
 
 }  // namespace ferry

@@ -26,7 +26,9 @@ using Clock = std::chrono::steady_clock;
 
 // After a failure of the group, survivors have its deadline and this long to end before they are killed.
 constexpr double kGraceSeconds = 2.0;
-constexpr int kPollMilliseconds = 100;
+// A stopped process has less: it cannot end.
+constexpr double kStoppedGraceSeconds = 0.5;
+constexpr int kPollMilliseconds = 50;
 
 // One rank's process. The destructor kills and reaps it if nothing did before.
 class RankProcess {
@@ -35,7 +37,7 @@ class RankProcess {
       : rank_(rank), process_(process), descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process, 0))) {}
   ~RankProcess() {
     if (!status_) {
-      kill();
+      kill("the launcher gave up");
       reap();
     }
     if (descriptor_ >= 0) close(descriptor_);
@@ -46,10 +48,18 @@ class RankProcess {
   int rank() const { return rank_; }
   int descriptor() const { return descriptor_; }
   bool running() const { return !status_; }
-  bool killed_by_launcher() const { return killed_; }
+  bool killed_by_launcher() const { return !why_killed_.empty(); }
+  const std::string& why_killed() const { return why_killed_; }
 
-  void kill() {
-    killed_ = true;
+  // Whether a signal such as SIGSTOP has stopped the process.
+  bool stopped() const {
+    siginfo_t info{};
+    constexpr int kLookOnly = WSTOPPED | WNOHANG | WNOWAIT;
+    return waitid(P_PID, static_cast<id_t>(process_), &info, kLookOnly) == 0 && info.si_pid == process_;
+  }
+
+  void kill(const std::string& why) {
+    if (why_killed_.empty()) why_killed_ = why;
     ::kill(process_, SIGKILL);  // the number cannot be reused before reap()
   }
 
@@ -77,7 +87,7 @@ class RankProcess {
   int rank_;
   pid_t process_;
   int descriptor_;
-  bool killed_ = false;
+  std::string why_killed_;  // empty: not killed by the launcher
   bool died_ = false;
   std::optional<int> status_;
 };
@@ -125,8 +135,7 @@ class ProcessLauncher : public Group::Launcher {
     _exit(status);  // skips the exit handlers, which belong to the parent
   }
 
-  // Returns when every process has been reaped. After a failure of the group, kills those that are stopped or
-  // hang.
+  // Returns when every process has been reaped. After a failure of the group, kills those that do not end.
   void wait_for_all(std::vector<std::unique_ptr<RankProcess>>& children, ControlBlock& control) const {
     std::optional<Clock::time_point> failed_at;
     while (true) {
@@ -143,12 +152,22 @@ class ProcessLauncher : public Group::Launcher {
         if (entries[i].revents != 0) handle_exit(*running[i], control);
       }
       if (!failed_at && control.failed()) failed_at = Clock::now();
-      if (failed_at &&
-          Clock::now() - *failed_at > std::chrono::duration<double>(deadline() + kGraceSeconds)) {
-        for (RankProcess* child : running) {
-          if (child->running()) child->kill();
-        }
+      if (!failed_at) continue;
+      const double since_failure = std::chrono::duration<double>(Clock::now() - *failed_at).count();
+      for (RankProcess* child : running) {
+        if (child->running()) kill_if_late(*child, control.failure(), since_failure);
       }
+    }
+  }
+
+  void kill_if_late(RankProcess& child, const ErrorRecord& failure, double since_failure) const {
+    // A rank that let the others wait for the whole deadline has used up its own.
+    const bool late = failure.kind == ErrorRecord::Kind::timeout && failure.wait.peer == child.rank();
+    const double grace = late ? kGraceSeconds : deadline() + kGraceSeconds;
+    if (since_failure > kStoppedGraceSeconds && child.stopped()) {
+      child.kill("it was stopped");
+    } else if (since_failure > grace) {
+      child.kill(str("it did not end within ", grace, " s of the group's failure"));
     }
   }
 
@@ -173,12 +192,12 @@ class ProcessLauncher : public Group::Launcher {
       // which names the signal.
       const bool caused_by_death =
           error.kind == ErrorRecord::Kind::peer_lost && children[error.wait.peer]->died();
-      (caused_by_death ? control.error_of(error.wait.peer) : error).raise();
+      if (caused_by_death) control.error_of(error.wait.peer).raise();
+      error.raise(prefix_of(first_failed, error.kind));
     }
     for (const auto& child : children) {
       if (!child->killed_by_launcher()) continue;
-      control.failure().raise(str("rank ", child->rank(), " was killed because it did not end within ",
-                                  deadline() + kGraceSeconds, " s of the group's failure: "));
+      control.failure().raise(str("rank ", child->rank(), " was killed because ", child->why_killed(), ": "));
     }
   }
 };

@@ -1,5 +1,7 @@
 // Group::threads: every rank is a thread of this process.
 #include <exception>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -39,7 +41,24 @@ class ThreadLauncher : public Group::Launcher {
     }
     for (std::thread& thread : threads) thread.join();
     const int first_failed = control->first_failed_rank();
-    if (first_failed >= 0) std::rethrow_exception(errors[first_failed]);
+    if (first_failed >= 0) rethrow(first_failed, errors[first_failed]);
+  }
+
+ private:
+  // As in a group of processes, an exception of a class that Ferry does not know becomes a
+  // std::runtime_error.
+  [[noreturn]] static void rethrow(int rank, const std::exception_ptr& error) {
+    const ErrorRecord record = ErrorRecord::of(error);
+    const std::string prefix = prefix_of(rank, record.kind);
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& known) {
+      record.raise_with(prefix + known.what());
+    } catch (const std::exception& other) {
+      std::throw_with_nested(std::runtime_error(prefix + other.what()));
+    } catch (...) {
+      std::throw_with_nested(std::runtime_error(prefix + record.text));
+    }
   }
 };
 

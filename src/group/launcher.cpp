@@ -4,6 +4,7 @@
 
 #include <exception>
 
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
 
@@ -18,6 +19,11 @@ void Group::Launcher::run_rank(const std::shared_ptr<ControlBlock>& control, int
     throw;
   }
   control->leave(rank);
+}
+
+std::string Group::Launcher::prefix_of(int rank, ErrorRecord::Kind kind) {
+  const bool of_a_wait = kind == ErrorRecord::Kind::timeout || kind == ErrorRecord::Kind::peer_lost;
+  return of_a_wait ? "" : str("rank ", rank, ": ");
 }
 
 Rank Group::Launcher::join() {

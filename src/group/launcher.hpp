@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ferry/group.hpp"
@@ -34,6 +35,10 @@ class Group::Launcher {
   // what the body threw.
   void run_rank(const std::shared_ptr<ControlBlock>& control, int rank,
                 const std::function<void(Rank)>& body) const;
+
+  // How messages of run() begin that pass on an error of that rank. Records of waits name the rank
+  // themselves.
+  static std::string prefix_of(int rank, ErrorRecord::Kind kind);
 
   // Joins as one rank. The rank leaves when the last copy of the handle is destroyed in the process that
   // joined; copies in forked processes do not count.

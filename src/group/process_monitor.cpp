@@ -40,12 +40,12 @@ bool ProcessMonitor::ended(int rank) {
   return poll(&entry, 1, 0) > 0 || control_.liveness_lock(rank).holder_died();
 }
 
-int ProcessMonitor::find_dead_rank() {
+int ProcessMonitor::find_dead_rank(int excused) {
   const std::lock_guard lock(mutex_);
   for (int rank = 0; rank < control_.ranks(); ++rank) {
     // Order matters: a rank stores `left` before its process, and with it the thread that holds its lock,
     // ends. So a status loaded after the end was seen shows `left` if the rank left.
-    if (ended(rank) && control_.status_of(rank) == RankStatus::joined) return rank;
+    if (rank != excused && ended(rank) && control_.status_of(rank) == RankStatus::joined) return rank;
   }
   return -1;
 }

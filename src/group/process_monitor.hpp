@@ -19,9 +19,10 @@ class ProcessMonitor {
   ProcessMonitor(const ProcessMonitor&) = delete;  // owns file descriptors
   ProcessMonitor& operator=(const ProcessMonitor&) = delete;
 
-  // A rank whose process has ended (a zombie counts) or is ending, without having left the group; -1: none.
-  // Never blocks. Ranks that are threads of this process are skipped: their process is this one.
-  int find_dead_rank();
+  // A rank other than `excused` whose process has ended (a zombie counts) or is ending, without having left
+  // the group; -1: none. Never blocks. Ranks that are threads of this process are skipped: their process is
+  // this one.
+  int find_dead_rank(int excused = -1);
 
  private:
   bool open_pidfd(int rank);

@@ -45,9 +45,10 @@ void RankState::gather_part(const std::byte* mine, std::byte* all, std::size_t b
   for (int peer = 0; peer < control_->ranks(); ++peer) {
     if (peer != rank_) control_->wake_event(peer).ring();
   }
+  const WaitLimit limit{.seconds = deadline_};
   for (int peer = 0; peer < control_->ranks(); ++peer) {
     const GatherSlot& slot = control_->gather_slot(peer);
-    wait({&slot.step}, {Operation::barrier, step, rank_, peer, step, 0}, deadline_);
+    wait({&slot.step}, {Operation::barrier, step, rank_, peer, step, 0}, limit);
     if (bytes > 0) std::memcpy(all + peer * stride, slot.parts[parity], bytes);
   }
 }

@@ -29,8 +29,9 @@ class RankState {
   void all_gather(const void* mine, void* all, std::size_t bytes);
 
   // Forwarded to Waiter.
-  void wait(const WaitCondition& condition, const WaitRecord& record, double deadline) {
-    waiter_.wait(condition, record, deadline);
+  void wait(const WaitCondition& condition, const WaitRecord& record, const WaitLimit& limit,
+            int excused = -1) {
+    waiter_.wait(condition, record, limit, excused);
   }
   bool check_peers(const WaitRecord& record) { return waiter_.check_peers(record); }
   void time_out(const WaitRecord& record, double deadline) { waiter_.time_out(record, deadline); }

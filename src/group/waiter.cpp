@@ -3,15 +3,12 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "base/text.hpp"
 
 namespace ferry {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // A rank spins only if every rank can have a processor of its own, and only briefly, because the system may
 // still have put two ranks on one processor. Yielding to a rank on the same processor costs 2 us; waking a
@@ -26,10 +23,6 @@ constexpr double kMaxSleepSeconds = 0.25;
 int processors() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 void pause() {
@@ -51,13 +44,14 @@ struct Waiter::LostPeer {
 Waiter::Waiter(ControlBlock& control, int rank, int local_ranks)
     : control_(control), rank_(rank), spins_(processors() >= local_ranks ? kSpins : 0), monitor_(control) {}
 
-void Waiter::wait(const WaitCondition& condition, const WaitRecord& request, double deadline) {
+void Waiter::wait(const WaitCondition& condition, const WaitRecord& request, const WaitLimit& limit,
+                  int excused) {
   const std::uint64_t value = request.expected;
   if (condition.reached(value) || spin(condition, value)) return;
   WaitRecord record = request;
-  for (const Clock::time_point start = Clock::now();;) {
-    const bool failed = control_.failed();
-    const LostPeer lost = failed ? LostPeer{} : find_lost_peer(request.peer);
+  while (true) {
+    const bool failed = group_failed(excused);
+    const LostPeer lost = failed ? LostPeer{} : find_lost_peer(request.peer, excused);
     // Checks the flag after the peers: a peer that posted before it ended has done its part.
     if (condition.reached(value)) return;
     record.observed = std::max(request.observed, condition.flag->load(std::memory_order_relaxed));
@@ -67,12 +61,12 @@ void Waiter::wait(const WaitCondition& condition, const WaitRecord& request, dou
       fail_group(ErrorRecord::Kind::peer_lost, record, lost.reason);
       break;
     }
-    const double left = deadline - seconds_since(start);
+    const double left = limit.seconds_left();
     if (left <= 0) {
-      time_out(record, deadline);
+      time_out(record, limit.seconds);
       break;
     }
-    if (sleep(condition, value, std::min(left, kMaxSleepSeconds))) return;
+    if (sleep(condition, value, std::min(left, kMaxSleepSeconds), excused)) return;
     const auto interrupted = interrupt_requested.load();
     if (interrupted != nullptr && interrupted()) {
       const std::string text = str("rank ", rank_, " was interrupted: ", describe(record));
@@ -112,23 +106,30 @@ bool Waiter::spin(const WaitCondition& condition, std::uint64_t value) const {
 }
 
 // Returns whether the condition is met. May return false early: after a wake-up, or spuriously.
-bool Waiter::sleep(const WaitCondition& condition, std::uint64_t value, double seconds) {
+bool Waiter::sleep(const WaitCondition& condition, std::uint64_t value, double seconds, int excused) {
   WakeEvent& event = control_.wake_event(rank_);
   // The order that WakeEvent prescribes: register, load `rings`, check, sleep.
   event.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t rings = event.rings.load(std::memory_order_seq_cst);
   const bool reached = condition.reached(value);
   // A failure of the group rings too, so it is checked under the same registration as the flag.
-  if (!reached && !control_.failed()) futex_wait(event.rings, rings, seconds);
+  if (!reached && !group_failed(excused)) futex_wait(event.rings, rings, seconds);
   event.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   return reached || condition.reached(value);
 }
 
-Waiter::LostPeer Waiter::find_lost_peer(int awaited) {
+// Whether the group has failed by the loss of another rank than `excused`.
+bool Waiter::group_failed(int excused) const {
+  return control_.failed() && (excused < 0 || control_.failure().wait.peer != excused);
+}
+
+Waiter::LostPeer Waiter::find_lost_peer(int awaited, int excused) {
+  const RankStatus status = awaited >= 0 ? control_.status_of(awaited) : RankStatus::joined;
   // A rank that has left is an error only for a rank that waits for it.
-  if (awaited >= 0 && control_.status_of(awaited) == RankStatus::left)
-    return {awaited, str("rank ", awaited, " has left the group")};
-  const int dead = monitor_.find_dead_rank();
+  if (status == RankStatus::left) return {awaited, str("rank ", awaited, " has left the group")};
+  // A rank that fails also fails the group, which ends every wait; but the group has only its first failure.
+  if (excused >= 0 && status == RankStatus::failed) return {awaited, str("rank ", awaited, " has failed")};
+  const int dead = monitor_.find_dead_rank(excused);
   if (dead < 0) return {};
   return {dead, death_of(dead)};
 }

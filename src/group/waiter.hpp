@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -29,18 +30,33 @@ struct WaitCondition {
   }
 };
 
+// How long waits may last: `seconds`, counted from `since`. Waits for several peers, one after the other,
+// share a limit, so that together they last no longer than one of them.
+struct WaitLimit {
+  using Clock = std::chrono::steady_clock;
+
+  double seconds;
+  Clock::time_point since = Clock::now();
+
+  double seconds_left() const {
+    return seconds - std::chrono::duration<double>(Clock::now() - since).count();
+  }
+};
+
 class Waiter {
  public:
   // `local_ranks`: how many ranks share this host's processors.
   Waiter(ControlBlock& control, int rank, int local_ranks);
 
-  // Blocks until the condition has reached record.expected. Threads of several lanes may wait at once.
+  // Blocks until the condition has reached record.expected. Threads of several lanes may wait at once. The
+  // loss of rank `excused` (-1: none) does not end the wait: it has done its part of what is waited for.
   //
-  // @throws TimeoutError   `deadline` seconds have passed
+  // @throws TimeoutError   the limit has passed
   // @throws PeerLostError  a process has died, record.peer has left, or interrupt_requested() returned true
   //
   // Each of these fails the group. If the group has failed already, throws that failure.
-  void wait(const WaitCondition& condition, const WaitRecord& record, double deadline);
+  void wait(const WaitCondition& condition, const WaitRecord& record, const WaitLimit& limit,
+            int excused = -1);
 
   // Checks the peers once, for code that waits by other means. Returns whether the group has failed, for
   // whatever reason. If a process has died, or record.peer (-1: none) has left, fails the group with `record`
@@ -55,8 +71,9 @@ class Waiter {
   struct LostPeer;
 
   bool spin(const WaitCondition& condition, std::uint64_t value) const;
-  bool sleep(const WaitCondition& condition, std::uint64_t value, double seconds);
-  LostPeer find_lost_peer(int awaited);
+  bool sleep(const WaitCondition& condition, std::uint64_t value, double seconds, int excused);
+  bool group_failed(int excused) const;
+  LostPeer find_lost_peer(int awaited, int excused = -1);
   std::string death_of(int rank) const;
   void fail_group(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& reason);
 

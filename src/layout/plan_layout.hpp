@@ -17,6 +17,8 @@ struct PlanShape {
   std::int32_t max_tokens = 0;
   std::int64_t capacity = 0;  // largest over the ranks: rows of all groups together
 
+  friend bool operator==(const PlanShape&, const PlanShape&) = default;
+
   // Destinations that a token has at most.
   FERRY_HD constexpr std::int32_t most_ranks() const { return top_k < ranks ? top_k : ranks; }
 };

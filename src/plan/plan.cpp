@@ -3,20 +3,25 @@
 #include <cstring>
 #include <new>
 
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "layout/plan_layout.hpp"
+#include "plan/plan_checks.hpp"
 
 namespace ferry {
 namespace {
 
-// Trusts a plan that is not empty: check_plan() of src/exchange checks a plan's header.
-const PlanHeader& header_of(const void* storage) {
-  if (storage == nullptr) throw UsageError("plan: empty: it has no contents");
-  return *static_cast<const PlanHeader*>(storage);
+PlanView view_of(void* storage, std::size_t bytes) {
+  return view_plan(storage, checked_header(storage, bytes).shape);
 }
 
-PlanView view_of(void* storage) {
-  return view_plan(storage, header_of(storage).shape);
+// Index of a route in the plan's tables.
+std::int64_t route_index(const PlanHeader& header, int token, int slot) {
+  if (token < 0 || token >= header.tokens || slot < 0 || slot >= header.shape.top_k) {
+    throw UsageError(str("plan: token ", token, ", slot ", slot, " does not exist: the plan has ",
+                         header.tokens, " tokens with ", header.shape.top_k, " slots each"));
+  }
+  return std::int64_t{token} * header.shape.top_k + slot;
 }
 
 }  // namespace
@@ -31,45 +36,47 @@ Plan Plan::copy() const {
 }
 
 int Plan::rank() const {
-  return header_of(storage_).rank;
+  return checked_header(storage_, bytes_).rank;
 }
 int Plan::ranks() const {
-  return header_of(storage_).shape.ranks;
+  return checked_header(storage_, bytes_).shape.ranks;
 }
 int Plan::tokens() const {
-  return header_of(storage_).tokens;
+  return checked_header(storage_, bytes_).tokens;
 }
 std::uint64_t Plan::placement_version() const {
-  return header_of(storage_).placement_version;
+  return checked_header(storage_, bytes_).placement_version;
 }
 std::int64_t Plan::total() const {
-  return header_of(storage_).total;
+  return checked_header(storage_, bytes_).total;
 }
 std::int64_t Plan::dropped() const {
-  return header_of(storage_).dropped;
+  return checked_header(storage_, bytes_).dropped;
 }
 
 std::span<const std::int32_t> Plan::counts() const {
-  const PlanShape& shape = header_of(storage_).shape;
-  return {view_of(storage_).counts,
+  const PlanShape& shape = checked_header(storage_, bytes_).shape;
+  return {view_of(storage_, bytes_).counts,
           static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.experts)};
 }
 
 std::span<const std::int32_t> Plan::tokens_between() const {
-  const auto ranks = static_cast<std::size_t>(header_of(storage_).shape.ranks);
-  return {view_of(storage_).tokens_between, ranks * ranks};
+  const auto ranks = static_cast<std::size_t>(checked_header(storage_, bytes_).shape.ranks);
+  return {view_of(storage_, bytes_).tokens_between, ranks * ranks};
 }
 
 std::span<const Source> Plan::sources() const {
-  return {view_of(storage_).sources, static_cast<std::size_t>(total())};
+  return {view_of(storage_, bytes_).sources, static_cast<std::size_t>(total())};
 }
 
 int Plan::destination(int token, int slot) const {
-  return view_of(storage_).route_rank[std::int64_t{token} * header_of(storage_).shape.top_k + slot];
+  const PlanHeader& header = checked_header(storage_, bytes_);
+  return view_plan(storage_, header.shape).route_rank[route_index(header, token, slot)];
 }
 
 std::int64_t Plan::row(int token, int slot) const {
-  return view_of(storage_).route_row[std::int64_t{token} * header_of(storage_).shape.top_k + slot];
+  const PlanHeader& header = checked_header(storage_, bytes_);
+  return view_plan(storage_, header.shape).route_row[route_index(header, token, slot)];
 }
 
 }  // namespace ferry

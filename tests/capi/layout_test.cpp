@@ -91,6 +91,10 @@ EXPECT_AT(ferry_combine_backward_args, result, 248);
 
 EXPECT_AT(ferry_route_values_args, plan, 16);
 EXPECT_AT(ferry_route_values_args, lane, 40);
+EXPECT_AT(ferry_dispatch_layout_args, tokens, 16);
+EXPECT_AT(ferry_dispatch_layout_args, expert_rank, 40);
+EXPECT_AT(ferry_dispatch_layout_args, tokens_per_node, 80);
+EXPECT_AT(ferry_dispatch_layout_args, stream, 96);
 EXPECT_AT(ferry_metadata_args, count, 8);
 EXPECT_AT(ferry_metadata_args, metadata, 24);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
@@ -102,6 +106,7 @@ static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, error_n
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
 static_assert(sizeof(ferry_config) == offsetof(ferry_config, manual_check) + 4);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
+static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, stream) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, result) + 8);
@@ -141,6 +146,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_combine_backward_args", 256},
       {"ferry_route_values_args", 56},
       {"ferry_step_metadata", 12},
+      {"ferry_dispatch_layout_args", 104},
       {"ferry_metadata_args", 32},
       {"ferry_load_counts", 32},
       {"ferry_wire_counts", 40},

@@ -1,9 +1,13 @@
 """ferry run: every layout and format, with threads and processes; the report is consistent."""
 
 import itertools
+import os
+import signal
+import subprocess
+import time
 import unittest
 
-from program import ProgramTest
+from program import PROGRAM, SMALL, ProgramTest
 
 LAYOUTS = ["expert_major", "expert_padded", "rank_major"]
 FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed"]
@@ -67,6 +71,24 @@ class RunTest(ProgramTest):
         seeds = [self.run_small("--trace", trace, "--seed", seed)["load"]["routes_per_expert"] for seed in [1, 1, 2]]
         self.assertEqual(seeds[0], seeds[1])
         self.assertNotEqual(seeds[0], seeds[2])
+
+    def test_a_stopped_rank_ends_the_run_in_time(self):
+        deadline = 2
+        run = subprocess.Popen([PROGRAM, "run", *SMALL, "--steps", "100000", "--processes", "--deadline", str(deadline)],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        children = []
+        while len(children) < 3:
+            time.sleep(0.05)
+            with open(f"/proc/{run.pid}/task/{run.pid}/children", encoding="ascii") as file:
+                children = file.read().split()
+        time.sleep(2)  # the ranks are in the steps
+        os.kill(int(children[1]), signal.SIGSTOP)
+        start = time.monotonic()
+        _, message = run.communicate(timeout=60)
+        self.assertLess(time.monotonic() - start, deadline + 1)
+        self.assertEqual(run.returncode, 3)
+        self.assertRegex(message, r"no sign of rank 1 for 2 s: rank [02] waited for rank 1 in \w+ \d+ .*"
+                                  r"while step \d+ of 100000 was checked \(--deadline sets how long a rank waits\)")
 
     def test_experts_and_top_k_of_a_synthesised_trace(self):
         run = self.run_small("--trace", "synth:prefill-grouped", "--experts", "32", "--top-k", "5")

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -133,6 +134,39 @@ TEST_P(Contract, DamagedPlansAreReported) {
         }
       }
       dispatch_and_combine(exchange, c, step, expert_outputs);  // the exchange is still usable
+    });
+  }
+}
+
+// A header whose checksum is right and whose numbers are not: a plan's bytes are the caller's.
+TEST_P(Contract, PlanHeadersOutOfRangeAreRefused) {
+  for (const TestCase& c : cases_of_damage(small_case(4))) {
+    const StepInputs step = make_inputs(c);
+    const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
+      const std::function<void(PlanHeader&)> damages[] = {
+          [](PlanHeader& header) { header.total = -1; },
+          [](PlanHeader& header) { header.total = std::int64_t{1} << 40; },
+          [](PlanHeader& header) { header.tokens = -1; },
+          [&](PlanHeader& header) { header.tokens = c.config.max_tokens + 1; }};
+      for (const auto& damage : damages) {
+        const Plan bad = good.copy();
+        auto& header = *static_cast<PlanHeader*>(bad.storage());
+        if (rank.index() == kDamagedRank) {
+          damage(header);
+          header.check = header_check(header);
+        }
+        const std::string what = str(header.tokens, " tokens, ", header.total, " rows");
+        CombineRun combine(exchange, c, step, expert_outputs, bad, nullptr);
+        require(!usage_error([&] { combine.call(); }).empty(), "combine accepted a plan of ", what);
+        combine.require_guards();
+        DispatchRun dispatch(exchange, c, step);
+        require(!usage_error([&] { dispatch.call(bad); }).empty(), "dispatch accepted a plan of ", what);
+        dispatch.require_guards();
+      }
+      dispatch_and_combine(exchange, c, step, expert_outputs);
     });
   }
 }

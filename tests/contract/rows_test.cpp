@@ -270,10 +270,54 @@ TEST_P(Contract, OverflowErrorNamesTheNeededCapacity) {
       require_equal(error.overflow.capacity, 2, "capacity");
       require_equal(error.overflow.needed, 6, "needed");
       require_equal(error.overflow.dropped, 3, "dropped");
-      require(std::string(error.what()).find("needs 6") != std::string::npos, "message: ", error.what());
+      require(std::string(error.what()) ==
+                  "capacity of 2 rows for each expert exceeded: the fullest expert of rank 1 needs 6; routes "
+                  "dropped on all ranks: 3; configure capacity = 6 or more; 0 has room for any routing, with "
+                  "repeats = true also for tokens that list an expert more than once",
+              "message: ", error.what());
     }
     require(thrown, "no overflow was reported");
     require_equal(exchange.last_dispatch_result().counts[0], rank.index() == 0 ? 1 : 2, "rows kept");
+  });
+}
+
+// Every token of two ranks lists an expert of rank 0 twice: 8 routes where the default capacity holds 4.
+TEST_P(Contract, OverflowByRepeatedExpertsNamesTheRemedy) {
+  TestCase c = small_case(1);
+  c.config.check_calls = true;
+  c.config.experts = 2;
+  c.config.top_k = 2;
+  c.config.max_tokens = 2;
+  c.config.capacity = 0;
+  const StepInputs step = inputs_from_ids(c, {{0, 0, 0, 0}, {0, 0, 0, 0}});
+  const auto dispatch_text = [&](const Rank& rank, const Config& config) {
+    SyncExchange exchange(rank, config);
+    DispatchRun dispatch(exchange, c, step);
+    try {
+      exchange.dispatch(dispatch.tokens(), dispatch.ids(), dispatch.weights());
+    } catch (const OverflowError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  run(c.ranks, describe(c), [&](const Rank& rank) {
+    Config config = c.config;
+    require_equal(
+        dispatch_text(rank, config),
+        std::string("capacity of 4 rows exceeded: rank 0 needs 8; routes dropped on all ranks: 4; "
+                    "some token lists an expert more than once: configure repeats = true, with which "
+                    "the default capacity has room for that"),
+        "message");
+    config.repeats = true;
+    require_equal(dispatch_text(rank, config), std::string(), "message with repeats");
+    config.layout = Layout::rank_major;
+    config.capacity = 3;
+    require_equal(
+        dispatch_text(rank, config),
+        std::string("capacity of 3 rows exceeded: rank 0 needs 4; rows dropped on all ranks: 1; "
+                    "configure capacity = 4 or more; 0 has room for any routing, with repeats = true "
+                    "also for tokens that list an expert more than once"),
+        "message of rank_major");
   });
 }
 

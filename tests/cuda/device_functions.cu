@@ -15,7 +15,8 @@ namespace ferry {
 
 __global__ void use_formats(const float* values, float* results) {
   const float value = values[threadIdx.x];
-  const Fp8Scale scale = fp8_scale(value, threadIdx.x % 2 == 0);
+  const Fp8Scale scale =
+      fp8_scale(value, threadIdx.x % 2 == 0 ? ScaleRule::power_of_two : ScaleRule::quotient);
   float sum = fused_multiply_add(scale.scale, scale.factor, canonical(value));
   sum += bf16_to_fp32(fp32_to_bf16(value));
   sum += fp16_to_fp32(fp32_to_fp16(value));

@@ -57,6 +57,7 @@ struct InjectedError : std::runtime_error {
 
 void inject_fault(FaultPoint point, int rank) {
   if (!armed || point != fault_at || rank != kVictim) return;
+  armed = false;  // one fault, also at a point of every chunk
   if (fault == Fault::stall) test::sleep_seconds(kDeadline + 0.9);
   if (fault == Fault::raise) throw InjectedError("injected");
   if (fault == Fault::kill) raise(SIGKILL);

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "format/oracle.hpp"
 #include "format/parts.hpp"
 #include "format/support.hpp"
@@ -27,7 +27,8 @@ class Fp8Rows : public testing::TestWithParam<const cpu::Kernels*> {
     const std::int64_t columns = in.bytes() / bytes_of(type);
     Memory values(columns, below(random_, 64));
     Memory scales(parts_of(Format::fp8_e4m3(options), columns).part[1].wire_bytes, 16 * below(random_, 4));
-    kernels_.encode_fp8_row(values.data(), scales.data(), in.data(), type, columns, options);
+    kernels_.encode_row(values.data(), scales.data(), in.data(), type, columns,
+                        encoding_of(Format::fp8_e4m3(options)));
     ASSERT_TRUE(values.guards_intact() && scales.guards_intact()) << columns;
 
     std::int64_t used = 0;

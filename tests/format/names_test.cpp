@@ -33,6 +33,23 @@ TEST(FormatNames, TakeOptionsInAnyOrder) {
   EXPECT_EQ(parse_format("fp8-packed-pow2-columns"), parse_format("fp8-columns-pow2-packed"));
 }
 
+TEST(FormatProperties, SayWhatRowsHold) {
+  for (const Format& format : {Format::bf16(), Format::fp16(), Format::fp32()}) {
+    EXPECT_FALSE(format.quantises());
+    EXPECT_FALSE(format.is_raw());
+    ASSERT_TRUE(format.value_type());
+    EXPECT_EQ(to_string(*format.value_type()), to_string(format));
+  }
+  for (const char* name : {"fp8", "fp8-columns", "fp8-pow2-packed"}) {
+    EXPECT_TRUE(parse_format(name).quantises()) << name;
+    EXPECT_FALSE(parse_format(name).is_raw()) << name;
+    EXPECT_FALSE(parse_format(name).value_type()) << name;
+  }
+  EXPECT_TRUE(Format::raw({16}).is_raw());
+  EXPECT_FALSE(Format::raw({16}).quantises());
+  EXPECT_FALSE(Format::raw({16}).value_type());
+}
+
 std::string refusal(const std::string& name) {
   try {
     parse_format(name);

@@ -36,6 +36,9 @@ bool rank_is_active();
 // The calling thread's stream on the device of `local_rank`, which becomes the thread's current device.
 Stream stream(int local_rank);
 
+// Blocks until the work enqueued so far is done.
+void wait(Stream stream);
+
 // Enqueues a host function that sleeps.
 void delay(Stream stream, std::int64_t microseconds);
 

@@ -92,6 +92,10 @@ Stream stream(int local_rank) {
   return {stream_of_thread()};
 }
 
+void wait(Stream stream) {
+  require_success(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)), "cudaStreamSynchronize");
+}
+
 void delay(Stream stream, std::int64_t microseconds) {
   require_success(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream.handle), sleep_in_stream,
                                      reinterpret_cast<void*>(static_cast<std::intptr_t>(microseconds))),

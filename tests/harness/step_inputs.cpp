@@ -88,7 +88,7 @@ void draw_values(const TestCase& c, int step, oracle::GlobalInputs& all) {
     oracle::RankInputs& inputs = all.ranks[rank];
     Random values = stream(c, kValues, step, rank), weights = stream(c, kWeights, step, rank);
     const auto row_bytes = oracle::input_row_bytes(all.format, all.type, c.config.hidden);
-    const bool raw = all.format.kind == FormatKind::raw;
+    const bool raw = all.format.is_raw();
     for (std::size_t part = 0; part < row_bytes.size(); ++part) {
       const DType type = raw ? DType::fp32 : all.type;
       inputs.parts[part] =

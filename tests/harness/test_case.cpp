@@ -101,14 +101,7 @@ void bound_memory(TestCase& c) {
 }  // namespace
 
 DType natural_type(const Format& format) {
-  switch (format.kind) {
-    case FormatKind::fp16:
-      return DType::fp16;
-    case FormatKind::fp32:
-      return DType::fp32;
-    default:
-      return DType::bf16;
-  }
+  return format.value_type().value_or(DType::bf16);
 }
 
 Placement draw_placement(Random& random, int experts, int ranks) {
@@ -159,14 +152,14 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   c.duplicates = random.chance(0.3);
   c.full = size == CaseSize::many_routes || random.chance(0.3);
   c.ids = random.pick({IdType::int32, IdType::int64});
-  c.type = config.format.kind == FormatKind::fp8_e4m3 ? random.pick({DType::bf16, DType::fp16, DType::fp32})
-                                                      : natural_type(config.format);
+  c.type = config.format.quantises() ? random.pick({DType::bf16, DType::fp16, DType::fp32})
+                                     : natural_type(config.format);
   c.any_bits = random.chance(0.2);
   c.weighted = random.chance(0.8);
   c.input_gap = random.chance(0.3) ? 16 * random.between(1, 5) : 0;
   c.split_phases = random.chance(0.3);
   c.caller_memory = random.chance(0.7);
-  const bool typed = config.format.kind != FormatKind::fp8_e4m3 && config.format.kind != FormatKind::raw;
+  const bool typed = config.format.value_type().has_value();
   if (typed && config.layout != Layout::rank_major) {
     c.apply_weights = c.weighted && random.chance(0.3);
     c.dots = random.chance(0.3);

@@ -181,7 +181,7 @@ class RecordTest(unittest.TestCase):
         code, record = self.record("", points)
         self.assertEqual(code, 0)
         self.assertEqual(record["measured"], points)
-        for key in ("commit", "changed", "date", "machine", "part", "settings", "exit_code", "seconds"):
+        for key in ("commit", "changed", "kernels", "date", "machine", "part", "settings", "exit_code", "seconds"):
             self.assertIn(key, record)
         self.assertTrue(render_results.is_bench(record))
 
@@ -190,8 +190,28 @@ class RecordTest(unittest.TestCase):
                          "[  SKIPPED ] A.b (0 ms)", "[ RUN      ] A.c"])
         code, record = self.record(log, status=124)
         self.assertEqual(code, 0)
-        self.assertEqual(record["tests"], {"passed": 1, "failed": 1, "skipped": 1, "failures": ["A.c did not end"]})
+        self.assertEqual(record["tests"], {"passed": 1, "failed": 1, "skipped": 1, "failures": ["A.c did not end"],
+                                           "names": {"passed": {"A": ["a"]}, "skipped": {"A": ["b"]}}, "instances": {}})
         self.assertEqual(record["settings"]["seeds"], ["7"])
+
+    def test_the_worst_of_several_repetitions_counts(self):
+        log = "\n".join(f"[ RUN      ] A.{name}\n[ {outcome:>8} ] A.{name} (1 ms)" for name, outcome in
+                        [("a", "OK"), ("a", "FAILED"), ("a", "OK"), ("b", "SKIPPED"), ("b", "OK")])
+        tests = self.record(log)[1]["tests"]
+        self.assertEqual((tests["failures"], tests["names"]["passed"]), (["A.a"], {"A": ["b"]}))
+
+    def test_programs_and_python_tests_have_names(self):
+        log = "\n".join(["[ RUN      ] cli_gpu", "[       OK ] cli_gpu (1000 ms)",
+                         "python/tests/core/test_group.py::test_a[two words] PASSED [ 50%]",
+                         "python/tests/core/test_group.py::test_b SKIPPED (no MPI) [100%]", "FAILED python/tests/x.py::test_a"])
+        names = self.record(log)[1]["tests"]["names"]
+        self.assertEqual(names["passed"], {"cli_gpu": [""], "python_group": ["test_a[two words]"]})
+        self.assertEqual(names["skipped"], {"python_group": ["test_b"]})
+
+    def test_the_number_of_parameters_is_recorded(self):
+        log = "\n".join(["P/Suite.", "  a/One  # GetParam() = 1", "  a/Two  # GetParam() = 2", "  b/One", "Other.", "  c/0", "  c/1",
+                         "[ RUN      ] P/Suite.a/One", "[       OK ] P/Suite.a/One (1 ms)"])
+        self.assertEqual(self.record(log)[1]["tests"]["instances"], {"P/Suite.a": 2})
 
     def test_skipping_every_test_is_a_failure(self):
         code, _ = self.record("[ RUN      ] A.b\n[  SKIPPED ] A.b (0 ms)")

@@ -1,9 +1,13 @@
 // Channel: calls whose peers are late, leave, fail or are interrupted.
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
 
 #include "group/waiter.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/group_kinds.hpp"
+#include "runtime/shared_value.hpp"
 
 namespace ferry::test {
 namespace {
@@ -80,35 +84,82 @@ TEST_P(ChannelFailures, APeerMayLeaveAfterItHasPosted) {
   });
 }
 
-TEST_P(ChannelFailures, ARefusalKeepsItsErrorIfTheRankThenThrows) {
-  try {
-    run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
-      TestLane lane(rank, 30);
-      lane.exchange();
-      if (rank.index() == 1) {
-        const UsageError error("bad argument");
-        lane.channel.refuse(Operation::dispatch, error);
-        throw error;
-      }
-      sleep_seconds(0.05);
-      // Rank 1 may have thrown by now. Then begin() throws that failure; a call that has begun gets the
-      // refusal.
+// How rank 1 departs after it has refused a call.
+enum class Departure { raises, returns, exits };
+
+// When the peers of rank 1 learn of the refusal.
+enum class Moment {
+  waiting,    // they wait in the refused call
+  later,      // they begin the refused call after the departure
+  one_behind  // rank 2 still holds back its header of the call before, so rank 0 has not finished that call
+};
+
+void depart(Departure departure, const UsageError& error) {
+  if (departure == Departure::raises) throw error;
+  if (departure == Departure::exits) _exit(0);
+}
+
+// Call 2, which rank 1 refuses, as one of its peers.
+void call_after_refusal(TestLane& lane, Moment moment) {
+  if (moment == Moment::later) sleep_seconds(0.3);
+  lane.exchange();
+}
+
+TEST_P(ChannelFailures, ARefusalWinsOverTheDepartureOfItsRank) {
+  const bool processes = GetParam() == GroupKind::processes || GetParam() == GroupKind::custom_processes;
+  for (const Departure departure : {Departure::raises, Departure::returns, Departure::exits}) {
+    if (departure == Departure::exits && !processes) continue;  // it would end the test
+    for (const Moment moment : {Moment::waiting, Moment::later, Moment::one_behind}) {
+      SharedValue<std::atomic<int>> refusals;
+      const auto body = [&](const Rank& rank) {
+        TestLane lane(rank, 30);
+        rank.barrier();
+        if (rank.index() == 2 && moment == Moment::one_behind) {
+          lane.channel.begin(Operation::dispatch, {});
+          for (const int peer : {1, 0}) {
+            if (peer == 0) sleep_seconds(0.6);  // rank 1 departs meanwhile, and rank 0 waits
+            lane.write_summary(peer);
+            lane.channel.post(peer);
+          }
+          lane.receive([] {});
+        } else {
+          lane.exchange();
+        }
+        if (rank.index() == 1) {
+          const UsageError error("bad argument");
+          if (moment != Moment::later) sleep_seconds(0.1);
+          lane.channel.refuse(Operation::dispatch, error);
+          return depart(departure, error);
+        }
+        const auto error = expect_thrown<UsageError>([&] { call_after_refusal(lane, moment); });
+        require_text(error, "rank 1 refused dispatch 2: bad argument");
+        ++*refusals;
+      };
       try {
-        lane.send(Operation::dispatch, {});
-      } catch (const PeerLostError& lost) {
-        require_text(lost, "bad argument");
-        return;
+        run_ranks(GetParam(), 3, 30, body);
+      } catch (const std::exception& error) {
+        EXPECT_NE(departure, Departure::returns) << error.what();
       }
-      require_text(expect_thrown<UsageError>([&] { lane.receive([] {}); }),
-                   "rank 1 refused dispatch 2: bad argument");
-    });
-    FAIL() << "run() threw nothing";
-  } catch (const UsageError& error) {
-    EXPECT_STREQ(error.what(), "bad argument");
-  } catch (const std::runtime_error& error) {
-    EXPECT_EQ(GetParam(), GroupKind::custom_processes);
-    EXPECT_STREQ(error.what(), "ended badly: rank 1 with status 256");
+      EXPECT_EQ(*refusals, 2) << "departure " << static_cast<int>(departure) << ", moment "
+                              << static_cast<int>(moment);
+    }
   }
+}
+
+// Rank 1 joins the call late, rank 2 never: the waits for both share the deadline.
+TEST_P(ChannelFailures, TheDeadlineIsOfAllWaitsOfACall) {
+  constexpr double kDeadline = 2;
+  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+    TestLane lane(rank, kDeadline);
+    lane.exchange();
+    rank.barrier();
+    const Stopwatch watch;
+    if (rank.index() == 1) sleep_seconds(0.8 * kDeadline);
+    if (rank.index() == 2) sleep_seconds(1.5 * kDeadline);
+    const auto error = expect_thrown<TimeoutError>([&] { lane.exchange(); });
+    FERRY_CHECK(error.record.peer == 2, describe(error.record));
+    FERRY_CHECK(watch.seconds() < (rank.index() == 2 ? 1.6 : 1.3) * kDeadline, str(watch.seconds()));
+  });
 }
 
 }  // namespace

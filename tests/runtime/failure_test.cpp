@@ -69,6 +69,32 @@ TEST_P(GroupFailures, RunThrowsTheFirstErrorAndNotItsConsequences) {
   });
 }
 
+TEST_P(GroupFailures, TheMessageNamesTheRankThatRaised) {
+  if (!starts_ranks(GetParam())) GTEST_SKIP() << "a custom group starts no ranks";
+  const auto run = [&](const std::function<void()>& raise) {
+    run_ranks(GetParam(), 3, 30, [&](const Rank& rank) {
+      if (rank.index() == 2) raise();
+      rank.barrier();
+    });
+  };
+  const auto known = expect_throw<UsageError>([&] { run([] { throw UsageError(std::string(400, 'u')); }); });
+  EXPECT_EQ(known.what(), "rank 2: " + std::string(400, 'u'));
+  const auto other = expect_throw<std::runtime_error>([&] { run([] { throw std::out_of_range("far"); }); });
+  EXPECT_STREQ(other.what(), "rank 2: far");
+}
+
+TEST(GroupsOfThreads, NestTheOriginalException) {
+  try {
+    Group::threads(2).run([](const Rank& rank) {
+      if (rank.index() == 1) throw std::out_of_range("far");
+      rank.barrier();
+    });
+    FAIL() << "run() threw nothing";
+  } catch (const std::runtime_error& error) {
+    EXPECT_THROW(std::rethrow_if_nested(error), std::out_of_range);
+  }
+}
+
 TEST_P(GroupFailures, WaitingForARankThatHasLeftFails) {
   run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
     rank.barrier();
@@ -148,7 +174,8 @@ TEST_P(GroupFailures, SimultaneousFailuresThrowOneOfThem) {
       run_ranks(GetParam(), 4, 30, [](const Rank& rank) { throw UsageError(str("rank ", rank.index())); });
       FAIL();
     } catch (const UsageError& error) {
-      EXPECT_EQ(std::string(error.what()).substr(0, 5), "rank ");
+      const std::string text = error.what();  // such as "rank 3: rank 3"
+      EXPECT_EQ(text.substr(0, 6), text.substr(8));
     } catch (const PeerLostError&) {
       FAIL() << "a consequence was thrown instead of a cause";
     }

@@ -133,24 +133,46 @@ TEST(Processes, ThatExitInTheirBodyCountAsLost) {
 
 TEST(Processes, ThatAreStoppedTimeOutAndAreKilled) {
   SharedValue<std::atomic<int>> timeouts;
+  constexpr double kDeadline = 1;
   Group group = Group::processes(4);
-  group.set_deadline(0.3);
+  group.set_deadline(kDeadline);
   const Stopwatch watch;
   const auto error = run_throws<TimeoutError>(group, [&](const Rank& rank) {
-    TestLane lane(rank, 0.3);
+    TestLane lane(rank, kDeadline);
     lane.exchange();
     rank.barrier();
     if (rank.index() == 2) raise(SIGSTOP);
     const Stopwatch waited;
     const auto timeout = expect_thrown<TimeoutError>([&] { lane.exchange(); });
-    FERRY_CHECK(waited.seconds() < 1.3, str(waited.seconds()));
+    FERRY_CHECK(waited.seconds() < kDeadline + 1, str(waited.seconds()));
     FERRY_CHECK(timeout.record.peer == 2, describe(timeout.record));
     ++*timeouts;
   });
   EXPECT_EQ(*timeouts, 3);
   EXPECT_EQ(error.record.peer, 2);
-  require_text(error, "rank 2 was killed because it did not end within 2.3 s");
-  EXPECT_LT(watch.seconds(), 4.0);
+  require_text(error, "rank 2 was killed because it was stopped: no sign of rank 2 for 1 s");
+  EXPECT_LT(watch.seconds(), kDeadline + 1);
+  expect_no_child_left();
+}
+
+// Rank 2 hangs in its own code. Rank 1 gets the time to end that survivors have.
+TEST(Processes, ThatHangAreKilledAndSurvivorsMayEnd) {
+  SharedValue<std::atomic<int>> ended;
+  constexpr double kDeadline = 2;
+  Group group = Group::processes(3);
+  group.set_deadline(kDeadline);
+  const Stopwatch watch;
+  const auto error = run_throws<TimeoutError>(group, [&](const Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 2) sleep_seconds(60);
+    expect_thrown<TimeoutError>([&] { rank.barrier(); });
+    if (rank.index() == 1) sleep_seconds(2.5);
+    ++*ended;
+  });
+  EXPECT_EQ(*ended, 2);
+  require_text(error,
+               "rank 2 was killed because it did not end within 2 s of the group's failure: no sign of");
+  EXPECT_LT(watch.seconds(), kDeadline + 2 + 1);
   expect_no_child_left();
 }
 
@@ -163,7 +185,7 @@ TEST(Processes, PassEveryTypeOfErrorToTheParent) {
   };
   const BadId bad{.rank = 1, .token = 2, .slot = 3, .id = 4, .count = 5};
   const auto bad_id = expect_thrown<BadIdError>([&] { run([&] { throw BadIdError("id", bad); }); });
-  EXPECT_STREQ(bad_id.what(), "id");
+  EXPECT_STREQ(bad_id.what(), "rank 1: id");
   EXPECT_TRUE(bad_id.bad.rank == 1 && bad_id.bad.token == 2 && bad_id.bad.slot == 3 && bad_id.bad.id == 4 &&
               bad_id.bad.count == 5);
   const BadSource source{.rank = 6, .index = 7, .count = 8};
@@ -185,7 +207,7 @@ TEST(Processes, PassEveryTypeOfErrorToTheParent) {
             28);
   expect_thrown<UnsupportedError>([&] { run([] { throw UnsupportedError("not here"); }); });
   EXPECT_STREQ(expect_thrown<std::runtime_error>([&] { run([] { throw std::out_of_range("far"); }); }).what(),
-               "far");
+               "rank 1: far");
 }
 
 TEST(Processes, DieWithTheirParent) {

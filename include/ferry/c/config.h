@@ -70,9 +70,11 @@ typedef struct ferry_config {
   const int32_t* expert_local;
   uint64_t placement_version;  ///< the caller's own number; plans report it
 
-  int64_t capacity;      ///< rows that a rank can receive (expert_padded: of one expert); 0: any routing fits
+  /// Rows that a rank can receive (expert_padded: each expert), padding included, a multiple of `alignment`. 0:
+  /// enough for any routing in which no token lists an expert more than once; with `repeats`, for any routing.
+  int64_t capacity;
   int32_t alignment;     ///< see ferry::Config::alignment; 0: 1
-  int32_t repeats;       ///< 1: the default capacity also allows tokens that list an expert more than once
+  int32_t repeats;       ///< 1: the default capacity has room for tokens that list an expert more than once
   int32_t zero_padding;  ///< 1: padding rows are zeroed instead of left untouched
   int32_t combine_type;  ///< value type of the rows that combine transfers
   ferry_format format;   ///< default of each dispatch; no dispatch may have larger messages; default: bf16

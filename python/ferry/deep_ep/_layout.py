@@ -5,29 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ferry
+from ferry.deep_ep._checks import require
 
 
-class LookupTables:
-    """Tables for token_counts: the rank of every expert, then R for masked slots; and all rank numbers.
-
-    On GPUs the constructor copies them and waits for the copies, so any stream may use them.
-    """
-
-    def __init__(self, arrays, like, experts, ranks):
-        placement = ferry.Placement.blocks(experts, ranks)
-        ranks_of_experts = [placement.location(expert)[0] for expert in range(experts)]
-        self.rank_of_expert = arrays.from_list([*ranks_of_experts, ranks], "int64", like)
-        self.ranks = arrays.from_list(list(range(ranks)), "int64", like)
-
-
-def token_counts(arrays, topk_idx, tables):
-    """(tokens to each rank int32 [R], routes to each expert int32 [E], whether a token goes to a rank bool [T, R])."""
-    experts = len(tables.rank_of_expert) - 1
-    # Ids out of range become -1 or E. Both index the table's last entry, that of masked slots; dispatch reports them.
-    expert = arrays.to(topk_idx, "int64").clip(-1, experts)
-    in_rank = (tables.rank_of_expert[expert][:, :, None] == tables.ranks).any(1)
-    per_expert = arrays.count_nonnegative(expert + 1, experts + 2)[1:-1]
-    return in_rank.sum(0, dtype=arrays.type("int32")), per_expert, in_rank
+def dispatch_layout(arrays, topk_idx, placement):
+    """(tokens to each rank int32 [R], None, routes to each expert int32 [E], whether a token goes to a rank bool [T, R])."""
+    try:
+        per_rank, per_expert, in_rank, _ = ferry.dispatch_layout(arrays.contiguous(topk_idx), placement)
+    except (ferry.UsageError, TypeError, AttributeError):
+        require(arrays, topk_idx, "topk_idx", 2, "int32", "int64")  # names the argument as the caller does
+        raise
+    return per_rank, None, per_expert, in_rank
 
 
 def ids_from_ranks(arrays, is_token_in_rank):

@@ -24,7 +24,7 @@ const char* to_string(Framework framework);
 using Element = nb::dlpack::dtype;
 
 inline constexpr Element kBf16{4, 16, 1}, kFp16{2, 16, 1}, kFp32{2, 32, 1}, kFp8{10, 8, 1};
-inline constexpr Element kInt32{0, 32, 1}, kInt64{0, 64, 1}, kByte{1, 8, 1};
+inline constexpr Element kInt32{0, 32, 1}, kInt64{0, 64, 1}, kByte{1, 8, 1}, kBool{6, 8, 1};
 
 std::string name_of(Element element);  // its name in NumPy and PyTorch
 bool is_named(Element element);        // true if the element has a name

@@ -26,7 +26,7 @@ constexpr ElementName kElementNames[] = {{kBf16, "bfloat16"},
                                          {{1, 16, 1}, "uint16"},
                                          {{1, 32, 1}, "uint32"},
                                          {{1, 64, 1}, "uint64"},
-                                         {{6, 8, 1}, "bool"},
+                                         {kBool, "bool"},
                                          {{5, 64, 1}, "complex64"},
                                          {{14, 8, 1}, "float8_e8m0fnu"}};
 

@@ -65,6 +65,7 @@ class Combine {
   CombineCall call_;
   bool split_ = false;
   PlanView plan_{};
+  PlanHeader header_{};  // as it was checked: the caller may change its plan between the phases
   CombineRowLayout layout_{};
   bool partial_ = true;
   bool carries_rows_ = true;  // false: the call carries row values only

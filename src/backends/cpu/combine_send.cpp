@@ -16,6 +16,8 @@ void Combine::send(const CombineCall& call, bool split) {
   weights_ = {};
   layout_ = combine_row_layout(context_.config.combine_type, context_.config.hidden, context_.config.top_k);
   plan_ = view_plan(call.plan.storage(), context_.plan_shape);
+  header_ = *plan_.header;
+  plan_.header = &header_;
   scratch_.resize(static_cast<std::size_t>(context_.config.top_k * layout_.bytes));
   carries_rows_ = call.outputs.data != nullptr || plan_.header->total == 0;
 

@@ -65,7 +65,10 @@ class Dispatch {
   bool split_ = false;
   bool by_plan_ = false;  // dispatch from a plan
   PlanView plan_{};
+  PlanHeader
+      header_{};  // by plan: as it was checked, because the caller may change its plan between the phases
   PartList parts_;
+  Encoding encoding_;
   MessageLayout layout_{};
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;

@@ -130,7 +130,7 @@ Dispatch::TokenData Dispatch::staged_token(const std::byte* message) const {
 
 Dispatch::TokenData Dispatch::caller_token(std::int64_t token) {
   TokenData data{};
-  if (call_.format.kind == FormatKind::fp8_e4m3) {
+  if (encoding_.quantises()) {
     scratch_.resize(static_cast<std::size_t>(layout_.bytes));
     encode(token, scratch_.data());
     for (int p = 0; p < parts_.count; ++p) data.parts[p] = scratch_.data() + layout_.part_offset[p];

@@ -130,6 +130,7 @@ void Dispatch::write_groups() {
   const bool padded = config.layout == Layout::expert_padded;
   for (int group = 0; group < result_.groups; ++group) {
     counts[group] = static_cast<std::int32_t>(row_offsets_.count(me, group));
+    if (call_.memory.count_sums != nullptr) call_.memory.count_sums[group] += counts[group];
     offsets[group] = static_cast<std::int32_t>(row_offsets_.offset(me, group));
     experts[group] = config.layout == Layout::rank_major
                          ? -1
@@ -149,7 +150,9 @@ void Dispatch::write_groups() {
   }
 }
 
+// By a damaged plan the groups may end past the total, and with it past the caller's memory.
 void Dispatch::write_padding(std::int64_t begin, std::int64_t end) {
+  end = std::min(end, plan_.header->total);
   for (std::int64_t row = begin; row < end; ++row) {
     plan_.sources[row] = {};
     if (result_.weight != nullptr) const_cast<float*>(result_.weight)[row] = 0;

@@ -14,6 +14,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   split_ = split;
   by_plan_ = !call.plan.empty();
   parts_ = parts_of(call.format, context_.config.hidden);
+  encoding_ = encoding_of(call.format);
   layout_ = message_layout(parts_, context_.config.top_k);
   weights_ = {};
   CallOptions options = options_of(call);
@@ -38,6 +39,8 @@ void Dispatch::send(const DispatchCall& call, bool split) {
 void Dispatch::start_plan(std::uint64_t number) {
   if (by_plan_) {
     plan_ = view_plan(call_.plan.storage(), context_.plan_shape);
+    header_ = *plan_.header;
+    plan_.header = &header_;
     return;
   }
   void* storage = call_.memory.plan != nullptr ? call_.memory.plan : lane_.array<void>(lane_.arrays.plan);
@@ -116,7 +119,7 @@ void Dispatch::stage_messages(int destination, std::int64_t begin, std::int64_t 
 
 const std::byte* Dispatch::caller_part(int part, std::int64_t token) const {
   const auto p = static_cast<std::size_t>(part);
-  const bool quantised = call_.format.kind == FormatKind::fp8_e4m3;
+  const bool quantised = encoding_.quantises();
   const std::int64_t row_bytes =
       quantised ? context_.config.hidden * bytes_of(call_.tokens.type) : parts_.part[part].row_bytes;
   const std::int64_t stride = call_.tokens.strides[p] != 0 ? call_.tokens.strides[p] : row_bytes;
@@ -124,10 +127,9 @@ const std::byte* Dispatch::caller_part(int part, std::int64_t token) const {
 }
 
 void Dispatch::encode(std::int64_t token, std::byte* message) const {
-  if (call_.format.kind == FormatKind::fp8_e4m3) {
-    context_.kernels.encode_fp8_row(message + layout_.part_offset[0], message + layout_.part_offset[1],
-                                    caller_part(0, token), call_.tokens.type, context_.config.hidden,
-                                    call_.format.fp8);
+  if (encoding_.quantises()) {
+    context_.kernels.encode_row(message + layout_.part_offset[0], message + layout_.part_offset[1],
+                                caller_part(0, token), call_.tokens.type, context_.config.hidden, encoding_);
     return;
   }
   for (int p = 0; p < parts_.count; ++p) {

@@ -87,7 +87,7 @@ HostBenchRunner::HostBenchRunner(const Rank& rank, const BenchPoint& point, cons
                          tokens_[set].data() + token * point.token_bytes());
     }
   }
-  if (point.config.format.kind == FormatKind::fp8_e4m3)
+  if (point.config.format.quantises())
     decoded_outputs_ = LocalMemory(received_row_capacity(exchange_) * point.token_bytes());
 }
 

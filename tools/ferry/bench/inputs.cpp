@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "format/parts.hpp"
 #include "tools/ferry/common/random.hpp"
 
@@ -58,18 +58,17 @@ void BenchInputs::write_token(int set, int rank, std::int64_t token, float facto
 
 void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, int rank, std::int64_t token,
                    std::byte* message) {
-  if (point.config.format.kind != FormatKind::fp8_e4m3)
-    return inputs.write_token(set, rank, token, 1.0f, message);
+  if (!point.config.format.quantises()) return inputs.write_token(set, rank, token, 1.0f, message);
   std::vector<std::byte> values(static_cast<std::size_t>(point.token_bytes()));
   inputs.write_token(set, rank, token, 1.0f, values.data());
   const PartList parts = parts_of(point.config.format, point.config.hidden);
-  cpu::kernels().encode_fp8_row(message, message + parts.part[0].wire_bytes, values.data(), point.type,
-                                point.config.hidden, point.config.format.fp8);
+  cpu::kernels().encode_row(message, message + parts.part[0].wire_bytes, values.data(), point.type,
+                            point.config.hidden, encoding_of(point.config.format));
 }
 
 TokenTables::TokenTables(const BenchPoint& point)
     : point_(point),
-      quantised_(point.config.format.kind == FormatKind::fp8_e4m3),
+      quantised_(point.config.format.quantises()),
       message_bytes_(wire_bytes(parts_of(point.config.format, point.config.hidden))),
       tokens_(static_cast<std::size_t>(std::int64_t{point.ranks} * point.tokens * point.token_bytes())),
       messages_(quantised_

@@ -44,6 +44,8 @@ void add_group_options(CLI::App& command, RunOptions& options) {
              {"cpu", "reference", "cuda"});
   add_number(command, "--ranks", options.ranks, "number of ranks, all on this machine; default 8", 1, 1024);
   command.add_flag("--processes", options.processes, "make each rank a process; default: a thread");
+  add_count(command, "--deadline", options.deadline,
+            "longest time, in seconds, that a rank waits for\nanother before the run fails; default 30");
 }
 
 void add_trace_options(CLI::App& command, RunOptions& options) {
@@ -102,7 +104,15 @@ report::RunReport run_ranks(const RunSpec& spec) {
   const RankRunner::Clock::time_point start = RankRunner::Clock::now();
   {
     const RunProgress progress(spec.options);
-    group.run([&](const Rank& rank) { RankRunner(rank, spec, start, results, progress).run(); });
+    group.run([&](const Rank& rank) {
+      std::string stage = "while the ranks started";
+      try {
+        RankRunner(rank, spec, start, results, progress, stage).run();
+      } catch (const TimeoutError& error) {
+        throw TimeoutError(fmt::format("{}, {} (--deadline sets how long a rank waits)", error.what(), stage),
+                           error.record);
+      }
+    });
   }
 
   report::RunReport run = make_report(spec, results);

@@ -70,9 +70,7 @@ void check_reduction(Layout layout, Reduction reduction) {
 }
 
 DType token_type(const Format& format) {
-  if (format.kind == FormatKind::fp32) return DType::fp32;
-  if (format.kind == FormatKind::fp16) return DType::fp16;
-  return DType::bf16;
+  return format.value_type().value_or(DType::bf16);
 }
 
 Config make_config(const ConfigOptions& options, const Trace& trace) {

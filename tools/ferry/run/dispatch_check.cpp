@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "oracle/dispatch.hpp"
 
 namespace ferry::app {
@@ -166,7 +166,7 @@ std::vector<float> DispatchCheck::expected_values(int rank) {
 void DispatchCheck::decode(int rank, std::int64_t token, float* values) {
   const std::int64_t hidden = spec_.config.hidden;
   const std::vector<std::byte> bytes = encoded(rank, token, 0);
-  if (spec_.config.format.kind != FormatKind::fp8_e4m3) {
+  if (!spec_.config.format.quantises()) {
     cpu::kernels().convert_row(values, DType::fp32, bytes.data(), spec_.type, hidden, cpu::Store::cached);
     return;
   }

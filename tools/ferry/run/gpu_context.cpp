@@ -1,7 +1,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/gpu.hpp"
 #include "tools/ferry/run/cublas.hpp"
@@ -68,7 +68,7 @@ GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const c
       outputs_(rows * spec.row_bytes()) {
   const std::int64_t slots = rank_major_ ? rows * spec.config.top_k : 0;
   const std::int64_t routes = rank_major_ ? slots : rows;
-  const bool in_place = !rank_major_ && spec.config.format.kind != FormatKind::fp8_e4m3;
+  const bool in_place = !rank_major_ && !spec.config.format.quantises();
   inputs_ = GpuBuffer(in_place ? 0 : routes * spec.row_bytes());
   gate_ = GpuBuffer(routes * spec.options.inner * 4);
   up_ = GpuBuffer(gate_.bytes());
@@ -166,7 +166,7 @@ GpuRows GpuExperts::rows_of(const DispatchResult& received) const {
   rows.values = received.data;
   rows.type = spec_.type;
   rows.hidden = spec_.config.hidden;
-  rows.quantised = format.kind == FormatKind::fp8_e4m3;
+  rows.quantised = format.quantises();
   if (!rows.quantised) return rows;
   rows.packed = format.fp8.packed;
   rows.scales = received.parts[1].data;

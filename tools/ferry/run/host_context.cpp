@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "format/e4m3.hpp"
 #include "format/parts.hpp"
 #include "memory/local_memory.hpp"
@@ -163,7 +163,7 @@ void HostExperts::group_rows(const DispatchResult& received) {
 }
 
 void HostExperts::load_row(const DispatchResult& received, std::int64_t row, float* values) const {
-  if (spec_.config.format.kind == FormatKind::fp8_e4m3) return load_fp8_row(received, row, values);
+  if (spec_.config.format.quantises()) return load_fp8_row(received, row, values);
   const auto* from = static_cast<const std::byte*>(received.data) + row * spec_.row_bytes();
   cpu::kernels().convert_row(values, DType::fp32, from, spec_.type, hidden_, cpu::Store::cached);
 }

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"
@@ -113,7 +113,7 @@ Config checked_config(const RunOptions& options, const Trace& trace) {
                                      .format = format_of(options.format),
                                      .reduction = reduction,
                                      .alignment = options.alignment,
-                                     .deadline_seconds = kHostDeadlineSeconds},
+                                     .deadline_seconds = static_cast<double>(options.deadline)},
                                     trace);
   check_memory(options, config);
   return config;

@@ -19,6 +19,7 @@ struct RunOptions {
   std::string backend = "cpu";
   int ranks = 8;
   bool processes = false;
+  int deadline = 30;  // seconds
 
   std::string trace;  // empty: a recorded trace if there is one, otherwise synth:decode
   int layer = -1;     // -1: all layers in turn

@@ -31,12 +31,13 @@ struct RankRunner::Step {
 };
 
 RankRunner::RankRunner(const Rank& rank, const RunSpec& spec, Clock::time_point start,
-                       const SharedResults& results, const RunProgress& progress)
+                       const SharedResults& results, const RunProgress& progress, std::string& stage)
     : rank_(rank),
       spec_(spec),
       start_(start),
       results_(results),
       progress_(progress),
+      stage_(stage),
       own_results_(results.rank(rank.index())),
       context_(spec.config.backend == BackendKind::cuda ? make_gpu_context(rank, spec)
                                                         : make_host_context(rank, spec)),
@@ -59,6 +60,7 @@ void RankRunner::check_steps() {
   rank_.barrier();  // all ranks have started
   progress_.checking.refresh();
   for (int number = 0; number < spec_.options.steps; ++number) {
+    stage_ = fmt::format("while step {} of {} was checked", number + 1, spec_.options.steps);
     const Step step = make_step(number);
     DispatchCheck check(spec_, number);
     const std::vector<float> x = check.expected_values(rank_.index());
@@ -108,6 +110,7 @@ void RankRunner::time_steps() {
   const std::span<const std::int64_t> routes = context_->exchange().load_counts().experts;
   const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
   for (int number = 0; number < spec_.options.steps; ++number) {
+    stage_ = fmt::format("while step {} of {} was timed", number + 1, spec_.options.steps);
     time_step(make_step(number), results_.times(number, rank_.index()));
     progress_.timing.advance();
   }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ferry/group.hpp"
@@ -33,9 +34,10 @@ class RankRunner {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Times count from `start`, the same moment on all ranks.
+  // Times count from `start`, the same moment on all ranks. run() keeps in `stage` what the rank is doing,
+  // for messages: "while step 3 of 16 was checked".
   RankRunner(const Rank& rank, const RunSpec& spec, Clock::time_point start, const SharedResults& results,
-             const RunProgress& progress);
+             const RunProgress& progress, std::string& stage);
 
   void run();
 
@@ -58,6 +60,7 @@ class RankRunner {
   Clock::time_point start_;
   const SharedResults& results_;
   const RunProgress& progress_;
+  std::string& stage_;
   RankResults& own_results_;
   std::unique_ptr<DeviceContext> context_;
   std::vector<std::uint64_t> hashes_;  // [steps] of the checked SwiGLU results

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "backends/cpu/kernels/values.hpp"
-#include "ferry/format.hpp"
 #include "format/fp8_block.hpp"
 
 namespace ferry::cpu {
@@ -26,8 +25,8 @@ void quantise_block(char* __restrict out, const char* __restrict in, float facto
 }
 
 template <class In>
-Fp8Scale encode_block(char* out, const char* in, std::int64_t columns, bool power_of_two) {
-  const Fp8Scale scale = fp8_scale(block_amax<In>(in, columns), power_of_two);
+Fp8Scale encode_block(char* out, const char* in, std::int64_t columns, ScaleRule rule) {
+  const Fp8Scale scale = fp8_scale(block_amax<In>(in, columns), rule);
   quantise_block<In>(out, in, scale.factor, columns);
   return scale;
 }
@@ -41,7 +40,7 @@ FERRY_HD void store_scale(char* scales, std::int64_t block, float scale, bool pa
 }
 
 template <class In>
-void encode_as(char* values, char* scales, const char* in, std::int64_t columns, const Fp8Options& options) {
+void encode_as(char* values, char* scales, const char* in, std::int64_t columns, const Encoding& encoding) {
   constexpr std::int64_t kBytes = sizeof(typename In::Bits);
   const std::int64_t blocks = fp8_blocks(columns);
   for (std::int64_t block = 0; block < blocks; ++block) {
@@ -49,20 +48,20 @@ void encode_as(char* values, char* scales, const char* in, std::int64_t columns,
     // Full blocks have a constant number of columns, so that the compiler emits loops without remainders.
     const Fp8Scale scale =
         columns - first >= kFp8Block
-            ? encode_block<In>(values + first, in + first * kBytes, kFp8Block, options.power_of_two)
-            : encode_block<In>(values + first, in + first * kBytes, columns - first, options.power_of_two);
-    store_scale(scales, block, scale.scale, options.packed);
+            ? encode_block<In>(values + first, in + first * kBytes, kFp8Block, encoding.rule)
+            : encode_block<In>(values + first, in + first * kBytes, columns - first, encoding.rule);
+    store_scale(scales, block, scale.scale, encoding.packs_scales());
   }
-  const std::int64_t used = blocks * (options.packed ? 1 : 4);
+  const std::int64_t used = blocks * (encoding.packs_scales() ? 1 : 4);
   const std::int64_t padding = (16 - used % 16) % 16;
   __builtin_memset(scales + used, 0, static_cast<std::size_t>(padding));
 }
 
-void encode_fp8_row(void* values, void* scales, const void* in, DType in_type, std::int64_t columns,
-                    const Fp8Options& options) {
+void encode_row(void* values, void* scales, const void* in, DType in_type, std::int64_t columns,
+                const Encoding& encoding) {
   with_type(in_type, [&](auto type) {
     encode_as<decltype(type)>(static_cast<char*>(values), static_cast<char*>(scales),
-                              static_cast<const char*>(in), columns, options);
+                              static_cast<const char*>(in), columns, encoding);
   });
 }
 

@@ -20,7 +20,7 @@ constexpr Kernels table(const char* name) {
           .convert_row = convert_row,
           .apply_weight = apply_weight,
           .dot = dot,
-          .encode_fp8_row = encode_fp8_row};
+          .encode_row = encode_row};
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // Quantises rows to fp8 while they are sent.
 #pragma once
 
+#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "backends/cuda/dispatch/row_copy.cuh"
 #include "format/fp8_block.hpp"
 
 namespace ferry::cuda {
@@ -11,7 +11,7 @@ namespace ferry::cuda {
 // The columns of some quarters of a quantised row. Quarters begin at multiples of four scale blocks, so that
 // the packed scales of a quarter are whole words.
 __device__ __forceinline__ ByteRange encoded_columns(const LaneView& lane, const Quarters& quarters) {
-  return ByteRange::of(quarters, lane.hidden, 4 * static_cast<int>(kFp8Block));
+  return ByteRange::of(quarters, lane.hidden, 4 * kFp8Block);
 }
 
 // Of two pairs of 16-bit values: the larger magnitude of each pair. NaN only where both are NaN.
@@ -74,8 +74,8 @@ __device__ __forceinline__ uint2 encode_eight(const float (&x)[8], float factor)
 
 // [warp] Four bytes of the part of scales: this thread's scale, or (packed) one byte from each of four
 // threads, the first of which stores the word. Threads without a block (`has` false) contribute 0.
-__device__ __forceinline__ std::uint32_t scale_word(const Fp8Options& options, bool has, float scale) {
-  if (!options.packed) return __float_as_uint(scale);
+__device__ __forceinline__ std::uint32_t scale_word(const Encoding& encoding, bool has, float scale) {
+  if (!encoding.packs_scales()) return __float_as_uint(scale);
   const int thread = threadIdx.x % 32;
   std::uint32_t word = has ? std::uint32_t{packed_scale(scale)} << (8 * (thread % 4)) : 0;
   word |= __shfl_xor_sync(~0u, word, 1);

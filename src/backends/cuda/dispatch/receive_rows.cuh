@@ -58,7 +58,8 @@ __device__ __forceinline__ SmallPart load_small_part(const ReceiveContext& conte
   if (Traits::kFewTokens) {
     // Segments of few tokens' rows: only unpacked scales of whole blocks, because their segments begin at
     // multiples of 16 bytes.
-    if (!Traits::quantises(call) || call.fp8.packed || call.lane.hidden != 32 * bytes) return small;
+    if (!Traits::quantises(call) || call.encoding.packs_scales() || call.lane.hidden != 32 * bytes)
+      return small;
   } else if (message.quarters.count() != kQuarters) {
     return small;
   }

@@ -1,10 +1,10 @@
 // Sends one token's row to all of its destinations at once, unchanged or quantised.
 #pragma once
 
-#include "backends/cuda/device/kernel_traits.cuh"
+#include "backends/cuda/device/row_stream.cuh"
+#include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/row_offsets.cuh"
-#include "backends/cuda/dispatch/row_stream.cuh"
 
 namespace ferry::cuda {
 
@@ -39,7 +39,7 @@ struct Destination {
 // scales at its `to_scales`. `row` may be in global or in shared memory.
 template <DType kType, int kDeep>
 __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::byte* to_scales,
-                                             std::uint32_t rows, ByteRange columns, Fp8Options options) {
+                                             std::uint32_t rows, ByteRange columns, Encoding encoding) {
   const int thread = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
     }
     // Each thread divides for one block; the factor is then shuffled.
     const float largest = block_max_magnitude<kType, kDeep>(raw);
-    const Fp8Scale mine = fp8_scale(largest, options.power_of_two);
+    const Fp8Scale mine = fp8_scale(largest, encoding.rule);
     uint2 values[kDeep];
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
@@ -66,11 +66,11 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
         if (column < columns.end) *reinterpret_cast<uint2*>(at + column) = values[d];
       }
     });
-    const int block = first / static_cast<int>(kFp8Block) + thread;
+    const int block = first / kFp8Block + thread;
     const bool has = thread < 2 * kDeep && block * kFp8Block < columns.end;
-    const std::uint32_t word = scale_word(options, has, mine.scale);
-    const bool stores = options.packed ? has && thread % 4 == 0 : has;
-    const std::int64_t offset = options.packed ? block : 4 * block;
+    const std::uint32_t word = scale_word(encoding, has, mine.scale);
+    const bool stores = encoding.packs_scales() ? has && thread % 4 == 0 : has;
+    const std::int64_t offset = encoding.packs_scales() ? block : 4 * block;
     Destination::for_each(rows, to_scales, [&](std::byte* at) {
       if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
     });
@@ -135,13 +135,13 @@ __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& ca
   std::byte* scales = to.message + call.message.part_offset[1];
   switch (call.type) {
     case DType::bf16:
-      return send_encoded<DType::bf16, kDeep>(row, to.row, scales, rows, columns, call.fp8);
+      return send_encoded<DType::bf16, kDeep>(row, to.row, scales, rows, columns, call.encoding);
     case DType::fp16:
-      return send_encoded<DType::fp16, kDeep>(row, to.row, scales, rows, columns, call.fp8);
+      return send_encoded<DType::fp16, kDeep>(row, to.row, scales, rows, columns, call.encoding);
     case DType::fp32:
       // See uses_stream().
       if constexpr (kDeep == 8)
-        send_encoded<DType::fp32, kDeep>(row, to.row, scales, rows, columns, call.fp8);
+        send_encoded<DType::fp32, kDeep>(row, to.row, scales, rows, columns, call.encoding);
   }
 }
 

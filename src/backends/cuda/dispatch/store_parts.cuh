@@ -1,12 +1,12 @@
 // Stores received rows: copies of a message's parts, and rows computed from them.
 #pragma once
 
-#include "backends/cuda/device/kernel_traits.cuh"
+#include "backends/cuda/device/row_stream.cuh"
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/routing.cuh"
-#include "backends/cuda/dispatch/row_stream.cuh"
 
 namespace ferry::cuda {
 
@@ -71,8 +71,8 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
   const ByteRange columns = encoded_columns(call.lane, quarters);
   if (p == 0) return columns;
   const auto scales = [&](int column) {
-    const int blocks = (column + static_cast<int>(kFp8Block) - 1) / static_cast<int>(kFp8Block);
-    return min(call.fp8.packed ? (blocks + 3) / 4 * 4 : 4 * blocks, bytes);
+    const int blocks = (column + kFp8Block - 1) / kFp8Block;
+    return min(call.encoding.packs_scales() ? (blocks + 3) / 4 * 4 : 4 * blocks, bytes);
   };
   return {scales(columns.begin), quarters.last == kQuarters ? bytes : scales(columns.end)};
 }

@@ -18,7 +18,7 @@ AgreedOptions terms_of(Operation operation, const CallOptions& options) {
 
 void check_access(const Config& config, int device, const DispatchCall& call) {
   const PartList parts = parts_of(call.format, config.hidden);
-  const int inputs = call.format.kind == FormatKind::fp8_e4m3 ? 1 : parts.count;
+  const int inputs = call.format.quantises() ? 1 : parts.count;
   for (int p = 0; p < inputs; ++p)
     require_device_access("tokens", call.tokens.parts[static_cast<std::size_t>(p)], device);
   require_device_access("ids", call.ids.data, device);
@@ -26,6 +26,7 @@ void check_access(const Config& config, int device, const DispatchCall& call) {
   require_device_access("plan", call.plan.storage(), device);
   for (int p = 0; p < parts.count; ++p)
     require_device_access("memory for received rows", call.memory.parts[static_cast<std::size_t>(p)], device);
+  require_device_access("memory for sums of counts", call.memory.count_sums, device);
 }
 
 }  // namespace
@@ -37,7 +38,8 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.terms = terms_of(Operation::dispatch, options_of(call));
   arguments.parts = parts_of(call.format, config.hidden);
   arguments.message = device_message_layout(arguments.parts);
-  const bool quantised = call.format.kind == FormatKind::fp8_e4m3;
+  arguments.encoding = encoding_of(call.format);
+  const bool quantised = arguments.encoding.quantises();
   for (int p = 0; p < kMaxParts; ++p) {
     const auto i = static_cast<std::size_t>(p);
     const std::int64_t dense =
@@ -55,8 +57,6 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.dot_rows = call.dot_rows;
   arguments.dot_type = config.combine_type;
   arguments.apply_weights = call.apply_weights;
-  arguments.format = call.format.kind;
-  arguments.fp8 = call.format.fp8;
   // Own rows go through staging where they are quantised, or where the caller may change them before the
   // receive phase.
   arguments.own_staged = quantised || !fused;
@@ -90,6 +90,7 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   arguments.counts = memory.counts != nullptr ? memory.counts : array<std::int32_t>(arrays_.counts);
   arguments.row_offsets =
       memory.row_offsets != nullptr ? memory.row_offsets : array<std::int32_t>(arrays_.row_offsets);
+  arguments.count_sums = memory.count_sums;
   if (call.weights != nullptr)
     arguments.weight = memory.weight != nullptr ? memory.weight : array<float>(arrays_.weight);
   if (rank_major)
@@ -122,7 +123,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
   set_receive_buffers(call, arguments);
   const DispatchWork work{.few = arguments.tokens < kManyTokens,
-                          .quantised = call.format.kind == FormatKind::fp8_e4m3,
+                          .quantised = arguments.encoding.quantises(),
                           .direct_write = arguments.own_memory};
   arguments.many_token_blocks = {dispatch_senders(shape.blocks, exchange_.config, work), 0};
   arguments.few_token_blocks =
@@ -158,6 +159,7 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   const LaunchShape shape = this->shape(call.sm_limit);
   CombineArguments arguments{};
   arguments.lane = view_;
+  arguments.phase = phase;
   arguments.terms = terms_of(Operation::combine, options_of(call));
   arguments.weights_travel = call.reduction == Reduction::partial && call.topk_weights != nullptr;
   arguments.plan = view_plan(call.plan.storage(), view_.plan_shape);
@@ -179,16 +181,17 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   // Own rows go through staging where they are converted: the sender role then sums them like all others.
   arguments.own_staged = phase != Phase::fused || call.outputs.type != config.combine_type;
   arguments.senders = combine_senders(shape.blocks, config, call.reduction, arguments.own_staged);
-  launch_combine(arguments, phase, shape, handle_of(stream));
+  launch_combine(arguments, shape, handle_of(stream));
   ++calls_;
   if (phase == Phase::send) {
     combine_ = arguments;
+    combine_.phase = Phase::receive;
     phase_shape_ = shape;
   }
 }
 
 void Lane::combine_receive(Stream stream) {
-  launch_combine(combine_, Phase::receive, phase_shape_, handle_of(stream));
+  launch_combine(combine_, phase_shape_, handle_of(stream));
 }
 
 }  // namespace ferry::cuda

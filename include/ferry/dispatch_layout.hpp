@@ -1,0 +1,39 @@
+// What a rank's ids alone say about a dispatch: which tokens go to which rank, and how many.
+#pragma once
+
+#include <cstdint>
+
+#include "ferry/exchange.hpp"
+#include "ferry/placement.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry {
+
+/// Where dispatch_layout() writes. The memory is the caller's: of the host, or for BackendKind::cuda memory
+/// that the current device can access.
+struct DispatchLayout {
+  std::int32_t* tokens_per_rank = nullptr;    ///< [R] tokens with at least one expert on the rank
+  std::int32_t* routes_per_expert = nullptr;  ///< [E]
+  bool* token_in_rank = nullptr;              ///< [N, R] whether the token has an expert on the rank
+  /// [R / ranks_per_node] tokens with at least one expert on the node; null: not wanted
+  std::int32_t* tokens_per_node = nullptr;
+};
+
+/// Counts the routes of ids [N, K] without sending anything. Local: no other rank takes part.
+///
+/// Masked slots and ids out of range are not counted; dispatch reports the latter. An expert that a token
+/// lists twice counts as two routes and as one token. Node n has the ranks n * ranks_per_node and the
+/// ranks_per_node - 1 after it.
+///
+/// @param ids  in memory of the same kind as the results; may be empty if `tokens` is 0
+/// @param tokens  N
+/// @param ranks_per_node  needed with DispatchLayout::tokens_per_node; a divisor of R
+/// @param backend  cuda: enqueues one kernel on `stream`, of the current device, and returns; the inputs must
+/// stay unchanged until the stream has executed it. Others: the calling thread counts.
+/// @throws UsageError  an argument is null, out of range, or memory that the device cannot access
+/// @throws UnsupportedError  a build without the cuda backend, or more ranks or experts than it supports
+void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Placement& placement,
+                     const DispatchLayout& result, int ranks_per_node = 0,
+                     BackendKind backend = BackendKind::cpu, Stream stream = {});
+
+}  // namespace ferry

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Keeps the results of tests on GPUs, and writes what they show into docs/capabilities.md. CI has no GPU: scripts/gpu makes the results.
+
+  keep DIR   files the tests of all parts that scripts/gpu recorded in DIR under bench/results/tests, then renders
+  render     writes the column "GPUs" and the table of runs
+  check      fails if the document says anything else than `render` would write
+
+bench/results/tests has a file for each kind of machine and part, with the newest result of every test. A result shows a capability
+if it is of today's kernel sources (kernel_sources.py). Otherwise the document names its commit.
+"""
+
+import argparse
+import copy
+import difflib
+import json
+import pathlib
+import re
+import sys
+
+from kernel_sources import REPOSITORY, hash_of_kernels
+
+RECORDS = "bench/results/tests"
+DOCUMENT = "docs/capabilities.md"
+RUNS = re.compile(r"(<!-- gpu-tests -->\n).*?(<!-- /gpu-tests -->)", re.DOTALL)
+OUTCOMES = ("passed", "failed", "skipped")
+# Fixtures that skip a test where there is no GPU, and the tests that need one: of a fixture, or skipped by themselves.
+FIXTURES = re.compile(r'#include "cuda/(device_test|fault_test|devices)\.hpp"')
+NEEDS_GPU = re.compile(r"^TEST(?:_F|_P|(?=.*\n  FERRY_SKIP_WITHOUT_DEVICES))\((\w+),\s*(\w+)\)", re.MULTILINE)
+
+
+def without_parameter(name):
+    return re.sub(r"/[^.]*$", "", name)
+
+
+def tests_of_gpus(root):
+    """{test as docs/capabilities.md names it: the ways it runs on GPUs, {label: its name in a record, without the parameter}}."""
+    found, sources = {}, {path: path.read_text() for path in (root / "tests").rglob("*_test.cpp")}
+    for path in (root / "tests").rglob("*.cpp"):
+        for kind, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\(Cuda(Threads|Processes),\s*(\w+)", path.read_text(), re.MULTILINE):
+            for text in sources.values():
+                for test in re.findall(rf"^TEST_P\({suite},\s*(\w+)\)", text, re.MULTILINE):
+                    found.setdefault(f"{suite}.{test}", {})[kind.lower()] = f"Cuda{kind}/{suite}.{test}"
+    for path, text in sources.items():
+        if path.is_relative_to(root / "tests/cuda") and FIXTURES.search(text):
+            prefixes = {suite: f"{prefix}/" for prefix, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\((\w+),\s*(\w+)", text, re.MULTILINE)}
+            for suite, test in NEEDS_GPU.findall(text):
+                found[f"{suite}.{test}"] = {"": f"{prefixes.get(suite, '')}{suite}.{test}"}
+    for path in (root / "python/tests").rglob("test_*.py"):
+        found[f"python_{path.stem.removeprefix('test_')}"] = {"": f"python_{path.stem.removeprefix('test_')}"}
+    for name in re.findall(r"run_named ([a-z]\w+)", (root / "scripts/gpu").read_text()):
+        found[name] = {"": name}
+    return found
+
+
+class Run:
+    """One result of a part: a commit, a machine, and the outcome of each test by its full name."""
+
+    def __init__(self, record, run):
+        self.gpus, self.part = record["gpus"], record["part"]
+        self.commit, self.kernels, self.date = run["commit"], run["kernels"], run["date"]
+        self.changed = run["changed"]
+        self.tests = names_of(run)
+        self.instances = run["instances"]
+
+    def outcome(self, name):
+        """Of all instances of a test: None if this run has not all of them."""
+        if name.startswith("python_"):  # a file
+            found = [outcome for test, outcome in self.tests.items() if test.startswith(name + ".")]
+        else:
+            found = [outcome for test, outcome in self.tests.items() if without_parameter(test) == name]
+        if "failed" in found:
+            return "failed"
+        return "passed" if found.count("passed") >= self.instances.get(name, 1) else None
+
+
+def names_of(run):
+    return {f"{suite}.{test}" if test else suite: outcome
+            for outcome in OUTCOMES for suite, tests in run[outcome].items() for test in tests}
+
+
+def by_suite(names):
+    suites = {}
+    for name in sorted(names):
+        suite, _, test = name.partition(".")
+        suites.setdefault(suite, []).append(test)
+    return suites
+
+
+def machine_of(record):
+    gpus = record["machine"]["gpus"]
+    return f"{len(gpus)}x{gpus[0].split()[-1].lower()}"
+
+
+def run_of(record):
+    tests = record["tests"]
+    failures = [name.removesuffix(" did not end") for name in tests["failures"]]
+    return {key: record[key] for key in ("commit", "changed", "kernels", "date", "seconds", "settings")} | {
+        "driver": record["machine"]["driver"], "passed": tests["names"]["passed"], "failed": by_suite(failures),
+        "skipped": tests["names"]["skipped"], "instances": tests["instances"]}
+
+
+def without(run, newer):
+    """A run without the tests of a newer one; None if no test is left."""
+    left = {name: outcome for name, outcome in names_of(run).items() if name not in newer}
+    kept = {outcome: by_suite(name for name, its in left.items() if its == outcome) for outcome in OUTCOMES}
+    return run | kept if left else None
+
+
+def keep(root, folder):
+    """Adds the records of scripts/gpu. An older run keeps the tests that no newer run of this machine and part has."""
+    (root / RECORDS).mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text())
+        if not isinstance(record, dict) or "kernels" not in record or "tests" not in record:
+            continue  # measurements, or a part without tests
+        name = machine_of(record)
+        file = root / RECORDS / f"{name}-{record['part']}.json"
+        kept = json.loads(file.read_text())["runs"] if file.exists() else []
+        if any(run["date"] == record["date"] for run in kept):
+            continue
+        runs = sorted([run_of(record), *kept], key=lambda run: run["date"], reverse=True)
+        newer, left = set(), []
+        for run in runs:
+            rest = without(run, newer)
+            newer |= names_of(run).keys()
+            left += [rest] if rest else []
+        content = {"part": record["part"], "gpus": len(record["machine"]["gpus"]), "gpu": record["machine"]["gpus"][0], "runs": left}
+        file.write_text(one_line_a_suite(content))
+        print(f"{file.relative_to(root)}: {sum(record['tests'][outcome] for outcome in OUTCOMES)} tests")
+
+
+def one_line_a_suite(content):
+    return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: "[" + re.sub(r",\s+", ", ", match[1]) + "]", json.dumps(content, indent=1)) + "\n"
+
+
+def runs_of(root):
+    """All kept runs, the newest first."""
+    records = [json.loads(path.read_text()) for path in sorted((root / RECORDS).glob("*.json"))]
+    return sorted((Run(record, run) for record in records for run in record["runs"]), key=lambda run: run.date, reverse=True)
+
+
+def shown(names, runs, kernels):
+    """What the runs show of some tests, as the document says it."""
+    today, older, missing, failed = [], [], [], []
+    for label, name in names:
+        found = [(run, outcome) for run in runs if (outcome := run.outcome(name))]
+        current = [(run, outcome) for run, outcome in found if run.kernels == kernels]
+        if current and current[0][1] == "failed":
+            failed.append(label)
+        elif passed := [run.gpus for run, outcome in current if outcome == "passed"]:
+            today.append(max(passed))
+        elif passed := [run for run, outcome in found if outcome == "passed"]:
+            older.append(passed[0])
+        else:
+            missing.append(label)
+    if failed:
+        return f"failed: {listed(failed)}"
+    if missing:
+        return "not run" + (f": {listed(missing)}" if len(missing) < len(names) else "")
+    if older:
+        oldest = min(older, key=lambda run: run.date)
+        return f"{gpus(min(today + [run.gpus for run in older]))} at {oldest.commit[:7]}"
+    return gpus(min(today))
+
+
+def together(runs):
+    """Runs of the same part, kernels and number of GPUs as one: what did not fit into a session may run in the next."""
+    merged = {}
+    for run in runs:  # the newest first
+        key = (run.part, run.gpus, run.kernels)
+        if key in merged:
+            merged[key].tests = run.tests | merged[key].tests
+            merged[key].instances = run.instances | merged[key].instances
+        else:
+            merged[key] = copy.copy(run)
+    return list(merged.values())
+
+
+def listed(names):
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def gpus(count):
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def cell_of(tests, known, runs, kernels):
+    """The column "GPUs" of a row that names these tests."""
+    ways = {}
+    for test in tests:
+        for label, name in known.get(test, {}).items():
+            ways.setdefault(label, []).append((test, name))
+    found = {label: shown(names, runs, kernels) for label, names in sorted(ways.items(), reverse=True)}
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    return "; ".join((f"{label}: " if label else "own: ") + text for label, text in found.items())
+
+
+def table_of_runs(runs, kernels):
+    lines = ["| part | GPUs | commit | date | passed | failed | skipped | kernels |", "|---|---|---|---|---|---|---|---|"]
+    for run in sorted(runs, key=lambda run: (run.part, -run.gpus, run.date)):
+        counts = [str(sum(outcome == wanted for outcome in run.tests.values())) for wanted in OUTCOMES]
+        commit = run.commit[:7] + (", changed" if run.changed else "")
+        age = "today's" if run.kernels == kernels else "older"
+        lines.append("| " + " | ".join([run.part, str(run.gpus), commit, run.date[:10], *counts, age]) + " |")
+    return "\n".join(lines) + "\n" if runs else "No run is recorded.\n"
+
+
+def rendered(text, known, runs, kernels):
+    lines, columns, claims = [], None, together(runs)
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.startswith("|"):
+            columns = None
+        elif columns is None:
+            columns = (cells.index("test"), cells.index("GPUs")) if {"test", "GPUs"} <= set(cells) else ()
+        elif columns and not set(line) <= set("|-: "):
+            tests = re.findall(r"`([^`]+)`", cells[columns[0]])
+            cells[columns[1]:] = [cell_of(tests, known, claims, kernels)]
+            line = "| " + " | ".join(cells) + " |"
+        lines.append(line)
+    return RUNS.sub(lambda match: match[1] + table_of_runs(runs, kernels) + match[2], "\n".join(lines) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("keep", "render", "check"))
+    parser.add_argument("folder", type=pathlib.Path, nargs="?", help="of the records, for keep")
+    parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="of the repository")
+    given = parser.parse_args()
+    if (given.what == "keep") != bool(given.folder):
+        parser.error("keep, and only keep, needs a folder")
+    if given.what == "keep":
+        keep(given.root, given.folder)
+    path = given.root / DOCUMENT
+    old = path.read_text()
+    new = rendered(old, tests_of_gpus(given.root), runs_of(given.root), hash_of_kernels(given.root))
+    if given.what != "check":
+        path.write_text(new)
+    elif new != old:
+        sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), DOCUMENT, f"{DOCUMENT}, by the records"))
+        sys.exit(f"{DOCUMENT} says what the records in {RECORDS} do not: run scripts/gpu_tests.py render")
+
+
+if __name__ == "__main__":
+    main()

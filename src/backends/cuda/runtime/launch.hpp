@@ -1,0 +1,31 @@
+// Launches kernels. The blocks of a launch wait for one another, so all of them must be resident at once.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/types.hpp"
+
+namespace ferry::cuda {
+
+inline cudaStream_t handle_of(Stream stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
+
+struct LaunchShape {
+  int blocks = 1;
+  bool cooperative = false;  // the driver guarantees residency; not where ranks or lanes share the device
+  bool cluster = false;      // all blocks form one cluster: at most 8
+};
+
+// Raises the kernel's limit of dynamic shared memory on the current device to the most a block can have. Call
+// before its first launch. Throws UnsupportedError if a block cannot have `bytes`.
+void allow_shared_bytes(const void* kernel, std::int64_t bytes);
+
+// `action`: for the error message, as for check(), which throws.
+void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
+            const LaunchShape& shape, cudaStream_t stream, const char* action);
+
+}  // namespace ferry::cuda

@@ -1,0 +1,90 @@
+#include "exchange/dispatch_layout.hpp"
+
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "exchange/backend.hpp"
+#include "ferry/error.hpp"
+#include "plan/slot.hpp"
+
+namespace ferry {
+namespace {
+
+void check_layout(const DispatchLayoutCall& call) {
+  const auto require = [](const void* pointer, const char* name) {
+    if (pointer == nullptr) throw UsageError(str("dispatch_layout: ", name, " is null"));
+  };
+  if (call.placement.empty()) throw UsageError("dispatch_layout: the placement has no experts");
+  if (call.tokens < 0 || call.tokens > 1 << 24) {
+    throw UsageError(str("dispatch_layout: tokens = ", call.tokens, ", must be 0 to ", 1 << 24));
+  }
+  if (call.top_k < 1 || call.top_k > kMaxTopK)
+    throw UsageError(str("dispatch_layout: top_k = ", call.top_k, ", must be 1 to ", kMaxTopK));
+  require(call.result.tokens_per_rank, "tokens_per_rank");
+  require(call.result.routes_per_expert, "routes_per_expert");
+  if (call.tokens > 0) {
+    require(call.ids.data, "ids");
+    require(call.result.token_in_rank, "token_in_rank");
+  }
+}
+
+template <class Id>
+void count(const DispatchLayoutCall& call, const Id* ids) {
+  const Placement& placement = call.placement;
+  const auto ranks = static_cast<std::size_t>(placement.ranks());
+  const DispatchLayout& result = call.result;
+  for (std::int64_t token = 0; token < call.tokens; ++token) {
+    bool* const in_rank = result.token_in_rank + token * placement.ranks();
+    std::fill_n(in_rank, ranks, false);
+    for (int slot = 0; slot < call.top_k; ++slot) {
+      const Id id = ids[token * call.top_k + slot];
+      if (classify_id(id, placement.experts()) != IdKind::expert) continue;
+      ++result.routes_per_expert[id];
+      in_rank[placement.location(static_cast<int>(id)).rank] = true;
+    }
+    for (std::size_t rank = 0; rank < ranks; ++rank) result.tokens_per_rank[rank] += in_rank[rank];
+    for (int node = 0; node < call.nodes; ++node) {
+      const bool* const first = in_rank + node * call.ranks_per_node;
+      result.tokens_per_node[node] +=
+          std::any_of(first, first + call.ranks_per_node, [](bool on) { return on; });
+    }
+  }
+}
+
+void count_on_host(const DispatchLayoutCall& call) {
+  std::fill_n(call.result.tokens_per_rank, call.placement.ranks(), 0);
+  std::fill_n(call.result.routes_per_expert, call.placement.experts(), 0);
+  if (call.nodes > 0) std::fill_n(call.result.tokens_per_node, call.nodes, 0);
+  if (call.ids.type == IdType::int64) {
+    count(call, static_cast<const std::int64_t*>(call.ids.data));
+  } else {
+    count(call, static_cast<const std::int32_t*>(call.ids.data));
+  }
+}
+
+}  // namespace
+
+#if !FERRY_HAS_CUDA
+void dispatch_layout_on_device(const DispatchLayoutCall&, Stream) {
+  throw UnsupportedError(kNoCudaBackend);
+}
+#endif
+
+void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Placement& placement,
+                     const DispatchLayout& result, int ranks_per_node, BackendKind backend, Stream stream) {
+  DispatchLayoutCall call{
+      .ids = ids, .tokens = tokens, .top_k = top_k, .placement = placement, .result = result};
+  if (result.tokens_per_node != nullptr) {
+    if (ranks_per_node < 1 || placement.ranks() % ranks_per_node != 0) {
+      throw UsageError(str("dispatch_layout: ranks_per_node = ", ranks_per_node,
+                           ", must be a divisor of the ", placement.ranks(), " ranks"));
+    }
+    call.ranks_per_node = ranks_per_node;
+    call.nodes = placement.ranks() / ranks_per_node;
+  }
+  check_layout(call);
+  if (backend == BackendKind::cuda) return dispatch_layout_on_device(call, stream);
+  count_on_host(call);
+}
+
+}  // namespace ferry

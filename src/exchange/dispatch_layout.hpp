@@ -1,0 +1,22 @@
+// dispatch_layout() on devices, which a backend implements.
+#pragma once
+
+#include "ferry/dispatch_layout.hpp"
+
+namespace ferry {
+
+// Checked arguments of dispatch_layout().
+struct DispatchLayoutCall {
+  Ids ids;
+  std::int64_t tokens = 0;
+  int top_k = 0;
+  const Placement& placement;
+  DispatchLayout result;
+  int nodes = 0;  // 0: tokens_per_node is not wanted
+  int ranks_per_node = 1;
+};
+
+// Throws UnsupportedError in a build without the cuda backend.
+void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream);
+
+}  // namespace ferry

@@ -1,0 +1,39 @@
+#include "format/encoding.hpp"
+
+#include "format/fp8_block.hpp"
+
+namespace ferry {
+
+Encoding encoding_of(const Format& format) {
+  switch (format.kind) {
+    case FormatKind::bf16:
+      return {.element = ElementType::bf16};
+    case FormatKind::fp16:
+      return {.element = ElementType::fp16};
+    case FormatKind::fp32:
+      return {.element = ElementType::fp32};
+    case FormatKind::fp8_e4m3:
+      return {.element = ElementType::e4m3,
+              .rule = format.fp8.power_of_two ? ScaleRule::power_of_two : ScaleRule::quotient,
+              .scale_type = format.fp8.packed ? ScaleType::exponent : ScaleType::fp32,
+              .scale_columns = format.fp8.column_major,
+              .block = kFp8Block};
+    case FormatKind::raw:
+      break;
+  }
+  return {.element = ElementType::bytes};
+}
+
+bool Format::quantises() const {
+  return encoding_of(*this).quantises();
+}
+
+bool Format::is_raw() const {
+  return encoding_of(*this).element == ElementType::bytes;
+}
+
+std::optional<DType> Format::value_type() const {
+  return dtype_of(encoding_of(*this).element);
+}
+
+}  // namespace ferry

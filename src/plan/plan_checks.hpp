@@ -1,0 +1,20 @@
+// Checks of a plan's storage, which is a caller's memory and may hold anything.
+#pragma once
+
+#include <cstddef>
+
+#include "layout/plan_layout.hpp"
+
+namespace ferry {
+
+// Whether the header is complete and has the checksum that it was written with.
+bool is_intact(const PlanHeader& header);
+
+// The header of a plan in host memory. Every number in it is in range, and the storage holds all its tables.
+// Throws UsageError otherwise.
+const PlanHeader& checked_header(const void* storage, std::size_t bytes);
+
+// Throws UsageError unless `address` is aligned as a plan's storage must be.
+void check_plan_address(const void* address);
+
+}  // namespace ferry

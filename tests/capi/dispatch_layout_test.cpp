@@ -1,0 +1,63 @@
+// ferry_dispatch_layout() gives the counts of the C++ function.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "capi/same.hpp"
+#include "ferry/dispatch_layout.hpp"
+#include "ferry/ferry.h"
+
+namespace ferry::capi_test {
+namespace {
+
+constexpr int kTokens = 5, kTopK = 2, kExperts = 6, kRanks = 4, kRanksPerNode = 2;
+
+struct Counts {
+  std::vector<std::int32_t> per_rank = std::vector<std::int32_t>(kRanks, 7),
+                            per_expert = std::vector<std::int32_t>(kExperts, 7),
+                            per_node = std::vector<std::int32_t>(kRanks / kRanksPerNode, 7);
+  std::vector<std::uint8_t> in_rank = std::vector<std::uint8_t>(kTokens * kRanks, 7);
+
+  friend bool operator==(const Counts&, const Counts&) = default;
+};
+
+TEST(DispatchLayout, IsTheSameInBothInterfaces) {
+  const std::vector<std::int64_t> ids = {0, 5, 3, 3, -1, 1, 9, 2, 4, -1};
+  const std::vector<std::int32_t> rank_of = {3, 2, 1, 0, 0, 1}, local = {0, 0, 0, 0, 1, 1};
+  for (const bool own_placement : {false, true}) {
+    Counts c, cpp;
+    auto args = sized<ferry_dispatch_layout_args>();
+    args.ids = ids.data();
+    args.id_type = FERRY_INT64;
+    args.tokens = kTokens;
+    args.top_k = kTopK;
+    args.experts = kExperts;
+    args.ranks = kRanks;
+    if (own_placement) args.expert_rank = rank_of.data(), args.expert_local = local.data();
+    args.tokens_per_rank = c.per_rank.data();
+    args.routes_per_expert = c.per_expert.data();
+    args.token_in_rank = c.in_rank.data();
+    args.tokens_per_node = c.per_node.data();
+    args.ranks_per_node = kRanksPerNode;
+    ASSERT_EQ(ferry_dispatch_layout(&args), FERRY_OK) << ferry_last_error();
+
+    std::vector<ExpertLocation> locations;
+    for (int e = 0; e < kExperts; ++e) locations.push_back({rank_of[e], local[e]});
+    dispatch_layout(ids.data(), kTokens, kTopK,
+                    own_placement ? Placement::table(locations, kRanks) : Placement::blocks(kExperts, kRanks),
+                    {.tokens_per_rank = cpp.per_rank.data(),
+                     .routes_per_expert = cpp.per_expert.data(),
+                     .token_in_rank = reinterpret_cast<bool*>(cpp.in_rank.data()),
+                     .tokens_per_node = cpp.per_node.data()},
+                    kRanksPerNode);
+    EXPECT_EQ(c, cpp);
+    EXPECT_EQ(c.per_expert, (std::vector<std::int32_t>{1, 1, 1, 2, 1, 1}));
+
+    args.tokens_per_rank = nullptr;
+    EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
+    EXPECT_NE(std::string(ferry_last_error()).find("tokens_per_rank is null"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace ferry::capi_test

@@ -1,0 +1,135 @@
+// dispatch_layout(): counts by rank, node and expert, and the ranks of every token.
+#include <gtest/gtest.h>
+
+#include "ferry/dispatch_layout.hpp"
+#include "harness/device.hpp"
+#include "harness/harness.hpp"
+
+namespace ferry::contract {
+namespace {
+
+// What dispatch_layout() must write for one rank's ids. `nodes` 0: none.
+struct ExpectedLayout {
+  std::vector<std::int32_t> tokens_per_rank, routes_per_expert, tokens_per_node;
+  std::vector<std::uint8_t> token_in_rank;
+
+  ExpectedLayout(const StepInputs& step, const Config& config, int rank, int nodes)
+      : tokens_per_node(static_cast<std::size_t>(nodes)) {
+    const int ranks = step.positions.size();
+    for (int to = 0; to < ranks; ++to)
+      tokens_per_rank.push_back(step.positions.tokens_between[rank * ranks + to]);
+    for (int expert = 0; expert < config.experts; ++expert)
+      routes_per_expert.push_back(step.positions.counts[rank * config.experts + expert]);
+    for (std::int64_t token = 0; token < step.positions.tokens(rank); ++token) {
+      std::vector<std::uint8_t> on_rank(static_cast<std::size_t>(ranks)),
+          on_node(static_cast<std::size_t>(nodes));
+      for (int slot = 0; slot < config.top_k; ++slot) {
+        const int to = step.positions.route(rank, token, slot).destination;
+        if (to < 0) continue;
+        on_rank[static_cast<std::size_t>(to)] = 1;
+        if (nodes > 0) on_node[static_cast<std::size_t>(to / (ranks / nodes))] = 1;
+      }
+      token_in_rank.insert(token_in_rank.end(), on_rank.begin(), on_rank.end());
+      for (std::size_t node = 0; node < on_node.size(); ++node) tokens_per_node[node] += on_node[node];
+    }
+  }
+};
+
+// Ids as the case's type.
+GuardedBuffer ids_of(const TestCase& c, const std::vector<std::int64_t>& ids) {
+  if (c.ids == IdType::int64) return GuardedBuffer::of(ids);
+  return GuardedBuffer::of(std::vector<std::int32_t>(ids.begin(), ids.end()));
+}
+
+// Compares the layout of one rank's ids, in the memory of the backend under test.
+void compare_layout(const TestCase& c, const StepInputs& step, int rank, int nodes) {
+  const bool on_device = c.config.backend == BackendKind::cuda;
+  const std::int64_t ranks = c.ranks, tokens = step.positions.tokens(rank);
+  GuardedBuffer ids = ids_of(c, step.inputs.ranks[rank].ids);
+  GuardedBuffer per_rank(4 * ranks), per_expert(4 * c.config.experts), in_rank(tokens * ranks),
+      per_node(4 * nodes);
+  DeviceMirror memory(on_device);
+  memory.begin();
+  const Stream stream = on_device ? device::stream(0) : Stream{};
+  const Ids given = c.ids == IdType::int64 ? Ids(ids.as<std::int64_t>()) : Ids(ids.as<std::int32_t>());
+  dispatch_layout(memory.translate(given), tokens, c.config.top_k, oracle::placement_of(c.config, c.ranks),
+                  {.tokens_per_rank = memory.translate(per_rank.as<std::int32_t>()),
+                   .routes_per_expert = memory.translate(per_expert.as<std::int32_t>()),
+                   .token_in_rank = memory.translate(in_rank.as<bool>()),
+                   .tokens_per_node = nodes > 0 ? memory.translate(per_node.as<std::int32_t>()) : nullptr},
+                  nodes > 0 ? c.ranks / nodes : 0, c.config.backend, stream);
+  if (on_device) device::wait(stream);
+  memory.download();
+  const ExpectedLayout expected(step, c.config, rank, nodes);
+  per_rank.require_contents(bytes_of_values(expected.tokens_per_rank), 4, "tokens_per_rank");
+  per_expert.require_contents(bytes_of_values(expected.routes_per_expert), 4, "routes_per_expert");
+  in_rank.require_contents(bytes_of_values(expected.token_in_rank), 1, "token_in_rank");
+  per_node.require_contents(bytes_of_values(expected.tokens_per_node), 4, "tokens_per_node");
+  ids.require_guards("ids");
+}
+
+TEST_P(Contract, DispatchLayoutCountsTokensAndRoutes) {
+  std::uint64_t number = 0;
+  for (const int ranks : {1, 2, 3, 8, 32}) {
+    for (const int tokens : {0, 1, 33, 700, 5000}) {
+      TestCase c = small_case(++number);
+      c.ranks = ranks;
+      c.config.experts = number % 3 == 0 ? 256 : 32 + static_cast<int>(number);
+      c.config.top_k = 1 + static_cast<int>(number) % 9;
+      c.config.max_tokens = 5000;
+      c.config.hidden = 8;
+      c.tokens = std::vector<int>(static_cast<std::size_t>(ranks), tokens);
+      c.ids = number % 2 == 0 ? IdType::int64 : IdType::int32;
+      c.masked = 0.2;
+      c.bad_ids = 0.1;
+      c.duplicates = true;
+      if (number % 4 == 0) {
+        Random random(number);
+        c.config.placement = draw_placement(random, c.config.experts, ranks);
+      }
+      const StepInputs step = make_inputs(c);
+      const int nodes = ranks == 8 ? 2 : ranks == 32 ? 32 : ranks == 3 ? 1 : 0;
+      run(1, describe(c), [&](Rank) { compare_layout(c, step, ranks - 1, nodes); });
+    }
+  }
+}
+
+TEST_P(Contract, DispatchLayoutRefusesBadArguments) {
+  const Config config = on_backend({.experts = 8, .top_k = 2, .hidden = 64, .max_tokens = 8});
+  run(1, "arguments of dispatch_layout", [&](Rank) {
+    const Placement placement = Placement::blocks(8, 4);
+    GuardedBuffer ids = GuardedBuffer::of(std::vector<std::int32_t>(6)), counts(32), in_rank(12);
+    const DispatchLayout good{.tokens_per_rank = counts.as<std::int32_t>(),
+                              .routes_per_expert = counts.as<std::int32_t>(),
+                              .token_in_rank = in_rank.as<bool>()};
+    const auto require_refused = [&](const char* words, const Ids& given, std::int64_t tokens, int top_k,
+                                     const Placement& where, const DispatchLayout& result,
+                                     int ranks_per_node) {
+      const std::string text = usage_error(
+          [&] { dispatch_layout(given, tokens, top_k, where, result, ranks_per_node, config.backend); });
+      require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
+    };
+    const Ids right(ids.as<std::int32_t>());
+    require_refused("ids is null", {}, 3, 2, placement, good, 0);
+    require_refused("tokens = -1", right, -1, 2, placement, good, 0);
+    require_refused("top_k = 0", right, 3, 0, placement, good, 0);
+    require_refused("top_k = 33", right, 3, 33, placement, good, 0);
+    require_refused("the placement has no experts", right, 3, 2, {}, good, 0);
+    DispatchLayout wrong = good;
+    wrong.tokens_per_rank = nullptr;
+    require_refused("tokens_per_rank is null", right, 3, 2, placement, wrong, 0);
+    wrong = good;
+    wrong.routes_per_expert = nullptr;
+    require_refused("routes_per_expert is null", right, 3, 2, placement, wrong, 0);
+    wrong = good;
+    wrong.token_in_rank = nullptr;
+    require_refused("token_in_rank is null", right, 3, 2, placement, wrong, 0);
+    wrong = good;
+    wrong.tokens_per_node = counts.as<std::int32_t>();
+    require_refused("ranks_per_node = 3", right, 3, 2, placement, wrong, 3);
+    require_refused("ranks_per_node = 0", right, 3, 2, placement, wrong, 0);
+  });
+}
+
+}  // namespace
+}  // namespace ferry::contract

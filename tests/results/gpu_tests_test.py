@@ -1,0 +1,131 @@
+"""scripts/gpu_tests.py: which records make docs/capabilities.md say what."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+SCRIPT = REPOSITORY / "scripts/gpu_tests.py"
+sys.path.insert(0, str(SCRIPT.parent))
+
+import gpu_tests  # noqa: E402  (found by the line above)
+from kernel_sources import hash_of_kernels  # noqa: E402
+
+FILES = {
+    "src/backends/cuda/kernel.cu": "int a;\n",
+    "scripts/gpu": "run_named() {\n  run_named cli_gpu python3\n",
+    "python/tests/core/test_group.py": "",
+    "tests/contract/rows_test.cpp": "TEST_P(Contract, Rows) {\nTEST_P(Contract, Sums) {\n",
+    "tests/contract/suite.cpp": "INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, x);\nINSTANTIATE_TEST_SUITE_P(CudaProcesses, Contract,\n",
+    "tests/cuda/own_test.cpp": '#include "cuda/device_test.hpp"\nTEST_F(Own, Test) {\nTEST_P(Points, Test) {\n'
+                               "INSTANTIATE_TEST_SUITE_P(All, Points, x);\nTEST(Own, Here) {\n",
+    "docs/capabilities.md": """<!-- gpu-tests -->
+<!-- /gpu-tests -->
+| # | capability | test | GPUs |
+|---|---|---|---|
+| 1 | rows | `Contract.Rows`, `Contract.Sums` | anything |
+| 2 | own | `Own.Test`, `Points.Test` | |
+| 3 | none | `Own.Here`, `Other.Test` | 2 GPUs |
+| 4 | program | `cli_gpu`, `python_group` | |
+""",
+}
+THREADS = {"CudaThreads/Contract": ["Rows", "Sums"]}
+PROCESSES = {"CudaProcesses/Contract": ["Rows", "Sums"]}
+OWN = {"Own": ["Test"], "All/Points": ["Test/One", "Test/Two"]}
+
+
+class GpuTestsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for name, text in FILES.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(text)
+        self.day = 10
+
+    def run_script(self, *arguments):
+        return subprocess.run([sys.executable, "-B", SCRIPT, *arguments, "--root", self.root], capture_output=True, text=True, check=False)
+
+    def keep(self, passed, part="test", gpus=2, commit="a" * 40, skipped=None, failures=(), kernels=None):
+        """Files a record of scripts/gpu, newer than the last."""
+        self.day += 1
+        tests = {"failures": list(failures), "names": {"passed": passed, "skipped": skipped or {}}, "instances": {"All/Points.Test": 2}}
+        tests |= {outcome: 1 for outcome in gpu_tests.OUTCOMES}
+        record = {"commit": commit, "changed": False, "kernels": kernels or hash_of_kernels(self.root),
+                  "date": f"2026-11-{self.day}T10:00:00Z", "machine": {"gpus": ["NVIDIA H200"] * gpus, "driver": "1"}, "part": part,
+                  "settings": {"memory": "both", "filter": "", "seeds": []}, "exit_code": 0, "seconds": 1, "tests": tests}
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / f"{part}.json").write_text(json.dumps(record))
+            (pathlib.Path(folder) / f"{part}-points.json").write_text("[]")
+            done = self.run_script("keep", folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def cells(self):
+        text = (self.root / "docs/capabilities.md").read_text()
+        return [line.split("|")[4].strip() for line in text[text.index("<!-- /gpu-tests"):].splitlines()[3:]]
+
+    def test_without_records_nothing_has_run(self):
+        self.assertEqual(self.run_script("render").returncode, 0)
+        self.assertEqual(self.cells(), ["not run", "not run", "", "not run"])
+
+    def test_a_row_is_shown_by_records_of_today(self):
+        self.keep(THREADS)
+        self.keep(PROCESSES, "test-processes", gpus=4)
+        self.keep(OWN, "test-cuda", gpus=1)
+        self.keep({"cli_gpu": [""]}, "program")
+        self.keep({"python_group": ["test_a"]}, "python", gpus=4)
+        self.assertEqual(self.cells(), ["threads: 2 GPUs; processes: 4 GPUs", "1 GPU", "", "2 GPUs"])
+        self.keep(THREADS, gpus=4)
+        self.assertEqual(self.cells()[0], "4 GPUs")
+
+    def test_older_kernels_are_named_by_their_commit(self):
+        self.keep(OWN, commit="b" * 40)
+        (self.root / "src/backends/cuda/kernel.cu").write_text("int b;\n")
+        self.assertNotEqual(self.run_script("check").returncode, 0)  # the document claims what no record of today shows
+        self.run_script("render")
+        self.assertEqual(self.cells()[1], "2 GPUs at bbbbbbb")
+        self.assertEqual(self.run_script("check").returncode, 0)
+        self.keep(OWN, gpus=1)
+        self.assertEqual(self.cells()[1], "1 GPU")
+
+    def test_a_test_that_was_skipped_or_ran_in_part_has_not_run(self):
+        self.keep({"Own": ["Test"], "All/Points": ["Test/One"]})
+        self.assertEqual(self.cells()[1], "not run: `Points.Test`")
+        self.keep({"All/Points": ["Test/One", "Test/Two"]}, "other", skipped={"Own": ["Test"]})
+        self.assertEqual(self.cells()[1], "2 GPUs")  # of two parts, one ran it
+        self.keep({}, "test", skipped={"Own": ["Test"]})
+        self.assertEqual(self.cells()[1], "not run: `Own.Test`")
+
+    def test_a_failure_of_today_is_shown(self):
+        self.keep(OWN)
+        self.keep({}, failures=["All/Points.Test/One did not end"])
+        self.assertEqual(self.cells()[1], "failed: `Points.Test`")
+        self.keep({"All/Points": ["Test/One", "Test/Two"]})
+        self.assertEqual(self.cells()[1], "2 GPUs")
+
+    def test_runs_of_a_part_complete_each_other(self):
+        self.keep({"Own": ["Test"]})
+        self.keep({"All/Points": ["Test/One"]})
+        self.keep({"All/Points": ["Test/Two"]})
+        self.assertEqual(self.cells()[1], "2 GPUs")
+        runs = json.loads((self.root / "bench/results/tests/2xh200-test.json").read_text())["runs"]
+        self.assertEqual(len(runs), 3)
+        self.keep(OWN)
+        runs = json.loads((self.root / "bench/results/tests/2xh200-test.json").read_text())["runs"]
+        self.assertEqual([run["passed"] for run in runs], [OWN])
+
+    def test_an_edited_cell_is_found(self):
+        self.keep(THREADS)
+        path = self.root / "docs/capabilities.md"
+        path.write_text(path.read_text().replace("threads: 2 GPUs", "threads: 4 GPUs"))
+        done = self.run_script("check")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("threads: 2 GPUs", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
