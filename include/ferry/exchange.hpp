@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
+#include <vector>
 
 #include "ferry/config.hpp"
 #include "ferry/error.hpp"
@@ -160,6 +160,7 @@ struct StepMetadata {
   std::int32_t maximum = 0;
 };
 
+<<<<<<< HEAD
 /// What a dispatch of some ids delivers to this rank: Exchange::dispatch_counts(). The arrays belong to the
 /// lane, whose next dispatch_counts() overwrites them. They are in host memory with every backend.
 struct DispatchCounts {
@@ -170,9 +171,12 @@ struct DispatchCounts {
 
 /// Routes dispatched so far by this exchange on all lanes: the same on every rank. The arrays belong to the
 /// exchange, which overwrites them in the next load_counts().
+=======
+/// Routes dispatched so far by this exchange on all lanes: the same on every rank.
+>>>>>>> main
 struct LoadCounts {
-  std::span<const std::int64_t> experts;  ///< [E] routes to each expert
-  std::span<const std::int64_t> ranks;    ///< [R] routes to each rank
+  std::vector<std::int64_t> experts;  ///< [E] routes to each expert
+  std::vector<std::int64_t> ranks;    ///< [R] routes to each rank
   std::int64_t dispatches = 0;
 };
 
@@ -299,19 +303,23 @@ class Exchange {
   /// the same; their rows are in last_dispatch_result().
   ///
   /// Host backends call it at the end of every call, unless Config::check_calls is off. On device backends it
-  /// covers the calls that have ended, and also throws what synchronize() would; it does not wait.
+  /// covers the calls that have ended, and also throws what synchronize() would; it does not wait, and may be
+  /// called while a stream is captured: the captured calls end when the graph is launched.
   /// @throws OverflowError, BadIdError, BadSourceError  the first that applies, in this order
   void check(int lane = 0);
 
   /// Local. Device backends: blocks until the work on `stream` is done, then throws the error that ended a
   /// call of the lane on the device: a peer's refusal, options that differ between ranks, a count or plan
   /// that only the device could check, a timeout, a lost peer. Host backends have already thrown: no effect.
+  /// @throws UsageError  the stream is being captured; the capture goes on
   void synchronize(int lane = 0, Stream stream = {});
 
   /// Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
-  LoadCounts load_counts() const;  ///< Local.
+  /// Local. Any thread may call it at any time with device backends, also while a stream is captured; it
+  /// counts the calls that have run. Host backends: while no call runs.
+  LoadCounts load_counts() const;
   WireCounts wire_counts() const;  ///< Local.
 
  private:

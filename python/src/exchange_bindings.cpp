@@ -72,7 +72,7 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
   new (self) PyExchange(std::move(state));
 }
 
-nb::object counts_array(std::span<const std::int64_t> counts) {
+nb::object counts_array(const std::vector<std::int64_t>& counts) {
   const Shape shape = {static_cast<std::int64_t>(counts.size())};
   nb::object array = new_array(Framework::numpy, kInt64, shape, kHost);
   std::copy(counts.begin(), counts.end(), static_cast<std::int64_t*>(inspect(array, "counts").data));
@@ -81,19 +81,14 @@ nb::object counts_array(std::span<const std::int64_t> counts) {
 
 nb::object load_counts(const PyExchange& self) {
   ExchangeState& state = self.state();
-  std::vector<std::int64_t> experts, ranks;
-  std::int64_t dispatches = 0;
+  LoadCounts counts;
   {
     const nb::gil_scoped_release unlocked;
     const DeviceGuard guard(state.device);
-    const std::lock_guard lock(state.load_mutex);
-    const LoadCounts counts = state.exchange.load_counts();
-    experts.assign(counts.experts.begin(), counts.experts.end());
-    ranks.assign(counts.ranks.begin(), counts.ranks.end());
-    dispatches = counts.dispatches;
+    counts = state.exchange.load_counts();
   }
   return nb::module_::import_("ferry._counts")
-      .attr("LoadCounts")(counts_array(experts), counts_array(ranks), dispatches);
+      .attr("LoadCounts")(counts_array(counts.experts), counts_array(counts.ranks), counts.dispatches);
 }
 
 nb::object wire_counts(const PyExchange& self) {

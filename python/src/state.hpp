@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <deque>
-#include <mutex>
 
 #include "arrays/array.hpp"
 #include "ferry/exchange.hpp"
@@ -26,7 +25,6 @@ struct ExchangeState {
   // Some call was captured into a CUDA graph. Replays advance the lane's call number without the host, so the
   // numbers of later eager calls no longer match.
   std::atomic<bool> captured = false;
-  std::mutex load_mutex;  // Exchange::load_counts() returns spans into the exchange; guards copying them
 };
 
 using SharedState = std::shared_ptr<ExchangeState>;

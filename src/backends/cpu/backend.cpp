@@ -93,20 +93,18 @@ class CpuBackend final : public Backend {
   }
 
   LoadCounts load_counts() const override {
-    load_.assign(static_cast<std::size_t>(context_.config.experts + context_.ranks()), 0);
     LoadCounts counts;
+    counts.experts.resize(static_cast<std::size_t>(context_.config.experts));
+    counts.ranks.resize(static_cast<std::size_t>(context_.ranks()));
     for (const LaneOperations& operations : lanes_) {
       for (std::size_t e = 0; e < operations.lane.expert_load.size(); ++e) {
         const std::int64_t routes = operations.lane.expert_load[e];
-        load_[e] += routes;
+        counts.experts[e] += routes;
         const int rank = context_.config.placement.location(static_cast<int>(e)).rank;
-        load_[operations.lane.expert_load.size() + static_cast<std::size_t>(rank)] += routes;
+        counts.ranks[static_cast<std::size_t>(rank)] += routes;
       }
       counts.dispatches += operations.lane.dispatches;
     }
-    const auto experts = static_cast<std::size_t>(context_.config.experts);
-    counts.experts = std::span(load_).first(experts);
-    counts.ranks = std::span(load_).subspan(experts);
     return counts;
   }
 
@@ -126,7 +124,6 @@ class CpuBackend final : public Backend {
 
   const CpuContext context_;
   std::deque<LaneOperations> lanes_;  // a deque: operations refer to their lane, so elements must not move
-  mutable std::vector<std::int64_t> load_;
 };
 
 }  // namespace

@@ -74,18 +74,16 @@ class ReferenceBackend final : public Backend {
   CallDiagnostics take_diagnostics(int lane) override { return std::exchange(lanes_[lane].diagnostics, {}); }
 
   LoadCounts load_counts() const override {
-    expert_load_.assign(context_.config.experts, 0);
-    rank_load_.assign(context_.ranks(), 0);
     LoadCounts counts;
+    counts.experts.resize(context_.config.experts);
+    counts.ranks.resize(context_.ranks());
     for (const Lane& lane : lanes_) {
       counts.dispatches += lane.dispatches;
       for (int expert = 0; expert < context_.config.experts; ++expert) {
-        expert_load_[expert] += lane.expert_load[expert];
-        rank_load_[context_.config.placement.location(expert).rank] += lane.expert_load[expert];
+        counts.experts[expert] += lane.expert_load[expert];
+        counts.ranks[context_.config.placement.location(expert).rank] += lane.expert_load[expert];
       }
     }
-    counts.experts = expert_load_;
-    counts.ranks = rank_load_;
     return counts;
   }
 
@@ -103,7 +101,6 @@ class ReferenceBackend final : public Backend {
  private:
   const ReferenceContext context_;
   std::deque<Lane> lanes_;  // a deque: lanes hold channels, which cannot move
-  mutable std::vector<std::int64_t> expert_load_, rank_load_;
 };
 
 }  // namespace
