@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
+#include <vector>
 
 #include "ferry/config.hpp"
 #include "ferry/error.hpp"
@@ -155,11 +155,10 @@ struct StepMetadata {
   std::int32_t maximum = 0;
 };
 
-/// Routes dispatched so far by this exchange on all lanes: the same on every rank. The arrays belong to the
-/// exchange, which overwrites them in the next load_counts().
+/// Routes dispatched so far by this exchange on all lanes: the same on every rank.
 struct LoadCounts {
-  std::span<const std::int64_t> experts;  ///< [E] routes to each expert
-  std::span<const std::int64_t> ranks;    ///< [R] routes to each rank
+  std::vector<std::int64_t> experts;  ///< [E] routes to each expert
+  std::vector<std::int64_t> ranks;    ///< [R] routes to each rank
   std::int64_t dispatches = 0;
 };
 
@@ -288,8 +287,9 @@ class Exchange {
   /// Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
-  LoadCounts load_counts() const;  ///< Local.
-  WireCounts wire_counts() const;  ///< Local.
+  /// Local. Any thread, also while others are inside calls: a call counts once it has ended.
+  LoadCounts load_counts() const;
+  WireCounts wire_counts() const;  ///< Local. As load_counts().
 
  private:
   struct State;

@@ -63,7 +63,8 @@ class Config:
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1
-    capacity             rows a rank can receive (expert_padded: rows of one expert); default 0: room for any routing
+    capacity             rows a rank can receive (expert_padded: each expert), padding included, a multiple of alignment;
+                         default 0: room for any routing in which no token lists an expert more than once
     repeats              the default capacity also has room for tokens that list an expert more than once; default False
     zero_padding         padding rows are set to zero; default False
     format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'. A
@@ -108,7 +109,7 @@ class Config:
 
     @property
     def capacity(self) -> int:
-        """Rows as configured; 0: room for any routing."""
+        """Rows as configured; 0: the default, which capacity_of() returns."""
 
     @property
     def repeats(self) -> bool:
@@ -272,8 +273,9 @@ class Group:
         Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
 
         Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
-        raises the rank's exception. After Ctrl-C the waits of threads end in the same way, and run() raises KeyboardInterrupt
-        once every thread has returned.
+        raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
+        run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the Python
+        code of the threads; run() leaves behind those that are inside a call that does not return within a second.
         """
 
     def join(self) -> Rank:

@@ -80,19 +80,14 @@ nb::object counts_array(std::span<const std::int64_t> counts) {
 
 nb::object load_counts(const PyExchange& self) {
   ExchangeState& state = self.state();
-  std::vector<std::int64_t> experts, ranks;
-  std::int64_t dispatches = 0;
+  LoadCounts counts;
   {
     const nb::gil_scoped_release unlocked;
     const DeviceGuard guard(state.device);
-    const std::lock_guard lock(state.load_mutex);
-    const LoadCounts counts = state.exchange.load_counts();
-    experts.assign(counts.experts.begin(), counts.experts.end());
-    ranks.assign(counts.ranks.begin(), counts.ranks.end());
-    dispatches = counts.dispatches;
+    counts = state.exchange.load_counts();
   }
   return nb::module_::import_("ferry._counts")
-      .attr("LoadCounts")(counts_array(experts), counts_array(ranks), dispatches);
+      .attr("LoadCounts")(counts_array(counts.experts), counts_array(counts.ranks), counts.dispatches);
 }
 
 nb::object wire_counts(const PyExchange& self) {
@@ -149,6 +144,9 @@ void on_lane(PyExchange& self, int lane, const nb::object& given, Call call) {
 }
 
 void check(PyExchange& self, int lane) {
+  // Host backends write what check() reads during their calls. Device calls end on the device.
+  std::optional<LaneCall> call;
+  if (is_host(self.state().device)) call.emplace(self, lane);
   on_lane(self, lane, nb::none(), [lane](Exchange& exchange, Stream) { exchange.check(lane); });
 }
 
@@ -158,14 +156,15 @@ void synchronize(PyExchange& self, int lane, const nb::object& stream) {
 }
 
 PyDispatchResult last_dispatch_result(PyExchange& self, int lane) {
-  self.pending(lane);  // checks the lane
-  if (!self.state().lanes[static_cast<std::size_t>(lane)].has_result) {
+  const LaneCall call(self, lane);
+  const DispatchResult& last = call.exchange().last_dispatch_result(lane);
+  if (last.plan.empty()) {
     throw UsageError(
         str("last_dispatch_result: lane ", lane,
             " has none: it ran no dispatch, its last dispatch was refused, or only the send phase "
             "of it has run"));
   }
-  return self.make_result(lane, self.state().exchange.last_dispatch_result(lane));
+  return self.make_result(lane, last);
 }
 
 std::string describe(const PyExchange& self) {

@@ -46,7 +46,6 @@ class Dispatch {
   void receive_messages(int source, std::int64_t begin, std::int64_t end, RowAssigner& assigner);
   TokenData staged_token(const std::byte* message) const;
   TokenData caller_token(std::int64_t token);
-  void count_load();
 
   // dispatch_result.cpp
   void prepare_result();

@@ -9,6 +9,7 @@
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/lane_counts.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
 
@@ -89,17 +90,12 @@ class CudaBackend final : public Backend {
   CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
 
   LoadCounts load_counts() const override {
-    const auto experts = static_cast<std::size_t>(exchange_.config.experts);
-    LoadCounts counts;
-    load_.assign(experts, 0);
-    for (const Lane& lane : lanes_) lane.add_load(load_, counts.dispatches);
-    load_.resize(experts + static_cast<std::size_t>(exchange_.rank.size()), 0);
-    for (std::size_t e = 0; e < experts; ++e) {
+    LoadCounts counts = no_load(exchange_.config.placement);
+    for (const Lane& lane : lanes_) lane.add_load(counts.experts, counts.dispatches);
+    for (std::size_t e = 0; e < counts.experts.size(); ++e) {
       const int rank = exchange_.config.placement.location(static_cast<int>(e)).rank;
-      load_[experts + static_cast<std::size_t>(rank)] += load_[e];
+      counts.ranks[static_cast<std::size_t>(rank)] += counts.experts[e];
     }
-    counts.experts = std::span(load_).first(experts);
-    counts.ranks = std::span(load_).subspan(experts);
     return counts;
   }
 
@@ -154,8 +150,7 @@ class CudaBackend final : public Backend {
 
   const ExchangeState exchange_;
   FailureMonitor monitor_;
-  std::deque<Lane> lanes_;                  // deque: callers hold pointers into lanes, which must not move
-  mutable std::vector<std::int64_t> load_;  // of load_counts(): [experts], then [ranks]
+  std::deque<Lane> lanes_;  // deque: callers hold pointers into lanes, which must not move
 };
 
 }  // namespace
