@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "bench/mpi_inputs.hpp"
 #include "memory/local_memory.hpp"
 

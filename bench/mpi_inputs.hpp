@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 
 namespace by_hand {
 

@@ -1,22 +1,28 @@
-# ferry_fuzzer(NAME name SOURCES file... SEEDS file)
+# ferry_fuzzer(NAME name SOURCES file... SEEDS file LIBRARY_SOURCES pattern)
 #
 # Builds a libFuzzer program and registers it with ctest under the label `fuzz`. Does nothing without fuzzing
 # instrumentation (preset `fuzz`). SEEDS is the source of a program that writes the initial corpus into the folder given
 # as its argument. The fuzzer adds inputs that reach new code to that folder, which is in the build tree.
+# LIBRARY_SOURCES is a regular expression: of the library's sources, only those whose paths below src/ match are compiled.
 set(FERRY_FUZZ_SECONDS 30 CACHE STRING "How long ctest lets each fuzzer run")
 
 function(ferry_fuzzer)
   if(NOT FERRY_SANITIZE MATCHES fuzzer)
     return()
   endif()
-  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;SEEDS" "SOURCES")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;SEEDS;LIBRARY_SOURCES" "SOURCES")
+
+  get_target_property(library_sources ferry SOURCES)
+  list(FILTER library_sources INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/(${arg_LIBRARY_SOURCES})$")
+  add_library(${arg_NAME}_library STATIC ${library_sources})
+  target_include_directories(${arg_NAME}_library PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 
   add_executable(${arg_NAME} ${arg_SOURCES})
   target_link_options(${arg_NAME} PRIVATE -fsanitize=fuzzer)
   add_executable(${arg_NAME}_seeds ${arg_SEEDS})
   foreach(program IN ITEMS ${arg_NAME} ${arg_NAME}_seeds)
-    target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
-    target_link_libraries(${program} PRIVATE ferry::ferry)
+    target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+    target_link_libraries(${program} PRIVATE ${arg_NAME}_library)
   endforeach()
   add_dependencies(fuzzers ${arg_NAME})
 

@@ -18,7 +18,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 
 
 def tests_for_gpus():
-    sources = "\n".join(path.read_text() for path in (REPOSITORY / "tests/cuda").glob("*_test.cpp"))
+    sources = "\n".join(path.read_text() for path in (REPOSITORY / "tests/cuda").rglob("*_test.cpp"))
     return {f"{suite}.{test}" for suite, test in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", sources, re.MULTILINE)}
 
 

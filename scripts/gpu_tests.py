@@ -41,7 +41,7 @@ def tests_of_gpus(root):
                 for test in re.findall(rf"^TEST_P\({suite},\s*(\w+)\)", text, re.MULTILINE):
                     found.setdefault(f"{suite}.{test}", {})[kind.lower()] = f"Cuda{kind}/{suite}.{test}"
     for path, text in sources.items():
-        if path.parent == root / "tests/cuda" and FIXTURES.search(text):
+        if path.is_relative_to(root / "tests/cuda") and FIXTURES.search(text):
             prefixes = {suite: f"{prefix}/" for prefix, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\((\w+),\s*(\w+)", text, re.MULTILINE)}
             for suite, test in NEEDS_GPU.findall(text):
                 found[f"{suite}.{test}"] = {"": f"{prefixes.get(suite, '')}{suite}.{test}"}

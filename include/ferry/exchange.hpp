@@ -60,6 +60,7 @@ struct ReceiveBuffers {
   std::int32_t* counts = nullptr;        ///< [G]
   std::int32_t* row_offsets = nullptr;   ///< [G + 1]; its last entry is the total
   float* dots = nullptr;                 ///< [capacity], with DispatchOptions::dot_rows
+  std::int32_t* count_sums = nullptr;    ///< [G]; the call adds `counts` to it; the lane has none of its own
 };
 
 /// One part of the received rows.

@@ -780,3 +780,41 @@ def rank_counts(counts: Any, placement: Placement) -> Any:
     """
     int64 [R]: routes to each rank, for routes to each expert, `counts` int64 [E].
     """
+
+class EventHandle:
+    """
+    An event recorded on the current stream. Without PyTorch or a GPU calls are synchronous, and it is empty.
+    """
+
+    def __init__(self) -> None: ...
+
+    def current_stream_wait(self) -> None:
+        """Makes the current stream wait for the event."""
+
+class LowLatencyHandle:
+    """
+    (src_info, layout_range, M, H, E) of a low-latency dispatch; the first two are computed on first access.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
+
+    @property
+    def exchange(self) -> Exchange:
+        """The Exchange that the dispatch used."""
+
+    @property
+    def plan(self) -> Plan:
+        """The Plan of the dispatch."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(L, R*M)."""
+
+class ReceiveHook:
+    """
+    Runs the receive phase of a low-latency call, once, on the stream that was current when the call was made.
+    """
+
+    def __call__(self) -> None: ...

@@ -36,20 +36,15 @@ Shape result_shape(const Config& config, std::int64_t tokens, Reduction reductio
   return {tokens, config.hidden};
 }
 
-void read_result(const nb::object& given, const Config& config, Reduction reduction, CombineInput& in) {
+void make_or_read_result(const nb::object& given, const Config& config, Reduction reduction,
+                         CombineInput& in) {
   const Shape shape = result_shape(config, in.plan->tokens, reduction);
   in.result_array = given;
   if (given.is_none()) {
     in.result_array =
         new_array(in.arguments.framework(), element_of(in.outputs.type), shape, in.plan->device);
   }
-  const Array& array = in.arguments.rows(in.result_array, "result", config.hidden, {kBf16, kFp16, kFp32});
-  require_writable(array, "result");
-  if (array.shape != shape) {
-    throw UsageError(str("result: expected shape ", shape_text(shape), ", got ", shape_text(array.shape)));
-  }
-  const StridedRows rows = strided_rows(array, "result");
-  in.result = {array.data, *value_type_of(array.element), rows.stride};
+  read_result(shape, in);
 }
 
 const float* read_row_values(const nb::object& given, const char* name, const nb::object& plan,
@@ -77,6 +72,16 @@ float* new_route_values(PyExchange& self, std::int64_t tokens, Framework framewo
 
 }  // namespace
 
+void read_result(const Shape& shape, CombineInput& in) {
+  const Array& array = in.arguments.rows(in.result_array, "result", shape.back(), {kBf16, kFp16, kFp32});
+  require_writable(array, "result");
+  if (array.shape != shape) {
+    throw UsageError(str("result: expected shape ", shape_text(shape), ", got ", shape_text(array.shape)));
+  }
+  const StridedRows rows = strided_rows(array, "result");
+  in.result = {array.data, *value_type_of(array.element), rows.stride};
+}
+
 void read_combine(PyExchange& self, LaneCall& call, const CombineArguments& given, CombineInput& in) {
   const Config& config = self.config();
   in.rank = call.exchange().rank().index();
@@ -96,7 +101,7 @@ void read_combine(PyExchange& self, LaneCall& call, const CombineArguments& give
     throw UsageError("combine: needs outputs, row_values or both");
   }
   in.result_array = nb::none();
-  if (!given.outputs.is_none()) read_result(given.result, config, reduction, in);
+  if (!given.outputs.is_none()) make_or_read_result(given.result, config, reduction, in);
   if (!given.row_values.is_none()) {
     in.options.route_values =
         new_route_values(self, in.plan->tokens, in.arguments.framework(), in.route_values_array);

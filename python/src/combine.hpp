@@ -36,6 +36,9 @@ struct CombineInput {
 // Throws UsageError for arguments that do not fit.
 void read_combine(PyExchange& self, LaneCall& call, const CombineArguments& given, CombineInput& in);
 
+// Reads in.result_array, of this shape, as where to write.
+void read_result(const Shape& shape, CombineInput& in);
+
 // The result, or with row_values the pair (result, route_values).
 nb::object combine_return_value(const CombineInput& in);
 

@@ -1,7 +1,9 @@
-// The calling thread's GPU. device_cuda.cpp implements it; device_none.cpp for builds without CUDA.
+// The calling thread's GPU, and events on its streams. device_cuda.cpp implements it; device_none.cpp for
+// builds without CUDA.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "arrays/array.hpp"
 
@@ -36,6 +38,29 @@ class DeviceGuard {
 
   // Restored on destruction; negative: nothing to restore. Builds without CUDA never use it.
   [[maybe_unused]] int previous_ = -1;
+};
+
+// A point in the work of a stream, without a time. Destroyed events are used again, because making one takes
+// as long as a launch.
+class StreamEvent {
+ public:
+  StreamEvent() = default;  // not recorded: nothing to wait for
+  ~StreamEvent();
+  StreamEvent(StreamEvent&& other) noexcept
+      : event_(std::exchange(other.event_, nullptr)), device_(other.device_) {}
+  StreamEvent& operator=(StreamEvent&&) = delete;
+
+  // The point is the end of the work enqueued on `stream`, a stream of GPU `device`, so far.
+  void record(Stream stream, Device device);
+  // Makes later work of `stream` wait for it.
+  void make_wait(Stream stream) const;
+
+  bool recorded() const { return event_ != nullptr; }
+  Device device() const { return device_; }
+
+ private:
+  void* event_ = nullptr;
+  Device device_ = kHost;
 };
 
 }  // namespace ferry::python

@@ -1,7 +1,10 @@
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/device/clear.hpp"
-#include "backends/cuda/host/error.hpp"
+#include <map>
+#include <vector>
+
+#include "backends/cuda/runtime/clear.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "device.hpp"
 
 namespace ferry::python {
@@ -37,6 +40,52 @@ DeviceGuard::DeviceGuard(int device) {
 
 DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+namespace {
+
+// Events of each device that no StreamEvent holds. The GIL guards them. Never destroyed: at the end of the
+// process the driver may be gone before static objects are.
+std::vector<cudaEvent_t>& unused_events(int device) {
+  static auto& events = *new std::map<int, std::vector<cudaEvent_t>>;
+  return events[device];
+}
+
+cudaEvent_t take_event(Device device) {
+  std::vector<cudaEvent_t>& unused = unused_events(device.device_id);
+  if (!unused.empty()) {
+    cudaEvent_t const event = unused.back();
+    unused.pop_back();
+    return event;
+  }
+  const DeviceGuard guard(device);
+  cudaEvent_t event = nullptr;
+  cuda::check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "create an event");
+  return event;
+}
+
+}  // namespace
+
+StreamEvent::~StreamEvent() {
+  if (event_ != nullptr) unused_events(device_.device_id).push_back(static_cast<cudaEvent_t>(event_));
+}
+
+void StreamEvent::record(Stream stream, Device device) {
+  if (event_ == nullptr) {
+    event_ = take_event(device);
+    device_ = device;
+  }
+  const DeviceGuard guard(device_);  // the default stream is the current device's
+  cuda::check(cudaEventRecord(static_cast<cudaEvent_t>(event_), static_cast<cudaStream_t>(stream.handle)),
+              "record an event");
+}
+
+void StreamEvent::make_wait(Stream stream) const {
+  if (event_ == nullptr) return;
+  const DeviceGuard guard(device_);
+  cuda::check(
+      cudaStreamWaitEvent(static_cast<cudaStream_t>(stream.handle), static_cast<cudaEvent_t>(event_), 0),
+      "make a stream wait for an event");
 }
 
 }  // namespace ferry::python

@@ -23,4 +23,9 @@ void clear_on_device(const ByteRange&, const ByteRange&, void*) {}
 DeviceGuard::DeviceGuard(int) {}
 DeviceGuard::~DeviceGuard() {}
 
+// There are no streams to record events on.
+StreamEvent::~StreamEvent() = default;
+void StreamEvent::record(Stream, Device) {}
+void StreamEvent::make_wait(Stream) const {}
+
 }  // namespace ferry::python

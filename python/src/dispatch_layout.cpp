@@ -28,7 +28,7 @@ class Results {
     void* memory = nullptr;
     nb::object array;
     if (torch_) {
-      array = torch_->make(element, shape, memory);
+      array = torch_->make({element, shape}, memory);
     } else {
       array = new_array(like_.framework, element, shape, like_.device);
       memory = inspect(array, "result").data;

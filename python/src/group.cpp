@@ -102,11 +102,11 @@ void note_rank(nb::python_error& error, int rank) {
   if (nb::hasattr(error.value(), "add_note")) error.value().attr("add_note")(str("raised by rank ", rank));
 }
 
-using Results = std::vector<nb::object>;
+using RankResults = std::vector<nb::object>;
 
 // Ranks that an interrupted run() has left behind drop the results without the GIL.
-std::shared_ptr<Results> make_results(int ranks) {
-  return {new Results(static_cast<std::size_t>(ranks)), [](Results* results) {
+std::shared_ptr<RankResults> make_results(int ranks) {
+  return {new RankResults(static_cast<std::size_t>(ranks)), [](RankResults* results) {
             const nb::gil_scoped_acquire lock;
             delete results;
           }};
@@ -116,7 +116,7 @@ std::shared_ptr<Results> make_results(int ranks) {
 
 std::vector<nb::object> PyGroup::run(const nb::callable& body) {
   require_own_process("group", process_);
-  const std::shared_ptr<Results> results = make_results(group_.size());
+  const std::shared_ptr<RankResults> results = make_results(group_.size());
   const auto run_rank = [results, body = share_function(body)](StopRequest& request, const Rank& rank) {
     const StopRequest::Scope scope(request);
     const nb::gil_scoped_acquire lock;
@@ -137,7 +137,7 @@ std::vector<nb::object> PyGroup::run(const nb::callable& body) {
     std::rethrow_if_nested(error);  // the Python exception of a rank
     throw;
   }
-  Results returned = *results;
+  RankResults returned = *results;
   std::erase_if(returned, [](const nb::object& result) { return !result.is_valid(); });
   return returned;
 }

@@ -23,6 +23,12 @@ void LaneCall::set_stream(Stream stream) {
   if (!is_host(device()) && !state_->captured) state_->captured = is_capturing(stream.handle);
 }
 
+bool LaneCall::delivers_result(const Error& error) {
+  return dynamic_cast<const BadIdError*>(&error) != nullptr ||
+         dynamic_cast<const BadSourceError*>(&error) != nullptr ||
+         dynamic_cast<const OverflowError*>(&error) != nullptr;
+}
+
 void LaneCall::refuse(std::initializer_list<Operation> operations, const Error& error) noexcept {
   const nb::gil_scoped_release unlocked;
   for (const Operation operation : operations)

@@ -29,4 +29,6 @@ NB_MODULE(_core, module) {
   bind_exchange(module);
   bind_operators(module);
   bind_trace(module);
+  bind_deep_ep_streams(module);
+  bind_low_latency(module);
 }

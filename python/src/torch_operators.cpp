@@ -51,7 +51,7 @@ void clear_memory(const ByteRange& first, const ByteRange& second, Device device
 template <class T>
 nb::object make(const TensorFactory& tensors, Element element, const Shape& shape, T*& data) {
   void* memory = nullptr;
-  nb::object tensor = tensors.make(element, shape, memory);
+  nb::object tensor = tensors.make({element, shape}, memory);
   data = static_cast<T*>(memory);
   return tensor;
 }

@@ -5,8 +5,6 @@ namespace ferry::contract {
 
 INSTANTIATE_TEST_SUITE_P(CpuProcesses, Contract,
                          testing::Values(Setup{BackendKind::cpu, RankKind::processes}));
-INSTANTIATE_TEST_SUITE_P(ReferenceProcesses, Contract,
-                         testing::Values(Setup{BackendKind::reference, RankKind::processes}));
 INSTANTIATE_TEST_SUITE_P(CudaProcesses, Contract,
                          testing::ValuesIn(device_setups(RankKind::persistent_processes)));
 

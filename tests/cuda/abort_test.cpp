@@ -4,9 +4,9 @@
 
 #include <atomic>
 
-#include "backends/cuda/host/error.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/kernels.hpp"
 #include "group/rank_state.hpp"

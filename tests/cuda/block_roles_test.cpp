@@ -7,7 +7,7 @@
 #include <cstring>
 #include <set>
 
-#include "backends/cuda/device/lane_view.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::cuda {

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "format/parts.hpp"
 #include "harness/check.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/dispatch.hpp"
 
 namespace ferry::contract {
 namespace {
+
+constexpr std::int64_t kBeyond = 16;  // bytes after an output, which keep their poison
 
 std::int64_t rows_of_all_groups(const ferry::Exchange& exchange) {
   const Config& config = exchange.config();
@@ -28,24 +29,30 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
       case_(c),
       rank_(exchange.rank().index()),
       capacity_rows_(rows_of_all_groups(exchange)),
-      token_bytes_(c.config.hidden * bytes_of(c.type)),
-      row_bytes_(parts_of(c.config.format, c.config.hidden).part[0].row_bytes),
-      output_bytes_(c.config.hidden * bytes_of(c.outputs)),
-      result_bytes_(c.config.hidden * bytes_of(c.result)),
-      tokens_memory_(c.config.max_tokens * token_bytes_),
+      slots_(c.config.layout == Layout::rank_major ? c.config.top_k : 1),
+      shapes_(oracle::part_shapes(c.config.format, c.config.hidden, capacity_rows_)),
       ids_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
       weights_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
       count_(16),
-      rows_(capacity_rows_ * row_bytes_ + 16),
-      weight_(capacity_rows_ * 4 + 16),
+      weight_(capacity_rows_ * slots_ * 4 + kBeyond),
       plan_(plan_bytes(exchange.config(), c.ranks)),
-      outputs_memory_(capacity_rows_ * output_bytes_ + 16),
-      result_(c.config.max_tokens * result_bytes_),
-      tokens_(Tokens::rows(tokens_memory_.data(), c.config.max_tokens, c.type)),
+      outputs_memory_(capacity_rows_ * c.config.hidden * bytes_of(c.outputs) + kBeyond),
+      result_(std::int64_t{c.config.max_tokens} * (c.reduction == Reduction::unreduced ? c.config.top_k : 1) *
+              c.config.hidden * bytes_of(c.result)),
       outputs_{outputs_memory_.data(), c.outputs} {
+  tokens_.count = c.config.max_tokens;
+  tokens_.type = c.type;
   tokens_.device_count = count();
+  for (const std::int64_t bytes : oracle::input_row_bytes(c.config.format, c.type, c.config.hidden)) {
+    tokens_memory_.emplace_back(c.config.max_tokens * bytes);
+    tokens_.parts[tokens_memory_.size() - 1] = tokens_memory_.back().data();
+  }
+  for (const oracle::PartShape& shape : shapes_) {
+    rows_.emplace_back(shape.bytes_of(capacity_rows_) + kBeyond);
+    dispatch_options_.memory.parts[rows_.size() - 1] = rows_.back().data();
+  }
   dispatch_options_.lane = combine_options_.lane = c.lane;
-  dispatch_options_.memory.parts[0] = rows_.data();
+  dispatch_options_.sm_limit = combine_options_.sm_limit = c.sm_limit;
   dispatch_options_.memory.weight = weight_.as<float>();
   dispatch_options_.memory.plan = plan_.data();
   combine_options_.reduction = c.reduction;
@@ -54,36 +61,78 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
 int DeviceRun::add_inputs(const StepInputs& step, const oracle::ExpertOutputs& expert_outputs) {
   const oracle::RankInputs& my_inputs = step.inputs.ranks[rank_];
   const std::vector<std::int32_t> count(4, static_cast<std::int32_t>(my_inputs.tokens));
+  std::vector<DeviceBytes> tokens;
+  for (std::size_t part = 0; part < tokens_memory_.size(); ++part) tokens.emplace_back(my_inputs.parts[part]);
   sets_.push_back(std::unique_ptr<InputSet>(
-      new InputSet{step, expert_outputs, DeviceBytes(my_inputs.parts[0]),
-                   DeviceBytes(narrow_ids(my_inputs.ids)), DeviceBytes(bytes_of_values(my_inputs.weights)),
-                   DeviceBytes(bytes_of_values(count)), DeviceBytes(expert_outputs.ranks[rank_].rows)}));
+      new InputSet{step, expert_outputs, std::move(tokens), DeviceBytes(narrow_ids(my_inputs.ids)),
+                   DeviceBytes(bytes_of_values(my_inputs.weights)), DeviceBytes(bytes_of_values(count)),
+                   DeviceBytes(expert_outputs.ranks[rank_].rows), nullptr}));
   return static_cast<int>(sets_.size()) - 1;
 }
 
 void DeviceRun::load(int set, cudaStream_t stream) const {
   const InputSet& from = *sets_[static_cast<std::size_t>(set)];
-  tokens_memory_.copy_from(from.tokens, stream);
-  ids_.copy_from(from.ids, stream);
-  weights_.copy_from(from.weights, stream);
-  count_.copy_from(from.count, stream);
-  outputs_memory_.copy_from(from.outputs, stream);
+  ArrayPairs pairs;
+  const auto add = [&](const DeviceBytes& to, const DeviceBytes& source) {
+    pairs.add(to.data(), source.data(), source.bytes());
+  };
+  for (std::size_t part = 0; part < tokens_memory_.size(); ++part)
+    add(tokens_memory_[part], from.tokens[part]);
+  add(ids_, from.ids);
+  add(weights_, from.weights);
+  add(count_, from.count);
+  add(outputs_memory_, from.outputs);
+  copy_arrays(pairs, stream);
 }
 
 void DeviceRun::poison_outputs(cudaStream_t stream) const {
-  rows_.poison(stream);
-  weight_.poison(stream);
-  result_.poison(stream);
+  ArrayPairs pairs;
+  for (const DeviceBytes& rows : rows_) pairs.add(rows.data(), nullptr, rows.bytes());
+  pairs.add(weight_.data(), nullptr, weight_.bytes());
+  pairs.add(result_.data(), nullptr, result_.bytes());
+  copy_arrays(pairs, stream);
 }
 
 void DeviceRun::dispatch(cudaStream_t stream) {
-  received_ = exchange_.dispatch(tokens_, ids(), weights_.as<float>(), dispatch_options_, {stream});
+  if (case_.split_phases) {
+    dispatch_send(stream);
+    dispatch_receive(stream);
+  } else {
+    received_ = exchange_.dispatch(tokens_, ids(), weights_.as<float>(), dispatch_options_, {stream});
+  }
+}
+
+void DeviceRun::dispatch_send(cudaStream_t stream) {
+  exchange_.dispatch_send(tokens_, ids(), weights_.as<float>(), dispatch_options_, {stream});
+}
+
+void DeviceRun::dispatch_receive(cudaStream_t stream) {
+  received_ = exchange_.dispatch_receive(case_.lane, {stream});
+}
+
+CombineOptions DeviceRun::current_combine_options() const {
+  CombineOptions options = combine_options_;
+  if (case_.weights_from == WeightsFrom::row_weights) options.row_weights = received_.weight;
+  return options;
 }
 
 void DeviceRun::combine(cudaStream_t stream) {
-  CombineOptions options = combine_options_;
-  options.row_weights = received_.weight;
-  exchange_.combine(outputs_, received_.plan, {result_.data(), case_.result}, options, {stream});
+  if (case_.split_phases) {
+    combine_send(stream);
+    combine_receive(stream);
+  } else {
+    exchange_.combine(outputs_, received_.plan, {result_.data(), case_.result}, current_combine_options(),
+                      {stream});
+  }
+}
+
+void DeviceRun::combine_send(cudaStream_t stream) {
+  exchange_.combine_send(outputs_, received_.plan, {result_.data(), case_.result}, current_combine_options(),
+                         {stream});
+}
+
+void DeviceRun::combine_receive(cudaStream_t stream) {
+  exchange_.combine_receive(case_.lane, {stream});
 }
 
 void DeviceRun::run_and_compare(int set, cudaStream_t stream) {
@@ -109,23 +158,88 @@ void DeviceRun::compare_received(const StepInputs& step) {
   require_equal_lists<std::int32_t>(rows.row_offsets, positions.row_offsets, "row_offsets");
   require_equal(*rows.total, positions.row_offsets.back(), "total");
   require_equal(rows.host->total, positions.row_offsets.back(), "host total");
-  const oracle::RowMetadata metadata = oracle::row_metadata(step.inputs, step.positions, rank_);
   for (std::size_t row = 0; row < positions.rows.size(); ++row) {
     if (positions.rows[row].state == oracle::RowState::untouched) continue;
     require(rows.source[row] == positions.rows[row].source, "source of row ", row);
-    require(std::memcmp(&rows.weight[row], &metadata.weight[row], 4) == 0, "weight of row ", row);
   }
-  std::vector<std::byte> image(static_cast<std::size_t>(rows_.bytes()), kPoison);
-  oracle::write_part(step.inputs, step.positions, rank_, 0, image.data());
-  require_equal_bytes(rows_.to_host(), image, static_cast<std::size_t>(row_bytes_), "rows");
+  require_equal_bytes(weight_.to_host(), weight_image(step), 4, "weight");
+  for (std::size_t part = 0; part < rows_.size(); ++part) {
+    require_equal_bytes(rows_[part].to_host(), rows_image(step, static_cast<int>(part)),
+                        static_cast<std::size_t>(shapes_[part].element_bytes), str("part ", part));
+  }
 }
 
 void DeviceRun::compare_result(const InputSet& set) const {
+  require_equal_bytes(result_.to_host(), result_image(set), static_cast<std::size_t>(bytes_of(case_.result)),
+                      "result");
+}
+
+void DeviceRun::compare_on_device(int set, std::int64_t call, cudaStream_t stream) {
+  const Expected& wanted = *sets_[static_cast<std::size_t>(set)]->expected;
+  ArrayPairs pairs;
+  const auto add = [&](const void* got, const DeviceBytes& expected) {
+    pairs.add(const_cast<void*>(got), expected.data(), expected.bytes());
+  };
+  for (std::size_t part = 0; part < rows_.size(); ++part) add(rows_[part].data(), wanted.rows[part]);
+  add(weight_.data(), wanted.weight);
+  add(received_.counts, wanted.counts);
+  add(received_.row_offsets, wanted.row_offsets);
+  add(received_.source, wanted.source);
+  add(result_.data(), wanted.result);
+  comparison_.compare(pairs, call, stream);
+}
+
+void DeviceRun::require_no_difference(cudaStream_t stream) const {
+  std::vector<std::string> names;
+  for (std::size_t part = 0; part < rows_.size(); ++part) names.push_back(str("part ", part));
+  names.insert(names.end(), {"weight", "counts", "row_offsets", "source", "result"});
+  comparison_.require_no_difference(stream, names);
+}
+
+void DeviceRun::prepare_comparisons() {
+  for (const std::unique_ptr<InputSet>& set : sets_) {
+    if (set->expected != nullptr) continue;
+    const oracle::RankRows& positions = set->step.positions.ranks[rank_];
+    std::vector<Source> source;
+    // In expert_padded, the entries between an expert's rows and the next expert's are undefined.
+    if (case_.config.layout != Layout::expert_padded)
+      for (const oracle::RowInfo& row : positions.rows) source.push_back(row.source);
+    std::vector<DeviceBytes> rows;
+    for (std::size_t part = 0; part < rows_.size(); ++part)
+      rows.emplace_back(rows_image(set->step, static_cast<int>(part)));
+    set->expected.reset(new Expected{std::move(rows), DeviceBytes(weight_image(set->step)),
+                                     DeviceBytes(bytes_of_values(positions.counts)),
+                                     DeviceBytes(bytes_of_values(positions.row_offsets)),
+                                     DeviceBytes(bytes_of_values(source)), DeviceBytes(result_image(*set))});
+  }
+}
+
+// Rows that a call must not write keep the poison.
+std::vector<std::byte> DeviceRun::rows_image(const StepInputs& step, int part) const {
+  std::vector<std::byte> image(static_cast<std::size_t>(rows_[static_cast<std::size_t>(part)].bytes()),
+                               kPoison);
+  oracle::write_part(step.inputs, step.positions, rank_, part, image.data());
+  return image;
+}
+
+std::vector<std::byte> DeviceRun::weight_image(const StepInputs& step) const {
+  std::vector<std::byte> image(static_cast<std::size_t>(weight_.bytes()), kPoison);
+  const oracle::RowMetadata metadata = oracle::row_metadata(step.inputs, step.positions, rank_);
+  const std::vector<oracle::RowInfo>& rows = step.positions.ranks[rank_].rows;
+  const auto of_row = static_cast<std::size_t>(slots_);
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    if (rows[row].state == oracle::RowState::untouched) continue;
+    std::memcpy(image.data() + row * of_row * 4, metadata.weight.data() + row * of_row, of_row * 4);
+  }
+  return image;
+}
+
+std::vector<std::byte> DeviceRun::result_image(const InputSet& set) const {
   std::vector<std::byte> image(static_cast<std::size_t>(result_.bytes()), kPoison);
   const std::vector<std::byte> sums =
       oracle::combined(case_.config, set.step.positions, set.expert_outputs, rank_);
   std::copy(sums.begin(), sums.end(), image.begin());
-  require_equal_bytes(result_.to_host(), image, static_cast<std::size_t>(bytes_of(case_.result)), "result");
+  return image;
 }
 
 }  // namespace ferry::contract

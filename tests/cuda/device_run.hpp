@@ -1,22 +1,25 @@
 // Enqueues dispatch and combine on one rank, with all memory of the caller on the device. Nothing waits until
-// compare(), so a test decides what is in flight, or captures the calls in a graph.
+// compare() or require_no_difference(), so a test decides what is in flight, or captures the calls in a
+// graph.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "cuda/device_compare.hpp"
 #include "cuda/device_resources.hpp"
 #include "ferry/exchange.hpp"
 #include "harness/device_mirror.hpp"
 #include "harness/step_inputs.hpp"
 #include "harness/test_case.hpp"
+#include "oracle/encode.hpp"
 
 namespace ferry::contract {
 
 class DeviceRun {
  public:
-  // For formats with one part. Ids are int32, weights are dispatched with the rows, and N is read from device
-  // memory.
+  // Ids are int32, weights are dispatched with the rows, and N is read from device memory: `tokens` has
+  // max_tokens rows, of which those past N hold what an earlier input set left there.
   DeviceRun(ferry::Exchange& exchange, const TestCase& c);
 
   // Copies the inputs of a step and the experts' outputs to the device. Returns the number of this input set.
@@ -26,14 +29,26 @@ class DeviceRun {
   void load(int set, cudaStream_t stream) const;
   // Enqueues filling the outputs with poison.
   void poison_outputs(cudaStream_t stream) const;
+  // In phases if the case says so.
   void dispatch(cudaStream_t stream);
   void combine(cudaStream_t stream);
+  void dispatch_send(cudaStream_t stream);
+  void dispatch_receive(cudaStream_t stream);
+  void combine_send(cudaStream_t stream);
+  void combine_receive(cudaStream_t stream);
 
   // All of the above for one input set, and compare().
   void run_and_compare(int set, cudaStream_t stream);
 
   // Waits for the stream and compares with the oracle. poison_outputs() must precede the calls.
   void compare(int set, cudaStream_t stream);
+
+  // The same on the device, without waiting: compare_on_device() enqueues a comparison with the oracle's
+  // bytes, which prepare_comparisons() has stored there for all input sets so far. require_no_difference()
+  // waits for all comparisons, and throws if one found a difference.
+  void prepare_comparisons();
+  void compare_on_device(int set, std::int64_t call, cudaStream_t stream);
+  void require_no_difference(cudaStream_t stream) const;
 
   DispatchOptions& dispatch_options() { return dispatch_options_; }
   CombineOptions& combine_options() { return combine_options_; }
@@ -43,15 +58,26 @@ class DeviceRun {
   std::int32_t* ids() const { return ids_.as<std::int32_t>(); }
   const DispatchResult& received() const { return received_; }
   const DeviceBytes& result_memory() const { return result_; }
-  const DeviceBytes& row_memory() const { return rows_; }
+  const DeviceBytes& row_memory() const { return rows_[0]; }  // of part 0
 
  private:
+  // What calls with an input set return, as it lies in memory.
+  struct Expected {
+    std::vector<DeviceBytes> rows;
+    DeviceBytes weight, counts, row_offsets, source, result;
+  };
   struct InputSet {
     StepInputs step;
     oracle::ExpertOutputs expert_outputs;
-    DeviceBytes tokens, ids, weights, count, outputs;
+    std::vector<DeviceBytes> tokens;
+    DeviceBytes ids, weights, count, outputs;
+    std::unique_ptr<Expected> expected;  // by prepare_comparisons()
   };
 
+  std::vector<std::byte> rows_image(const StepInputs& step, int part) const;
+  std::vector<std::byte> weight_image(const StepInputs& step) const;
+  std::vector<std::byte> result_image(const InputSet& set) const;
+  CombineOptions current_combine_options() const;
   void compare_received(const StepInputs& step);
   void compare_result(const InputSet& set) const;
 
@@ -59,9 +85,12 @@ class DeviceRun {
   const TestCase case_;
   const int rank_;
   const std::int64_t capacity_rows_;
-  const std::int64_t token_bytes_, row_bytes_, output_bytes_, result_bytes_;
-  DeviceBytes tokens_memory_, ids_, weights_, count_;
-  DeviceBytes rows_, weight_, plan_;
+  const std::int64_t slots_;  // weights of a row
+  const std::vector<oracle::PartShape> shapes_;
+  std::vector<DeviceBytes> tokens_memory_;  // of each part
+  DeviceBytes ids_, weights_, count_;
+  std::vector<DeviceBytes> rows_;  // of each part
+  DeviceBytes weight_, plan_;
   DeviceBytes outputs_memory_, result_;
   Tokens tokens_;
   Outputs outputs_;
@@ -70,6 +99,7 @@ class DeviceRun {
   DispatchResult received_;
   DeviceMirror mirror_{true};
   std::vector<std::unique_ptr<InputSet>> sets_;
+  DeviceComparison comparison_;
 };
 
 }  // namespace ferry::contract

@@ -42,6 +42,23 @@ class DeviceTest : public testing::Test {
   }
 };
 
+// Random delays inside the kernels of exchanges that are constructed while it exists (FERRY_JITTER, if it
+// is set, decides).
+class ScopedJitter {
+ public:
+  explicit ScopedJitter(const char* strength) : ours_(std::getenv("FERRY_JITTER") == nullptr) {
+    if (ours_) setenv("FERRY_JITTER", strength, 1);
+  }
+  ~ScopedJitter() {
+    if (ours_) unsetenv("FERRY_JITTER");
+  }
+  ScopedJitter(const ScopedJitter&) = delete;
+  ScopedJitter& operator=(const ScopedJitter&) = delete;
+
+ private:
+  const bool ours_;
+};
+
 // Adds the inputs of steps 0 to count - 1 as input sets.
 inline void add_steps(DeviceRun& device_run, const TestCase& c, int count) {
   for (int index = 0; index < count; ++index) {

@@ -3,7 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "harness/driver_environment.hpp"
 #include "runtime/support.hpp"
 

@@ -1,4 +1,4 @@
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "cuda/kernels.hpp"
 
 namespace ferry::test {

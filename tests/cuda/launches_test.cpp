@@ -1,6 +1,6 @@
 // Sharing of devices: SM limits, streams, lanes, several ranks per device, kernels of other programs.
 #include "cuda/device_test.hpp"
-#include "cuda/sm_occupier.hpp"
+#include "cuda/other_work.hpp"
 
 namespace ferry::contract {
 namespace {

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/device/clear.hpp"
-#include "backends/cuda/host/error.hpp"
-#include "backends/cuda/memory/driver.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
+#include "backends/cuda/runtime/clear.hpp"
+#include "backends/cuda/runtime/driver.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/kernels.hpp"
 #include "runtime/channel_support.hpp"

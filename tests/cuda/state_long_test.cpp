@@ -1,5 +1,6 @@
-// After 100,000 calls (or FERRY_CALLS) an exchange uses the same resources as after its first calls.
+// What 100,000 calls leave behind: nothing. FERRY_CALLS sets the calls of the test of a million.
 #include <filesystem>
+#include <memory>
 
 #include "backends/cuda/host/lane.hpp"
 #include "cuda/device_test.hpp"
@@ -30,26 +31,29 @@ ResourceUse measure_resources(Rank& rank) {
   return use;
 }
 
-TEST_F(CudaState, ResourcesDoNotGrowOver100000Calls) {
+// Compares every call on the device.
+void call_many_times(const TestCase& c, int calls) {
   constexpr int kSets = 4;
-  const int pairs = number_from_environment("FERRY_CALLS", 100000) / 2;  // one dispatch and one combine each
-  TestCase c = device_case(1, 2);
-  c.config.max_tokens = 8;
-  run(c.ranks, c, [&](Rank rank) {
+  const int pairs = calls / 2;  // one dispatch and one combine each
+  run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
     DeviceRun device_run(exchange, c);
     add_steps(device_run, c, kSets);
+    device_run.prepare_comparisons();
     const TestStream stream;
     ResourceUse before;
     for (int number = 0; number < pairs; ++number) {
-      const bool checked = number % 1000 == 999;
       device_run.load(number % kSets, stream.get());
-      if (checked) device_run.poison_outputs(stream.get());
+      device_run.poison_outputs(stream.get());
       device_run.dispatch(stream.get());
       device_run.combine(stream.get());
-      if (checked) device_run.compare(number % kSets, stream.get());
+      device_run.compare_on_device(number % kSets, number, stream.get());
+      // A launch on a full stream blocks inside the driver, where ranks that share a device could deadlock.
+      if (number % 100 == 99) stream.synchronize();
+      if (number % 10000 == 9999) device_run.require_no_difference(stream.get());
       if (number == 1999) before = measure_resources(rank);
     }
+    device_run.require_no_difference(stream.get());
     const ResourceUse after = measure_resources(rank);
     require_equal(after.device_bytes, before.device_bytes, "device memory");
     require_equal(after.descriptors, before.descriptors, "file descriptors");
@@ -59,37 +63,66 @@ TEST_F(CudaState, ResourcesDoNotGrowOver100000Calls) {
   });
 }
 
-// A lane of the CUDA backend without its exchange, so that the test can read its memory.
-class BareLane {
+TEST_F(CudaState, ResourcesDoNotGrowOver100000Calls) {
+  TestCase c = device_case(1, 2);
+  c.config.max_tokens = 8;
+  call_many_times(c, 100000);
+}
+
+TEST_F(CudaState, EachOfAMillionDelayedCallsReturnsTheOraclesBytes) {
+  if (!kTestHooks) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
+  const ScopedJitter jitter("10");
+  TestCase c = device_case(8, 2);
+  c.config.max_tokens = 8;
+  call_many_times(c, number_from_environment("FERRY_CALLS", 1000000));
+}
+
+// The lanes of a CUDA exchange without the exchange, so that the test can read their memory.
+class BareLanes {
  public:
-  BareLane(const Rank& rank, const TestCase& c)
-      : shared_(rank, complete_config(c.config, c.ranks)),
-        lane_(shared_, 0),
-        plan_(plan_bytes(shared_.config, c.ranks)) {
+  BareLanes(const Rank& rank, const TestCase& c) : shared_(rank, complete_config(c.config, c.ranks)) {
+    for (int lane = 0; lane < c.config.lanes; ++lane) {
+      lanes_.push_back(std::make_unique<cuda::Lane>(shared_, lane));
+      plans_.emplace_back(plan_bytes(shared_.config, c.ranks));
+    }
     rank.barrier();  // no kernel may write to a peer that has no memory yet
   }
 
-  void call(const DispatchCall& dispatch, const CombineCall& combine, const TestStream& stream) {
-    DispatchCall with_plan = dispatch;
-    with_plan.memory.plan = plan_.data();
-    const DispatchResult received = lane_.dispatch(with_plan, cuda::Phase::fused, stream);
-    CombineCall combine_received = combine;
-    combine_received.plan = received.plan;
-    combine_received.row_weights = received.weight;
-    lane_.combine(combine_received, cuda::Phase::fused, stream);
+  // One dispatch and one combine on each lane.
+  void call(const DispatchCall& dispatch, const CombineCall& combine, bool split_phases,
+            const TestStream& stream) {
+    const cuda::Phase first = split_phases ? cuda::Phase::send : cuda::Phase::fused;
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      cuda::Lane& lane = *lanes_[i];
+      DispatchCall with_plan = dispatch;
+      with_plan.lane = static_cast<int>(i);
+      with_plan.memory.plan = plans_[i].data();
+      DispatchResult received = lane.dispatch(with_plan, first, stream);
+      if (split_phases) received = lane.dispatch_receive(stream);
+      CombineCall combine_received = combine;
+      combine_received.lane = static_cast<int>(i);
+      combine_received.plan = received.plan;
+      if (combine.row_weights != nullptr) combine_received.row_weights = received.weight;
+      lane.combine(combine_received, first, stream);
+      if (split_phases) lane.combine_receive(stream);
+    }
   }
 
-  // The lane's memory as 8-byte words.
+  // The memory of all lanes as 8-byte words.
   std::vector<std::uint64_t> words() const {
-    std::vector<std::uint64_t> words(static_cast<std::size_t>(lane_.memory().bytes() / 8));
-    device::copy(words.data(), lane_.memory().data(), static_cast<std::int64_t>(words.size()) * 8);
-    return words;
+    std::vector<std::uint64_t> all;
+    for (const std::unique_ptr<cuda::Lane>& lane : lanes_) {
+      std::vector<std::uint64_t> words(static_cast<std::size_t>(lane->memory().bytes() / 8));
+      device::copy(words.data(), lane->memory().data(), static_cast<std::int64_t>(words.size()) * 8);
+      all.insert(all.end(), words.begin(), words.end());
+    }
+    return all;
   }
 
  private:
   const cuda::ExchangeState shared_;
-  cuda::Lane lane_;
-  DeviceBytes plan_;
+  std::vector<std::unique_ptr<cuda::Lane>> lanes_;
+  std::vector<DeviceBytes> plans_;
 };
 
 // Whether a word is unchanged, is a call number, or is a counter to which every pair of calls adds the same
@@ -101,35 +134,37 @@ bool is_unchanged_or_counter(std::uint64_t early, std::uint64_t late, std::uint6
   return early == late || call_number || counter;
 }
 
-// All calls are equal, so the lane's memory may differ only in call numbers and counters.
-TEST_F(CudaState, OnlyCountersChangeOver100000Calls) {
+// All calls are equal, so the lanes' memory may differ only in call numbers and counters.
+void require_only_counters_change(const TestCase& c) {
   constexpr std::uint64_t kEarly = 1000, kLate = 51000;  // pairs of dispatch and combine
-  TestCase c = device_case(3, 2);
-  c.full = true;
-  run(c.ranks, c, [&](Rank rank) {
+  run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
     const StepInputs step = make_inputs(c);
     const oracle::RankInputs& mine = step.inputs.ranks[static_cast<std::size_t>(rank.index())];
     const DeviceBytes tokens(mine.parts[0]), weights(bytes_of_values(mine.weights)),
         ids(bytes_of_values(mine.ids)),
         outputs(make_expert_outputs(c, step).ranks[static_cast<std::size_t>(rank.index())].rows),
-        result(c.config.max_tokens * c.config.hidden * 2);
+        result(std::int64_t{c.config.max_tokens} * c.config.hidden * c.config.top_k * 2);
     DispatchCall dispatch;
     dispatch.tokens = Tokens::rows(tokens.data(), mine.tokens);
     dispatch.ids = Ids(ids.as<std::int64_t>());
     dispatch.weights = weights.as<float>();
+    dispatch.format = c.config.format;
     CombineCall combine;
     combine.outputs = {outputs.data()};
     combine.result = {result.data()};
+    combine.reduction = c.reduction;
+    // Replaced by the received weights of each call.
+    if (c.weights_from == WeightsFrom::row_weights) combine.row_weights = weights.as<float>();
     const TestStream stream;
     std::vector<std::uint64_t> early;
-    BareLane lane(rank, c);
+    BareLanes lanes(rank, c);
     for (std::uint64_t number = 1; number <= kLate; ++number) {
-      lane.call(dispatch, combine, stream);
+      lanes.call(dispatch, combine, c.split_phases, stream);
       // A launch on a full stream blocks inside the driver, where ranks that share a device could deadlock.
-      if (number % 100 == 0) stream.synchronize();
-      if (number == kEarly) early = lane.words();
+      if (number % 50 == 0) stream.synchronize();
+      if (number == kEarly) early = lanes.words();
     }
-    const std::vector<std::uint64_t> late = lane.words();
+    const std::vector<std::uint64_t> late = lanes.words();
     rank.barrier();  // no rank may free memory while kernels of others can write to it
     for (std::size_t word = 0; word < late.size(); ++word) {
       require(is_unchanged_or_counter(early[word], late[word], kEarly, kLate), "word ", word, " of ",
@@ -137,6 +172,55 @@ TEST_F(CudaState, OnlyCountersChangeOver100000Calls) {
               " after ", 2 * kLate);
     }
   });
+}
+
+TestCase state_case(std::uint64_t number) {
+  TestCase c;
+  c.seed = seed_of(number);
+  c.config.backend = BackendKind::cuda;
+  c.config.experts = 9;
+  c.config.top_k = 4;
+  c.config.hidden = 256;
+  c.config.max_tokens = 24;
+  c.masked = 0.1;
+  c.full = true;
+  return c;
+}
+
+TEST_F(CudaState, OnlyCountersChangeOver100000Calls) {
+  require_only_counters_change(state_case(3));
+}
+
+TEST_F(CudaState, OnlyCountersChangeOver100000CallsInPhases) {
+  TestCase c = state_case(4);
+  c.split_phases = true;
+  require_only_counters_change(c);
+}
+
+TEST_F(CudaState, OnlyCountersChangeOver100000CallsOnEachOfTwoLanes) {
+  TestCase c = state_case(5);
+  c.config.lanes = 2;
+  c.config.format = Format::fp8_e4m3();
+  c.config.layout = Layout::expert_padded;
+  c.reduction = c.config.reduction = Reduction::exact;
+  require_only_counters_change(c);
+}
+
+TEST_F(CudaState, OnlyCountersChangeOver100000CallsOfManyTokens) {
+  TestCase c = state_case(6);
+  c.config.max_tokens = 300;
+  c.config.format = Format::fp8_e4m3({.power_of_two = true, .packed = true});
+  c.config.layout = Layout::rank_major;
+  c.weights_from = WeightsFrom::none;
+  c.split_phases = true;
+  require_only_counters_change(c);
+}
+
+TEST_F(CudaState, OnlyCountersChangeOver100000UnreducedCalls) {
+  TestCase c = state_case(7);
+  c.reduction = c.config.reduction = Reduction::unreduced;
+  c.weights_from = WeightsFrom::none;
+  require_only_counters_change(c);
 }
 
 TEST_F(CudaState, DestroyedExchangesFreeTheirResources) {

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cuda/host/error.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/kernels.hpp"
 #include "group/rank_state.hpp"

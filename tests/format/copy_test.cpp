@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "format/support.hpp"
 
 namespace ferry::test {

@@ -5,7 +5,7 @@
 #include <array>
 #include <cmath>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "format/oracle.hpp"
 #include "format/support.hpp"
 

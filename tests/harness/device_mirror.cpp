@@ -58,6 +58,7 @@ DispatchOptions DeviceMirror::translate(DispatchOptions options) {
   options.memory.counts = translate(options.memory.counts);
   options.memory.row_offsets = translate(options.memory.row_offsets);
   options.memory.dots = translate(options.memory.dots);
+  options.memory.count_sums = translate(options.memory.count_sums);
   options.dot_rows = device_pointer(options.dot_rows);
   return options;
 }

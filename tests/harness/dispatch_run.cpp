@@ -64,6 +64,7 @@ void DispatchRun::allocate_outputs() {
   counts_ = GuardedBuffer(groups * 4);
   row_offsets_ = GuardedBuffer((groups + 1) * 4);
   dots_ = GuardedBuffer(capacity_rows_ * 4);
+  count_sums_ = GuardedBuffer(groups * 4);
   options_.memory.weight = weight_.as<float>();
   options_.memory.local_ids =
       case_.config.layout == Layout::rank_major ? local_ids_.as<std::int32_t>() : nullptr;
@@ -72,6 +73,7 @@ void DispatchRun::allocate_outputs() {
   options_.memory.counts = counts_.as<std::int32_t>();
   options_.memory.row_offsets = row_offsets_.as<std::int32_t>();
   options_.memory.dots = dots_.as<float>();
+  options_.memory.count_sums = count_sums_.as<std::int32_t>();
 }
 
 const float* DispatchRun::weights() {
@@ -83,12 +85,14 @@ Ids DispatchRun::ids() {
 }
 
 DispatchResult DispatchRun::call(const Plan& plan) {
+  count_sums_.fill(kPoison);
   received_ = plan.empty() ? exchange_.dispatch(tokens_, ids(), weights(), options_)
                            : exchange_.dispatch(tokens_, plan, weights(), options_);
   return received_;
 }
 
 void DispatchRun::send(const Plan& plan) {
+  count_sums_.fill(kPoison);
   if (plan.empty()) {
     exchange_.dispatch_send(tokens_, ids(), weights(), options_);
   } else {
@@ -132,6 +136,7 @@ void DispatchRun::run_with_plan(const Plan& plan) {
 }
 
 void DispatchRun::run_backward(const Plan& plan, float* d_weights) {
+  count_sums_.fill(kPoison);
   DispatchOptions options = options_;
   options.apply_weights = false;  // the operation itself applies weights and computes dots
   options.dot_rows = nullptr;
@@ -149,6 +154,7 @@ void DispatchRun::require_guards() const {
   counts_.require_guards("counts");
   row_offsets_.require_guards("row_offsets");
   dots_.require_guards("dots");
+  count_sums_.require_guards("count_sums");
 }
 
 void DispatchRun::compare() {
@@ -176,12 +182,22 @@ void DispatchRun::compare_groups() const {
     require(given, "counts or row_offsets: not in the memory of the caller");
   }
   require_equal_lists<std::int32_t>(received_.counts, my_rows_.counts, "counts");
+  if (case_.caller_memory) compare_count_sums();
   require_equal_lists<std::int32_t>(received_.row_offsets, my_rows_.row_offsets, "row_offsets");
   require_equal_lists<std::int32_t>(received_.group_expert, my_rows_.group_expert, "group_expert");
   require_equal(*received_.total, my_rows_.row_offsets.back(), "total");
   require(received_.host != nullptr, "no host totals");
   require_equal(received_.host->total, my_rows_.row_offsets.back(), "host total");
   require_equal(received_.host->call, received_.call, "host call number");
+}
+
+// The call has added its counts to poison.
+void DispatchRun::compare_count_sums() const {
+  std::int32_t before = 0;
+  std::memset(&before, static_cast<int>(kPoison), sizeof before);
+  std::vector<std::int32_t> expected = my_rows_.counts;
+  for (std::int32_t& sum : expected) sum += before;
+  count_sums_.require_contents(bytes_of_values(expected), sizeof before, "count_sums");
 }
 
 // The expected content of bytes that the call must not write: poison in the caller's memory. Memory of the
@@ -252,6 +268,7 @@ void DispatchRun::compare_metadata() const {
     counts_.require_guards("counts");
     row_offsets_.require_guards("row_offsets");
     dots_.require_guards("dots");
+    count_sums_.require_guards("count_sums");
   }
   if (!case_.dots) return;
   require(received_.dots != nullptr, "no dots");

@@ -50,6 +50,7 @@ class DispatchRun {
   void allocate_outputs();
   void overwrite_inputs();
   void compare_groups() const;
+  void compare_count_sums() const;
   void compare_metadata() const;
   void compare_part(int part) const;
   void compare_plan() const;
@@ -67,7 +68,7 @@ class DispatchRun {
   std::vector<GuardedBuffer> inputs_;
   GuardedBuffer ids_, weights_, dot_rows_;
   std::vector<GuardedBuffer> parts_;
-  GuardedBuffer weight_, local_ids_, group_of_row_, plan_, counts_, row_offsets_, dots_;
+  GuardedBuffer weight_, local_ids_, group_of_row_, plan_, counts_, row_offsets_, dots_, count_sums_;
   std::vector<std::byte> dot_values_;
   Tokens tokens_;
   DispatchOptions options_;

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import ferry
-from ferry.deep_ep import _layout, _low_latency, _normal
+from ferry._core import _LowLatencyCalls
+from ferry.deep_ep import _layout, _normal
 from ferry.deep_ep._arrays import arrays_of
 from ferry.deep_ep._checks import require, require_integer
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint, require_config
@@ -53,12 +54,14 @@ class Buffer:
         self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         self.runtime = self.exchanges.group
         self._streams = Streams()
+        self._low_latency = _LowLatencyCalls(self._streams.calls, self.exchanges.first_low_latency)
         self._placements = {}  # by number of experts
 
     def destroy(self) -> None:
         """Frees all memory. Only for buffers made with explicitly_destroy=True."""
         assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
         self.exchanges.close()
+        self._low_latency.close()
         self.runtime = None
 
     # Queries that need no buffer.
@@ -246,24 +249,9 @@ class Buffer:
         int32 [L, R*M, H/512] of four exponents each; neighbouring rows are neighbours in memory. Rows of an expert are
         ordered by source rank, then token. dispatch_wait_recv_cost_stats is not written: waits are not measured.
         """
-        self.exchanges.check_open()
-        arrays = arrays_of(x)
-        require(arrays, x, "x", 2)
-        require(arrays, topk_idx, "topk_idx", 2)
-        require_integer(num_max_dispatch_tokens_per_rank, "num_max_dispatch_tokens_per_rank", 1)
-        require_integer(num_experts, "num_experts", 1)
-
-        def read_format():
-            self._check_hook(async_finish, return_recv_hook)
-            return _low_latency.read_format(use_fp8, round_scale, use_ue8m0)
-
-        pool = self.exchanges.low_latency(
-            arrays, num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1])
-        with self._streams.call(arrays, [x, topk_idx], None, async_finish) as call:
-            recv, counts, handle, hook = _low_latency.dispatch(
-                pool, arrays, x, topk_idx, read_format, cumulative_local_expert_recv_stats, return_recv_hook)
-            call.outputs = tensors_of((recv, counts))
-        return recv, counts, handle, call.event, hook
+        return self._low_latency.dispatch(
+            x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, cumulative_local_expert_recv_stats, use_fp8,
+            round_scale, use_ue8m0, async_finish, return_recv_hook)
 
     def low_latency_combine(
         self,
@@ -284,28 +272,12 @@ class Buffer:
         of get_next_low_latency_combine_buffer(handle), and x is ignored. use_logfmt is accepted, but rows are sent as
         bf16. combine_wait_recv_cost_stats is not written.
         """
-        self.exchanges.check_open()
-        arrays = _low_latency.require_handle(handle).arrays
-        rows = handle.combine_buffer if zero_copy else x
-
-        def check():
-            self._check_hook(async_finish, return_recv_hook)
-            if use_logfmt and zero_copy:
-                raise ferry.UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other")
-            if zero_copy and rows is None:
-                raise ferry.UsageError(
-                    "low_latency_combine: zero_copy needs rows written to get_next_low_latency_combine_buffer(handle)")
-
-        with self._streams.call(arrays, tensors_of((rows, topk_idx, topk_weights)), None, async_finish) as call:
-            combined, hook = _low_latency.combine(
-                handle, arrays, rows, topk_idx, topk_weights, out, check, return_recv_hook)
-            call.outputs = [combined]
-        return combined, call.event, hook
+        return self._low_latency.combine(
+            x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish, return_recv_hook, out)
 
     def get_next_low_latency_combine_buffer(self, handle):
         """bfloat16 [L, R*M, H], where zero_copy expects the experts' outputs. Available once dispatch was called."""
-        self.exchanges.check_open()
-        return _low_latency.next_combine_buffer(_low_latency.require_handle(handle))
+        return self._low_latency.next_combine_buffer(handle)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Raises UnsupportedError: a lost rank ends its group."""
@@ -325,11 +297,6 @@ class Buffer:
             raise ferry.UsageError(f"previous_event: expected an EventOverlap, got {type(previous_event).__name__}")
         if allocate_on_comm_stream and (previous_event is None or not async_finish):
             raise ferry.UsageError("allocate_on_comm_stream needs previous_event and async_finish")
-
-    @staticmethod
-    def _check_hook(async_finish, return_recv_hook):
-        if async_finish and return_recv_hook:
-            raise ferry.UsageError("async_finish and return_recv_hook exclude each other")
 
     @staticmethod
     def _check_routes(per_rank, in_rank, per_expert, topk_idx, topk_weights, worst, alignment):

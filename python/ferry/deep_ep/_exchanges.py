@@ -121,43 +121,15 @@ class Exchanges:
             self._made[key] = [self._make(arrays, settings | {"format": "fp32", "combine_type": "fp32"})]
         return self._made[key][0]
 
-    def low_latency(self, arrays, max_tokens, hidden, experts, top_k):
-        return Pool(self, arrays, low_latency_settings(max_tokens, hidden, experts, top_k))
-
-    def first_low_latency(self, arrays, settings):
-        """Collective: makes one more exchange."""
+    def first_low_latency(self, backend, *shape):
+        """Collective: one more exchange for low-latency calls of `shape`: M, H, E and K."""
         self._gather(FIRST_LOW_LATENCY)
-        return self._make(arrays, settings)
+        exchange = self._make_on(backend, low_latency_settings(*shape))
+        self._made.setdefault("low latency", []).append(exchange)
+        return exchange
 
     def _make(self, arrays, settings):
-        backend = "cuda" if arrays.on_device else "cpu"
+        return self._make_on("cuda" if arrays.on_device else "cpu", settings)
+
+    def _make_on(self, backend, settings):
         return ferry.Exchange(self.group, backend=backend, deadline=DEADLINE, **settings)
-
-
-class Pool:
-    """Equal exchanges, one for each call between its two phases. All ranks make the same number of them."""
-
-    MAX_EXCHANGES = 4
-
-    def __init__(self, exchanges, arrays, settings):
-        self._key = ("low latency", *sorted(settings.items()))
-        self._all = exchanges._made.setdefault(self._key, [])
-        self._make = lambda: exchanges.first_low_latency(arrays, settings)
-        self._busy = exchanges.__dict__.setdefault("_busy", set())
-
-    def acquire(self):
-        """An exchange without a pending hook. Collective if none exists yet."""
-        for exchange in self._all:
-            if id(exchange) not in self._busy:
-                return exchange
-        if len(self._all) == self.MAX_EXCHANGES:
-            raise ferry.UsageError(
-                f"{self.MAX_EXCHANGES} low-latency calls wait for their hooks to be called, which is the most there may be")
-        self._all.append(self._make())
-        return self._all[-1]
-
-    def mark_busy(self, exchange):
-        self._busy.add(id(exchange))
-
-    def release(self, exchange):
-        self._busy.discard(id(exchange))

@@ -123,8 +123,12 @@ void require_writable(const Array& array, const char* name) {
   if (array.read_only) throw UsageError(str(name, ": is read-only, but the call writes to it"));
 }
 
+bool is_dense(const Array& array) {
+  return is_dense_from(array, 0);
+}
+
 void require_dense(const Array& array, const char* name) {
-  if (is_dense_from(array, 0)) return;
+  if (is_dense(array)) return;
   throw UsageError(str(name, ": expected a C-contiguous array, got shape ", shape_text(array.shape),
                        " with strides ", shape_text(array.strides), " (in elements)"));
 }

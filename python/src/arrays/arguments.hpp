@@ -45,6 +45,7 @@ class Arguments {
 };
 
 void require_writable(const Array& array, const char* name);
+bool is_dense(const Array& array);  // C-contiguous
 void require_dense(const Array& array, const char* name);
 
 // Rows that lie equally far apart.

@@ -44,13 +44,26 @@ std::optional<Stream> current_torch_stream(Device device);
 nb::object torch_view_of(void* data, Element element, const Shape& shape, const Shape& strides, Device device,
                          nb::handle owner);
 
+// The type and shape of tensors that many calls make, with the Python objects for it.
+struct TensorShape {
+  TensorShape() = default;
+  TensorShape(Element element_type, Shape lengths_of, Shape strides_of = {});
+
+  // Elements from the first to the last, gaps included.
+  std::int64_t span() const;
+
+  Element element{};
+  Shape lengths, strides;  // strides in elements; empty: dense
+  nb::object lengths_tuple, strides_tuple;
+};
+
 // Allocates tensors on a device, their values undefined. Use one object for one call only: it caches whether
 // the device is PyTorch's current one.
 class TensorFactory {
  public:
   explicit TensorFactory(Device device);
-  nb::object make(Element element, const Shape& shape) const;
-  nb::object make(Element element, const Shape& shape, void*& data) const;
+  nb::object make(const TensorShape& shape) const;
+  nb::object make(const TensorShape& shape, void*& data) const;
 
  private:
   Device device_;

@@ -260,27 +260,43 @@ nb::object torch_view_of(void* data, Element element, const Shape& shape, const 
 
 TensorFactory::TensorFactory(Device device) : device_(device), fast_empty_(find_fast_empty(device)) {}
 
-nb::object TensorFactory::make(Element element, const Shape& shape) const {
-  const nb::handle type = torch_dtype_of(element);
-  const nb::object lengths = tuple_of(shape);
+TensorShape::TensorShape(Element element_type, Shape lengths_of, Shape strides_of)
+    : element(element_type),
+      lengths(std::move(lengths_of)),
+      strides(std::move(strides_of)),
+      lengths_tuple(tuple_of(lengths)),
+      strides_tuple(tuple_of(strides.empty() ? dense_strides(lengths) : strides)) {}
+
+std::int64_t TensorShape::span() const {
+  const Shape steps = strides.empty() ? dense_strides(lengths) : strides;
+  std::int64_t last = 0;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] == 0) return 0;
+    last += (lengths[i] - 1) * steps[i];
+  }
+  return last + 1;
+}
+
+nb::object TensorFactory::make(const TensorShape& shape) const {
+  const nb::handle type = torch_dtype_of(shape.element);
   nb::object made;
   if (fast_empty_.is_valid()) {
-    const nb::object strides = tuple_of(dense_strides(shape));
-    PyObject* arguments[] = {lengths.ptr(), strides.ptr(), type.ptr()};
+    PyObject* arguments[] = {shape.lengths_tuple.ptr(), shape.strides_tuple.ptr(), type.ptr()};
     made = nb::steal(PyObject_Vectorcall(fast_empty_.ptr(), arguments, 3, nullptr));
   } else {
     static CachedAttribute empty;
     static PyObject* names = nullptr;
     if (names == nullptr) names = nb::make_tuple(nb::str("dtype"), nb::str("device")).release().ptr();
-    PyObject* arguments[] = {lengths.ptr(), type.ptr(), torch_device_of(device_).ptr()};
-    made = nb::steal(PyObject_Vectorcall(empty.get("torch", "empty").ptr(), arguments, 1, names));
+    PyObject* arguments[] = {shape.lengths_tuple.ptr(), shape.strides_tuple.ptr(), type.ptr(),
+                             torch_device_of(device_).ptr()};
+    made = nb::steal(PyObject_Vectorcall(empty.get("torch", "empty_strided").ptr(), arguments, 2, names));
   }
   if (!made.is_valid()) throw nb::python_error();
   return made;
 }
 
-nb::object TensorFactory::make(Element element, const Shape& shape, void*& data) const {
-  nb::object made = make(element, shape);
+nb::object TensorFactory::make(const TensorShape& shape, void*& data) const {
+  nb::object made = make(shape);
   DlpackTensor tensor{};
   if (dlpack_api() != nullptr && dlpack_api()->tensor_from_object(made.ptr(), &tensor) == 0) {
     data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;

@@ -63,7 +63,7 @@ nb::object view_of(Framework framework, void* data, Element element, const Shape
 }
 
 nb::object new_array(Framework framework, Element element, const Shape& shape, Device device) {
-  if (framework == Framework::torch) return TensorFactory(device).make(element, shape);
+  if (framework == Framework::torch) return TensorFactory(device).make({element, shape});
   const nb::object lengths = nb::cast(shape);
   const nb::object type = type_object(framework, element);
   if (!type.is_valid()) throw UsageError(str(to_string(framework), " has no type ", name_of(element)));

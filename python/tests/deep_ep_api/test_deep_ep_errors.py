@@ -3,7 +3,6 @@
 import contextlib
 import threading
 import time
-import types
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import ferry
 import ferry.deep_ep as deep_ep
 from deep_ep_steps import HIDDEN, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
 from ferry.deep_ep import _exchanges
-from ferry.deep_ep._events import Streams
 from oracle import bf16, messages_to, routes_to, same_bits
 
 
@@ -350,13 +348,16 @@ def test_a_communicator_has_the_deadline_of_calls(rng, monkeypatch):
     assert len(found) == 1 and 0.3 <= found[0] < 20
 
 
-def test_a_synchronous_call_has_no_event():
-    stream = types.SimpleNamespace(wait_stream=lambda other: None)
-    cuda = types.SimpleNamespace(current_stream=lambda: stream, is_current_stream_capturing=lambda: False)
-    arrays = types.SimpleNamespace(on_device=True, torch=types.SimpleNamespace(cuda=cuda))
-    with Streams().call(arrays, [], deep_ep.EventOverlap(), False) as call:
-        pass
-    assert call.event.event is None
+def test_a_synchronous_call_has_no_event(rng):
+    step = full_step(rng, 1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        *_, handle, event = layout_and_dispatch(buffer, step, me)
+        events = [event, buffer.dispatch(step.tokens[0], handle=handle)[-1], low_latency(buffer, step, me)[3]]
+        assert all(event.event is None for event in events)
+        with pytest.raises(AssertionError, match="not asynchronous"):
+            events[-1].current_stream_wait()
 
 
 def test_tensors_with_gradients(rng):

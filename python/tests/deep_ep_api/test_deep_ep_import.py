@@ -1,6 +1,9 @@
 """What `import deep_ep` and its modules find after install(), with PyTorch and without."""
 
 import inspect
+import os
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,8 +12,13 @@ import pytest
 import ferry.deep_ep as deep_ep
 
 
-def run(program):
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+REPOSITORY = pathlib.Path(__file__).parents[3]
+
+
+def run(program, *folders):
+    """Runs a program that can import from `folders` too."""
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100, env=os.environ | {"PYTHONPATH": path})
 
 
 def test_install():
@@ -37,6 +45,28 @@ def test_install():
         assert hasattr(deep_ep_cpp, "topk_idx_t") == hasattr(deep_ep, "topk_idx_t")
         assert not hasattr(deep_ep_cpp, "nothing")
         """)
+
+
+@pytest.mark.parametrize("first", ["deep_ep", "deep_ep.buffer", "deep_ep_cpp"])
+def test_the_package_deep_ep(first):
+    run(f"""if True:
+        import {first}
+        import deep_ep.utils
+        from deep_ep import Buffer
+        from deep_ep.buffer import Buffer as of_buffer
+        from deep_ep_cpp import Config
+        import ferry.deep_ep
+
+        assert Buffer is of_buffer is ferry.deep_ep.Buffer and Config is ferry.deep_ep.Config
+        assert deep_ep is ferry.deep_ep
+        """, REPOSITORY / "python/deep_ep")
+
+
+def test_the_package_deep_ep_is_an_extra():
+    ours, package = ((REPOSITORY / file).read_text() for file in ("pyproject.toml", "python/deep_ep/pyproject.toml"))
+    version = re.search(r"project\(ferry VERSION ([0-9.]+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
+    name = re.search(r'^name = "(.*)"', package, re.MULTILINE)[1]
+    assert f'deep_ep = ["{name}"]' in ours and f'version = "{version}"' in package
 
 
 def test_without_pytorch():

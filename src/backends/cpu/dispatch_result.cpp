@@ -130,6 +130,7 @@ void Dispatch::write_groups() {
   const bool padded = config.layout == Layout::expert_padded;
   for (int group = 0; group < result_.groups; ++group) {
     counts[group] = static_cast<std::int32_t>(row_offsets_.count(me, group));
+    if (call_.memory.count_sums != nullptr) call_.memory.count_sums[group] += counts[group];
     offsets[group] = static_cast<std::int32_t>(row_offsets_.offset(me, group));
     experts[group] = config.layout == Layout::rank_major
                          ? -1

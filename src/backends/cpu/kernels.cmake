@@ -7,7 +7,7 @@ set(kernel_options -fno-trapping-math)
 if(NOT FERRY_SANITIZE) # sanitizer checks prevent vectorisation anyway
   list(APPEND kernel_options -O3)
 endif()
-target_sources(ferry PRIVATE kernels.cpp kernels/baseline.cpp)
+target_sources(ferry PRIVATE kernels/kernels.cpp kernels/baseline.cpp)
 set_source_files_properties(kernels/baseline.cpp TARGET_DIRECTORY ferry PROPERTIES COMPILE_OPTIONS "${kernel_options}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
   target_sources(ferry PRIVATE kernels/avx2.cpp kernels/avx512.cpp)

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/lane_counts.hpp"

@@ -203,6 +203,8 @@ void Lane::write_received(const oracle::GlobalInputs& inputs, const oracle::RowP
   };
   result_.counts = copied_or_own(received_.counts, buffers.counts);
   result_.row_offsets = copied_or_own(received_.row_offsets, buffers.row_offsets);
+  for (std::size_t group = 0; buffers.count_sums != nullptr && group < here.counts.size(); ++group)
+    buffers.count_sums[group] += here.counts[group];
   result_.total = result_.row_offsets + result_.groups;
   result_.group_expert = received_.group_expert.data();
   result_.source = result_.plan.sources().data();

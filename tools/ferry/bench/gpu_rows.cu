@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 
 namespace ferry::app {
 

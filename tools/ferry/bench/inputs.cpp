@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "format/parts.hpp"
 #include "tools/ferry/common/random.hpp"
 

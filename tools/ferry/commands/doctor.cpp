@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "base/environment.hpp"
 #include "ferry/config.hpp"
 #include "ferry/error.hpp"

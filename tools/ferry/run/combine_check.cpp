@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "tools/ferry/run/device_context.hpp"
 
 namespace ferry::app {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "oracle/dispatch.hpp"
 
 namespace ferry::app {

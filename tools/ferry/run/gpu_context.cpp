@@ -1,7 +1,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/gpu.hpp"
 #include "tools/ferry/run/cublas.hpp"

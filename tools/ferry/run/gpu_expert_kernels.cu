@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "backends/cuda/device/values.cuh"
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "format/e4m3.hpp"
 
 namespace ferry::app {

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "format/e4m3.hpp"
 #include "format/parts.hpp"
 #include "memory/local_memory.hpp"

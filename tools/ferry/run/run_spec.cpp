@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"

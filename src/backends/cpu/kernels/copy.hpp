@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "base/host_device.hpp"
 
 namespace ferry::cpu {

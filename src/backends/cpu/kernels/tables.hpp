@@ -1,7 +1,7 @@
 // The kernel tables of all instruction sets. Only kernels.cpp decides which of them this processor can run.
 #pragma once
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 
 namespace ferry::cpu {
 

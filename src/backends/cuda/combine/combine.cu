@@ -163,9 +163,9 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, C
   return !state->failed;
 }
 
+// [block]
 template <Phase kPhase, class Traits>
-__global__ void __launch_bounds__(kCombineThreads, 1)
-    combine_kernel(const __grid_constant__ CombineArguments arguments) {
+__device__ __forceinline__ void run_combine_block(const CombineArguments& arguments) {
   __shared__ CombineBlockState state;
   // Issued first: these loads depend on nothing but the arguments.
   const MessageCounts counts(arguments);
@@ -183,31 +183,50 @@ __global__ void __launch_bounds__(kCombineThreads, 1)
   if (kPhase != Phase::send) store_call_number(lane, state.number);
 }
 
-template <Phase kPhase, class Traits>
+template <class Traits>
+__global__ void __launch_bounds__(kCombineThreads, 1)
+    combine_kernel(const __grid_constant__ CombineArguments arguments) {
+  run_combine_block<Phase::fused, Traits>(arguments);
+}
+
+// The phases of a split call are one kernel, so that a profiler lists both under one name.
+template <class Traits>
+__global__ void __launch_bounds__(kCombineThreads, 1)
+    combine_phase_kernel(const __grid_constant__ CombineArguments arguments) {
+  if (arguments.phase == Phase::send) {
+    run_combine_block<Phase::send, Traits>(arguments);
+  } else {
+    run_combine_block<Phase::receive, Traits>(arguments);
+  }
+}
+
+template <class Traits>
 const void* kernel() {
-  return reinterpret_cast<const void*>(&combine_kernel<kPhase, Traits>);
+  return reinterpret_cast<const void*>(&combine_kernel<Traits>);
+}
+
+const void* phase_kernel() {
+  return reinterpret_cast<const void*>(&combine_phase_kernel<GenericCombine>);
 }
 
 template <Reduction kReduction, bool kWeights>
 const void* specialised_kernel(DType type) {
   switch (type) {
     case DType::bf16:
-      return kernel<Phase::fused, SpecialisedCombine<kReduction, DType::bf16, kWeights>>();
+      return kernel<SpecialisedCombine<kReduction, DType::bf16, kWeights>>();
     case DType::fp16:
-      return kernel<Phase::fused, SpecialisedCombine<kReduction, DType::fp16, kWeights>>();
+      return kernel<SpecialisedCombine<kReduction, DType::fp16, kWeights>>();
     case DType::fp32:
       break;
   }
-  return kernel<Phase::fused, SpecialisedCombine<kReduction, DType::fp32, kWeights>>();
+  return kernel<SpecialisedCombine<kReduction, DType::fp32, kWeights>>();
 }
 
-const void* kernel_of(const CombineArguments& call, Phase phase) {
-  if (phase == Phase::send) return kernel<Phase::send, GenericCombine>();
-  if (phase == Phase::receive) return kernel<Phase::receive, GenericCombine>();
+const void* kernel_of(const CombineArguments& call) {
+  if (call.phase != Phase::fused) return phase_kernel();
   const bool one_type = call.output_type == call.combine_type && call.result_type == call.combine_type;
   const bool no_values = call.row_values == nullptr && call.route_values == nullptr;
-  if (!one_type || !no_values || call.reduction == Reduction::unreduced)
-    return kernel<Phase::fused, GenericCombine>();
+  if (!one_type || !no_values || call.reduction == Reduction::unreduced) return kernel<GenericCombine>();
   if (call.reduction == Reduction::exact)
     return specialised_kernel<Reduction::exact, false>(call.combine_type);
   return call.weights_travel ? specialised_kernel<Reduction::partial, true>(call.combine_type)
@@ -217,8 +236,7 @@ const void* kernel_of(const CombineArguments& call, Phase phase) {
 }  // namespace
 
 void prepare_combine() {
-  for (const void* generic : {kernel<Phase::send, GenericCombine>(), kernel<Phase::receive, GenericCombine>(),
-                              kernel<Phase::fused, GenericCombine>()})
+  for (const void* generic : {phase_kernel(), kernel<GenericCombine>()})
     allow_shared_bytes(generic, kStreamsBytes);
   for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
     allow_shared_bytes(specialised_kernel<Reduction::exact, false>(type), kStreamsBytes);
@@ -227,10 +245,9 @@ void prepare_combine() {
   }
 }
 
-void launch_combine(const CombineArguments& arguments, Phase phase, const LaunchShape& shape,
-                    cudaStream_t stream) {
-  launch(kernel_of(arguments, phase), const_cast<CombineArguments*>(&arguments), kCombineThreads,
-         kStreamsBytes, shape, stream, "launching combine");
+void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
+  launch(kernel_of(arguments), const_cast<CombineArguments*>(&arguments), kCombineThreads, kStreamsBytes,
+         shape, stream, "launching combine");
 }
 
 }  // namespace ferry::cuda

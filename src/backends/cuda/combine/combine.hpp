@@ -7,15 +7,16 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/device/lane_view.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "backends/cuda/host/launch.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 #include "layout/message.hpp"
 
 namespace ferry::cuda {
 
 struct CombineArguments {
   LaneView lane;
+  Phase phase;
   AgreedOptions terms;
   PlanView plan;
   Reduction reduction;
@@ -44,7 +45,6 @@ struct CombineArguments {
 // Sets the kernels' shared memory limits on the current device. Call once before the first launch.
 void prepare_combine();
 
-void launch_combine(const CombineArguments& arguments, Phase phase, const LaunchShape& shape,
-                    cudaStream_t stream);
+void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 
 }  // namespace ferry::cuda

@@ -3,13 +3,13 @@
 #pragma once
 
 #include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/combine/route_values.cuh"
+#include "backends/cuda/combine/combine_traits.cuh"
+#include "backends/cuda/combine/ll_rows.cuh"
 #include "backends/cuda/combine/row_sums.cuh"
-#include "backends/cuda/device/kernel_traits.cuh"
-#include "backends/cuda/device/ll_rows.cuh"
-#include "backends/cuda/device/plan_entries.cuh"
+#include "backends/cuda/operations/route_values.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/flag_publisher.cuh"
+#include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 
 namespace ferry::cuda {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/device/ll_rows.cuh"
+#include "backends/cuda/combine/ll_rows.cuh"
 
 namespace ferry::cuda {
 

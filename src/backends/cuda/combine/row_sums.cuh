@@ -2,8 +2,8 @@
 // while asynchronous copies bring the next pieces into shared memory.
 #pragma once
 
+#include "backends/cuda/device/row_stream.cuh"
 #include "backends/cuda/device/values.cuh"
-#include "backends/cuda/dispatch/row_stream.cuh"
 
 namespace ferry::cuda {
 

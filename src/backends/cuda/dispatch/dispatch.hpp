@@ -3,10 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/device/lane_view.hpp"
 #include "backends/cuda/dispatch/dispatch_mode.hpp"
 #include "backends/cuda/dispatch/send_partition.hpp"
-#include "backends/cuda/host/launch.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 #include "ferry/exchange.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
@@ -56,6 +56,7 @@ struct DispatchArguments {
   SendPartition partition;  // of `tokens` among the senders: set by the launch
   SendPartition
       metadata_partition;  // of `tokens` among the metadata blocks but the coordinator: set by the launch
+  Phase phase;             // set by the launch
   BlockOffsets shared;     // set by the launch
 
   // The caller's output.
@@ -67,6 +68,7 @@ struct DispatchArguments {
   float* dots;
   std::int32_t* counts;
   std::int32_t* row_offsets;
+  std::int32_t* count_sums;  // or null
 };
 
 // Bytes of a block's shared memory.

@@ -77,7 +77,11 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
   const RowOffsets offsets = RowOffsets::of(call);
   const PlanView& plan = call.plan;
   for (int group = threadIdx.x; group <= lane.groups; group += blockDim.x) {
-    if (group < lane.groups) call.counts[group] = offsets.group_count[group];
+    if (group < lane.groups) {
+      const std::int32_t count = offsets.group_count[group];
+      call.counts[group] = count;
+      if (call.count_sums != nullptr) call.count_sums[group] += count;
+    }
     call.row_offsets[group] = offsets.group_begin[group];
   }
   if (threadIdx.x == blockDim.x - 1) publish_totals(lane, state.number, offsets.group_begin[lane.groups]);

@@ -1,9 +1,9 @@
 // Quantises rows to fp8 while they are sent.
 #pragma once
 
+#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "backends/cuda/dispatch/row_copy.cuh"
 #include "format/fp8_block.hpp"
 
 namespace ferry::cuda {

@@ -1,7 +1,7 @@
 // The message queue: which messages a receiving warp waits for, in the order in which they should arrive.
 #pragma once
 
-#include "backends/cuda/dispatch/row_copy.cuh"
+#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/dispatch/row_offsets.cuh"
 
 namespace ferry::cuda {

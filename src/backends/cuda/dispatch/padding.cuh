@@ -1,7 +1,7 @@
 // Writes the padding rows between the groups of a dispatch result: rows that no rank sends.
 #pragma once
 
-#include "backends/cuda/device/block_arrays.cuh"
+#include "backends/cuda/dispatch/block_arrays.cuh"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::cuda {

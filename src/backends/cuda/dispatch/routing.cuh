@@ -1,8 +1,8 @@
 // Reads expert ids, the only device code that does: counts routes and messages, and plans each slot.
 #pragma once
 
-#include "backends/cuda/device/block_arrays.cuh"
 #include "backends/cuda/device/token_tile.cuh"
+#include "backends/cuda/dispatch/block_arrays.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/protocol/flag_publisher.cuh"
 #include "layout/plan_layout.hpp"

@@ -5,10 +5,10 @@
 // barrier.
 #pragma once
 
-#include "backends/cuda/device/block_arrays.cuh"
-#include "backends/cuda/device/kernel_traits.cuh"
-#include "backends/cuda/device/plan_entries.cuh"
+#include "backends/cuda/dispatch/block_arrays.cuh"
+#include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/plan_entries.cuh"
 
 namespace ferry::cuda {
 

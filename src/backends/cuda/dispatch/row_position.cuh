@@ -3,7 +3,7 @@
 // compute the same row.
 #pragma once
 
-#include "backends/cuda/device/block_arrays.cuh"
+#include "backends/cuda/dispatch/block_arrays.cuh"
 
 namespace ferry::cuda {
 

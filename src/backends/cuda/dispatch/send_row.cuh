@@ -1,10 +1,10 @@
 // Sends one token's row to all of its destinations at once, unchanged or quantised.
 #pragma once
 
-#include "backends/cuda/device/kernel_traits.cuh"
+#include "backends/cuda/device/row_stream.cuh"
+#include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/row_offsets.cuh"
-#include "backends/cuda/dispatch/row_stream.cuh"
 
 namespace ferry::cuda {
 

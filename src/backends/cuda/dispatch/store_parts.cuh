@@ -1,12 +1,12 @@
 // Stores received rows: copies of a message's parts, and rows computed from them.
 #pragma once
 
-#include "backends/cuda/device/kernel_traits.cuh"
+#include "backends/cuda/device/row_stream.cuh"
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/routing.cuh"
-#include "backends/cuda/dispatch/row_stream.cuh"
 
 namespace ferry::cuda {
 

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <deque>
 
-#include "backends/cuda/host/current_device.hpp"
-#include "backends/cuda/host/error.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
+#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/lane_counts.hpp"
 #include "group/fault_points.hpp"

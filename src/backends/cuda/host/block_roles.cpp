@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backends/cuda/device/lane_view.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "backends/cuda/device/routing_tables.hpp"
-#include "backends/cuda/host/blocking_copy.hpp"
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/blocking_copy.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"

@@ -4,11 +4,11 @@
 #include <optional>
 
 #include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/device/small_operations.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
-#include "backends/cuda/memory/memory_layout.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
+#include "backends/cuda/operations/small_operations.hpp"
 #include "exchange/backend.hpp"
 
 namespace ferry::cuda {

@@ -26,6 +26,7 @@ void check_access(const Config& config, int device, const DispatchCall& call) {
   require_device_access("plan", call.plan.storage(), device);
   for (int p = 0; p < parts.count; ++p)
     require_device_access("memory for received rows", call.memory.parts[static_cast<std::size_t>(p)], device);
+  require_device_access("memory for sums of counts", call.memory.count_sums, device);
 }
 
 }  // namespace
@@ -89,6 +90,7 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   arguments.counts = memory.counts != nullptr ? memory.counts : array<std::int32_t>(arrays_.counts);
   arguments.row_offsets =
       memory.row_offsets != nullptr ? memory.row_offsets : array<std::int32_t>(arrays_.row_offsets);
+  arguments.count_sums = memory.count_sums;
   if (call.weights != nullptr)
     arguments.weight = memory.weight != nullptr ? memory.weight : array<float>(arrays_.weight);
   if (rank_major)
@@ -157,6 +159,7 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   const LaunchShape shape = this->shape(call.sm_limit);
   CombineArguments arguments{};
   arguments.lane = view_;
+  arguments.phase = phase;
   arguments.terms = terms_of(Operation::combine, options_of(call));
   arguments.weights_travel = call.reduction == Reduction::partial && call.topk_weights != nullptr;
   arguments.plan = view_plan(call.plan.storage(), view_.plan_shape);
@@ -178,16 +181,17 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   // Own rows go through staging where they are converted: the sender role then sums them like all others.
   arguments.own_staged = phase != Phase::fused || call.outputs.type != config.combine_type;
   arguments.senders = combine_senders(shape.blocks, config, call.reduction, arguments.own_staged);
-  launch_combine(arguments, phase, shape, handle_of(stream));
+  launch_combine(arguments, shape, handle_of(stream));
   ++calls_;
   if (phase == Phase::send) {
     combine_ = arguments;
+    combine_.phase = Phase::receive;
     phase_shape_ = shape;
   }
 }
 
 void Lane::combine_receive(Stream stream) {
-  launch_combine(combine_, Phase::receive, phase_shape_, handle_of(stream));
+  launch_combine(combine_, phase_shape_, handle_of(stream));
 }
 
 }  // namespace ferry::cuda

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 

@@ -4,9 +4,9 @@
 
 #include <cstring>
 
-#include "backends/cuda/host/cuda_stream.hpp"
-#include "backends/cuda/host/current_device.hpp"
-#include "backends/cuda/host/error.hpp"
+#include "backends/cuda/runtime/cuda_stream.hpp"
+#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <span>
 
-#include "backends/cuda/host/error.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
-#include "backends/cuda/memory/driver.hpp"
+#include "backends/cuda/runtime/driver.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "base/os/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"

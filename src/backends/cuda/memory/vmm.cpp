@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "backends/cuda/host/error.hpp"
-#include "backends/cuda/memory/driver.hpp"
+#include "backends/cuda/runtime/driver.hpp"
+#include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 

@@ -6,8 +6,8 @@
 // and is stored in one access. A reader that finds the call number has the payload; no fence is needed.
 #pragma once
 
-#include "backends/cuda/device/lane_view.hpp"
 #include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/protocol/wait.cuh"
 
 namespace ferry::cuda {

@@ -2,7 +2,7 @@
 // call.
 #pragma once
 
-#include "backends/cuda/device/lane_view.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
 
 namespace ferry::cuda {
 

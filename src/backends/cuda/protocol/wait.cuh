@@ -1,8 +1,8 @@
 // Device-side waiting: polls a flag until it is set, the call is aborted, or the deadline expires.
 #pragma once
 
-#include "backends/cuda/device/lane_view.hpp"
 #include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/protocol/lane_view.hpp"
 
 namespace ferry::cuda {
 

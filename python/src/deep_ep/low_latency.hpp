@@ -1,0 +1,112 @@
+// Low-latency mode of ferry.deep_ep: dispatch and combine, each one call from Python.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "arrays/framework.hpp"
+#include "deep_ep/streams.hpp"
+#include "lane_call.hpp"
+
+namespace ferry::python {
+
+// The numbers that calls of one exchange have in common.
+struct LowLatencyShape {
+  int max_tokens = 0, hidden = 0, experts = 0, top_k = 0;
+  bool on_device = false;
+
+  bool operator==(const LowLatencyShape&) const = default;
+};
+
+struct PooledExchange {
+  nb::object owner;
+  PyExchange* exchange;
+  bool busy = false;  // between the phases of a call
+};
+
+// Equal exchanges, one for each call between its two phases. All ranks make the same number of them.
+struct LowLatencyPool {
+  static constexpr std::size_t kMost = 4;
+
+  explicit LowLatencyPool(const LowLatencyShape& of) : shape(of) {}
+
+  // Returns an exchange that is not busy. Calls `make`, a collective operation, if there is none. Throws
+  // UsageError if kMost are busy.
+  PooledExchange& acquire(const nb::object& make);
+
+  LowLatencyShape shape;
+  std::vector<std::unique_ptr<PooledExchange>> exchanges;
+
+  // Of each exchange, known once there is one:
+  PlanShape plan_shape;
+  std::int64_t local_experts = 0, capacity = 0;  // L, R*M
+  TensorShape values, fp8_values, scales, packed_scales, counts, plan;
+
+ private:
+  void learn(const PyExchange& exchange);
+};
+
+// The Python class of handles: (src_info, layout_range, M, H, E). Python computes the first two on first
+// access.
+struct LowLatencyHandle {
+  std::shared_ptr<LowLatencyPool> pool;
+  nb::object exchange;  // the one that the dispatch used
+  PyPlan plan;
+  bool received = false;  // false: the dispatch's hook has not been called
+  Array ids;              // topk_idx as passed to dispatch
+  nb::object combine_buffer = nb::none();
+  nb::object elements[2]{};  // src_info and layout_range, once computed
+
+  // Throws UsageError if not received.
+  void require_received() const;
+};
+
+// The Python class of hooks: runs a call's receive phase, once, on the stream of its send phase.
+class ReceiveHook {
+ public:
+  // `handle`: a dispatch's; None for a combine.
+  ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPool> pool, PooledExchange& used, Stream stream,
+              nb::object handle);
+
+  void call();
+
+ private:
+  void receive();
+
+  nb::object streams_;
+  std::shared_ptr<LowLatencyPool> pool_;  // owns the exchange
+  PooledExchange* used_;
+  Stream stream_;
+  nb::object handle_;
+  bool pending_ = true;
+};
+
+// The low-latency calls of one Buffer.
+class LowLatencyCalls {
+ public:
+  // `make_exchange(backend, max_tokens, hidden, experts, top_k)` returns a new ferry.Exchange. Collective.
+  LowLatencyCalls(nb::object streams, nb::object make_exchange)
+      : streams_(std::move(streams)), make_exchange_(std::move(make_exchange)) {}
+
+  nb::tuple dispatch(const nb::object& x, const nb::object& topk_idx, const nb::object& max_tokens,
+                     const nb::object& experts, const nb::object& stats, bool use_fp8, bool round_scale,
+                     bool use_ue8m0, bool async_finish, bool hooked);
+  nb::tuple combine(const nb::object& x, const nb::object& topk_idx, const nb::object& topk_weights,
+                    const nb::object& handle, bool use_logfmt, bool zero_copy, bool async_finish, bool hooked,
+                    const nb::object& out);
+  nb::object next_combine_buffer(const nb::object& handle);
+  void close() { closed_ = true; }
+
+ private:
+  void require_open() const;
+  std::shared_ptr<LowLatencyPool> pool_of(const LowLatencyShape& shape);
+  CallStreams& streams() const { return nb::cast<CallStreams&>(streams_); }
+  // The EventOverlap that a call returns. `used`: tensors that the call reads and writes.
+  nb::object finish(Device device, Stream stream, bool async_finish, const std::vector<nb::object>& used);
+
+  nb::object streams_, make_exchange_;
+  std::vector<std::shared_ptr<LowLatencyPool>> pools_;
+  bool closed_ = false;
+};
+
+}  // namespace ferry::python

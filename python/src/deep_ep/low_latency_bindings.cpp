@@ -1,0 +1,143 @@
+// Binds the low-latency calls of ferry.deep_ep.
+#include "bindings.hpp"
+#include "deep_ep/low_latency.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::python {
+
+using namespace nb::literals;
+
+void LowLatencyCalls::require_open() const {
+  if (closed_) throw UsageError("Buffer: used after destroy()");
+}
+
+std::shared_ptr<LowLatencyPool> LowLatencyCalls::pool_of(const LowLatencyShape& shape) {
+  for (const auto& pool : pools_) {
+    if (pool->shape == shape) return pool;
+  }
+  return pools_.emplace_back(std::make_shared<LowLatencyPool>(shape));
+}
+
+nb::object LowLatencyCalls::finish(Device device, Stream stream, bool async_finish,
+                                   const std::vector<nb::object>& used) {
+  static CachedAttribute overlap;
+  const nb::handle type = overlap.get("ferry.deep_ep._events", "EventOverlap");
+  if (!async_finish) return type();
+  if (!is_host(device)) {
+    for (const nb::object& tensor : used) streams().record_use(tensor);
+  }
+  return type(nb::cast(CallStreams::end(device, stream)));
+}
+
+namespace {
+
+// The element at `index`: (src_info, layout_range, M, H, E).
+nb::object element(const nb::object& self, Py_ssize_t index) {
+  auto& handle = nb::cast<LowLatencyHandle&>(self);
+  const LowLatencyShape& shape = handle.pool->shape;
+  if (index < 0) index += 5;
+  switch (index) {
+    case 0:
+    case 1:
+      break;
+    case 2:
+      return nb::int_(shape.max_tokens);
+    case 3:
+      return nb::int_(shape.hidden);
+    case 4:
+      return nb::int_(shape.experts);
+    default:
+      throw nb::index_error("low-latency handle: it has 5 elements");
+  }
+  nb::object& made = handle.elements[index];
+  if (made.is_valid()) return made;
+  handle.require_received();
+  static CachedAttribute src_info, layout_range;
+  constexpr const char* kModule = "ferry.deep_ep._low_latency";
+  made =
+      index == 0 ? src_info.get(kModule, "src_info")(self) : layout_range.get(kModule, "layout_range")(self);
+  return made;
+}
+
+nb::object item(const nb::object& self, const nb::object& index) {
+  if (!PySlice_Check(index.ptr())) return element(self, nb::cast<Py_ssize_t>(index));
+  Py_ssize_t start = 0, stop = 0, step = 0;
+  if (PySlice_Unpack(index.ptr(), &start, &stop, &step) != 0) throw nb::python_error();
+  const Py_ssize_t count = PySlice_AdjustIndices(5, &start, &stop, step);
+  nb::list items;
+  for (Py_ssize_t i = 0; i < count; ++i) items.append(element(self, start + i * step));
+  return nb::tuple(items);
+}
+
+bool is_true(const nb::object& flag) {
+  const int truth = PyObject_IsTrue(flag.ptr());
+  if (truth < 0) throw nb::python_error();
+  return truth == 1;
+}
+
+constexpr const char* kDispatchSignature =
+    "def dispatch(self, x: typing.Any, topk_idx: typing.Any, max_tokens: typing.Any, experts: typing.Any, "
+    "stats: typing.Any, use_fp8: typing.Any, round_scale: typing.Any, use_ue8m0: typing.Any, "
+    "async_finish: typing.Any, hooked: typing.Any) -> tuple";
+constexpr const char* kCombineSignature =
+    "def combine(self, x: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: typing.Any, "
+    "use_logfmt: typing.Any, zero_copy: typing.Any, async_finish: typing.Any, hooked: typing.Any, "
+    "out: typing.Any) -> tuple";
+
+}  // namespace
+
+void bind_low_latency(nb::module_& module) {
+  nb::class_<LowLatencyHandle>(
+      module, "LowLatencyHandle",
+      "(src_info, layout_range, M, H, E) of a low-latency dispatch; the first two are computed on first "
+      "access.")
+      .def("__len__", [](const LowLatencyHandle&) { return 5; })
+      .def("__getitem__", &item, "index"_a, nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
+      .def_ro("exchange", &LowLatencyHandle::exchange, "The Exchange that the dispatch used.",
+              nb::sig("def exchange(self) -> Exchange"))
+      .def_ro("plan", &LowLatencyHandle::plan, "The Plan of the dispatch.")
+      .def_prop_ro(
+          "shape",
+          [](const LowLatencyHandle& self) {
+            return nb::make_tuple(self.pool->local_experts, self.pool->capacity);
+          },
+          "(L, R*M).", nb::sig("def shape(self) -> tuple[int, int]"));
+  nb::class_<ReceiveHook>(
+      module, "ReceiveHook",
+      "Runs the receive phase of a low-latency call, once, on the stream that was current "
+      "when the call was made.")
+      .def("__call__", &ReceiveHook::call);
+  nb::class_<LowLatencyCalls>(module, "_LowLatencyCalls",
+                              "For ferry.deep_ep: the low-latency calls of a Buffer.")
+      .def(nb::init<nb::object, nb::object>(), "streams"_a, "make_exchange"_a)
+      .def(
+          "dispatch",
+          [](LowLatencyCalls& self, const nb::object& x, const nb::object& topk_idx,
+             const nb::object& max_tokens, const nb::object& experts, const nb::object& stats,
+             const nb::object& use_fp8, const nb::object& round_scale, const nb::object& use_ue8m0,
+             const nb::object& async_finish, const nb::object& hooked) {
+            return self.dispatch(x, topk_idx, max_tokens, experts, stats, is_true(use_fp8),
+                                 is_true(round_scale), is_true(use_ue8m0), is_true(async_finish),
+                                 is_true(hooked));
+          },
+          "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(), "experts"_a.none(), "stats"_a.none(),
+          "use_fp8"_a.none(), "round_scale"_a.none(), "use_ue8m0"_a.none(), "async_finish"_a.none(),
+          "hooked"_a.none(), nb::sig(kDispatchSignature))
+      .def(
+          "combine",
+          [](LowLatencyCalls& self, const nb::object& x, const nb::object& topk_idx,
+             const nb::object& topk_weights, const nb::object& handle, const nb::object& use_logfmt,
+             const nb::object& zero_copy, const nb::object& async_finish, const nb::object& hooked,
+             const nb::object& out) {
+            return self.combine(x, topk_idx, topk_weights, handle, is_true(use_logfmt), is_true(zero_copy),
+                                is_true(async_finish), is_true(hooked), out);
+          },
+          "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(), "handle"_a.none(),
+          "use_logfmt"_a.none(), "zero_copy"_a.none(), "async_finish"_a.none(), "hooked"_a.none(),
+          "out"_a.none(), nb::sig(kCombineSignature))
+      .def("next_combine_buffer", &LowLatencyCalls::next_combine_buffer, "handle"_a.none(),
+           nb::sig("def next_combine_buffer(self, handle: typing.Any) -> typing.Any"))
+      .def("close", &LowLatencyCalls::close);
+}
+
+}  // namespace ferry::python

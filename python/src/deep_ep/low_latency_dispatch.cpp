@@ -1,0 +1,119 @@
+#include "base/text.hpp"
+#include "deep_ep/arguments.hpp"
+#include "deep_ep/low_latency.hpp"
+#include "dispatch.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::python {
+
+namespace {
+
+// What a dispatch returns, in new memory.
+struct Received {
+  nb::object values, scales, counts, plan;
+  ReceiveBuffers memory;
+
+  Received(const LowLatencyPool& pool, const Format& format, const NewArrays& arrays) {
+    const bool fp8 = format.kind == FormatKind::fp8_e4m3;
+    values = arrays.make(fp8 ? pool.fp8_values : pool.values, memory.parts[0]);
+    if (fp8) scales = arrays.make(format.fp8.packed ? pool.packed_scales : pool.scales, memory.parts[1]);
+    counts = arrays.make(pool.counts, memory.counts);
+    plan = arrays.make(pool.plan, memory.plan);
+  }
+
+  nb::object recv_x() const {
+    return scales.is_valid() ? nb::object(nb::make_tuple(values, scales)) : values;
+  }
+
+  std::vector<nb::object> all() const {
+    std::vector<nb::object> arrays = {values, counts, plan};
+    if (scales.is_valid()) arrays.push_back(scales);
+    return arrays;
+  }
+};
+
+Format format_of(bool use_fp8, bool round_scale, bool use_ue8m0) {
+  if (use_ue8m0 && !round_scale)
+    throw UsageError("use_ue8m0 needs round_scale: an exponent can only represent a power of two");
+  if (!use_fp8) return {};
+  return {.kind = FormatKind::fp8_e4m3,
+          .fp8 = {.column_major = true, .power_of_two = round_scale, .packed = use_ue8m0}};
+}
+
+void read_ids(const Array& ids, std::int64_t tokens, int top_k, DispatchInput& in) {
+  if (ids.element != kInt32 && ids.element != kInt64)
+    throw UsageError(str("topk_idx: expected int32 or int64, got ", name_of(ids.element)));
+  if (ids.shape != Shape{tokens, top_k}) {
+    throw UsageError(
+        str("topk_idx: expected shape ", shape_text({tokens, top_k}), ", got ", shape_text(ids.shape)));
+  }
+  in.ids = ids.element == kInt32 ? Ids(static_cast<const std::int32_t*>(ids.data))
+                                 : Ids(static_cast<const std::int64_t*>(ids.data));
+}
+
+}  // namespace
+
+nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_idx,
+                                    const nb::object& max_tokens, const nb::object& experts,
+                                    const nb::object& stats, bool use_fp8, bool round_scale, bool use_ue8m0,
+                                    bool async_finish, bool hooked) {
+  require_open();
+  const Array tokens = inspect_matrix(x, "x"), ids = inspect_matrix(topk_idx, "topk_idx");
+  const auto pool = pool_of({.max_tokens = positive_integer(max_tokens, "num_max_dispatch_tokens_per_rank"),
+                             .hidden = static_cast<int>(tokens.shape[1]),
+                             .experts = positive_integer(experts, "num_experts"),
+                             .top_k = static_cast<int>(ids.shape[1]),
+                             .on_device = !is_host(tokens.device)});
+  PooledExchange& used = pool->acquire(make_exchange_);
+  LaneCall call(*used.exchange, 0);
+  const Stream current = stream_of(nb::none(), tokens.framework, call.device());
+  call.set_stream(current);
+  DispatchInput in(call.device(), Gradients::recorded);
+  std::optional<Received> received;
+  call.read_or_refuse({Operation::dispatch}, [&] {
+    refuse_hook_with_event(async_finish, hooked);
+    in.options.format = format_of(use_fp8, round_scale, use_ue8m0);
+    const Array& rows =
+        in.arguments.rows(dense_array(x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
+    in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
+    read_ids(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0], pool->shape.top_k, in);
+    received.emplace(*pool, *in.options.format, NewArrays(tokens.framework, call.device()));
+    if (stats.is_none()) return;
+    const char* const name = "cumulative_local_expert_recv_stats";
+    const Array& sums = in.arguments.dense(stats, name, kInt32, {pool->local_experts});
+    require_writable(sums, name);
+    received->memory.count_sums = static_cast<std::int32_t*>(sums.data);
+  });
+  in.options.memory = received->memory;
+  const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
+  call.set_stream(stream);
+  {
+    const nb::gil_scoped_release unlocked;
+    if (hooked) {
+      call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options, stream);
+    } else {
+      call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream);
+    }
+  }
+  PyPlan plan{.plan = Plan::over(received->memory.plan, static_cast<std::size_t>(pool->plan.lengths[0])),
+              .owner = received->plan,
+              .framework = tokens.framework,
+              .device = call.device(),
+              .shape = pool->plan_shape,
+              .tokens = in.tokens.count,
+              .storage_writes = write_count(received->memory.plan)};
+  nb::object handle = nb::cast(LowLatencyHandle{
+      .pool = pool, .exchange = used.owner, .plan = std::move(plan), .received = !hooked, .ids = ids});
+  std::vector<nb::object> arrays = received->all();
+  for (nb::object& owner : in.arguments.owners()) arrays.push_back(std::move(owner));
+  nb::object hook = nb::none();
+  if (hooked) {
+    hook = nb::cast(ReceiveHook(streams_, pool, used, stream, handle));
+    used.exchange->pending(0).owners = std::move(arrays);
+    arrays.clear();
+  }
+  return nb::make_tuple(received->recv_x(), received->counts, std::move(handle),
+                        finish(call.device(), stream, async_finish, arrays), std::move(hook));
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,87 @@
+#include "base/text.hpp"
+#include "deep_ep/low_latency.hpp"
+#include "exchange/configuration.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::python {
+
+void LowLatencyPool::learn(const PyExchange& exchange) {
+  const Config& config = exchange.config();
+  plan_shape = ferry::plan_shape(config);
+  local_experts = exchange.receive_sizes().groups;
+  capacity = exchange.state().exchange.capacity();
+  const Shape rows = {local_experts, capacity, config.hidden};
+  values = {kBf16, rows};
+  fp8_values = {kFp8, rows};
+  // Neighbouring rows are neighbours in memory; a column spans the rows of all experts.
+  const std::int64_t column = align_up(local_experts * capacity, 4);
+  const Shape strides = {capacity, 1, column};
+  scales = {kFp32, {local_experts, capacity, (config.hidden + 127) / 128}, strides};
+  packed_scales = {kInt32, {local_experts, capacity, (config.hidden + 511) / 512}, strides};
+  counts = {kInt32, {local_experts}};
+  plan = {kByte, {exchange.receive_sizes().plan_bytes}};
+}
+
+PooledExchange& LowLatencyPool::acquire(const nb::object& make) {
+  for (const auto& exchange : exchanges) {
+    if (!exchange->busy) return *exchange;
+  }
+  if (exchanges.size() == kMost) {
+    throw UsageError(
+        str(kMost, " low-latency calls wait for their hooks to be called, which is the most there may be"));
+  }
+  nb::object made =
+      make(shape.on_device ? "cuda" : "cpu", shape.max_tokens, shape.hidden, shape.experts, shape.top_k);
+  auto& exchange = nb::cast<PyExchange&>(made);
+  if (exchanges.empty()) learn(exchange);
+  exchanges.push_back(std::make_unique<PooledExchange>(PooledExchange{std::move(made), &exchange}));
+  return *exchanges.back();
+}
+
+void LowLatencyHandle::require_received() const {
+  if (received) return;
+  throw UsageError("low-latency handle: the rows have not been received: call the dispatch's hook first");
+}
+
+ReceiveHook::ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPool> pool, PooledExchange& used,
+                         Stream stream, nb::object handle)
+    : streams_(std::move(streams)),
+      pool_(std::move(pool)),
+      used_(&used),
+      stream_(stream),
+      handle_(std::move(handle)) {
+  used.busy = true;
+}
+
+void ReceiveHook::receive() {
+  LaneCall call(*used_->exchange, 0);
+  nb::cast<CallStreams&>(streams_).follow(call.device(), stream_);
+  call.set_stream(stream_);
+  const nb::gil_scoped_release unlocked;
+  if (handle_.is_none()) {
+    call.exchange().combine_receive(0, stream_);
+  } else {
+    call.exchange().dispatch_receive(0, stream_);
+  }
+}
+
+// The exchange then serves other calls, even if the phase failed.
+void ReceiveHook::call() {
+  if (!pending_)  // another call may be using the exchange by now
+    throw UsageError("hook: was called before; it receives a call's rows once");
+  pending_ = false;
+  used_->busy = false;
+  LowLatencyHandle* const handle = handle_.is_none() ? nullptr : &nb::cast<LowLatencyHandle&>(handle_);
+  try {
+    receive();
+  } catch (const Error& error) {
+    // After bad ids the rows that could be sent were received, in arrays that the caller already has.
+    if (handle != nullptr) handle->received = LaneCall::delivers_result(error);
+    if (used_->exchange->shared()) used_->exchange->pending(0) = {};
+    throw;
+  }
+  if (handle != nullptr) handle->received = true;
+  used_->exchange->pending(0) = {};
+}
+
+}  // namespace ferry::python

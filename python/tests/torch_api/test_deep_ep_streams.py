@@ -1,0 +1,144 @@
+"""Streams, memory and kernel names of ferry.deep_ep on GPUs, with one process for each rank."""
+
+import json
+import pathlib
+import tempfile
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ferry.deep_ep as deep_ep
+from oracle import bf16, random_step
+from torch_processes import GPUS, RANKS, bits, run, tensor
+
+HIDDEN, MOST, EXPERTS, TOP_K = 512, 40, 8 * RANKS, 4
+BUSY_CYCLES = 100_000_000  # tens of milliseconds
+on_gpus = pytest.mark.skipif(not GPUS, reason="no GPU here")
+
+
+def start(rank, device, rng):
+    """(x, ids, weights, buffer); the first calls have made the exchanges."""
+    step = random_step(rng, RANKS, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, most=MOST, dtype=bf16, ids=np.int64)
+    x, ids, weights = (tensor(array[rank], device) for array in (step.tokens, step.ids, step.weights))
+    buffer = deep_ep.Buffer(torch.distributed.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+    hooked_pair(buffer, x, ids, weights)
+    torch.cuda.synchronize()
+    return x, ids, weights, buffer
+
+
+def hooked_pair(buffer, x, ids, weights, stream=None):
+    """A pair whose calls are made on `stream` and whose hooks are called on the current stream."""
+    stream = stream or torch.cuda.current_stream()
+    with torch.cuda.stream(stream):
+        recv, _, handle, _, hook = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False, return_recv_hook=True)
+    hook()
+    with torch.cuda.stream(stream):
+        y, _, hook = buffer.low_latency_combine(recv, ids, weights, handle, return_recv_hook=True)
+    hook()
+    return y
+
+
+def profile(body, file):
+    """(lines of the profiler's table, kernels of its trace)"""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        body()
+        torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(file))
+    events = json.loads(file.read_text())["traceEvents"]
+    table = profiler.key_averages().table(sort_by="cuda_time_total", max_name_column_width=100)
+    return table.splitlines(), [event for event in events if event.get("cat") == "kernel"]
+
+
+def check_names(rank, device, rng):
+    x, ids, weights, buffer = start(rank, device, rng)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with tempfile.TemporaryDirectory() as folder:
+        lines, kernels = profile(
+            lambda: [hooked_pair(buffer, x, ids, weights, side) for _ in range(3)], pathlib.Path(folder) / "trace.json")
+    for phase in ("dispatch", "combine"):
+        assert sum(phase in line for line in lines) == 1, lines
+        of_phase = [kernel for kernel in kernels if f"::{phase}" in kernel["name"]]
+        assert len(of_phase) == 6 and len({kernel["name"] for kernel in of_phase}) == 1, of_phase
+        # Receive phases, too, run on the stream that was current at the call.
+        assert len({kernel["args"]["stream"] for kernel in of_phase}) == 1, of_phase
+        assert of_phase[0]["args"]["stream"] not in (0, 7), of_phase  # the default stream
+    buffer.destroy()
+
+
+@on_gpus
+def test_both_phases_have_one_kernel_name_and_run_on_the_stream_of_the_call(rng):
+    run(check_names, rng)
+
+
+def keep_busy(stream):
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(BUSY_CYCLES)
+
+
+def check_memory(rank, device, rng):
+    x, ids, weights, buffer = start(rank, device, rng)
+    private = buffer.get_comm_stream()
+    recv, counts, handle, _, _ = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False)
+    y = buffer.low_latency_combine(recv, ids, weights, handle)[0]
+    torch.cuda.synchronize()
+
+    # The input is freed, and its memory filled, before the dispatch has begun.
+    mine = x.clone()
+    keep_busy(private)
+    again, counts_again, handle_again, event, _ = buffer.low_latency_dispatch(mine, ids, MOST, EXPERTS, use_fp8=False, async_finish=True)
+    shape = mine.shape
+    del mine
+    noise = [torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device) for _ in range(4)]
+    event.current_stream_wait()
+    assert counts_again.tolist() == counts.tolist()
+    for expert, count in enumerate(counts.tolist()):
+        assert bits(again[expert, :count]) == bits(recv[expert, :count])
+
+    # The handle, with its plan, and the result are freed before the combine has begun.
+    plan_bytes = handle_again.plan.storage.shape
+    torch.cuda.synchronize()
+    keep_busy(private)
+    out = torch.empty_like(y)
+    event = buffer.low_latency_combine(again, ids, weights, handle_again, async_finish=True, out=out)[1]
+    kept = torch.empty_like(out)
+    copied = torch.cuda.Event()
+    with torch.cuda.stream(private):
+        kept.copy_(out)
+        copied.record()
+    del handle_again, out
+    noise += [torch.zeros(plan_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+    noise += [torch.full_like(y, float("nan")) for _ in range(2)]
+    event.current_stream_wait()
+    copied.synchronize()
+    assert bits(kept) == bits(y)
+    assert all(bool(tensor.isnan().all()) for tensor in noise if tensor.dtype == torch.bfloat16)
+    assert not any(bool(tensor.any()) for tensor in noise if tensor.dtype == torch.uint8)
+    buffer.destroy()
+
+
+@on_gpus
+def test_memory_of_asynchronous_calls_is_not_given_to_others(rng):
+    run(check_memory, rng)
+
+
+def check_order(rank, device, rng):
+    """Calls on different streams run in the order in which they were made."""
+    x, ids, weights, buffer = start(rank, device, rng)
+    expected = hooked_pair(buffer, x, ids, weights)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results = []
+    for turn in range(12):
+        keep_busy(streams[turn % 3])
+        results.append(hooked_pair(buffer, x, ids, weights, streams[turn % 3]))
+    torch.cuda.synchronize()
+    assert all(bits(y) == bits(expected) for y in results)
+    buffer.destroy()
+
+
+@on_gpus
+def test_calls_on_several_streams(rng):
+    run(check_order, rng)

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Checks the includes between the folders of src/: each folder includes only headers of the folders that ROOMS allows it.
+
+ROOMS goes from the bottom up, and a folder may include only folders that stand before it: so no two folders include each
+other, directly or over others. An arrow that no source uses is an error too, so that the table shows what is there.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+SOURCES = {".c", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+# Public headers (ferry/) may be included everywhere; a folder's own headers too. `oracle` is tests/oracle/.
+ROOMS = {
+    "base": "",
+    "base/os": "base",
+    "format": "base",
+    "group/mpi": "",
+    "group": "base base/os group/mpi",
+    "memory": "base base/os group",
+    "layout": "base format",
+    "plan": "base format layout",
+    "exchange": "base format group layout plan",
+    "backends/reference": "base group memory layout exchange oracle",
+    "backends/cpu/kernels": "base format",
+    "backends/cpu": "base format group memory layout plan exchange backends/cpu/kernels",
+    "backends/cuda/runtime": "base",
+    "backends/cuda/memory": "base base/os memory backends/cuda/runtime",
+    "backends/cuda/device": "base format layout",
+    "backends/cuda/protocol": "base group layout backends/cuda/device",
+    "backends/cuda/operations": "base layout plan exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+                                " backends/cuda/protocol",
+    "backends/cuda/dispatch": "base format layout plan backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
+    "backends/cuda/dispatch/kernels": "backends/cuda/device backends/cuda/dispatch",
+    "backends/cuda/combine": "layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
+                             " backends/cuda/operations backends/cuda/dispatch",
+    "backends/cuda/host": "base format group layout exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+                          " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine",
+    "trace": "base",
+    "capi": "base layout exchange",
+}  # fmt: skip
+
+
+def room_of(root, folder, name):
+    """The folder that holds the included file, relative to src/; None for a public header."""
+    if (root / "include" / name).exists():
+        return None
+    if not (root / "src" / name).exists() and (root / "src" / folder / name).exists():
+        return folder  # beside the file that includes it
+    return pathlib.PurePosixPath(name).parent.as_posix()
+
+
+def arrows(root):
+    """{(folder, included folder): the first `file includes file` that draws this arrow}"""
+    found = {}
+    for path in sorted((root / "src").rglob("*")):
+        if path.suffix not in SOURCES:
+            continue
+        folder = path.parent.relative_to(root / "src").as_posix()
+        for name in INCLUDE.findall(path.read_text()):
+            room = room_of(root, folder, name)
+            if room not in (None, folder):
+                found.setdefault((folder, room), f"src/{path.relative_to(root / 'src').as_posix()} includes {name}")
+    return found
+
+
+def faults(root, rooms):
+    allowed = {(folder, room) for folder, listed in rooms.items() for room in listed.split()}
+    order = ["oracle", *rooms]
+    for folder, room in sorted(allowed):
+        if room not in order or order.index(room) >= order.index(folder):
+            yield f"ROOMS: {folder} may include {room}, which does not stand before it"
+    found = arrows(root)
+    for arrow, example in sorted(found.items()):
+        if arrow not in allowed:
+            yield f"{example}: {arrow[0]} may not include {arrow[1]}; move what both need to a folder below, or add the arrow to ROOMS"
+    for folder, room in sorted(allowed - set(found)):
+        yield f"ROOMS: nothing in {folder} includes {room}: remove this arrow"
+
+
+def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    errors = list(faults(REPOSITORY, ROOMS))
+    for error in errors:
+        print(error, file=sys.stderr)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

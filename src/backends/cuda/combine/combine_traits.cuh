@@ -1,0 +1,55 @@
+// Combine's kernel traits: facts about a call that are fixed when its kernel is compiled (why:
+// dispatch_traits.cuh).
+#pragma once
+
+#include <type_traits>
+
+#include "backends/cuda/combine/combine.hpp"
+
+namespace ferry::cuda {
+
+struct GenericCombine {
+  static constexpr bool kSpecialised = false;
+};
+// Expert outputs, staged rows and results have one type, and no values travel beside them. kWeights: weights
+// travel.
+template <Reduction kAs, DType kOf, bool kWeights>
+struct SpecialisedCombine {
+  static constexpr bool kSpecialised = true, kWeightsTravel = kWeights;
+  static constexpr Reduction kReduction = kAs;
+  static constexpr DType kType = kOf;
+};
+
+template <class Traits>
+__device__ __forceinline__ Reduction reduction_of(const CombineArguments& call) {
+  if constexpr (Traits::kSpecialised) return Traits::kReduction;
+  return call.reduction;
+}
+
+template <class Traits>
+__device__ __forceinline__ bool weights_travel(const CombineArguments& call) {
+  if constexpr (Traits::kSpecialised) return Traits::kWeightsTravel;
+  return call.weights_travel;
+}
+
+template <DType kType>
+using TypeConstant = std::integral_constant<DType, kType>;
+
+// Calls use(TypeConstant<type>).
+template <class Traits, class Use>
+__device__ __forceinline__ void with_type(DType type, Use use) {
+  if constexpr (Traits::kSpecialised) {
+    use(TypeConstant<Traits::kType>{});
+  } else {
+    switch (type) {
+      case DType::bf16:
+        return use(TypeConstant<DType::bf16>{});
+      case DType::fp16:
+        return use(TypeConstant<DType::fp16>{});
+      case DType::fp32:
+        return use(TypeConstant<DType::fp32>{});
+    }
+  }
+}
+
+}  // namespace ferry::cuda

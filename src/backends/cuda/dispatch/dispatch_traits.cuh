@@ -1,0 +1,47 @@
+// Dispatch's kernel traits: facts about a call that are fixed when its kernel is compiled.
+//
+// A call of few tokens takes about as long as its code takes to be fetched for the first time, and a
+// specialised kernel has less code. So the common calls have kernels of their own, beside a generic one for
+// every call.
+#pragma once
+
+#include "backends/cuda/dispatch/dispatch.hpp"
+
+namespace ferry::cuda {
+
+struct GenericDispatch {
+  static constexpr bool kSpecialised = false, kByPlan = false;
+  static constexpr int kGranulesAtOnce =
+      7;  // in flight for a warp: a quarter of a row of 7,168 16-bit values
+  static constexpr bool kFewTokens = false;  // metadata blocks; messages are indexed by token
+  __device__ __forceinline__ static bool by_plan(const DispatchArguments& call) { return call.by_plan; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments& call) {
+    return call.encoding.quantises();
+  }
+  // Receivers weight rows or compute dot products, so each row needs a whole warp.
+  __device__ __forceinline__ static bool computes(const DispatchArguments& call) {
+    return call.apply_weights || call.dot_rows != nullptr;
+  }
+};
+
+// Routes from ids; rows are moved, not computed.
+template <bool kQuantises, bool kFew>
+struct SpecialisedDispatch {
+  static constexpr bool kSpecialised = true, kByPlan = false, kFewTokens = kFew;
+  static constexpr int kGranulesAtOnce = kFew ? 14 : 7;
+  __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return false; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
+  __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
+};
+
+// Routes from a plan; rows are moved, not computed.
+template <bool kQuantises>
+struct SpecialisedByPlan {
+  static constexpr bool kSpecialised = true, kByPlan = true, kFewTokens = false;
+  static constexpr int kGranulesAtOnce = 7;
+  __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return true; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
+  __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
+};
+
+}  // namespace ferry::cuda

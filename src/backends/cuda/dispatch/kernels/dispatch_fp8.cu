@@ -1,0 +1,13 @@
+// Kernels of fused dispatches that quantise rows to fp8.
+#include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
+#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
+
+namespace ferry::cuda {
+
+const void* fp8_kernel(DispatchMode mode) {
+  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<true>>();
+  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<true, true>>();
+  return kernel<SpecialisedDispatch<true, false>>();
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,62 @@
+// Launches the kernel of a dispatch's mode.
+#include <algorithm>
+
+#include "backends/cuda/dispatch/block_state.cuh"
+#include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+const void* kernel_of(DispatchMode mode, bool quantises) {
+  switch (mode) {
+    case DispatchMode::many_tokens:
+    case DispatchMode::few_tokens:
+    case DispatchMode::by_plan:
+      return quantises ? fp8_kernel(mode) : unquantised_kernel(mode);
+    case DispatchMode::count_on_device:
+      return count_on_device_kernel(quantises);
+    case DispatchMode::generic:
+    case DispatchMode::send_phase:
+    case DispatchMode::receive_phase:
+      break;
+  }
+  return generic_kernel(mode);
+}
+
+}  // namespace
+
+std::int64_t dispatch_shared_bytes(const LaneView& lane) {
+  DispatchArguments call{};
+  call.lane = lane;
+  return DispatchBlockState::lay_out(&call);
+}
+
+void prepare_dispatch(const LaneView& lane) {
+  const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
+  for (const DispatchMode mode : {DispatchMode::many_tokens, DispatchMode::few_tokens,
+                                  DispatchMode::count_on_device, DispatchMode::by_plan, DispatchMode::generic,
+                                  DispatchMode::send_phase, DispatchMode::receive_phase}) {
+    for (const bool quantises : {false, true}) allow_shared_bytes(kernel_of(mode, quantises), shared_bytes);
+  }
+}
+
+void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, const LaunchShape& shape,
+                     cudaStream_t stream) {
+  DispatchArguments call = arguments;
+  const auto shared_bytes = static_cast<std::size_t>(DispatchBlockState::lay_out(&call));
+  call.phase = mode == DispatchMode::send_phase      ? Phase::send
+               : mode == DispatchMode::receive_phase ? Phase::receive
+                                                     : Phase::fused;
+  const auto [senders, metadata_blocks] =
+      may_have_metadata_blocks(mode) ? call.few_token_blocks : call.many_token_blocks;
+  // A kernel that reads the token count from device memory makes its own partitions.
+  const bool one_role_each = call.phase == Phase::fused && shape.blocks > 1;
+  call.partition =
+      SendPartition::of(call.tokens, one_role_each ? senders : std::min(shape.blocks, kMaxSenders));
+  if (metadata_blocks > 0) call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
+  launch(kernel_of(mode, call.encoding.quantises()), &call, kBlockThreads, shared_bytes, shape, stream,
+         "launching dispatch");
+}
+
+}  // namespace ferry::cuda

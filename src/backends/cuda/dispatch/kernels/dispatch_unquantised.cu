@@ -1,0 +1,13 @@
+// Kernels of fused dispatches whose rows are moved unchanged.
+#include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
+#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
+
+namespace ferry::cuda {
+
+const void* unquantised_kernel(DispatchMode mode) {
+  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<false>>();
+  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<false, true>>();
+  return kernel<SpecialisedDispatch<false, false>>();
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,122 @@
+#include "backends/cuda/host/memory_layout.hpp"
+
+#include <algorithm>
+
+#include "backends/cuda/device/routing_tables.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "base/text.hpp"
+#include "exchange/backend.hpp"
+#include "exchange/configuration.hpp"
+#include "format/parts.hpp"
+#include "layout/device_message.hpp"
+
+namespace ferry {
+namespace cuda {
+namespace {
+
+// Places arrays one after the other, each aligned to 256 bytes.
+class OffsetAllocator {
+ public:
+  std::int64_t take(std::int64_t bytes) {
+    const std::int64_t begin = end_;
+    end_ = align_up(begin + bytes, 256);
+    return begin;
+  }
+  std::int64_t bytes() const { return end_; }
+
+ private:
+  std::int64_t end_ = 0;
+};
+
+}  // namespace
+
+void check_limits(const Config& config) {
+  if (config.placement.ranks() > kMaxRanks) {
+    throw UnsupportedError(
+        str("the cuda backend supports up to ", kMaxRanks, " ranks, got ", config.placement.ranks()));
+  }
+  if (config.experts > kMaxExperts) {
+    throw UnsupportedError(
+        str("the cuda backend supports up to ", kMaxExperts, " experts, got ", config.experts));
+  }
+  const std::int64_t message = wire_bytes(parts_of(config.format, config.hidden));
+  if (message > kMostMessageBytes) {
+    throw UnsupportedError(
+        str("the cuda backend supports up to ", kMostMessageBytes, " bytes a token, got ", message));
+  }
+  if (config.max_tokens > SlotMetadata::kMostTokens ||
+      std::int64_t{config.max_tokens} * config.top_k > SlotMetadata::kMostOrdinals) {
+    throw UnsupportedError(str("the cuda backend supports up to ", SlotMetadata::kMostTokens, " tokens of ",
+                               SlotMetadata::kMostOrdinals, " routes, got max_tokens = ", config.max_tokens,
+                               " with top_k = ", config.top_k));
+  }
+}
+
+DeviceSignals device_signals(const Config& config) {
+  return DeviceSignals::of(config.placement.ranks(), config.experts, config.max_tokens, config.top_k,
+                           exchange_shape(config, 0).combine_rows,
+                           std::int64_t{config.hidden} * bytes_of(config.combine_type));
+}
+
+DeviceLayout device_layout(const Config& config) {
+  const PartList parts = parts_of(config.format, config.hidden);
+  ExchangeShape shape = exchange_shape(config, device_signals(config).bytes);
+  shape.message_bytes = device_message_layout(parts).bytes;
+  shape.combine_row_bytes = align_up(shape.combine_row_bytes, kLine);
+  DeviceLayout layout{exchange_layout(shape), 0};
+  if (!config.own_receive_buffers) return layout;
+  // Large enough for every format whose messages are not larger than the configuration's: a received row
+  // takes at most the bytes it has in a message. Beyond that, columns are padded to kColumnAlignment rows,
+  // and parts to 256 bytes.
+  std::int64_t rows = 0;
+  for (int rank = 0; rank < config.placement.ranks(); ++rank)
+    rows = std::max(rows, row_capacity(config, rank));
+  layout.received = align_up((rows + kColumnAlignment - 1) * wire_bytes(parts) + kMaxParts * 256,
+                             ExchangeLayout::kSectionAlign);
+  return layout;
+}
+
+ExchangeArrays exchange_arrays(const Config& config) {
+  OffsetAllocator offsets;
+  ExchangeArrays arrays;
+  arrays.routing = offsets.take(RoutingTables::bytes(config.experts, config.placement.ranks()));
+  arrays.bytes = offsets.bytes();
+  return arrays;
+}
+
+LaneArrays lane_arrays(const Config& config, int rank) {
+  const std::int64_t rows = row_capacity(config, rank), groups = groups_of(config, rank);
+  const std::int64_t experts = config.experts;
+  const bool rank_major = config.layout == Layout::rank_major;
+  OffsetAllocator offsets;
+  LaneArrays arrays;
+  arrays.state = offsets.take(sizeof(LaneState));
+  arrays.block_counts = offsets.take(8 * std::int64_t{kMaxSenders} * device_signals(config).count_words);
+  arrays.block_counted = offsets.take(8 * std::int64_t{kMaxSenders});
+  arrays.load = offsets.take(8 * experts);
+  arrays.metadata = offsets.take(sizeof(StepMetadata));
+  arrays.plan = offsets.take(view_plan(nullptr, plan_shape(config)).bytes);
+  arrays.weight = offsets.take(4 * rows * (rank_major ? config.top_k : 1));
+  arrays.local_ids = offsets.take(rank_major ? 4 * rows * config.top_k : 0);
+  arrays.dots = offsets.take(rank_major ? 0 : 4 * rows);
+  arrays.group_expert = offsets.take(4 * groups);
+  arrays.counts = offsets.take(4 * groups);
+  arrays.row_offsets = offsets.take(4 * (groups + 1));
+  arrays.bytes = offsets.bytes();
+  return arrays;
+}
+
+}  // namespace cuda
+
+Sizes cuda_backend_sizes(const Config& config, int rank) {
+  cuda::check_limits(config);
+  const cuda::DeviceLayout layout = cuda::device_layout(config);
+  const std::int64_t lanes = config.lanes;
+  return {.dispatch_staging = 2 * lanes * layout.exchange.dispatch,
+          .combine_staging = 2 * lanes * layout.exchange.combine,
+          .signals = lanes * layout.exchange.signals,
+          .results = lanes * layout.received,
+          .plans = lanes * cuda::lane_arrays(config, rank).bytes + cuda::exchange_arrays(config).bytes};
+}
+
+}  // namespace ferry

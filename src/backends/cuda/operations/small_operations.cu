@@ -1,0 +1,210 @@
+#include "backends/cuda/operations/small_operations.hpp"
+
+#include "backends/cuda/device/shared_copy.cuh"
+#include "backends/cuda/operations/route_values.cuh"
+#include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/diagnostics.cuh"
+#include "backends/cuda/protocol/plan_entries.cuh"
+#include "backends/cuda/protocol/plan_header.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+// --- metadata --------------------------------------------------------------------------------------------
+
+// [thread] This rank's count. One that only the device sees is checked here: the sum over all ranks must fit
+// 31 bits.
+__device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint64_t number) {
+  if (call.device_count == nullptr) return call.count;
+  const std::int32_t count = *call.device_count;
+  const std::int32_t most = INT32_MAX / call.lane.ranks;
+  if (count >= 0 && count <= most) return count;
+  abort_call(call.lane, number, Operation::metadata, DeviceError::Reason::too_many, call.lane.rank, 0, count,
+             most);
+  return 0;
+}
+
+__global__ void __launch_bounds__(32, 1)
+    metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
+  __shared__ MetadataArguments shared_arguments;
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
+  __syncthreads();
+  const MetadataArguments& call = shared_arguments;
+  __shared__ CallHeader header;
+  const LaneView& lane = call.lane;
+  if (is_aborted(lane, kExchangeFailed)) return;
+  const std::uint64_t number = lane.state->calls[0] + 1;
+  const int rank = static_cast<int>(threadIdx.x);
+  if (rank == 0) {
+    header.terms = call.terms;
+    header.facts = make_header_facts(Operation::metadata, metadata_count(call, number));
+  }
+  __syncwarp();
+  post_header(lane, number, header);
+  StepMetadata all;
+  HeaderFacts theirs;
+  if (await_all_headers(lane, number, header, true, &theirs)) {
+    const std::int32_t count = rank < lane.ranks ? theirs.count : 0;
+    all.sum = __reduce_add_sync(~0u, count);
+    all.prefix = __reduce_add_sync(~0u, rank < lane.rank ? count : 0);
+    all.maximum = __reduce_max_sync(~0u, count);
+  }
+  if (rank == 0) *call.metadata = all;
+  store_call_number(lane, number);
+}
+
+// --- route values ------------------------------------------------------------------------------------------
+
+constexpr int kValueWarps = 8;
+constexpr int kValueSendWarps = 4;
+
+// [thread] Sets the values of padding rows to 0.
+__device__ void zero_padding_values(const RouteValuesArguments& call, const PlanView& plan, int thread,
+                                    int threads) {
+  for (std::int64_t row = thread; row < plan.header->total; row += threads) {
+    if (plan.sources[row].rank < 0) call.row_values[row] = 0;
+  }
+}
+
+// [thread] The messages from this rank to the rank that is this thread's, or (`to_it` false) the other way,
+// as in the plan.
+__device__ std::int32_t messages_with(const LaneView& lane, const PlanView& plan, bool to_it) {
+  const int peer = static_cast<int>(threadIdx.x % 32);
+  if (peer >= lane.ranks) return 0;
+  return static_cast<std::int32_t>(
+      messages_between(lane, plan, to_it ? lane.rank : peer, to_it ? peer : lane.rank));
+}
+
+// [warp] Receives the values of the messages that fall to warp `worker` of `workers`.
+__device__ void receive_values(const RouteValuesArguments& call, std::uint64_t number, int worker,
+                               int workers, const PlanView& plan) {
+  const LaneView& lane = call.lane;
+  const int slot = threadIdx.x % 32;
+  RouteValueIterator partition(lane, messages_with(lane, plan, false), worker, workers);
+  int source;
+  std::int32_t i;
+  while (partition.next(&source, &i)) {
+    const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
+    float value;
+    const WaitResult result =
+        await_route_value(lane, Payload::rows, {Operation::route_values, number, source}, i, &value);
+    if (result == WaitResult::aborted) return;
+    if (result == WaitResult::end_of_data) {
+      if (slot == 0) record_bad_source(lane, where);
+      continue;
+    }
+    if (slot >= lane.top_k) continue;
+    const std::int32_t row = plan.received_rows_of_message[where * lane.top_k + slot];
+    if (row == -1 || !valid_entry(lane, row, plan.header->total, where * lane.top_k + slot)) continue;
+    call.row_values[row] = value;
+  }
+}
+
+// In shared memory.
+struct RouteValuesState {
+  CallHeader header;
+  ErrorRecord refusal;
+  std::uint64_t number;
+  bool failed;
+  PlanFault fault;
+};
+
+// [block] The first warps send, the others receive; the first warp of block 0 posts and compares the call
+// headers.
+__device__ void run_route_values(const RouteValuesArguments& call, RouteValuesState* state,
+                                 const PlanView& plan) {
+  const LaneView& lane = call.lane;
+  const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
+            blocks = static_cast<int>(gridDim.x);
+  const bool coordinates = block == 0 && warp == 0;
+  if (coordinates) {
+    if (threadIdx.x == 0) {
+      state->header.terms = call.terms;
+      state->header.terms.add(static_cast<std::int64_t>(plan.header->call));
+      state->header.facts = make_header_facts(Operation::route_values, plan.header->tokens);
+    }
+    __syncwarp();
+    post_header(lane, state->number, state->header);
+    HeaderFacts theirs;
+    await_all_headers(lane, state->number, state->header, true, &theirs);
+  }
+  if (warp < kValueSendWarps) {
+    if (!coordinates)
+      send_route_values(lane, state->number, call.values,
+                        RouteValueIterator(lane, messages_with(lane, plan, true),
+                                           block * kValueSendWarps + warp - 1, blocks * kValueSendWarps - 1),
+                        plan);
+    sync_threads_of(1, 32 * kValueSendWarps);
+    if (threadIdx.x == 0) publish_end_of_stream(lane, state->number, blocks);
+    return;
+  }
+  constexpr int kReceiveWarps = kValueWarps - kValueSendWarps;
+  const int worker = block * kReceiveWarps + warp - kValueSendWarps;
+  zero_padding_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32),
+                      32 * kReceiveWarps * blocks);
+  receive_values(call, state->number, worker, kReceiveWarps * blocks, plan);
+}
+
+__global__ void __launch_bounds__(32 * kValueWarps, 1)
+    route_values_kernel(const __grid_constant__ RouteValuesArguments arguments) {
+  __shared__ RouteValuesArguments shared_arguments;
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
+  __syncthreads();
+  const RouteValuesArguments& call = shared_arguments;
+  __shared__ RouteValuesState state;
+  const LaneView& lane = call.lane;
+  const PlanView plan = view_plan(call.plan, lane.plan_shape);
+  if (threadIdx.x == 0) {
+    state.number = lane.state->calls[blockIdx.x] + 1;
+    state.failed = is_aborted(lane, kExchangeFailed);
+    state.fault = check_plan(lane, *plan.header, -1);
+  }
+  __syncthreads();
+  if (state.failed) return;
+  if (state.fault == PlanFault::none) {
+    run_route_values(call, &state, plan);
+  } else if (blockIdx.x == 0) {
+    refuse_plan(lane, Operation::route_values, state.number, *plan.header, state.fault, -1, &state.refusal);
+    drain_headers(lane, state.number, Operation::route_values);
+  }
+  store_call_number(lane, state.number);
+}
+
+// --- refusal -----------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ RefusalArguments arguments) {
+  __shared__ RefusalArguments shared_arguments;
+  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
+  __syncthreads();
+  const RefusalArguments& call = shared_arguments;
+  const LaneView& lane = call.lane;
+  if (is_aborted(lane, kExchangeFailed)) return;
+  const std::uint64_t number = lane.state->calls[0] + 1;
+  for (int peer = 0; peer < lane.ranks; ++peer) {
+    if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
+  }
+  // The next call reuses the staging of the call before this one, so this call may end only when every peer
+  // has finished that one, as its header of this call says (docs/protocol.md).
+  drain_headers(lane, number, call.operation);
+  store_call_number(lane, number);
+}
+
+}  // namespace
+
+void launch_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&metadata_kernel), const_cast<MetadataArguments*>(&arguments), 32, 0,
+         {}, stream, "launching metadata");
+}
+
+void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,
+                         cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&route_values_kernel), const_cast<RouteValuesArguments*>(&arguments),
+         32 * kValueWarps, 0, shape, stream, "launching route_values");
+}
+
+void launch_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&refusal_kernel), const_cast<RefusalArguments*>(&arguments), 32, 0, {},
+         stream, "launching a refusal");
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,49 @@
+#include "backends/cuda/runtime/launch.hpp"
+
+#include "backends/cuda/runtime/error.hpp"
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::cuda {
+
+void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
+  int device = 0, available = 0;
+  check(cudaGetDevice(&device), "find the current device");
+  check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "query a device's shared memory");
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "query a kernel's attributes");
+  available -= static_cast<int>(attributes.sharedSizeBytes);
+  if (bytes > available) {
+    throw UnsupportedError(
+        str("a block needs ", bytes,
+            " bytes of shared memory for the tables of all experts and ranks; this GPU has ", available,
+            ": configure fewer experts or ranks"));
+  }
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, available),
+        "raise a kernel's shared memory limit");
+}
+
+void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
+            const LaunchShape& shape, cudaStream_t stream, const char* action) {
+  cudaLaunchAttribute attribute[2]{};
+  unsigned attributes = 0;
+  if (shape.cooperative) {
+    attribute[attributes].id = cudaLaunchAttributeCooperative;
+    attribute[attributes++].val.cooperative = 1;
+  }
+  if (shape.cluster) {
+    attribute[attributes].id = cudaLaunchAttributeClusterDimension;
+    attribute[attributes++].val.clusterDim = {static_cast<unsigned>(shape.blocks), 1, 1};
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attribute;
+  config.numAttrs = attributes;
+  check(cudaLaunchKernelExC(&config, kernel, &arguments), action);
+}
+
+}  // namespace ferry::cuda

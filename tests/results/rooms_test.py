@@ -1,0 +1,55 @@
+"""scripts/check_rooms.py: refuses an include against the arrows, a circle in the table and an arrow that nothing uses."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
+
+from check_rooms import faults  # noqa: E402  (found by the line above)
+
+FILES = {
+    "include/ferry/types.hpp": "",
+    "src/low/a.hpp": '#include "ferry/types.hpp"\n#include <vector>\n',
+    "src/high/b.cpp": '#include "low/a.hpp"\n#include "high/b.hpp"\n#include "c.hpp"\n',
+    "src/high/b.hpp": "",
+    "src/high/c.hpp": "",
+}
+
+
+class RoomsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for name, text in FILES.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(text)
+
+    def test_allowed_arrows_pass(self):
+        self.assertEqual(list(faults(self.root, {"low": "", "high": "low"})), [])
+
+    def test_an_include_against_the_arrows_is_refused(self):
+        (self.root / "src/low/a.hpp").write_text('#include "high/b.hpp"\n')
+        errors = list(faults(self.root, {"low": "", "high": "low"}))
+        self.assertEqual(len(errors), 1)
+        self.assertIn("src/low/a.hpp includes high/b.hpp: low may not include high", errors[0])
+
+    def test_a_folder_that_the_table_lacks_may_include_nothing(self):
+        errors = list(faults(self.root, {"low": ""}))
+        self.assertEqual(len(errors), 1)
+        self.assertIn("high may not include low", errors[0])
+
+    def test_a_circle_in_the_table_is_refused(self):
+        (self.root / "src/low/a.hpp").write_text('#include "high/b.hpp"\n')
+        self.assertEqual(list(faults(self.root, {"low": "high", "high": "low"})),
+                         ["ROOMS: low may include high, which does not stand before it"])
+
+    def test_an_arrow_that_nothing_uses_is_refused(self):
+        self.assertEqual(list(faults(self.root, {"low": "", "middle": "low", "high": "low"})),
+                         ["ROOMS: nothing in middle includes low: remove this arrow"])
+
+
+if __name__ == "__main__":
+    unittest.main()
