@@ -276,19 +276,22 @@ class Exchange {
   /// the same; their rows are in last_dispatch_result().
   ///
   /// Host backends call it at the end of every call, unless Config::check_calls is off. On device backends it
-  /// covers the calls that have ended, and also throws what synchronize() would; it does not wait.
+  /// covers the calls that have ended, and also throws what synchronize() would; it does not wait, and may be
+  /// called while a stream is captured: the captured calls end when the graph is launched.
   /// @throws OverflowError, BadIdError, BadSourceError  the first that applies, in this order
   void check(int lane = 0);
 
   /// Local. Device backends: blocks until the work on `stream` is done, then throws the error that ended a
   /// call of the lane on the device: a peer's refusal, options that differ between ranks, a count or plan
   /// that only the device could check, a timeout, a lost peer. Host backends have already thrown: no effect.
+  /// @throws UsageError  the stream is being captured; the capture goes on
   void synchronize(int lane = 0, Stream stream = {});
 
   /// Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
-  /// Local. Any thread, also while others are inside calls: a call counts once it has ended.
+  /// Local. Any thread may call it at any time, also while calls run or a stream is captured; it counts the
+  /// dispatches that have run.
   LoadCounts load_counts() const;
   WireCounts wire_counts() const;  ///< Local. As load_counts().
 

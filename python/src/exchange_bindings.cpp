@@ -71,7 +71,7 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
   new (self) PyExchange(std::move(state));
 }
 
-nb::object counts_array(std::span<const std::int64_t> counts) {
+nb::object counts_array(const std::vector<std::int64_t>& counts) {
   const Shape shape = {static_cast<std::int64_t>(counts.size())};
   nb::object array = new_array(Framework::numpy, kInt64, shape, kHost);
   std::copy(counts.begin(), counts.end(), static_cast<std::int64_t*>(inspect(array, "counts").data));

@@ -1,15 +1,15 @@
 // The CUDA backend: implements Backend by lanes that launch kernels over symmetric device memory.
 #include "exchange/backend.hpp"
 
-#include <atomic>
 #include <deque>
+#include <type_traits>
 
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/error.hpp"
+#include "base/text.hpp"
 #include "exchange/configuration.hpp"
-#include "exchange/lane_counts.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
 
@@ -57,17 +57,14 @@ class CudaBackend final : public Backend {
                     Stream stream) override {
     throw_if_failed(Operation::route_values);
     fault_point(FaultPoint::route_values_begin, exchange_.me());
-    this->lane(lane).route_values(values, plan, row_values, stream);
+    run_or_refuse(Operation::route_values, lane, stream,
+                  [&] { this->lane(lane).route_values(values, plan, row_values, stream); });
   }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
-    throw_if_failed(Operation::metadata);
-    fault_point(FaultPoint::metadata_begin, exchange_.me());
-    return this->lane(lane).metadata(count, nullptr, stream);
+    return metadata(count, nullptr, lane, stream);
   }
   const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream) override {
-    throw_if_failed(Operation::metadata);
-    fault_point(FaultPoint::metadata_begin, exchange_.me());
-    return this->lane(lane).metadata(0, count, stream);
+    return metadata(0, count, lane, stream);
   }
 
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
@@ -79,6 +76,12 @@ class CudaBackend final : public Backend {
   }
 
   void synchronize(int lane, Stream stream) override {
+    cudaStreamCaptureStatus capture{};
+    check(cudaStreamIsCapturing(handle_of(stream), &capture), "find out whether a stream is captured");
+    if (capture != cudaStreamCaptureStatusNone) {
+      throw UsageError(str("synchronize: the stream is captured on rank ", exchange_.me(),
+                           ": its calls run when the graph is launched; synchronize after that"));
+    }
     check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
     raise_device_error(lane);
   }
@@ -90,7 +93,9 @@ class CudaBackend final : public Backend {
   CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
 
   LoadCounts load_counts() const override {
-    LoadCounts counts = no_load(exchange_.config.placement);
+    LoadCounts counts;
+    counts.experts.resize(static_cast<std::size_t>(exchange_.config.experts));
+    counts.ranks.resize(static_cast<std::size_t>(exchange_.rank.size()));
     for (const Lane& lane : lanes_) lane.add_load(counts.experts, counts.dispatches);
     for (std::size_t e = 0; e < counts.experts.size(); ++e) {
       const int rank = exchange_.config.placement.location(static_cast<int>(e)).rank;
@@ -111,21 +116,15 @@ class CudaBackend final : public Backend {
   // Throws the group's failure, including one that the device has just reported.
   void throw_if_failed(Operation operation) {
     RankState& state = exchange_.rank.state();
-    HostSignals* report = exchange_.report();
-    // Acquire: the kernel stores the record before it store-releases `timed_out`.
-    if (std::atomic_ref(report->timed_out).load(std::memory_order_acquire) != 0 &&
-        !state.control().failed()) {
-      state.time_out(report->timeout, exchange_.config.deadline);
-    }
+    const std::optional<WaitRecord> timeout = timeout_of(*exchange_.report());
+    if (timeout && !state.control().failed()) state.time_out(*timeout, exchange_.config.deadline);
     if (!state.control().failed()) return;
-    WaitRecord record = report->timeout;
-    if (report->timed_out == 0) record = {operation, 0, exchange_.me(), -1, 0, 0};
-    state.control().throw_failure(record);
+    state.control().throw_failure(timeout.value_or(WaitRecord{operation, 0, exchange_.me(), -1, 0, 0}));
   }
 
   // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
   template <class Call>
-  auto run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
+  std::invoke_result_t<Call> run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
     try {
       return call();
     } catch (const UsageError& error) {
@@ -146,6 +145,14 @@ class CudaBackend final : public Backend {
     fault_point(FaultPoint::combine_begin, exchange_.me());
     run_or_refuse(Operation::combine, call.lane, stream,
                   [&] { lane(call.lane).combine(call, phase, stream); });
+  }
+
+  const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, int lane,
+                               Stream stream) {
+    throw_if_failed(Operation::metadata);
+    fault_point(FaultPoint::metadata_begin, exchange_.me());
+    return run_or_refuse(Operation::metadata, lane, stream,
+                         [&] { return this->lane(lane).metadata(count, device_count, stream); });
   }
 
   const ExchangeState exchange_;

@@ -1,7 +1,6 @@
 // Turns a checked call into the arguments of its kernel, and launches it.
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/memory/device_access.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
@@ -14,19 +13,6 @@ AgreedOptions terms_of(Operation operation, const CallOptions& options) {
   AgreedOptions terms = AgreedOptions::of(operation);
   for (const CallOption& option : options.values()) terms.add(option.value);
   return terms;
-}
-
-void check_access(const Config& config, int device, const DispatchCall& call) {
-  const PartList parts = parts_of(call.format, config.hidden);
-  const int inputs = call.format.quantises() ? 1 : parts.count;
-  for (int p = 0; p < inputs; ++p)
-    require_device_access("tokens", call.tokens.parts[static_cast<std::size_t>(p)], device);
-  require_device_access("ids", call.ids.data, device);
-  require_device_access("weights", call.weights, device);
-  require_device_access("plan", call.plan.storage(), device);
-  for (int p = 0; p < parts.count; ++p)
-    require_device_access("memory for received rows", call.memory.parts[static_cast<std::size_t>(p)], device);
-  require_device_access("memory for sums of counts", call.memory.count_sums, device);
 }
 
 }  // namespace
@@ -118,7 +104,8 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
 }
 
 DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stream) {
-  check_access(exchange_.config, exchange_.device, call);
+  require_own_stream(Operation::dispatch, stream);
+  pointer_check_.require_usable("dispatch", pointers_of(call));
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
   set_receive_buffers(call, arguments);
@@ -151,11 +138,8 @@ DispatchResult Lane::dispatch_receive(Stream stream) {
 
 void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   const Config& config = exchange_.config;
-  for (const auto& [what, pointer] : {std::pair<const char*, const void*>{"outputs", call.outputs.data},
-                                      {"result", call.result.data},
-                                      {"plan", call.plan.storage()}}) {
-    require_device_access(what, pointer, exchange_.device);
-  }
+  require_own_stream(Operation::combine, stream);
+  pointer_check_.require_usable("combine", pointers_of(call));
   const LaunchShape shape = this->shape(call.sm_limit);
   CombineArguments arguments{};
   arguments.lane = view_;

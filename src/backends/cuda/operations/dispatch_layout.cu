@@ -1,6 +1,7 @@
 // dispatch_layout() on GPUs: one launch of one cluster. Each block counts the tokens that fall to it in its
 // own shared memory; the blocks then add up each other's counts, so that nothing needs to be cleared first.
 #include <algorithm>
+#include <optional>
 
 #include "backends/cuda/memory/device_access.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
@@ -105,11 +106,23 @@ void check_device(const DispatchLayoutCall& call) {
   }
   int device = 0;
   check(cudaGetDevice(&device), "find the current device");
-  require_device_access("ids", call.ids.data, device);
-  require_device_access("tokens_per_rank", call.result.tokens_per_rank, device);
-  require_device_access("routes_per_expert", call.result.routes_per_expert, device);
-  require_device_access("token_in_rank", call.result.token_in_rank, device);
-  require_device_access("tokens_per_node", call.result.tokens_per_node, device);
+  thread_local std::optional<PointerCheck> check_of_device;
+  thread_local int checked = -1;
+  if (checked != device) {
+    check_of_device.emplace("", device,
+                            [device](const void* address) { return find_memory(address, device); });
+    checked = device;
+  }
+  constexpr std::int64_t kWord = sizeof(std::int32_t);
+  CallPointers pointers;
+  if (call.tokens > 0) {
+    pointers.add("ids", call.ids.data, bytes_of(call.ids.type));
+    pointers.add("token_in_rank", call.result.token_in_rank, 1);
+  }
+  pointers.add("tokens_per_rank", call.result.tokens_per_rank, kWord);
+  pointers.add("routes_per_expert", call.result.routes_per_expert, kWord);
+  pointers.add("tokens_per_node", call.result.tokens_per_node, kWord);
+  check_of_device->require_usable("dispatch_layout", pointers);
 }
 
 }  // namespace
