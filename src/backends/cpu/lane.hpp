@@ -56,6 +56,7 @@ class Lane {
   std::vector<std::int64_t> expert_load;  // [E] routes from all ranks
   std::int64_t dispatches = 0;
   StepMetadata metadata;
+  std::vector<std::int32_t> routes, tokens;  // of the last dispatch_counts: [L], [R]
   HostTotals totals;
 
   template <class T>
