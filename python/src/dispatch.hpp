@@ -37,6 +37,9 @@ struct DispatchInput {
   DispatchContext context;
 };
 
+// The ids in an array, [tokens, top_k]. Throws UsageError if it is of another type or shape, or not dense.
+Ids ids_of(const Array& array, std::int64_t tokens, int top_k);
+
 // Throws UsageError for arguments that do not fit.
 void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& given, DispatchInput& in);
 

@@ -8,6 +8,7 @@
 #include "bindings.hpp"
 #include "cast.hpp"
 #include "config.hpp"
+#include "dispatch.hpp"
 #include "exchange/configuration.hpp"
 #include "group.hpp"
 #include "lane_call.hpp"
@@ -131,6 +132,40 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
                  owner_of(self.shared()));
 }
 
+nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, const nb::object& stream) {
+  LaneCall call(self, lane);
+  Arguments arguments(call.device());
+  Ids read;
+  std::int64_t tokens = 0;
+  call.read_or_refuse({Operation::dispatch_counts}, [&] {
+    const Array& array = arguments.add(ids, "ids");
+    call.set_stream(stream_of(stream, arguments.framework(), call.device()));
+    tokens = array.shape.empty() ? 0 : array.shape[0];
+    read = ids_of(array, tokens, self.config().top_k);
+    self.set_framework(arguments.framework());
+  });
+  DispatchCounts counts;
+  {
+    const nb::gil_scoped_release unlocked;
+    counts = call.exchange().dispatch_counts(read, tokens, lane, call.stream());
+  }
+  const auto list_of = [](std::span<const std::int32_t> numbers) {
+    nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(numbers.size())));
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLong(numbers[i]));
+    return list;
+  };
+  return nb::make_tuple(counts.total, list_of(counts.routes), list_of(counts.tokens));
+}
+
+// What this rank's peers are told instead of its next call.
+void refuse(PyExchange& self, const std::string& reason, int lane, const nb::object& stream) {
+  LaneCall call(self, lane);
+  call.set_stream(stream_of(stream, self.framework(), call.device()));
+  const nb::gil_scoped_release unlocked;
+  call.exchange().refuse(Operation::dispatch, lane, UsageError(reason), call.stream());
+}
+
 // Runs an operation of a lane that takes no arrays.
 template <class Call>
 void on_lane(PyExchange& self, int lane, const nb::object& given, Call call) {
@@ -222,6 +257,9 @@ void bind_exchange(nb::module_& module) {
       .def_prop_ro(
           "capacity", [](const PyExchange& self) { return self.state().exchange.capacity(); },
           "Rows this rank can receive (expert_padded: rows of one expert).")
+      .def_prop_ro(
+          "plan_bytes", [](const PyExchange& self) { return self.receive_sizes().plan_bytes; },
+          "Bytes of a plan's storage.")
       .def("plan_over", &plan_over, "storage"_a.none(), "tokens"_a = nb::none(),
            R"(A Plan over storage that holds one: uint8 [plan_bytes(config, ranks)]. Not collective.
 
@@ -236,6 +274,22 @@ the lane.)",
           nb::sig(
               "def metadata(self, count: typing.Any, *, lane: int = 0, stream: typing.Any | None = None) -> "
               "typing.Any"))
+      .def("dispatch_counts", &dispatch_counts, "ids"_a.none(), nb::kw_only(), "lane"_a = 0,
+           "stream"_a = nb::none(),
+           R"((total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.
+
+total: rows that the dispatch delivers here; routes: to each expert of this rank, from all ranks; tokens: N of every
+rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before it on `stream`, and cannot be captured.)",
+           nb::sig("def dispatch_counts(self, ids: typing.Any, *, lane: int = 0, stream: typing.Any | None = "
+                   "None) "
+                   "-> tuple[int, list[int], list[int]]"))
+      .def(
+          "refuse", &refuse, "reason"_a, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
+          R"(Takes part in the lane's next call by refusing it: the peers' call ends with a UsageError that says `reason`.
+
+For code between its caller and the exchange that finds out that it cannot make the call.)",
+          nb::sig(
+              "def refuse(self, reason: str, *, lane: int = 0, stream: typing.Any | None = None) -> None"))
       .def(
           "check", &check, "lane"_a = 0,
           R"(Raises what the lane's calls found since the last check: BadIdError, OverflowError, BadSourceError.

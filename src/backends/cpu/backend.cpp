@@ -76,6 +76,9 @@ class CpuBackend final : public Backend {
     send_route_values(operations(lane).lane, values, plan, row_values);
   }
 
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override {
+    return exchange_dispatch_counts(operations(lane).lane, ids, tokens);
+  }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream) override {
     exchange_metadata(operations(lane).lane, count);
     return &operations(lane).lane.metadata;

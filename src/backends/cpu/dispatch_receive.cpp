@@ -116,11 +116,19 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
     }
     const std::int32_t* rows = by_plan_ ? plan_.received_rows_of_message + message * top_k
                                         : assigner.assign(source, i, head.token, head.position, token.ids);
+    if (stored_rows_ < result_.capacity) drop_rows(plan_.received_rows_of_message + message * top_k);
     if (context_.config.layout == Layout::rank_major) {
       write_rank_major_row(token, rows);
     } else {
       write_expert_rows(token, rows);
     }
+  }
+}
+
+// Drops the rows of a message, [K], that the caller's memory has no room for.
+void Dispatch::drop_rows(std::int32_t* rows) const {
+  for (int slot = 0; slot < context_.config.top_k; ++slot) {
+    if (rows[slot] >= stored_rows_) rows[slot] = -1;
   }
 }
 

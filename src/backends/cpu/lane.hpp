@@ -55,6 +55,7 @@ class Lane {
   CallDiagnostics diagnostics;  // since the last check()
   LaneCounts counts;
   StepMetadata metadata;
+  std::vector<std::int32_t> routes, tokens;  // of the last dispatch_counts: [L], [R]
   HostTotals totals;
 
   template <class T>

@@ -62,6 +62,9 @@ class ReferenceBackend final : public Backend {
   void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override {
     lanes_[lane].route_values(values, plan, row_values);
   }
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override {
+    return lanes_[lane].dispatch_counts(ids, tokens);
+  }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream) override {
     return lanes_[lane].metadata(count);
   }

@@ -60,6 +60,9 @@ class CudaBackend final : public Backend {
     run_or_refuse(Operation::route_values, lane, stream,
                   [&] { this->lane(lane).route_values(values, plan, row_values, stream); });
   }
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override {
+    return count_dispatch(ids, tokens, lane, stream);
+  }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
     return metadata(count, nullptr, lane, stream);
   }
@@ -122,6 +125,14 @@ class CudaBackend final : public Backend {
     state.control().throw_failure(timeout.value_or(WaitRecord{operation, 0, exchange_.me(), -1, 0, 0}));
   }
 
+  // Throws UsageError if the stream is being captured: `call` waits for the host.
+  static void require_no_capture(Stream stream, const char* call) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
+    if (status != cudaStreamCaptureStatusNone)
+      throw UsageError(str(call, ": cannot be captured into a CUDA graph, because it waits for its result"));
+  }
+
   // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
   template <class Call>
   std::invoke_result_t<Call> run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
@@ -131,6 +142,18 @@ class CudaBackend final : public Backend {
       refuse(operation, lane, error, stream);
       throw;
     }
+  }
+
+  DispatchCounts count_dispatch(const Ids& ids, std::int32_t tokens, int lane, Stream stream) {
+    throw_if_failed(Operation::dispatch_counts);
+    Lane& mine = this->lane(lane);
+    require_no_capture(stream, "dispatch_counts");
+    run_or_refuse(Operation::dispatch_counts, lane, stream,
+                  [&] { mine.count_dispatch(ids, tokens, stream); });
+    while (!mine.await_dispatch_counts(stream)) throw_if_failed(Operation::dispatch_counts);
+    throw_if_failed(Operation::dispatch_counts);
+    mine.raise_device_error();
+    return mine.dispatch_counts();
   }
 
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream) {

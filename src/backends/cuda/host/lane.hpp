@@ -11,6 +11,7 @@
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
+#include "backends/cuda/operations/dispatch_counts.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
 #include "exchange/backend.hpp"
 
@@ -44,7 +45,15 @@ class Lane {
   void combine_receive(Stream stream);
   void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
   const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
+<<<<<<< HEAD
+  // dispatch_counts in three steps: enqueues the kernel; waits a while for what it writes, and returns
+  // whether it has ended; reads that, if the call was not aborted.
+  void count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
+  bool await_dispatch_counts(Stream stream) const;
+  DispatchCounts dispatch_counts() const;
+=======
   // On a stream of its own, and blocking until all ranks have called, if another rank uses `stream`.
+>>>>>>> main
   void refuse(Operation operation, const Error& error, Stream stream);
 
   // Throws the error of an aborted call of this lane, once.
@@ -79,6 +88,7 @@ class Lane {
   const LaneArrays arrays_;
   DeviceMemory memory_;
   PinnedMemory pinned_;
+  PinnedMemory counts_;  // HostCounts
   LaneView view_;
   DiagnosticsReader diagnostics_;
   PointerCheck pointer_check_;
@@ -89,7 +99,8 @@ class Lane {
   CombineArguments combine_{};
   LaunchShape phase_shape_;
   DispatchResult result_;
-  std::uint64_t calls_ = 0;  // enqueued so far
+  std::uint64_t calls_ = 0;    // enqueued so far
+  std::uint64_t counted_ = 0;  // calls of dispatch_counts
 };
 
 }  // namespace ferry::cuda
