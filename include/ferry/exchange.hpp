@@ -312,10 +312,10 @@ class Exchange {
   /// Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
-  /// Local. Any thread may call it at any time with device backends, also while a stream is captured; it
-  /// counts the calls that have run. Host backends: while no call runs.
+  /// Local. Any thread may call it at any time, also while calls run or a stream is captured; it counts the
+  /// dispatches that have run.
   LoadCounts load_counts() const;
-  WireCounts wire_counts() const;  ///< Local.
+  WireCounts wire_counts() const;  ///< Local. As load_counts().
 
  private:
   struct State;

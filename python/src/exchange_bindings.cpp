@@ -179,6 +179,9 @@ void on_lane(PyExchange& self, int lane, const nb::object& given, Call call) {
 }
 
 void check(PyExchange& self, int lane) {
+  // Host backends write what check() reads during their calls. Device calls end on the device.
+  std::optional<LaneCall> call;
+  if (is_host(self.state().device)) call.emplace(self, lane);
   on_lane(self, lane, nb::none(), [lane](Exchange& exchange, Stream) { exchange.check(lane); });
 }
 
@@ -188,14 +191,15 @@ void synchronize(PyExchange& self, int lane, const nb::object& stream) {
 }
 
 PyDispatchResult last_dispatch_result(PyExchange& self, int lane) {
-  self.pending(lane);  // checks the lane
-  if (!self.state().lanes[static_cast<std::size_t>(lane)].has_result) {
+  const LaneCall call(self, lane);
+  const DispatchResult& last = call.exchange().last_dispatch_result(lane);
+  if (last.plan.empty()) {
     throw UsageError(
         str("last_dispatch_result: lane ", lane,
             " has none: it ran no dispatch, its last dispatch was refused, or only the send phase "
             "of it has run"));
   }
-  return self.make_result(lane, self.state().exchange.last_dispatch_result(lane));
+  return self.make_result(lane, last);
 }
 
 std::string describe(const PyExchange& self) {

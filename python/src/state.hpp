@@ -12,7 +12,6 @@ namespace ferry::python {
 struct LaneStatus {
   std::atomic<bool> busy = false;              // a thread is inside a call of the lane
   std::atomic<std::uint64_t> plan_version{0};  // number of plans written to the lane's own memory
-  std::atomic<bool> has_result = false;        // the lane's last dispatch delivered a result
 };
 
 struct ExchangeState {

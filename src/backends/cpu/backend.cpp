@@ -93,29 +93,15 @@ class CpuBackend final : public Backend {
   }
 
   LoadCounts load_counts() const override {
-    LoadCounts counts;
-    counts.experts.resize(static_cast<std::size_t>(context_.config.experts));
-    counts.ranks.resize(static_cast<std::size_t>(context_.ranks()));
-    for (const LaneOperations& operations : lanes_) {
-      for (std::size_t e = 0; e < operations.lane.expert_load.size(); ++e) {
-        const std::int64_t routes = operations.lane.expert_load[e];
-        counts.experts[e] += routes;
-        const int rank = context_.config.placement.location(static_cast<int>(e)).rank;
-        counts.ranks[static_cast<std::size_t>(rank)] += routes;
-      }
-      counts.dispatches += operations.lane.dispatches;
-    }
-    return counts;
+    const Placement& placement = context_.config.placement;
+    LoadCounts sum = no_load(placement);
+    for (const LaneOperations& operations : lanes_) operations.lane.counts.add_to(placement, sum);
+    return sum;
   }
 
   WireCounts wire_counts() const override {
     WireCounts sum;
-    for (const LaneOperations& operations : lanes_) {
-      sum.dispatch_bytes += operations.lane.wire_counts.dispatch_bytes;
-      sum.dispatch_messages += operations.lane.wire_counts.dispatch_messages;
-      sum.combine_bytes += operations.lane.wire_counts.combine_bytes;
-      sum.combine_messages += operations.lane.wire_counts.combine_messages;
-    }
+    for (const LaneOperations& operations : lanes_) operations.lane.counts.add_to(sum);
     return sum;
   }
 

@@ -47,7 +47,6 @@ class Dispatch {
   void drop_rows(std::int32_t* rows) const;
   TokenData staged_token(const std::byte* message) const;
   TokenData caller_token(std::int64_t token);
-  void count_load();
 
   // dispatch_result.cpp
   void prepare_result();

@@ -19,7 +19,11 @@ DispatchResult Dispatch::receive() {
   prepare_result();
   write_groups();
   receive_chunks();
-  if (!by_plan_) count_load();
+  if (!by_plan_) {
+    const auto counts =
+        static_cast<std::size_t>(context_.ranks()) * static_cast<std::size_t>(context_.config.experts);
+    lane_.counts.count_dispatch({plan_.counts, counts});
+  }
   lane_.totals.total = plan_.header->total;
   lane_.totals.call = lane_.channel.call();
   fault_point(FaultPoint::dispatch_done, me);
@@ -148,14 +152,6 @@ Dispatch::TokenData Dispatch::caller_token(std::int64_t token) {
   data.ids = plan_.route_expert + token * context_.config.top_k;
   data.weights = call_.weights + token * context_.config.top_k;
   return data;
-}
-
-void Dispatch::count_load() {
-  for (int rank = 0; rank < context_.ranks(); ++rank) {
-    const std::int32_t* counts = plan_.counts + std::int64_t{rank} * context_.config.experts;
-    for (std::size_t e = 0; e < lane_.expert_load.size(); ++e) lane_.expert_load[e] += counts[e];
-  }
-  ++lane_.dispatches;
 }
 
 }  // namespace ferry::cpu

@@ -74,27 +74,14 @@ class ReferenceBackend final : public Backend {
   CallDiagnostics take_diagnostics(int lane) override { return std::exchange(lanes_[lane].diagnostics, {}); }
 
   LoadCounts load_counts() const override {
-    LoadCounts counts;
-    counts.experts.resize(context_.config.experts);
-    counts.ranks.resize(context_.ranks());
-    for (const Lane& lane : lanes_) {
-      counts.dispatches += lane.dispatches;
-      for (int expert = 0; expert < context_.config.experts; ++expert) {
-        counts.experts[expert] += lane.expert_load[expert];
-        counts.ranks[context_.config.placement.location(expert).rank] += lane.expert_load[expert];
-      }
-    }
-    return counts;
+    LoadCounts sum = no_load(context_.config.placement);
+    for (const Lane& lane : lanes_) lane.counts.add_to(context_.config.placement, sum);
+    return sum;
   }
 
   WireCounts wire_counts() const override {
     WireCounts all;
-    for (const Lane& lane : lanes_) {
-      all.dispatch_bytes += lane.wire_counts.dispatch_bytes;
-      all.dispatch_messages += lane.wire_counts.dispatch_messages;
-      all.combine_bytes += lane.wire_counts.combine_bytes;
-      all.combine_messages += lane.wire_counts.combine_messages;
-    }
+    for (const Lane& lane : lanes_) lane.counts.add_to(all);
     return all;
   }
 

@@ -9,6 +9,7 @@
 
 #include "backends/reference/staging_layout.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/lane_counts.hpp"
 #include "group/channel.hpp"
 #include "layout/plan_layout.hpp"
 #include "memory/symmetric_memory.hpp"
@@ -48,9 +49,7 @@ class Lane {
   void refuse(Operation operation, const Error& error) noexcept { channel_.refuse(operation, error); }
 
   CallDiagnostics diagnostics;
-  WireCounts wire_counts;  // the traffic that the contract requires; this backend itself moves more
-  std::vector<std::int64_t> expert_load;
-  std::int64_t dispatches = 0;
+  LaneCounts counts;  // of the traffic that the contract requires; this backend itself moves more
 
  private:
   // The result of the last dispatch, in the lane's memory.

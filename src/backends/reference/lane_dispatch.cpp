@@ -112,9 +112,7 @@ DispatchResult Lane::dispatch_receive() {
     const BadId& bad = positions.bad_ids[context_.me()];
     if (bad.count > 0) diagnostics.bad_id = bad;
     if (positions.overflow.dropped > 0) diagnostics.overflow = positions.overflow;
-    ++dispatches;
-    for (std::size_t i = 0; i < positions.counts.size(); ++i)
-      expert_load[i % expert_load.size()] += positions.counts[i];
+    counts.count_dispatch(positions.counts);
   } else {
     result_.plan = dispatch_.plan;
   }
@@ -261,8 +259,7 @@ void Lane::count_traffic(const oracle::GlobalInputs& inputs, const oracle::RowPo
     message_bytes += oracle::round_up(shape.elements * shape.element_bytes, 16);
   }
   const std::int64_t messages = oracle::dispatch_messages(positions, context_.me());
-  wire_counts.dispatch_messages += messages;
-  wire_counts.dispatch_bytes += messages * oracle::round_up(message_bytes, 16);
+  counts.count_dispatch_messages(messages, messages * oracle::round_up(message_bytes, 16));
 }
 
 }  // namespace ferry::reference

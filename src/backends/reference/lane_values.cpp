@@ -49,11 +49,11 @@ const StepMetadata* Lane::metadata(std::int32_t count) {
   fault_point(FaultPoint::metadata_posted, me);
   wait_all();
   fault_point(FaultPoint::metadata_waited, me);
-  std::vector<std::int32_t> counts;
+  std::vector<std::int32_t> all_counts;
   for (int peer = 0; peer < context_.ranks(); ++peer) {
-    counts.push_back(static_cast<std::int32_t>(summary_of(peer).count));
+    all_counts.push_back(static_cast<std::int32_t>(summary_of(peer).count));
   }
-  metadata_ = oracle::step_metadata(counts, me);
+  metadata_ = oracle::step_metadata(all_counts, me);
   return &metadata_;
 }
 
