@@ -63,7 +63,8 @@ class Config:
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1
-    capacity             rows a rank can receive (expert_padded: rows of one expert); default 0: room for any routing
+    capacity             rows a rank can receive (expert_padded: each expert), padding included, a multiple of alignment;
+                         default 0: room for any routing in which no token lists an expert more than once
     repeats              the default capacity also has room for tokens that list an expert more than once; default False
     zero_padding         padding rows are set to zero; default False
     format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'. A
@@ -108,7 +109,7 @@ class Config:
 
     @property
     def capacity(self) -> int:
-        """Rows as configured; 0: room for any routing."""
+        """Rows as configured; 0: the default, which capacity_of() returns."""
 
     @property
     def repeats(self) -> bool:

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "base/text.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -27,10 +28,12 @@ void begin_dispatch(PyExchange& self, const DispatchInput& in) {
 namespace {
 
 PyDispatchResult dispatch(PyExchange& self, const DispatchArguments& given) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   LaneCall call(self, given.lane);
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
   begin_dispatch(self, in);
+  timer.emplace(HostPart::exchange);
   DispatchResult received;
   {
     const nb::gil_scoped_release unlocked;
@@ -40,6 +43,7 @@ PyDispatchResult dispatch(PyExchange& self, const DispatchArguments& given) {
                  : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options, call.stream());
     });
   }
+  timer.emplace(HostPart::results);
   return self.make_result(given.lane, received);
 }
 

@@ -26,7 +26,7 @@ struct DispatchInput {
       : arguments(device, gradients) {}
 
   Arguments arguments;
-  int rank = 0;
+  std::int64_t capacity = 0;  // rows of this rank
   Format format;
   std::array<Element, kMaxParts> elements{};
   Tokens tokens;
@@ -43,9 +43,9 @@ void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& gi
 // Records the call as the lane's last dispatch, and which plan it overwrites.
 void begin_dispatch(PyExchange& self, const DispatchInput& in);
 
-// Throws UsageError if `count` rows are fewer than a call with the plan (None: any plan) may touch.
-void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config,
-                  int rank);
+// Throws UsageError if `count` rows are fewer than a call with the plan (None: any plan, up to `capacity`)
+// may touch.
+void require_rows(const nb::object& plan, std::int64_t count, const char* name, std::int64_t capacity);
 
 // The value type of elements that are bfloat16, float16 or float32.
 std::optional<DType> value_type_of(Element element);

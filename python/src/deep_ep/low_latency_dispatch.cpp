@@ -3,6 +3,7 @@
 #include "deep_ep/low_latency.hpp"
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -14,6 +15,7 @@ struct Received {
   ReceiveBuffers memory;
 
   Received(const LowLatencyPool& pool, const Format& format, const NewArrays& arrays) {
+    const PartTimer timer(HostPart::allocation);
     const bool fp8 = format.kind == FormatKind::fp8_e4m3;
     values = arrays.make(fp8 ? pool.fp8_values : pool.values, memory.parts[0]);
     if (fp8) scales = arrays.make(format.fp8.packed ? pool.packed_scales : pool.scales, memory.parts[1]);
@@ -57,6 +59,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
                                     const nb::object& max_tokens, const nb::object& experts,
                                     const nb::object& stats, bool use_fp8, bool round_scale, bool use_ue8m0,
                                     bool async_finish, bool hooked) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
   const Array tokens = inspect_matrix(x, "x"), ids = inspect_matrix(topk_idx, "topk_idx");
   const auto pool = pool_of({.max_tokens = positive_integer(max_tokens, "num_max_dispatch_tokens_per_rank"),
@@ -85,8 +88,10 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
     received->memory.count_sums = static_cast<std::int32_t*>(sums.data);
   });
   in.options.memory = received->memory;
+  timer.emplace(HostPart::streams);
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
   call.set_stream(stream);
+  timer.emplace(HostPart::exchange);
   {
     const nb::gil_scoped_release unlocked;
     if (hooked) {
@@ -95,6 +100,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
       call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream);
     }
   }
+  timer.emplace(HostPart::results);
   PyPlan plan{.plan = Plan::over(received->memory.plan, static_cast<std::size_t>(pool->plan.lengths[0])),
               .owner = received->plan,
               .framework = tokens.framework,
