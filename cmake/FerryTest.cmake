@@ -1,3 +1,31 @@
+# ferry_precompiled_headers(target): the target's C++ sources read headers that most tests include from one precompiled file.
+# Its sources must be compiled with the options of this folder and link GoogleTest. Without FERRY_UNITY it does nothing, so
+# that a build remains that finds missing #include lines.
+if(FERRY_UNITY)
+  file(CONFIGURE OUTPUT precompiled.cpp CONTENT "")
+  add_library(test_headers OBJECT ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cpp)
+  target_link_libraries(test_headers PRIVATE ferry::ferry GTest::gtest)
+  target_precompile_headers(
+    test_headers
+    PRIVATE
+    <algorithm>
+    <functional>
+    <map>
+    <optional>
+    <random>
+    <sstream>
+    <string>
+    <thread>
+    <vector>
+    <ferry/ferry.hpp>
+    <gtest/gtest.h>)
+endif()
+function(ferry_precompiled_headers target)
+  if(FERRY_UNITY)
+    target_precompile_headers(${target} REUSE_FROM test_headers)
+  endif()
+endfunction()
+
 # ferry_test(NAME name SOURCES file... [LIBS library...] [LABELS label...] [TIMEOUT seconds] [OWN_MAIN])
 #
 # Builds a GoogleTest program and registers each of its tests with ctest. Sources may include from src/ and tests/.
@@ -21,6 +49,7 @@ function(ferry_test)
   add_executable(${arg_NAME} ${arg_SOURCES})
   target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${arg_NAME} PRIVATE ferry::ferry ${gtest} ${arg_LIBS})
+  ferry_precompiled_headers(${arg_NAME})
 
   foreach(part threads cuda)
     if(${part} IN_LIST arg_LABELS)

@@ -41,7 +41,7 @@ ROOMS = {
     "backends/cuda/host": "base format group layout exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine",
     "trace": "base",
-    "capi": "base layout exchange",
+    "capi": "base plan exchange",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ namespace ferry {
 struct DispatchLayout {
   std::int32_t* tokens_per_rank = nullptr;    ///< [R] tokens with at least one expert on the rank
   std::int32_t* routes_per_expert = nullptr;  ///< [E]
-  bool* token_in_rank = nullptr;              ///< [N, R] whether the token has an expert on the rank
+  bool* token_in_rank = nullptr;  ///< [N, R] whether the token has an expert on the rank; null: not wanted
   /// [R / ranks_per_node] tokens with at least one expert on the node; null: not wanted
   std::int32_t* tokens_per_node = nullptr;
 };

@@ -105,6 +105,7 @@ enum class Operation : int {
   metadata = 4,
   route_values = 5,
   barrier = 6,
+  dispatch_counts = 7,
 };
 
 /// Name as written above; "unknown" for other numbers. Static string.

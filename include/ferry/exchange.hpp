@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
+#include <vector>
 
 #include "ferry/config.hpp"
 #include "ferry/error.hpp"
@@ -61,6 +61,10 @@ struct ReceiveBuffers {
   std::int32_t* row_offsets = nullptr;   ///< [G + 1]; its last entry is the total
   float* dots = nullptr;                 ///< [capacity], with DispatchOptions::dot_rows
   std::int32_t* count_sums = nullptr;    ///< [G]; the call adds `counts` to it; the lane has none of its own
+  /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. Rows past it
+  /// are not stored and have no row in the plan of this rank; counts and row_offsets include them. Not with
+  /// expert_padded, column_major scales or dot_rows.
+  std::int64_t rows = 0;
 };
 
 /// One part of the received rows.
@@ -156,11 +160,23 @@ struct StepMetadata {
   std::int32_t maximum = 0;
 };
 
+<<<<<<< HEAD
+/// What a dispatch of some ids delivers to this rank: Exchange::dispatch_counts(). The arrays belong to the
+/// lane, whose next dispatch_counts() overwrites them. They are in host memory with every backend.
+struct DispatchCounts {
+  std::int64_t total = 0;                ///< row_offsets[G] of the dispatch
+  std::span<const std::int32_t> routes;  ///< [L] routes of all ranks to each local expert, drops included
+  std::span<const std::int32_t> tokens;  ///< [R] N of every rank
+};
+
 /// Routes dispatched so far by this exchange on all lanes: the same on every rank. The arrays belong to the
 /// exchange, which overwrites them in the next load_counts().
+=======
+/// Routes dispatched so far by this exchange on all lanes: the same on every rank.
+>>>>>>> main
 struct LoadCounts {
-  std::span<const std::int64_t> experts;  ///< [E] routes to each expert
-  std::span<const std::int64_t> ranks;    ///< [R] routes to each rank
+  std::vector<std::int64_t> experts;  ///< [E] routes to each expert
+  std::vector<std::int64_t> ranks;    ///< [R] routes to each rank
   std::int64_t dispatches = 0;
 };
 
@@ -263,6 +279,16 @@ class Exchange {
                                   const Outputs& outputs, float* d_weights,
                                   const DispatchOptions& options = {}, Stream stream = {});
 
+  /// Counts what a dispatch of these ids would deliver, without sending rows: for receive buffers of exactly
+  /// as many rows as the dispatch that follows needs (ReceiveBuffers::rows).
+  ///
+  /// Blocks with every backend until all ranks have called it; with device backends also until the work that
+  /// is on `stream` has been done. It cannot be captured. Every error is thrown here.
+  ///
+  /// @param ids  [tokens, K], in memory as for dispatch(). Ids out of range are not counted; the dispatch
+  /// reports them.
+  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane = 0, Stream stream = {});
+
   /// Computes sum, prefix sum and maximum of the ranks' counts. `count` is 0 or more. Returns a fixed address
   /// of the lane, which is device memory with device backends.
   const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {});
@@ -277,20 +303,24 @@ class Exchange {
   /// the same; their rows are in last_dispatch_result().
   ///
   /// Host backends call it at the end of every call, unless Config::check_calls is off. On device backends it
-  /// covers the calls that have ended, and also throws what synchronize() would; it does not wait.
+  /// covers the calls that have ended, and also throws what synchronize() would; it does not wait, and may be
+  /// called while a stream is captured: the captured calls end when the graph is launched.
   /// @throws OverflowError, BadIdError, BadSourceError  the first that applies, in this order
   void check(int lane = 0);
 
   /// Local. Device backends: blocks until the work on `stream` is done, then throws the error that ended a
   /// call of the lane on the device: a peer's refusal, options that differ between ranks, a count or plan
   /// that only the device could check, a timeout, a lost peer. Host backends have already thrown: no effect.
+  /// @throws UsageError  the stream is being captured; the capture goes on
   void synchronize(int lane = 0, Stream stream = {});
 
   /// Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
-  LoadCounts load_counts() const;  ///< Local.
-  WireCounts wire_counts() const;  ///< Local.
+  /// Local. Any thread may call it at any time, also while calls run or a stream is captured; it counts the
+  /// dispatches that have run.
+  LoadCounts load_counts() const;
+  WireCounts wire_counts() const;  ///< Local. As load_counts().
 
  private:
   struct State;

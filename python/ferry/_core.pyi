@@ -273,8 +273,9 @@ class Group:
         Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
 
         Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
-        raises the rank's exception. After Ctrl-C the waits of threads end in the same way, and run() raises KeyboardInterrupt
-        once every thread has returned.
+        raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
+        run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the Python
+        code of the threads; run() leaves behind those that are inside a call that does not return within a second.
         """
 
     def join(self) -> Rank:
@@ -380,6 +381,10 @@ class ReceiveBuffers:
     counts         int32 [G]
     row_offsets    int32 [G + 1]; its last element is the total
     dots           float32 [capacity], for a dispatch with dot_rows
+
+    rows           rows that these arrays have room for, instead of the capacity, in a dispatch from ids: such as
+                   Exchange.dispatch_counts() tells. Rows past it are not stored. Not with expert_padded, scales in columns
+                   or dot_rows
 
     Arrays may be longer along their first dimension. Whatever is None is written to the lane's own memory, which the lane's
     next dispatch overwrites.
@@ -528,6 +533,10 @@ class Exchange:
     def capacity(self) -> int:
         """Rows this rank can receive (expert_padded: rows of one expert)."""
 
+    @property
+    def plan_bytes(self) -> int:
+        """Bytes of a plan's storage."""
+
     def plan_over(self, storage: Any, tokens: int | None = None) -> Plan:
         """
         A Plan over storage that holds one: uint8 [plan_bytes(config, ranks)]. Not collective.
@@ -541,6 +550,21 @@ class Exchange:
 
         `count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. The array's address is fixed for
         the lane.
+        """
+
+    def dispatch_counts(self, ids: Any, *, lane: int = 0, stream: Any | None = None) -> tuple[int, list[int], list[int]]:
+        """
+        (total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.
+
+        total: rows that the dispatch delivers here; routes: to each expert of this rank, from all ranks; tokens: N of every
+        rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before it on `stream`, and cannot be captured.
+        """
+
+    def refuse(self, reason: str, *, lane: int = 0, stream: Any | None = None) -> None:
+        """
+        Takes part in the lane's next call by refusing it: the peers' call ends with a UsageError that says `reason`.
+
+        For code between its caller and the exchange that finds out that it cannot make the call.
         """
 
     def check(self, lane: int = 0) -> None:

@@ -213,15 +213,10 @@ std::pair<PyDispatchResult, nb::object> combine_backward(
     // It is a dispatch and a combine, and the peers have enqueued both.
     call.read_or_refuse({Operation::dispatch, Operation::combine}, read);
   }
-  begin_dispatch(self, in);
-  DispatchResult received;
-  {
-    const nb::gil_scoped_release unlocked;
-    received = call.run_dispatch([&] {
-      return call.exchange().combine_backward(in.tokens, in.plan, in.weights, rows, d_weights_data,
-                                              in.options, call.stream());
-    });
-  }
+  const DispatchResult received = run_dispatch(self, call, in, [&] {
+    return call.exchange().combine_backward(in.tokens, in.plan, in.weights, rows, d_weights_data, in.options,
+                                            call.stream());
+  });
   return {self.make_result(lane, received), d_weights};
 }
 

@@ -11,15 +11,13 @@ namespace ferry::python {
 
 using namespace nb::literals;
 
-void begin_dispatch(PyExchange& self, const DispatchInput& in) {
+void record_dispatch(PyExchange& self, const DispatchInput& in) {
   const int lane = in.context.lane;
   self.set_framework(in.context.framework);
   self.context(lane) = in.context;
-  LaneStatus& status = self.state().lanes[static_cast<std::size_t>(lane)];
-  status.has_result = false;
   if (!in.plan.empty()) return;
   if (in.context.memory.plan.is_none()) {
-    ++status.plan_version;
+    ++self.state().lanes[static_cast<std::size_t>(lane)].plan_version;
   } else {
     count_write(in.options.memory.plan);
   }
@@ -32,17 +30,12 @@ PyDispatchResult dispatch(PyExchange& self, const DispatchArguments& given) {
   LaneCall call(self, given.lane);
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
-  begin_dispatch(self, in);
   timer.emplace(HostPart::exchange);
-  DispatchResult received;
-  {
-    const nb::gil_scoped_release unlocked;
-    received = call.run_dispatch([&] {
-      return in.plan.empty()
-                 ? call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream())
-                 : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options, call.stream());
-    });
-  }
+  const DispatchResult received = run_dispatch(self, call, in, [&] {
+    return in.plan.empty()
+               ? call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream())
+               : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options, call.stream());
+  });
   timer.emplace(HostPart::results);
   return self.make_result(given.lane, received);
 }
@@ -51,15 +44,14 @@ void dispatch_send(PyExchange& self, const DispatchArguments& given) {
   LaneCall call(self, given.lane);
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
-  {
-    const nb::gil_scoped_release unlocked;
+  run_dispatch(self, call, in, [&] {
     if (in.plan.empty()) {
       call.exchange().dispatch_send(in.tokens, in.ids, in.weights, in.options, call.stream());
     } else {
       call.exchange().dispatch_send(in.tokens, in.plan, in.weights, in.options, call.stream());
     }
-  }
-  begin_dispatch(self, in);
+    return DispatchResult{};
+  });
   self.pending(given.lane).owners = in.arguments.owners();
 }
 
@@ -69,7 +61,7 @@ PyDispatchResult dispatch_receive(PyExchange& self, int lane, const nb::object& 
   DispatchResult received;
   {
     const nb::gil_scoped_release unlocked;
-    received = call.run_dispatch([&] { return call.exchange().dispatch_receive(lane, call.stream()); });
+    received = call.exchange().dispatch_receive(lane, call.stream());
   }
   self.pending(lane) = {};
   return self.make_result(lane, received);

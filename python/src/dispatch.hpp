@@ -37,11 +37,39 @@ struct DispatchInput {
   DispatchContext context;
 };
 
+// The ids in an array, [tokens, top_k]. Throws UsageError if it is of another type or shape, or not dense.
+Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name = "ids");
+
 // Throws UsageError for arguments that do not fit.
 void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& given, DispatchInput& in);
 
-// Records the call as the lane's last dispatch, and which plan it overwrites.
-void begin_dispatch(PyExchange& self, const DispatchInput& in);
+// Records a dispatch that has written its results: what make_result() returns, and which plan it overwrote.
+void record_dispatch(PyExchange& self, const DispatchInput& in);
+
+// Call number of the lane's last dispatch; 0 if that delivered nothing.
+inline std::uint64_t last_call(const LaneCall& call, int lane) {
+  return call.exchange().last_dispatch_result(lane).call;
+}
+
+// Runs `run`, a dispatch of the library, without the GIL, and records it, also where it ends with an error
+// after it has delivered its rows. A call that fails before it has written anything leaves the lane's last
+// result and plan as they are.
+template <class Run>
+DispatchResult run_dispatch(PyExchange& self, const LaneCall& call, const DispatchInput& in, Run run) {
+  const int lane = in.context.lane;
+  const std::uint64_t before = last_call(call, lane);
+  DispatchResult received;
+  try {
+    const nb::gil_scoped_release unlocked;
+    received = run();
+  } catch (const Error&) {
+    const std::uint64_t delivered = last_call(call, lane);
+    if (delivered != 0 && delivered != before) record_dispatch(self, in);
+    throw;
+  }
+  record_dispatch(self, in);
+  return received;
+}
 
 // Throws UsageError if `count` rows are fewer than a call with the plan (None: any plan, up to `capacity`)
 // may touch.

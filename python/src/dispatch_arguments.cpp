@@ -76,17 +76,7 @@ void read_ids(const nb::object& ids, const Config& config, DispatchInput& in) {
     in.context.plan = ids;
     return;
   }
-  const Array& array = in.arguments.add(ids, "ids");
-  if (array.element != kInt32 && array.element != kInt64) {
-    throw UsageError(str("ids: expected int32 or int64, got ", name_of(array.element)));
-  }
-  if (array.shape != Shape{in.tokens.count, config.top_k}) {
-    throw UsageError(str("ids: expected an array of shape [N, K] = ",
-                         shape_text({in.tokens.count, config.top_k}), ", got ", shape_text(array.shape)));
-  }
-  require_dense(array, "ids");
-  in.ids = array.element == kInt32 ? Ids(static_cast<const std::int32_t*>(array.data))
-                                   : Ids(static_cast<const std::int64_t*>(array.data));
+  in.ids = ids_of(in.arguments.add(ids, "ids"), in.tokens.count, config.top_k);
 }
 
 // An array to write to, of at least `least` elements along its first dimension. Null for None.
@@ -106,7 +96,9 @@ T* output(Arguments& arguments, const nb::object& object, const char* name, Elem
 // Rows of the part that the dispatch may write. Scales in columns take the whole capacity, since
 // columns are that far apart.
 std::int64_t rows_written(const PartLayout& part, const DispatchInput& in) {
-  if (part.columns || in.context.plan.is_none()) return in.capacity;
+  const std::int64_t rows = in.options.memory.rows;
+  if (part.columns) return in.capacity;
+  if (in.context.plan.is_none()) return rows > 0 ? std::min(rows, in.capacity) : in.capacity;
   return std::min(in.capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
 }
 
@@ -133,7 +125,10 @@ void read_part_buffers(const Config& config, DispatchInput& in, const nb::object
 
 void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, DispatchInput& in) {
   const PyReceiveBuffers& given = in.context.memory;
-  const std::int64_t rows = sizes.rows, groups = sizes.groups;
+  const std::int64_t groups = sizes.groups;
+  in.options.memory.rows = given.rows;
+  std::int64_t rows = sizes.rows;
+  if (given.rows > 0 && in.context.plan.is_none()) rows = std::min(rows, given.rows);
   const bool rank_major = config.layout == Layout::rank_major;
   const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
   ReceiveBuffers& memory = in.options.memory;
@@ -159,6 +154,18 @@ void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInp
 }
 
 }  // namespace
+
+Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name) {
+  if (array.element != kInt32 && array.element != kInt64)
+    throw UsageError(str(name, ": expected int32 or int64, got ", name_of(array.element)));
+  if (array.shape != Shape{tokens, top_k}) {
+    throw UsageError(str(name, ": expected an array of shape [N, K] = ", shape_text({tokens, top_k}),
+                         ", got ", shape_text(array.shape)));
+  }
+  require_dense(array, name);
+  return array.element == kInt32 ? Ids(static_cast<const std::int32_t*>(array.data))
+                                 : Ids(static_cast<const std::int64_t*>(array.data));
+}
 
 void require_rows(const nb::object& plan, std::int64_t count, const char* name, std::int64_t capacity) {
   std::int64_t needed = capacity;

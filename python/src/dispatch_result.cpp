@@ -23,7 +23,9 @@ const Config& exchange_config(const PyDispatchResult& self) {
 }
 
 std::int64_t row_count(const PyDispatchResult& self) {
-  return row_capacity(exchange_config(self), self.state->exchange.rank().index());
+  const std::int64_t capacity = row_capacity(exchange_config(self), self.state->exchange.rank().index());
+  const std::int64_t rows = self.context.memory.rows;
+  return rows > 0 && self.context.plan.is_none() ? std::min(rows, capacity) : capacity;
 }
 
 // A view of the lane's own memory.
@@ -137,20 +139,24 @@ counts         int32 [G]
 row_offsets    int32 [G + 1]; its last element is the total
 dots           float32 [capacity], for a dispatch with dot_rows
 
+rows           rows that these arrays have room for, instead of the capacity, in a dispatch from ids: such as
+               Exchange.dispatch_counts() tells. Rows past it are not stored. Not with expert_padded, scales in columns
+               or dot_rows
+
 Arrays may be longer along their first dimension. Whatever is None is written to the lane's own memory, which the lane's
 next dispatch overwrites.)")
       .def(
           "__init__",
           [](PyReceiveBuffers* self, nb::object parts, nb::object weight, nb::object local_ids,
              nb::object group_of_row, nb::object plan, nb::object counts, nb::object row_offsets,
-             nb::object dots) {
+             nb::object dots, std::int64_t rows) {
             new (self) PyReceiveBuffers{std::move(parts),        std::move(weight), std::move(local_ids),
                                         std::move(group_of_row), std::move(plan),   std::move(counts),
-                                        std::move(row_offsets),  std::move(dots)};
+                                        std::move(row_offsets),  std::move(dots),   rows};
           },
           "parts"_a = nb::none(), nb::kw_only(), "weight"_a = nb::none(), "local_ids"_a = nb::none(),
           "group_of_row"_a = nb::none(), "plan"_a = nb::none(), "counts"_a = nb::none(),
-          "row_offsets"_a = nb::none(), "dots"_a = nb::none());
+          "row_offsets"_a = nb::none(), "dots"_a = nb::none(), "rows"_a = 0);
 }
 
 }  // namespace

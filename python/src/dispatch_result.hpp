@@ -13,6 +13,7 @@ struct PyReceiveBuffers {
   nb::object parts = nb::none();  // an array, or a tuple of one array a part
   nb::object weight = nb::none(), local_ids = nb::none(), group_of_row = nb::none(), plan = nb::none();
   nb::object counts = nb::none(), row_offsets = nb::none(), dots = nb::none();
+  std::int64_t rows = 0;
 };
 
 // Known when a dispatch starts; its result needs it to create arrays.

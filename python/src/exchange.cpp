@@ -79,6 +79,8 @@ PyDispatchResult PyExchange::make_result(int lane, const DispatchResult& receive
     plan.state = state_;
     plan.lane = lane;
     plan.plan_version = state_->lanes[static_cast<std::size_t>(lane)].plan_version;
+    if (is_host(context.device))
+      plan.header_check = view_plan(received.plan.storage(), plan.shape).header->check;
   }
   result.plan = nb::cast(std::move(plan));
   return result;

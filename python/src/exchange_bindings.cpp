@@ -8,6 +8,7 @@
 #include "bindings.hpp"
 #include "cast.hpp"
 #include "config.hpp"
+#include "dispatch.hpp"
 #include "exchange/configuration.hpp"
 #include "group.hpp"
 #include "lane_call.hpp"
@@ -71,7 +72,7 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
   new (self) PyExchange(std::move(state));
 }
 
-nb::object counts_array(std::span<const std::int64_t> counts) {
+nb::object counts_array(const std::vector<std::int64_t>& counts) {
   const Shape shape = {static_cast<std::int64_t>(counts.size())};
   nb::object array = new_array(Framework::numpy, kInt64, shape, kHost);
   std::copy(counts.begin(), counts.end(), static_cast<std::int64_t*>(inspect(array, "counts").data));
@@ -80,19 +81,14 @@ nb::object counts_array(std::span<const std::int64_t> counts) {
 
 nb::object load_counts(const PyExchange& self) {
   ExchangeState& state = self.state();
-  std::vector<std::int64_t> experts, ranks;
-  std::int64_t dispatches = 0;
+  LoadCounts counts;
   {
     const nb::gil_scoped_release unlocked;
     const DeviceGuard guard(state.device);
-    const std::lock_guard lock(state.load_mutex);
-    const LoadCounts counts = state.exchange.load_counts();
-    experts.assign(counts.experts.begin(), counts.experts.end());
-    ranks.assign(counts.ranks.begin(), counts.ranks.end());
-    dispatches = counts.dispatches;
+    counts = state.exchange.load_counts();
   }
   return nb::module_::import_("ferry._counts")
-      .attr("LoadCounts")(counts_array(experts), counts_array(ranks), dispatches);
+      .attr("LoadCounts")(counts_array(counts.experts), counts_array(counts.ranks), counts.dispatches);
 }
 
 nb::object wire_counts(const PyExchange& self) {
@@ -136,6 +132,40 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
                  owner_of(self.shared()));
 }
 
+nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, const nb::object& stream) {
+  LaneCall call(self, lane);
+  Arguments arguments(call.device());
+  Ids read;
+  std::int64_t tokens = 0;
+  call.read_or_refuse({Operation::dispatch_counts}, [&] {
+    const Array& array = arguments.add(ids, "ids");
+    call.set_stream(stream_of(stream, arguments.framework(), call.device()));
+    tokens = array.shape.empty() ? 0 : array.shape[0];
+    read = ids_of(array, tokens, self.config().top_k);
+    self.set_framework(arguments.framework());
+  });
+  DispatchCounts counts;
+  {
+    const nb::gil_scoped_release unlocked;
+    counts = call.exchange().dispatch_counts(read, tokens, lane, call.stream());
+  }
+  const auto list_of = [](std::span<const std::int32_t> numbers) {
+    nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(numbers.size())));
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLong(numbers[i]));
+    return list;
+  };
+  return nb::make_tuple(counts.total, list_of(counts.routes), list_of(counts.tokens));
+}
+
+// What this rank's peers are told instead of its next call.
+void refuse(PyExchange& self, const std::string& reason, int lane, const nb::object& stream) {
+  LaneCall call(self, lane);
+  call.set_stream(stream_of(stream, self.framework(), call.device()));
+  const nb::gil_scoped_release unlocked;
+  call.exchange().refuse(Operation::dispatch, lane, UsageError(reason), call.stream());
+}
+
 // Runs an operation of a lane that takes no arrays.
 template <class Call>
 void on_lane(PyExchange& self, int lane, const nb::object& given, Call call) {
@@ -149,6 +179,9 @@ void on_lane(PyExchange& self, int lane, const nb::object& given, Call call) {
 }
 
 void check(PyExchange& self, int lane) {
+  // Host backends write what check() reads during their calls. Device calls end on the device.
+  std::optional<LaneCall> call;
+  if (is_host(self.state().device)) call.emplace(self, lane);
   on_lane(self, lane, nb::none(), [lane](Exchange& exchange, Stream) { exchange.check(lane); });
 }
 
@@ -158,14 +191,15 @@ void synchronize(PyExchange& self, int lane, const nb::object& stream) {
 }
 
 PyDispatchResult last_dispatch_result(PyExchange& self, int lane) {
-  self.pending(lane);  // checks the lane
-  if (!self.state().lanes[static_cast<std::size_t>(lane)].has_result) {
+  const LaneCall call(self, lane);
+  const DispatchResult& last = call.exchange().last_dispatch_result(lane);
+  if (last.plan.empty()) {
     throw UsageError(
         str("last_dispatch_result: lane ", lane,
             " has none: it ran no dispatch, its last dispatch was refused, or only the send phase "
             "of it has run"));
   }
-  return self.make_result(lane, self.state().exchange.last_dispatch_result(lane));
+  return self.make_result(lane, last);
 }
 
 std::string describe(const PyExchange& self) {
@@ -223,6 +257,9 @@ void bind_exchange(nb::module_& module) {
       .def_prop_ro(
           "capacity", [](const PyExchange& self) { return self.state().exchange.capacity(); },
           "Rows this rank can receive (expert_padded: rows of one expert).")
+      .def_prop_ro(
+          "plan_bytes", [](const PyExchange& self) { return self.receive_sizes().plan_bytes; },
+          "Bytes of a plan's storage.")
       .def("plan_over", &plan_over, "storage"_a.none(), "tokens"_a = nb::none(),
            R"(A Plan over storage that holds one: uint8 [plan_bytes(config, ranks)]. Not collective.
 
@@ -237,6 +274,22 @@ the lane.)",
           nb::sig(
               "def metadata(self, count: typing.Any, *, lane: int = 0, stream: typing.Any | None = None) -> "
               "typing.Any"))
+      .def("dispatch_counts", &dispatch_counts, "ids"_a.none(), nb::kw_only(), "lane"_a = 0,
+           "stream"_a = nb::none(),
+           R"((total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.
+
+total: rows that the dispatch delivers here; routes: to each expert of this rank, from all ranks; tokens: N of every
+rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before it on `stream`, and cannot be captured.)",
+           nb::sig("def dispatch_counts(self, ids: typing.Any, *, lane: int = 0, stream: typing.Any | None = "
+                   "None) "
+                   "-> tuple[int, list[int], list[int]]"))
+      .def(
+          "refuse", &refuse, "reason"_a, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
+          R"(Takes part in the lane's next call by refusing it: the peers' call ends with a UsageError that says `reason`.
+
+For code between its caller and the exchange that finds out that it cannot make the call.)",
+          nb::sig(
+              "def refuse(self, reason: str, *, lane: int = 0, stream: typing.Any | None = None) -> None"))
       .def(
           "check", &check, "lane"_a = 0,
           R"(Raises what the lane's calls found since the last check: BadIdError, OverflowError, BadSourceError.

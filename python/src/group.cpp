@@ -95,21 +95,51 @@ PyGroup::PyGroup(Group group, BackendKind backend, bool starts_threads)
       starts_threads_(starts_threads),
       process_(this_process()) {}
 
+namespace {
+
+// Adds to a Python exception which rank it is of. Python before 3.11 has no notes.
+void note_rank(nb::python_error& error, int rank) {
+  if (nb::hasattr(error.value(), "add_note")) error.value().attr("add_note")(str("raised by rank ", rank));
+}
+
+using RankResults = std::vector<nb::object>;
+
+// Ranks that an interrupted run() has left behind drop the results without the GIL.
+std::shared_ptr<RankResults> make_results(int ranks) {
+  return {new RankResults(static_cast<std::size_t>(ranks)), [](RankResults* results) {
+            const nb::gil_scoped_acquire lock;
+            delete results;
+          }};
+}
+
+}  // namespace
+
 std::vector<nb::object> PyGroup::run(const nb::callable& body) {
   require_own_process("group", process_);
-  std::vector<nb::object> results(static_cast<std::size_t>(group_.size()));
-  {
+  const std::shared_ptr<RankResults> results = make_results(group_.size());
+  const auto run_rank = [results, body = share_function(body)](StopRequest& request, const Rank& rank) {
+    const StopRequest::Scope scope(request);
+    const nb::gil_scoped_acquire lock;
+    const StopRequest::PythonThread thread(request);
+    try {
+      (*results)[static_cast<std::size_t>(rank.index())] = (*body)(PyRank{rank, this_process()});
+    } catch (nb::python_error& error) {
+      note_rank(error, rank.index());
+      throw;
+    }
+  };
+  try {
     const nb::gil_scoped_release unlocked;
-    run_interruptibly(starts_threads_, [&](const StopRequest& request) {
-      group_.run([&](const Rank& rank) {
-        const StopRequest::Scope scope(request);
-        const nb::gil_scoped_acquire lock;
-        results[static_cast<std::size_t>(rank.index())] = body(PyRank{rank, this_process()});
-      });
+    run_interruptibly(starts_threads_, [group = group_, run_rank](StopRequest& request) mutable {
+      group.run([&](const Rank& rank) { run_rank(request, rank); });
     });
+  } catch (const std::runtime_error& error) {
+    std::rethrow_if_nested(error);  // the Python exception of a rank
+    throw;
   }
-  std::erase_if(results, [](const nb::object& result) { return !result.is_valid(); });
-  return results;
+  RankResults returned = *results;
+  std::erase_if(returned, [](const nb::object& result) { return !result.is_valid(); });
+  return returned;
 }
 
 PyRank PyGroup::join() {
@@ -179,8 +209,9 @@ The default backend of its exchanges is 'cuda' if the process group uses NCCL, e
           R"(Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
 
 Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
-raises the rank's exception. After Ctrl-C the waits of threads end in the same way, and run() raises KeyboardInterrupt
-once every thread has returned.)")
+raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
+run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the Python
+code of the threads; run() leaves behind those that are inside a call that does not return within a second.)")
       .def("join", &PyGroup::join,
            R"(This process's rank, for groups that do not start their ranks. Exchange(group, ...) calls it.
 

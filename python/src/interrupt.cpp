@@ -6,6 +6,9 @@
 #include <chrono>
 #include <exception>
 #include <future>
+#include <memory>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "group/waiter.hpp"
@@ -64,22 +67,72 @@ StopRequest::Scope::~Scope() {
   active_request = nullptr;
 }
 
-void run_interruptibly(bool starts_threads, const std::function<void(const StopRequest& request)>& run) {
+StopRequest::PythonThread::PythonThread(StopRequest& request) : request_(request) {
+  request_.threads_.push_back(PyThread_get_thread_ident());
+}
+
+StopRequest::PythonThread::~PythonThread() {
+  std::erase(request_.threads_, PyThread_get_thread_ident());
+}
+
+void StopRequest::raise(PyObject* type) const {
+  for (const unsigned long thread : threads_) PyThreadState_SetAsyncExc(thread, type);
+}
+
+namespace {
+
+// Shared with the thread that runs it, which may outlive run_interruptibly().
+struct Job {
   StopRequest request;
-  if (!starts_threads || !is_main_thread()) return run(request);
-  auto done = std::async(std::launch::async, [&] { run(request); });
+  std::function<void(StopRequest&)> run;
+  std::promise<void> done;
+};
+
+[[noreturn]] void throw_interrupt() {
+  const nb::gil_scoped_acquire locked;
+  restore_interrupt();
+  throw nb::python_error();
+}
+
+void raise_in_python_code(const StopRequest& request) {
+  const nb::gil_scoped_acquire locked;
+  request.raise(raised->type().ptr());
+}
+
+}  // namespace
+
+void run_interruptibly(bool starts_threads, std::function<void(StopRequest& request)> run) {
+  const auto job = std::make_shared<Job>();
+  job->run = std::move(run);
+  if (!starts_threads || !is_main_thread()) return job->run(job->request);
+  std::future<void> done = job->done.get_future();
+  std::thread([job] {
+    try {
+      job->run(job->request);
+      job->done.set_value();
+    } catch (...) {
+      job->done.set_exception(std::current_exception());
+    }
+  }).detach();
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kPatience(1);
+  bool interrupted = false;
+  std::optional<Clock::time_point> leave_at;
   while (done.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
-    if (is_interrupted()) request.stop();
+    if (is_interrupted()) {
+      job->request.stop();
+      if (interrupted) raise_in_python_code(job->request);
+      if (interrupted && !leave_at) leave_at = Clock::now() + kPatience;
+      interrupted = true;
+    }
+    if (leave_at && Clock::now() > *leave_at) throw_interrupt();
   }
-  std::exception_ptr error;
   try {
     done.get();
   } catch (...) {
-    error = std::current_exception();
+    if (!interrupted) throw;
   }
-  const nb::gil_scoped_acquire locked;
-  if (restore_interrupt()) throw nb::python_error();
-  if (error) std::rethrow_exception(error);
+  if (interrupted) throw_interrupt();
 }
 
 }  // namespace ferry::python

@@ -1,8 +1,11 @@
 // Signals, above all Ctrl-C, that arrive while a thread waits without the GIL.
 #pragma once
 
+#include <nanobind/nanobind.h>
+
 #include <atomic>
 #include <functional>
+#include <vector>
 
 namespace ferry::python {
 
@@ -28,14 +31,32 @@ class StopRequest {
     Scope& operator=(const Scope&) = delete;
   };
 
+  // Marks the calling thread as one that runs Python code. Construct and destroy it with the GIL.
+  class PythonThread {
+   public:
+    explicit PythonThread(StopRequest& request);
+    ~PythonThread();
+    PythonThread(const PythonThread&) = delete;
+    PythonThread& operator=(const PythonThread&) = delete;
+
+   private:
+    StopRequest& request_;
+  };
+
+  // Raises an exception of this class in those threads, at their next step of Python code. With the GIL.
+  void raise(PyObject* type) const;
+
  private:
   friend bool this_thread_must_stop_waiting();
   std::atomic<bool> stopped_ = false;
+  std::vector<unsigned long> threads_;  // that run Python code; the GIL guards it
 };
 
 // Calls `run`, which starts threads and joins them, without the GIL, and runs signal handlers meanwhile. If a
 // handler raises, makes the request, so that threads in its scope end their waits; once `run` has returned,
-// throws what the handler raised.
-void run_interruptibly(bool starts_threads, const std::function<void(const StopRequest& request)>& run);
+// throws what the handler raised. If a handler raises once more, also raises in the Python code of the
+// threads; and if `run` has not returned a second later, because a thread is inside a call that does not
+// return, leaves the threads behind and throws. So `run` owns all that it uses.
+void run_interruptibly(bool starts_threads, std::function<void(StopRequest& request)> run);
 
 }  // namespace ferry::python

@@ -40,20 +40,6 @@ class LaneCall {
     }
   }
 
-  // Runs `call`, which returns the result of a dispatch, and records whether the lane has a
-  // result. Call it without the GIL.
-  template <class Call>
-  DispatchResult run_dispatch(Call call) {
-    try {
-      const DispatchResult received = call();
-      lane_->has_result = true;
-      return received;
-    } catch (const Error& error) {
-      lane_->has_result = delivers_result(error);
-      throw;
-    }
-  }
-
   // Whether a dispatch that ends with `error` has delivered its rows all the same.
   static bool delivers_result(const Error& error);
 
@@ -62,6 +48,7 @@ class LaneCall {
 
  private:
   void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
+
   SharedState state_;
   LaneStatus* lane_;
   int lane_index_;

@@ -37,7 +37,7 @@ PyPlan copy(const PyPlan& self) {
               {static_cast<std::int64_t>(self.plan.bytes())}, {}, self.device, self.owner);
   copied.owner = from.attr(self.framework == Framework::torch ? "clone" : "copy")();
   copied.plan = Plan::over(inspect(copied.owner, "plan").data, self.plan.bytes());
-  copied.state.reset();
+  copied.state.reset();  // no lane overwrites a copy
   copied.lane = -1;
   copied.storage_writes = write_count(copied.plan.storage());
   return copied;
@@ -46,20 +46,23 @@ PyPlan copy(const PyPlan& self) {
 }  // namespace
 
 const Plan& PyPlan::checked() const {
-  if (state && state->lanes[static_cast<std::size_t>(lane)].plan_version != plan_version) {
+  const PlanHeader* header = is_host(device) ? view_plan(plan.storage(), shape).header : nullptr;
+  // A dispatch that fails or is not received yet may have begun to write its plan: then the header is not
+  // complete.
+  const bool unfinished = header != nullptr && header->magic != kPlanMagic;
+  const bool changed = header != nullptr && header->check != header_check;
+  if (state &&
+      (unfinished || changed || state->lanes[static_cast<std::size_t>(lane)].plan_version != plan_version)) {
     throw UsageError(
         str("plan: a later dispatch of lane ", lane,
             " has overwritten it: keep a plan.copy(), or dispatch with ReceiveBuffers(plan=...)"));
   }
-  if (storage_writes != write_count(plan.storage()))
+  if (unfinished || storage_writes != write_count(plan.storage()))
     throw UsageError("plan: a later dispatch has written another plan to its memory");
   // The caller may have changed the storage since. N decides how long results are, so it must not change.
-  if (is_host(device)) {
-    const PlanHeader& header = *view_plan(plan.storage(), shape).header;
-    if (header.magic == kPlanMagic && header.tokens != tokens)
-      throw UsageError(
-          str("plan: had ", tokens, " tokens, but its memory now holds a plan of ", header.tokens));
-  }
+  if (header != nullptr && header->tokens != tokens)
+    throw UsageError(
+        str("plan: had ", tokens, " tokens, but its memory now holds a plan of ", header->tokens));
   return plan;
 }
 

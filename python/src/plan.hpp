@@ -22,6 +22,7 @@ struct PyPlan {
   SharedState state{};
   int lane = -1;
   std::uint64_t plan_version = 0;    // LaneStatus::plan_version when it was written
+  std::uint64_t header_check = 0;    // PlanHeader::check when it was written, in host memory
   std::uint64_t storage_writes = 0;  // write_count() when it was written
 
   // Throws UsageError if the storage has been overwritten since.

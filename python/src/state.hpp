@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <deque>
-#include <mutex>
 
 #include "arrays/array.hpp"
 #include "ferry/exchange.hpp"
@@ -13,7 +12,6 @@ namespace ferry::python {
 struct LaneStatus {
   std::atomic<bool> busy = false;              // a thread is inside a call of the lane
   std::atomic<std::uint64_t> plan_version{0};  // number of plans written to the lane's own memory
-  std::atomic<bool> has_result = false;        // the lane's last dispatch delivered a result
 };
 
 struct ExchangeState {
@@ -26,7 +24,6 @@ struct ExchangeState {
   // Some call was captured into a CUDA graph. Replays advance the lane's call number without the host, so the
   // numbers of later eager calls no longer match.
   std::atomic<bool> captured = false;
-  std::mutex load_mutex;  // Exchange::load_counts() returns spans into the exchange; guards copying them
 };
 
 using SharedState = std::shared_ptr<ExchangeState>;

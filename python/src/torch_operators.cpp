@@ -95,13 +95,10 @@ nb::tuple operator_dispatch(PyExchange& self, const nb::object& x, const nb::obj
   });
   in.context.memory = outputs->memory;
   in.options.memory = outputs->buffers;
-  begin_dispatch(self, in);
-  {
-    const nb::gil_scoped_release unlocked;
+  run_dispatch(self, call, in, [&] {
     outputs->clear_rows(call.stream());
-    call.run_dispatch(
-        [&] { return call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream()); });
-  }
+    return call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
+  });
   return outputs->all();
 }
 
@@ -135,15 +132,12 @@ nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result
   });
   in.context.memory = memory;
   in.options.memory = buffers;
-  begin_dispatch(self, in);
-  {
-    const nb::gil_scoped_release unlocked;
+  run_dispatch(self, call, in, [&] {
     const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
     const ByteRange dots = {buffers.dots, buffers.dots == nullptr ? 0 : sizes.rows * 4};
     clear_memory({buffers.parts[0], sizes.rows * row_bytes}, dots, call.device(), call.stream());
-    call.run_dispatch(
-        [&] { return call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream()); });
-  }
+    return call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream());
+  });
   return nb::make_tuple(memory.parts, memory.dots);
 }
 

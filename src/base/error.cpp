@@ -38,6 +38,8 @@ const char* to_string(Operation operation) {
       return "metadata";
     case Operation::route_values:
       return "route_values";
+    case Operation::dispatch_counts:
+      return "dispatch_counts";
     case Operation::barrier:
       return "barrier";
   }

@@ -71,7 +71,9 @@ ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane
 
 ferry_status ferry_get_load_counts(const ferry_exchange* exchange, ferry_load_counts* counts) {
   return guarded([&] {
-    const LoadCounts load = required(exchange, "exchange").exchange.load_counts();
+    // Of each thread its own: the arrays stay valid after the call.
+    thread_local LoadCounts load;
+    load = required(exchange, "exchange").exchange.load_counts();
     ferry_load_counts c{};
     c.experts = load.experts.data();
     c.ranks = load.ranks.data();

@@ -78,6 +78,9 @@ class Backend {
   // Device backends: `count` is in device memory. Others throw UnsupportedError.
   virtual const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream);
 
+  // Blocks until the counts of all ranks are known; throws every error.
+  virtual DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) = 0;
+
   // Refuses this rank's next call: it uses up the call's number and publishes `error`, with which the peers'
   // call of that number ends.
   virtual void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept = 0;

@@ -43,6 +43,16 @@ void check_rows(const char* name, int rank, const void* data, std::int64_t strid
   }
 }
 
+// The number of tokens, and the type of their ids.
+void check_tokens(const Config& config, int rank, const char* call, const Ids& ids, std::int64_t tokens) {
+  if (tokens < 0 || tokens > config.max_tokens) {
+    throw UsageError(str(call, ": ", tokens, " tokens on rank ", rank, ", max_tokens is ", config.max_tokens,
+                         ": pass fewer tokens, or configure more"));
+  }
+  if (const auto number = static_cast<int>(ids.type); number < 0 || number > 1)
+    throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
+}
+
 void check_message_fits(const Config& config, const Format& format) {
   const std::int64_t largest = message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
   const std::int64_t needed = message_layout(parts_of(format, config.hidden), config.top_k).bytes;
@@ -83,20 +93,29 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
     check_address(rank, part, "dispatch: memory of part ", p);
   }
   check_address(rank, call.memory.plan, "dispatch: memory of the plan");
+  const std::int64_t rows = call.memory.rows;
+  if (rows == 0) return;
+  if (rows < 0)
+    throw UsageError(str("dispatch: memory.rows = ", rows, " on rank ", rank, ", must be 0 or more"));
+  if (config.layout == Layout::expert_padded || call.format.fp8.column_major || call.dot_rows != nullptr) {
+    throw UsageError(
+        "dispatch: memory.rows is not supported with expert_padded, column_major scales or dot_rows: pass "
+        "memory for the capacity");
+  }
 }
 
 }  // namespace
 
+void check_ids(const Config& config, int rank, const char* call, const Ids& ids, std::int64_t tokens) {
+  check_tokens(config, rank, call, ids, tokens);
+  if (tokens > 0 && ids.data == nullptr)
+    throw UsageError(str(call, ": ids is null for the ", tokens, " tokens of rank ", rank));
+}
+
 void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in) {
   const std::int64_t tokens = call.tokens.count;
-  if (tokens < 0 || tokens > config.max_tokens) {
-    throw UsageError(str("dispatch: ", tokens, " tokens on rank ", rank, ", max_tokens is ",
-                         config.max_tokens, ": pass fewer tokens, or configure more"));
-  }
+  check_tokens(config, rank, "dispatch", call.ids, tokens);
   check_type("tokens", call.tokens.type);
-  if (const auto number = static_cast<int>(call.ids.type); number < 0 || number > 1) {
-    throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
-  }
   check_format(call.format, config.hidden, call.tokens.type);
   check_message_fits(config, call.format);
   check_row_arithmetic(config, rank, call);
@@ -112,9 +131,7 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
     throw UnsupportedError("dispatch: this backend cannot read device_count: set tokens.count instead");
   }
   if (tokens == 0) return;
-  if (call.plan.empty() && call.ids.data == nullptr) {
-    throw UsageError(str("dispatch: ids is null for the ", tokens, " tokens of rank ", rank));
-  }
+  if (call.plan.empty()) check_ids(config, rank, "dispatch", call.ids, tokens);
   const PartList parts = parts_of(call.format, config.hidden);
   for (int p = 0; p < parts.count; ++p) {
     const auto i = static_cast<std::size_t>(p);

@@ -10,6 +10,8 @@ namespace ferry {
 enum class PlanIn { host, device };
 
 // Each throws UsageError or UnsupportedError, with the numbers that matter. `config` is complete.
+// `call`: its name in messages.
+void check_ids(const Config& config, int rank, const char* call, const Ids& ids, std::int64_t tokens);
 void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in);
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in);
 

@@ -1,6 +1,7 @@
 #include "exchange/dispatch_layout.hpp"
 
 #include <algorithm>
+#include <memory>
 
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
@@ -24,7 +25,6 @@ void check_layout(const DispatchLayoutCall& call) {
   require(call.result.routes_per_expert, "routes_per_expert");
   if (call.tokens > 0) {
     require(call.ids.data, "ids");
-    require(call.result.token_in_rank, "token_in_rank");
   }
 }
 
@@ -33,8 +33,10 @@ void count(const DispatchLayoutCall& call, const Id* ids) {
   const Placement& placement = call.placement;
   const auto ranks = static_cast<std::size_t>(placement.ranks());
   const DispatchLayout& result = call.result;
+  const auto unwanted = std::make_unique<bool[]>(ranks);
   for (std::int64_t token = 0; token < call.tokens; ++token) {
-    bool* const in_rank = result.token_in_rank + token * placement.ranks();
+    bool* const in_rank =
+        result.token_in_rank != nullptr ? result.token_in_rank + token * placement.ranks() : unwanted.get();
     std::fill_n(in_rank, ranks, false);
     for (int slot = 0; slot < call.top_k; ++slot) {
       const Id id = ids[token * call.top_k + slot];
@@ -51,7 +53,9 @@ void count(const DispatchLayoutCall& call, const Id* ids) {
   }
 }
 
-void count_on_host(const DispatchLayoutCall& call) {
+}  // namespace
+
+void dispatch_layout_on_host(const DispatchLayoutCall& call) {
   std::fill_n(call.result.tokens_per_rank, call.placement.ranks(), 0);
   std::fill_n(call.result.routes_per_expert, call.placement.experts(), 0);
   if (call.nodes > 0) std::fill_n(call.result.tokens_per_node, call.nodes, 0);
@@ -61,8 +65,6 @@ void count_on_host(const DispatchLayoutCall& call) {
     count(call, static_cast<const std::int32_t*>(call.ids.data));
   }
 }
-
-}  // namespace
 
 #if !FERRY_HAS_CUDA
 void dispatch_layout_on_device(const DispatchLayoutCall&, Stream) {
@@ -84,7 +86,7 @@ void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Place
   }
   check_layout(call);
   if (backend == BackendKind::cuda) return dispatch_layout_on_device(call, stream);
-  count_on_host(call);
+  dispatch_layout_on_host(call);
 }
 
 }  // namespace ferry

@@ -1,4 +1,4 @@
-// dispatch_layout() on devices, which a backend implements.
+// dispatch_layout() with checked arguments, on the host and on devices.
 #pragma once
 
 #include "ferry/dispatch_layout.hpp"
@@ -16,6 +16,7 @@ struct DispatchLayoutCall {
   int ranks_per_node = 1;
 };
 
+void dispatch_layout_on_host(const DispatchLayoutCall& call);
 // Throws UnsupportedError in a build without the cuda backend.
 void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream);
 

@@ -326,6 +326,14 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   return rows;
 }
 
+DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) {
+  state_->idle_lane(lane);
+  state_->check_or_refuse(Operation::dispatch_counts, lane, stream, [&] {
+    check_ids(state_->config, state_->rank.index(), "dispatch_counts", ids, tokens);
+  });
+  return state_->backend->dispatch_counts(ids, static_cast<std::int32_t>(tokens), lane, stream);
+}
+
 const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stream) {
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/pause.hpp"
 #include "base/text.hpp"
 
 namespace ferry {
@@ -23,14 +24,6 @@ constexpr double kMaxSleepSeconds = 0.25;
 int processors() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 }  // namespace
@@ -95,7 +88,7 @@ void Waiter::time_out(const WaitRecord& record, double deadline) {
 
 bool Waiter::spin(const WaitCondition& condition, std::uint64_t value) const {
   for (int i = 0; i < spins_; ++i) {
-    pause();
+    pause_processor();
     if (condition.reached(value)) return true;
   }
   for (int i = 0; i < kYields; ++i) {

@@ -41,6 +41,16 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
           .combine_rows = config.max_tokens * (partial ? ranks_of_token : std::int64_t{config.top_k})};
 }
 
+std::int64_t total_rows(const Config& config, int rank, std::int64_t messages,
+                        std::span<const std::int32_t> routes) {
+  const std::int64_t capacity = row_capacity(config, rank);
+  if (config.layout == Layout::expert_padded) return capacity;
+  if (config.layout == Layout::rank_major) return std::min(messages, capacity);
+  std::int64_t rows = 0;
+  for (const std::int32_t of_expert : routes) rows += align_up(of_expert, config.alignment);
+  return std::min(rows, capacity);
+}
+
 std::int64_t call_summary_bytes(const Config& config) {
   return align_up(4LL * (kCallSummaryWords + config.experts + config.placement.ranks()), 16);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "ferry/config.hpp"
 #include "layout/exchange_layout.hpp"
@@ -23,6 +24,11 @@ std::int64_t row_capacity(const Config& config, int rank);
 std::int64_t group_capacity(const Config& config, int rank);
 // G: the local experts of `rank`; rank_major: the ranks.
 int groups_of(const Config& config, int rank);
+
+// Rows of a rank: row_offsets[G] of a dispatch in which the ranks send it `messages` messages, and `routes`
+// [L] routes to its experts.
+std::int64_t total_rows(const Config& config, int rank, std::int64_t messages,
+                        std::span<const std::int32_t> routes);
 
 // The call summary that a host backend sends to every peer in every call. Its fixed words: three about
 // optional arguments, two about chunks. A dispatch appends int32 counts [E] and tokens [R].

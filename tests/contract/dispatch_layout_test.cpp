@@ -122,9 +122,6 @@ TEST_P(Contract, DispatchLayoutRefusesBadArguments) {
     wrong.routes_per_expert = nullptr;
     require_refused("routes_per_expert is null", right, 3, 2, placement, wrong, 0);
     wrong = good;
-    wrong.token_in_rank = nullptr;
-    require_refused("token_in_rank is null", right, 3, 2, placement, wrong, 0);
-    wrong = good;
     wrong.tokens_per_node = counts.as<std::int32_t>();
     require_refused("ranks_per_node = 3", right, 3, 2, placement, wrong, 3);
     require_refused("ranks_per_node = 0", right, 3, 2, placement, wrong, 0);

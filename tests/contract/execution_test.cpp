@@ -1,6 +1,7 @@
 // Ways to call: one rank, split phases, lanes, step metadata.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -189,6 +190,33 @@ TEST_P(Contract, TwoThreadsUseOneLaneEach) {
     for (const std::exception_ptr& failure : failures) {
       if (failure) std::rethrow_exception(failure);
     }
+  });
+}
+
+TEST_P(Contract, CountsMayBeReadWhileCallsRun) {
+  TestCase c = small_case(2);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const StepInputs step = make_inputs(c, 1);
+    const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
+    dispatch_and_combine(exchange, c, step, expert_outputs);
+    const LoadCounts one = exchange.load_counts();
+    std::atomic<bool> done = false, torn = false;
+    const auto read = [&] {
+      while (!done) {
+        const LoadCounts load = exchange.load_counts();
+        exchange.wire_counts();
+        if (GetParam().backend == BackendKind::cuda) continue;  // the device counts while it is read
+        for (std::size_t e = 0; e < one.experts.size(); ++e)
+          torn = torn || load.experts[e] != load.dispatches * one.experts[e];
+      }
+    };
+    std::thread first(read), second(read);
+    for (int repeat = 0; repeat < 30; ++repeat) dispatch_and_combine(exchange, c, step, expert_outputs);
+    done = true;
+    first.join();
+    second.join();
+    require(!torn, "routes were read that belong to no number of whole dispatches");
   });
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "ferry/trace.hpp"
@@ -239,10 +240,16 @@ TEST_P(Contract, LoadCountsMatchTheRouting) {
         }
       }
     }
-    const LoadCounts load = exchange.load_counts();
-    require_equal(load.dispatches, std::int64_t{6}, "dispatches");
-    require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
-    require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
+    // Two threads ask at once.
+    LoadCounts counts[2];
+    std::thread other([&] { counts[1] = exchange.load_counts(); });
+    counts[0] = exchange.load_counts();
+    other.join();
+    for (const LoadCounts& load : counts) {
+      require_equal(load.dispatches, std::int64_t{6}, "dispatches");
+      require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
+      require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
+    }
   });
 }
 

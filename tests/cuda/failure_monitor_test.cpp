@@ -19,19 +19,17 @@ namespace {
 
 using cuda::FailureMonitor;
 using cuda::HostSignals;
+using cuda::load_acquire;
+using cuda::store_release;
 
 class FailureMonitors : public testing::TestWithParam<GroupKind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, FailureMonitors, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
 
-std::uint32_t load(std::uint32_t& word) {
-  return std::atomic_ref(word).load(std::memory_order_acquire);
-}
-
 // Waits as a kernel does. Returns the seconds until the abort word was set.
 double seconds_until_abort(HostSignals& signals) {
   const Stopwatch watch;
-  while (load(signals.abort) == 0) {
+  while (load_acquire(signals.abort) == 0) {
     FERRY_CHECK(watch.seconds() < 5, "the kernel was not aborted");
     sleep_seconds(0.001);
   }
@@ -40,7 +38,7 @@ double seconds_until_abort(HostSignals& signals) {
 
 void time_out(HostSignals& signals, const WaitRecord& record) {
   signals.timeout = record;
-  std::atomic_ref(signals.timed_out).store(1, std::memory_order_release);
+  store_release(signals.timed_out, 1);
 }
 
 long threads() {
@@ -54,7 +52,7 @@ TEST_P(FailureMonitors, GroupFailureAbortsKernels) {
     const FailureMonitor monitor(rank, &signals, kNoFaultDeadline);
     rank.barrier();
     sleep_seconds(0.3);
-    FERRY_CHECK(load(signals.abort) == 0, "aborted before any failure");
+    FERRY_CHECK(load_acquire(signals.abort) == 0, "aborted before any failure");
     rank.barrier();
     if (rank.index() == 1) rank.state().time_out({Operation::combine, 5, 1, 2, 5, 4}, 3);
     FERRY_CHECK(seconds_until_abort(signals) < 0.5, "");
@@ -86,7 +84,7 @@ TEST_P(FailureMonitors, TimeoutJustBeforeDestructionIsReported) {
       sleep_seconds(0.005);
       if (rank.index() == 1) time_out(signals, {Operation::dispatch, 7, 1, 0, 7, 6});
     }
-    if (rank.index() == 1) FERRY_CHECK(load(signals.abort) == 1, "");
+    if (rank.index() == 1) FERRY_CHECK(load_acquire(signals.abort) == 1, "");
     require_text(expect_thrown<TimeoutError>([&] {
                    while (true) rank.barrier();
                  }),
@@ -101,7 +99,7 @@ TEST_P(FailureMonitors, DepartureIsNotAFailure) {
     rank.barrier();
     if (rank.index() == 2) return;
     sleep_seconds(0.6);
-    FERRY_CHECK(load(signals.abort) == 0 && !rank.state().control().failed(), "");
+    FERRY_CHECK(load_acquire(signals.abort) == 0 && !rank.state().control().failed(), "");
   });
 }
 

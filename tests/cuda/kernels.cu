@@ -1,3 +1,4 @@
+#include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/runtime/error.hpp"
 #include "cuda/kernels.hpp"
 
@@ -35,16 +36,16 @@ __global__ void access_peer(volatile std::uint32_t* words, const volatile std::u
   if (threadIdx.x == 0) *rounds = round + (sum == 1);  // uses `sum`, so that the loads are not optimised away
 }
 
-__global__ void wait_for_abort(const volatile std::uint32_t* abort) {
+__global__ void wait_for_abort(const Flag* abort) {
   const unsigned long long start = start_time();
-  while (*abort == 0 && in_time(start)) {
+  while (cuda::load_relaxed_sys(abort) == 0 && in_time(start)) {
   }
 }
 
 __global__ void report_timeout(cuda::HostSignals* report, WaitRecord record) {
   report->timeout = record;
-  __threadfence_system();  // the record must be visible before the flag
-  *static_cast<volatile std::uint32_t*>(&report->timed_out) = 1;
+  // Release: the record must be visible before the flag.
+  cuda::store_release_sys(&report->timed_out, 1);
 }
 
 }  // namespace

@@ -146,6 +146,10 @@ DispatchResult SyncExchange::combine_backward(const Tokens& d_result, const Plan
                                   memory.translate(d_weights), memory.translate(options), stream()));
 }
 
+DispatchCounts SyncExchange::dispatch_counts(const Ids& ids, std::int64_t tokens, int index) {
+  return ferry::Exchange::dispatch_counts(begin(index).translate(ids), tokens, index, stream());
+}
+
 const StepMetadata* SyncExchange::metadata(std::int32_t count, int index) {
   begin(index);
   const StepMetadata* at = ferry::Exchange::metadata(count, index, stream());

@@ -37,6 +37,8 @@ class SyncExchange : public ferry::Exchange {
                                   const Outputs& outputs, float* d_weights,
                                   const DispatchOptions& options = {});
 
+  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane = 0);
+
   // On device backends, a host copy; equal device addresses give equal host addresses.
   const StepMetadata* metadata(std::int32_t count, int lane = 0);
 

@@ -127,7 +127,7 @@ byte over[2]; hidden byte i; /* over: ranks whose call of this parity is over */
 
 /* Flags from a source. */
 #define row_arrived(source) (row_flag[flag_at(me, now, source)] >= written(now))
-/* wait.cuh wait_flag_slow: `if (end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call)` */
+/* wait.cuh wait_long: `if (end_of_stream != nullptr && load_acquire_sys(end_of_stream) >= awaited.call)` */
 #define has_finished(source) (end_of_stream_flag[flag_at(me, now, source)] >= now)
 #ifdef MISTAKE_DIRECT_ROW_WITHOUT_FLAG
 #define wait_is_over(source) (!expects(source) || row_arrived(source) || has_finished(source) || is_direct_writer(source))
@@ -211,7 +211,7 @@ inline send(peer) {
    after the headers have arrived, when everything that others wait for is done. It is set before a block that also
    receives waits for rows: otherwise ranks with damaged plans would wait for one another's flags.
    dispatch_kernel.cuh finish: `state->number, role.senders);`
-   dispatch_kernel.cuh run: `finish(!needs_row_offsets); if (!has_row_offsets) {` */
+   dispatch_kernel.cuh run: `finish(!needs_row_offsets); if (!has_row_offsets) return leave_empty();` */
 inline finish(peer) {
   d_step {
     sending[pair(me, peer)] == kSent && may_finish -> publish_end_of_stream(peer)
@@ -263,7 +263,7 @@ inline receive(source) {
   :: else ->
     if
     :: has_finished(source) ->
-      /* wait.cuh wait_flag_slow: `>= awaited.call ? WaitResult::ready : WaitResult::end_of_data;`
+      /* wait.cuh wait_long: `>= awaited.call ? WaitResult::ready : WaitResult::end_of_data;`
          wait.cuh wait_any_slow: `return {ready, __ballot_sync(~0u, finished) & ~ready};` */
       assert(row_flag[flag_at(me, now, source)] == whole(now)) /* not missed after the end-of-stream flag */
     :: else
@@ -370,8 +370,8 @@ proctype Rank(byte me) {
       different = (!has_same_options(next(me)) -> next(me) : (!has_same_options(last(me)) -> last(me) : me))
     };
     d_step {
-      /* call_header.cuh await_all_headers: `if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->aborted_call, call);`
-         wait.cuh wait_flag_slow: `if (is_aborted(lane, awaited.call)) return WaitResult::aborted;`
+      /* call_header.cuh await_all_headers: `if (!agree && coordinates && peer == 0) set_aborted(lane, call);`
+         wait.cuh wait_long: `if (is_aborted(lane, awaited.call)) return WaitResult::aborted;`
          wait.cuh wait_any_slow: `if (__any_sync(~0u, is_aborted(lane, awaited.call))) return {0, 0};` */
       !is_at_work(sending) && (different != me || terms == kRefusal || wait_is_over(next(me)) && wait_is_over(last(me))) ->
       receive(next(me)); receive(last(me));

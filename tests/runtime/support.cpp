@@ -17,8 +17,8 @@
 
 namespace ferry::test {
 
-void fail_check(const char* file, int line, const std::string& text) {
-  throw std::runtime_error(str(file, ":", line, ": ", text));
+void fail_check(const char* file, int line, const char* condition, const std::string& text) {
+  throw std::runtime_error(str(file, ":", line, ": ", condition, ": ", text));
 }
 
 void sleep_seconds(double seconds) {

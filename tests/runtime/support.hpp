@@ -16,11 +16,11 @@ namespace ferry::test {
 
 // For checks in a rank's body: it may run in another process, where a failed EXPECT would be lost. Throws
 // instead, and Group::run rethrows.
-[[noreturn]] void fail_check(const char* file, int line, const std::string& text);
+[[noreturn]] void fail_check(const char* file, int line, const char* condition, const std::string& text);
 
-#define FERRY_CHECK(condition, text)                                                                        \
-  do {                                                                                                      \
-    if (!(condition)) ::ferry::test::fail_check(__FILE__, __LINE__, std::string(#condition ": ") + (text)); \
+#define FERRY_CHECK(condition, text)                                                     \
+  do {                                                                                   \
+    if (!(condition)) ::ferry::test::fail_check(__FILE__, __LINE__, #condition, (text)); \
   } while (false)
 
 constexpr double kNoFaultDeadline = 60;  // seconds: the deadline of groups in which no rank is missing

@@ -26,7 +26,7 @@ typedef struct ferry_dispatch_layout_args {
   const int32_t* expert_local;
   int32_t* tokens_per_rank;    ///< [R] tokens with at least one expert on the rank
   int32_t* routes_per_expert;  ///< [E]
-  uint8_t* token_in_rank;      ///< [N, R] 1 if the token has an expert on the rank, otherwise 0
+  uint8_t* token_in_rank;      ///< [N, R] 1 if the token has an expert on the rank, otherwise 0; or NULL
   int32_t* tokens_per_node;    ///< [R / ranks_per_node], or NULL
   int32_t ranks_per_node;      ///< with tokens_per_node: a divisor of R
   int32_t backend;             ///< default: FERRY_CPU

@@ -30,7 +30,8 @@ enum {
   FERRY_COMBINE = 3,
   FERRY_METADATA = 4,
   FERRY_ROUTE_VALUES = 5,
-  FERRY_BARRIER = 6
+  FERRY_BARRIER = 6,
+  FERRY_DISPATCH_COUNTS = 7
 };
 
 /// A wait that ended without success: who waited for whom, and for which flag value.

@@ -146,8 +146,9 @@ ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane
 /// Routes dispatched so far by this exchange on all lanes: the same on every rank.
 typedef struct ferry_load_counts {
   size_t size;
-  const int64_t* experts;  ///< [E] routes to each expert; valid until the next ferry_get_load_counts()
-  const int64_t* ranks;    ///< [R] routes to each rank
+  const int64_t*
+      experts;  ///< [E] routes to each expert; valid until this thread's next ferry_get_load_counts()
+  const int64_t* ranks;  ///< [R] routes to each rank
   int64_t dispatches;
 } ferry_load_counts;
 

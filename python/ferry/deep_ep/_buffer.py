@@ -161,32 +161,35 @@ class Buffer:
         x = tuple(x) if isinstance(x, list) else x
         like = x[0] if isinstance(x, tuple) and x else x
         arrays = arrays_of(like)
-        config = dispatch_config(Buffer.num_sms) if config is None else config
+        num_sms = Buffer.num_sms if config is None else getattr(config, "num_sms", 0)  # _check_call() refuses a wrong config
 
-        def read_with_handle():
+        def check():
             self._check_call(config, previous_event, async_finish, allocate_on_comm_stream)
-            if topk_idx is not None or topk_weights is not None:
+            if handle is not None and (topk_idx is not None or topk_weights is not None):
                 raise ferry.UsageError("dispatch: a handle excludes topk_idx and topk_weights")
-            return _normal.read_input(arrays, x)
 
-        def read_with_routes():
-            self._check_call(config, previous_event, async_finish, allocate_on_comm_stream)
+        def read_routes():
+            check()
             self._check_routes(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
                                num_worst_tokens, expert_alignment)
             return _normal.routes_of(
                 arrays, self.group_size, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert)
 
+        def run():
+            if handle is not None:
+                return _normal.dispatch_by_handle(arrays, x, handle, check, num_sms), None, None, None, None
+            return _normal.dispatch_with_routes(
+                self, arrays, read_routes, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment,
+                num_worst_tokens, num_sms)
+
+        if previous_event is None and not async_finish:
+            self._streams.follow(arrays)
+            return *run(), EventOverlap()
         inputs = tensors_of((x, topk_idx, topk_weights, is_token_in_rank))
         with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
-            if handle is not None:
-                recv_x = _normal.dispatch_by_handle(arrays, read_with_handle, like, handle, config)
-                received = (recv_x, None, None, None, None)
-            else:
-                received = _normal.dispatch_with_routes(
-                    self, arrays, read_with_routes, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment,
-                    num_worst_tokens, config)
+            received = run()
             call.outputs = tensors_of(received[:3])
-        return (*received, call.event)
+        return *received, call.event
 
     def combine(
         self,
@@ -206,15 +209,22 @@ class Buffer:
         """
         self.exchanges.check_open()
         arrays = arrays_of(x)
-        config = combine_config(Buffer.num_sms) if config is None else config
+        num_sms = Buffer.num_sms if config is None else getattr(config, "num_sms", 0)  # _check_call() refuses a wrong config
+
+        def run():
+            return _normal.combine(
+                self, arrays, x, handle, topk_weights, bias,
+                lambda: self._check_call(config, previous_event, async_finish, allocate_on_comm_stream), num_sms)
+
+        if previous_event is None and not async_finish:
+            self._streams.follow(arrays)
+            return *run(), EventOverlap()
         biases = tuple(bias) if isinstance(bias, (tuple, list)) else bias
         inputs = tensors_of((x, topk_weights, biases))
         with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
-            combined = _normal.combine(
-                self, arrays, x, handle, topk_weights, bias,
-                lambda: self._check_call(config, previous_event, async_finish, allocate_on_comm_stream), config)
+            combined = run()
             call.outputs = tensors_of(combined)
-        return (*combined, call.event)
+        return *combined, call.event
 
     def internode_dispatch(self, *arguments, **settings):
         """Raises UnsupportedError: use dispatch(), for any number of ranks of one node."""
@@ -292,7 +302,8 @@ class Buffer:
 
     @staticmethod
     def _check_call(config, previous_event, async_finish, allocate_on_comm_stream):
-        require_config(config)
+        if config is not None:
+            require_config(config)
         if previous_event is not None and not isinstance(previous_event, EventOverlap):
             raise ferry.UsageError(f"previous_event: expected an EventOverlap, got {type(previous_event).__name__}")
         if allocate_on_comm_stream and (previous_event is None or not async_finish):

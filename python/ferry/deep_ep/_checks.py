@@ -35,6 +35,21 @@ def require_integer(number, name, least):
         raise ferry.UsageError(f"{name}: expected an integer from {least} to {INT32_MAX}, got {number!r}")
 
 
+class refusing:
+    """If the block raises, the peers' next call on the exchange ends with the same error."""
+
+    def __init__(self, exchange):
+        self.exchange = exchange
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, Exception):
+            with contextlib.suppress(ferry.Error):
+                self.exchange.refuse(str(error))
+
+
 class refuse_on_error:
     """If the block raises, `refuse` calls the core with arguments that it refuses, which ends the peers' call too."""
 

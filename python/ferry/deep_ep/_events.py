@@ -39,6 +39,11 @@ class Streams:
         """The private high-priority stream of asynchronous calls; None without a GPU."""
         return self.calls.private_stream()
 
+    def follow(self, arrays):
+        """Puts a call on the current stream behind the Buffer's earlier calls: one without an event to wait for or to return."""
+        if arrays.on_device:
+            self.calls.begin(arrays.torch.cuda.current_device(), None, False)
+
     @contextlib.contextmanager
     def call(self, arrays, inputs, previous_event, async_finish):
         """Context of one call: the call's operations run on the stream chosen for it.

@@ -8,28 +8,34 @@ from typing import NamedTuple
 
 import ferry
 from ferry.deep_ep import _layout
-from ferry.deep_ep._checks import refuse_combine, refuse_dispatch, refuse_on_error, require, require_shape
+from ferry.deep_ep._checks import refusing, require, require_shape
 from ferry.deep_ep._layout import LazyTuple
 
 
 class NormalHandle(LazyTuple):
     """(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank,
-    send_head), each computed on first access."""
+    send_head), each computed on first access. `rows`: received rows, or with num_worst_tokens their bound."""
 
-    def __init__(self, arrays, exchange, rows, is_token_in_rank, tokens_of_ranks, channels):
-        plan = self.plan = rows.plan
-        self.exchange = exchange
-        self.row_bound = None  # num_worst_tokens; None: the host knows the number of rows
-        source = rows.source
+    def __init__(self, arrays, exchange, routes, rows, plan, is_token_in_rank, tokens_of_ranks, channels):
+        self.exchange, self.plan, self.rows = exchange, plan, rows
+        self.tokens, self.hidden, self.slots = routes.tokens, routes.hidden, routes.slots
+        self.worst = tokens_of_ranks is None
 
-        def received():
-            return source[: plan.total]
+        def sources():
+            tokens = arrays.on_host(plan.tokens_between)[:, exchange.rank].sum()
+            return plan.sources[: min(int(tokens), rows)]
+
+        def recv_channel_prefix_matrix():
+            if self.worst:
+                raise ferry.UnsupportedError(
+                    "handle: after a dispatch with num_worst_tokens the host does not know the other ranks' tokens")
+            return _layout.recv_channel_prefix_matrix(arrays, sources(), tokens_of_ranks, channels)
 
         super().__init__(
             lambda: _layout.rank_prefix_matrix(arrays, plan.tokens_between),
             lambda: _layout.channel_prefix_matrix(arrays, is_token_in_rank, channels),
-            lambda: _layout.recv_channel_prefix_matrix(arrays, received(), tokens_of_ranks, channels),
-            lambda: arrays.contiguous(received()[:, 1]),
+            recv_channel_prefix_matrix,
+            lambda: arrays.contiguous(sources()[:, 1]),
             lambda: is_token_in_rank,
             lambda: _layout.send_head(arrays, is_token_in_rank),
         )
@@ -91,30 +97,6 @@ def read_input(arrays, x) -> InputRows:
     return InputRows((arrays.contiguous(values), arrays.contiguous(scales)), (values.shape[1], padded), names, columns)
 
 
-class NormalBuffers:
-    """Receive buffers for a dispatch with new routes: room for `worst` rows (num_worst_tokens), or for the capacity."""
-
-    def __init__(self, arrays, exchange, sent, worst, slots, with_weights):
-        rows = max(worst, exchange.capacity)
-        like = sent.like
-        self.parts = sent.empty(arrays, rows)
-        self.weight = arrays.empty((rows, slots), "float32", like) if with_weights else None
-        if worst > 0:  # rows past the total are returned too, with ids of -1
-            self.local_ids = arrays.full((rows, slots), -1, "int32", like)
-        else:
-            self.local_ids = arrays.empty((rows, slots), "int32", like)
-        self.plan = arrays.empty((ferry.plan_bytes(exchange.config, exchange.ranks),), "uint8", like)
-
-    def receive_buffers(self):
-        return ferry.ReceiveBuffers(self.parts, weight=self.weight, local_ids=self.local_ids, plan=self.plan)
-
-
-def local_expert_counts(arrays, exchange, plan) -> list:
-    """Routes to each expert of this rank. Waits for the device."""
-    mine = exchange.config.placement.experts_of(exchange.rank)
-    return arrays.on_host(plan.counts)[:, mine[0] : mine[-1] + 1].sum(0).tolist() if mine else []
-
-
 def gathered_expert_counts(rank, num_tokens_per_expert) -> list:
     """The same for a dispatch without ids: the sum of all ranks' num_tokens_per_expert. Collective."""
     mine = [int(count) for count in num_tokens_per_expert.tolist()]
@@ -131,65 +113,106 @@ class Routes(NamedTuple):
     ids: object
     weights: object  # None without topk_idx: then each rank is one expert
     experts: int
-    shape: tuple  # tokens; then hidden, experts and top-k (0 without ids), which all ranks must have in common
+    settings: tuple  # hidden, experts as the caller counts them and top-k (0 without ids): all ranks have them in common
+
+    @property
+    def tokens(self):
+        return len(self.sent.like)
+
+    @property
+    def hidden(self):
+        return self.settings[0]
+
+    @property
+    def slots(self):
+        return self.ids.shape[1]
 
 
 def routes_of(arrays, ranks, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert) -> Routes:
     sent = read_input(arrays, x)
-    tokens, hidden = len(sent.like), sent.like.shape[1]
+    tokens, hidden = sent.like.shape
     require(arrays, is_token_in_rank, "is_token_in_rank", 2, "bool")
     require_shape(is_token_in_rank, "is_token_in_rank", (tokens, ranks))
     require(arrays, num_tokens_per_expert, "num_tokens_per_expert", 1, "int32", "int64")
     experts = num_tokens_per_expert.shape[0]
     if topk_idx is None:
         ids = _layout.ids_from_ranks(arrays, is_token_in_rank)
-        return Routes(sent, ids, None, ranks, (tokens, hidden, experts, 0))
-    # The core checks their types and lengths, and reports errors to the peers.
-    require(arrays, topk_idx, "topk_idx", 2)
-    require(arrays, topk_weights, "topk_weights", 2)
+        return Routes(sent, ids, None, ranks, (hidden, experts, 0))
+    require(arrays, topk_idx, "topk_idx", 2, "int32", "int64")
+    require(arrays, topk_weights, "topk_weights", 2, "float32")
+    require_shape(topk_idx, "topk_idx", (tokens, topk_idx.shape[1]))
+    require_shape(topk_weights, "topk_weights", topk_idx.shape)
     ids, weights = arrays.contiguous(topk_idx), arrays.contiguous(topk_weights)
-    return Routes(sent, ids, weights, experts, (tokens, hidden, experts, ids.shape[1]))
+    return Routes(sent, ids, weights, experts, (hidden, experts, ids.shape[1]))
 
 
-def dispatch_with_routes(buffer, arrays, read, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst, config):
-    """(recv_x, recv_topk_idx, recv_topk_weights, counts of local experts, handle) for the Routes that `read` returns."""
-    with_ids = topk_idx is not None
-    routes, tokens_of_ranks = buffer.exchanges.agree(read)
-    sent, slots = routes.sent, routes.ids.shape[1]
-    exchange = buffer.exchanges.normal(arrays, tokens_of_ranks, routes.shape[1], routes.experts, slots)
-    with refuse_on_error(lambda: refuse_dispatch(exchange, arrays, sent.like)):
-        buffers = NormalBuffers(arrays, exchange, sent, worst, slots, with_ids)
-    rows = exchange.dispatch(
-        sent.tokens, routes.ids, routes.weights, format=sent.format, memory=buffers.receive_buffers(),
-        sm_limit=sm_limit_of(arrays, config))
-    handle = NormalHandle(arrays, exchange, rows, is_token_in_rank, tokens_of_ranks, max(1, config.num_sms // 2))
-    counts = []
-    if worst > 0:
-        require_bound(arrays, rows.plan, worst)
-        count = handle.row_bound = worst
-        rows.plan.set_row_bound(min(worst, exchange.capacity))
-    else:
-        count = rows.wait_total()
-    # Enqueue these before the counts are read, because that waits for the stream.
-    recv_x = sent.recv_x(arrays, buffers.parts, count)
-    recv_idx = arrays.to(buffers.local_ids[:count], arrays.type_name(topk_idx)) if with_ids else None
-    if worst <= 0:
-        if with_ids:
-            counts = local_expert_counts(arrays, exchange, rows.plan)
-        else:
-            counts = gathered_expert_counts(buffer.exchanges.rank, num_tokens_per_expert)
-        counts = _layout.rounded_up(counts, alignment)
-    return recv_x, recv_idx, buffers.weight[:count] if with_ids else None, counts, handle
+def dispatch_with_routes(buffer, arrays, read, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst, num_sms):
+    """(recv_x, recv_topk_idx, recv_topk_weights, counts of local experts, handle) for the Routes that `read` returns.
+
+    The ranks first count their routes in a call of the exchange, so that every rank allocates the rows it receives. With
+    num_worst_tokens the host waits for nothing.
+    """
+    exchanges = buffer.exchanges
+    try:
+        routes, error = read(), None
+    except Exception as caught:
+        routes, error = None, caught
+    if is_count(worst):
+        return dispatch_worst(exchanges, arrays, error, routes, topk_idx, is_token_in_rank, worst, num_sms)
+    exchange, (total, counts, tokens_of_ranks) = exchanges.counted(arrays, error, routes)
+    received = receive(exchange, arrays, routes, total, topk_idx, num_sms)
+    handle = NormalHandle(
+        arrays, exchange, routes, total, received.plan, is_token_in_rank, tokens_of_ranks, channels_of(num_sms))
+    if topk_idx is None:
+        counts = gathered_expert_counts(exchanges.rank, num_tokens_per_expert)
+    return *received.arrays, _layout.rounded_up(counts, alignment), handle
 
 
-def require_bound(arrays, plan, worst):
-    """Raises UsageError if more rows were received, where the host knows their number without asking a GPU."""
-    if not arrays.on_device and plan.total > worst:
-        raise ferry.UsageError(f"dispatch: num_worst_tokens = {worst}, but {plan.total} rows were received")
+def is_count(worst):
+    return isinstance(worst, int) and worst > 0
 
 
-def sm_limit_of(arrays, config):
-    return config.num_sms if arrays.on_device else 0
+def dispatch_worst(exchanges, arrays, error, routes, topk_idx, is_token_in_rank, worst, num_sms):
+    """The same for num_worst_tokens: every array has that many rows, and the list of counts is empty."""
+    exchange = exchanges.with_room(arrays, error, routes, -(-worst // exchanges.rank.size))
+    received = receive(exchange, arrays, routes, worst, topk_idx, num_sms, fill=True)
+    if not arrays.on_device and received.plan.total > worst:
+        raise ferry.UsageError(f"dispatch: num_worst_tokens = {worst}, but {received.plan.total} rows were received")
+    return *received.arrays, [], NormalHandle(
+        arrays, exchange, routes, worst, received.plan, is_token_in_rank, None, channels_of(num_sms))
+
+
+def channels_of(num_sms):
+    return max(1, num_sms // 2)
+
+
+class Received(NamedTuple):
+    arrays: tuple  # recv_x, recv_topk_idx, recv_topk_weights
+    plan: object
+
+
+def receive(exchange, arrays, routes, rows, topk_idx, num_sms, fill=False) -> Received:
+    """Dispatches into new arrays of `rows` rows. `fill`: ids of rows past the total are -1."""
+    sent, slots, room = routes.sent, routes.slots, max(rows, 1)
+    like = sent.like
+    with refusing(exchange):
+        parts = sent.empty(arrays, room)
+        local_ids = arrays.full((room, slots), -1, "int32", like) if fill else arrays.empty((room, slots), "int32", like)
+        weight = arrays.empty((room, slots), "float32", like) if topk_idx is not None else None
+        storage = arrays.empty((exchange.plan_bytes,), "uint8", like)
+    memory = ferry.ReceiveBuffers(parts, weight=weight, local_ids=local_ids, plan=storage, rows=room)
+    plan = exchange.dispatch(
+        sent.tokens, routes.ids, routes.weights, format=sent.format, memory=memory, sm_limit=sm_limit_of(arrays, num_sms)).plan
+    plan.set_row_bound(min(rows, exchange.capacity))
+    recv_x = sent.recv_x(arrays, parts, rows)
+    if topk_idx is None:
+        return Received((recv_x, None, None), plan)
+    recv_idx = arrays.to(local_ids, arrays.type_name(topk_idx))
+    return Received((recv_x, recv_idx[:rows], weight[:rows]), plan)
+
+
+def sm_limit_of(arrays, num_sms):
+    return num_sms if arrays.on_device else 0
 
 
 def require_handle(handle):
@@ -198,25 +221,25 @@ def require_handle(handle):
     return handle
 
 
-def dispatch_by_handle(arrays, read, like, handle, config):
-    """recv_x for the InputRows that `read` returns, by the routes of a handle."""
-    plan = require_handle(handle).plan
-    with refuse_on_error(lambda: refuse_dispatch(handle.exchange, arrays, like)):
-        sent = read()
-        count = plan.total if handle.row_bound is None else handle.row_bound
-        parts = sent.empty(arrays, max(count, 1))
-    handle.exchange.dispatch(
-        sent.tokens, plan, format=sent.format, memory=ferry.ReceiveBuffers(parts), sm_limit=sm_limit_of(arrays, config))
-    return sent.recv_x(arrays, parts, count)
+def dispatch_by_handle(arrays, x, handle, check, num_sms):
+    """recv_x by the routes of a handle."""
+    exchange, rows = require_handle(handle).exchange, handle.rows
+    with refusing(exchange):
+        check()
+        sent = read_input(arrays, x)
+        parts = sent.empty(arrays, max(rows, 1))
+    exchange.dispatch(
+        sent.tokens, handle.plan, format=sent.format, memory=ferry.ReceiveBuffers(parts), sm_limit=sm_limit_of(arrays, num_sms))
+    return sent.recv_x(arrays, parts, rows)
 
 
-def combine(buffer, arrays, x, handle, topk_weights, bias, check, config):
+def combine(buffer, arrays, x, handle, topk_weights, bias, check, num_sms):
     """(combined_x, combined_topk_weights or None): sums over ranks in rank order, plus the biases."""
     exchange, plan = require_handle(handle).exchange, handle.plan
-    biases = [b for b in (bias if isinstance(bias, (tuple, list)) else (bias,)) if b is not None]
-    with refuse_on_error(lambda: refuse_combine(exchange, plan)):
+    shape = (handle.tokens, handle.hidden)
+    biases = () if bias is None else [b for b in (bias if isinstance(bias, (tuple, list)) else (bias,)) if b is not None]
+    with refusing(exchange):
         check()
-        shape = (plan.tokens, exchange.config.hidden)
         require(arrays, x, "x", 2, "bfloat16")
         if len(biases) > 2:
             raise ferry.UsageError(f"bias: expected at most two arrays, got {len(biases)}")
@@ -225,12 +248,13 @@ def combine(buffer, arrays, x, handle, topk_weights, bias, check, config):
             require_shape(term, f"bias[{number}]", shape)
         if topk_weights is not None:
             require(arrays, topk_weights, "topk_weights", 2, "float32")
-            require_shape(topk_weights, "topk_weights", (len(topk_weights), exchange.config.top_k))
+            require_shape(topk_weights, "topk_weights", (len(topk_weights), handle.slots))
         result = arrays.empty(shape, "float32" if biases else "bfloat16", x)
-    exchange.combine(arrays.detached(x), plan, result=result, sm_limit=sm_limit_of(arrays, config))
-    for term in biases:
-        result = result + arrays.to(arrays.detached(term), "float32")
-    result = arrays.to(result, "bfloat16")
+    exchange.combine(arrays.detached(x), plan, result=result, sm_limit=sm_limit_of(arrays, num_sms))
+    if biases:
+        for term in biases:
+            result = result + arrays.to(arrays.detached(term), "float32")
+        result = arrays.to(result, "bfloat16")
     return result, combined_weights(buffer, arrays, handle, topk_weights)
 
 
@@ -243,5 +267,5 @@ def combined_weights(buffer, arrays, handle, topk_weights):
         wide = arrays.full((len(topk_weights), columns), 0, "float32", topk_weights)
         wide[:, :slots] = arrays.detached(topk_weights)
         topk_weights = wide
-    result = arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
+    result = arrays.empty((handle.tokens, columns), "float32", topk_weights)
     return exchange.combine(arrays.contiguous(topk_weights), handle.plan, result=result)[:, :slots]

@@ -42,17 +42,6 @@ Format format_of(bool use_fp8, bool round_scale, bool use_ue8m0) {
           .fp8 = {.column_major = true, .power_of_two = round_scale, .packed = use_ue8m0}};
 }
 
-void read_ids(const Array& ids, std::int64_t tokens, int top_k, DispatchInput& in) {
-  if (ids.element != kInt32 && ids.element != kInt64)
-    throw UsageError(str("topk_idx: expected int32 or int64, got ", name_of(ids.element)));
-  if (ids.shape != Shape{tokens, top_k}) {
-    throw UsageError(
-        str("topk_idx: expected shape ", shape_text({tokens, top_k}), ", got ", shape_text(ids.shape)));
-  }
-  in.ids = ids.element == kInt32 ? Ids(static_cast<const std::int32_t*>(ids.data))
-                                 : Ids(static_cast<const std::int64_t*>(ids.data));
-}
-
 }  // namespace
 
 nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_idx,
@@ -79,7 +68,8 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
     const Array& rows =
         in.arguments.rows(dense_array(x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
     in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
-    read_ids(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0], pool->shape.top_k, in);
+    in.ids = ids_of(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0],
+                    pool->shape.top_k, "topk_idx");
     received.emplace(*pool, *in.options.format, NewArrays(tokens.framework, call.device()));
     if (stats.is_none()) return;
     const char* const name = "cumulative_local_expert_recv_stats";

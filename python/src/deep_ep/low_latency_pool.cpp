@@ -63,7 +63,7 @@ void ReceiveHook::receive() {
   if (handle_.is_none()) {
     call.exchange().combine_receive(0, stream_);
   } else {
-    call.run_dispatch([&] { return call.exchange().dispatch_receive(0, stream_); });
+    call.exchange().dispatch_receive(0, stream_);
   }
 }
 

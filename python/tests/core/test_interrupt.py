@@ -48,6 +48,32 @@ report(lambda: ferry.Group.threads(2).run(lambda rank: ferry.Exchange(rank, **SE
 """) == ["KeyboardInterrupt early ", "['PeerLostError']", "nothing"]
 
 
+def test_a_second_ctrl_c_ends_python_code():
+    assert run_program("""
+def body(rank):
+    try:
+        while True:
+            time.sleep(0.01)
+    except BaseException as error:
+        errors.append(type(error).__name__)
+        raise
+errors = []
+signal_after(1)
+signal_after(2)
+report(lambda: ferry.Group.threads(2).run(body))
+os.write(1, f"{errors}\\n".encode())
+""") == ["KeyboardInterrupt early ", "['KeyboardInterrupt', 'KeyboardInterrupt']"]
+
+
+def test_a_second_ctrl_c_leaves_blocked_threads_behind():
+    assert run_program("""
+signal_after(1)
+signal_after(2)
+report(lambda: ferry.Group.threads(2).run(lambda rank: time.sleep(50)))
+report(lambda: ferry.Group.threads(2).run(lambda rank: rank.barrier()))
+""") == ["KeyboardInterrupt early ", "nothing"]
+
+
 def test_ctrl_c_in_a_process_and_its_peer():
     lines = run_program("""
 import multiprocessing

@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import sys
 import threading
 import time
 
@@ -152,8 +153,10 @@ def test_an_exception_of_a_rank_ends_the_others_waits():
             lost.append(error.record.peer)
             raise
 
-    with pytest.raises(Mine, match="of rank 1"):
+    with pytest.raises(Mine, match="of rank 1") as raised:
         ferry.Group.threads(3).run(body)
+    if sys.version_info >= (3, 11):
+        assert raised.value.__notes__ == ["raised by rank 1"]
     assert lost == [1, 1]
 
 

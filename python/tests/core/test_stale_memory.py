@@ -1,5 +1,7 @@
 """Plans, results and tensors whose memory was overwritten or freed are refused, never followed."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -100,6 +102,73 @@ def test_last_dispatch_result_after_a_peer_refused():
             require_none(exchange)
         exchange.dispatch(X, IDS)
         assert exchange.last_dispatch_result().plan.rows.shape == (TOKENS, 2)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_dispatch_that_writes_nothing_leaves_the_last_result_valid():
+    def body(exchange):
+        rows = exchange.dispatch(X, IDS)
+        many = np.ones((TOKENS + 1, HIDDEN), bf16), np.zeros((TOKENS + 1, 2), np.int32)
+        misfits = np.ones((TOKENS, HIDDEN), bf16), np.zeros((TOKENS, 3), np.int32)
+        for call in (exchange.dispatch, exchange.dispatch_send):
+            for arguments in (many, misfits):
+                with pytest.raises(ferry.UsageError):
+                    call(*arguments)
+                assert rows.plan.rows.shape == (TOKENS, 2)
+                assert exchange.last_dispatch_result().call == rows.call
+                assert exchange.combine(rows.data, rows.plan).shape == (TOKENS, HIDDEN)
+
+    on_one_rank(body)
+
+
+def test_a_send_phase_makes_the_plan_stale():
+    def body(exchange):
+        plan = exchange.dispatch(X, IDS).plan
+        exchange.dispatch_send(X, IDS)
+        with pytest.raises(ferry.UsageError, match="a later dispatch of lane 0 has overwritten it"):
+            plan.rows
+        exchange.dispatch_receive()
+
+    on_one_rank(body)
+
+
+@pytest.mark.parametrize("memory_of_the_caller", [False, True])
+def test_a_dispatch_that_fails_after_it_has_written(memory_of_the_caller):
+    """Rank 1 never takes part, so rank 0's dispatch fails when its plan is half written; a second fails before."""
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS, deadline=0.5)
+        memory = ferry.ReceiveBuffers(plan=np.empty(ferry.plan_bytes(exchange.config, 2), np.uint8)) if memory_of_the_caller else None
+        plan = exchange.dispatch(X, IDS, memory=memory).plan
+        if rank.index == 1:
+            time.sleep(1.5)
+            return
+        with pytest.raises(ferry.TimeoutError):
+            exchange.dispatch(X, IDS, memory=memory)
+        with pytest.raises(ferry.UsageError, match="a later dispatch"):
+            plan.rows
+        require_none(exchange)
+        with pytest.raises(ferry.TimeoutError):
+            exchange.dispatch_send(X, IDS, memory=memory)
+        require_none(exchange)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_send_phase_that_fails_before_it_has_written():
+    def body(rank):
+        exchange = ferry.Exchange(rank, **SETTINGS, deadline=0.5)
+        plan = exchange.dispatch(X, IDS).plan
+        if rank.index == 1:
+            time.sleep(1.5)
+            return
+        with pytest.raises(ferry.TimeoutError):
+            exchange.metadata(1)
+        with pytest.raises(ferry.TimeoutError):
+            exchange.dispatch_send(X, IDS)
+        assert plan.rows.shape == (TOKENS, 2)  # its memory was not touched
+        require_none(exchange)
 
     ferry.Group.threads(2).run(body)
 

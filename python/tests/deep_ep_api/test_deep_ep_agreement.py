@@ -1,9 +1,11 @@
 """Ranks that disagree about a call of deep_ep: each gets an error at once, and the next call works."""
 
+import numpy as np
 import pytest
 
 import ferry
-from deep_ep_steps import full_step, layout_and_dispatch, low_latency, on_ranks, step_of
+from deep_ep_steps import HIDDEN, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
+from oracle import messages_to, same_bits
 
 
 def test_ranks_with_different_shapes(rng):
@@ -53,3 +55,112 @@ def test_ranks_with_different_low_latency_shapes(rng, name, other):
         with pytest.raises(ferry.UsageError, match=f"configurations differ: {name} is"):
             buffer.low_latency_dispatch(x, ids, mine.get("most", 9), mine.get("experts", 16))
         low_latency(buffer, step, me)
+
+
+def count_gatherings(buffer):
+    """A list that gets an entry for every exchange of numbers between the ranks' hosts."""
+    gatherings, gather = [], buffer.exchanges._gather
+
+    def counting(*arguments):
+        gatherings.append(arguments[0])
+        return gather(*arguments)
+
+    buffer.exchanges._gather = counting
+    return gatherings
+
+
+def test_hosts_exchange_numbers_in_the_first_call_only(rng):
+    steps = [step_of(rng, ranks=3, most=most) for most in (40, 200, 1, 256)]
+
+    @on_ranks(3)
+    def _(me, buffer):
+        gatherings = count_gatherings(buffer)
+        for step in steps:
+            recv_x, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+            assert len(recv_x) == len(messages_to(step, me))
+            assert same_bits(buffer.combine(recv_x, handle)[0], buffer.combine(buffer.dispatch(step.tokens[me], handle)[0], handle)[0])
+            layout_and_dispatch(buffer, step, me, num_worst_tokens=3 * 256)
+        assert len(gatherings) == 1
+
+
+@pytest.mark.parametrize("grows", [(0,), (1, 2)])
+def test_a_rank_with_more_tokens_makes_all_ranks_enlarge(rng, grows):
+    small, large = step_of(rng, ranks=3, most=20), step_of(rng, ranks=3, most=600)
+    for rank in range(3):
+        if rank not in grows:
+            for of_rank in ("tokens", "ids", "weights"):
+                getattr(large, of_rank)[rank] = getattr(small, of_rank)[rank]
+    for rank in grows:  # more than the first exchange has room for
+        large.tokens[rank] = np.resize(large.tokens[rank], (300, HIDDEN))
+        large.ids[rank] = np.resize(large.ids[rank], (300, 3))
+        large.weights[rank] = np.resize(large.weights[rank], (300, 3))
+
+    @on_ranks(3)
+    def _(me, buffer):
+        gatherings = count_gatherings(buffer)
+        for step in (small, large, small, large):
+            recv_x, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+            expected = messages_to(step, me)
+            assert [token for _, token in expected] == handle[3].tolist()
+            for row, (source, token) in enumerate(expected):
+                assert same_bits(recv_x[row], step.tokens[source][token])
+        assert len(gatherings) == 2
+
+
+def test_received_rows_have_memory_of_their_own_size(rng):
+    step = step_of(rng, ranks=3, most=100)
+
+    @on_ranks(3)
+    def _(me, buffer):
+        for _ in range(2):
+            recv_x, recv_idx, recv_weights, *_ = layout_and_dispatch(buffer, step, me)
+            rows = max(1, len(messages_to(step, me)))
+            for array in (recv_x, recv_weights):
+                assert (array if array.base is None else array.base).shape[0] == rows
+
+
+def test_more_tokens_than_the_worst_case_allows(rng):
+    small, large = step_of(rng, ranks=2, most=20), step_of(rng, ranks=2, most=600)
+    large.tokens[1] = np.resize(large.tokens[1], (300, HIDDEN))
+    large.ids[1], large.weights[1] = np.resize(large.ids[1], (300, 3)), np.resize(large.weights[1], (300, 3))
+    large.tokens[0], large.ids[0], large.weights[0] = small.tokens[0], small.ids[0], small.weights[0]
+
+    @on_ranks(2)
+    def _(me, buffer):
+        layout_and_dispatch(buffer, small, me)
+        with pytest.raises(ferry.UsageError, match="300 tokens on rank 1, max_tokens is 256"):
+            layout_and_dispatch(buffer, large, me, num_worst_tokens=40)
+        worst_x, *_ = layout_and_dispatch(buffer, large, me, num_worst_tokens=2 * 300)  # says what is needed
+        assert len(worst_x) == 600
+
+
+def test_a_bad_worst_case_call_ends_on_all_ranks(rng):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        layout_and_dispatch(buffer, step, me)
+        x = step.tokens[me].astype(np.float32) if me else step.tokens[me]
+        with pytest.raises(ferry.UsageError, match="expected bfloat16" if me else "rank 1 refused dispatch .*expected bfloat16"):
+            layout_and_dispatch(buffer, step, me, x=x, num_worst_tokens=20)
+        *_, handle, _ = layout_and_dispatch(buffer, step, me, num_worst_tokens=20)
+        with pytest.raises(ferry.UnsupportedError, match="num_worst_tokens"):
+            handle[2]
+        assert [token for _, token in messages_to(step, me)] == handle[3].tolist()
+
+
+@pytest.mark.parametrize("call", ["dispatch by a handle", "combine", "worst case"])
+def test_ranks_in_different_calls_of_normal_mode(rng, call):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        recv_x, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        calls = {
+            "dispatch by a handle": lambda: buffer.dispatch(step.tokens[me], handle),
+            "combine": lambda: buffer.combine(recv_x, handle),
+            "worst case": lambda: layout_and_dispatch(buffer, step, me, num_worst_tokens=20),
+        }
+        with pytest.raises(ferry.UsageError, match="dispatch_counts"):
+            calls[call]() if me else layout_and_dispatch(buffer, step, me)
+        assert same_bits(layout_and_dispatch(buffer, step, me)[0], recv_x)

@@ -76,6 +76,9 @@ class CpuBackend final : public Backend {
     send_route_values(operations(lane).lane, values, plan, row_values);
   }
 
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override {
+    return exchange_dispatch_counts(operations(lane).lane, ids, tokens);
+  }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream) override {
     exchange_metadata(operations(lane).lane, count);
     return &operations(lane).lane.metadata;
@@ -90,31 +93,15 @@ class CpuBackend final : public Backend {
   }
 
   LoadCounts load_counts() const override {
-    load_.assign(static_cast<std::size_t>(context_.config.experts + context_.ranks()), 0);
-    LoadCounts counts;
-    for (const LaneOperations& operations : lanes_) {
-      for (std::size_t e = 0; e < operations.lane.expert_load.size(); ++e) {
-        const std::int64_t routes = operations.lane.expert_load[e];
-        load_[e] += routes;
-        const int rank = context_.config.placement.location(static_cast<int>(e)).rank;
-        load_[operations.lane.expert_load.size() + static_cast<std::size_t>(rank)] += routes;
-      }
-      counts.dispatches += operations.lane.dispatches;
-    }
-    const auto experts = static_cast<std::size_t>(context_.config.experts);
-    counts.experts = std::span(load_).first(experts);
-    counts.ranks = std::span(load_).subspan(experts);
-    return counts;
+    const Placement& placement = context_.config.placement;
+    LoadCounts sum = no_load(placement);
+    for (const LaneOperations& operations : lanes_) operations.lane.counts.add_to(placement, sum);
+    return sum;
   }
 
   WireCounts wire_counts() const override {
     WireCounts sum;
-    for (const LaneOperations& operations : lanes_) {
-      sum.dispatch_bytes += operations.lane.wire_counts.dispatch_bytes;
-      sum.dispatch_messages += operations.lane.wire_counts.dispatch_messages;
-      sum.combine_bytes += operations.lane.wire_counts.combine_bytes;
-      sum.combine_messages += operations.lane.wire_counts.combine_messages;
-    }
+    for (const LaneOperations& operations : lanes_) operations.lane.counts.add_to(sum);
     return sum;
   }
 
@@ -123,7 +110,6 @@ class CpuBackend final : public Backend {
 
   const CpuContext context_;
   std::deque<LaneOperations> lanes_;  // a deque: operations refer to their lane, so elements must not move
-  mutable std::vector<std::int64_t> load_;
 };
 
 }  // namespace

@@ -91,9 +91,8 @@ void Combine::stage_sum(int source, std::int64_t message, std::int32_t token, bo
   if (carries_rows_) sum_on_rank(row, rows, message * top_k, staging_store_, next_rows);
   if (call_.row_values != nullptr) write_route_values_of_sum(row, rows);
   if (source == context_.me()) return;
-  ++lane_.wire_counts.combine_messages;
-  lane_.wire_counts.combine_bytes +=
-      (carries_rows_ ? layout_.tail_offset : 0) + (call_.row_values != nullptr ? 4 * top_k : 0);
+  lane_.counts.count_combine_messages(
+      1, (carries_rows_ ? layout_.tail_offset : 0) + (call_.row_values != nullptr ? 4 * top_k : 0));
 }
 
 void Combine::write_route_values_of_sum(std::byte* sum, const std::int32_t* rows) const {
@@ -119,9 +118,8 @@ void Combine::stage_rows(int source, std::int64_t message, std::int32_t token) {
                          .value = call_.row_values != nullptr ? call_.row_values[row] : 0.0f};
     std::memcpy(out + layout_.tail_offset, &tail, sizeof tail);
     if (source == context_.me()) continue;
-    ++lane_.wire_counts.combine_messages;
-    lane_.wire_counts.combine_bytes +=
-        (carries_rows_ ? layout_.tail_offset : 0) + static_cast<std::int64_t>(sizeof(RouteTail));
+    lane_.counts.count_combine_messages(
+        1, (carries_rows_ ? layout_.tail_offset : 0) + static_cast<std::int64_t>(sizeof(RouteTail)));
   }
 }
 

@@ -44,9 +44,9 @@ class Dispatch {
   void copy_valid_counts();
   void receive_chunks();
   void receive_messages(int source, std::int64_t begin, std::int64_t end, RowAssigner& assigner);
+  void drop_rows(std::int32_t* rows) const;
   TokenData staged_token(const std::byte* message) const;
   TokenData caller_token(std::int64_t token);
-  void count_load();
 
   // dispatch_result.cpp
   void prepare_result();
@@ -75,6 +75,7 @@ class Dispatch {
   OptionalArgument weights_;
   RowOffsetTable row_offsets_;
   DispatchResult result_;
+  std::int64_t stored_rows_ = 0;            // rows from here on are not stored: ReceiveBuffers::rows
   std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced by 0
   std::vector<std::byte> scratch_;          // one message
 };

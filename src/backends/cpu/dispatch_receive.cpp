@@ -19,7 +19,11 @@ DispatchResult Dispatch::receive() {
   prepare_result();
   write_groups();
   receive_chunks();
-  if (!by_plan_) count_load();
+  if (!by_plan_) {
+    const auto counts =
+        static_cast<std::size_t>(context_.ranks()) * static_cast<std::size_t>(context_.config.experts);
+    lane_.counts.count_dispatch({plan_.counts, counts});
+  }
   lane_.totals.total = plan_.header->total;
   lane_.totals.call = lane_.channel.call();
   fault_point(FaultPoint::dispatch_done, me);
@@ -112,11 +116,19 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
     }
     const std::int32_t* rows = by_plan_ ? plan_.received_rows_of_message + message * top_k
                                         : assigner.assign(source, i, head.token, head.position, token.ids);
+    if (stored_rows_ < result_.capacity) drop_rows(plan_.received_rows_of_message + message * top_k);
     if (context_.config.layout == Layout::rank_major) {
       write_rank_major_row(token, rows);
     } else {
       write_expert_rows(token, rows);
     }
+  }
+}
+
+// Drops the rows of a message, [K], that the caller's memory has no room for.
+void Dispatch::drop_rows(std::int32_t* rows) const {
+  for (int slot = 0; slot < context_.config.top_k; ++slot) {
+    if (rows[slot] >= stored_rows_) rows[slot] = -1;
   }
 }
 
@@ -140,14 +152,6 @@ Dispatch::TokenData Dispatch::caller_token(std::int64_t token) {
   data.ids = plan_.route_expert + token * context_.config.top_k;
   data.weights = call_.weights + token * context_.config.top_k;
   return data;
-}
-
-void Dispatch::count_load() {
-  for (int rank = 0; rank < context_.ranks(); ++rank) {
-    const std::int32_t* counts = plan_.counts + std::int64_t{rank} * context_.config.experts;
-    for (std::size_t e = 0; e < lane_.expert_load.size(); ++e) lane_.expert_load[e] += counts[e];
-  }
-  ++lane_.dispatches;
 }
 
 }  // namespace ferry::cpu

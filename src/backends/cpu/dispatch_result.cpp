@@ -46,6 +46,7 @@ void Dispatch::prepare_result() {
   result_.host = &lane_.totals;
   result_.call = lane_.channel.call();
   result_.plan = by_plan_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));
+  stored_rows_ = by_plan_ || buffers.rows == 0 ? rows : buffers.rows;
   row_store_ = store_for(std::int64_t{plan_.header->total} * parts_.part[0].row_bytes);
 }
 
@@ -144,7 +145,8 @@ void Dispatch::write_groups() {
         padded ? begin + std::min(align_up(counts[group], config.alignment), result_.capacity)
                : offsets[group + 1];
     if (result_.group_of_row != nullptr) {
-      std::fill(call_.memory.group_of_row + begin, call_.memory.group_of_row + filled, group);
+      std::fill(call_.memory.group_of_row + std::min(begin, stored_rows_),
+                call_.memory.group_of_row + std::min(filled, stored_rows_), group);
     }
     write_padding(filled, end);
   }
@@ -155,6 +157,7 @@ void Dispatch::write_padding(std::int64_t begin, std::int64_t end) {
   end = std::min(end, plan_.header->total);
   for (std::int64_t row = begin; row < end; ++row) {
     plan_.sources[row] = {};
+    if (row >= stored_rows_) continue;
     if (result_.weight != nullptr) const_cast<float*>(result_.weight)[row] = 0;
     if (result_.dots != nullptr) const_cast<float*>(result_.dots)[row] = 0;
     if (result_.group_of_row != nullptr) call_.memory.group_of_row[row] = -1;

@@ -113,8 +113,7 @@ void Dispatch::stage_messages(int destination, std::int64_t begin, std::int64_t 
     }
   }
   if (destination == context_.me() || begin >= end) return;
-  lane_.wire_counts.dispatch_messages += end - begin;
-  lane_.wire_counts.dispatch_bytes += (end - begin) * layout_.bytes;
+  lane_.counts.count_dispatch_messages(end - begin, (end - begin) * layout_.bytes);
 }
 
 const std::byte* Dispatch::caller_part(int part, std::int64_t token) const {

@@ -39,7 +39,7 @@ Lane::Lane(const CpuContext& exchange_context, int lane_index)
       channel(context.rank, context.memory.sections(context.layout.signals_of(lane_index)),
               call_summary_bytes(context.config), context.config.deadline),
       arrays(lane_arrays(context.config, context.me())),
-      expert_load(static_cast<std::size_t>(context.config.experts), 0),
+      counts(context.config.experts),
       local_(arrays.bytes) {}
 
 void Lane::record_bad_source(std::int64_t entry) {

@@ -7,6 +7,7 @@
 #include "backends/cpu/kernels/kernels.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/lane_counts.hpp"
 #include "format/parts.hpp"
 #include "group/channel.hpp"
 #include "layout/exchange_layout.hpp"
@@ -52,10 +53,9 @@ class Lane {
   const LaneArrays arrays;
 
   CallDiagnostics diagnostics;  // since the last check()
-  WireCounts wire_counts;
-  std::vector<std::int64_t> expert_load;  // [E] routes from all ranks
-  std::int64_t dispatches = 0;
+  LaneCounts counts;
   StepMetadata metadata;
+  std::vector<std::int32_t> routes, tokens;  // of the last dispatch_counts: [L], [R]
   HostTotals totals;
 
   template <class T>

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "exchange/call_options.hpp"
+#include "exchange/dispatch_layout.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -80,6 +81,37 @@ void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights) 
   add_plan(call.plan, &options);
   lane.channel.begin(Operation::combine, options);
   transfer_values(lane, call.topk_weights, call.plan, row_weights);
+}
+
+DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t tokens) {
+  const Config& config = lane.context.config;
+  const int me = lane.context.me(), ranks = lane.context.ranks();
+  lane.channel.begin(Operation::dispatch_counts, {});
+  // The summary of a dispatch, with N in place of its head.
+  std::vector<std::int32_t> mine(static_cast<std::size_t>(kCallSummaryWords + config.experts + ranks));
+  std::int32_t* const routes = mine.data() + kCallSummaryWords;
+  mine[0] = tokens;
+  dispatch_layout_on_host(
+      {.ids = ids,
+       .tokens = tokens,
+       .top_k = config.top_k,
+       .placement = config.placement,
+       .result = {.tokens_per_rank = routes + config.experts, .routes_per_expert = routes}});
+  for (int peer = 0; peer < ranks; ++peer)
+    std::memcpy(lane.channel.summary_to(peer), mine.data(), 4 * mine.size());
+  post_all(lane);
+  wait_all(lane);
+  const std::vector<int>& experts = config.placement.experts_of(me);
+  lane.routes.assign(experts.size(), 0);
+  lane.tokens.clear();
+  std::int64_t messages = 0;
+  for (int peer = 0; peer < ranks; ++peer) {
+    const auto* theirs = reinterpret_cast<const std::int32_t*>(lane.channel.summary_from(peer));
+    lane.tokens.push_back(theirs[0]);
+    for (std::size_t e = 0; e < experts.size(); ++e) lane.routes[e] += theirs[kCallSummaryWords + experts[e]];
+    messages += theirs[kCallSummaryWords + config.experts + me];
+  }
+  return {total_rows(config, me, messages, lane.routes), lane.routes, lane.tokens};
 }
 
 void exchange_metadata(Lane& lane, std::int32_t count) {

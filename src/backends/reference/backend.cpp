@@ -62,6 +62,9 @@ class ReferenceBackend final : public Backend {
   void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override {
     lanes_[lane].route_values(values, plan, row_values);
   }
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override {
+    return lanes_[lane].dispatch_counts(ids, tokens);
+  }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream) override {
     return lanes_[lane].metadata(count);
   }
@@ -71,36 +74,20 @@ class ReferenceBackend final : public Backend {
   CallDiagnostics take_diagnostics(int lane) override { return std::exchange(lanes_[lane].diagnostics, {}); }
 
   LoadCounts load_counts() const override {
-    expert_load_.assign(context_.config.experts, 0);
-    rank_load_.assign(context_.ranks(), 0);
-    LoadCounts counts;
-    for (const Lane& lane : lanes_) {
-      counts.dispatches += lane.dispatches;
-      for (int expert = 0; expert < context_.config.experts; ++expert) {
-        expert_load_[expert] += lane.expert_load[expert];
-        rank_load_[context_.config.placement.location(expert).rank] += lane.expert_load[expert];
-      }
-    }
-    counts.experts = expert_load_;
-    counts.ranks = rank_load_;
-    return counts;
+    LoadCounts sum = no_load(context_.config.placement);
+    for (const Lane& lane : lanes_) lane.counts.add_to(context_.config.placement, sum);
+    return sum;
   }
 
   WireCounts wire_counts() const override {
     WireCounts all;
-    for (const Lane& lane : lanes_) {
-      all.dispatch_bytes += lane.wire_counts.dispatch_bytes;
-      all.dispatch_messages += lane.wire_counts.dispatch_messages;
-      all.combine_bytes += lane.wire_counts.combine_bytes;
-      all.combine_messages += lane.wire_counts.combine_messages;
-    }
+    for (const Lane& lane : lanes_) lane.counts.add_to(all);
     return all;
   }
 
  private:
   const ReferenceContext context_;
   std::deque<Lane> lanes_;  // a deque: lanes hold channels, which cannot move
-  mutable std::vector<std::int64_t> expert_load_, rank_load_;
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace ferry::reference {
 
 Lane::Lane(const ReferenceContext& context, int index)
-    : expert_load(context.config.experts),
+    : counts(context.config.experts),
       context_(context),
       index_(index),
       channel_(context.rank, context.memory.sections(context.staging.channel_of(index)), sizeof(CallSummary),

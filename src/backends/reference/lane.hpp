@@ -9,6 +9,7 @@
 
 #include "backends/reference/staging_layout.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/lane_counts.hpp"
 #include "group/channel.hpp"
 #include "layout/plan_layout.hpp"
 #include "memory/symmetric_memory.hpp"
@@ -43,13 +44,12 @@ class Lane {
   // lane_values.cpp
   void route_values(const float* values, const Plan& plan, float* row_values);
   const StepMetadata* metadata(std::int32_t count);
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens);
 
   void refuse(Operation operation, const Error& error) noexcept { channel_.refuse(operation, error); }
 
   CallDiagnostics diagnostics;
-  WireCounts wire_counts;  // the traffic that the contract requires; this backend itself moves more
-  std::vector<std::int64_t> expert_load;
-  std::int64_t dispatches = 0;
+  LaneCounts counts;  // of the traffic that the contract requires; this backend itself moves more
 
  private:
   // The result of the last dispatch, in the lane's memory.
@@ -75,6 +75,7 @@ class Lane {
   PlanView open_plan();
   void finish_plan(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions,
                    const PlanView& plan);
+  void drop_rows(const oracle::RowPositions& positions, const PlanView& plan) const;
   void write_received(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions);
   void count_traffic(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions);
   void require_same(const char* operation, const char* argument,
@@ -92,6 +93,7 @@ class Lane {
   ReceivedData received_;
   DispatchResult result_;
   StepMetadata metadata_;
+  std::vector<std::int32_t> routes_, tokens_;  // of the last dispatch_counts
   DispatchCall dispatch_;
   CombineCall combine_;
 };

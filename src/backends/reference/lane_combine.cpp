@@ -132,8 +132,7 @@ void Lane::count_combine(const CombineCall& call) {
         std::count_if(call.plan.sources().begin(), call.plan.sources().end(),
                       [&](const Source& source) { return source.rank >= 0 && source.rank != context_.me(); });
   }
-  wire_counts.combine_messages += messages;
-  wire_counts.combine_bytes += messages * (row + values);
+  counts.count_combine_messages(messages, messages * (row + values));
 }
 
 }  // namespace ferry::reference

@@ -106,13 +106,13 @@ DispatchResult Lane::dispatch_receive() {
   const oracle::RowPositions positions = oracle::find_row_positions(inputs);
   result_ = {};
   if (dispatch_.plan.empty()) {
-    finish_plan(inputs, positions, open_plan());
+    const PlanView plan = open_plan();
+    finish_plan(inputs, positions, plan);
+    if (dispatch_.memory.rows > 0) drop_rows(positions, plan);
     const BadId& bad = positions.bad_ids[context_.me()];
     if (bad.count > 0) diagnostics.bad_id = bad;
     if (positions.overflow.dropped > 0) diagnostics.overflow = positions.overflow;
-    ++dispatches;
-    for (std::size_t i = 0; i < positions.counts.size(); ++i)
-      expert_load[i % expert_load.size()] += positions.counts[i];
+    counts.count_dispatch(positions.counts);
   } else {
     result_.plan = dispatch_.plan;
   }
@@ -152,6 +152,17 @@ void Lane::finish_plan(const oracle::GlobalInputs& inputs, const oracle::RowPosi
   header.check = header_check(header);
 }
 
+// Drops the rows that the caller's memory has no room for.
+void Lane::drop_rows(const oracle::RowPositions& positions, const PlanView& plan) const {
+  const std::int64_t top_k = context_.config.top_k;
+  for (int source = 0; source < context_.ranks(); ++source) {
+    const std::int64_t messages = positions.tokens_between[source * context_.ranks() + context_.me()];
+    std::int32_t* rows = plan.received_rows_of_message + source * context_.config.max_tokens * top_k;
+    std::replace_if(
+        rows, rows + messages * top_k, [&](std::int32_t row) { return row >= dispatch_.memory.rows; }, -1);
+  }
+}
+
 namespace {
 
 // Never null, also for an empty vector: null means that the array was not requested.
@@ -174,8 +185,12 @@ void copy_defined(const std::vector<oracle::RowInfo>& rows, const std::vector<T>
 }  // namespace
 
 void Lane::write_received(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions) {
-  const oracle::RankRows& here = positions.ranks[context_.me()];
   const ReceiveBuffers& buffers = dispatch_.memory;
+  oracle::RowPositions stored = positions;
+  oracle::RankRows& here = stored.ranks[context_.me()];
+  const bool limited = buffers.rows > 0 && dispatch_.plan.empty();
+  for (std::size_t row = limited ? buffers.rows : here.rows.size(); row < here.rows.size(); ++row)
+    here.rows[row].state = oracle::RowState::untouched;
   const bool by_source = context_.config.layout == Layout::rank_major;
   const std::int64_t slots = by_source ? context_.config.top_k : 1;
   received_.counts = here.counts;
@@ -192,7 +207,7 @@ void Lane::write_received(const oracle::GlobalInputs& inputs, const oracle::RowP
       received_.parts[part].resize(shapes[part].bytes_of(capacity));
       data = received_.parts[part].data();
     }
-    oracle::write_part(inputs, positions, context_.me(), static_cast<int>(part), data);
+    oracle::write_part(inputs, stored, context_.me(), static_cast<int>(part), data);
     result_.parts[part] = {.data = data,
                            .row_bytes = shapes[part].element_bytes,
                            .leading_dimension = shapes[part].leading_dimension};
@@ -244,8 +259,7 @@ void Lane::count_traffic(const oracle::GlobalInputs& inputs, const oracle::RowPo
     message_bytes += oracle::round_up(shape.elements * shape.element_bytes, 16);
   }
   const std::int64_t messages = oracle::dispatch_messages(positions, context_.me());
-  wire_counts.dispatch_messages += messages;
-  wire_counts.dispatch_bytes += messages * oracle::round_up(message_bytes, 16);
+  counts.count_dispatch_messages(messages, messages * oracle::round_up(message_bytes, 16));
 }
 
 }  // namespace ferry::reference

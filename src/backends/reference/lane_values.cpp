@@ -49,12 +49,44 @@ const StepMetadata* Lane::metadata(std::int32_t count) {
   fault_point(FaultPoint::metadata_posted, me);
   wait_all();
   fault_point(FaultPoint::metadata_waited, me);
-  std::vector<std::int32_t> counts;
+  std::vector<std::int32_t> all_counts;
   for (int peer = 0; peer < context_.ranks(); ++peer) {
-    counts.push_back(static_cast<std::int32_t>(summary_of(peer).count));
+    all_counts.push_back(static_cast<std::int32_t>(summary_of(peer).count));
   }
-  metadata_ = oracle::step_metadata(counts, me);
+  metadata_ = oracle::step_metadata(all_counts, me);
   return &metadata_;
+}
+
+DispatchCounts Lane::dispatch_counts(const Ids& ids, std::int32_t tokens) {
+  // A dispatch of tokens without parts: only ids travel.
+  dispatch_ = {};
+  dispatch_.ids = ids;
+  dispatch_.tokens.count = tokens;
+  channel_.begin(Operation::dispatch_counts, {});
+  const std::vector<std::int64_t> mine = ids_of_call();
+  if (!mine.empty()) std::memcpy(dispatch_staging(context_.me()), mine.data(), mine.size() * 8);
+  write_summary({.count = tokens});
+  post_all();
+  wait_all();
+  oracle::GlobalInputs inputs;
+  inputs.config = context_.config;
+  tokens_.clear();
+  for (int peer = 0; peer < context_.ranks(); ++peer) {
+    oracle::RankInputs of_rank;
+    of_rank.tokens = summary_of(peer).count;
+    of_rank.ids.resize(of_rank.tokens * context_.config.top_k);
+    if (!of_rank.ids.empty()) std::memcpy(of_rank.ids.data(), dispatch_staging(peer), of_rank.ids.size() * 8);
+    tokens_.push_back(static_cast<std::int32_t>(of_rank.tokens));
+    inputs.ranks.push_back(std::move(of_rank));
+  }
+  const oracle::RowPositions positions = oracle::find_row_positions(inputs);
+  routes_.clear();
+  for (const int expert : context_.config.placement.experts_of(context_.me())) {
+    routes_.push_back(0);
+    for (int peer = 0; peer < context_.ranks(); ++peer)
+      routes_.back() += positions.counts[peer * context_.config.experts + expert];
+  }
+  return {positions.ranks[context_.me()].row_offsets.back(), routes_, tokens_};
 }
 
 }  // namespace ferry::reference

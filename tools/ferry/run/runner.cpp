@@ -107,8 +107,7 @@ void RankRunner::combine_together() {
 
 void RankRunner::time_steps() {
   const WireCounts before = context_->exchange().wire_counts();
-  const std::span<const std::int64_t> routes = context_->exchange().load_counts().experts;
-  const std::vector<std::int64_t> routes_before(routes.begin(), routes.end());
+  const std::vector<std::int64_t> routes_before = context_->exchange().load_counts().experts;
   for (int number = 0; number < spec_.options.steps; ++number) {
     stage_ = fmt::format("while step {} of {} was timed", number + 1, spec_.options.steps);
     time_step(make_step(number), results_.times(number, rank_.index()));

@@ -257,8 +257,8 @@ struct CombineSender {
     const LaneView& lane = call.lane;
     // Each thread sets the flags of its slot's row, or the first thread those of the token's sum.
     const bool wants = partial() ? slot() == 0 : is_among(to.rows.row_threads);
-    std::uint64_t* flags = lane.combine_flags(to.destination, static_cast<int>(number & 1),
-                                              to.first_row + (partial() ? 0 : slot()));
+    Flag* flags = lane.combine_flags(to.destination, static_cast<int>(number & 1),
+                                     to.first_row + (partial() ? 0 : slot()));
     if (next_message.source >= 0) {
       publisher->enqueue(wants, flags + to.quarters.first, to.quarters.count());
     } else {

@@ -101,14 +101,14 @@ struct LoadedPackets {
 // will follow soon, and the caller looks again. `end_of_stream`: the sender's flag. Returns
 // WaitResult::end_of_data if some packet never comes.
 static __device__ __noinline__ WaitResult wait_for_ll_row(const LaneView& lane, std::byte* row, int at,
-                                                          int end, const std::uint64_t* end_of_stream,
+                                                          int end, const Flag* end_of_stream,
                                                           WaitTarget awaited) {
   WaitResult result = WaitResult::ready;
   bool waited = false;
   for (int half = 0; at + 16 * static_cast<int>(threadIdx.x % 32) < end && !waited; half ^= 32) {
-    const std::uint64_t* word = &first_packet(row, at)[half].call;
-    waited = load_relaxed_sys(word) < awaited.call;
-    if (waited) result = wait_flag_slow(lane, word, end_of_stream, awaited);
+    const LLPacket* packet = first_packet(row, at) + half;
+    waited = load_packet_relaxed_sys(packet).call < awaited.call;
+    if (waited) result = wait_long(lane, packet, end_of_stream, awaited);
     if (half != 0) at += kGranule;
   }
   if (__any_sync(~0u, result == WaitResult::aborted)) return WaitResult::aborted;

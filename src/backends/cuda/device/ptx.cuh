@@ -5,53 +5,55 @@
 #include <cstdint>
 
 #include "layout/device_signals.hpp"
+#include "layout/flag.hpp"
 
 namespace ferry::cuda {
 
 // --- flags -----------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ std::uint64_t load_acquire_sys(const std::uint64_t* flag) {
+__device__ __forceinline__ std::uint64_t load_acquire_sys(const Flag* flag) {
   std::uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
   return value;
 }
 
-__device__ __forceinline__ std::uint64_t load_relaxed_sys(const std::uint64_t* flag) {
+__device__ __forceinline__ std::uint64_t load_relaxed_sys(const Flag* flag) {
   std::uint64_t value;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
   return value;
 }
 
-__device__ __forceinline__ void store_release_sys(std::uint64_t* flag, std::uint64_t value) {
+__device__ __forceinline__ void store_release_sys(Flag* flag, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
-__device__ __forceinline__ void store_relaxed_sys(std::uint64_t* flag, std::uint64_t value) {
+__device__ __forceinline__ void store_relaxed_sys(Flag* flag, std::uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
+// Sets two flags, flags[0] and flags[1], by one instruction; `flags` is a multiple of 16 bytes. For the
+// memory model a vector store is a store of 8 bytes for each flag.
+__device__ __forceinline__ void store_two_relaxed_sys(Flag* flags, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %1};" ::"l"(flags), "l"(value) : "memory");
 }
 
 __device__ __forceinline__ void fence_acq_rel_sys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-__device__ __forceinline__ std::uint64_t load_acquire_gpu(const std::uint64_t* flag) {
+__device__ __forceinline__ std::uint64_t load_acquire_gpu(const Flag* flag) {
   std::uint64_t value;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
   return value;
 }
 
-__device__ __forceinline__ void store_release_gpu(std::uint64_t* flag, std::uint64_t value) {
+__device__ __forceinline__ void store_release_gpu(Flag* flag, std::uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
-__device__ __forceinline__ std::uint32_t load_relaxed_sys(const std::uint32_t* word) {
-  std::uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void store_release_sys(std::uint32_t* word, std::uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+// Raises a flag to `value`; a flag that is higher stays as it is.
+__device__ __forceinline__ void raise_release_gpu(Flag* flag, std::uint64_t value) {
+  asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
 // Nanoseconds on a clock that all blocks of a GPU share. Its resolution is coarse.

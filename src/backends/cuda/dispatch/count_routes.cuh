@@ -14,17 +14,17 @@ inline constexpr std::int64_t kSharedCountTokens = 1024;
 static __device__ __noinline__ void record_bad_ids(const DispatchArguments& call, const BadIdCount& bad) {
   if (bad.count == 0) return;
   DeviceDiagnostics& found = call.lane.state->diagnostics;
-  if (found.bad_ids == 0) {
-    found.first_bad_id_route = bad.lowest_route;
-    found.first_bad_id = id_at(call, static_cast<std::int64_t>(bad.lowest_route));
-  }
-  found.bad_ids += bad.count;
+  record_findings(&found.bad_ids, bad.count, [&] {
+    found.first_bad_id_route = static_cast<std::int64_t>(bad.lowest_route);
+    found.first_bad_id = id_at(call, found.first_bad_id_route);
+  });
 }
 
 // [block] Exchanges sums among the `blocks` counting blocks, whose warps have counted their own tokens:
-// publishes the sums of this one, `block`, and adds up those of the blocks before it and of all.
-static __device__ __noinline__ void exchange_block_counts(const DispatchArguments& call, int block,
-                                                          int blocks) {
+// publishes the sums of this one, `block`, and adds up those of the blocks before it and of all. False, in
+// all threads alike: the exchange has failed, and there are no sums.
+[[nodiscard]] static __device__ __noinline__ bool exchange_block_counts(const DispatchArguments& call,
+                                                                        int block, int blocks) {
   const LaneView& lane = call.lane;
   const RouteCounts counts = route_counts_of(call);
   DispatchBlockState* const state = block_state();
@@ -39,12 +39,17 @@ static __device__ __noinline__ void exchange_block_counts(const DispatchArgument
     atomicMin(&lane.state->lowest_bad_id, state->bad.lowest_route);
   }
   __syncthreads();
-  // Release at gpu scope: orders the sums of all threads, by the barrier, before the block's flag.
-  if (threadIdx.x == 0) store_release_gpu(&lane.block_counted[block], state->number);
+  if (threadIdx.x == 0) {
+    inject_fault(lane, KernelPoint::counts);
+    // Release at gpu scope: orders the sums of all threads, by the barrier, before the block's flag.
+    store_release_gpu(&lane.block_counted[block], state->number);
+  }
   // Acquire, by a thread for each block; the barrier then orders all threads' reads of the sums after it.
-  for (int other = threadIdx.x; other < blocks; other += blockDim.x)
-    wait_local_flag(lane, &lane.block_counted[other], state->number);
-  __syncthreads();
+  bool counted = true;
+  for (int other = threadIdx.x; other < blocks && counted; other += blockDim.x)
+    counted =
+        wait_local_flag(lane, &lane.block_counted[other], {Operation::dispatch, state->number, lane.rank});
+  if (__syncthreads_and(static_cast<int>(counted)) == 0) return false;
   for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
     std::int32_t before = 0, all = 0;
 #pragma unroll 8
@@ -56,23 +61,29 @@ static __device__ __noinline__ void exchange_block_counts(const DispatchArgument
     counts.earlier_blocks()[i] = before;
     counts.total()[i] = all;
   }
-  if (block != blocks - 1 || threadIdx.x != 0) return;
-  state->bad = {lane.state->bad_ids, lane.state->lowest_bad_id};
-  lane.state->bad_ids = 0;
-  lane.state->lowest_bad_id = ~0ull;
+  if (block == blocks - 1 && threadIdx.x == 0) {
+    state->bad = {lane.state->bad_ids, lane.state->lowest_bad_id};
+    lane.state->bad_ids = 0;
+    lane.state->lowest_bad_id = ~0ull;
+  }
+  return true;
 }
 
 // [block] Counts for block `block` of the `blocks` that share the tokens: leaves in each warp's row the
 // counts of all tokens before the warp's first. `counts_all`, for the last block alone: also adds up the
-// totals. `first`: the ids from token 0 on.
-static __device__ __forceinline__ void count_block_routes(const DispatchArguments& call, int block,
-                                                          int blocks, bool counts_all,
-                                                          const IdPrefetch& first) {
+// totals. `first`: the ids from token 0 on. kFew: there are fewer than kManyTokens tokens. False, in all
+// threads alike: the exchange has failed.
+template <bool kFew>
+[[nodiscard]] static __device__ __forceinline__ bool count_block_routes(const DispatchArguments& call,
+                                                                        int block, int blocks,
+                                                                        bool counts_all,
+                                                                        const IdPrefetch& first) {
   DispatchBlockState* const state = block_state();
   const RouteCounts counts = route_counts_of(call);
   const SendPartition partition = state->partition;
   const int first_worker = block * kWorkWarps;
-  const bool together = blocks > 1 && partition.tokens >= kSharedCountTokens;
+  static_assert(kManyTokens <= kSharedCountTokens);
+  const bool together = !kFew && blocks > 1 && partition.tokens >= kSharedCountTokens;
   const std::int32_t begin = partition.token_begin(first_worker),
                      end = partition.token_begin(first_worker + kWorkWarps);
   const std::int32_t from = together ? begin : 0, until = counts_all ? partition.tokens : end;
@@ -83,7 +94,7 @@ static __device__ __forceinline__ void count_block_routes(const DispatchArgument
                                       : counts.of_warp(partition.last_worker(token) - first_worker);
                });
   __syncthreads();
-  if (together) exchange_block_counts(call, block, blocks);
+  if (together && !exchange_block_counts(call, block, blocks)) return false;
   // Turns counts into prefix sums. No barrier in between: each thread reads what it has written itself.
   for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
     std::int32_t before = counts.earlier_blocks()[i], own[kWorkWarps];
@@ -97,6 +108,7 @@ static __device__ __forceinline__ void count_block_routes(const DispatchArgument
     if (!together) counts.total()[i] = before;
   }
   __syncthreads();
+  return true;
 }
 
 // [block] Adds up the totals, in a block that has no tokens of its own.

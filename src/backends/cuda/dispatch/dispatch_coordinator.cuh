@@ -91,8 +91,11 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
   if (threadIdx.x != 0) return;
   write_plan_header(plan.header, lane, state.number, state.tokens, offsets.group_begin[lane.groups],
                     static_cast<std::int64_t>(state.scratch.dropped));
-  if (state.scratch.dropped > 0)
-    lane.state->diagnostics.overflow = worst_overflow(lane, BlockTables::of(call), state.scratch);
+  if (state.scratch.dropped > 0) {
+    DeviceDiagnostics& found = lane.state->diagnostics;
+    record_findings(&found.overflows, 1,
+                    [&] { found.overflow = worst_overflow(lane, BlockTables::of(call), state.scratch); });
+  }
   lane.state->dispatches += 1;
 }
 

@@ -66,7 +66,7 @@ struct Receiver {
   }
 
  private:
-  __device__ __forceinline__ const std::uint64_t* flags_of(const ExpectedMessage& mine) const {
+  __device__ __forceinline__ const Flag* flags_of(const ExpectedMessage& mine) const {
     return call.lane.dispatch_flags(call.lane.rank, context.parity(), mine.source, mine.index);
   }
   // The flags of this thread's segment, and `others`.
@@ -79,10 +79,9 @@ struct Receiver {
     const LaneView& lane = call.lane;
     // Only a damaged plan promises messages that never come: its waits end at the source's end-of-stream
     // flag.
-    const std::uint64_t* end_of_stream =
-        Traits::by_plan(call)
-            ? lane.end_of_stream_flag(Payload::rows, lane.rank, context.parity(), mine.source)
-            : nullptr;
+    const Flag* end_of_stream = Traits::by_plan(call) ? lane.end_of_stream_flag(Payload::rows, lane.rank,
+                                                                                context.parity(), mine.source)
+                                                      : nullptr;
     const ReadyMask ready =
         wait_any(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0, end_of_stream,
                  {Operation::dispatch, context.number(), mine.source});

@@ -62,7 +62,7 @@ struct SendContext {
   }
   // [warp] Publishes each thread's flag, if it has one, after the warp's stores. The publisher warp does it,
   // so that this warp goes on with its next row; after its last row this warp waits for its stores itself.
-  __device__ __forceinline__ void publish_flag(std::uint64_t* flag, bool last) const {
+  __device__ __forceinline__ void publish_flag(Flag* flag, bool last) const {
     if (!last) return publisher->enqueue(flag != nullptr, flag, 1);
     // The barrier orders all threads' stores before the fence in publish_now().
     __syncwarp();
@@ -226,7 +226,7 @@ struct TokenSender {
       for (int t = 0; t < tokens; ++t) {
         inject_fault(call.lane, KernelPoint::row);
         send_row<Traits>(call, first + t, to, travel & tile.mask(t), quarters, streams, stream);
-        std::uint64_t* flag = tile.index() == t && slot.leads ? to.flags + quarters.first : nullptr;
+        Flag* flag = tile.index() == t && slot.leads ? to.flags + quarters.first : nullptr;
         context.publish_flag(flag, first + t + 1 == end);
       }
       // The plan's entries come last: no peer waits for them.

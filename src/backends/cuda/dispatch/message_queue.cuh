@@ -111,9 +111,9 @@ struct MessageQueue {
 #pragma unroll 1
     for (unsigned look = 0; loaded.call >> SlotMetadata::kTokenBits < number; ++look) {
       if (look >= kQuickPolls) {
-        *aborted = wait_flag_slow(lane, &packet->call, nullptr,
-                                  {Operation::dispatch, number, source, SlotMetadata::kTokenBits}) !=
-                   WaitResult::ready;
+        *aborted =
+            wait_long(lane, packet, nullptr,
+                      {Operation::dispatch, number, source, SlotMetadata::kTokenBits}) != WaitResult::ready;
         if (*aborted) return false;
       }
       loaded = load_packet_relaxed_sys(packet);

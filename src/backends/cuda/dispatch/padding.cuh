@@ -14,8 +14,9 @@ struct PaddingRows {
     const std::int64_t first = offsets.group_begin[group], count = offsets.group_count[group];
     const std::int64_t aligned =
         min(std::int64_t{lane.by_alignment.round_up(static_cast<std::int32_t>(count))}, lane.capacity);
-    return {first + count,
-            lane.layout == Layout::expert_padded ? first + aligned : offsets.group_begin[group + 1]};
+    return {first + count, lane.layout == Layout::expert_padded
+                               ? first + aligned
+                               : min(std::int64_t{offsets.group_begin[group + 1]}, lane.capacity)};
   }
 };
 

@@ -75,9 +75,9 @@ __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, co
   std::int32_t row = has && Traits::by_plan(call) ? call.plan.received_rows_of_message[entry] : -1;
   bool aborted = false;
   if (has && loaded.call >> SlotMetadata::kTokenBits < context.number()) {
-    aborted = wait_flag_slow(lane, &packet->call, nullptr,
-                             {Operation::dispatch, context.number(), message.source,
-                              SlotMetadata::kTokenBits}) != WaitResult::ready;
+    aborted = wait_long(lane, packet, nullptr,
+                        {Operation::dispatch, context.number(), message.source, SlotMetadata::kTokenBits}) !=
+              WaitResult::ready;
     loaded = load_packet_relaxed_sys(packet);
   }
   if (__any_sync(~0u, aborted)) return false;

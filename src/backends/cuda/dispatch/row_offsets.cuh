@@ -90,8 +90,7 @@ struct CountSource {
     for (int source = first; source < end; ++source) {
       const LLPacket* packet =
           lane.header(lane.rank, static_cast<int>(number & 1), source) + kHeaderCounts + i;
-      if (wait_flag_slow(lane, &packet->call, nullptr, {Operation::dispatch, number, source}) !=
-          WaitResult::ready)
+      if (wait_long(lane, packet, nullptr, {Operation::dispatch, number, source}) != WaitResult::ready)
         return false;
     }
     return true;

@@ -13,7 +13,7 @@ struct Destination {
   std::byte* message = nullptr;  // in the rank's staging
   LLPacket* metadata = nullptr;  // of the message's slots
   std::byte* row = nullptr;  // part 0: in the message, or the final position (direct write); null: not sent
-  std::uint64_t* flags = nullptr;  // of the message's segments
+  Flag* flags = nullptr;     // of the message's segments
 
   __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int parity,
                                                    std::int32_t message, std::int32_t bytes) {

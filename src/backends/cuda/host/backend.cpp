@@ -1,13 +1,14 @@
 // The CUDA backend: implements Backend by lanes that launch kernels over symmetric device memory.
 #include "exchange/backend.hpp"
 
-#include <atomic>
 #include <deque>
+#include <type_traits>
 
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/error.hpp"
+#include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
@@ -56,17 +57,17 @@ class CudaBackend final : public Backend {
                     Stream stream) override {
     throw_if_failed(Operation::route_values);
     fault_point(FaultPoint::route_values_begin, exchange_.me());
-    this->lane(lane).route_values(values, plan, row_values, stream);
+    run_or_refuse(Operation::route_values, lane, stream,
+                  [&] { this->lane(lane).route_values(values, plan, row_values, stream); });
+  }
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override {
+    return count_dispatch(ids, tokens, lane, stream);
   }
   const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
-    throw_if_failed(Operation::metadata);
-    fault_point(FaultPoint::metadata_begin, exchange_.me());
-    return this->lane(lane).metadata(count, nullptr, stream);
+    return metadata(count, nullptr, lane, stream);
   }
   const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream) override {
-    throw_if_failed(Operation::metadata);
-    fault_point(FaultPoint::metadata_begin, exchange_.me());
-    return this->lane(lane).metadata(0, count, stream);
+    return metadata(0, count, lane, stream);
   }
 
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
@@ -78,6 +79,12 @@ class CudaBackend final : public Backend {
   }
 
   void synchronize(int lane, Stream stream) override {
+    cudaStreamCaptureStatus capture{};
+    check(cudaStreamIsCapturing(handle_of(stream), &capture), "find out whether a stream is captured");
+    if (capture != cudaStreamCaptureStatusNone) {
+      throw UsageError(str("synchronize: the stream is captured on rank ", exchange_.me(),
+                           ": its calls run when the graph is launched; synchronize after that"));
+    }
     check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
     raise_device_error(lane);
   }
@@ -89,17 +96,14 @@ class CudaBackend final : public Backend {
   CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
 
   LoadCounts load_counts() const override {
-    const auto experts = static_cast<std::size_t>(exchange_.config.experts);
     LoadCounts counts;
-    load_.assign(experts, 0);
-    for (const Lane& lane : lanes_) lane.add_load(load_, counts.dispatches);
-    load_.resize(experts + static_cast<std::size_t>(exchange_.rank.size()), 0);
-    for (std::size_t e = 0; e < experts; ++e) {
+    counts.experts.resize(static_cast<std::size_t>(exchange_.config.experts));
+    counts.ranks.resize(static_cast<std::size_t>(exchange_.rank.size()));
+    for (const Lane& lane : lanes_) lane.add_load(counts.experts, counts.dispatches);
+    for (std::size_t e = 0; e < counts.experts.size(); ++e) {
       const int rank = exchange_.config.placement.location(static_cast<int>(e)).rank;
-      load_[experts + static_cast<std::size_t>(rank)] += load_[e];
+      counts.ranks[static_cast<std::size_t>(rank)] += counts.experts[e];
     }
-    counts.experts = std::span(load_).first(experts);
-    counts.ranks = std::span(load_).subspan(experts);
     return counts;
   }
 
@@ -115,27 +119,41 @@ class CudaBackend final : public Backend {
   // Throws the group's failure, including one that the device has just reported.
   void throw_if_failed(Operation operation) {
     RankState& state = exchange_.rank.state();
-    HostSignals* report = exchange_.report();
-    // Acquire: the kernel stores the record before it store-releases `timed_out`.
-    if (std::atomic_ref(report->timed_out).load(std::memory_order_acquire) != 0 &&
-        !state.control().failed()) {
-      state.time_out(report->timeout, exchange_.config.deadline);
-    }
+    const std::optional<WaitRecord> timeout = timeout_of(*exchange_.report());
+    if (timeout && !state.control().failed()) state.time_out(*timeout, exchange_.config.deadline);
     if (!state.control().failed()) return;
-    WaitRecord record = report->timeout;
-    if (report->timed_out == 0) record = {operation, 0, exchange_.me(), -1, 0, 0};
-    state.control().throw_failure(record);
+    state.control().throw_failure(timeout.value_or(WaitRecord{operation, 0, exchange_.me(), -1, 0, 0}));
+  }
+
+  // Throws UsageError if the stream is being captured: `call` waits for the host.
+  static void require_no_capture(Stream stream, const char* call) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
+    if (status != cudaStreamCaptureStatusNone)
+      throw UsageError(str(call, ": cannot be captured into a CUDA graph, because it waits for its result"));
   }
 
   // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
   template <class Call>
-  auto run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
+  std::invoke_result_t<Call> run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
     try {
       return call();
     } catch (const UsageError& error) {
       refuse(operation, lane, error, stream);
       throw;
     }
+  }
+
+  DispatchCounts count_dispatch(const Ids& ids, std::int32_t tokens, int lane, Stream stream) {
+    throw_if_failed(Operation::dispatch_counts);
+    Lane& mine = this->lane(lane);
+    require_no_capture(stream, "dispatch_counts");
+    run_or_refuse(Operation::dispatch_counts, lane, stream,
+                  [&] { mine.count_dispatch(ids, tokens, stream); });
+    while (!mine.await_dispatch_counts(stream)) throw_if_failed(Operation::dispatch_counts);
+    throw_if_failed(Operation::dispatch_counts);
+    mine.raise_device_error();
+    return mine.dispatch_counts();
   }
 
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream) {
@@ -152,10 +170,17 @@ class CudaBackend final : public Backend {
                   [&] { lane(call.lane).combine(call, phase, stream); });
   }
 
+  const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, int lane,
+                               Stream stream) {
+    throw_if_failed(Operation::metadata);
+    fault_point(FaultPoint::metadata_begin, exchange_.me());
+    return run_or_refuse(Operation::metadata, lane, stream,
+                         [&] { return this->lane(lane).metadata(count, device_count, stream); });
+  }
+
   const ExchangeState exchange_;
   FailureMonitor monitor_;
-  std::deque<Lane> lanes_;                  // deque: callers hold pointers into lanes, which must not move
-  mutable std::vector<std::int64_t> load_;  // of load_counts(): [experts], then [ranks]
+  std::deque<Lane> lanes_;  // deque: callers hold pointers into lanes, which must not move
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
 // Turns the error record that an aborted call left on the device into an exception.
 #include <array>
-#include <atomic>
 
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/plan_fault.hpp"
@@ -29,6 +28,9 @@ const char* argument_name(Operation operation, int index) {
       throw UsageError("combine: outputs and result must both be given or both be absent");
     case PlanFault::values:
       throw UsageError("combine: row_values and route_values must both be given or both be absent");
+    case PlanFault::null_values:
+      throw UsageError(
+          "route_values: values must be given for the tokens of the plan, and row_values for its rows");
     case PlanFault::none:
     case PlanFault::damaged:
       break;
@@ -37,14 +39,14 @@ const char* argument_name(Operation operation, int index) {
 }
 
 [[noreturn]] void raise(const DeviceError& error, int rank) {
-  const std::string call = str(to_string(error.operation), " ", error.call);
+  const std::string call = str(to_string(error.operation), " ", error.call.value);
   switch (error.reason) {
     case DeviceError::Reason::refused:
       error.refusal.raise(str("rank ", error.peer, " refused ", call, ": "));
     case DeviceError::Reason::operation:
-      throw UsageError(str("call ", error.call, " of the lane is ", to_string(error.operation), " on rank ",
-                           rank, " and ", to_string(static_cast<Operation>(error.theirs)), " on rank ",
-                           error.peer));
+      throw UsageError(str("call ", error.call.value, " of the lane is ", to_string(error.operation),
+                           " on rank ", rank, " and ", to_string(static_cast<Operation>(error.theirs)),
+                           " on rank ", error.peer));
     case DeviceError::Reason::option:
       throw UsageError(str(call, ": ", option_name(error.operation, error.index), " is ", error.mine,
                            " on rank ", rank, " and ", error.theirs, " on rank ", error.peer));
@@ -64,15 +66,11 @@ const char* argument_name(Operation operation, int index) {
 }  // namespace
 
 void Lane::raise_device_error() {
-  DeviceError* record = view_.device_error;
-  // Acquire: the kernel stored the other members before the call number.
-  if (std::atomic_ref(record->call).load(std::memory_order_acquire) == 0) return;
-  const DeviceError error = *record;
-  // Release: the copy above comes before the next kernel's write to a record that is free again.
-  std::atomic_ref(record->call).store(0, std::memory_order_release);
+  const std::optional<DeviceError> error = take_error(*view_.device_error);
+  if (!error) return;
   // Diagnostics of the aborted call must not be reported for a later one.
   take_diagnostics();
-  raise(error, view_.rank);
+  raise(*error, view_.rank);
 }
 
 }  // namespace ferry::cuda

@@ -1,12 +1,16 @@
 #include "backends/cuda/host/lane.hpp"
 
 #include <algorithm>
-#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "backends/cuda/device/routing_tables.hpp"
+#include "backends/cuda/memory/device_access.hpp"
 #include "backends/cuda/runtime/blocking_copy.hpp"
+#include "backends/cuda/runtime/cuda_stream.hpp"
+#include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
@@ -37,6 +41,12 @@ int blocks_of_rank(const DeviceSymmetricMemory& memory, int device, int lanes) {
                                " multiprocessors: every lane needs at least one"));
   }
   return std::min(processors / memory.ranks_on_my_device(), kMaxBlocks);
+}
+
+// For LaneStreams.
+const void* exchange_id(const ExchangeState& exchange) {
+  const bool shares_device = exchange.rank.same_process() && exchange.memory.ranks_on_my_device() > 1;
+  return shares_device ? exchange.memory.at(0, 0) : nullptr;
 }
 
 }  // namespace
@@ -74,15 +84,25 @@ Lane::Lane(const ExchangeState& exchange, int index)
       arrays_(lane_arrays(exchange_.config, exchange_.me())),
       memory_(arrays_.bytes),
       pinned_(sizeof(LanePinnedMemory)),
+<<<<<<< HEAD
+      counts_(
+          HostCounts::bytes(exchange_.rank.size(), exchange_.config.placement.local_experts(exchange_.me()))),
       view_(make_view()) {
+=======
+      view_(make_view()),
+      diagnostics_(view_.rank, view_.top_k),
+      pointer_check_(
+          str(" on rank ", view_.rank), exchange_.device,
+          [device = exchange_.device](const void* address) { return find_memory(address, device); }),
+      streams_(exchange_id(exchange_), index, view_.rank, exchange_.device) {
+>>>>>>> main
   prepare_dispatch(view_);
   prepare_combine();
   init_memory();
 }
 
 void Lane::init_memory() const {
-  DeviceDiagnostics none{};
-  none.first_bad_source = ~0ull;
+  const DeviceDiagnostics none = DeviceDiagnostics::none();
   copy_blocking(&view_.state->diagnostics, &none, sizeof none);
   const unsigned long long no_id = ~0ull;
   copy_blocking(&view_.state->lowest_bad_id, &no_id, sizeof no_id);
@@ -129,9 +149,11 @@ LaneView Lane::make_view() const {
   view.receive_buffers = layout.exchange.lane_bytes();
 
   view.tables = exchange_.tables.data() + exchange_.arrays.routing;
+  view.timeout_claimed =
+      reinterpret_cast<unsigned*>(exchange_.tables.data() + exchange_.arrays.timeout_claimed);
   view.state = array<LaneState>(arrays_.state);
   view.block_counts = array<std::int32_t>(arrays_.block_counts);
-  view.block_counted = array<std::uint64_t>(arrays_.block_counted);
+  view.block_counted = array<Flag>(arrays_.block_counted);
   view.load = array<std::int64_t>(arrays_.load);
 
   auto* pinned = reinterpret_cast<LanePinnedMemory*>(pinned_.data());
@@ -159,6 +181,8 @@ LaunchShape Lane::shape(int sm_limit) const {
 }
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
+  require_own_stream(Operation::route_values, stream);
+  pointer_check_.require_usable("route_values", pointers_of_route_values(values, plan, row_values));
   RouteValuesArguments arguments{.lane = view_,
                                  .terms = AgreedOptions::of(Operation::route_values),
                                  .plan = plan.storage(),
@@ -169,6 +193,8 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
 }
 
 const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* device_count, Stream stream) {
+  require_own_stream(Operation::metadata, stream);
+  pointer_check_.require_usable("metadata", pointers_of_metadata(device_count));
   auto* metadata = array<StepMetadata>(arrays_.metadata);
   launch_metadata({.lane = view_,
                    .terms = AgreedOptions::of(Operation::metadata),
@@ -181,37 +207,51 @@ const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* devic
 }
 
 void Lane::refuse(Operation operation, const Error& error, Stream stream) {
-  launch_refusal({.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)},
-                 handle_of(stream));
+  const RefusalArguments arguments{.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)};
+  if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
+    launch_refusal(arguments, handle_of(stream));
+  } else {
+    // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. Nothing
+    // orders another stream after the lane's earlier calls, and its next call after that stream.
+    wait_for_calls();
+    const CudaStream own;
+    launch_refusal(arguments, own.get());
+    own.synchronize();
+  }
   ++calls_;
 }
 
+// Returns when all calls enqueued so far have ended, or the deadline has passed. No call may have been
+// captured.
+void Lane::wait_for_calls() const {
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::duration<double>(exchange_.config.deadline);
+  for (;;) {
+    std::uint64_t ended = 0;
+    copy_blocking(&ended, view_.state->calls, sizeof ended);
+    if (ended >= calls_ || std::chrono::steady_clock::now() > deadline) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+// In this and the next functions the calling thread's device may be another, because any thread may call
+// them.
 CallDiagnostics Lane::take_diagnostics() {
-  DeviceDiagnostics found;
-  copy_blocking(&found, &view_.state->diagnostics, sizeof found);
-  CallDiagnostics diagnostics;
-  if (found.bad_ids > 0) {
-    const auto route = static_cast<std::int64_t>(found.first_bad_id_route);
-    diagnostics.bad_id = {.rank = view_.rank,
-                          .token = static_cast<int>(route / view_.top_k),
-                          .slot = static_cast<int>(route % view_.top_k),
-                          .id = found.first_bad_id,
-                          .count = static_cast<std::int64_t>(found.bad_ids)};
-  }
-  if (found.bad_sources > 0) {
-    diagnostics.bad_source = {.rank = view_.rank,
-                              .index = static_cast<std::int64_t>(found.first_bad_source),
-                              .count = static_cast<std::int64_t>(found.bad_sources)};
-  }
-  diagnostics.overflow = found.overflow;
-  if (found.bad_ids == 0 && found.bad_sources == 0 && found.overflow.dropped == 0) return diagnostics;
-  DeviceDiagnostics none{};
-  none.first_bad_source = ~0ull;
-  copy_blocking(&view_.state->diagnostics, &none, sizeof none);
-  return diagnostics;
+  const ScopedDevice device(exchange_.device);
+  DeviceDiagnostics* const on_device = &view_.state->diagnostics;
+  return diagnostics_.take(
+      [&] {
+        DeviceDiagnostics copy;
+        copy_blocking(&copy, on_device, sizeof copy);
+        return copy;
+      },
+      [&](std::int64_t offset, std::uint64_t number) {
+        copy_blocking(reinterpret_cast<std::byte*>(on_device) + offset, &number, sizeof number);
+      });
 }
 
 void Lane::add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const {
+  const ScopedDevice device(exchange_.device);
   std::vector<std::int64_t> load(static_cast<std::size_t>(view_.experts));
   copy_blocking(load.data(), view_.load, static_cast<std::int64_t>(load.size() * sizeof(load[0])));
   for (std::size_t e = 0; e < load.size(); ++e) experts[e] += load[e];
@@ -221,6 +261,7 @@ void Lane::add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches
 }
 
 void Lane::add_wire(WireCounts& counts) const {
+  const ScopedDevice device(exchange_.device);
   WireCounts mine;
   copy_blocking(&mine, &view_.state->wire, sizeof mine);
   counts.dispatch_bytes += mine.dispatch_bytes;

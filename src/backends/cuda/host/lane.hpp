@@ -5,9 +5,13 @@
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/host/call_pointers.hpp"
+#include "backends/cuda/host/diagnostics_reader.hpp"
+#include "backends/cuda/host/lane_streams.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
+#include "backends/cuda/operations/dispatch_counts.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
 #include "exchange/backend.hpp"
 
@@ -22,7 +26,7 @@ struct ExchangeState {
   int device;  // that was current at construction
   DeviceSymmetricMemory memory;
   ExchangeArrays arrays;
-  DeviceMemory tables;  // RoutingTables
+  DeviceMemory tables;  // ExchangeArrays
   PinnedMemory report_memory;
   int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
 
@@ -41,6 +45,15 @@ class Lane {
   void combine_receive(Stream stream);
   void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
   const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
+<<<<<<< HEAD
+  // dispatch_counts in three steps: enqueues the kernel; waits a while for what it writes, and returns
+  // whether it has ended; reads that, if the call was not aborted.
+  void count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
+  bool await_dispatch_counts(Stream stream) const;
+  DispatchCounts dispatch_counts() const;
+=======
+  // On a stream of its own, and blocking until all ranks have called, if another rank uses `stream`.
+>>>>>>> main
   void refuse(Operation operation, const Error& error, Stream stream);
 
   // Throws the error of an aborted call of this lane, once.
@@ -61,6 +74,10 @@ class Lane {
   // Blocks of a launch with this limit; sm_limit 0: the lane's whole part of the device.
   int blocks_for(int sm_limit) const;
   LaneView make_view() const;
+  void require_own_stream(Operation operation, Stream stream) {
+    streams_.require_own(operation, stream, calls_ + 1);
+  }
+  void wait_for_calls() const;
   void init_memory() const;
   LaunchShape shape(int sm_limit) const;
   DispatchArguments dispatch_arguments(const DispatchCall& call, bool fused) const;
@@ -71,14 +88,19 @@ class Lane {
   const LaneArrays arrays_;
   DeviceMemory memory_;
   PinnedMemory pinned_;
+  PinnedMemory counts_;  // HostCounts
   LaneView view_;
+  DiagnosticsReader diagnostics_;
+  PointerCheck pointer_check_;
+  LaneStreams streams_;
 
   // Kept from a send phase for its receive phase.
   DispatchArguments dispatch_{};
   CombineArguments combine_{};
   LaunchShape phase_shape_;
   DispatchResult result_;
-  std::uint64_t calls_ = 0;  // enqueued so far
+  std::uint64_t calls_ = 0;    // enqueued so far
+  std::uint64_t counted_ = 0;  // calls of dispatch_counts
 };
 
 }  // namespace ferry::cuda

@@ -1,7 +1,17 @@
 // Turns a checked call into the arguments of its kernel, and launches it.
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <thread>
+
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
+<<<<<<< HEAD
 #include "backends/cuda/memory/device_access.hpp"
+#include "backends/cuda/runtime/error.hpp"
+#include "base/pause.hpp"
+=======
+>>>>>>> main
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
@@ -14,19 +24,6 @@ AgreedOptions terms_of(Operation operation, const CallOptions& options) {
   AgreedOptions terms = AgreedOptions::of(operation);
   for (const CallOption& option : options.values()) terms.add(option.value);
   return terms;
-}
-
-void check_access(const Config& config, int device, const DispatchCall& call) {
-  const PartList parts = parts_of(call.format, config.hidden);
-  const int inputs = call.format.quantises() ? 1 : parts.count;
-  for (int p = 0; p < inputs; ++p)
-    require_device_access("tokens", call.tokens.parts[static_cast<std::size_t>(p)], device);
-  require_device_access("ids", call.ids.data, device);
-  require_device_access("weights", call.weights, device);
-  require_device_access("plan", call.plan.storage(), device);
-  for (int p = 0; p < parts.count; ++p)
-    require_device_access("memory for received rows", call.memory.parts[static_cast<std::size_t>(p)], device);
-  require_device_access("memory for sums of counts", call.memory.count_sums, device);
 }
 
 }  // namespace
@@ -66,6 +63,9 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
 void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments) {
   const Config& config = exchange_.config;
   const ReceiveBuffers& memory = call.memory;
+  // Receivers compare rows with the capacity in their view.
+  if (memory.rows > 0 && !arguments.by_plan)
+    arguments.lane.capacity = std::min(arguments.lane.capacity, memory.rows);
   const bool rank_major = config.layout == Layout::rank_major;
   const std::int64_t rows = view_.capacity_rows;
   const Plan plan = arguments.by_plan
@@ -118,7 +118,8 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
 }
 
 DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stream) {
-  check_access(exchange_.config, exchange_.device, call);
+  require_own_stream(Operation::dispatch, stream);
+  pointer_check_.require_usable("dispatch", pointers_of(call));
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
   set_receive_buffers(call, arguments);
@@ -144,6 +145,50 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   return result_;
 }
 
+void Lane::count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
+  require_device_access("ids", ids.data, exchange_.device);
+  launch_dispatch_counts({.lane = view_,
+                          .terms = AgreedOptions::of(Operation::dispatch_counts),
+                          .ids = ids.data,
+                          .wide_ids = ids.type == IdType::int64,
+                          .tokens = tokens,
+                          .host = reinterpret_cast<HostCounts*>(counts_.data()),
+                          .call = ++counted_},
+                         handle_of(stream));
+  ++calls_;
+}
+
+bool Lane::await_dispatch_counts(Stream stream) const {
+  constexpr int kPolls = 20'000;  // about a millisecond
+  auto* host = reinterpret_cast<HostCounts*>(counts_.data());
+  for (int poll = 0; poll < kPolls; ++poll) {
+    // Acquire: the kernel has written the counts before.
+    if (std::atomic_ref(host->ended.call).load(std::memory_order_acquire) == counted_) return true;
+    pause_processor();
+  }
+  std::this_thread::yield();
+  // A kernel that has ended has told so, unless it or one before it has failed.
+  const cudaError_t state = cudaStreamQuery(handle_of(stream));
+  if (state != cudaErrorNotReady) check(state, "count the rows of a dispatch");
+  return false;
+}
+
+DispatchCounts Lane::dispatch_counts() const {
+  auto* host = reinterpret_cast<HostCounts*>(counts_.data());
+  if (host->ended.word != static_cast<std::uint64_t>(HostCounts::Result::counted))
+    throw UsageError("dispatch_counts: the call was aborted by an error that has been reported before");
+  const auto ranks = static_cast<std::size_t>(view_.ranks);
+  const auto experts = static_cast<std::size_t>(exchange_.config.placement.local_experts(view_.rank));
+  const std::span<const std::int32_t> messages(host->messages(view_.ranks), ranks);
+  DispatchCounts counts;
+  counts.tokens = {host->tokens(), ranks};
+  counts.routes = {host->routes(view_.ranks), experts};
+  counts.total =
+      total_rows(exchange_.config, view_.rank,
+                 std::accumulate(messages.begin(), messages.end(), std::int64_t{0}), counts.routes);
+  return counts;
+}
+
 DispatchResult Lane::dispatch_receive(Stream stream) {
   launch_dispatch(dispatch_, DispatchMode::receive_phase, phase_shape_, handle_of(stream));
   return result_;
@@ -151,11 +196,8 @@ DispatchResult Lane::dispatch_receive(Stream stream) {
 
 void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   const Config& config = exchange_.config;
-  for (const auto& [what, pointer] : {std::pair<const char*, const void*>{"outputs", call.outputs.data},
-                                      {"result", call.result.data},
-                                      {"plan", call.plan.storage()}}) {
-    require_device_access(what, pointer, exchange_.device);
-  }
+  require_own_stream(Operation::combine, stream);
+  pointer_check_.require_usable("combine", pointers_of(call));
   const LaunchShape shape = this->shape(call.sm_limit);
   CombineArguments arguments{};
   arguments.lane = view_;

@@ -80,6 +80,7 @@ ExchangeArrays exchange_arrays(const Config& config) {
   OffsetAllocator offsets;
   ExchangeArrays arrays;
   arrays.routing = offsets.take(RoutingTables::bytes(config.experts, config.placement.ranks()));
+  arrays.timeout_claimed = offsets.take(sizeof(unsigned));
   arrays.bytes = offsets.bytes();
   return arrays;
 }

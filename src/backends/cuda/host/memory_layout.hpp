@@ -23,9 +23,10 @@ struct DeviceLayout {
 };
 DeviceLayout device_layout(const Config& config);
 
-// Offsets of the tables in device memory that all lanes of an exchange share.
+// Offsets of the arrays in device memory that all lanes of an exchange share.
 struct ExchangeArrays {
-  std::int64_t routing = 0;  // RoutingTables
+  std::int64_t routing = 0;          // RoutingTables
+  std::int64_t timeout_claimed = 0;  // LaneView::timeout_claimed
   std::int64_t bytes = 0;
 };
 ExchangeArrays exchange_arrays(const Config& config);

@@ -1,10 +1,12 @@
-// Checks the caller's pointers before a launch: a kernel that accesses host memory destroys the CUDA context.
+// Finds out what memory an address belongs to.
 #pragma once
+
+#include "backends/cuda/memory/pointer_check.hpp"
 
 namespace ferry::cuda {
 
-// Throws UsageError if kernels of `device` cannot access the memory. A null pointer passes. `name`: of the
-// argument.
-void require_device_access(const char* name, const void* pointer, int device);
+// The memory at `address`, and whether kernels of `device` can access it. One call of the driver, and another
+// for memory of another device.
+MemoryFound find_memory(const void* address, int device);
 
 }  // namespace ferry::cuda

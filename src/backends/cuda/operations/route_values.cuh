@@ -70,8 +70,8 @@ __device__ __forceinline__ WaitResult await_route_value(const LaneView& lane, Pa
   if (slot < lane.top_k) {
     LLPacket seen = load_packet_relaxed_sys(packet);
     if (seen.call >> awaited.shift < awaited.call) {
-      result = wait_flag_slow(lane, &packet->call,
-                              lane.end_of_stream_flag(payload, lane.rank, parity, awaited.peer), awaited);
+      result =
+          wait_long(lane, packet, lane.end_of_stream_flag(payload, lane.rank, parity, awaited.peer), awaited);
       seen = load_packet_relaxed_sys(packet);
     }
     *value = SlotMetadata::of(seen).weight;

@@ -158,6 +158,9 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
     state.number = lane.state->calls[blockIdx.x] + 1;
     state.failed = is_aborted(lane, kExchangeFailed);
     state.fault = check_plan(lane, *plan.header, -1);
+    const bool null_values = (call.values == nullptr && plan.header->tokens > 0) ||
+                             (call.row_values == nullptr && plan.header->total > 0);
+    if (state.fault == PlanFault::none && null_values) state.fault = PlanFault::null_values;
   }
   __syncthreads();
   if (state.failed) return;

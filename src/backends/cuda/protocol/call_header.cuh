@@ -100,13 +100,16 @@ __device__ __forceinline__ bool await_header(const LaneView& lane, const WaitTar
          await_header_word(lane, call, operation, peer, kHeaderFacts, facts);
 }
 
-// [thread] Records for the host why the call is aborted on this rank. The first error stands until the host
-// has read it; later ones are dropped.
+// [thread] Records for the host why the call is aborted on this rank. One thread of a call writes the record,
+// whichever claims it first, and only if the host has read the record of the calls before; other errors are
+// dropped. The calls of a lane follow one another, so no thread of another call writes at the same time.
 static __device__ __noinline__ void abort_call(const LaneView& lane, std::uint64_t call, Operation operation,
                                                DeviceError::Reason reason, int peer, int index,
                                                std::int64_t mine, std::int64_t theirs,
                                                const ErrorRecord* refusal = nullptr) {
   DeviceError* error = lane.device_error;
+  if (atomicExch(&lane.state->error_claimed, call) == call) return;
+  // Acquire: the host has copied the record before it clears the number.
   if (load_acquire_sys(&error->call) != 0) return;
   if (refusal != nullptr) error->refusal = *refusal;
   error->operation = operation;
@@ -182,7 +185,7 @@ __device__ inline bool await_all_headers(const LaneView& lane, std::uint64_t cal
   }
   __syncwarp();
   // Release at gpu scope: the error record before the abort that the other blocks see.
-  if (!agree && coordinates && peer == 0) store_release_gpu(&lane.state->aborted_call, call);
+  if (!agree && coordinates && peer == 0) set_aborted(lane, call);
   return agree;
 }
 

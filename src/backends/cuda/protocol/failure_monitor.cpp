@@ -1,6 +1,5 @@
 #include "backends/cuda/protocol/failure_monitor.hpp"
 
-#include <atomic>
 #include <exception>
 #include <system_error>
 
@@ -45,16 +44,13 @@ void FailureMonitor::run() {
     stopping = !sleep();  // then polls once more: a kernel may have timed out just now
   }
   // Release: a reader of the abort word also sees the failure. The failure is final, so the thread may end.
-  std::atomic_ref(signals_->abort).store(1, std::memory_order_release);
+  store_release(signals_->abort, 1);
 }
 
 bool FailureMonitor::group_has_failed() {
   RankState& state = rank_.state();
   try {
-    // Acquire: the kernel stores the record before it store-releases `timed_out`.
-    if (std::atomic_ref(signals_->timed_out).load(std::memory_order_acquire) != 0) {
-      state.time_out(signals_->timeout, deadline_);
-    }
+    if (const auto timeout = timeout_of(*signals_)) state.time_out(*timeout, deadline_);
     if (Clock::now() < next_process_check_) return state.control().failed();
     next_process_check_ = Clock::now() + kProcessCheckInterval;
     WaitRecord no_wait;

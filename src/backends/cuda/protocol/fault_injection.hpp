@@ -11,6 +11,7 @@ namespace ferry::cuda {
 enum class KernelPoint : std::uint32_t {
   none,
   header,         // stores a word of a call header, or a refusal
+  counts,         // publishes the counts of a block's tokens to the other blocks
   route_values,   // stores a token's route values for a rank; combine's weights are such values too
   metadata,       // stores the slot metadata of a message
   row,            // stores a row or a sum

@@ -19,15 +19,14 @@ namespace ferry::cuda {
 
 inline constexpr std::uint32_t kQueuedFlags = 64;  // requests of a warp that may be pending
 
-__device__ __forceinline__ void set_flags(std::uint64_t* first, int count, std::uint64_t call) {
+__device__ __forceinline__ void set_flags(Flag* first, int count, std::uint64_t call) {
   if (count == 1) return store_relaxed_sys(first, call);
-  for (int i = 0; i < count; i += 2)
-    store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(first + i), {call, call});
+  for (int i = 0; i < count; i += 2) store_two_relaxed_sys(first + i, call);
 }
 
 // [thread] Sets 1, 2 or 4 flags without the publisher. The warp's stores must be ordered before by a
 // __syncwarp().
-__device__ __forceinline__ void publish_now(std::uint64_t* first, int count, std::uint64_t call) {
+__device__ __forceinline__ void publish_now(Flag* first, int count, std::uint64_t call) {
   // Release at system scope: the rows before the flags.
   fence_acq_rel_sys();
   set_flags(first, count, call);
@@ -49,7 +48,7 @@ struct FlagPublisher {
 
   // [warp] Requests, after the warp's stores, `count` flags from `first` on for every thread that `wants`
   // some.
-  __device__ void enqueue(bool wants, std::uint64_t* first, int count) {
+  __device__ void enqueue(bool wants, Flag* first, int count) {
     const int warp = static_cast<int>(threadIdx.x / 32), thread = static_cast<int>(threadIdx.x % 32);
     const std::uint32_t all = __ballot_sync(~0u, wants), before = requested[warp];
     const auto more = static_cast<std::uint32_t>(__popc(static_cast<int>(all)));
@@ -98,7 +97,7 @@ struct FlagPublisher {
 
  private:
   __device__ static void publish(std::uint64_t request, std::uint64_t call) {
-    auto* first = reinterpret_cast<std::uint64_t*>(request & ~std::uint64_t{7});
+    auto* first = reinterpret_cast<Flag*>(request & ~std::uint64_t{7});
     set_flags(first, static_cast<int>(request & 7), call);
   }
 };

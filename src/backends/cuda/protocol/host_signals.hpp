@@ -1,19 +1,37 @@
 // How the host and running kernels signal each other: words in pinned host memory.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "base/error_record.hpp"
 #include "ferry/error.hpp"
+#include "layout/flag.hpp"
 
 namespace ferry::cuda {
 
+// Accesses of the host to flags.
+inline std::uint64_t load_acquire(const Flag& flag) {
+  return std::atomic_ref(const_cast<Flag&>(flag).value).load(std::memory_order_acquire);
+}
+inline void store_release(Flag& flag, std::uint64_t value) {
+  std::atomic_ref(flag.value).store(value, std::memory_order_release);
+}
+
 // One for each exchange and rank.
 struct HostSignals {
-  std::uint32_t abort;      // set by the host: every wait of this exchange ends at once
-  std::uint32_t timed_out;  // set by the first wait that timed out, after `timeout` (release)
+  Flag abort;      // set by the host: every wait of this exchange ends at once
+  Flag timed_out;  // set by the first wait that timed out, after `timeout` (release)
   WaitRecord timeout;
 };
+
+// The record of the wait that timed out, if there is one.
+inline std::optional<WaitRecord> timeout_of(const HostSignals& signals) {
+  // Acquire: the kernel stores the record before it store-releases `timed_out`.
+  if (load_acquire(signals.timed_out) == 0) return std::nullopt;
+  return signals.timeout;
+}
 
 // Why a call was aborted on the device. One for each lane; `call` is stored last (release), 0: no error.
 struct DeviceError {
@@ -26,7 +44,7 @@ struct DeviceError {
     bad_plan    // `index` is a PlanFault; `mine` and `theirs` are the numbers that do not fit
   };
 
-  std::uint64_t call;
+  Flag call;
   Operation operation;
   Reason reason;
   std::int32_t peer;
@@ -34,5 +52,15 @@ struct DeviceError {
   std::int64_t mine, theirs;
   ErrorRecord refusal;
 };
+
+// Copies the error record, if there is one, and frees it for the next.
+inline std::optional<DeviceError> take_error(DeviceError& record) {
+  // Acquire: the kernel stores the other members before the call number.
+  if (load_acquire(record.call) == 0) return std::nullopt;
+  const DeviceError error = record;
+  // Release: the copy comes before the next kernel's write to a record that is free again.
+  store_release(record.call, 0);
+  return error;
+}
 
 }  // namespace ferry::cuda

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/protocol/diagnostics.hpp"
 #include "backends/cuda/protocol/fault_injection.hpp"
 #include "backends/cuda/protocol/host_signals.hpp"
 #include "base/host_device.hpp"
@@ -11,6 +12,7 @@
 #include "layout/device_signals.hpp"
 #include "layout/divisor.hpp"
 #include "layout/exchange_layout.hpp"
+#include "layout/flag.hpp"
 #include "layout/plan_layout.hpp"
 #include "layout/slot_metadata.hpp"
 
@@ -21,22 +23,12 @@ inline constexpr int kMaxExperts = 1024;  // a block's shared memory holds table
 inline constexpr int kMaxBlocks = 512;    // of any launch
 inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
 
-// Errors that the calls of a lane have found since check() last read them. Positions are those of the first
-// call that found one.
-struct DeviceDiagnostics {
-  unsigned long long bad_ids, first_bad_id_route;
-  std::int64_t first_bad_id;
-  unsigned long long bad_sources,
-      first_bad_source;  // entries of plans that cannot be right; the lowest, ~0: none
-  Overflow overflow;
-};
-
-// The mutable state of one lane, in device memory. Starts as zeros, except for first_bad_source and
+// The mutable state of one lane, in device memory. Starts as zeros, except for the diagnostics and
 // lowest_bad_id.
 struct LaneState {
   std::uint64_t calls[kMaxBlocks];    // last call number, by block; each block reads and writes its own
-  std::uint64_t aborted_call;         // number of the last aborted call; ~0 when the exchange has failed
-  std::uint32_t timeout_taken;        // 1: a thread has claimed the timeout record
+  Flag aborted_call;                  // number of the last aborted call; ~0 when the exchange has failed
+  unsigned long long error_claimed;   // last call in which a thread has claimed the error record
   std::uint32_t finished[kPayloads];  // blocks of the call that have sent everything; back to 0 with the last
   DeviceDiagnostics diagnostics;
   WireCounts wire;
@@ -73,13 +65,14 @@ struct LaneView {
   ExchangeLayout exchange;       // offsets relative to the lane's section: use lane 0
   std::int64_t receive_buffers;  // offset in it of the lane's own receive buffers, if it has any
 
-  const std::byte* tables;  // RoutingTables, in device memory
+  const std::byte* tables;    // RoutingTables, in device memory
+  unsigned* timeout_claimed;  // 1: a thread of some lane has claimed HostSignals::timeout
 
   // Working memory of this lane.
   LaneState* state;
-  std::int32_t* block_counts;    // [kMaxSenders, 2 * count_words] a sending block's counts
-  std::uint64_t* block_counted;  // [kMaxSenders] call number of those counts (release, gpu scope)
-  std::int64_t* load;            // [E] routes to each expert, of all dispatches
+  std::int32_t* block_counts;  // [kMaxSenders, 2 * count_words] a sending block's counts
+  Flag* block_counted;         // [kMaxSenders] call number of those counts (release, gpu scope)
+  std::int64_t* load;          // [E] routes to each expert, of all dispatches
 
   // In pinned host memory.
   HostSignals* report;
@@ -96,18 +89,18 @@ struct LaneView {
   FERRY_HD ErrorRecord* refusal(int at_rank, int parity, int source) const {
     return at<ErrorRecord>(at_rank, signals.header(parity, source) + signals.refusal_offset);
   }
-  FERRY_HD std::uint64_t* end_of_stream_flag(Payload payload, int at_rank, int parity, int source) const {
-    return at<std::uint64_t>(at_rank, signals.end_of_stream_flag(static_cast<int>(payload), parity, source));
+  FERRY_HD Flag* end_of_stream_flag(Payload payload, int at_rank, int parity, int source) const {
+    return at<Flag>(at_rank, signals.end_of_stream_flag(static_cast<int>(payload), parity, source));
   }
-  FERRY_HD std::uint64_t* dispatch_flags(int at_rank, int parity, int source, std::int32_t i) const {
-    return at<std::uint64_t>(at_rank, signals.dispatch_flags(parity, source, i));
+  FERRY_HD Flag* dispatch_flags(int at_rank, int parity, int source, std::int32_t i) const {
+    return at<Flag>(at_rank, signals.dispatch_flags(parity, source, i));
   }
   // Slot metadata of a message: of its first slot; the others follow.
   FERRY_HD LLPacket* slot_metadata(int at_rank, int parity, int source, std::int32_t i) const {
     return at<LLPacket>(at_rank, signals.slot_metadata(parity, source, i));
   }
-  FERRY_HD std::uint64_t* combine_flags(int at_rank, int parity, std::int32_t row) const {
-    return at<std::uint64_t>(at_rank, signals.combine_flags(parity, row));
+  FERRY_HD Flag* combine_flags(int at_rank, int parity, std::int32_t row) const {
+    return at<Flag>(at_rank, signals.combine_flags(parity, row));
   }
   // A row of combine that travels as LL packets; numbered as in staging.
   FERRY_HD std::byte* ll_row(int at_rank, int parity, std::int32_t row) const {

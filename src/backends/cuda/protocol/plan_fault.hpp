@@ -13,7 +13,8 @@ enum class PlanFault : std::int32_t {
   rank,                // made on another rank
   tokens,              // another number of tokens than in this call
   outputs_and_result,  // combine: one of the two is missing
-  values               // combine: row_values or route_values is missing
+  values,              // combine: row_values or route_values is missing
+  null_values          // route_values: values or row_values is null where the plan has tokens or rows
 };
 
 }  // namespace ferry::cuda

@@ -98,6 +98,9 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
       case PlanFault::values:
         set_text(refusal, "combine: row_values and route_values must both be given or both be absent");
         break;
+      case PlanFault::null_values:
+        set_text(refusal, "route_values: values is null for tokens, or row_values for rows");
+        break;
       default:
         set_text(refusal, "plan: unfinished or damaged: its header does not match its checksum");
     }

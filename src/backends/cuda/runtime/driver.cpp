@@ -31,6 +31,7 @@ Driver load_driver() {
   load_function(driver.device_get, "cuDeviceGet", 2000);
   load_function(driver.device_get_attribute, "cuDeviceGetAttribute", 2000);
   load_function(driver.device_get_uuid, "cuDeviceGetUuid", 11040);
+  load_function(driver.pointer_get_attributes, "cuPointerGetAttributes", 7000);
   load_function(driver.mem_get_allocation_granularity, "cuMemGetAllocationGranularity", 10020);
   load_function(driver.mem_create, "cuMemCreate", 10020);
   load_function(driver.mem_release, "cuMemRelease", 10020);

@@ -13,6 +13,7 @@ struct Driver {
   PFN_cuDeviceGet_v2000 device_get;
   PFN_cuDeviceGetAttribute_v2000 device_get_attribute;
   PFN_cuDeviceGetUuid_v11040 device_get_uuid;
+  PFN_cuPointerGetAttributes_v7000 pointer_get_attributes;
   PFN_cuMemGetAllocationGranularity_v10020 mem_get_allocation_granularity;
   PFN_cuMemCreate_v10020 mem_create;
   PFN_cuMemRelease_v10020 mem_release;

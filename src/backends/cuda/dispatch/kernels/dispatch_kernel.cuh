@@ -127,19 +127,23 @@ struct DispatchBlock {
   }
 
   // [block] Counts this block's routes. The last counting block adds up and posts the counts of all: it has
-  // the fewest tokens, or none. `first`: the ids from token 0 on.
-  __device__ void count_and_post(const IdPrefetch& first) const {
-    if (Traits::by_plan(call)) return;
+  // the fewest tokens, or none. `first`: the ids from token 0 on. False, in all threads alike: the exchange
+  // has failed.
+  [[nodiscard]] __device__ bool count_and_post(const IdPrefetch& first) const {
+    if (Traits::by_plan(call)) return true;
     if (role.sends_metadata && role.posts_counts()) {
       count_all_routes(call, first);
-    } else {
-      count_block_routes(call, role.counting_block(), role.counting_blocks(), role.posts_counts(), first);
+    } else if (!count_block_routes<Traits::kFewTokens>(call, role.counting_block(), role.counting_blocks(),
+                                                       role.posts_counts(), first)) {
+      return false;
     }
-    if (!role.posts_counts()) return;
+    if (!role.posts_counts()) return true;
     post_header_counts(call.lane, state->number, route_counts_of(call).total(), thread(), threads());
-    if (thread() != 0) return;
-    record_bad_ids(call, state->bad);
-    if (!Role::kReceives) start_plan_header(call.plan.header, state->tokens);
+    if (thread() == 0) {
+      record_bad_ids(call, state->bad);
+      if (!Role::kReceives) start_plan_header(call.plan.header, state->tokens);
+    }
+    return true;
   }
 
   // [block] Sends this block's rows; the publisher warp publishes their flags.
@@ -232,7 +236,7 @@ struct DispatchBlock {
     }
     if (role.sends && block() == 0 && warp() == kWorkWarps)
       post_header(call.lane, state->number, state->header);
-    if (role.counts()) count_and_post(counted);
+    if (role.counts() && !count_and_post(counted)) return leave_empty();
     if (role.sends_metadata) send_metadata_of_block();
     // Sending is one piece of code, before the row offsets (step 0) or after them (step 1).
 #pragma unroll 1
@@ -246,16 +250,19 @@ struct DispatchBlock {
                                                     !role.receives || role.coordinates || !Role::kSends);
     }
     finish(!needs_row_offsets);
-    if (!has_row_offsets) {
-      if (!role.coordinates) return;
-      clear_received(call, thread(), threads());
-      if (thread() == 0) publish_totals(call.lane, state->number, 0);
-      return;
-    }
+    if (!has_row_offsets) return leave_empty();
     if (role.coordinates) publish_row_offsets(call);
     if (role.sends_metadata || (role.sends && !needs_row_offsets) || !Role::kSends) fill_plan_rows();
     if (role.receives) receive();
     pad();
+  }
+
+  // [block] Ends a call that was aborted before its row offsets were known: the coordinator publishes an
+  // empty result.
+  __device__ void leave_empty() const {
+    if (!role.coordinates) return;
+    clear_received(call, thread(), threads());
+    if (thread() == 0) publish_totals(call.lane, state->number, 0);
   }
 
   // [block] Refuses a call whose plan cannot be used; block 0 does it all.

@@ -1,0 +1,67 @@
+#include "backends/cuda/host/call_pointers.hpp"
+
+#include <array>
+
+namespace ferry::cuda {
+namespace {
+
+constexpr std::int64_t kRows = 16;  // alignment of rows and plans, which are accessed 16 bytes at a time
+constexpr std::int64_t kWords = 4;  // of fp32 and int32 values
+
+constexpr std::array<const char*, kMaxParts> kTokenParts = {"tokens", "part 1 of tokens", "part 2 of tokens",
+                                                            "part 3 of tokens"};
+constexpr std::array<const char*, kMaxParts> kReceivedParts = {"memory.parts[0]", "memory.parts[1]",
+                                                               "memory.parts[2]", "memory.parts[3]"};
+
+}  // namespace
+
+CallPointers pointers_of(const DispatchCall& call) {
+  CallPointers pointers;
+  if (call.tokens.count > 0) {
+    for (std::size_t p = 0; p < kMaxParts; ++p) pointers.add(kTokenParts[p], call.tokens.parts[p], kRows);
+    pointers.add("ids", call.ids.data, bytes_of(call.ids.type));
+    pointers.add("weights", call.weights, kWords);
+  }
+  pointers.add("device_count", call.tokens.device_count, kWords);
+  pointers.add("plan", call.plan.storage(), kRows);
+  pointers.add("dot_rows", call.dot_rows, kRows);
+  const ReceiveBuffers& memory = call.memory;
+  for (std::size_t p = 0; p < kMaxParts; ++p) pointers.add(kReceivedParts[p], memory.parts[p], kRows);
+  pointers.add("memory.weight", memory.weight, kWords);
+  pointers.add("memory.local_ids", memory.local_ids, kWords);
+  pointers.add("memory.group_of_row", memory.group_of_row, kWords);
+  pointers.add("memory.plan", memory.plan, kRows);
+  pointers.add("memory.counts", memory.counts, kWords);
+  pointers.add("memory.row_offsets", memory.row_offsets, kWords);
+  pointers.add("memory.dots", memory.dots, kWords);
+  pointers.add("memory.count_sums", memory.count_sums, kWords);
+  return pointers;
+}
+
+CallPointers pointers_of(const CombineCall& call) {
+  CallPointers pointers;
+  pointers.add("outputs", call.outputs.data, kRows);
+  pointers.add("result", call.result.data, kRows);
+  pointers.add("plan", call.plan.storage(), kRows);
+  pointers.add("row_weights", call.row_weights, kWords);
+  pointers.add("topk_weights", call.topk_weights, kWords);
+  pointers.add("row_values", call.row_values, kWords);
+  pointers.add("route_values", call.route_values, kWords);
+  return pointers;
+}
+
+CallPointers pointers_of_route_values(const float* values, const Plan& plan, const float* row_values) {
+  CallPointers pointers;
+  pointers.add("values", values, kWords);
+  pointers.add("plan", plan.storage(), kRows);
+  pointers.add("row_values", row_values, kWords);
+  return pointers;
+}
+
+CallPointers pointers_of_metadata(const std::int32_t* device_count) {
+  CallPointers pointers;
+  pointers.add("device_count", device_count, kWords);
+  return pointers;
+}
+
+}  // namespace ferry::cuda

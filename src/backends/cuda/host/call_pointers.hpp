@@ -1,0 +1,17 @@
+// The caller's pointers of every operation of an exchange: the one list of what is checked.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/memory/pointer_check.hpp"
+#include "exchange/backend.hpp"
+
+namespace ferry::cuda {
+
+// A rank without tokens passes any address as weights, so its input pointers are left out.
+CallPointers pointers_of(const DispatchCall& call);
+CallPointers pointers_of(const CombineCall& call);
+CallPointers pointers_of_route_values(const float* values, const Plan& plan, const float* row_values);
+CallPointers pointers_of_metadata(const std::int32_t* device_count);
+
+}  // namespace ferry::cuda

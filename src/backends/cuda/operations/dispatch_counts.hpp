@@ -1,0 +1,37 @@
+// What a dispatch of some ids delivers, counted by one launch and read by the host while it waits.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/protocol/lane_view.hpp"
+
+namespace ferry::cuda {
+
+// In pinned host memory: written by the kernel, the word `ended` last.
+struct HostCounts {
+  enum class Result : std::uint64_t { counted = 1, aborted = 2 };
+
+  alignas(16) LLPacket ended;  // the number of the dispatch_counts call that has ended, and its Result
+  // Then int32 tokens [R], messages to this rank [R], routes to this rank's experts [L].
+
+  static constexpr std::int64_t bytes(int ranks, int experts) {
+    return static_cast<std::int64_t>(sizeof(HostCounts)) + 4 * (2 * std::int64_t{ranks} + experts);
+  }
+  FERRY_HD std::int32_t* tokens() { return reinterpret_cast<std::int32_t*>(this + 1); }
+  FERRY_HD std::int32_t* messages(int ranks) { return tokens() + ranks; }
+  FERRY_HD std::int32_t* routes(int ranks) { return messages(ranks) + ranks; }
+};
+
+struct CountArguments {
+  LaneView lane;
+  AgreedOptions terms;
+  const void* ids;
+  bool wide_ids;  // int64
+  std::int32_t tokens;
+  HostCounts* host;
+  std::uint64_t call;  // of dispatch_counts on this lane
+};
+
+void launch_dispatch_counts(const CountArguments& arguments, cudaStream_t stream);
+
+}  // namespace ferry::cuda

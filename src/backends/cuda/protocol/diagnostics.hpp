@@ -1,0 +1,50 @@
+// What kernels find without stopping a call: bad ids, damaged plan entries and overflows. check() takes it
+// while calls run (diagnostics_reader.hpp).
+//
+// Kernels only ever add to the counts, and the host remembers what it has reported: nothing that a kernel
+// finds between the host's read and the end of check() is lost. A position, such as that of the first bad id,
+// is that of the first finding since the last report. So each kind of finding has a report number, which the
+// host raises when it takes the position, and a kernel that finds another number than at the last finding
+// stores its own position.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.hpp"
+#include "ferry/error.hpp"
+#include "layout/flag.hpp"
+
+namespace ferry::cuda {
+
+// Findings of one kind, in device memory.
+struct FindingCount {
+  Flag report;               // number of the next report; the host raises it, kernels read it
+  std::uint64_t first_in;    // report to which the stored position belongs; 0: none stored yet
+  unsigned long long count;  // of all calls
+};
+
+// Of one lane, in device memory.
+struct DeviceDiagnostics {
+  FindingCount bad_ids;
+  std::int64_t first_bad_id_route, first_bad_id;
+  FindingCount overflows;  // calls that dropped routes
+  Overflow overflow;
+  FindingCount bad_sources;             // entries of plans that cannot be right; first_in is not used:
+  unsigned long long first_bad_source;  // lowest bad_source_key() of all
+
+  // Before the first call.
+  static constexpr DeviceDiagnostics none() {
+    DeviceDiagnostics none{};
+    none.bad_ids.report.value = none.overflows.report.value = none.bad_sources.report.value = 1;
+    none.first_bad_source = ~0ull;
+    return none;
+  }
+};
+
+// Many threads find bad plan entries at once, and the lowest index is to be reported. The keys of a later
+// report are lower than all earlier ones.
+FERRY_HD constexpr unsigned long long bad_source_key(std::uint64_t report, std::int64_t index) {
+  return ~report << 32 | static_cast<std::uint32_t>(index);
+}
+
+}  // namespace ferry::cuda

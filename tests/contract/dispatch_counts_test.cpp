@@ -1,0 +1,138 @@
+// dispatch_counts(), and dispatches into memory of as many rows as it tells.
+#include <gtest/gtest.h>
+
+#include "harness/harness.hpp"
+#include "layout/plan_layout.hpp"
+#include "plan/shapes.hpp"
+
+namespace ferry::contract {
+namespace {
+
+void compare_counts(const DispatchCounts& counts, const TestCase& c, const StepInputs& step, int rank) {
+  require_equal(counts.total, std::int64_t{step.positions.ranks[rank].row_offsets.back()}, "total");
+  const std::vector<int> experts = oracle::placement_of(c.config, c.ranks).experts_of(rank);
+  require_equal(counts.routes.size(), experts.size(), "experts");
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    std::int32_t routes = 0;
+    for (int source = 0; source < c.ranks; ++source)
+      routes += step.positions.counts[source * c.config.experts + experts[e]];
+    require_equal(counts.routes[e], routes, "routes of local expert ", e);
+  }
+  require_equal(static_cast<int>(counts.tokens.size()), c.ranks, "ranks");
+  for (int source = 0; source < c.ranks; ++source)
+    require_equal(std::int64_t{counts.tokens[source]}, step.positions.tokens(source), "tokens of rank ",
+                  source);
+}
+
+TEST_P(Contract, DispatchCountsTellWhatADispatchDelivers) {
+  std::uint64_t number = 0;
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major, Layout::expert_padded}) {
+    for (const int ranks : kGroupSizes) {
+      TestCase c = small_case(++number);
+      c.ranks = ranks;
+      c.config.layout = layout;
+      c.config.experts = number % 2 == 0 ? 32 : 3 + static_cast<int>(number);
+      c.config.top_k = 3;
+      c.config.max_tokens = number % 3 == 0 ? 1500 : 20;
+      c.config.hidden = 8;
+      c.config.repeats = true;
+      if (layout != Layout::rank_major) c.config.alignment = 4;
+      if (number % 4 == 0) c.config.capacity = 8;
+      c.ids = number % 2 == 0 ? IdType::int64 : IdType::int32;
+      c.masked = 0.2;
+      c.bad_ids = 0.1;
+      c.duplicates = true;
+      const PreparedStep first = prepare(c), second = prepare(c, 1);
+      run(ranks, describe(c), [&](Rank rank) {
+        SyncExchange exchange(rank, c.config);
+        for (const PreparedStep* prepared : {&first, &second, &first}) {
+          DispatchRun dispatch(exchange, c, prepared->step);
+          const DispatchCounts counts =
+              exchange.dispatch_counts(dispatch.ids(), prepared->step.positions.tokens(rank.index()));
+          compare_counts(counts, c, prepared->step, rank.index());
+          dispatch.run();
+        }
+      });
+    }
+  }
+}
+
+// Memory of `rows` rows for one dispatch.
+struct Memory {
+  GuardedBuffer values, weight, local_ids, plan;
+
+  Memory(const TestCase& c, std::int64_t rows, std::int64_t slots)
+      : values(rows * c.config.hidden * 2),
+        weight(4 * rows * slots),
+        local_ids(4 * rows * slots),
+        plan(plan_bytes(c.config, c.ranks)) {}
+
+  ReceiveBuffers buffers(std::int64_t rows, bool rank_major) {
+    return {.parts = {values.data()},
+            .weight = weight.as<float>(),
+            .local_ids = rank_major ? local_ids.as<std::int32_t>() : nullptr,
+            .plan = plan.data(),
+            .rows = rows};
+  }
+};
+
+TEST_P(Contract, RowsPastTheCallersMemoryAreNotStored) {
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    TestCase c = small_case(7);
+    c.ranks = 3;
+    c.config.layout = layout;
+    c.config.hidden = 64;
+    c.config.max_tokens = 300;
+    c.config.own_receive_buffers = false;
+    if (layout == Layout::expert_major) c.config.alignment = 8;
+    c.full = true;
+    const bool rank_major = layout == Layout::rank_major;
+    const std::int64_t slots = rank_major ? c.config.top_k : 1;
+    const PreparedStep prepared = prepare(c);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      DispatchRun whole(exchange, c, prepared.step);
+      whole.run();
+      const std::int64_t total = prepared.step.positions.ranks[rank.index()].row_offsets.back();
+      // The next dispatch overwrites what `whole` has received.
+      const std::vector<float> weights(whole.received().weight, whole.received().weight + total * slots);
+      for (const std::int64_t rows : {total, total - 17, std::int64_t{1}, total + 5}) {
+        Memory memory(c, rows, slots);
+        DispatchRun inputs(exchange, c, prepared.step);
+        DispatchOptions options = inputs.options();
+        options.memory = memory.buffers(rows, rank_major);
+        const DispatchResult received =
+            exchange.dispatch(inputs.tokens(), inputs.ids(), inputs.weights(), options);
+        require_equal(std::int64_t{*received.total}, total, "total");
+        const std::int64_t stored = std::min(rows, total);
+        for (std::int64_t row = 0; row < stored; ++row) {
+          const bool padding = received.source[row].rank < 0;
+          const std::int64_t bytes = c.config.hidden * 2;
+          require(padding || std::equal(memory.values.data() + row * bytes,
+                                        memory.values.data() + (row + 1) * bytes, whole.row(0, row)),
+                  "row ", row, " differs");
+          for (std::int64_t slot = row * slots; slot < (row + 1) * slots; ++slot)
+            require_equal(memory.weight.as<float>()[slot], weights[slot], "weight ", slot);
+        }
+        memory.values.require_guards("values");
+        memory.weight.require_guards("weights");
+        memory.local_ids.require_guards("local ids");
+        // No message of this rank has a row that is not there.
+        const PlanView plan =
+            view_plan(const_cast<void*>(received.plan.storage()), plan_shape(exchange.config()));
+        for (int source = 0; source < c.ranks; ++source) {
+          const std::int64_t messages = plan.tokens_between[source * c.ranks + rank.index()];
+          for (std::int64_t i = 0; i < messages * c.config.top_k; ++i) {
+            const std::int32_t row =
+                plan.received_rows_of_message[source * std::int64_t{c.config.max_tokens} * c.config.top_k +
+                                              i];
+            require(row < rows, "row ", row, " of ", rows);
+          }
+        }
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ferry::contract
