@@ -160,7 +160,6 @@ struct StepMetadata {
   std::int32_t maximum = 0;
 };
 
-<<<<<<< HEAD
 /// What a dispatch of some ids delivers to this rank: Exchange::dispatch_counts(). The arrays belong to the
 /// lane, whose next dispatch_counts() overwrites them. They are in host memory with every backend.
 struct DispatchCounts {
@@ -169,11 +168,7 @@ struct DispatchCounts {
   std::span<const std::int32_t> tokens;  ///< [R] N of every rank
 };
 
-/// Routes dispatched so far by this exchange on all lanes: the same on every rank. The arrays belong to the
-/// exchange, which overwrites them in the next load_counts().
-=======
 /// Routes dispatched so far by this exchange on all lanes: the same on every rank.
->>>>>>> main
 struct LoadCounts {
   std::vector<std::int64_t> experts;  ///< [E] routes to each expert
   std::vector<std::int64_t> ranks;    ///< [R] routes to each rank

@@ -84,18 +84,14 @@ Lane::Lane(const ExchangeState& exchange, int index)
       arrays_(lane_arrays(exchange_.config, exchange_.me())),
       memory_(arrays_.bytes),
       pinned_(sizeof(LanePinnedMemory)),
-<<<<<<< HEAD
       counts_(
           HostCounts::bytes(exchange_.rank.size(), exchange_.config.placement.local_experts(exchange_.me()))),
-      view_(make_view()) {
-=======
       view_(make_view()),
       diagnostics_(view_.rank, view_.top_k),
       pointer_check_(
           str(" on rank ", view_.rank), exchange_.device,
           [device = exchange_.device](const void* address) { return find_memory(address, device); }),
       streams_(exchange_id(exchange_), index, view_.rank, exchange_.device) {
->>>>>>> main
   prepare_dispatch(view_);
   prepare_combine();
   init_memory();

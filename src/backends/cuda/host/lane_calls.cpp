@@ -6,12 +6,8 @@
 
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
-<<<<<<< HEAD
-#include "backends/cuda/memory/device_access.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/pause.hpp"
-=======
->>>>>>> main
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
@@ -146,7 +142,10 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
 }
 
 void Lane::count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
-  require_device_access("ids", ids.data, exchange_.device);
+  require_own_stream(Operation::dispatch_counts, stream);
+  CallPointers pointers;
+  if (tokens > 0) pointers.add("ids", ids.data, bytes_of(ids.type));
+  pointer_check_.require_usable("dispatch_counts", pointers);
   launch_dispatch_counts({.lane = view_,
                           .terms = AgreedOptions::of(Operation::dispatch_counts),
                           .ids = ids.data,

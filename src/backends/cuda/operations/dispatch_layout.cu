@@ -1,12 +1,6 @@
-<<<<<<< HEAD
 // dispatch_layout() on GPUs: one launch of one cluster, whose blocks count together.
-=======
-// dispatch_layout() on GPUs: one launch of one cluster. Each block counts the tokens that fall to it in its
-// own shared memory; the blocks then add up each other's counts, so that nothing needs to be cleared first.
-#include <algorithm>
 #include <optional>
 
->>>>>>> main
 #include "backends/cuda/memory/device_access.hpp"
 #include "backends/cuda/operations/cluster_counts.cuh"
 #include "backends/cuda/protocol/lane_view.hpp"
