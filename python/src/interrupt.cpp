@@ -107,11 +107,18 @@ void run_interruptibly(bool starts_threads, std::function<void(StopRequest& requ
   if (!starts_threads || !is_main_thread()) return job->run(job->request);
   std::future<void> done = job->done.get_future();
   std::thread([job] {
+    std::exception_ptr error;
     try {
       job->run(job->request);
-      job->done.set_value();
     } catch (...) {
-      job->done.set_exception(std::current_exception());
+      error = std::current_exception();
+    }
+    // While the caller waits: its Python objects need the interpreter, which may end once the caller returns.
+    job->run = nullptr;
+    if (error) {
+      job->done.set_exception(std::move(error));
+    } else {
+      job->done.set_value();
     }
   }).detach();
   using Clock = std::chrono::steady_clock;

@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -206,3 +207,9 @@ def test_memory_does_not_grow():
         return resident() - before
 
     assert max(ferry.Group.threads(2).run(body)) < 4096  # KiB
+
+
+def test_a_program_may_end_as_soon_as_its_ranks_have():
+    program = "import ferry; ferry.Group.threads(1).run(lambda rank: None)"
+    programs = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(24)]  # at once, so that threads are delayed
+    assert [running.wait(60) for running in programs] == [0] * 24
