@@ -4,7 +4,9 @@ import cProfile
 import pstats
 
 import ferry
+from ferry import _core
 
+METHODS = "methods of Buffer"
 COMPILED = ("dispatch", "dispatch_send", "dispatch_receive", "combine", "combine_send", "combine_receive")
 
 # Parts by the file and name of a function; the first match counts. Functions that match none are the rest.
@@ -23,7 +25,7 @@ PARTS = {
                         "isinstance", "builtins.len", "_normal.py:read_input", "_normal.py:routes_of"),
     "array conversion": ("contiguous", "detached", "detach", "arrays_of"),
     "operations of PyTorch": ("_arrays.py", "_layout.py", "torch", "method"),
-    "methods of Buffer": ("_buffer.py", "_low_latency.py", "_normal.py", "deep_ep_calls.py"),
+    METHODS: ("_buffer.py", "_low_latency.py", "_normal.py", "deep_ep_calls.py"),
 }
 
 
@@ -45,8 +47,28 @@ def patched_exchange():
 def profile(call, repeats, host_us):
     """Microseconds of each part, from `repeats` calls.
 
-    The profiler slows functions down, so its times only say how to share `host_us`, the time of a call without it.
+    The profiler slows functions down, so its times only say how to share `host_us`, the time of a call without it. It counts
+    compiled code that a method calls as the method's: the module itself measures its parts, in calls of their own.
     """
+    _core._measure_parts(True)
+    for _ in range(repeats):
+        call()
+    compiled = {part: seconds / repeats * 1e6 for part, seconds in _core._measured_parts().items() if seconds > 0}
+    _core._measure_parts(False)
+    python = profile_of_functions(call, repeats)
+    # The rest of the methods' time is the interpreter's, and the conversion of arguments at the border of compiled code.
+    calling = ("exchange and launch", METHODS)
+    scale = host_us / sum(python.values())
+    parts = {part: time * scale for part, time in python.items() if part not in calling}
+    inside = sum(compiled.values())
+    parts[METHODS] = max(host_us - sum(parts.values()) - inside, 0.0)
+    for part, time in compiled.items():
+        parts[part] = parts.get(part, 0.0) + time
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def profile_of_functions(call, repeats):
+    """Seconds of each part in the functions that the profiler sees."""
     originals = patched_exchange()
     profiler = cProfile.Profile()
     try:
@@ -61,5 +83,4 @@ def profile(call, repeats, host_us):
     for (file, _, function), (_, _, own_time, _, _) in pstats.Stats(profiler).stats.items():
         part = part_of(file, function)
         times[part] = times.get(part, 0.0) + own_time
-    total = sum(times.values())
-    return {part: host_us * time / total for part, time in sorted(times.items(), key=lambda item: -item[1])}
+    return times

@@ -11,6 +11,7 @@
 #include "config.hpp"
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -27,7 +28,7 @@ const PyPlan& plan_of(const nb::object& given) {
 void read_outputs(const nb::object& given, const nb::object& plan, const Config& config, CombineInput& in) {
   const Array& array = in.arguments.rows(given, "outputs", config.hidden, {kBf16, kFp16, kFp32});
   const StridedRows rows = strided_rows(array, "outputs");
-  require_rows(plan, rows.count, "outputs", config, in.rank);
+  require_rows(plan, rows.count, "outputs", in.capacity);
   in.outputs = {array.data, *value_type_of(array.element), rows.stride};
 }
 
@@ -48,11 +49,11 @@ void make_or_read_result(const nb::object& given, const Config& config, Reductio
 }
 
 const float* read_row_values(const nb::object& given, const char* name, const nb::object& plan,
-                             const Config& config, CombineInput& in) {
+                             CombineInput& in) {
   if (given.is_none()) return nullptr;
   const Array& array = in.arguments.dense(
       given, name, kFp32, {-1}, ": one number a row is expected; for router weights [N, K] use topk_weights");
-  require_rows(plan, array.shape[0], name, config, in.rank);
+  require_rows(plan, array.shape[0], name, in.capacity);
   return static_cast<const float*>(array.data);
 }
 
@@ -84,17 +85,17 @@ void read_result(const Shape& shape, CombineInput& in) {
 
 void read_combine(PyExchange& self, LaneCall& call, const CombineArguments& given, CombineInput& in) {
   const Config& config = self.config();
-  in.rank = call.exchange().rank().index();
+  in.capacity = self.receive_sizes().rows;
   in.plan = &plan_of(given.plan);
   const Reduction reduction = given.reduction ? reduction_named(*given.reduction) : config.reduction;
   in.options.reduction = reduction;
   in.options.lane = given.lane;
   in.options.sm_limit = given.sm_limit;
   if (!given.outputs.is_none()) read_outputs(given.outputs, given.plan, config, in);
-  in.options.row_values = read_row_values(given.row_values, "row_values", given.plan, config, in);
+  in.options.row_values = read_row_values(given.row_values, "row_values", given.plan, in);
   call.set_stream(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(),
                             call.device()));
-  in.options.row_weights = read_row_values(given.row_weights, "row_weights", given.plan, config, in);
+  in.options.row_weights = read_row_values(given.row_weights, "row_weights", given.plan, in);
   in.options.topk_weights =
       read_route_values(self, given.topk_weights, "topk_weights", in.plan->tokens, in.arguments);
   if (given.outputs.is_none() && given.row_values.is_none()) {
@@ -117,9 +118,11 @@ nb::object combine_return_value(const CombineInput& in) {
 namespace {
 
 nb::object combine(PyExchange& self, const CombineArguments& given) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   LaneCall call(self, given.lane);
   CombineInput in(call.device());
   call.read_or_refuse({Operation::combine}, [&] { read_combine(self, call, given, in); });
+  timer.emplace(HostPart::exchange);
   {
     const nb::gil_scoped_release unlocked;
     call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, call.stream());
@@ -200,7 +203,7 @@ std::pair<PyDispatchResult, nb::object> combine_backward(
     const Array& array =
         in.arguments.rows(outputs, "outputs", config.hidden, {element_of(config.combine_type)});
     require_dense(array, "outputs");
-    require_rows(plan, strided_rows(array, "outputs").count, "outputs", config, in.rank);
+    require_rows(plan, strided_rows(array, "outputs").count, "outputs", in.capacity);
     rows = {array.data, config.combine_type, 0};
     d_weights_data = new_route_values(self, in.tokens.count, in.arguments.framework(), d_weights);
   };

@@ -26,7 +26,7 @@ struct CombineInput {
 
   Arguments arguments;
   const PyPlan* plan = nullptr;
-  int rank = 0;
+  std::int64_t capacity = 0;  // rows of this rank
   Outputs outputs;
   Result result;
   CombineOptions options;

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "base/text.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -25,14 +26,17 @@ void record_dispatch(PyExchange& self, const DispatchInput& in) {
 namespace {
 
 PyDispatchResult dispatch(PyExchange& self, const DispatchArguments& given) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   LaneCall call(self, given.lane);
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
+  timer.emplace(HostPart::exchange);
   const DispatchResult received = run_dispatch(self, call, in, [&] {
     return in.plan.empty()
                ? call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream())
                : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options, call.stream());
   });
+  timer.emplace(HostPart::results);
   return self.make_result(given.lane, received);
 }
 

@@ -26,7 +26,7 @@ struct DispatchInput {
       : arguments(device, gradients) {}
 
   Arguments arguments;
-  int rank = 0;
+  std::int64_t capacity = 0;  // rows of this rank
   Format format;
   std::array<Element, kMaxParts> elements{};
   Tokens tokens;
@@ -38,7 +38,7 @@ struct DispatchInput {
 };
 
 // The ids in an array, [tokens, top_k]. Throws UsageError if it is of another type or shape, or not dense.
-Ids ids_of(const Array& array, std::int64_t tokens, int top_k);
+Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name = "ids");
 
 // Throws UsageError for arguments that do not fit.
 void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& given, DispatchInput& in);
@@ -71,9 +71,9 @@ DispatchResult run_dispatch(PyExchange& self, const LaneCall& call, const Dispat
   return received;
 }
 
-// Throws UsageError if `count` rows are fewer than a call with the plan (None: any plan) may touch.
-void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config,
-                  int rank);
+// Throws UsageError if `count` rows are fewer than a call with the plan (None: any plan, up to `capacity`)
+// may touch.
+void require_rows(const nb::object& plan, std::int64_t count, const char* name, std::int64_t capacity);
 
 // The value type of elements that are bfloat16, float16 or float32.
 std::optional<DType> value_type_of(Element element);

@@ -95,11 +95,11 @@ T* output(Arguments& arguments, const nb::object& object, const char* name, Elem
 
 // Rows of the part that the dispatch may write. Scales in columns take the whole capacity, since
 // columns are that far apart.
-std::int64_t rows_written(const PartLayout& part, const Config& config, const DispatchInput& in) {
-  const std::int64_t capacity = row_capacity(config, in.rank), rows = in.options.memory.rows;
-  if (part.columns) return capacity;
-  if (in.context.plan.is_none()) return rows > 0 ? std::min(rows, capacity) : capacity;
-  return std::min(capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
+std::int64_t rows_written(const PartLayout& part, const DispatchInput& in) {
+  const std::int64_t rows = in.options.memory.rows;
+  if (part.columns) return in.capacity;
+  if (in.context.plan.is_none()) return rows > 0 ? std::min(rows, in.capacity) : in.capacity;
+  return std::min(in.capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
 }
 
 void read_part_buffers(const Config& config, DispatchInput& in, const nb::object& given) {
@@ -117,16 +117,17 @@ void read_part_buffers(const Config& config, DispatchInput& in, const nb::object
     require_dense(array, name.c_str());
     std::int64_t bytes = array.element_bytes();
     for (const std::int64_t length : array.shape) bytes *= length;
-    const std::int64_t needed = part_bytes_total(parts.part[p], rows_written(parts.part[p], config, in));
+    const std::int64_t needed = part_bytes_total(parts.part[p], rows_written(parts.part[p], in));
     if (bytes < needed) throw UsageError(str(name, ": expected ", needed, " bytes, got ", bytes));
     in.options.memory.parts[p] = array.data;
   }
 }
 
-void read_receive_buffers(const Config& config, int rank, std::int64_t groups, DispatchInput& in) {
+void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, DispatchInput& in) {
   const PyReceiveBuffers& given = in.context.memory;
+  const std::int64_t groups = sizes.groups;
   in.options.memory.rows = given.rows;
-  std::int64_t rows = row_capacity(config, rank);
+  std::int64_t rows = sizes.rows;
   if (given.rows > 0 && in.context.plan.is_none()) rows = std::min(rows, given.rows);
   const bool rank_major = config.layout == Layout::rank_major;
   const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
@@ -136,8 +137,7 @@ void read_receive_buffers(const Config& config, int rank, std::int64_t groups, D
   memory.local_ids = output<std::int32_t>(in.arguments, given.local_ids, "memory.local_ids", kInt32, slots);
   memory.group_of_row =
       output<std::int32_t>(in.arguments, given.group_of_row, "memory.group_of_row", kInt32, {rows});
-  memory.plan = output<void>(in.arguments, given.plan, "memory.plan", kByte,
-                             {plan_bytes(config, config.placement.ranks())});
+  memory.plan = output<void>(in.arguments, given.plan, "memory.plan", kByte, {sizes.plan_bytes});
   memory.dots = output<float>(in.arguments, given.dots, "memory.dots", kFp32, {rows});
   memory.counts = output<std::int32_t>(in.arguments, given.counts, "memory.counts", kInt32, {groups});
   memory.row_offsets =
@@ -149,27 +149,26 @@ void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInp
   const Array& array =
       in.arguments.rows(dot_rows, "dot_rows", config.hidden, {element_of(config.combine_type)});
   require_dense(array, "dot_rows");
-  require_rows(in.context.plan, strided_rows(array, "dot_rows").count, "dot_rows", config, in.rank);
+  require_rows(in.context.plan, strided_rows(array, "dot_rows").count, "dot_rows", in.capacity);
   in.options.dot_rows = array.data;
 }
 
 }  // namespace
 
-Ids ids_of(const Array& array, std::int64_t tokens, int top_k) {
+Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name) {
   if (array.element != kInt32 && array.element != kInt64)
-    throw UsageError(str("ids: expected int32 or int64, got ", name_of(array.element)));
+    throw UsageError(str(name, ": expected int32 or int64, got ", name_of(array.element)));
   if (array.shape != Shape{tokens, top_k}) {
-    throw UsageError(str("ids: expected an array of shape [N, K] = ", shape_text({tokens, top_k}), ", got ",
-                         shape_text(array.shape)));
+    throw UsageError(str(name, ": expected an array of shape [N, K] = ", shape_text({tokens, top_k}),
+                         ", got ", shape_text(array.shape)));
   }
-  require_dense(array, "ids");
+  require_dense(array, name);
   return array.element == kInt32 ? Ids(static_cast<const std::int32_t*>(array.data))
                                  : Ids(static_cast<const std::int64_t*>(array.data));
 }
 
-void require_rows(const nb::object& plan, std::int64_t count, const char* name, const Config& config,
-                  int rank) {
-  std::int64_t needed = row_capacity(config, rank);
+void require_rows(const nb::object& plan, std::int64_t count, const char* name, std::int64_t capacity) {
+  std::int64_t needed = capacity;
   if (!plan.is_none()) needed = std::min(needed, max_rows_touched(nb::cast<PyPlan&>(plan)));
   if (count >= needed) return;
   throw UsageError(str(name, ": expected ", needed, " rows or more, got ", count));
@@ -177,7 +176,7 @@ void require_rows(const nb::object& plan, std::int64_t count, const char* name, 
 
 void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& given, DispatchInput& in) {
   const Config& config = self.config();
-  in.rank = call.exchange().rank().index();
+  in.capacity = self.receive_sizes().rows;
   in.format = given.format ? parse_format(*given.format) : config.format;
   if (!given.memory.is_none())
     in.context.memory = cast_argument<PyReceiveBuffers>(given.memory, "memory", "a ReceiveBuffers");
@@ -211,7 +210,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& gi
   in.options.lane = given.lane;
   in.options.sm_limit = given.sm_limit;
   in.options.format = in.format;
-  read_receive_buffers(config, in.rank, groups_of(config, in.rank), in);
+  if (!given.memory.is_none()) read_receive_buffers(config, self.receive_sizes(), in);
   read_dot_rows(config, given.dot_rows, in);
   in.context.framework = in.arguments.framework();
   in.context.device = call.device();

@@ -16,32 +16,6 @@ using namespace nb::literals;
 
 namespace {
 
-// Makes the arrays that the call writes, like `ids`.
-class Results {
- public:
-  explicit Results(const Array& ids) : like_(ids) {
-    if (ids.framework == Framework::torch) torch_.emplace(ids.device);
-  }
-
-  template <class T>
-  nb::object make(Element element, const Shape& shape, T*& data) const {
-    void* memory = nullptr;
-    nb::object array;
-    if (torch_) {
-      array = torch_->make({element, shape}, memory);
-    } else {
-      array = new_array(like_.framework, element, shape, like_.device);
-      memory = inspect(array, "result").data;
-    }
-    data = static_cast<T*>(memory);
-    return array;
-  }
-
- private:
-  const Array& like_;
-  std::optional<TensorFactory> torch_;
-};
-
 nb::tuple layout_of(const nb::object& ids, const Placement& placement, int ranks_per_node,
                     const nb::object& stream) {
   const Array given = inspect(ids, "ids");
@@ -52,15 +26,15 @@ nb::tuple layout_of(const nb::object& ids, const Placement& placement, int ranks
   require_dense(given, "ids");
   const std::int64_t tokens = given.shape[0], ranks = placement.ranks();
   const bool on_host = is_host(given.device);
-  const Results results(given);
+  const NewArrays results(given.framework, given.device);
   DispatchLayout result;
-  const nb::object per_rank = results.make(kInt32, {ranks}, result.tokens_per_rank);
-  const nb::object per_expert = results.make(kInt32, {placement.experts()}, result.routes_per_expert);
-  const nb::object in_rank = results.make(kBool, {tokens, ranks}, result.token_in_rank);
+  const nb::object per_rank = results.make({kInt32, {ranks}}, result.tokens_per_rank);
+  const nb::object per_expert = results.make({kInt32, {placement.experts()}}, result.routes_per_expert);
+  const nb::object in_rank = results.make({kBool, {tokens, ranks}}, result.token_in_rank);
   nb::object per_node = nb::none();
   if (ranks_per_node != 0) {
     const std::int64_t nodes = ranks_per_node > 0 ? ranks / ranks_per_node : 0;
-    per_node = results.make(kInt32, {nodes}, result.tokens_per_node);
+    per_node = results.make({kInt32, {nodes}}, result.tokens_per_node);
   }
   const Ids read = given.element == kInt32 ? Ids(static_cast<const std::int32_t*>(given.data))
                                            : Ids(static_cast<const std::int64_t*>(given.data));

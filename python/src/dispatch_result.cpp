@@ -176,16 +176,18 @@ overwrites, unless ReceiveBuffers were given.)")
       .def_prop_ro("parts", &all_parts, "Tuple of all parts: (values,), (values, scales) or the raw parts.")
       .def_prop_ro(
           "counts",
-          [](const PyDispatchResult& self) {
-            return view(self, self.context.memory.counts, self.received.counts, kInt32,
-                        {self.received.groups});
+          [](PyDispatchResult& self) {
+            if (self.counts.is_valid()) return self.counts;
+            return self.counts = view(self, self.context.memory.counts, self.received.counts, kInt32,
+                                      {self.received.groups});
           },
           "int32 [G]: rows of each group, padding not counted.")
       .def_prop_ro(
           "row_offsets",
-          [](const PyDispatchResult& self) {
-            return view(self, self.context.memory.row_offsets, self.received.row_offsets, kInt32,
-                        {self.received.groups + 1});
+          [](PyDispatchResult& self) {
+            if (self.row_offsets.is_valid()) return self.row_offsets;
+            return self.row_offsets = view(self, self.context.memory.row_offsets, self.received.row_offsets,
+                                           kInt32, {self.received.groups + 1});
           },
           "int32 [G + 1]: first row of each group; the last element is the total.")
       .def_prop_ro("total", &total_array,
@@ -205,8 +207,10 @@ overwrites, unless ReceiveBuffers were given.)")
           "int32 [capacity, 3]: source rank, token and slot of each row; -1 on padding.")
       .def_prop_ro(
           "weight",
-          [](const PyDispatchResult& self) {
-            return view(self, self.context.memory.weight, self.received.weight, kFp32, weights_shape(self));
+          [](PyDispatchResult& self) {
+            if (self.weight.is_valid()) return self.weight;
+            return self.weight = view(self, self.context.memory.weight, self.received.weight, kFp32,
+                                      weights_shape(self));
           },
           "float32 [capacity], rank_major [capacity, K]: each row's router weight; None without weights.")
       .def_prop_ro(

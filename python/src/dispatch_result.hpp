@@ -35,6 +35,7 @@ struct PyDispatchResult {
   nb::object state_owner;  // keeps the lane's memory alive
   nb::object plan{};       // a PyPlan
   std::array<nb::object, kMaxParts> parts{};
+  nb::object weight{}, counts{}, row_offsets{};  // once read
 };
 
 }  // namespace ferry::python

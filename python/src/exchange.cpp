@@ -18,11 +18,17 @@ ReceiveSizes receive_sizes_of(const Exchange& exchange) {
   const Config& config = exchange.config();
   const int rank = exchange.rank().index();
   const std::int64_t rows = row_capacity(config, rank), groups = groups_of(config, rank);
+  const std::int64_t bytes = plan_bytes(config, config.placement.ranks());
   const bool padded = config.layout == Layout::expert_padded;
   return {.shape = padded ? Shape{groups, exchange.capacity(), config.hidden} : Shape{rows, config.hidden},
           .rows = rows,
           .groups = groups,
-          .plan_bytes = plan_bytes(config, config.placement.ranks())};
+          .plan_bytes = bytes,
+          .plan_shape = plan_shape(config),
+          .weight = {kFp32, {rows}},
+          .counts = {kInt32, {groups}},
+          .row_offsets = {kInt32, {groups + 1}},
+          .plan = {kByte, {bytes}}};
 }
 
 }  // namespace
@@ -66,7 +72,7 @@ PyDispatchResult PyExchange::make_result(int lane, const DispatchResult& receive
               .owner = in_lane ? state_owner_ : context.memory.plan,
               .framework = context.framework,
               .device = context.device,
-              .shape = plan_shape(config()),
+              .shape = sizes_.plan_shape,
               .tokens = context.tokens,
               .storage_writes = write_count(received.plan.storage())};
   if (in_lane) {
@@ -95,7 +101,7 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
                 .owner = array.owner,
                 .framework = array.framework,
                 .device = state.device,
-                .shape = plan_shape(self.config()),
+                .shape = self.receive_sizes().plan_shape,
                 .storage_writes = write_count(array.data)};
   const Plan& plan = result.plan;
   const auto needed = static_cast<std::size_t>(view_plan(nullptr, result.shape).bytes);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "arrays/arguments.hpp"
+#include "arrays/framework.hpp"
 #include "dispatch_result.hpp"
 
 namespace ferry::python {
@@ -14,10 +15,13 @@ struct PendingCall {
   nb::object result;               // what the receive phase returns
 };
 
-// Sizes of what a dispatch of the exchange returns.
+// Sizes of what a dispatch of the exchange returns, computed once, because that takes as long as a call.
 struct ReceiveSizes {
   Shape shape{};  // of the rows: [capacity, H]; expert_padded [L, capacity, H]
   std::int64_t rows = 0, groups = 0, plan_bytes = 0;
+  PlanShape plan_shape{};
+  // The arrays, apart from the rows, that an operator returns.
+  TensorShape weight, counts, row_offsets, plan;
 };
 
 class PyExchange {

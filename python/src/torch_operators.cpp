@@ -48,26 +48,18 @@ void clear_memory(const ByteRange& first, const ByteRange& second, Device device
   }
 }
 
-template <class T>
-nb::object make(const TensorFactory& tensors, Element element, const Shape& shape, T*& data) {
-  void* memory = nullptr;
-  nb::object tensor = tensors.make({element, shape}, memory);
-  data = static_cast<T*>(memory);
-  return tensor;
-}
-
 // The tensors that the dispatch operator returns: receive buffers allocated for this call alone.
 class OperatorOutputs {
  public:
   OperatorOutputs(const PyExchange& self, Element element)
       : sizes_(self.receive_sizes()), device_(self.state().device) {
     const std::int64_t rows = sizes_.rows;
-    const TensorFactory tensors(device_);
-    memory.parts = make(tensors, element, sizes_.shape, buffers.parts[0]);
-    memory.weight = make(tensors, kFp32, {rows}, buffers.weight);
-    memory.counts = make(tensors, kInt32, {sizes_.groups}, buffers.counts);
-    memory.row_offsets = make(tensors, kInt32, {sizes_.groups + 1}, buffers.row_offsets);
-    memory.plan = make(tensors, kByte, {sizes_.plan_bytes}, buffers.plan);
+    const NewArrays tensors(Framework::torch, device_);
+    memory.parts = tensors.make({element, sizes_.shape}, buffers.parts[0]);
+    memory.weight = tensors.make(sizes_.weight, buffers.weight);
+    memory.counts = tensors.make(sizes_.counts, buffers.counts);
+    memory.row_offsets = tensors.make(sizes_.row_offsets, buffers.row_offsets);
+    memory.plan = tensors.make(sizes_.plan, buffers.plan);
     data_bytes_ = rows * sizes_.shape.back() * element.bits / 8;
   }
 
@@ -134,9 +126,9 @@ nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result
     const Shape shape = inspect(d_result, "tokens").shape;
     given.ids = nb::cast(plan_with_bound(self, storage, shape.empty() ? -1 : shape[0], rows));
     read_dispatch(self, call, given, in);
-    const TensorFactory tensors(call.device());
-    memory.parts = make(tensors, in.elements[0], sizes.shape, buffers.parts[0]);
-    if (!outputs.is_none()) memory.dots = make(tensors, kFp32, {sizes.rows}, buffers.dots);
+    const NewArrays tensors(Framework::torch, call.device());
+    memory.parts = tensors.make({in.elements[0], sizes.shape}, buffers.parts[0]);
+    if (!outputs.is_none()) memory.dots = tensors.make(sizes.weight, buffers.dots);
   });
   in.context.memory = memory;
   in.options.memory = buffers;

@@ -6,8 +6,9 @@
 namespace ferry {
 
 struct Environment {
-  // FERRY_SHM_DIR: the folder, on a tmpfs, of the files through which processes share memory.
-  std::string shm_dir = "/dev/shm";
+  // FERRY_SHM_DIR: a folder on a tmpfs for the files through which processes share memory. Empty: files in
+  // memory (memfd), which no rank can shrink.
+  std::string shm_dir;
   // FERRY_MPI_MODULE: path of the MPI module. Empty: it is searched for beside the library.
   std::string mpi_module;
   // FERRY_TRACES: folder of recorded routing traces. Empty: none.

@@ -1,4 +1,5 @@
-// An unnamed file in the shared-memory directory: memory that several processes map.
+// An unnamed file that several processes map: in memory, sealed against shrinking; or, if FERRY_SHM_DIR is
+// set, in that folder, where the system offers no seals.
 #pragma once
 
 #include <cstdint>

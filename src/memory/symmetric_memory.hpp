@@ -13,8 +13,8 @@ namespace ferry {
 
 // The regions are zero at first, and every page is allocated at construction, so no later access can fail for
 // lack of memory. If all ranks are threads of one process, they share private mappings, which live until the
-// last rank releases them. Processes share unnamed files in the shared-memory directory, so a killed process
-// leaves nothing behind.
+// last rank releases them. Processes share unnamed files in memory, sealed so that no rank can shrink them; a
+// killed process leaves nothing behind.
 class SymmetricMemory {
  public:
   // Collective. If an error occurs on one rank, every rank throws it.

@@ -56,7 +56,10 @@ class DeviceRun {
   Outputs& outputs() { return outputs_; }
   std::int32_t* count() const { return count_.as<std::int32_t>(); }
   std::int32_t* ids() const { return ids_.as<std::int32_t>(); }
+  const float* weights() const { return weights_.as<float>(); }
   const DispatchResult& received() const { return received_; }
+  // The result of a dispatch of these inputs that the test has called by itself.
+  void set_received(const DispatchResult& received) { received_ = received; }
   const DeviceBytes& result_memory() const { return result_; }
   const DeviceBytes& row_memory() const { return rows_[0]; }  // of part 0
 

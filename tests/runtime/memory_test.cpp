@@ -1,13 +1,18 @@
 // Symmetric memory: peers read what a rank writes, and no file, descriptor or mapping leaks.
 #include "memory/symmetric_memory.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "memory/local_memory.hpp"
+#include "memory/shared_file.hpp"
 #include "own_shared_folder.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/group_kinds.hpp"
@@ -76,6 +81,32 @@ TEST_P(SymmetricMemories, StayUsableAfterTheirOwnerHasLeft) {
     sleep_seconds(0.1);
     std::memset(memory.at(0, rank.index() * kPart), 1, kPart);
   });
+}
+
+// A file that shrinks under a mapping makes accesses end the process with SIGBUS.
+TEST(SharedFiles, CannotBeShrunkByARank) {
+  unsetenv("FERRY_SHM_DIR");
+  SharedFile file(100000);
+  const FileDescriptor received(fcntl(file.descriptor().number(), F_DUPFD_CLOEXEC, 0));
+  const Mapping mapping = Mapping::file(received.number(), 100000);
+  for (const off_t size : {0, 4096, 200000}) {
+    EXPECT_EQ(ftruncate(received.number(), size), -1);
+    EXPECT_EQ(errno, EPERM);
+  }
+  mapping.data()[99999] = std::byte{1};
+  EXPECT_EQ(file.take_mapping().data()[99999], std::byte{1});
+}
+
+TEST(SharedFiles, ThatExceedTheMemoryAreRefused) {
+  unsetenv("FERRY_SHM_DIR");
+  try {
+    SharedFile(std::int64_t{1} << 46);
+    FAIL() << "nothing was thrown";
+  } catch (const SystemError& error) {
+    EXPECT_NE(std::string(error.what()).find(str(std::int64_t{1} << 46, " bytes needed, ")),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 TEST_P(SymmetricMemories, LeakNothing) {

@@ -70,6 +70,27 @@ class TensorFactory {
   nb::handle fast_empty_;  // PyTorch's fastest allocation function, or invalid
 };
 
+// Makes arrays on one device, for one call.
+class NewArrays {
+ public:
+  NewArrays(Framework framework, Device device);
+
+  template <class T>
+  nb::object make(const TensorShape& shape, T*& data) const {
+    void* memory = nullptr;
+    nb::object made = make_bytes(shape, memory);
+    data = static_cast<T*>(memory);
+    return made;
+  }
+
+ private:
+  nb::object make_bytes(const TensorShape& shape, void*& data) const;
+
+  Framework framework_;
+  Device device_;
+  TensorFactory tensors_;
+};
+
 // Throws UsageError if the tensor requires a gradient and gradients are being recorded.
 void refuse_gradients(nb::handle tensor, const char* name);
 

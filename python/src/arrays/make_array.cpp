@@ -84,6 +84,21 @@ nb::object new_array(Framework framework, Element element, const Shape& shape, D
   return numpy_empty.get("numpy", "empty")(nb::tuple(lengths), type);
 }
 
+NewArrays::NewArrays(Framework framework, Device device)
+    : framework_(framework), device_(device), tensors_(device) {}
+
+nb::object NewArrays::make_bytes(const TensorShape& shape, void*& data) const {
+  if (framework_ == Framework::torch) return tensors_.make(shape, data);
+  if (shape.strides.empty()) {
+    nb::object array = new_array(framework_, shape.element, shape.lengths, device_);
+    data = inspect(array, "memory").data;
+    return array;
+  }
+  const nb::object memory = new_array(framework_, shape.element, {shape.span()}, device_);
+  data = inspect(memory, "memory").data;
+  return view_of(framework_, data, shape.element, shape.lengths, shape.strides, device_, memory);
+}
+
 Stream stream_of(nb::handle given, Framework framework, Device device) {
   const auto number = [](nb::handle handle) {
     std::uintptr_t value = 0;

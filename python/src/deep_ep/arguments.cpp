@@ -41,19 +41,4 @@ void refuse_hook_with_event(bool async_finish, bool hooked) {
   if (async_finish && hooked) throw UsageError("async_finish and return_recv_hook exclude each other");
 }
 
-NewArrays::NewArrays(Framework framework, Device device)
-    : framework_(framework), device_(device), tensors_(device) {}
-
-nb::object NewArrays::make_bytes(const TensorShape& shape, void*& data) const {
-  if (framework_ == Framework::torch) return tensors_.make(shape, data);
-  if (shape.strides.empty()) {
-    nb::object array = new_array(framework_, shape.element, shape.lengths, device_);
-    data = inspect(array, "memory").data;
-    return array;
-  }
-  const nb::object memory = new_array(framework_, shape.element, {shape.span()}, device_);
-  data = inspect(memory, "memory").data;
-  return view_of(framework_, data, shape.element, shape.lengths, shape.strides, device_, memory);
-}
-
 }  // namespace ferry::python

@@ -19,25 +19,4 @@ int positive_integer(const nb::object& number, const char* name);
 
 void refuse_hook_with_event(bool async_finish, bool hooked);
 
-// Makes arrays of PyTorch or NumPy on one device, for one call.
-class NewArrays {
- public:
-  NewArrays(Framework framework, Device device);
-
-  template <class T>
-  nb::object make(const TensorShape& shape, T*& data) const {
-    void* memory = nullptr;
-    nb::object made = make_bytes(shape, memory);
-    data = static_cast<T*>(memory);
-    return made;
-  }
-
- private:
-  nb::object make_bytes(const TensorShape& shape, void*& data) const;
-
-  Framework framework_;
-  Device device_;
-  TensorFactory tensors_;
-};
-
 }  // namespace ferry::python

@@ -2,6 +2,7 @@
 #include "bindings.hpp"
 #include "deep_ep/low_latency.hpp"
 #include "ferry/error.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -23,6 +24,7 @@ nb::object LowLatencyCalls::finish(Device device, Stream stream, bool async_fini
   static CachedAttribute overlap;
   const nb::handle type = overlap.get("ferry.deep_ep._events", "EventOverlap");
   if (!async_finish) return type();
+  const PartTimer timer(HostPart::streams);
   if (!is_host(device)) {
     for (const nb::object& tensor : used) streams().record_use(tensor);
   }

@@ -5,6 +5,7 @@
 #include "deep_ep/low_latency.hpp"
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -61,6 +62,7 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
                                    const nb::object& topk_weights, const nb::object& handle_object,
                                    bool use_logfmt, bool zero_copy, bool async_finish, bool hooked,
                                    const nb::object& out) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
   const LowLatencyHandle& handle = handle_of(handle_object);
   PooledExchange& used = handle.pool->acquire(make_exchange_);
@@ -81,8 +83,10 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
     if (in.options.topk_weights == nullptr)
       in.options.topk_weights = used.exchange->placeholder(in.arguments.framework());
   });
+  timer.emplace(HostPart::streams);
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
   call.set_stream(stream);
+  timer.emplace(HostPart::exchange);
   {
     const nb::gil_scoped_release unlocked;
     if (hooked) {
@@ -91,6 +95,7 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
       call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, stream);
     }
   }
+  timer.emplace(HostPart::results);
   std::vector<nb::object> arrays = in.arguments.owners();
   arrays.push_back(handle.plan.owner);
   nb::object hook = nb::none();

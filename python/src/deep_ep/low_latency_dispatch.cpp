@@ -3,6 +3,7 @@
 #include "deep_ep/low_latency.hpp"
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -14,6 +15,7 @@ struct Received {
   ReceiveBuffers memory;
 
   Received(const LowLatencyPool& pool, const Format& format, const NewArrays& arrays) {
+    const PartTimer timer(HostPart::allocation);
     const bool fp8 = format.kind == FormatKind::fp8_e4m3;
     values = arrays.make(fp8 ? pool.fp8_values : pool.values, memory.parts[0]);
     if (fp8) scales = arrays.make(format.fp8.packed ? pool.packed_scales : pool.scales, memory.parts[1]);
@@ -40,23 +42,13 @@ Format format_of(bool use_fp8, bool round_scale, bool use_ue8m0) {
           .fp8 = {.column_major = true, .power_of_two = round_scale, .packed = use_ue8m0}};
 }
 
-void read_ids(const Array& ids, std::int64_t tokens, int top_k, DispatchInput& in) {
-  if (ids.element != kInt32 && ids.element != kInt64)
-    throw UsageError(str("topk_idx: expected int32 or int64, got ", name_of(ids.element)));
-  if (ids.shape != Shape{tokens, top_k}) {
-    throw UsageError(
-        str("topk_idx: expected shape ", shape_text({tokens, top_k}), ", got ", shape_text(ids.shape)));
-  }
-  in.ids = ids.element == kInt32 ? Ids(static_cast<const std::int32_t*>(ids.data))
-                                 : Ids(static_cast<const std::int64_t*>(ids.data));
-}
-
 }  // namespace
 
 nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_idx,
                                     const nb::object& max_tokens, const nb::object& experts,
                                     const nb::object& stats, bool use_fp8, bool round_scale, bool use_ue8m0,
                                     bool async_finish, bool hooked) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
   const Array tokens = inspect_matrix(x, "x"), ids = inspect_matrix(topk_idx, "topk_idx");
   const auto pool = pool_of({.max_tokens = positive_integer(max_tokens, "num_max_dispatch_tokens_per_rank"),
@@ -76,7 +68,8 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
     const Array& rows =
         in.arguments.rows(dense_array(x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
     in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
-    read_ids(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0], pool->shape.top_k, in);
+    in.ids = ids_of(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0],
+                    pool->shape.top_k, "topk_idx");
     received.emplace(*pool, *in.options.format, NewArrays(tokens.framework, call.device()));
     if (stats.is_none()) return;
     const char* const name = "cumulative_local_expert_recv_stats";
@@ -85,8 +78,10 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
     received->memory.count_sums = static_cast<std::int32_t*>(sums.data);
   });
   in.options.memory = received->memory;
+  timer.emplace(HostPart::streams);
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
   call.set_stream(stream);
+  timer.emplace(HostPart::exchange);
   {
     const nb::gil_scoped_release unlocked;
     if (hooked) {
@@ -95,6 +90,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
       call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream);
     }
   }
+  timer.emplace(HostPart::results);
   PyPlan plan{.plan = Plan::over(received->memory.plan, static_cast<std::size_t>(pool->plan.lengths[0])),
               .owner = received->plan,
               .framework = tokens.framework,

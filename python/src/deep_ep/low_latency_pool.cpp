@@ -2,6 +2,7 @@
 #include "deep_ep/low_latency.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -57,6 +58,7 @@ void ReceiveHook::receive() {
   LaneCall call(*used_->exchange, 0);
   nb::cast<CallStreams&>(streams_).follow(call.device(), stream_);
   call.set_stream(stream_);
+  const PartTimer timer(HostPart::exchange);
   const nb::gil_scoped_release unlocked;
   if (handle_.is_none()) {
     call.exchange().combine_receive(0, stream_);

@@ -17,6 +17,16 @@ def poisoned(shape, dtype):
     return array
 
 
+def test_arrays_of_a_result_are_made_once():
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=2, top_k=1, hidden=16, max_tokens=2)
+        rows = exchange.dispatch(np.ones((2, 16), bf16), np.zeros((2, 1), np.int64), np.ones((2, 1), np.float32))
+        for name in ("data", "weight", "counts", "row_offsets", "plan"):
+            assert getattr(rows, name) is getattr(rows, name)
+
+    ferry.Group.threads(1).run(body)
+
+
 def test_reprs():
     def body(rank):
         with ferry.Exchange(rank, experts=4, top_k=2, hidden=HIDDEN, max_tokens=MOST) as exchange:

@@ -61,19 +61,21 @@ Diagnosis check_memory() {
 
 Diagnosis check_shared_memory() {
   const std::string directory = Environment::read().shm_dir;
+  if (directory.empty())
+    return {State::present, "shared memory", "files in memory, which no rank can shrink"};
   struct statvfs status{};
   if (statvfs(directory.c_str(), &status) != 0) {
     return {State::missing, "shared memory", directory + " does not exist",
             "Ranks that are processes share memory there; ranks that are threads do not need it. Mount a "
             "tmpfs, or "
-            "set FERRY_SHM_DIR to another directory."};
+            "unset FERRY_SHM_DIR."};
   }
   const auto free = static_cast<std::int64_t>(status.f_bavail * status.f_frsize);
   constexpr std::int64_t kLeastBytes = 256LL << 20;
   if (free < kLeastBytes) {
     return {State::missing, "shared memory", fmt::format("{}, only {} free", directory, bytes(free)),
             "Ranks that are processes share memory there, and larger runs will not fit. Make it larger "
-            "(containers: --shm-size), or set FERRY_SHM_DIR to another directory."};
+            "(containers: --shm-size), or unset FERRY_SHM_DIR."};
   }
   return {State::present, "shared memory", fmt::format("{}, {} free", directory, bytes(free))};
 }

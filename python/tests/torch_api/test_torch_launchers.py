@@ -1,0 +1,64 @@
+"""Jobs of torchrun and mpirun, with a GPU for each rank if there are enough: gradients and compiled code against a dense sum."""
+
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ferry
+from dense_check import check_dense_sum, settings_of
+from torch_processes import GPUS, RANKS, run
+
+SUPPORT = pathlib.Path(__file__).parents[1] / "support"
+BESIDE = pathlib.Path(ferry.__file__).parent / "libferry_mpi.so"
+
+
+def run_job(rng, launcher, command, environment):
+    paths = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([*command, str(SUPPORT / "launched_rank.py"), launcher, str(rng.integers(1 << 30))],
+                          env=environment | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    device = "cuda" if GPUS else "cpu"
+    lines = [line for line in done.stdout.splitlines() if line.startswith("rank")]
+    assert lines == [f"rank {rank} of {RANKS} on {device} right" for rank in range(RANKS)]
+
+
+def test_ranks_of_torchrun(rng):
+    run_job(rng, "torchrun", [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"],
+            dict(os.environ))
+
+
+def test_ranks_of_mpirun(rng):
+    if not shutil.which("mpirun") or not (BESIDE.exists() or "FERRY_MPI_MODULE" in os.environ):
+        pytest.skip("MPI is not installed, or Ferry was built without it")
+    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    run_job(rng, "mpirun", ["mpirun", "-n", str(RANKS), sys.executable], os.environ | settings)
+
+
+def check(compiler, rank, device, rng):
+    exchange = ferry.Exchange(ferry.Group.torch(), **settings_of(RANKS, device))
+    check_dense_sum(exchange, rank, RANKS, device, int(rng.integers(1 << 30)), compiler)
+
+
+def can_compile():
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(3, device="cuda" if GPUS else "cpu"))
+    except Exception:
+        return False
+    return True
+
+
+def test_gradients_and_compiled_code(rng):
+    run(functools.partial(check, "aot_eager"), rng)
+
+
+def test_code_of_inductor(rng):
+    if not can_compile():
+        pytest.skip("PyTorch cannot compile here")
+    run(functools.partial(check, "inductor"), rng)
