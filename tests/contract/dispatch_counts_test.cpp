@@ -1,6 +1,8 @@
 // dispatch_counts(), and dispatches into memory of as many rows as it tells.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "harness/harness.hpp"
 #include "layout/plan_layout.hpp"
 #include "plan/shapes.hpp"
@@ -55,6 +57,34 @@ TEST_P(Contract, DispatchCountsTellWhatADispatchDelivers) {
       });
     }
   }
+}
+
+TEST_P(Contract, DispatchCountsEndWithAnErrorOnAllRanks) {
+  TestCase c = small_case(3);
+  c.ranks = 3;
+  c.full = true;
+  const PreparedStep prepared = prepare(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    DispatchRun inputs(exchange, c, prepared.step);
+    const std::int64_t tokens = c.config.max_tokens;
+    const bool odd = rank.index() == 1;
+    const auto require_error = [](const char* words, const std::function<void()>& call) {
+      const std::string text = usage_error(call);
+      require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
+    };
+    require_error("9 tokens on rank 1, max_tokens is 8",
+                  [&] { exchange.dispatch_counts(inputs.ids(), odd ? tokens + 1 : tokens); });
+    require_error("dispatch_counts", [&] {
+      if (odd) {
+        inputs.call();
+      } else {
+        exchange.dispatch_counts(inputs.ids(), tokens);
+      }
+    });
+    compare_counts(exchange.dispatch_counts(inputs.ids(), tokens), c, prepared.step, rank.index());
+    DispatchRun(exchange, c, prepared.step).run();
+  });
 }
 
 // Memory of `rows` rows for one dispatch.

@@ -182,7 +182,7 @@ class Buffer:
                 self, arrays, read_routes, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment,
                 num_worst_tokens, num_sms)
 
-        if previous_event is None and not async_finish:
+        if previous_event is None and not async_finish:  # on the current stream
             self._streams.follow(arrays)
             return *run(), EventOverlap()
         inputs = tensors_of((x, topk_idx, topk_weights, is_token_in_rank))

@@ -48,28 +48,3 @@ class refusing:
         if isinstance(error, Exception):
             with contextlib.suppress(ferry.Error):
                 self.exchange.refuse(str(error))
-
-
-class refuse_on_error:
-    """If the block raises, `refuse` calls the core with arguments that it refuses, which ends the peers' call too."""
-
-    def __init__(self, refuse):
-        self.refuse = refuse
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, Exception):
-            with contextlib.suppress(ferry.Error):
-                self.refuse()
-
-
-def refuse_dispatch(exchange, arrays, like):
-    # Ids of None are refused. Tokens, if there are any, put the refusal on their stream, behind earlier calls.
-    tokens = arrays.empty((0, exchange.config.hidden), "bfloat16", like) if arrays.accepts(like) else None
-    exchange.dispatch(tokens, None)
-
-
-def refuse_combine(exchange, plan):
-    exchange.combine(None, plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from typing import NamedTuple
 
@@ -41,34 +40,25 @@ class NormalHandle(LazyTuple):
         )
 
 
-@dataclasses.dataclass
 class InputRows:
     """The rows that a dispatch sends: one bfloat16 array, or values and their scales as raw parts."""
 
-    tokens: object
-    columns: tuple
-    types: tuple
-    scale_columns: int | None = None
+    __slots__ = ("tokens", "like", "format", "types", "columns", "scale_columns")
 
-    @property
-    def like(self):
-        return self.tokens if self.scale_columns is None else self.tokens[0]
-
-    @property
-    def format(self):
-        if self.scale_columns is None:
-            return "bf16"
-        return f"raw:{self.columns[0]}+{self.columns[1] * 4}"
+    def __init__(self, tokens, like, format, types=(), columns=(), scale_columns=None):
+        self.tokens, self.like, self.format = tokens, like, format
+        self.types, self.columns, self.scale_columns = types, columns, scale_columns  # of raw parts
 
     def empty(self, arrays, rows):
         """Arrays to receive `rows` rows."""
-        parts = [arrays.empty((rows, n), t, self.like) for n, t in zip(self.columns, self.types)]
-        return tuple(parts) if self.scale_columns is not None else parts[0]
+        if self.scale_columns is None:
+            return arrays.empty((rows, self.like.shape[1]), "bfloat16", self.like)
+        return tuple(arrays.empty((rows, n), t, self.like) for n, t in zip(self.columns, self.types))
 
     def recv_x(self, arrays, parts, rows):
         """The first `rows` received rows, in the form that the interface returns."""
         if self.scale_columns is None:
-            return parts[:rows]
+            return parts if len(parts) == rows else parts[:rows]
         values, scales = parts
         return values[:rows], arrays.contiguous(scales[:rows, : self.scale_columns])
 
@@ -78,7 +68,8 @@ def read_input(arrays, x) -> InputRows:
         require(arrays, x, "x", 2)
         if x.dtype not in arrays.dtypes(("bfloat16",)):
             raise ferry.UsageError(f"x: expected bfloat16, or (float8_e4m3fn, scales), got {arrays.type_name(x)}")
-        return InputRows(arrays.contiguous(x), (x.shape[1],), ("bfloat16",))
+        rows = arrays.contiguous(x)
+        return InputRows(rows, rows, "bf16")
     if len(x) != 2:
         raise ferry.UsageError(f"x: expected (float8_e4m3fn, scales), got {len(x)} arrays")
     values, scales = x
@@ -94,7 +85,9 @@ def read_input(arrays, x) -> InputRows:
         wide = arrays.full((rows, padded), 0, names[1], values)
         wide[:, :columns] = arrays.detached(scales)
         scales = wide
-    return InputRows((arrays.contiguous(values), arrays.contiguous(scales)), (values.shape[1], padded), names, columns)
+    parts = (arrays.contiguous(values), arrays.contiguous(scales))
+    return InputRows(
+        parts, parts[0], f"raw:{values.shape[1]}+{padded * 4}", names, (values.shape[1], padded), columns)
 
 
 def gathered_expert_counts(rank, num_tokens_per_expert) -> list:
@@ -208,7 +201,9 @@ def receive(exchange, arrays, routes, rows, topk_idx, num_sms, fill=False) -> Re
     if topk_idx is None:
         return Received((recv_x, None, None), plan)
     recv_idx = arrays.to(local_ids, arrays.type_name(topk_idx))
-    return Received((recv_x, recv_idx[:rows], weight[:rows]), plan)
+    if rows < room:
+        recv_idx, weight = recv_idx[:rows], weight[:rows]
+    return Received((recv_x, recv_idx, weight), plan)
 
 
 def sm_limit_of(arrays, num_sms):

@@ -45,10 +45,11 @@ class Lane {
   void combine_receive(Stream stream);
   void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
   const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
-  // dispatch_counts in three steps: enqueues the kernel; waits a while for what it writes, and returns
-  // whether it has ended; reads that, if the call was not aborted.
+  // dispatch_counts in steps: enqueues the kernel; waits a while for its end, and returns whether it has
+  // ended; returns whether it has counted, or was aborted; reads the counts.
   void count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
   bool await_dispatch_counts(Stream stream) const;
+  bool counted_dispatch() const;
   DispatchCounts dispatch_counts() const;
   // On a stream of its own, and blocking until all ranks have called, if another rank uses `stream`.
   void refuse(Operation operation, const Error& error, Stream stream);

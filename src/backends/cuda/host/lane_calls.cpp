@@ -172,9 +172,14 @@ bool Lane::await_dispatch_counts(Stream stream) const {
   return false;
 }
 
+bool Lane::counted_dispatch() const {
+  const auto* host = reinterpret_cast<const HostCounts*>(counts_.data());
+  return host->ended.word == static_cast<std::uint64_t>(HostCounts::Result::counted);
+}
+
 DispatchCounts Lane::dispatch_counts() const {
   auto* host = reinterpret_cast<HostCounts*>(counts_.data());
-  if (host->ended.word != static_cast<std::uint64_t>(HostCounts::Result::counted))
+  if (!counted_dispatch())
     throw UsageError("dispatch_counts: the call was aborted by an error that has been reported before");
   const auto ranks = static_cast<std::size_t>(view_.ranks);
   const auto experts = static_cast<std::size_t>(exchange_.config.placement.local_experts(view_.rank));
