@@ -97,8 +97,17 @@ TEST_F(CudaStreams, OtherStreamsWork) {
     require_success(cudaStreamCreate(&blocking), "cudaStreamCreate");
     for (const cudaStream_t stream :
          {rank.index() == 0 ? nullptr : own.get(), cudaStreamPerThread, blocking}) {
-      device_run.run_and_compare(0, stream);
-      rank.barrier();  // blocking streams wait for the default stream of the other rank
+      // Copies to and from pageable memory use the default stream, on which a rank's kernel may be waiting
+      // for the other rank: they are done while no call runs.
+      device_run.load(0, own.get());
+      device_run.poison_outputs(own.get());
+      own.synchronize();
+      rank.barrier();
+      device_run.dispatch(stream);
+      device_run.combine(stream);
+      require_success(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+      rank.barrier();
+      device_run.compare(0, own.get());
     }
     require_success(cudaStreamDestroy(blocking), "cudaStreamDestroy");
   });
