@@ -29,8 +29,8 @@ struct Config {
   /// Rows that a rank can receive in a call, a multiple of `alignment`: with expert_major all rows of its
   /// experts, the padding between them included; with expert_padded the rows of each expert; with rank_major
   /// one row for each token that has an expert here. Rows beyond it are dropped and reported by an
-  /// OverflowError. 0: enough for any routing in which no token lists an expert more than once; with `repeats`,
-  /// enough for any routing. docs/contract.md has the formulas.
+  /// OverflowError. 0: enough for any routing in which no token lists an expert more than once; with
+  /// `repeats`, enough for any routing. docs/contract.md has the formulas.
   std::int64_t capacity = 0;
   bool repeats = false;       ///< the default capacity has room for tokens that list an expert more than once
   bool zero_padding = false;  ///< padding rows are zeroed instead of left untouched

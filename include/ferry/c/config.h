@@ -70,8 +70,9 @@ typedef struct ferry_config {
   const int32_t* expert_local;
   uint64_t placement_version;  ///< the caller's own number; plans report it
 
-  /// Rows that a rank can receive (expert_padded: each expert), padding included, a multiple of `alignment`. 0:
-  /// enough for any routing in which no token lists an expert more than once; with `repeats`, for any routing.
+  /// Rows that a rank can receive (expert_padded: each expert), padding included, a multiple of `alignment`.
+  /// 0: enough for any routing in which no token lists an expert more than once; with `repeats`, for any
+  /// routing.
   int64_t capacity;
   int32_t alignment;     ///< see ferry::Config::alignment; 0: 1
   int32_t repeats;       ///< 1: the default capacity has room for tokens that list an expert more than once
