@@ -76,12 +76,12 @@ FERRY_HD constexpr std::int64_t element_offset(const PartLayout& part, std::int6
   return part.columns ? (element * leading + row) * part.element_bytes : row * part.row_bytes;
 }
 
-// Copies one row of the part from a message, at `wire`, to its row in received memory. A part that is stored
-// as rows may also be copied by other means to element_offset(part, row, 0, leading).
+// Copies one row of the part from `message_part`, its place in a message, to its row in received memory. A
+// part that is stored as rows may also be copied by other means to element_offset(part, row, 0, leading).
 FERRY_HD void store_part_row(const PartLayout& part, void* base, std::int64_t row, std::int64_t leading,
-                             const void* wire) {
+                             const void* message_part) {
   char* const to = static_cast<char*>(base);
-  const char* const from = static_cast<const char*>(wire);
+  const char* const from = static_cast<const char*>(message_part);
   for (std::int64_t e = 0; e < elements_of(part); ++e)
     std::memcpy(to + element_offset(part, row, e, leading), from + e * part.element_bytes,
                 part.element_bytes);

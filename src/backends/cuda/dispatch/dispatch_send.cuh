@@ -85,7 +85,7 @@ struct OutgoingSlot {
 
 // The planners below have two functions:
 //   next(tile, first, end)  [warp] the slots of the next tokens in [first, end), one token for each tile
-//   finish(tile, token)     [tile] called when the token's row has been sent
+//   finish(tile, token)     called by the threads of a tile when the token's row has been sent
 
 // Plans tokens from ids, for the receivers and for the plan. A warp's tokens, in order.
 struct RoutePlanner {

@@ -16,10 +16,10 @@ namespace ferry::cuda {
 namespace {
 
 // The plan's call follows in the kernel, which reads it from the plan's header.
-AgreedOptions terms_of(Operation operation, const CallOptions& options) {
-  AgreedOptions terms = AgreedOptions::of(operation);
-  for (const CallOption& option : options.values()) terms.add(option.value);
-  return terms;
+AgreedOptions agreed_options_of(Operation operation, const CallOptions& options) {
+  AgreedOptions agreed = AgreedOptions::of(operation);
+  for (const CallOption& option : options.values()) agreed.add(option.value);
+  return agreed;
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   const Config& config = exchange_.config;
   DispatchArguments arguments{};
   arguments.lane = view_;
-  arguments.terms = terms_of(Operation::dispatch, options_of(call));
+  arguments.terms = agreed_options_of(Operation::dispatch, options_of(call));
   arguments.parts = parts_of(call.format, config.hidden);
   arguments.message = device_message_layout(arguments.parts);
   arguments.encoding = encoding_of(call.format);
@@ -206,7 +206,7 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   CombineArguments arguments{};
   arguments.lane = view_;
   arguments.phase = phase;
-  arguments.terms = terms_of(Operation::combine, options_of(call));
+  arguments.terms = agreed_options_of(Operation::combine, options_of(call));
   arguments.weights_travel = call.reduction == Reduction::partial && call.topk_weights != nullptr;
   arguments.plan = view_plan(call.plan.storage(), view_.plan_shape);
   arguments.reduction = call.reduction;

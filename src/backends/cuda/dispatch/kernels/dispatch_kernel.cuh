@@ -10,10 +10,10 @@
 #pragma once
 
 #include "backends/cuda/device/shared_copy.cuh"
-#include "backends/cuda/dispatch/block_work.cuh"
 #include "backends/cuda/dispatch/count_routes.cuh"
 #include "backends/cuda/dispatch/dispatch_coordinator.cuh"
 #include "backends/cuda/dispatch/padding.cuh"
+#include "backends/cuda/dispatch/warp_work.cuh"
 
 namespace ferry::cuda {
 namespace {
