@@ -5,8 +5,8 @@
 
 #include <array>
 
-#include "cuda/devices.hpp"
 #include "cuda/fp8/formula.hpp"
+#include "cuda/memory/devices.hpp"
 #include "format/oracle.hpp"
 #include "seed.hpp"
 

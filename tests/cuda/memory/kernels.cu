@@ -1,6 +1,6 @@
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/runtime/error.hpp"
-#include "cuda/kernels.hpp"
+#include "cuda/memory/kernels.hpp"
 
 namespace ferry::test {
 

@@ -12,8 +12,8 @@
 
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "cuda/devices.hpp"
-#include "cuda/kernels.hpp"
+#include "cuda/memory/devices.hpp"
+#include "cuda/memory/kernels.hpp"
 #include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/group_kinds.hpp"

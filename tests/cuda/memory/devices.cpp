@@ -1,4 +1,4 @@
-#include "cuda/devices.hpp"
+#include "cuda/memory/devices.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>

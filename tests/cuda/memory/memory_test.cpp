@@ -13,8 +13,8 @@
 #include "backends/cuda/runtime/clear.hpp"
 #include "backends/cuda/runtime/driver.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "cuda/devices.hpp"
-#include "cuda/kernels.hpp"
+#include "cuda/memory/devices.hpp"
+#include "cuda/memory/kernels.hpp"
 #include "runtime/channel_support.hpp"
 
 namespace ferry::test {
