@@ -43,7 +43,7 @@ struct Config {
 
   int lanes = 1;           ///< independent sequences of calls, each with its own staging memory: 1 to 64
   double deadline = 30.0;  ///< longest wait for a peer, in seconds
-  /// Whether the exchange owns memory for the rows it receives. false: every dispatch passes ReceiveBuffers.
+  /// true: the exchange owns memory for the rows it receives. false: every dispatch passes ReceiveBuffers.
   bool own_receive_buffers = true;
   bool check_calls = true;  ///< host backends: every call ends with Exchange::check()
 };

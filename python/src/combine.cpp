@@ -83,7 +83,7 @@ void read_result(const Shape& shape, CombineInput& in) {
   in.result = {array.data, *value_type_of(array.element), rows.stride};
 }
 
-void read_combine(PyExchange& self, LaneCall& call, const CombineArguments& given, CombineInput& in) {
+void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, CombineInput& in) {
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.plan = &plan_of(given.plan);
@@ -117,7 +117,7 @@ nb::object combine_return_value(const CombineInput& in) {
 
 namespace {
 
-nb::object combine(PyExchange& self, const CombineArguments& given) {
+nb::object combine(PyExchange& self, const PyCombineArguments& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   LaneCall call(self, given.lane);
   CombineInput in(call.device());
@@ -130,7 +130,7 @@ nb::object combine(PyExchange& self, const CombineArguments& given) {
   return combine_return_value(in);
 }
 
-void combine_send(PyExchange& self, const CombineArguments& given) {
+void combine_send(PyExchange& self, const PyCombineArguments& given) {
   LaneCall call(self, given.lane);
   CombineInput in(call.device());
   call.read_or_refuse({Operation::combine}, [&] { read_combine(self, call, given, in); });
@@ -183,14 +183,14 @@ std::pair<PyDispatchResult, nb::object> combine_backward(
     PyExchange& self, const nb::object& d_result, const nb::object& plan, const nb::object& topk_weights,
     const nb::object& outputs, std::optional<std::string> format, int lane, int sm_limit,
     const nb::object& memory, const nb::object& stream) {
-  const DispatchArguments given{.tokens = d_result,
-                                .ids = plan,
-                                .weights = topk_weights,
-                                .format = std::move(format),
-                                .lane = lane,
-                                .sm_limit = sm_limit,
-                                .memory = memory,
-                                .stream = stream};
+  const PyDispatchArguments given{.tokens = d_result,
+                                  .ids = plan,
+                                  .weights = topk_weights,
+                                  .format = std::move(format),
+                                  .lane = lane,
+                                  .sm_limit = sm_limit,
+                                  .memory = memory,
+                                  .stream = stream};
   LaneCall call(self, lane);
   DispatchInput in(call.device());
   Outputs rows;

@@ -10,7 +10,7 @@
 namespace ferry::python {
 
 // The arguments of Exchange.combine, unread.
-struct CombineArguments {
+struct PyCombineArguments {
   nb::object outputs, plan{}, row_weights = nb::none(), topk_weights = nb::none();
   std::optional<std::string> reduction{};
   nb::object row_values = nb::none(), result = nb::none();
@@ -34,7 +34,7 @@ struct CombineInput {
 };
 
 // Throws UsageError for arguments that do not fit.
-void read_combine(PyExchange& self, LaneCall& call, const CombineArguments& given, CombineInput& in);
+void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, CombineInput& in);
 
 // Reads in.result_array, of this shape, as where to write.
 void read_result(const Shape& shape, CombineInput& in);

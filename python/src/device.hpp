@@ -14,16 +14,16 @@ bool has_cuda();
 // The thread's current device. Throws UnsupportedError without the CUDA backend, a driver or a GPU.
 int current_device();
 
-// Whether the stream is being captured into a CUDA graph.
+// True while the stream is being captured into a CUDA graph.
 bool is_capturing(void* stream);
 
-struct ByteRange {
+struct DeviceRange {
   void* data = nullptr;
   std::int64_t bytes = 0;
 };
 
 // Enqueues on `stream`, of the current device, a kernel that clears both ranges of device memory.
-void clear_on_device(const ByteRange& first, const ByteRange& second, void* stream);
+void clear_on_device(const DeviceRange& first, const DeviceRange& second, void* stream);
 
 // Makes a GPU current for its lifetime. Does nothing for the host.
 class DeviceGuard {

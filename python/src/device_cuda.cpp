@@ -26,7 +26,7 @@ bool is_capturing(void* stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-void clear_on_device(const ByteRange& first, const ByteRange& second, void* stream) {
+void clear_on_device(const DeviceRange& first, const DeviceRange& second, void* stream) {
   cuda::clear({first.data, first.bytes}, {second.data, second.bytes}, static_cast<cudaStream_t>(stream));
 }
 

@@ -18,7 +18,7 @@ bool is_capturing(void*) {
   return false;
 }
 
-void clear_on_device(const ByteRange&, const ByteRange&, void*) {}
+void clear_on_device(const DeviceRange&, const DeviceRange&, void*) {}
 
 DeviceGuard::DeviceGuard(int) {}
 DeviceGuard::~DeviceGuard() {}

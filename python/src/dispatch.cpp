@@ -25,7 +25,7 @@ void record_dispatch(PyExchange& self, const DispatchInput& in) {
 
 namespace {
 
-PyDispatchResult dispatch(PyExchange& self, const DispatchArguments& given) {
+PyDispatchResult dispatch(PyExchange& self, const PyDispatchArguments& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   LaneCall call(self, given.lane);
   DispatchInput in(call.device());
@@ -40,7 +40,7 @@ PyDispatchResult dispatch(PyExchange& self, const DispatchArguments& given) {
   return self.make_result(given.lane, received);
 }
 
-void dispatch_send(PyExchange& self, const DispatchArguments& given) {
+void dispatch_send(PyExchange& self, const PyDispatchArguments& given) {
   LaneCall call(self, given.lane);
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });

@@ -10,7 +10,7 @@
 namespace ferry::python {
 
 // The arguments of Exchange.dispatch, unread.
-struct DispatchArguments {
+struct PyDispatchArguments {
   nb::object tokens, ids{}, weights = nb::none();
   std::optional<std::string> format{};
   int lane = 0;
@@ -41,7 +41,7 @@ struct DispatchInput {
 Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name = "ids");
 
 // Throws UsageError for arguments that do not fit.
-void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& given, DispatchInput& in);
+void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in);
 
 // Records a dispatch that has written its results: what make_result() returns, and which plan it overwrote.
 void record_dispatch(PyExchange& self, const DispatchInput& in);

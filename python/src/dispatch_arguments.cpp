@@ -174,7 +174,7 @@ void require_rows(const nb::object& plan, std::int64_t count, const char* name, 
   throw UsageError(str(name, ": expected ", needed, " rows or more, got ", count));
 }
 
-void read_dispatch(PyExchange& self, LaneCall& call, const DispatchArguments& given, DispatchInput& in) {
+void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in) {
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.format = given.format ? parse_format(*given.format) : config.format;

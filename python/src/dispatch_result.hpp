@@ -21,7 +21,7 @@ struct DispatchContext {
   Framework framework = Framework::numpy;
   Device device = kHost;
   Format format;
-  std::array<Element, kMaxParts> elements{};  // of the received parts
+  std::array<Element, kMaxParts> elements{};  // element types of the received parts
   PyReceiveBuffers memory;
   nb::object plan = nb::none();  // the PyPlan given in place of ids
   std::int64_t tokens = 0;       // N

@@ -17,7 +17,7 @@ struct PendingCall {
 
 // Sizes of what a dispatch of the exchange returns, computed once, because that takes as long as a call.
 struct ReceiveSizes {
-  Shape shape{};  // of the rows: [capacity, H]; expert_padded [L, capacity, H]
+  Shape shape{};  // shape of the rows: [capacity, H]; expert_padded [L, capacity, H]
   std::int64_t rows = 0, groups = 0, plan_bytes = 0;
   PlanShape plan_shape{};
   // The arrays, apart from the rows, that an operator returns.
@@ -49,7 +49,7 @@ class PyExchange {
   void set_framework(Framework framework) { framework_ = framework; }
 
  private:
-  struct Lane {
+  struct LaneCalls {
     PendingCall pending;
     DispatchContext context;
   };
@@ -60,8 +60,8 @@ class PyExchange {
   SharedState state_;
   nb::object state_owner_;
   ReceiveSizes sizes_;
-  std::vector<Lane> lanes_;
-  Framework framework_ = Framework::numpy;  // of the last call's arrays
+  std::vector<LaneCalls> lanes_;
+  Framework framework_ = Framework::numpy;  // framework of the last call's arrays
   nb::object placeholder_;
 };
 

@@ -40,7 +40,7 @@ class LaneCall {
     }
   }
 
-  // Whether a dispatch that ends with `error` has delivered its rows all the same.
+  // True if a dispatch that ends with `error` has delivered its rows all the same.
   static bool delivers_result(const Error& error);
 
   void set_stream(Stream stream);

@@ -41,9 +41,9 @@ void require_tensors(const Arguments& arguments, const char* operation) {
                        to_string(arguments.framework())));
 }
 
-void clear_memory(const ByteRange& first, const ByteRange& second, Device device, Stream stream) {
+void clear_memory(const DeviceRange& first, const DeviceRange& second, Device device, Stream stream) {
   if (!is_host(device)) return clear_on_device(first, second, stream.handle);
-  for (const ByteRange& memory : {first, second}) {
+  for (const DeviceRange& memory : {first, second}) {
     if (memory.bytes > 0) std::memset(memory.data, 0, static_cast<std::size_t>(memory.bytes));
   }
 }
@@ -84,7 +84,7 @@ class OperatorOutputs {
 nb::tuple operator_dispatch(PyExchange& self, const nb::object& x, const nb::object& ids,
                             const nb::object& weights, int lane) {
   require_differentiable(self.config());
-  const DispatchArguments given{.tokens = x, .ids = ids, .weights = weights, .lane = lane};
+  const PyDispatchArguments given{.tokens = x, .ids = ids, .weights = weights, .lane = lane};
   LaneCall call(self, lane);
   DispatchInput in(call.device(), Gradients::recorded);
   std::optional<OperatorOutputs> outputs;
@@ -114,7 +114,7 @@ PyPlan plan_with_bound(const PyExchange& self, const nb::object& storage, std::i
 nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
                                     const nb::object& storage, std::int64_t rows, int lane) {
   LaneCall call(self, lane);
-  DispatchArguments given{.tokens = d_result, .lane = lane};
+  PyDispatchArguments given{.tokens = d_result, .lane = lane};
   DispatchInput in(call.device(), Gradients::recorded);
   const ReceiveSizes& sizes = self.receive_sizes();
   PyReceiveBuffers memory;
@@ -134,7 +134,7 @@ nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result
   in.options.memory = buffers;
   run_dispatch(self, call, in, [&] {
     const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
-    const ByteRange dots = {buffers.dots, buffers.dots == nullptr ? 0 : sizes.rows * 4};
+    const DeviceRange dots = {buffers.dots, buffers.dots == nullptr ? 0 : sizes.rows * 4};
     clear_memory({buffers.parts[0], sizes.rows * row_bytes}, dots, call.device(), call.stream());
     return call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream());
   });
@@ -148,7 +148,7 @@ nb::object operator_combine(PyExchange& self, const nb::object& outputs, const n
   require_differentiable(self.config());
   LaneCall call(self, lane);
   CombineInput in(call.device(), Gradients::recorded);
-  CombineArguments given{
+  PyCombineArguments given{
       .outputs = outputs, .row_weights = row_weights, .row_values = row_values, .lane = lane};
   call.read_or_refuse({Operation::combine}, [&] {
     std::int64_t elements = 1;

@@ -28,8 +28,8 @@ struct Exchange {
   alignas(16) std::array<std::byte, 1 << 16> memory{};
 };
 
-struct Lane {
-  explicit Lane(Exchange& exchange) {
+struct DeviceLane {
+  explicit DeviceLane(Exchange& exchange) {
     view.ranks = 1;
     view.deadline = kNoDeadline;
     view.symmetric[0] = exchange.memory.data();
@@ -64,7 +64,7 @@ bool interleave(int at, const std::function<void()>& block, const std::function<
 
 // --- records ---------------------------------------------------------------------------------------------
 
-void abort_with(const Lane& lane, std::uint64_t call, int number) {
+void abort_with(const DeviceLane& lane, std::uint64_t call, int number) {
   abort_call(lane.view, call, Operation::dispatch, DeviceError::Reason::option, number, number, number,
              number);
 }
@@ -76,7 +76,7 @@ bool is_whole(const DeviceError& error) {
 TEST(DeviceCode, OneBlockOfACallWritesTheErrorRecord) {
   for (int at = 1;; ++at) {
     Exchange exchange;
-    Lane lane(exchange);
+    DeviceLane lane(exchange);
     int records = 0;
     const auto read = [&] {
       const std::optional<DeviceError> error = take_error(lane.error);
@@ -98,7 +98,7 @@ TEST(DeviceCode, OneBlockOfACallWritesTheErrorRecord) {
 TEST(DeviceCode, ErrorRecordsAreReadWhole) {
   constexpr std::uint64_t kCalls = 300;
   Exchange exchange;
-  Lane lane(exchange);
+  DeviceLane lane(exchange);
   std::atomic<std::uint64_t> call = 0;
   std::atomic<int> ended = 0;
   std::vector<std::thread> blocks;
@@ -131,7 +131,7 @@ TEST(DeviceCode, ErrorRecordsAreReadWhole) {
 
 TEST(DeviceCode, TheFirstErrorStandsUntilTheHostHasReadIt) {
   Exchange exchange;
-  Lane lane(exchange);
+  DeviceLane lane(exchange);
   abort_with(lane, kCall, 1);
   abort_with(lane, kCall + 1, 2);
   EXPECT_EQ(take_error(lane.error)->peer, 1);
@@ -142,7 +142,7 @@ TEST(DeviceCode, TheFirstErrorStandsUntilTheHostHasReadIt) {
 TEST(DeviceCode, OneLaneWritesTheTimeoutRecord) {
   for (int at = 1;; ++at) {
     Exchange exchange;
-    Lane lanes[] = {Lane(exchange), Lane(exchange)};
+    DeviceLane lanes[] = {DeviceLane(exchange), DeviceLane(exchange)};
     std::optional<WaitRecord> first;
     const auto time_out = [&](int lane) {
       report_timeout(lanes[lane].view, {Operation::combine, kCall + static_cast<unsigned>(lane), lane}, 1);
@@ -156,14 +156,14 @@ TEST(DeviceCode, OneLaneWritesTheTimeoutRecord) {
     const WaitRecord last = timeout_of(exchange.report).value();
     EXPECT_EQ(last.call, kCall + static_cast<unsigned>(last.peer)) << "mixed at access " << at;
     EXPECT_EQ(last.peer, first.value_or(last).peer) << "overwritten at access " << at;
-    for (const Lane& lane : lanes) EXPECT_TRUE(!ran || is_aborted(lane.view, kExchangeFailed));
+    for (const DeviceLane& lane : lanes) EXPECT_TRUE(!ran || is_aborted(lane.view, kExchangeFailed));
     if (!ran) break;
   }
 }
 
 // --- aborts ----------------------------------------------------------------------------------------------
 
-void post_own_header(const Lane& lane, const CallHeader& header) {
+void post_own_header(const DeviceLane& lane, const CallHeader& header) {
   for (int i = 0; i < kHeaderCounts; ++i) post_header_word(lane.view, kCall, i, header_word(header, i));
 }
 
@@ -171,7 +171,7 @@ void post_own_header(const Lane& lane, const CallHeader& header) {
 TEST(DeviceCode, AMismatchDoesNotHideThatTheExchangeHasFailed) {
   for (int at = 1;; ++at) {
     Exchange exchange;
-    Lane lane(exchange);
+    DeviceLane lane(exchange);
     CallHeader mine, theirs;
     mine.terms = theirs.terms = AgreedOptions::of(Operation::dispatch);
     mine.terms.add(1);
@@ -197,7 +197,7 @@ constexpr WaitTarget kOtherBlock{Operation::dispatch, kCall, 0};
 
 TEST(DeviceCode, WaitForAnotherBlockEndsAtTheDeadline) {
   Exchange exchange;
-  Lane lane(exchange);
+  DeviceLane lane(exchange);
   lane.view.deadline = 20'000'000;
   const Flag flag{kCall - 1};
   EXPECT_FALSE(wait_local_flag(lane.view, &flag, kOtherBlock));
@@ -211,7 +211,7 @@ TEST(DeviceCode, WaitForAnotherBlockEndsAtTheDeadline) {
 
 TEST(DeviceCode, WaitForAnotherBlockEndsWhenTheGroupFails) {
   Exchange exchange;
-  Lane lane(exchange);
+  DeviceLane lane(exchange);
   const Flag flag{};
   std::thread host([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -224,7 +224,7 @@ TEST(DeviceCode, WaitForAnotherBlockEndsWhenTheGroupFails) {
 
 TEST(DeviceCode, WaitForAnotherBlockReturnsWithWhatItHasWritten) {
   Exchange exchange;
-  Lane lane(exchange);
+  DeviceLane lane(exchange);
   Flag flag{};
   int counts = 0;
   std::thread other([&] {
@@ -241,7 +241,7 @@ TEST(DeviceCode, WaitForAnotherBlockReturnsWithWhatItHasWritten) {
 TEST(DeviceCode, WaitForAnotherBlockSucceedsInACallThatIsAbortedLater) {
   for (int at = 1;; ++at) {
     Exchange exchange;
-    Lane lane(exchange);
+    DeviceLane lane(exchange);
     Flag flag{};
     bool counted = false;
     const bool ran = interleave(
@@ -270,7 +270,7 @@ static_assert(kTakesWord<Flag> && !kTakesWord<std::uint64_t> && !kTakesWord<std:
 TEST(DeviceCode, FlagsAndPacketsAreAccessedWithOneWidthEach) {
   on_host::access_widths.reset();
   Exchange exchange;
-  Lane lane(exchange);
+  DeviceLane lane(exchange);
   lane.view.deadline = 5'000'000;
   for (const int count : {1, 2, 4}) {
     Flag* flags = lane.view.combine_flags(0, 1, count);
@@ -298,7 +298,7 @@ struct Findings {
   static constexpr int kKinds = 3;
 
   Exchange exchange;
-  Lane lane{exchange};
+  DeviceLane lane{exchange};
   DiagnosticsReader reader{0, 1};
   std::int64_t recorded = 0, next_position = 10;
   // By kind: what has been reported. Overflows have no count.

@@ -25,7 +25,7 @@ Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
-Json json_of(const Workload& workload) {
+Json json_of(const TraceUse& workload) {
   // As a string: the seed has 64 bits, and the page's script would keep 53 of a number.
   const Json seed = workload.seed ? Json(std::to_string(*workload.seed)) : Json(nullptr);
   return {{"trace", utf8(workload.trace)},

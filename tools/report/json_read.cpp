@@ -52,7 +52,7 @@ std::optional<std::uint64_t> seed_of(const Json& field) {
   return seed;
 }
 
-void read_workload(const Json& json, Workload& workload) {
+void read_workload(const Json& json, TraceUse& workload) {
   read(json, "trace", workload.trace);
   read(json, "synthesised", workload.synthesised);
   read(json, "description", workload.description);

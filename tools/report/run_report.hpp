@@ -15,7 +15,7 @@
 namespace ferry::report {
 
 // The routing trace, and how much of it was run.
-struct Workload {
+struct TraceUse {
   std::string trace{};                  // name, such as synth:decode or olmoe_1b_7b/github
   bool synthesised = false;             // false: recorded
   std::string description{};            // in words, Trace::source
@@ -105,7 +105,7 @@ struct RunReport {
   std::string ferry_version{};
   std::string command{};     // the command line
   std::string started_at{};  // UTC, as 2026-11-21T04:00:00Z
-  Workload workload{};
+  TraceUse workload{};
   Configuration configuration{};
   Machine machine{};
   std::vector<Check> checks{};

@@ -21,7 +21,7 @@ void line(Buffer& out, fmt::format_string<Args...> format, Args&&... args) {
   out.push_back('\n');
 }
 
-void add_workload(Buffer& out, const Workload& workload) {
+void add_workload(Buffer& out, const TraceUse& workload) {
   const std::string seed = workload.seed ? fmt::format(", seed {}", *workload.seed) : "";
   line(out, "{:<10}{} ({}{})", "Trace", workload.trace, workload.synthesised ? "synthesised" : "recorded",
        seed);

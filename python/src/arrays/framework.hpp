@@ -94,7 +94,7 @@ class NewArrays {
 // Throws UsageError if the tensor requires a gradient and gradients are being recorded.
 void refuse_gradients(nb::handle tensor, const char* name);
 
-// Whether the tensor's memory holds its values negated or conjugated, which PyTorch corrects lazily.
+// True if the tensor's memory holds its values negated or conjugated, which PyTorch corrects lazily.
 bool is_lazily_negated(nb::handle tensor, Element element);
 
 }  // namespace ferry::python

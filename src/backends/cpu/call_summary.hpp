@@ -20,12 +20,12 @@ inline Given given(const void* argument, bool relevant) {
 
 // The head of a call's summary. A dispatch that makes a plan appends its routes to every expert [E] and its
 // messages to every rank [R], both int32.
-struct CallSummary {
+struct SummaryHead {
   Given arguments[3];     // dispatch: weights; combine: rows, values, row_weights
   std::int32_t split;     // 1: send phase and receive phase are separate calls
   std::int32_t max_rows;  // most rows this rank's chunks cover; see ChunkSchedule::add_rank
 };
-static_assert(sizeof(CallSummary) == 4 * kCallSummaryWords);
+static_assert(sizeof(SummaryHead) == 4 * kCallSummaryWords);
 
 // Checks that an optional argument is given on all ranks or on none. Pointers alone cannot be compared,
 // because a rank without rows may pass either; so every rank sends a Given, and all ranks check the same

@@ -26,7 +26,7 @@ void Combine::receive() {
 
 void Combine::read_summaries() {
   for (int peer = 0; peer < context_.ranks(); ++peer) {
-    const auto& summary = *reinterpret_cast<const CallSummary*>(lane_.channel.summary_from(peer));
+    const auto& summary = *reinterpret_cast<const SummaryHead*>(lane_.channel.summary_from(peer));
     rows_.add_rank(peer, summary.arguments[0]);
     values_.add_rank(peer, summary.arguments[1]);
     weights_.add_rank(peer, summary.arguments[2]);

@@ -42,7 +42,7 @@ void Combine::send(const CombineCall& call, bool split) {
 void Combine::write_summary(int peer) const {
   // Outputs and row values describe rows; result and route values describe tokens. A rank may have neither.
   const bool rows = plan_.header->total > 0, relevant = rows || plan_.header->tokens > 0;
-  auto* summary = reinterpret_cast<CallSummary*>(lane_.channel.summary_to(peer));
+  auto* summary = reinterpret_cast<SummaryHead*>(lane_.channel.summary_to(peer));
   summary->arguments[0] = given(rows ? call_.outputs.data : call_.result.data, relevant);
   summary->arguments[1] = given(rows ? call_.row_values : call_.route_values, relevant);
   summary->arguments[2] = given(call_.row_weights, rows);

@@ -32,12 +32,12 @@ DispatchResult Dispatch::receive() {
 
 void Dispatch::read_summary(int peer) {
   const std::byte* in = lane_.channel.summary_from(peer);
-  const auto& summary = *reinterpret_cast<const CallSummary*>(in);
+  const auto& summary = *reinterpret_cast<const SummaryHead*>(in);
   weights_.add_rank(peer, summary.arguments[0]);
   chunks_.add_rank(peer, summary.split != 0, summary.max_rows);
   if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks();
-  const auto* counts = reinterpret_cast<const std::int32_t*>(in + sizeof(CallSummary));
+  const auto* counts = reinterpret_cast<const std::int32_t*>(in + sizeof(SummaryHead));
   std::memcpy(plan_.counts + std::int64_t{peer} * experts, counts, 4 * static_cast<std::size_t>(experts));
   std::memcpy(plan_.tokens_between + std::int64_t{peer} * ranks, counts + experts,
               4 * static_cast<std::size_t>(ranks));

@@ -70,13 +70,13 @@ std::int64_t Dispatch::max_messages_to_peer() {
 
 void Dispatch::write_summary(int peer, std::int64_t max_messages) const {
   std::byte* out = lane_.channel.summary_to(peer);
-  *reinterpret_cast<CallSummary*>(out) = {
+  *reinterpret_cast<SummaryHead*>(out) = {
       .arguments = {given(call_.weights, call_.tokens.count > 0), Given::no, Given::no},
       .split = split_,
       .max_rows = static_cast<std::int32_t>(max_messages)};
   if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks(), me = context_.me();
-  auto* counts = reinterpret_cast<std::int32_t*>(out + sizeof(CallSummary));
+  auto* counts = reinterpret_cast<std::int32_t*>(out + sizeof(SummaryHead));
   std::memcpy(counts, plan_.counts + std::int64_t{me} * experts, 4 * static_cast<std::size_t>(experts));
   std::memcpy(counts + experts, plan_.tokens_between + std::int64_t{me} * ranks,
               4 * static_cast<std::size_t>(ranks));

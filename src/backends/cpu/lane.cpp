@@ -4,8 +4,8 @@
 
 namespace ferry::cpu {
 
-LaneArrays lane_arrays(const Config& config, int rank) {
-  LaneArrays arrays;
+LocalArrays local_arrays(const Config& config, int rank) {
+  LocalArrays arrays;
   auto take = [&](std::int64_t bytes) {
     const std::int64_t begin = arrays.bytes;
     arrays.bytes = align_up(begin + bytes, 64);
@@ -38,7 +38,7 @@ Lane::Lane(const CpuContext& exchange_context, int lane_index)
       index(lane_index),
       channel(context.rank, context.memory.sections(context.layout.signals_of(lane_index)),
               call_summary_bytes(context.config), context.config.deadline),
-      arrays(lane_arrays(context.config, context.me())),
+      arrays(local_arrays(context.config, context.me())),
       counts(context.config.experts),
       local_(arrays.bytes) {}
 

@@ -33,7 +33,7 @@ struct CpuContext {
 };
 
 // Offsets of a lane's arrays in its local memory. The size query and the construction both use this.
-struct LaneArrays {
+struct LocalArrays {
   std::int64_t plan = 0;
   std::int64_t parts = 0;  // of received rows; each dispatch lays the area out for its format
   std::int64_t weight = 0, local_ids = 0, dots = 0, row_weights = 0;
@@ -41,7 +41,7 @@ struct LaneArrays {
   std::int64_t parts_bytes = 0;
   std::int64_t bytes = 0;  // of all arrays
 };
-LaneArrays lane_arrays(const Config& config, int rank);
+LocalArrays local_arrays(const Config& config, int rank);
 
 class Lane {
  public:
@@ -50,7 +50,7 @@ class Lane {
   const CpuContext& context;
   const int index;
   Channel channel;
-  const LaneArrays arrays;
+  const LocalArrays arrays;
 
   CallDiagnostics diagnostics;  // since the last check()
   LaneCounts counts;

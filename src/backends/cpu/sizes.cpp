@@ -14,7 +14,7 @@ ExchangeLayout symmetric_layout(const Config& config) {
 
 Sizes cpu_sizes(const Config& config, int rank) {
   const ExchangeLayout layout = symmetric_layout(config);
-  const LaneArrays arrays = lane_arrays(config, rank);
+  const LocalArrays arrays = local_arrays(config, rank);
   const std::int64_t lanes = config.lanes;
   return {.dispatch_staging = 2 * lanes * layout.dispatch,
           .combine_staging = 2 * lanes * layout.combine,

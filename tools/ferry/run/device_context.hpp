@@ -15,7 +15,7 @@
 namespace ferry::app {
 
 // A rank's inputs of one step.
-struct StepInputs {
+struct ContextInputs {
   std::vector<std::byte> tokens;  // [N, hidden] of RunSpec::type
   Routes routes;
 };
@@ -29,7 +29,7 @@ class DeviceContext {
 
   // Sets the inputs of the next dispatches; the caller keeps them until the next call. Also overwrites the
   // last result with 0xFF bytes, so that a value that combine does not write cannot pass a check.
-  virtual void set_inputs(const StepInputs& inputs) = 0;
+  virtual void set_inputs(const ContextInputs& inputs) = 0;
 
   // Collective.
   virtual void dispatch() = 0;

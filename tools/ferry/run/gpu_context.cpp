@@ -225,7 +225,7 @@ class GpuContext final : public DeviceContext {
         result_(spec.result_bytes()),
         result_copy_(static_cast<std::size_t>(spec.result_bytes())) {}
 
-  void set_inputs(const StepInputs& inputs) override {
+  void set_inputs(const ContextInputs& inputs) override {
     tokens_.fill_from(inputs.tokens.data(), tokens_.bytes());
     ids_.fill_from(inputs.routes.ids.data(), ids_.bytes());
     weights_.fill_from(inputs.routes.weights.data(), weights_.bytes());

@@ -201,7 +201,7 @@ class HostContext final : public DeviceContext {
         experts_(spec, rank.index(), received_row_capacity(exchange_)),
         result_(static_cast<std::size_t>(spec.result_bytes())) {}
 
-  void set_inputs(const StepInputs& inputs) override {
+  void set_inputs(const ContextInputs& inputs) override {
     inputs_ = &inputs;
     std::fill(result_.begin(), result_.end(), std::byte{0xFF});
   }
@@ -220,7 +220,7 @@ class HostContext final : public DeviceContext {
 
  private:
   HostExperts experts_;
-  const StepInputs* inputs_ = nullptr;
+  const ContextInputs* inputs_ = nullptr;
   DispatchResult received_;
   std::vector<std::byte> result_;
 };

@@ -23,8 +23,8 @@ std::string short_name(const std::string& name) {
   return name.substr(0, name.find(':', name.find(':') + 1));
 }
 
-report::Workload workload_of(const RunSpec& spec) {
-  report::Workload workload{.trace = spec.trace.name,
+report::TraceUse workload_of(const RunSpec& spec) {
+  report::TraceUse workload{.trace = spec.trace.name,
                             .synthesised = spec.synth.has_value(),
                             .description = spec.trace.source,
                             .layers = spec.trace.layers,

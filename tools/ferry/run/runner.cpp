@@ -27,7 +27,7 @@ std::uint64_t hash_of(std::span<const std::byte> bytes) {
 
 struct RankRunner::Step {
   int number;
-  StepInputs inputs;
+  ContextInputs inputs;
 };
 
 RankRunner::RankRunner(const Rank& rank, const RunSpec& spec, Clock::time_point start,
