@@ -106,9 +106,12 @@ TEST_P(CudaFaults, PeersGetATypedErrorInTimeAndANewGroupWorks) {
     group.run([&, when = when, fault = fault](Rank rank) {
       run_rank(rank, c, when, fault, reports_[rank.index()]);
     });
-    EXPECT_EQ(fault, Fault::stall);
+    ADD_FAILURE() << "no rank failed";
   } catch (const std::exception& error) {
-    EXPECT_NE(fault, Fault::stall) << error.what();
+    // The launcher kills a rank that sleeps on two seconds after the group's failure.
+    const bool killed =
+        std::string(error.what()).find("was killed because it did not end") != std::string::npos;
+    EXPECT_EQ(killed, fault == Fault::stall) << error.what();
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == kVictim) continue;

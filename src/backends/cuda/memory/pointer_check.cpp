@@ -16,7 +16,7 @@ bool aligned(const CallPointer& pointer) {
 void PointerCheck::require_usable(const char* operation, std::span<const CallPointer> pointers) {
   for (const CallPointer& pointer : pointers) {
     const auto [name, address, alignment] = pointer;
-    const auto refuse = [&, name = name, address = address](const auto&... why) {
+    const auto refuse = [&](const auto&... why) {
       throw UsageError(str(operation, ": ", name, ": ", address, where_, why...));
     };
     if (!aligned(pointer)) refuse(" is not a multiple of ", alignment, ": pass an aligned address");
