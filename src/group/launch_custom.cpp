@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -81,6 +82,8 @@ void require_one_host(const std::vector<Introduction>& introductions) {
 }
 
 constexpr int kRetryMs = 10;
+
+using Clock = std::chrono::steady_clock;
 
 // Also true for a process that has ended and is not reaped yet.
 bool has_ended(int process) {
@@ -172,9 +175,10 @@ class CustomLauncher : public Group::Launcher {
   }
 
   // Rank 0: sends the control block's file to the ranks of other processes. A rank that has died is skipped,
-  // so that the others do not wait for the file in vain.
-  static void send_control_block(const DescriptorSocket& socket, const FileDescriptor& memory,
-                                 const std::vector<Introduction>& introductions) {
+  // so that the others do not wait for the file in vain. The deadline is for all ranks together.
+  void send_control_block(const DescriptorSocket& socket, const FileDescriptor& memory,
+                          const std::vector<Introduction>& introductions) const {
+    const Clock::time_point start = Clock::now();
     int dead = -1;
     for (const Introduction& rank : introductions) {
       if (rank.process == getpid()) continue;
@@ -184,21 +188,33 @@ class CustomLauncher : public Group::Launcher {
           dead = rank.rank;
           break;
         }
+        require_in_time(start, rank.rank, "takes the file of the group's shared memory");
         socket.wait(kRetryMs);
       }
     }
     if (dead >= 0) throw system_error(str("rank ", dead, " has ended"), ESRCH);
   }
 
-  static FileDescriptor receive_control_block(const DescriptorSocket& socket, const Introduction& owner) {
+  FileDescriptor receive_control_block(const DescriptorSocket& socket, const Introduction& owner) const {
+    const Clock::time_point start = Clock::now();
     while (true) {
       if (auto message = socket.receive()) {
         if (message->file.valid()) return std::move(message->file);
         throw system_error("cannot have more files open", EMFILE);
       }
       if (has_ended(owner.process)) throw system_error("rank 0 has ended", ESRCH);
+      require_in_time(start, owner.rank, "sends the file of the group's shared memory");
       socket.wait(kRetryMs);
     }
+  }
+
+  // Throws TimeoutError after the group's deadline. Unlike other errors it is not told to the peers through
+  // the bootstrap: a rank that is late here would be late there too.
+  void require_in_time(Clock::time_point start, int peer, const char* step) const {
+    if (std::chrono::duration<double>(Clock::now() - start).count() < deadline()) return;
+    throw TimeoutError(str("rank ", bootstrap_.rank, " waited ", deadline(), " s until rank ", peer, " ",
+                           step, ": is its process stopped? Group::set_deadline() allows more time"),
+                       {.operation = Operation::construct, .rank = bootstrap_.rank, .peer = peer});
   }
 
   // Threads of rank 0's process use its mapping, because the thread sanitizer tracks addresses, not pages.

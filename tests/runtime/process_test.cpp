@@ -121,6 +121,32 @@ TEST(Processes, OfAnotherPidNamespaceCannotJoin) {
   EXPECT_EQ(status, 0);
 }
 
+// Rank 0 has told the others who it is, then stops before it sends them the file of the control block.
+TEST(Processes, ThatWaitForTheFileOfAStoppedRankTimeOut) {
+  const TestBootstrap meeting(2);
+  Bootstrap first = meeting.bootstrap(0);
+  first.all_gather = [gather = first.all_gather](const void* mine, void* all, std::size_t bytes) {
+    gather(mine, all, bytes);
+    raise(SIGSTOP);
+  };
+  const pid_t stopped = fork();
+  if (stopped == 0) {
+    Group::custom(first).run([](const Rank&) {});
+    _exit(0);
+  }
+  constexpr double kDeadline = 1;
+  Group group = Group::custom(meeting.bootstrap(1));
+  group.set_deadline(kDeadline);
+  const Stopwatch watch;
+  const auto error = run_throws<TimeoutError>(group, [](const Rank&) {});
+  EXPECT_LT(watch.seconds(), kDeadline + 1);
+  require_text(error, "until rank 0 sends the file of the group's shared memory");
+  EXPECT_EQ(error.record.rank, 1);
+  EXPECT_EQ(error.record.peer, 0);
+  kill(stopped, SIGKILL);
+  EXPECT_EQ(waitpid(stopped, nullptr, 0), stopped);
+}
+
 TEST(Processes, ThatExitInTheirBodyCountAsLost) {
   const auto error = run_throws<PeerLostError>(Group::processes(3), [](const Rank& rank) {
     rank.barrier();
