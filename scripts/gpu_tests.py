@@ -164,7 +164,7 @@ def shown(names, runs, kernels):
 
 
 def together(runs):
-    """Runs of the same part, kernels and number of GPUs as one: what did not fit into a session may run in the next."""
+    """Runs of the same part, kernels and number of GPUs as one: what did not fit into one run may follow in the next."""
     merged = {}
     for run in runs:  # the newest first
         key = (run.part, run.gpus, run.kernels)
