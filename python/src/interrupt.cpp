@@ -85,6 +85,7 @@ namespace {
 struct Job {
   StopRequest request;
   std::function<void(StopRequest&)> run;
+  std::exception_ptr error;  // that `run` has thrown; the waiting caller takes it
   std::promise<void> done;
 };
 
@@ -107,19 +108,15 @@ void run_interruptibly(bool starts_threads, std::function<void(StopRequest& requ
   if (!starts_threads || !is_main_thread()) return job->run(job->request);
   std::future<void> done = job->done.get_future();
   std::thread([job] {
-    std::exception_ptr error;
     try {
       job->run(job->request);
     } catch (...) {
-      error = std::current_exception();
+      job->error = std::current_exception();
     }
-    // While the caller waits: its Python objects need the interpreter, which may end once the caller returns.
+    // Python objects need the interpreter, which may end as soon as the caller returns. So this thread
+    // releases its own while the caller waits, and the caller takes the exception.
     job->run = nullptr;
-    if (error) {
-      job->done.set_exception(std::move(error));
-    } else {
-      job->done.set_value();
-    }
+    job->done.set_value();
   }).detach();
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kPatience(1);
@@ -134,12 +131,9 @@ void run_interruptibly(bool starts_threads, std::function<void(StopRequest& requ
     }
     if (leave_at && Clock::now() > *leave_at) throw_interrupt();
   }
-  try {
-    done.get();
-  } catch (...) {
-    if (!interrupted) throw;
-  }
+  const std::exception_ptr error = std::exchange(job->error, nullptr);
   if (interrupted) throw_interrupt();
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace ferry::python
