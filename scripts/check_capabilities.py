@@ -31,14 +31,14 @@ def tests_of(build):
 
 def rows_of(path):
     """The rows of every table with a column "test": (text of the row, text of that column)."""
-    column = None
+    header, column = True, None  # the first line of a table is its header
     for line in path.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.startswith("|"):
-            column = None
-        elif column is None:
-            column = cells.index("test") if "test" in cells else None
-        elif not set(line) <= set("|-: ") and column < len(cells) and any(cells):
+            header = True
+        elif header:
+            header, column = False, cells.index("test") if "test" in cells else None
+        elif column is not None and not set(line) <= set("|-: ") and column < len(cells) and any(cells):
             yield line, cells[column]
 
 
