@@ -24,7 +24,7 @@ DeviceGuard::DeviceGuard(int) {}
 DeviceGuard::~DeviceGuard() {}
 
 // There are no streams to record events on.
-StreamEvent::~StreamEvent() = default;
+StreamEvent::~StreamEvent() {}
 void StreamEvent::record(Stream, Device) {}
 void StreamEvent::make_wait(Stream) const {}
 
