@@ -11,21 +11,11 @@ COMPILED = ("dispatch", "dispatch_send", "dispatch_receive", "combine", "combine
 
 # Parts by the file and name of a function; the first match counts. Functions that match none are the rest.
 PARTS = {
-    "exchange and launch": (*(f"host_profile.py:exchange_{name}" for name in COMPILED), "wait_total"),
-    "collective of hosts": ("all_gather", "_exchanges.py:agree", "_exchanges.py:_gather"),
-    "streams and events": ("_events.py", "torch/cuda/", "contextlib.py", "record_stream", "_cuda_", "EventOverlap",
-                           "streams.py", "Event", "Stream"),
-    "statistics": ("_low_latency.py:finish", "_low_latency.py:receive"),
-    "allocation": ("LowLatencyBuffers", "NormalBuffers", ".empty", "torch.full", "_arrays.py:empty", "_arrays.py:full",
-                   "_arrays.py:type", "plan_bytes", "_low_latency.py:__init__", "_low_latency.py:recv_x",
-                   "_normal.py:empty", "_normal.py:recv_x"),
-    "handle and pool": ("_exchanges.py", "_layout.py:__init__", "_low_latency.py:rows", "_low_latency.py:make_hook",
-                        "_low_latency.py:hook", "_config.py"),
-    "argument checks": ("_checks.py", "_check", "read_format", "tensors_of", "accepts", "dtypes", "type_name", "require",
-                        "isinstance", "builtins.len", "_normal.py:read_input", "_normal.py:routes_of"),
-    "array conversion": ("contiguous", "detached", "detach", "arrays_of"),
-    "operations of PyTorch": ("_arrays.py", "_layout.py", "torch", "method"),
-    METHODS: ("_buffer.py", "_low_latency.py", "_normal.py", "deep_ep_calls.py"),
+    "exchange and launch": tuple(f"host_profile.py:exchange_{name}" for name in COMPILED),
+    "collective of hosts": ("all_gather", "_exchanges.py"),
+    "streams and events": ("_events.py", "torch/cuda/", "contextlib.py", "_cuda_", "EventOverlap", "Event", "Stream"),
+    "operations of PyTorch": ("_arrays.py", "_layout.py", "_normal.py", "torch", "method"),
+    METHODS: ("_buffer.py", "deep_ep_calls.py"),
 }
 
 

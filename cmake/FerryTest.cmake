@@ -31,11 +31,14 @@ endfunction()
 # Builds a GoogleTest program and registers each of its tests with ctest. Sources may include from src/ and tests/.
 # TIMEOUT applies to each test, 120 s by default. OWN_MAIN: the sources define main().
 # Labels with a meaning: `threads` runs with the thread sanitizer too, `cuda` in the build with the CUDA backend too,
-# `slow` not with sanitizers, `long` only with `./scripts/test --long`.
+# `slow` is not built with sanitizers, `long` only with `./scripts/test --long`.
 function(ferry_test)
   cmake_parse_arguments(PARSE_ARGV 0 arg "OWN_MAIN" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
     message(FATAL_ERROR "ferry_test: NAME and SOURCES are required; unknown arguments: '${arg_UNPARSED_ARGUMENTS}'")
+  endif()
+  if(FERRY_SANITIZE AND "slow" IN_LIST arg_LABELS)
+    return()
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)

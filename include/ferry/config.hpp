@@ -14,13 +14,13 @@ namespace ferry {
 /// configurations and names the first field that differs. Symbols such as T and K are explained in
 /// ferry/types.hpp.
 struct Config {
-  int experts = 0;     ///< E
+  int experts = 0;     ///< E, 1 or more
   int top_k = 0;       ///< K, 1 to kMaxTopK
-  int hidden = 0;      ///< H; dispatch of raw rows does not use it
-  int max_tokens = 0;  ///< T: most tokens of a rank in a call
+  int hidden = 0;      ///< H; a row of combine_type is a multiple of 16 bytes. Not used by raw dispatches
+  int max_tokens = 0;  ///< T, 1 or more: most tokens of a rank in a call
 
   BackendKind backend = BackendKind::cpu;
-  Placement placement{};  ///< empty: Placement::blocks(experts, ranks)
+  Placement placement{};  ///< of E experts on R ranks; empty: Placement::blocks(experts, ranks)
 
   Layout layout = Layout::expert_major;
   /// expert_major: each expert's rows start at a multiple of it. expert_padded: each expert's rows are padded
@@ -42,7 +42,7 @@ struct Config {
   Reduction reduction = Reduction::partial;
 
   int lanes = 1;           ///< independent sequences of calls, each with its own staging memory: 1 to 64
-  double deadline = 30.0;  ///< longest wait for a peer, in seconds
+  double deadline = 30.0;  ///< longest wait for a peer, in seconds; positive and finite
   /// true: the exchange owns memory for the rows it receives. false: every dispatch passes ReceiveBuffers.
   bool own_receive_buffers = true;
   bool check_calls = true;  ///< host backends: every call ends with Exchange::check()

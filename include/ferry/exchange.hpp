@@ -22,7 +22,8 @@
 
 namespace ferry {
 
-/// Rows of this rank's tokens, [N, H], read by dispatch. Row addresses and strides are multiples of 16 bytes.
+/// Rows of this rank's tokens, [N, H], read by dispatch. Row addresses, strides and the bytes of a row are
+/// multiples of 16.
 struct Tokens {
   std::array<const void*, kMaxParts> parts{};  ///< part 0 holds the values; raw formats use one entry a part
   std::array<std::int64_t, kMaxParts> strides{};  ///< bytes from one row to the next; 0: rows are dense
@@ -39,7 +40,8 @@ struct Tokens {
   }
 };
 
-/// Expert ids, [N, K], dense. -1 masks a slot. A token may list an expert more than once.
+/// Expert ids, [N, K], dense. -1 masks a slot. A token may list an expert more than once. Null only if
+/// N is 0.
 struct Ids {
   Ids() = default;
   Ids(const std::int32_t* ids) : data(ids), type(IdType::int32) {}
@@ -56,7 +58,7 @@ struct ReceiveBuffers {
   float* weight = nullptr;               ///< [capacity]; rank_major: [capacity, K]
   std::int32_t* local_ids = nullptr;     ///< rank_major: [capacity, K]
   std::int32_t* group_of_row = nullptr;  ///< [capacity]; the lane has no memory of its own for this array
-  void* plan = nullptr;                  ///< plan_bytes(config, ranks) bytes, aligned to 16
+  void* plan = nullptr;                  ///< plan_bytes(config, ranks) bytes, aligned to 16; from ids only
   std::int32_t* counts = nullptr;        ///< [G]
   std::int32_t* row_offsets = nullptr;   ///< [G + 1]; its last entry is the total
   float* dots = nullptr;                 ///< [capacity], with DispatchOptions::dot_rows
@@ -124,27 +126,31 @@ struct DispatchOptions {
   const void* dot_rows = nullptr;
 };
 
-/// The experts' outputs, [total, H]: one row for each received row. Rows past the total are not read.
+/// The experts' outputs, [total, H]: one row for each received row. Rows past the total are not read. The
+/// address and the stride are multiples of 16 bytes.
 struct Outputs {
   const void* data = nullptr;
   DType type = DType::bf16;  ///< combine converts to Config::combine_type where they differ
   std::int64_t stride = 0;   ///< bytes from one row to the next; 0: dense
 };
 
-/// Where combine writes: [N, H]. unreduced: [N, K, H].
+/// Where combine writes: [N, H]. unreduced: [N, K, H]. Zero for a token without delivered routes. The address
+/// and the stride are multiples of 16 bytes.
 struct Result {
   void* data = nullptr;
   DType type = DType::bf16;
   std::int64_t stride = 0;  ///< bytes from one row to the next (unreduced: from slot to slot); 0: dense
 };
 
-/// Options of a combine. Without row_weights and topk_weights, every weight is 1.
+/// Options of a combine. At most one of row_weights and topk_weights is passed; without both, every weight
+/// is 1. rank_major takes `partial` without weights and values; `unreduced` takes no weights. All ranks pass
+/// the same reduction.
 struct CombineOptions {
   /// [total] weights of the rows, such as DispatchResult::weight. Given by all ranks that have rows, or by
   /// none.
   const float* row_weights = nullptr;
-  /// [N, K] weights of this rank's slots, instead of row_weights. With `partial` they are sent to the
-  /// experts' ranks first: then either all ranks pass them, ranks without tokens too, or none.
+  /// [N, K] weights of this rank's slots. With `partial` they are sent to the experts' ranks first: then
+  /// either all ranks pass them, ranks without tokens too, or none.
   const float* topk_weights = nullptr;
   std::optional<Reduction> reduction{};  ///< default: Config::reduction
   const float* row_values = nullptr;     ///< [total] one fp32 of each row, returned to its source rank ...
@@ -153,7 +159,7 @@ struct CombineOptions {
   int sm_limit = 0;  ///< GPU backends: most thread blocks at once; 0: no limit
 };
 
-/// Result of Exchange::metadata(), from the counts of all ranks.
+/// Result of Exchange::metadata(), from the counts of all ranks. The lane's next metadata() overwrites it.
 struct StepMetadata {
   std::int32_t sum = 0;
   std::int32_t prefix = 0;  ///< sum over the ranks before this one
@@ -189,8 +195,12 @@ class Backend;
 /// the same order. When a rank refuses its own call, the peers' call of that number ends with the same error.
 ///
 /// Blocking: host backends run in the calling thread and return when the operation is done. Device backends
-/// enqueue on `stream` and return immediately; errors that only the device can see are thrown by
-/// synchronize() and check(). Their device is the one that is current in the constructing thread.
+/// enqueue on `stream` and return immediately; inputs must stay unchanged until the stream has executed the
+/// operation. Errors that only the device can see are thrown by synchronize() and check().
+///
+/// Memory: pointers are host memory with host backends. With device backends they are memory that the
+/// exchange's device can access, or pinned host memory. That device is the one that is current in the
+/// constructing thread. Ranks that are threads and share a device use a stream each.
 ///
 /// Thread safety: different lanes may be used from different threads at once; one lane may not.
 ///
@@ -211,6 +221,7 @@ class Exchange {
   Exchange(const Exchange&) = delete;  // peers write to its memory
   Exchange& operator=(const Exchange&) = delete;
 
+  // Local.
   const Config& config() const;  ///< with every default filled in
   const Rank& rank() const;
   Sizes sizes() const;            ///< bytes that this exchange takes on this rank
@@ -230,41 +241,52 @@ class Exchange {
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights, Stream stream) {
     return dispatch(tokens, ids, weights, {}, stream);
   }
-  /// Sends every token along the routes of an earlier dispatch: no ids are read. All ranks pass plans of the
-  /// same dispatch.
+  /// Sends every token along the routes of an earlier dispatch: no ids are read. Each rank passes its own
+  /// plan of the same dispatch, with the same N.
   DispatchResult dispatch(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
                           const DispatchOptions& options = {}, Stream stream = {});
 
   /// The send phase of a dispatch. Waits for no peer's data. When it is done, tokens, ids and weights may be
-  /// reused. Between the phases, the lane accepts only dispatch_receive(), from this thread or another.
+  /// reused; a plan, DispatchOptions::memory and dot_rows must live until the receive phase is done. Between
+  /// the phases, the lane accepts only dispatch_receive(), from this thread or another.
   void dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                      const DispatchOptions& options = {}, Stream stream = {});
   void dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
                      const DispatchOptions& options = {}, Stream stream = {});
-  /// The receive phase of the lane's dispatch.
+  /// The receive phase of the lane's dispatch: blocks and throws as dispatch().
+  /// @throws UsageError  no dispatch has been sent on the lane
   DispatchResult dispatch_receive(int lane = 0, Stream stream = {});
 
   /// Returns the experts' outputs to their source ranks and adds the rows of each token, as Reduction says.
   ///
   /// @param plan  of the dispatch whose rows `outputs` correspond to
-  /// @param result  [N, H]; may be empty, together with `outputs`, if only route_values are wanted
+  /// @param outputs  one row for each received row; may be null if this rank has received none
+  /// @param result  [N, H]; may be null if N is 0. Null on all ranks, as `outputs`, if only route_values are
+  /// wanted
   void combine(const Outputs& outputs, const Plan& plan, const Result& result,
                const CombineOptions& options = {}, Stream stream = {});
-  /// The send phase of a combine. The plan, the result and topk_weights must live until the receive phase is
-  /// done. topk_weights with `partial` are refused, because they need a round trip of their own.
+  /// The send phase of a combine. Waits for no peer's data. When it is done, outputs, row_weights and
+  /// row_values may be reused; the plan, the result, topk_weights and route_values must live until the
+  /// receive phase is done. Between the phases, the lane accepts only combine_receive(). topk_weights with
+  /// `partial` are refused, because they need a round trip of their own.
   void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                     const CombineOptions& options = {}, Stream stream = {});
-  /// The receive phase of the lane's combine.
+  /// The receive phase of the lane's combine: blocks and throws as combine().
+  /// @throws UsageError  no combine has been sent on the lane
   void combine_receive(int lane = 0, Stream stream = {});
 
   /// Sends one fp32 of each route, `values` [N, K], to the route's row: `row_values` [total], 0 on padding.
+  /// Not with rank_major.
   void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0,
                     Stream stream = {});
 
   /// The gradients of combine, given the gradient dy of its result.
   ///
   /// Returns the gradient of the experts' outputs: dispatched rows of dy, multiplied by their weights. Writes
-  /// the gradient of the weights, d_weights[token, slot] = dot(dy[token], v), with v the slot's row.
+  /// the gradient of the weights, d_weights[token, slot] = dot(dy[token], v), with v the slot's row. Not
+  /// with rank_major; the format is bf16, fp16 or fp32.
+  ///
+  /// It consists of a dispatch and a combine on the lane. The result is owned as a dispatch's is.
   ///
   /// @param d_result  dy, [N, H]
   /// @param topk_weights  [N, K]
@@ -284,10 +306,11 @@ class Exchange {
   /// reports them.
   DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane = 0, Stream stream = {});
 
-  /// Computes sum, prefix sum and maximum of the ranks' counts. `count` is 0 or more. Returns a fixed address
-  /// of the lane, which is device memory with device backends.
+  /// Computes sum, prefix sum and maximum of the ranks' counts. `count` is 0 to (2^31 - 1) / R. Returns a
+  /// fixed address of the lane, which is device memory with device backends.
   const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {});
   /// Device backends: reads the count from device memory when the call runs.
+  /// @throws UnsupportedError  host backends
   const StepMetadata* metadata(const std::int32_t* device_count, int lane = 0, Stream stream = {});
 
   /// Takes part in the lane's next call by refusing it: the peers' call ends with `error`. For bindings that
@@ -309,7 +332,7 @@ class Exchange {
   /// @throws UsageError  the stream is being captured; the capture goes on
   void synchronize(int lane = 0, Stream stream = {});
 
-  /// Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
+  /// Local. Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 
   /// Local. Any thread may call it at any time, also while calls run or a stream is captured; it counts the

@@ -11,7 +11,8 @@
 
 namespace ferry {
 
-/// How the ranks are numbered over nodes of equal size: rank = node * local_ranks + local rank.
+/// How the ranks are numbered over nodes of equal size: rank = node * local_ranks + local rank. Groups span
+/// one node today.
 struct Topology {
   int nodes = 1;
   int local_ranks = 1;  ///< ranks of one node
@@ -28,7 +29,7 @@ struct Bootstrap {
   int ranks = 1;  ///< R
   /// Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
   std::function<void(const void* mine, void* all, std::size_t bytes)> all_gather;
-  std::function<void()> barrier;
+  std::function<void()> barrier;  ///< returns when every rank has called
 };
 
 class RankState;
@@ -38,6 +39,7 @@ class RankState;
 /// Thread safety: use it from the thread that received it.
 class Rank {
  public:
+  /// For the library's own use.
   explicit Rank(std::shared_ptr<RankState> state) : state_(std::move(state)) {}
 
   int index() const;  ///< number of this rank, 0 to R - 1
@@ -62,17 +64,18 @@ class Rank {
 /// A set of ranks, and the way to run code on each of them. Copies refer to the same group.
 class Group {
  public:
-  /// `ranks` threads of this process, started by run(). All are on this host; `nodes` only divides them in
-  /// topology().
-  /// @throws UsageError  no ranks, or a number of ranks that `nodes` does not divide
+  // The four constructors are local, apart from mpi(): the ranks meet in run() or join().
+
+  /// `ranks` threads of this process, started by run(). `nodes` must be 1: groups span one host today.
+  /// @throws UsageError  `ranks` below 1, or another `nodes`
   static Group threads(int ranks, int nodes = 1);
 
   /// `ranks` processes on this host, forked by run(). Call run() before the program starts threads. Otherwise
   /// as threads().
   static Group processes(int ranks, int nodes = 1);
 
-  /// This process is one rank of an MPI job that mpirun has started.
-  /// @throws UnsupportedError  the MPI module is not installed beside the library
+  /// This process is one rank of an MPI job that mpirun has started. Collective over the job.
+  /// @throws UnsupportedError  the MPI module was not found, or MPI has failed
   static Group mpi();
 
   /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which are on this
@@ -84,14 +87,16 @@ class Group {
   int size() const;  ///< R
 
   /// Runs `body` on every rank that this group starts (threads, processes), or as this process's rank (mpi,
-  /// custom). Blocks until all of them have returned.
+  /// custom: collective). Blocks until all of these have returned.
   ///
   /// A rank whose body throws, or whose process is killed, is lost to the others: their waits end with
   /// PeerLostError.
   ///
   /// If a rank stays silent for longer than the deadline, the waits of the others end with TimeoutError. A
-  /// group of processes then kills a stopped process at once and one that hangs after 2 seconds. A thread
-  /// cannot be killed: run() returns when the thread does.
+  /// group of processes then kills every process that does not end: a stopped one after 0.5 s, the silent one
+  /// after 2 s, others after the deadline and 2 s more. A thread cannot be killed: run() returns when the
+  /// thread does.
+  /// @throws UnsupportedError  mpi, custom: the ranks are not on one host
   /// @throws the error that occurred first on any rank; its message names that rank. Exceptions that are no
   /// ferry::Error become a std::runtime_error, in which groups of threads nest the original
   /// (std::rethrow_if_nested).
@@ -101,12 +106,15 @@ class Group {
   /// function (mpi, custom). The rank leaves when the last copy of the handle is destroyed. A process that
   /// exits earlier is lost to the others.
   /// @throws UsageError  the group starts its ranks itself (threads, processes)
+  /// @throws UnsupportedError  the ranks are not on one host
   Rank join();
 
-  /// Sets how long collectives of the group itself wait: positive and finite, in seconds. Default 30. An
-  /// exchange waits for `Config::deadline` instead.
+  /// Local; call it before run() or join(). Sets how long collectives of the group itself wait, in seconds.
+  /// Default 30. An exchange waits for `Config::deadline` instead.
+  /// @throws UsageError  not positive and finite
   void set_deadline(double seconds);
 
+  /// For the library's own use.
   class Launcher;
   explicit Group(std::shared_ptr<Launcher> launcher) : launcher_(std::move(launcher)) {}
 

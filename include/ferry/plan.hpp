@@ -35,11 +35,12 @@ class Plan {
  public:
   Plan() = default;
 
-  /// A plan in storage of the caller, aligned to 16 bytes, that must outlive the handle.
+  /// A plan in storage of the caller, aligned to 16 bytes, that must outlive the handle. Checked when it is
+  /// used.
   static Plan over(void* storage, std::size_t bytes) { return Plan(storage, bytes, nullptr); }
 
   bool empty() const { return storage_ == nullptr; }
-  void* storage() const { return storage_; }
+  void* storage() const { return storage_; }  ///< device backends: device memory, apart from copies
   std::size_t bytes() const { return bytes_; }
 
   /// A copy in host memory of its own, which the lane's next dispatch does not overwrite. The plan must be in

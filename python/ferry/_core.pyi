@@ -841,3 +841,38 @@ class ReceiveHook:
     """
 
     def __call__(self) -> None: ...
+
+class NormalHandle:
+    """
+    (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head) of a dispatch; each is computed on first access.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
+
+    @property
+    def exchange(self) -> Exchange:
+        """The Exchange that the dispatch used."""
+
+    @property
+    def plan(self) -> Plan:
+        """The Plan of the dispatch."""
+
+    @property
+    def rows(self) -> int:
+        """Received rows, or with num_worst_tokens their bound."""
+
+    @property
+    def is_token_in_rank(self) -> Any:
+        """As given to the dispatch."""
+
+    @property
+    def tokens_of_ranks(self) -> list[int]:
+        """
+        N of every rank; empty after num_worst_tokens, where the host does not know them.
+        """
+
+    @property
+    def channels(self) -> int:
+        """C of the matrices by channel."""

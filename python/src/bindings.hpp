@@ -15,6 +15,7 @@ void bind_operators(nanobind::module_& module);
 void bind_trace(nanobind::module_& module);
 void bind_deep_ep_streams(nanobind::module_& module);
 void bind_low_latency(nanobind::module_& module);
+void bind_normal(nanobind::module_& module);
 void bind_host_parts(nanobind::module_& module);
 
 }  // namespace ferry::python

@@ -1,5 +1,5 @@
 // Binds dispatch_layout().
-#include "ferry/dispatch_layout.hpp"
+#include "dispatch_layout.hpp"
 
 #include <nanobind/stl/string.h>
 
@@ -8,7 +8,9 @@
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "device.hpp"
+#include "ferry/dispatch_layout.hpp"
 #include "ferry/error.hpp"
+#include "host_parts.hpp"
 
 namespace ferry::python {
 
@@ -16,43 +18,51 @@ using namespace nb::literals;
 
 namespace {
 
-nb::tuple layout_of(const nb::object& ids, const Placement& placement, int ranks_per_node,
-                    const nb::object& stream) {
+nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, int ranks_per_node,
+                             const nb::object& stream) {
   const Array given = inspect(ids, "ids");
   if (given.element != kInt32 && given.element != kInt64)
     throw UsageError(str("ids: expected int32 or int64, got ", name_of(given.element)));
   if (given.shape.size() != 2)
     throw UsageError(str("ids: expected an array of shape [N, K], got ", shape_text(given.shape)));
   require_dense(given, "ids");
-  const std::int64_t tokens = given.shape[0], ranks = placement.ranks();
-  const bool on_host = is_host(given.device);
-  const NewArrays results(given.framework, given.device);
-  DispatchLayout result;
-  const nb::object per_rank = results.make({kInt32, {ranks}}, result.tokens_per_rank);
-  const nb::object per_expert = results.make({kInt32, {placement.experts()}}, result.routes_per_expert);
-  const nb::object in_rank = results.make({kBool, {tokens, ranks}}, result.token_in_rank);
-  nb::object per_node = nb::none();
-  if (ranks_per_node != 0) {
-    const std::int64_t nodes = ranks_per_node > 0 ? ranks / ranks_per_node : 0;
-    per_node = results.make({kInt32, {nodes}}, result.tokens_per_node);
-  }
-  const Ids read = given.element == kInt32 ? Ids(static_cast<const std::int32_t*>(given.data))
-                                           : Ids(static_cast<const std::int64_t*>(given.data));
   const Stream on = stream_of(stream, given.framework, given.device);
-  {
-    const nb::gil_scoped_release unlocked;
-    const DeviceGuard guard(given.device);
-    dispatch_layout(read, tokens, static_cast<int>(given.shape[1]), placement, result, ranks_per_node,
-                    on_host ? BackendKind::cpu : BackendKind::cuda, on);
-  }
-  return nb::make_tuple(per_rank, per_expert, in_rank, per_node);
+  PyDispatchLayout layout =
+      layout_of(given, placement, LayoutShapes(placement, given.shape[0]), ranks_per_node, on);
+  return nb::make_tuple(layout.tokens_per_rank, layout.routes_per_expert, layout.token_in_rank,
+                        layout.tokens_per_node);
 }
 
 }  // namespace
 
+PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const LayoutShapes& shapes,
+                           int ranks_per_node, Stream stream) {
+  DispatchLayout result;
+  PyDispatchLayout layout;
+  {
+    const PartTimer timer(HostPart::allocation);
+    const NewArrays results(ids.framework, ids.device);
+    layout.tokens_per_rank = results.make(shapes.tokens_per_rank, result.tokens_per_rank);
+    layout.routes_per_expert = results.make(shapes.routes_per_expert, result.routes_per_expert);
+    layout.token_in_rank = results.make(shapes.token_in_rank, result.token_in_rank);
+    if (ranks_per_node != 0) {
+      const std::int64_t nodes = ranks_per_node > 0 ? placement.ranks() / ranks_per_node : 0;
+      layout.tokens_per_node = results.make({kInt32, {nodes}}, result.tokens_per_node);
+    }
+  }
+  const Ids read = ids.element == kInt32 ? Ids(static_cast<const std::int32_t*>(ids.data))
+                                         : Ids(static_cast<const std::int64_t*>(ids.data));
+  const PartTimer timer(HostPart::exchange);
+  const nb::gil_scoped_release unlocked;
+  const DeviceGuard guard(ids.device);
+  dispatch_layout(read, ids.shape[0], static_cast<int>(ids.shape[1]), placement, result, ranks_per_node,
+                  is_host(ids.device) ? BackendKind::cpu : BackendKind::cuda, stream);
+  return layout;
+}
+
 void bind_dispatch_layout(nb::module_& module) {
   module.def(
-      "dispatch_layout", &layout_of, "ids"_a, "placement"_a, nb::kw_only(), "ranks_per_node"_a = 0,
+      "dispatch_layout", &dispatch_layout_of, "ids"_a, "placement"_a, nb::kw_only(), "ranks_per_node"_a = 0,
       "stream"_a = nb::none(),
       R"((tokens_per_rank, routes_per_expert, token_in_rank, tokens_per_node) of ids [N, K]. Not collective.
 

@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
+
 #include "ferry/error.hpp"
 #include "interrupt.hpp"
 
@@ -64,6 +66,24 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 }  // namespace
+
+nb::object exception_object(const std::exception_ptr& pointer) {
+  try {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const Error&) {
+      set_exception(pointer);
+    } catch (nb::python_error&) {
+      throw;
+    } catch (const std::exception& error) {  // mostly values that nanobind could not convert
+      set_exception(
+          std::make_exception_ptr(UsageError(std::string("arguments that cannot be read: ") + error.what())));
+    }
+    throw nb::python_error();
+  } catch (nb::python_error& error) {
+    return nb::borrow(error.value());
+  }
+}
 
 void register_errors() {
   nb::register_exception_translator(translate);

@@ -11,8 +11,9 @@ using namespace nb::literals;
 
 namespace {
 
-constexpr std::array<const char*, kHostParts> kNames = {
-    "reading arguments", "allocation", "streams and events", "exchange and launch", "handle and results"};
+constexpr std::array<const char*, kHostParts> kNames = {"reading arguments",   "allocation",
+                                                        "streams and events",  "waiting for counts",
+                                                        "exchange and launch", "handle and results"};
 
 thread_local PartTimer* innermost = nullptr;
 std::array<std::chrono::steady_clock::duration, kHostParts> total{};

@@ -7,8 +7,8 @@
 
 namespace ferry::python {
 
-enum class HostPart { arguments, allocation, streams, exchange, results };
-inline constexpr int kHostParts = 5;
+enum class HostPart { arguments, allocation, streams, waiting, exchange, results };
+inline constexpr int kHostParts = 6;
 
 // While measuring is on, adds the time from construction to destruction to the part, less the time of
 // PartTimers inside. One thread measures at a time.

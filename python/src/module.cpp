@@ -31,5 +31,6 @@ NB_MODULE(_core, module) {
   bind_trace(module);
   bind_deep_ep_streams(module);
   bind_low_latency(module);
+  bind_normal(module);
   bind_host_parts(module);
 }

@@ -67,7 +67,8 @@ class Backend {
   virtual void combine(const CombineCall& call, Stream stream) = 0;
 
   // The phases of the split form. The caller may reuse the inputs of a send phase when it returns, apart from
-  // the plan, the result and topk_weights, which it keeps until the receive phase is done.
+  // the plan, dot_rows, the receive buffers, the result, topk_weights and route_values, which it keeps until
+  // the receive phase is done.
   virtual void dispatch_send(const DispatchCall& call, Stream stream) = 0;
   virtual DispatchResult dispatch_receive(int lane, Stream stream) = 0;
   virtual void combine_send(const CombineCall& call, Stream stream) = 0;

@@ -41,6 +41,10 @@ void check_rows(const char* name, int rank, const void* data, std::int64_t strid
                          ", must be 0 (dense), or at least the ", row_bytes,
                          " bytes of a row and a multiple of ", kAlign));
   }
+  if (stride == 0 && row_bytes % kAlign != 0) {
+    throw UsageError(str(name, ": a row of ", row_bytes, " bytes on rank ", rank, " is no multiple of ",
+                         kAlign, ": pass a stride that is, or another type"));
+  }
 }
 
 // The number of tokens, and the type of their ids.

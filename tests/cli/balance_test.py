@@ -1,4 +1,7 @@
-"""Load balance inside a GPU: an expert with ten times the mean load costs no more than the bytes of the busiest rank."""
+"""Load balance inside a GPU: an expert with ten times the mean load costs no more than the bytes of the busiest rank.
+
+The lower bound counts bytes that cross NVLink. Between two GPUs a token crosses it once and is then stored as four rows, so that uniform routing itself
+takes 1.3 times the bound: there the busy expert may cost 5 % more, relative to its bound, than uniform routing does."""
 
 import glob
 import json
@@ -49,11 +52,18 @@ class BalanceTest(ProgramTest):
     @unittest.skipIf(GPUS < 2, f"needs two GPUs, there are {GPUS}")
     def test_a_hot_expert_costs_no_more_than_its_bytes(self):
         ranks = min(GPUS, 8)
-        rows = json.loads(self.succeed("bench", "--backend", "cuda", "--trace", self.trace(ranks * TOKENS), "--tokens", TOKENS,
-                                       "--ranks", ranks, "--json", "-"))["rows"]
-        self.assertEqual([row["work"] for row in rows], ["dispatch", "combine"])
-        for row in rows:
-            self.assertLessEqual(row["ratio_to_lower_bound"], 1.3, row["work"])
+        hot = self.ratios(ranks, "--trace", self.trace(ranks * TOKENS))
+        bounds = {"dispatch": 1.3, "combine": 1.3}
+        if ranks == 2:
+            uniform = self.ratios(ranks, "--trace", "synth:uniform", "--experts", EXPERTS, "--top-k", TOP_K)
+            bounds = {work: max(1.3, 1.05 * ratio) for work, ratio in uniform.items()}
+        self.assertEqual(hot.keys(), bounds.keys())
+        for work, ratio in hot.items():
+            self.assertLessEqual(ratio, bounds[work], work)
+
+    def ratios(self, ranks, *routing):
+        rows = json.loads(self.succeed("bench", "--backend", "cuda", *routing, "--tokens", TOKENS, "--ranks", ranks, "--json", "-"))["rows"]
+        return {row["work"]: row["ratio_to_lower_bound"] for row in rows}
 
 
 if __name__ == "__main__":

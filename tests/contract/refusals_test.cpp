@@ -112,6 +112,38 @@ TEST_P(Contract, BackwardRefusesOtherOutputTypesAndStrides) {
   });
 }
 
+// A row of 4 values has 16 bytes in fp32, the combine type, and 8 in bf16.
+TEST_P(Contract, DenseRowsOfOtherThanSixteenBytesAreRefused) {
+  TestCase c = three_ranks(small_case(5));
+  c.config.hidden = 4;
+  c.config.format = Format::fp32();
+  c.config.combine_type = DType::fp32;
+  c.type = c.outputs = c.result = DType::fp32;
+  const StepInputs step = make_inputs(c);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
+    const auto require_combine_refused = [&](const char* name,
+                                             const std::function<void(CombineRun&)>& change) {
+      require_refused(str(name, ": a row of 8 bytes"), [&] {
+        CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
+        if (rank.index() == kWrongRank) change(combine);
+        combine.call();
+      });
+    };
+    require_combine_refused("outputs", [](CombineRun& combine) {
+      combine.outputs().type = DType::bf16;
+      combine.outputs().stride = 0;
+    });
+    require_combine_refused("result", [](CombineRun& combine) {
+      combine.result().type = DType::bf16;
+      combine.result().stride = 0;
+    });
+    dispatch_and_combine(exchange, c, step, expert_outputs);
+  });
+}
+
 // One rank refuses a call after another rank has already recorded a diagnostic of it: the next call must not
 // report it.
 TEST_P(Contract, DiagnosticsOfARefusedCallAreDiscarded) {

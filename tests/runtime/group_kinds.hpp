@@ -1,5 +1,5 @@
 // The kinds of groups that a test program covers. Threads and processes have separate programs, because the
-// thread sanitizer follows only threads.
+// thread sanitizer follows only threads: kinds_threads.cpp or kinds_processes.cpp is linked.
 #pragma once
 
 #include <array>
@@ -8,10 +8,6 @@
 
 namespace ferry::test {
 
-#ifdef FERRY_TEST_PROCESSES
-inline constexpr std::array kGroupKinds = {GroupKind::processes, GroupKind::custom_processes};
-#else
-inline constexpr std::array kGroupKinds = {GroupKind::threads, GroupKind::custom_threads};
-#endif
+extern const std::array<GroupKind, 2> kGroupKinds;
 
 }  // namespace ferry::test

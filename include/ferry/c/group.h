@@ -28,8 +28,8 @@ typedef struct ferry_bootstrap {
 // The constructors of a group. The caller destroys it with ferry_group_destroy(). All ranks are on this
 // host.
 
-/// `ranks` threads of this process. `nodes` only divides the ranks in ferry_rank_topology(); 0: one node.
-/// FERRY_USAGE: no ranks, or a number of ranks that `nodes` does not divide.
+/// `ranks` threads of this process. `nodes` must be 0 or 1, which mean the same: groups span one host today.
+/// FERRY_USAGE: `ranks` below 1, or another `nodes`.
 ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
 /// `ranks` forked processes; otherwise as ferry_group_threads().
 ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);

@@ -23,15 +23,6 @@ class NumpyArrays:
     def type_name(self, array):
         return array.dtype.name
 
-    def accepts(self, array):
-        """Whether it is an array of this framework, on the same kind of device."""
-        return isinstance(array, self.numpy.ndarray)
-
-    @functools.cache
-    def dtypes(self, names):
-        """The set of `array.dtype` values with these names."""
-        return {self.numpy.dtype(self.type(name)) for name in names}
-
     def empty(self, shape, name, like=None):
         return self.numpy.empty(shape, self.type(name))
 
@@ -86,13 +77,6 @@ class TorchArrays:
 
     def type_name(self, array):
         return str(array.dtype).removeprefix("torch.")
-
-    def accepts(self, array):
-        return isinstance(array, self.torch.Tensor) and array.is_cuda == self.on_device
-
-    @functools.cache
-    def dtypes(self, names):
-        return {self.type(name) for name in names}
 
     def empty(self, shape, name, like):
         return self.torch.empty(shape, dtype=self.type(name), device=like.device)

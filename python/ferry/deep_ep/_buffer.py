@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 
 import ferry
-from ferry._core import _LowLatencyCalls
-from ferry.deep_ep import _layout, _normal
-from ferry.deep_ep._arrays import arrays_of
-from ferry.deep_ep._checks import require, require_integer
-from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint, require_config
-from ferry.deep_ep._events import EventHandle, EventOverlap, Streams
+from ferry._core import _CallStreams, _LowLatencyCalls, _NormalCalls
+from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
+from ferry.deep_ep._events import EventHandle, EventOverlap
 from ferry.deep_ep._exchanges import Exchanges, group_of
 
 
@@ -53,14 +50,15 @@ class Buffer:
         self.enable_shrink = enable_shrink
         self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         self.runtime = self.exchanges.group
-        self._streams = Streams()
-        self._low_latency = _LowLatencyCalls(self._streams.calls, self.exchanges.first_low_latency)
-        self._placements = {}  # by number of experts
+        self._streams = _CallStreams()
+        self._normal = _NormalCalls(self._streams, self.exchanges, self.group_size)
+        self._low_latency = _LowLatencyCalls(self._streams, self.exchanges.first_low_latency)
 
     def destroy(self) -> None:
         """Frees all memory. Only for buffers made with explicitly_destroy=True."""
         assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
         self.exchanges.close()
+        self._normal.close()
         self._low_latency.close()
         self.runtime = None
 
@@ -101,7 +99,7 @@ class Buffer:
 
     def get_comm_stream(self):
         """The private stream of asynchronous calls; None without a GPU."""
-        return self._streams.comm()
+        return self._streams.private_stream()
 
     def get_local_buffer_tensor(self, dtype, size=None, offset: int = 0, use_rdma_buffer: bool = False):
         """Raises UnsupportedError: an exchange's memory is not accessible."""
@@ -121,18 +119,7 @@ class Buffer:
 
         for ids [T, K], -1 for a masked slot. Other ids outside [0, E) are not counted; dispatch reports them.
         """
-        self.exchanges.check_open()
-        arrays = arrays_of(topk_idx)
-        placement = self._placements.get(num_experts)
-        if placement is None:
-            require_integer(num_experts, "num_experts", 1)
-            placement = self._placements[num_experts] = ferry.Placement.blocks(num_experts, self.group_size)
-        if previous_event is None and not async_finish:  # on the current stream, like any operation of the framework
-            return *_layout.dispatch_layout(arrays, topk_idx, placement), EventOverlap()
-        with self._streams.call(arrays, [topk_idx], previous_event, async_finish) as call:
-            per_rank, none, per_expert, in_rank = _layout.dispatch_layout(arrays, topk_idx, placement)
-            call.outputs = [per_rank, per_expert, in_rank]
-        return per_rank, none, per_expert, in_rank, call.event
+        return self._normal.layout(topk_idx, num_experts, previous_event, async_finish)
 
     def dispatch(
         self,
@@ -157,39 +144,13 @@ class Buffer:
         rank, then token. With a handle the routes are those of the call that returned it, and only recv_x and the event
         are set. Otherwise the routes are topk_idx, or is_token_in_rank if there is no topk_idx.
         """
-        self.exchanges.check_open()
-        x = tuple(x) if isinstance(x, list) else x
-        like = x[0] if isinstance(x, tuple) and x else x
-        arrays = arrays_of(like)
-        num_sms = Buffer.num_sms if config is None else getattr(config, "num_sms", 0)  # _check_call() refuses a wrong config
-
-        def check():
-            self._check_call(config, previous_event, async_finish, allocate_on_comm_stream)
-            if handle is not None and (topk_idx is not None or topk_weights is not None):
-                raise ferry.UsageError("dispatch: a handle excludes topk_idx and topk_weights")
-
-        def read_routes():
-            check()
-            self._check_routes(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
-                               num_worst_tokens, expert_alignment)
-            return _normal.routes_of(
-                arrays, self.group_size, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert)
-
-        def run():
-            if handle is not None:
-                return _normal.dispatch_by_handle(arrays, x, handle, check, num_sms), None, None, None, None
-            return _normal.dispatch_with_routes(
-                self, arrays, read_routes, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment,
-                num_worst_tokens, num_sms)
-
-        if previous_event is None and not async_finish:  # on the current stream
-            self._streams.follow(arrays)
-            return *run(), EventOverlap()
-        inputs = tensors_of((x, topk_idx, topk_weights, is_token_in_rank))
-        with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
-            received = run()
-            call.outputs = tensors_of(received[:3])
-        return *received, call.event
+        if handle is None:
+            return self._normal.dispatch(
+                x, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
+                num_worst_tokens, config, Buffer.num_sms, previous_event, async_finish, allocate_on_comm_stream)
+        with_ids = topk_idx is not None or topk_weights is not None
+        return self._normal.dispatch_by_handle(
+            x, handle, with_ids, config, Buffer.num_sms, previous_event, async_finish, allocate_on_comm_stream)
 
     def combine(
         self,
@@ -207,24 +168,8 @@ class Buffer:
         The unweighted sum of a token's rows over ranks, plus up to two biases, bfloat16 [T, H]. topk_weights are summed by
         slot.
         """
-        self.exchanges.check_open()
-        arrays = arrays_of(x)
-        num_sms = Buffer.num_sms if config is None else getattr(config, "num_sms", 0)  # _check_call() refuses a wrong config
-
-        def run():
-            return _normal.combine(
-                self, arrays, x, handle, topk_weights, bias,
-                lambda: self._check_call(config, previous_event, async_finish, allocate_on_comm_stream), num_sms)
-
-        if previous_event is None and not async_finish:
-            self._streams.follow(arrays)
-            return *run(), EventOverlap()
-        biases = tuple(bias) if isinstance(bias, (tuple, list)) else bias
-        inputs = tensors_of((x, topk_weights, biases))
-        with self._streams.call(arrays, inputs, previous_event, async_finish) as call:
-            combined = run()
-            call.outputs = tensors_of(combined)
-        return *combined, call.event
+        return self._normal.combine(
+            x, handle, topk_weights, bias, config, Buffer.num_sms, previous_event, async_finish, allocate_on_comm_stream)
 
     def internode_dispatch(self, *arguments, **settings):
         """Raises UnsupportedError: use dispatch(), for any number of ranks of one node."""
@@ -299,35 +244,3 @@ class Buffer:
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Does nothing: no rank is masked."""
-
-    @staticmethod
-    def _check_call(config, previous_event, async_finish, allocate_on_comm_stream):
-        if config is not None:
-            require_config(config)
-        if previous_event is not None and not isinstance(previous_event, EventOverlap):
-            raise ferry.UsageError(f"previous_event: expected an EventOverlap, got {type(previous_event).__name__}")
-        if allocate_on_comm_stream and (previous_event is None or not async_finish):
-            raise ferry.UsageError("allocate_on_comm_stream needs previous_event and async_finish")
-
-    @staticmethod
-    def _check_routes(per_rank, in_rank, per_expert, topk_idx, topk_weights, worst, alignment):
-        if per_rank is None or in_rank is None or per_expert is None:
-            raise ferry.UsageError(
-                "dispatch: without a handle num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed")
-        if (topk_idx is None) != (topk_weights is None):
-            raise ferry.UsageError("dispatch: topk_idx and topk_weights go together")
-        require_integer(worst, "num_worst_tokens", 0)
-        require_integer(alignment, "expert_alignment", 1)
-        if worst > 0 and topk_idx is None:
-            raise ferry.UsageError("dispatch: num_worst_tokens needs topk_idx and topk_weights")
-
-
-def tensors_of(values):
-    """All arrays among `values`, including those in tuples."""
-    found = []
-    for value in values:
-        if isinstance(value, tuple):
-            found += tensors_of(value)
-        elif value is not None:
-            found.append(value)
-    return found

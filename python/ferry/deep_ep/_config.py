@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import ferry
-from ferry.deep_ep._checks import require_integer
 
 
 @dataclasses.dataclass
@@ -25,12 +24,6 @@ class Config:
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """0, because all ranks are on one node."""
         return 0
-
-
-def require_config(config) -> None:
-    if not isinstance(config, Config):
-        raise ferry.UsageError(f"config: expected a Config, got {type(config).__name__}")
-    require_integer(config.num_sms, "config.num_sms", 0)
 
 
 def dispatch_config(num_sms: int) -> Config:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 
 import ferry
+from ferry._core import _MUST_AGREE
+from ferry.deep_ep import _layout, _normal
+from ferry.deep_ep._arrays import arrays_of
 from ferry.deep_ep._config import low_latency_settings, normal_settings
 
 DEADLINE = 100.0  # seconds; callers of deep_ep expect about this
 ROUNDING = 256  # the most tokens of a rank are rounded up to this, so that a slightly larger step needs no new exchange
 REFUSED = -1  # gathered in place of a rank's tokens if its arguments are wrong
-GATHER = "the ranks' hosts must gather their arguments"  # why a rank refuses a call: the others then gather too
 MESSAGE_BYTES = 256  # of the error message gathered then
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
@@ -43,82 +45,34 @@ class Exchanges:
     def __init__(self, group):
         self.group = group
         self.rank = group if isinstance(group, ferry.Rank) else group.join()
-        self.current = None  # the exchange of normal mode that all ranks use, and
-        self.settings = None  # the settings of the calls it is for
-        self.max_tokens = 0  # the most tokens of a rank in its calls
         self._made = {}
-        self._closed = False
-
-    def check_open(self):
-        if self._closed:
-            raise ferry.UsageError("Buffer: used after destroy()")
 
     def close(self):
-        self._closed = True
         for exchanges in self._made.values():
             for exchange in exchanges:
                 exchange.destroy()
         self._made = {}
-        self.current = None
         if not isinstance(self.group, ferry.Rank):
             self.group.leave()
 
-    def counted(self, arrays, error, routes):
-        """Collective: (the exchange for these routes, (rows received here, routes to each local expert, tokens of ranks)).
+    def agree(self, backend, error, settings, tokens):
+        """Collective: the exchange for a dispatch with new routes on all ranks, with room for `tokens` of each.
 
-        Without a gathering of the hosts, unless the ranks have made no exchange yet, some rank's call does not fit the
-        exchange of the last one, or a rank's arguments are wrong: `error`, with `routes` None.
+        `settings`: hidden, experts as the caller counts them, and top-k (0 without ids), which all ranks must have in common;
+        or None, and `error` what was wrong with this rank's arguments. If one rank has an error, every rank raises in this
+        call.
         """
-        fits = routes is not None and self._fits(routes)
-        if self.current is not None and not fits:
-            self.current.refuse(GATHER)
-        if fits:
-            try:
-                return self.current, self.current.dispatch_counts(routes.ids)
-            except ferry.UsageError as refusal:
-                if GATHER not in str(refusal):
-                    raise
-        self.agree(arrays, error, routes, 0 if routes is None else routes.tokens)
-        return self.current, self.current.dispatch_counts(routes.ids)
-
-    def with_room(self, arrays, error, routes, tokens):
-        """An exchange for these routes with room for `tokens` of each rank, which all ranks pass alike.
-
-        Collective if the last call had other settings or less room; otherwise the host waits for no other rank.
-        """
-        if self.current is None:
-            self.agree(arrays, error, routes, 0 if routes is None else max(tokens, routes.tokens))
-        elif error is not None:
-            self.current.refuse(str(error))
-            raise error
-        elif self.settings != routes.settings or self.max_tokens < tokens:
-            self.current.refuse(GATHER)
-            self.agree(arrays, None, routes, max(tokens, routes.tokens))
-        return self.current  # refuses more tokens than it has room for
-
-    def _fits(self, routes):
-        return (self.current is not None and self.settings == routes.settings
-                and routes.tokens <= self.max_tokens)
-
-    def agree(self, arrays, error, routes, tokens):
-        """Collective: makes `self.current` an exchange for the routes of all ranks, with room for `tokens` of each.
-
-        `routes`: this rank's Routes, whose `settings` all ranks must have in common; or None, and `error` what was wrong
-        with its arguments. If one rank has an error, every rank raises in this call.
-        """
-        mine = (REFUSED, 0, 0, 0) if routes is None else (tokens, *routes.settings)
+        mine = (REFUSED, 0, 0, 0) if settings is None else (tokens, *settings)
         gathered = self._gather(DISPATCH, mine, error)
         tokens_of_ranks = [theirs for theirs, *_ in gathered]
         if REFUSED in tokens_of_ranks:
             self._raise_error(error, tokens_of_ranks.index(REFUSED))
-        for rank, (_, *settings) in enumerate(gathered):
-            if settings != list(mine[1:]):
+        for rank, (_, *theirs) in enumerate(gathered):
+            if theirs != list(mine[1:]):
                 raise ferry.UsageError(
-                    f"dispatch: rank {rank} has [hidden, experts, top_k] = {settings}, "
+                    f"dispatch: rank {rank} has [hidden, experts, top_k] = {theirs}, "
                     f"rank {self.rank.index} has {list(mine[1:])}")
-        self.current = self._normal(arrays, max(1, *tokens_of_ranks), routes)
-        self.settings = routes.settings
-        self.max_tokens = self.current.config.max_tokens
+        return self._normal(backend, max(1, *tokens_of_ranks), *settings)
 
     def _gather(self, call, numbers=(0, 0, 0, 0), error=None):
         """Collective: the four numbers of every rank. UsageError on all ranks if they are not in the same call."""
@@ -138,27 +92,45 @@ class Exchanges:
         message = gathered[first].rstrip(b"\0").decode(errors="ignore")
         raise ferry.UsageError(f"rank {first} refused dispatch: {message}")
 
-    def _normal(self, arrays, most, routes):
-        """Collective: an exchange with room for `most` tokens of each rank."""
-        key = ("normal", *routes.settings)
+    def _normal(self, backend, most, hidden, experts, top_k):
+        """Collective: an exchange with room for `most` tokens of each rank. Without ids each rank is one expert."""
+        key = ("normal", hidden, experts, top_k)
         made = self._made.get(key, [])
         if not made or made[0].config.max_tokens < most:
             # Handles keep the smaller exchange alive as long as they need it.
             rounded = -(-most // ROUNDING) * ROUNDING
-            settings = normal_settings(rounded, routes.hidden, routes.experts, routes.slots)
-            made = self._made[key] = [self._make(arrays, settings)]
+            settings = normal_settings(rounded, hidden, experts if top_k else self.rank.size, top_k or self.rank.size)
+            made = self._made[key] = [self._make_on(backend, settings)]
         return made[0]
 
-    def for_weights(self, arrays, exchange):
+    def gathered_expert_counts(self, num_tokens_per_expert, alignment):
+        """Collective: routes to each local expert, rounded up, of a dispatch without ids: the sum of all ranks' counts."""
+        mine = [int(count) for count in num_tokens_per_expert.tolist()]
+        packed = self.rank.all_gather(struct.pack(f"{len(mine)}q", *mine))
+        counts_of_ranks = [struct.unpack(f"{len(mine)}q", theirs) for theirs in packed]
+        local = ferry.Placement.blocks(len(mine), self.rank.size).experts_of(self.rank.index)
+        return _layout.rounded_up([sum(counts[expert] for counts in counts_of_ranks) for expert in local], alignment)
+
+    def combined_weights(self, handle, topk_weights):
+        """The topk_weights of a token's received rows, added by slot."""
+        arrays = arrays_of(topk_weights)
+        exchange = self.for_weights(handle.exchange)
+        columns, slots = exchange.config.hidden, topk_weights.shape[1]
+        if columns != slots:
+            topk_weights = _normal.padded_columns(topk_weights, columns)
+        result = arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
+        return exchange.combine(arrays.contiguous(topk_weights), handle.plan, result=result)[:, :slots]
+
+    def for_weights(self, exchange):
         """An exchange for the same plans that sends one float32 a slot. Collective the first time."""
         config = exchange.config
         key = ("weights", config.experts, config.top_k, config.max_tokens)
         if key not in self._made:
             columns = -(-config.top_k // 4) * 4
             settings = normal_settings(config.max_tokens, columns, config.experts, config.top_k)
-            exchange.refuse(GATHER)  # a rank that is in a dispatch gathers too, and all learn that their calls differ
+            exchange.refuse(_MUST_AGREE)  # a rank that is in a dispatch agrees too, and all learn that their calls differ
             self._gather(FIRST_WEIGHTS)
-            self._made[key] = [self._make(arrays, settings | {"format": "fp32", "combine_type": "fp32"})]
+            self._made[key] = [self._make_on(config.backend, settings | {"format": "fp32", "combine_type": "fp32"})]
         return self._made[key][0]
 
     def first_low_latency(self, backend, *shape):
@@ -167,9 +139,6 @@ class Exchanges:
         exchange = self._make_on(backend, low_latency_settings(*shape))
         self._made.setdefault("low latency", []).append(exchange)
         return exchange
-
-    def _make(self, arrays, settings):
-        return self._make_on("cuda" if arrays.on_device else "cpu", settings)
 
     def _make_on(self, backend, settings):
         return ferry.Exchange(self.group, backend=backend, deadline=DEADLINE, **settings)

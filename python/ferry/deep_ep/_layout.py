@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import ferry
-from ferry.deep_ep._checks import require
-
-
-def dispatch_layout(arrays, topk_idx, placement):
-    """(tokens to each rank int32 [R], None, routes to each expert int32 [E], whether a token goes to a rank bool [T, R])."""
-    try:
-        per_rank, per_expert, in_rank, _ = ferry.dispatch_layout(arrays.contiguous(topk_idx), placement)
-    except (ferry.UsageError, TypeError, AttributeError):
-        require(arrays, topk_idx, "topk_idx", 2, "int32", "int64")  # names the argument as the caller does
-        raise
-    return per_rank, None, per_expert, in_rank
-
 
 def ids_from_ranks(arrays, is_token_in_rank):
     """Ids for a dispatch without expert ids: one expert a rank, int32 [T, R], -1 where a token does not go."""
@@ -69,22 +54,3 @@ def layout_range(arrays, counts):
     of_expert = arrays.to(counts, "int64").T
     begin = of_expert.cumsum(1) - of_expert
     return arrays.contiguous((begin << 32) | of_expert)
-
-
-class LazyTuple(Sequence):
-    """A tuple that computes an element on first access, because most handles are only passed on."""
-
-    def __init__(self, *makers):
-        self._makers = makers
-        self._made = {}
-
-    def __len__(self):
-        return len(self._makers)
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        index = range(len(self))[index]
-        if index not in self._made:
-            self._made[index] = self._makers[index]()
-        return self._made[index]

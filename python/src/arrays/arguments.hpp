@@ -31,6 +31,7 @@ class Arguments {
                     std::initializer_list<Element> elements);
 
   Framework framework() const { return framework_; }
+  Device device() const { return device_; }
   bool any() const { return !arrays_.empty(); }
   std::vector<nb::object> owners() const;
 

@@ -75,6 +75,8 @@ class NewArrays {
  public:
   NewArrays(Framework framework, Device device);
 
+  Framework framework() const { return framework_; }
+
   template <class T>
   nb::object make(const TensorShape& shape, T*& data) const {
     void* memory = nullptr;

@@ -26,15 +26,37 @@ nb::object dense_array(const nb::object& array, const Array& found) {
   return contiguous.get("numpy", "ascontiguousarray")(array);
 }
 
-int positive_integer(const nb::object& number, const char* name) {
+int integer_from(int least, const nb::object& number, const char* name) {
   constexpr long long kMost = std::numeric_limits<std::int32_t>::max();
   if (!PyBool_Check(number.ptr()) && PyIndex_Check(number.ptr()) != 0) {
-    const long long value = PyLong_AsLongLong(number.ptr());
-    if (value >= 1 && value <= kMost) return static_cast<int>(value);
+    const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
+    const long long value = index.is_valid() ? PyLong_AsLongLong(index.ptr()) : -1;
+    if (value >= least && value <= kMost) return static_cast<int>(value);
     PyErr_Clear();
   }
-  throw UsageError(str(name, ": expected an integer from 1 to ", kMost, ", got ",
+  throw UsageError(str(name, ": expected an integer from ", least, " to ", kMost, ", got ",
                        nb::cast<std::string>(nb::repr(number))));
+}
+
+bool is_true(const nb::object& flag) {
+  const int truth = PyObject_IsTrue(flag.ptr());
+  if (truth < 0) throw nb::python_error();
+  return truth == 1;
+}
+
+nb::object item_of(const nb::object& index, Py_ssize_t count,
+                   const std::function<nb::object(Py_ssize_t)>& element) {
+  if (!PySlice_Check(index.ptr())) {
+    const auto given = nb::cast<Py_ssize_t>(index), at = given < 0 ? given + count : given;
+    if (at < 0 || at >= count) throw nb::index_error(str("handle: it has ", count, " elements").c_str());
+    return element(at);
+  }
+  Py_ssize_t start = 0, stop = 0, step = 0;
+  if (PySlice_Unpack(index.ptr(), &start, &stop, &step) != 0) throw nb::python_error();
+  const Py_ssize_t length = PySlice_AdjustIndices(count, &start, &stop, step);
+  nb::list items;
+  for (Py_ssize_t i = 0; i < length; ++i) items.append(element(start + i * step));
+  return nb::tuple(items);
 }
 
 void refuse_hook_with_event(bool async_finish, bool hooked) {

@@ -1,6 +1,8 @@
 // Reads the arguments of ferry.deep_ep, and makes the arrays that it returns.
 #pragma once
 
+#include <functional>
+
 #include "arrays/arguments.hpp"
 #include "arrays/framework.hpp"
 
@@ -14,8 +16,14 @@ void require_torch_or_numpy(Framework framework, const char* name);
 // The array itself if it is C-contiguous, otherwise a copy that is. `found`: its properties.
 nb::object dense_array(const nb::object& array, const Array& found);
 
-// An integer from 1 to 2^31 - 1; throws UsageError for anything else.
-int positive_integer(const nb::object& number, const char* name);
+// An integer from `least` to 2^31 - 1; throws UsageError for anything else.
+int integer_from(int least, const nb::object& number, const char* name);
+
+bool is_true(const nb::object& flag);
+
+// Element or slice `index` of a handle of `count` elements, of which `element` returns one.
+nb::object item_of(const nb::object& index, Py_ssize_t count,
+                   const std::function<nb::object(Py_ssize_t)>& element);
 
 void refuse_hook_with_event(bool async_finish, bool hooked);
 

@@ -101,8 +101,10 @@ class LowLatencyCalls {
   void require_open() const;
   std::shared_ptr<LowLatencyPool> pool_of(const LowLatencyShape& shape);
   CallStreams& streams() const { return nb::cast<CallStreams&>(streams_); }
-  // The EventOverlap that a call returns. `used`: tensors that the call reads and writes.
-  nb::object finish(Device device, Stream stream, bool async_finish, const std::vector<nb::object>& used);
+  // The EventOverlap that a call returns. `used`: tensors that the call reads and writes, of memory of stream
+  // `current`.
+  nb::object finish(Device device, Stream stream, Stream current, bool async_finish,
+                    std::vector<nb::object> used);
 
   nb::object streams_, make_exchange_;
   std::vector<std::shared_ptr<LowLatencyPool>> pools_;

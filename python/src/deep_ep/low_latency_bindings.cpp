@@ -1,5 +1,6 @@
 // Binds the low-latency calls of ferry.deep_ep.
 #include "bindings.hpp"
+#include "deep_ep/arguments.hpp"
 #include "deep_ep/low_latency.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"
@@ -19,38 +20,22 @@ std::shared_ptr<LowLatencyPool> LowLatencyCalls::pool_of(const LowLatencyShape& 
   return pools_.emplace_back(std::make_shared<LowLatencyPool>(shape));
 }
 
-nb::object LowLatencyCalls::finish(Device device, Stream stream, bool async_finish,
-                                   const std::vector<nb::object>& used) {
-  static CachedAttribute overlap;
-  const nb::handle type = overlap.get("ferry.deep_ep._events", "EventOverlap");
-  if (!async_finish) return type();
+nb::object LowLatencyCalls::finish(Device device, Stream stream, Stream current, bool async_finish,
+                                   std::vector<nb::object> used) {
+  if (!async_finish) return event_overlap(nb::none());
   const PartTimer timer(HostPart::streams);
-  if (!is_host(device)) {
-    for (const nb::object& tensor : used) streams().record_use(tensor);
-  }
-  return type(nb::cast(CallStreams::end(device, stream)));
+  return streams().end(device, stream, current, std::move(used));
 }
 
 namespace {
 
-// The element at `index`: (src_info, layout_range, M, H, E).
-nb::object element(const nb::object& self, Py_ssize_t index) {
+// An element of (src_info, layout_range, M, H, E).
+nb::object low_latency_element(const nb::object& self, Py_ssize_t index) {
   auto& handle = nb::cast<LowLatencyHandle&>(self);
   const LowLatencyShape& shape = handle.pool->shape;
-  if (index < 0) index += 5;
-  switch (index) {
-    case 0:
-    case 1:
-      break;
-    case 2:
-      return nb::int_(shape.max_tokens);
-    case 3:
-      return nb::int_(shape.hidden);
-    case 4:
-      return nb::int_(shape.experts);
-    default:
-      throw nb::index_error("low-latency handle: it has 5 elements");
-  }
+  if (index == 2) return nb::int_(shape.max_tokens);
+  if (index == 3) return nb::int_(shape.hidden);
+  if (index == 4) return nb::int_(shape.experts);
   nb::object& made = handle.elements[index];
   if (made.is_valid()) return made;
   handle.require_received();
@@ -61,20 +46,8 @@ nb::object element(const nb::object& self, Py_ssize_t index) {
   return made;
 }
 
-nb::object item(const nb::object& self, const nb::object& index) {
-  if (!PySlice_Check(index.ptr())) return element(self, nb::cast<Py_ssize_t>(index));
-  Py_ssize_t start = 0, stop = 0, step = 0;
-  if (PySlice_Unpack(index.ptr(), &start, &stop, &step) != 0) throw nb::python_error();
-  const Py_ssize_t count = PySlice_AdjustIndices(5, &start, &stop, step);
-  nb::list items;
-  for (Py_ssize_t i = 0; i < count; ++i) items.append(element(self, start + i * step));
-  return nb::tuple(items);
-}
-
-bool is_true(const nb::object& flag) {
-  const int truth = PyObject_IsTrue(flag.ptr());
-  if (truth < 0) throw nb::python_error();
-  return truth == 1;
+nb::object low_latency_item(const nb::object& self, const nb::object& index) {
+  return item_of(index, 5, [&](Py_ssize_t at) { return low_latency_element(self, at); });
 }
 
 constexpr const char* kDispatchSignature =
@@ -94,7 +67,8 @@ void bind_low_latency(nb::module_& module) {
       "(src_info, layout_range, M, H, E) of a low-latency dispatch; the first two are computed on first "
       "access.")
       .def("__len__", [](const LowLatencyHandle&) { return 5; })
-      .def("__getitem__", &item, "index"_a, nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
+      .def("__getitem__", &low_latency_item, "index"_a,
+           nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
       .def_ro("exchange", &LowLatencyHandle::exchange, "The Exchange that the dispatch used.",
               nb::sig("def exchange(self) -> Exchange"))
       .def_ro("plan", &LowLatencyHandle::plan, "The Plan of the dispatch.")

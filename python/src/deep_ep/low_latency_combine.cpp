@@ -104,7 +104,8 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
     used.exchange->pending(0) = {.owners = std::move(arrays), .result = in.result_array};
     arrays.clear();
   }
-  return nb::make_tuple(in.result_array, finish(call.device(), stream, async_finish, arrays),
+  return nb::make_tuple(in.result_array,
+                        finish(call.device(), stream, current, async_finish, std::move(arrays)),
                         std::move(hook));
 }
 

@@ -51,9 +51,9 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
   const Array tokens = inspect_matrix(x, "x"), ids = inspect_matrix(topk_idx, "topk_idx");
-  const auto pool = pool_of({.max_tokens = positive_integer(max_tokens, "num_max_dispatch_tokens_per_rank"),
+  const auto pool = pool_of({.max_tokens = integer_from(1, max_tokens, "num_max_dispatch_tokens_per_rank"),
                              .hidden = static_cast<int>(tokens.shape[1]),
-                             .experts = positive_integer(experts, "num_experts"),
+                             .experts = integer_from(1, experts, "num_experts"),
                              .top_k = static_cast<int>(ids.shape[1]),
                              .on_device = !is_host(tokens.device)});
   PooledExchange& used = pool->acquire(make_exchange_);
@@ -109,7 +109,8 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
     arrays.clear();
   }
   return nb::make_tuple(received->recv_x(), received->counts, std::move(handle),
-                        finish(call.device(), stream, async_finish, arrays), std::move(hook));
+                        finish(call.device(), stream, current, async_finish, std::move(arrays)),
+                        std::move(hook));
 }
 
 }  // namespace ferry::python

@@ -1,5 +1,7 @@
 #include "deep_ep/streams.hpp"
 
+#include <utility>
+
 #include "arrays/framework.hpp"
 #include "bindings.hpp"
 
@@ -11,8 +13,38 @@ Stream current_stream(Device device) {
   return stream_of(nb::none(), Framework::torch, device);
 }
 
-void EventHandle::current_stream_wait() const {
-  if (event.recorded()) event.make_wait(current_stream(event.device()));
+namespace {
+
+// Keeps PyTorch from giving the tensor's memory to others before the work of `stream` so far is done.
+void record_use(nb::handle tensor, nb::handle stream) {
+  static PyObject* method = nullptr;
+  if (method == nullptr) method = PyUnicode_InternFromString("record_stream");
+  PyObject* arguments[] = {tensor.ptr(), stream.ptr()};
+  const nb::object done = nb::steal(PyObject_VectorcallMethod(method, arguments, 2, nullptr));
+  if (!done.is_valid()) throw nb::python_error();
+}
+
+}  // namespace
+
+KeptTensors::~KeptTensors() {
+  if (tensors_.empty()) return;
+  const nb::error_scope error_of_caller;
+  try {
+    for (const nb::object& tensor : tensors_) record_use(tensor, user_);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("ferry.deep_ep: the end of a call's event");
+  }
+}
+
+void KeptTensors::release(Stream waiting) {
+  if (waiting.handle == owner_.handle) tensors_.clear();
+}
+
+void EventHandle::current_stream_wait() {
+  if (!event.recorded()) return;
+  const Stream current = current_stream(event.device());
+  event.make_wait(current);
+  kept.release(current);
 }
 
 namespace {
@@ -74,18 +106,79 @@ void CallStreams::follow(Device device, Stream stream) {
   any_ = true;
 }
 
-EventHandle CallStreams::end(Device device, Stream stream) {
+nb::object CallStreams::end(Device device, Stream stream, Stream current,
+                            std::vector<nb::object> tensors) const {
   EventHandle handle;
-  if (!is_host(device)) handle.event.record(stream, device);
-  return handle;
+  if (!is_host(device)) {
+    handle.event.record(stream, device);
+    handle.kept = KeptTensors(std::move(tensors), private_stream_, current);
+  }
+  return event_overlap(nb::cast(std::move(handle)));
 }
 
-void CallStreams::record_use(nb::handle tensor) {
-  static PyObject* method = nullptr;
-  if (method == nullptr) method = PyUnicode_InternFromString("record_stream");
-  PyObject* arguments[] = {tensor.ptr(), private_stream_.ptr()};
-  const nb::object done = nb::steal(PyObject_VectorcallMethod(method, arguments, 2, nullptr));
-  if (!done.is_valid()) throw nb::python_error();
+StreamedCall::StreamedCall(CallStreams& streams, Framework framework, Device device,
+                           const EventHandle* previous, bool async_finish)
+    : streams_(streams), device_(device), async_finish_(async_finish) {
+  if (is_host(device)) return;
+  current_ = stream_of(nb::none(), framework, device);
+  stream_ = streams.begin(device, current_, previous, async_finish);
+  if (!async_finish && previous == nullptr) return;
+  static CachedAttribute current_object, scope;
+  current_object_ = current_object.get("torch.cuda", "current_stream")(device.device_id);
+  scope_ = scope.get("torch.cuda", "stream")(streams.private_stream());
+  scope_.attr("__enter__")();
+}
+
+StreamedCall::~StreamedCall() {
+  leave();
+}
+
+void StreamedCall::leave() noexcept {
+  if (!scope_.is_valid()) return;
+  const nb::object scope = std::move(scope_);
+  try {
+    scope.attr("__exit__")(nb::none(), nb::none(), nb::none());
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("ferry.deep_ep: the end of a call's stream");
+  }
+}
+
+nb::object StreamedCall::finish(std::vector<nb::object> inputs, const std::vector<nb::object>& outputs) {
+  if (!current_object_.is_valid())
+    return async_finish_ ? streams_.end(device_, stream_, current_, {}) : event_overlap(nb::none());
+  leave();
+  for (const nb::object& output : outputs) record_use(output, current_object_);
+  if (async_finish_) return streams_.end(device_, stream_, current_, std::move(inputs));
+  // Inputs that are freed after this are freed after the wait.
+  StreamEvent done;
+  done.record(stream_, device_);
+  done.make_wait(current_);
+  return event_overlap(nb::none());
+}
+
+namespace {
+
+nb::handle overlap_type() {
+  static CachedAttribute type;
+  return type.get("ferry.deep_ep._events", "EventOverlap");
+}
+
+}  // namespace
+
+nb::object event_overlap(const nb::object& event) {
+  return event.is_none() ? overlap_type()() : overlap_type()(event);
+}
+
+bool is_event_overlap(const nb::object& object) {
+  if (!nb::isinstance(object, overlap_type())) return false;
+  const nb::object event = object.attr("event");
+  return event.is_none() || nb::isinstance<EventHandle>(event);
+}
+
+const EventHandle* event_of(const nb::object& overlap) {
+  if (overlap.is_none() || !is_event_overlap(overlap)) return nullptr;
+  const nb::object event = overlap.attr("event");
+  return event.is_none() ? nullptr : &nb::cast<EventHandle&>(event);
 }
 
 void bind_deep_ep_streams(nb::module_& module) {
@@ -99,15 +192,7 @@ void bind_deep_ep_streams(nb::module_& module) {
       .def(nb::init<>())
       .def("private_stream", &CallStreams::private_stream,
            "The private stream of asynchronous calls, a torch.cuda.Stream; None without a GPU.",
-           nb::sig("def private_stream(self) -> typing.Any"))
-      .def(
-          "begin",
-          [](CallStreams& self, int device, const EventHandle* previous, bool async_finish) {
-            const Device where{nb::device::cuda::value, device};
-            self.begin(where, current_stream(where), previous, async_finish);
-          },
-          "device"_a, "previous"_a.none(), "async_finish"_a,
-          "Makes the stream of a call wait for what must come before.");
+           nb::sig("def private_stream(self) -> typing.Any"));
 }
 
 }  // namespace ferry::python

@@ -1,5 +1,8 @@
 """The deep_ep interface with NumPy on the CPU backend: shapes, types, order and conventions of every method."""
 
+import pathlib
+import sys
+
 import numpy as np
 import pytest
 
@@ -168,6 +171,40 @@ def test_more_tokens_than_before(rng):
         again = buffer.dispatch(small.tokens[me], handle=first)[0]
         assert same_bits(again, first_x)  # an old handle still works
         assert buffer.combine(large_x, second)[0].shape == large.tokens[me].shape
+
+
+def python_functions_of(call):
+    """The functions of ferry that are written in Python and run during the call."""
+    package, found = str(pathlib.Path(ferry.__file__).parent), []
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            found.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_calls_run_in_compiled_code(rng):
+    step = step_of(rng, 1)
+
+    @on_ranks(1)
+    def _(me, buffer):
+        rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        layout = buffer.get_dispatch_layout(step.ids[me], 16)
+        new_routes = {"topk_idx": step.ids[me], "topk_weights": step.weights[me], "num_tokens_per_rank": layout[0],
+                      "num_tokens_per_expert": layout[2], "is_token_in_rank": layout[3], "config": deep_ep.Config()}
+        for name, call in {
+            "get_dispatch_layout": lambda: buffer.get_dispatch_layout(step.ids[me], 16),
+            "dispatch": lambda: buffer.dispatch(step.tokens[me], **new_routes),
+            "dispatch ": lambda: buffer.dispatch(step.tokens[me], handle),
+            "combine": lambda: buffer.combine(rows, handle),
+        }.items():
+            assert python_functions_of(call) == [name.strip(), "__init__"]  # of EventOverlap
 
 
 @pytest.mark.parametrize("hook", [False, True])

@@ -124,6 +124,63 @@ def test_memory_of_asynchronous_calls_is_not_given_to_others(rng):
     run(check_memory, rng)
 
 
+def check_memory_without_a_wait(rank, device, rng):
+    """Asynchronous calls for whose events the current stream never waits, or another stream does."""
+    x, ids, weights, buffer = start(rank, device, rng)
+    private, other = buffer.get_comm_stream(), torch.cuda.Stream()
+    recv, counts, *_ = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, EXPERTS)
+    new_routes = dict(num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+                      topk_idx=ids, topk_weights=weights)
+    rows, *_, handle, _ = buffer.dispatch(x, **new_routes)
+    calls = {
+        "low latency": (lambda mine: buffer.low_latency_dispatch(mine, ids, MOST, EXPERTS, use_fp8=False, async_finish=True)[0::3],
+                        lambda received: b"".join(bits(received[e, :count]) for e, count in enumerate(counts.tolist())), recv),
+        "normal": (lambda mine: buffer.dispatch(mine, handle=handle, async_finish=True)[0::5], bits, rows),
+    }
+    for call, bits_of, expected in calls.values():
+        for waits_elsewhere in (False, True):
+            torch.cuda.synchronize()
+            mine = x.clone()
+            keep_busy(private)
+            received, event = call(mine)
+            if waits_elsewhere:
+                with torch.cuda.stream(other):
+                    event.current_stream_wait()
+            shape = mine.shape
+            del mine, event
+            noise = [torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device) for _ in range(4)]
+            torch.cuda.synchronize()
+            assert bits_of(received) == bits_of(expected)
+            assert all(bool(tensor.isnan().all()) for tensor in noise)
+    buffer.destroy()
+
+
+@on_gpus
+def test_memory_of_asynchronous_calls_without_a_wait(rng):
+    run(check_memory_without_a_wait, rng)
+
+
+def check_reuse_of_memory(rank, device, rng):
+    """After the wait the memory of an asynchronous call is free at once, because nothing was recorded on a stream."""
+    x, ids, weights, buffer = start(rank, device, rng)
+    addresses = set()
+    for _ in range(20):
+        recv, _, _, event, _ = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False, async_finish=True)
+        keep_busy(buffer.get_comm_stream())
+        event.current_stream_wait()
+        addresses.add(recv.data_ptr())
+        del recv, event
+    torch.cuda.synchronize()
+    assert len(addresses) <= 2, addresses
+    buffer.destroy()
+
+
+@on_gpus
+def test_memory_of_asynchronous_calls_is_used_again_after_the_wait(rng):
+    run(check_reuse_of_memory, rng)
+
+
 def check_order(rank, device, rng):
     """Calls on different streams run in the order in which they were made."""
     x, ids, weights, buffer = start(rank, device, rng)

@@ -1,0 +1,91 @@
+// Normal mode of ferry.deep_ep: layout, dispatch and combine, each one call from Python.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "deep_ep/normal_arguments.hpp"
+#include "deep_ep/streams.hpp"
+#include "dispatch_layout.hpp"
+#include "lane_call.hpp"
+
+namespace ferry::python {
+
+// The Python class of handles: (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix,
+// recv_src_idx, is_token_in_rank, send_head). Python computes an element on first access.
+struct NormalHandle {
+  nb::object owner;  // the ferry.Exchange
+  PyExchange* exchange;
+  PyPlan plan;
+  std::int64_t rows;  // received, or with num_worst_tokens their bound
+  nb::object is_token_in_rank;
+  std::vector<std::int32_t> tokens_of_ranks;  // empty after num_worst_tokens: the host does not know them
+  int channels;
+  std::array<nb::object, 6> elements{};
+};
+
+// The calls of normal mode of one Buffer.
+class NormalCalls {
+ public:
+  // `python`: the ferry.deep_ep._exchanges.Exchanges of the Buffer.
+  NormalCalls(nb::object streams, nb::object python, int ranks)
+      : streams_(std::move(streams)), python_(std::move(python)), ranks_(ranks) {}
+
+  nb::tuple layout(const nb::object& topk_idx, const nb::object& experts, const nb::object& previous_event,
+                   bool async_finish);
+  nb::tuple dispatch(const NewRoutes& given, const CallSettings& settings);
+  nb::tuple dispatch_by_handle(const nb::object& x, const nb::object& handle, bool with_ids,
+                               const CallSettings& settings);
+  nb::tuple combine(const nb::object& x, const nb::object& handle, const nb::object& topk_weights,
+                    const nb::object& bias, const CallSettings& settings);
+  void close();
+
+ private:
+  // The exchange of the last dispatch with new routes, and what that had in common on all ranks.
+  struct Current {
+    nb::object owner;
+    PyExchange* exchange = nullptr;
+    NormalShape shape{};
+  };
+  // What the layouts of one number of experts have in common, with the shapes of the last one.
+  struct LayoutOf {
+    int experts;
+    std::int64_t tokens;
+    Placement placement;
+    LayoutShapes shapes;
+  };
+  struct Received;
+
+  void require_open() const;
+  CallStreams& streams() const { return nb::cast<CallStreams&>(streams_); }
+  const LayoutOf& layout_for(const nb::object& experts, std::int64_t tokens);
+  // Where a call's arrays should be. `like`: its tokens, or any object.
+  Place place_of(const nb::object& like) const;
+  // Whether the current exchange serves such a call with `tokens` tokens on a rank.
+  bool fits(const NormalShape& shape, std::int64_t tokens) const;
+  // Ends the peers' next call on the current exchange with `reason`.
+  void refuse(const std::string& reason, Stream stream);
+  // Collective: the ranks' hosts agree on an exchange with room for `tokens` of each. Raises the error of a
+  // rank that has one; `error`: this rank's or None, `routes`: null if it has one.
+  void agree(const nb::object& error, const Routes* routes, std::int64_t tokens);
+  // Makes current an exchange with room for num_worst_tokens.
+  void make_room(const nb::object& error, const Routes* routes, std::int64_t worst, Stream stream);
+  // Counts the routes of all ranks. Nothing: the ranks' hosts must agree first.
+  std::optional<DispatchCounts> count(LaneCall& call, const Routes& routes);
+  // Dispatches. `counts`: null for num_worst_tokens.
+  nb::tuple deliver(LaneCall& call, Routes& routes, Received& received, const DispatchCounts* counts,
+                    const NewRoutes& given, StreamedCall& streamed, int num_sms);
+
+  nb::object streams_, python_;
+  int ranks_;
+  Current current_;
+  std::vector<LayoutOf> layouts_;
+  bool closed_ = false;
+};
+
+// Why a rank refuses a call: the ranks' hosts must agree on an exchange. The others then do so, too.
+inline constexpr const char* kMustAgree = "the ranks' hosts must gather their arguments";
+
+}  // namespace ferry::python

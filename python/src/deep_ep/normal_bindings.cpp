@@ -1,0 +1,173 @@
+// Binds the calls and handles of normal mode.
+#include <nanobind/stl/vector.h>
+
+#include "base/text.hpp"
+#include "bindings.hpp"
+#include "deep_ep/normal.hpp"
+#include "ferry/error.hpp"
+#include "host_parts.hpp"
+
+namespace ferry::python {
+
+using namespace nb::literals;
+
+void NormalCalls::require_open() const {
+  if (closed_) throw UsageError("Buffer: used after destroy()");
+}
+
+void NormalCalls::close() {
+  closed_ = true;
+  current_ = {};
+}
+
+const NormalCalls::LayoutOf& NormalCalls::layout_for(const nb::object& experts, std::int64_t tokens) {
+  const int number = integer_from(1, experts, "num_experts");
+  for (LayoutOf& known : layouts_) {
+    if (known.experts != number) continue;
+    if (known.tokens != tokens) known.shapes = LayoutShapes(known.placement, tokens);
+    known.tokens = tokens;
+    return known;
+  }
+  const Placement placement = Placement::blocks(number, ranks_);
+  return layouts_.emplace_back(LayoutOf{number, tokens, placement, LayoutShapes(placement, tokens)});
+}
+
+nb::tuple NormalCalls::layout(const nb::object& topk_idx, const nb::object& experts,
+                              const nb::object& previous_event, bool async_finish) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
+  require_open();
+  Array ids = inspect_matrix(topk_idx, "topk_idx");
+  if (ids.element != kInt32 && ids.element != kInt64)
+    throw UsageError("topk_idx: expected int32 or int64, got " + name_of(ids.element));
+  const LayoutOf& of = layout_for(experts, ids.shape[0]);
+  timer.emplace(HostPart::streams);
+  // Layouts are no calls between ranks, and so need no order: without an event they run like any operation of
+  // PyTorch.
+  const EventHandle* const previous = event_of(previous_event);
+  std::optional<StreamedCall> streamed;
+  if (previous != nullptr || async_finish)
+    streamed.emplace(streams(), ids.framework, ids.device, previous, async_finish);
+  timer.emplace(HostPart::arguments);
+  if (!is_dense(ids)) ids = inspect_matrix(dense_array(topk_idx, ids), "topk_idx");
+  const Stream stream = streamed ? streamed->stream() : stream_of(nb::none(), ids.framework, ids.device);
+  const PyDispatchLayout made = layout_of(ids, of.placement, of.shapes, 0, stream);
+  timer.emplace(HostPart::results);
+  nb::object event =
+      streamed
+          ? streamed->finish({ids.owner}, {made.tokens_per_rank, made.routes_per_expert, made.token_in_rank})
+          : event_overlap(nb::none());
+  return nb::make_tuple(made.tokens_per_rank, nb::none(), made.routes_per_expert, made.token_in_rank,
+                        std::move(event));
+}
+
+namespace {
+
+constexpr Py_ssize_t kElements = 6;
+constexpr Py_ssize_t kTokenInRank = 4;
+
+nb::object normal_element(const nb::object& self, Py_ssize_t index) {
+  auto& handle = nb::cast<NormalHandle&>(self);
+  if (index == kTokenInRank) return handle.is_token_in_rank;
+  nb::object& made = handle.elements[static_cast<std::size_t>(index)];
+  static CachedAttribute make;
+  if (!made.is_valid()) made = make.get("ferry.deep_ep._normal", "element")(self, index);
+  return made;
+}
+
+nb::object normal_item(const nb::object& self, const nb::object& index) {
+  return item_of(index, kElements, [&](Py_ssize_t at) { return normal_element(self, at); });
+}
+
+void bind_normal_handle(nb::module_& module) {
+  nb::class_<NormalHandle>(
+      module, "NormalHandle",
+      "(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, "
+      "is_token_in_rank, send_head) of a dispatch; each is computed on first access.")
+      .def("__len__", [](const NormalHandle&) { return kElements; })
+      .def("__getitem__", &normal_item, "index"_a,
+           nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
+      .def_ro("exchange", &NormalHandle::owner, "The Exchange that the dispatch used.",
+              nb::sig("def exchange(self) -> Exchange"))
+      .def_ro("plan", &NormalHandle::plan, "The Plan of the dispatch.")
+      .def_ro("rows", &NormalHandle::rows, "Received rows, or with num_worst_tokens their bound.")
+      .def_ro("is_token_in_rank", &NormalHandle::is_token_in_rank, "As given to the dispatch.",
+              nb::sig("def is_token_in_rank(self) -> typing.Any"))
+      .def_ro("tokens_of_ranks", &NormalHandle::tokens_of_ranks,
+              "N of every rank; empty after num_worst_tokens, where the host does not know them.")
+      .def_ro("channels", &NormalHandle::channels, "C of the matrices by channel.");
+}
+
+}  // namespace
+
+void bind_normal(nb::module_& module) {
+  bind_normal_handle(module);
+  module.attr("_MUST_AGREE") = kMustAgree;
+  using Object = const nb::object&;
+  constexpr const char* kSettings =
+      "config: typing.Any, default_sms: typing.Any, previous_event: typing.Any, async_finish: typing.Any, "
+      "allocate_on_comm_stream: typing.Any) -> tuple";
+  const auto signature = [](const char* name, const char* arguments, const char* settings) {
+    return str("def ", name, "(self, ", arguments, ", ", settings);
+  };
+  nb::class_<NormalCalls>(module, "_NormalCalls", "For ferry.deep_ep: normal mode of a Buffer.")
+      .def(nb::init<nb::object, nb::object, int>(), "streams"_a, "exchanges"_a, "ranks"_a)
+      .def(
+          "layout",
+          [](NormalCalls& self, Object topk_idx, Object experts, Object previous_event, Object async_finish) {
+            return self.layout(topk_idx, experts, previous_event, is_true(async_finish));
+          },
+          "topk_idx"_a.none(), "experts"_a.none(), "previous_event"_a.none(), "async_finish"_a.none(),
+          nb::sig("def layout(self, topk_idx: typing.Any, experts: typing.Any, previous_event: typing.Any, "
+                  "async_finish: typing.Any) -> tuple"))
+      .def(
+          "dispatch",
+          [](NormalCalls& self, Object x, Object tokens_per_rank, Object is_token_in_rank,
+             Object routes_per_expert, Object topk_idx, Object topk_weights, Object alignment, Object worst,
+             Object config, Object default_sms, Object previous_event, Object async_finish,
+             Object allocate_on_comm_stream) {
+            return self.dispatch(
+                {x, tokens_per_rank, is_token_in_rank, routes_per_expert, topk_idx, topk_weights, alignment,
+                 worst},
+                {config, default_sms, previous_event, async_finish, allocate_on_comm_stream});
+          },
+          "x"_a.none(), "tokens_per_rank"_a.none(), "is_token_in_rank"_a.none(), "routes_per_expert"_a.none(),
+          "topk_idx"_a.none(), "topk_weights"_a.none(), "alignment"_a.none(), "worst"_a.none(),
+          "config"_a.none(), "default_sms"_a.none(), "previous_event"_a.none(), "async_finish"_a.none(),
+          "allocate_on_comm_stream"_a.none(),
+          nb::sig(signature("dispatch",
+                            "x: typing.Any, tokens_per_rank: typing.Any, is_token_in_rank: typing.Any, "
+                            "routes_per_expert: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, "
+                            "alignment: typing.Any, worst: typing.Any",
+                            kSettings)
+                      .c_str()))
+      .def(
+          "dispatch_by_handle",
+          [](NormalCalls& self, Object x, Object handle, bool with_ids, Object config, Object default_sms,
+             Object previous_event, Object async_finish, Object allocate_on_comm_stream) {
+            return self.dispatch_by_handle(
+                x, handle, with_ids,
+                {config, default_sms, previous_event, async_finish, allocate_on_comm_stream});
+          },
+          "x"_a.none(), "handle"_a.none(), "with_ids"_a, "config"_a.none(), "default_sms"_a.none(),
+          "previous_event"_a.none(), "async_finish"_a.none(), "allocate_on_comm_stream"_a.none(),
+          nb::sig(
+              signature("dispatch_by_handle", "x: typing.Any, handle: typing.Any, with_ids: bool", kSettings)
+                  .c_str()))
+      .def(
+          "combine",
+          [](NormalCalls& self, Object x, Object handle, Object topk_weights, Object bias, Object config,
+             Object default_sms, Object previous_event, Object async_finish, Object allocate_on_comm_stream) {
+            return self.combine(x, handle, topk_weights, bias,
+                                {config, default_sms, previous_event, async_finish, allocate_on_comm_stream});
+          },
+          "x"_a.none(), "handle"_a.none(), "topk_weights"_a.none(), "bias"_a.none(), "config"_a.none(),
+          "default_sms"_a.none(), "previous_event"_a.none(), "async_finish"_a.none(),
+          "allocate_on_comm_stream"_a.none(),
+          nb::sig(signature("combine",
+                            "x: typing.Any, handle: typing.Any, topk_weights: typing.Any, bias: typing.Any",
+                            kSettings)
+                      .c_str()))
+      .def("close", &NormalCalls::close);
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,98 @@
+// Runs the combines of normal mode.
+#include "base/text.hpp"
+#include "cast.hpp"
+#include "combine.hpp"
+#include "deep_ep/normal.hpp"
+#include "ferry/error.hpp"
+#include "host_parts.hpp"
+
+namespace ferry::python {
+
+namespace {
+
+std::vector<nb::object> biases_of(const nb::object& bias) {
+  std::vector<nb::object> biases;
+  if (nb::isinstance<nb::tuple>(bias) || nb::isinstance<nb::list>(bias)) {
+    for (const nb::handle term : bias) {
+      if (!term.is_none()) biases.push_back(nb::borrow(term));
+    }
+  } else if (!bias.is_none()) {
+    biases.push_back(bias);
+  }
+  if (biases.size() > 2) throw UsageError(str("bias: expected at most two arrays, got ", biases.size()));
+  return biases;
+}
+
+void check_rows(const nb::object& x, const NormalHandle& handle, std::int64_t hidden, CombineInput& in) {
+  const Array& array = in.arguments.rows(x, "x", hidden, {kBf16});
+  const StridedRows rows = strided_rows(array, "x");
+  const std::int64_t needed = max_rows_touched(handle.plan);
+  if (rows.count < needed) throw UsageError(str("x: expected ", needed, " rows or more, got ", rows.count));
+  in.outputs = {array.data, DType::bf16, rows.stride};
+}
+
+// Arrays that PyTorch or NumPy reads: shape and type alone matter.
+void check_operand(const nb::object& object, const std::string& name, Element element, const Shape& shape,
+                   CombineInput& in) {
+  const Array& array = in.arguments.add(object, name.c_str());
+  bool same = array.shape.size() == shape.size();
+  for (std::size_t i = 0; same && i < shape.size(); ++i) same = shape[i] < 0 || shape[i] == array.shape[i];
+  if (array.element == element && same) return;
+  throw UsageError(str(name, ": expected ", name_of(element), " of shape ", shape_text(shape), ", got ",
+                       name_of(array.element), " of shape ", shape_text(array.shape)));
+}
+
+}  // namespace
+
+nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, const nb::object& topk_weights,
+                               const nb::object& bias, const CallSettings& settings) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
+  require_open();
+  const auto& handle = cast_argument<NormalHandle>(object, "handle", "a handle of dispatch");
+  const Config& config = handle.exchange->config();
+  const Framework framework = handle.plan.framework;
+  timer.emplace(HostPart::streams);
+  StreamedCall streamed(streams(), framework, handle.plan.device, event_of(settings.previous_event),
+                        settings.is_async());
+  timer.emplace(HostPart::arguments);
+  CombineInput in(handle.plan.device, Gradients::recorded);
+  std::vector<nb::object> biases;
+  {
+    LaneCall call(*handle.exchange, 0);
+    call.set_stream(streamed.stream());
+    call.read_or_refuse({Operation::combine}, [&] {
+      const int num_sms = settings.checked();
+      in.options.sm_limit = is_host(call.device()) ? 0 : num_sms;
+      check_rows(x, handle, config.hidden, in);
+      const Shape shape = {handle.plan.tokens, config.hidden};
+      biases = biases_of(bias);
+      for (std::size_t i = 0; i < biases.size(); ++i)
+        check_operand(biases[i], str("bias[", i, "]"), kBf16, shape, in);
+      if (!topk_weights.is_none()) check_operand(topk_weights, "topk_weights", kFp32, {-1, config.top_k}, in);
+      const PartTimer allocating(HostPart::allocation);
+      in.result_array = new_array(framework, biases.empty() ? kBf16 : kFp32, shape, call.device());
+      read_result(shape, in);
+    });
+    timer.emplace(HostPart::exchange);
+    const nb::gil_scoped_release unlocked;
+    call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options, call.stream());
+  }
+  timer.emplace(HostPart::results);
+  nb::object result = in.result_array, weights = nb::none();
+  std::vector<nb::object> inputs = in.arguments.owners(), outputs = {in.result_array};
+  inputs.push_back(handle.plan.owner);
+  if (!biases.empty()) {
+    static CachedAttribute with_biases;
+    result = with_biases.get("ferry.deep_ep._normal", "with_biases")(result, biases);
+    outputs.push_back(result);
+  }
+  if (!topk_weights.is_none()) {
+    weights = python_.attr("combined_weights")(object, topk_weights);
+    outputs.push_back(weights);
+  }
+  timer.emplace(HostPart::streams);
+  nb::object event = streamed.finish(std::move(inputs), outputs);
+  return nb::make_tuple(std::move(result), std::move(weights), std::move(event));
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,308 @@
+// Runs the dispatches of normal mode.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "base/text.hpp"
+#include "cast.hpp"
+#include "deep_ep/normal.hpp"
+#include "errors.hpp"
+#include "ferry/error.hpp"
+#include "host_parts.hpp"
+
+namespace ferry::python {
+
+// What a dispatch returns, in new memory. The plan does not depend on the counts of rows, and so is allocated
+// before the host waits for them.
+struct NormalCalls::Received {
+  explicit Received(NewArrays arrays_of) : arrays(arrays_of) {}
+
+  void allocate_plan(const PyExchange& exchange) {
+    const PartTimer timer(HostPart::allocation);
+    plan = arrays.make(exchange.receive_sizes().plan, memory.plan);
+  }
+
+  // Memory for `rows` rows; with `fill` the ids of rows that are not received are -1.
+  void allocate_rows(const Routes& routes, std::int64_t rows, bool fill) {
+    const PartTimer timer(HostPart::allocation);
+    memory.rows = std::max<std::int64_t>(rows, 1);
+    for (std::size_t p = 0; p < static_cast<std::size_t>(routes.rows.parts); ++p) {
+      parts[p] =
+          arrays.make({routes.rows.elements[p], {memory.rows, routes.rows.columns[p]}}, memory.parts[p]);
+    }
+    if (!routes.has_ids()) return;
+    const Shape of_slots = {memory.rows, routes.slots};
+    weights = arrays.make({kFp32, of_slots}, memory.weight);
+    ids = arrays.make({kInt32, of_slots}, memory.local_ids);
+    if (fill) ids.attr(arrays.framework() == Framework::torch ? "fill_" : "fill")(-1);
+  }
+
+  std::vector<nb::object> all() const {
+    std::vector<nb::object> all = {plan, parts[0]};
+    for (const nb::object& array : {parts[1], weights, ids}) {
+      if (array.is_valid()) all.push_back(array);
+    }
+    return all;
+  }
+
+  NewArrays arrays;
+  std::array<nb::object, 2> parts{};
+  nb::object weights, ids, plan;
+  ReceiveBuffers memory;
+};
+
+namespace {
+
+NormalHandle& handle_of(const nb::object& object) {
+  return cast_argument<NormalHandle>(object, "handle", "a handle of dispatch");
+}
+
+int sm_limit_of(const LaneCall& call, int num_sms) {
+  return is_host(call.device()) ? 0 : num_sms;
+}
+
+// The ids as int64 if topk_idx is.
+nb::object as_type_of_ids(const nb::object& ids, Framework framework, Element element) {
+  if (element == kInt32) return ids;
+  return framework == Framework::torch ? ids.attr("long")() : ids.attr("astype")("int64");
+}
+
+nb::list rounded_up(std::span<const std::int32_t> counts, std::int64_t alignment) {
+  nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(counts.size())));
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::int64_t rounded = (counts[i] + alignment - 1) / alignment * alignment;
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(rounded));
+  }
+  return list;
+}
+
+[[noreturn]] void raise(const nb::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+DispatchCounts counts_of(LaneCall& call, const Routes& routes) {
+  const PartTimer timer(HostPart::waiting);
+  const nb::gil_scoped_release unlocked;
+  return call.exchange().dispatch_counts(routes.in.ids, routes.in.tokens.count, 0, call.stream());
+}
+
+}  // namespace
+
+Place NormalCalls::place_of(const nb::object& like) const {
+  if (current_.exchange != nullptr)
+    return {current_.exchange->framework(), current_.exchange->state().device};
+  const bool many = nb::isinstance<nb::tuple>(like) || nb::isinstance<nb::list>(like);
+  const nb::object first = many && nb::len(like) > 0 ? nb::object(like[0]) : like;
+  try {
+    const Array found = inspect(first, "x");
+    return {found.framework, found.device};
+  } catch (const Error&) {
+    return {};  // no array: reading the arguments says so
+  } catch (const nb::python_error&) {
+    return {};
+  }
+}
+
+bool NormalCalls::fits(const NormalShape& shape, std::int64_t tokens) const {
+  return current_.exchange != nullptr && current_.shape == shape &&
+         tokens <= current_.exchange->config().max_tokens;
+}
+
+void NormalCalls::refuse(const std::string& reason, Stream stream) {
+  LaneCall call(*current_.exchange, 0);
+  call.set_stream(stream);
+  const nb::gil_scoped_release unlocked;
+  call.exchange().refuse(Operation::dispatch, 0, UsageError(reason), stream);
+}
+
+void NormalCalls::agree(const nb::object& error, const Routes* routes, std::int64_t tokens) {
+  const bool on_device = routes != nullptr && !is_host(routes->in.arguments.device());
+  nb::object settings = nb::none();
+  if (routes != nullptr)
+    settings = nb::make_tuple(routes->shape.hidden, routes->shape.experts, routes->shape.top_k);
+  nb::object owner = python_.attr("agree")(on_device ? "cuda" : "cpu", error, settings, tokens);
+  auto& exchange = nb::cast<PyExchange&>(owner);
+  const Framework framework = routes->in.arguments.framework();
+  exchange.set_framework(framework);
+  current_ = {std::move(owner), &exchange, routes->shape};
+  const Device mine = exchange.state().device, theirs = routes->in.arguments.device();
+  if (mine.device_id == theirs.device_id) return;
+  const UsageError wrong(str("x: expected an array on ", name_of(mine),
+                             ", the exchange's device, got one on ", name_of(theirs)));
+  refuse(wrong.what(), stream_of(nb::none(), framework, mine));
+  throw wrong;
+}
+
+void NormalCalls::make_room(const nb::object& error, const Routes* routes, std::int64_t worst,
+                            Stream stream) {
+  const std::int64_t most = (worst + ranks_ - 1) / ranks_;
+  const std::int64_t tokens = routes == nullptr ? 0 : std::max(most, routes->in.tokens.count);
+  if (current_.exchange == nullptr) return agree(error, routes, tokens);
+  if (routes == nullptr) {
+    refuse(nb::cast<std::string>(nb::str(error)), stream);
+    raise(error);
+  }
+  if (fits(routes->shape, most)) return;  // the exchange refuses more tokens than it has room for
+  refuse(kMustAgree, stream);
+  agree(nb::none(), routes, tokens);
+}
+
+std::optional<DispatchCounts> NormalCalls::count(LaneCall& call, const Routes& routes) {
+  try {
+    return counts_of(call, routes);
+  } catch (const UsageError& refusal) {
+    if (std::string_view(refusal.what()).find(kMustAgree) == std::string_view::npos) throw;
+    return std::nullopt;
+  }
+}
+
+nb::tuple NormalCalls::dispatch(const NewRoutes& given, const CallSettings& settings) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
+  require_open();
+  const Place place = place_of(given.x);
+  timer.emplace(HostPart::streams);
+  StreamedCall streamed(streams(), place.framework, place.device, event_of(settings.previous_event),
+                        settings.is_async());
+  timer.emplace(HostPart::arguments);
+  std::optional<Routes> routes;
+  nb::object error = nb::none();
+  int num_sms = 0;
+  try {
+    num_sms = settings.checked();
+    routes.emplace(given, place, ranks_);
+  } catch (nb::python_error& caught) {
+    if (!caught.matches(PyExc_Exception)) throw;
+    error = nb::borrow(caught.value());
+  } catch (const std::exception&) {
+    error = exception_object(std::current_exception());
+  }
+  Routes* const read = routes ? &*routes : nullptr;
+  const std::int64_t tokens = routes ? routes->in.tokens.count : 0;
+  const Framework framework = routes ? routes->in.arguments.framework() : Framework::numpy;
+  timer.reset();
+  if (const std::optional<std::int64_t> worst = given.worst_rows()) {
+    make_room(error, read, *worst, streamed.stream());
+    Received received(NewArrays(framework, place.device));
+    LaneCall call(*current_.exchange, 0);
+    call.set_stream(streamed.stream());
+    return deliver(call, *routes, received, nullptr, given, streamed, num_sms);
+  }
+  if (routes && fits(routes->shape, tokens)) {
+    Received received(NewArrays(framework, place.device));
+    LaneCall call(*current_.exchange, 0);
+    call.set_stream(streamed.stream());
+    call.read_or_refuse({Operation::dispatch_counts}, [&] { received.allocate_plan(*current_.exchange); });
+    if (const std::optional<DispatchCounts> counts = count(call, *routes))
+      return deliver(call, *routes, received, &*counts, given, streamed, num_sms);
+  } else if (current_.exchange != nullptr) {
+    refuse(kMustAgree, streamed.stream());
+  }
+  agree(error, read, tokens);
+  Received received(NewArrays(framework, place.device));
+  LaneCall call(*current_.exchange, 0);
+  call.set_stream(streamed.stream());
+  const DispatchCounts counts = counts_of(call, *routes);
+  return deliver(call, *routes, received, &counts, given, streamed, num_sms);
+}
+
+nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& received,
+                               const DispatchCounts* counts, const NewRoutes& given, StreamedCall& streamed,
+                               int num_sms) {
+  PyExchange& exchange = *current_.exchange;
+  const std::int64_t rows = counts != nullptr ? counts->total : *given.worst_rows();
+  DispatchInput& in = routes.in;
+  call.read_or_refuse({Operation::dispatch}, [&] {
+    if (!received.plan.is_valid()) received.allocate_plan(exchange);
+    received.allocate_rows(routes, rows, counts == nullptr);
+    if (routes.has_ids() && in.weights == nullptr)
+      in.weights = exchange.placeholder(in.arguments.framework());
+  });
+  in.options.memory = received.memory;
+  in.options.sm_limit = sm_limit_of(call, num_sms);
+  std::optional<PartTimer> timer(std::in_place, HostPart::exchange);
+  {
+    const nb::gil_scoped_release unlocked;
+    call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
+  }
+  timer.emplace(HostPart::results);
+  const ReceiveSizes& sizes = exchange.receive_sizes();
+  PyPlan plan{.plan = Plan::over(received.memory.plan, static_cast<std::size_t>(sizes.plan_bytes)),
+              .owner = received.plan,
+              .framework = in.arguments.framework(),
+              .device = call.device(),
+              .shape = sizes.plan_shape,
+              .tokens = in.tokens.count,
+              .row_bound = std::min(rows, sizes.rows),
+              .storage_writes = write_count(received.memory.plan)};
+  if (counts == nullptr && is_host(call.device()) && plan.total() > rows) {
+    throw UsageError(
+        str("dispatch: num_worst_tokens = ", rows, ", but ", plan.total(), " rows were received"));
+  }
+  nb::object list = nb::list();
+  NormalHandle handle{.owner = current_.owner,
+                      .exchange = &exchange,
+                      .plan = std::move(plan),
+                      .rows = rows,
+                      .is_token_in_rank = given.is_token_in_rank,
+                      .tokens_of_ranks = {},
+                      .channels = std::max(1, num_sms / 2)};
+  if (counts != nullptr) {
+    handle.tokens_of_ranks.assign(counts->tokens.begin(), counts->tokens.end());
+    list = routes.has_ids()
+               ? nb::object(rounded_up(counts->routes, routes.alignment))
+               : python_.attr("gathered_expert_counts")(given.routes_per_expert, routes.alignment);
+  }
+  nb::object ids = nb::none(), weights = nb::none();
+  std::vector<nb::object> outputs = received.all();
+  if (routes.has_ids()) {
+    ids = as_type_of_ids(first_rows(received.ids, rows), in.arguments.framework(), routes.id_element);
+    weights = first_rows(received.weights, rows);
+    outputs.push_back(ids);
+  }
+  nb::object recv_x = recv_x_of(routes.rows, received.parts, rows);
+  timer.emplace(HostPart::streams);
+  nb::object event = streamed.finish(in.arguments.owners(), outputs);
+  return nb::make_tuple(std::move(recv_x), std::move(ids), std::move(weights), std::move(list),
+                        nb::cast(std::move(handle)), std::move(event));
+}
+
+nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object& object, bool with_ids,
+                                          const CallSettings& settings) {
+  std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
+  require_open();
+  const NormalHandle& handle = handle_of(object);
+  LaneCall call(*handle.exchange, 0);
+  timer.emplace(HostPart::streams);
+  StreamedCall streamed(streams(), handle.plan.framework, call.device(), event_of(settings.previous_event),
+                        settings.is_async());
+  call.set_stream(streamed.stream());
+  timer.emplace(HostPart::arguments);
+  DispatchInput in(call.device(), Gradients::recorded);
+  InputRows rows;
+  std::array<nb::object, 2> parts{};
+  call.read_or_refuse({Operation::dispatch}, [&] {
+    in.options.sm_limit = sm_limit_of(call, settings.checked());
+    if (with_ids) throw UsageError("dispatch: a handle excludes topk_idx and topk_weights");
+    rows = read_rows(x, in);
+    const PartTimer allocating(HostPart::allocation);
+    const NewArrays arrays(in.arguments.framework(), call.device());
+    const std::int64_t room = std::max<std::int64_t>(handle.rows, 1);
+    for (std::size_t p = 0; p < static_cast<std::size_t>(rows.parts); ++p)
+      parts[p] = arrays.make({rows.elements[p], {room, rows.columns[p]}}, in.options.memory.parts[p]);
+  });
+  timer.emplace(HostPart::exchange);
+  {
+    const nb::gil_scoped_release unlocked;
+    call.exchange().dispatch(in.tokens, handle.plan.plan, nullptr, in.options, call.stream());
+  }
+  timer.emplace(HostPart::results);
+  nb::object recv_x = recv_x_of(rows, parts, handle.rows);
+  std::vector<nb::object> inputs = in.arguments.owners(), outputs = {parts[0]};
+  inputs.push_back(handle.plan.owner);
+  if (rows.parts == 2) outputs.push_back(parts[1]);
+  timer.emplace(HostPart::streams);
+  nb::object event = streamed.finish(std::move(inputs), outputs);
+  return nb::make_tuple(std::move(recv_x), nb::none(), nb::none(), nb::none(), nb::none(), std::move(event));
+}
+
+}  // namespace ferry::python
