@@ -250,7 +250,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
     handle.tokens_of_ranks.assign(counts->tokens.begin(), counts->tokens.end());
     list = routes.has_ids()
                ? nb::object(rounded_up(counts->routes, routes.alignment))
-               : python_.attr("gathered_expert_counts")(given.routes_per_expert, routes.alignment);
+               : python_.attr("expert_counts")(given.routes_per_expert, routes.alignment);
   }
   nb::object ids = nb::none(), weights = nb::none();
   std::vector<nb::object> outputs = received.all();
