@@ -74,7 +74,9 @@ class Group {
   /// as threads().
   static Group processes(int ranks, int nodes = 1);
 
-  /// This process is one rank of an MPI job that mpirun has started. Collective over the job.
+  /// This process is one rank of an MPI job that mpirun has started. Collective over the job. MPI is also the
+  /// engine of exchanges with the backend `collective`, if it was initialised with MPI_THREAD_SERIALIZED or
+  /// MPI_THREAD_MULTIPLE. A program that has not initialised MPI leaves that to Ferry.
   /// @throws UnsupportedError  the MPI module was not found, or MPI has failed
   static Group mpi();
 

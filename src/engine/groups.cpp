@@ -3,6 +3,7 @@
 
 #include "base/text.hpp"
 #include "engine/custom_engine.hpp"
+#include "engine/mpi_engine.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "group/launcher.hpp"
@@ -23,7 +24,7 @@ Group Group::custom(Bootstrap bootstrap, EngineFunctions engine) {
 }
 
 Group Group::mpi() {
-  return Group(launch_custom(mpi_bootstrap(), nullptr));
+  return Group(launch_custom(mpi_bootstrap(), make_mpi_engine()));
 }
 
 }  // namespace ferry
