@@ -1,6 +1,7 @@
 // The whole C++ interface in one include.
 //
 //   group.hpp            the ranks: threads, processes, MPI, or a bootstrap of the caller's
+//   engine.hpp           the caller's own transport between ranks
 //   config.hpp           the configuration of an exchange, and the memory it takes
 //   exchange.hpp         dispatch, combine and their gradients: start here
 //   dispatch_layout.hpp  which tokens go to which rank, from a rank's own ids
@@ -15,6 +16,7 @@
 
 #include "ferry/config.hpp"
 #include "ferry/dispatch_layout.hpp"
+#include "ferry/engine.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/format.hpp"

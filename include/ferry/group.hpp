@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ferry/engine.hpp"
+
 namespace ferry {
 
 /// How the ranks are numbered over nodes of equal size: rank = node * local_ranks + local rank. Groups span
@@ -77,9 +79,10 @@ class Group {
   static Group mpi();
 
   /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which are on this
-  /// host.
+  /// host. `engine`: the caller's transport, used by exchanges with the backend `collective`; all ranks bring
+  /// one, or none does.
   /// @throws UsageError  a rank outside [0, ranks), or a missing function
-  static Group custom(Bootstrap bootstrap);
+  static Group custom(Bootstrap bootstrap, EngineFunctions engine = {});
 
   int size() const;  ///< R
 

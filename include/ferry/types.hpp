@@ -51,11 +51,16 @@ enum class Reduction : int { partial = 0, exact = 1, unreduced = 2 };
 /// The implementation that carries out an exchange: `reference` and `cpu` on host threads, `cuda` on GPUs.
 enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2 };
 
+/// The transport between ranks that the backend `collective` uses: `mpi` is MPI, `custom` functions of the
+/// caller, `automatic` what the group brought.
+enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2 };
+
 /// Names as they are written above; "unknown" for a value that is not an enumerator. Static strings.
 const char* to_string(DType type);
 const char* to_string(Layout layout);
 const char* to_string(Reduction reduction);
 const char* to_string(BackendKind backend);
+const char* to_string(EngineKind engine);
 
 /// A stream of a device backend (cuda: a `cudaStream_t`; null is the default stream). Host backends use none.
 struct Stream {

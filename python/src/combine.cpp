@@ -25,10 +25,10 @@ const PyPlan& plan_of(const nb::object& given) {
   return plan;
 }
 
-void read_outputs(const nb::object& given, const nb::object& plan, const Config& config, CombineInput& in) {
+void read_outputs(const nb::object& given, const Config& config, CombineInput& in) {
   const Array& array = in.arguments.rows(given, "outputs", config.hidden, {kBf16, kFp16, kFp32});
   const StridedRows rows = strided_rows(array, "outputs");
-  require_rows(plan, rows.count, "outputs", in.capacity);
+  require_rows(in.plan, rows.count, "outputs", in.capacity);
   in.outputs = {array.data, *value_type_of(array.element), rows.stride};
 }
 
@@ -48,12 +48,11 @@ void make_or_read_result(const nb::object& given, const Config& config, Reductio
   read_result(shape, in);
 }
 
-const float* read_row_values(const nb::object& given, const char* name, const nb::object& plan,
-                             CombineInput& in) {
+const float* read_row_values(const nb::object& given, const char* name, CombineInput& in) {
   if (given.is_none()) return nullptr;
   const Array& array = in.arguments.dense(
       given, name, kFp32, {-1}, ": one number a row is expected; for router weights [N, K] use topk_weights");
-  require_rows(plan, array.shape[0], name, in.capacity);
+  require_rows(in.plan, array.shape[0], name, in.capacity);
   return static_cast<const float*>(array.data);
 }
 
@@ -83,19 +82,20 @@ void read_result(const Shape& shape, CombineInput& in) {
   in.result = {array.data, *value_type_of(array.element), rows.stride};
 }
 
-void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, CombineInput& in) {
+void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, const PyPlan& plan,
+                  CombineInput& in) {
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
-  in.plan = &plan_of(given.plan);
+  in.plan = &plan;
   const Reduction reduction = given.reduction ? reduction_named(*given.reduction) : config.reduction;
   in.options.reduction = reduction;
   in.options.lane = given.lane;
   in.options.sm_limit = given.sm_limit;
-  if (!given.outputs.is_none()) read_outputs(given.outputs, given.plan, config, in);
-  in.options.row_values = read_row_values(given.row_values, "row_values", given.plan, in);
+  if (!given.outputs.is_none()) read_outputs(given.outputs, config, in);
+  in.options.row_values = read_row_values(given.row_values, "row_values", in);
   call.set_stream(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(),
                             call.device()));
-  in.options.row_weights = read_row_values(given.row_weights, "row_weights", given.plan, in);
+  in.options.row_weights = read_row_values(given.row_weights, "row_weights", in);
   in.options.topk_weights =
       read_route_values(self, given.topk_weights, "topk_weights", in.plan->tokens, in.arguments);
   if (given.outputs.is_none() && given.row_values.is_none()) {
@@ -121,7 +121,8 @@ nb::object combine(PyExchange& self, const PyCombineArguments& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   LaneCall call(self, given.lane);
   CombineInput in(call.device());
-  call.read_or_refuse({Operation::combine}, [&] { read_combine(self, call, given, in); });
+  call.read_or_refuse({Operation::combine},
+                      [&] { read_combine(self, call, given, plan_of(given.plan), in); });
   timer.emplace(HostPart::exchange);
   {
     const nb::gil_scoped_release unlocked;
@@ -133,7 +134,8 @@ nb::object combine(PyExchange& self, const PyCombineArguments& given) {
 void combine_send(PyExchange& self, const PyCombineArguments& given) {
   LaneCall call(self, given.lane);
   CombineInput in(call.device());
-  call.read_or_refuse({Operation::combine}, [&] { read_combine(self, call, given, in); });
+  call.read_or_refuse({Operation::combine},
+                      [&] { read_combine(self, call, given, plan_of(given.plan), in); });
   {
     const nb::gil_scoped_release unlocked;
     call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options, call.stream());
@@ -197,13 +199,13 @@ std::pair<PyDispatchResult, nb::object> combine_backward(
   nb::object d_weights;
   float* d_weights_data = nullptr;
   const auto read = [&] {
-    plan_of(plan);
+    const PyPlan& used = plan_of(plan);
     read_dispatch(self, call, given, in);
     const Config& config = self.config();
     const Array& array =
         in.arguments.rows(outputs, "outputs", config.hidden, {element_of(config.combine_type)});
     require_dense(array, "outputs");
-    require_rows(plan, strided_rows(array, "outputs").count, "outputs", in.capacity);
+    require_rows(&used, strided_rows(array, "outputs").count, "outputs", in.capacity);
     rows = {array.data, config.combine_type, 0};
     d_weights_data = new_route_values(self, in.tokens.count, in.arguments.framework(), d_weights);
   };

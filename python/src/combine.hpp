@@ -34,7 +34,9 @@ struct CombineInput {
 };
 
 // Throws UsageError for arguments that do not fit.
-void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, CombineInput& in);
+// `plan` stays valid as long as `in`; `given.plan` is not read.
+void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, const PyPlan& plan,
+                  CombineInput& in);
 
 // Reads in.result_array, of this shape, as where to write.
 void read_result(const Shape& shape, CombineInput& in);

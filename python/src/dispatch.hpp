@@ -71,9 +71,9 @@ DispatchResult run_dispatch(PyExchange& self, const LaneCall& call, const Dispat
   return received;
 }
 
-// Throws UsageError if `count` rows are fewer than a call with the plan (None: any plan, up to `capacity`)
+// Throws UsageError if `count` rows are fewer than a call with the plan (null: any plan, up to `capacity`)
 // may touch.
-void require_rows(const nb::object& plan, std::int64_t count, const char* name, std::int64_t capacity);
+void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std::int64_t capacity);
 
 // The value type of elements that are bfloat16, float16 or float32.
 std::optional<DType> value_type_of(Element element);

@@ -149,7 +149,8 @@ void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInp
   const Array& array =
       in.arguments.rows(dot_rows, "dot_rows", config.hidden, {element_of(config.combine_type)});
   require_dense(array, "dot_rows");
-  require_rows(in.context.plan, strided_rows(array, "dot_rows").count, "dot_rows", in.capacity);
+  const PyPlan* const plan = in.context.plan.is_none() ? nullptr : &nb::cast<PyPlan&>(in.context.plan);
+  require_rows(plan, strided_rows(array, "dot_rows").count, "dot_rows", in.capacity);
   in.options.dot_rows = array.data;
 }
 
@@ -167,9 +168,9 @@ Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name)
                                  : Ids(static_cast<const std::int64_t*>(array.data));
 }
 
-void require_rows(const nb::object& plan, std::int64_t count, const char* name, std::int64_t capacity) {
+void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std::int64_t capacity) {
   std::int64_t needed = capacity;
-  if (!plan.is_none()) needed = std::min(needed, max_rows_touched(nb::cast<PyPlan&>(plan)));
+  if (plan != nullptr) needed = std::min(needed, max_rows_touched(*plan));
   if (count >= needed) return;
   throw UsageError(str(name, ": expected ", needed, " rows or more, got ", count));
 }

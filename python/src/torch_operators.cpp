@@ -150,11 +150,13 @@ nb::object operator_combine(PyExchange& self, const nb::object& outputs, const n
   CombineInput in(call.device(), Gradients::recorded);
   PyCombineArguments given{
       .outputs = outputs, .row_weights = row_weights, .row_values = row_values, .lane = lane};
+  PyPlan plan;
   call.read_or_refuse({Operation::combine}, [&] {
     std::int64_t elements = 1;
     for (const std::int64_t length : inspect(outputs, "outputs").shape) elements *= length;
-    given.plan = nb::cast(plan_with_bound(self, storage, tokens, elements / self.config().hidden));
-    read_combine(self, call, given, in);
+    plan = plan_with_bound(self, storage, tokens, elements / self.config().hidden);
+    plan.checked();
+    read_combine(self, call, given, plan, in);
     require_tensors(in.arguments, "combine");
   });
   {
@@ -164,11 +166,103 @@ nb::object operator_combine(PyExchange& self, const nb::object& outputs, const n
   return combine_return_value(in);
 }
 
+// An attribute of tensors that is true or false.
+class TensorFlag {
+ public:
+  explicit TensorFlag(const char* name) : name_(PyUnicode_InternFromString(name)) {}
+
+  bool of(const nb::object& tensor) const {
+    const nb::object value = nb::steal(PyObject_GetAttr(tensor.ptr(), name_));
+    if (!value.is_valid()) throw nb::python_error();
+    return value.ptr() == Py_True;
+  }
+
+ private:
+  PyObject* name_;
+};
+
+// Whether a kernel may be called directly with this tensor or None: a tensor of no subclass, on the host or a
+// GPU.
+bool is_plain(const nb::object& tensor) {
+  if (tensor.is_none()) return true;
+  static CachedAttribute type;
+  if (type.get("torch", "Tensor").ptr() != reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()))) return false;
+  static const TensorFlag is_cuda("is_cuda"), is_cpu("is_cpu");
+  return is_cuda.of(tensor) || is_cpu.of(tensor);
+}
+
+bool needs_gradient(const nb::object& first, const nb::object& second) {
+  static const TensorFlag requires_grad("requires_grad");
+  return (requires_grad.of(first) || (!second.is_none() && requires_grad.of(second))) &&
+         gradients_are_recorded();
+}
+
+// Whether no mode, transform, tracer or profiler observes operators. The way through PyTorch's dispatcher
+// leads through several layers of Python, which take longer than the kernel's host work.
+bool is_unobserved() {
+  static CachedAttribute dispatch_modes, function_modes, level, tracer, profiler;
+  return nb::cast<int>(dispatch_modes.get("torch._C", "_len_torch_dispatch_stack")()) == 0 &&
+         nb::cast<int>(function_modes.get("torch._C", "_len_torch_function_stack")()) == 0 &&
+         level.get("torch._C._functorch", "maybe_current_level")().is_none() &&
+         tracer.get("torch._C", "_get_tracing_state")().is_none() &&
+         !nb::cast<bool>(profiler.get("torch.autograd", "_profiler_enabled")());
+}
+
+// The exchange itself or that of a handle.
+nb::object exchange_object(const nb::object& exchange_or_handle) {
+  if (nb::isinstance<PyExchange>(exchange_or_handle)) return exchange_or_handle;
+  static CachedAttribute exchange_of, handle_of;
+  constexpr const char* kModule = "ferry.torch._registry";
+  if (PyLong_Check(exchange_or_handle.ptr()) == 0)
+    handle_of.get(kModule, "handle_of")(exchange_or_handle);  // throws
+  return exchange_of.get(kModule, "exchange_of")(exchange_or_handle);
+}
+
+nb::object contiguous(const nb::object& tensor) {
+  return tensor.is_none() ? tensor : tensor.attr("contiguous")();
+}
+
+// The dispatch of ferry.torch, (data, weight, counts, row_offsets, plan, N), where nothing observes it and no
+// gradient is recorded; else None.
+nb::object direct_dispatch(const nb::object& exchange, const nb::object& x, const nb::object& ids,
+                           const nb::object& weights, int lane) {
+  if (x.is_none() || ids.is_none() || !is_plain(x) || !is_plain(ids) || !is_plain(weights) ||
+      needs_gradient(x, weights) || !is_unobserved())
+    return nb::none();
+  const nb::object used = exchange_object(exchange);
+  const nb::tuple made = operator_dispatch(nb::cast<PyExchange&>(used), x, ids, weights, lane);
+  return nb::make_tuple(made[0], made[1], made[2], made[3], made[4], inspect(x, "x").shape[0]);
+}
+
+// The combine of ferry.torch, under the same conditions.
+nb::object direct_combine(const nb::object& exchange, const nb::object& outputs,
+                          const nb::object& row_weights, const nb::object& plan, std::int64_t tokens,
+                          int lane) {
+  if (outputs.is_none() || !is_plain(outputs) || !is_plain(row_weights) || !is_plain(plan) ||
+      needs_gradient(outputs, row_weights) || !is_unobserved())
+    return nb::none();
+  const nb::object used = exchange_object(exchange);
+  return operator_combine(nb::cast<PyExchange&>(used), contiguous(outputs), contiguous(row_weights), plan,
+                          tokens, lane, nb::none());
+}
+
 }  // namespace
 
 void bind_operators(nb::module_& module) {
   const PlanView view = view_plan(nullptr, {});
   module.attr("_PLAN_SOURCES_OFFSET") = reinterpret_cast<std::uintptr_t>(view.sources);
+  module.def("_is_unobserved", &is_unobserved,
+             "For ferry.torch: whether nothing observes operators, so that a kernel may be called directly.");
+  module.def("_direct_dispatch", &direct_dispatch, "exchange"_a, "x"_a.none(), "ids"_a.none(),
+             "weights"_a.none(), "lane"_a,
+             "For ferry.torch: dispatch, if nothing observes it and no gradient is recorded; else None.",
+             nb::sig("def _direct_dispatch(exchange: typing.Any, x: typing.Any, ids: typing.Any, weights: "
+                     "typing.Any, lane: int) -> typing.Any"));
+  module.def(
+      "_direct_combine", &direct_combine, "exchange"_a, "outputs"_a.none(), "row_weights"_a.none(),
+      "plan"_a.none(), "tokens"_a, "lane"_a, "For ferry.torch: combine, under the same conditions.",
+      nb::sig("def _direct_combine(exchange: typing.Any, outputs: typing.Any, row_weights: typing.Any, "
+              "plan: typing.Any, tokens: int, lane: int) -> typing.Any"));
   module.def("_operator_dispatch", &operator_dispatch, "exchange"_a, "x"_a, "ids"_a, "weights"_a.none(),
              "lane"_a,
              "For ferry.torch: dispatch into new tensors (data, weight, counts, row_offsets, plan).");

@@ -27,4 +27,8 @@ const char* to_string(BackendKind backend) {
   return name_of(backend, {"reference", "cpu", "cuda"});
 }
 
+const char* to_string(EngineKind engine) {
+  return name_of(engine, {"automatic", "mpi", "custom"});
+}
+
 }  // namespace ferry

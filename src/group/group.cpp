@@ -54,21 +54,6 @@ Group Group::processes(int ranks, int nodes) {
   return Group(launch_processes(topology_of(ranks, nodes)));
 }
 
-Group Group::mpi() {
-  return Group(launch_custom(mpi_bootstrap()));
-}
-
-Group Group::custom(Bootstrap bootstrap) {
-  if (bootstrap.ranks < 1 || bootstrap.rank < 0 || bootstrap.rank >= bootstrap.ranks) {
-    throw UsageError(
-        str("rank ", bootstrap.rank, " does not exist in a group of ", bootstrap.ranks, " ranks"));
-  }
-  if (!bootstrap.all_gather || !bootstrap.barrier) {
-    throw UsageError("Bootstrap::all_gather and Bootstrap::barrier must both be set");
-  }
-  return Group(launch_custom(std::move(bootstrap)));
-}
-
 int Group::size() const {
   return launcher_->ranks();
 }

@@ -95,8 +95,8 @@ bool has_ended(int process) {
 
 class CustomLauncher : public Group::Launcher {
  public:
-  explicit CustomLauncher(Bootstrap bootstrap)
-      : Launcher({1, bootstrap.ranks}), bootstrap_(std::move(bootstrap)) {}
+  CustomLauncher(Bootstrap bootstrap, std::shared_ptr<Engine> engine)
+      : Launcher({1, bootstrap.ranks}, std::move(engine)), bootstrap_(std::move(bootstrap)) {}
 
   void run(const std::function<void(Rank)>& body) override { run_rank(rendezvous(), bootstrap_.rank, body); }
   Rank join() override { return join_as(rendezvous(), bootstrap_.rank); }
@@ -231,8 +231,8 @@ class CustomLauncher : public Group::Launcher {
 
 }  // namespace
 
-std::shared_ptr<Group::Launcher> launch_custom(Bootstrap bootstrap) {
-  return std::make_shared<CustomLauncher>(std::move(bootstrap));
+std::shared_ptr<Group::Launcher> launch_custom(Bootstrap bootstrap, std::shared_ptr<Engine> engine) {
+  return std::make_shared<CustomLauncher>(std::move(bootstrap), std::move(engine));
 }
 
 }  // namespace ferry

@@ -13,7 +13,7 @@ namespace ferry {
 void Group::Launcher::run_rank(const std::shared_ptr<ControlBlock>& control, int rank,
                                const std::function<void(Rank)>& body) const {
   try {
-    body(Rank(std::make_shared<RankState>(control, rank, topology_, deadline_)));
+    body(Rank(std::make_shared<RankState>(control, rank, topology_, deadline_, engine_)));
   } catch (...) {
     control->fail_rank(rank, ErrorRecord::of(std::current_exception()), rank);
     throw;
@@ -36,7 +36,8 @@ Rank Group::Launcher::join_as(const std::shared_ptr<ControlBlock>& control, int 
     if (getpid() == process) control->leave(rank);
   };
   try {
-    return Rank(std::shared_ptr<RankState>(new RankState(control, rank, topology_, deadline_), leave));
+    return Rank(
+        std::shared_ptr<RankState>(new RankState(control, rank, topology_, deadline_, engine_), leave));
   } catch (...) {
     control->fail_rank(rank, ErrorRecord::of(std::current_exception()), rank);
     throw;

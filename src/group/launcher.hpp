@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ferry/group.hpp"
@@ -12,9 +13,13 @@
 
 namespace ferry {
 
+class Engine;
+
 class Group::Launcher {
  public:
-  explicit Launcher(Topology topology) : topology_(topology) {}
+  // `engine`: the transport that the group brings for the backend `collective`; null: none.
+  explicit Launcher(Topology topology, std::shared_ptr<Engine> engine = nullptr)
+      : topology_(topology), engine_(std::move(engine)) {}
   virtual ~Launcher() = default;
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
@@ -46,12 +51,13 @@ class Group::Launcher {
 
  private:
   Topology topology_;
+  std::shared_ptr<Engine> engine_;
   double deadline_ = 30.0;
 };
 
 std::shared_ptr<Group::Launcher> launch_threads(Topology topology);
 std::shared_ptr<Group::Launcher> launch_processes(Topology topology);
-std::shared_ptr<Group::Launcher> launch_custom(Bootstrap bootstrap);
+std::shared_ptr<Group::Launcher> launch_custom(Bootstrap bootstrap, std::shared_ptr<Engine> engine);
 
 // The paths where mpi_bootstrap() looks for the MPI module, in this order.
 std::vector<std::filesystem::path> mpi_module_paths();

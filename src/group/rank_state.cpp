@@ -4,14 +4,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+
+#include "base/callback_scope.hpp"
 
 namespace ferry {
 
-RankState::RankState(std::shared_ptr<ControlBlock> control, int rank, Topology topology, double deadline)
+RankState::RankState(std::shared_ptr<ControlBlock> control, int rank, Topology topology, double deadline,
+                     std::shared_ptr<Engine> engine)
     : control_(std::move(control)),
       rank_(rank),
       topology_(topology),
       deadline_(deadline),
+      engine_(std::move(engine)),
       waiter_(*control_, rank, topology.ranks()) {
   control_->join(rank);
   all_gather(nullptr, nullptr, 0);
@@ -21,6 +26,7 @@ RankState::RankState(std::shared_ptr<ControlBlock> control, int rank, Topology t
 }
 
 void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {
+  CallbackScope::require_none("a collective of the group");
   if (control_->failed())
     control_->throw_failure({Operation::barrier, step_ + 1, rank_, -1, step_ + 1, step_});
   const auto* in = static_cast<const std::byte*>(mine);

@@ -14,17 +14,21 @@
 
 namespace ferry {
 
+class Engine;
+
 class RankState {
  public:
   // Collective: returns when every rank has joined. Collectives of the group itself fail after `deadline`
-  // seconds.
-  RankState(std::shared_ptr<ControlBlock> control, int rank, Topology topology, double deadline);
+  // seconds. `engine`: the transport that the group brought for the backend `collective`; null: none.
+  RankState(std::shared_ptr<ControlBlock> control, int rank, Topology topology, double deadline,
+            std::shared_ptr<Engine> engine);
 
   int index() const { return rank_; }
   const Topology& topology() const { return topology_; }
   bool same_process() const { return same_process_; }
   double deadline() const { return deadline_; }
   ControlBlock& control() const { return *control_; }
+  Engine* engine() const { return engine_.get(); }
 
   void all_gather(const void* mine, void* all, std::size_t bytes);
 
@@ -49,6 +53,7 @@ class RankState {
   int rank_;
   Topology topology_;
   double deadline_;
+  std::shared_ptr<Engine> engine_;
   bool same_process_ = true;
   std::uint64_t step_ = 0;  // of all_gather: one for every part
   std::int64_t chunk_budget_ = 8 << 20;

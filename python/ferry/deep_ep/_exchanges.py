@@ -103,13 +103,29 @@ class Exchanges:
             made = self._made[key] = [self._make_on(backend, settings)]
         return made[0]
 
-    def gathered_expert_counts(self, num_tokens_per_expert, alignment):
-        """Collective: routes to each local expert, rounded up, of a dispatch without ids: the sum of all ranks' counts."""
-        mine = [int(count) for count in num_tokens_per_expert.tolist()]
-        packed = self.rank.all_gather(struct.pack(f"{len(mine)}q", *mine))
-        counts_of_ranks = [struct.unpack(f"{len(mine)}q", theirs) for theirs in packed]
-        local = ferry.Placement.blocks(len(mine), self.rank.size).experts_of(self.rank.index)
-        return _layout.rounded_up([sum(counts[expert] for counts in counts_of_ranks) for expert in local], alignment)
+    def expert_counts(self, num_tokens_per_expert, alignment):
+        """Collective: routes to each local expert, rounded up, of a dispatch without ids: the sum of all ranks' counts.
+
+        Every rank sends its counts to all ranks, as one row of an exchange. The host waits for the rows.
+        """
+        experts, ranks = len(num_tokens_per_expert), self.rank.size
+        columns = -(-experts // 8) * 8  # rows are multiples of 16 bytes in every type
+        arrays = arrays_of(num_tokens_per_expert)
+        exchange = self._for_counts(arrays, columns)
+        row = _normal.padded_columns(arrays.to(num_tokens_per_expert, "int32")[None], columns)
+        received = arrays.empty((ranks, columns), "int32", row)
+        exchange.dispatch((row,), arrays.arange(ranks, "int32", row)[None], memory=ferry.ReceiveBuffers(received))
+        local = ferry.Placement.blocks(experts, ranks).experts_of(self.rank.index)
+        sums = arrays.on_host(received).sum(0).tolist()
+        return _layout.rounded_up([sums[expert] for expert in local], alignment)
+
+    def _for_counts(self, arrays, columns):
+        """An exchange that sends one row of `columns` int32 to every rank. Collective the first time."""
+        key = ("counts", columns)
+        if key not in self._made:
+            settings = normal_settings(1, columns, self.rank.size, self.rank.size) | {"format": f"raw:{4 * columns}"}
+            self._made[key] = [self._make_on("cuda" if arrays.on_device else "cpu", settings)]
+        return self._made[key][0]
 
     def combined_weights(self, handle, topk_weights):
         """The topk_weights of a token's received rows, added by slot."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 import ferry
+from ferry import _core
 from ferry._core import _PLAN_SOURCES_OFFSET
 from ferry.torch import _operators
 from ferry.torch._registry import handle_of
@@ -22,7 +23,7 @@ _AUTOGRAD = _operators.DispatchFunction.apply, _operators.CombineFunction.apply
 
 
 def _operators_for(tensor, indices, weights):
-    """The functions to call as (dispatch, combine): the kernels, with autograd if gradients are needed.
+    """The functions to call as (dispatch, combine) where _core does not call the kernels directly.
 
     If anything observes operators they are the registered ones, which take longer: PyTorch's dispatcher costs more than
     the kernel's own host work.
@@ -31,10 +32,7 @@ def _operators_for(tensor, indices, weights):
     if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
         tensors = isinstance(tensor, plain) and isinstance(indices, plain) and isinstance(weights, (plain, type(None)))
         return _REGISTERED if tensors else _KERNELS  # the kernels refuse other objects, also towards the peers
-    if not (tensor.is_cuda or tensor.is_cpu) or not _operators.is_unobserved():
-        return _REGISTERED
-    differentiable = tensor.requires_grad or (weights is not None and weights.requires_grad)
-    return _AUTOGRAD if differentiable and torch.is_grad_enabled() else _KERNELS
+    return _AUTOGRAD if (tensor.is_cuda or tensor.is_cpu) and _core._is_unobserved() else _REGISTERED
 
 
 def _new_call_token(like):
@@ -78,11 +76,14 @@ def dispatch(
     `exchange` is an Exchange or, for torch.compile, its handle_of(exchange). Gradients flow to x and weights. Raises
     ferry.UsageError for layouts and formats without gradients, and whatever Exchange.dispatch raises.
     """
-    handle = exchange if isinstance(exchange, int) else handle_of(exchange)
     if torch.compiler.is_compiling():
         operator, call_token = _REGISTERED[0], _new_call_token(x)
     else:
+        received = _core._direct_dispatch(exchange, x, ids, weights, lane)
+        if received is not None:
+            return tuple.__new__(DispatchResult, received)
         operator, call_token = _operators_for(x, ids, weights)[0], None
+    handle = exchange if isinstance(exchange, int) else handle_of(exchange)
     return DispatchResult(*operator(x, ids, weights, handle, lane, call_token), x.shape[0])
 
 
@@ -100,9 +101,12 @@ def combine(
     passing fewer outputs than dispatched.data has rows asserts that the total is no larger. Raises whatever
     Exchange.combine raises.
     """
-    handle = exchange if isinstance(exchange, int) else handle_of(exchange)
     if torch.compiler.is_compiling():
         operator, call_token = _REGISTERED[1], _new_call_token(outputs)
     else:
+        result = _core._direct_combine(exchange, outputs, row_weights, dispatched.plan, dispatched.tokens, lane)
+        if result is not None:
+            return result
         operator, call_token = _operators_for(outputs, dispatched.plan, row_weights)[1], None
+    handle = exchange if isinstance(exchange, int) else handle_of(exchange)
     return operator(outputs, row_weights, dispatched.plan, dispatched.tokens, handle, lane, call_token)

@@ -24,24 +24,12 @@ _library.define("combine_backward(Tensor d_result, Tensor outputs, Tensor? row_w
                 "Tensor? call_token=None) -> (Tensor d_outputs, Tensor d_row_weights)")
 
 
-def is_unobserved():
-    """Whether no mode, transform, tracer or profiler observes operators, so that a kernel may be called directly.
-
-    The way through PyTorch's dispatcher leads through several layers of Python, which take longer than the kernel's host
-    work.
-    """
-    c = torch._C
-    if c._len_torch_dispatch_stack() or c._len_torch_function_stack() or c._functorch.maybe_current_level() is not None:
-        return False
-    return not (c._get_tracing_state() or torch.autograd._profiler_enabled())
-
-
 def _may_call_kernel(gradient):
     """Whether a backward may call its kernel directly. While gradients are recorded it may not: the registered operator
     then refuses gradients of gradients."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or type(gradient) is not torch.Tensor:
         return False
-    return (gradient.is_cuda or gradient.is_cpu) and is_unobserved()
+    return (gradient.is_cuda or gradient.is_cpu) and _core._is_unobserved()
 
 
 def _rows_shape(exchange):

@@ -93,6 +93,9 @@ class NewArrays {
   TensorFactory tensors_;
 };
 
+// Whether the calling thread records gradients.
+bool gradients_are_recorded();
+
 // Throws UsageError if the tensor requires a gradient and gradients are being recorded.
 void refuse_gradients(nb::handle tensor, const char* name);
 

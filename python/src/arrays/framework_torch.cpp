@@ -68,11 +68,6 @@ void append(Shape& shape, nb::handle tuple) {
   }
 }
 
-bool gradients_are_recorded() {
-  static CachedAttribute enabled;
-  return nb::cast<bool>(enabled.get("torch", "is_grad_enabled")());
-}
-
 bool is_plain_tensor(nb::handle object) {
   static CachedAttribute tensor;
   return tensor.get("torch", "Tensor").ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
@@ -193,6 +188,11 @@ std::optional<int> current_torch_device() {
   const nb::handle has_started = started.get_if_loaded("torch.cuda", "is_initialized");
   if (!has_started.is_valid() || !nb::cast<bool>(has_started())) return std::nullopt;
   return nb::cast<int>(current.get("torch.cuda", "current_device")());
+}
+
+bool gradients_are_recorded() {
+  static CachedAttribute enabled;
+  return nb::cast<bool>(enabled.get("torch", "is_grad_enabled")());
 }
 
 void refuse_gradients(nb::handle object, const char* name) {

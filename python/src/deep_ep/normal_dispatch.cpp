@@ -208,7 +208,8 @@ nb::tuple NormalCalls::dispatch(const NewRoutes& given, const CallSettings& sett
 nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& received,
                                const DispatchCounts* counts, const NewRoutes& given, StreamedCall& streamed,
                                int num_sms) {
-  PyExchange& exchange = *current_.exchange;
+  const Current current = current_;  // kept while this thread runs without the GIL
+  PyExchange& exchange = *current.exchange;
   const std::int64_t rows = counts != nullptr ? counts->total : *given.worst_rows();
   DispatchInput& in = routes.in;
   call.read_or_refuse({Operation::dispatch}, [&] {
@@ -239,7 +240,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
         str("dispatch: num_worst_tokens = ", rows, ", but ", plan.total(), " rows were received"));
   }
   nb::object list = nb::list();
-  NormalHandle handle{.owner = current_.owner,
+  NormalHandle handle{.owner = current.owner,
                       .exchange = &exchange,
                       .plan = std::move(plan),
                       .rows = rows,
@@ -250,7 +251,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
     handle.tokens_of_ranks.assign(counts->tokens.begin(), counts->tokens.end());
     list = routes.has_ids()
                ? nb::object(rounded_up(counts->routes, routes.alignment))
-               : python_.attr("gathered_expert_counts")(given.routes_per_expert, routes.alignment);
+               : python_.attr("expert_counts")(given.routes_per_expert, routes.alignment);
   }
   nb::object ids = nb::none(), weights = nb::none();
   std::vector<nb::object> outputs = received.all();

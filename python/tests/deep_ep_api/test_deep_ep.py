@@ -1,13 +1,11 @@
 """The deep_ep interface with NumPy on the CPU backend: shapes, types, order and conventions of every method."""
 
-import pathlib
-import sys
-
 import numpy as np
 import pytest
 
 import ferry
 import ferry.deep_ep as deep_ep
+from called_functions import python_functions_of
 from deep_ep_steps import HIDDEN, fp8, layout_and_dispatch, low_latency, on_ranks, step_of
 from oracle import bf16, rank_of, routes_to, messages_to, partial_sums, same_bits
 
@@ -171,22 +169,6 @@ def test_more_tokens_than_before(rng):
         again = buffer.dispatch(small.tokens[me], handle=first)[0]
         assert same_bits(again, first_x)  # an old handle still works
         assert buffer.combine(large_x, second)[0].shape == large.tokens[me].shape
-
-
-def python_functions_of(call):
-    """The functions of ferry that are written in Python and run during the call."""
-    package, found = str(pathlib.Path(ferry.__file__).parent), []
-
-    def note(frame, event, argument):
-        if event == "call" and frame.f_code.co_filename.startswith(package):
-            found.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 def test_calls_run_in_compiled_code(rng):

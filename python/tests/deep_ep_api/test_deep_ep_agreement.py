@@ -83,6 +83,25 @@ def test_hosts_exchange_numbers_in_the_first_call_only(rng):
         assert len(gatherings) == 1
 
 
+class RankWithoutHosts:
+    """A rank whose host exchanges nothing with others any more."""
+
+    def __init__(self, rank):
+        self.index, self.size = rank.index, rank.size
+
+
+def test_a_dispatch_without_ids_exchanges_numbers_in_the_first_call_only(rng):
+    steps = [step_of(rng, ranks=3, most=most) for most in (40, 200, 1, 256)]
+
+    @on_ranks(3)
+    def _(me, buffer):
+        for step in steps:
+            *_, counts, handle, _ = layout_and_dispatch(buffer, step, me, topk_idx=None, topk_weights=None)
+            mine = ferry.Placement.blocks(step.experts, 3).experts_of(me)
+            assert counts == [sum(int((ids == expert).sum()) for ids in step.ids) for expert in mine]
+            buffer.exchanges.rank = RankWithoutHosts(buffer.exchanges.rank)
+
+
 @pytest.mark.parametrize("grows", [(0,), (1, 2)])
 def test_a_rank_with_more_tokens_makes_all_ranks_enlarge(rng, grows):
     small, large = step_of(rng, ranks=3, most=20), step_of(rng, ranks=3, most=600)

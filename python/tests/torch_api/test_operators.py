@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import ferry
 import ferry.torch
+from called_functions import python_functions_of
 from torch_exchange import TOKENS, Watch, exchange_for, inputs_of
 
 
@@ -35,6 +36,21 @@ def test_opcheck(rng):
     # Runs in this thread, because PyTorch keeps the state of these checks by thread.
     alone = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None)
     body(alone.join())
+
+
+def test_operators_without_gradients_run_in_compiled_code(rng):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        for used in (exchange, ferry.torch.handle_of(exchange)):
+            rows = ferry.torch.dispatch(used, x, ids, weights)
+            of_handle = [] if used is exchange else ["exchange_of"]
+            assert python_functions_of(lambda: ferry.torch.dispatch(used, x, ids, weights)) == ["dispatch", *of_handle]
+            combine = lambda: ferry.torch.combine(used, rows.data, rows, row_weights=rows.weight)
+            assert python_functions_of(combine) == ["combine", *of_handle]
+
+    body(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
 
 
 def test_operators_with_and_without_gradients_give_the_same(rng):

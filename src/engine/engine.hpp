@@ -1,0 +1,56 @@
+// Engines: transports that exist outside Ferry (MPI, functions of the caller), as the backend `collective`
+// uses them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ferry/types.hpp"
+
+namespace ferry {
+
+// The bytes that a rank sends to and receives from every rank. All lists have one entry for each rank, in
+// bytes; this rank's own byte counts are 0.
+struct AllToAllV {
+  const std::byte* send;
+  std::span<const std::int64_t> send_bytes, send_offsets;
+  std::byte* receive;
+  std::span<const std::int64_t> receive_bytes, receive_offsets;
+};
+
+// One lane's connection to the same lane of all ranks. One thread at a time uses it. It may outlive its
+// engine.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  // Collective. Blocks until this rank's part of the transfer is done.
+  //
+  // While it waits, it calls `check` at least every 10 ms. `check` throws to give up: the deadline has passed
+  // or a peer is lost. After any exception the communicator is failed: every later call throws the same
+  // exception. The transport may then still write, so the communicator never releases `keep`, which owns all
+  // memory of `transfer`.
+  virtual void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
+                            const std::function<void()>& check) = 0;
+};
+
+// The transport of one rank.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  virtual EngineKind kind() const = 0;
+
+  // Whether calls of different lanes must be made one at a time and in the same order on all ranks.
+  virtual bool ordered_lanes() const = 0;
+
+  // Collective: every rank calls it with the same number, and in the same order. Returns a communicator for
+  // each lane of one exchange. Throws UnsupportedError if the engine cannot be used here.
+  virtual std::vector<std::unique_ptr<Communicator>> communicators(int lanes) = 0;
+};
+
+}  // namespace ferry

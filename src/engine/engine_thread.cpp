@@ -1,0 +1,163 @@
+#include "engine/engine_thread.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/callback_scope.hpp"
+#include "base/system_error.hpp"
+#include "engine/keep_forever.hpp"
+#include "group/scoped_signal_block.hpp"
+
+namespace ferry {
+
+namespace {
+
+constexpr std::chrono::milliseconds kCheckPeriod(5);
+
+// How long a running call may take to return after Ferry has given it up, before its thread is abandoned.
+constexpr std::chrono::milliseconds kAbortGrace(500);
+
+}  // namespace
+
+// One call of all_to_all_v. It owns copies of the lists, because it may outlive run().
+struct EngineThread::Call {
+  int lane;
+  const std::byte* send;
+  std::byte* receive;
+  std::vector<std::int64_t> send_bytes, send_offsets, receive_bytes, receive_offsets;
+  bool done = false;
+  std::exception_ptr error = nullptr;
+};
+
+struct EngineThread::State {
+  explicit State(EngineFunctions given) : functions(std::move(given)) {}
+
+  const EngineFunctions functions;
+  std::mutex mutex;
+  std::condition_variable changed;          // notified when any member below changes
+  std::deque<std::shared_ptr<Call>> queue;  // calls that have not started
+  std::shared_ptr<Call> running;
+  std::exception_ptr failure;  // the first error; final
+  bool stopping = false;
+};
+
+EngineThread::EngineThread(EngineFunctions functions)
+    : state_(std::make_shared<State>(std::move(functions))), process_(getpid()) {
+  const ScopedSignalBlock no_signals;
+  try {
+    thread_ = std::thread([state = state_] { serve(state); });
+  } catch (const std::system_error& error) {
+    throw system_error("cannot start the thread of the engine", error.code().value());
+  }
+}
+
+EngineThread::~EngineThread() {
+  if (getpid() != process_) {  // a forked copy: the thread exists only in the parent
+    thread_.detach();
+    return;
+  }
+  bool abandoned = false;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+    abandoned = state_->running != nullptr;  // given up, and still inside the caller's function
+  }
+  state_->changed.notify_all();
+  abandoned ? thread_.detach() : thread_.join();
+}
+
+void EngineThread::serve(const std::shared_ptr<State>& state) {
+  std::unique_lock lock(state->mutex);
+  while (true) {
+    state->changed.wait(lock, [&] { return state->stopping || state->failure || !state->queue.empty(); });
+    if (state->failure || state->queue.empty()) return;
+    const std::shared_ptr<Call> call = state->queue.front();
+    state->queue.pop_front();
+    state->running = call;
+    lock.unlock();
+    std::exception_ptr error = nullptr;
+    try {
+      const CallbackScope scope("the engine's function all_to_all_v");
+      state->functions.all_to_all_v(call->lane, call->send, call->send_bytes.data(),
+                                    call->send_offsets.data(), call->receive, call->receive_bytes.data(),
+                                    call->receive_offsets.data());
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    call->error = error;
+    call->done = true;
+    state->running = nullptr;
+    if (error && !state->failure) state->failure = error;
+    state->changed.notify_all();
+  }
+}
+
+// Calls abort() on a thread of its own, because it is the caller's function and may block too. Nothing is
+// reported: whether it worked shows in the running call.
+void EngineThread::start_abort(const std::shared_ptr<State>& state) noexcept {
+  const ScopedSignalBlock no_signals;
+  try {
+    std::thread([state] {
+      const CallbackScope scope("the engine's function abort");
+      try {
+        state->functions.abort();
+      } catch (...) {
+      }
+    }).detach();
+  } catch (const std::system_error&) {
+  }
+}
+
+void EngineThread::run(int lane, const AllToAllV& transfer, const std::shared_ptr<void>& keep,
+                       const std::function<void()>& check) {
+  CallbackScope::require_none("an operation on the same engine");
+  const auto list = [](std::span<const std::int64_t> values) {
+    return std::vector<std::int64_t>(values.begin(), values.end());
+  };
+  const auto call = std::make_shared<Call>(
+      Call{lane, transfer.send, transfer.receive, list(transfer.send_bytes), list(transfer.send_offsets),
+           list(transfer.receive_bytes), list(transfer.receive_offsets)});
+  std::unique_lock lock(state_->mutex);
+  if (state_->failure) std::rethrow_exception(state_->failure);
+  state_->queue.push_back(call);
+  state_->changed.notify_all();
+
+  std::exception_ptr reason;
+  while (!call->done && !reason) {
+    state_->changed.wait_for(lock, kCheckPeriod, [&] { return call->done || state_->failure; });
+    if (call->done) break;
+    reason = state_->failure;
+    if (reason) break;
+    lock.unlock();
+    try {
+      check();
+    } catch (...) {
+      reason = std::current_exception();
+    }
+    lock.lock();
+  }
+  if (call->done && call->error) reason = call->error;
+  if (!reason) return;
+  keep_forever(keep);
+  give_up(lock, *call, reason);
+  std::rethrow_exception(reason);
+}
+
+// Fails all lanes with `reason`, and makes the call return if it is running.
+void EngineThread::give_up(std::unique_lock<std::mutex>& lock, Call& call, const std::exception_ptr& reason) {
+  if (!state_->failure) state_->failure = reason;
+  std::erase_if(state_->queue, [&](const std::shared_ptr<Call>& queued) { return queued.get() == &call; });
+  state_->changed.notify_all();
+  if (state_->running.get() != &call) return;
+  if (state_->functions.abort) start_abort(state_);
+  state_->changed.wait_for(lock, kAbortGrace, [&] { return call.done; });
+}
+
+}  // namespace ferry
