@@ -1,7 +1,6 @@
 #include "group.hpp"
+#include "casters.hpp"
 
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <cstring>
