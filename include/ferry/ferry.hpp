@@ -1,6 +1,7 @@
 // The whole C++ interface in one include.
 //
 //   group.hpp            the ranks: threads, processes, MPI, or a bootstrap of the caller's
+//   topology.hpp         which ranks share memory
 //   engine.hpp           the caller's own transport between ranks
 //   config.hpp           the configuration of an exchange, and the memory it takes
 //   exchange.hpp         dispatch, combine and their gradients: start here
@@ -23,6 +24,7 @@
 #include "ferry/group.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/plan.hpp"
+#include "ferry/topology.hpp"
 #include "ferry/trace.hpp"
 #include "ferry/types.hpp"
 #include "ferry/version.hpp"

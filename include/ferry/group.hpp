@@ -8,19 +8,9 @@
 #include <vector>
 
 #include "ferry/engine.hpp"
+#include "ferry/topology.hpp"
 
 namespace ferry {
-
-/// How the ranks are numbered over nodes of equal size: rank = node * local_ranks + local rank. Groups span
-/// one node today.
-struct Topology {
-  int nodes = 1;
-  int local_ranks = 1;  ///< ranks of one node
-
-  int ranks() const { return nodes * local_ranks; }
-  int node_of(int rank) const { return rank / local_ranks; }
-  int local_rank_of(int rank) const { return rank % local_ranks; }
-};
 
 /// Communication that the caller's program already has, used to set up a group. Both functions are
 /// collective, block until all ranks have called, and report a failure by throwing.
@@ -44,7 +34,7 @@ class Rank {
 
   int index() const;  ///< number of this rank, 0 to R - 1
   int size() const;   ///< R
-  Topology topology() const;
+  const Topology& topology() const;
   bool same_process() const;  ///< whether every rank of the group is a thread of this process
 
   /// Collective. Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
@@ -66,8 +56,9 @@ class Group {
  public:
   // The four constructors are local, apart from mpi(): the ranks meet in run() or join().
 
-  /// `ranks` threads of this process, started by run(). `nodes` must be 1: groups span one host today.
-  /// @throws UsageError  `ranks` below 1, or another `nodes`
+  /// `ranks` threads of this process, started by run(). They share memory, whatever `nodes`, which simulates
+  /// nodes of equal size.
+  /// @throws UsageError  `ranks` below 1, or `nodes` does not divide them
   static Group threads(int ranks, int nodes = 1);
 
   /// `ranks` processes on this host, forked by run(). Call run() before the program starts threads. Otherwise

@@ -238,7 +238,7 @@ class Group:
     @staticmethod
     def threads(ranks: int, nodes: int = 1) -> Group:
         """
-        Ranks are threads of this process; run() starts them. `nodes` must be 1: other values are not supported yet.
+        Ranks are threads of this process; run() starts them. `nodes` simulates nodes of equal size.
         """
 
     @staticmethod

@@ -1,7 +1,6 @@
 #include "group.hpp"
+#include "casters.hpp"
 
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -182,8 +181,7 @@ void bind_group(nb::module_& module) {
           "threads",
           [](int ranks, int nodes) { return PyGroup(Group::threads(ranks, nodes), BackendKind::cpu, true); },
           "ranks"_a, "nodes"_a = 1,
-          "Ranks are threads of this process; run() starts them. `nodes` must be 1: other values are not "
-          "supported yet.")
+          "Ranks are threads of this process; run() starts them. `nodes` simulates nodes of equal size.")
       .def_static(
           "mpi", [] { return PyGroup(Group::mpi()); },
           "This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.")

@@ -96,13 +96,15 @@ int ferry_rank_same_process(const ferry_rank* rank) {
   return query_number(rank, [](const ferry_rank& handle) { return handle.rank.same_process() ? 1 : 0; });
 }
 
-ferry_status ferry_rank_topology(const ferry_rank* rank, int* nodes, int* local_ranks) {
+int ferry_rank_nodes(const ferry_rank* rank) {
+  return query_number(rank, [](const ferry_rank& handle) { return handle.rank.topology().nodes(); });
+}
+
+ferry_status ferry_rank_topology(const ferry_rank* rank, int32_t* node_of) {
   return guarded([&] {
-    const Topology topology = required(rank, "rank").rank.topology();
-    required(nodes, "nodes");
-    required(local_ranks, "local_ranks");
-    *nodes = topology.nodes;
-    *local_ranks = topology.local_ranks;
+    const Topology& topology = required(rank, "rank").rank.topology();
+    required(node_of, "node_of");
+    for (int peer = 0; peer < topology.ranks(); ++peer) node_of[peer] = topology.node_of(peer);
   });
 }
 

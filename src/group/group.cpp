@@ -10,18 +10,6 @@
 
 namespace ferry {
 
-namespace {
-
-Topology topology_of(int ranks, int nodes) {
-  if (ranks < 1) throw UsageError(str("a group needs at least one rank, not ", ranks));
-  if (nodes != 1) {
-    throw UsageError(str("nodes = ", nodes, ": groups span one host today; pass nodes = 1"));
-  }
-  return {nodes, ranks};
-}
-
-}  // namespace
-
 int Rank::index() const {
   return state_->index();
 }
@@ -30,7 +18,7 @@ int Rank::size() const {
   return state_->topology().ranks();
 }
 
-Topology Rank::topology() const {
+const Topology& Rank::topology() const {
   return state_->topology();
 }
 
@@ -47,11 +35,11 @@ void Rank::barrier() const {
 }
 
 Group Group::threads(int ranks, int nodes) {
-  return Group(launch_threads(topology_of(ranks, nodes)));
+  return Group(launch_threads(Topology::blocks(ranks, nodes, nodes > 1)));
 }
 
 Group Group::processes(int ranks, int nodes) {
-  return Group(launch_processes(topology_of(ranks, nodes)));
+  return Group(launch_processes(Topology::blocks(ranks, nodes, nodes > 1)));
 }
 
 int Group::size() const {

@@ -96,7 +96,7 @@ bool has_ended(int process) {
 class CustomLauncher : public Group::Launcher {
  public:
   CustomLauncher(Bootstrap bootstrap, std::shared_ptr<Engine> engine)
-      : Launcher({1, bootstrap.ranks}, std::move(engine)), bootstrap_(std::move(bootstrap)) {}
+      : Launcher(Topology::blocks(bootstrap.ranks, 1), std::move(engine)), bootstrap_(std::move(bootstrap)) {}
 
   void run(const std::function<void(Rank)>& body) override { run_rank(rendezvous(), bootstrap_.rank, body); }
   Rank join() override { return join_as(rendezvous(), bootstrap_.rank); }

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <iostream>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/system_error.hpp"
@@ -205,7 +206,7 @@ class ProcessLauncher : public Group::Launcher {
 }  // namespace
 
 std::shared_ptr<Group::Launcher> launch_processes(Topology topology) {
-  return std::make_shared<ProcessLauncher>(topology);
+  return std::make_shared<ProcessLauncher>(std::move(topology));
 }
 
 }  // namespace ferry

@@ -4,6 +4,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/text.hpp"
@@ -65,7 +66,7 @@ class ThreadLauncher : public Group::Launcher {
 }  // namespace
 
 std::shared_ptr<Group::Launcher> launch_threads(Topology topology) {
-  return std::make_shared<ThreadLauncher>(topology);
+  return std::make_shared<ThreadLauncher>(std::move(topology));
 }
 
 }  // namespace ferry

@@ -17,7 +17,7 @@ class Group::Launcher {
  public:
   // `engine`: the transport that the group brings for the backend `collective`; null: none.
   explicit Launcher(Topology topology, std::shared_ptr<Engine> engine = nullptr)
-      : topology_(topology), engine_(std::move(engine)) {}
+      : topology_(std::move(topology)), engine_(std::move(engine)) {}
   virtual ~Launcher() = default;
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;

@@ -2,11 +2,10 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/callback_scope.hpp"
+#include "group/shared_memory_plane.hpp"
 
 namespace ferry {
 
@@ -14,10 +13,11 @@ RankState::RankState(std::shared_ptr<ControlBlock> control, int rank, Topology t
                      std::shared_ptr<Engine> engine)
     : control_(std::move(control)),
       rank_(rank),
-      topology_(topology),
+      topology_(std::move(topology)),
       deadline_(deadline),
       engine_(std::move(engine)),
-      waiter_(*control_, rank, topology.ranks()) {
+      waiter_(*control_, rank, topology_.ranks()),
+      plane_(std::make_unique<SharedMemoryPlane>(*control_, waiter_, rank, deadline)) {
   control_->join(rank);
   all_gather(nullptr, nullptr, 0);
   for (int peer = 0; peer < control_->ranks(); ++peer)
@@ -27,36 +27,7 @@ RankState::RankState(std::shared_ptr<ControlBlock> control, int rank, Topology t
 
 void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {
   CallbackScope::require_none("a collective of the group");
-  if (control_->failed())
-    control_->throw_failure({Operation::barrier, step_ + 1, rank_, -1, step_ + 1, step_});
-  const auto* in = static_cast<const std::byte*>(mine);
-  auto* out = static_cast<std::byte*>(all);
-  std::size_t done = 0;
-  do {
-    const std::size_t part = std::min(bytes - done, GatherSlot::kPartBytes);
-    gather_part(in + done, out + done, part, bytes);
-    done += part;
-  } while (done < bytes);
-}
-
-// Two buffers are enough: a rank writes step n+2 after it has seen step n+1 of every peer, and a peer stores
-// n+1 only after it has read the parts of n.
-void RankState::gather_part(const std::byte* mine, std::byte* all, std::size_t bytes, std::size_t stride) {
-  const std::uint64_t step = ++step_;
-  const std::size_t parity = step & 1;
-  GatherSlot& own_slot = control_->gather_slot(rank_);
-  if (bytes > 0) std::memcpy(own_slot.parts[parity], mine, bytes);
-  // Release: orders the part before the step. Sequentially consistent because WakeEvent requires it.
-  own_slot.step.store(step, std::memory_order_seq_cst);
-  for (int peer = 0; peer < control_->ranks(); ++peer) {
-    if (peer != rank_) control_->wake_event(peer).ring();
-  }
-  const WaitLimit limit{.seconds = deadline_};
-  for (int peer = 0; peer < control_->ranks(); ++peer) {
-    const GatherSlot& slot = control_->gather_slot(peer);
-    wait({&slot.step}, {Operation::barrier, step, rank_, peer, step, 0}, limit);
-    if (bytes > 0) std::memcpy(all + peer * stride, slot.parts[parity], bytes);
-  }
+  plane_->all_gather(mine, all, bytes);
 }
 
 }  // namespace ferry

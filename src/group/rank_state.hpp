@@ -9,6 +9,7 @@
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "group/control_block.hpp"
+#include "group/control_plane.hpp"
 #include "group/liveness_lock.hpp"
 #include "group/waiter.hpp"
 
@@ -47,17 +48,15 @@ class RankState {
   void set_chunk_budget(std::int64_t bytes) { chunk_budget_ = bytes; }
 
  private:
-  void gather_part(const std::byte* mine, std::byte* all, std::size_t bytes, std::size_t stride);
-
   std::shared_ptr<ControlBlock> control_;
   int rank_;
   Topology topology_;
   double deadline_;
   std::shared_ptr<Engine> engine_;
   bool same_process_ = true;
-  std::uint64_t step_ = 0;  // of all_gather: one for every part
   std::int64_t chunk_budget_ = 8 << 20;
   Waiter waiter_;
+  std::unique_ptr<ControlPlane> plane_;
   std::optional<LivenessLockHolder> liveness_lock_;  // only if some ranks are other processes
 };
 

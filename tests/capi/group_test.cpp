@@ -11,7 +11,7 @@ namespace {
 
 TEST(Groups, OfThreadsRunEveryRank) {
   ferry_group* made = nullptr;
-  ASSERT_EQ(ferry_group_threads(6, 1, &made), FERRY_OK);
+  ASSERT_EQ(ferry_group_threads(6, 3, &made), FERRY_OK);
   const GroupHandle group(made, ferry_group_destroy);
   EXPECT_EQ(ferry_group_size(made), 6);
   std::atomic<int> entered{0};
@@ -20,10 +20,10 @@ TEST(Groups, OfThreadsRunEveryRank) {
                   entered += 1 << ferry_rank_index(rank);
                   EXPECT_EQ(ferry_rank_size(rank), 6);
                   EXPECT_EQ(ferry_rank_same_process(rank), 1);
-                  int nodes = 0, local_ranks = 0;
-                  ASSERT_EQ(ferry_rank_topology(rank, &nodes, &local_ranks), FERRY_OK);
-                  EXPECT_EQ(nodes, 1);
-                  EXPECT_EQ(local_ranks, 6);
+                  EXPECT_EQ(ferry_rank_nodes(rank), 3);
+                  std::vector<std::int32_t> node_of(6, -1);
+                  ASSERT_EQ(ferry_rank_topology(rank, node_of.data()), FERRY_OK);
+                  EXPECT_EQ(node_of, (std::vector<std::int32_t>{0, 0, 1, 1, 2, 2}));
                   const int mine = 10 * ferry_rank_index(rank);
                   std::vector<int> all(6, -1);
                   ASSERT_EQ(ferry_rank_all_gather(rank, &mine, all.data(), sizeof mine), FERRY_OK);
@@ -38,8 +38,8 @@ TEST(Groups, OfThreadsRunEveryRank) {
 TEST(Groups, WithImpossibleNumbersAreRefused) {
   ferry_group* group = nullptr;
   EXPECT_EQ(ferry_group_threads(0, 1, &group), FERRY_USAGE);
-  EXPECT_EQ(ferry_group_threads(4, 2, &group), FERRY_USAGE);
-  EXPECT_TRUE(last_error_contains("nodes = 2: groups span one host"));
+  EXPECT_EQ(ferry_group_threads(4, 3, &group), FERRY_USAGE);
+  EXPECT_TRUE(last_error_contains("nodes = 3, must divide the 4 ranks"));
   EXPECT_EQ(ferry_group_processes(-1, 1, &group), FERRY_USAGE);
   EXPECT_EQ(group, nullptr);
   const GroupHandle one = threads(1);

@@ -97,29 +97,39 @@ TEST_P(Groups, ReportWhetherAllRanksAreThreadsOfOneProcess) {
   });
 }
 
-TEST(Group, IsOneNodeWhoseLocalRanksAreAllRanks) {
-  Group::threads(3).run([](const Rank& rank) {
-    const Topology topology = rank.topology();
-    FERRY_CHECK(topology.nodes == 1 && topology.local_ranks == 3, "");
-    FERRY_CHECK(topology.node_of(rank.index()) == 0, "");
-    FERRY_CHECK(topology.local_rank_of(rank.index()) == rank.index(), "");
-  });
+TEST(Group, IsOneNodeUnlessNodesAreSimulated) {
+  for (const auto& make : {Group::threads, Group::processes}) {
+    make(3, 1).run([](const Rank& rank) {
+      const Topology& topology = rank.topology();
+      FERRY_CHECK(topology == Topology({7, 7, 7}) && !topology.simulated(), str(topology.nodes()));
+    });
+    make(6, 3).run([](const Rank& rank) {
+      const Topology& topology = rank.topology();
+      FERRY_CHECK(topology == Topology({0, 0, 1, 1, 2, 2}, true), str(topology.nodes()));
+      check_gather(rank, seed(), 10000);
+    });
+  }
 }
 
-TEST(Group, RefusesMoreNodesThanOne) {
-  for (const int nodes : {-1, 0, 2, 4}) {
+TEST(Group, RefusesNodesThatDoNotDivideTheRanks) {
+  for (const int nodes : {-1, 0, 3, 5}) {
     for (const auto& make : {Group::threads, Group::processes}) {
       const auto error = expect_thrown<UsageError>([&] { make(4, nodes); });
-      require_text(error, str("nodes = ", nodes, ": groups span one host today; pass nodes = 1"));
+      require_text(error, str("nodes = ", nodes, ", must divide the 4 ranks into nodes of equal size"));
     }
   }
 }
 
-TEST(Topology, DividesRanksIntoNodesOfEqualSize) {
-  const Topology topology{.nodes = 2, .local_ranks = 3};
+TEST(Topology, NumbersNodesByTheirLowestRanks) {
+  const Topology topology({9, 4, 9, 4, 4, -1});
   EXPECT_EQ(topology.ranks(), 6);
+  EXPECT_EQ(topology.nodes(), 3);
+  EXPECT_EQ(topology.ranks_of(0), (std::vector{0, 2}));
+  EXPECT_EQ(topology.ranks_of(1), (std::vector{1, 3, 4}));
+  EXPECT_EQ(topology.ranks_of(2), std::vector{5});
   EXPECT_EQ(topology.node_of(4), 1);
-  EXPECT_EQ(topology.local_rank_of(4), 1);
+  EXPECT_EQ(topology.local_rank_of(4), 2);
+  EXPECT_FALSE(topology.simulated());
 }
 
 TEST(Group, RefusesInvalidArguments) {

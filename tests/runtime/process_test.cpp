@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 
+#include "base/os/file_descriptor.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kill_timer.hpp"
 #include "runtime/shared_value.hpp"
@@ -143,6 +146,46 @@ TEST(Processes, ThatWaitForTheFileOfAStoppedRankTimeOut) {
   require_text(error, "until rank 0 sends the file of the group's shared memory");
   EXPECT_EQ(error.record.rank, 1);
   EXPECT_EQ(error.record.peer, 0);
+  kill(stopped, SIGKILL);
+  EXPECT_EQ(waitpid(stopped, nullptr, 0), stopped);
+}
+
+// Sends bytes to every local socket of this process that has a name, until none takes more.
+void fill_queues_of_local_sockets() {
+  const FileDescriptor sender(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  constexpr int kMostFiles = 1024;
+  for (int file = 0; file < kMostFiles; ++file) {
+    sockaddr_un name{};
+    socklen_t bytes = sizeof name;
+    if (getsockname(file, reinterpret_cast<sockaddr*>(&name), &bytes) != 0) continue;
+    if (name.sun_family != AF_UNIX || bytes <= sizeof name.sun_family) continue;
+    while (sendto(sender.number(), "", 1, 0, reinterpret_cast<sockaddr*>(&name), bytes) == 1) continue;
+  }
+}
+
+// Rank 1 stops while its queue is full, so rank 0 cannot send it the file of the control block.
+TEST(Processes, ThatSendTheFileToAStoppedRankTimeOut) {
+  const TestBootstrap meeting(2);
+  Bootstrap second = meeting.bootstrap(1);
+  second.all_gather = [gather = second.all_gather](const void* mine, void* all, std::size_t bytes) {
+    fill_queues_of_local_sockets();
+    gather(mine, all, bytes);
+    raise(SIGSTOP);
+  };
+  const pid_t stopped = fork();
+  if (stopped == 0) {
+    Group::custom(second).run([](const Rank&) {});
+    _exit(0);
+  }
+  constexpr double kDeadline = 1;
+  Group group = Group::custom(meeting.bootstrap(0));
+  group.set_deadline(kDeadline);
+  const Stopwatch watch;
+  const auto error = run_throws<TimeoutError>(group, [](const Rank&) {});
+  EXPECT_LT(watch.seconds(), kDeadline + 1);
+  require_text(error, "until rank 1 takes the file of the group's shared memory");
+  EXPECT_EQ(error.record.rank, 0);
+  EXPECT_EQ(error.record.peer, 1);
   kill(stopped, SIGKILL);
   EXPECT_EQ(waitpid(stopped, nullptr, 0), stopped);
 }

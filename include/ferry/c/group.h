@@ -28,8 +28,8 @@ typedef struct ferry_bootstrap {
 // The constructors of a group. The caller destroys it with ferry_group_destroy(). All ranks are on this
 // host.
 
-/// `ranks` threads of this process. `nodes` must be 0 or 1, which mean the same: groups span one host today.
-/// FERRY_USAGE: `ranks` below 1, or another `nodes`.
+/// `ranks` threads of this process. They share memory, whatever `nodes`, which simulates nodes of equal size;
+/// 0 means 1. FERRY_USAGE: `ranks` below 1, or `nodes` does not divide them.
 ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
 /// `ranks` forked processes; otherwise as ferry_group_threads().
 ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
@@ -60,8 +60,11 @@ int ferry_rank_index(const ferry_rank* rank);  ///< number of this rank, 0 to R 
 int ferry_rank_size(const ferry_rank* rank);   ///< R; -1 for NULL
 /// 1 if every rank is a thread of this process, 0 if not; -1 for NULL.
 int ferry_rank_same_process(const ferry_rank* rank);
-/// How the ranks are numbered over nodes of equal size: rank = node * local_ranks + local rank.
-ferry_status ferry_rank_topology(const ferry_rank* rank, int* nodes, int* local_ranks);
+/// Nodes of the group: sets of ranks that share memory, numbered in the order of their lowest ranks. -1 for
+/// NULL.
+int ferry_rank_nodes(const ferry_rank* rank);
+/// Writes the node of every rank to `node_of`, [R].
+ferry_status ferry_rank_topology(const ferry_rank* rank, int32_t* node_of);
 
 /// Collective. Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
 /// Blocks until every rank has called. FERRY_TIMEOUT, FERRY_PEER_LOST: a rank did not call in time, or is

@@ -1,9 +1,8 @@
 // Runs the dispatches of normal mode.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "base/text.hpp"
 #include "cast.hpp"
+#include "casters.hpp"
 #include "deep_ep/normal.hpp"
 #include "errors.hpp"
 #include "ferry/error.hpp"
@@ -208,7 +207,8 @@ nb::tuple NormalCalls::dispatch(const NewRoutes& given, const CallSettings& sett
 nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& received,
                                const DispatchCounts* counts, const NewRoutes& given, StreamedCall& streamed,
                                int num_sms) {
-  PyExchange& exchange = *current_.exchange;
+  const Current current = current_;  // kept while this thread runs without the GIL
+  PyExchange& exchange = *current.exchange;
   const std::int64_t rows = counts != nullptr ? counts->total : *given.worst_rows();
   DispatchInput& in = routes.in;
   call.read_or_refuse({Operation::dispatch}, [&] {
@@ -239,7 +239,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
         str("dispatch: num_worst_tokens = ", rows, ", but ", plan.total(), " rows were received"));
   }
   nb::object list = nb::list();
-  NormalHandle handle{.owner = current_.owner,
+  NormalHandle handle{.owner = current.owner,
                       .exchange = &exchange,
                       .plan = std::move(plan),
                       .rows = rows,
@@ -248,9 +248,8 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
                       .channels = std::max(1, num_sms / 2)};
   if (counts != nullptr) {
     handle.tokens_of_ranks.assign(counts->tokens.begin(), counts->tokens.end());
-    list = routes.has_ids()
-               ? nb::object(rounded_up(counts->routes, routes.alignment))
-               : python_.attr("expert_counts")(given.routes_per_expert, routes.alignment);
+    list = routes.has_ids() ? nb::object(rounded_up(counts->routes, routes.alignment))
+                            : python_.attr("expert_counts")(given.routes_per_expert, routes.alignment);
   }
   nb::object ids = nb::none(), weights = nb::none();
   std::vector<nb::object> outputs = received.all();

@@ -1,5 +1,6 @@
 """Signals while a rank waits: Ctrl-C ends the wait and raises KeyboardInterrupt."""
 
+import signal
 import subprocess
 import sys
 
@@ -143,3 +144,38 @@ def body(rank):
 signal_after(1, signal.SIGTERM)
 report(lambda: ferry.Group.threads(2).run(body))
 """) == ["Mine early of the handler"]
+
+
+def exit_codes(programs):
+    """Runs programs at once; returns their exit codes and their standard errors."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", START + program], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for program in programs
+    ]
+    errors = [program.communicate(timeout=100)[1] for program in started]
+    return [program.returncode for program in started], errors
+
+
+def test_programs_end_with_the_exception_of_a_rank():
+    """Many at once, so that the interpreter of some ends while the thread that ran the ranks still does."""
+    raises = """
+def body(rank):
+    if rank.index == 2:
+        raise ValueError("of rank 2")
+    rank.barrier()
+ferry.Group.threads(4).run(body)
+"""
+    codes, errors = exit_codes([raises] * 8)
+    assert codes == [1] * 8, errors
+    assert all("ValueError: of rank 2" in error for error in errors), errors
+
+
+def test_a_program_ends_with_threads_left_behind():
+    leaves = """
+signal_after(0.2)
+signal_after(0.4)
+ferry.Group.threads(4).run(lambda rank: time.sleep(50))
+"""
+    codes, errors = exit_codes([leaves])
+    assert codes == [-signal.SIGINT], errors
+    assert errors[0].rstrip().endswith("KeyboardInterrupt"), errors
