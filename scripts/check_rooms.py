@@ -21,7 +21,7 @@ ROOMS = {
     "format": "base",
     "group/mpi": "",
     "group": "base base/os group/mpi",
-    "engine": "base group group/mpi",
+    "engine": "base group",
     "memory": "base base/os group",
     "layout": "base format",
     "plan": "base format layout",
