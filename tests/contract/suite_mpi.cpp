@@ -1,5 +1,5 @@
-// The contract suite with ranks as processes that mpirun has started. Every process runs the same tests; a test
-// skips itself if it needs another number of ranks.
+// The contract suite with ranks as processes that mpirun has started. Every process runs the same tests; a
+// test skips itself if it needs another number of ranks.
 #include <cstdlib>
 #include <iostream>
 #include <string>
