@@ -6,14 +6,6 @@
 
 namespace ferry {
 
-namespace {
-
-[[noreturn]] void throw_no_backend(BackendKind backend) {
-  throw UnsupportedError(str("this build of ferry has no ", to_string(backend), " backend"));
-}
-
-}  // namespace
-
 #if !FERRY_HAS_CUDA
 std::unique_ptr<Backend> make_cuda_backend(const Rank&, const Config&) {
   throw UnsupportedError(kNoCudaBackend);
@@ -29,30 +21,38 @@ const StepMetadata* Backend::metadata_from_device(const std::int32_t*, int, Stre
       "metadata: this backend cannot read a count from device memory: pass the count itself");
 }
 
-std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
-  switch (config.backend) {
-    case BackendKind::reference:
-      return make_reference_backend(rank, config);
-    case BackendKind::cpu:
-      return make_cpu_backend(rank, config);
-    case BackendKind::cuda:
-      return make_cuda_backend(rank, config);
+namespace {
+
+// The backends of Ferry. A new one is a line here.
+struct BackendEntry {
+  BackendKind kind;
+  std::unique_ptr<Backend> (*make)(const Rank& rank, const Config& config);
+  Sizes (*sizes)(const Config& config, int rank);
+};
+
+constexpr BackendEntry kBackends[] = {
+    {BackendKind::reference, make_reference_backend, reference_backend_sizes},
+    {BackendKind::cpu, make_cpu_backend, cpu_backend_sizes},
+    {BackendKind::cuda, make_cuda_backend, cuda_backend_sizes},
+};
+
+const BackendEntry& entry_of(BackendKind kind) {
+  for (const BackendEntry& entry : kBackends) {
+    if (entry.kind == kind) return entry;
   }
-  throw_no_backend(config.backend);
+  throw UnsupportedError(str("this build of ferry has no ", to_string(kind), " backend"));
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
+  return entry_of(config.backend).make(rank, config);
 }
 
 Sizes size_of(const Config& given, int ranks, int rank) {
   const Config config = complete_config(given, ranks);
   check_rank(rank, ranks);
-  switch (config.backend) {
-    case BackendKind::reference:
-      return reference_backend_sizes(config, rank);
-    case BackendKind::cpu:
-      return cpu_backend_sizes(config, rank);
-    case BackendKind::cuda:
-      return cuda_backend_sizes(config, rank);
-  }
-  throw_no_backend(config.backend);
+  return entry_of(config.backend).sizes(config, rank);
 }
 
 }  // namespace ferry
