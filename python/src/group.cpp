@@ -264,7 +264,9 @@ ordered_lanes=False: lanes may be called in another order on each rank, and from
           "process_group"_a = nb::none(), nb::sig("def torch(process_group: object | None = None) -> Group"),
           R"(This process is one rank of a torch.distributed process group; default: the default process group.
 
-The default backend of its exchanges is 'cuda' if the process group uses NCCL, else 'cpu'.)")
+Collective: it makes a process group of its own, in which Ferry's collectives cannot mix with the program's. That process
+group is also the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
+group uses NCCL, else 'cpu'.)")
       .def_prop_ro(
           "size", [](const PyGroup& self) { return self.group().size(); }, "Number of ranks in the group.")
       .def(
