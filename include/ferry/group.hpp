@@ -12,14 +12,21 @@
 
 namespace ferry {
 
-/// Communication that the caller's program already has, used to set up a group. Both functions are
-/// collective, block until all ranks have called, and report a failure by throwing.
+/// Communication that the caller's program already has, by which the ranks of a group find each other and, if
+/// they are on several hosts, agree on small data. Both functions are collective, block until all ranks have
+/// called, and report a failure by throwing.
+///
+/// Ferry calls them on a thread of its own, one call at a time; they must not call Ferry. A call that does
+/// not return before the group's deadline is abandoned: its thread is never waited for.
 struct Bootstrap {
   int rank = 0;   ///< number of this rank
   int ranks = 1;  ///< R
   /// Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
   std::function<void(const void* mine, void* all, std::size_t bytes)> all_gather;
   std::function<void()> barrier;  ///< returns when every rank has called
+  /// Simulates hosts: ranks of one host with different texts are treated as ranks of different hosts. Empty:
+  /// the environment variable FERRY_HOST_ID.
+  std::string host_id = {};
 };
 
 class RankState;

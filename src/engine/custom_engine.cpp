@@ -3,7 +3,8 @@
 #include <atomic>
 #include <utility>
 
-#include "engine/engine_thread.hpp"
+#include "base/callback_scope.hpp"
+#include "base/callback_thread.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry {
@@ -12,16 +13,29 @@ namespace {
 
 class CustomCommunicator : public Communicator {
  public:
-  CustomCommunicator(std::shared_ptr<EngineThread> thread, int lane)
-      : thread_(std::move(thread)), lane_(lane) {}
+  CustomCommunicator(std::shared_ptr<CallbackThread> thread, const EngineFunctions& functions, int lane)
+      : thread_(std::move(thread)), all_to_all_v_(functions.all_to_all_v), lane_(lane) {}
 
   void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
                     const std::function<void()>& check) override {
-    thread_->run(lane_, transfer, keep, check);
+    CallbackScope::require_none("an operation on the same engine");
+    const auto list = [](std::span<const std::int64_t> values) {
+      return std::vector<std::int64_t>(values.begin(), values.end());
+    };
+    thread_->run(
+        "the engine's function all_to_all_v",
+        [function = all_to_all_v_, lane = lane_, keep, send = transfer.send, receive = transfer.receive,
+         send_bytes = list(transfer.send_bytes), send_offsets = list(transfer.send_offsets),
+         receive_bytes = list(transfer.receive_bytes), receive_offsets = list(transfer.receive_offsets)] {
+          function(lane, send, send_bytes.data(), send_offsets.data(), receive, receive_bytes.data(),
+                   receive_offsets.data());
+        },
+        check);
   }
 
  private:
-  std::shared_ptr<EngineThread> thread_;
+  std::shared_ptr<CallbackThread> thread_;
+  decltype(EngineFunctions::all_to_all_v) all_to_all_v_;
   int lane_;
 };
 
@@ -36,15 +50,15 @@ class CustomEngine : public Engine {
   std::vector<std::unique_ptr<Communicator>> communicators(int lanes) override {
     std::vector<std::unique_ptr<Communicator>> made;
     for (int i = 0; i < lanes; ++i) {
-      if (!functions_.ordered_lanes || !thread_) thread_ = std::make_shared<EngineThread>(functions_);
-      made.push_back(std::make_unique<CustomCommunicator>(thread_, next_lane_++));
+      if (!functions_.ordered_lanes || !thread_) thread_ = std::make_shared<CallbackThread>(functions_.abort);
+      made.push_back(std::make_unique<CustomCommunicator>(thread_, functions_, next_lane_++));
     }
     return made;
   }
 
  private:
   EngineFunctions functions_;
-  std::shared_ptr<EngineThread> thread_;  // ordered lanes: of all lanes; else of the last one
+  std::shared_ptr<CallbackThread> thread_;  // ordered lanes: of all lanes; else of the last one
   int next_lane_ = 0;
 };
 

@@ -1,6 +1,8 @@
 // The groups that bring an engine: Group::custom and Group::mpi.
+#include <string>
 #include <utility>
 
+#include "base/environment.hpp"
 #include "base/text.hpp"
 #include "engine/custom_engine.hpp"
 #include "ferry/error.hpp"
@@ -18,12 +20,17 @@ Group Group::custom(Bootstrap bootstrap, EngineFunctions engine) {
     throw UsageError("Bootstrap::all_gather and Bootstrap::barrier must both be set");
   }
   const bool brings_engine = engine.all_to_all_v || engine.abort;
-  return Group(
-      launch_custom(std::move(bootstrap), brings_engine ? make_custom_engine(std::move(engine)) : nullptr));
+  const std::string host_id = bootstrap.host_id.empty() ? Environment::read().host_id : bootstrap.host_id;
+  return Group(launch_custom(
+      {bootstrap.rank, bootstrap.ranks, host_id, [bootstrap] { return link_by_functions(bootstrap); }},
+      brings_engine ? make_custom_engine(std::move(engine)) : nullptr));
 }
 
 Group Group::mpi() {
-  return Group(launch_custom(mpi_bootstrap(), nullptr));
+  const Bootstrap mpi = mpi_bootstrap();
+  return Group(launch_custom(
+      {mpi.rank, mpi.ranks, Environment::read().host_id, [mpi] { return link_on_calling_thread(mpi); }},
+      nullptr));
 }
 
 }  // namespace ferry

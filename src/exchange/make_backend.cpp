@@ -3,6 +3,7 @@
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
+#include "group/rank_state.hpp"
 
 namespace ferry {
 
@@ -30,6 +31,10 @@ const StepMetadata* Backend::metadata_from_device(const std::int32_t*, int, Stre
 }
 
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
+  if (!rank.state().one_host()) {
+    throw UnsupportedError(str("the backend ", to_string(config.backend), " needs all ranks on one host; these ",
+                               rank.size(), " ranks are on ", rank.topology().nodes(), " hosts"));
+  }
   switch (config.backend) {
     case BackendKind::reference:
       return make_reference_backend(rank, config);

@@ -162,6 +162,19 @@ TEST(Group, AJoinedRankLeavesWhenItsLastHandleIsDestroyed) {
   EXPECT_THROW(Group::threads(2).join(), UsageError);
 }
 
+TEST(Group, RefusesToBeJoinedTwice) {
+  const TestBootstrap meeting(1);
+  Group group = Group::custom(meeting.bootstrap(0));
+  {
+    const Rank rank = group.join();
+    require_text(expect_thrown<UsageError>([&] { group.join(); }), "rank 0 is in the group already");
+    require_text(expect_thrown<UsageError>([&] { group.run([](const Rank&) {}); }),
+                 "rank 0 is in the group already");
+    rank.barrier();
+  }
+  group.join().barrier();
+}
+
 TEST(Group, RefusesABootstrapThatMixesUpRanks) {
   Bootstrap bootstrap;
   bootstrap.rank = 0;
