@@ -69,3 +69,28 @@ function(ferry_test)
   file(WRITE ${labels} "set_tests_properties(\${${arg_NAME}_TESTS} PROPERTIES LABELS \"${arg_LABELS}\")\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
 endfunction()
+
+# ferry_mpi_test(NAME name RANKS n PROGRAM target [ARGUMENTS argument...] [TIMEOUT seconds])
+#
+# Registers a program, already added, that mpirun starts as n processes. Only where the MPI module is built. TIMEOUT is 60 s
+# by default.
+function(ferry_mpi_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;RANKS;PROGRAM;TIMEOUT" "ARGUMENTS")
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  find_package(MPI REQUIRED COMPONENTS C)
+  add_dependencies(${arg_PROGRAM} ferry_mpi)
+  add_test(NAME ${arg_NAME} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${arg_RANKS}
+                                    $<TARGET_FILE:${arg_PROGRAM}> ${arg_ARGUMENTS})
+  # No leak detection: Open MPI leaks. The OMPI variables allow more ranks than processors, which take turns, and running as
+  # root.
+  set_tests_properties(
+    ${arg_NAME}
+    PROPERTIES
+      TIMEOUT ${arg_TIMEOUT}
+      LABELS processes
+      ENVIRONMENT
+      "FERRY_MPI_MODULE=$<TARGET_FILE:ferry_mpi>;OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_mpi_yield_when_idle=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0"
+  )
+endfunction()

@@ -72,12 +72,14 @@ class Group {
   /// as threads().
   static Group processes(int ranks, int nodes = 1);
 
-  /// This process is one rank of an MPI job that mpirun has started. Collective over the job.
+  /// This process is one rank of an MPI job that mpirun has started. Collective over the job. MPI is also the
+  /// engine of exchanges with the backend `collective`, if it was initialised with MPI_THREAD_SERIALIZED or
+  /// MPI_THREAD_MULTIPLE. A program that has not initialised MPI leaves that to Ferry.
   /// @throws UnsupportedError  the MPI module was not found, or MPI has failed
   static Group mpi();
 
-  /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which are on this
-  /// host. `engine`: the caller's transport, used by exchanges with the backend `collective`; all ranks bring
+  /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which may be on other
+  /// hosts. `engine`: the caller's transport, used by exchanges with the backend `collective`; all ranks bring
   /// one, or none does.
   /// @throws UsageError  a rank outside [0, ranks), or a missing function
   static Group custom(Bootstrap bootstrap, EngineFunctions engine = {});
@@ -94,7 +96,8 @@ class Group {
   /// group of processes then kills every process that does not end: a stopped one after 0.5 s, the silent one
   /// after 2 s, others after the deadline and 2 s more. A thread cannot be killed: run() returns when the
   /// thread does.
-  /// @throws UnsupportedError  mpi, custom: the ranks are not on one host
+  /// @throws UnsupportedError  mpi, custom: ranks of several hosts look as if they were on one host
+  /// @throws TimeoutError  mpi, custom: the ranks have not met before the group's deadline
   /// @throws the error that occurred first on any rank; its message names that rank. Exceptions that are no
   /// ferry::Error become a std::runtime_error, in which groups of threads nest the original
   /// (std::rethrow_if_nested).
@@ -103,8 +106,9 @@ class Group {
   /// Collective. Enters the group as this process's rank, for programs that cannot put their work into one
   /// function (mpi, custom). The rank leaves when the last copy of the handle is destroyed. A process that
   /// exits earlier is lost to the others.
-  /// @throws UsageError  the group starts its ranks itself (threads, processes)
-  /// @throws UnsupportedError  the ranks are not on one host
+  /// @throws UsageError  the group starts its ranks itself (threads, processes), or this rank has joined and
+  /// its handle still exists
+  /// @throws UnsupportedError, TimeoutError  as run()
   Rank join();
 
   /// Local; call it before run() or join(). Sets how long collectives of the group itself wait, in seconds.

@@ -1,7 +1,7 @@
 // Functions that bind the classes and functions of the module, one for each source file.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include "casters.hpp"
 
 namespace ferry::python {
 

@@ -1,12 +1,10 @@
 // Arguments that must be objects of this module, such as a Plan.
 #pragma once
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-
 #include <string>
 
 #include "base/text.hpp"
+#include "casters.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

@@ -1,10 +1,6 @@
 // Reads the arguments of combine and of its gradients, runs them, and binds them.
 #include "combine.hpp"
-
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include "casters.hpp"
 
 #include "base/text.hpp"
 #include "cast.hpp"

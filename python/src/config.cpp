@@ -1,8 +1,5 @@
 #include "config.hpp"
-
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include "casters.hpp"
 
 #include <array>
 #include <limits>

@@ -1,11 +1,10 @@
 // Makes a Config from keyword arguments, and enumerators from their names.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <optional>
 #include <string>
 
+#include "casters.hpp"
 #include "ferry/config.hpp"
 
 namespace ferry::python {

@@ -1,8 +1,6 @@
 // Runs dispatch, fused and in two phases, and binds it.
 #include "dispatch.hpp"
-
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
+#include "casters.hpp"
 
 #include "base/text.hpp"
 #include "host_parts.hpp"

@@ -1,7 +1,6 @@
 // Binds dispatch_layout().
 #include "dispatch_layout.hpp"
-
-#include <nanobind/stl/string.h>
+#include "casters.hpp"
 
 #include "arrays/arguments.hpp"
 #include "arrays/framework.hpp"

@@ -1,6 +1,5 @@
 #include "dispatch_result.hpp"
-
-#include <nanobind/stl/string.h>
+#include "casters.hpp"
 
 #include <atomic>
 #include <chrono>

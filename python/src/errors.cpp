@@ -1,6 +1,5 @@
 #include "errors.hpp"
-
-#include <nanobind/nanobind.h>
+#include "casters.hpp"
 
 #include <string>
 

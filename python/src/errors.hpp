@@ -1,9 +1,9 @@
 // Translates C++ errors to the Python exceptions of ferry.error, with their records.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <exception>
+
+#include "casters.hpp"
 
 namespace ferry::python {
 

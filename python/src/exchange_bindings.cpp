@@ -1,12 +1,10 @@
 // Constructs a Python Exchange and binds its methods, dispatch and combine excepted.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "cast.hpp"
+#include "casters.hpp"
 #include "config.hpp"
 #include "dispatch.hpp"
 #include "exchange/configuration.hpp"

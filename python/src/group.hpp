@@ -1,11 +1,10 @@
 // The Python classes Group and Rank.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <optional>
 #include <vector>
 
+#include "casters.hpp"
 #include "ferry/config.hpp"
 #include "ferry/group.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include <nanobind/nanobind.h>
+#include "casters.hpp"
 
 namespace ferry::python {
 

@@ -1,6 +1,6 @@
 #include "interrupt.hpp"
+#include "casters.hpp"
 
-#include <nanobind/nanobind.h>
 #include <unistd.h>
 
 #include <chrono>

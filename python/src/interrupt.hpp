@@ -1,11 +1,11 @@
 // Signals, above all Ctrl-C, that arrive while a thread waits without the GIL.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <atomic>
 #include <functional>
 #include <vector>
+
+#include "casters.hpp"
 
 namespace ferry::python {
 

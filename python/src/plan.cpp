@@ -1,6 +1,5 @@
 #include "plan.hpp"
-
-#include <nanobind/stl/string.h>
+#include "casters.hpp"
 
 #include <unordered_map>
 

@@ -2,7 +2,6 @@
 // forked child must not use them.
 #pragma once
 
-#include <nanobind/nanobind.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "casters.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

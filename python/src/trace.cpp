@@ -1,8 +1,6 @@
 // Binds routing traces and load statistics.
 #include "ferry/trace.hpp"
-
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include "casters.hpp"
 
 #include <algorithm>
 

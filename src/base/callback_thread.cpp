@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/callback_scope.hpp"
+#include "base/keep_forever.hpp"
 #include "base/scoped_signal_block.hpp"
 #include "base/system_error.hpp"
-#include "base/keep_forever.hpp"
 
 namespace ferry {
 

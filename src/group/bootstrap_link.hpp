@@ -25,9 +25,9 @@ class BootstrapLink {
 
 // A link over the caller's functions, which run on a thread of its own. A function that has not returned when
 // the link gives up is abandoned. Throws SystemError if the thread cannot be started.
-std::unique_ptr<BootstrapLink> link_by_functions(const Bootstrap& bootstrap);
+std::unique_ptr<BootstrapLink> link_by_functions(std::shared_ptr<const Bootstrap> bootstrap);
 
-// A link over functions that must run on the calling thread, as MPI's. It calls no `check`.
-std::unique_ptr<BootstrapLink> link_on_calling_thread(const Bootstrap& bootstrap);
+// A link over MPI, which runs on the calling thread. Throws as open_mpi().
+std::unique_ptr<BootstrapLink> link_by_mpi();
 
 }  // namespace ferry

@@ -35,6 +35,7 @@ class BootstrapPlane : public ControlPlane {
 
   std::vector<std::byte> exchange(std::vector<std::byte> message);
   void check(const WaitLimit& limit);
+  void check_local_ranks();
   int find_lost_rank() const;
   void time_out(const WaitLimit& limit);
   void check_headers(const std::vector<std::byte>& gathered, std::size_t message_bytes, const Header& mine);
@@ -46,7 +47,8 @@ class BootstrapPlane : public ControlPlane {
   std::vector<int> local_ranks_, remote_ranks_;  // without this rank
   double deadline_;
   std::unique_ptr<BootstrapLink> link_;
-  std::uint64_t step_ = 0;  // one for every part
+  std::uint64_t step_ = 0;                   // one for every part
+  WaitLimit::Clock::time_point next_check_;  // of the processes of local ranks
 };
 
 }  // namespace ferry

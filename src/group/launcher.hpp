@@ -1,12 +1,10 @@
 // Base class of the implementations of Group: each starts the ranks of the group, or joins it as one rank.
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "ferry/group.hpp"
 #include "group/bootstrap_link.hpp"
@@ -63,12 +61,5 @@ class Group::Launcher {
 std::shared_ptr<Group::Launcher> launch_threads(Topology topology);
 std::shared_ptr<Group::Launcher> launch_processes(Topology topology);
 std::shared_ptr<Group::Launcher> launch_custom(Connection connection, std::shared_ptr<Engine> engine);
-
-// The paths where mpi_bootstrap() looks for the MPI module, in this order.
-std::vector<std::filesystem::path> mpi_module_paths();
-
-// Loads the MPI module and returns its bootstrap. Collective over all processes of the MPI job. Throws
-// UnsupportedError if the module is not found.
-Bootstrap mpi_bootstrap();
 
 }  // namespace ferry

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +44,13 @@ TestBootstrap::TestBootstrap(int ranks) : ranks_(ranks) {
   shared_ = std::shared_ptr<Shared>(static_cast<Shared*>(memory), [bytes](Shared* p) { munmap(p, bytes); });
 }
 
+// Yields, then naps longer and longer, so that many ranks leave a few processors to those that are awaited.
+template <class Condition>
+static void wait_for(Condition condition) {
+  for (int i = 0; !condition(); ++i)
+    i < 50 ? std::this_thread::yield() : sleep_seconds(std::min(i, 500) * 1e-5);
+}
+
 Bootstrap TestBootstrap::bootstrap(int rank) const {
   auto round = std::make_shared<int>(0);
   // Slots of one parity are written again only after every rank has read them.
@@ -51,10 +59,10 @@ Bootstrap TestBootstrap::bootstrap(int rank) const {
     if (bytes > kBytes) throw std::runtime_error("all_gather of more than kBytes bytes");
     const int use = *round / 2 + 1, parity = *round % 2;
     ++*round;
-    while (shared->read[parity].load() < (use - 1) * ranks) std::this_thread::yield();
+    wait_for([&] { return shared->read[parity].load() >= (use - 1) * ranks; });
     std::memcpy(shared->slot(parity, ranks, rank), mine, bytes);
     ++shared->written[parity];
-    while (shared->written[parity].load() < use * ranks) std::this_thread::yield();
+    wait_for([&] { return shared->written[parity].load() >= use * ranks; });
     for (int peer = 0; peer < ranks; ++peer) {
       std::memcpy(static_cast<std::byte*>(all) + peer * bytes, shared->slot(parity, ranks, peer), bytes);
     }

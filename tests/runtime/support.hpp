@@ -67,9 +67,9 @@ std::string name(GroupKind kind);
 // (custom_processes: an error with the exit statuses).
 void run_ranks(GroupKind kind, int ranks, double deadline, const std::function<void(Rank)>& body);
 
-// Runs `body` as every rank of a custom group over simulated hosts. `hosts`: a name for each rank; equal names
-// are one host. `kind`: custom_threads or custom_processes; processes get the name by FERRY_HOST_ID. Throws as
-// run_ranks().
+// Runs `body` as every rank of a custom group over simulated hosts. `hosts`: a name for each rank; equal
+// names are one host. `kind`: custom_threads or custom_processes; processes get the name by FERRY_HOST_ID.
+// Throws as run_ranks().
 void run_hosts(GroupKind kind, const std::vector<std::string>& hosts, double deadline,
                const std::function<void(Rank)>& body);
 

@@ -1,13 +1,13 @@
 // Arrays of any framework: memory, type, shape, strides.
 #pragma once
 
-#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "casters.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry::python {

@@ -1,6 +1,5 @@
 #include "arrays/framework.hpp"
-
-#include <nanobind/stl/string.h>
+#include "casters.hpp"
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"

@@ -1,9 +1,9 @@
 // Reads arrays of NumPy, and of CuPy, which have the same attributes. DLPack there does not support the types
 // of ml_dtypes, so this reads the arrays' own attributes.
-#include <nanobind/stl/string.h>
 
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
+#include "casters.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

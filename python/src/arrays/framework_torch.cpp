@@ -1,11 +1,11 @@
 // Reads and makes PyTorch tensors. PyTorch 2.10 and later offer DLPackExchangeAPI, which reads a tensor in a
 // fraction of a microsecond; without it, attributes are read one by one. PyTorch's __dlpack__ and from_dlpack
 // are written in Python and would take longer than a whole call may, on GPUs above all.
-#include <nanobind/stl/string.h>
 
 #include "arrays/dlpack_exchange_api.hpp"
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
+#include "casters.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

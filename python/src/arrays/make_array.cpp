@@ -1,11 +1,10 @@
 // Makes arrays, views and streams for what calls return.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
+#include "casters.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {

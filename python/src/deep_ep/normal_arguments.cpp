@@ -1,6 +1,5 @@
 #include "deep_ep/normal_arguments.hpp"
-
-#include <nanobind/stl/string.h>
+#include "casters.hpp"
 
 #include <limits>
 

@@ -1,8 +1,8 @@
 // Binds the calls and handles of normal mode.
-#include <nanobind/stl/vector.h>
 
 #include "base/text.hpp"
 #include "bindings.hpp"
+#include "casters.hpp"
 #include "deep_ep/normal.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"

@@ -1,9 +1,8 @@
 // Runs the dispatches of normal mode.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "base/text.hpp"
 #include "cast.hpp"
+#include "casters.hpp"
 #include "deep_ep/normal.hpp"
 #include "errors.hpp"
 #include "ferry/error.hpp"
@@ -249,9 +248,8 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
                       .channels = std::max(1, num_sms / 2)};
   if (counts != nullptr) {
     handle.tokens_of_ranks.assign(counts->tokens.begin(), counts->tokens.end());
-    list = routes.has_ids()
-               ? nb::object(rounded_up(counts->routes, routes.alignment))
-               : python_.attr("expert_counts")(given.routes_per_expert, routes.alignment);
+    list = routes.has_ids() ? nb::object(rounded_up(counts->routes, routes.alignment))
+                            : python_.attr("expert_counts")(given.routes_per_expert, routes.alignment);
   }
   nb::object ids = nb::none(), weights = nb::none();
   std::vector<nb::object> outputs = received.all();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -10,17 +11,56 @@ extern "C" {
 #define FERRY_MPI_OPEN "ferry_mpi_open"
 #define FERRY_MPI_MESSAGE_BYTES 512
 
-/* All functions return 0 on success. Otherwise they write the reason to `message` (FERRY_MPI_MESSAGE_BYTES).
- */
+/* MPI's thread levels, in its order. */
+enum ferry_mpi_threads {
+  FERRY_MPI_THREAD_SINGLE = 0,
+  FERRY_MPI_THREAD_FUNNELED = 1,
+  FERRY_MPI_THREAD_SERIALIZED = 2,
+  FERRY_MPI_THREAD_MULTIPLE = 3
+};
+
+/* An operation that has been started and has not ended. */
+struct ferry_mpi_operation;
+
+/* What this rank sends to and receives from every rank: lists of one entry for each rank, in bytes. */
+struct ferry_mpi_transfer {
+  const char* send;
+  const int64_t* send_bytes;
+  const int64_t* send_offsets;
+  char* receive;
+  const int64_t* receive_bytes;
+  const int64_t* receive_offsets;
+};
+
+/* Functions that return an int return 0 on success. Otherwise they write the reason to `message`
+ * (FERRY_MPI_MESSAGE_BYTES).
+ *
+ * Operations are started, then tested until they are done; memory that they use must be valid until then. From
+ * FERRY_MPI_THREAD_SERIALIZED on, different threads may call these functions at once. */
 struct ferry_mpi {
   int rank;
   int ranks;
-  int (*all_gather)(const void* mine, void* all, size_t bytes, char* message);
-  int (*barrier)(char* message);
+  enum ferry_mpi_threads threads; /* the lowest level of all ranks */
+
+  /* Collective. Gathers `bytes` bytes of every rank; a barrier is one of 0 bytes. */
+  int (*start_all_gather)(const void* mine, void* all, size_t bytes, struct ferry_mpi_operation** operation,
+                          char* message);
+
+  /* Collective. Matches only calls with the same channel; of these, the n-th of every rank match. The lists
+   * of `transfer` may be freed when it returns. */
+  int (*start_all_to_all_v)(int channel, const struct ferry_mpi_transfer* transfer,
+                            struct ferry_mpi_operation** operation, char* message);
+
+  /* Never blocks. The operation is freed when it is done. After a failure, call abandon(). */
+  int (*test)(struct ferry_mpi_operation* operation, int* done, char* message);
+
+  /* Gives up. MPI may use the operation's memory until the process ends, so the memory must never be freed.
+   * MPI_Finalize would wait for the operation: the module no longer calls it. */
+  void (*abandon)(struct ferry_mpi_operation* operation);
 };
 
-/* Fills in `mpi`. Initialises MPI if the program has not, and then finalises it at exit. Collective over all
- * processes of the job. */
+/* Fills in `mpi`. Initialises MPI with FERRY_MPI_THREAD_MULTIPLE if the program has not initialised it, and
+ * then finalises it at exit. Collective over all processes of the job. */
 int ferry_mpi_open(struct ferry_mpi* mpi, char* message);
 typedef int (*ferry_mpi_open_function)(struct ferry_mpi* mpi, char* message);
 

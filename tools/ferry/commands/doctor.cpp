@@ -16,7 +16,7 @@
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
-#include "group/launcher.hpp"
+#include "group/mpi_library.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/traces.hpp"

@@ -1,0 +1,9 @@
+// nanobind and its conversions of standard types. Every file of the module includes the same set: one without
+// a conversion that it needs would compile, and throw std::bad_cast when it runs.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>

@@ -1,0 +1,121 @@
+#include "group/mpi_library.hpp"
+
+#include <dlfcn.h>
+#include <sched.h>
+
+#include <cerrno>
+#include <chrono>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/environment.hpp"
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModule = "libferry_mpi.so";
+
+using Clock = std::chrono::steady_clock;
+
+// A wait tests its operation again and again, because MPI makes progress only inside its calls. It yields the
+// processor between tests, and after a while naps, so that ranks that wait for a late peer leave it the
+// processor.
+constexpr std::chrono::milliseconds kCheckPeriod(5);
+constexpr std::chrono::milliseconds kYieldPeriod(100);
+constexpr std::chrono::microseconds kNap(50);
+
+fs::path directory_of_this_library() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&open_mpi), &info) == 0 || info.dli_fname == nullptr) return {};
+  return fs::path(info.dli_fname).parent_path();
+}
+
+fs::path directory_of_this_program() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error).parent_path();
+}
+
+}  // namespace
+
+std::vector<fs::path> mpi_module_paths() {
+  const std::string named = Environment::read().mpi_module;
+  if (!named.empty()) return {named};
+  const fs::path program = directory_of_this_program();
+  std::vector<fs::path> paths = {directory_of_this_library() / kModule, program / kModule,
+                                 program.parent_path() / FERRY_LIBDIR / kModule};
+  const fs::path installed = FERRY_FULL_LIBDIR;
+  if (!installed.empty()) paths.push_back(installed / kModule);
+  return paths;
+}
+
+namespace {
+
+// Never unloaded: MPI cannot be initialised twice in one process.
+void* load_module() {
+  std::string tried;
+  for (const fs::path& path : mpi_module_paths()) {
+    if (void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return module;
+    tried += str("\n  ", dlerror());
+  }
+  throw UnsupportedError(
+      str("Group::mpi() needs the MPI module ", kModule,
+          ", which is built where CMake finds MPI. Set FERRY_MPI_MODULE to its path. Tried:", tried));
+}
+
+ferry_mpi open_module() {
+  const auto open = reinterpret_cast<ferry_mpi_open_function>(dlsym(load_module(), FERRY_MPI_OPEN));
+  if (open == nullptr) throw UnsupportedError(str("the MPI module has no ", FERRY_MPI_OPEN, ": ", dlerror()));
+  char message[FERRY_MPI_MESSAGE_BYTES] = {};
+  ferry_mpi mpi{};
+  if (open(&mpi, message) != 0) throw UnsupportedError(str("MPI: ", message));
+  return mpi;
+}
+
+void check_result(int result, const char* message) {
+  if (result != 0) throw SystemError(str("MPI: ", message), EIO);
+}
+
+}  // namespace
+
+const ferry_mpi& open_mpi() {
+  static const ferry_mpi mpi = open_module();
+  return mpi;
+}
+
+void run_mpi_operation(const StartMpiOperation& start, const std::function<void()>& check) {
+  const ferry_mpi& mpi = open_mpi();
+  char message[FERRY_MPI_MESSAGE_BYTES] = {};
+  ferry_mpi_operation* operation = nullptr;
+  check_result(start(&operation, message), message);
+  try {
+    const Clock::time_point begun = Clock::now();
+    Clock::time_point checked = begun;
+    while (true) {
+      int done = 0;
+      check_result(mpi.test(operation, &done, message), message);
+      if (done != 0) return;
+      const Clock::time_point now = Clock::now();
+      if (now - checked >= kCheckPeriod) {
+        check();
+        checked = now;
+      }
+      if (now - begun < kYieldPeriod) {
+        sched_yield();
+      } else {
+        std::this_thread::sleep_for(kNap);
+      }
+    }
+  } catch (...) {
+    mpi.abandon(operation);
+    throw;
+  }
+}
+
+}  // namespace ferry

@@ -1,0 +1,28 @@
+// MPI, which Ferry loads at run time as a module of its own: the control plane and the engine of
+// Group::mpi().
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "group/mpi/module.h"
+
+namespace ferry {
+
+// The paths where the MPI module is looked for, in this order.
+std::vector<std::filesystem::path> mpi_module_paths();
+
+// Loads the module and opens MPI, once for the process; the module stays loaded. Collective over all
+// processes of the MPI job. Throws UnsupportedError if the module or MPI cannot be used.
+const ferry_mpi& open_mpi();
+
+// Starts an operation of open_mpi() and hands it over, as the functions of ferry_mpi do.
+using StartMpiOperation = std::function<int(ferry_mpi_operation** operation, char* message)>;
+
+// Starts an operation and blocks until it is done. Calls `check` at least every 10 ms; `check` throws to give
+// up. After any exception MPI may use the operation's memory until the process ends: never free it. Throws
+// SystemError if MPI reports an error.
+void run_mpi_operation(const StartMpiOperation& start, const std::function<void()>& check);
+
+}  // namespace ferry
