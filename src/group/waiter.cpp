@@ -60,13 +60,7 @@ void Waiter::wait(const WaitCondition& condition, const WaitRecord& request, con
       break;
     }
     if (sleep(condition, value, std::min(left, kMaxSleepSeconds), excused)) return;
-    const auto interrupted = interrupt_requested.load();
-    if (interrupted != nullptr && interrupted()) {
-      const std::string text = str("rank ", rank_, " was interrupted: ", describe(record));
-      record.peer = rank_;
-      control_.fail(rank_, failure_record(ErrorRecord::Kind::peer_lost, record, text));
-      break;
-    }
+    if (check_interrupt(record)) break;
   }
   control_.throw_failure(record);
 }
@@ -78,6 +72,16 @@ bool Waiter::check_peers(const WaitRecord& request) {
   WaitRecord record = request;
   record.peer = lost.rank;
   fail_group(ErrorRecord::Kind::peer_lost, record, lost.reason);
+  return true;
+}
+
+bool Waiter::check_interrupt(const WaitRecord& request) {
+  const auto interrupted = interrupt_requested.load();
+  if (interrupted == nullptr || !interrupted()) return false;
+  const std::string text = str("rank ", rank_, " was interrupted: ", describe(request));
+  WaitRecord record = request;
+  record.peer = rank_;
+  control_.fail(rank_, failure_record(ErrorRecord::Kind::peer_lost, record, text));
   return true;
 }
 
