@@ -34,6 +34,7 @@ constexpr BackendEntry kBackends[] = {
     {BackendKind::reference, make_reference_backend, reference_backend_sizes},
     {BackendKind::cpu, make_cpu_backend, cpu_backend_sizes},
     {BackendKind::cuda, make_cuda_backend, cuda_backend_sizes},
+    {BackendKind::collective, make_collective_backend, collective_backend_sizes},
 };
 
 const BackendEntry& entry_of(BackendKind kind) {
