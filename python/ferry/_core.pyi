@@ -252,7 +252,8 @@ class Group:
         """
         This process, or thread, is one rank; the caller supplies two collective functions.
 
-        all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. All ranks share this host.
+        all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. Ferry calls them on a
+        thread of its own; they must not call Ferry.
         `default_backend` is the backend of exchanges that name none.
 
         The backend 'collective' moves rows through all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes,

@@ -3,6 +3,7 @@
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
+#include "group/rank_state.hpp"
 
 namespace ferry {
 
@@ -26,15 +27,16 @@ namespace {
 // The backends of Ferry. A new one is a line here.
 struct BackendEntry {
   BackendKind kind;
+  bool needs_one_host;  // the ranks share memory or map each other's
   std::unique_ptr<Backend> (*make)(const Rank& rank, const Config& config);
   Sizes (*sizes)(const Config& config, int rank);
 };
 
 constexpr BackendEntry kBackends[] = {
-    {BackendKind::reference, make_reference_backend, reference_backend_sizes},
-    {BackendKind::cpu, make_cpu_backend, cpu_backend_sizes},
-    {BackendKind::cuda, make_cuda_backend, cuda_backend_sizes},
-    {BackendKind::collective, make_collective_backend, collective_backend_sizes},
+    {BackendKind::reference, true, make_reference_backend, reference_backend_sizes},
+    {BackendKind::cpu, true, make_cpu_backend, cpu_backend_sizes},
+    {BackendKind::cuda, true, make_cuda_backend, cuda_backend_sizes},
+    {BackendKind::collective, false, make_collective_backend, collective_backend_sizes},
 };
 
 const BackendEntry& entry_of(BackendKind kind) {
@@ -47,7 +49,13 @@ const BackendEntry& entry_of(BackendKind kind) {
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
-  return entry_of(config.backend).make(rank, config);
+  const BackendEntry& entry = entry_of(config.backend);
+  if (entry.needs_one_host && !rank.state().one_host()) {
+    throw UnsupportedError(str("the backend ", to_string(config.backend),
+                               " needs all ranks on one host; these ", rank.size(), " ranks are on ",
+                               rank.topology().nodes(), " hosts: use the backend collective"));
+  }
+  return entry.make(rank, config);
 }
 
 Sizes size_of(const Config& given, int ranks, int rank) {

@@ -78,9 +78,9 @@ bool Waiter::check_peers(const WaitRecord& request) {
 bool Waiter::check_interrupt(const WaitRecord& request) {
   const auto interrupted = interrupt_requested.load();
   if (interrupted == nullptr || !interrupted()) return false;
+  const std::string text = str("rank ", rank_, " was interrupted: ", describe(request));
   WaitRecord record = request;
   record.peer = rank_;
-  const std::string text = str("rank ", rank_, " was interrupted: ", describe(request));
   control_.fail(rank_, failure_record(ErrorRecord::Kind::peer_lost, record, text));
   return true;
 }

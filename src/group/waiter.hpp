@@ -64,8 +64,7 @@ class Waiter {
   // thread.
   bool check_peers(const WaitRecord& record);
 
-  // For code that waits by other means, in the thread of the call: returns whether interrupt_requested()
-  // returned true, and then has failed the group with this rank as the peer of `record`.
+  // Fails the group if the thread should give up the wait in `record`; returns whether it should.
   bool check_interrupt(const WaitRecord& record);
 
   // Fails the group: the wait in `record` has exceeded `deadline` seconds. Any thread.

@@ -14,8 +14,10 @@ extern "C" {
 typedef struct ferry_group ferry_group;  ///< a set of ranks
 typedef struct ferry_rank ferry_rank;    ///< one rank of a group
 
-/// Communication that the caller's program already has, used to set up a group. Both functions are collective
-/// and block until all ranks have called. Any status but FERRY_OK fails the group.
+/// Communication that the caller's program already has, by which the ranks of a group meet and, if they are on
+/// several hosts, agree on small data. Both functions are collective and block until all ranks have called.
+/// Any status but FERRY_OK fails the group. Ferry calls them on a thread of its own, one call at a time; they
+/// must not call Ferry. A call that does not return before the group's deadline is abandoned.
 typedef struct ferry_bootstrap {
   size_t size;
   int32_t rank, ranks;  ///< number of this rank, and R
@@ -52,8 +54,7 @@ typedef struct ferry_engine_functions {
   int32_t unordered_lanes;
 } ferry_engine_functions;
 
-// The constructors of a group. The caller destroys it with ferry_group_destroy(). All ranks are on this
-// host.
+// The constructors of a group. The caller destroys it with ferry_group_destroy().
 
 /// `ranks` threads of this process. They share memory, whatever `nodes`, which simulates nodes of equal size;
 /// 0 means 1. FERRY_USAGE: `ranks` below 1, or `nodes` does not divide them.
