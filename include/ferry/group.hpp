@@ -12,14 +12,21 @@
 
 namespace ferry {
 
-/// Communication that the caller's program already has, used to set up a group. Both functions are
-/// collective, block until all ranks have called, and report a failure by throwing.
+/// Communication that the caller's program already has, by which the ranks of a group find each other and, if
+/// they are on several hosts, agree on small data. Both functions are collective, block until all ranks have
+/// called, and report a failure by throwing.
+///
+/// Ferry calls them on a thread of its own, one call at a time; they must not call Ferry. A call that does
+/// not return before the group's deadline is abandoned: its thread is never waited for.
 struct Bootstrap {
   int rank = 0;   ///< number of this rank
   int ranks = 1;  ///< R
   /// Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
   std::function<void(const void* mine, void* all, std::size_t bytes)> all_gather;
   std::function<void()> barrier;  ///< returns when every rank has called
+  /// Simulates hosts: ranks of one host with different texts are treated as ranks of different hosts. Empty:
+  /// the environment variable FERRY_HOST_ID.
+  std::string host_id = {};
 };
 
 class RankState;
@@ -71,8 +78,8 @@ class Group {
   /// @throws UnsupportedError  the MPI module was not found, or MPI has failed
   static Group mpi();
 
-  /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which are on this
-  /// host. `engine`: the caller's transport, used by exchanges with the backend `collective`; all ranks bring
+  /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which may be on other
+  /// hosts. `engine`: the caller's transport, used by exchanges with the backend `collective`; all ranks bring
   /// one, or none does.
   /// @throws UsageError  a rank outside [0, ranks), or a missing function
   static Group custom(Bootstrap bootstrap, EngineFunctions engine = {});
@@ -89,7 +96,8 @@ class Group {
   /// group of processes then kills every process that does not end: a stopped one after 0.5 s, the silent one
   /// after 2 s, others after the deadline and 2 s more. A thread cannot be killed: run() returns when the
   /// thread does.
-  /// @throws UnsupportedError  mpi, custom: the ranks are not on one host
+  /// @throws UnsupportedError  mpi, custom: ranks of several hosts look as if they were on one host
+  /// @throws TimeoutError  mpi, custom: the ranks have not met before the group's deadline
   /// @throws the error that occurred first on any rank; its message names that rank. Exceptions that are no
   /// ferry::Error become a std::runtime_error, in which groups of threads nest the original
   /// (std::rethrow_if_nested).
@@ -98,8 +106,9 @@ class Group {
   /// Collective. Enters the group as this process's rank, for programs that cannot put their work into one
   /// function (mpi, custom). The rank leaves when the last copy of the handle is destroyed. A process that
   /// exits earlier is lost to the others.
-  /// @throws UsageError  the group starts its ranks itself (threads, processes)
-  /// @throws UnsupportedError  the ranks are not on one host
+  /// @throws UsageError  the group starts its ranks itself (threads, processes), or this rank has joined and
+  /// its handle still exists
+  /// @throws UnsupportedError, TimeoutError  as run()
   Rank join();
 
   /// Local; call it before run() or join(). Sets how long collectives of the group itself wait, in seconds.

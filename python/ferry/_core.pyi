@@ -248,12 +248,20 @@ class Group:
         """
 
     @staticmethod
-    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, default_backend: str = 'cpu') -> Group:
+    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: str = 'cpu') -> Group:
         """
         This process, or thread, is one rank; the caller supplies two collective functions.
 
-        all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. All ranks share this host.
+        all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. Ferry calls them on a
+        thread of its own; they must not call Ferry.
         `default_backend` is the backend of exchanges that name none.
+
+        The backend 'collective' moves rows through all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes,
+        receive_offsets), which all ranks pass or none. It is collective: it sends send[o:o + n] with o = send_offsets[p] and
+        n = send_bytes[p] to each rank p, fills receive likewise, and returns when both may be used again. send and receive are
+        memoryviews of host memory that are released when it returns. It runs on a thread of Ferry's, must not call Ferry, and
+        raises if it fails. abort() makes every blocked call of it raise. `lane` numbers the lanes of all exchanges of the group.
+        ordered_lanes=False: lanes may be called in another order on each rank, and from several threads at once.
         """
 
     @staticmethod
@@ -261,7 +269,9 @@ class Group:
         """
         This process is one rank of a torch.distributed process group; default: the default process group.
 
-        The default backend of its exchanges is 'cuda' if the process group uses NCCL, else 'cpu'.
+        Collective: it makes a process group of its own, in which Ferry's collectives cannot mix with the program's. That process
+        group is also the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
+        group uses NCCL, else 'cpu'.
         """
 
     @property

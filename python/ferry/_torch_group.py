@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 from ferry._core import Group
 from ferry.error import UnsupportedError, UsageError
+
+# By process group of the program: the one that Ferry uses in its place.
+_own_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def make_group(process_group=None) -> Group:
@@ -14,15 +19,56 @@ def make_group(process_group=None) -> Group:
 
     if not (dist.is_available() and dist.is_initialized()):
         raise UsageError("Group.torch: torch.distributed is not initialised: call init_process_group first")
-
-    def all_gather(mine: bytes) -> list[bytes]:
-        gathered: list[bytes] = [b""] * ranks
-        dist.all_gather_object(gathered, mine, group=process_group)
-        return gathered
-
     ranks = dist.get_world_size(process_group)
     rank = dist.get_rank(process_group)
     if rank < 0:
         raise UsageError("Group.torch: this process is not a member of the process group")
-    backend = "cuda" if "nccl" in dist.get_backend(process_group) else "cpu"
-    return Group.custom(rank, ranks, all_gather, lambda: all_gather(b""), default_backend=backend)
+
+    backend = dist.get_backend(process_group)
+    own = own_group(dist, process_group or dist.group.WORLD, backend)
+
+    def all_gather(mine: bytes) -> list[bytes]:
+        gathered: list[bytes] = [b""] * ranks
+        dist.all_gather_object(gathered, mine, group=own)
+        return gathered
+
+    return Group.custom(
+        rank, ranks, all_gather, lambda: all_gather(b""),
+        all_to_all_v=make_all_to_all_v(dist, own), default_backend="cuda" if "nccl" in backend else "cpu")
+
+
+def own_group(dist, process_group, backend):
+    """A process group of the same ranks, in which Ferry's collectives, which run on other threads, cannot mix with the program's."""
+    if process_group not in _own_groups:
+        # They move host memory, which NCCL does not.
+        host_backend = "gloo" if "nccl" in backend else backend
+        members = dist.get_process_group_ranks(process_group)
+        _own_groups[process_group] = dist.new_group(members, backend=host_backend, use_local_synchronization=True)
+    return _own_groups[process_group]
+
+
+def make_all_to_all_v(dist, process_group):
+    import torch
+
+    def all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes, receive_offsets):
+        # Copies, because the process group needs the parts one after the other, and because it may go on using its memory
+        # after an error.
+        packed = torch.empty(sum(send_bytes), dtype=torch.uint8)
+        received = torch.empty(sum(receive_bytes), dtype=torch.uint8)
+        for mine, theirs in parts(packed, send, send_bytes, send_offsets):
+            mine[:] = theirs
+        dist.all_to_all_single(received, packed, receive_bytes, send_bytes, group=process_group)
+        for theirs, mine in parts(received, receive, receive_bytes, receive_offsets):
+            mine[:] = theirs
+
+    return all_to_all_v
+
+
+def parts(tensor, memory, sizes, offsets):
+    """Pairs of views: the tensor's bytes of each rank, one after the other, and the memory's."""
+    view = memoryview(tensor.numpy())
+    begin = 0
+    for size, offset in zip(sizes, offsets):
+        if size > 0:
+            yield view[begin:begin + size], memory[offset:offset + size]
+        begin += size

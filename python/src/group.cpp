@@ -3,7 +3,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "bindings.hpp"
 #include "config.hpp"
@@ -46,8 +48,60 @@ void gather(const nb::object& function, int ranks, const void* mine, void* all, 
   if (count < ranks) wrong(str("a list of ", count));
 }
 
+// Bytes from the start of a buffer to the end of the last part.
+std::int64_t extent(int ranks, const std::int64_t* bytes, const std::int64_t* offsets) {
+  std::int64_t most = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (bytes[rank] > 0) most = std::max(most, offsets[rank] + bytes[rank]);
+  }
+  return most;
+}
+
+// A view of memory that Ferry owns.
+nb::object view_memory(const void* memory, std::int64_t bytes, int flags) {
+  static char empty = 0;  // Python has no view of a null pointer
+  char* start = bytes > 0 ? static_cast<char*>(const_cast<void*>(memory)) : &empty;
+  return nb::steal(PyMemoryView_FromMemory(start, bytes, flags));
+}
+
+nb::list list_of(int ranks, const std::int64_t* values) {
+  nb::list list;
+  for (int rank = 0; rank < ranks; ++rank) list.append(values[rank]);
+  return list;
+}
+
+EngineFunctions make_engine(int ranks, const nb::callable& all_to_all_v,
+                            const std::optional<nb::callable>& abort, bool ordered_lanes) {
+  EngineFunctions engine;
+  engine.all_to_all_v = [function = share_function(all_to_all_v), ranks](
+                            int lane, const void* send, const std::int64_t* send_bytes,
+                            const std::int64_t* send_offsets, void* receive,
+                            const std::int64_t* receive_bytes, const std::int64_t* receive_offsets) {
+    const nb::gil_scoped_acquire lock;
+    const nb::object from = view_memory(send, extent(ranks, send_bytes, send_offsets), PyBUF_READ);
+    const nb::object to = view_memory(receive, extent(ranks, receive_bytes, receive_offsets), PyBUF_WRITE);
+    (*function)(lane, from, list_of(ranks, send_bytes), list_of(ranks, send_offsets), to,
+                list_of(ranks, receive_bytes), list_of(ranks, receive_offsets));
+    try {
+      from.attr("release")();
+      to.attr("release")();
+    } catch (nb::python_error&) {
+      throw UsageError("all_to_all_v returned but still uses its memory: it must keep no array of it");
+    }
+  };
+  if (abort) {
+    engine.abort = [function = share_function(*abort)] {
+      const nb::gil_scoped_acquire lock;
+      (*function)();
+    };
+  }
+  engine.ordered_lanes = ordered_lanes;
+  return engine;
+}
+
 PyGroup make_custom(int rank, int ranks, const nb::callable& all_gather, const nb::callable& barrier,
-                    const std::string& default_backend) {
+                    const std::optional<nb::callable>& all_to_all_v, const std::optional<nb::callable>& abort,
+                    bool ordered_lanes, const std::string& default_backend) {
   Bootstrap bootstrap{.rank = rank, .ranks = ranks, .all_gather = {}, .barrier = {}};
   bootstrap.all_gather = [function = share_function(all_gather), ranks](const void* mine, void* all,
                                                                         std::size_t bytes) {
@@ -57,7 +111,10 @@ PyGroup make_custom(int rank, int ranks, const nb::callable& all_gather, const n
     const nb::gil_scoped_acquire lock;
     (*function)();
   };
-  return PyGroup(Group::custom(std::move(bootstrap)), backend_named(default_backend));
+  if (abort && !all_to_all_v) throw UsageError("abort needs all_to_all_v, which it aborts");
+  EngineFunctions engine;
+  if (all_to_all_v) engine = make_engine(ranks, *all_to_all_v, abort, ordered_lanes);
+  return PyGroup(Group::custom(std::move(bootstrap), std::move(engine)), backend_named(default_backend));
 }
 
 std::vector<nb::bytes> all_gather(const PyRank& self, const nb::bytes& mine) {
@@ -186,11 +243,20 @@ void bind_group(nb::module_& module) {
           "mpi", [] { return PyGroup(Group::mpi()); },
           "This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.")
       .def_static("custom", &make_custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
+                  "all_to_all_v"_a = nb::none(), "abort"_a = nb::none(), "ordered_lanes"_a = true,
                   "default_backend"_a = "cpu",
                   R"(This process, or thread, is one rank; the caller supplies two collective functions.
 
-all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. All ranks share this host.
-`default_backend` is the backend of exchanges that name none.)")
+all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. Ferry calls them on a
+thread of its own; they must not call Ferry.
+`default_backend` is the backend of exchanges that name none.
+
+The backend 'collective' moves rows through all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes,
+receive_offsets), which all ranks pass or none. It is collective: it sends send[o:o + n] with o = send_offsets[p] and
+n = send_bytes[p] to each rank p, fills receive likewise, and returns when both may be used again. send and receive are
+memoryviews of host memory that are released when it returns. It runs on a thread of Ferry's, must not call Ferry, and
+raises if it fails. abort() makes every blocked call of it raise. `lane` numbers the lanes of all exchanges of the group.
+ordered_lanes=False: lanes may be called in another order on each rank, and from several threads at once.)")
       .def_static(
           "torch",
           [](const nb::object& process_group) {
@@ -199,7 +265,9 @@ all_gather(bytes) returns a list with the bytes of every rank, barrier() waits f
           "process_group"_a = nb::none(), nb::sig("def torch(process_group: object | None = None) -> Group"),
           R"(This process is one rank of a torch.distributed process group; default: the default process group.
 
-The default backend of its exchanges is 'cuda' if the process group uses NCCL, else 'cpu'.)")
+Collective: it makes a process group of its own, in which Ferry's collectives cannot mix with the program's. That process
+group is also the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
+group uses NCCL, else 'cpu'.)")
       .def_prop_ro(
           "size", [](const PyGroup& self) { return self.group().size(); }, "Number of ranks in the group.")
       .def(

@@ -11,6 +11,9 @@ struct Environment {
   std::string shm_dir;
   // FERRY_MPI_MODULE: path of the MPI module. Empty: it is searched for beside the library.
   std::string mpi_module;
+  // FERRY_HOST_ID: name of a simulated host. Ranks of one host with different names count as ranks of
+  // different hosts. Empty: none.
+  std::string host_id;
   // FERRY_TRACES: folder of recorded routing traces. Empty: none.
   std::string traces;
 

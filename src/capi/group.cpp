@@ -33,6 +33,23 @@ Bootstrap to_bootstrap(const ferry_bootstrap* given) {
   return bootstrap;
 }
 
+EngineFunctions to_engine(const ferry_engine_functions* given) {
+  if (given == nullptr) return {};
+  const ferry_engine_functions c = read_sized(given, "ferry_engine_functions");
+  if (c.all_to_all_v == nullptr) throw UsageError("ferry_engine_functions.all_to_all_v is NULL");
+  EngineFunctions engine;
+  engine.all_to_all_v = [c](int lane, const void* send, const std::int64_t* send_bytes,
+                            const std::int64_t* send_offsets, void* receive,
+                            const std::int64_t* receive_bytes, const std::int64_t* receive_offsets) {
+    raise(
+        c.all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes, receive_offsets, c.user),
+        "ferry_engine_functions.all_to_all_v");
+  };
+  if (c.abort != nullptr) engine.abort = [c] { c.abort(c.user); };
+  engine.ordered_lanes = c.unordered_lanes == 0;
+  return engine;
+}
+
 // The number that `query` returns for the handle; -1 for NULL.
 template <class Handle, class Query>
 int query_number(const Handle* handle, const Query& query) {
@@ -57,8 +74,9 @@ ferry_status ferry_group_mpi(ferry_group** group) {
   return make_group(group, [] { return Group::mpi(); });
 }
 
-ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, ferry_group** group) {
-  return make_group(group, [&] { return Group::custom(to_bootstrap(bootstrap)); });
+ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, const ferry_engine_functions* engine,
+                                ferry_group** group) {
+  return make_group(group, [&] { return Group::custom(to_bootstrap(bootstrap), to_engine(engine)); });
 }
 
 void ferry_group_destroy(ferry_group* group) {

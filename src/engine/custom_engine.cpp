@@ -3,7 +3,8 @@
 #include <atomic>
 #include <utility>
 
-#include "engine/engine_thread.hpp"
+#include "base/callback_scope.hpp"
+#include "base/callback_thread.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry {
@@ -12,39 +13,55 @@ namespace {
 
 class CustomCommunicator : public Communicator {
  public:
-  CustomCommunicator(std::shared_ptr<EngineThread> thread, int lane)
-      : thread_(std::move(thread)), lane_(lane) {}
+  CustomCommunicator(std::shared_ptr<CallbackThread> thread, std::shared_ptr<const EngineFunctions> functions,
+                     int lane)
+      : thread_(std::move(thread)), functions_(std::move(functions)), lane_(lane) {}
 
   void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
                     const std::function<void()>& check) override {
-    thread_->run(lane_, transfer, keep, check);
+    CallbackScope::require_none("an operation on the same engine");
+    const auto list = [](std::span<const std::int64_t> values) {
+      return std::vector<std::int64_t>(values.begin(), values.end());
+    };
+    thread_->run(
+        "the engine's function all_to_all_v",
+        [functions = functions_, lane = lane_, keep, send = transfer.send, receive = transfer.receive,
+         send_bytes = list(transfer.send_bytes), send_offsets = list(transfer.send_offsets),
+         receive_bytes = list(transfer.receive_bytes), receive_offsets = list(transfer.receive_offsets)] {
+          functions->all_to_all_v(lane, send, send_bytes.data(), send_offsets.data(), receive,
+                                  receive_bytes.data(), receive_offsets.data());
+        },
+        check);
   }
 
  private:
-  std::shared_ptr<EngineThread> thread_;
+  std::shared_ptr<CallbackThread> thread_;
+  std::shared_ptr<const EngineFunctions> functions_;  // shared with abandoned calls
   int lane_;
 };
 
 class CustomEngine : public Engine {
  public:
-  explicit CustomEngine(EngineFunctions functions) : functions_(std::move(functions)) {}
+  explicit CustomEngine(EngineFunctions functions)
+      : functions_(std::make_shared<const EngineFunctions>(std::move(functions))) {}
 
   EngineKind kind() const override { return EngineKind::custom; }
-  bool ordered_lanes() const override { return functions_.ordered_lanes; }
+  bool ordered_lanes() const override { return functions_->ordered_lanes; }
 
   // Threads start here and not with the engine: a program may fork its ranks after it has made the group.
   std::vector<std::unique_ptr<Communicator>> communicators(int lanes) override {
     std::vector<std::unique_ptr<Communicator>> made;
     for (int i = 0; i < lanes; ++i) {
-      if (!functions_.ordered_lanes || !thread_) thread_ = std::make_shared<EngineThread>(functions_);
-      made.push_back(std::make_unique<CustomCommunicator>(thread_, next_lane_++));
+      if (!functions_->ordered_lanes || !thread_)
+        thread_ = std::make_shared<CallbackThread>(functions_->abort);
+      made.push_back(std::make_unique<CustomCommunicator>(thread_, functions_, next_lane_++));
     }
     return made;
   }
 
  private:
-  EngineFunctions functions_;
-  std::shared_ptr<EngineThread> thread_;  // ordered lanes: of all lanes; else of the last one
+  std::shared_ptr<const EngineFunctions> functions_;
+  std::shared_ptr<CallbackThread> thread_;  // ordered lanes: of all lanes; else of the last one
   int next_lane_ = 0;
 };
 

@@ -1,12 +1,15 @@
 // The groups that bring an engine: Group::custom and Group::mpi.
+#include <memory>
 #include <utility>
 
+#include "base/environment.hpp"
 #include "base/text.hpp"
 #include "engine/custom_engine.hpp"
 #include "engine/mpi_engine.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "group/launcher.hpp"
+#include "group/mpi_library.hpp"
 
 namespace ferry {
 
@@ -19,12 +22,17 @@ Group Group::custom(Bootstrap bootstrap, EngineFunctions engine) {
     throw UsageError("Bootstrap::all_gather and Bootstrap::barrier must both be set");
   }
   const bool brings_engine = engine.all_to_all_v || engine.abort;
-  return Group(
-      launch_custom(std::move(bootstrap), brings_engine ? make_custom_engine(std::move(engine)) : nullptr));
+  const auto shared = std::make_shared<const Bootstrap>(std::move(bootstrap));
+  return Group(launch_custom(
+      {shared->rank, shared->ranks, shared->host_id.empty() ? Environment::read().host_id : shared->host_id,
+       [shared] { return link_by_functions(shared); }},
+      brings_engine ? make_custom_engine(std::move(engine)) : nullptr));
 }
 
 Group Group::mpi() {
-  return Group(launch_custom(mpi_bootstrap(), make_mpi_engine()));
+  const ferry_mpi& mpi = open_mpi();
+  return Group(
+      launch_custom({mpi.rank, mpi.ranks, Environment::read().host_id, link_by_mpi}, make_mpi_engine()));
 }
 
 }  // namespace ferry

@@ -3,8 +3,8 @@
 #include <atomic>
 #include <exception>
 
+#include "base/keep_forever.hpp"
 #include "base/text.hpp"
-#include "engine/keep_forever.hpp"
 #include "ferry/error.hpp"
 #include "group/mpi_library.hpp"
 

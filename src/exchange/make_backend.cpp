@@ -3,16 +3,9 @@
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
+#include "group/rank_state.hpp"
 
 namespace ferry {
-
-namespace {
-
-[[noreturn]] void throw_no_backend(BackendKind backend) {
-  throw UnsupportedError(str("this build of ferry has no ", to_string(backend), " backend"));
-}
-
-}  // namespace
 
 #if !FERRY_HAS_CUDA
 std::unique_ptr<Backend> make_cuda_backend(const Rank&, const Config&) {
@@ -29,30 +22,46 @@ const StepMetadata* Backend::metadata_from_device(const std::int32_t*, int, Stre
       "metadata: this backend cannot read a count from device memory: pass the count itself");
 }
 
-std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
-  switch (config.backend) {
-    case BackendKind::reference:
-      return make_reference_backend(rank, config);
-    case BackendKind::cpu:
-      return make_cpu_backend(rank, config);
-    case BackendKind::cuda:
-      return make_cuda_backend(rank, config);
+namespace {
+
+// The backends of Ferry. A new one is a line here.
+struct BackendEntry {
+  BackendKind kind;
+  bool needs_one_host;  // the ranks share memory or map each other's
+  std::unique_ptr<Backend> (*make)(const Rank& rank, const Config& config);
+  Sizes (*sizes)(const Config& config, int rank);
+};
+
+constexpr BackendEntry kBackends[] = {
+    {BackendKind::reference, true, make_reference_backend, reference_backend_sizes},
+    {BackendKind::cpu, true, make_cpu_backend, cpu_backend_sizes},
+    {BackendKind::cuda, true, make_cuda_backend, cuda_backend_sizes},
+    {BackendKind::collective, false, make_collective_backend, collective_backend_sizes},
+};
+
+const BackendEntry& entry_of(BackendKind kind) {
+  for (const BackendEntry& entry : kBackends) {
+    if (entry.kind == kind) return entry;
   }
-  throw_no_backend(config.backend);
+  throw UnsupportedError(str("this build of ferry has no ", to_string(kind), " backend"));
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
+  const BackendEntry& entry = entry_of(config.backend);
+  if (entry.needs_one_host && !rank.state().one_host()) {
+    throw UnsupportedError(str("the backend ", to_string(config.backend),
+                               " needs all ranks on one host; these ", rank.size(), " ranks are on ",
+                               rank.topology().nodes(), " hosts: use the backend collective"));
+  }
+  return entry.make(rank, config);
 }
 
 Sizes size_of(const Config& given, int ranks, int rank) {
   const Config config = complete_config(given, ranks);
   check_rank(rank, ranks);
-  switch (config.backend) {
-    case BackendKind::reference:
-      return reference_backend_sizes(config, rank);
-    case BackendKind::cpu:
-      return cpu_backend_sizes(config, rank);
-    case BackendKind::cuda:
-      return cuda_backend_sizes(config, rank);
-  }
-  throw_no_backend(config.backend);
+  return entry_of(config.backend).sizes(config, rank);
 }
 
 }  // namespace ferry

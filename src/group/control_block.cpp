@@ -22,6 +22,7 @@ struct alignas(64) ControlBlock::RankEntry {
   LivenessLock liveness_lock;
   ErrorRecord error;  // valid once the status is `failed`
   GatherSlot gather_slot;
+  CollectiveProgress progress;
 };
 
 // A reporter writes its slot in full before Header::failed names it, so a reporter that is killed in between
@@ -59,6 +60,10 @@ LivenessLock& ControlBlock::liveness_lock(int rank) const {
 
 GatherSlot& ControlBlock::gather_slot(int rank) const {
   return entry(rank).gather_slot;
+}
+
+CollectiveProgress& ControlBlock::progress(int rank) const {
+  return entry(rank).progress;
 }
 
 void ControlBlock::join(int rank) {

@@ -1,5 +1,6 @@
-// The shared memory through which the ranks of a group meet: each rank's status, the group's failure, and the
-// slots of all_gather.
+// The shared memory through which the ranks of a group on one host meet: each rank's status, the group's
+// failure, and the slots of all_gather. There are entries for all ranks of the group; those of ranks on other
+// hosts stay zero.
 #pragma once
 
 #include <atomic>
@@ -29,6 +30,13 @@ struct GatherSlot {
   alignas(64) std::byte parts[2][kPartBytes];
 };
 
+// How far a rank has come with the collectives of a group over several hosts: the numbers of the last one
+// that it has called, and of the last one that has returned.
+struct CollectiveProgress {
+  alignas(64) std::atomic<std::uint64_t> begun;
+  std::atomic<std::uint64_t> done;
+};
+
 // A view of one block of shared memory that was zero before the first rank joined. Every rank has its own
 // view, and so does the launcher that forks processes.
 class ControlBlock {
@@ -39,6 +47,7 @@ class ControlBlock {
   int ranks() const { return ranks_; }
   WakeEvent& wake_event(int rank) const;
   GatherSlot& gather_slot(int rank) const;
+  CollectiveProgress& progress(int rank) const;
 
   void join(int rank);             // the calling process runs this rank
   int process_of(int rank) const;  // 0 before the rank has joined

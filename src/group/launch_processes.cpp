@@ -95,7 +95,7 @@ class RankProcess {
 
 class ProcessLauncher : public Group::Launcher {
  public:
-  using Launcher::Launcher;
+  explicit ProcessLauncher(Topology topology) : Launcher(topology.ranks()), topology_(std::move(topology)) {}
 
   void run(const std::function<void(Rank)>& body) override {
     const auto control =
@@ -127,7 +127,7 @@ class ProcessLauncher : public Group::Launcher {
     if (getppid() != parent) _exit(1);  // the parent ended before prctl()
     int status = 0;
     try {
-      run_rank(control, rank, body);
+      run_rank({control, rank, topology_}, body);
     } catch (...) {
       status = 1;  // run_rank() recorded the error; run() throws it in the parent
     }
@@ -201,6 +201,8 @@ class ProcessLauncher : public Group::Launcher {
       control.failure().raise(str("rank ", child->rank(), " was killed because ", child->why_killed(), ": "));
     }
   }
+
+  Topology topology_;
 };
 
 }  // namespace

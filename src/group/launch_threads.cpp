@@ -16,7 +16,7 @@ namespace {
 
 class ThreadLauncher : public Group::Launcher {
  public:
-  using Launcher::Launcher;
+  explicit ThreadLauncher(Topology topology) : Launcher(topology.ranks()), topology_(std::move(topology)) {}
 
   void run(const std::function<void(Rank)>& body) override {
     const auto control =
@@ -27,7 +27,7 @@ class ThreadLauncher : public Group::Launcher {
       for (int rank = 0; rank < ranks(); ++rank) {
         threads.emplace_back([&, rank] {
           try {
-            run_rank(control, rank, body);
+            run_rank({control, rank, topology_}, body);
           } catch (...) {
             errors[rank] = std::current_exception();
           }
@@ -61,6 +61,8 @@ class ThreadLauncher : public Group::Launcher {
       std::throw_with_nested(std::runtime_error(prefix + record.text));
     }
   }
+
+  Topology topology_;
 };
 
 }  // namespace

@@ -3,17 +3,18 @@
 #include <unistd.h>
 
 #include <exception>
+#include <utility>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "group/rank_state.hpp"
 
 namespace ferry {
 
-void Group::Launcher::run_rank(const std::shared_ptr<ControlBlock>& control, int rank,
-                               const std::function<void(Rank)>& body) const {
+void Group::Launcher::run_rank(Membership membership, const std::function<void(Rank)>& body) const {
+  const std::shared_ptr<ControlBlock> control = membership.control;
+  const int rank = membership.rank;
   try {
-    body(Rank(std::make_shared<RankState>(control, rank, topology_, deadline_, engine_)));
+    body(Rank(std::make_shared<RankState>(std::move(membership), deadline_, engine_)));
   } catch (...) {
     control->fail_rank(rank, ErrorRecord::of(std::current_exception()), rank);
     throw;
@@ -30,14 +31,15 @@ Rank Group::Launcher::join() {
   throw UsageError("join: this group starts its ranks itself; use run(), which passes each rank to the body");
 }
 
-Rank Group::Launcher::join_as(const std::shared_ptr<ControlBlock>& control, int rank) const {
+std::shared_ptr<RankState> Group::Launcher::join_as(Membership membership) const {
+  const std::shared_ptr<ControlBlock> control = membership.control;
+  const int rank = membership.rank;
   const auto leave = [control, rank, process = getpid()](RankState* state) {
     delete state;
     if (getpid() == process) control->leave(rank);
   };
   try {
-    return Rank(
-        std::shared_ptr<RankState>(new RankState(control, rank, topology_, deadline_, engine_), leave));
+    return {new RankState(std::move(membership), deadline_, engine_), leave};
   } catch (...) {
     control->fail_rank(rank, ErrorRecord::of(std::current_exception()), rank);
     throw;

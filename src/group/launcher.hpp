@@ -7,23 +7,29 @@
 #include <utility>
 
 #include "ferry/group.hpp"
-#include "group/control_block.hpp"
+#include "group/bootstrap_link.hpp"
+#include "group/rank_state.hpp"
 
 namespace ferry {
 
-class Engine;
+// How this process, or thread, reaches the ranks that it joins.
+struct Connection {
+  int rank, ranks;
+  std::string host_id;  // name of the simulated host that the rank is on; empty: none
+  std::function<std::unique_ptr<BootstrapLink>()>
+      link;  // called by run() and join(), in the process of the rank
+};
 
 class Group::Launcher {
  public:
   // `engine`: the transport that the group brings for the backend `collective`; null: none.
-  explicit Launcher(Topology topology, std::shared_ptr<Engine> engine = nullptr)
-      : topology_(std::move(topology)), engine_(std::move(engine)) {}
+  explicit Launcher(int ranks, std::shared_ptr<Engine> engine = nullptr)
+      : ranks_(ranks), engine_(std::move(engine)) {}
   virtual ~Launcher() = default;
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  const Topology& topology() const { return topology_; }
-  int ranks() const { return topology_.ranks(); }
+  int ranks() const { return ranks_; }
   double deadline() const { return deadline_; }
   void set_deadline(double seconds) { deadline_ = seconds; }
 
@@ -36,28 +42,24 @@ class Group::Launcher {
  protected:
   // Runs `body` as one rank in the calling thread and records in the control block how it ended. Rethrows
   // what the body threw.
-  void run_rank(const std::shared_ptr<ControlBlock>& control, int rank,
-                const std::function<void(Rank)>& body) const;
+  void run_rank(Membership membership, const std::function<void(Rank)>& body) const;
 
   // How messages of run() begin that pass on an error of that rank. Records of waits name the rank
   // themselves.
   static std::string prefix_of(int rank, ErrorRecord::Kind kind);
 
-  // Joins as one rank. The rank leaves when the last copy of the handle is destroyed in the process that
-  // joined; copies in forked processes do not count.
-  Rank join_as(const std::shared_ptr<ControlBlock>& control, int rank) const;
+  // Joins as one rank. The rank leaves when its state is destroyed in the process that joined; copies in
+  // forked processes do not count.
+  std::shared_ptr<RankState> join_as(Membership membership) const;
 
  private:
-  Topology topology_;
+  int ranks_;
   std::shared_ptr<Engine> engine_;
   double deadline_ = 30.0;
 };
 
 std::shared_ptr<Group::Launcher> launch_threads(Topology topology);
 std::shared_ptr<Group::Launcher> launch_processes(Topology topology);
-std::shared_ptr<Group::Launcher> launch_custom(Bootstrap bootstrap, std::shared_ptr<Engine> engine);
-
-// The bootstrap of open_mpi(), with the same errors. Collective over all processes of the MPI job.
-Bootstrap mpi_bootstrap();
+std::shared_ptr<Group::Launcher> launch_custom(Connection connection, std::shared_ptr<Engine> engine);
 
 }  // namespace ferry

@@ -6,8 +6,8 @@
 
 #include <cstddef>
 
+#include "base/scoped_signal_block.hpp"
 #include "base/system_error.hpp"
-#include "group/scoped_signal_block.hpp"
 
 namespace ferry {
 

@@ -5,24 +5,32 @@
 #include <utility>
 
 #include "base/callback_scope.hpp"
+#include "group/bootstrap_plane.hpp"
 #include "group/shared_memory_plane.hpp"
 
 namespace ferry {
 
-RankState::RankState(std::shared_ptr<ControlBlock> control, int rank, Topology topology, double deadline,
-                     std::shared_ptr<Engine> engine)
-    : control_(std::move(control)),
-      rank_(rank),
-      topology_(std::move(topology)),
+RankState::RankState(Membership membership, double deadline, std::shared_ptr<Engine> engine)
+    : control_(std::move(membership.control)),
+      rank_(membership.rank),
+      topology_(std::move(membership.topology)),
       deadline_(deadline),
       engine_(std::move(engine)),
-      waiter_(*control_, rank, topology_.ranks()),
-      plane_(std::make_unique<SharedMemoryPlane>(*control_, waiter_, rank, deadline)) {
-  control_->join(rank);
+      one_host_(membership.link == nullptr),
+      waiter_(*control_, rank_,
+              one_host_ ? topology_.ranks()
+                        : static_cast<int>(topology_.ranks_of(topology_.node_of(rank_)).size())) {
+  if (one_host_) {
+    plane_ = std::make_unique<SharedMemoryPlane>(*control_, waiter_, rank_, deadline);
+  } else {
+    plane_ = std::make_unique<BootstrapPlane>(*control_, waiter_, rank_, topology_, deadline,
+                                              std::move(membership.link));
+  }
+  control_->join(rank_);
   all_gather(nullptr, nullptr, 0);
   for (int peer = 0; peer < control_->ranks(); ++peer)
     same_process_ &= control_->process_of(peer) == getpid();
-  if (!same_process_) liveness_lock_.emplace(control_->liveness_lock(rank));
+  if (!same_process_) liveness_lock_.emplace(control_->liveness_lock(rank_));
 }
 
 void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {

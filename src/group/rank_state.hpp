@@ -8,6 +8,7 @@
 
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
+#include "group/bootstrap_link.hpp"
 #include "group/control_block.hpp"
 #include "group/control_plane.hpp"
 #include "group/liveness_lock.hpp"
@@ -17,16 +18,25 @@ namespace ferry {
 
 class Engine;
 
+// What a rank needs to take part in a group.
+struct Membership {
+  std::shared_ptr<ControlBlock> control;  // shared with the ranks of this host
+  int rank;
+  Topology topology;
+  std::unique_ptr<BootstrapLink> link = nullptr;  // to the other hosts; null: all ranks are on this host
+};
+
 class RankState {
  public:
   // Collective: returns when every rank has joined. Collectives of the group itself fail after `deadline`
   // seconds. `engine`: the transport that the group brought for the backend `collective`; null: none.
-  RankState(std::shared_ptr<ControlBlock> control, int rank, Topology topology, double deadline,
-            std::shared_ptr<Engine> engine);
+  RankState(Membership membership, double deadline, std::shared_ptr<Engine> engine);
 
   int index() const { return rank_; }
   const Topology& topology() const { return topology_; }
   bool same_process() const { return same_process_; }
+  // Whether all ranks are on one host, and so share the control block.
+  bool one_host() const { return one_host_; }
   double deadline() const { return deadline_; }
   ControlBlock& control() const { return *control_; }
   Engine* engine() const { return engine_.get(); }
@@ -39,6 +49,7 @@ class RankState {
     waiter_.wait(condition, record, limit, excused);
   }
   bool check_peers(const WaitRecord& record) { return waiter_.check_peers(record); }
+  bool check_interrupt(const WaitRecord& record) { return waiter_.check_interrupt(record); }
   void time_out(const WaitRecord& record, double deadline) { waiter_.time_out(record, deadline); }
 
   // Bytes that the chunks in flight of all ranks of a host backend may occupy together: a part of a large
@@ -54,6 +65,7 @@ class RankState {
   double deadline_;
   std::shared_ptr<Engine> engine_;
   bool same_process_ = true;
+  bool one_host_;
   std::int64_t chunk_budget_ = 8 << 20;
   Waiter waiter_;
   std::unique_ptr<ControlPlane> plane_;

@@ -64,6 +64,9 @@ class Waiter {
   // thread.
   bool check_peers(const WaitRecord& record);
 
+  // Fails the group if the thread should give up the wait in `record`; returns whether it should.
+  bool check_interrupt(const WaitRecord& record);
+
   // Fails the group: the wait in `record` has exceeded `deadline` seconds. Any thread.
   void time_out(const WaitRecord& record, double deadline);
 

@@ -31,8 +31,8 @@ std::int64_t total_rows(const Config& config, int rank, std::int64_t messages,
                         std::span<const std::int32_t> routes);
 
 // The call summary that a host backend sends to every peer in every call. Its fixed words: three about
-// optional arguments, two about chunks. A dispatch appends int32 counts [E] and tokens [R].
-inline constexpr int kCallSummaryWords = 5;
+// optional arguments, three about rows. A dispatch appends int32 counts [E] and tokens [R].
+inline constexpr int kCallSummaryWords = 6;
 std::int64_t call_summary_bytes(const Config& config);
 
 // Hash of everything that decides the row of a route. Two exchanges may use each other's plans if theirs are

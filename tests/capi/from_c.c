@@ -121,7 +121,7 @@ static void* participate(void* user) {
                                      .barrier = wait_for_all,
                                      .user = self};
   ferry_group* group = NULL;
-  if (ferry_group_custom(&bootstrap, &group) != FERRY_OK) self->failed_line = __LINE__;
+  if (ferry_group_custom(&bootstrap, NULL, &group) != FERRY_OK) self->failed_line = __LINE__;
   if (ferry_group_run(group, body, self) != FERRY_OK) self->failed_line = __LINE__;
   ferry_group_destroy(group);
   return NULL;

@@ -116,7 +116,7 @@ TEST(Groups, UseTheCallersBootstrap) {
   bootstrap.barrier = barrier_alone;
   bootstrap.user = &calls;
   ferry_group* made = nullptr;
-  ASSERT_EQ(ferry_group_custom(&bootstrap, &made), FERRY_OK) << ferry_last_error();
+  ASSERT_EQ(ferry_group_custom(&bootstrap, nullptr, &made), FERRY_OK) << ferry_last_error();
   const GroupHandle group(made, ferry_group_destroy);
   EXPECT_EQ(run(made, [](ferry_rank* rank) { EXPECT_EQ(ferry_rank_size(rank), 1); }), FERRY_OK);
   EXPECT_GT(calls.gathers, 0);
@@ -127,11 +127,11 @@ TEST(Groups, UseTheCallersBootstrap) {
   EXPECT_TRUE(last_error_contains("ferry_bootstrap.all_gather returned 5 (system)"));
 
   bootstrap.rank = 1;
-  EXPECT_EQ(ferry_group_custom(&bootstrap, &made), FERRY_USAGE);
+  EXPECT_EQ(ferry_group_custom(&bootstrap, nullptr, &made), FERRY_USAGE);
   EXPECT_TRUE(last_error_contains("rank 1 does not exist in a group of 1 ranks"));
   bootstrap.rank = 0;
   bootstrap.barrier = nullptr;
-  EXPECT_EQ(ferry_group_custom(&bootstrap, &made), FERRY_USAGE);
+  EXPECT_EQ(ferry_group_custom(&bootstrap, nullptr, &made), FERRY_USAGE);
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_group_processes(1, 1, nullptr), "group");
   refused(ferry_group_mpi(nullptr), "group");
   ferry_group* group = nullptr;
-  refused(ferry_group_custom(nullptr, &group), "ferry_bootstrap");
+  refused(ferry_group_custom(nullptr, nullptr, &group), "ferry_bootstrap");
   refused(ferry_group_run(nullptr, nullptr, nullptr), "group");
   refused(ferry_group_run(threads(1).get(), nullptr, nullptr), "body");
   refused(ferry_rank_barrier(nullptr), "rank");

@@ -8,6 +8,7 @@
 
 #include "group/rank_state.hpp"
 #include "harness/device.hpp"
+#include "harness/engine_ranks.hpp"
 #include "harness/program_ranks.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/expected.hpp"
@@ -16,15 +17,9 @@
 namespace ferry::contract {
 
 std::string describe(const Setup& setup) {
-  switch (setup.rank_kind) {
-    case RankKind::threads:
-      return str(to_string(setup.backend), ", threads");
-    case RankKind::processes:
-      return str(to_string(setup.backend), ", processes");
-    case RankKind::persistent_processes:
-      return str(to_string(setup.backend), ", persistent processes");
-  }
-  return "unknown";
+  constexpr const char* kRanks[] = {"threads", "processes", "persistent processes", "threads with an engine",
+                                    "processes of mpirun"};
+  return str(to_string(setup.backend), ", ", kRanks[static_cast<int>(setup.rank_kind)]);
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {
@@ -57,6 +52,21 @@ std::int64_t draw_chunk_budget(const std::string& what) {
   return random.pick({std::int64_t{1}, std::int64_t{1} << random.between(10, 18), std::int64_t{8} << 20});
 }
 
+void run_group(RankKind kind, int ranks, const std::function<void(Rank)>& body) {
+  switch (kind) {
+    case RankKind::threads:
+      return Group::threads(ranks).run(body);
+    case RankKind::processes:
+      return Group::processes(ranks).run(body);
+    case RankKind::persistent_processes:
+      return program_ranks().run(ranks, body);
+    case RankKind::engine_threads:
+      return run_engine_threads(ranks, body);
+    case RankKind::mpi:
+      return run_mpi_process(ranks, body);
+  }
+}
+
 }  // namespace
 
 void run_ranks(const Setup& setup, int ranks, const std::string& what,
@@ -73,12 +83,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
     }
   };
   try {
-    if (setup.rank_kind == RankKind::persistent_processes) {
-      program_ranks().run(ranks, run_as_rank);
-    } else {
-      Group group = setup.rank_kind == RankKind::processes ? Group::processes(ranks) : Group::threads(ranks);
-      group.run(run_as_rank);
-    }
+    run_group(setup.rank_kind, ranks, run_as_rank);
   } catch (const std::exception& error) {
     ADD_FAILURE() << describe(setup) << ", FERRY_SEED=" << test::seed()
                   << ", FERRY_TEST_MEMORY=" << device::memory_kind() << ", chunks of " << chunk_budget
@@ -86,6 +91,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
                   << what << "\n"
                   << error.what();
     // The other ranks no longer run the same code: this process exits.
+    if (setup.rank_kind == RankKind::mpi) std::_Exit(1);
     if (program_ranks().is_rank()) program_ranks().finish_test(true);
   }
 }
@@ -217,6 +223,8 @@ void Contract::SetUp() {
 }
 
 void Contract::TearDown() {
+  if (GetParam().rank_kind == RankKind::mpi && !take_mpi_process_ran() && !IsSkipped())
+    GTEST_SKIP() << "has no group of as many ranks as mpirun has started";
   if (GetParam().rank_kind != RankKind::persistent_processes) return;
   if (const std::string failed = program_ranks().finish_test(HasFailure()); !failed.empty())
     ADD_FAILURE() << "failed:" << failed;

@@ -31,9 +31,14 @@
 
 namespace ferry::contract {
 
-// Ranks are threads, or processes forked for one body, or processes that persist over all tests
-// (persistent_ranks.hpp).
-enum class RankKind { threads, processes, persistent_processes };
+// How the ranks of a test run.
+enum class RankKind {
+  threads,
+  processes,             // forked for one body
+  persistent_processes,  // forked once for all tests (persistent_ranks.hpp)
+  engine_threads,        // threads that bring an engine (engine_ranks.hpp)
+  mpi,                   // processes that mpirun has started, this one among them
+};
 
 // What a test runs on.
 struct Setup {

@@ -8,6 +8,7 @@
 
 #include "base/text.hpp"
 #include "runtime/channel_support.hpp"
+#include "runtime/gather_check.hpp"
 #include "runtime/group_kinds.hpp"
 
 namespace ferry::test {
@@ -16,27 +17,6 @@ namespace {
 class Groups : public testing::TestWithParam<GroupKind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Groups, testing::ValuesIn(kGroupKinds),
                          [](const auto& kind) { return name(kind.param); });
-
-std::vector<unsigned char> part_of(std::uint64_t seed_value, int rank, std::size_t bytes) {
-  Random random(seed_value + 1000003 * static_cast<std::uint64_t>(rank));
-  std::vector<unsigned char> part(bytes);
-  for (unsigned char& byte : part) byte = static_cast<unsigned char>(random());
-  return part;
-}
-
-void check_gather(const Rank& rank, std::uint64_t seed_value, std::size_t bytes) {
-  constexpr std::size_t kGuard = 64;
-  const std::vector<unsigned char> mine = part_of(seed_value, rank.index(), bytes);
-  std::vector<unsigned char> all(rank.size() * bytes + kGuard, 0xA5);
-  rank.all_gather(mine.data(), all.data(), bytes);
-  for (int peer = 0; peer < rank.size(); ++peer) {
-    const std::vector<unsigned char> expected = part_of(seed_value, peer, bytes);
-    FERRY_CHECK(bytes == 0 || std::memcmp(all.data() + peer * bytes, expected.data(), bytes) == 0,
-                str("rank ", rank.index(), " got wrong bytes of rank ", peer, ", ", bytes, " bytes"));
-  }
-  for (std::size_t i = 0; i < kGuard; ++i)
-    FERRY_CHECK(all[rank.size() * bytes + i] == 0xA5, "bytes past the end were overwritten");
-}
 
 TEST_P(Groups, GatherTheBytesOfEveryRank) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
@@ -160,6 +140,19 @@ TEST(Group, AJoinedRankLeavesWhenItsLastHandleIsDestroyed) {
   EXPECT_THROW(rank.barrier(), PeerLostError);
   other.join();
   EXPECT_THROW(Group::threads(2).join(), UsageError);
+}
+
+TEST(Group, RefusesToBeJoinedTwice) {
+  const TestBootstrap meeting(1);
+  Group group = Group::custom(meeting.bootstrap(0));
+  {
+    const Rank rank = group.join();
+    require_text(expect_thrown<UsageError>([&] { group.join(); }), "rank 0 is in the group already");
+    require_text(expect_thrown<UsageError>([&] { group.run([](const Rank&) {}); }),
+                 "rank 0 is in the group already");
+    rank.barrier();
+  }
+  group.join().barrier();
 }
 
 TEST(Group, RefusesABootstrapThatMixesUpRanks) {

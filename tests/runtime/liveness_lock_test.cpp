@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "base/os/mapping.hpp"
+#include "base/scoped_signal_block.hpp"
 #include "group/control_block.hpp"
 #include "group/process_monitor.hpp"
-#include "group/scoped_signal_block.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/shared_value.hpp"
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -100,37 +101,46 @@ TEST(Processes, KilledAtAnyMomentNeverBlockTheirPeers) {
   expect_no_child_left();
 }
 
-TEST(Processes, OfAnotherPidNamespaceCannotJoin) {
+TEST(Processes, OfAnotherPidNamespaceAreOnAnotherNode) {
   const TestBootstrap meeting(2);
   const auto join = [&](int rank) {
-    const auto error = expect_thrown<UnsupportedError>(
-        [&] { Group::custom(meeting.bootstrap(rank)).run([](const Rank&) {}); });
-    require_text(error, "share one host, one process namespace");
+    Group::custom(meeting.bootstrap(rank)).run([](const Rank& as) {
+      FERRY_CHECK(as.topology() == Topology({0, 1}), str(as.topology().nodes()));
+      as.barrier();
+    });
   };
+  const pid_t here = fork();
+  if (here == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    try {
+      join(0);
+      _exit(0);
+    } catch (const std::exception&) {
+      _exit(1);
+    }
+  }
   const int status = run_process([&] {
     if (unshare(getuid() == 0 ? CLONE_NEWPID : CLONE_NEWUSER | CLONE_NEWPID) != 0) _exit(kSkipped);
-    const pid_t other = fork();  // the first process of the new namespace
-    if (other != 0) {
-      join(0);
-      int other_status = 0;
-      FERRY_CHECK(waitpid(other, &other_status, 0) == other && other_status == 0,
-                  str("status ", other_status));
-      return;
-    }
-    join(1);
+    const int other_status = run_process([&] { join(1); });  // the first process of the new namespace
+    FERRY_CHECK(other_status == 0, str("status ", other_status));
   });
-  if (WIFEXITED(status) && WEXITSTATUS(status) == kSkipped)
-    GTEST_SKIP() << "this system does not allow a pid namespace";
+  const bool skipped = WIFEXITED(status) && WEXITSTATUS(status) == kSkipped;
+  if (skipped) kill(here, SIGKILL);
+  int status_here = 0;
+  EXPECT_EQ(waitpid(here, &status_here, 0), here);
+  if (skipped) GTEST_SKIP() << "this system does not allow a pid namespace";
   EXPECT_EQ(status, 0);
+  EXPECT_EQ(status_here, 0);
 }
 
-// Rank 0 has told the others who it is, then stops before it sends them the file of the control block.
+// Rank 0 has told the others that it has made the control block, then stops before it sends them the file.
 TEST(Processes, ThatWaitForTheFileOfAStoppedRankTimeOut) {
   const TestBootstrap meeting(2);
   Bootstrap first = meeting.bootstrap(0);
-  first.all_gather = [gather = first.all_gather](const void* mine, void* all, std::size_t bytes) {
+  first.all_gather = [gather = first.all_gather, calls = 0](const void* mine, void* all,
+                                                            std::size_t bytes) mutable {
     gather(mine, all, bytes);
-    raise(SIGSTOP);
+    if (++calls == 2) raise(SIGSTOP);
   };
   const pid_t stopped = fork();
   if (stopped == 0) {
@@ -167,10 +177,11 @@ void fill_queues_of_local_sockets() {
 TEST(Processes, ThatSendTheFileToAStoppedRankTimeOut) {
   const TestBootstrap meeting(2);
   Bootstrap second = meeting.bootstrap(1);
-  second.all_gather = [gather = second.all_gather](const void* mine, void* all, std::size_t bytes) {
+  second.all_gather = [gather = second.all_gather, calls = 0](const void* mine, void* all,
+                                                              std::size_t bytes) mutable {
     fill_queues_of_local_sockets();
     gather(mine, all, bytes);
-    raise(SIGSTOP);
+    if (++calls == 2) raise(SIGSTOP);
   };
   const pid_t stopped = fork();
   if (stopped == 0) {

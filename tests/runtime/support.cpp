@@ -4,13 +4,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iostream>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/text.hpp"
@@ -26,18 +29,26 @@ void sleep_seconds(double seconds) {
 }
 
 struct TestBootstrap::Shared {
-  static constexpr int kRanks = 16;
   std::atomic<int> written[2];
   std::atomic<int> read[2];
-  std::byte slots[2][kRanks][kBytes];
+
+  std::byte* slot(int parity, int ranks, int rank) {
+    return reinterpret_cast<std::byte*>(this + 1) + static_cast<std::size_t>(parity * ranks + rank) * kBytes;
+  }
 };
 
 TestBootstrap::TestBootstrap(int ranks) : ranks_(ranks) {
-  void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED || ranks > Shared::kRanks)
-    throw std::runtime_error("cannot map the memory of the bootstrap");
-  shared_ =
-      std::shared_ptr<Shared>(static_cast<Shared*>(memory), [](Shared* p) { munmap(p, sizeof(Shared)); });
+  const std::size_t bytes = sizeof(Shared) + 2 * static_cast<std::size_t>(ranks) * kBytes;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("cannot map the memory of the bootstrap");
+  shared_ = std::shared_ptr<Shared>(static_cast<Shared*>(memory), [bytes](Shared* p) { munmap(p, bytes); });
+}
+
+// Yields, then naps longer and longer, so that many ranks leave a few processors to those that are awaited.
+template <class Condition>
+static void wait_for(Condition condition) {
+  for (int i = 0; !condition(); ++i)
+    i < 50 ? std::this_thread::yield() : sleep_seconds(std::min(i, 500) * 1e-5);
 }
 
 Bootstrap TestBootstrap::bootstrap(int rank) const {
@@ -48,12 +59,12 @@ Bootstrap TestBootstrap::bootstrap(int rank) const {
     if (bytes > kBytes) throw std::runtime_error("all_gather of more than kBytes bytes");
     const int use = *round / 2 + 1, parity = *round % 2;
     ++*round;
-    while (shared->read[parity].load() < (use - 1) * ranks) std::this_thread::yield();
-    std::memcpy(shared->slots[parity][rank], mine, bytes);
+    wait_for([&] { return shared->read[parity].load() >= (use - 1) * ranks; });
+    std::memcpy(shared->slot(parity, ranks, rank), mine, bytes);
     ++shared->written[parity];
-    while (shared->written[parity].load() < use * ranks) std::this_thread::yield();
+    wait_for([&] { return shared->written[parity].load() >= use * ranks; });
     for (int peer = 0; peer < ranks; ++peer) {
-      std::memcpy(static_cast<std::byte*>(all) + peer * bytes, shared->slots[parity][peer], bytes);
+      std::memcpy(static_cast<std::byte*>(all) + peer * bytes, shared->slot(parity, ranks, peer), bytes);
     }
     ++shared->read[parity];
   };
@@ -85,14 +96,15 @@ std::string name(GroupKind kind) {
 
 namespace {
 
-void run_custom(const TestBootstrap& meeting, int rank, double deadline,
-                const std::function<void(Rank)>& body) {
-  Group group = Group::custom(meeting.bootstrap(rank));
+void run_custom(Bootstrap bootstrap, double deadline, const std::function<void(Rank)>& body) {
+  Group group = Group::custom(std::move(bootstrap));
   group.set_deadline(deadline);
   group.run(body);
 }
 
-void run_custom_threads(int ranks, double deadline, const std::function<void(Rank)>& body) {
+void run_custom_threads(const std::vector<std::string>& hosts, double deadline,
+                        const std::function<void(Rank)>& body) {
+  const int ranks = static_cast<int>(hosts.size());
   const TestBootstrap meeting(ranks);
   std::mutex mutex;
   std::exception_ptr first;
@@ -100,7 +112,9 @@ void run_custom_threads(int ranks, double deadline, const std::function<void(Ran
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        run_custom(meeting, rank, deadline, body);
+        Bootstrap bootstrap = meeting.bootstrap(rank);
+        bootstrap.host_id = hosts[rank];
+        run_custom(std::move(bootstrap), deadline, body);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!first) first = std::current_exception();
@@ -123,12 +137,18 @@ void run_custom_threads(int ranks, double deadline, const std::function<void(Ran
   _exit(status);
 }
 
-void run_custom_processes(int ranks, double deadline, const std::function<void(Rank)>& body) {
+void run_custom_processes(const std::vector<std::string>& hosts, double deadline,
+                          const std::function<void(Rank)>& body) {
+  const int ranks = static_cast<int>(hosts.size());
   const TestBootstrap meeting(ranks);
   std::vector<pid_t> processes;
   for (int rank = 0; rank < ranks; ++rank) {
     processes.push_back(fork());
-    if (processes.back() == 0) run_as_process([&] { run_custom(meeting, rank, deadline, body); });
+    if (processes.back() != 0) continue;
+    run_as_process([&] {
+      setenv("FERRY_HOST_ID", hosts[rank].c_str(), 1);
+      run_custom(meeting.bootstrap(rank), deadline, body);
+    });
   }
   std::string failures;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -143,11 +163,18 @@ void run_custom_processes(int ranks, double deadline, const std::function<void(R
 
 void run_ranks(GroupKind kind, int ranks, double deadline, const std::function<void(Rank)>& body) {
   seed();  // draws it before forking, so that all processes have the same
-  if (kind == GroupKind::custom_threads) return run_custom_threads(ranks, deadline, body);
-  if (kind == GroupKind::custom_processes) return run_custom_processes(ranks, deadline, body);
+  if (kind == GroupKind::custom_threads || kind == GroupKind::custom_processes)
+    return run_hosts(kind, std::vector<std::string>(static_cast<std::size_t>(ranks)), deadline, body);
   Group group = kind == GroupKind::threads ? Group::threads(ranks) : Group::processes(ranks);
   group.set_deadline(deadline);
   group.run(body);
+}
+
+void run_hosts(GroupKind kind, const std::vector<std::string>& hosts, double deadline,
+               const std::function<void(Rank)>& body) {
+  seed();
+  const auto run = kind == GroupKind::custom_threads ? run_custom_threads : run_custom_processes;
+  run(hosts, deadline, body);
 }
 
 int run_process(const std::function<void()>& body) {

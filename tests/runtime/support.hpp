@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
@@ -48,7 +49,7 @@ void sleep_seconds(double seconds);
 // before starting them. One thread for each rank; gathers at most kBytes.
 class TestBootstrap {
  public:
-  static constexpr std::size_t kBytes = 1024;
+  static constexpr std::size_t kBytes = 20000;
 
   explicit TestBootstrap(int ranks);
   Bootstrap bootstrap(int rank) const;
@@ -65,6 +66,12 @@ std::string name(GroupKind kind);
 // Runs `body` as every rank of a group of this kind. Throws what the first failed rank threw
 // (custom_processes: an error with the exit statuses).
 void run_ranks(GroupKind kind, int ranks, double deadline, const std::function<void(Rank)>& body);
+
+// Runs `body` as every rank of a custom group over simulated hosts. `hosts`: a name for each rank; equal
+// names are one host. `kind`: custom_threads or custom_processes; processes get the name by FERRY_HOST_ID.
+// Throws as run_ranks().
+void run_hosts(GroupKind kind, const std::vector<std::string>& hosts, double deadline,
+               const std::function<void(Rank)>& body);
 
 // Runs `body` in a forked process and returns its wait status. If it throws, prints the exception; the exit
 // status is 1.

@@ -14,8 +14,10 @@ extern "C" {
 typedef struct ferry_group ferry_group;  ///< a set of ranks
 typedef struct ferry_rank ferry_rank;    ///< one rank of a group
 
-/// Communication that the caller's program already has, used to set up a group. Both functions are collective
-/// and block until all ranks have called. Any status but FERRY_OK fails the group.
+/// Communication that the caller's program already has, by which the ranks of a group meet and, if they are on
+/// several hosts, agree on small data. Both functions are collective and block until all ranks have called.
+/// Any status but FERRY_OK fails the group. Ferry calls them on a thread of its own, one call at a time; they
+/// must not call Ferry. A call that does not return before the group's deadline is abandoned.
 typedef struct ferry_bootstrap {
   size_t size;
   int32_t rank, ranks;  ///< number of this rank, and R
@@ -25,8 +27,34 @@ typedef struct ferry_bootstrap {
   void* user;  ///< passed to both functions
 } ferry_bootstrap;
 
-// The constructors of a group. The caller destroys it with ferry_group_destroy(). All ranks are on this
-// host.
+/// The caller's own transport, used by exchanges with the backend `collective`. Ferry calls these functions
+/// on threads of its own. They must not call Ferry: such a call returns FERRY_USAGE.
+typedef struct ferry_engine_functions {
+  size_t size;
+  /// Collective over all ranks of the group. Sends `send_bytes[p]` bytes at `send + send_offsets[p]` to rank
+  /// p, and receives `receive_bytes[p]` bytes of rank p at `receive + receive_offsets[p]`. Returns when both
+  /// buffers may be used again. Any status but FERRY_OK fails the group.
+  ///
+  /// The arrays are [R], in bytes. What p sends to q is as long as what q receives from p. Entries may be 0,
+  /// and this rank's own is always 0. Buffers are host memory and valid until the function returns.
+  ///
+  /// `lane` is a number that the calls of one lane have on every rank. It counts the lanes of all exchanges
+  /// of the group: if the first exchange has two lanes, the second begins with lane 2.
+  ferry_status (*all_to_all_v)(int32_t lane, const void* send, const int64_t* send_bytes,
+                               const int64_t* send_offsets, void* receive, const int64_t* receive_bytes,
+                               const int64_t* receive_offsets, void* user);
+  /// Makes every blocked all_to_all_v() of this rank return a status other than FERRY_OK. Called at most
+  /// once, from a thread of its own, when a deadline has passed or a peer is lost; the engine is not used
+  /// afterwards. NULL, or if a call stays blocked: its thread and buffers are abandoned and never freed.
+  void (*abort)(void* user);
+  void* user;  ///< passed to both functions
+  /// 0: all_to_all_v() is called for one lane at a time, and needs the same order of lanes on all ranks. 1:
+  /// it is called for several lanes at once, from a thread for each, and calls of a lane meet whatever the
+  /// order of the others.
+  int32_t unordered_lanes;
+} ferry_engine_functions;
+
+// The constructors of a group. The caller destroys it with ferry_group_destroy().
 
 /// `ranks` threads of this process. They share memory, whatever `nodes`, which simulates nodes of equal size;
 /// 0 means 1. FERRY_USAGE: `ranks` below 1, or `nodes` does not divide them.
@@ -35,8 +63,11 @@ ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
 ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
 /// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module is not installed.
 ferry_status ferry_group_mpi(ferry_group** group);
-/// This process, or thread, is one rank, and `bootstrap` connects it with the others.
-ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, ferry_group** group);
+/// This process, or thread, is one rank, and `bootstrap` connects it with the others. `engine` may be NULL;
+/// all ranks bring one, or none does. What `user` points to must live as long as the group and its exchanges,
+/// and for ever if an all_to_all_v() was abandoned.
+ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, const ferry_engine_functions* engine,
+                                ferry_group** group);
 
 /// Call it after ferry_group_run() has returned. NULL is allowed.
 void ferry_group_destroy(ferry_group* group);

@@ -271,6 +271,8 @@ def test_an_object_that_is_not_a_group():
         ferry.Group.threads(0)
     with pytest.raises(ferry.UsageError, match="rank 2 does not exist in a group of 2 ranks"):
         ferry.Group.custom(2, 2, lambda mine: [mine], lambda: None)
+    with pytest.raises(ferry.UsageError, match="abort needs all_to_all_v"):
+        ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None, abort=lambda: None)
     with pytest.raises(ferry.UsageError, match="a list of 2 bytes objects .* got a list of 1"):
         ferry.Group.custom(0, 2, lambda mine: [mine], lambda: None).join()
     with pytest.raises(ferry.UsageError, match="got an item of 1 bytes"):

@@ -269,3 +269,28 @@ def check_cupy(rank, device, rng):
 def test_arrays_of_cupy(rng):
     pytest.importorskip("cupy")
     run(check_cupy, rng)
+
+
+def check_all_to_all_v(rank, device, rng):
+    """The transport of Group.torch(): parts of any size, at any offset."""
+    import torch.distributed as dist
+
+    from ferry._torch_group import make_all_to_all_v, own_group
+
+    group = own_group(dist, dist.group.WORLD, BACKEND)
+    assert own_group(dist, dist.group.WORLD, BACKEND) is group and group is not dist.group.WORLD
+    all_to_all_v = make_all_to_all_v(dist, group)
+    gap = 5
+    for most in (0, 1, 3000):
+        messages = [[rng.bytes(int(rng.integers(most + 1)) if to != source else 0) for to in range(RANKS)] for source in range(RANKS)]
+        sent, expected = messages[rank], [messages[source][rank] for source in range(RANKS)]
+        send_offsets, receive_offsets = ([sum(map(len, parts[:p])) + gap * p for p in range(RANKS)] for parts in (sent, expected))
+        send = b"".join(part + bytes(gap) for part in sent)
+        receive = bytearray(sum(map(len, expected)) + gap * RANKS)
+        all_to_all_v(0, memoryview(send), list(map(len, sent)), send_offsets,
+                     memoryview(receive), list(map(len, expected)), receive_offsets)
+        assert bytes(receive) == b"".join(part + bytes(gap) for part in expected)
+
+
+def test_the_transport_of_a_torch_group(rng):
+    run(check_all_to_all_v, rng)

@@ -22,7 +22,7 @@
 #include <limits>
 #include <vector>
 
-#include "group/channel.hpp"
+#include "backends/cpu/peer_link.hpp"
 #include "layout/exchange_layout.hpp"
 
 namespace ferry::cpu {
@@ -78,17 +78,17 @@ class ChunkSchedule {
   // Call after every rank has posted the call and add_rank() has been called for each. Calls receive(chunk)
   // for every chunk, and send(chunk) for every chunk after the first.
   template <class Receive, class Send>
-  void run(Channel& channel, int rank, Receive receive, Send send) const {
+  void run(PeerLink& link, int rank, Receive receive, Send send) const {
     const int ranks = static_cast<int>(fused_.size());
     for (std::int64_t chunk = 0; chunk < chunks(); ++chunk) {
       for (int step = 1; chunk > 0 && step < ranks; ++step) {
         const int peer = (rank + step) % ranks;
-        if (fused_[static_cast<std::size_t>(peer)]) channel.wait_chunk(peer, chunk);
+        if (fused_[static_cast<std::size_t>(peer)]) link.wait_chunk(peer, chunk);
       }
       receive(chunk);
       if (split_ || chunk + 1 == chunks()) continue;
       send(chunk + 1);
-      for (int step = 1; step < ranks; ++step) channel.post_chunk((rank + step) % ranks, chunk + 1);
+      link.post_chunk(chunk + 1);
     }
   }
 

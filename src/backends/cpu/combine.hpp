@@ -1,6 +1,10 @@
-// Combine on the CPU. The rank that holds the experts writes into the staging of the token's source rank: one
-// sum for each (token, rank) with `partial`, one row for each route with `exact` and `unreduced`. The source
-// rank adds them in the order that the contract fixes.
+// Combine on the CPU. The rank that holds the experts sends to the token's source rank: one sum for each
+// (token, rank) with `partial`, one row for each route with `exact` and `unreduced`. The source rank adds
+// them in the order that the contract fixes.
+//
+// Where a row lies depends on the link. In shared memory its place in the source rank's staging follows from
+// its token. Where messages are packed, the rows of a pair are in the order of the pair's messages, then
+// slots: first the values of all rows, then all tails. Both ranks go through the tokens in that order.
 #pragma once
 
 #include <vector>
@@ -11,6 +15,12 @@
 #include "layout/message.hpp"
 
 namespace ferry::cpu {
+
+// A row that was or will be sent. Both pointers are null if there is none.
+struct StagedRow {
+  std::byte* values = nullptr;
+  std::byte* tail = nullptr;
+};
 
 class Combine {
  public:
@@ -24,11 +34,15 @@ class Combine {
  private:
   // combine_send.cpp: on the rank of the experts. `source` is the token's source rank.
   void write_summary(int peer) const;
+  void start_sending();
+  std::int64_t count_rows(int source);
+  std::int64_t tail_bytes(bool values) const;
+  StagedRow outgoing_row(int source, std::int64_t token, std::int64_t index);
   void stage_chunk(std::int64_t begin, std::int64_t end);
   void stage_tokens(int source, std::int64_t begin, std::int64_t end);
   void stage_sum(int source, std::int64_t message, std::int32_t token, bool last);
   void stage_rows(int source, std::int64_t message, std::int32_t token);
-  void write_route_values_of_sum(std::byte* sum, const std::int32_t* rows) const;
+  void write_route_values_of_sum(std::byte* tail, const std::int32_t* rows) const;
 
   // combine_sum.cpp: used by both phases
   const void* output_row(std::int64_t row) const;
@@ -39,24 +53,41 @@ class Combine {
 
   // combine_receive.cpp: on the token's source rank
   void read_summaries();
+  void start_receiving();
+  void find_incoming_rows(std::int64_t token);
+  StagedRow incoming_sum(int source, std::int32_t token);
+  StagedRow incoming_route(std::int64_t route);
+  void require_all_read();
   void receive_token(std::int64_t token, std::int64_t end);
   int local_rows_to_prefetch(std::int64_t token, const void** outputs) const;
   void add_partial_sums(std::int64_t token, std::int64_t end);
   void add_rows(std::int64_t token);
   void copy_rows(std::int64_t token);
   void write_route_values(std::int64_t token);
-  // Row `index` of a token in the staging of rank `source`. partial: `index` is a position in the token's
-  // list of ranks; otherwise a slot.
-  std::byte* staged(int source, std::int64_t token, std::int64_t index) const {
-    return lane_.combine_row(source, chunks_.staging_index(token) * staged_rows_per_token_ + index);
+  // Row `index` of a token in shared memory. partial: `index` is a position in the token's list of ranks;
+  // otherwise a slot.
+  std::int64_t shared_offset(std::int64_t token, std::int64_t index) const {
+    return (chunks_.staging_index(token) * staged_rows_per_token_ + index) * layout_.bytes;
   }
   void local_rows(std::int64_t token, std::int32_t* rows);
-  const std::byte* staged_route(std::int64_t route) const;
-  const RouteTail& staged_tail(std::int64_t route) const;
+  const RouteTail& incoming_tail(std::int64_t route) const;
   bool is_local(std::int64_t route) const;
   const void* row_of_route(std::int64_t route, int slot);
   float weight_of_route(std::int64_t route) const;
   void* result_row(std::int64_t row) const;
+
+  // The rows that this rank sends to another one, or receives from it.
+  struct PairRows {
+    std::byte* first = nullptr;
+    // Packed rows only:
+    std::int64_t count = 0;
+    std::int64_t next = 0;                         // the next row; receiving, with partial: the next message
+    std::int64_t value_bytes = 0, tail_bytes = 0;  // of a row
+
+    StagedRow row(std::int64_t i) const {
+      return {first + i * value_bytes, first + count * value_bytes + i * tail_bytes};
+    }
+  };
 
   Lane& lane_;
   const CpuContext& context_;
@@ -70,6 +101,12 @@ class Combine {
   bool partial_ = true;
   bool carries_rows_ = true;  // false: the call carries row values only
   std::int64_t staged_rows_per_token_ = 0;
+  bool packs_ = false;                       // of the link
+  std::vector<PairRows> sent_, received_;    // [R]
+  std::int64_t rows_end_ = 0;                // packed: every row that this rank sends is below it
+  std::vector<std::int64_t> peer_rows_end_;  // [R] the peers' rows_end_
+  std::vector<std::int64_t> bytes_to_;       // [R] of packed rows
+  StagedRow incoming_[kMaxTopK]{};  // of the current token, by position (partial) or slot; null: no row
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;
   std::vector<std::int64_t> next_;  // [R] index of the next message to each source rank

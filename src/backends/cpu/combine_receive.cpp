@@ -8,10 +8,11 @@
 namespace ferry::cpu {
 
 void Combine::receive() {
-  const int ranks = context_.ranks(), me = context_.me();
-  for (int step = 0; step < ranks; ++step) lane_.channel.wait((me + step) % ranks);
+  const int me = context_.me();
+  lane_.link->wait();
   fault_point(FaultPoint::combine_waited, me);
   read_summaries();
+  start_receiving();
   auto receive = [&](std::int64_t chunk) {
     const std::int64_t end = std::min<std::int64_t>(chunks_.end(chunk), plan_.header->tokens);
     for (std::int64_t token = chunks_.begin(chunk); token < end; ++token) receive_token(token, end);
@@ -20,24 +21,89 @@ void Combine::receive() {
     stage_chunk(chunks_.begin(chunk), chunks_.end(chunk));
     fault_point(FaultPoint::combine_chunk_sent, me);
   };
-  chunks_.run(lane_.channel, me, receive, send);
+  chunks_.run(*lane_.link, me, receive, send);
+  if (packs_ && !partial_) require_all_read();
   fault_point(FaultPoint::combine_done, me);
 }
 
 void Combine::read_summaries() {
+  peer_rows_end_.clear();
   for (int peer = 0; peer < context_.ranks(); ++peer) {
-    const auto& summary = *reinterpret_cast<const SummaryHead*>(lane_.channel.summary_from(peer));
+    const auto& summary = *reinterpret_cast<const SummaryHead*>(lane_.link->summary_from(peer));
     rows_.add_rank(peer, summary.arguments[0]);
     values_.add_rank(peer, summary.arguments[1]);
     weights_.add_rank(peer, summary.arguments[2]);
     chunks_.add_rank(peer, summary.split != 0, summary.max_rows);
+    peer_rows_end_.push_back(summary.rows_end);
   }
   rows_.require_same("combine", "outputs and result");
   values_.require_same("combine", "row_values and route_values");
   weights_.require_same("combine", "row_weights");
 }
 
+void Combine::start_receiving() {
+  const int ranks = context_.ranks();
+  received_.assign(static_cast<std::size_t>(ranks),
+                   {.value_bytes = rows_.given_anywhere() ? layout_.tail_offset : 0,
+                    .tail_bytes = tail_bytes(values_.given_anywhere())});
+  for (int source = 0; source < ranks; ++source) {
+    PairRows& rows = received_[static_cast<std::size_t>(source)];
+    rows.first = const_cast<std::byte*>(lane_.link->incoming(Staging::combine, source));
+    const std::int64_t row_bytes = rows.value_bytes + rows.tail_bytes;
+    if (packs_ && row_bytes > 0) rows.count = lane_.link->incoming_bytes(source) / row_bytes;
+  }
+}
+
+// Finds what the ranks of the experts have sent for the token. Packed rows that this rank reads from its own
+// outputs have no entry.
+void Combine::find_incoming_rows(std::int64_t token) {
+  for (std::int64_t i = 0; i < staged_rows_per_token_; ++i) {
+    const std::int64_t entry = token * staged_rows_per_token_ + i;
+    if (!packs_) {
+      std::byte* row = received_[static_cast<std::size_t>(context_.me())].first + shared_offset(token, i);
+      incoming_[i] = {row, row + layout_.tail_offset};
+    } else if (partial_) {
+      incoming_[i] = incoming_sum(plan_.token_ranks[entry], static_cast<std::int32_t>(token));
+    } else {
+      incoming_[i] = incoming_route(entry);
+    }
+  }
+}
+
+// The sum that rank `source` has sent for the token. Sums are in the order of the messages that this rank
+// sent.
+StagedRow Combine::incoming_sum(int source, std::int32_t token) {
+  if (source < 0 || source >= context_.ranks() || (!split_ && source == context_.me())) return {};
+  PairRows& rows = received_[static_cast<std::size_t>(source)];
+  const std::int64_t first = std::int64_t{source} * context_.config.max_tokens;
+  const std::int32_t* sent = plan_.sent_tokens + first;
+  // Only a damaged plan has a message whose token no longer goes there.
+  while (rows.next < rows.count && sent[rows.next] < token) ++rows.next;
+  if (rows.next < rows.count && sent[rows.next] == token) return rows.row(rows.next);
+  lane_.record_bad_source(first + std::min<std::int64_t>(rows.next, context_.config.max_tokens - 1));
+  return {};
+}
+
+StagedRow Combine::incoming_route(std::int64_t route) {
+  const std::int32_t row = plan_.route_row[route], source = plan_.route_rank[route];
+  if (row == -1 || source < 0 || source >= context_.ranks() || is_local(route)) return {};
+  if (row >= peer_rows_end_[static_cast<std::size_t>(source)]) return {};  // the rank did not store the row
+  PairRows& rows = received_[static_cast<std::size_t>(source)];
+  if (rows.next < rows.count) return rows.row(rows.next++);
+  lane_.record_bad_source(route);
+  return {};
+}
+
+// The rows that were sent are those that this rank's plan names, unless a plan is damaged.
+void Combine::require_all_read() {
+  for (int source = 0; source < context_.ranks(); ++source) {
+    const PairRows& rows = received_[static_cast<std::size_t>(source)];
+    if (rows.next != rows.count) lane_.record_bad_source(std::int64_t{source} * context_.config.max_tokens);
+  }
+}
+
 void Combine::receive_token(std::int64_t token, std::int64_t end) {
+  find_incoming_rows(token);
   if (call_.result.data != nullptr) {
     if (partial_) {
       add_partial_sums(token, end);
@@ -91,7 +157,7 @@ void Combine::add_partial_sums(std::int64_t token, std::int64_t end) {
     if (rank == -1) break;
     if (!lane_.valid_entry(rank, context_.ranks(), entry)) continue;
     if (split_ || rank != context_.me()) {
-      sums[count++] = staged(context_.me(), token, position);
+      if (incoming_[position].values != nullptr) sums[count++] = incoming_[position].values;
       continue;
     }
     std::int32_t rows[kMaxTopK];
@@ -114,20 +180,16 @@ void Combine::add_partial_sums(std::int64_t token, std::int64_t end) {
                                  .next_count = next_count});
 }
 
-const std::byte* Combine::staged_route(std::int64_t route) const {
-  return staged(context_.me(), route / context_.config.top_k, route % context_.config.top_k);
+const RouteTail& Combine::incoming_tail(std::int64_t route) const {
+  return *reinterpret_cast<const RouteTail*>(incoming_[route % context_.config.top_k].tail);
 }
 
-const RouteTail& Combine::staged_tail(std::int64_t route) const {
-  return *reinterpret_cast<const RouteTail*>(staged_route(route) + layout_.tail_offset);
-}
-
-// A route's row in the combine type; null if the route is masked, dropped or damaged. `slot` selects the
-// scratch row for a conversion.
+// A route's row in the combine type; null if the route is masked, dropped or damaged. `slot` is the route's,
+// and selects the scratch row for a conversion.
 const void* Combine::row_of_route(std::int64_t route, int slot) {
   const std::int32_t row = plan_.route_row[route];
   if (row == -1 || !lane_.valid_entry(plan_.route_rank[route], context_.ranks(), route)) return nullptr;
-  if (!is_local(route)) return staged_route(route);
+  if (!is_local(route)) return incoming_[slot].values;
   if (!lane_.valid_entry(row, plan_.header->total, route)) return nullptr;
   if (call_.outputs.type == context_.config.combine_type) return output_row(row);
   std::byte* scratch = scratch_.data() + slot * layout_.bytes;
@@ -138,7 +200,7 @@ const void* Combine::row_of_route(std::int64_t route, int slot) {
 
 float Combine::weight_of_route(std::int64_t route) const {
   if (call_.topk_weights != nullptr) return call_.topk_weights[route];
-  if (!is_local(route)) return staged_tail(route).weight;
+  if (!is_local(route)) return incoming_tail(route).weight;
   return call_.row_weights != nullptr ? call_.row_weights[plan_.route_row[route]] : 1.0f;
 }
 
@@ -189,15 +251,14 @@ void Combine::write_route_values(std::int64_t token) {
     if (row != -1 && is_local(route)) {
       if (lane_.valid_entry(row, plan_.header->total, route)) value = call_.row_values[row];
     } else if (row != -1 && !partial_) {
-      value = staged_tail(route).value;
+      if (incoming_[slot].tail != nullptr) value = incoming_tail(route).value;
     } else if (row != -1) {
       const std::int32_t* ranks = plan_.token_ranks + token * most_ranks;
       const std::int32_t* entry = std::find(ranks, ranks + most_ranks, plan_.route_rank[route]);
       if (entry == ranks + most_ranks) {
         lane_.record_bad_source(route);
-      } else {
-        const std::byte* sum = staged(context_.me(), token, entry - ranks);
-        std::memcpy(&value, sum + layout_.tail_offset + 4 * slot, sizeof value);
+      } else if (const std::byte* tail = incoming_[entry - ranks].tail; tail != nullptr) {
+        std::memcpy(&value, tail + std::int64_t{4} * slot, sizeof value);
       }
     }
     call_.route_values[route] = value;

@@ -1,4 +1,5 @@
-// The send phase of combine: writes this rank's rows, or their sums, into the staging of the source ranks.
+// The send phase of combine: writes this rank's rows, or their sums, for the source ranks.
+#include <algorithm>
 #include <cstring>
 
 #include "backends/cpu/combine.hpp"
@@ -23,7 +24,7 @@ void Combine::send(const CombineCall& call, bool split) {
 
   CallOptions options = options_of(call);
   add_plan(call.plan, &options);
-  lane_.channel.begin(Operation::combine, options);
+  lane_.link->begin(Operation::combine, options);
   fault_point(FaultPoint::combine_begin, context_.me());
   staged_rows_per_token_ = partial_ ? plan_.header->shape.most_ranks() : context_.config.top_k;
   row_store_ = store_for(plan_.header->total * layout_.bytes);
@@ -31,23 +32,73 @@ void Combine::send(const CombineCall& call, bool split) {
   // The receiver reads a chunk while it is still in a cache, so chunks are written through the cache.
   staging_store_ = split ? row_store_ : Store::cached;
   next_.assign(static_cast<std::size_t>(context_.ranks()), 0);
+  start_sending();
   for (int peer = 0; peer < context_.ranks(); ++peer) write_summary(peer);
   stage_chunk(0, chunks_.first_end());
   fault_point(FaultPoint::combine_rows_sent, context_.me());
-  for (int step = 1; step <= context_.ranks(); ++step)
-    lane_.channel.post((context_.me() + step) % context_.ranks());
+  lane_.link->post(split);
   fault_point(FaultPoint::combine_posted, context_.me());
 }
 
 void Combine::write_summary(int peer) const {
   // Outputs and row values describe rows; result and route values describe tokens. A rank may have neither.
   const bool rows = plan_.header->total > 0, relevant = rows || plan_.header->tokens > 0;
-  auto* summary = reinterpret_cast<SummaryHead*>(lane_.channel.summary_to(peer));
+  auto* summary = reinterpret_cast<SummaryHead*>(lane_.link->summary_to(peer));
   summary->arguments[0] = given(rows ? call_.outputs.data : call_.result.data, relevant);
   summary->arguments[1] = given(rows ? call_.row_values : call_.route_values, relevant);
   summary->arguments[2] = given(call_.row_weights, rows);
   summary->split = split_;
   summary->max_rows = plan_.header->tokens;
+  summary->rows_end = static_cast<std::int32_t>(rows_end_);
+}
+
+// Where messages are packed, counts the rows for every source rank and makes room for them.
+void Combine::start_sending() {
+  const int ranks = context_.ranks();
+  packs_ = lane_.link->packs();
+  rows_end_ = 0;
+  sent_.assign(static_cast<std::size_t>(ranks), {.value_bytes = carries_rows_ ? layout_.tail_offset : 0,
+                                                 .tail_bytes = tail_bytes(call_.row_values != nullptr)});
+  if (packs_) {
+    bytes_to_.assign(static_cast<std::size_t>(ranks), 0);
+    for (int source = 0; source < ranks; ++source) {
+      PairRows& rows = sent_[static_cast<std::size_t>(source)];
+      if (source != context_.me() || split_) rows.count = count_rows(source);
+      bytes_to_[static_cast<std::size_t>(source)] = rows.count * (rows.value_bytes + rows.tail_bytes);
+    }
+    lane_.link->reserve(bytes_to_);
+  }
+  for (int source = 0; source < ranks; ++source)
+    sent_[static_cast<std::size_t>(source)].first = lane_.link->outgoing(Staging::combine, source);
+}
+
+// A row that this rank has not stored (ReceiveBuffers::rows) is not in its plan, but in that of the source
+// rank, which learns from rows_end_ which ones these are.
+std::int64_t Combine::count_rows(int source) {
+  const std::int64_t messages = lane_.message_count(plan_, source, context_.me());
+  if (partial_) return messages;
+  const std::int64_t top_k = context_.config.top_k;
+  const std::int32_t* rows =
+      plan_.received_rows_of_message + std::int64_t{source} * context_.config.max_tokens * top_k;
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < messages * top_k; ++i) {
+    count += rows[i] != -1;
+    rows_end_ = std::max<std::int64_t>(rows_end_, rows[i] + std::int64_t{1});
+  }
+  return count;
+}
+
+// Bytes of a packed row's tail.
+std::int64_t Combine::tail_bytes(bool values) const {
+  if (!partial_) return sizeof(RouteTail);
+  return values ? std::int64_t{4} * context_.config.top_k : 0;
+}
+
+StagedRow Combine::outgoing_row(int source, std::int64_t token, std::int64_t index) {
+  PairRows& rows = sent_[static_cast<std::size_t>(source)];
+  if (packs_) return rows.row(rows.next++);
+  std::byte* row = rows.first + shared_offset(token, index);
+  return {row, row + layout_.tail_offset};
 }
 
 // Stages tokens [begin, end) of every source rank.
@@ -67,9 +118,11 @@ void Combine::stage_tokens(int source, std::int64_t begin, std::int64_t end) {
     const std::int64_t message = std::int64_t{source} * context_.config.max_tokens + next;
     const std::int32_t token = plan_.received_token[message];
     if (token >= end && token < context_.config.max_tokens) return;
+    const bool valid = lane_.valid_entry(token, context_.config.max_tokens, message);
+    // The place of a packed row does not depend on its token.
+    if (!valid && !packs_) continue;
     // A damaged plan may name a token that the source rank has already finished.
-    if (!lane_.valid_entry(token, context_.config.max_tokens, message)) continue;
-    if (token < begin) {
+    if (valid && token < begin) {
       lane_.record_bad_source(message);
     } else if (partial_) {
       stage_sum(source, message, token, next + 1 == count);
@@ -82,41 +135,42 @@ void Combine::stage_tokens(int source, std::int64_t begin, std::int64_t end) {
 void Combine::stage_sum(int source, std::int64_t message, std::int32_t token, bool last) {
   const int top_k = context_.config.top_k;
   const std::int32_t position = plan_.received_position[message];
-  if (!lane_.valid_entry(position, staged_rows_per_token_, message)) return;
-  std::byte* row = staged(source, token, position);
+  if (!lane_.valid_entry(position, staged_rows_per_token_, message) && !packs_) return;
+  const StagedRow row = outgoing_row(source, token, position);
   const std::int32_t* rows = plan_.received_rows_of_message + message * top_k;
   // The rows of the next message lie in the segments of other experts, which no hardware prefetcher predicts;
   // the plan knows them.
   const std::int32_t* next_rows = last ? nullptr : rows + top_k;
-  if (carries_rows_) sum_on_rank(row, rows, message * top_k, staging_store_, next_rows);
-  if (call_.row_values != nullptr) write_route_values_of_sum(row, rows);
+  if (carries_rows_) sum_on_rank(row.values, rows, message * top_k, staging_store_, next_rows);
+  if (call_.row_values != nullptr) write_route_values_of_sum(row.tail, rows);
   if (source == context_.me()) return;
   lane_.counts.count_combine_messages(
       1, (carries_rows_ ? layout_.tail_offset : 0) + (call_.row_values != nullptr ? 4 * top_k : 0));
 }
 
-void Combine::write_route_values_of_sum(std::byte* sum, const std::int32_t* rows) const {
+void Combine::write_route_values_of_sum(std::byte* tail, const std::int32_t* rows) const {
   float values[kMaxTopK];
   for (int slot = 0; slot < context_.config.top_k; ++slot) {
     const bool here = rows[slot] >= 0 && rows[slot] < plan_.header->total;
     values[slot] = here ? call_.row_values[rows[slot]] : 0.0f;
   }
-  std::memcpy(sum + layout_.tail_offset, values, 4 * static_cast<std::size_t>(context_.config.top_k));
+  std::memcpy(tail, values, 4 * static_cast<std::size_t>(context_.config.top_k));
 }
 
 void Combine::stage_rows(int source, std::int64_t message, std::int32_t token) {
   const Config& config = context_.config;
   for (int slot = 0; slot < config.top_k; ++slot) {
     const std::int32_t row = plan_.received_rows_of_message[message * config.top_k + slot];
-    if (row == -1 || !lane_.valid_entry(row, plan_.header->total, message * config.top_k + slot)) continue;
-    std::byte* out = staged(source, token, slot);
+    if (row == -1) continue;
+    const StagedRow out = outgoing_row(source, token, slot);
+    if (!lane_.valid_entry(row, plan_.header->total, message * config.top_k + slot)) continue;
     if (carries_rows_) {
-      context_.kernels.convert_row(out, config.combine_type, output_row(row), call_.outputs.type,
+      context_.kernels.convert_row(out.values, config.combine_type, output_row(row), call_.outputs.type,
                                    config.hidden, staging_store_);
     }
     const RouteTail tail{.weight = call_.row_weights != nullptr ? call_.row_weights[row] : 1.0f,
                          .value = call_.row_values != nullptr ? call_.row_values[row] : 0.0f};
-    std::memcpy(out + layout_.tail_offset, &tail, sizeof tail);
+    std::memcpy(out.tail, &tail, sizeof tail);
     if (source == context_.me()) continue;
     lane_.counts.count_combine_messages(
         1, (carries_rows_ ? layout_.tail_offset : 0) + static_cast<std::int64_t>(sizeof(RouteTail)));

@@ -32,6 +32,7 @@ class Dispatch {
   void start_plan(std::uint64_t call);
   void write_summary(int peer, std::int64_t max_messages) const;
   std::int64_t max_messages_to_peer();
+  void reserve_messages();
   void stage_chunk(std::int64_t begin, std::int64_t end);
   void stage_messages(int destination, std::int64_t begin, std::int64_t end);
   void encode(std::int64_t token, std::byte* message) const;
@@ -43,6 +44,7 @@ class Dispatch {
   void finish_plan();
   void copy_valid_counts();
   void receive_chunks();
+  std::int64_t messages_from(int source);
   void receive_messages(int source, std::int64_t begin, std::int64_t end, RowAssigner& assigner);
   void drop_rows(std::int32_t* rows) const;
   TokenData staged_token(const std::byte* message) const;
@@ -78,6 +80,7 @@ class Dispatch {
   std::int64_t stored_rows_ = 0;            // rows from here on are not stored: ReceiveBuffers::rows
   std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced by 0
   std::vector<std::byte> scratch_;          // one message
+  std::vector<std::int64_t> bytes_to_;      // [R] of messages
 };
 
 }  // namespace ferry::cpu

@@ -10,7 +10,7 @@ namespace ferry::cpu {
 
 DispatchResult Dispatch::receive() {
   const int ranks = context_.ranks(), me = context_.me();
-  for (int step = 0; step < ranks; ++step) lane_.channel.wait((me + step) % ranks);
+  lane_.link->wait();
   fault_point(FaultPoint::dispatch_waited, me);
   for (int peer = 0; peer < ranks; ++peer) read_summary(peer);
   weights_.require_same("dispatch", "weights");
@@ -25,13 +25,13 @@ DispatchResult Dispatch::receive() {
     lane_.counts.count_dispatch({plan_.counts, counts});
   }
   lane_.totals.total = plan_.header->total;
-  lane_.totals.call = lane_.channel.call();
+  lane_.totals.call = lane_.link->call();
   fault_point(FaultPoint::dispatch_done, me);
   return result_;
 }
 
 void Dispatch::read_summary(int peer) {
-  const std::byte* in = lane_.channel.summary_from(peer);
+  const std::byte* in = lane_.link->summary_from(peer);
   const auto& summary = *reinterpret_cast<const SummaryHead*>(in);
   weights_.add_rank(peer, summary.arguments[0]);
   chunks_.add_rank(peer, summary.split != 0, summary.max_rows);
@@ -90,20 +90,30 @@ void Dispatch::receive_chunks() {
     stage_chunk(chunks_.begin(chunk), chunks_.end(chunk));
     fault_point(FaultPoint::dispatch_chunk_sent, me);
   };
-  chunks_.run(lane_.channel, me, receive, send);
+  chunks_.run(*lane_.link, me, receive, send);
+}
+
+// By a damaged plan a source may send fewer messages than this rank's plan says: only those are read.
+std::int64_t Dispatch::messages_from(int source) {
+  const std::int64_t planned = lane_.message_count(plan_, source, context_.me());
+  if (!lane_.link->packs() || (source == context_.me() && !split_)) return planned;
+  const std::int64_t sent = lane_.link->incoming_bytes(source) / layout_.bytes;
+  if (sent < planned) lane_.record_bad_source(std::int64_t{source} * context_.config.max_tokens + sent);
+  return std::min(planned, sent);
 }
 
 void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end, RowAssigner& assigner) {
   const int me = context_.me(), top_k = context_.config.top_k;
-  end = std::min<std::int64_t>(end, lane_.message_count(plan_, source, me));
+  end = std::min(end, messages_from(source));
   // A fused call reads this rank's own tokens from the caller's memory.
   const bool staged = source != me || split_;
+  const std::byte* const messages = lane_.link->incoming(Staging::dispatch, source);
   for (std::int64_t i = begin; i < end; ++i) {
     const std::int64_t message = std::int64_t{source} * context_.config.max_tokens + i;
     MessageHead head{plan_.sent_tokens[std::int64_t{me} * context_.config.max_tokens + i], 0};
     TokenData token;
     if (staged) {
-      const std::byte* in = lane_.message(me, source, chunks_.staging_index(i), layout_.bytes);
+      const std::byte* in = messages + chunks_.staging_index(i) * layout_.bytes;
       std::memcpy(&head, in + layout_.head_offset, sizeof head);
       token = staged_token(in);
     }

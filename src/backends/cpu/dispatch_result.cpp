@@ -44,7 +44,7 @@ void Dispatch::prepare_result() {
     result_.dots = buffers.dots != nullptr ? buffers.dots : lane_.array<float>(lane_.arrays.dots);
   }
   result_.host = &lane_.totals;
-  result_.call = lane_.channel.call();
+  result_.call = lane_.link->call();
   result_.plan = by_plan_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));
   stored_rows_ = by_plan_ || buffers.rows == 0 ? rows : buffers.rows;
   row_store_ = store_for(std::int64_t{plan_.header->total} * parts_.part[0].row_bytes);

@@ -19,7 +19,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   weights_ = {};
   CallOptions options = options_of(call);
   add_plan(call.plan, &options);
-  const std::uint64_t number = lane_.channel.begin(Operation::dispatch, options);
+  const std::uint64_t number = lane_.link->begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, context_.me());
   start_plan(number);
 
@@ -29,10 +29,10 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   // The receiver reads a chunk while it is still in a cache, so chunks are written through the cache.
   staging_store_ = split ? store_for(call.tokens.count * ranks_per_token * layout_.bytes) : Store::cached;
   for (int peer = 0; peer < context_.ranks(); ++peer) write_summary(peer, max_messages);
+  reserve_messages();
   stage_chunk(0, chunks_.first_end());
   fault_point(FaultPoint::dispatch_rows_sent, context_.me());
-  for (int step = 1; step <= context_.ranks(); ++step)
-    lane_.channel.post((context_.me() + step) % context_.ranks());
+  lane_.link->post(split);
   fault_point(FaultPoint::dispatch_posted, context_.me());
 }
 
@@ -69,17 +69,29 @@ std::int64_t Dispatch::max_messages_to_peer() {
 }
 
 void Dispatch::write_summary(int peer, std::int64_t max_messages) const {
-  std::byte* out = lane_.channel.summary_to(peer);
+  std::byte* out = lane_.link->summary_to(peer);
   *reinterpret_cast<SummaryHead*>(out) = {
       .arguments = {given(call_.weights, call_.tokens.count > 0), Given::no, Given::no},
       .split = split_,
-      .max_rows = static_cast<std::int32_t>(max_messages)};
+      .max_rows = static_cast<std::int32_t>(max_messages),
+      .rows_end = 0};
   if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks(), me = context_.me();
   auto* counts = reinterpret_cast<std::int32_t*>(out + sizeof(SummaryHead));
   std::memcpy(counts, plan_.counts + std::int64_t{me} * experts, 4 * static_cast<std::size_t>(experts));
   std::memcpy(counts + experts, plan_.tokens_between + std::int64_t{me} * ranks,
               4 * static_cast<std::size_t>(ranks));
+}
+
+void Dispatch::reserve_messages() {
+  if (!lane_.link->packs()) return;
+  bytes_to_.resize(static_cast<std::size_t>(context_.ranks()));
+  for (int peer = 0; peer < context_.ranks(); ++peer) {
+    const bool staged = peer != context_.me() || split_;
+    const int messages = staged ? lane_.message_count(plan_, context_.me(), peer) : 0;
+    bytes_to_[static_cast<std::size_t>(peer)] = messages * layout_.bytes;
+  }
+  lane_.link->reserve(bytes_to_);
 }
 
 // Stages messages [begin, end) to every rank.
@@ -95,8 +107,9 @@ void Dispatch::stage_messages(int destination, std::int64_t begin, std::int64_t 
   const std::int32_t* tokens = plan_.sent_tokens + std::int64_t{destination} * context_.config.max_tokens;
   const int top_k = context_.config.top_k;
   end = std::min<std::int64_t>(end, lane_.message_count(plan_, context_.me(), destination));
+  std::byte* const messages = lane_.link->outgoing(Staging::dispatch, destination);
   for (std::int64_t i = begin; i < end; ++i) {
-    std::byte* message = lane_.message(destination, context_.me(), chunks_.staging_index(i), layout_.bytes);
+    std::byte* message = messages + chunks_.staging_index(i) * layout_.bytes;
     const std::int64_t token = tokens[i];
     // An invalid entry of a damaged plan: sends a message with token -1, which the receiver skips.
     const std::int64_t entry = std::int64_t{destination} * context_.config.max_tokens + i;

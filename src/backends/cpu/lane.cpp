@@ -1,6 +1,7 @@
 #include "backends/cpu/lane.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace ferry::cpu {
 
@@ -33,11 +34,9 @@ LocalArrays local_arrays(const Config& config, int rank) {
   return arrays;
 }
 
-Lane::Lane(const CpuContext& exchange_context, int lane_index)
+Lane::Lane(const CpuContext& exchange_context, std::unique_ptr<PeerLink> link_to_peers)
     : context(exchange_context),
-      index(lane_index),
-      channel(context.rank, context.memory.sections(context.layout.signals_of(lane_index)),
-              call_summary_bytes(context.config), context.config.deadline),
+      link(std::move(link_to_peers)),
       arrays(local_arrays(context.config, context.me())),
       counts(context.config.experts),
       local_(arrays.bytes) {}

@@ -1,18 +1,18 @@
-// A lane of the CPU backend on one rank: its channel, its arrays, and the addresses of its staging.
+// A lane of a host backend on one rank: its link to the peers, and its arrays.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
+#include "backends/cpu/peer_link.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/lane_counts.hpp"
 #include "format/parts.hpp"
-#include "group/channel.hpp"
-#include "layout/exchange_layout.hpp"
+#include "layout/plan_layout.hpp"
 #include "memory/local_memory.hpp"
-#include "memory/symmetric_memory.hpp"
 
 namespace ferry::cpu {
 
@@ -20,8 +20,6 @@ namespace ferry::cpu {
 struct CpuContext {
   Rank rank;
   Config config;
-  ExchangeLayout layout;
-  SymmetricMemory memory;
   PlanShape plan_shape;
   std::uint64_t row_order_hash;
   std::int64_t messages_per_chunk;  // dispatch: from one rank to another
@@ -45,11 +43,10 @@ LocalArrays local_arrays(const Config& config, int rank);
 
 class Lane {
  public:
-  Lane(const CpuContext& exchange_context, int lane_index);
+  Lane(const CpuContext& exchange_context, std::unique_ptr<PeerLink> link_to_peers);
 
   const CpuContext& context;
-  const int index;
-  Channel channel;
+  const std::unique_ptr<PeerLink> link;
   const LocalArrays arrays;
 
   CallDiagnostics diagnostics;  // since the last check()
@@ -61,16 +58,6 @@ class Lane {
   template <class T>
   T* array(std::int64_t offset) const {
     return reinterpret_cast<T*>(local_.data() + offset);
-  }
-
-  // Message i from rank `source` in the staging of rank `at`, in the buffer of the current call.
-  std::byte* message(int at, int source, std::int64_t i, std::int64_t bytes) const {
-    return context.memory.at(at, context.layout.messages_of(index, channel.parity(), source) + i * bytes);
-  }
-  // A row of the combine staging of rank `source`, in the buffer of the current call.
-  std::byte* combine_row(int source, std::int64_t row) const {
-    return context.memory.at(source, context.layout.combine_of(index, channel.parity()) +
-                                         row * context.layout.shape.combine_row_bytes);
   }
 
   // A plan may be damaged between calls, so every entry is checked before it is used. Returns whether `value`

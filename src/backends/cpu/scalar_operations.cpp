@@ -10,37 +10,43 @@
 namespace ferry::cpu {
 namespace {
 
-void post_all(Lane& lane) {
-  const int ranks = lane.context.ranks();
-  for (int step = 1; step <= ranks; ++step) lane.channel.post((lane.context.me() + step) % ranks);
+void reserve_values(Lane& lane, const PlanView& plan) {
+  if (!lane.link->packs()) return;
+  std::vector<std::int64_t> bytes;
+  for (int destination = 0; destination < lane.context.ranks(); ++destination) {
+    const std::int64_t messages = lane.message_count(plan, lane.context.me(), destination);
+    bytes.push_back(messages * 4 * lane.context.config.top_k);
+  }
+  lane.link->reserve(bytes);
 }
 
-void wait_all(Lane& lane) {
-  const int ranks = lane.context.ranks();
-  for (int step = 0; step < ranks; ++step) lane.channel.wait((lane.context.me() + step) % ranks);
-}
-
-// Writes the K values of each token into the staging of rank `destination`, in the order of dispatch's
-// messages.
+// Writes the K values of each token for rank `destination`, in the order of dispatch's messages.
 void stage_values(Lane& lane, const PlanView& plan, const float* values, int destination) {
   const Config& config = lane.context.config;
   const std::int64_t message_bytes = 4 * config.top_k;
   const int count = lane.message_count(plan, lane.context.me(), destination);
+  std::byte* const messages = lane.link->outgoing(Staging::dispatch, destination);
   for (int i = 0; i < count; ++i) {
     const std::int64_t entry = std::int64_t{destination} * config.max_tokens + i;
     const std::int32_t token = plan.sent_tokens[entry];
     if (!lane.valid_entry(token, plan.header->tokens, entry)) continue;
-    std::memcpy(lane.message(destination, lane.context.me(), i, message_bytes),
-                values + std::int64_t{token} * config.top_k, static_cast<std::size_t>(message_bytes));
+    std::memcpy(messages + i * message_bytes, values + std::int64_t{token} * config.top_k,
+                static_cast<std::size_t>(message_bytes));
   }
 }
 
 void read_values(Lane& lane, const PlanView& plan, int source, float* row_values) {
   const Config& config = lane.context.config;
-  const int count = lane.message_count(plan, source, lane.context.me());
-  for (int i = 0; i < count; ++i) {
-    const auto* values =
-        reinterpret_cast<const float*>(lane.message(lane.context.me(), source, i, 4 * config.top_k));
+  const std::int64_t message_bytes = 4 * config.top_k;
+  std::int64_t count = lane.message_count(plan, source, lane.context.me());
+  if (lane.link->packs()) {
+    const std::int64_t sent = lane.link->incoming_bytes(source) / message_bytes;
+    if (sent < count) lane.record_bad_source(std::int64_t{source} * config.max_tokens + sent);
+    count = std::min(count, sent);
+  }
+  const std::byte* const messages = lane.link->incoming(Staging::dispatch, source);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto* values = reinterpret_cast<const float*>(messages + i * message_bytes);
     const std::int64_t first = (std::int64_t{source} * config.max_tokens + i) * config.top_k;
     for (int slot = 0; slot < config.top_k; ++slot) {
       const std::int32_t row = plan.received_rows_of_message[first + slot];
@@ -55,11 +61,12 @@ void transfer_values(Lane& lane, const float* values, const Plan& handle, float*
   const int me = lane.context.me(), ranks = lane.context.ranks();
   const PlanView plan = view_plan(handle.storage(), lane.context.plan_shape);
   fault_point(FaultPoint::route_values_begin, me);
+  reserve_values(lane, plan);
   for (int destination = 0; destination < ranks; ++destination) stage_values(lane, plan, values, destination);
   fault_point(FaultPoint::route_values_sent, me);
-  post_all(lane);
+  lane.link->post(false);
   fault_point(FaultPoint::route_values_posted, me);
-  wait_all(lane);
+  lane.link->wait();
   fault_point(FaultPoint::route_values_waited, me);
   for (std::int64_t row = 0; row < plan.header->total; ++row) {
     if (plan.sources[row].rank < 0) row_values[row] = 0;
@@ -72,21 +79,21 @@ void transfer_values(Lane& lane, const float* values, const Plan& handle, float*
 void send_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values) {
   CallOptions options;
   add_plan(plan, &options);
-  lane.channel.begin(Operation::route_values, options);
+  lane.link->begin(Operation::route_values, options);
   transfer_values(lane, values, plan, row_values);
 }
 
 void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights) {
   CallOptions options = options_of(call);
   add_plan(call.plan, &options);
-  lane.channel.begin(Operation::combine, options);
+  lane.link->begin(Operation::combine, options);
   transfer_values(lane, call.topk_weights, call.plan, row_weights);
 }
 
 DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t tokens) {
   const Config& config = lane.context.config;
   const int me = lane.context.me(), ranks = lane.context.ranks();
-  lane.channel.begin(Operation::dispatch_counts, {});
+  lane.link->begin(Operation::dispatch_counts, {});
   // The summary of a dispatch, with N in place of its head.
   std::vector<std::int32_t> mine(static_cast<std::size_t>(kCallSummaryWords + config.experts + ranks));
   std::int32_t* const routes = mine.data() + kCallSummaryWords;
@@ -98,15 +105,15 @@ DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t
        .placement = config.placement,
        .result = {.tokens_per_rank = routes + config.experts, .routes_per_expert = routes}});
   for (int peer = 0; peer < ranks; ++peer)
-    std::memcpy(lane.channel.summary_to(peer), mine.data(), 4 * mine.size());
-  post_all(lane);
-  wait_all(lane);
+    std::memcpy(lane.link->summary_to(peer), mine.data(), 4 * mine.size());
+  lane.link->post(false);
+  lane.link->wait();
   const std::vector<int>& experts = config.placement.experts_of(me);
   lane.routes.assign(experts.size(), 0);
   lane.tokens.clear();
   std::int64_t messages = 0;
   for (int peer = 0; peer < ranks; ++peer) {
-    const auto* theirs = reinterpret_cast<const std::int32_t*>(lane.channel.summary_from(peer));
+    const auto* theirs = reinterpret_cast<const std::int32_t*>(lane.link->summary_from(peer));
     lane.tokens.push_back(theirs[0]);
     for (std::size_t e = 0; e < experts.size(); ++e) lane.routes[e] += theirs[kCallSummaryWords + experts[e]];
     messages += theirs[kCallSummaryWords + config.experts + me];
@@ -116,17 +123,17 @@ DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t
 
 void exchange_metadata(Lane& lane, std::int32_t count) {
   const int me = lane.context.me(), ranks = lane.context.ranks();
-  lane.channel.begin(Operation::metadata, {});
+  lane.link->begin(Operation::metadata, {});
   fault_point(FaultPoint::metadata_begin, me);
-  for (int peer = 0; peer < ranks; ++peer) std::memcpy(lane.channel.summary_to(peer), &count, sizeof count);
-  post_all(lane);
+  for (int peer = 0; peer < ranks; ++peer) std::memcpy(lane.link->summary_to(peer), &count, sizeof count);
+  lane.link->post(false);
   fault_point(FaultPoint::metadata_posted, me);
-  wait_all(lane);
+  lane.link->wait();
   fault_point(FaultPoint::metadata_waited, me);
   lane.metadata = {};
   for (int peer = 0; peer < ranks; ++peer) {
     std::int32_t peer_count = 0;
-    std::memcpy(&peer_count, lane.channel.summary_from(peer), sizeof peer_count);
+    std::memcpy(&peer_count, lane.link->summary_from(peer), sizeof peer_count);
     lane.metadata.sum += peer_count;
     if (peer < me) lane.metadata.prefix += peer_count;
     lane.metadata.maximum = std::max(lane.metadata.maximum, peer_count);

@@ -4,10 +4,10 @@
 #include <system_error>
 
 #include "base/error_record.hpp"
+#include "base/scoped_signal_block.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
-#include "group/scoped_signal_block.hpp"
 
 namespace ferry::cuda {
 

@@ -1,4 +1,4 @@
-#include "engine/keep_forever.hpp"
+#include "base/keep_forever.hpp"
 
 #include <mutex>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "engine/engine_thread.hpp"
+#include "base/callback_thread.hpp"
 
 #include <unistd.h>
 
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/callback_scope.hpp"
+#include "base/keep_forever.hpp"
+#include "base/scoped_signal_block.hpp"
 #include "base/system_error.hpp"
-#include "engine/keep_forever.hpp"
-#include "group/scoped_signal_block.hpp"
 
 namespace ferry {
 
@@ -25,20 +25,17 @@ constexpr std::chrono::milliseconds kAbortGrace(500);
 
 }  // namespace
 
-// One call of all_to_all_v. It owns copies of the lists, because it may outlive run().
-struct EngineThread::Call {
-  int lane;
-  const std::byte* send;
-  std::byte* receive;
-  std::vector<std::int64_t> send_bytes, send_offsets, receive_bytes, receive_offsets;
+struct CallbackThread::Call {
+  const char* name;
+  std::function<void()> function;
   bool done = false;
   std::exception_ptr error = nullptr;
 };
 
-struct EngineThread::State {
-  explicit State(EngineFunctions given) : functions(std::move(given)) {}
+struct CallbackThread::State {
+  explicit State(std::function<void()> given) : abort(std::move(given)) {}
 
-  const EngineFunctions functions;
+  std::function<void()> abort;
   std::mutex mutex;
   std::condition_variable changed;          // notified when any member below changes
   std::deque<std::shared_ptr<Call>> queue;  // calls that have not started
@@ -47,17 +44,18 @@ struct EngineThread::State {
   bool stopping = false;
 };
 
-EngineThread::EngineThread(EngineFunctions functions)
-    : state_(std::make_shared<State>(std::move(functions))), process_(getpid()) {
+CallbackThread::CallbackThread(std::function<void()> abort)
+    : state_(std::make_shared<State>(std::move(abort))), process_(getpid()) {
   const ScopedSignalBlock no_signals;
   try {
     thread_ = std::thread([state = state_] { serve(state); });
   } catch (const std::system_error& error) {
-    throw system_error("cannot start the thread of the engine", error.code().value());
+    throw system_error("cannot start the thread that calls the functions of the caller",
+                       error.code().value());
   }
 }
 
-EngineThread::~EngineThread() {
+CallbackThread::~CallbackThread() {
   if (getpid() != process_) {  // a forked copy: the thread exists only in the parent
     thread_.detach();
     return;
@@ -72,7 +70,7 @@ EngineThread::~EngineThread() {
   abandoned ? thread_.detach() : thread_.join();
 }
 
-void EngineThread::serve(const std::shared_ptr<State>& state) {
+void CallbackThread::serve(const std::shared_ptr<State>& state) {
   std::unique_lock lock(state->mutex);
   while (true) {
     state->changed.wait(lock, [&] { return state->stopping || state->failure || !state->queue.empty(); });
@@ -83,14 +81,20 @@ void EngineThread::serve(const std::shared_ptr<State>& state) {
     lock.unlock();
     std::exception_ptr error = nullptr;
     try {
-      const CallbackScope scope("the engine's function all_to_all_v");
-      state->functions.all_to_all_v(call->lane, call->send, call->send_bytes.data(),
-                                    call->send_offsets.data(), call->receive, call->receive_bytes.data(),
-                                    call->receive_offsets.data());
+      const CallbackScope scope(call->name);
+      call->function();
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
+    if (!error && !state->failure) {
+      // Destroyed before run() returns, so that the caller's objects do not outlive it; without the lock,
+      // because objects of other languages may need locks of their own.
+      std::function<void()> finished = std::move(call->function);
+      lock.unlock();
+      finished = nullptr;
+      lock.lock();
+    }
     call->error = error;
     call->done = true;
     state->running = nullptr;
@@ -101,13 +105,13 @@ void EngineThread::serve(const std::shared_ptr<State>& state) {
 
 // Calls abort() on a thread of its own, because it is the caller's function and may block too. Nothing is
 // reported: whether it worked shows in the running call.
-void EngineThread::start_abort(const std::shared_ptr<State>& state) noexcept {
+void CallbackThread::start_abort(const std::shared_ptr<State>& state) noexcept {
   const ScopedSignalBlock no_signals;
   try {
     std::thread([state] {
-      const CallbackScope scope("the engine's function abort");
+      const CallbackScope scope("the caller's function abort");
       try {
-        state->functions.abort();
+        state->abort();
       } catch (...) {
       }
     }).detach();
@@ -115,15 +119,9 @@ void EngineThread::start_abort(const std::shared_ptr<State>& state) noexcept {
   }
 }
 
-void EngineThread::run(int lane, const AllToAllV& transfer, const std::shared_ptr<void>& keep,
-                       const std::function<void()>& check) {
-  CallbackScope::require_none("an operation on the same engine");
-  const auto list = [](std::span<const std::int64_t> values) {
-    return std::vector<std::int64_t>(values.begin(), values.end());
-  };
-  const auto call = std::make_shared<Call>(
-      Call{lane, transfer.send, transfer.receive, list(transfer.send_bytes), list(transfer.send_offsets),
-           list(transfer.receive_bytes), list(transfer.receive_offsets)});
+void CallbackThread::run(const char* name, std::function<void()> function,
+                         const std::function<void()>& check) {
+  const auto call = std::make_shared<Call>(Call{name, std::move(function)});
   std::unique_lock lock(state_->mutex);
   if (state_->failure) std::rethrow_exception(state_->failure);
   state_->queue.push_back(call);
@@ -145,18 +143,19 @@ void EngineThread::run(int lane, const AllToAllV& transfer, const std::shared_pt
   }
   if (call->done && call->error) reason = call->error;
   if (!reason) return;
-  keep_forever(keep);
+  keep_forever(call);
   give_up(lock, *call, reason);
   std::rethrow_exception(reason);
 }
 
-// Fails all lanes with `reason`, and makes the call return if it is running.
-void EngineThread::give_up(std::unique_lock<std::mutex>& lock, Call& call, const std::exception_ptr& reason) {
+// Fails the thread with `reason`, and makes the call return if it is running.
+void CallbackThread::give_up(std::unique_lock<std::mutex>& lock, Call& call,
+                             const std::exception_ptr& reason) {
   if (!state_->failure) state_->failure = reason;
   std::erase_if(state_->queue, [&](const std::shared_ptr<Call>& queued) { return queued.get() == &call; });
   state_->changed.notify_all();
-  if (state_->running.get() != &call) return;
-  if (state_->functions.abort) start_abort(state_);
+  if (state_->running.get() != &call || !state_->abort) return;
+  start_abort(state_);
   state_->changed.wait_for(lock, kAbortGrace, [&] { return call.done; });
 }
 

@@ -1,0 +1,55 @@
+// The backends whose ranks compute on the host: lanes with the operations of this folder, each with a link to
+// its peers. `cpu` gives them shared memory, `collective` an engine.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "backends/cpu/combine.hpp"
+#include "backends/cpu/dispatch.hpp"
+#include "exchange/backend.hpp"
+
+namespace ferry::cpu {
+
+class HostBackend : public Backend {
+ public:
+  Capabilities capabilities() const override { return {}; }
+  DispatchResult dispatch(const DispatchCall& call, Stream) override;
+  void dispatch_send(const DispatchCall& call, Stream) override;
+  DispatchResult dispatch_receive(int lane, Stream) override;
+  void combine(const CombineCall& call, Stream) override;
+  void combine_send(const CombineCall& call, Stream) override;
+  void combine_receive(int lane, Stream) override;
+  void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override;
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override;
+  const StepMetadata* metadata(std::int32_t count, int lane, Stream) override;
+  void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override;
+  CallDiagnostics take_diagnostics(int lane) override;
+  LoadCounts load_counts() const override;
+  WireCounts wire_counts() const override;
+
+ protected:
+  explicit HostBackend(CpuContext context) : context_(std::move(context)) {}
+
+  // Call it once for each lane, in order, from the constructor.
+  void add_lane(std::unique_ptr<PeerLink> link) { lanes_.emplace_back(context_, std::move(link)); }
+
+  const CpuContext context_;
+
+ private:
+  // A lane and its operations.
+  struct LaneOperations {
+    LaneOperations(const CpuContext& context, std::unique_ptr<PeerLink> link)
+        : lane(context, std::move(link)), dispatch(lane), combine(lane) {}
+
+    Lane lane;
+    Dispatch dispatch;
+    Combine combine;
+  };
+
+  LaneOperations& operations(int lane) { return lanes_[static_cast<std::size_t>(lane)]; }
+
+  std::deque<LaneOperations> lanes_;  // a deque: operations refer to their lane, so elements must not move
+};
+
+}  // namespace ferry::cpu

@@ -1,0 +1,147 @@
+#include "group/bootstrap_plane.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+
+namespace {
+
+// Of one rank in one call of the link: bounds the memory of large gathers.
+constexpr std::size_t kPartBytes = 16384;
+
+// Between two checks of the local ranks' processes. A rank that ends by an error is noticed sooner.
+constexpr std::chrono::milliseconds kCheckInterval(50);
+
+}  // namespace
+
+BootstrapPlane::BootstrapPlane(ControlBlock& control, Waiter& waiter, int rank, const Topology& topology,
+                               double deadline, std::unique_ptr<BootstrapLink> link)
+    : control_(control), waiter_(waiter), rank_(rank), deadline_(deadline), link_(std::move(link)) {
+  for (int peer = 0; peer < topology.ranks(); ++peer) {
+    if (peer == rank) continue;
+    (topology.node_of(peer) == topology.node_of(rank) ? local_ranks_ : remote_ranks_).push_back(peer);
+  }
+}
+
+void BootstrapPlane::all_gather(const void* mine, void* all, std::size_t bytes) {
+  const auto* in = static_cast<const std::byte*>(mine);
+  auto* out = static_cast<std::byte*>(all);
+  std::size_t done = 0;
+  do {
+    const std::size_t part = std::min(bytes - done, kPartBytes);
+    ++step_;
+    if (control_.failed()) control_.throw_failure(record_of(-1));
+    CollectiveProgress& progress = control_.progress(rank_);
+    progress.begun.store(step_, std::memory_order_release);
+    const Header header{rank_, step_, bytes};
+    std::vector<std::byte> message(sizeof header + part);
+    std::memcpy(message.data(), &header, sizeof header);
+    if (part > 0) std::memcpy(message.data() + sizeof header, in + done, part);
+    const std::vector<std::byte> gathered = exchange(std::move(message));
+    check_headers(gathered, sizeof header + part, header);
+    // Release: a peer that sees this rank end sees this as well.
+    progress.done.store(step_, std::memory_order_release);
+    for (std::size_t peer = 0; part > 0 && peer * (sizeof header + part) < gathered.size(); ++peer) {
+      std::memcpy(out + peer * bytes + done, gathered.data() + peer * (sizeof header + part) + sizeof header,
+                  part);
+    }
+    done += part;
+  } while (done < bytes);
+}
+
+std::vector<std::byte> BootstrapPlane::exchange(std::vector<std::byte> message) {
+  const WaitLimit limit{.seconds = deadline_};
+  try {
+    return link_->all_gather(std::move(message), [&] { check(limit); });
+  } catch (...) {
+    // check() has failed the group before it throws; other exceptions are the bootstrap's own. The ranks of
+    // this host need not wait for this rank then.
+    const std::string text = ErrorRecord::of(std::current_exception()).text;
+    control_.fail(rank_, failure_record(ErrorRecord::Kind::peer_lost, record_of(rank_),
+                                        str("rank ", rank_, ": the bootstrap failed: ", text)));
+    throw;
+  }
+}
+
+void BootstrapPlane::check(const WaitLimit& limit) {
+  const WaitLimit::Clock::time_point now = WaitLimit::Clock::now();
+  if (control_.failed() || now >= next_check_) {
+    next_check_ = now + kCheckInterval;
+    check_local_ranks();
+  }
+  if (limit.seconds_left() <= 0) time_out(limit);
+  if (waiter_.check_interrupt(record_of(-1))) control_.throw_failure(record_of(-1));
+}
+
+// Throws if a rank of this host has ended before its part of this collective was complete. A rank that ends
+// later does not end the collective of the others.
+void BootstrapPlane::check_local_ranks() {
+  const int lost = find_lost_rank();
+  if (!control_.failed()) waiter_.check_peers(record_of(lost));
+  if (!control_.failed()) return;
+  const int culprit = control_.failure().wait.peer;
+  const bool culprit_is_done =
+      lost < 0 && culprit >= 0 && control_.progress(culprit).done.load(std::memory_order_acquire) >= step_;
+  if (!culprit_is_done) control_.throw_failure(record_of(lost));
+}
+
+// A rank of this host that has ended and has not completed this collective, or -1. A process that has died
+// without a word is found by Waiter::check_peers().
+int BootstrapPlane::find_lost_rank() const {
+  for (const int peer : local_ranks_) {
+    // Order matters: a rank that has left has stored its progress before.
+    const RankStatus status = control_.status_of(peer);
+    if (status != RankStatus::left && status != RankStatus::failed) continue;
+    if (control_.progress(peer).done.load(std::memory_order_acquire) < step_) return peer;
+  }
+  return -1;
+}
+
+void BootstrapPlane::time_out(const WaitLimit& limit) {
+  const auto late = std::find_if(local_ranks_.begin(), local_ranks_.end(), [&](int peer) {
+    return control_.progress(peer).begun.load(std::memory_order_acquire) < step_;
+  });
+  if (late != local_ranks_.end()) {
+    waiter_.time_out(record_of(*late), limit.seconds);
+  } else {
+    std::string ranks;
+    for (const int peer : remote_ranks_) ranks += str(ranks.empty() ? "" : ", ", peer);
+    const int only = remote_ranks_.size() == 1 ? remote_ranks_.front() : -1;
+    control_.fail(
+        rank_, failure_record(ErrorRecord::Kind::timeout, record_of(only),
+                              str("no sign for ", limit.seconds, " s of a rank on another host: rank ", rank_,
+                                  " waited in collective ", step_, " of the group for ranks ", ranks)));
+  }
+  control_.throw_failure(record_of(-1));
+}
+
+void BootstrapPlane::check_headers(const std::vector<std::byte>& gathered, std::size_t message_bytes,
+                                   const Header& mine) {
+  std::string fault;
+  for (std::size_t peer = 0; peer * message_bytes < gathered.size() && fault.empty(); ++peer) {
+    Header header{};
+    std::memcpy(&header, gathered.data() + peer * message_bytes, sizeof header);
+    if (header.rank != static_cast<std::int64_t>(peer)) {
+      fault = str("Bootstrap::all_gather returned the data of rank ", header.rank, " at the index of rank ",
+                  peer);
+    } else if (header.step != mine.step) {
+      fault = str("Bootstrap::all_gather returned what rank ", peer, " passed in collective ", header.step,
+                  " of the group, in collective ", mine.step);
+    } else if (header.bytes != mine.bytes) {
+      fault = str("all_gather: every rank must pass the same number of bytes; rank ", rank_, " passes ",
+                  mine.bytes, ", rank ", peer, " passes ", header.bytes);
+    }
+  }
+  if (fault.empty()) return;
+  control_.fail(rank_, failure_record(ErrorRecord::Kind::usage, record_of(rank_), fault));
+  throw UsageError(fault);
+}
+
+}  // namespace ferry

@@ -1,0 +1,50 @@
+#include "harness/engine_ranks.hpp"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "harness/thread_engine.hpp"
+#include "runtime/support.hpp"
+
+namespace ferry::contract {
+namespace {
+
+bool mpi_process_ran = false;
+
+}  // namespace
+
+void run_engine_threads(int ranks, const std::function<void(Rank)>& body) {
+  const test::TestBootstrap meeting(ranks);
+  const test::ThreadEngine engine(ranks);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        Group::custom(meeting.bootstrap(rank), engine.functions(rank)).run(body);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!first) first = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+void run_mpi_process(int ranks, const std::function<void(Rank)>& body) {
+  Group group = Group::mpi();
+  if (group.size() != ranks) return;
+  mpi_process_ran = true;
+  group.run(body);
+}
+
+bool take_mpi_process_ran() {
+  return std::exchange(mpi_process_ran, false);
+}
+
+}  // namespace ferry::contract

@@ -1,0 +1,21 @@
+// Ranks of groups that bring an engine, for the backend `collective`.
+#pragma once
+
+#include <functional>
+
+#include "ferry/group.hpp"
+
+namespace ferry::contract {
+
+// Runs `body` as every rank of a group, each in a thread with a group of its own, connected by a
+// ThreadEngine. Throws the error that occurred first.
+void run_engine_threads(int ranks, const std::function<void(Rank)>& body);
+
+// In a process that mpirun has started: runs `body` as this process's rank. Does nothing if mpirun has not
+// started `ranks` processes. Every process must call it, in the same order.
+void run_mpi_process(int ranks, const std::function<void(Rank)>& body);
+
+// Whether run_mpi_process() has run a body since the last call.
+bool take_mpi_process_ran();
+
+}  // namespace ferry::contract
