@@ -65,7 +65,8 @@ EngineLink::EngineLink(Rank rank, std::unique_ptr<Communicator> communicator, in
 EngineLink::~EngineLink() {
   try {
     finish_started();
-  } catch (...) {  // the group has failed, which every later call reports
+  } catch (...) {
+    return;  // the group has failed, which every later call of the group reports
   }
 }
 
@@ -87,10 +88,7 @@ std::uint64_t EngineLink::begin(Operation operation, std::span<const CallOption>
 void EngineLink::finish_started() {
   if (started_.valid()) {
     wait_for_started();
-    try {
-      started_.get();
-    } catch (const Error&) {
-    }
+    started_ = {};
   }
   const ControlBlock& control = rank_.state().control();
   if (control.failed()) control.throw_failure({operation_, call_ + 1, me_, -1, call_ + 1, call_});
@@ -155,8 +153,8 @@ void EngineLink::refuse(Operation operation, const Error& error) noexcept {
     begun_ = false;
     write_headers();
     start_in_thread();
-  } catch (
-      ...) {  // the group has failed: no peer waits for this call, and the next begin() throws the failure
+  } catch (...) {
+    return;  // the group has failed: no peer waits for this call, and the next begin() throws the failure
   }
 }
 
