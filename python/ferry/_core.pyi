@@ -59,7 +59,9 @@ class Config:
 
     Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-    backend              'cpu', 'cuda' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else 'cpu'
+    backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
+                         'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
+    engine               'mpi' or 'custom': the engine that the group must have brought; default 'automatic', any
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1
@@ -81,7 +83,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., engine: str = 'automatic', placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -137,7 +139,13 @@ class Config:
 
     @property
     def backend(self) -> str:
-        """'cpu', 'cuda' or 'reference'."""
+        """'cpu', 'cuda', 'collective' or 'reference'."""
+
+    @property
+    def engine(self) -> str:
+        """
+        'automatic', or the engine that the group must have brought: 'mpi' or 'custom'.
+        """
 
     @property
     def layout(self) -> str:
@@ -521,7 +529,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., engine: str = 'automatic', placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:

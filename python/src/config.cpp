@@ -87,6 +87,8 @@ constexpr Setting kSettings[] = {
     {"max_tokens", [](Config& c, const std::string& k, nb::handle v) { c.max_tokens = int_of(k, v); }},
     {"backend",
      [](Config& c, const std::string& k, nb::handle v) { c.backend = backend_named(text_value(k, v)); }},
+    {"engine",
+     [](Config& c, const std::string& k, nb::handle v) { c.engine = engine_named(text_value(k, v)); }},
     {"placement", [](Config& c, const std::string& k,
                      nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
     {"layout",
@@ -214,11 +216,18 @@ Reduction reduction_named(const std::string& name) {
 }
 
 BackendKind backend_named(const std::string& name) {
-  return enum_named("backend", name, std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda});
+  return enum_named(
+      "backend", name,
+      std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda, BackendKind::collective});
+}
+
+EngineKind engine_named(const std::string& name) {
+  return enum_named("engine", name, std::array{EngineKind::automatic, EngineKind::mpi, EngineKind::custom});
 }
 
 const char* const kOptionalSettings =
-    "backend: str = ..., placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, "
+    "backend: str = ..., engine: str = 'automatic', placement: Placement = ..., layout: str = "
+    "'expert_major', alignment: int = 1, "
     "capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', "
     "combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, "
     "own_receive_buffers: bool = True, check_calls: bool = True";
@@ -245,7 +254,9 @@ void bind_config(nb::module_& module) {
 
 Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-backend              'cpu', 'cuda' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else 'cpu'
+backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
+                     'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
+engine               'mpi' or 'custom': the engine that the group must have brought; default 'automatic', any
 placement            a Placement; default: Placement.blocks(experts, ranks)
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
@@ -287,7 +298,10 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("check_calls", &Config::check_calls, "Whether host backends check every call.")
       .def_prop_ro(
           "backend", [](const Config& c) { return std::string(to_string(c.backend)); },
-          "'cpu', 'cuda' or 'reference'.")
+          "'cpu', 'cuda', 'collective' or 'reference'.")
+      .def_prop_ro(
+          "engine", [](const Config& c) { return std::string(to_string(c.engine)); },
+          "'automatic', or the engine that the group must have brought: 'mpi' or 'custom'.")
       .def_prop_ro(
           "layout", [](const Config& c) { return std::string(to_string(c.layout)); },
           "'expert_major', 'expert_padded' or 'rank_major'.")

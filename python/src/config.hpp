@@ -18,5 +18,6 @@ extern const char* const kOptionalSettings;
 
 Reduction reduction_named(const std::string& name);
 BackendKind backend_named(const std::string& name);
+EngineKind engine_named(const std::string& name);
 
 }  // namespace ferry::python

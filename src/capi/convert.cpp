@@ -74,7 +74,8 @@ Config to_config(const ferry_config& given, int ranks) {
   config.hidden = given.hidden;
   config.max_tokens = given.max_tokens;
   config.backend =
-      to_choice(given.backend, BackendKind::cuda, "ferry_config.backend").value_or(defaults.backend);
+      to_choice(given.backend, BackendKind::collective, "ferry_config.backend").value_or(defaults.backend);
+  config.engine = to_enum(given.engine, EngineKind::custom, "ferry_config.engine");
   config.placement =
       to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
   config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
@@ -137,6 +138,7 @@ ferry_config to_c(const Config& config) {
   c.hidden = config.hidden;
   c.max_tokens = config.max_tokens;
   c.backend = static_cast<std::int32_t>(config.backend) + 1;
+  c.engine = static_cast<std::int32_t>(config.engine);
   c.layout = static_cast<std::int32_t>(config.layout);
   c.placement_version = config.placement.version();
   c.capacity = config.capacity;

@@ -13,7 +13,7 @@ namespace ferry::capi {
 
 // Converts a number to an enumerator, of which `last` is the highest.
 template <class Enum>
-Enum to_enum(std::int32_t value, Enum last, const char* field) {
+Enum to_enum(std::int64_t value, Enum last, const char* field) {
   if (value < 0 || value > static_cast<std::int32_t>(last)) {
     throw UsageError(str(field, " = ", value, ", must be 0 to ", static_cast<std::int32_t>(last)));
   }

@@ -67,6 +67,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.deadline = 4.5;
   given.external_receive_buffers = 1;
   given.manual_check = 1;
+  given.engine = FERRY_ENGINE_MPI;
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, given);
     auto got = sized<ferry_config>();
@@ -91,6 +92,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     EXPECT_EQ(config.reduction, Reduction::unreduced);
     EXPECT_EQ(config.lanes, 3);
     EXPECT_EQ(config.deadline, 4.5);
+    EXPECT_EQ(config.engine, EngineKind::mpi);
     auto sizes = sized<ferry_sizes>();
     ASSERT_EQ(ferry_exchange_sizes(exchange.get(), &sizes), FERRY_OK);
     expect_same_sizes(sizes, exchange->exchange.sizes());

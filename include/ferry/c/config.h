@@ -21,7 +21,10 @@ enum { FERRY_BF16 = 0, FERRY_FP16 = 1, FERRY_FP32 = 2 };
 /// Types of expert ids.
 enum { FERRY_INT32 = 0, FERRY_INT64 = 1 };
 
-enum { FERRY_BACKEND_DEFAULT = 0, FERRY_REFERENCE = 1, FERRY_CPU = 2, FERRY_CUDA = 3 };
+enum { FERRY_BACKEND_DEFAULT = 0, FERRY_REFERENCE = 1, FERRY_CPU = 2, FERRY_CUDA = 3, FERRY_COLLECTIVE = 4 };
+
+/// The engine that the group must have brought, with FERRY_COLLECTIVE: see ferry::EngineKind.
+enum { FERRY_ENGINE_AUTOMATIC = 0, FERRY_ENGINE_MPI = 1, FERRY_ENGINE_CUSTOM = 2 };
 
 /// How dispatch arranges the rows that a rank receives: see ferry::Layout.
 enum { FERRY_EXPERT_MAJOR = 0, FERRY_EXPERT_PADDED = 1, FERRY_RANK_MAJOR = 2 };
@@ -87,6 +90,7 @@ typedef struct ferry_config {
   int32_t external_receive_buffers;
   /// 1: calls of host backends do not end with ferry_check(), which the caller calls instead.
   int32_t manual_check;
+  int64_t engine;  ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

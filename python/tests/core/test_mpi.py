@@ -11,9 +11,11 @@ import pytest
 import ferry
 
 BODY = """
+import sys
 import numpy as np, ferry
 group = ferry.Group.mpi()
-exchange = ferry.Exchange(group, experts=4, top_k=1, hidden=4, max_tokens=2, format="fp32", combine_type="fp32")
+exchange = ferry.Exchange(group, experts=4, top_k=1, hidden=4, max_tokens=2, format="fp32", combine_type="fp32",
+                          backend=sys.argv[1], engine="mpi")
 x = np.full((2, 4), exchange.rank + 1, np.float32)
 rows = exchange.dispatch(x, np.array([[0], [3]]), np.ones((2, 1), np.float32))
 y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
@@ -27,12 +29,13 @@ if exchange.rank == 0:
 BESIDE = pathlib.Path(ferry.__file__).parent / "libferry_mpi.so"
 
 
-def test_ranks_of_a_job():
+@pytest.mark.parametrize("backend", ["cpu", "collective"])
+def test_ranks_of_a_job(backend):
     if not shutil.which("mpirun") or not (BESIDE.exists() or "FERRY_MPI_MODULE" in os.environ):
         pytest.skip("MPI is not installed, or Ferry was built without it")
     environment = {name: value for name, value in os.environ.items() if name != "FERRY_MPI_MODULE" or not BESIDE.exists()}
     settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    done = subprocess.run(["mpirun", "-n", "2", sys.executable, "-c", BODY], env=environment | settings, capture_output=True, text=True)
+    done = subprocess.run(["mpirun", "-n", "2", sys.executable, "-c", BODY, backend], env=environment | settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"rank {r} of 2 total 2 right True" for r in range(2)]
 

@@ -23,6 +23,14 @@ void grow(LocalMemory& memory, std::int64_t bytes) {
   if (memory.bytes() < bytes) memory = LocalMemory(bytes);
 }
 
+// Stands in place of a message's last bytes until they arrive. That a message really ends with these bits is
+// as unlikely as any value of 64 random bits.
+std::uint64_t absence_mark(std::uint64_t call, int lane, int peer) {
+  const std::uint64_t number = call << 24 ^ static_cast<std::uint64_t>(lane) << 16 ^
+                               static_cast<std::uint64_t>(peer) ^ 0x6A09E667F3BCC908u;
+  return (number ^ number >> 29) * 0x9E3779B97F4A7C15u;
+}
+
 }  // namespace
 
 std::int64_t EngineLink::Messages::place() {
@@ -57,7 +65,8 @@ EngineLink::EngineLink(Rank rank, std::unique_ptr<Communicator> communicator, in
 EngineLink::~EngineLink() {
   try {
     finish_started();
-  } catch (...) {  // the group has failed, which every later call reports
+  } catch (...) {
+    return;  // the group has failed, which every later call of the group reports
   }
 }
 
@@ -79,10 +88,7 @@ std::uint64_t EngineLink::begin(Operation operation, std::span<const CallOption>
 void EngineLink::finish_started() {
   if (started_.valid()) {
     wait_for_started();
-    try {
-      started_.get();
-    } catch (const Error&) {
-    }
+    started_ = {};
   }
   const ControlBlock& control = rank_.state().control();
   if (control.failed()) control.throw_failure({operation_, call_ + 1, me_, -1, call_ + 1, call_});
@@ -147,8 +153,8 @@ void EngineLink::refuse(Operation operation, const Error& error) noexcept {
     begun_ = false;
     write_headers();
     start_in_thread();
-  } catch (
-      ...) {  // the group has failed: no peer waits for this call, and the next begin() throws the failure
+  } catch (...) {
+    return;  // the group has failed: no peer waits for this call, and the next begin() throws the failure
   }
 }
 
@@ -194,6 +200,7 @@ void EngineLink::write_headers() {
 
 void EngineLink::exchange_blocks(const Check& check) {
   const PairBlocks& blocks = memory_->blocks;
+  for (int peer = 0; peer < ranks_; ++peer) blocks.forget(peer);
   Messages all;
   for (int peer = 0; peer < ranks_; ++peer) {
     all.bytes.push_back(peer == me_ ? 0 : blocks.block_bytes());
@@ -206,6 +213,9 @@ void EngineLink::exchange_blocks(const Check& check) {
             .receive_bytes = all.bytes,
             .receive_offsets = all.offsets},
            check);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != me_ && !blocks.arrived(peer)) fail_transfer(peer);
+  }
 }
 
 // Throws if some rank has refused the call, or has made another one. Every rank has all blocks, and all ranks
@@ -239,6 +249,10 @@ void EngineLink::exchange_messages(const Check& check) {
         peer == me_ ? 0 : memory_->blocks.header_from(peer).message_bytes;
   }
   grow(memory_->inbox, received_.place());
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const std::uint64_t mark = absence_mark(call_, lane_, peer);
+    if (std::byte* last = last_word_from(peer)) std::memcpy(last, &mark, sizeof mark);
+  }
   transfer({.send = memory_->outbox.data(),
             .send_bytes = without_own.bytes,
             .send_offsets = without_own.offsets,
@@ -246,6 +260,24 @@ void EngineLink::exchange_messages(const Check& check) {
             .receive_bytes = received_.bytes,
             .receive_offsets = received_.offsets},
            check);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const std::uint64_t mark = absence_mark(call_, lane_, peer);
+    const std::byte* last = last_word_from(peer);
+    if (last != nullptr && std::memcmp(last, &mark, sizeof mark) == 0) fail_transfer(peer);
+  }
+}
+
+// Where the last eight bytes that the peer sends arrive; null if it sends none. No message is shorter.
+std::byte* EngineLink::last_word_from(int peer) const {
+  const auto p = static_cast<std::size_t>(peer);
+  const std::int64_t bytes = received_.bytes[p];
+  if (bytes < static_cast<std::int64_t>(sizeof(std::uint64_t))) return nullptr;
+  return memory_->inbox.data() + received_.offsets[p] + bytes - sizeof(std::uint64_t);
+}
+
+void EngineLink::fail_transfer(int peer) const {
+  fail_group(std::make_exception_ptr(
+      UsageError(str("all_to_all_v returned before the bytes of rank ", peer, " had arrived"))));
 }
 
 void EngineLink::transfer(const AllToAllV& transfer, const Check& check) {

@@ -5,6 +5,8 @@
 #include <functional>
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "base/os/mapping.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
@@ -15,6 +17,7 @@
 #include "tools/ferry/bench/traffic.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"
+#include "tools/report/units.hpp"
 
 namespace ferry::app {
 
@@ -170,6 +173,12 @@ class SharedMeasurements {
         spans_(Mapping::anonymous_shared(point.ranks * spans_per_rank() *
                                          static_cast<std::int64_t>(sizeof(Span)))) {}
 
+  // Collective. For ranks that share no memory: every rank gets the measurements of all.
+  void gather(const Rank& rank) {
+    gather_into(rank, counts_, sizeof(RankCounts));
+    gather_into(rank, spans_, static_cast<std::size_t>(spans_per_rank()) * sizeof(Span));
+  }
+
   RankCounts& counts(int rank) const { return reinterpret_cast<RankCounts*>(counts_.data())[rank]; }
   Span* spans(int rank) const { return reinterpret_cast<Span*>(spans_.data()) + rank * spans_per_rank(); }
 
@@ -196,24 +205,45 @@ class SharedMeasurements {
   }
 
  private:
+  static void gather_into(const Rank& rank, const Mapping& all, std::size_t bytes) {
+    const std::byte* mine = all.data() + static_cast<std::size_t>(rank.index()) * bytes;
+    const std::vector<std::byte> copy(mine, mine + bytes);
+    rank.all_gather(copy.data(), all.data(), bytes);
+  }
+
   std::int64_t spans_per_rank() const { return std::int64_t{point_.repetitions} * kTimed; }
 
   const BenchPoint& point_;
   Mapping counts_, spans_;
 };
 
+// The ranks that mpirun has started, this process among them.
+Group mpi_group(int ranks) {
+  Group group = Group::mpi();
+  if (group.size() == ranks) return group;
+  throw UsageError(fmt::format(
+      "--backend collective: there {} {}: start ferry with mpirun -n {}, or pass --ranks {}",
+      group.size() == 1 ? "is" : "are", report::counted(group.size(), "rank"), ranks, group.size()));
+}
+
 }  // namespace
 
 HostBenchRow run_host_point(const BenchPoint& point) {
   const BenchInputs inputs(point);
-  const SharedMeasurements measured(point);
-  Group group = point.processes ? Group::processes(point.ranks) : Group::threads(point.ranks);
+  SharedMeasurements measured(point);
+  const bool on_mpi = point.config.backend == BackendKind::collective;
+  Group group = on_mpi            ? mpi_group(point.ranks)
+                : point.processes ? Group::processes(point.ranks)
+                                  : Group::threads(point.ranks);
   group.set_deadline(point.config.deadline);
+  HostBenchRow row;
   group.run([&](const Rank& rank) {
     HostBenchRunner(rank, point, inputs, measured.spans(rank.index()), measured.counts(rank.index())).run();
+    if (!on_mpi) return;
+    measured.gather(rank);
+    row.rank = rank.index();
   });
 
-  HostBenchRow row;
   row.point = point;
   row.routing = routing_of(point, inputs);
   row.rows = measured.sum(&RankCounts::rows) / kSets;
@@ -229,7 +259,7 @@ HostBenchRow run_host_point(const BenchPoint& point) {
   row.combine.wire_bytes = measured.sum(&RankCounts::combine_wire_bytes) / kSets;
   row.combine.moved_bytes =
       row.rows * static_cast<double>(point.token_bytes()) + 2 * row.combine.wire_bytes + results;
-  row.memcpy_bytes_per_second = memcpy_bytes_per_second(point.ranks);
+  if (row.rank == 0) row.memcpy_bytes_per_second = memcpy_bytes_per_second(point.ranks);
   return row;
 }
 

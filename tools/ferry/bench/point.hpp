@@ -78,6 +78,7 @@ struct HostCall {
 
 struct HostBenchRow {
   BenchPoint point;
+  int rank = 0;  // collective: of this process
   BenchRouting routing;
   double rows = 0;  // received by all ranks in a dispatch, without padding
   HostCall dispatch, combine;

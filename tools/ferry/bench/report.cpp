@@ -52,6 +52,7 @@ nlohmann::ordered_json report_json(const char* schema, int version_number) {
 // ---- CPU
 
 std::string kind_of(const BenchPoint& point) {
+  if (point.config.backend == BackendKind::collective) return "collective, processes of mpirun";
   return point.processes ? "processes" : "threads";
 }
 

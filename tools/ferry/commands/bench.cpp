@@ -44,6 +44,7 @@ Examples:
   ferry bench
   ferry bench --tokens 1:8192 --trace synth:uniform --trace synth:prefill
   ferry bench --tokens 128,2048 --ranks 2,4,8 --format bf16,fp8 --processes --json bench.json
+  mpirun -n 4 ferry bench --backend collective --ranks 4 --tokens 2048
   ferry bench --backend cuda --tokens 1:8192 --format bf16,fp8 --sms 0,32
   ferry bench --backend cuda --tokens 128 --format fp8 --work pair,plan,metadata,nccl --launch graph,eager)";
 
@@ -71,7 +72,9 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
   add_list(command, "--ranks", options.ranks, "numbers of ranks, all on this machine; default 4")
       ->check(CLI::Range(1, 1024).description(""));
   add_choice(command, "--backend", options.backend,
-             "cpu (default), or cuda: ranks are threads, assigned to\nthe GPUs round robin", {"cpu", "cuda"});
+             "cpu (default); collective: the ranks that mpirun has\nstarted on this machine; cuda: ranks are "
+             "threads,\nassigned to the GPUs round robin",
+             {"cpu", "collective", "cuda"});
   command.add_flag("--processes", options.processes, "make each rank a process; default: a thread");
   add_list(command, "--format", options.formats,
            "any of bf16 (default), fp16, fp32, and fp8 with any of\nthe suffixes -columns, -pow2, -packed");
@@ -113,6 +116,7 @@ void run_on_host(const BenchOptions& options, const Output& json) {
       progress.advance();
     }
   }
+  if (rows.front().rank != 0) return;
   if (!json.to_stdout()) fmt::print("{}", host_bench_table(rows));
   if (json.wanted()) json.write(host_bench_json(rows).dump(2) + "\n");
 }

@@ -37,7 +37,8 @@ bool repeats_experts(const Trace& trace) {
 }  // namespace
 
 BackendKind backend_of(const std::string& name) {
-  return named(std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda}, name);
+  return named(
+      std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda, BackendKind::collective}, name);
 }
 
 Layout layout_of(const std::string& name) {
