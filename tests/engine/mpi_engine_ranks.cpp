@@ -119,7 +119,7 @@ void miss_a_deadline() {
   const std::weak_ptr<RankTransfer> kept = transfer;
   transfer.reset();
   FERRY_CHECK(!kept.expired(), "the memory of an abandoned transfer was freed");
-  std::cout << "rank " << rank << " gave up in time" << std::endl;
+  std::cout << "rank " << rank << " gave up in time\n" << std::flush;
   sleep_seconds(1);  // mpirun ends the others when it sees one exit without MPI_Finalize
 }
 
@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
   try {
     tests.at(argc == 2 ? argv[1] : "(one argument is needed)")();
   } catch (const std::exception& error) {
-    std::cerr << error.what() << std::endl;
+    std::cerr << error.what() << "\n";
     return 1;
   }
   return 0;

@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
     if (argc != 2) throw std::invalid_argument("one argument is needed: stall, throw or kill");
     ferry::Group::mpi().run([&](const ferry::Rank& rank) { ferry::test::run_rank(rank, argv[1]); });
   } catch (const std::exception& error) {
-    std::cerr << error.what() << std::endl;
+    std::cerr << error.what() << "\n";
     return 1;
   }
   return 0;

@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
     // The level that counts is the lowest of all ranks, which this MPI may have raised.
     ferry::test::use_engine(provided);
   } catch (const std::exception& error) {
-    std::cerr << "rank " << rank << ": " << error.what() << std::endl;
+    std::cerr << "rank " << rank << ": " << error.what() << "\n";
     status = 1;
   }
   MPI_Finalize();
