@@ -42,6 +42,7 @@ ROOMS = {
                              " backends/cuda/operations backends/cuda/dispatch",
     "backends/cuda/host": "base format group layout exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine",
+    "nvfuser": "base format",
     "trace": "base",
     "capi": "base plan exchange",
 }  # fmt: skip

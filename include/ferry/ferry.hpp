@@ -10,6 +10,7 @@
 //   format.hpp           the encoding in which rows are transferred, such as bf16 or fp8
 //   placement.hpp        which rank holds which expert
 //   error.hpp            the exceptions and the numbers they carry
+//   nvfuser.hpp          dispatch and combine in the call shapes of nvFuser
 //   trace.hpp            recorded and synthetic routing
 //   types.hpp            enumerations, and the symbols N, K, T, E, R, L, H, G in which shapes are written
 //   version.hpp          the version of the library
@@ -22,6 +23,7 @@
 #include "ferry/exchange.hpp"
 #include "ferry/format.hpp"
 #include "ferry/group.hpp"
+#include "ferry/nvfuser.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/plan.hpp"
 #include "ferry/topology.hpp"

@@ -1,0 +1,76 @@
+// Dispatch and combine in the call shapes of nvFuser: combine needs no plan and no ids.
+//
+//   nvfuser::Exchange exchange(rank, config);
+//   nvfuser::DispatchResult received = exchange.dispatch(tokens, ids);
+//   ... run the experts on received.recv_x ...
+//   exchange.combine(nvfuser::CombineInput(rows, received), tokens.count, result);
+//
+// docs/guides/nvfuser.md compares the names. Shapes use the symbols of ferry/types.hpp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ferry/config.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::nvfuser {
+
+/// What a rank has received. With K = 1 rows are sorted by local expert, source rank, token. With K > 1 there
+/// is one row for each (token, rank), sorted by source rank, token.
+struct DispatchResult {
+  const void* recv_x = nullptr;  ///< [rows, H], dense; memory of the exchange, until its next dispatch
+  std::vector<std::int64_t> recv_topk_idx;  ///< K = 1: [rows] global expert ids; else [rows, K] local or -1
+  std::vector<std::int64_t> recv_src_idx;   ///< [rows] index of the row's token on its source rank
+  std::vector<std::int64_t> recv_src_rank;  ///< [rows]
+  std::vector<std::int64_t> n_tokens_to_rank;    ///< [R] rows that this rank has sent to each rank
+  std::vector<std::int64_t> n_tokens_from_rank;  ///< [R] rows that this rank has received from each rank
+};
+
+/// What combine takes: the experts' outputs in the order of recv_x, with K > 1 the sum over this rank's
+/// experts, and four arrays of the DispatchResult.
+struct CombineInput {
+  CombineInput(const void* outputs, const DispatchResult& received)
+      : rows(outputs),
+        recv_src_idx(received.recv_src_idx),
+        recv_src_rank(received.recv_src_rank),
+        n_tokens_to_rank(received.n_tokens_to_rank),
+        n_tokens_from_rank(received.n_tokens_from_rank) {}
+
+  const void*
+      rows;  ///< [rows, H] of the exchange's type, dense, aligned to 16 bytes; may be null without rows
+  std::span<const std::int64_t> recv_src_idx, recv_src_rank, n_tokens_to_rank, n_tokens_from_rank;
+};
+
+/// Dispatch and combine for one configuration, in host memory.
+///
+/// Collective: every rank constructs it and makes the same calls in the same order, one at a time. Blocking:
+/// calls return when this rank's result is complete.
+/// @throws UsageError  an argument of one rank is wrong: on every rank; the exchange stays usable
+/// @throws TimeoutError, PeerLostError  final for the group
+class Exchange {
+ public:
+  /// Uses experts, top_k, hidden, max_tokens, backend, engine, placement, deadline and format of `config`.
+  /// The format is the type of tokens, rows and results. Layout, capacity and reduction are those of nvFuser.
+  /// @throws UnsupportedError  the backend cuda, whose arrays are in device memory: use Python's
+  /// ferry.nvfuser
+  /// @throws UsageError  a format other than bf16, fp16 and fp32, or as ferry::Exchange
+  Exchange(const Rank& rank, const Config& config);
+  ~Exchange();
+
+  /// Sends every token to the ranks of its experts, `ids` [N, K]; -1 masks a slot.
+  DispatchResult dispatch(const Tokens& tokens, const Ids& ids);
+
+  /// Writes `result` [N, H], dense, of the exchange's type: each token's rows added in fp32 from +0 in rank
+  /// order and rounded once; zeros for a token without rows. `tokens` is N of the dispatch.
+  void combine(const CombineInput& input, std::int64_t tokens, void* result);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ferry::nvfuser

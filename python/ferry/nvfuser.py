@@ -1,0 +1,225 @@
+"""Dispatch and combine in the call shapes of nvFuser, over ferry.Exchange.
+
+    exchange = ferry.nvfuser.Exchange(ferry.Group.torch(), experts=256, top_k=8, hidden=7168, max_tokens=4096)
+    received = exchange.dispatch(x, topk_idx)
+    rows = experts(received.recv_x, received.recv_topk_idx)
+    y = exchange.combine(rows, received.recv_src_idx, received.recv_src_rank,
+                         received.n_tokens_to_rank, received.n_tokens_from_rank)
+
+Arrays are of NumPy or PyTorch, on the backend's memory. Results are new arrays. docs/guides/nvfuser.md has the shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import ferry
+from ferry.deep_ep._arrays import arrays_of
+
+__all__ = ["DispatchResult", "Exchange"]
+
+_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_MOST_ROWS = 1 << 24  # the largest max_tokens of a ferry.Exchange
+_TEXT_BYTES = 512  # of a rank's refusal, as the ranks gather it
+
+
+class DispatchResult(NamedTuple):
+    """What a rank has received. Integers are int64."""
+
+    recv_x: Any
+    """[rows, H]. top_k = 1: sorted by local expert, source rank, token. Else one row for each (token, rank), sorted by
+    source rank, token."""
+    recv_topk_idx: Any
+    """top_k = 1: [rows], the global expert id of each row. Else [rows, K]: local ids of this rank's experts, -1 for others."""
+    recv_src_idx: Any
+    """[rows]: index of the row's token on its source rank."""
+    recv_src_rank: Any
+    """[rows]: source rank of each row."""
+    n_tokens_to_rank: Any
+    """[R]: rows that this rank has sent to each rank."""
+    n_tokens_from_rank: Any
+    """[R]: rows that this rank has received from each rank."""
+
+
+class Exchange:
+    """Dispatch and combine for one configuration; combine needs no plan and no ids.
+
+    Collective: every rank constructs it and makes the same calls in the same order, one at a time. Blocking: every call
+    returns when this rank's result is complete, on GPUs too, so calls cannot be captured.
+    """
+
+    def __init__(
+        self,
+        group: ferry.Group | ferry.Rank,
+        *,
+        experts: int,
+        top_k: int,
+        hidden: int,
+        max_tokens: int,
+        dtype: str = "bf16",
+        backend: str = "cpu",
+        deadline: float = 30.0,
+    ):
+        """`dtype`: type of tokens, rows and results: 'bf16', 'fp16' or 'fp32'. The rest as in ferry.Config."""
+        if dtype not in _TYPES:
+            raise ferry.UsageError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
+        self._rank = group if isinstance(group, ferry.Rank) else group.join()
+        self._type, self._top_k, self._hidden, self._max_tokens = _TYPES[dtype], top_k, hidden, max_tokens
+        ranks = self._rank.size
+        if ranks * max_tokens > _MOST_ROWS:
+            raise ferry.UsageError(
+                f"nvfuser: max_tokens = {max_tokens} on {ranks} ranks, must be at most {_MOST_ROWS // ranks}")
+        common: Any = {"hidden": hidden, "format": dtype, "combine_type": dtype, "backend": backend, "deadline": deadline}
+        self._there = ferry.Exchange(
+            self._rank, experts=experts, top_k=top_k, max_tokens=max_tokens,
+            layout="expert_major" if top_k == 1 else "rank_major", **common)
+        # Rows return in a dispatch whose experts are the ranks. Their tokens' indices travel as weights, bit for bit.
+        self._back = ferry.Exchange(
+            self._rank, experts=ranks, top_k=1, max_tokens=ranks * max_tokens,
+            capacity=min(top_k, ranks) * max_tokens, **common)
+        self._tokens = 0
+
+    def dispatch(self, x: Any, topk_idx: Any) -> DispatchResult:
+        """Sends x [N, H] to the ranks of its experts, topk_idx [N, K]; -1 masks a slot. With top_k = 1 also [N]."""
+        if self._top_k == 1 and getattr(topk_idx, "ndim", None) == 1:
+            topk_idx = topk_idx.reshape(-1, 1)
+        rows = self._there.dispatch(x, topk_idx)
+        total = rows.wait_total()
+        self._there.synchronize()
+        self._there.check()
+        self._tokens = len(x)
+        arrays, rank = arrays_of(x), self._rank.index
+
+        def int64(array: Any) -> Any:
+            return arrays.copy(arrays.to(array, "int64"))
+
+        source, between = rows.source[:total], rows.plan.tokens_between
+        if self._top_k == 1:
+            experts, counts = arrays.on_host(rows.group_expert).tolist(), arrays.on_host(rows.counts).tolist()
+            ids = [expert for expert, count in zip(experts, counts) for _ in range(count)]
+            topk = arrays.from_list(ids, "int64", x)
+        else:
+            topk = int64(rows.local_ids[:total])
+        return DispatchResult(
+            arrays.copy(rows.data[:total]), topk, int64(source[:, 1]), int64(source[:, 0]),
+            int64(between[rank]), int64(between[:, rank]))
+
+    def combine(
+        self,
+        rows: Any,
+        recv_src_idx: Any,
+        recv_src_rank: Any,
+        n_tokens_to_rank: Any,
+        n_tokens_from_rank: Any,
+        *,
+        tokens: int | None = None,
+    ) -> Any:
+        """Returns [N, H]: each token's rows added in fp32 from +0 in rank order and rounded once; zeros without rows.
+
+        rows        [rows, H]: the outputs in the order of recv_x, for top_k > 1 the sum over this rank's experts
+        tokens      N; default: of this rank's last dispatch
+
+        If an argument of one rank is wrong, or what the ranks say differs, every rank raises UsageError and the exchange
+        stays usable.
+        """
+        ranks = self._rank.size
+        tokens = self._tokens if tokens is None else tokens
+        fault, numbers = "", [0] * (1 + 2 * ranks)
+        try:
+            given = (recv_src_idx, recv_src_rank, n_tokens_to_rank, n_tokens_from_rank)
+            to, came = self._checked(rows, *given, tokens)
+            numbers = [int(tokens), *to, *came]
+        except Exception as error:  # a rank that raised alone would leave its peers waiting
+            fault = str(error) or repr(error)
+        self._check_counts(self._agree(fault, numbers))
+
+        arrays = arrays_of(rows)
+        rows = arrays.contiguous(rows)
+        index = arrays.contiguous(arrays.to(recv_src_idx, "int32")).view(arrays.type("float32")).reshape(-1, 1)
+        back = self._back.dispatch(rows, recv_src_rank.reshape(-1, 1), index)
+        total = back.wait_total()
+        self._back.synchronize()
+        if back.weight is None:  # no rank has rows
+            index = arrays.from_list([], "int64", rows)
+        else:
+            index = arrays.to(arrays.contiguous(back.weight[:total]).view(arrays.type("int32")), "int64")
+        self._agree(self._fault_of(arrays.on_host(index).tolist(), numbers[1 : 1 + ranks], tokens), [])
+
+        sums = arrays.full((tokens, self._hidden), 0, "float32", rows)
+        first = 0
+        for count in numbers[1 : 1 + ranks]:  # a rank's rows are of different tokens: the order of additions is fixed
+            sums[index[first : first + count]] += arrays.to(back.data[first : first + count], "float32")
+            first += count
+        return arrays.to(sums, self._type)
+
+    def _checked(self, rows: Any, src_idx: Any, src_rank: Any, to: Any, came: Any, tokens: int) -> Any:
+        ranks, arrays = self._rank.size, arrays_of(rows)
+        if not 0 <= tokens <= self._max_tokens:
+            raise ferry.UsageError(f"tokens = {tokens}, must be 0 to max_tokens = {self._max_tokens}")
+        count = len(rows) if getattr(rows, "ndim", 0) else 0
+        expected = {"recv_src_idx": (src_idx, count), "recv_src_rank": (src_rank, count),
+                    "n_tokens_to_rank": (to, ranks), "n_tokens_from_rank": (came, ranks)}
+        for name, array, shape, type_name in (
+            ("rows", rows, (count, self._hidden), self._type),
+            *((name, array, (length,), "int64") for name, (array, length) in expected.items()),
+        ):
+            if not hasattr(array, "dtype") or arrays_of(array) is not arrays:
+                raise ferry.UsageError(f"{name}: a {type(array).__name__}, must be an array of the kind and device of rows")
+            if arrays.type_name(array) != type_name or tuple(array.shape) != shape:
+                raise ferry.UsageError(
+                    f"{name}: {arrays.type_name(array)} {list(array.shape)}, must be {type_name} {list(shape)}")
+        src_idx, src_rank, to, came = (arrays.on_host(array).tolist() for array in (src_idx, src_rank, to, came))
+        for name, values, limit in (("recv_src_rank", src_rank, ranks), ("recv_src_idx", src_idx, self._max_tokens),
+                                    ("n_tokens_to_rank", to, self._max_tokens + 1),
+                                    ("n_tokens_from_rank", came, self._max_tokens + 1)):
+            for i, value in enumerate(values):
+                if not 0 <= value < limit:
+                    raise ferry.UsageError(f"{name}[{i}] = {value}, must be 0 to {limit - 1}; pass what dispatch returned")
+        for rank in range(ranks):
+            if src_rank.count(rank) != came[rank]:
+                raise ferry.UsageError(
+                    f"recv_src_rank has {src_rank.count(rank)} rows of rank {rank}, n_tokens_from_rank[{rank}] = "
+                    f"{came[rank]}; pass arrays of one dispatch")
+        return to, came
+
+    def _agree(self, fault: str, numbers: list[int]) -> list[list[int]]:
+        """Gathers the numbers of every rank, or raises a refusal that a rank has on every rank."""
+        text = fault.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+        gathered = self._rank.all_gather(text + b"".join(number.to_bytes(8, "little") for number in numbers))
+        for rank, message in enumerate(gathered):
+            said = message[:_TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
+            if said:
+                raise ferry.UsageError(f"combine: rank {rank}: {said}")
+        return [[int.from_bytes(message[at : at + 8], "little") for at in range(_TEXT_BYTES, len(message), 8)]
+                for message in gathered]
+
+    def _check_counts(self, gathered: list[list[int]]) -> None:
+        """Of every rank: N, n_tokens_to_rank, n_tokens_from_rank. All ranks raise the same error."""
+        ranks = self._rank.size
+        for source, (tokens, *counts) in enumerate(gathered):
+            for target in range(ranks):
+                sent, received = counts[target], gathered[target][1 + ranks + source]
+                if sent != received:
+                    raise ferry.UsageError(
+                        f"combine: n_tokens_to_rank[{target}] of rank {source} is {sent}, n_tokens_from_rank[{source}] of rank "
+                        f"{target} is {received}; pass arrays of one dispatch on every rank")
+            most = tokens * min(self._top_k, ranks)
+            if sum(counts[:ranks]) > most:
+                raise ferry.UsageError(
+                    f"combine: n_tokens_to_rank of rank {source} adds up to {sum(counts[:ranks])} rows, its {tokens} tokens "
+                    f"have at most {most}; pass tokens, N of the dispatch")
+
+    def _fault_of(self, index: list[int], counts: list[int], tokens: int) -> str:
+        """What is wrong with the returned rows' token indices, which stand in the order of their ranks; '' if nothing."""
+        first, seen = 0, set[int]()
+        for rank, count in enumerate(counts):
+            if self._top_k > 1:
+                seen.clear()  # top_k = 1: a token has one row on all ranks together
+            for token in index[first : first + count]:
+                if token >= tokens:
+                    return f"rank {rank} returned a row of token {token}, tokens = {tokens}; check recv_src_idx there or pass tokens"
+                if token in seen:
+                    return f"rank {rank} returned a row of token {token}, which came before; check recv_src_idx there"
+                seen.add(token)
+            first += count
+        return ""

@@ -1,0 +1,132 @@
+"""ferry.nvfuser: nvFuser's call shapes, with NumPy arrays and ranks as threads."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ferry
+import ferry.nvfuser
+from nvfuser_steps import CASE, CASE_IDS, case_tokens, expected_combine, expected_dispatch, output_of
+from oracle import random_step
+
+FORMATS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+
+
+def same(left, right):
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def case_exchange(rank, **settings):
+    return ferry.nvfuser.Exchange(rank, **({"experts": 4, "top_k": 1, "hidden": 4, "max_tokens": 4, "dtype": "fp32"} | settings))
+
+
+def test_the_case_of_nvfuser():
+    def body(rank):
+        exchange, x = case_exchange(rank), case_tokens(rank.index)
+        received = exchange.dispatch(x, CASE_IDS)
+        assert [array.tolist() for array in received[1:]] == list(CASE[rank.index])
+        assert same(exchange.combine(received.recv_x, *received[2:]), x)
+
+    ferry.Group.threads(2).run(body)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("top_k", [1, 2, 3, 4])
+def test_random_ids_agree_with_loops(rng, ranks, top_k):
+    for name, dtype in FORMATS.items():
+        step = random_step(rng, ranks, experts=ranks * 2 + 1, top_k=top_k, hidden=24, most=9, dtype=dtype)
+        step.tokens[ranks - 1], step.ids[ranks - 1] = step.tokens[ranks - 1][:0], step.ids[ranks - 1][:0]
+
+        def body(rank):
+            exchange = ferry.nvfuser.Exchange(
+                rank, experts=step.experts, top_k=top_k, hidden=24, max_tokens=9, dtype=name)
+            for _ in range(2):
+                received = exchange.dispatch(step.tokens[rank.index], step.ids[rank.index])
+                assert all(map(same, received, expected_dispatch(step, rank.index)))
+                y = exchange.combine(output_of(received.recv_x, rank.index), *received[2:])
+                assert same(y, expected_combine(step, rank.index))
+
+        ferry.Group.threads(ranks).run(body)
+
+
+def test_combine_of_an_earlier_dispatch(rng):
+    def body(rank):
+        exchange, x = case_exchange(rank), case_tokens(rank.index)
+        first = exchange.dispatch(x, CASE_IDS)
+        second = exchange.dispatch(x[:1] + 7, CASE_IDS[:1])
+        assert same(exchange.combine(second.recv_x, *second[2:]), x[:1] + 7)
+        assert same(exchange.combine(first.recv_x, *first[2:], tokens=4), x)
+
+    ferry.Group.threads(2).run(body)
+
+
+def changed(array, index, value):
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+# What rank 1 changes of its arguments (rows, src_idx, src_rank, to, from), and what every rank must be told.
+BAD = {
+    "a source rank out of range": (2, lambda a: changed(a, 5, 2), r"rank 1: recv_src_rank\[5\] = 2, must be 0 to 1; pass what"),
+    "a negative index": (1, lambda a: changed(a, 0, -1), r"rank 1: recv_src_idx\[0\] = -1, must be 0 to 3; pass what"),
+    "an index twice": (1, lambda a: changed(a, 0, 3), r"rank 0: rank 1 returned a row of token 3, which came before; check"),
+    "a token of another rank's row": (1, lambda a: changed(a, 0, 0), r"rank 0: rank 1 returned a row of token 0, which came before"),
+    "source ranks against the counts": (2, lambda a: changed(a, 0, 1), r"recv_src_rank has 2 rows of rank 0, n_tokens_from_rank\[0\] = 3"),
+    "a count that the peer denies": (3, lambda a: changed(a, 0, 2), r"n_tokens_to_rank\[0\] of rank 1 is 2, n_tokens_from_rank\[1\] of rank 0 is 1"),
+    "a count out of range": (3, lambda a: changed(a, 1, 9), r"rank 1: n_tokens_to_rank\[1\] = 9, must be 0 to 4"),
+    "rows of another type": (0, lambda a: a.astype(np.float64), r"rank 1: rows: float64 \[6, 4\], must be float32 \[6, 4\]"),
+    "rows of another width": (0, lambda a: a[:, :2], r"rank 1: rows: float32 \[6, 2\], must be float32 \[6, 4\]"),
+    "fewer rows": (0, lambda a: a[:5], r"rank 1: recv_src_idx: int64 \[6\], must be int64 \[5\]"),
+    "indices of another type": (1, lambda a: a.astype(np.int32), r"rank 1: recv_src_idx: int32 \[6\], must be int64 \[6\]"),
+    "counts of another length": (4, lambda a: a[:1], r"rank 1: n_tokens_from_rank: int64 \[1\], must be int64 \[2\]"),
+    "no array": (1, lambda a: a.tolist(), r"rank 1: recv_src_idx: a list, must be an array of the kind and device of rows"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_on_every_rank(name):
+    which, change, pattern = BAD[name]
+
+    def body(rank):
+        exchange, x = case_exchange(rank), case_tokens(rank.index)
+        received = exchange.dispatch(x, CASE_IDS)
+        good = [received.recv_x, *received[2:]]
+        bad = list(good)
+        if rank.index == 1:
+            bad[which] = change(bad[which])
+        with pytest.raises(ferry.UsageError, match=pattern):
+            exchange.combine(*bad)
+        assert same(exchange.combine(*good), x)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_number_of_tokens_that_does_not_fit_is_refused_on_every_rank():
+    def body(rank):
+        exchange, x = case_exchange(rank), case_tokens(rank.index)
+        received = exchange.dispatch(x, np.array([0, -1, -1, 2]))
+        for tokens, pattern in ((5, "rank 1: tokens = 5, must be 0 to max_tokens = 4"),
+                                (1, "rank 1 adds up to 2 rows, its 1 tokens have at most 1; pass tokens"),
+                                (3, "rank 1: rank 1 returned a row of token 3, tokens = 3; check recv_src_idx there or pass tokens")):
+            with pytest.raises(ferry.UsageError, match=pattern):
+                exchange.combine(received.recv_x, *received[2:], tokens=tokens if rank.index else None)
+        expected = x * np.array([[1], [0], [0], [1]], np.float32)
+        assert same(exchange.combine(received.recv_x, *received[2:]), expected)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_bad_arguments_of_the_constructor_and_dispatch():
+    def body(rank):
+        with pytest.raises(ferry.UsageError, match="dtype: 'fp8' is not one of bf16, fp16, fp32"):
+            case_exchange(rank, dtype="fp8")
+        with pytest.raises(ferry.UsageError, match="max_tokens = 8388609 on 2 ranks, must be at most 8388608"):
+            case_exchange(rank, max_tokens=(1 << 23) + 1)
+        exchange, x = case_exchange(rank), case_tokens(rank.index)
+        with pytest.raises(ferry.UsageError):
+            exchange.dispatch(x.astype(np.float64) if rank.index else x, CASE_IDS)
+        received = exchange.dispatch(x, CASE_IDS)
+        assert same(exchange.combine(received.recv_x, *received[2:]), x)
+
+    ferry.Group.threads(2).run(body)

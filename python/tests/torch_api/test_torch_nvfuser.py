@@ -1,0 +1,52 @@
+"""ferry.nvfuser with tensors, one process for each rank; on GPUs with the backend cuda."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np
+
+import ferry
+import ferry.nvfuser
+from nvfuser_steps import CASE, CASE_IDS, case_tokens, expected_combine, expected_dispatch, output_of
+from oracle import bf16, random_step
+from torch_processes import RANKS, bits, run, tensor
+
+
+def exchange_of(device, **settings):
+    return ferry.nvfuser.Exchange(ferry.Group.torch(), backend="cuda" if device.type == "cuda" else "cpu", **settings)
+
+
+def check_case(rank, device, rng):
+    exchange = exchange_of(device, experts=2 * RANKS, top_k=1, hidden=4, max_tokens=4, dtype="fp32")
+    x, ids = tensor(case_tokens(rank), device), tensor(CASE_IDS, device)
+    received = exchange.dispatch(x, ids)
+    assert all(array.device == device for array in received)
+    if RANKS == 2:
+        assert [array.tolist() for array in received[1:]] == list(CASE[rank])
+    assert torch.equal(exchange.combine(received.recv_x, *received[2:]), x)
+    with pytest.raises(ferry.UsageError, match="rank 1: recv_src_idx: int32"):
+        index = received.recv_src_idx.int() if rank == 1 else received.recv_src_idx
+        exchange.combine(received.recv_x, index, *received[3:])
+    assert torch.equal(exchange.combine(received.recv_x, *received[2:]), x)
+
+
+def test_the_case_of_nvfuser(rng):
+    run(check_case, rng)
+
+
+def check_random_ids(rank, device, rng):
+    for top_k in (1, 2, 3, 4):
+        exchange = exchange_of(device, experts=2 * RANKS + 1, top_k=top_k, hidden=512, max_tokens=40)
+        for most in (40, 0):
+            step = random_step(rng, RANKS, experts=2 * RANKS + 1, top_k=top_k, hidden=512, most=most, ids=np.int64)
+            received = exchange.dispatch(tensor(step.tokens[rank], device), tensor(step.ids[rank], device))
+            x, *integers = expected_dispatch(step, rank)
+            assert bits(received.recv_x) == x.tobytes() and received.recv_x.dtype == torch.bfloat16
+            assert [array.tolist() for array in received[1:]] == [array.tolist() for array in integers]
+            y = exchange.combine(tensor(output_of(x.astype(bf16), rank), device), *received[2:])
+            assert y.dtype == torch.bfloat16 and bits(y) == expected_combine(step, rank).tobytes()
+
+
+def test_random_ids_agree_with_loops(rng):
+    run(check_random_ids, rng)

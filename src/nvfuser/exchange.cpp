@@ -1,0 +1,276 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+#include "ferry/nvfuser.hpp"
+#include "format/bf16.hpp"
+#include "format/fp16.hpp"
+
+namespace ferry::nvfuser {
+namespace {
+
+using Numbers = std::vector<std::int64_t>;
+
+constexpr std::int64_t kMostRows = 1 << 24;  // the largest max_tokens of a ferry::Exchange
+constexpr std::size_t kTextBytes = 512;      // of a rank's refusal, as the ranks gather it
+
+DType type_of(const Config& config) {
+  if (config.backend == BackendKind::cuda)
+    throw UnsupportedError("nvfuser: arrays are in host memory; for cuda use Python's ferry.nvfuser");
+  const std::optional<DType> type = config.format.value_type();
+  if (!type)
+    throw UsageError(str("nvfuser: format ", to_string(config.format), ", must be bf16, fp16 or fp32"));
+  return *type;
+}
+
+Config dispatch_config(const Config& config) {
+  return {.experts = config.experts,
+          .top_k = config.top_k,
+          .hidden = config.hidden,
+          .max_tokens = config.max_tokens,
+          .backend = config.backend,
+          .engine = config.engine,
+          .placement = config.placement,
+          .layout = config.top_k == 1 ? Layout::expert_major : Layout::rank_major,
+          .format = config.format,
+          .combine_type = type_of(config),
+          .deadline = config.deadline};
+}
+
+// Rows return in a dispatch whose experts are the ranks.
+Config return_config(const Config& config, int ranks) {
+  if (std::int64_t{ranks} * config.max_tokens > kMostRows) {
+    throw UsageError(str("nvfuser: max_tokens = ", config.max_tokens, " on ", ranks,
+                         " ranks, must be at most ", kMostRows / ranks));
+  }
+  return {.experts = ranks,
+          .top_k = 1,
+          .hidden = config.hidden,
+          .max_tokens = ranks * config.max_tokens,
+          .backend = config.backend,
+          .engine = config.engine,
+          .capacity = static_cast<std::int64_t>(std::min(config.top_k, ranks)) * config.max_tokens,
+          .format = config.format,
+          .combine_type = type_of(config),
+          .deadline = config.deadline};
+}
+
+float value_at(const std::byte* row, std::int64_t column, DType type) {
+  if (type == DType::fp32) {
+    float value;
+    std::memcpy(&value, row + column * 4, 4);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, row + column * 2, 2);
+  return type == DType::bf16 ? bf16_to_fp32(bits) : fp16_to_fp32(bits);
+}
+
+void store(float value, std::byte* row, std::int64_t column, DType type) {
+  if (type == DType::fp32) {
+    std::memcpy(row + column * 4, &value, 4);
+    return;
+  }
+  const std::uint16_t bits = type == DType::bf16 ? fp32_to_bf16(value) : fp32_to_fp16(value);
+  std::memcpy(row + column * 2, &bits, 2);
+}
+
+void check_length(const char* name, std::span<const std::int64_t> values, std::size_t length) {
+  if (values.size() != length)
+    throw UsageError(str(name, " has ", values.size(), " entries, must have ", length));
+}
+
+void check_values(const char* name, std::span<const std::int64_t> values, std::int64_t limit) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i] < 0 || values[i] >= limit) {
+      throw UsageError(str(name, "[", i, "] = ", values[i], ", must be 0 to ", limit - 1,
+                           "; pass what dispatch returned"));
+    }
+  }
+}
+
+}  // namespace
+
+struct Exchange::State {
+  State(const Rank& own, const Config& config)
+      : rank(own),
+        ranks(static_cast<std::size_t>(own.size())),
+        type(type_of(config)),
+        there(own, dispatch_config(config)),
+        back(own, return_config(config, own.size())) {}
+
+  void check_input(const CombineInput& input, std::int64_t tokens, const void* result) const;
+  std::vector<Numbers> agree(const std::string& fault, const Numbers& numbers) const;
+  void check_counts(const std::vector<Numbers>& gathered) const;
+  std::string fault_of(std::span<const std::int32_t> index, std::span<const std::int64_t> counts,
+                       std::int64_t tokens) const;
+  void add_rows(const std::byte* rows, std::span<const std::int32_t> index, std::int64_t tokens,
+                std::byte* result) const;
+
+  Rank rank;
+  std::size_t ranks;
+  DType type;
+  ferry::Exchange there, back;
+};
+
+Exchange::Exchange(const Rank& rank, const Config& config) : state_(std::make_unique<State>(rank, config)) {}
+Exchange::~Exchange() = default;
+
+DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids) {
+  const ferry::DispatchResult rows = state_->there.dispatch(tokens, ids);
+  const int top_k = state_->there.config().top_k, me = state_->rank.index();
+  DispatchResult received;
+  received.recv_x = rows.data;
+  for (std::int64_t row = 0; row < *rows.total; ++row) {
+    received.recv_src_idx.push_back(rows.source[row].token);
+    received.recv_src_rank.push_back(rows.source[row].rank);
+  }
+  if (top_k == 1) {
+    for (int group = 0; group < rows.groups; ++group)
+      received.recv_topk_idx.insert(received.recv_topk_idx.end(), rows.counts[group],
+                                    rows.group_expert[group]);
+  } else {
+    received.recv_topk_idx.assign(rows.local_ids, rows.local_ids + *rows.total * top_k);
+  }
+  const std::span<const std::int32_t> between = rows.plan.tokens_between();
+  for (std::size_t peer = 0; peer < state_->ranks; ++peer) {
+    received.n_tokens_to_rank.push_back(between[me * state_->ranks + peer]);
+    received.n_tokens_from_rank.push_back(between[peer * state_->ranks + me]);
+  }
+  return received;
+}
+
+void Exchange::combine(const CombineInput& input, std::int64_t tokens, void* result) {
+  const State& state = *state_;
+  std::string fault;
+  Numbers numbers(1 + 2 * state.ranks);
+  try {
+    state.check_input(input, tokens, result);
+    numbers[0] = tokens;
+    std::ranges::copy(input.n_tokens_to_rank, numbers.begin() + 1);
+    std::ranges::copy(input.n_tokens_from_rank,
+                      numbers.begin() + 1 + static_cast<std::ptrdiff_t>(state.ranks));
+  } catch (const UsageError& error) {  // a rank that threw alone would leave its peers waiting
+    fault = error.what();
+  }
+  state.check_counts(state.agree(fault, numbers));
+
+  // The index of a row's token travels as its weight, which dispatch delivers bit for bit.
+  std::vector<float> index;
+  for (const std::int64_t token : input.recv_src_idx)
+    index.push_back(std::bit_cast<float>(static_cast<std::int32_t>(token)));
+  index.resize(std::max<std::size_t>(index.size(), 1));  // an address, also without rows
+  const auto count = static_cast<std::int64_t>(input.recv_src_idx.size());
+  const ferry::DispatchResult rows = state_->back.dispatch(Tokens::rows(input.rows, count, state.type),
+                                                           input.recv_src_rank.data(), index.data());
+  std::vector<std::int32_t> returned(static_cast<std::size_t>(*rows.total));
+  for (std::size_t row = 0; row < returned.size(); ++row)
+    returned[row] = std::bit_cast<std::int32_t>(rows.weight[row]);
+  state.agree(state.fault_of(returned, input.n_tokens_to_rank, tokens), {});
+  state.add_rows(static_cast<const std::byte*>(rows.data), returned, tokens, static_cast<std::byte*>(result));
+}
+
+void Exchange::State::check_input(const CombineInput& input, std::int64_t tokens, const void* result) const {
+  const std::int64_t most = there.config().max_tokens;
+  if (tokens < 0 || tokens > most)
+    throw UsageError(str("tokens = ", tokens, ", must be 0 to max_tokens = ", most));
+  if (result == nullptr && tokens > 0)
+    throw UsageError(str("result is null; it needs memory for ", tokens, " tokens"));
+  if (input.rows == nullptr && !input.recv_src_idx.empty())
+    throw UsageError(str("rows is null; recv_src_idx has ", input.recv_src_idx.size(), " entries"));
+  check_length("recv_src_rank", input.recv_src_rank, input.recv_src_idx.size());
+  check_length("n_tokens_to_rank", input.n_tokens_to_rank, ranks);
+  check_length("n_tokens_from_rank", input.n_tokens_from_rank, ranks);
+  check_values("recv_src_rank", input.recv_src_rank, rank.size());
+  check_values("recv_src_idx", input.recv_src_idx, most);
+  check_values("n_tokens_to_rank", input.n_tokens_to_rank, most + 1);
+  check_values("n_tokens_from_rank", input.n_tokens_from_rank, most + 1);
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    const auto rows = std::ranges::count(input.recv_src_rank, static_cast<std::int64_t>(peer));
+    if (rows != input.n_tokens_from_rank[peer]) {
+      throw UsageError(str("recv_src_rank has ", rows, " rows of rank ", peer, ", n_tokens_from_rank[", peer,
+                           "] = ", input.n_tokens_from_rank[peer], "; pass arrays of one dispatch"));
+    }
+  }
+}
+
+// Gathers the numbers of every rank, or throws a refusal that one rank has on every rank.
+std::vector<Numbers> Exchange::State::agree(const std::string& fault, const Numbers& numbers) const {
+  const std::size_t bytes = kTextBytes + numbers.size() * sizeof(std::int64_t);
+  std::vector<char> mine(bytes), all(bytes * ranks);
+  fault.copy(mine.data(), kTextBytes - 1);
+  std::copy_n(reinterpret_cast<const char*>(numbers.data()), bytes - kTextBytes, mine.data() + kTextBytes);
+  rank.all_gather(mine.data(), all.data(), bytes);
+  std::vector<Numbers> gathered(ranks, Numbers(numbers.size()));
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    const char* const message = all.data() + peer * bytes;
+    if (*message != 0) throw UsageError(str("combine: rank ", peer, ": ", message));
+    std::copy_n(message + kTextBytes, bytes - kTextBytes, reinterpret_cast<char*>(gathered[peer].data()));
+  }
+  return gathered;
+}
+
+// `gathered` has of every rank: N, n_tokens_to_rank, n_tokens_from_rank. All ranks throw the same error.
+void Exchange::State::check_counts(const std::vector<Numbers>& gathered) const {
+  for (std::size_t source = 0; source < ranks; ++source) {
+    std::int64_t sum = 0;
+    for (std::size_t target = 0; target < ranks; ++target) {
+      const std::int64_t sent = gathered[source][1 + target];
+      const std::int64_t received = gathered[target][1 + ranks + source];
+      if (sent != received) {
+        throw UsageError(str("combine: n_tokens_to_rank[", target, "] of rank ", source, " is ", sent,
+                             ", n_tokens_from_rank[", source, "] of rank ", target, " is ", received,
+                             "; pass arrays of one dispatch on every rank"));
+      }
+      sum += sent;
+    }
+    const std::int64_t most = gathered[source][0] * std::min(there.config().top_k, rank.size());
+    if (sum > most) {
+      throw UsageError(str("combine: n_tokens_to_rank of rank ", source, " adds up to ", sum, " rows, its ",
+                           gathered[source][0], " tokens have at most ", most,
+                           "; pass tokens, N of the dispatch"));
+    }
+  }
+}
+
+// What is wrong with the token indices of the returned rows, which stand in the order of the ranks that
+// returned them; empty if nothing.
+std::string Exchange::State::fault_of(std::span<const std::int32_t> index,
+                                      std::span<const std::int64_t> counts, std::int64_t tokens) const {
+  std::vector<bool> seen(static_cast<std::size_t>(tokens));
+  auto row = index.begin();
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    // K = 1: a token has one row on all ranks together.
+    if (there.config().top_k > 1) seen.assign(seen.size(), false);
+    for (const auto end = row + counts[peer]; row != end; ++row) {
+      if (*row >= tokens) {
+        return str("rank ", peer, " returned a row of token ", *row, ", tokens = ", tokens,
+                   "; check recv_src_idx there or pass tokens");
+      }
+      if (seen[*row]) {
+        return str("rank ", peer, " returned a row of token ", *row,
+                   ", which came before; check recv_src_idx there");
+      }
+      seen[*row] = true;
+    }
+  }
+  return {};
+}
+
+void Exchange::State::add_rows(const std::byte* rows, std::span<const std::int32_t> index,
+                               std::int64_t tokens, std::byte* result) const {
+  const std::int64_t hidden = there.config().hidden, row_bytes = hidden * bytes_of(type);
+  std::vector<float> sums(static_cast<std::size_t>(tokens * hidden));
+  for (const std::int32_t token : index) {  // in rank order
+    for (std::int64_t column = 0; column < hidden; ++column)
+      sums[token * hidden + column] += value_at(rows, column, type);
+    rows += row_bytes;
+  }
+  for (std::int64_t i = 0; i < tokens * hidden; ++i) store(sums[i], result, i, type);
+}
+
+}  // namespace ferry::nvfuser

@@ -1,0 +1,238 @@
+// nvFuser's call shapes: its own case, random ids against a plain loop, and refusals that every rank gets.
+#include "ferry/nvfuser.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ferry/error.hpp"
+#include "format/bf16.hpp"
+#include "seed.hpp"
+
+namespace ferry::test {
+namespace {
+
+using Integers = std::vector<std::int64_t>;
+
+constexpr int kHidden = 4;
+const std::vector<std::int32_t> kCaseIds = {0, 2, 3, 2};
+
+Config case_config() {
+  return {.experts = 4, .top_k = 1, .hidden = kHidden, .max_tokens = 4, .format = Format::fp32()};
+}
+
+std::vector<float> case_tokens(int rank) {
+  std::vector<float> tokens(16);
+  std::iota(tokens.begin(), tokens.end(), 1000.0f * static_cast<float>(rank));
+  return tokens;
+}
+
+nvfuser::DispatchResult dispatch_case(nvfuser::Exchange& exchange, const std::vector<float>& tokens) {
+  return exchange.dispatch(Tokens::rows(tokens.data(), 4, DType::fp32), kCaseIds.data());
+}
+
+TEST(Nvfuser, ItsOwnCase) {
+  Group::threads(2).run([](const Rank& rank) {
+    nvfuser::Exchange exchange(rank, case_config());
+    const std::vector<float> tokens = case_tokens(rank.index());
+    const nvfuser::DispatchResult received = dispatch_case(exchange, tokens);
+    const bool first = rank.index() == 0;
+    EXPECT_EQ(received.recv_src_idx, first ? Integers({0, 0}) : Integers({1, 3, 1, 3, 2, 2}));
+    EXPECT_EQ(received.recv_src_rank, first ? Integers({0, 1}) : Integers({0, 0, 1, 1, 0, 1}));
+    EXPECT_EQ(received.recv_topk_idx, first ? Integers({0, 0}) : Integers({2, 2, 2, 2, 3, 3}));
+    EXPECT_EQ(received.n_tokens_to_rank, Integers({1, 3}));
+    EXPECT_EQ(received.n_tokens_from_rank, first ? Integers({1, 1}) : Integers({3, 3}));
+    std::vector<float> result(16, -1);
+    exchange.combine({received.recv_x, received}, 4, result.data());
+    EXPECT_EQ(std::memcmp(result.data(), tokens.data(), 64), 0);
+  });
+}
+
+// Tokens and ids of every rank; the last rank has no tokens.
+struct Step {
+  int ranks, top_k, experts;
+  std::vector<std::vector<float>> tokens;
+  std::vector<std::vector<std::int64_t>> ids;
+
+  Step(std::mt19937_64& random, int rank_count, int k)
+      : ranks(rank_count), top_k(k), experts(4 * rank_count) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto count = rank + 1 == ranks ? 0 : random() % 8;
+      auto& values = tokens.emplace_back(count * kHidden);
+      for (float& value : values) value = static_cast<float>(random() % 4096) / 7;
+      auto& list = ids.emplace_back();
+      for (std::size_t token = 0; token < count; ++token) {
+        std::vector<std::int64_t> order(experts);
+        std::iota(order.begin(), order.end(), 0);
+        std::ranges::shuffle(order, random);
+        for (int slot = 0; slot < top_k; ++slot) list.push_back(random() % 5 == 0 ? -1 : order[slot]);
+      }
+    }
+  }
+  std::int64_t count(int rank) const { return static_cast<std::int64_t>(tokens[rank].size()) / kHidden; }
+  std::set<std::int64_t> targets(int rank, std::int64_t token) const {
+    std::set<std::int64_t> found;
+    for (int slot = 0; slot < top_k; ++slot)
+      if (const auto id = ids[rank][token * top_k + slot]; id >= 0) found.insert(id / 4);
+    return found;
+  }
+};
+
+float expert(float value, std::int64_t rank) {
+  return value * (static_cast<float>(rank) + 0.3f);
+}
+
+void check_dispatch(const Step& step, int rank, const nvfuser::DispatchResult& received) {
+  struct Row {
+    std::int64_t expert, source, token;
+  };
+  std::vector<Row> rows;
+  Integers to(step.ranks), from(step.ranks);
+  for (int source = 0; source < step.ranks; ++source) {
+    for (std::int64_t token = 0; token < step.count(source); ++token) {
+      const auto targets = step.targets(source, token);
+      if (source == rank)
+        for (const auto target : targets) ++to[target];
+      if (!targets.contains(rank)) continue;
+      ++from[source];
+      rows.push_back({step.top_k == 1 ? step.ids[source][token] : 0, source, token});
+    }
+  }
+  std::ranges::stable_sort(rows, {}, &Row::expert);
+  EXPECT_EQ(received.n_tokens_to_rank, to);
+  EXPECT_EQ(received.n_tokens_from_rank, from);
+  ASSERT_EQ(received.recv_src_idx.size(), rows.size());
+  ASSERT_EQ(received.recv_topk_idx.size(), rows.size() * step.top_k);
+  const auto* values = static_cast<const float*>(received.recv_x);
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    EXPECT_EQ(received.recv_src_idx[row], rows[row].token);
+    EXPECT_EQ(received.recv_src_rank[row], rows[row].source);
+    EXPECT_TRUE(std::equal(values + row * kHidden, values + (row + 1) * kHidden,
+                           step.tokens[rows[row].source].data() + rows[row].token * kHidden));
+    for (int slot = 0; slot < step.top_k; ++slot) {
+      const auto id = step.ids[rows[row].source][rows[row].token * step.top_k + slot];
+      const auto local = id >= 0 && id / 4 == rank ? id % 4 : -1;
+      EXPECT_EQ(received.recv_topk_idx[row * step.top_k + slot], step.top_k == 1 ? id : local);
+    }
+  }
+}
+
+TEST(Nvfuser, RandomIdsAgreeWithALoop) {
+  std::mt19937_64 random(seed());
+  for (const int ranks : {2, 3, 4, 8}) {
+    for (int top_k = 1; top_k <= 4; ++top_k) {
+      const Step step(random, ranks, top_k);
+      Group::threads(ranks).run([&](const Rank& rank) {
+        nvfuser::Exchange exchange(rank, {.experts = step.experts,
+                                          .top_k = top_k,
+                                          .hidden = kHidden,
+                                          .max_tokens = 8,
+                                          .format = Format::fp32()});
+        const int me = rank.index();
+        const auto received = exchange.dispatch(
+            Tokens::rows(step.tokens[me].data(), step.count(me), DType::fp32), step.ids[me].data());
+        check_dispatch(step, me, received);
+        std::vector<float> rows(received.recv_src_idx.size() * kHidden), result(step.tokens[me].size(), -1);
+        for (std::size_t i = 0; i < rows.size(); ++i)
+          rows[i] = expert(static_cast<const float*>(received.recv_x)[i], me);
+        exchange.combine({rows.data(), received}, step.count(me), result.data());
+        for (std::size_t i = 0; i < result.size(); ++i) {
+          float sum = 0;
+          for (const auto target : step.targets(me, static_cast<std::int64_t>(i) / kHidden))
+            sum += expert(step.tokens[me][i], target);
+          EXPECT_EQ(result[i], sum) << "rank " << me << ", value " << i;
+        }
+      });
+    }
+  }
+}
+
+TEST(Nvfuser, SumsOfBf16AreRoundedOnce) {
+  Group::threads(2).run([](const Rank& rank) {
+    nvfuser::Exchange exchange(rank, {.experts = 2, .top_k = 2, .hidden = 8, .max_tokens = 1});
+    const std::vector<std::uint16_t> tokens(8, fp32_to_bf16(1));
+    const std::vector<std::int32_t> ids = {0, 1};
+    const auto received = exchange.dispatch(Tokens::rows(tokens.data(), 1), ids.data());
+    ASSERT_EQ(received.recv_src_idx.size(), 2u);
+    const std::vector<std::uint16_t> rows(16, fp32_to_bf16(rank.index() == 0 ? 256 : 1.5f));
+    std::vector<std::uint16_t> result(8);
+    exchange.combine({rows.data(), received}, 1, result.data());
+    EXPECT_EQ(result, std::vector<std::uint16_t>(8, fp32_to_bf16(257.5f)));
+  });
+}
+
+void expect_refusal(const std::function<void()>& call, const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error: " << text;
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+// Rank 1 changes what its dispatch returned.
+struct Change {
+  std::string error;
+  std::function<void(nvfuser::DispatchResult&)> apply;
+};
+
+TEST(Nvfuser, BadInputIsRefusedOnEveryRank) {
+  using Received = nvfuser::DispatchResult;
+  const std::vector<Change> changes = {
+      {"rank 1: recv_src_rank[5] = 2, must be 0 to 1; pass", [](Received& r) { r.recv_src_rank[5] = 2; }},
+      {"rank 1: recv_src_idx[0] = -1, must be 0 to 3; pass", [](Received& r) { r.recv_src_idx[0] = -1; }},
+      {"rank 0: rank 1 returned a row of token 3, which came before",
+       [](Received& r) { r.recv_src_idx[0] = 3; }},
+      {"rank 0: rank 1 returned a row of token 0, which came before",
+       [](Received& r) { r.recv_src_idx[0] = 0; }},
+      {"recv_src_rank has 2 rows of rank 0, n_tokens_from_rank[0] = 3",
+       [](Received& r) { r.recv_src_rank[0] = 1; }},
+      {"n_tokens_to_rank[0] of rank 1 is 2, n_tokens_from_rank[1] of rank 0 is 1",
+       [](Received& r) { r.n_tokens_to_rank[0] = 2; }},
+      {"rank 1: n_tokens_to_rank[1] = 9, must be 0 to 4", [](Received& r) { r.n_tokens_to_rank[1] = 9; }},
+      {"rank 1: recv_src_rank has 5 entries, must have 6", [](Received& r) { r.recv_src_rank.pop_back(); }},
+      {"rank 1: n_tokens_from_rank has 1 entries, must have 2",
+       [](Received& r) { r.n_tokens_from_rank.pop_back(); }},
+      {"rank 1: rows is null; recv_src_idx has 6 entries", [](Received& r) { r.recv_x = nullptr; }},
+  };
+  Group::threads(2).run([&](const Rank& rank) {
+    nvfuser::Exchange exchange(rank, case_config());
+    const std::vector<float> tokens = case_tokens(rank.index());
+    std::vector<float> result(16);
+    for (const Change& change : changes) {
+      const Received good = dispatch_case(exchange, tokens);
+      Received bad = good;
+      if (rank.index() == 1) change.apply(bad);
+      expect_refusal([&] { exchange.combine({bad.recv_x, bad}, 4, result.data()); }, change.error);
+      exchange.combine({good.recv_x, good}, 4, result.data());
+      EXPECT_EQ(result, tokens);
+    }
+    const Received good = dispatch_case(exchange, tokens);
+    expect_refusal([&] { exchange.combine({good.recv_x, good}, 5, result.data()); },
+                   "rank 0: tokens = 5, must be 0 to max_tokens = 4");
+    expect_refusal([&] { exchange.combine({good.recv_x, good}, 3, result.data()); },
+                   "n_tokens_to_rank of rank 0 adds up to 4 rows, its 3 tokens have at most 3; pass tokens");
+    expect_refusal([&] { exchange.combine({good.recv_x, good}, 4, nullptr); }, "rank 0: result is null");
+  });
+}
+
+TEST(Nvfuser, UnsuitableConfigurationsAreRefused) {
+  Group::threads(1).run([](const Rank& rank) {
+    Config config = case_config();
+    config.format = Format::fp8_e4m3();
+    expect_refusal([&] { const nvfuser::Exchange exchange(rank, config); },
+                   "nvfuser: format fp8, must be bf16, fp16 or fp32");
+    config.backend = BackendKind::cuda;
+    EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test
