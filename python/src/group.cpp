@@ -254,8 +254,8 @@ thread of its own; they must not call Ferry.
 The backend 'collective' moves rows through all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes,
 receive_offsets), which all ranks pass or none. It is collective: it sends send[o:o + n] with o = send_offsets[p] and
 n = send_bytes[p] to each rank p, fills receive likewise, and returns when both may be used again. send and receive are
-memoryviews of host memory that are released when it returns. It runs on a thread of Ferry's, must not call Ferry, and
-raises if it fails. abort() makes every blocked call of it raise. `lane` numbers the lanes of all exchanges of the group.
+memoryviews of host memory that ends with the call: keep no array of it. The function runs on a thread of Ferry's, must
+not call Ferry, and raises if it fails. abort() makes every blocked call of it raise. `lane` numbers the lanes of all exchanges of the group.
 ordered_lanes=False: lanes may be called in another order on each rank, and from several threads at once.)")
       .def_static(
           "torch",

@@ -294,3 +294,26 @@ def check_all_to_all_v(rank, device, rng):
 
 def test_the_transport_of_a_torch_group(rng):
     run(check_all_to_all_v, rng)
+
+
+def check_collective(rank, device, rng):
+    """The backend 'collective' over that transport, on host memory, beside traffic of the program's own."""
+    import torch.distributed as dist
+
+    host = torch.device("cpu")
+    exchange = exchange_of(host, backend="collective", reduction="exact")
+    for _ in range(5):
+        step = step_of(rng)
+        x, ids, weights = inputs(step, rank, host)
+        exchange.dispatch_send(x, ids, weights)
+        dist.barrier()
+        rows = exchange.dispatch_receive()
+        expected = routes_to(step, rank)
+        assert bits(rows.data[:rows.total]) == b"".join(step.tokens[s][t].tobytes() for _, s, t, _ in expected)
+        y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
+        total = torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
+        assert torch.allclose(y.float(), x.float() * total, rtol=2**-6, atol=2**-6)
+
+
+def test_the_backend_collective(rng):
+    run(check_collective, rng)
