@@ -57,7 +57,7 @@ class Exchange:
         hidden: int,
         max_tokens: int,
         dtype: str = "bf16",
-        backend: str = "cpu",
+        backend: str | None = None,
         deadline: float = 30.0,
     ):
         """`dtype`: type of tokens, rows and results: 'bf16', 'fp16' or 'fp32'. The rest as in ferry.Config."""
@@ -69,7 +69,9 @@ class Exchange:
         if ranks * max_tokens > _MOST_ROWS:
             raise ferry.UsageError(
                 f"nvfuser: max_tokens = {max_tokens} on {ranks} ranks, must be at most {_MOST_ROWS // ranks}")
-        common: Any = {"hidden": hidden, "format": dtype, "combine_type": dtype, "backend": backend, "deadline": deadline}
+        common: Any = {"hidden": hidden, "format": dtype, "combine_type": dtype, "deadline": deadline}
+        if backend is not None:
+            common["backend"] = backend
         self._there = ferry.Exchange(
             self._rank, experts=experts, top_k=top_k, max_tokens=max_tokens,
             layout="expert_major" if top_k == 1 else "rank_major", **common)

@@ -11,7 +11,6 @@
 
 namespace ferry::collective {
 
-// Zero bytes in all but the summary of a rank that has not called yet.
 struct BlockHeader {
   std::int32_t lane;
   Operation operation;
