@@ -29,6 +29,7 @@ ROOMS = {
     "backends/reference": "base group memory layout exchange oracle",
     "backends/cpu/kernels": "base format",
     "backends/cpu": "base format group memory layout plan exchange backends/cpu/kernels",
+    "backends/collective": "base engine group memory plan exchange backends/cpu",
     "backends/cuda/runtime": "base",
     "backends/cuda/memory": "base base/os memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",

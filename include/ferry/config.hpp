@@ -20,6 +20,7 @@ struct Config {
   int max_tokens = 0;  ///< T, 1 or more: most tokens of a rank in a call
 
   BackendKind backend = BackendKind::cpu;
+  EngineKind engine = EngineKind::automatic;  ///< collective: the engine that the group must have brought
   Placement placement{};  ///< of E experts on R ranks; empty: Placement::blocks(experts, ranks)
 
   Layout layout = Layout::expert_major;
@@ -53,8 +54,10 @@ struct Sizes {
   std::int64_t dispatch_staging = 0;  ///< symmetric memory: 2 * lanes * R*T messages
   std::int64_t combine_staging = 0;   ///< symmetric memory: 2 * lanes * T*min(K, R) rows, or T*K
   std::int64_t signals = 0;           ///< symmetric memory: flags, counts and refusals
-  std::int64_t results = 0;           ///< received rows and their arrays, all lanes
-  std::int64_t plans = 0;             ///< plans and working memory, all lanes
+  // collective: the three above are memory of the rank's own. dispatch_staging: what a rank sends and
+  // receives, lanes * (R*T + T*min(K, R)) messages. combine_staging: what combine needs beyond that.
+  std::int64_t results = 0;  ///< received rows and their arrays, all lanes
+  std::int64_t plans = 0;    ///< plans and working memory, all lanes
   std::int64_t total() const { return dispatch_staging + combine_staging + signals + results + plans; }
 };
 

@@ -116,7 +116,7 @@ struct WaitRecord {
   Operation operation = Operation::none;
   std::uint64_t call = 0;      ///< call number of the lane
   int rank = -1;               ///< the rank that waited
-  int peer = -1;               ///< the rank that it waited for
+  int peer = -1;               ///< the rank that it waited for; -1: any of them
   std::uint64_t expected = 0;  ///< flag value it waited for: a call number, or a chunk of the call
   std::uint64_t observed = 0;  ///< flag value it last read
 };

@@ -48,8 +48,9 @@ enum class Layout : int { expert_major = 0, expert_padded = 1, rank_major = 2 };
 /// - `unreduced`: every row returns and is not added: the result is [N, K, H].
 enum class Reduction : int { partial = 0, exact = 1, unreduced = 2 };
 
-/// The implementation that carries out an exchange: `reference` and `cpu` on host threads, `cuda` on GPUs.
-enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2 };
+/// The implementation that carries out an exchange: `reference` and `cpu` on ranks of one host, which share
+/// memory; `cuda` on the GPUs of one host; `collective` on host memory of ranks on any hosts, over an engine.
+enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 };
 
 /// The transport between ranks that the backend `collective` uses: `mpi` is MPI, `custom` functions of the
 /// caller, `automatic` what the group brought.

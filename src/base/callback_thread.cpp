@@ -83,11 +83,18 @@ void CallbackThread::serve(const std::shared_ptr<State>& state) {
     try {
       const CallbackScope scope(call->name);
       call->function();
-      call->function = nullptr;  // before run() returns, so that the caller's objects do not outlive it
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
+    if (!error && !state->failure) {
+      // Destroyed before run() returns, so that the caller's objects do not outlive it; without the lock,
+      // because objects of other languages may need locks of their own.
+      std::function<void()> finished = std::move(call->function);
+      lock.unlock();
+      finished = nullptr;
+      lock.lock();
+    }
     call->error = error;
     call->done = true;
     state->running = nullptr;

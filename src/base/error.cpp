@@ -47,7 +47,8 @@ const char* to_string(Operation operation) {
 }
 
 std::string describe(const WaitRecord& record) {
-  return str("rank ", record.rank, " waited for rank ", record.peer, " in ", to_string(record.operation), " ",
+  const std::string awaited = record.peer < 0 ? std::string("its peers") : str("rank ", record.peer);
+  return str("rank ", record.rank, " waited for ", awaited, " in ", to_string(record.operation), " ",
              record.call, " (expected ", record.expected, ", observed ", record.observed, ")");
 }
 

@@ -24,7 +24,7 @@ const char* to_string(Reduction reduction) {
 }
 
 const char* to_string(BackendKind backend) {
-  return name_of(backend, {"reference", "cpu", "cuda"});
+  return name_of(backend, {"reference", "cpu", "cuda", "collective"});
 }
 
 const char* to_string(EngineKind engine) {

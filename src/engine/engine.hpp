@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/transfer_thread.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry {
@@ -51,6 +52,16 @@ class Engine {
   // Collective: every rank calls it with the same number, and in the same order. Returns a communicator for
   // each lane of one exchange. Throws UnsupportedError if the engine cannot be used here.
   virtual std::vector<std::unique_ptr<Communicator>> communicators(int lanes) = 0;
+
+  // The thread of all lanes of an engine with ordered lanes: their transfers start in the order of the
+  // caller's calls. Started at the first use. One thread at a time.
+  const std::shared_ptr<TransferThread>& transfer_thread() {
+    if (!transfer_thread_) transfer_thread_ = std::make_shared<TransferThread>();
+    return transfer_thread_;
+  }
+
+ private:
+  std::shared_ptr<TransferThread> transfer_thread_;
 };
 
 }  // namespace ferry

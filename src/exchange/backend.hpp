@@ -108,10 +108,12 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config);
+std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config& config);
 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, int rank);
 Sizes cuda_backend_sizes(const Config& config, int rank);
+Sizes collective_backend_sizes(const Config& config, int rank);
 
 }  // namespace ferry

@@ -26,6 +26,7 @@ std::string describe(const Config& config) {
   std::string text;
   auto field = [&](const char* name, const auto& value) { text += str(name, "\t", value, "\n"); };
   field("backend", to_string(config.backend));
+  field("engine", to_string(config.engine));
   field("experts", config.experts);
   field("top_k", config.top_k);
   field("hidden", config.hidden);

@@ -36,6 +36,7 @@ constexpr BackendEntry kBackends[] = {
     {BackendKind::reference, true, make_reference_backend, reference_backend_sizes},
     {BackendKind::cpu, true, make_cpu_backend, cpu_backend_sizes},
     {BackendKind::cuda, true, make_cuda_backend, cuda_backend_sizes},
+    {BackendKind::collective, false, make_collective_backend, collective_backend_sizes},
 };
 
 const BackendEntry& entry_of(BackendKind kind) {
@@ -52,7 +53,7 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
   if (entry.needs_one_host && !rank.state().one_host()) {
     throw UnsupportedError(str("the backend ", to_string(config.backend),
                                " needs all ranks on one host; these ", rank.size(), " ranks are on ",
-                               rank.topology().nodes(), " hosts"));
+                               rank.topology().nodes(), " hosts: use the backend collective"));
   }
   return entry.make(rank, config);
 }

@@ -80,7 +80,7 @@ std::uint64_t Channel::begin(Operation operation, std::span<const CallOption> op
     const int lost = control.failure().wait.peer;
     if (has_refused(lost, call_ + 1)) {
       assign_call_number(operation, options);
-      throw_refusal(lost, header(index_, lost, call_));
+      throw_refusal_of(lost);
     }
     control.throw_failure({operation, call_ + 1, index_, -1, call_ + 1, call_});
   }
@@ -160,7 +160,7 @@ void Channel::wait(int peer) {
   wait_for_header(peer, &refused_call);
   const CallHeader& received = header(index_, peer, call_);
   if (received.call.load(std::memory_order_acquire) != call_) throw_any_refusal();
-  if (received.refused != 0) throw_refusal(peer, received);
+  if (received.refused != 0) throw_refusal_of(peer);
   require_same_call(peer, received);
 }
 
@@ -182,29 +182,20 @@ void Channel::throw_any_refusal() const {
   for (int peer = 0; peer < ranks_; ++peer) {
     const CallHeader& received = header(index_, peer, call_);
     if (received.call.load(std::memory_order_acquire) == call_ && received.refused != 0)
-      throw_refusal(peer, received);
+      throw_refusal_of(peer);
   }
 }
 
-void Channel::throw_refusal(int peer, const CallHeader& received) const {
-  received.refusal.raise(str("rank ", peer, " refused ", to_string(received.operation), " ", call_, ": "));
+void Channel::throw_refusal_of(int peer) const {
+  const CallHeader& received = header(index_, peer, call_);
+  throw_refusal(peer, received.operation, call_, received.refusal);
 }
 
 void Channel::require_same_call(int peer, const CallHeader& received) const {
-  if (received.operation != operation_) {
-    throw UsageError(str("call ", call_, " of the lane is ", to_string(operation_), " on rank ", index_,
-                         " and ", to_string(received.operation), " on rank ", peer));
-  }
-  const std::string call = str(to_string(operation_), " ", call_);
-  for (int i = 0; i < std::min<int>(option_count_, received.option_count); ++i) {
-    if (received.options[i] == options_[i].value) continue;
-    throw UsageError(str(call, ": ", options_[i].name, " is ", options_[i].value, " on rank ", index_,
-                         " and ", received.options[i], " on rank ", peer));
-  }
-  if (received.option_count != option_count_) {
-    throw UsageError(str(call, " has ", option_count_, " options on rank ", index_, " and ",
-                         received.option_count, " on rank ", peer));
-  }
+  const std::span<const CallOption> options(options_.data(), static_cast<std::size_t>(option_count_));
+  const std::span<const std::int64_t> theirs(received.options.data(),
+                                             static_cast<std::size_t>(received.option_count));
+  ferry::require_same_call({index_, call_, operation_, options}, peer, received.operation, theirs);
 }
 
 void Channel::refuse(Operation operation, const Error& error) noexcept {

@@ -13,18 +13,10 @@
 #include "base/error_record.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
+#include "group/call_agreement.hpp"
 #include "group/waiter.hpp"
 
 namespace ferry {
-
-// An argument of a call that every rank must pass alike. The name has static storage. Ranks compare values by
-// position, so an operation always lists its options in the same order.
-struct CallOption {
-  const char* name;
-  std::int64_t value;
-};
-
-inline constexpr int kMaxCallOptions = 22;
 
 // Every call of a lane takes the next call number on every rank, whatever its operation. One call is
 //
@@ -119,7 +111,7 @@ class Channel {
   bool posted_to_all() const;
   void post_refusal(int peer, const ErrorRecord& refusal);
   void wake_after_post(int peer);
-  [[noreturn]] void throw_refusal(int peer, const CallHeader& received) const;
+  [[noreturn]] void throw_refusal_of(int peer) const;
   void throw_any_refusal() const;
   void require_same_call(int peer, const CallHeader& received) const;
 

@@ -55,6 +55,13 @@ std::vector<fs::path> mpi_module_paths() {
   return paths;
 }
 
+std::string mpi_module_fault(const fs::path& path) {
+  // Never unloaded: MPI cannot be initialised twice in one process.
+  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) return dlerror();
+  return dlsym(module, FERRY_MPI_OPEN) == nullptr ? str(path.string(), " has no ", FERRY_MPI_OPEN) : "";
+}
+
 namespace {
 
 // Never unloaded: MPI cannot be initialised twice in one process.

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "group/mpi/module.h"
@@ -12,6 +13,9 @@ namespace ferry {
 
 // The paths where the MPI module is looked for, in this order.
 std::vector<std::filesystem::path> mpi_module_paths();
+
+// Why the file cannot be loaded as the module, in words of the system; empty: it can. Does not open MPI.
+std::string mpi_module_fault(const std::filesystem::path& path);
 
 // Loads the module and opens MPI, once for the process; the module stays loaded. Collective over all
 // processes of the MPI job. Throws UnsupportedError if the module or MPI cannot be used.

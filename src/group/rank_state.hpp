@@ -49,6 +49,7 @@ class RankState {
     waiter_.wait(condition, record, limit, excused);
   }
   bool check_peers(const WaitRecord& record) { return waiter_.check_peers(record); }
+  bool check_interrupt(const WaitRecord& record) { return waiter_.check_interrupt(record); }
   void time_out(const WaitRecord& record, double deadline) { waiter_.time_out(record, deadline); }
 
   // Bytes that the chunks in flight of all ranks of a host backend may occupy together: a part of a large

@@ -86,8 +86,8 @@ bool Waiter::check_interrupt(const WaitRecord& request) {
 }
 
 void Waiter::time_out(const WaitRecord& record, double deadline) {
-  fail_group(ErrorRecord::Kind::timeout, record,
-             str("no sign of rank ", record.peer, " for ", deadline, " s"));
+  const std::string missing = record.peer < 0 ? std::string("some rank") : str("rank ", record.peer);
+  fail_group(ErrorRecord::Kind::timeout, record, str("no sign of ", missing, " for ", deadline, " s"));
 }
 
 bool Waiter::spin(const WaitCondition& condition, std::uint64_t value) const {

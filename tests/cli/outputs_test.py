@@ -182,7 +182,7 @@ class OutputsTest(ProgramTest):
 class OtherCommandsTest(ProgramTest):
     def test_doctor(self):
         text = self.succeed("doctor")
-        for word in ["processor", "memory", "shared memory", "huge pages", "OpenBLAS", "MPI module", "GPUs",
+        for word in ["processor", "memory", "shared memory", "huge pages", "OpenBLAS", "MPI module", "engines", "GPUs",
                      "traces", "ok  cpu backend, threads", "ok  cpu backend, processes"]:
             self.assertIn(word, text)
 
@@ -200,6 +200,17 @@ class OtherCommandsTest(ProgramTest):
         else:
             self.assertRegex(found, "^(built, but not|no MPI was found)")
         self.assertIn("FERRY_MPI_MODULE", advice)
+
+    def test_doctor_names_the_engines(self):
+        with open(self.path("no_library"), "w") as file:
+            file.write("text")
+        modules = [(self.path("none"), "--", "custom"), (self.path("no_library"), "!!", "custom")]
+        if os.environ.get("MPI_MODULE_OF_THIS_BUILD"):
+            modules.append((os.environ["MPI_MODULE_OF_THIS_BUILD"], "ok", "mpi, custom"))
+        for module, state, engines in modules:
+            text = self.succeed("doctor", environment={"FERRY_MPI_MODULE": module})
+            self.assertRegex(text, rf"(?m)^{state}  MPI module ")
+            self.assertRegex(text, rf"(?m)^ok  engines +{engines}$")
 
     def test_limits(self):
         table = self.succeed("limits", "--ranks", "3", "--json", self.path("limits.json"))

@@ -11,7 +11,8 @@
 
 namespace ferry::contract {
 
-INSTANTIATE_TEST_SUITE_P(CpuMpi, Contract, testing::Values(Setup{BackendKind::cpu, RankKind::mpi}));
+INSTANTIATE_TEST_SUITE_P(CollectiveMpi, Contract,
+                         testing::Values(Setup{BackendKind::collective, RankKind::mpi}));
 
 namespace {
 

@@ -87,8 +87,10 @@ TEST_P(GroupsOverHosts, AreRefusedByBackendsThatNeedSharedMemory) {
         Exchange exchange(rank,
                           {.experts = 6, .top_k = 2, .hidden = 16, .max_tokens = 4, .backend = backend});
       });
-      require_text(error, str("the backend ", to_string(backend),
-                              " needs all ranks on one host; these 3 ranks are on 2 hosts"));
+      require_text(
+          error,
+          str("the backend ", to_string(backend),
+              " needs all ranks on one host; these 3 ranks are on 2 hosts: use the backend collective"));
     }
     rank.barrier();
   });

@@ -57,6 +57,7 @@ class Combine {
   void find_incoming_rows(std::int64_t token);
   StagedRow incoming_sum(int source, std::int32_t token);
   StagedRow incoming_route(std::int64_t route);
+  void require_all_read();
   void receive_token(std::int64_t token, std::int64_t end);
   int local_rows_to_prefetch(std::int64_t token, const void** outputs) const;
   void add_partial_sums(std::int64_t token, std::int64_t end);

@@ -22,6 +22,7 @@ void Combine::receive() {
     fault_point(FaultPoint::combine_chunk_sent, me);
   };
   chunks_.run(*lane_.link, me, receive, send);
+  if (packs_ && !partial_) require_all_read();
   fault_point(FaultPoint::combine_done, me);
 }
 
@@ -91,6 +92,14 @@ StagedRow Combine::incoming_route(std::int64_t route) {
   if (rows.next < rows.count) return rows.row(rows.next++);
   lane_.record_bad_source(route);
   return {};
+}
+
+// The rows that were sent are those that this rank's plan names, unless a plan is damaged.
+void Combine::require_all_read() {
+  for (int source = 0; source < context_.ranks(); ++source) {
+    const PairRows& rows = received_[static_cast<std::size_t>(source)];
+    if (rows.next != rows.count) lane_.record_bad_source(std::int64_t{source} * context_.config.max_tokens);
+  }
 }
 
 void Combine::receive_token(std::int64_t token, std::int64_t end) {

@@ -12,15 +12,19 @@ ExchangeLayout symmetric_layout(const Config& config) {
       exchange_shape(config, Channel::bytes(config.placement.ranks(), call_summary_bytes(config))));
 }
 
+Sizes local_sizes(const Config& config, int rank) {
+  const LocalArrays arrays = local_arrays(config, rank);
+  return {.results = config.lanes * arrays.parts_bytes,
+          .plans = config.lanes * (arrays.bytes - arrays.parts_bytes)};
+}
+
 Sizes cpu_sizes(const Config& config, int rank) {
   const ExchangeLayout layout = symmetric_layout(config);
-  const LocalArrays arrays = local_arrays(config, rank);
-  const std::int64_t lanes = config.lanes;
-  return {.dispatch_staging = 2 * lanes * layout.dispatch,
-          .combine_staging = 2 * lanes * layout.combine,
-          .signals = lanes * layout.signals,
-          .results = lanes * arrays.parts_bytes,
-          .plans = lanes * (arrays.bytes - arrays.parts_bytes)};
+  Sizes sizes = local_sizes(config, rank);
+  sizes.dispatch_staging = 2 * config.lanes * layout.dispatch;
+  sizes.combine_staging = 2 * config.lanes * layout.combine;
+  sizes.signals = config.lanes * layout.signals;
+  return sizes;
 }
 
 }  // namespace cpu

@@ -101,7 +101,11 @@ Diagnosis check_openblas() {
 
 Diagnosis check_mpi() {
   for (const std::filesystem::path& path : mpi_module_paths()) {
-    if (std::filesystem::exists(path)) return {State::present, "MPI module", path.string()};
+    if (!std::filesystem::exists(path)) continue;
+    const std::string fault = mpi_module_fault(path);
+    if (fault.empty()) return {State::present, "MPI module", path.string()};
+    return {State::broken, "MPI module", fault,
+            "Ranks that mpirun starts need it, and so does the engine mpi. Install MPI, or build again."};
   }
   const char* found = "no MPI was found when this program was built";
   const char* remedy =
@@ -113,9 +117,14 @@ Diagnosis check_mpi() {
     remedy = "Install the build (cmake --install)";
   }
   return {State::missing, "MPI module", found,
-          fmt::format("Needed only for ranks that mpirun starts. {}, or set FERRY_MPI_MODULE to the path of "
+          fmt::format("Needed only for ranks that mpirun starts and for the engine mpi. {}, or set "
+                      "FERRY_MPI_MODULE to the path of "
                       "libferry_mpi.so.",
                       remedy)};
+}
+
+Diagnosis check_engines(const Diagnosis& mpi) {
+  return {State::present, "engines", mpi.state == State::present ? "mpi, custom" : "custom"};
 }
 
 Diagnosis check_gpus() {
@@ -175,9 +184,10 @@ void run_doctor() {
   // Processes first, because a process with threads cannot fork ranks.
   const Diagnosis processes = check_backend("processes", Group::processes(2));
   const Diagnosis threads = check_backend("threads", Group::threads(2));
+  const Diagnosis mpi = check_mpi();
   for (const Diagnosis& diagnosis :
-       {check_processor(), check_memory(), check_shared_memory(), check_huge_pages(), check_openblas(),
-        check_mpi(), check_gpus(), check_traces(), threads, processes}) {
+       {check_processor(), check_memory(), check_shared_memory(), check_huge_pages(), check_openblas(), mpi,
+        check_engines(mpi), check_gpus(), check_traces(), threads, processes}) {
     print(diagnosis);
   }
   if (threads.state == State::broken)

@@ -1,0 +1,103 @@
+// The backend `collective`: the operations of the cpu backend, with messages that an engine carries.
+#include <algorithm>
+
+#include "backends/collective/engine_link.hpp"
+#include "backends/cpu/host_backend.hpp"
+#include "backends/cpu/sizes.hpp"
+#include "base/text.hpp"
+#include "exchange/backend.hpp"
+#include "group/fault_points.hpp"
+#include "group/rank_state.hpp"
+#include "plan/shapes.hpp"
+
+namespace ferry {
+namespace collective {
+namespace {
+
+// One block of messages for each pair: there are no chunks.
+constexpr std::int64_t kWholeCall = std::int64_t{1} << 40;
+
+cpu::CpuContext engine_context(const Rank& rank, const Config& config) {
+  return {.rank = rank,
+          .config = config,
+          .plan_shape = plan_shape(config),
+          .row_order_hash = row_order_hash(config),
+          .messages_per_chunk = kWholeCall,
+          .tokens_per_chunk = kWholeCall,
+          .kernels = cpu::kernels()};
+}
+
+// The memory that the messages of a dispatch and of a combine need. Each uses it alone.
+struct Needs {
+  MessageMemory dispatch, combine;
+
+  MessageMemory of_lane() const {
+    return {.outbox = std::max(dispatch.outbox, combine.outbox),
+            .inbox = std::max(dispatch.inbox, combine.inbox)};
+  }
+};
+
+Needs needs_of(const Config& config, int rank) {
+  const ExchangeShape shape = exchange_shape(config, 0);
+  const std::int64_t gaps = shape.ranks * kPairAlign;
+  const std::int64_t sent_messages = std::int64_t{shape.max_tokens} * plan_shape(config).most_ranks();
+  const std::int64_t received_messages = std::int64_t{shape.ranks} * shape.max_tokens;
+  // Combine mirrors dispatch: a sum for each message that was received, or a row for each row.
+  const std::int64_t rows = config.reduction == Reduction::partial
+                                ? received_messages
+                                : std::max(received_messages, row_capacity(config, rank));
+  return {.dispatch = {.outbox = sent_messages * shape.message_bytes + gaps,
+                       .inbox = received_messages * shape.message_bytes + gaps},
+          .combine = {.outbox = rows * shape.combine_row_bytes + gaps,
+                      .inbox = shape.combine_rows * shape.combine_row_bytes + gaps}};
+}
+
+class CollectiveBackend final : public cpu::HostBackend {
+ public:
+  CollectiveBackend(const Rank& rank, const Config& config, Engine& engine)
+      : HostBackend(engine_context(rank, config)) {
+    std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
+    const MessageMemory memory = needs_of(config, rank.index()).of_lane();
+    for (int lane = 0; lane < config.lanes; ++lane) {
+      add_lane(std::make_unique<EngineLink>(rank, std::move(communicators[static_cast<std::size_t>(lane)]),
+                                            lane, call_summary_bytes(config), memory, config.deadline,
+                                            engine.ordered_lanes() ? engine.transfer_thread() : nullptr));
+    }
+    fault_point(FaultPoint::construct_mapped, rank.index());
+  }
+
+  Sizes sizes() const override { return collective_backend_sizes(context_.config, context_.me()); }
+};
+
+}  // namespace
+}  // namespace collective
+
+std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config& config) {
+  Engine* engine = rank.state().engine();
+  if (engine == nullptr) {
+    throw UnsupportedError(
+        "backend collective: this group has no engine: make it with Group::mpi(), or with Group::custom() "
+        "and "
+        "the functions of an engine");
+  }
+  if (config.engine != EngineKind::automatic && config.engine != engine->kind()) {
+    throw UsageError(str("configuration: engine is ", to_string(config.engine),
+                         ", and the group has brought ", to_string(engine->kind()),
+                         ": pass the same or automatic"));
+  }
+  return std::make_unique<collective::CollectiveBackend>(rank, config, *engine);
+}
+
+Sizes collective_backend_sizes(const Config& config, int rank) {
+  const collective::Needs needs = collective::needs_of(config, rank);
+  const collective::MessageMemory memory = needs.of_lane();
+  const std::int64_t dispatch = needs.dispatch.outbox + needs.dispatch.inbox;
+  Sizes sizes = cpu::local_sizes(config, rank);
+  sizes.dispatch_staging = config.lanes * dispatch;
+  sizes.combine_staging = config.lanes * (memory.outbox + memory.inbox - dispatch);
+  sizes.signals =
+      config.lanes * collective::PairBlocks::bytes(config.placement.ranks(), call_summary_bytes(config));
+  return sizes;
+}
+
+}  // namespace ferry

@@ -1,0 +1,53 @@
+#include "engine/transfer_thread.hpp"
+
+#include <system_error>
+#include <utility>
+
+#include "base/scoped_signal_block.hpp"
+#include "base/system_error.hpp"
+
+namespace ferry {
+
+TransferThread::TransferThread() {
+  const ScopedSignalBlock no_signals;
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error& error) {
+    throw system_error("cannot start the thread of a lane", error.code().value());
+  }
+}
+
+TransferThread::~TransferThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+std::future<void> TransferThread::submit(std::function<void()> transfer) {
+  std::packaged_task<void()> task(std::move(transfer));
+  std::future<void> done = task.get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(task));
+  }
+  changed_.notify_all();
+  return done;
+}
+
+void TransferThread::serve() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    std::packaged_task<void()> task = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+  }
+}
+
+}  // namespace ferry

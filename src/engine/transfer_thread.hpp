@@ -1,0 +1,34 @@
+// A thread that carries out transfers in the order in which they were submitted.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <thread>
+
+namespace ferry {
+
+// Thread-safe. The destructor waits for the transfers that were submitted.
+class TransferThread {
+ public:
+  TransferThread();  // throws SystemError if the system refuses a thread
+  ~TransferThread();
+  TransferThread(const TransferThread&) = delete;
+  TransferThread& operator=(const TransferThread&) = delete;
+
+  // The future holds what `transfer` throws.
+  std::future<void> submit(std::function<void()> transfer);
+
+ private:
+  void serve();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::packaged_task<void()>> queue_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ferry

@@ -1,0 +1,31 @@
+#include "group/call_agreement.hpp"
+
+#include <algorithm>
+
+#include "base/text.hpp"
+
+namespace ferry {
+
+void require_same_call(const CallTerms& mine, int peer, Operation peer_operation,
+                       std::span<const std::int64_t> peer_options) {
+  if (peer_operation != mine.operation) {
+    throw UsageError(str("call ", mine.call, " of the lane is ", to_string(mine.operation), " on rank ",
+                         mine.rank, " and ", to_string(peer_operation), " on rank ", peer));
+  }
+  const std::string call = str(to_string(mine.operation), " ", mine.call);
+  for (std::size_t i = 0; i < std::min(mine.options.size(), peer_options.size()); ++i) {
+    if (peer_options[i] == mine.options[i].value) continue;
+    throw UsageError(str(call, ": ", mine.options[i].name, " is ", mine.options[i].value, " on rank ",
+                         mine.rank, " and ", peer_options[i], " on rank ", peer));
+  }
+  if (peer_options.size() != mine.options.size()) {
+    throw UsageError(str(call, " has ", mine.options.size(), " options on rank ", mine.rank, " and ",
+                         peer_options.size(), " on rank ", peer));
+  }
+}
+
+void throw_refusal(int peer, Operation operation, std::uint64_t call, const ErrorRecord& refusal) {
+  refusal.raise(str("rank ", peer, " refused ", to_string(operation), " ", call, ": "));
+}
+
+}  // namespace ferry

@@ -1,0 +1,38 @@
+// What ranks compare before a call, and the errors if it differs: the same for every way that call headers
+// travel.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/error_record.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+
+// An argument of a call that every rank must pass alike. The name has static storage. Ranks compare values by
+// position, so an operation always lists its options in the same order.
+struct CallOption {
+  const char* name;
+  std::int64_t value;
+};
+
+inline constexpr int kMaxCallOptions = 22;
+
+// What rank `rank` calls.
+struct CallTerms {
+  int rank;
+  std::uint64_t call;
+  Operation operation;
+  std::span<const CallOption> options;
+};
+
+// Throws UsageError if the peer's operation or options differ from this rank's.
+void require_same_call(const CallTerms& mine, int peer, Operation peer_operation,
+                       std::span<const std::int64_t> peer_options);
+
+// Throws the error with which `peer` has refused the call.
+[[noreturn]] void throw_refusal(int peer, Operation operation, std::uint64_t call,
+                                const ErrorRecord& refusal);
+
+}  // namespace ferry
