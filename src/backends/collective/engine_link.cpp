@@ -23,6 +23,14 @@ void grow(LocalMemory& memory, std::int64_t bytes) {
   if (memory.bytes() < bytes) memory = LocalMemory(bytes);
 }
 
+// Stands in place of a message's last bytes until they arrive. That a message really ends with these bits is
+// as unlikely as any value of 64 random bits.
+std::uint64_t absence_mark(std::uint64_t call, int lane, int peer) {
+  const std::uint64_t number = call << 24 ^ static_cast<std::uint64_t>(lane) << 16 ^
+                               static_cast<std::uint64_t>(peer) ^ 0x6A09E667F3BCC908u;
+  return (number ^ number >> 29) * 0x9E3779B97F4A7C15u;
+}
+
 }  // namespace
 
 std::int64_t EngineLink::Messages::place() {
@@ -194,6 +202,7 @@ void EngineLink::write_headers() {
 
 void EngineLink::exchange_blocks(const Check& check) {
   const PairBlocks& blocks = memory_->blocks;
+  for (int peer = 0; peer < ranks_; ++peer) blocks.forget(peer);
   Messages all;
   for (int peer = 0; peer < ranks_; ++peer) {
     all.bytes.push_back(peer == me_ ? 0 : blocks.block_bytes());
@@ -206,6 +215,9 @@ void EngineLink::exchange_blocks(const Check& check) {
             .receive_bytes = all.bytes,
             .receive_offsets = all.offsets},
            check);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != me_ && !blocks.arrived(peer)) fail_transfer(peer);
+  }
 }
 
 // Throws if some rank has refused the call, or has made another one. Every rank has all blocks, and all ranks
@@ -239,6 +251,10 @@ void EngineLink::exchange_messages(const Check& check) {
         peer == me_ ? 0 : memory_->blocks.header_from(peer).message_bytes;
   }
   grow(memory_->inbox, received_.place());
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const std::uint64_t mark = absence_mark(call_, lane_, peer);
+    if (std::byte* last = last_word_from(peer)) std::memcpy(last, &mark, sizeof mark);
+  }
   transfer({.send = memory_->outbox.data(),
             .send_bytes = without_own.bytes,
             .send_offsets = without_own.offsets,
@@ -246,6 +262,24 @@ void EngineLink::exchange_messages(const Check& check) {
             .receive_bytes = received_.bytes,
             .receive_offsets = received_.offsets},
            check);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const std::uint64_t mark = absence_mark(call_, lane_, peer);
+    const std::byte* last = last_word_from(peer);
+    if (last != nullptr && std::memcmp(last, &mark, sizeof mark) == 0) fail_transfer(peer);
+  }
+}
+
+// Where the last eight bytes that the peer sends arrive; null if it sends none. No message is shorter.
+std::byte* EngineLink::last_word_from(int peer) const {
+  const auto p = static_cast<std::size_t>(peer);
+  const std::int64_t bytes = received_.bytes[p];
+  if (bytes < static_cast<std::int64_t>(sizeof(std::uint64_t))) return nullptr;
+  return memory_->inbox.data() + received_.offsets[p] + bytes - sizeof(std::uint64_t);
+}
+
+void EngineLink::fail_transfer(int peer) const {
+  fail_group(std::make_exception_ptr(
+      UsageError(str("all_to_all_v returned before the bytes of rank ", peer, " had arrived"))));
 }
 
 void EngineLink::transfer(const AllToAllV& transfer, const Check& check) {

@@ -84,6 +84,8 @@ class EngineLink final : public cpu::PeerLink {
   void transfer(const AllToAllV& transfer, const Check& check);
   void check_group() const;
   WaitRecord record() const;
+  std::byte* last_word_from(int peer) const;
+  [[noreturn]] void fail_transfer(int peer) const;
   [[noreturn]] void fail_group(const std::exception_ptr& error) const;
 
   const Rank rank_;

@@ -45,6 +45,10 @@ class PairBlocks {
   const BlockHeader& header_from(int peer) const {
     return *reinterpret_cast<const BlockHeader*>(received() + offset(peer));
   }
+  // A received block has not arrived() from forget() until it is received: calls are numbered from 1.
+  void forget(int peer) const { reinterpret_cast<BlockHeader*>(received() + offset(peer))->call = 0; }
+  bool arrived(int peer) const { return header_from(peer).call != 0; }
+
   std::byte* summary_to(int peer) const { return sent() + offset(peer) + kHeaderBytes; }
   const std::byte* summary_from(int peer) const { return received() + offset(peer) + kHeaderBytes; }
 

@@ -1,0 +1,74 @@
+// A program for mpirun: a rank of a group on the backend `collective` over MPI stalls, throws or is killed.
+// The argument says which. The others print the error that they got.
+#include <csignal>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/text.hpp"
+#include "ferry/ferry.hpp"
+#include "runtime/support.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kHidden = 64, kTokens = 16, kFaultyRank = 1;
+constexpr double kDeadline = 1;
+constexpr double kLongest = kDeadline + 1;  // until an error is thrown
+
+// A dispatch and a combine in which every rank sends to every rank.
+void step(Exchange& exchange) {
+  const int ranks = exchange.rank().size();
+  const std::vector<float> tokens(kTokens * kHidden, 1);
+  std::vector<float> result(tokens.size());
+  std::vector<std::int32_t> ids(kTokens);
+  for (int token = 0; token < kTokens; ++token) ids[token] = token % ranks;
+  const DispatchResult rows =
+      exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32), ids.data());
+  exchange.combine({rows.data, DType::fp32}, rows.plan, {result.data(), DType::fp32});
+  FERRY_CHECK(result == tokens, "the rows came back changed");
+}
+
+void fail(const std::string& how) {
+  if (how == "stall") return sleep_seconds(3 * kDeadline);
+  if (how == "kill") std::raise(SIGKILL);
+  throw std::runtime_error("enough");
+}
+
+void run_rank(const Rank& rank, const std::string& how) {
+  Exchange exchange(rank, {.experts = rank.size(),
+                           .top_k = 1,
+                           .hidden = kHidden,
+                           .max_tokens = kTokens,
+                           .backend = BackendKind::collective,
+                           .format = Format::fp32(),
+                           .combine_type = DType::fp32,
+                           .deadline = kDeadline});
+  for (int i = 0; i < 3; ++i) step(exchange);
+  if (rank.index() == kFaultyRank) return fail(how);
+  const Stopwatch watch;
+  try {
+    step(exchange);
+    FERRY_CHECK(false, "a step without all ranks ended");
+  } catch (const Error& error) {
+    FERRY_CHECK(watch.seconds() < kLongest, str(watch.seconds(), " s until ", error.what()));
+    std::cout << str("rank ", rank.index(), ": ", to_string(error.code()), ": ", error.what(), "\n")
+              << std::flush;
+    sleep_seconds(1);  // mpirun ends the others when it sees one exit
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test
+
+int main(int argc, char** argv) {
+  try {
+    if (argc != 2) throw std::invalid_argument("one argument is needed: stall, throw or kill");
+    ferry::Group::mpi().run([&](const ferry::Rank& rank) { ferry::test::run_rank(rank, argv[1]); });
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+  return 0;
+}
