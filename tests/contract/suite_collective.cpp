@@ -1,9 +1,12 @@
-// The contract suite on the backend `collective`: ranks are threads that an engine of the tests connects.
+// The contract suite on the backend `collective`: ranks are threads that an engine of the tests connects, on
+// one host and on two simulated ones.
 #include "harness/harness.hpp"
 
 namespace ferry::contract {
 
 INSTANTIATE_TEST_SUITE_P(CollectiveThreads, Contract,
                          testing::Values(Setup{BackendKind::collective, RankKind::engine_threads}));
+INSTANTIATE_TEST_SUITE_P(CollectiveHosts, Contract,
+                         testing::Values(Setup{BackendKind::collective, RankKind::engine_hosts}));
 
 }  // namespace ferry::contract

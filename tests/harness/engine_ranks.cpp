@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,9 +15,9 @@ namespace {
 
 bool mpi_process_ran = false;
 
-}  // namespace
-
-void run_engine_threads(int ranks, const std::function<void(Rank)>& body) {
+// `host_of`: names the host of a rank.
+void run_on_hosts(int ranks, const std::function<std::string(int rank)>& host_of,
+                  const std::function<void(Rank)>& body) {
   const test::TestBootstrap meeting(ranks);
   const test::ThreadEngine engine(ranks);
   std::mutex mutex;
@@ -25,7 +26,9 @@ void run_engine_threads(int ranks, const std::function<void(Rank)>& body) {
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Group::custom(meeting.bootstrap(rank), engine.functions(rank)).run(body);
+        Bootstrap bootstrap = meeting.bootstrap(rank);
+        bootstrap.host_id = host_of(rank);
+        Group::custom(bootstrap, engine.functions(rank)).run(body);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!first) first = std::current_exception();
@@ -34,6 +37,16 @@ void run_engine_threads(int ranks, const std::function<void(Rank)>& body) {
   }
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
+}
+
+}  // namespace
+
+void run_engine_threads(int ranks, const std::function<void(Rank)>& body) {
+  run_on_hosts(ranks, [](int) { return std::string(); }, body);
+}
+
+void run_engine_hosts(int ranks, const std::function<void(Rank)>& body) {
+  run_on_hosts(ranks, [](int rank) { return std::string(rank % 3 == 1 ? "second" : "first"); }, body);
 }
 
 void run_mpi_process(int ranks, const std::function<void(Rank)>& body) {

@@ -11,6 +11,9 @@ namespace ferry::contract {
 // ThreadEngine. Throws the error that occurred first.
 void run_engine_threads(int ranks, const std::function<void(Rank)>& body);
 
+// The same on two simulated hosts. Of three ranks and more they differ in size, and their ranks take turns.
+void run_engine_hosts(int ranks, const std::function<void(Rank)>& body);
+
 // In a process that mpirun has started: runs `body` as this process's rank. Does nothing if mpirun has not
 // started `ranks` processes. Every process must call it, in the same order.
 void run_mpi_process(int ranks, const std::function<void(Rank)>& body);

@@ -17,7 +17,11 @@
 namespace ferry::contract {
 
 std::string describe(const Setup& setup) {
-  constexpr const char* kRanks[] = {"threads", "processes", "persistent processes", "threads with an engine",
+  constexpr const char* kRanks[] = {"threads",
+                                    "processes",
+                                    "persistent processes",
+                                    "threads with an engine",
+                                    "threads with an engine on two simulated hosts",
                                     "processes of mpirun"};
   return str(to_string(setup.backend), ", ", kRanks[static_cast<int>(setup.rank_kind)]);
 }
@@ -62,6 +66,8 @@ void run_group(RankKind kind, int ranks, const std::function<void(Rank)>& body) 
       return program_ranks().run(ranks, body);
     case RankKind::engine_threads:
       return run_engine_threads(ranks, body);
+    case RankKind::engine_hosts:
+      return run_engine_hosts(ranks, body);
     case RankKind::mpi:
       return run_mpi_process(ranks, body);
   }

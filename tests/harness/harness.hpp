@@ -37,6 +37,7 @@ enum class RankKind {
   processes,             // forked for one body
   persistent_processes,  // forked once for all tests (persistent_ranks.hpp)
   engine_threads,        // threads that bring an engine (engine_ranks.hpp)
+  engine_hosts,          // the same, on two simulated hosts
   mpi,                   // processes that mpirun has started, this one among them
 };
 

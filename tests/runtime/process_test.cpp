@@ -7,9 +7,15 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <array>
+#include <cctype>
+#include <cstring>
 
+#include <array>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
+#include <cstring>
 
 #include "base/os/file_descriptor.hpp"
 #include "runtime/channel_support.hpp"
@@ -131,6 +137,56 @@ TEST(Processes, OfAnotherPidNamespaceAreOnAnotherNode) {
   if (skipped) GTEST_SKIP() << "this system does not allow a pid namespace";
   EXPECT_EQ(status, 0);
   EXPECT_EQ(status_here, 0);
+}
+
+// Makes what a peer said of itself look as if it came from another host with the same identity: its process
+// number and the name of its local socket mean nothing here.
+void move_to_another_host(std::byte* introduction, std::size_t bytes, pid_t process) {
+  constexpr pid_t kNoProcess = 0x7ffffff0;
+  int changed = 0;
+  for (std::size_t i = 0; i + sizeof process <= bytes; i += sizeof process) {
+    if (std::memcmp(introduction + i, &process, sizeof process) != 0) continue;
+    std::memcpy(introduction + i, &kNoProcess, sizeof process);
+    ++changed;
+  }
+  const char unnamed[] = {AF_UNIX, 0, 0};  // what the kernel's own names of sockets begin with
+  for (std::size_t i = 0; i + 8 <= bytes; ++i) {
+    if (std::memcmp(introduction + i, unnamed, sizeof unnamed) != 0) continue;
+    if (std::isxdigit(std::to_integer<int>(introduction[i + 3])) == 0) continue;
+    std::memcpy(introduction + i + 3, "none!", 5);
+    ++changed;
+  }
+  FERRY_CHECK(changed == 2, str(changed, " changes"));
+}
+
+TEST(Processes, OfHostsThatLookAlikeAreRefusedAtOnce) {
+  const TestBootstrap meeting(2);
+  const SharedValue<std::array<pid_t, 2>> processes;
+  const auto join = [&](int rank) {
+    Bootstrap bootstrap = meeting.bootstrap(rank);
+    bootstrap.all_gather = [&, rank, gather = bootstrap.all_gather, calls = 0](const void* mine, void* all,
+                                                                               std::size_t bytes) mutable {
+      (*processes)[static_cast<std::size_t>(rank)] = getpid();
+      gather(mine, all, bytes);
+      const int peer = 1 - rank;
+      if (++calls == 1) {
+        move_to_another_host(static_cast<std::byte*>(all) + static_cast<std::size_t>(peer) * bytes, bytes,
+                             (*processes)[static_cast<std::size_t>(peer)]);
+      }
+    };
+    const Stopwatch watch;
+    Group group = Group::custom(bootstrap);
+    const auto error = run_throws<UnsupportedError>(group, [](const Rank&) {});
+    require_text(error, "ranks 0, 1 have the same boot id and namespaces but are not on one host");
+    require_text(error, "set FERRY_HOST_ID to another text on each host");
+    FERRY_CHECK(watch.seconds() < 1, str(watch.seconds()));
+  };
+  const pid_t other = fork();
+  if (other == 0) _exit(run_process([&] { join(1); }) == 0 ? 0 : 1);
+  join(0);
+  int status = 0;
+  EXPECT_EQ(waitpid(other, &status, 0), other);
+  EXPECT_EQ(status, 0);
 }
 
 // Rank 0 has told the others that it has made the control block, then stops before it sends them the file.

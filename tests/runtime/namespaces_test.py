@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Runs mpi_ranks over three network namespaces, which stand for hosts: MPI between them goes over TCP.
+
+Creates the namespaces and a bridge between them, and removes them at the end. Exits with 77 where it may not: that needs
+root, `ip` and Open MPI's mpirun.
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HOSTS = 3
+RANKS_PER_HOST = 2
+RANKS = HOSTS * RANKS_PER_HOST
+DEADLINE = 2  # seconds, as mpi_ranks sets it
+SKIPPED = 77
+
+
+def ip(*arguments, check=True):
+    return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True)
+
+
+def host(index):
+    return f"ferry{os.getpid()}h{index}"
+
+
+@contextlib.contextmanager
+def namespaces(directory):
+    """Yields when the hosts can reach each other and this namespace, where mpirun runs."""
+    # Names of interfaces have 15 characters at most.
+    bridge, number = f"fb{os.getpid()}", os.getpid() % 250
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+        ip("addr", "add", f"10.{number}.77.254/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        for index in range(HOSTS):
+            outer, inner = f"fo{os.getpid()}.{index}", f"fi{os.getpid()}.{index}"
+            ip("netns", "add", host(index))
+            ip("link", "add", outer, "type", "veth", "peer", "name", inner)
+            ip("link", "set", inner, "netns", host(index))
+            ip("link", "set", outer, "master", bridge, "up")
+            ip("-n", host(index), "addr", "add", f"10.{number}.77.{index + 1}/24", "dev", inner)
+            ip("-n", host(index), "link", "set", inner, "up")
+            ip("-n", host(index), "link", "set", "lo", "up")
+        # Stands where ssh would: enters the namespace of that name. The hosts share /tmp, where Open MPI's daemons of one
+        # job would write to the same folder.
+        agent = directory / "agent.sh"
+        agent.write_text(
+            f'#!/bin/sh\nhost=$1\nshift\nexport TMPDIR={directory}/$host\nmkdir -p "$TMPDIR"\n'
+            'exec ip netns exec "$host" sh -c "$*"\n'
+        )
+        agent.chmod(0o700)
+        yield agent, f"10.{number}.77.0/24"
+    finally:
+        for index in range(HOSTS):
+            for process in ip("netns", "pids", host(index), check=False).stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
+            ip("netns", "del", host(index), check=False)  # removes its end of the link, and so the other
+        ip("link", "del", bridge, check=False)
+
+
+class Job:
+    """mpi_ranks under mpirun, two ranks on each host."""
+
+    def __init__(self, options, agent, network, directory, *arguments):
+        environment = {
+            **os.environ,
+            "FERRY_MPI_MODULE": str(options.module),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+        slots = ",".join(f"{host(index)}:{RANKS_PER_HOST}" for index in range(HOSTS))
+        mca = {
+            "plm": "rsh",
+            "plm_rsh_agent": agent,
+            "btl": "tcp,self",
+            "btl_tcp_if_include": network,
+            "oob_tcp_if_include": network,
+            "mpi_yield_when_idle": "1",
+        }
+        command = ["mpirun", "--enable-recovery", "--host", slots, "-n", str(RANKS), "-x", "FERRY_MPI_MODULE"]
+        for name, value in mca.items():
+            command += ["--mca", name, str(value)]
+        command += [str(options.program), *map(str, arguments)]
+        # Not a pipe: daemons that mpirun has lost would keep it open.
+        self.output = directory / "output"
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+    def kill(self):
+        """mpirun itself may wait for ever for ranks that it has lost. Its daemons end with their namespaces."""
+        self.process.kill()
+        self.process.wait()
+
+
+def wait_for_files(directory, names, seconds):
+    """The names of the files that have come into being, with content unless they are marks."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        missing = [name for name in names if not (directory / name).exists()]
+        if not missing:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"missing after {seconds} s: {missing}")
+
+
+def survivors_errors(directory, ranks):
+    wait_for_files(directory, [f"error.{rank}" for rank in ranks], DEADLINE + 8)
+    time.sleep(0.2)  # until the lines are written
+    for rank in ranks:
+        text = (directory / f"error.{rank}").read_text()
+        seconds = float(text.split()[0])
+        assert seconds < DEADLINE + 1, f"rank {rank}: {text}"
+        yield rank, text
+
+
+def check_gather(options, agent, network, directory):
+    job = Job(options, agent, network, directory, "hosts", HOSTS)
+    try:
+        status = job.process.wait(timeout=40)
+        assert status == 0, f"status {status}: {job.output.read_text()}"
+    finally:
+        job.kill()
+
+
+def check_killed_rank(options, agent, network, directory):
+    """Rank 5 is killed: its neighbour 4 learns of it at once, the other hosts by the deadline."""
+    job = Job(options, agent, network, directory, "lose", directory, RANKS - 1)
+    try:
+        for rank, text in survivors_errors(directory, range(RANKS - 1)):
+            if rank == RANKS - 2:
+                assert "PeerLostError" in text and f"rank {RANKS - 1} (process " in text, text
+                assert float(text.split()[0]) < 1, text
+            else:
+                assert re.search(r"(TimeoutError .*another host|std::exception .*MPI: )", text), f"rank {rank}: {text}"
+    finally:
+        job.kill()
+
+
+def check_cut_link(options, agent, network, directory):
+    """The link of the third host goes down: every rank ends by its deadline."""
+    job = Job(options, agent, network, directory, "lose", directory, -1)
+    try:
+        wait_for_files(directory, [f"started.{rank}" for rank in range(RANKS)], 30)
+        ip("-n", host(HOSTS - 1), "link", "set", f"fi{os.getpid()}.{HOSTS - 1}", "down")
+        for rank, text in survivors_errors(directory, range(RANKS)):
+            assert "TimeoutError" in text and "another host" in text, f"rank {rank}: {text}"
+    finally:
+        job.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--program", required=True, type=pathlib.Path)
+    parser.add_argument("--module", required=True, type=pathlib.Path)
+    options = parser.parse_args()
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("mpirun"):
+        print("skipped: needs root, ip and mpirun")
+        return SKIPPED
+    if ip("netns", "add", host("probe"), check=False).returncode != 0:
+        print("skipped: this system does not allow network namespaces")
+        return SKIPPED
+    ip("netns", "del", host("probe"))
+    for check in (check_gather, check_killed_rank, check_cut_link):
+        print(f"== {check.__name__}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            directory = pathlib.Path(folder)
+            with namespaces(directory) as (agent, network):
+                check(options, agent, network, directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
