@@ -79,8 +79,8 @@ class Group {
   static Group mpi();
 
   /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which may be on other
-  /// hosts. `engine`: the caller's transport, used by exchanges with the backend `collective`; all ranks bring
-  /// one, or none does.
+  /// hosts. `engine`: the caller's transport, used by exchanges with the backend `collective`; all ranks
+  /// bring one, or none does.
   /// @throws UsageError  a rank outside [0, ranks), or a missing function
   static Group custom(Bootstrap bootstrap, EngineFunctions engine = {});
 

@@ -14,10 +14,10 @@ extern "C" {
 typedef struct ferry_group ferry_group;  ///< a set of ranks
 typedef struct ferry_rank ferry_rank;    ///< one rank of a group
 
-/// Communication that the caller's program already has, by which the ranks of a group meet and, if they are on
-/// several hosts, agree on small data. Both functions are collective and block until all ranks have called.
-/// Any status but FERRY_OK fails the group. Ferry calls them on a thread of its own, one call at a time; they
-/// must not call Ferry. A call that does not return before the group's deadline is abandoned.
+/// Communication that the caller's program already has, by which the ranks of a group meet and, if they are
+/// on several hosts, agree on small data. Both functions are collective and block until all ranks have
+/// called. Any status but FERRY_OK fails the group. Ferry calls them on a thread of its own, one call at a
+/// time; they must not call Ferry. A call that does not return before the group's deadline is abandoned.
 typedef struct ferry_bootstrap {
   size_t size;
   int32_t rank, ranks;  ///< number of this rank, and R

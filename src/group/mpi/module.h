@@ -35,8 +35,8 @@ struct ferry_mpi_transfer {
 /* Functions that return an int return 0 on success. Otherwise they write the reason to `message`
  * (FERRY_MPI_MESSAGE_BYTES).
  *
- * Operations are started, then tested until they are done; memory that they use must be valid until then. From
- * FERRY_MPI_THREAD_SERIALIZED on, different threads may call these functions at once. */
+ * Operations are started, then tested until they are done; memory that they use must be valid until then.
+ * From FERRY_MPI_THREAD_SERIALIZED on, different threads may call these functions at once. */
 struct ferry_mpi {
   int rank;
   int ranks;
