@@ -7,7 +7,7 @@ import weakref
 from ferry._core import Group
 from ferry.error import UnsupportedError, UsageError
 
-# By process group of the program: the one that Ferry uses in its place.
+# By process group of the program: those that Ferry uses in its place, one for the bootstrap and one for transfers.
 _own_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -25,25 +25,27 @@ def make_group(process_group=None) -> Group:
         raise UsageError("Group.torch: this process is not a member of the process group")
 
     backend = dist.get_backend(process_group)
-    own = own_group(dist, process_group or dist.group.WORLD, backend)
+    meeting, transfers = own_groups(dist, process_group or dist.group.WORLD, backend)
 
     def all_gather(mine: bytes) -> list[bytes]:
         gathered: list[bytes] = [b""] * ranks
-        dist.all_gather_object(gathered, mine, group=own)
+        dist.all_gather_object(gathered, mine, group=meeting)
         return gathered
 
     return Group.custom(
         rank, ranks, all_gather, lambda: all_gather(b""),
-        all_to_all_v=make_all_to_all_v(dist, own), default_backend="cuda" if "nccl" in backend else "cpu")
+        all_to_all_v=make_all_to_all_v(dist, transfers), default_backend="cuda" if "nccl" in backend else "cpu")
 
 
-def own_group(dist, process_group, backend):
-    """A process group of the same ranks, in which Ferry's collectives, which run on other threads, cannot mix with the program's."""
+def own_groups(dist, process_group, backend):
+    """Two process groups of the same ranks. Ferry calls each from another thread than the program and than the other one, and
+    collectives of one process group must come in one order."""
     if process_group not in _own_groups:
         # They move host memory, which NCCL does not.
         host_backend = "gloo" if "nccl" in backend else backend
         members = dist.get_process_group_ranks(process_group)
-        _own_groups[process_group] = dist.new_group(members, backend=host_backend, use_local_synchronization=True)
+        _own_groups[process_group] = tuple(
+            dist.new_group(members, backend=host_backend, use_local_synchronization=True) for _ in range(2))
     return _own_groups[process_group]
 
 

@@ -275,10 +275,11 @@ def check_all_to_all_v(rank, device, rng):
     """The transport of Group.torch(): parts of any size, at any offset."""
     import torch.distributed as dist
 
-    from ferry._torch_group import make_all_to_all_v, own_group
+    from ferry._torch_group import make_all_to_all_v, own_groups
 
-    group = own_group(dist, dist.group.WORLD, BACKEND)
-    assert own_group(dist, dist.group.WORLD, BACKEND) is group and group is not dist.group.WORLD
+    meeting, group = own_groups(dist, dist.group.WORLD, BACKEND)
+    assert own_groups(dist, dist.group.WORLD, BACKEND) == (meeting, group)
+    assert len({id(dist.group.WORLD), id(meeting), id(group)}) == 3
     all_to_all_v = make_all_to_all_v(dist, group)
     gap = 5
     for most in (0, 1, 3000):
