@@ -6,7 +6,10 @@ namespace ferry::contract {
 
 INSTANTIATE_TEST_SUITE_P(CollectiveThreads, Contract,
                          testing::Values(Setup{BackendKind::collective, RankKind::engine_threads}));
+// Not with sanitizers: only the group differs, and tests/runtime has its tests.
+#ifndef __SANITIZE_ADDRESS__
 INSTANTIATE_TEST_SUITE_P(CollectiveHosts, Contract,
                          testing::Values(Setup{BackendKind::collective, RankKind::engine_hosts}));
+#endif
 
 }  // namespace ferry::contract
