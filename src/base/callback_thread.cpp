@@ -113,9 +113,11 @@ void CallbackThread::start_abort(const std::shared_ptr<State>& state) noexcept {
       try {
         state->abort();
       } catch (...) {
+        return;
       }
     }).detach();
   } catch (const std::system_error&) {
+    return;
   }
 }
 
