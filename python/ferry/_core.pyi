@@ -273,6 +273,12 @@ class Group:
         """
 
     @staticmethod
+    def launched() -> Group:
+        """
+        This process is one rank of those that `ferry launch -n RANKS script.py` has started on this host. UsageError if it was started otherwise.
+        """
+
+    @staticmethod
     def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: Literal['cpu', 'cuda', 'collective', 'reference'] = 'cpu') -> Group:
         """
         This process, or thread, is one rank; the caller supplies two collective functions.

@@ -242,6 +242,11 @@ void bind_group(nb::module_& module) {
       .def_static(
           "mpi", [] { return PyGroup(Group::mpi()); },
           "This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.")
+      .def_static(
+          "launched", [] { return PyGroup(Group::launched()); },
+          "This process is one rank of those that `ferry launch -n RANKS script.py` has started on this "
+          "host. "
+          "UsageError if it was started otherwise.")
       .def_static("custom", &make_custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
                   "all_to_all_v"_a = nb::none(), "abort"_a = nb::none(), "ordered_lanes"_a = true,
                   "default_backend"_a = "cpu",
