@@ -61,7 +61,8 @@ typedef struct ferry_engine_functions {
 ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
 /// `ranks` forked processes; otherwise as ferry_group_threads().
 ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
-/// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module is not installed.
+/// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module was not found, or MPI has
+/// failed.
 ferry_status ferry_group_mpi(ferry_group** group);
 /// This process, or thread, is one rank, and `bootstrap` connects it with the others. `engine` may be NULL;
 /// all ranks bring one, or none does. What `user` points to must live as long as the group and its exchanges,
