@@ -300,8 +300,8 @@ class Group:
         """
         This process is one rank of a torch.distributed process group; default: the default process group.
 
-        Collective: it makes a process group of its own, in which Ferry's collectives cannot mix with the program's. That process
-        group is also the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
+        Collective: it makes process groups of its own, in which Ferry's collectives cannot mix with the program's. One of them
+        is the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
         group uses NCCL, else 'cpu'.
         """
 

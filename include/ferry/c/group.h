@@ -61,7 +61,8 @@ typedef struct ferry_engine_functions {
 ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
 /// `ranks` forked processes; otherwise as ferry_group_threads().
 ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
-/// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module is not installed.
+/// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module was not found, or MPI has
+/// failed.
 ferry_status ferry_group_mpi(ferry_group** group);
 /// This process is one rank of those that `ferry launch` has started on this host. FERRY_USAGE: it was
 /// started otherwise.
