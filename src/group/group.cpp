@@ -1,5 +1,7 @@
 #include "ferry/group.hpp"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <utility>
 
@@ -39,7 +41,7 @@ Group Group::threads(int ranks, int nodes) {
 }
 
 Group Group::processes(int ranks, int nodes) {
-  return Group(launch_processes(Topology::blocks(ranks, nodes, nodes > 1)));
+  return Group(launch_processes(Topology::blocks(ranks, nodes, nodes > 1), fork));
 }
 
 int Group::size() const {
