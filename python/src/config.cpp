@@ -110,6 +110,12 @@ constexpr Setting kSettings[] = {
      }},
     {"reduction",
      [](Config& c, const std::string& k, nb::handle v) { c.reduction = reduction_named(text_value(k, v)); }},
+    {"reduction_level",
+     [](Config& c, const std::string& k, nb::handle v) {
+       c.reduction_level =
+           enum_named(k.c_str(), text_value(k, v),
+                      std::array{ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node});
+     }},
     {"lanes", [](Config& c, const std::string& k, nb::handle v) { c.lanes = int_of(k, v); }},
     {"deadline", [](Config& c, const std::string& k, nb::handle v) { c.deadline = seconds_of(k, v); }},
     {"own_receive_buffers",
@@ -229,7 +235,8 @@ const char* const kOptionalSettings =
     "backend: str = ..., engine: str = 'automatic', placement: Placement = ..., layout: str = "
     "'expert_major', alignment: int = 1, "
     "capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', "
-    "combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, "
+    "combine_type: str = 'bf16', reduction: str = 'partial', reduction_level: str = 'automatic', lanes: int "
+    "= 1, deadline: float = 30.0, "
     "own_receive_buffers: bool = True, check_calls: bool = True";
 
 Config config_of(const nb::kwargs& settings, BackendKind fallback) {
@@ -269,6 +276,8 @@ format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, 
 combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
 reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                      'partial'
+reduction_level      'rank' or 'node': 'partial' adds the sums of single ranks, or first those of each node; default
+                     'automatic', 'node' in a group of several nodes. 'cuda' has only 'rank'
 lanes                independent sequences of calls, which may overlap; default 1
 deadline             seconds a wait may last; default 30
 own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
@@ -314,6 +323,9 @@ checked by Exchange, size_of and capacity_of.)")
       .def_prop_ro(
           "reduction", [](const Config& c) { return std::string(to_string(c.reduction)); },
           "Reduction of a combine that names none; others must need no more staging.")
+      .def_prop_ro(
+          "reduction_level", [](const Config& c) { return std::string(to_string(c.reduction_level)); },
+          "'rank' or 'node'; 'automatic' before an Exchange has chosen.")
       .def("__repr__", &describe);
   bind_sizes(module);
 }
