@@ -49,6 +49,8 @@ struct Config {
   /// true: the exchange owns memory for the rows it receives. false: every dispatch passes ReceiveBuffers.
   bool own_receive_buffers = true;
   bool check_calls = true;  ///< host backends: every call ends with Exchange::check()
+
+  friend bool operator==(const Config&, const Config&) = default;
 };
 
 /// Bytes that an exchange takes on one rank, by purpose.

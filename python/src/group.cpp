@@ -242,6 +242,11 @@ void bind_group(nb::module_& module) {
       .def_static(
           "mpi", [] { return PyGroup(Group::mpi()); },
           "This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.")
+      .def_static(
+          "launched", [] { return PyGroup(Group::launched()); },
+          "This process is one rank of those that `ferry launch -n RANKS script.py` has started on this "
+          "host. "
+          "UsageError if it was started otherwise.")
       .def_static("custom", &make_custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
                   "all_to_all_v"_a = nb::none(), "abort"_a = nb::none(), "ordered_lanes"_a = true,
                   "default_backend"_a = "cpu",
@@ -265,8 +270,8 @@ ordered_lanes=False: lanes may be called in another order on each rank, and from
           "process_group"_a = nb::none(), nb::sig("def torch(process_group: object | None = None) -> Group"),
           R"(This process is one rank of a torch.distributed process group; default: the default process group.
 
-Collective: it makes a process group of its own, in which Ferry's collectives cannot mix with the program's. That process
-group is also the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
+Collective: it makes process groups of its own, in which Ferry's collectives cannot mix with the program's. One of them
+is the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
 group uses NCCL, else 'cpu'.)")
       .def_prop_ro(
           "size", [](const PyGroup& self) { return self.group().size(); }, "Number of ranks in the group.")

@@ -143,7 +143,8 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane);
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
                                         ferry_dispatch_result* result);
 
-/// Routes dispatched so far by this exchange on all lanes: the same on every rank.
+/// Routes of this exchange's dispatches from ids so far, on all lanes: the same on every rank. Dispatches by
+/// a plan are not counted.
 typedef struct ferry_load_counts {
   size_t size;
   const int64_t*
@@ -152,7 +153,7 @@ typedef struct ferry_load_counts {
   int64_t dispatches;
 } ferry_load_counts;
 
-/// What this rank has written to other ranks' memory so far. Flags and call numbers are not counted.
+/// What this rank has sent to other ranks so far. Flags and call numbers are not counted.
 typedef struct ferry_wire_counts {
   size_t size;
   int64_t dispatch_bytes, dispatch_messages;

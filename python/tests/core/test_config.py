@@ -1,5 +1,8 @@
 """Configurations, sizes, placements, traces."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -36,6 +39,21 @@ def test_attributes_and_repr_of_a_configuration():
     assert f"plans={sizes.plans}, total={sizes.total})" in repr(sizes)
     assert repr(ferry.Placement.blocks(8, 4)) == "Placement(8 experts on 4 ranks, version 0)"
     assert ferry.MAX_TOP_K == 32 and ferry.MAX_PARTS == 4
+
+
+OTHERS = {"placement": ferry.Placement.table([(e % 2, e // 2) for e in range(8)], 2, version=7), "backend": "reference",
+          "engine": "mpi", "layout": "expert_padded", "alignment": 8, "capacity": 64, "repeats": True, "zero_padding": True,
+          "format": "fp8-pow2", "combine_type": "fp32", "reduction": "exact", "reduction_level": "node", "lanes": 3, "deadline": 2.5,
+          "own_receive_buffers": False, "check_calls": False}
+
+
+@pytest.mark.parametrize("setting", OTHERS)
+def test_configurations_are_values(setting):
+    plain, other = ferry.Config(**SETTINGS), ferry.Config(**SETTINGS, **{setting: OTHERS[setting]})
+    for config in (plain, other):
+        for same in (pickle.loads(pickle.dumps(config)), copy.copy(config), copy.deepcopy(config)):
+            assert same == config and hash(same) == hash(config) and repr(same) == repr(config)
+    assert plain != other and plain != 3
 
 
 @pytest.mark.parametrize(
