@@ -56,9 +56,9 @@ class Placement:
 
     def __hash__(self) -> int: ...
 
-    def __getstate__(self) -> tuple: ...
+    def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int]: ...
 
-    def __setstate__(self, arg: tuple, /) -> None: ...
+    def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -273,6 +273,14 @@ class Group:
         """
 
     @staticmethod
+    def processes(ranks: int, nodes: int = 1) -> Group:
+        """
+        Ranks are processes on this host, forked by run(), which sends back what they return or raise by pickle.
+
+        Call run() before the program starts threads or uses a GPU. What a rank writes to variables stays in its process.
+        """
+
+    @staticmethod
     def mpi() -> Group:
         """
         This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.
@@ -317,7 +325,7 @@ class Group:
 
     def run(self, body: Callable[[Rank], _Result]) -> list[_Result]:
         """
-        Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
+        Calls body(rank) on every rank that this group starts (threads, processes), or on this process's rank. Blocks.
 
         Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
         raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
@@ -329,7 +337,7 @@ class Group:
         """
         This process's rank, for groups that do not start their ranks. Exchange(group, ...) calls it.
 
-        The first call is collective and blocks. Raises UsageError for Group.threads().
+        The first call is collective and blocks. Raises UsageError for Group.threads() and Group.processes().
         """
 
     def leave(self) -> None:
@@ -437,7 +445,7 @@ class ReceiveBuffers:
     next dispatch overwrites.
     """
 
-    def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None) -> None: ...
+    def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None, rows: int = 0) -> None: ...
 
 class DispatchResult:
     """

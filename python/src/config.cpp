@@ -233,8 +233,10 @@ void bind_placement(nb::module_& module) {
           "rank"_a, "The global ids of a rank's experts, in local order.")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](const Placement& self) { return nb::hash(state_of(self)); })
-      .def("__getstate__", &state_of)
-      .def("__setstate__", &set_placement_state)
+      .def("__getstate__", &state_of,
+           nb::sig("def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int]"))
+      .def("__setstate__", &set_placement_state,
+           nb::sig("def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None"))
       .def("__repr__", [](const Placement& self) {
         return str("Placement(", self.experts(), " experts on ", self.ranks(), " ranks, version ",
                    self.version(), ")");

@@ -1,5 +1,7 @@
 #include "ferry/group.hpp"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -59,7 +61,7 @@ Group Group::processes(int ranks, int nodes) {
 }
 
 Group Group::processes(const Topology& topology) {
-  return Group(launch_processes(simulated_nodes(topology)));
+  return Group(launch_processes(simulated_nodes(topology), fork));
 }
 
 int Group::size() const {

@@ -16,6 +16,7 @@
 #include "base/text.hpp"
 #include "group/launcher.hpp"
 #include "group/rank_process.hpp"
+#include "group/waiter.hpp"
 
 namespace ferry {
 
@@ -31,7 +32,8 @@ constexpr int kPollMilliseconds = 50;
 
 class ProcessLauncher : public Group::Launcher {
  public:
-  explicit ProcessLauncher(Topology topology) : Launcher(topology.ranks()), topology_(std::move(topology)) {}
+  ProcessLauncher(Topology topology, pid_t (*fork_process)())
+      : Launcher(topology.ranks()), topology_(std::move(topology)), fork_process_(fork_process) {}
 
   void run(const std::function<void(Rank)>& body) override {
     const auto control =
@@ -49,7 +51,7 @@ class ProcessLauncher : public Group::Launcher {
     std::fflush(nullptr);
     std::cout.flush();
     const pid_t parent = getpid();
-    const pid_t process = fork();
+    const pid_t process = fork_process_();
     if (process < 0) throw system_error(str("cannot fork the process of rank ", rank), errno);
     if (process == 0) run_child(parent, control, rank, body);
     return std::make_unique<RankProcess>(rank, process);
@@ -85,6 +87,14 @@ class ProcessLauncher : public Group::Launcher {
       poll(entries.data(), entries.size(), kPollMilliseconds);
       for (std::size_t i = 0; i < running.size(); ++i) {
         if (entries[i].revents != 0) handle_exit(*running[i], control);
+      }
+      const auto interrupted = interrupt_requested.load();
+      if (interrupted != nullptr && interrupted()) {
+        control.fail(control.launcher(),
+                     failure_record(ErrorRecord::Kind::peer_lost, {}, "the launcher was interrupted"));
+        for (RankProcess* child : running) {
+          if (child->running()) child->kill("the launcher was interrupted");
+        }
       }
       if (!failed_at && control.failed()) failed_at = Clock::now();
       if (!failed_at) continue;
@@ -139,12 +149,13 @@ class ProcessLauncher : public Group::Launcher {
   }
 
   Topology topology_;
+  pid_t (*fork_process_)();
 };
 
 }  // namespace
 
-std::shared_ptr<Group::Launcher> launch_processes(Topology topology) {
-  return std::make_shared<ProcessLauncher>(std::move(topology));
+std::shared_ptr<Group::Launcher> launch_processes(Topology topology, pid_t (*fork_process)()) {
+  return std::make_shared<ProcessLauncher>(std::move(topology), fork_process);
 }
 
 }  // namespace ferry
