@@ -61,16 +61,20 @@ class Rank {
 /// A set of ranks, and the way to run code on each of them. Copies refer to the same group.
 class Group {
  public:
-  // The five constructors are local, apart from mpi(): the ranks meet in run() or join().
+  // The constructors are local, apart from mpi(): the ranks meet in run() or join().
 
   /// `ranks` threads of this process, started by run(). They share memory, whatever `nodes`, which simulates
   /// nodes of equal size.
   /// @throws UsageError  `ranks` below 1, or `nodes` does not divide them
   static Group threads(int ranks, int nodes = 1);
+  /// The same with any nodes, all simulated.
+  /// @throws UsageError  `topology` has no rank
+  static Group threads(const Topology& topology);
 
   /// `ranks` processes on this host, forked by run(). Call run() before the program starts threads. Otherwise
   /// as threads().
   static Group processes(int ranks, int nodes = 1);
+  static Group processes(const Topology& topology);
 
   /// This process is one rank of an MPI job that mpirun has started. Collective over the job. MPI is also the
   /// engine of exchanges with the backend `collective`, if it was initialised with MPI_THREAD_SERIALIZED or

@@ -83,6 +83,8 @@ class Config:
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
     reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                          'partial'
+    reduction_level      'rank' or 'node': 'partial' adds the sums of single ranks, or first those of each node; default
+                         'automatic', 'node' in a group of several nodes. 'cuda' has only 'rank'
     lanes                independent sequences of calls, which may overlap; default 1
     deadline             seconds a wait may last; default 30
     own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
@@ -92,7 +94,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -173,6 +175,10 @@ class Config:
         """
         Reduction of a combine that names none; others must need no more staging.
         """
+
+    @property
+    def reduction_level(self) -> str:
+        """'rank' or 'node'; 'automatic' before an Exchange has chosen."""
 
     def __eq__(self, other: object, /) -> bool: ...
 
@@ -567,7 +573,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:

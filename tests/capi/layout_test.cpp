@@ -40,6 +40,7 @@ EXPECT_AT(ferry_config, reduction, 120);
 EXPECT_AT(ferry_config, deadline, 128);
 EXPECT_AT(ferry_config, manual_check, 140);
 EXPECT_AT(ferry_config, engine, 144);
+EXPECT_AT(ferry_config, reduction_level, 152);
 
 EXPECT_AT(ferry_sizes, dispatch_staging, 8);
 EXPECT_AT(ferry_sizes, total, 48);
@@ -108,7 +109,7 @@ EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 // programs have not initialised.
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, error_number) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, engine) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, reduction_level) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, stream) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
@@ -136,7 +137,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 152},
       {"ferry_bootstrap", 40},
       {"ferry_format", 40},
-      {"ferry_config", 152},
+      {"ferry_config", 160},
       {"ferry_sizes", 56},
       {"ferry_plan", 16},
       {"ferry_source", 12},
