@@ -1,9 +1,10 @@
 """The compiled part of ferry. Import ferry instead."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import ferry._counts
+import ferry._typing
 
 
 _Result = TypeVar("_Result")
@@ -51,6 +52,14 @@ class Placement:
     def experts_of(self, rank: int) -> list[int]:
         """The global ids of a rank's experts, in local order."""
 
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int]: ...
+
+    def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class Config:
@@ -74,6 +83,8 @@ class Config:
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
     reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                          'partial'
+    reduction_level      'rank' or 'node': 'partial' adds the sums of single ranks, or first those of each node; default
+                         'automatic', 'node' in a group of several nodes. 'cuda' has only 'rank'
     lanes                independent sequences of calls, which may overlap; default 1
     deadline             seconds a wait may last; default 30
     own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
@@ -83,7 +94,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., engine: str = 'automatic', placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -164,6 +175,18 @@ class Config:
         """
         Reduction of a combine that names none; others must need no more staging.
         """
+
+    @property
+    def reduction_level(self) -> str:
+        """'rank' or 'node'; 'automatic' before an Exchange has chosen."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __getstate__(self) -> dict[str, Any]: ...
+
+    def __setstate__(self, state: dict[str, Any], /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -250,13 +273,27 @@ class Group:
         """
 
     @staticmethod
+    def processes(ranks: int, nodes: int = 1) -> Group:
+        """
+        Ranks are processes on this host, forked by run(), which sends back what they return or raise by pickle.
+
+        Call run() before the program starts threads or uses a GPU. What a rank writes to variables stays in its process.
+        """
+
+    @staticmethod
     def mpi() -> Group:
         """
         This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.
         """
 
     @staticmethod
-    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: str = 'cpu') -> Group:
+    def launched() -> Group:
+        """
+        This process is one rank of those that `ferry launch -n RANKS script.py` has started on this host. UsageError if it was started otherwise.
+        """
+
+    @staticmethod
+    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: Literal['cpu', 'cuda', 'collective', 'reference'] = 'cpu') -> Group:
         """
         This process, or thread, is one rank; the caller supplies two collective functions.
 
@@ -277,8 +314,8 @@ class Group:
         """
         This process is one rank of a torch.distributed process group; default: the default process group.
 
-        Collective: it makes a process group of its own, in which Ferry's collectives cannot mix with the program's. That process
-        group is also the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
+        Collective: it makes process groups of its own, in which Ferry's collectives cannot mix with the program's. One of them
+        is the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
         group uses NCCL, else 'cpu'.
         """
 
@@ -288,7 +325,7 @@ class Group:
 
     def run(self, body: Callable[[Rank], _Result]) -> list[_Result]:
         """
-        Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
+        Calls body(rank) on every rank that this group starts (threads, processes), or on this process's rank. Blocks.
 
         Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
         raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
@@ -300,7 +337,7 @@ class Group:
         """
         This process's rank, for groups that do not start their ranks. Exchange(group, ...) calls it.
 
-        The first call is collective and blocks. Raises UsageError for Group.threads().
+        The first call is collective and blocks. Raises UsageError for Group.threads() and Group.processes().
         """
 
     def leave(self) -> None:
@@ -377,7 +414,7 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
-def dispatch_layout(ids: Any, placement: Placement, *, ranks_per_node: int = 0, stream: Any | None = None) -> tuple[Any, Any, Any, Any | None]:
+def dispatch_layout(ids: ferry._typing.Array, placement: Placement, *, ranks_per_node: int = 0, stream: Any | None = None) -> tuple[Any, Any, Any, Any | None]:
     """
     (tokens_per_rank, routes_per_expert, token_in_rank, tokens_per_node) of ids [N, K]. Not collective.
 
@@ -408,7 +445,7 @@ class ReceiveBuffers:
     next dispatch overwrites.
     """
 
-    def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None) -> None: ...
+    def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None, rows: int = 0) -> None: ...
 
 class DispatchResult:
     """
@@ -503,6 +540,13 @@ class DispatchResult:
         that while rows may still be on their way, so this is sooner than int(total).
         """
 
+    def received_rows(self) -> Any:
+        """
+        [total, H]: the rows of `data` that the call has received, padding between groups included.
+
+        Waits as wait_total() does. Not with expert_padded.
+        """
+
     def __repr__(self) -> str: ...
 
 class Exchange:
@@ -520,8 +564,8 @@ class Exchange:
     Threads: different lanes may be used from different threads; one lane runs one call at a time.
 
     Raises UsageError and OverflowError, which leave the exchange usable; TimeoutError and PeerLostError are final for the
-    group. If one rank's arguments are wrong, its peers' calls end with a UsageError too. A `lane` that does not exist and a
-    misspelt keyword are exceptions: there the peers wait for the deadline.
+    group. If one rank's arguments are wrong, its peers' calls end with a UsageError too. A `lane` that does not exist is
+    an exception: there the peers wait for the deadline.
     Ctrl-C in the main thread ends a wait with KeyboardInterrupt, which is final for the group: the peers get PeerLostError.
     With 'cuda', Python sees the signal when the call returns.
     """
@@ -529,7 +573,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: str = ..., engine: str = 'automatic', placement: Placement = ..., layout: str = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:
@@ -555,14 +599,14 @@ class Exchange:
     def plan_bytes(self) -> int:
         """Bytes of a plan's storage."""
 
-    def plan_over(self, storage: Any, tokens: int | None = None) -> Plan:
+    def plan_over(self, storage: ferry._typing.Array, tokens: int | None = None) -> Plan:
         """
         A Plan over storage that holds one: uint8 [plan_bytes(config, ranks)]. Not collective.
 
         `tokens` is its N, needed where the storage is device memory.
         """
 
-    def metadata(self, count: Any, *, lane: int = 0, stream: Any | None = None) -> Any:
+    def metadata(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> Any:
         """
         [sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
 
@@ -570,7 +614,7 @@ class Exchange:
         the lane.
         """
 
-    def dispatch_counts(self, ids: Any, *, lane: int = 0, stream: Any | None = None) -> tuple[int, list[int], list[int]]:
+    def dispatch_counts(self, ids: ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> tuple[int, list[int], list[int]]:
         """
         (total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.
 
@@ -627,7 +671,7 @@ class Exchange:
 
     def __repr__(self) -> str: ...
 
-    def dispatch(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> DispatchResult:
+    def dispatch(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, stream: Any | None = None) -> DispatchResult:
         """
         Sends every token to the ranks of its experts; returns the received rows, grouped by expert. Collective.
 
@@ -645,12 +689,12 @@ class Exchange:
 
         Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
         block.
-        Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad `lane` or
-        a misspelt keyword. Raises BadIdError for ids out of range and OverflowError for rows past the capacity, which are
+        Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad
+        `lane`. Raises BadIdError for ids out of range and OverflowError for rows past the capacity, which are
         dropped: both after the call, whose result last_dispatch_result() then returns.
         """
 
-    def dispatch_send(self, tokens: Any, ids: Any, weights: Any | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: Any | None = None, count: Any | None = None, stream: Any | None = None) -> None:
+    def dispatch_send(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, stream: Any | None = None) -> None:
         """
         The send phase of dispatch, with its arguments, which may be reused when it returns. Does not wait for peers.
         """
@@ -660,7 +704,7 @@ class Exchange:
         The receive phase of dispatch: returns its result. May run in another thread or on another stream.
         """
 
-    def combine(self, outputs: Any, plan: Plan, *, row_weights: Any | None = None, topk_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
+    def combine(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
         """
         Returns the experts' outputs to their source ranks and sums them by token. Collective.
 
@@ -679,11 +723,11 @@ class Exchange:
         or its row was dropped. Rows past the plan's total are never read.
         Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
         block.
-        Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad `lane` or
-        a misspelt keyword. Raises BadSourceError for a damaged plan.
+        Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad
+        `lane`. Raises BadSourceError for a damaged plan.
         """
 
-    def combine_send(self, outputs: Any, plan: Plan, *, row_weights: Any | None = None, topk_weights: Any | None = None, reduction: str | None = None, row_values: Any | None = None, result: Any | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
+    def combine_send(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
         """
         The send phase of combine, with its arguments. `outputs` may be reused when it returns.
 
@@ -693,12 +737,12 @@ class Exchange:
     def combine_receive(self, *, lane: int = 0, stream: Any | None = None) -> Any:
         """The receive phase of combine: returns what combine returns."""
 
-    def route_values(self, values: Any, plan: Plan, *, lane: int = 0, stream: Any | None = None) -> Any:
+    def route_values(self, values: ferry._typing.Array, plan: Plan, *, lane: int = 0, stream: Any | None = None) -> Any:
         """
         Sends one number a route, float32 [N, K], to the route's row: returns float32 [rows], 0 on padding. Collective.
         """
 
-    def combine_backward(self, d_result: Any, plan: Plan, topk_weights: Any, outputs: Any, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, stream: Any | None = None) -> tuple[DispatchResult, Any]:
+    def combine_backward(self, d_result: ferry._typing.Array, plan: Plan, topk_weights: ferry._typing.Array, outputs: ferry._typing.Array, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, stream: Any | None = None) -> tuple[DispatchResult, Any]:
         """
         Gradients of combine: the pair (DispatchResult, d_weights). Collective.
 

@@ -80,6 +80,9 @@ void read_result(const Shape& shape, CombineInput& in) {
 
 void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, const PyPlan& plan,
                   CombineInput& in) {
+  require_known(
+      given.unknown, "combine",
+      "outputs, plan, row_weights, topk_weights, reduction, row_values, result, lane, sm_limit, stream");
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.plan = &plan;
@@ -236,13 +239,16 @@ Returns the result; with row_values the pair (result, route_values), route_value
 or its row was dropped. Rows past the plan's total are never read.
 Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
 block.
-Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad `lane` or
-a misspelt keyword. Raises BadSourceError for a damaged plan.)";
+Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad
+`lane`. Raises BadSourceError for a damaged plan.)";
 
 constexpr const char* kCombineParameters =
-    "(self, outputs: typing.Any, plan: Plan, *, row_weights: typing.Any | None = None, "
-    "topk_weights: typing.Any | None = None, reduction: str | None = None, "
-    "row_values: typing.Any | None = None, result: typing.Any | None = None, lane: int = 0, "
+    "(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = "
+    "None, "
+    "topk_weights: ferry._typing.Array | None = None, reduction: typing.Literal['partial', 'exact', "
+    "'unreduced'] | None = None, "
+    "row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, lane: int = "
+    "0, "
     "sm_limit: int = 0, stream: typing.Any | None = None) -> ";
 
 template <class Function>
@@ -252,7 +258,7 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
       name,
       [function](PyExchange& self, nb::object outputs, nb::object plan, nb::object row_weights,
                  nb::object topk_weights, std::optional<std::string> reduction, nb::object row_values,
-                 nb::object result, int lane, int sm_limit, nb::object stream) {
+                 nb::object result, int lane, int sm_limit, nb::object stream, nb::kwargs unknown) {
         return function(self, {.outputs = std::move(outputs),
                                .plan = std::move(plan),
                                .row_weights = std::move(row_weights),
@@ -262,11 +268,12 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
                                .result = std::move(result),
                                .lane = lane,
                                .sm_limit = sm_limit,
-                               .stream = std::move(stream)});
+                               .stream = std::move(stream),
+                               .unknown = std::move(unknown)});
       },
       "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "row_weights"_a = nb::none(),
       "topk_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
-      "result"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0, "stream"_a = nb::none(), doc,
+      "result"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0, "stream"_a = nb::none(), "unknown"_a, doc,
       nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
 }
 
@@ -288,20 +295,23 @@ Raises UsageError for topk_weights with the reduction 'partial', which need a ro
            "stream"_a = nb::none(),
            "Sends one number a route, float32 [N, K], to the route's row: returns float32 [rows], 0 on "
            "padding. Collective.",
-           nb::sig("def route_values(self, values: typing.Any, plan: Plan, *, lane: int = 0, "
+           nb::sig("def route_values(self, values: ferry._typing.Array, plan: Plan, *, lane: int = 0, "
                    "stream: typing.Any | None = None) -> typing.Any"))
-      .def("combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(),
-           "topk_weights"_a.none(), "outputs"_a.none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
-           "sm_limit"_a = 0, "memory"_a = nb::none(), "stream"_a = nb::none(),
-           R"(Gradients of combine: the pair (DispatchResult, d_weights). Collective.
+      .def(
+          "combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(),
+          "topk_weights"_a.none(), "outputs"_a.none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
+          "sm_limit"_a = 0, "memory"_a = nb::none(), "stream"_a = nb::none(),
+          R"(Gradients of combine: the pair (DispatchResult, d_weights). Collective.
 
 d_result [N, H] is dispatched by the plan and each row multiplied by its weight in topk_weights, float32 [N, K].
 d_weights, float32 [N, K], holds the dot products of d_result with `outputs`, the rows that combine was given: dense, of
 combine_type. Other arguments as dispatch.)",
-           nb::sig("def combine_backward(self, d_result: typing.Any, plan: Plan, topk_weights: typing.Any, "
-                   "outputs: typing.Any, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, "
-                   "memory: ReceiveBuffers | None = None, stream: typing.Any | None = None) -> "
-                   "tuple[DispatchResult, typing.Any]"));
+          nb::sig(
+              "def combine_backward(self, d_result: ferry._typing.Array, plan: Plan, topk_weights: "
+              "ferry._typing.Array, "
+              "outputs: ferry._typing.Array, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, "
+              "memory: ReceiveBuffers | None = None, stream: typing.Any | None = None) -> "
+              "tuple[DispatchResult, typing.Any]"));
 }
 
 }  // namespace ferry::python

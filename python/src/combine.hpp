@@ -17,6 +17,7 @@ struct PyCombineArguments {
   int lane = 0;
   int sm_limit = 0;
   nb::object stream = nb::none();
+  nb::kwargs unknown{};  // keywords that the operation does not have
 };
 
 // The same, checked and converted.

@@ -110,6 +110,12 @@ constexpr Setting kSettings[] = {
      }},
     {"reduction",
      [](Config& c, const std::string& k, nb::handle v) { c.reduction = reduction_named(text_value(k, v)); }},
+    {"reduction_level",
+     [](Config& c, const std::string& k, nb::handle v) {
+       c.reduction_level =
+           enum_named(k.c_str(), text_value(k, v),
+                      std::array{ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node});
+     }},
     {"lanes", [](Config& c, const std::string& k, nb::handle v) { c.lanes = int_of(k, v); }},
     {"deadline", [](Config& c, const std::string& k, nb::handle v) { c.deadline = seconds_of(k, v); }},
     {"own_receive_buffers",
@@ -142,6 +148,13 @@ std::string describe(const Config& c) {
              to_string(c.reduction), "', lanes=", c.lanes, ", deadline=", c.deadline, ")");
 }
 
+// What is pickled of a Config: its settings by name, as Config() takes them.
+nb::dict settings_of(const nb::handle& config) {
+  nb::dict settings;
+  for (const Setting& setting : kSettings) settings[setting.name] = config.attr(setting.name);
+  return settings;
+}
+
 void bind_sizes(nb::module_& module) {
   nb::class_<Sizes>(module, "Sizes", "Memory of one rank's exchange by purpose, in bytes.")
       .def_ro("dispatch_staging", &Sizes::dispatch_staging, "Symmetric memory: 2 * lanes * R*T messages.")
@@ -167,18 +180,34 @@ void bind_sizes(nb::module_& module) {
              "Bytes of a plan's storage, the same on every rank.");
 }
 
+using Locations = std::vector<std::pair<int, int>>;  // [E]: (rank, local expert)
+
+Placement placement_of(const Locations& locations, int ranks, std::uint64_t version) {
+  std::vector<ExpertLocation> table;
+  for (const auto& [rank, local] : locations) table.push_back({rank, local});
+  return Placement::table(std::move(table), ranks, version);
+}
+
+// What is pickled of a Placement: the arguments of placement_of().
+nb::tuple state_of(const Placement& placement) {
+  nb::list locations;
+  for (const auto& [rank, local] : placement.locations()) locations.append(nb::make_tuple(rank, local));
+  return nb::make_tuple(nb::tuple(locations), placement.ranks(), placement.version());
+}
+
+void set_placement_state(Placement* self, const nb::tuple& state) {
+  const auto locations = nb::cast<Locations>(state[0]);
+  const auto ranks = nb::cast<int>(state[1]);
+  const auto version = nb::cast<std::uint64_t>(state[2]);
+  new (self) Placement(locations.empty() ? Placement() : placement_of(locations, ranks, version));
+}
+
 void bind_placement(nb::module_& module) {
   nb::class_<Placement>(module, "Placement", "Which rank holds which expert. Immutable.")
       .def_static("blocks", &Placement::blocks, "experts"_a, "ranks"_a,
                   "Blocks of neighbouring experts. The first experts % ranks ranks hold one expert more.")
       .def_static(
-          "table",
-          [](const std::vector<std::pair<int, int>>& locations, int ranks, std::uint64_t version) {
-            std::vector<ExpertLocation> table;
-            for (const auto& [rank, local] : locations) table.push_back({rank, local});
-            return Placement::table(std::move(table), ranks, version);
-          },
-          "locations"_a, "ranks"_a, "version"_a = 0,
+          "table", &placement_of, "locations"_a, "ranks"_a, "version"_a = 0,
           "Any table: the (rank, local expert) of each expert. UsageError if a rank's local experts are not "
           "0, 1, 2, ... once each.")
       .def_prop_ro("experts", &Placement::experts, "E, the number of experts.")
@@ -202,6 +231,12 @@ void bind_placement(nb::module_& module) {
             return self.experts_of(rank);
           },
           "rank"_a, "The global ids of a rank's experts, in local order.")
+      .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__", [](const Placement& self) { return nb::hash(state_of(self)); })
+      .def("__getstate__", &state_of,
+           nb::sig("def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int]"))
+      .def("__setstate__", &set_placement_state,
+           nb::sig("def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None"))
       .def("__repr__", [](const Placement& self) {
         return str("Placement(", self.experts(), " experts on ", self.ranks(), " ranks, version ",
                    self.version(), ")");
@@ -226,11 +261,14 @@ EngineKind engine_named(const std::string& name) {
 }
 
 const char* const kOptionalSettings =
-    "backend: str = ..., engine: str = 'automatic', placement: Placement = ..., layout: str = "
-    "'expert_major', alignment: int = 1, "
-    "capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', "
-    "combine_type: str = 'bf16', reduction: str = 'partial', lanes: int = 1, deadline: float = 30.0, "
-    "own_receive_buffers: bool = True, check_calls: bool = True";
+    "backend: typing.Literal['cpu', 'cuda', 'collective', 'reference'] = ..., "
+    "engine: typing.Literal['automatic', 'mpi', 'custom'] = 'automatic', placement: Placement = ..., "
+    "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
+    "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
+    "format: str = 'bf16', combine_type: typing.Literal['bf16', 'fp16', 'fp32'] = 'bf16', "
+    "reduction: typing.Literal['partial', 'exact', 'unreduced'] = 'partial', "
+    "reduction_level: typing.Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, "
+    "deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True";
 
 Config config_of(const nb::kwargs& settings, BackendKind fallback) {
   Config config;
@@ -269,6 +307,8 @@ format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, 
 combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
 reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                      'partial'
+reduction_level      'rank' or 'node': 'partial' adds the sums of single ranks, or first those of each node; default
+                     'automatic', 'node' in a group of several nodes. 'cuda' has only 'rank'
 lanes                independent sequences of calls, which may overlap; default 1
 deadline             seconds a wait may last; default 30
 own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
@@ -314,6 +354,19 @@ checked by Exchange, size_of and capacity_of.)")
       .def_prop_ro(
           "reduction", [](const Config& c) { return std::string(to_string(c.reduction)); },
           "Reduction of a combine that names none; others must need no more staging.")
+      .def_prop_ro(
+          "reduction_level", [](const Config& c) { return std::string(to_string(c.reduction_level)); },
+          "'rank' or 'node'; 'automatic' before an Exchange has chosen.")
+      .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__",
+           [](const nb::handle& self) { return nb::hash(nb::tuple(settings_of(self).attr("values")())); })
+      .def("__getstate__", &settings_of, nb::sig("def __getstate__(self) -> dict[str, typing.Any]"))
+      .def(
+          "__setstate__",
+          [](Config* self, const nb::dict& settings) {
+            new (self) Config(config_of(nb::borrow<nb::kwargs>(settings)));
+          },
+          nb::sig("def __setstate__(self, state: dict[str, typing.Any], /) -> None"))
       .def("__repr__", &describe);
   bind_sizes(module);
 }

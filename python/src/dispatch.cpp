@@ -82,14 +82,16 @@ stream         'cuda': default the current stream of the arrays' framework
 
 Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
 block.
-Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad `lane` or
-a misspelt keyword. Raises BadIdError for ids out of range and OverflowError for rows past the capacity, which are
+Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad
+`lane`. Raises BadIdError for ids out of range and OverflowError for rows past the capacity, which are
 dropped: both after the call, whose result last_dispatch_result() then returns.)";
 
 constexpr const char* kDispatchParameters =
-    "(self, tokens: typing.Any, ids: typing.Any, weights: typing.Any | None = None, *, "
+    "(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, "
+    "weights: ferry._typing.Array | None = None, *, "
     "format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, "
-    "apply_weights: bool = False, dot_rows: typing.Any | None = None, count: typing.Any | None = None, "
+    "apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | "
+    "None = None, "
     "stream: typing.Any | None = None) -> ";
 
 template <class Function>
@@ -99,7 +101,8 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
       name,
       [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
                  std::optional<std::string> format, int lane, int sm_limit, nb::object memory,
-                 bool apply_weights, nb::object dot_rows, nb::object count, nb::object stream) {
+                 bool apply_weights, nb::object dot_rows, nb::object count, nb::object stream,
+                 nb::kwargs unknown) {
         return function(self, {.tokens = std::move(tokens),
                                .ids = std::move(ids),
                                .weights = std::move(weights),
@@ -110,11 +113,12 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
                                .apply_weights = apply_weights,
                                .dot_rows = std::move(dot_rows),
                                .count = std::move(count),
-                               .stream = std::move(stream)});
+                               .stream = std::move(stream),
+                               .unknown = std::move(unknown)});
       },
       "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(),
       "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(), "apply_weights"_a = false,
-      "dot_rows"_a = nb::none(), "count"_a = nb::none(), "stream"_a = nb::none(), doc,
+      "dot_rows"_a = nb::none(), "count"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, doc,
       nb::sig(str("def ", name, kDispatchParameters, returned).c_str()));
 }
 

@@ -18,6 +18,7 @@ struct PyDispatchArguments {
   nb::object memory = nb::none();
   bool apply_weights = false;
   nb::object dot_rows = nb::none(), count = nb::none(), stream = nb::none();
+  nb::kwargs unknown{};  // keywords that the operation does not have
 };
 
 // The same, checked and converted. Either `ids` or `plan` is set.

@@ -176,6 +176,9 @@ void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std:
 }
 
 void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in) {
+  require_known(
+      given.unknown, "dispatch",
+      "tokens, ids, weights, format, lane, sm_limit, memory, apply_weights, dot_rows, count, stream");
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.format = given.format ? parse_format(*given.format) : config.format;
@@ -204,6 +207,11 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
                                          : self.placeholder(in.arguments.framework());
   }
   if (!given.count.is_none()) {
+    if (PyLong_Check(given.count.ptr()) != 0) {
+      throw UsageError(
+          "count: expected an int32 array [1] in device memory, got a number: N is the number of rows of "
+          "tokens, so pass tokens[:count]");
+    }
     in.tokens.device_count =
         static_cast<const std::int32_t*>(in.arguments.dense(given.count, "count", kInt32, {1}).data);
   }

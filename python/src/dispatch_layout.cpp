@@ -68,9 +68,10 @@ void bind_dispatch_layout(nb::module_& module) {
 int32 [R]: tokens with an expert on the rank; int32 [E]; bool [N, R]: whether the token has an expert on the rank; int32
 [R / ranks_per_node], or None without ranks_per_node. Slots of -1 and ids out of range are not counted. For ids on a GPU
 the counts are made on `stream`, by default the current one of the ids' framework, without waiting for it.)",
-      nb::sig("def dispatch_layout(ids: typing.Any, placement: Placement, *, ranks_per_node: int = 0, "
-              "stream: typing.Any | None = None) -> tuple[typing.Any, typing.Any, typing.Any, "
-              "typing.Any | None]"));
+      nb::sig(
+          "def dispatch_layout(ids: ferry._typing.Array, placement: Placement, *, ranks_per_node: int = 0, "
+          "stream: typing.Any | None = None) -> tuple[typing.Any, typing.Any, typing.Any, "
+          "typing.Any | None]"));
 }
 
 }  // namespace ferry::python

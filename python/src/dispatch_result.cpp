@@ -125,6 +125,17 @@ std::int64_t wait_total(PyDispatchResult& self) {
   return plan.known_total;
 }
 
+nb::object received_rows(PyDispatchResult& self) {
+  if (exchange_config(self).layout == Layout::expert_padded) {
+    throw UsageError(
+        "received_rows: with expert_padded the rows of each expert start at a row of their own; use "
+        "data[group]"
+        "[:counts[group]]");
+  }
+  const std::int64_t total = wait_total(self);
+  return part(self, 0)[nb::slice(nb::int_(0), nb::int_(std::min(total, row_count(self))), nb::none())];
+}
+
 void bind_receive_buffers(nb::module_& module) {
   nb::class_<PyReceiveBuffers>(module, "ReceiveBuffers", R"(The caller's memory for the result of a dispatch.
 
@@ -246,6 +257,11 @@ overwrites, unless ReceiveBuffers were given.)")
 
 With 'cuda' it waits, `deadline` seconds at most, until the call has written the total to pinned memory. The call does
 that while rows may still be on their way, so this is sooner than int(total).)")
+      .def("received_rows", &received_rows,
+           R"([total, H]: the rows of `data` that the call has received, padding between groups included.
+
+Waits as wait_total() does. Not with expert_padded.)",
+           nb::sig("def received_rows(self) -> typing.Any"))
       .def("__repr__", [](const PyDispatchResult& self) {
         return str("DispatchResult(call ", self.received.call, ", ", self.received.groups,
                    " groups, capacity ", self.received.capacity, ", format='", to_string(self.context.format),

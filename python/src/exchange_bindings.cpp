@@ -223,8 +223,8 @@ stream of its arrays' framework, or on `stream`.
 Threads: different lanes may be used from different threads; one lane runs one call at a time.
 
 Raises UsageError and OverflowError, which leave the exchange usable; TimeoutError and PeerLostError are final for the
-group. If one rank's arguments are wrong, its peers' calls end with a UsageError too. A `lane` that does not exist and a
-misspelt keyword are exceptions: there the peers wait for the deadline.
+group. If one rank's arguments are wrong, its peers' calls end with a UsageError too. A `lane` that does not exist is
+an exception: there the peers wait for the deadline.
 Ctrl-C in the main thread ends a wait with KeyboardInterrupt, which is final for the group: the peers get PeerLostError.
 With 'cuda', Python sees the signal when the call returns.)";
 
@@ -262,23 +262,24 @@ void bind_exchange(nb::module_& module) {
            R"(A Plan over storage that holds one: uint8 [plan_bytes(config, ranks)]. Not collective.
 
 `tokens` is its N, needed where the storage is device memory.)",
-           nb::sig("def plan_over(self, storage: typing.Any, tokens: int | None = None) -> Plan"))
+           nb::sig("def plan_over(self, storage: ferry._typing.Array, tokens: int | None = None) -> Plan"))
       .def(
           "metadata", &metadata, "count"_a.none(), nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
           R"([sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
 
 `count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. The array's address is fixed for
 the lane.)",
-          nb::sig(
-              "def metadata(self, count: typing.Any, *, lane: int = 0, stream: typing.Any | None = None) -> "
-              "typing.Any"))
+          nb::sig("def metadata(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: typing.Any "
+                  "| None = None) -> "
+                  "typing.Any"))
       .def("dispatch_counts", &dispatch_counts, "ids"_a.none(), nb::kw_only(), "lane"_a = 0,
            "stream"_a = nb::none(),
            R"((total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.
 
 total: rows that the dispatch delivers here; routes: to each expert of this rank, from all ranks; tokens: N of every
 rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before it on `stream`, and cannot be captured.)",
-           nb::sig("def dispatch_counts(self, ids: typing.Any, *, lane: int = 0, stream: typing.Any | None = "
+           nb::sig("def dispatch_counts(self, ids: ferry._typing.Array, *, lane: int = 0, stream: typing.Any "
+                   "| None = "
                    "None) "
                    "-> tuple[int, list[int], list[int]]"))
       .def(

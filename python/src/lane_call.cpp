@@ -35,4 +35,10 @@ void LaneCall::refuse(std::initializer_list<Operation> operations, const Error& 
     state_->exchange.refuse(operation, lane_index_, error, stream_);
 }
 
+void require_known(const nb::kwargs& unknown, const char* operation, const char* known) {
+  if (!unknown.is_valid() || nb::len(nb::handle(unknown)) == 0) return;
+  const auto first = nb::cast<std::string>(nb::handle((*unknown.begin()).first));
+  throw UsageError(str(operation, ": there is no argument '", first, "'; the arguments are: ", known));
+}
+
 }  // namespace ferry::python

@@ -56,4 +56,7 @@ class LaneCall {
   Stream stream_{};
 };
 
+// Throws UsageError if there are `unknown` keywords, such as misspelt ones. `known`: those of the operation.
+void require_known(const nb::kwargs& unknown, const char* operation, const char* known);
+
 }  // namespace ferry::python

@@ -77,6 +77,7 @@ void check_alone(const Config& config) {
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
   check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
+  check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
   if (row_bytes % 16 != 0) {
     throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.combine_type),

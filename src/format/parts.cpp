@@ -80,7 +80,8 @@ void check_format(const Format& format, std::int64_t hidden, DType input) {
   if (encoding.element == ElementType::bytes) return check_raw(format);
   if (!encoding.quantises() && input != dtype_of(encoding.element)) {
     throw UsageError(str("format ", to_string(format), " takes ", to_string(format),
-                         " tokens, but the tokens are ", to_string(input)));
+                         " tokens, but the tokens are ", to_string(input), ": convert the tokens to ",
+                         to_string(format), ", or choose the format ", to_string(input)));
   }
   if (encoding.packs_scales() && encoding.rule != ScaleRule::power_of_two) {
     throw UsageError(

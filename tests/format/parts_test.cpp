@@ -168,8 +168,10 @@ TEST(CheckFormat, RefusesWithTheNumbers) {
             "format fp8: a row of 1000 e4m3 values is 1000 bytes after encoding, must be a multiple of 16");
   EXPECT_EQ(refusal(Format::bf16(), 0, DType::bf16), "format bf16: hidden = 0, must be positive");
   EXPECT_EQ(refusal(Format::fp8_e4m3(), -16, DType::bf16), "format fp8: hidden = -16, must be positive");
-  EXPECT_EQ(refusal(Format::fp16(), 64, DType::bf16),
-            "format fp16 takes fp16 tokens, but the tokens are bf16");
+  EXPECT_EQ(
+      refusal(Format::fp16(), 64, DType::bf16),
+      "format fp16 takes fp16 tokens, but the tokens are bf16: convert the tokens to fp16, or choose the "
+      "format bf16");
   EXPECT_EQ(refusal(Format::fp8_e4m3({.packed = true}), 64, DType::bf16),
             "format fp8-packed: packed scales must be powers of two: set power_of_two too");
   EXPECT_EQ(refusal({.kind = static_cast<FormatKind>(9)}, 64, DType::bf16),

@@ -32,6 +32,9 @@ enum { FERRY_EXPERT_MAJOR = 0, FERRY_EXPERT_PADDED = 1, FERRY_RANK_MAJOR = 2 };
 /// How combine adds the rows of a token: see ferry::Reduction.
 enum { FERRY_REDUCTION_DEFAULT = 0, FERRY_PARTIAL = 1, FERRY_EXACT = 2, FERRY_UNREDUCED = 3 };
 
+/// In which steps FERRY_PARTIAL adds the sums of the ranks: see ferry::ReductionLevel.
+enum { FERRY_LEVEL_AUTOMATIC = 0, FERRY_LEVEL_RANK = 1, FERRY_LEVEL_NODE = 2 };
+
 /// The encoding in which a token's row is transferred and received.
 enum {
   FERRY_FORMAT_DEFAULT = 0,
@@ -54,6 +57,12 @@ typedef struct ferry_format {
   uint32_t flags;                       ///< FERRY_FP8_..., for fp8 only
   int64_t part_bytes[FERRY_MAX_PARTS];  ///< raw only: bytes a row of each part, multiples of 16; 0: no part
 } ferry_format;
+
+/// Reads the name of a format, such as "bf16", "fp8-pow2" or "raw:1024+64": see ferry::parse_format().
+ferry_status ferry_parse_format(const char* name, ferry_format* format);
+/// Writes the name of a format to `name`, of `bytes` bytes, with a zero at its end. FERRY_USAGE: there is no
+/// room.
+ferry_status ferry_format_name(const ferry_format* format, char* name, size_t bytes);
 
 /// The configuration of an exchange. It must be the same on every rank: ferry_exchange_create compares the
 /// configurations and names the first field that differs.
@@ -90,7 +99,8 @@ typedef struct ferry_config {
   int32_t external_receive_buffers;
   /// 1: calls of host backends do not end with ferry_check(), which the caller calls instead.
   int32_t manual_check;
-  int64_t engine;  ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
+  int64_t engine;           ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
+  int64_t reduction_level;  ///< FERRY_LEVEL_...; FERRY_CUDA: FERRY_LEVEL_RANK; default: FERRY_LEVEL_AUTOMATIC
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

@@ -106,6 +106,10 @@ Stream stream_of(nb::handle given, Framework framework, Device device) {
     throw UsageError("stream: the number is not a valid stream handle");
   };
   if (!given.is_none()) {
+    if (is_host(device)) {
+      throw UsageError(
+          "stream: the exchange's backend works on host memory, in the calling thread: pass no stream");
+    }
     for (const char* name : {"cuda_stream", "ptr"}) {
       if (nb::hasattr(given, name)) return number(given.attr(name));
     }

@@ -76,7 +76,8 @@ class _Once:
 
 DISPATCH = {
     "dtype": ((X.astype(np.float64), IDS), "tokens: expected bfloat16 or float16 or float32, got float64"),
-    "type of another format": ((X.astype(np.float32), IDS), "bf16"),
+    "type of another format": ((X.astype(np.float32), IDS),
+                               "convert the tokens to bf16, or choose the format fp32"),
     "shape": ((np.ones((3, HIDDEN + 8), bf16), IDS), r"tokens: expected rows of 16 columns, got shape \[3, 24\]"),
     "one dimension": ((np.ones(HIDDEN, bf16), IDS), "tokens: expected rows"),
     "columns apart": ((np.ones((3, 2 * HIDDEN), bf16)[:, ::2], IDS), r"strides \[32, 2\]"),
@@ -135,9 +136,11 @@ def test_dispatch(name):
         ({"memory": ferry.ReceiveBuffers(row_offsets=np.empty(8, np.int64))}, "memory.row_offsets: expected int32"),
         ({"memory": ferry.ReceiveBuffers(dots=np.empty(1, np.float32))}, "memory.dots: expected a length of"),
         ({"memory": 5}, "memory: expected a ReceiveBuffers, got int"),
-        ({"stream": -1}, "stream: the number is not a valid stream handle"),
+        ({"stream": 3}, "stream: the exchange's backend works on host memory, in the calling thread: pass no stream"),
+        ({"count": 3}, r"count: expected an int32 array \[1\] in device memory, got a number: .* pass tokens\[:count\]"),
         ({"dot_rows": np.ones((3, HIDDEN), np.float32)}, "dot_rows: expected bfloat16, got float32"),
         ({"dot_rows": np.ones((1, HIDDEN), bf16)}, "dot_rows: expected .* rows or more, got 1"),
+        ({"topk": 2}, "dispatch: there is no argument 'topk'; the arguments are: tokens, ids, weights, format"),
         ({"count": np.zeros(1, np.int32)}, None),
     ],
 )
@@ -180,6 +183,7 @@ COMBINE = {
     "topk_weights": (lambda d: (d,), {"topk_weights": np.ones((3, 3), np.float32)}, "topk_weights: expected"),
     "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is not one of partial, exact, unreduced"),
     "staging": (lambda d: (d,), {"reduction": "exact"}, "configure the larger one"),
+    "misspelt": (lambda d: (d,), {"weights": W}, "combine: there is no argument 'weights'; the arguments are: outputs, plan"),
 }
 
 

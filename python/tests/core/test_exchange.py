@@ -27,6 +27,16 @@ def test_arrays_of_a_result_are_made_once():
     ferry.Group.threads(1).run(body)
 
 
+def test_received_rows_of_padded_experts_are_refused():
+    def body(rank):
+        with ferry.Exchange(rank, experts=4, top_k=2, hidden=HIDDEN, max_tokens=MOST, layout="expert_padded") as exchange:
+            rows = exchange.dispatch(np.ones((1, HIDDEN), bf16), np.array([[0, 3]]))
+            with pytest.raises(ferry.UsageError, match=r"use data\[group\]\[:counts\[group\]\]"):
+                rows.received_rows()
+
+    ferry.Group.threads(1).run(body)
+
+
 def test_reprs():
     def body(rank):
         with ferry.Exchange(rank, experts=4, top_k=2, hidden=HIDDEN, max_tokens=MOST) as exchange:
@@ -53,6 +63,8 @@ def test_rows_are_grouped_by_expert(rng, backend, ids, ranks):
         offsets = rows.row_offsets
         assert rows.groups == len(rows.group_expert) == len(rows.counts) == len(offsets) - 1
         assert int(rows.total) == offsets[-1] == rows.plan.total == rows.wait_total()
+        received = rows.received_rows()
+        assert len(received) == offsets[-1] and (len(received) == 0 or np.shares_memory(received, rows.data))
         positions = []
         for group, expert in enumerate(rows.group_expert):
             of_expert = [route for route in expected if route[0] == expert]

@@ -49,11 +49,12 @@ def test_every_setting_is_a_parameter():
 
 ANNOTATED = """
 from typing import Any
+import numpy
 import ferry
 
 def step(exchange: ferry.Exchange, x: Any, ids: Any, weights: Any) -> Any:
     rows = exchange.dispatch(x, ids, weights, lane=0)
-    outputs = rows.data[: rows.wait_total()] * 2
+    outputs = rows.received_rows() * 2
     plan: ferry.Plan = rows.plan.copy()
     return exchange.combine(outputs, plan, row_weights=rows.weight).sum()
 
@@ -64,17 +65,25 @@ def body(rank: ferry.Rank) -> int:
     return rank.index
 
 results: list[int] = ferry.Group.threads(2).run(body)
+
+def with_numpy(exchange: ferry.Exchange, x: numpy.ndarray[Any, Any], ids: numpy.ndarray[Any, Any]) -> None:
+    exchange.combine(exchange.dispatch(x, ids).received_rows(), exchange.dispatch([x], ids).plan, reduction="exact")
 """
 
 MISTAKEN = """
+import numpy
 import ferry
 def body(rank: ferry.Rank) -> None:
     ferry.Config(experts=8, top_k=2, hidden=16)  # wrong
     ferry.Exchange(rank, exprts=8, top_k=2, hidden=16, max_tokens=4)  # wrong
     exchange = ferry.Exchange(rank, experts=8, top_k=2, hidden=16, max_tokens=4)
-    exchange.combine(1, "plan")  # wrong
-    exchange.dispatch(1)  # wrong
-    exchange.dispatch(1, 2, memory=3)  # wrong
+    array = numpy.zeros((4, 2))
+    exchange.combine(array, "plan")  # wrong
+    exchange.dispatch(array)  # wrong
+    exchange.dispatch(array, array, memory=3)  # wrong
+    exchange.dispatch(1, array)  # wrong
+    exchange.combine(array, exchange.dispatch(array, array).plan, reduction="sum")  # wrong
+    ferry.Config(experts=8, top_k=2, hidden=16, max_tokens=4, layout="foo")  # wrong
 """
 
 
