@@ -68,6 +68,8 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.external_receive_buffers = 1;
   given.manual_check = 1;
   given.engine = FERRY_ENGINE_MPI;
+  given.hops = FERRY_ONE_HOP;
+  given.window = 7;
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, given);
     auto got = sized<ferry_config>();
@@ -93,6 +95,8 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     EXPECT_EQ(config.lanes, 3);
     EXPECT_EQ(config.deadline, 4.5);
     EXPECT_EQ(config.engine, EngineKind::mpi);
+    EXPECT_EQ(config.hops, Hops::one);
+    EXPECT_EQ(config.window, 7);
     auto sizes = sized<ferry_sizes>();
     ASSERT_EQ(ferry_exchange_sizes(exchange.get(), &sizes), FERRY_OK);
     expect_same_sizes(sizes, exchange->exchange.sizes());
