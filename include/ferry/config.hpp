@@ -47,6 +47,8 @@ struct Config {
   /// Default of each combine. `partial` takes T*min(K, R) rows of staging and then allows no other reduction;
   /// `exact` and `unreduced` take T*K rows and allow all three.
   Reduction reduction = Reduction::partial;
+  /// How `partial` adds. Construction replaces `automatic` by what it stands for in the group. cuda: `rank`.
+  ReductionLevel reduction_level = ReductionLevel::automatic;
 
   int lanes = 1;           ///< independent sequences of calls, each with its own staging memory: 1 to 64
   double deadline = 30.0;  ///< longest wait for a peer, in seconds; positive and finite

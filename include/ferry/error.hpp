@@ -83,7 +83,7 @@ class BadSourceError : public UsageError {
 /// Routes that did not fit a rank's capacity. They were dropped, the last rows of the order first.
 struct Overflow {
   int rank = -1;              ///< the rank that needs the most rows, among those that overflowed
-  std::int64_t capacity = 0;  ///< rows that this rank has (expert_padded: rows of one expert)
+  std::int64_t capacity = 0;  ///< rows that rank `rank` has (expert_padded: rows of one expert)
   std::int64_t needed = 0;    ///< rows that it would have needed, padding included
   std::int64_t dropped = 0;   ///< routes dropped on all ranks together (rank_major: rows)
 };

@@ -174,7 +174,8 @@ struct DispatchCounts {
   std::span<const std::int32_t> tokens;  ///< [R] N of every rank
 };
 
-/// Routes dispatched so far by this exchange on all lanes: the same on every rank.
+/// Routes of this exchange's dispatches from ids so far, on all lanes: the same on every rank. Dispatches by
+/// a plan are not counted.
 struct LoadCounts {
   std::vector<std::int64_t> experts;  ///< [E] routes to each expert
   std::vector<std::int64_t> ranks;    ///< [R] routes to each rank
@@ -223,8 +224,9 @@ class Exchange {
   /// @throws SystemError  not enough memory
   Exchange(Rank rank, const Config& config);
 
-  /// Local. Device backends: waits for all work on the rank's device. Ranks that share a device must not
-  /// start a call that waits for a rank which is still in its destructor.
+  /// Local. Device backends: waits for all work on the rank's device. If ranks share a device, none of them
+  /// may start a call that waits for a rank which is still in its destructor: the two would wait for each
+  /// other.
   ~Exchange();
   Exchange(const Exchange&) = delete;  // peers write to its memory
   Exchange& operator=(const Exchange&) = delete;

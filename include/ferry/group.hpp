@@ -61,22 +61,31 @@ class Rank {
 /// A set of ranks, and the way to run code on each of them. Copies refer to the same group.
 class Group {
  public:
-  // The four constructors are local, apart from mpi(): the ranks meet in run() or join().
+  // The constructors are local, apart from mpi(): the ranks meet in run() or join().
 
   /// `ranks` threads of this process, started by run(). They share memory, whatever `nodes`, which simulates
   /// nodes of equal size.
   /// @throws UsageError  `ranks` below 1, or `nodes` does not divide them
   static Group threads(int ranks, int nodes = 1);
+  /// The same with any nodes, all simulated.
+  /// @throws UsageError  `topology` has no rank
+  static Group threads(const Topology& topology);
 
   /// `ranks` processes on this host, forked by run(). Call run() before the program starts threads. Otherwise
   /// as threads().
   static Group processes(int ranks, int nodes = 1);
+  static Group processes(const Topology& topology);
 
   /// This process is one rank of an MPI job that mpirun has started. Collective over the job. MPI is also the
   /// engine of exchanges with the backend `collective`, if it was initialised with MPI_THREAD_SERIALIZED or
   /// MPI_THREAD_MULTIPLE. A program that has not initialised MPI leaves that to Ferry.
   /// @throws UnsupportedError  the MPI module was not found, or MPI has failed
   static Group mpi();
+
+  /// This process is one rank of those that `ferry launch` has started on this host. Local. A process may
+  /// have one such group at a time.
+  /// @throws UsageError  the process was started otherwise
+  static Group launched();
 
   /// This process (or thread) is one rank, and `bootstrap` connects it with the others, which may be on other
   /// hosts. `engine`: the caller's transport, used by exchanges with the backend `collective`; all ranks
@@ -87,7 +96,7 @@ class Group {
   int size() const;  ///< R
 
   /// Runs `body` on every rank that this group starts (threads, processes), or as this process's rank (mpi,
-  /// custom: collective). Blocks until all of these have returned.
+  /// launched, custom: collective). Blocks until all of these have returned.
   ///
   /// A rank whose body throws, or whose process is killed, is lost to the others: their waits end with
   /// PeerLostError.
@@ -96,16 +105,16 @@ class Group {
   /// group of processes then kills every process that does not end: a stopped one after 0.5 s, the silent one
   /// after 2 s, others after the deadline and 2 s more. A thread cannot be killed: run() returns when the
   /// thread does.
-  /// @throws UnsupportedError  mpi, custom: ranks of several hosts look as if they were on one host
-  /// @throws TimeoutError  mpi, custom: the ranks have not met before the group's deadline
+  /// @throws UnsupportedError  mpi, launched, custom: ranks of several hosts look as if they were on one host
+  /// @throws TimeoutError  mpi, launched, custom: the ranks have not met before the group's deadline
   /// @throws the error that occurred first on any rank; its message names that rank. Exceptions that are no
   /// ferry::Error become a std::runtime_error, in which groups of threads nest the original
   /// (std::rethrow_if_nested).
   void run(const std::function<void(Rank)>& body);
 
   /// Collective. Enters the group as this process's rank, for programs that cannot put their work into one
-  /// function (mpi, custom). The rank leaves when the last copy of the handle is destroyed. A process that
-  /// exits earlier is lost to the others.
+  /// function (mpi, launched, custom). The rank leaves when the last copy of the handle is destroyed. A
+  /// process that exits earlier is lost to the others.
   /// @throws UsageError  the group starts its ranks itself (threads, processes), or this rank has joined and
   /// its handle still exists
   /// @throws UnsupportedError, TimeoutError  as run()

@@ -5,7 +5,7 @@
 //   ... run the experts on received.recv_x ...
 //   exchange.combine(nvfuser::CombineInput(rows, received), tokens.count, result);
 //
-// docs/guides/nvfuser.md compares the names. Shapes use the symbols of ferry/types.hpp.
+// docs/guides/nvfuser.md explains the arrays. Shapes use the symbols of ferry/types.hpp.
 #pragma once
 
 #include <cstdint>

@@ -48,6 +48,15 @@ enum class Layout : int { expert_major = 0, expert_padded = 1, rank_major = 2 };
 /// - `unreduced`: every row returns and is not added: the result is [N, K, H].
 enum class Reduction : int { partial = 0, exact = 1, unreduced = 2 };
 
+/// In which steps `partial` adds the sums of the ranks. `exact` and `unreduced` ignore it.
+///
+/// - `rank`: the source rank adds the sums of all ranks, in rank order.
+/// - `node`: the sums of a node's ranks are added first, in rank order, and rounded once; the source rank
+/// adds
+///   these node sums in node order.
+/// - `automatic`: `node` if the group has several nodes, else `rank`.
+enum class ReductionLevel : int { automatic = 0, rank = 1, node = 2 };
+
 /// The implementation that carries out an exchange: `reference` and `cpu` on ranks of one host, which share
 /// memory; `cuda` on the GPUs of one host; `collective` on host memory of ranks on any hosts, over an engine.
 enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 };
@@ -65,6 +74,7 @@ enum class Hops : int { automatic = 0, one = 1, two = 2 };
 const char* to_string(DType type);
 const char* to_string(Layout layout);
 const char* to_string(Reduction reduction);
+const char* to_string(ReductionLevel level);
 const char* to_string(BackendKind backend);
 const char* to_string(EngineKind engine);
 const char* to_string(Hops hops);

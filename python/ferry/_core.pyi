@@ -56,9 +56,9 @@ class Placement:
 
     def __hash__(self) -> int: ...
 
-    def __getstate__(self) -> tuple: ...
+    def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int]: ...
 
-    def __setstate__(self, arg: tuple, /) -> None: ...
+    def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -86,6 +86,8 @@ class Config:
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
     reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                          'partial'
+    reduction_level      'rank' or 'node': 'partial' adds the sums of single ranks, or first those of each node; default
+                         'automatic', 'node' in a group of several nodes. 'cuda' has only 'rank'
     lanes                independent sequences of calls, which may overlap; default 1
     deadline             seconds a wait may last; default 30
     own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
@@ -95,7 +97,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -186,6 +188,10 @@ class Config:
         """
         Reduction of a combine that names none; others must need no more staging.
         """
+
+    @property
+    def reduction_level(self) -> str:
+        """'rank' or 'node'; 'automatic' before an Exchange has chosen."""
 
     def __eq__(self, other: object, /) -> bool: ...
 
@@ -280,9 +286,23 @@ class Group:
         """
 
     @staticmethod
+    def processes(ranks: int, nodes: int = 1) -> Group:
+        """
+        Ranks are processes on this host, forked by run(), which sends back what they return or raise by pickle.
+
+        Call run() before the program starts threads or uses a GPU. What a rank writes to variables stays in its process.
+        """
+
+    @staticmethod
     def mpi() -> Group:
         """
         This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.
+        """
+
+    @staticmethod
+    def launched() -> Group:
+        """
+        This process is one rank of those that `ferry launch -n RANKS script.py` has started on this host. UsageError if it was started otherwise.
         """
 
     @staticmethod
@@ -307,8 +327,8 @@ class Group:
         """
         This process is one rank of a torch.distributed process group; default: the default process group.
 
-        Collective: it makes a process group of its own, in which Ferry's collectives cannot mix with the program's. That process
-        group is also the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
+        Collective: it makes process groups of its own, in which Ferry's collectives cannot mix with the program's. One of them
+        is the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
         group uses NCCL, else 'cpu'.
         """
 
@@ -318,7 +338,7 @@ class Group:
 
     def run(self, body: Callable[[Rank], _Result]) -> list[_Result]:
         """
-        Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
+        Calls body(rank) on every rank that this group starts (threads, processes), or on this process's rank. Blocks.
 
         Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
         raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
@@ -330,7 +350,7 @@ class Group:
         """
         This process's rank, for groups that do not start their ranks. Exchange(group, ...) calls it.
 
-        The first call is collective and blocks. Raises UsageError for Group.threads().
+        The first call is collective and blocks. Raises UsageError for Group.threads() and Group.processes().
         """
 
     def leave(self) -> None:
@@ -438,7 +458,7 @@ class ReceiveBuffers:
     next dispatch overwrites.
     """
 
-    def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None) -> None: ...
+    def __init__(self, parts: Any | None = None, *, weight: Any | None = None, local_ids: Any | None = None, group_of_row: Any | None = None, plan: Any | None = None, counts: Any | None = None, row_offsets: Any | None = None, dots: Any | None = None, rows: int = 0) -> None: ...
 
 class DispatchResult:
     """
@@ -566,7 +586,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:

@@ -115,6 +115,12 @@ constexpr Setting kSettings[] = {
      }},
     {"reduction",
      [](Config& c, const std::string& k, nb::handle v) { c.reduction = reduction_named(text_value(k, v)); }},
+    {"reduction_level",
+     [](Config& c, const std::string& k, nb::handle v) {
+       c.reduction_level =
+           enum_named(k.c_str(), text_value(k, v),
+                      std::array{ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node});
+     }},
     {"lanes", [](Config& c, const std::string& k, nb::handle v) { c.lanes = int_of(k, v); }},
     {"deadline", [](Config& c, const std::string& k, nb::handle v) { c.deadline = seconds_of(k, v); }},
     {"own_receive_buffers",
@@ -232,8 +238,10 @@ void bind_placement(nb::module_& module) {
           "rank"_a, "The global ids of a rank's experts, in local order.")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](const Placement& self) { return nb::hash(state_of(self)); })
-      .def("__getstate__", &state_of)
-      .def("__setstate__", &set_placement_state)
+      .def("__getstate__", &state_of,
+           nb::sig("def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int]"))
+      .def("__setstate__", &set_placement_state,
+           nb::sig("def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None"))
       .def("__repr__", [](const Placement& self) {
         return str("Placement(", self.experts(), " experts on ", self.ranks(), " ranks, version ",
                    self.version(), ")");
@@ -265,7 +273,8 @@ const char* const kOptionalSettings =
     "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
     "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
     "format: str = 'bf16', combine_type: typing.Literal['bf16', 'fp16', 'fp32'] = 'bf16', "
-    "reduction: typing.Literal['partial', 'exact', 'unreduced'] = 'partial', lanes: int = 1, "
+    "reduction: typing.Literal['partial', 'exact', 'unreduced'] = 'partial', "
+    "reduction_level: typing.Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, "
     "deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True";
 
 Config config_of(const nb::kwargs& settings, BackendKind fallback) {
@@ -308,6 +317,8 @@ format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, 
 combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
 reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                      'partial'
+reduction_level      'rank' or 'node': 'partial' adds the sums of single ranks, or first those of each node; default
+                     'automatic', 'node' in a group of several nodes. 'cuda' has only 'rank'
 lanes                independent sequences of calls, which may overlap; default 1
 deadline             seconds a wait may last; default 30
 own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
@@ -357,6 +368,9 @@ checked by Exchange, size_of and capacity_of.)")
       .def_prop_ro(
           "reduction", [](const Config& c) { return std::string(to_string(c.reduction)); },
           "Reduction of a combine that names none; others must need no more staging.")
+      .def_prop_ro(
+          "reduction_level", [](const Config& c) { return std::string(to_string(c.reduction_level)); },
+          "'rank' or 'node'; 'automatic' before an Exchange has chosen.")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__",
            [](const nb::handle& self) { return nb::hash(nb::tuple(settings_of(self).attr("values")())); })

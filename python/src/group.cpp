@@ -145,18 +145,14 @@ const Rank& PyRank::checked() const {
   return rank;
 }
 
-PyGroup::PyGroup(Group group, BackendKind backend, bool starts_threads)
-    : group_(std::move(group)),
-      backend_(backend),
-      starts_threads_(starts_threads),
-      process_(this_process()) {}
+PyGroup::PyGroup(Group group, BackendKind backend, Starts starts)
+    : group_(std::move(group)), backend_(backend), starts_(starts), process_(this_process()) {}
+
+void note_rank(const nb::handle& exception, int rank) {
+  if (nb::hasattr(exception, "add_note")) exception.attr("add_note")(str("raised by rank ", rank));
+}
 
 namespace {
-
-// Adds to a Python exception which rank it is of. Python before 3.11 has no notes.
-void note_rank(nb::python_error& error, int rank) {
-  if (nb::hasattr(error.value(), "add_note")) error.value().attr("add_note")(str("raised by rank ", rank));
-}
 
 using RankResults = std::vector<nb::object>;
 
@@ -172,6 +168,7 @@ std::shared_ptr<RankResults> make_results(int ranks) {
 
 std::vector<nb::object> PyGroup::run(const nb::callable& body) {
   require_own_process("group", process_);
+  if (starts_ == Starts::processes) return run_processes(group_, body);
   const std::shared_ptr<RankResults> results = make_results(group_.size());
   const auto run_rank = [results, body = share_function(body)](StopRequest& request, const Rank& rank) {
     const StopRequest::Scope scope(request);
@@ -180,13 +177,13 @@ std::vector<nb::object> PyGroup::run(const nb::callable& body) {
     try {
       (*results)[static_cast<std::size_t>(rank.index())] = (*body)(PyRank{rank, this_process()});
     } catch (nb::python_error& error) {
-      note_rank(error, rank.index());
+      note_rank(error.value(), rank.index());
       throw;
     }
   };
   try {
     const nb::gil_scoped_release unlocked;
-    run_interruptibly(starts_threads_, [group = group_, run_rank](StopRequest& request) mutable {
+    run_interruptibly(starts_ == Starts::threads, [group = group_, run_rank](StopRequest& request) mutable {
       group.run([&](const Rank& rank) { run_rank(request, rank); });
     });
   } catch (const std::runtime_error& error) {
@@ -236,12 +233,24 @@ void bind_group(nb::module_& module) {
   nb::class_<PyGroup>(module, "Group", "The ranks that work together, and how they find each other.")
       .def_static(
           "threads",
-          [](int ranks, int nodes) { return PyGroup(Group::threads(ranks, nodes), BackendKind::cpu, true); },
+          [](int ranks, int nodes) {
+            return PyGroup(Group::threads(ranks, nodes), BackendKind::cpu, Starts::threads);
+          },
           "ranks"_a, "nodes"_a = 1,
           "Ranks are threads of this process; run() starts them. `nodes` simulates nodes of equal size.")
       .def_static(
+          "processes", &make_processes, "ranks"_a, "nodes"_a = 1,
+          R"(Ranks are processes on this host, forked by run(), which sends back what they return or raise by pickle.
+
+Call run() before the program starts threads or uses a GPU. What a rank writes to variables stays in its process.)")
+      .def_static(
           "mpi", [] { return PyGroup(Group::mpi()); },
           "This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.")
+      .def_static(
+          "launched", [] { return PyGroup(Group::launched()); },
+          "This process is one rank of those that `ferry launch -n RANKS script.py` has started on this "
+          "host. "
+          "UsageError if it was started otherwise.")
       .def_static("custom", &make_custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
                   "all_to_all_v"_a = nb::none(), "abort"_a = nb::none(), "ordered_lanes"_a = true,
                   "default_backend"_a = "cpu",
@@ -265,14 +274,14 @@ ordered_lanes=False: lanes may be called in another order on each rank, and from
           "process_group"_a = nb::none(), nb::sig("def torch(process_group: object | None = None) -> Group"),
           R"(This process is one rank of a torch.distributed process group; default: the default process group.
 
-Collective: it makes a process group of its own, in which Ferry's collectives cannot mix with the program's. That process
-group is also the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
+Collective: it makes process groups of its own, in which Ferry's collectives cannot mix with the program's. One of them
+is the transport of the backend 'collective'. The default backend of exchanges is 'cuda' if the given process
 group uses NCCL, else 'cpu'.)")
       .def_prop_ro(
           "size", [](const PyGroup& self) { return self.group().size(); }, "Number of ranks in the group.")
       .def(
           "run", &PyGroup::run, "body"_a,
-          R"(Calls body(rank) on every rank that this group starts (threads), or on this process's rank. Blocks.
+          R"(Calls body(rank) on every rank that this group starts (threads, processes), or on this process's rank. Blocks.
 
 Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
 raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
@@ -281,7 +290,7 @@ code of the threads; run() leaves behind those that are inside a call that does 
       .def("join", &PyGroup::join,
            R"(This process's rank, for groups that do not start their ranks. Exchange(group, ...) calls it.
 
-The first call is collective and blocks. Raises UsageError for Group.threads().)")
+The first call is collective and blocks. Raises UsageError for Group.threads() and Group.processes().)")
       .def("leave", &PyGroup::leave,
            "Gives up the joined rank, which leaves the group when no exchange uses it any more.")
       .def("set_deadline", &PyGroup::set_deadline, "seconds"_a,

@@ -17,9 +17,12 @@ struct PyRank {
   const Rank& checked() const;  // throws UsageError in a forked process
 };
 
+// Who starts the ranks of a group.
+enum class Starts { nothing, threads, processes };
+
 class PyGroup {
  public:
-  explicit PyGroup(Group group, BackendKind backend = BackendKind::cpu, bool starts_threads = false);
+  explicit PyGroup(Group group, BackendKind backend = BackendKind::cpu, Starts starts = Starts::nothing);
 
   const Group& group() const { return group_; }
   BackendKind default_backend() const { return backend_; }
@@ -36,9 +39,18 @@ class PyGroup {
  private:
   Group group_;
   BackendKind backend_;
-  bool starts_threads_;
+  Starts starts_;
   int process_;
   std::optional<PyRank> joined_;
 };
+
+// A group whose run() forks a process for each rank.
+PyGroup make_processes(int ranks, int nodes);
+
+// Runs `body` in the processes of such a group; returns the results in rank order.
+std::vector<nanobind::object> run_processes(Group group, const nanobind::callable& body);
+
+// Adds to a Python exception which rank it is of. Python before 3.11 has no notes.
+void note_rank(const nanobind::handle& exception, int rank);
 
 }  // namespace ferry::python

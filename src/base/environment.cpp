@@ -19,6 +19,7 @@ Environment Environment::read() {
   read_variable(environment.shm_dir, "FERRY_SHM_DIR");
   read_variable(environment.mpi_module, "FERRY_MPI_MODULE");
   read_variable(environment.host_id, "FERRY_HOST_ID");
+  read_variable(environment.launch, "FERRY_LAUNCH");
   read_variable(environment.traces, "FERRY_TRACES");
 #ifdef FERRY_TEST_HOOKS
   std::string jitter = "0";

@@ -14,6 +14,9 @@ struct Environment {
   // FERRY_HOST_ID: name of a simulated host. Ranks of one host with different names count as ranks of
   // different hosts. Empty: none.
   std::string host_id;
+  // FERRY_LAUNCH: set by `ferry launch` for the ranks that it starts (group/launch_protocol.hpp). Empty: this
+  // process was started otherwise.
+  std::string launch;
   // FERRY_TRACES: folder of recorded routing traces. Empty: none.
   std::string traces;
 

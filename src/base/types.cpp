@@ -23,6 +23,10 @@ const char* to_string(Reduction reduction) {
   return name_of(reduction, {"partial", "exact", "unreduced"});
 }
 
+const char* to_string(ReductionLevel level) {
+  return name_of(level, {"automatic", "rank", "node"});
+}
+
 const char* to_string(BackendKind backend) {
   return name_of(backend, {"reference", "cpu", "cuda", "collective"});
 }

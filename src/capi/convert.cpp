@@ -88,6 +88,8 @@ Config to_config(const ferry_config& given, int ranks) {
   config.format = to_format(given.format).value_or(defaults.format);
   config.combine_type = to_dtype(given.combine_type, "ferry_config.combine_type");
   config.reduction = to_reduction(given.reduction).value_or(defaults.reduction);
+  config.reduction_level =
+      to_enum(given.reduction_level, ReductionLevel::node, "ferry_config.reduction_level");
   config.lanes = given.lanes == 0 ? defaults.lanes : given.lanes;
   config.deadline = given.deadline == 0 ? defaults.deadline : given.deadline;
   config.own_receive_buffers = given.external_receive_buffers == 0;
@@ -152,6 +154,7 @@ ferry_config to_c(const Config& config) {
   c.combine_type = static_cast<std::int32_t>(config.combine_type);
   c.format = c_format_of(config.format);
   c.reduction = static_cast<std::int32_t>(config.reduction) + 1;
+  c.reduction_level = static_cast<std::int64_t>(config.reduction_level);
   c.lanes = config.lanes;
   c.deadline = config.deadline;
   c.external_receive_buffers = !config.own_receive_buffers;

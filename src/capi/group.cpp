@@ -74,6 +74,10 @@ ferry_status ferry_group_mpi(ferry_group** group) {
   return make_group(group, [] { return Group::mpi(); });
 }
 
+ferry_status ferry_group_launched(ferry_group** group) {
+  return make_group(group, [] { return Group::launched(); });
+}
+
 ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, const ferry_engine_functions* engine,
                                 ferry_group** group) {
   return make_group(group, [&] { return Group::custom(to_bootstrap(bootstrap), to_engine(engine)); });
@@ -100,6 +104,18 @@ ferry_status ferry_group_run(ferry_group* group, ferry_body body, void* user) {
       raise(body(&handle, user), "the rank's body");
     });
   });
+}
+
+ferry_status ferry_group_join(ferry_group* group, ferry_rank** rank) {
+  return guarded([&] {
+    required(group, "group");
+    required(rank, "rank");
+    *rank = new ferry_rank{group->group.join()};
+  });
+}
+
+void ferry_rank_leave(ferry_rank* rank) {
+  delete rank;
 }
 
 int ferry_rank_index(const ferry_rank* rank) {

@@ -41,6 +41,7 @@ std::string describe(const Config& config) {
   field("format", to_string(config.format));
   field("combine_type", to_string(config.combine_type));
   field("reduction", to_string(config.reduction));
+  field("reduction_level", to_string(config.reduction_level));
   field("lanes", config.lanes);
   field("deadline", config.deadline);
   field("placement", describe_placement(config.placement));
@@ -104,6 +105,9 @@ Config agree_on_config(const Rank& rank, const Config& given) {
   std::string mine;
   try {
     config = complete_config(given, rank.size());
+    if (config.reduction_level == ReductionLevel::automatic) {
+      config.reduction_level = rank.topology().nodes() > 1 ? ReductionLevel::node : ReductionLevel::rank;
+    }
     mine = describe(config);
   } catch (const Error& error) {
     refusal = std::current_exception();

@@ -83,6 +83,7 @@ void check_alone(const Config& config) {
                                " has no second hop: use the backend collective, or hops = one"));
   }
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
+  check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
   if (row_bytes % 16 != 0) {
     throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.combine_type),

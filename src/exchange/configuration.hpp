@@ -11,7 +11,8 @@ namespace ferry {
 // Checks the fields that need no number of ranks: sizes, types and formats. Throws UsageError.
 void check_alone(const Config& config);
 
-// Returns the configuration with every default filled in, after all checks that one rank can make by itself.
+// Returns the configuration with every default filled in that does not depend on the group's nodes, after all
+// checks that one rank can make by itself.
 // Throws UsageError or UnsupportedError.
 Config complete_config(const Config& config, int ranks);
 
@@ -21,7 +22,8 @@ Hops chosen_hops(const Config& config, const Topology& topology);
 // Throws UsageError unless 0 <= rank < ranks.
 void check_rank(int rank, int ranks);
 
-// Collective. Completes this rank's configuration and compares it with those of the other ranks. If one rank
+// Collective. Completes this rank's configuration, its reduction level too, and compares it with those of the
+// other ranks. If one rank
 // refuses its own, or two differ, every rank throws a UsageError that names the first difference.
 Config agree_on_config(const Rank& rank, const Config& config);
 

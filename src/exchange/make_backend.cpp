@@ -30,6 +30,7 @@ namespace {
 struct BackendEntry {
   BackendKind kind;
   bool needs_one_host;  // the ranks share memory or map each other's
+  bool adds_by_node;    // has ReductionLevel::node
   std::unique_ptr<Backend> (*make)(const Rank& rank, const Config& config);
   Sizes (*sizes)(const Config& config, const Topology& topology, int rank);
 };
@@ -41,10 +42,10 @@ Sizes on_one_host(const Config& config, const Topology&, int rank) {
 }
 
 constexpr BackendEntry kBackends[] = {
-    {BackendKind::reference, true, make_reference_backend, on_one_host<reference_backend_sizes>},
-    {BackendKind::cpu, true, make_cpu_backend, on_one_host<cpu_backend_sizes>},
-    {BackendKind::cuda, true, make_cuda_backend, on_one_host<cuda_backend_sizes>},
-    {BackendKind::collective, false, make_collective_backend, collective_backend_sizes},
+    {BackendKind::reference, true, true, make_reference_backend, on_one_host<reference_backend_sizes>},
+    {BackendKind::cpu, true, true, make_cpu_backend, on_one_host<cpu_backend_sizes>},
+    {BackendKind::cuda, true, false, make_cuda_backend, on_one_host<cuda_backend_sizes>},
+    {BackendKind::collective, false, true, make_collective_backend, collective_backend_sizes},
 };
 
 const BackendEntry& entry_of(BackendKind kind) {
@@ -62,6 +63,12 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
     throw UnsupportedError(str("the backend ", to_string(config.backend),
                                " needs all ranks on one host; these ", rank.size(), " ranks are on ",
                                rank.topology().nodes(), " hosts: use the backend collective"));
+  }
+  if (!entry.adds_by_node && config.reduction_level == ReductionLevel::node) {
+    throw UnsupportedError(
+        str("the backend ", to_string(config.backend),
+            " has no reduction_level node, the default of a group of several nodes (this one has ",
+            rank.topology().nodes(), "): pass reduction_level rank"));
   }
   return entry.make(rank, config);
 }

@@ -1,7 +1,10 @@
 #include "ferry/group.hpp"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
@@ -9,6 +12,17 @@
 #include "group/rank_state.hpp"
 
 namespace ferry {
+namespace {
+
+// The nodes of `topology`; several nodes are simulated.
+Topology simulated_nodes(const Topology& topology) {
+  if (topology.ranks() < 1) throw UsageError("the topology of a group needs at least one rank");
+  std::vector<int> labels;
+  for (int rank = 0; rank < topology.ranks(); ++rank) labels.push_back(topology.node_of(rank));
+  return Topology(labels, topology.nodes() > 1);
+}
+
+}  // namespace
 
 int Rank::index() const {
   return state_->index();
@@ -35,11 +49,19 @@ void Rank::barrier() const {
 }
 
 Group Group::threads(int ranks, int nodes) {
-  return Group(launch_threads(Topology::blocks(ranks, nodes, nodes > 1)));
+  return threads(Topology::blocks(ranks, nodes));
+}
+
+Group Group::threads(const Topology& topology) {
+  return Group(launch_threads(simulated_nodes(topology)));
 }
 
 Group Group::processes(int ranks, int nodes) {
-  return Group(launch_processes(Topology::blocks(ranks, nodes, nodes > 1)));
+  return processes(Topology::blocks(ranks, nodes));
+}
+
+Group Group::processes(const Topology& topology) {
+  return Group(launch_processes(simulated_nodes(topology), fork));
 }
 
 int Group::size() const {

@@ -1,15 +1,12 @@
 // Group::processes: forks a process for every rank, and reaps it.
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 #include <optional>
 #include <utility>
@@ -18,6 +15,8 @@
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "group/launcher.hpp"
+#include "group/rank_process.hpp"
+#include "group/waiter.hpp"
 
 namespace ferry {
 
@@ -31,71 +30,10 @@ constexpr double kGraceSeconds = 2.0;
 constexpr double kStoppedGraceSeconds = 0.5;
 constexpr int kPollMilliseconds = 50;
 
-// One rank's process. The destructor kills and reaps it if nothing did before.
-class RankProcess {
- public:
-  RankProcess(int rank, pid_t process)
-      : rank_(rank), process_(process), descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process, 0))) {}
-  ~RankProcess() {
-    if (!status_) {
-      kill("the launcher gave up");
-      reap();
-    }
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  RankProcess(const RankProcess&) = delete;
-  RankProcess& operator=(const RankProcess&) = delete;
-
-  int rank() const { return rank_; }
-  int descriptor() const { return descriptor_; }
-  bool running() const { return !status_; }
-  bool killed_by_launcher() const { return !why_killed_.empty(); }
-  const std::string& why_killed() const { return why_killed_; }
-
-  // Whether a signal such as SIGSTOP has stopped the process.
-  bool stopped() const {
-    siginfo_t info{};
-    constexpr int kLookOnly = WSTOPPED | WNOHANG | WNOWAIT;
-    return waitid(P_PID, static_cast<id_t>(process_), &info, kLookOnly) == 0 && info.si_pid == process_;
-  }
-
-  void kill(const std::string& why) {
-    if (why_killed_.empty()) why_killed_ = why;
-    ::kill(process_, SIGKILL);  // the number cannot be reused before reap()
-  }
-
-  void reap() {
-    int status = 0;
-    while (waitpid(process_, &status, 0) < 0 && errno == EINTR) {
-    }
-    status_ = status;
-  }
-
-  // The process ended without leaving the group, and not because the launcher killed it.
-  bool died() const { return died_; }
-  void set_died() { died_ = true; }
-
-  std::string describe_exit() const {
-    const std::string process = str("rank ", rank_, " (process ", process_, ")");
-    if (WIFSIGNALED(*status_)) {
-      const int signal = WTERMSIG(*status_);
-      return str(process, " was killed by signal ", signal, " (", strsignal(signal), ")");
-    }
-    return str(process, " exited with status ", WEXITSTATUS(*status_), " instead of returning");
-  }
-
- private:
-  int rank_;
-  pid_t process_;
-  int descriptor_;
-  std::string why_killed_;  // empty: not killed by the launcher
-  bool died_ = false;
-  std::optional<int> status_;
-};
-
 class ProcessLauncher : public Group::Launcher {
  public:
-  explicit ProcessLauncher(Topology topology) : Launcher(topology.ranks()), topology_(std::move(topology)) {}
+  ProcessLauncher(Topology topology, pid_t (*fork_process)())
+      : Launcher(topology.ranks()), topology_(std::move(topology)), fork_process_(fork_process) {}
 
   void run(const std::function<void(Rank)>& body) override {
     const auto control =
@@ -113,12 +51,10 @@ class ProcessLauncher : public Group::Launcher {
     std::fflush(nullptr);
     std::cout.flush();
     const pid_t parent = getpid();
-    const pid_t process = fork();
+    const pid_t process = fork_process_();
     if (process < 0) throw system_error(str("cannot fork the process of rank ", rank), errno);
     if (process == 0) run_child(parent, control, rank, body);
-    auto child = std::make_unique<RankProcess>(rank, process);
-    if (child->descriptor() < 0) throw system_error(str("cannot watch the process of rank ", rank), errno);
-    return child;
+    return std::make_unique<RankProcess>(rank, process);
   }
 
   [[noreturn]] void run_child(pid_t parent, const std::shared_ptr<ControlBlock>& control, int rank,
@@ -152,6 +88,14 @@ class ProcessLauncher : public Group::Launcher {
       for (std::size_t i = 0; i < running.size(); ++i) {
         if (entries[i].revents != 0) handle_exit(*running[i], control);
       }
+      const auto interrupted = interrupt_requested.load();
+      if (interrupted != nullptr && interrupted()) {
+        control.fail(control.launcher(),
+                     failure_record(ErrorRecord::Kind::peer_lost, {}, "the launcher was interrupted"));
+        for (RankProcess* child : running) {
+          if (child->running()) child->kill("the launcher was interrupted");
+        }
+      }
       if (!failed_at && control.failed()) failed_at = Clock::now();
       if (!failed_at) continue;
       const double since_failure = std::chrono::duration<double>(Clock::now() - *failed_at).count();
@@ -179,9 +123,11 @@ class ProcessLauncher : public Group::Launcher {
     child.set_died();
     WaitRecord record;
     record.rank = record.peer = child.rank();
-    control.fail_rank(child.rank(),
-                      failure_record(ErrorRecord::Kind::peer_lost, record, child.describe_exit()),
-                      control.launcher());
+    control.fail_rank(
+        child.rank(),
+        failure_record(ErrorRecord::Kind::peer_lost, record,
+                       str(child.describe_exit(), child.signalled() ? "" : " instead of returning")),
+        control.launcher());
   }
 
   void throw_rank_error(const std::vector<std::unique_ptr<RankProcess>>& children,
@@ -203,12 +149,13 @@ class ProcessLauncher : public Group::Launcher {
   }
 
   Topology topology_;
+  pid_t (*fork_process_)();
 };
 
 }  // namespace
 
-std::shared_ptr<Group::Launcher> launch_processes(Topology topology) {
-  return std::make_shared<ProcessLauncher>(std::move(topology));
+std::shared_ptr<Group::Launcher> launch_processes(Topology topology, pid_t (*fork_process)()) {
+  return std::make_shared<ProcessLauncher>(std::move(topology), fork_process);
 }
 
 }  // namespace ferry

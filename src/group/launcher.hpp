@@ -1,6 +1,8 @@
 // Base class of the implementations of Group: each starts the ranks of the group, or joins it as one rank.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -59,7 +61,8 @@ class Group::Launcher {
 };
 
 std::shared_ptr<Group::Launcher> launch_threads(Topology topology);
-std::shared_ptr<Group::Launcher> launch_processes(Topology topology);
+// `fork_process` is called as fork(). Language bindings pass one that prepares their interpreter.
+std::shared_ptr<Group::Launcher> launch_processes(Topology topology, pid_t (*fork_process)());
 std::shared_ptr<Group::Launcher> launch_custom(Connection connection, std::shared_ptr<Engine> engine);
 
 }  // namespace ferry

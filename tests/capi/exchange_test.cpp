@@ -68,6 +68,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.external_receive_buffers = 1;
   given.manual_check = 1;
   given.engine = FERRY_ENGINE_MPI;
+  given.reduction_level = FERRY_LEVEL_NODE;
   given.hops = FERRY_ONE_HOP;
   given.window = 7;
   run_threads(2, [&](ferry_rank* rank) {
@@ -95,6 +96,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     EXPECT_EQ(config.lanes, 3);
     EXPECT_EQ(config.deadline, 4.5);
     EXPECT_EQ(config.engine, EngineKind::mpi);
+    EXPECT_EQ(config.reduction_level, ReductionLevel::node);
     EXPECT_EQ(config.hops, Hops::one);
     EXPECT_EQ(config.window, 7);
     auto sizes = sized<ferry_sizes>();

@@ -35,6 +35,16 @@ TEST(Groups, OfThreadsRunEveryRank) {
       << ferry_last_error();
 }
 
+TEST(Groups, ThatStartTheirRanksCannotBeJoined) {
+  const GroupHandle group = threads(2);
+  ferry_rank* rank = nullptr;
+  EXPECT_EQ(ferry_group_join(group.get(), &rank), FERRY_USAGE);
+  EXPECT_EQ(rank, nullptr);
+  EXPECT_EQ(ferry_group_join(group.get(), nullptr), FERRY_USAGE);
+  EXPECT_TRUE(last_error_contains("rank"));
+  ferry_rank_leave(nullptr);
+}
+
 TEST(Groups, WithImpossibleNumbersAreRefused) {
   ferry_group* group = nullptr;
   EXPECT_EQ(ferry_group_threads(0, 1, &group), FERRY_USAGE);

@@ -40,8 +40,9 @@ EXPECT_AT(ferry_config, reduction, 120);
 EXPECT_AT(ferry_config, deadline, 128);
 EXPECT_AT(ferry_config, manual_check, 140);
 EXPECT_AT(ferry_config, engine, 144);
-EXPECT_AT(ferry_config, hops, 152);
-EXPECT_AT(ferry_config, window, 156);
+EXPECT_AT(ferry_config, reduction_level, 152);
+EXPECT_AT(ferry_config, hops, 160);
+EXPECT_AT(ferry_config, window, 164);
 
 EXPECT_AT(ferry_sizes, dispatch_staging, 8);
 EXPECT_AT(ferry_sizes, total, 48);
@@ -132,7 +133,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 152},
       {"ferry_bootstrap", 40},
       {"ferry_format", 40},
-      {"ferry_config", 160},
+      {"ferry_config", 168},
       {"ferry_sizes", 56},
       {"ferry_plan", 16},
       {"ferry_source", 12},

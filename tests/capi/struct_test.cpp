@@ -113,6 +113,8 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_group_threads(1, 1, nullptr), "group");
   refused(ferry_group_processes(1, 1, nullptr), "group");
   refused(ferry_group_mpi(nullptr), "group");
+  refused(ferry_group_launched(nullptr), "group");
+  refused(ferry_group_join(nullptr, nullptr), "group");
   ferry_group* group = nullptr;
   refused(ferry_group_custom(nullptr, nullptr, &group), "ferry_bootstrap");
   refused(ferry_group_run(nullptr, nullptr, nullptr), "group");

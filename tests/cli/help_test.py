@@ -4,7 +4,7 @@ import unittest
 
 from program import ProgramTest
 
-COMMANDS = [["run"], ["bench"], ["limits"], ["doctor"], ["trace"], ["trace", "info"], ["trace", "synth"], ["trace", "list"]]
+COMMANDS = [["run"], ["bench"], ["launch"], ["limits"], ["doctor"], ["trace"], ["trace", "info"], ["trace", "synth"], ["trace", "list"]]
 
 
 class HelpTest(ProgramTest):

@@ -49,13 +49,15 @@ TEST_P(Contract, WeightedSums) {
 // Requires |y - sum w v|, computed in double, to be within the bound that follows from the specified
 // roundings.
 void require_within_bound(const TestCase& c, const StepInputs& step,
-                          const oracle::ExpertOutputs& expert_outputs, int rank, const CombineRun& combine) {
-  const int hidden = c.config.hidden, top_k = c.config.top_k;
-  const bool partial = c.reduction == Reduction::partial;
+                          const oracle::ExpertOutputs& expert_outputs, const Rank& rank_handle,
+                          const CombineRun& combine) {
+  const int rank = rank_handle.index(), hidden = c.config.hidden, top_k = c.config.top_k;
+  const Topology& topology = rank_handle.topology();
+  const bool partial = c.reduction == Reduction::partial, by_node = partial && topology.nodes() > 1;
   for (int token = 0; token < step.positions.tokens(rank); ++token) {
     for (int column = 0; column < hidden; ++column) {
       double sum = 0, magnitude = 0;
-      std::vector<double> on_rank(c.ranks);
+      std::vector<double> on_rank(c.ranks), on_node(topology.nodes());
       for (int slot = 0; slot < top_k; ++slot) {
         const oracle::RouteTarget& route = step.positions.route(rank, token, slot);
         if (route.row < 0) continue;
@@ -65,12 +67,14 @@ void require_within_bound(const TestCase& c, const StepInputs& step,
         sum += term;
         magnitude += std::fabs(term);
         on_rank[route.destination] += term;
+        on_node[topology.node_of(route.destination)] += term;
       }
       const std::byte* got = combine.result_memory().data() + (token * hidden + column) * bytes_of(c.result);
       const double y = oracle::load(c.result, got);
       double bound =
           std::fabs(y) * (c.result == DType::bf16 ? 0x1p-8 : 0x1p-24) + (top_k + 1) * 0x1p-24 * magnitude;
       for (const double p : on_rank) bound += partial ? std::fabs(p) * 0x1p-8 : 0;
+      for (const double q : on_node) bound += by_node ? std::fabs(q) * 0x1p-8 : 0;
       require(std::fabs(y - sum) <= bound, "token ", token, " column ", column, ": ", y, " is not within ",
               bound, " of ", sum);
     }
@@ -93,7 +97,7 @@ TEST_P(Contract, SumsAreWithinTheErrorBound) {
         CombineRun combine(exchange, c, step, expert_outputs, dispatch.received().plan,
                            dispatch.received().weight);
         combine.run();
-        require_within_bound(c, step, expert_outputs, rank.index(), combine);
+        require_within_bound(c, step, expert_outputs, rank, combine);
       });
     }
   }

@@ -61,7 +61,7 @@ TEST_F(CudaMemory, OutputsMayAliasReceivedRows) {
       device_run.combine(stream.get());
       exchange.synchronize(c.lane, stream);
       const std::vector<std::byte> expected =
-          oracle::combined(c.config, step.positions, expert_outputs, rank.index());
+          oracle::combined(c.config, step.positions, expert_outputs, rank.topology(), rank.index());
       std::vector<std::byte> got = device_run.result_memory().to_host();
       got.resize(expected.size());
       require_equal_bytes(got, expected, 2, "result");

@@ -236,8 +236,8 @@ std::vector<std::byte> DeviceRun::weight_image(const StepInputs& step) const {
 
 std::vector<std::byte> DeviceRun::result_image(const InputSet& set) const {
   std::vector<std::byte> image(static_cast<std::size_t>(result_.bytes()), kPoison);
-  const std::vector<std::byte> sums =
-      oracle::combined(case_.config, set.step.positions, set.expert_outputs, rank_);
+  const std::vector<std::byte> sums = oracle::combined(case_.config, set.step.positions, set.expert_outputs,
+                                                       exchange_.rank().topology(), rank_);
   std::copy(sums.begin(), sums.end(), image.begin());
   return image;
 }

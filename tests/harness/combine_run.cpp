@@ -90,8 +90,9 @@ void CombineRun::compare() const {
   const std::int64_t row = case_.config.hidden * bytes_of(expert_outputs_.result);
   if (result_.data != nullptr) {
     std::vector<std::byte> image(result_memory_.bytes(), kPoison);
-    copy_rows(oracle::combined(case_.config, step_.positions, expert_outputs_, rank_), row, result_.stride,
-              image.data());
+    copy_rows(
+        oracle::combined(case_.config, step_.positions, expert_outputs_, exchange_.rank().topology(), rank_),
+        row, result_.stride, image.data());
     result_memory_.require_contents(image, static_cast<std::size_t>(bytes_of(expert_outputs_.result)),
                                     "result");
   }

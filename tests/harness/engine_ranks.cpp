@@ -45,6 +45,11 @@ void run_engine_threads(int ranks, const std::function<void(Rank)>& body) {
   run_on_hosts(ranks, [](int) { return std::string(); }, body);
 }
 
+void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>& body) {
+  const auto host_of = [&](int rank) { return "host " + std::to_string(topology.node_of(rank)); };
+  run_on_hosts(topology.ranks(), host_of, body);
+}
+
 void run_engine_hosts(int ranks, const std::function<void(Rank)>& body) {
   run_on_hosts(ranks, [](int rank) { return std::string(rank % 3 == 1 ? "second" : "first"); }, body);
 }

@@ -11,6 +11,9 @@ namespace ferry::contract {
 // ThreadEngine. Throws the error that occurred first.
 void run_engine_threads(int ranks, const std::function<void(Rank)>& body);
 
+// The same on simulated hosts, one for each node.
+void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>& body);
+
 // The same on two simulated hosts. Of three ranks and more they differ in size, and their ranks take turns.
 void run_engine_hosts(int ranks, const std::function<void(Rank)>& body);
 

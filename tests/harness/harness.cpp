@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "group/rank_state.hpp"
 #include "harness/device.hpp"
@@ -56,12 +57,15 @@ std::int64_t draw_chunk_budget(const std::string& what) {
   return random.pick({std::int64_t{1}, std::int64_t{1} << random.between(10, 18), std::int64_t{8} << 20});
 }
 
-void run_group(RankKind kind, int ranks, const std::function<void(Rank)>& body) {
+void run_group(RankKind kind, int ranks, const std::vector<int>& nodes,
+               const std::function<void(Rank)>& body) {
+  const Topology topology(nodes.empty() ? std::vector<int>(static_cast<std::size_t>(ranks)) : nodes);
+  if (topology.nodes() > 1 && kind == RankKind::engine_threads) return run_engine_nodes(topology, body);
   switch (kind) {
     case RankKind::threads:
-      return Group::threads(ranks).run(body);
+      return Group::threads(topology).run(body);
     case RankKind::processes:
-      return Group::processes(ranks).run(body);
+      return Group::processes(topology).run(body);
     case RankKind::persistent_processes:
       return program_ranks().run(ranks, body);
     case RankKind::engine_threads:
@@ -75,8 +79,8 @@ void run_group(RankKind kind, int ranks, const std::function<void(Rank)>& body) 
 
 }  // namespace
 
-void run_ranks(const Setup& setup, int ranks, const std::string& what,
-               const std::function<void(Rank)>& body) {
+void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body,
+               const std::vector<int>& nodes) {
   const std::int64_t chunk_budget = draw_chunk_budget(what);
   const auto run_as_rank = [&](Rank rank) {
     rank.state().set_chunk_budget(chunk_budget);
@@ -89,7 +93,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what,
     }
   };
   try {
-    run_group(setup.rank_kind, ranks, run_as_rank);
+    run_group(setup.rank_kind, ranks, nodes, run_as_rank);
   } catch (const std::exception& error) {
     ADD_FAILURE() << describe(setup) << ", FERRY_SEED=" << test::seed()
                   << ", FERRY_TEST_MEMORY=" << device::memory_kind() << ", chunks of " << chunk_budget
@@ -133,10 +137,11 @@ void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInp
 bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step) {
   const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   const bool failed_before = testing::Test::HasFailure();
-  run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
+  const auto body = [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     dispatch_and_combine(exchange, c, step, expert_outputs);
-  });
+  };
+  run_ranks(setup, c.ranks, describe(c), body, c.nodes);
   return failed_before || !testing::Test::HasFailure();
 }
 
@@ -147,6 +152,12 @@ bool run_case(const Setup& setup, TestCase c) {
 
 oracle::Travel travel_of(const SyncExchange& exchange) {
   return {.topology = exchange.rank().topology(), .two_hops = exchange.config().hops == Hops::two};
+}
+
+bool simulates_nodes(const Setup& setup) {
+  if (setup.backend == BackendKind::cuda) return false;
+  return setup.rank_kind == RankKind::threads || setup.rank_kind == RankKind::processes ||
+         setup.rank_kind == RankKind::engine_threads;
 }
 
 namespace {
@@ -222,11 +233,13 @@ bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases) {
   std::vector<Sequence> sequences;
   for (TestCase c : cases) {
     c.config.backend = setup.backend;
+    if (!simulates_nodes(setup)) c.nodes.clear();
+    if (setup.backend == BackendKind::cuda) c.config.reduction_level = ReductionLevel::rank;
     sequences.emplace_back(c);
   }
   const bool failed_before = testing::Test::HasFailure();
   const std::string what = cases.size() == 1 ? describe(sequences[0].c) : str(cases.size(), " cases");
-  run_ranks(setup, cases[0].ranks, what, [&](Rank rank) {
+  const auto body = [&](Rank rank) {
     for (const Sequence& sequence : sequences) {
       try {
         sequence.run(rank);
@@ -234,7 +247,8 @@ bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases) {
         throw Mismatch(str(error.what(), " in ", describe(sequence.c)));
       }
     }
-  });
+  };
+  run_ranks(setup, cases[0].ranks, what, body, sequences[0].c.nodes);
   return failed_before || !testing::Test::HasFailure();
 }
 
@@ -251,11 +265,11 @@ void Contract::TearDown() {
 }
 
 void Contract::run_added() {
-  std::map<int, std::vector<PreparedStep>> by_ranks;
-  for (const TestCase& c : added_) by_ranks[c.ranks].push_back(prepare(c));
-  for (const auto& [ranks, group] : by_ranks) {
+  std::map<std::pair<int, std::vector<int>>, std::vector<PreparedStep>> groups;
+  for (const TestCase& c : added_) groups[{c.ranks, c.nodes}].push_back(prepare(c));
+  for (const auto& [ranks_and_nodes, group] : groups) {
     const std::vector<PreparedStep>& prepared = group;
-    run(ranks, str(prepared.size(), " cases"), [&](Rank rank) {
+    const auto body = [&](Rank rank) {
       for (const PreparedStep& each : prepared) {
         try {
           SyncExchange exchange(rank, each.c.config);
@@ -264,7 +278,9 @@ void Contract::run_added() {
           throw Mismatch(str(mismatch.what(), " in ", describe(each.c)));
         }
       }
-    });
+    };
+    run_ranks(GetParam(), ranks_and_nodes.first, str(prepared.size(), " cases"), body,
+              ranks_and_nodes.second);
   }
   added_.clear();
 }

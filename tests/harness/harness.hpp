@@ -65,9 +65,13 @@ std::uint64_t seed_of(std::uint64_t number);
 // The integer in an environment variable, or `otherwise` if it is not set.
 int number_from_environment(const char* variable, int otherwise);
 
+// Whether the tests can run this on any simulated nodes, and the backend adds by node.
+bool simulates_nodes(const Setup& setup);
+
 // Runs `body` as every rank. If it throws on any rank, the running test fails with a message that contains
-// `what`.
-void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body);
+// `what`. `nodes` [ranks]: the simulated node of each rank; empty: those that the kind of ranks has.
+void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body,
+               const std::vector<int>& nodes = {});
 
 // Runs and checks one dispatch and one combine of a case on every rank. Returns false if it made the test
 // fail.
@@ -77,8 +81,9 @@ bool run_case(const Setup& setup, TestCase c);
 bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step);
 
 // For each case, on one exchange: two steps, a dispatch and combine by the plan of the first, and
-// route_values; also checks the traffic and load counts. All cases must have the same number of ranks; one
-// group runs them all. Returns false if it made the test fail.
+// route_values; also checks the traffic and load counts. All cases must have the same ranks and nodes; one
+// group runs them all, on one node if the setup cannot simulate nodes. Returns false if it made the test
+// fail.
 bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases);
 
 // For bodies of run_ranks: one checked dispatch and combine. Returns a copy of the plan.
@@ -100,7 +105,7 @@ class Contract : public testing::TestWithParam<Setup> {
   // A small configuration for the backend under test.
   TestCase small_case(std::uint64_t number) const;
 
-  // run_added() runs all added cases. One group runs the cases with the same number of ranks, with an
+  // run_added() runs all added cases. One group runs the cases with the same ranks and nodes, with an
   // exchange for each.
   void add(const TestCase& c) { added_.push_back(c); }
   void run_added();

@@ -166,6 +166,11 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   }
   draw_capacity(random, c);
   draw_combine(random, c);
+  if (random.chance(0.3)) {
+    for (int rank = 0; rank < c.ranks; ++rank) c.nodes.push_back(random.below(3));
+    config.reduction_level =
+        random.pick({ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node});
+  }
   bound_memory(c);
   return c;
 }
@@ -178,6 +183,8 @@ std::string describe(const TestCase& c) {
                          " from ", to_string(c.type), ", ", to_string(c.reduction), " ", to_string(c.outputs),
                          "->", to_string(g.combine_type), "->", to_string(c.result));
   const auto flag = [&](bool set, const char* name) { text += set ? str(" ", name) : std::string(); };
+  if (!c.nodes.empty()) text += str(" level=", to_string(g.reduction_level), " nodes=");
+  for (const int node : c.nodes) text += std::to_string(node);
   flag(g.repeats, "repeats");
   flag(g.zero_padding, "zero_padding");
   flag(c.duplicates, "duplicates");

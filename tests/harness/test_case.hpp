@@ -28,6 +28,7 @@ enum class WeightsFrom {
 struct TestCase {
   std::uint64_t seed = 1;
   int ranks = 2;
+  std::vector<int> nodes;  // node of each rank, simulated; empty: those that the kind of ranks has
   Config config{.experts = 8, .top_k = 2, .hidden = 64, .max_tokens = 8, .check_calls = false};
 
   // Inputs.

@@ -1,5 +1,6 @@
 #include "oracle/combine.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "oracle/numbers.hpp"
@@ -12,6 +13,7 @@ struct CombineView {
   const Config& config;
   const RowPositions& positions;
   const ExpertOutputs& inputs;
+  const Topology& topology;
   int rank;  // the source rank of the tokens
 
   std::int64_t hidden() const { return config.hidden; }
@@ -69,12 +71,28 @@ std::vector<float> sum_on_rank(const CombineView& view, std::int64_t token, int 
   return sum;
 }
 
-// `partial`: adds the sums of all ranks in rank order.
+// sum += part, column by column. An empty part adds nothing.
+void add(const std::vector<float>& part, std::vector<float>& sum) {
+  sum.resize(std::max(sum.size(), part.size()));
+  for (std::size_t c = 0; c < part.size(); ++c) sum[c] = sum[c] + part[c];
+}
+
+// The sum of a node's ranks for a token, added in rank order. Empty: they send none.
+std::vector<float> sum_of_node(const CombineView& view, std::int64_t token, int node) {
+  std::vector<float> sum;
+  for (const int from : view.topology.ranks_of(node)) add(sum_on_rank(view, token, from), sum);
+  for (float& value : sum) value = rounded(view.config.combine_type, value);
+  return sum;
+}
+
+// `partial`: adds the sums of all ranks in rank order, or of all nodes in node order.
 std::vector<float> partial_sum(const CombineView& view, std::int64_t token) {
+  const ReductionLevel level = view.config.reduction_level;
   std::vector<float> sum(view.hidden());
-  for (int from = 0; from < view.positions.size(); ++from) {
-    const std::vector<float> part = sum_on_rank(view, token, from);
-    for (std::size_t c = 0; c < part.size(); ++c) sum[c] = sum[c] + part[c];
+  if (level == ReductionLevel::node || (level == ReductionLevel::automatic && view.topology.nodes() > 1)) {
+    for (int node = 0; node < view.topology.nodes(); ++node) add(sum_of_node(view, token, node), sum);
+  } else {
+    for (int from = 0; from < view.positions.size(); ++from) add(sum_on_rank(view, token, from), sum);
   }
   return sum;
 }
@@ -113,8 +131,8 @@ std::vector<std::byte> unreduced(const CombineView& view) {
 }  // namespace
 
 std::vector<std::byte> combined(const Config& config, const RowPositions& positions,
-                                const ExpertOutputs& inputs, int rank) {
-  const CombineView view{config, positions, inputs, rank};
+                                const ExpertOutputs& inputs, const Topology& topology, int rank) {
+  const CombineView view{config, positions, inputs, topology, rank};
   return inputs.reduction == Reduction::unreduced ? unreduced(view) : reduced(view);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ferry/topology.hpp"
 #include "oracle/global_inputs.hpp"
 #include "oracle/row_positions.hpp"
 
@@ -28,9 +29,10 @@ struct ExpertOutputs {
   std::vector<RankOutputs> ranks;
 };
 
-// The result on `rank`, dense: [tokens, hidden]; unreduced: [tokens, top_k, hidden].
+// The result on `rank`, dense: [tokens, hidden]; unreduced: [tokens, top_k, hidden]. `topology`: the nodes,
+// by which `partial` adds if the configuration says so.
 std::vector<std::byte> combined(const Config& config, const RowPositions& positions,
-                                const ExpertOutputs& inputs, int rank);
+                                const ExpertOutputs& inputs, const Topology& topology, int rank);
 
 // combine's route_values on `rank`: the value of each route's row, [tokens, top_k]; 0 if masked or dropped.
 std::vector<float> returned_row_values(const RowPositions& positions, const ExpertOutputs& inputs, int rank);

@@ -162,6 +162,8 @@ ExpertOutputs inputs_of(const std::vector<std::vector<float>>& values, Reduction
   return combine_inputs;
 }
 
+const Topology kOneNode = Topology::blocks(2, 1);
+
 std::vector<float> first_column(const std::vector<std::byte>& rows) {
   std::vector<float> column;
   for (std::size_t at = 0; at < rows.size(); at += kHidden * sizeof(float)) {
@@ -178,16 +180,40 @@ TEST(OracleCombine, PartialRoundsEachRanksSumAndExactDoesNot) {
   ExpertOutputs combine_inputs = inputs_of(values, Reduction::partial);
   combine_inputs.ranks[0].weights = {1, 1, 1, 2, 0.5f};
   // Token 0 of rank 1: 1 + 1/256 is a tie between bf16 1 and 1 + 1/128 and becomes 1. Token 2 has no route.
-  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)),
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, kOneNode, 0)),
             (std::vector<float>{1.5f, 6}));
-  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, kOneNode, 1)),
             (std::vector<float>{1, 9.5f, 0}));
   combine_inputs.reduction = Reduction::exact;
-  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, kOneNode, 1)),
             (std::vector<float>{257.0f / 256, 9.5f, 0}));
   combine_inputs.reduction = Reduction::unreduced;
-  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, kOneNode, 1)),
             (std::vector<float>{1, 1.0f / 256, 7, 5, 0, 0}));
+}
+
+TEST(OracleCombine, NodesRoundTheSumsOfTheirRanks) {
+  // One token of rank 0, with an expert on each of four ranks. Between 256 and 512, bf16 has even integers.
+  GlobalInputs inputs;
+  inputs.config = {.experts = 4, .top_k = 4, .hidden = kHidden, .max_tokens = 1};
+  inputs.config.placement = Placement::blocks(4, 4);
+  inputs.format = Format::fp32();
+  inputs.ranks.resize(4);
+  inputs.ranks[0] = {.tokens = 1, .parts = {}, .ids = {0, 1, 2, 3}, .weights = {}};
+  inputs.ranks[0].parts[0].resize(kHidden * sizeof(float));
+  const RowPositions positions = find_row_positions(inputs);
+  const ExpertOutputs combine_inputs = inputs_of({{256}, {1}, {3}, {1}}, Reduction::partial);
+  const auto sum = [&](ReductionLevel level, const Topology& topology) {
+    inputs.config.reduction_level = level;
+    return first_column(combined(inputs.config, positions, combine_inputs, topology, 0));
+  };
+  const Topology halves({0, 0, 1, 1}), turns({0, 1, 0, 1}), one({0, 0, 0, 0});
+  EXPECT_EQ(sum(ReductionLevel::rank, turns), std::vector<float>{261});
+  EXPECT_EQ(sum(ReductionLevel::node, turns), std::vector<float>{262});   // 259 -> 260, and 2
+  EXPECT_EQ(sum(ReductionLevel::node, halves), std::vector<float>{260});  // 257 -> 256, and 4
+  EXPECT_EQ(sum(ReductionLevel::node, one), std::vector<float>{260});     // 261 -> 260
+  EXPECT_EQ(sum(ReductionLevel::automatic, turns), std::vector<float>{262});
+  EXPECT_EQ(sum(ReductionLevel::automatic, one), std::vector<float>{261});
 }
 
 TEST(OracleCombine, TopkWeightsAndRouteValues) {
@@ -199,7 +225,7 @@ TEST(OracleCombine, TopkWeightsAndRouteValues) {
   combine_inputs.ranks[0].topk_weights = {0.5f, 1, 2, 100};
   combine_inputs.ranks[0].row_values = {1, 2, 3, 4, 5};
   combine_inputs.ranks[1].row_values = {6, 7};
-  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)),
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, kOneNode, 0)),
             (std::vector<float>{34, 32}));
   EXPECT_EQ(returned_row_values(positions, combine_inputs, 0), (std::vector<float>{6, 1, 4, 0}));
   EXPECT_EQ(returned_row_values(positions, combine_inputs, 1), (std::vector<float>{2, 3, 7, 5, 0, 0}));
@@ -212,8 +238,9 @@ TEST(OracleCombine, RankMajorAddsRowsWithoutWeights) {
   const RowPositions positions = find_row_positions(inputs);
   ExpertOutputs combine_inputs = inputs_of({{1, 2, 4, 1 + 1.0f / 256}, {32, 64}}, Reduction::partial);
   combine_inputs.weighted = false;
-  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 0)), (std::vector<float>{33, 2}));
-  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, 1)),
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, kOneNode, 0)),
+            (std::vector<float>{33, 2}));
+  EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, kOneNode, 1)),
             (std::vector<float>{4, 65, 0}));
 }
 

@@ -2,13 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "ferry/exchange.hpp"
 
 namespace ferry {
 namespace {
@@ -132,6 +135,8 @@ TEST(Configuration, UnknownEnumeratorsAreRefused) {
     EXPECT_NE(changed(&Config::layout, number).find(str("layout = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::combine_type, number).find(str("combine_type = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::reduction, number).find(str("reduction = ", number)), std::string::npos);
+    EXPECT_NE(changed(&Config::reduction_level, number).find(str("reduction_level = ", number)),
+              std::string::npos);
   }
   Config config = valid_config();
   config.format.kind = static_cast<FormatKind>(9);
@@ -170,22 +175,19 @@ TEST(Configuration, RowOrderHashCoversWhatDecidesRowPositions) {
   EXPECT_NE(row_order_hash(config), row_order_hash(other));
 }
 
-// The message that every rank throws when rank 1 has this configuration and the others valid_config().
-std::string difference(const Config& config_of_rank_1) {
-  std::string message;
+// The message that ranks throw when rank 1 has this configuration and the others valid_config(), on this
+// number of nodes; empty: no rank throws.
+std::string difference(const Config& config_of_rank_1, int nodes = 1) {
   std::array<std::string, kRanks> messages;
-  Group::threads(kRanks).run([&](Rank rank) {
+  Group::threads(kRanks, nodes).run([&](Rank rank) {
     try {
       agree_on_config(rank, rank.index() == 1 ? config_of_rank_1 : valid_config());
     } catch (const UsageError& error) {
       messages[static_cast<std::size_t>(rank.index())] = error.what();
     }
   });
-  for (const std::string& each : messages) {
-    EXPECT_NE(each, "");
-    message = each;
-  }
-  return message;
+  for (const std::string& each : messages) EXPECT_EQ(each.empty(), messages.back().empty());
+  return messages.back();
 }
 
 TEST(Configuration, DifferencesAreNamedOnEveryRank) {
@@ -228,6 +230,55 @@ TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {
   config.top_k = 40;
   EXPECT_NE(difference(config).find("rank 1 refused its configuration: configuration: top_k = 40"),
             std::string::npos);
+}
+
+// The levels that an exchange of this level has on one and on two nodes.
+std::vector<ReductionLevel> levels_on_nodes(ReductionLevel level) {
+  std::vector<ReductionLevel> levels;
+  for (const int nodes : {1, 2}) {
+    Group::threads(kRanks, nodes).run([&](Rank rank) {
+      Config config = valid_config();
+      config.reduction_level = level;
+      const Exchange exchange(rank, config);
+      if (rank.index() == 0) levels.push_back(exchange.config().reduction_level);
+    });
+  }
+  return levels;
+}
+
+TEST(Configuration, TheReductionLevelDependsOnTheNodes) {
+  using enum ReductionLevel;
+  EXPECT_EQ(levels_on_nodes(automatic), (std::vector{rank, node}));
+  EXPECT_EQ(levels_on_nodes(rank), (std::vector{rank, rank}));
+  EXPECT_EQ(levels_on_nodes(node), (std::vector{node, node}));
+  Config config = valid_config();
+  config.reduction_level = rank;  // as automatic, on one node
+  EXPECT_EQ(difference(config, 1), "");
+  config.reduction_level = node;
+  EXPECT_EQ(difference(config, 1),
+            "configurations differ: reduction_level is rank on rank 0 and node on rank 1");
+  EXPECT_EQ(difference(config, 2), "");
+}
+
+// Refused before the backend is looked for, so that every build can test it.
+TEST(Configuration, CudaRefusesToAddByNode) {
+  Config config = valid_config();
+  config.backend = BackendKind::cuda;
+  const auto refused = [&](int nodes) {
+    std::array<std::string, kRanks> messages;
+    Group::threads(kRanks, nodes).run([&](Rank rank) {
+      try {
+        Exchange(rank, config);
+      } catch (const UnsupportedError& error) {
+        messages[static_cast<std::size_t>(rank.index())] = error.what();
+      }
+    });
+    for (const std::string& message : messages)
+      EXPECT_NE(message.find("pass reduction_level rank"), std::string::npos) << message;
+  };
+  refused(2);
+  config.reduction_level = ReductionLevel::node;
+  refused(1);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ constexpr const char* kFooter = R"(Examples:
   ferry run                                    run a routing trace over 8 ranks and check every number
   ferry run --ranks 4 --processes --html run.html
   ferry bench                                  time dispatch and combine
+  ferry launch -n 4 program                    start a program once for each rank
   ferry limits                                 measure what this machine can move
   ferry doctor                                 list what is missing on this machine
   ferry trace list                             list the traces that can be run
@@ -48,6 +49,7 @@ void build(CLI::App& program) {
   program.get_formatter()->column_width(32);
   add_run(program);
   add_bench(program);
+  add_launch(program);
   add_limits(program);
   add_doctor(program);
   add_trace(program);

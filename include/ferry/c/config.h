@@ -35,6 +35,9 @@ enum { FERRY_EXPERT_MAJOR = 0, FERRY_EXPERT_PADDED = 1, FERRY_RANK_MAJOR = 2 };
 /// How combine adds the rows of a token: see ferry::Reduction.
 enum { FERRY_REDUCTION_DEFAULT = 0, FERRY_PARTIAL = 1, FERRY_EXACT = 2, FERRY_UNREDUCED = 3 };
 
+/// In which steps FERRY_PARTIAL adds the sums of the ranks: see ferry::ReductionLevel.
+enum { FERRY_LEVEL_AUTOMATIC = 0, FERRY_LEVEL_RANK = 1, FERRY_LEVEL_NODE = 2 };
+
 /// The encoding in which a token's row is transferred and received.
 enum {
   FERRY_FORMAT_DEFAULT = 0,
@@ -93,9 +96,10 @@ typedef struct ferry_config {
   int32_t external_receive_buffers;
   /// 1: calls of host backends do not end with ferry_check(), which the caller calls instead.
   int32_t manual_check;
-  int64_t engine;  ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
-  int32_t hops;    ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
-  int32_t window;  ///< see ferry::Config::window; default 0: no bound
+  int64_t engine;           ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
+  int64_t reduction_level;  ///< FERRY_LEVEL_...; FERRY_CUDA: FERRY_LEVEL_RANK; default: FERRY_LEVEL_AUTOMATIC
+  int32_t hops;             ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
+  int32_t window;           ///< see ferry::Config::window; default 0: no bound
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

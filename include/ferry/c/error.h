@@ -39,7 +39,7 @@ typedef struct ferry_wait_record {
   int32_t operation;  ///< FERRY_DISPATCH, ...
   uint64_t call;      ///< call number of the lane
   int32_t rank;       ///< the rank that waited
-  int32_t peer;       ///< the rank that it waited for
+  int32_t peer;       ///< the rank that it waited for; -1: any of them
   uint64_t expected;  ///< flag value it waited for
   uint64_t observed;  ///< flag value it last read
 } ferry_wait_record;
@@ -61,8 +61,8 @@ typedef struct ferry_bad_source {
 /// Routes that did not fit a rank's capacity. They were dropped; the numbers are the same on every rank.
 typedef struct ferry_overflow {
   int32_t rank;      ///< of the ranks that overflowed, the one that needs the most rows
-  int64_t capacity;  ///< rows that this rank has (expert_padded: rows of one expert)
-  int64_t needed;    ///< rows that it would have needed
+  int64_t capacity;  ///< rows that rank `rank` has (expert_padded: rows of one expert)
+  int64_t needed;    ///< rows that it would have needed, padding included
   int64_t dropped;   ///< routes dropped on all ranks together (rank_major: rows)
 } ferry_overflow;
 

@@ -61,15 +61,19 @@ typedef struct ferry_engine_functions {
 ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
 /// `ranks` forked processes; otherwise as ferry_group_threads().
 ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
-/// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module is not installed.
+/// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module was not found, or MPI has
+/// failed.
 ferry_status ferry_group_mpi(ferry_group** group);
+/// This process is one rank of those that `ferry launch` has started on this host. FERRY_USAGE: it was
+/// started otherwise.
+ferry_status ferry_group_launched(ferry_group** group);
 /// This process, or thread, is one rank, and `bootstrap` connects it with the others. `engine` may be NULL;
 /// all ranks bring one, or none does. What `user` points to must live as long as the group and its exchanges,
 /// and for ever if an all_to_all_v() was abandoned.
 ferry_status ferry_group_custom(const ferry_bootstrap* bootstrap, const ferry_engine_functions* engine,
                                 ferry_group** group);
 
-/// Call it after ferry_group_run() has returned. NULL is allowed.
+/// Call it after ferry_group_run() has returned; ranks that have joined stay valid. NULL is allowed.
 void ferry_group_destroy(ferry_group* group);
 
 /// R; -1 for NULL.
@@ -83,9 +87,19 @@ ferry_status ferry_group_set_deadline(ferry_group* group, double seconds);
 typedef ferry_status (*ferry_body)(ferry_rank* rank, void* user);
 
 /// Runs `body` on every rank that this group starts (threads, processes), or as this process's rank (mpi,
-/// custom). Blocks until all have returned. Returns the error that occurred first on any rank. processes:
-/// forks, so call it before starting threads; what the body writes to memory stays in the child process.
+/// launched, custom). Blocks until all have returned. Returns the error that occurred first on any rank.
+/// processes: forks, so call it before starting threads; what the body writes to memory stays in the child
+/// process.
 ferry_status ferry_group_run(ferry_group* group, ferry_body body, void* user);
+
+/// Collective. Enters the group as this process's rank, for programs that cannot put their work into one
+/// function (mpi, launched, custom). The caller gives the handle back with ferry_rank_leave(). A process that
+/// exits earlier is lost to the others. FERRY_USAGE: the group starts its ranks itself (threads, processes),
+/// or this rank has joined already. FERRY_TIMEOUT: the ranks have not met before the group's deadline.
+ferry_status ferry_group_join(ferry_group* group, ferry_rank** rank);
+/// Destroys a handle of ferry_group_join(). The rank leaves the group when no exchange uses it any more. NULL
+/// is allowed.
+void ferry_rank_leave(ferry_rank* rank);
 
 int ferry_rank_index(const ferry_rank* rank);  ///< number of this rank, 0 to R - 1; -1 for NULL
 int ferry_rank_size(const ferry_rank* rank);   ///< R; -1 for NULL

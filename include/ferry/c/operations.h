@@ -143,7 +143,8 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane);
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
                                         ferry_dispatch_result* result);
 
-/// Routes dispatched so far by this exchange on all lanes: the same on every rank.
+/// Routes of this exchange's dispatches from ids so far, on all lanes: the same on every rank. Dispatches by
+/// a plan are not counted.
 typedef struct ferry_load_counts {
   size_t size;
   const int64_t*

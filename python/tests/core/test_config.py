@@ -32,6 +32,8 @@ def test_attributes_and_repr_of_a_configuration():
     assert (config.experts, config.top_k, config.hidden, config.max_tokens) == (8, 2, 64, 16)
     assert (config.format, config.combine_type, config.reduction, config.deadline) == ("fp8-columns-pow2", "fp32", "exact", 5.0)
     assert (config.backend, config.layout, config.alignment, config.lanes) == ("cpu", "expert_major", 1, 1)
+    assert (config.engine, config.reduction_level) == ("automatic", "automatic")
+    assert ferry.Config(**SETTINGS, reduction_level="node").reduction_level == "node"
     assert "experts=8" in repr(config)
     sizes = ferry.size_of(config, 4)
     assert f"plans={sizes.plans}, total={sizes.total})" in repr(sizes)
@@ -41,7 +43,7 @@ def test_attributes_and_repr_of_a_configuration():
 
 OTHERS = {"placement": ferry.Placement.table([(e % 2, e // 2) for e in range(8)], 2, version=7), "backend": "reference",
           "engine": "mpi", "hops": "one", "window": 7, "layout": "expert_padded", "alignment": 8, "capacity": 64, "repeats": True, "zero_padding": True,
-          "format": "fp8-pow2", "combine_type": "fp32", "reduction": "exact", "lanes": 3, "deadline": 2.5,
+          "format": "fp8-pow2", "combine_type": "fp32", "reduction": "exact", "reduction_level": "node", "lanes": 3, "deadline": 2.5,
           "own_receive_buffers": False, "check_calls": False}
 
 
@@ -62,6 +64,7 @@ def test_configurations_are_values(setting):
         (SETTINGS | {"hidden": 3}, "multiple of 16"),
         (SETTINGS | {"deadline": 0}, "deadline = 0 s, must be positive"),
         (SETTINGS | {"lanes": 65}, "lanes = 65"),
+        (SETTINGS | {"reduction_level": "host"}, "reduction_level: 'host' is not one of automatic, rank, node"),
         (SETTINGS | {"layout": "rank_major", "alignment": 8}, "rank_major rows have no alignment"),
         (SETTINGS | {"capacity": 12, "alignment": 8}, "not a multiple of alignment"),
         (SETTINGS | {"format": "raw:17"}, "17"),

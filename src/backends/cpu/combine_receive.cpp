@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "backends/cpu/combine.hpp"
+#include "backends/cpu/node_sum.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -153,31 +154,35 @@ int Combine::local_rows_to_prefetch(std::int64_t token, const void** outputs) co
 // partial. `end`: end of the chunk's tokens; the last one prefetches nothing.
 void Combine::add_partial_sums(std::int64_t token, std::int64_t end) {
   const int top_k = context_.config.top_k, most_ranks = plan_.header->shape.most_ranks();
-  const void* sums[kMaxTopK];
-  int count = 0;
+  const Topology& topology = context_.rank.topology();
+  PartialSums sums;
   for (int position = 0; position < most_ranks; ++position) {
     const std::int64_t entry = token * most_ranks + position;
     const std::int32_t rank = plan_.token_ranks[entry];
     if (rank == -1) break;
     if (!lane_.valid_entry(rank, context_.ranks(), entry)) continue;
     if (split_ || rank != context_.me()) {
-      if (incoming_[position].values != nullptr) sums[count++] = incoming_[position].values;
+      if (incoming_[position].values != nullptr) sums.add(incoming_[position].values, topology.node_of(rank));
       continue;
     }
     std::int32_t rows[kMaxTopK];
     local_rows(token, rows);
     sum_on_rank(scratch_.data(), rows, token * top_k, Store::cached, nullptr);
-    sums[count++] = scratch_.data();
+    sums.add(scratch_.data(), topology.node_of(rank));
   }
+  // The first scratch row holds this rank's own sum. Nodes with several ranks are at most half of the K
+  // ranks.
+  if (context_.config.reduction_level == ReductionLevel::node)
+    add_within_nodes(context_, sums, scratch_.data() + layout_.bytes, layout_.bytes);
   const void* next[kMaxTopK];
   const int next_count = token + 1 < end ? local_rows_to_prefetch(token + 1, next) : 0;
   context_.kernels.weighted_sum({.out = result_row(token),
                                  .out_type = call_.result.type,
-                                 .rows = sums,
+                                 .rows = sums.rows,
                                  .row_type = context_.config.combine_type,
                                  .combine_type = context_.config.combine_type,
                                  .weights = nullptr,
-                                 .count = count,
+                                 .count = sums.count,
                                  .columns = context_.config.hidden,
                                  .store = row_store_,
                                  .next = next,

@@ -100,7 +100,8 @@ void Lane::combine_receive() {
   const oracle::RowPositions positions = positions_of(combine_.plan);
   const oracle::ExpertOutputs inputs = read_combine_inputs(combine_);
   if (combine_.result.data != nullptr) {
-    const std::vector<std::byte> result = combined(context_.config, positions, inputs, context_.me());
+    const std::vector<std::byte> result =
+        combined(context_.config, positions, inputs, context_.rank.topology(), context_.me());
     const std::int64_t row_bytes = context_.config.hidden * bytes_of(combine_.result.type);
     const std::int64_t stride = combine_.result.stride > 0 ? combine_.result.stride : row_bytes;
     auto* out = static_cast<std::byte*>(combine_.result.data);

@@ -1,0 +1,158 @@
+// Group.processes: ranks are forks of this interpreter, and send what they return or raise back to it.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <optional>
+
+#include "base/os/file_descriptor.hpp"
+#include "base/system_error.hpp"
+#include "base/text.hpp"
+#include "casters.hpp"
+#include "ferry/error.hpp"
+#include "group.hpp"
+#include "group/launcher.hpp"
+#include "process_owner.hpp"
+
+namespace nb = nanobind;
+
+namespace ferry::python {
+
+namespace {
+
+void flush_output() {
+  for (const char* name : {"stdout", "stderr"}) {
+    const nb::object stream = nb::module_::import_("sys").attr(name);
+    if (!stream.is_none()) stream.attr("flush")();
+  }
+}
+
+// fork() as os.fork() does it: with the GIL, and with what the interpreter does before and after. A child
+// would write buffered output again.
+pid_t fork_interpreter() {
+  const nb::gil_scoped_acquire lock;
+  flush_output();
+  PyOS_BeforeFork();
+  const pid_t process = fork();
+  if (process == 0) {
+    PyOS_AfterFork_Child();
+  } else {
+    PyOS_AfterFork_Parent();
+  }
+  return process;
+}
+
+// Where the process of a rank leaves what it has returned or raised, pickled.
+class Outcome {
+ public:
+  Outcome() : file_(memfd_create("ferry-outcome", MFD_CLOEXEC)) {
+    if (!file_.valid()) throw system_error("cannot create a file in memory for a rank's result", errno);
+  }
+
+  void write(const nb::object& value, bool raised) const {
+    const double now = nb::cast<double>(nb::module_::import_("time").attr("monotonic")());
+    const nb::bytes pickled(nb::module_::import_("pickle").attr("dumps")(nb::make_tuple(raised, now, value)));
+    const char* data = pickled.c_str();
+    for (std::size_t done = 0; done < pickled.size();) {
+      const ssize_t bytes = ::write(file_.number(), data + done, pickled.size() - done);
+      if (bytes < 0 && errno != EINTR) throw system_error("cannot write a rank's result", errno);
+      if (bytes > 0) done += static_cast<std::size_t>(bytes);
+    }
+  }
+
+  // (raised, time, value); nothing if the process has left none.
+  std::optional<nb::tuple> read() const {
+    const off_t bytes = lseek(file_.number(), 0, SEEK_END);
+    if (bytes <= 0) return std::nullopt;
+    std::string pickled(static_cast<std::size_t>(bytes), '\0');
+    for (std::size_t done = 0; done < pickled.size();) {
+      const ssize_t read =
+          pread(file_.number(), pickled.data() + done, pickled.size() - done, static_cast<off_t>(done));
+      if (read <= 0 && errno != EINTR) throw system_error("cannot read a rank's result", errno);
+      if (read > 0) done += static_cast<std::size_t>(read);
+    }
+    return nb::cast<nb::tuple>(
+        nb::module_::import_("pickle").attr("loads")(nb::bytes(pickled.data(), pickled.size())));
+  }
+
+ private:
+  FileDescriptor file_;
+};
+
+// A loss is thrown as the library's own error: of its records run() chooses that of the process that died.
+void throw_if_peer_lost(const nb::handle& exception) {
+  if (!nb::isinstance(exception, nb::module_::import_("ferry.error").attr("PeerLostError"))) return;
+  const nb::object found = exception.attr("record");
+  WaitRecord record;
+  if (!found.is_none()) {
+    record.rank = nb::cast<int>(found.attr("rank"));
+    record.peer = nb::cast<int>(found.attr("peer"));
+  }
+  throw PeerLostError(nb::cast<std::string>(nb::str(exception)), record);
+}
+
+void run_rank(const Rank& rank, const nb::callable& body, const Outcome& outcome) {
+  const nb::gil_scoped_acquire lock;
+  try {
+    outcome.write(body(PyRank{rank, this_process()}), false);
+    flush_output();
+  } catch (nb::python_error& error) {
+    try {
+      outcome.write(nb::borrow(error.value()), true);
+    } catch (nb::python_error&) {
+      // It cannot be pickled: run() raises its text instead.
+    }
+    flush_output();
+    throw_if_peer_lost(error.value());
+    throw;
+  }
+}
+
+// Raises the exception that a rank raised first. Returns if none has left one.
+void raise_first(const std::vector<Outcome>& outcomes) {
+  nb::object first;
+  int first_rank = -1;
+  double first_time = 0;
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    const std::optional<nb::tuple> left = outcomes[rank].read();
+    if (!left || !nb::cast<bool>((*left)[0])) continue;
+    const auto time = nb::cast<double>((*left)[1]);
+    if (first.is_valid() && time >= first_time) continue;
+    first = (*left)[2];
+    first_time = time;
+    first_rank = static_cast<int>(rank);
+  }
+  if (!first.is_valid()) return;
+  note_rank(first, first_rank);
+  PyErr_SetObject(first.type().ptr(), first.ptr());
+  throw nb::python_error();
+}
+
+}  // namespace
+
+PyGroup make_processes(int ranks, int nodes) {
+  return PyGroup(Group(launch_processes(Topology::blocks(ranks, nodes, nodes > 1), fork_interpreter)),
+                 BackendKind::cpu, Starts::processes);
+}
+
+std::vector<nb::object> run_processes(Group group, const nb::callable& body) {
+  const std::vector<Outcome> outcomes(static_cast<std::size_t>(group.size()));
+  try {
+    const nb::gil_scoped_release unlocked;
+    group.run(
+        [&](const Rank& rank) { run_rank(rank, body, outcomes[static_cast<std::size_t>(rank.index())]); });
+  } catch (const Error&) {
+    throw;  // such as a process that was killed, or an interrupt
+  } catch (const std::runtime_error&) {
+    raise_first(outcomes);
+    throw;
+  }
+  std::vector<nb::object> results;
+  for (const Outcome& outcome : outcomes) {
+    const std::optional<nb::tuple> left = outcome.read();
+    results.push_back(left ? nb::object((*left)[2]) : nb::none());
+  }
+  return results;
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,94 @@
+"""Group.processes: ranks are forks of the interpreter; what they return and raise comes back."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import ferry
+
+HIDDEN = 16
+
+
+def dispatch_once(rank, ids):
+    with ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=4, deadline=10, format="fp32") as exchange:
+        rows = exchange.dispatch(np.full((2, HIDDEN), 1 + rank.index, np.float32), np.array(ids, np.int32))
+        result = exchange.combine(rows.received_rows() if rows.wait_total() else rows.data, rows.plan)
+        return int(rows.total), result[0, 0]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_results_come_back(nodes):
+    parent, seen = os.getpid(), []
+
+    def body(rank):
+        seen.append(rank.index)
+        return os.getpid() != parent, dispatch_once(rank, [[0, 7], [1, 6]])
+
+    group = ferry.Group.processes(4, nodes)
+    for _ in range(2):
+        assert group.run(body) == [(True, (8, 2)), (True, (0, 4)), (True, (0, 6)), (True, (8, 8))]
+    assert seen == []
+
+
+def raise_on_rank_2(rank):
+    if rank.index == 2:
+        raise KeyError("mine")
+    rank.barrier()
+
+
+def kill_rank_2(rank):
+    if rank.index == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.barrier()
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "pattern"),
+    [
+        (raise_on_rank_2, KeyError, "mine"),
+        (lambda rank: dispatch_once(rank, [[0, 8], [1, 6]]), ferry.BadIdError, "id 8"),
+        (kill_rank_2, ferry.PeerLostError, r"rank 2 \(process \d+\) was killed by signal 9"),
+        (lambda rank: lambda: 3, (AttributeError, TypeError), "pickle"),
+        (lambda rank: sys.exit(3), SystemExit, "3"),
+        (lambda rank: os._exit(3), ferry.PeerLostError, "exited with status 3 instead of returning"),
+    ],
+)
+def test_what_a_rank_raises_comes_back(body, error, pattern):
+    with pytest.raises(error, match=pattern) as caught:
+        ferry.Group.processes(3).run(body)
+    if body is raise_on_rank_2 and hasattr(caught.value, "add_note"):
+        assert caught.value.__notes__ == ["raised by rank 2"]
+    assert ferry.Group.processes(2).run(lambda rank: rank.index) == [0, 1]
+
+
+def test_an_interrupt_ends_the_processes():
+    parent, begin = os.getpid(), time.monotonic()
+
+    def body(rank):
+        if rank.index == 0:
+            os.kill(parent, signal.SIGINT)
+        time.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        ferry.Group.processes(2).run(body)
+    assert time.monotonic() - begin < 10
+
+
+def test_a_group_of_processes_cannot_be_joined():
+    with pytest.raises(ferry.UsageError, match="join"):
+        ferry.Group.processes(2).join()
+
+
+def test_buffered_output_is_written_once():
+    code = """
+import ferry
+print("parent")
+ferry.Group.processes(2).run(lambda rank: print("rank", rank.index))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.splitlines()) == ["parent", "rank 0", "rank 1"]

@@ -1,0 +1,63 @@
+"""ferry launch: one process for each rank, which meet, fail and end together."""
+
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+from program import PROGRAM, ProgramTest, ferry
+
+RANK = os.environ["FERRY_LAUNCHED_RANK"]
+
+
+class LaunchTest(ProgramTest):
+    def test_ranks_meet(self):
+        for ranks in (1, 2, 5):
+            with self.subTest(ranks=ranks):
+                lines = self.succeed("launch", "-n", ranks, RANK, "gather").splitlines()
+                total = ranks * (ranks + 1) // 2
+                self.assertEqual(sorted(lines), sorted(2 * [f"rank {r} of {ranks}: {total}" for r in range(ranks)]))
+
+    def test_the_c_interface(self):
+        self.assertEqual(self.succeed("launch", "-n", 2, RANK, "c"), "joined\njoined\n")
+
+    def test_options_of_the_program_are_its_own(self):
+        self.assertEqual(self.succeed("launch", "-n", 1, "echo", "-n", "--ranks", "7"), "--ranks 7")
+
+    def test_a_python_file_is_run_by_python(self):
+        script = self.path("script.py")
+        with open(script, "w", encoding="utf-8") as file:
+            file.write("import os, sys; print(os.environ['FERRY_LAUNCH'].split('@')[0], *sys.argv[1:])")
+        lines = self.succeed("launch", "-n", 2, script, "--flag").splitlines()
+        self.assertEqual(sorted(lines), ["0/2 --flag", "1/2 --flag"])
+
+    def test_a_rank_that_ends_before_the_others_have_met(self):
+        done = ferry("launch", "-n", 3, RANK, "end-early", timeout=8)
+        self.assertEqual(done.returncode, 1)
+        lost = r"rank 1 is lost: rank 1 \(process \d+\) exited with status 3"
+        self.assertRegex(done.stdout, rf"\A{lost}\n{lost}\n\Z")
+        self.assertRegex(done.stderr, r"rank 1 \(process \d+\) exited with status 3\n")
+        self.assertRegex(done.stderr, r"rank 2 \(process \d+\) exited with status 5\n")
+
+    def test_signals_reach_the_ranks_and_nothing_is_left(self):
+        command = [PROGRAM, "launch", "-n", "2", RANK, "ignore-signals"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+            self.assertEqual([job.stdout.readline() for _ in range(2)], 2 * ["ready\n"])
+            begin = time.monotonic()
+            job.send_signal(signal.SIGINT)
+            out, errors = job.communicate(timeout=20)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertEqual((job.returncode, out), (1, ""))
+        self.assertEqual(errors.count("was killed by signal 9 (Killed), because it did not end in time"), 2, errors)
+
+    def test_refusals(self):
+        self.refuse(3, ["cannot start", "/no/such/program", "No such file"], "launch", "-n", 2, "/no/such/program")
+        self.refuse(2, ["PROGRAM is required"], "launch", "-n", 2)
+        self.refuse(2, ["--ranks"], "launch", "-n", 0, "true")
+        done = subprocess.run([RANK, "gather"], capture_output=True, text=True, env={}, check=False)
+        self.assertIn("start the program with `ferry launch -n RANKS PROGRAM`", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
