@@ -61,6 +61,10 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane) {
   return guarded([&] { required(exchange, "exchange").exchange.check(lane); });
 }
 
+ferry_status ferry_synchronize(ferry_exchange* exchange, int lane, void* stream) {
+  return guarded([&] { required(exchange, "exchange").exchange.synchronize(lane, {stream}); });
+}
+
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
                                         ferry_dispatch_result* result) {
   return guarded([&] {

@@ -72,6 +72,8 @@ EXPECT_AT(ferry_dispatch_args, lane, 240);
 EXPECT_AT(ferry_dispatch_args, sm_limit, 244);
 EXPECT_AT(ferry_dispatch_args, stream, 248);
 EXPECT_AT(ferry_dispatch_args, result, 256);
+EXPECT_AT(ferry_dispatch_args, more_memory, 264);
+EXPECT_AT(ferry_dispatch_args, device_count, 304);
 
 EXPECT_AT(ferry_dispatch_receive_args, lane, 8);
 EXPECT_AT(ferry_dispatch_receive_args, stream, 16);
@@ -101,6 +103,7 @@ EXPECT_AT(ferry_dispatch_layout_args, tokens_per_node, 80);
 EXPECT_AT(ferry_dispatch_layout_args, stream, 96);
 EXPECT_AT(ferry_metadata_args, count, 8);
 EXPECT_AT(ferry_metadata_args, metadata, 24);
+EXPECT_AT(ferry_metadata_args, device_count, 32);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
 EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
@@ -114,13 +117,17 @@ static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, stream) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);
-static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, stream) + 8);
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
-static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, metadata) + 8);
+static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, device_count) + 8);
+static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
+static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
+static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
+static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partition_args, first_token) + 8);
 static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
 static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages_between_nodes) + 8);
 
@@ -141,10 +148,11 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_tokens", 80},
       {"ferry_rows", 24},
       {"ferry_receive_buffers", 64},
+      {"ferry_more_receive_buffers", 40},
       {"ferry_received_part", 24},
       {"ferry_host_totals", 16},
       {"ferry_dispatch_result", 232},
-      {"ferry_dispatch_args", 264},
+      {"ferry_dispatch_args", 312},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_combine_args", 128},
       {"ferry_combine_receive_args", 24},
@@ -152,7 +160,11 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_route_values_args", 56},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 104},
-      {"ferry_metadata_args", 32},
+      {"ferry_metadata_args", 40},
+      {"ferry_dispatch_counts_args", 48},
+      {"ferry_dispatch_counts_result", 48},
+      {"ferry_trace_info", 64},
+      {"ferry_trace_partition_args", 64},
       {"ferry_load_counts", 32},
       {"ferry_wire_counts", 72},
   };

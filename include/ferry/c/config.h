@@ -61,6 +61,12 @@ typedef struct ferry_format {
   int64_t part_bytes[FERRY_MAX_PARTS];  ///< raw only: bytes a row of each part, multiples of 16; 0: no part
 } ferry_format;
 
+/// Reads the name of a format, such as "bf16", "fp8-pow2" or "raw:1024+64": see ferry::parse_format().
+ferry_status ferry_parse_format(const char* name, ferry_format* format);
+/// Writes the name of a format to `name`, of `bytes` bytes, with a zero at its end. FERRY_USAGE: there is no
+/// room.
+ferry_status ferry_format_name(const ferry_format* format, char* name, size_t bytes);
+
 /// The configuration of an exchange. It must be the same on every rank: ferry_exchange_create compares the
 /// configurations and names the first field that differs.
 typedef struct ferry_config {
