@@ -66,6 +66,8 @@ Config to_config(const ferry_config& given, int ranks) {
   config.backend =
       to_choice(given.backend, BackendKind::collective, "ferry_config.backend").value_or(defaults.backend);
   config.engine = to_enum(given.engine, EngineKind::custom, "ferry_config.engine");
+  config.hops = to_enum(given.hops, Hops::two, "ferry_config.hops");
+  config.window = given.window;
   config.placement =
       to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
   config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
@@ -147,6 +149,8 @@ ferry_config to_c(const Config& config) {
   c.max_tokens = config.max_tokens;
   c.backend = static_cast<std::int32_t>(config.backend) + 1;
   c.engine = static_cast<std::int32_t>(config.engine);
+  c.hops = static_cast<std::int32_t>(config.hops);
+  c.window = config.window;
   c.layout = static_cast<std::int32_t>(config.layout);
   c.placement_version = config.placement.version();
   c.capacity = config.capacity;

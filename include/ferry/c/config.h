@@ -26,6 +26,9 @@ enum { FERRY_BACKEND_DEFAULT = 0, FERRY_REFERENCE = 1, FERRY_CPU = 2, FERRY_CUDA
 /// The engine that the group must have brought, with FERRY_COLLECTIVE: see ferry::EngineKind.
 enum { FERRY_ENGINE_AUTOMATIC = 0, FERRY_ENGINE_MPI = 1, FERRY_ENGINE_CUSTOM = 2 };
 
+/// How messages reach ranks of other nodes: see ferry::Hops.
+enum { FERRY_HOPS_AUTOMATIC = 0, FERRY_ONE_HOP = 1, FERRY_TWO_HOPS = 2 };
+
 /// How dispatch arranges the rows that a rank receives: see ferry::Layout.
 enum { FERRY_EXPERT_MAJOR = 0, FERRY_EXPERT_PADDED = 1, FERRY_RANK_MAJOR = 2 };
 
@@ -101,6 +104,8 @@ typedef struct ferry_config {
   int32_t manual_check;
   int64_t engine;           ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
   int64_t reduction_level;  ///< FERRY_LEVEL_...; FERRY_CUDA: FERRY_LEVEL_RANK; default: FERRY_LEVEL_AUTOMATIC
+  int32_t hops;             ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
+  int32_t window;           ///< see ferry::Config::window; default 0: no bound
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

@@ -193,11 +193,14 @@ typedef struct ferry_load_counts {
   int64_t dispatches;
 } ferry_load_counts;
 
-/// What this rank has sent to other ranks so far. Flags and call numbers are not counted.
+/// What this rank has sent to other ranks so far: see ferry::WireCounts.
 typedef struct ferry_wire_counts {
   size_t size;
   int64_t dispatch_bytes, dispatch_messages;
   int64_t combine_bytes, combine_messages;
+  // The part of these that went to ranks of other nodes. 0 with FERRY_CUDA.
+  int64_t dispatch_bytes_between_nodes, dispatch_messages_between_nodes;
+  int64_t combine_bytes_between_nodes, combine_messages_between_nodes;
 } ferry_wire_counts;
 
 /// Local.
