@@ -49,6 +49,10 @@ Reduction reduction_of(const std::string& name) {
   return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
 }
 
+ReductionLevel reduction_level_of(const std::string& name) {
+  return named(std::array{ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node}, name);
+}
+
 Format format_of(const std::string& name) {
   const std::string choices = "must be bf16, fp16, fp32 or fp8[-columns][-pow2[-packed]]";
   if (name.starts_with("raw")) {
@@ -88,9 +92,15 @@ Config make_config(const ConfigOptions& options, const Trace& trace) {
   config.format = options.format;
   config.combine_type = token_type(options.format);
   config.reduction = options.reduction;
+  config.reduction_level = options.reduction_level;
   config.deadline = options.deadline_seconds;
   size_of(config, options.ranks);  // throws what constructing the exchange would throw
   return config;
+}
+
+ReductionLevel reduction_level_on(const Config& config, const Topology& topology) {
+  if (config.reduction_level != ReductionLevel::automatic) return config.reduction_level;
+  return topology.nodes() > 1 ? ReductionLevel::node : ReductionLevel::rank;
 }
 
 std::int64_t received_row_capacity(const Exchange& exchange) {

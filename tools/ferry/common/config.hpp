@@ -13,6 +13,7 @@ namespace ferry::app {
 BackendKind backend_of(const std::string& name);
 Layout layout_of(const std::string& name);
 Reduction reduction_of(const std::string& name);
+ReductionLevel reduction_level_of(const std::string& name);
 // Refuses raw formats: the program's experts need values to compute with.
 Format format_of(const std::string& name);
 
@@ -33,6 +34,7 @@ struct ConfigOptions {
   Layout layout = Layout::expert_major;
   Format format = Format::bf16();
   Reduction reduction = Reduction::partial;
+  ReductionLevel reduction_level = ReductionLevel::automatic;
   int alignment = 1;
   double deadline_seconds = 0;
 };
@@ -40,6 +42,9 @@ struct ConfigOptions {
 // The configuration for the experts of `trace`, in equal blocks over the ranks. Combine carries token_type().
 // Throws what constructing the exchange would throw.
 Config make_config(const ConfigOptions& options, const Trace& trace);
+
+// How `partial` adds on these nodes: by rank or by node.
+ReductionLevel reduction_level_on(const Config& config, const Topology& topology);
 
 // The most rows that one dispatch can deliver, over all groups.
 std::int64_t received_row_capacity(const Exchange& exchange);

@@ -45,10 +45,20 @@ std::string expert_arithmetic(const RunSpec& spec) {
   return fmt::format("{} with fp32 accumulation, cuBLAS", to_string(spec.type));
 }
 
-report::Configuration configuration_of(const RunSpec& spec) {
+const char* group_of(const RunSpec& spec) {
+  if (spec.config.backend == BackendKind::collective) return "mpi";
+  return spec.options.processes ? "processes" : "threads";
+}
+
+report::Configuration configuration_of(const RunSpec& spec, const Topology& topology) {
+  std::vector<int> node_of_rank;
+  for (int rank = 0; rank < topology.ranks(); ++rank) node_of_rank.push_back(topology.node_of(rank));
   return {.backend = to_string(spec.config.backend),
           .ranks = spec.options.ranks,
-          .group = spec.options.processes ? "processes" : "threads",
+          .group = group_of(spec),
+          .nodes = topology.nodes(),
+          .simulated_nodes = topology.simulated(),
+          .node_of_rank = node_of_rank,
           .experts = spec.config.experts,
           .top_k = spec.config.top_k,
           .hidden = spec.config.hidden,
@@ -56,6 +66,7 @@ report::Configuration configuration_of(const RunSpec& spec) {
           .layout = to_string(spec.config.layout),
           .format = to_string(spec.config.format),
           .reduction = to_string(spec.config.reduction),
+          .reduction_level = to_string(reduction_level_on(spec.config, topology)),
           .combine_type = to_string(spec.config.combine_type),
           .expert_function =
               fmt::format("SwiGLU, {} inner columns, {}", spec.options.inner, expert_arithmetic(spec))};
@@ -183,12 +194,12 @@ void add_times(const SharedResults& results, report::RunReport& run) {
 
 }  // namespace
 
-report::RunReport make_report(const RunSpec& spec, const SharedResults& results) {
+report::RunReport make_report(const RunSpec& spec, const Topology& topology, const SharedResults& results) {
   report::RunReport run;
   run.ferry_version = version();
   run.command = command_line();
   run.workload = workload_of(spec);
-  run.configuration = configuration_of(spec);
+  run.configuration = configuration_of(spec, topology);
   run.machine = {.cpu = cpu_name(), .cores = cores(), .memory_bytes = memory_bytes()};
   add_traffic(spec, results, run);
   add_checks(spec, results, run);

@@ -79,8 +79,8 @@ void RankRunner::check_exact(const Step& step, DispatchCheck& check, const std::
   check.run(me, context_->received(), own_results_.dispatch);
   context_->run_scaling_experts();
   combine_together();
-  check_rows(spec_, step.number, me, expected_products(spec_, step.inputs.routes, x), context_->result(),
-             own_results_.combine);
+  check_rows(spec_, step.number, me, expected_products(spec_, rank_.topology(), step.inputs.routes, x),
+             context_->result(), own_results_.combine);
 }
 
 void RankRunner::check_swiglu(const Step& step, const std::vector<float>& x) {
