@@ -6,6 +6,7 @@
 
 #include "ferry/format.hpp"
 #include "ferry/placement.hpp"
+#include "ferry/topology.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry {
@@ -21,6 +22,11 @@ struct Config {
 
   BackendKind backend = BackendKind::cpu;
   EngineKind engine = EngineKind::automatic;  ///< collective: the engine that the group must have brought
+  Hops hops = Hops::automatic;  ///< results do not depend on it; `two` needs the backend `collective`
+  /// collective: most messages from one rank to another in a round of a call. A smaller window bounds what
+  /// the engine has in flight; every round costs a round trip. 0: a hop is one round. Results do not depend
+  /// on it.
+  int window = 0;
   Placement placement{};  ///< of E experts on R ranks; empty: Placement::blocks(experts, ranks)
 
   Layout layout = Layout::expert_major;
@@ -59,16 +65,21 @@ struct Sizes {
   std::int64_t combine_staging = 0;   ///< symmetric memory: 2 * lanes * T*min(K, R) rows, or T*K
   std::int64_t signals = 0;           ///< symmetric memory: flags, counts and refusals
   // collective: the three above are memory of the rank's own. dispatch_staging: what a rank sends and
-  // receives, lanes * (R*T + T*min(K, R)) messages. combine_staging: what combine needs beyond that.
+  // receives, lanes * (R*T + T*min(K, R)) messages, and with two hops what it forwards and receives by
+  // relays. combine_staging: what combine needs beyond that.
   std::int64_t results = 0;  ///< received rows and their arrays, all lanes
   std::int64_t plans = 0;    ///< plans and working memory, all lanes
   std::int64_t total() const { return dispatch_staging + combine_staging + signals + results + plans; }
 };
 
-/// The exact bytes that an exchange of this configuration maps on rank `rank` of `ranks`. Local; needs no
-/// group and allocates nothing.
+/// The exact bytes that an exchange of this configuration maps on rank `rank` of `ranks`, which are on one
+/// node. Local; needs no group and allocates nothing.
 /// @throws UsageError, UnsupportedError  whatever construction would refuse; a rank outside [0, ranks)
 Sizes size_of(const Config& config, int ranks, int rank = 0);
+
+/// The same for ranks on several nodes. They differ with the backend `collective`, where messages take two
+/// hops.
+Sizes size_of(const Config& config, const Topology& topology, int rank = 0);
 
 /// Rows that `rank` can receive under this configuration (expert_padded: rows of one expert). Local.
 /// @throws as size_of()

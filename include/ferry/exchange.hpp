@@ -182,10 +182,18 @@ struct LoadCounts {
   std::int64_t dispatches = 0;
 };
 
-/// What this rank has sent to other ranks so far. Flags and call numbers are not counted.
+/// What this rank has sent to other ranks so far, as a source, as a rank of experts and as a relay. Flags,
+/// call numbers and the transfers of route_values are not counted.
 struct WireCounts {
   std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_bytes = 0, combine_messages = 0;
+
+  /// The part of these that went to ranks of other nodes; the rest stayed within the node. 0 with the
+  /// backend cuda.
+  struct BetweenNodes {
+    std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
+    std::int64_t combine_bytes = 0, combine_messages = 0;
+  } between_nodes{};
 };
 
 class Backend;

@@ -9,6 +9,7 @@
 //   c/operations.h        dispatch, combine and their gradients: start here
 //   c/plan.h              the routes of a dispatch as a value that can be kept and reused
 //   c/dispatch_layout.h   which tokens go to which rank, from a rank's own ids
+//   c/trace.h             routing traces, recorded or synthesised
 //   c/error.h             statuses, and the numbers of the last error
 //
 // Symbols in shapes:
@@ -45,5 +46,6 @@
 #include "ferry/c/group.h"
 #include "ferry/c/operations.h"
 #include "ferry/c/plan.h"
+#include "ferry/c/trace.h"
 
 #endif

@@ -27,6 +27,13 @@ class Topology {
   /// The ranks of a node, in increasing order.
   const std::vector<int>& ranks_of(int node) const { return ranks_of_[static_cast<std::size_t>(node)]; }
 
+  /// The relay between rank `source` and another node: the rank of `node` that passes on what `source` and
+  /// the ranks of `node` send each other in two hops (Config::hops), in both directions.
+  int relay_of(int source, int node) const {
+    const std::vector<int>& ranks = ranks_of(node);
+    return ranks[static_cast<std::size_t>(local_rank_of(source)) % ranks.size()];
+  }
+
   /// Whether nodes stand for hosts that the ranks do not really run on: the nodes were given as an argument,
   /// or by Bootstrap::host_id or FERRY_HOST_ID.
   bool simulated() const { return simulated_; }

@@ -65,6 +65,11 @@ enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 
 /// caller, `automatic` what the group brought.
 enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2 };
 
+/// How messages reach ranks of other nodes: `one` sends them straight to each rank; `two` sends a token once
+/// to each node, to a relay that forwards it there. `automatic` is `two` with the backend `collective` where
+/// there are several nodes and one of them has several ranks, else `one`.
+enum class Hops : int { automatic = 0, one = 1, two = 2 };
+
 /// Names as they are written above; "unknown" for a value that is not an enumerator. Static strings.
 const char* to_string(DType type);
 const char* to_string(Layout layout);
@@ -72,6 +77,7 @@ const char* to_string(Reduction reduction);
 const char* to_string(ReductionLevel level);
 const char* to_string(BackendKind backend);
 const char* to_string(EngineKind engine);
+const char* to_string(Hops hops);
 
 /// A stream of a device backend (cuda: a `cudaStream_t`; null is the default stream). Host backends use none.
 struct Stream {

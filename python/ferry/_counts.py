@@ -20,9 +20,14 @@ class LoadCounts(NamedTuple):
 
 
 class WireCounts(NamedTuple):
-    """Bytes and messages that a rank has written to other ranks' memory, flags not counted."""
+    """Bytes and messages that a rank has sent to other ranks, flags not counted; those that it has forwarded as a relay
+    are. The fields `..._between_nodes` are the part that went to other nodes, 0 with 'cuda'."""
 
     dispatch_bytes: int
     dispatch_messages: int
     combine_bytes: int
     combine_messages: int
+    dispatch_bytes_between_nodes: int
+    dispatch_messages_between_nodes: int
+    combine_bytes_between_nodes: int
+    combine_messages_between_nodes: int

@@ -89,6 +89,11 @@ constexpr Setting kSettings[] = {
      [](Config& c, const std::string& k, nb::handle v) { c.backend = backend_named(text_value(k, v)); }},
     {"engine",
      [](Config& c, const std::string& k, nb::handle v) { c.engine = engine_named(text_value(k, v)); }},
+    {"hops",
+     [](Config& c, const std::string& k, nb::handle v) {
+       c.hops = enum_named(k.c_str(), text_value(k, v), std::array{Hops::automatic, Hops::one, Hops::two});
+     }},
+    {"window", [](Config& c, const std::string& k, nb::handle v) { c.window = int_of(k, v); }},
     {"placement", [](Config& c, const std::string& k,
                      nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
     {"layout",
@@ -262,7 +267,9 @@ EngineKind engine_named(const std::string& name) {
 
 const char* const kOptionalSettings =
     "backend: typing.Literal['cpu', 'cuda', 'collective', 'reference'] = ..., "
-    "engine: typing.Literal['automatic', 'mpi', 'custom'] = 'automatic', placement: Placement = ..., "
+    "engine: typing.Literal['automatic', 'mpi', 'custom'] = 'automatic', "
+    "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = "
+    "..., "
     "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
     "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
     "format: str = 'bf16', combine_type: typing.Literal['bf16', 'fp16', 'fp32'] = 'bf16', "
@@ -295,6 +302,9 @@ Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required
 backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
                      'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
 engine               'mpi' or 'custom': the engine that the group must have brought; default 'automatic', any
+hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
+                     relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
+window               'collective': most messages from one rank to another in a round; default 0, no bound
 placement            a Placement; default: Placement.blocks(experts, ranks)
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
@@ -342,6 +352,10 @@ checked by Exchange, size_of and capacity_of.)")
       .def_prop_ro(
           "engine", [](const Config& c) { return std::string(to_string(c.engine)); },
           "'automatic', or the engine that the group must have brought: 'mpi' or 'custom'.")
+      .def_prop_ro(
+          "hops", [](const Config& c) { return std::string(to_string(c.hops)); },
+          "'one' or 'two'; of a configuration that no exchange has taken also 'automatic'.")
+      .def_ro("window", &Config::window, "Most messages from a rank to another in a round; 0: no bound.")
       .def_prop_ro(
           "layout", [](const Config& c) { return std::string(to_string(c.layout)); },
           "'expert_major', 'expert_padded' or 'rank_major'.")

@@ -97,9 +97,11 @@ nb::object wire_counts(const PyExchange& self) {
     const DeviceGuard guard(state.device);
     counts = state.exchange.wire_counts();
   }
+  const WireCounts::BetweenNodes& between = counts.between_nodes;
   return nb::module_::import_("ferry._counts")
       .attr("WireCounts")(counts.dispatch_bytes, counts.dispatch_messages, counts.combine_bytes,
-                          counts.combine_messages);
+                          counts.combine_messages, between.dispatch_bytes, between.dispatch_messages,
+                          between.combine_bytes, between.combine_messages);
 }
 
 nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream) {

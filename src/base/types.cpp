@@ -35,4 +35,8 @@ const char* to_string(EngineKind engine) {
   return name_of(engine, {"automatic", "mpi", "custom"});
 }
 
+const char* to_string(Hops hops) {
+  return name_of(hops, {"automatic", "one", "two"});
+}
+
 }  // namespace ferry

@@ -27,6 +27,21 @@ ferry_status ferry_plan_bytes(const ferry_config* config, int ranks, int64_t* by
   return guarded([&] { required(bytes, "bytes") = plan_bytes(read_config(config, ranks), ranks); });
 }
 
+ferry_status ferry_parse_format(const char* name, ferry_format* format) {
+  return guarded([&] { required(format, "format") = to_c(parse_format(&required(name, "name"))); });
+}
+
+ferry_status ferry_format_name(const ferry_format* format, char* name, size_t bytes) {
+  return guarded([&] {
+    const std::string text = to_string(to_format(required(format, "format")).value_or(Config().format));
+    if (name == nullptr || bytes <= text.size())
+      throw UsageError(str("name: ", text.size() + 1, " bytes are needed for '", text, "', got ",
+                           name == nullptr ? 0 : bytes));
+    text.copy(name, text.size());
+    name[text.size()] = '\0';
+  });
+}
+
 ferry_status ferry_placement_blocks(int experts, int ranks, int32_t* expert_rank, int32_t* expert_local) {
   return guarded([&] {
     required(expert_rank, "expert_rank");

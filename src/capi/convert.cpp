@@ -16,16 +16,6 @@ static_assert(sizeof(ferry_host_totals) == sizeof(HostTotals) &&
               offsetof(ferry_host_totals, total) == offsetof(HostTotals, total));
 static_assert(FERRY_MAX_PARTS == kMaxParts && FERRY_MAX_TOP_K == kMaxTopK);
 
-ferry_format c_format_of(const Format& format) {
-  ferry_format c{};
-  c.kind = static_cast<std::int32_t>(format.kind) + 1;
-  if (format.fp8.column_major) c.flags |= FERRY_FP8_COLUMNS;
-  if (format.fp8.power_of_two) c.flags |= FERRY_FP8_POWER_OF_TWO;
-  if (format.fp8.packed) c.flags |= FERRY_FP8_PACKED;
-  std::copy(format.part_bytes.begin(), format.part_bytes.end(), c.part_bytes);
-  return c;
-}
-
 }  // namespace
 
 Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expert_local, int experts,
@@ -76,6 +66,8 @@ Config to_config(const ferry_config& given, int ranks) {
   config.backend =
       to_choice(given.backend, BackendKind::collective, "ferry_config.backend").value_or(defaults.backend);
   config.engine = to_enum(given.engine, EngineKind::custom, "ferry_config.engine");
+  config.hops = to_enum(given.hops, Hops::two, "ferry_config.hops");
+  config.window = given.window;
   config.placement =
       to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
   config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
@@ -115,13 +107,19 @@ Plan to_plan(const ferry_plan& plan) {
   return plan.storage == nullptr ? Plan() : Plan::over(plan.storage, plan.bytes);
 }
 
-ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given) {
+ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given,
+                                  const ferry_more_receive_buffers& more) {
   ReceiveBuffers buffers;
   std::copy(given.parts, given.parts + kMaxParts, buffers.parts.begin());
   buffers.weight = given.weight;
   buffers.local_ids = given.local_ids;
   buffers.group_of_row = given.group_of_row;
   buffers.plan = given.plan;
+  buffers.counts = more.counts;
+  buffers.row_offsets = more.row_offsets;
+  buffers.dots = more.dots;
+  buffers.count_sums = more.count_sums;
+  buffers.rows = more.rows;
   return buffers;
 }
 
@@ -133,6 +131,16 @@ Result to_result(const ferry_rows& rows) {
   return {.data = rows.data, .type = to_dtype(rows.type, "result.type"), .stride = rows.stride};
 }
 
+ferry_format to_c(const Format& format) {
+  ferry_format c{};
+  c.kind = static_cast<std::int32_t>(format.kind) + 1;
+  if (format.fp8.column_major) c.flags |= FERRY_FP8_COLUMNS;
+  if (format.fp8.power_of_two) c.flags |= FERRY_FP8_POWER_OF_TWO;
+  if (format.fp8.packed) c.flags |= FERRY_FP8_PACKED;
+  std::copy(format.part_bytes.begin(), format.part_bytes.end(), c.part_bytes);
+  return c;
+}
+
 ferry_config to_c(const Config& config) {
   ferry_config c{};
   c.experts = config.experts;
@@ -141,6 +149,8 @@ ferry_config to_c(const Config& config) {
   c.max_tokens = config.max_tokens;
   c.backend = static_cast<std::int32_t>(config.backend) + 1;
   c.engine = static_cast<std::int32_t>(config.engine);
+  c.hops = static_cast<std::int32_t>(config.hops);
+  c.window = config.window;
   c.layout = static_cast<std::int32_t>(config.layout);
   c.placement_version = config.placement.version();
   c.capacity = config.capacity;
@@ -148,7 +158,7 @@ ferry_config to_c(const Config& config) {
   c.repeats = config.repeats;
   c.zero_padding = config.zero_padding;
   c.combine_type = static_cast<std::int32_t>(config.combine_type);
-  c.format = c_format_of(config.format);
+  c.format = to_c(config.format);
   c.reduction = static_cast<std::int32_t>(config.reduction) + 1;
   c.reduction_level = static_cast<std::int64_t>(config.reduction_level);
   c.lanes = config.lanes;

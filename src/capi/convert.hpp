@@ -40,13 +40,15 @@ Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expe
 Tokens to_tokens(const ferry_tokens& tokens);
 Ids to_ids(const void* ids, std::int32_t type);
 Plan to_plan(const ferry_plan& plan);
-ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& buffers);
+ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& buffers,
+                                  const ferry_more_receive_buffers& more = {});
 Outputs to_outputs(const ferry_rows& rows);
 Result to_result(const ferry_rows& rows);
 
 // Without the placement arrays, for which ferry_exchange has storage.
 ferry_config to_c(const Config& config);
 ferry_sizes to_c(const Sizes& sizes);
+ferry_format to_c(const Format& format);
 ferry_dispatch_result to_c(const DispatchResult& received);
 
 }  // namespace ferry::capi

@@ -61,6 +61,10 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane) {
   return guarded([&] { required(exchange, "exchange").exchange.check(lane); });
 }
 
+ferry_status ferry_synchronize(ferry_exchange* exchange, int lane, void* stream) {
+  return guarded([&] { required(exchange, "exchange").exchange.synchronize(lane, {stream}); });
+}
+
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
                                         ferry_dispatch_result* result) {
   return guarded([&] {
@@ -90,6 +94,10 @@ ferry_status ferry_get_wire_counts(const ferry_exchange* exchange, ferry_wire_co
     c.dispatch_messages = wire.dispatch_messages;
     c.combine_bytes = wire.combine_bytes;
     c.combine_messages = wire.combine_messages;
+    c.dispatch_bytes_between_nodes = wire.between_nodes.dispatch_bytes;
+    c.dispatch_messages_between_nodes = wire.between_nodes.dispatch_messages;
+    c.combine_bytes_between_nodes = wire.between_nodes.combine_bytes;
+    c.combine_messages_between_nodes = wire.between_nodes.combine_messages;
     write_sized(counts, c, "ferry_wire_counts");
   });
 }

@@ -34,14 +34,16 @@ DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
     if (args.ids != nullptr && args.plan.storage != nullptr) {
       throw UsageError("dispatch: ids and a plan exclude each other: pass one of them");
     }
-    return {.tokens = to_tokens(args.tokens),
+    Tokens tokens = to_tokens(args.tokens);
+    tokens.device_count = args.device_count;
+    return {.tokens = tokens,
             .ids = to_ids(args.ids, args.id_type),
             .plan = to_plan(args.plan),
             .weights = args.weights,
             .options = {.format = to_format(args.format),
                         .lane = args.lane,
                         .sm_limit = args.sm_limit,
-                        .memory = to_receive_buffers(args.memory),
+                        .memory = to_receive_buffers(args.memory, args.more_memory),
                         .apply_weights = args.apply_weights != 0,
                         .dot_rows = args.dot_rows},
             .stream = {args.stream}};
@@ -194,8 +196,37 @@ ferry_status ferry_metadata(ferry_exchange* handle, const ferry_metadata_args* g
     const auto args = read_sized(given, "ferry_metadata_args");
     auto& metadata = convert_or_refuse(exchange, Operation::metadata, args.lane,
                                        [&]() -> auto& { return required(args.metadata, "metadata"); });
-    metadata =
-        reinterpret_cast<const ferry_step_metadata*>(exchange.metadata(args.count, args.lane, {args.stream}));
+    const StepMetadata* computed = args.device_count != nullptr
+                                       ? exchange.metadata(args.device_count, args.lane, {args.stream})
+                                       : exchange.metadata(args.count, args.lane, {args.stream});
+    metadata = reinterpret_cast<const ferry_step_metadata*>(computed);
+  });
+}
+
+ferry_status ferry_dispatch_counts(ferry_exchange* handle, const ferry_dispatch_counts_args* given) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_dispatch_counts_args");
+    const Ids ids = convert_or_refuse(exchange, Operation::dispatch_counts, args.lane, [&] {
+      checked_size(args.result, "ferry_dispatch_counts_result");
+      return to_ids(args.ids, args.id_type);
+    });
+    const DispatchCounts counts = exchange.dispatch_counts(ids, args.tokens, args.lane, {args.stream});
+    ferry_dispatch_counts_result c{};
+    c.total = counts.total;
+    c.routes = counts.routes.data();
+    c.tokens = counts.tokens.data();
+    c.local_experts = static_cast<std::int64_t>(counts.routes.size());
+    c.ranks = static_cast<std::int64_t>(counts.tokens.size());
+    write_sized(args.result, c, "ferry_dispatch_counts_result");
+  });
+}
+
+ferry_status ferry_refuse(ferry_exchange* handle, int operation, int lane, const char* reason, void* stream) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const auto refused = to_enum(operation, Operation::dispatch_counts, "operation");
+    exchange.refuse(refused, lane, UsageError(&required(reason, "reason")), {stream});
   });
 }
 

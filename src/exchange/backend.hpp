@@ -114,6 +114,6 @@ std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config&
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, int rank);
 Sizes cuda_backend_sizes(const Config& config, int rank);
-Sizes collective_backend_sizes(const Config& config, int rank);
+Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank);
 
 }  // namespace ferry

@@ -27,6 +27,8 @@ std::string describe(const Config& config) {
   auto field = [&](const char* name, const auto& value) { text += str(name, "\t", value, "\n"); };
   field("backend", to_string(config.backend));
   field("engine", to_string(config.engine));
+  field("hops", to_string(config.hops));
+  field("window", config.window);
   field("experts", config.experts);
   field("top_k", config.top_k);
   field("hidden", config.hidden);
@@ -121,6 +123,7 @@ Config agree_on_config(const Rank& rank, const Config& given) {
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] != all[0]) throw_difference(all[0], all[r], static_cast<int>(r));
   }
+  config.hops = chosen_hops(config, rank.topology());
   return config;
 }
 

@@ -76,6 +76,12 @@ void check_alone(const Config& config) {
   }
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
   check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
+  check_range("hops", static_cast<std::int64_t>(config.hops), 0, 2);
+  check_range("window", config.window, 0, 1 << 24);
+  if (config.hops == Hops::two && config.backend != BackendKind::collective) {
+    throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
+                               " has no second hop: use the backend collective, or hops = one"));
+  }
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
   check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
@@ -99,6 +105,12 @@ Config complete_config(const Config& given, int ranks) {
   check_capacity(config);
   check_memory(config);
   return config;
+}
+
+Hops chosen_hops(const Config& config, const Topology& topology) {
+  if (config.hops != Hops::automatic) return config.hops;
+  const bool several = topology.nodes() > 1 && topology.ranks() > topology.nodes();
+  return several && config.backend == BackendKind::collective ? Hops::two : Hops::one;
 }
 
 void check_rank(int rank, int ranks) {

@@ -1,4 +1,6 @@
 // Creates the backend that a configuration names, if this build has it.
+#include <vector>
+
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
@@ -30,13 +32,19 @@ struct BackendEntry {
   bool needs_one_host;  // the ranks share memory or map each other's
   bool adds_by_node;    // has ReductionLevel::node
   std::unique_ptr<Backend> (*make)(const Rank& rank, const Config& config);
-  Sizes (*sizes)(const Config& config, int rank);
+  Sizes (*sizes)(const Config& config, const Topology& topology, int rank);
 };
 
+// The sizes of a backend of one host, whose memory does not depend on nodes.
+template <Sizes (*sizes)(const Config& config, int rank)>
+Sizes on_one_host(const Config& config, const Topology&, int rank) {
+  return sizes(config, rank);
+}
+
 constexpr BackendEntry kBackends[] = {
-    {BackendKind::reference, true, true, make_reference_backend, reference_backend_sizes},
-    {BackendKind::cpu, true, true, make_cpu_backend, cpu_backend_sizes},
-    {BackendKind::cuda, true, false, make_cuda_backend, cuda_backend_sizes},
+    {BackendKind::reference, true, true, make_reference_backend, on_one_host<reference_backend_sizes>},
+    {BackendKind::cpu, true, true, make_cpu_backend, on_one_host<cpu_backend_sizes>},
+    {BackendKind::cuda, true, false, make_cuda_backend, on_one_host<cuda_backend_sizes>},
     {BackendKind::collective, false, true, make_collective_backend, collective_backend_sizes},
 };
 
@@ -68,7 +76,14 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
 Sizes size_of(const Config& given, int ranks, int rank) {
   const Config config = complete_config(given, ranks);
   check_rank(rank, ranks);
-  return entry_of(config.backend).sizes(config, rank);
+  return entry_of(config.backend)
+      .sizes(config, Topology(std::vector<int>(static_cast<std::size_t>(ranks))), rank);
+}
+
+Sizes size_of(const Config& given, const Topology& topology, int rank) {
+  const Config config = complete_config(given, topology.ranks());
+  check_rank(rank, topology.ranks());
+  return entry_of(config.backend).sizes(config, topology, rank);
 }
 
 }  // namespace ferry

@@ -2,6 +2,6 @@
 
 namespace ferry {
 
-LocalMemory::LocalMemory(std::int64_t bytes) : mapping_(Mapping::anonymous(bytes)) {}
+LocalMemory::LocalMemory(std::int64_t bytes) : mapping_(bytes > 0 ? Mapping::anonymous(bytes) : Mapping()) {}
 
 }  // namespace ferry

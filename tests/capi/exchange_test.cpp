@@ -69,6 +69,8 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.manual_check = 1;
   given.engine = FERRY_ENGINE_MPI;
   given.reduction_level = FERRY_LEVEL_NODE;
+  given.hops = FERRY_ONE_HOP;
+  given.window = 7;
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, given);
     auto got = sized<ferry_config>();
@@ -95,6 +97,8 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     EXPECT_EQ(config.deadline, 4.5);
     EXPECT_EQ(config.engine, EngineKind::mpi);
     EXPECT_EQ(config.reduction_level, ReductionLevel::node);
+    EXPECT_EQ(config.hops, Hops::one);
+    EXPECT_EQ(config.window, 7);
     auto sizes = sized<ferry_sizes>();
     ASSERT_EQ(ferry_exchange_sizes(exchange.get(), &sizes), FERRY_OK);
     expect_same_sizes(sizes, exchange->exchange.sizes());

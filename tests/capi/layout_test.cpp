@@ -41,6 +41,8 @@ EXPECT_AT(ferry_config, deadline, 128);
 EXPECT_AT(ferry_config, manual_check, 140);
 EXPECT_AT(ferry_config, engine, 144);
 EXPECT_AT(ferry_config, reduction_level, 152);
+EXPECT_AT(ferry_config, hops, 160);
+EXPECT_AT(ferry_config, window, 164);
 
 EXPECT_AT(ferry_sizes, dispatch_staging, 8);
 EXPECT_AT(ferry_sizes, total, 48);
@@ -70,6 +72,8 @@ EXPECT_AT(ferry_dispatch_args, lane, 240);
 EXPECT_AT(ferry_dispatch_args, sm_limit, 244);
 EXPECT_AT(ferry_dispatch_args, stream, 248);
 EXPECT_AT(ferry_dispatch_args, result, 256);
+EXPECT_AT(ferry_dispatch_args, more_memory, 264);
+EXPECT_AT(ferry_dispatch_args, device_count, 304);
 
 EXPECT_AT(ferry_dispatch_receive_args, lane, 8);
 EXPECT_AT(ferry_dispatch_receive_args, stream, 16);
@@ -99,27 +103,33 @@ EXPECT_AT(ferry_dispatch_layout_args, tokens_per_node, 80);
 EXPECT_AT(ferry_dispatch_layout_args, stream, 96);
 EXPECT_AT(ferry_metadata_args, count, 8);
 EXPECT_AT(ferry_metadata_args, metadata, 24);
+EXPECT_AT(ferry_metadata_args, device_count, 32);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
 EXPECT_AT(ferry_wire_counts, combine_messages, 32);
+EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
 
 // A struct that may grow has no padding at its end. Otherwise a new field could start in padding that older
 // programs have not initialised.
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, error_number) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, reduction_level) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, window) + 4);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, stream) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);
-static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, stream) + 8);
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
-static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, metadata) + 8);
+static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, device_count) + 8);
+static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
+static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
+static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
+static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partition_args, first_token) + 8);
 static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
-static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages) + 8);
+static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages_between_nodes) + 8);
 
 TEST(Layout, OfStructsHasNotChanged) {
   const std::map<std::string, std::size_t> recorded = {
@@ -130,7 +140,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 152},
       {"ferry_bootstrap", 40},
       {"ferry_format", 40},
-      {"ferry_config", 160},
+      {"ferry_config", 168},
       {"ferry_sizes", 56},
       {"ferry_plan", 16},
       {"ferry_source", 12},
@@ -138,10 +148,11 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_tokens", 80},
       {"ferry_rows", 24},
       {"ferry_receive_buffers", 64},
+      {"ferry_more_receive_buffers", 40},
       {"ferry_received_part", 24},
       {"ferry_host_totals", 16},
       {"ferry_dispatch_result", 232},
-      {"ferry_dispatch_args", 264},
+      {"ferry_dispatch_args", 312},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_combine_args", 128},
       {"ferry_combine_receive_args", 24},
@@ -149,9 +160,13 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_route_values_args", 56},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 104},
-      {"ferry_metadata_args", 32},
+      {"ferry_metadata_args", 40},
+      {"ferry_dispatch_counts_args", 48},
+      {"ferry_dispatch_counts_result", 48},
+      {"ferry_trace_info", 64},
+      {"ferry_trace_partition_args", 64},
       {"ferry_load_counts", 32},
-      {"ferry_wire_counts", 40},
+      {"ferry_wire_counts", 72},
   };
   std::size_t compared = 0;
   for (const from_c_size* type = from_c_sizes; type->name != nullptr; ++type, ++compared) {

@@ -141,6 +141,15 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_route_values(nullptr, nullptr), "exchange");
   refused(ferry_metadata(nullptr, nullptr), "exchange");
   refused(ferry_check(nullptr, 0), "exchange");
+  refused(ferry_synchronize(nullptr, 0, nullptr), "exchange");
+  refused(ferry_refuse(nullptr, FERRY_DISPATCH, 0, "", nullptr), "exchange");
+  refused(ferry_dispatch_counts(nullptr, nullptr), "exchange");
+  refused(ferry_parse_format("bf16", nullptr), "format");
+  refused(ferry_format_name(nullptr, nullptr, 0), "format");
+  refused(ferry_trace_open(nullptr, nullptr, 0, nullptr), "name");
+  refused(ferry_trace_save(nullptr, ""), "trace");
+  refused(ferry_trace_query(nullptr, nullptr), "trace");
+  refused(ferry_trace_partition(nullptr, nullptr), "trace");
   refused(ferry_last_dispatch_result(nullptr, 0, nullptr), "exchange");
   refused(ferry_get_load_counts(nullptr, nullptr), "exchange");
   refused(ferry_get_wire_counts(nullptr, nullptr), "exchange");
@@ -150,6 +159,7 @@ TEST(Pointers, ThatAreNullAreRefused) {
   EXPECT_EQ(ferry_rank_same_process(nullptr), -1);
   ferry_group_destroy(nullptr);
   ferry_exchange_destroy(nullptr);
+  ferry_trace_destroy(nullptr);
 }
 
 TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
@@ -167,6 +177,8 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     refused(ferry_combine_backward(exchange.get(), nullptr), "ferry_combine_backward_args");
     refused(ferry_route_values(exchange.get(), nullptr), "ferry_route_values_args");
     refused(ferry_metadata(exchange.get(), nullptr), "ferry_metadata_args");
+    refused(ferry_dispatch_counts(exchange.get(), nullptr), "ferry_dispatch_counts_args");
+    refused(ferry_refuse(exchange.get(), FERRY_DISPATCH, 0, nullptr, nullptr), "reason");
     refused(ferry_last_dispatch_result(exchange.get(), 0, nullptr), "ferry_dispatch_result");
     refused(ferry_get_load_counts(exchange.get(), nullptr), "ferry_load_counts");
     refused(ferry_get_wire_counts(exchange.get(), nullptr), "ferry_wire_counts");

@@ -24,7 +24,7 @@ std::int64_t mapped_bytes(BackendKind backend) {
 std::int64_t expected_bytes(const Config& config, const Rank& rank) {
   std::int64_t bytes = 0;
   for (int r = 0; r < rank.size(); ++r) {
-    const Sizes sizes = size_of(config, rank.size(), r);
+    const Sizes sizes = size_of(config, rank.topology(), r);
     const std::int64_t symmetric = sizes.dispatch_staging + sizes.combine_staging + sizes.signals;
     bytes += rank.same_process() || r == rank.index() ? sizes.total() : symmetric;
   }
@@ -46,7 +46,7 @@ TEST_P(Contract, SizeQueryMatchesMappedMemory) {
       c.config.top_k = 4;
       c.config.lanes = 2;
       run(ranks, describe(c), [&](Rank rank) {
-        const Sizes query = size_of(c.config, ranks, rank.index());
+        const Sizes query = size_of(c.config, rank.topology(), rank.index());
         require(query.total() > 2 * tolerance, "too few bytes to compare: ", query.total());
         if (on_device)
           SyncExchange(rank, c.config);  // the first exchange of a process allocates more: driver and module

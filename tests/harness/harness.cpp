@@ -150,6 +150,10 @@ bool run_case(const Setup& setup, TestCase c) {
   return run_case(setup, c, make_inputs(c));
 }
 
+oracle::Travel travel_of(const SyncExchange& exchange) {
+  return {.topology = exchange.rank().topology(), .two_hops = exchange.config().hops == Hops::two};
+}
+
 bool simulates_nodes(const Setup& setup) {
   if (setup.backend == BackendKind::cuda) return false;
   return setup.rank_kind == RankKind::threads || setup.rank_kind == RankKind::processes ||
@@ -161,13 +165,23 @@ namespace {
 void require_traffic(const SyncExchange& exchange, const TestCase& c,
                      const std::vector<const StepInputs*>& steps) {
   const int rank = exchange.rank().index();
-  std::int64_t sent = 0, returned = 0;
+  const oracle::Travel travel = travel_of(exchange);
+  oracle::SentMessages sent, returned;
+  const auto add = [](oracle::SentMessages& all, const oracle::SentMessages& more) {
+    all.within_node += more.within_node;
+    all.between_nodes += more.between_nodes;
+  };
   for (const StepInputs* step : steps) {
-    sent += oracle::dispatch_messages(step->positions, rank);
-    returned += oracle::combine_messages(step->positions, rank, c.reduction);
+    add(sent, oracle::dispatch_messages(step->positions, travel, rank));
+    add(returned, oracle::combine_messages(step->positions, travel, rank, c.reduction));
   }
-  require_equal(exchange.wire_counts().dispatch_messages, sent, "dispatch messages");
-  require_equal(exchange.wire_counts().combine_messages, returned, "combine messages");
+  const WireCounts wire = exchange.wire_counts();
+  require_equal(wire.dispatch_messages, sent.all(), "dispatch messages");
+  require_equal(wire.combine_messages, returned.all(), "combine messages");
+  if (c.config.backend == BackendKind::cuda) return;  // does not tell nodes apart
+  require_equal(wire.between_nodes.dispatch_messages, sent.between_nodes, "dispatch messages between nodes");
+  require_equal(wire.between_nodes.combine_messages, returned.between_nodes,
+                "combine messages between nodes");
 }
 
 void require_load(const SyncExchange& exchange, const TestCase& c,

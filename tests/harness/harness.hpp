@@ -28,6 +28,7 @@
 #include "harness/step_inputs.hpp"
 #include "harness/sync_exchange.hpp"
 #include "harness/test_case.hpp"
+#include "oracle/expected.hpp"
 
 namespace ferry::contract {
 
@@ -91,6 +92,9 @@ Plan dispatch_and_combine(SyncExchange& exchange, const TestCase& c, const StepI
 
 // For bodies of run_ranks: one checked route_values by a plan of `step`.
 void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInputs& step, const Plan& plan);
+
+// How the messages of an exchange travel.
+oracle::Travel travel_of(const SyncExchange& exchange);
 
 // The fixture of all contract tests.
 class Contract : public testing::TestWithParam<Setup> {

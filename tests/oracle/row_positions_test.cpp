@@ -135,11 +135,12 @@ TEST(OracleRowPositions, RowsAreWrittenAndNothingElse) {
 
 TEST(OracleRowPositions, MessagesAreCountedForEachTokenAndRemoteRank) {
   const RowPositions positions = find_row_positions(tiny(Layout::expert_major, 1));
-  EXPECT_EQ(dispatch_messages(positions, 0), 1);
-  EXPECT_EQ(dispatch_messages(positions, 1), 2);
-  EXPECT_EQ(combine_messages(positions, 0, Reduction::partial), 2);
-  EXPECT_EQ(combine_messages(positions, 0, Reduction::exact), 3);
-  EXPECT_EQ(combine_messages(positions, 1, Reduction::exact), 1);
+  const Travel one_node{.topology = Topology({0, 0})};
+  EXPECT_EQ(dispatch_messages(positions, one_node, 0).all(), 1);
+  EXPECT_EQ(dispatch_messages(positions, one_node, 1).all(), 2);
+  EXPECT_EQ(combine_messages(positions, one_node, 0, Reduction::partial).all(), 2);
+  EXPECT_EQ(combine_messages(positions, one_node, 0, Reduction::exact).all(), 3);
+  EXPECT_EQ(combine_messages(positions, one_node, 1, Reduction::exact).all(), 1);
 }
 
 // Expert rows that hold values[rank][row] in every column.

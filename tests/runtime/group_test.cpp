@@ -112,6 +112,21 @@ TEST(Topology, NumbersNodesByTheirLowestRanks) {
   EXPECT_FALSE(topology.simulated());
 }
 
+TEST(Topology, RelaysHaveTheLocalRankOfTheSource) {
+  // Nodes {0, 3, 5, 6, 8}, {1, 4} and {2, 7}, whose ranks are not consecutive; then nodes of 3 and 1 ranks.
+  const Topology topology({0, 1, 2, 0, 1, 0, 0, 2, 0});
+  EXPECT_EQ(topology.relay_of(1, 0), 0);
+  EXPECT_EQ(topology.relay_of(4, 0), 3);
+  EXPECT_EQ(topology.relay_of(7, 0), 3);
+  EXPECT_EQ(topology.relay_of(5, 1), 1);  // local rank 2 mod 2
+  EXPECT_EQ(topology.relay_of(6, 1), 4);
+  EXPECT_EQ(topology.relay_of(8, 2), 2);
+  EXPECT_EQ(topology.relay_of(4, 2), 7);
+  const Topology uneven({0, 0, 1, 0});
+  for (const int source : {0, 1, 3}) EXPECT_EQ(uneven.relay_of(source, 1), 2);
+  EXPECT_EQ(uneven.relay_of(2, 0), 0);
+}
+
 TEST(Group, RefusesInvalidArguments) {
   EXPECT_THROW(Group::threads(0), UsageError);
   EXPECT_THROW(Group::processes(-1), UsageError);

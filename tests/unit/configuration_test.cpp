@@ -57,6 +57,8 @@ TEST(Configuration, RefusesWithTheNumbers) {
       {with([](Config& c) { c.alignment = 0; }), "alignment = 0"},
       {with([](Config& c) { c.lanes = 0; }), "lanes = 0"},
       {with([](Config& c) { c.deadline = 0; }), "deadline = 0"},
+      {with([](Config& c) { c.window = -1; }), "window = -1"},
+      {with([](Config& c) { c.hops = Hops::two; }), "use the backend collective"},
       {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
       {with([](Config& c) { c.alignment = 8, c.capacity = 20; }), "capacity = 20"},
       {with([](Config& c) { c.alignment = 8, c.layout = Layout::rank_major; }), "alignment = 8"},
@@ -193,6 +195,12 @@ TEST(Configuration, DifferencesAreNamedOnEveryRank) {
   config.max_tokens = 17;
   EXPECT_EQ(difference(config), "configurations differ: max_tokens is 16 on rank 0 and 17 on rank 1");
   config = valid_config();
+  config.hops = Hops::one;
+  EXPECT_EQ(difference(config), "configurations differ: hops is automatic on rank 0 and one on rank 1");
+  config = valid_config();
+  config.window = 7;
+  EXPECT_EQ(difference(config), "configurations differ: window is 0 on rank 0 and 7 on rank 1");
+  config = valid_config();
   config.format = Format::fp8_e4m3();
   EXPECT_EQ(difference(config), "configurations differ: format is bf16 on rank 0 and fp8 on rank 1");
   config = valid_config();
@@ -201,6 +209,20 @@ TEST(Configuration, DifferencesAreNamedOnEveryRank) {
   EXPECT_EQ(difference(config),
             "configurations differ: placement: location of expert 1 (rank.local) is 0.1 on rank 0 and 0.2 on "
             "rank 1");
+}
+
+TEST(Configuration, TwoHopsAreChosenWhereANodeHasSeveralRanks) {
+  const Topology one_node({0, 0, 0}), single_ranks({0, 1, 2}), uneven({0, 1, 0});
+  Config config = valid_config();
+  EXPECT_EQ(chosen_hops(config, uneven), Hops::one);  // cpu
+  config.backend = BackendKind::collective;
+  EXPECT_EQ(chosen_hops(config, one_node), Hops::one);
+  EXPECT_EQ(chosen_hops(config, single_ranks), Hops::one);
+  EXPECT_EQ(chosen_hops(config, uneven), Hops::two);
+  config.hops = Hops::one;
+  EXPECT_EQ(chosen_hops(config, uneven), Hops::one);
+  config.hops = Hops::two;
+  EXPECT_EQ(chosen_hops(config, one_node), Hops::two);
 }
 
 TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {

@@ -26,6 +26,9 @@ enum { FERRY_BACKEND_DEFAULT = 0, FERRY_REFERENCE = 1, FERRY_CPU = 2, FERRY_CUDA
 /// The engine that the group must have brought, with FERRY_COLLECTIVE: see ferry::EngineKind.
 enum { FERRY_ENGINE_AUTOMATIC = 0, FERRY_ENGINE_MPI = 1, FERRY_ENGINE_CUSTOM = 2 };
 
+/// How messages reach ranks of other nodes: see ferry::Hops.
+enum { FERRY_HOPS_AUTOMATIC = 0, FERRY_ONE_HOP = 1, FERRY_TWO_HOPS = 2 };
+
 /// How dispatch arranges the rows that a rank receives: see ferry::Layout.
 enum { FERRY_EXPERT_MAJOR = 0, FERRY_EXPERT_PADDED = 1, FERRY_RANK_MAJOR = 2 };
 
@@ -57,6 +60,12 @@ typedef struct ferry_format {
   uint32_t flags;                       ///< FERRY_FP8_..., for fp8 only
   int64_t part_bytes[FERRY_MAX_PARTS];  ///< raw only: bytes a row of each part, multiples of 16; 0: no part
 } ferry_format;
+
+/// Reads the name of a format, such as "bf16", "fp8-pow2" or "raw:1024+64": see ferry::parse_format().
+ferry_status ferry_parse_format(const char* name, ferry_format* format);
+/// Writes the name of a format to `name`, of `bytes` bytes, with a zero at its end. FERRY_USAGE: there is no
+/// room.
+ferry_status ferry_format_name(const ferry_format* format, char* name, size_t bytes);
 
 /// The configuration of an exchange. It must be the same on every rank: ferry_exchange_create compares the
 /// configurations and names the first field that differs.
@@ -95,6 +104,8 @@ typedef struct ferry_config {
   int32_t manual_check;
   int64_t engine;           ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
   int64_t reduction_level;  ///< FERRY_LEVEL_...; FERRY_CUDA: FERRY_LEVEL_RANK; default: FERRY_LEVEL_AUTOMATIC
+  int32_t hops;             ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
+  int32_t window;           ///< see ferry::Config::window; default 0: no bound
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

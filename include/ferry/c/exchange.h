@@ -58,6 +58,17 @@ typedef struct ferry_receive_buffers {
   void* plan;                    ///< ferry_plan_bytes() bytes, aligned to 16
 } ferry_receive_buffers;
 
+/// Caller's memory for the rest of a ferry_dispatch_result. Each NULL selects the lane's own memory.
+typedef struct ferry_more_receive_buffers {
+  int32_t* counts;       ///< [G]
+  int32_t* row_offsets;  ///< [G + 1]; its last entry is the total
+  float* dots;           ///< [capacity], with dot_rows
+  int32_t* count_sums;   ///< [G]; the call adds `counts` to it; the lane has none of its own
+  /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. Rows past it
+  /// are not stored: see ferry::ReceiveBuffers::rows.
+  int64_t rows;
+} ferry_more_receive_buffers;
+
 /// One part of the received rows.
 typedef struct ferry_received_part {
   void* data;

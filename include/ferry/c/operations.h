@@ -39,6 +39,10 @@ typedef struct ferry_dispatch_args {
   void* stream;      ///< of a device backend; host backends use none
   /// May be NULL. Filled also when the call returns what ferry_check() found; zeroed on other errors.
   ferry_dispatch_result* result;
+  ferry_more_receive_buffers more_memory;
+  /// Device backends: address of N in device memory, read when the call runs; tokens.count is then an upper
+  /// bound. An N that is negative or above the bound sends nothing, and ferry_check() reports it.
+  const int32_t* device_count;
 } ferry_dispatch_args;
 
 typedef struct ferry_dispatch_receive_args {
@@ -131,10 +135,46 @@ typedef struct ferry_metadata_args {
   int32_t lane;
   void* stream;
   const ferry_step_metadata** metadata;  ///< receives a fixed address of the lane
+  /// Device backends: address of the count in device memory, read when the call runs, instead of `count`.
+  const int32_t* device_count;
 } ferry_metadata_args;
 
 /// Computes sum, prefix sum and maximum of the ranks' counts.
 ferry_status ferry_metadata(ferry_exchange* exchange, const ferry_metadata_args* args);
+
+/// What a dispatch of some ids delivers to this rank. The arrays belong to the lane, whose next
+/// ferry_dispatch_counts() overwrites them; they are in host memory with every backend.
+typedef struct ferry_dispatch_counts_result {
+  size_t size;
+  int64_t total;          ///< row_offsets[G] of the dispatch
+  const int32_t* routes;  ///< [L] routes of all ranks to each local expert, drops included
+  const int32_t* tokens;  ///< [R] N of every rank
+  int64_t local_experts;  ///< L
+  int64_t ranks;          ///< R
+} ferry_dispatch_counts_result;
+
+typedef struct ferry_dispatch_counts_args {
+  size_t size;
+  const void* ids;  ///< [tokens, K] expert ids, as for ferry_dispatch()
+  int64_t tokens;   ///< N
+  int32_t id_type;  ///< FERRY_INT32, FERRY_INT64
+  int32_t lane;
+  void* stream;
+  ferry_dispatch_counts_result* result;
+} ferry_dispatch_counts_args;
+
+/// Counts what a dispatch of these ids would deliver, without sending rows: for receive buffers of exactly as
+/// many rows as the dispatch that follows needs. Blocks with every backend until all ranks have called it.
+ferry_status ferry_dispatch_counts(ferry_exchange* exchange, const ferry_dispatch_counts_args* args);
+
+/// Takes part in the lane's next call, an `operation` such as FERRY_DISPATCH, by refusing it: the peers' call
+/// returns FERRY_USAGE with `reason` in its message. For code that finds out that it cannot make the call.
+ferry_status ferry_refuse(ferry_exchange* exchange, int operation, int lane, const char* reason,
+                          void* stream);
+
+/// Local. Device backends: blocks until the work on `stream` is done, then returns the error that ended a
+/// call of the lane on the device. Host backends have returned it already: no effect.
+ferry_status ferry_synchronize(ferry_exchange* exchange, int lane, void* stream);
 
 /// Local. Returns what the lane's calls since the last check have found: FERRY_OVERFLOW, FERRY_USAGE with a
 /// bad_id or bad_source record, or FERRY_OK. Those calls were carried out all the same.
@@ -153,11 +193,14 @@ typedef struct ferry_load_counts {
   int64_t dispatches;
 } ferry_load_counts;
 
-/// What this rank has sent to other ranks so far. Flags and call numbers are not counted.
+/// What this rank has sent to other ranks so far: see ferry::WireCounts.
 typedef struct ferry_wire_counts {
   size_t size;
   int64_t dispatch_bytes, dispatch_messages;
   int64_t combine_bytes, combine_messages;
+  // The part of these that went to ranks of other nodes. 0 with FERRY_CUDA.
+  int64_t dispatch_bytes_between_nodes, dispatch_messages_between_nodes;
+  int64_t combine_bytes_between_nodes, combine_messages_between_nodes;
 } ferry_wire_counts;
 
 /// Local.

@@ -6,6 +6,7 @@
 #include "backends/cpu/sizes.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
 #include "plan/shapes.hpp"
@@ -27,29 +28,53 @@ cpu::CpuContext engine_context(const Rank& rank, const Config& config) {
           .kernels = cpu::kernels()};
 }
 
+HopOptions hops_of(const Config& config, const Topology& topology) {
+  return {.relays = chosen_hops(config, topology) == Hops::two && topology.nodes() > 1,
+          .window = config.window};
+}
+
 // The memory that the messages of a dispatch and of a combine need. Each uses it alone.
 struct Needs {
   MessageMemory dispatch, combine;
 
   MessageMemory of_lane() const {
     return {.outbox = std::max(dispatch.outbox, combine.outbox),
-            .inbox = std::max(dispatch.inbox, combine.inbox)};
+            .inbox = std::max(dispatch.inbox, combine.inbox),
+            .second_outbox = std::max(dispatch.second_outbox, combine.second_outbox),
+            .second_inbox = std::max(dispatch.second_inbox, combine.second_inbox)};
   }
 };
 
-Needs needs_of(const Config& config, int rank) {
+Needs needs_of(const Config& config, const Topology& topology, int rank) {
   const ExchangeShape shape = exchange_shape(config, 0);
   const std::int64_t gaps = shape.ranks * kPairAlign;
   const std::int64_t sent_messages = std::int64_t{shape.max_tokens} * plan_shape(config).most_ranks();
   const std::int64_t received_messages = std::int64_t{shape.ranks} * shape.max_tokens;
   // Combine mirrors dispatch: a sum for each message that was received, or a row for each row.
-  const std::int64_t rows = config.reduction == Reduction::partial
-                                ? received_messages
-                                : std::max(received_messages, row_capacity(config, rank));
-  return {.dispatch = {.outbox = sent_messages * shape.message_bytes + gaps,
-                       .inbox = received_messages * shape.message_bytes + gaps},
-          .combine = {.outbox = rows * shape.combine_row_bytes + gaps,
-                      .inbox = shape.combine_rows * shape.combine_row_bytes + gaps}};
+  const bool partial = config.reduction == Reduction::partial;
+  const std::int64_t rows =
+      partial ? received_messages : std::max(received_messages, row_capacity(config, rank));
+  Needs needs{.dispatch = {.outbox = sent_messages * shape.message_bytes + gaps,
+                           .inbox = received_messages * shape.message_bytes + gaps},
+              .combine = {.outbox = rows * shape.combine_row_bytes + gaps,
+                          .inbox = shape.combine_rows * shape.combine_row_bytes + gaps}};
+  if (!hops_of(config, topology).relays) return needs;
+  // What a relay holds: every token of the ranks that it is the relay of, for each rank of its node.
+  const int node = topology.node_of(rank), node_ranks = static_cast<int>(topology.ranks_of(node).size());
+  std::int64_t relayed_tokens = 0;
+  for (int other = 0; other < shape.ranks; ++other) {
+    if (topology.node_of(other) != node && topology.relay_of(other, node) == rank)
+      relayed_tokens += shape.max_tokens;
+  }
+  const std::int64_t copies = std::min(config.top_k, node_ranks),
+                     rows_of_token = partial ? copies : config.top_k;
+  needs.dispatch.second_outbox = relayed_tokens * copies * shape.message_bytes + gaps;
+  needs.dispatch.second_inbox =
+      std::int64_t{shape.ranks - node_ranks} * shape.max_tokens * shape.message_bytes + gaps;
+  needs.combine.inbox += relayed_tokens * rows_of_token * shape.combine_row_bytes;
+  needs.combine.second_outbox = relayed_tokens * rows_of_token * shape.combine_row_bytes + gaps;
+  needs.combine.second_inbox = shape.combine_rows * shape.combine_row_bytes + gaps;
+  return needs;
 }
 
 class CollectiveBackend final : public cpu::HostBackend {
@@ -57,16 +82,19 @@ class CollectiveBackend final : public cpu::HostBackend {
   CollectiveBackend(const Rank& rank, const Config& config, Engine& engine)
       : HostBackend(engine_context(rank, config)) {
     std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
-    const MessageMemory memory = needs_of(config, rank.index()).of_lane();
+    const HopOptions hops = hops_of(config, rank.topology());
+    const MessageMemory memory = needs_of(config, rank.topology(), rank.index()).of_lane();
     for (int lane = 0; lane < config.lanes; ++lane) {
       add_lane(std::make_unique<EngineLink>(rank, std::move(communicators[static_cast<std::size_t>(lane)]),
-                                            lane, call_summary_bytes(config), memory, config.deadline,
+                                            lane, call_summary_bytes(config), hops, memory, config.deadline,
                                             engine.ordered_lanes() ? engine.transfer_thread() : nullptr));
     }
     fault_point(FaultPoint::construct_mapped, rank.index());
   }
 
-  Sizes sizes() const override { return collective_backend_sizes(context_.config, context_.me()); }
+  Sizes sizes() const override {
+    return collective_backend_sizes(context_.config, context_.rank.topology(), context_.me());
+  }
 };
 
 }  // namespace
@@ -88,15 +116,23 @@ std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config&
   return std::make_unique<collective::CollectiveBackend>(rank, config, *engine);
 }
 
-Sizes collective_backend_sizes(const Config& config, int rank) {
-  const collective::Needs needs = collective::needs_of(config, rank);
-  const collective::MessageMemory memory = needs.of_lane();
-  const std::int64_t dispatch = needs.dispatch.outbox + needs.dispatch.inbox;
+Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  using collective::PairBlocks;
+  const collective::Needs needs = collective::needs_of(config, topology, rank);
+  const auto bytes_of = [](const collective::MessageMemory& memory) {
+    return memory.outbox + memory.inbox + memory.second_outbox + memory.second_inbox;
+  };
+  const bool relays = collective::hops_of(config, topology).relays;
+  const int ranks = config.placement.ranks();
+  const std::int64_t blocks =
+      PairBlocks<collective::BlockHeader>::bytes(
+          ranks, collective::EngineLink::content_bytes(call_summary_bytes(config), ranks, relays)) +
+      PairBlocks<collective::SecondHopHeader>::bytes(relays ? ranks : 0,
+                                                     collective::MessageHops::table_bytes(ranks, relays));
   Sizes sizes = cpu::local_sizes(config, rank);
-  sizes.dispatch_staging = config.lanes * dispatch;
-  sizes.combine_staging = config.lanes * (memory.outbox + memory.inbox - dispatch);
-  sizes.signals =
-      config.lanes * collective::PairBlocks::bytes(config.placement.ranks(), call_summary_bytes(config));
+  sizes.dispatch_staging = config.lanes * bytes_of(needs.dispatch);
+  sizes.combine_staging = config.lanes * bytes_of(needs.of_lane()) - sizes.dispatch_staging;
+  sizes.signals = config.lanes * blocks;
   return sizes;
 }
 

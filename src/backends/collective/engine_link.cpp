@@ -10,7 +10,6 @@
 #include "group/rank_state.hpp"
 
 namespace ferry::collective {
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -18,49 +17,28 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kCheckPeriod(10);
 constexpr std::chrono::milliseconds kInterruptPeriod(250);
 
-// Makes sure that the memory has at least `bytes`. It is mapped for what undamaged plans need.
-void grow(LocalMemory& memory, std::int64_t bytes) {
-  if (memory.bytes() < bytes) memory = LocalMemory(bytes);
-}
-
-// Stands in place of a message's last bytes until they arrive. That a message really ends with these bits is
-// as unlikely as any value of 64 random bits.
-std::uint64_t absence_mark(std::uint64_t call, int lane, int peer) {
-  const std::uint64_t number = call << 24 ^ static_cast<std::uint64_t>(lane) << 16 ^
-                               static_cast<std::uint64_t>(peer) ^ 0x6A09E667F3BCC908u;
-  return (number ^ number >> 29) * 0x9E3779B97F4A7C15u;
-}
-
 }  // namespace
 
-std::int64_t EngineLink::Messages::place() {
-  std::int64_t end = 0;
-  for (std::size_t peer = 0; peer < bytes.size(); ++peer) {
-    offsets[peer] = end;
-    end += (bytes[peer] + kPairAlign - 1) / kPairAlign * kPairAlign;
-  }
-  return end;
+std::int64_t EngineLink::content_bytes(std::int64_t summary_bytes, int ranks, bool relays) {
+  return (summary_bytes + 7) / 8 * 8 + MessageHops::table_bytes(ranks, relays);
 }
 
 EngineLink::EngineLink(Rank rank, std::unique_ptr<Communicator> communicator, int lane,
-                       std::int64_t summary_bytes, MessageMemory memory, double deadline,
-                       std::shared_ptr<TransferThread> ordered)
+                       std::int64_t summary_bytes, const HopOptions& hops, const MessageMemory& memory,
+                       double deadline, std::shared_ptr<TransferThread> ordered)
     : rank_(std::move(rank)),
       me_(rank_.index()),
       ranks_(rank_.size()),
       lane_(lane),
+      has_relays_(hops.relays),
+      summary_bytes_(summary_bytes),
       deadline_(deadline),
       communicator_(std::move(communicator)),
-      memory_(std::make_shared<Memory>(Memory{.blocks = PairBlocks(ranks_, summary_bytes),
-                                              .outbox = LocalMemory(memory.outbox),
-                                              .inbox = LocalMemory(memory.inbox)})),
+      memory_(std::make_shared<Memory>(
+          Memory{.blocks = {ranks_, content_bytes(summary_bytes, ranks_, hops.relays)},
+                 .messages = MessageHops(rank_.topology(), me_, hops, memory)})),
       ordered_(ordered != nullptr),
-      thread_(std::move(ordered)) {
-  for (Messages* messages : {&sent_, &received_}) {
-    messages->bytes.assign(static_cast<std::size_t>(ranks_), 0);
-    messages->offsets.assign(static_cast<std::size_t>(ranks_), 0);
-  }
-}
+      thread_(std::move(ordered)) {}
 
 EngineLink::~EngineLink() {
   try {
@@ -77,8 +55,7 @@ std::uint64_t EngineLink::begin(Operation operation, std::span<const CallOption>
   operation_ = operation;
   options_.assign(options.begin(), options.end());
   refusal_.reset();
-  has_messages_ = false;
-  std::fill(sent_.bytes.begin(), sent_.bytes.end(), 0);
+  memory_->messages.clear();
   begun_ = true;
   return call_;
 }
@@ -94,29 +71,8 @@ void EngineLink::finish_started() {
   if (control.failed()) control.throw_failure({operation_, call_ + 1, me_, -1, call_ + 1, call_});
 }
 
-void EngineLink::reserve(std::span<const std::int64_t> bytes) {
-  has_messages_ = true;
-  std::copy(bytes.begin(), bytes.end(), sent_.bytes.begin());
-  grow(memory_->outbox, sent_.place());
-}
-
-std::byte* EngineLink::outgoing(cpu::Staging, int peer) {
-  return memory_->outbox.data() + sent_.offsets[static_cast<std::size_t>(peer)];
-}
-
-const std::byte* EngineLink::incoming(cpu::Staging, int peer) const {
-  const auto p = static_cast<std::size_t>(peer);
-  return peer == me_ ? memory_->outbox.data() + sent_.offsets[p]
-                     : memory_->inbox.data() + received_.offsets[p];
-}
-
-std::int64_t EngineLink::incoming_bytes(int peer) const {
-  const auto p = static_cast<std::size_t>(peer);
-  return peer == me_ ? sent_.bytes[p] : received_.bytes[p];
-}
-
 const std::byte* EngineLink::summary_from(int peer) const {
-  return peer == me_ ? memory_->blocks.summary_to(me_) : memory_->blocks.summary_from(peer);
+  return peer == me_ ? memory_->blocks.content_to(me_) : memory_->blocks.content_from(peer);
 }
 
 void EngineLink::post(bool split) {
@@ -149,7 +105,7 @@ void EngineLink::refuse(Operation operation, const Error& error) noexcept {
   try {
     if (!begun_) begin(operation, {});
     refusal_ = ErrorRecord::of(error);
-    has_messages_ = false;
+    memory_->messages.clear();
     begun_ = false;
     write_headers();
     start_in_thread();
@@ -181,7 +137,13 @@ void EngineLink::exchange(const Check& check) {
   exchange_blocks(check);
   if (refusal_) return;
   require_agreement();
-  if (has_messages_) exchange_messages(check);
+  if (memory_->messages.has_messages()) exchange_messages(check);
+}
+
+// The table of MessageHops in a block; null without relays.
+std::int64_t* EngineLink::table_in(const std::byte* block_content) const {
+  const std::byte* table = block_content + (summary_bytes_ + 7) / 8 * 8;
+  return has_relays_ ? reinterpret_cast<std::int64_t*>(const_cast<std::byte*>(table)) : nullptr;
 }
 
 void EngineLink::write_headers() {
@@ -190,7 +152,7 @@ void EngineLink::write_headers() {
     header.lane = lane_;
     header.operation = operation_;
     header.call = call_;
-    header.message_bytes = has_messages_ ? sent_.bytes[static_cast<std::size_t>(peer)] : 0;
+    header.messages = memory_->messages.announce(peer, table_in(memory_->blocks.content_to(peer)));
     header.refused = refusal_.has_value();
     header.option_count = static_cast<std::int32_t>(options_.size());
     for (std::size_t i = 0; i < options_.size(); ++i) header.options[i] = options_[i].value;
@@ -199,19 +161,19 @@ void EngineLink::write_headers() {
 }
 
 void EngineLink::exchange_blocks(const Check& check) {
-  const PairBlocks& blocks = memory_->blocks;
+  const PairBlocks<BlockHeader>& blocks = memory_->blocks;
   for (int peer = 0; peer < ranks_; ++peer) blocks.forget(peer);
-  Messages all;
+  std::vector<std::int64_t> bytes, offsets;
   for (int peer = 0; peer < ranks_; ++peer) {
-    all.bytes.push_back(peer == me_ ? 0 : blocks.block_bytes());
-    all.offsets.push_back(blocks.offset(peer));
+    bytes.push_back(peer == me_ ? 0 : blocks.block_bytes());
+    offsets.push_back(blocks.offset(peer));
   }
   transfer({.send = blocks.sent(),
-            .send_bytes = all.bytes,
-            .send_offsets = all.offsets,
+            .send_bytes = bytes,
+            .send_offsets = offsets,
             .receive = blocks.received(),
-            .receive_bytes = all.bytes,
-            .receive_offsets = all.offsets},
+            .receive_bytes = bytes,
+            .receive_offsets = offsets},
            check);
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer != me_ && !blocks.arrived(peer)) fail_transfer(peer);
@@ -242,37 +204,18 @@ void EngineLink::require_agreement() const {
 }
 
 void EngineLink::exchange_messages(const Check& check) {
-  Messages without_own = sent_;
-  without_own.bytes[static_cast<std::size_t>(me_)] = 0;
-  for (int peer = 0; peer < ranks_; ++peer) {
-    received_.bytes[static_cast<std::size_t>(peer)] =
-        peer == me_ ? 0 : memory_->blocks.header_from(peer).message_bytes;
+  const PairBlocks<BlockHeader>& blocks = memory_->blocks;
+  const MessageHops::Wire wire = {.transfer = [&](const AllToAllV& each) { transfer(each, check); },
+                                  .fail = [&](int peer) { fail_transfer(peer); }};
+  const auto following = [&](int peer) {
+    return peer == me_ ? blocks.header_to(me_).messages : blocks.header_from(peer).messages;
+  };
+  const auto table = [&](int peer) { return table_in(summary_from(peer)); };
+  try {
+    memory_->messages.exchange(call_, following, table, wire);
+  } catch (...) {
+    fail_group(std::current_exception());
   }
-  grow(memory_->inbox, received_.place());
-  for (int peer = 0; peer < ranks_; ++peer) {
-    const std::uint64_t mark = absence_mark(call_, lane_, peer);
-    if (std::byte* last = last_word_from(peer)) std::memcpy(last, &mark, sizeof mark);
-  }
-  transfer({.send = memory_->outbox.data(),
-            .send_bytes = without_own.bytes,
-            .send_offsets = without_own.offsets,
-            .receive = memory_->inbox.data(),
-            .receive_bytes = received_.bytes,
-            .receive_offsets = received_.offsets},
-           check);
-  for (int peer = 0; peer < ranks_; ++peer) {
-    const std::uint64_t mark = absence_mark(call_, lane_, peer);
-    const std::byte* last = last_word_from(peer);
-    if (last != nullptr && std::memcmp(last, &mark, sizeof mark) == 0) fail_transfer(peer);
-  }
-}
-
-// Where the last eight bytes that the peer sends arrive; null if it sends none. No message is shorter.
-std::byte* EngineLink::last_word_from(int peer) const {
-  const auto p = static_cast<std::size_t>(peer);
-  const std::int64_t bytes = received_.bytes[p];
-  if (bytes < static_cast<std::int64_t>(sizeof(std::uint64_t))) return nullptr;
-  return memory_->inbox.data() + received_.offsets[p] + bytes - sizeof(std::uint64_t);
 }
 
 void EngineLink::fail_transfer(int peer) const {

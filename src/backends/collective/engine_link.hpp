@@ -9,25 +9,15 @@
 #include <optional>
 #include <vector>
 
+#include "backends/collective/message_hops.hpp"
 #include "backends/collective/pair_blocks.hpp"
 #include "backends/cpu/peer_link.hpp"
 #include "engine/engine.hpp"
-#include "memory/local_memory.hpp"
 
 namespace ferry::collective {
 
-// The messages of each pair begin at a multiple of it.
-inline constexpr std::int64_t kPairAlign = 64;
-
-// Bytes of a lane's memory for messages.
-struct MessageMemory {
-  std::int64_t outbox;  // all that this rank sends in a call
-  std::int64_t inbox;   // all that it receives
-};
-
-// What a call sends lies packed in the outbox, a block for each rank, and what it receives in the inbox. In a
-// call all ranks exchange their blocks. If no rank has refused and all have made the same call, and it
-// carries messages, one all_to_all_v of the messages follows. All ranks have the same blocks in view, so all
+// In a call all ranks exchange their blocks. If no rank has refused and all have made the same call, and it
+// carries messages, the messages follow (message_hops.hpp). All ranks have the same blocks in view, so all
 // decide alike.
 //
 // The exchange runs in the caller's thread, in wait(). After a send phase it runs in a thread, and so does
@@ -37,19 +27,27 @@ class EngineLink final : public cpu::PeerLink {
  public:
   // `ordered`: the thread of all lanes; null: lanes need no common order.
   EngineLink(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
-             MessageMemory memory, double deadline, std::shared_ptr<TransferThread> ordered);
+             const HopOptions& hops, const MessageMemory& memory, double deadline,
+             std::shared_ptr<TransferThread> ordered);
+  // What a block holds besides its header.
+  static std::int64_t content_bytes(std::int64_t summary_bytes, int ranks, bool relays);
   // Waits for an exchange that has been started.
   ~EngineLink() override;
 
   std::uint64_t begin(Operation operation, std::span<const CallOption> options) override;
   std::uint64_t call() const override { return call_; }
-  std::byte* summary_to(int peer) override { return memory_->blocks.summary_to(peer); }
+  std::byte* summary_to(int peer) override { return memory_->blocks.content_to(peer); }
   const std::byte* summary_from(int peer) const override;
   bool packs() const override { return true; }
-  void reserve(std::span<const std::int64_t> bytes) override;
-  std::byte* outgoing(cpu::Staging, int peer) override;
-  const std::byte* incoming(cpu::Staging, int peer) const override;
-  std::int64_t incoming_bytes(int peer) const override;
+  void reserve(const cpu::Reservation& messages) override { memory_->messages.reserve(messages); }
+  bool has_relays() const override { return has_relays_; }
+  std::byte* outgoing(cpu::Staging, int peer) override { return memory_->messages.outgoing(peer); }
+  const std::byte* incoming(cpu::Staging, int peer) const override {
+    return memory_->messages.incoming(peer);
+  }
+  std::int64_t incoming_bytes(int peer) const override { return memory_->messages.incoming_bytes(peer); }
+  Traffic sent_within_node() const override { return memory_->messages.within_node(); }
+  Traffic sent_between_nodes() const override { return memory_->messages.between_nodes(); }
   void post(bool split) override;
   void wait() override;
   void post_chunk(std::int64_t) override {}
@@ -57,18 +55,10 @@ class EngineLink final : public cpu::PeerLink {
   void refuse(Operation operation, const Error& error) noexcept override;
 
  private:
-  // Byte counts and offsets of the messages to or from every rank.
-  struct Messages {
-    std::vector<std::int64_t> bytes, offsets;
-
-    // Places the messages of all ranks one after another. Returns the bytes of all together.
-    std::int64_t place();
-  };
-
   // Owned together, because a transfer that was given up may still use it.
   struct Memory {
-    PairBlocks blocks;
-    LocalMemory outbox, inbox;
+    PairBlocks<BlockHeader> blocks;
+    MessageHops messages;
   };
 
   using Check = std::function<void()>;
@@ -77,6 +67,7 @@ class EngineLink final : public cpu::PeerLink {
   void finish_started();
   void wait_for_started();
   void exchange(const Check& check);
+  std::int64_t* table_in(const std::byte* block_content) const;
   void write_headers();
   void exchange_blocks(const Check& check);
   void require_agreement() const;
@@ -84,12 +75,13 @@ class EngineLink final : public cpu::PeerLink {
   void transfer(const AllToAllV& transfer, const Check& check);
   void check_group() const;
   WaitRecord record() const;
-  std::byte* last_word_from(int peer) const;
   [[noreturn]] void fail_transfer(int peer) const;
   [[noreturn]] void fail_group(const std::exception_ptr& error) const;
 
   const Rank rank_;
   const int me_, ranks_, lane_;
+  const bool has_relays_;
+  const std::int64_t summary_bytes_;  // of a block's content; the table of MessageHops follows
   const double deadline_;
   const std::unique_ptr<Communicator> communicator_;
   const std::shared_ptr<Memory> memory_;
@@ -100,8 +92,6 @@ class EngineLink final : public cpu::PeerLink {
   std::vector<CallOption> options_;
   std::optional<ErrorRecord> refusal_;  // this rank's
   bool begun_ = false;                  // and not posted yet
-  bool has_messages_ = false;
-  Messages sent_, received_;
 
   const bool ordered_;
   std::shared_ptr<TransferThread> thread_;  // null until needed

@@ -42,6 +42,7 @@ class Combine {
   void stage_tokens(int source, std::int64_t begin, std::int64_t end);
   void stage_sum(int source, std::int64_t message, std::int32_t token, bool last);
   void stage_rows(int source, std::int64_t message, std::int32_t token);
+  void count_row(int source, std::int64_t bytes);
   void write_route_values_of_sum(std::byte* tail, const std::int32_t* rows) const;
 
   // combine_sum.cpp: used by both phases

@@ -13,6 +13,10 @@ void Combine::receive() {
   lane_.link->wait();
   fault_point(FaultPoint::combine_waited, me);
   read_summaries();
+  if (packs_) {
+    lane_.counts.count_combine(lane_.link->sent_within_node(), false);
+    lane_.counts.count_combine(lane_.link->sent_between_nodes(), true);
+  }
   start_receiving();
   auto receive = [&](std::int64_t chunk) {
     const std::int64_t end = std::min<std::int64_t>(chunks_.end(chunk), plan_.header->tokens);

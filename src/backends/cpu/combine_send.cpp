@@ -66,7 +66,10 @@ void Combine::start_sending() {
       if (source != context_.me() || split_) rows.count = count_rows(source);
       bytes_to_[static_cast<std::size_t>(source)] = rows.count * (rows.value_bytes + rows.tail_bytes);
     }
-    lane_.link->reserve(bytes_to_);
+    lane_.link->reserve(
+        {.direction = Direction::to_sources,
+         .message_bytes = std::max<std::int64_t>(1, sent_[0].value_bytes + sent_[0].tail_bytes),
+         .bytes = bytes_to_});
   }
   for (int source = 0; source < ranks; ++source)
     sent_[static_cast<std::size_t>(source)].first = lane_.link->outgoing(Staging::combine, source);
@@ -143,9 +146,8 @@ void Combine::stage_sum(int source, std::int64_t message, std::int32_t token, bo
   const std::int32_t* next_rows = last ? nullptr : rows + top_k;
   if (carries_rows_) sum_on_rank(row.values, rows, message * top_k, staging_store_, next_rows);
   if (call_.row_values != nullptr) write_route_values_of_sum(row.tail, rows);
-  if (source == context_.me()) return;
-  lane_.counts.count_combine_messages(
-      1, (carries_rows_ ? layout_.tail_offset : 0) + (call_.row_values != nullptr ? 4 * top_k : 0));
+  count_row(source,
+            (carries_rows_ ? layout_.tail_offset : 0) + (call_.row_values != nullptr ? 4 * top_k : 0));
 }
 
 void Combine::write_route_values_of_sum(std::byte* tail, const std::int32_t* rows) const {
@@ -171,10 +173,15 @@ void Combine::stage_rows(int source, std::int64_t message, std::int32_t token) {
     const RouteTail tail{.weight = call_.row_weights != nullptr ? call_.row_weights[row] : 1.0f,
                          .value = call_.row_values != nullptr ? call_.row_values[row] : 0.0f};
     std::memcpy(out.tail, &tail, sizeof tail);
-    if (source == context_.me()) continue;
-    lane_.counts.count_combine_messages(
-        1, (carries_rows_ ? layout_.tail_offset : 0) + static_cast<std::int64_t>(sizeof(RouteTail)));
+    count_row(source,
+              (carries_rows_ ? layout_.tail_offset : 0) + static_cast<std::int64_t>(sizeof(RouteTail)));
   }
+}
+
+// A link that packs counts what it sends.
+void Combine::count_row(int source, std::int64_t bytes) {
+  if (packs_ || source == context_.me()) return;
+  lane_.counts.count_combine({.messages = 1, .bytes = bytes}, context_.other_node(source));
 }
 
 }  // namespace ferry::cpu

@@ -6,6 +6,7 @@
 
 #include "backends/cpu/call_summary.hpp"
 #include "backends/cpu/chunk_schedule.hpp"
+#include "backends/cpu/dispatch_relay.hpp"
 #include "backends/cpu/lane.hpp"
 #include "layout/message.hpp"
 #include "plan/planning.hpp"
@@ -14,7 +15,7 @@ namespace ferry::cpu {
 
 class Dispatch {
  public:
-  explicit Dispatch(Lane& lane) : lane_(lane), context_(lane.context) {}
+  explicit Dispatch(Lane& lane) : lane_(lane), context_(lane.context), relay_(lane.context) {}
 
   // `split`: the caller may reuse its memory after this, so this rank's own tokens are staged as well.
   void send(const DispatchCall& call, bool split);
@@ -32,6 +33,8 @@ class Dispatch {
   void start_plan(std::uint64_t call);
   void write_summary(int peer, std::int64_t max_messages) const;
   std::int64_t max_messages_to_peer();
+  void list_tokens_for_nodes();
+  std::span<const std::int32_t> tokens_to_send(int destination);
   void reserve_messages();
   void stage_chunk(std::int64_t begin, std::int64_t end);
   void stage_messages(int destination, std::int64_t begin, std::int64_t end);
@@ -46,6 +49,7 @@ class Dispatch {
   void receive_chunks();
   std::int64_t messages_from(int source);
   void receive_messages(int source, std::int64_t begin, std::int64_t end, RowAssigner& assigner);
+  void add_relay_diagnostics();
   void drop_rows(std::int32_t* rows) const;
   TokenData staged_token(const std::byte* message) const;
   TokenData caller_token(std::int64_t token);
@@ -81,6 +85,10 @@ class Dispatch {
   std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced by 0
   std::vector<std::byte> scratch_;          // one message
   std::vector<std::int64_t> bytes_to_;      // [R] of messages
+
+  // Two hops.
+  DispatchRelay relay_;
+  std::vector<std::vector<std::int32_t>> tokens_to_node_;  // [nodes] this rank's tokens with an expert there
 };
 
 }  // namespace ferry::cpu

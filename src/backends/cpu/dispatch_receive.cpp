@@ -14,6 +14,11 @@ DispatchResult Dispatch::receive() {
   fault_point(FaultPoint::dispatch_waited, me);
   for (int peer = 0; peer < ranks; ++peer) read_summary(peer);
   weights_.require_same("dispatch", "weights");
+  if (lane_.link->packs()) {
+    lane_.counts.count_dispatch(lane_.link->sent_within_node(), false);
+    lane_.counts.count_dispatch(lane_.link->sent_between_nodes(), true);
+    add_relay_diagnostics();
+  }
 
   finish_plan();
   prepare_result();
@@ -22,7 +27,7 @@ DispatchResult Dispatch::receive() {
   if (!by_plan_) {
     const auto counts =
         static_cast<std::size_t>(context_.ranks()) * static_cast<std::size_t>(context_.config.experts);
-    lane_.counts.count_dispatch({plan_.counts, counts});
+    lane_.counts.count_routes({plan_.counts, counts});
   }
   lane_.totals.total = plan_.header->total;
   lane_.totals.call = lane_.link->call();
@@ -107,6 +112,7 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
   end = std::min(end, messages_from(source));
   // A fused call reads this rank's own tokens from the caller's memory.
   const bool staged = source != me || split_;
+  const bool relayed = lane_.link->has_relays() && context_.other_node(source);
   const std::byte* const messages = lane_.link->incoming(Staging::dispatch, source);
   for (std::int64_t i = begin; i < end; ++i) {
     const std::int64_t message = std::int64_t{source} * context_.config.max_tokens + i;
@@ -120,6 +126,8 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
     if (staged && head.token == -1) continue;  // the sender's plan is damaged, and the sender reports it
     const std::int64_t tokens = staged ? context_.config.max_tokens : call_.tokens.count;
     if (!lane_.valid_entry(head.token, tokens, message)) continue;
+    // A relay passes messages on as they came, and the source rank has written the position of the relay.
+    if (relayed && !by_plan_) head.position = position_of_rank(context_.config, token.ids, me);
     if (!staged) {
       head.position = rank_position(head.token, me);
       token = caller_token(head.token);
@@ -133,6 +141,10 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
       write_expert_rows(token, rows);
     }
   }
+}
+
+void Dispatch::add_relay_diagnostics() {
+  for (const std::int64_t message : relay_.bad_messages()) lane_.record_bad_source(message);
 }
 
 // Drops the rows of a message, [K], that the caller's memory has no room for.

@@ -85,13 +85,48 @@ void Dispatch::write_summary(int peer, std::int64_t max_messages) const {
 
 void Dispatch::reserve_messages() {
   if (!lane_.link->packs()) return;
+  if (lane_.link->has_relays()) list_tokens_for_nodes();
+  relay_.start(layout_);
   bytes_to_.resize(static_cast<std::size_t>(context_.ranks()));
   for (int peer = 0; peer < context_.ranks(); ++peer) {
     const bool staged = peer != context_.me() || split_;
-    const int messages = staged ? lane_.message_count(plan_, context_.me(), peer) : 0;
+    const auto messages = staged ? static_cast<std::int64_t>(tokens_to_send(peer).size()) : 0;
     bytes_to_[static_cast<std::size_t>(peer)] = messages * layout_.bytes;
   }
-  lane_.link->reserve(bytes_to_);
+  lane_.link->reserve({.direction = Direction::to_experts,
+                       .message_bytes = layout_.bytes,
+                       .bytes = bytes_to_,
+                       .forwarder = &relay_});
+}
+
+void Dispatch::list_tokens_for_nodes() {
+  const Topology& topology = context_.rank.topology();
+  const int most_ranks = plan_.header->shape.most_ranks();
+  tokens_to_node_.resize(static_cast<std::size_t>(topology.nodes()));
+  for (std::vector<std::int32_t>& tokens : tokens_to_node_) tokens.clear();
+  for (std::int32_t token = 0; token < plan_.header->tokens; ++token) {
+    for (int i = 0; i < most_ranks; ++i) {
+      const std::int64_t entry = std::int64_t{token} * most_ranks + i;
+      const std::int32_t rank = plan_.token_ranks[entry];
+      if (rank == -1) break;
+      if (!lane_.valid_entry(rank, context_.ranks(), entry)) continue;
+      std::vector<std::int32_t>& tokens = tokens_to_node_[static_cast<std::size_t>(topology.node_of(rank))];
+      if (tokens.empty() || tokens.back() != token) tokens.push_back(token);
+    }
+  }
+}
+
+// The tokens of the messages to a rank. With relays, a rank of another node gets messages only if it is the
+// relay there: those of its whole node.
+std::span<const std::int32_t> Dispatch::tokens_to_send(int destination) {
+  const Topology& topology = context_.rank.topology();
+  const int me = context_.me(), node = topology.node_of(destination);
+  if (lane_.link->has_relays() && context_.other_node(destination)) {
+    if (topology.relay_of(me, node) != destination) return {};
+    return tokens_to_node_[static_cast<std::size_t>(node)];
+  }
+  return {plan_.sent_tokens + std::int64_t{destination} * context_.config.max_tokens,
+          static_cast<std::size_t>(lane_.message_count(plan_, me, destination))};
 }
 
 // Stages messages [begin, end) to every rank.
@@ -104,29 +139,31 @@ void Dispatch::stage_chunk(std::int64_t begin, std::int64_t end) {
 }
 
 void Dispatch::stage_messages(int destination, std::int64_t begin, std::int64_t end) {
-  const std::int32_t* tokens = plan_.sent_tokens + std::int64_t{destination} * context_.config.max_tokens;
+  const std::span<const std::int32_t> tokens = tokens_to_send(destination);
   const int top_k = context_.config.top_k;
-  end = std::min<std::int64_t>(end, lane_.message_count(plan_, context_.me(), destination));
+  end = std::min(end, static_cast<std::int64_t>(tokens.size()));
   std::byte* const messages = lane_.link->outgoing(Staging::dispatch, destination);
   for (std::int64_t i = begin; i < end; ++i) {
     std::byte* message = messages + chunks_.staging_index(i) * layout_.bytes;
-    const std::int64_t token = tokens[i];
+    const std::int32_t token = tokens[static_cast<std::size_t>(i)];
     // An invalid entry of a damaged plan: sends a message with token -1, which the receiver skips.
     const std::int64_t entry = std::int64_t{destination} * context_.config.max_tokens + i;
-    const bool valid = lane_.valid_entry(tokens[i], call_.tokens.count, entry);
+    const bool valid = lane_.valid_entry(token, call_.tokens.count, entry);
     const MessageHead head =
-        valid ? MessageHead{tokens[i], rank_position(token, destination)} : MessageHead{-1, -1};
+        valid ? MessageHead{token, rank_position(token, destination)} : MessageHead{-1, -1};
     std::memcpy(message + layout_.head_offset, &head, sizeof head);
     if (!valid) continue;
     encode(token, message);
     const auto slot_bytes = static_cast<std::size_t>(4 * top_k);
-    std::memcpy(message + layout_.ids_offset, plan_.route_expert + token * top_k, slot_bytes);
+    std::memcpy(message + layout_.ids_offset, plan_.route_expert + std::int64_t{token} * top_k, slot_bytes);
     if (call_.weights != nullptr) {
-      std::memcpy(message + layout_.weights_offset, call_.weights + token * top_k, slot_bytes);
+      std::memcpy(message + layout_.weights_offset, call_.weights + std::int64_t{token} * top_k, slot_bytes);
     }
   }
-  if (destination == context_.me() || begin >= end) return;
-  lane_.counts.count_dispatch_messages(end - begin, (end - begin) * layout_.bytes);
+  // A link that packs counts what it sends.
+  if (destination == context_.me() || begin >= end || lane_.link->packs()) return;
+  lane_.counts.count_dispatch({.messages = end - begin, .bytes = (end - begin) * layout_.bytes},
+                              context_.other_node(destination));
 }
 
 const std::byte* Dispatch::caller_part(int part, std::int64_t token) const {

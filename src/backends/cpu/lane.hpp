@@ -28,6 +28,7 @@ struct CpuContext {
 
   int me() const { return rank.index(); }
   int ranks() const { return rank.size(); }
+  bool other_node(int peer) const { return rank.topology().node_of(peer) != rank.topology().node_of(me()); }
 };
 
 // Offsets of a lane's arrays in its local memory. The size query and the construction both use this.

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include "exchange/lane_counts.hpp"
 #include "ferry/error.hpp"
 #include "group/channel.hpp"
 
@@ -12,6 +14,48 @@ namespace ferry::cpu {
 
 // Which of a link's areas messages go through. Shared memory has one for each; an engine needs only one.
 enum class Staging { dispatch, combine };
+
+// Which way the messages of a call go: to the ranks of the experts, or from there to the source ranks. It
+// decides which rank is the relay between two nodes; see Topology::relay_of.
+enum class Direction { to_experts, to_sources };
+
+// Messages between two ranks that a relay holds. They are on their way from `origin` to `final`.
+struct HeldMessages {
+  int origin, final;
+  const std::byte* data;
+  std::int64_t bytes;
+};
+
+// Messages that a relay sends on, to `final`, which receives them as messages from `origin`.
+struct ForwardedMessages {
+  int origin, final;
+  std::int64_t bytes;
+  std::int64_t messages;
+};
+
+// What a relay does between the hops. The link calls it, maybe in a thread of its own, between post() and the
+// end of wait().
+class Forwarder {
+ public:
+  virtual ~Forwarder() = default;
+
+  // Decides what to send on of `held`: all that has come here for ranks of other nodes, or from there.
+  // Messages to this rank from other nodes are sent on too, to this rank itself.
+  virtual std::vector<ForwardedMessages> plan(std::span<const HeldMessages> held) = 0;
+  // Writes messages that plan() has returned. Called once for each entry, after plan().
+  virtual void write(const ForwardedMessages& messages, std::byte* out) = 0;
+};
+
+// The messages of a call, as a link that packs needs to know them.
+struct Reservation {
+  Direction direction;
+  std::int64_t message_bytes;  // of one message, 1 or more
+  // Of all messages to each rank [R]. The entry of this rank is what it stages for itself.
+  std::span<const std::int64_t> bytes;
+  // Two hops: null if relays pass the messages of each pair on unchanged. Must live until wait() has
+  // returned.
+  Forwarder* forwarder = nullptr;
+};
 
 // One call is
 //
@@ -39,16 +83,21 @@ class PeerLink {
   // true: the messages of a pair travel as one block, so they are packed, and both ends know their order.
   virtual bool packs() const = 0;
 
-  // Makes room for `bytes[p]` bytes of messages to each rank p. The entry of this rank is what it stages for
-  // itself. Links that do not pack ignore it.
-  virtual void reserve(std::span<const std::int64_t> bytes) = 0;
+  // Makes room for messages to each rank. Links that do not pack ignore it.
+  virtual void reserve(const Reservation& messages) = 0;
+
+  // Whether messages reach ranks of other nodes in two hops.
+  virtual bool has_relays() const { return false; }
 
   // The first message to or from a rank; this rank reads what it stages for itself.
   virtual std::byte* outgoing(Staging staging, int peer) = 0;
   virtual const std::byte* incoming(Staging staging, int peer) const = 0;
 
-  // Bytes of messages that `peer` has sent in this call. Links that pack only.
+  // Links that pack only: bytes of messages that `peer` has sent in this call; and what this rank has sent or
+  // forwarded, to ranks of its node and to others. After wait().
   virtual std::int64_t incoming_bytes(int peer) const = 0;
+  virtual Traffic sent_within_node() const { return {}; }
+  virtual Traffic sent_between_nodes() const { return {}; }
 
   // Publishes the call to every rank. `split`: the caller goes on, and calls wait() in the receive phase.
   virtual void post(bool split) = 0;

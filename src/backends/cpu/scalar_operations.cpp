@@ -17,7 +17,9 @@ void reserve_values(Lane& lane, const PlanView& plan) {
     const std::int64_t messages = lane.message_count(plan, lane.context.me(), destination);
     bytes.push_back(messages * 4 * lane.context.config.top_k);
   }
-  lane.link->reserve(bytes);
+  lane.link->reserve({.direction = Direction::to_experts,
+                      .message_bytes = std::int64_t{4} * lane.context.config.top_k,
+                      .bytes = bytes});
 }
 
 // Writes the K values of each token for rank `destination`, in the order of dispatch's messages.

@@ -20,7 +20,7 @@ class SharedLink final : public PeerLink {
   std::byte* summary_to(int peer) override { return channel_.summary_to(peer); }
   const std::byte* summary_from(int peer) const override { return channel_.summary_from(peer); }
   bool packs() const override { return false; }
-  void reserve(std::span<const std::int64_t>) override {}
+  void reserve(const Reservation&) override {}
   std::byte* outgoing(Staging staging, int peer) override { return staged(staging, peer, rank_); }
   const std::byte* incoming(Staging staging, int peer) const override { return staged(staging, rank_, peer); }
   std::int64_t incoming_bytes(int) const override { return 0; }

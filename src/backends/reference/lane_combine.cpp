@@ -122,18 +122,16 @@ void Lane::count_combine(const CombineCall& call) {
   const std::int64_t values = call.row_values == nullptr ? 0 : 4 * (partial ? context_.config.top_k : 1);
   const std::int64_t row =
       call.outputs.data == nullptr ? 0 : context_.config.hidden * bytes_of(context_.config.combine_type);
-  std::int64_t messages = 0;
-  if (partial) {
-    for (int source = 0; source < context_.ranks(); ++source) {
-      if (source != context_.me())
-        messages += call.plan.tokens_between()[source * context_.ranks() + context_.me()];
-    }
-  } else {
-    messages =
-        std::count_if(call.plan.sources().begin(), call.plan.sources().end(),
-                      [&](const Source& source) { return source.rank >= 0 && source.rank != context_.me(); });
+  const Topology& topology = context_.rank.topology();
+  for (int to = 0; to < context_.ranks(); ++to) {
+    if (to == context_.me()) continue;
+    const std::int64_t messages =
+        partial ? call.plan.tokens_between()[to * context_.ranks() + context_.me()]
+                : std::count_if(call.plan.sources().begin(), call.plan.sources().end(),
+                                [&](const Source& source) { return source.rank == to; });
+    counts.count_combine({.messages = messages, .bytes = messages * (row + values)},
+                         topology.node_of(to) != topology.node_of(context_.me()));
   }
-  counts.count_combine_messages(messages, messages * (row + values));
 }
 
 }  // namespace ferry::reference

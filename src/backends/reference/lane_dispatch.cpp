@@ -112,7 +112,7 @@ DispatchResult Lane::dispatch_receive() {
     const BadId& bad = positions.bad_ids[context_.me()];
     if (bad.count > 0) diagnostics.bad_id = bad;
     if (positions.overflow.dropped > 0) diagnostics.overflow = positions.overflow;
-    counts.count_dispatch(positions.counts);
+    counts.count_routes(positions.counts);
   } else {
     result_.plan = dispatch_.plan;
   }
@@ -258,8 +258,11 @@ void Lane::count_traffic(const oracle::GlobalInputs& inputs, const oracle::RowPo
   for (const oracle::PartShape& shape : oracle::part_shapes(inputs.format, context_.config.hidden, 0)) {
     message_bytes += oracle::round_up(shape.elements * shape.element_bytes, 16);
   }
-  const std::int64_t messages = oracle::dispatch_messages(positions, context_.me());
-  counts.count_dispatch_messages(messages, messages * oracle::round_up(message_bytes, 16));
+  message_bytes = oracle::round_up(message_bytes, 16);
+  const oracle::SentMessages sent =
+      oracle::dispatch_messages(positions, {.topology = context_.rank.topology()}, context_.me());
+  counts.count_dispatch({.messages = sent.within_node, .bytes = sent.within_node * message_bytes}, false);
+  counts.count_dispatch({.messages = sent.between_nodes, .bytes = sent.between_nodes * message_bytes}, true);
 }
 
 }  // namespace ferry::reference

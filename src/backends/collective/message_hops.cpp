@@ -1,0 +1,287 @@
+#include "backends/collective/message_hops.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace ferry::collective {
+namespace {
+
+std::size_t at(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+// Makes sure that the memory has at least `bytes`. It is mapped for what undamaged plans need.
+void grow(LocalMemory& memory, std::int64_t bytes) {
+  if (memory.bytes() < bytes) memory = LocalMemory(bytes);
+}
+
+// Of `total` bytes in rounds of `per_round`: those of one round.
+std::int64_t bytes_in_round(std::int64_t total, std::int64_t per_round, std::int64_t round) {
+  return round == 0 ? std::min(total, per_round)
+                    : std::clamp<std::int64_t>(total - round * per_round, 0, per_round);
+}
+
+// Stands in place of a message's last bytes until they arrive. That a message really ends with these bits is
+// as unlikely as any value of 64 random bits.
+std::uint64_t absence_mark(std::uint64_t call, std::int64_t round, int peer) {
+  const std::uint64_t number = call << 24 ^ static_cast<std::uint64_t>(round) << 12 ^
+                               static_cast<std::uint64_t>(peer) ^ 0x6A09E667F3BCC908u;
+  return (number ^ number >> 29) * 0x9E3779B97F4A7C15u;
+}
+
+}  // namespace
+
+void MessageHops::Blocks::place() {
+  std::int64_t end = 0;
+  for (std::size_t rank = 0; rank < bytes.size(); ++rank) {
+    offsets[rank] = end;
+    end += (bytes[rank] + kPairAlign - 1) / kPairAlign * kPairAlign;
+  }
+  grow(memory, end);
+}
+
+MessageHops::MessageHops(const Topology& topology, int rank, const HopOptions& options,
+                         const MessageMemory& bytes)
+    : topology_(topology),
+      me_(rank),
+      ranks_(topology.ranks()),
+      options_(options),
+      outbox_{.memory = LocalMemory(bytes.outbox), .bytes = {}, .offsets = {}},
+      inbox_{.memory = LocalMemory(bytes.inbox), .bytes = {}, .offsets = {}},
+      second_outbox_{.memory = LocalMemory(bytes.second_outbox), .bytes = {}, .offsets = {}},
+      second_inbox_{.memory = LocalMemory(bytes.second_inbox), .bytes = {}, .offsets = {}},
+      second_headers_(options.relays ? ranks_ : 0, table_bytes(ranks_, options.relays)),
+      bytes_to_(at(ranks_), 0),
+      offset_to_(at(ranks_), 0),
+      delivered_(at(ranks_)) {
+  for (Blocks* blocks : {&outbox_, &inbox_, &second_outbox_, &second_inbox_}) {
+    blocks->bytes.assign(at(ranks_), 0);
+    blocks->offsets.assign(at(ranks_), 0);
+  }
+}
+
+void MessageHops::clear() {
+  has_messages_ = false;
+  std::fill(bytes_to_.begin(), bytes_to_.end(), 0);
+  std::fill(outbox_.bytes.begin(), outbox_.bytes.end(), 0);
+  std::fill(delivered_.begin(), delivered_.end(), Delivered{});
+  within_node_ = between_nodes_ = {};
+}
+
+// Where the messages to `final` go in the first hop.
+int MessageHops::first_stop(int final) const {
+  if (!options_.relays || same_node(me_, final)) return final;
+  return direction_ == cpu::Direction::to_experts ? topology_.relay_of(me_, topology_.node_of(final))
+                                                  : topology_.relay_of(final, topology_.node_of(me_));
+}
+
+void MessageHops::reserve(const cpu::Reservation& messages) {
+  has_messages_ = true;
+  direction_ = messages.direction;
+  forwarder_ = messages.forwarder;
+  message_bytes_ = messages.message_bytes;
+  std::copy(messages.bytes.begin(), messages.bytes.end(), bytes_to_.begin());
+  std::fill(outbox_.bytes.begin(), outbox_.bytes.end(), 0);
+  for (int final = 0; final < ranks_; ++final) {
+    std::int64_t& end = outbox_.bytes[at(first_stop(final))];
+    offset_to_[at(final)] = end;
+    end += bytes_to_[at(final)];
+  }
+  outbox_.place();
+}
+
+std::byte* MessageHops::outgoing(int rank) const {
+  return outbox_.block(first_stop(rank)) + offset_to_[at(rank)];
+}
+
+// `most_bytes`: of this rank's messages to any other rank.
+FollowingMessages MessageHops::following_of(std::int64_t bytes, std::int64_t most_bytes) const {
+  const std::int64_t per_round =
+      options_.window > 0 ? options_.window * message_bytes_ : std::numeric_limits<std::int64_t>::max();
+  // Without a window all of it is one round.
+  const std::int64_t rounds = most_bytes > per_round ? (most_bytes + per_round - 1) / per_round : 1;
+  return {.bytes = bytes, .message_bytes = message_bytes_, .round_bytes = per_round, .rounds = rounds};
+}
+
+FollowingMessages MessageHops::announce(int peer, std::int64_t* table) const {
+  std::int64_t most = 0;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rank != me_) most = std::max(most, outbox_.bytes[at(rank)]);
+    if (options_.relays) table[rank] = first_stop(rank) == peer ? bytes_to_[at(rank)] : 0;
+  }
+  return following_of(outbox_.bytes[at(peer)], most);
+}
+
+void MessageHops::count(int to, std::int64_t messages, std::int64_t bytes) {
+  if (to == me_) return;
+  Traffic& traffic = same_node(me_, to) ? within_node_ : between_nodes_;
+  traffic.messages += messages;
+  traffic.bytes += bytes;
+}
+
+void MessageHops::exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
+                           const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) {
+  std::vector<FollowingMessages> first;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    first.push_back(following(peer));
+    inbox_.bytes[at(peer)] = peer == me_ ? 0 : first.back().bytes;
+    count(peer, outbox_.bytes[at(peer)] / message_bytes_, outbox_.bytes[at(peer)]);
+  }
+  inbox_.place();
+  transfer(outbox_, inbox_, first, call, wire);
+  const std::vector<cpu::HeldMessages> held = hold(table);
+  if (!options_.relays) return;
+  const std::vector<Forward> forwards = plan_forwards(held, first);
+  write_forwards(forwards);
+  exchange_second(call, forwards, wire);
+}
+
+// One hop, in rounds. `following`: of each rank, this one too.
+void MessageHops::transfer(const Blocks& sent, const Blocks& received,
+                           const std::vector<FollowingMessages>& following, std::uint64_t call,
+                           const Wire& wire) {
+  std::int64_t rounds = 1;
+  for (const FollowingMessages& each : following) rounds = std::max(rounds, each.rounds);
+  std::vector<std::int64_t> send_bytes(at(ranks_)), receive_bytes(at(ranks_)),
+      send_offsets = sent.offsets, receive_offsets = received.offsets;
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    // Where the last eight bytes of a peer's round arrive; null if it has none. No message is shorter.
+    auto last_word = [&](int peer) -> std::byte* {
+      constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::uint64_t));
+      const std::int64_t bytes = receive_bytes[at(peer)];
+      return bytes < kWord ? nullptr : received.memory.data() + receive_offsets[at(peer)] + bytes - kWord;
+    };
+    for (int peer = 0; peer < ranks_; ++peer) {
+      const FollowingMessages &mine = following[at(me_)], &theirs = following[at(peer)];
+      if (round > 0) {
+        send_offsets[at(peer)] += send_bytes[at(peer)];
+        receive_offsets[at(peer)] += receive_bytes[at(peer)];
+      }
+      send_bytes[at(peer)] = peer == me_ ? 0 : bytes_in_round(sent.bytes[at(peer)], mine.round_bytes, round);
+      receive_bytes[at(peer)] =
+          peer == me_ ? 0 : bytes_in_round(received.bytes[at(peer)], theirs.round_bytes, round);
+      const std::uint64_t mark = absence_mark(call, round, peer);
+      if (std::byte* last = last_word(peer)) std::memcpy(last, &mark, sizeof mark);
+    }
+    wire.transfer({.send = sent.memory.data(),
+                   .send_bytes = send_bytes,
+                   .send_offsets = send_offsets,
+                   .receive = received.memory.data(),
+                   .receive_bytes = receive_bytes,
+                   .receive_offsets = receive_offsets});
+    for (int peer = 0; peer < ranks_; ++peer) {
+      const std::uint64_t mark = absence_mark(call, round, peer);
+      const std::byte* last = last_word(peer);
+      if (last != nullptr && std::memcmp(last, &mark, sizeof mark) == 0) wire.fail(peer);
+    }
+  }
+}
+
+// Delivers the messages that have arrived where they belong. Returns those that this rank forwards.
+std::vector<cpu::HeldMessages> MessageHops::hold(const std::function<const std::int64_t*(int peer)>& table) {
+  std::vector<cpu::HeldMessages> held;
+  for (int origin = 0; origin < ranks_; ++origin) {
+    const std::byte* data = origin == me_ ? outbox_.block(me_) : inbox_.block(origin);
+    if (!options_.relays) {
+      delivered_[at(origin)] = {data, origin == me_ ? outbox_.bytes[at(me_)] : inbox_.bytes[at(origin)]};
+      continue;
+    }
+    const std::int64_t* bytes = table(origin);
+    for (int final = 0; final < ranks_; ++final) {
+      if (bytes[final] == 0) continue;
+      if (same_node(origin, final)) {
+        delivered_[at(origin)] = {data, bytes[final]};
+      } else {
+        held.push_back({.origin = origin, .final = final, .data = data, .bytes = bytes[final]});
+      }
+      data += bytes[final];
+    }
+  }
+  return held;
+}
+
+// In the order in which they are placed: by receiver, then by origin.
+std::vector<MessageHops::Forward> MessageHops::plan_forwards(
+    const std::vector<cpu::HeldMessages>& held, const std::vector<FollowingMessages>& following) {
+  std::vector<Forward> forwards;
+  if (forwarder_ != nullptr) {
+    for (const cpu::ForwardedMessages& messages : forwarder_->plan(held))
+      forwards.push_back({messages, nullptr});
+  } else {
+    for (const cpu::HeldMessages& each : held) {
+      const std::int64_t messages = each.bytes / following[at(each.origin)].message_bytes;
+      forwards.push_back({{each.origin, each.final, each.bytes, messages}, each.data});
+    }
+  }
+  std::sort(forwards.begin(), forwards.end(), [](const Forward& a, const Forward& b) {
+    return std::pair(a.messages.final, a.messages.origin) < std::pair(b.messages.final, b.messages.origin);
+  });
+  return forwards;
+}
+
+void MessageHops::write_forwards(const std::vector<Forward>& forwards) {
+  std::fill(second_outbox_.bytes.begin(), second_outbox_.bytes.end(), 0);
+  for (const auto& [messages, data] : forwards) second_outbox_.bytes[at(messages.final)] += messages.bytes;
+  second_outbox_.place();
+  std::vector<std::int64_t> next = second_outbox_.offsets;
+  for (const auto& [messages, data] : forwards) {
+    std::byte* out = second_outbox_.memory.data() + next[at(messages.final)];
+    next[at(messages.final)] += messages.bytes;
+    if (data != nullptr) {
+      std::memcpy(out, data, static_cast<std::size_t>(messages.bytes));
+    } else {
+      forwarder_->write(messages, out);
+    }
+    count(messages.final, messages.messages, messages.bytes);
+    if (messages.final == me_) delivered_[at(messages.origin)] = {out, messages.bytes};
+  }
+}
+
+void MessageHops::exchange_second(std::uint64_t call, const std::vector<Forward>& forwards,
+                                  const Wire& wire) {
+  std::int64_t most = 0;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != me_) most = std::max(most, second_outbox_.bytes[at(peer)]);
+    std::memset(second_headers_.content_to(peer), 0, static_cast<std::size_t>(table_bytes(ranks_, true)));
+  }
+  for (const auto& [messages, data] : forwards) {
+    auto* table = reinterpret_cast<std::int64_t*>(second_headers_.content_to(messages.final));
+    table[messages.origin] = messages.bytes;
+  }
+  std::vector<std::int64_t> block_bytes, block_offsets;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    second_headers_.header_to(peer) = {call, following_of(second_outbox_.bytes[at(peer)], most)};
+    second_headers_.forget(peer);
+    block_bytes.push_back(peer == me_ ? 0 : second_headers_.block_bytes());
+    block_offsets.push_back(second_headers_.offset(peer));
+  }
+  wire.transfer({.send = second_headers_.sent(),
+                 .send_bytes = block_bytes,
+                 .send_offsets = block_offsets,
+                 .receive = second_headers_.received(),
+                 .receive_bytes = block_bytes,
+                 .receive_offsets = block_offsets});
+  std::vector<FollowingMessages> following;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != me_ && !second_headers_.arrived(peer)) wire.fail(peer);
+    following.push_back(peer == me_ ? second_headers_.header_to(me_).messages
+                                    : second_headers_.header_from(peer).messages);
+    second_inbox_.bytes[at(peer)] = peer == me_ ? 0 : following.back().bytes;
+  }
+  second_inbox_.place();
+  transfer(second_outbox_, second_inbox_, following, call, wire);
+  for (int relay = 0; relay < ranks_; ++relay) {
+    if (relay == me_) continue;
+    const auto* table = reinterpret_cast<const std::int64_t*>(second_headers_.content_from(relay));
+    const std::byte* data = second_inbox_.block(relay);
+    for (int origin = 0; origin < ranks_; ++origin) {
+      if (table[origin] == 0) continue;
+      delivered_[at(origin)] = {data, table[origin]};
+      data += table[origin];
+    }
+  }
+}
+
+}  // namespace ferry::collective
