@@ -59,6 +59,7 @@ class Maker {
                           .nodes = shape_.ranks > 4 ? 3 : 1,
                           .simulated_nodes = shape_.ranks > 4,
                           .node_of_rank = nodes(),
+                          .hops = shape_.ranks > 4 ? "two" : "one",
                           .experts = shape_.experts,
                           .top_k = kTopK,
                           .hidden = kHidden,

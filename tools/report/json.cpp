@@ -46,6 +46,7 @@ Json json_of(const Configuration& configuration) {
           {"nodes", configuration.nodes},
           {"simulated_nodes", configuration.simulated_nodes},
           {"node_of_rank", configuration.node_of_rank},
+          {"hops", configuration.hops},
           {"experts", configuration.experts},
           {"top_k", configuration.top_k},
           {"hidden", configuration.hidden},

@@ -72,6 +72,7 @@ void read_nodes(const Json& json, Configuration& configuration) {
   configuration.simulated_nodes = json.value("simulated_nodes", false);
   const std::vector<int> one_node(static_cast<std::size_t>(std::max(configuration.ranks, 0)));
   configuration.node_of_rank = json.value("node_of_rank", one_node);
+  configuration.hops = json.value("hops", "one");
 }
 
 void read_configuration(const Json& json, Configuration& configuration) {

@@ -34,6 +34,7 @@ struct Configuration {
   int nodes = 1;
   bool simulated_nodes = false;     // the ranks do not really run on as many hosts
   std::vector<int> node_of_rank{};  // [ranks]
+  std::string hops{};               // one or two
   int experts = 0;                  // E
   int top_k = 0;                    // K
   int hidden = 0;                   // H

@@ -14,6 +14,7 @@ BackendKind backend_of(const std::string& name);
 Layout layout_of(const std::string& name);
 Reduction reduction_of(const std::string& name);
 ReductionLevel reduction_level_of(const std::string& name);
+Hops hops_of(const std::string& name);
 // Refuses raw formats: the program's experts need values to compute with.
 Format format_of(const std::string& name);
 
@@ -35,6 +36,7 @@ struct ConfigOptions {
   Format format = Format::bf16();
   Reduction reduction = Reduction::partial;
   ReductionLevel reduction_level = ReductionLevel::automatic;
+  Hops hops = Hops::automatic;
   int alignment = 1;
   double deadline_seconds = 0;
 };
@@ -42,9 +44,6 @@ struct ConfigOptions {
 // The configuration for the experts of `trace`, in equal blocks over the ranks. Combine carries token_type().
 // Throws what constructing the exchange would throw.
 Config make_config(const ConfigOptions& options, const Trace& trace);
-
-// How `partial` adds on these nodes: by rank or by node.
-ReductionLevel reduction_level_on(const Config& config, const Topology& topology);
 
 // The most rows that one dispatch can deliver, over all groups.
 std::int64_t received_row_capacity(const Exchange& exchange);

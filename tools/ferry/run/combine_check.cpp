@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "backends/cpu/kernels/kernels.hpp"
-#include "tools/ferry/common/config.hpp"
+#include "exchange/configuration.hpp"
 #include "tools/ferry/run/device_context.hpp"
 
 namespace ferry::app {
@@ -81,7 +81,7 @@ Row sum_of_ranks(const RunSpec& spec, const Token& token, const std::vector<int>
 }
 
 Row sum_partial(const RunSpec& spec, const Topology& topology, const Token& token) {
-  if (reduction_level_on(spec.config, topology) == ReductionLevel::rank) {
+  if (chosen_level(spec.config, topology) == ReductionLevel::rank) {
     std::vector<int> all(at(topology.ranks()));
     std::iota(all.begin(), all.end(), 0);
     return sum_of_ranks(spec, token, all);

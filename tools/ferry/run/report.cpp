@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "exchange/configuration.hpp"
 #include "ferry/version.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
@@ -59,6 +60,7 @@ report::Configuration configuration_of(const RunSpec& spec, const Topology& topo
           .nodes = topology.nodes(),
           .simulated_nodes = topology.simulated(),
           .node_of_rank = node_of_rank,
+          .hops = to_string(chosen_hops(spec.config, topology)),
           .experts = spec.config.experts,
           .top_k = spec.config.top_k,
           .hidden = spec.config.hidden,
@@ -66,7 +68,7 @@ report::Configuration configuration_of(const RunSpec& spec, const Topology& topo
           .layout = to_string(spec.config.layout),
           .format = to_string(spec.config.format),
           .reduction = to_string(spec.config.reduction),
-          .reduction_level = to_string(reduction_level_on(spec.config, topology)),
+          .reduction_level = to_string(chosen_level(spec.config, topology)),
           .combine_type = to_string(spec.config.combine_type),
           .expert_function =
               fmt::format("SwiGLU, {} inner columns, {}", spec.options.inner, expert_arithmetic(spec))};
@@ -132,7 +134,7 @@ report::Check check_wire(const char* name, const report::Traffic& planned, std::
                              messages, planned.wire_bytes, planned.messages));
   }
   report::Check check =
-      check_of(name, counter, "messages that the exchange counted, against those that the plans imply");
+      check_of(name, counter, "messages that the exchange counted, against those that the routes imply");
   check.passed = same;
   return check;
 }

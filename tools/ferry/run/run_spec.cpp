@@ -115,6 +115,7 @@ Config checked_config(const RunOptions& options, const Trace& trace) {
                                      .format = format_of(options.format),
                                      .reduction = reduction,
                                      .reduction_level = reduction_level_of(options.reduction_level),
+                                     .hops = hops_of(options.hops),
                                      .alignment = options.alignment,
                                      .deadline_seconds = static_cast<double>(options.deadline)},
                                     trace);

@@ -36,6 +36,7 @@ struct RunOptions {
   std::string format = "bf16";
   std::string reduction = "partial";
   std::string reduction_level = "automatic";
+  std::string hops = "automatic";
   int alignment = 1;
 
   std::string json, html, timeline;

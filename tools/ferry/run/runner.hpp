@@ -52,7 +52,7 @@ class RankRunner {
   void time_step(const Step& step, report::StepTimes& times);
 
   Step make_step(int number) const;
-  void count(const DispatchResult& received);
+  void count(const Step& step, const DispatchResult& received);
   double now_us() const;
 
   const Rank& rank_;

@@ -257,6 +257,7 @@ function drawFacts() {
     facts("Exchange", [
       ["Backend", "configuration.backend"], ["Ranks", "configuration.ranks", "count"], ["Ranks run as", "configuration.group"],
       ["Nodes", "configuration.nodes", "count"], ["Nodes are", "configuration.simulated_nodes", "simulated"],
+      ["Hops", "configuration.hops"],
       ["Experts", "configuration.experts", "count"], ["Top k", "configuration.top_k", "count"],
       ["Hidden", "configuration.hidden", "count"], ["Maximum tokens", "configuration.max_tokens", "count", " per rank"],
       ["Layout", "configuration.layout"], ["Format", "configuration.format"], ["Reduction", "configuration.reduction"],
