@@ -13,8 +13,8 @@
 
 #include "backends/cpu/call_summary.hpp"
 #include "backends/cpu/chunk_schedule.hpp"
+#include "backends/cpu/combine_relay.hpp"
 #include "backends/cpu/lane.hpp"
-#include "backends/cpu/relay/combine_relay.hpp"
 #include "layout/message.hpp"
 
 namespace ferry::cpu {

@@ -6,8 +6,8 @@
 
 #include "backends/cpu/call_summary.hpp"
 #include "backends/cpu/chunk_schedule.hpp"
+#include "backends/cpu/dispatch_relay.hpp"
 #include "backends/cpu/lane.hpp"
-#include "backends/cpu/relay/dispatch_relay.hpp"
 #include "layout/message.hpp"
 #include "plan/planning.hpp"
 

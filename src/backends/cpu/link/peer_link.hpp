@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "backends/cpu/relay/forwarder.hpp"
+#include "backends/cpu/link/forwarder.hpp"
 #include "exchange/lane_counts.hpp"
 #include "ferry/error.hpp"
 #include "group/channel.hpp"

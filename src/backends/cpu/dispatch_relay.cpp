@@ -1,4 +1,4 @@
-#include "backends/cpu/relay/dispatch_relay.hpp"
+#include "backends/cpu/dispatch_relay.hpp"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "backends/cpu/relay/combine_relay.hpp"
+#include "backends/cpu/combine_relay.hpp"
 
 #include <algorithm>
 #include <cstring>
