@@ -23,7 +23,7 @@ thread_local const StopRequest* active_request = nullptr;
 
 // What a signal handler raised, until the interrupted call passes it to its caller. The GIL guards it. A
 // plain pointer, because static objects may be destroyed after the interpreter.
-nb::python_error* raised = nullptr;
+nb::python_error* handler_error = nullptr;
 
 // Python runs signal handlers in the main thread only.
 bool is_main_thread() {
@@ -35,7 +35,7 @@ bool is_interrupted() {
   if (!is_main_thread() || Py_IsInitialized() == 0) return false;
   const nb::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() == 0) return false;
-  delete std::exchange(raised, new nb::python_error());
+  delete std::exchange(handler_error, new nb::python_error());
   // A wait in a destructor has no caller to raise to. This pending call raises at Python's next step.
   Py_AddPendingCall([](void*) { return restore_interrupt() ? -1 : 0; }, nullptr);
   return true;
@@ -52,8 +52,8 @@ void install_signal_handling() {
 }
 
 bool restore_interrupt() {
-  if (raised == nullptr || !is_main_thread()) return false;
-  nb::python_error* const error = std::exchange(raised, nullptr);
+  if (handler_error == nullptr || !is_main_thread()) return false;
+  nb::python_error* const error = std::exchange(handler_error, nullptr);
   error->restore();
   delete error;
   return true;
@@ -97,7 +97,7 @@ struct Job {
 
 void raise_in_python_code(const StopRequest& request) {
   const nb::gil_scoped_acquire locked;
-  request.raise(raised->type().ptr());
+  request.raise(handler_error->type().ptr());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -185,6 +186,14 @@ class OtherCommandsTest(ProgramTest):
         for word in ["processor", "memory", "shared memory", "huge pages", "OpenBLAS", "MPI module", "engines", "GPUs",
                      "traces", "ok  cpu backend, threads", "ok  cpu backend, processes"]:
             self.assertIn(word, text)
+
+    def test_doctor_lists_the_variables_of_the_documentation(self):
+        page = (pathlib.Path(__file__).parents[2] / "docs/environment.md").read_text(encoding="utf-8")
+        text = self.succeed("doctor", environment={"FERRY_HOST_ID": "rack 7"}).split("Environment variables\n")[1]
+        listed = re.findall(r"^    (FERRY_\w+) +(.+)\n +(.+)$", text, re.MULTILINE)
+        documented = re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE)
+        self.assertEqual([(name, meaning) for name, _, meaning in listed], documented)
+        self.assertEqual([value for _, value, _ in listed], ["rack 7"] + 5 * ["not set"])
 
     def test_doctor_names_what_is_missing(self):
         text = self.succeed("doctor", environment={"FERRY_SHM_DIR": self.path("none")})

@@ -1,6 +1,6 @@
 // Random configurations and calls, compared with the oracle.
 //
-//   FERRY_CASES  number of cases (1000); every run draws others
+//   FERRY_CASES  number of cases (500); every run draws others
 //   FERRY_RANKS  skips cases with more ranks
 //   FERRY_SEED   repeats a run
 //   FERRY_CASE   runs only the case with this number
@@ -76,7 +76,7 @@ Setup setup_of_case(int number) {
 // Calls run(number, case) for each case.
 template <class Run>
 void run_cases(Run run) {
-  const int cases = number_from_environment("FERRY_CASES", 1000),
+  const int cases = number_from_environment("FERRY_CASES", 500),
             only = number_from_environment("FERRY_CASE", -1),
             most_ranks = number_from_environment("FERRY_RANKS", 0);
   Coverage coverage;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "harness/harness.hpp"
+#include "repeats.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -177,7 +178,7 @@ TEST_P(Contract, TokenCountsVaryForAThousandSteps) {
     c.config.experts = 7;
     c.config.hidden = 16;
     c.config.max_tokens = 6;
-    const std::vector<PreparedStep> steps = prepare_steps(c, 1000);
+    const std::vector<PreparedStep> steps = prepare_steps(c, test::repeats(1000));
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
       for (const PreparedStep& one : steps) dispatch_and_combine(exchange, c, one.step, one.expert_outputs);

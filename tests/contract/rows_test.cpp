@@ -10,6 +10,7 @@
 
 #include "harness/harness.hpp"
 #include "harness/jitter.hpp"
+#include "repeats.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -219,7 +220,8 @@ TEST_P(Contract, RowOrderIsTheSameUnderJitter) {
   const Jitter jitter;
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
-    for (int repeat = 0; repeat < 100; ++repeat) dispatch_and_combine(exchange, c, step, expert_outputs);
+    for (int repeat = 0; repeat < test::repeats(100); ++repeat)
+      dispatch_and_combine(exchange, c, step, expert_outputs);
   });
 }
 
@@ -232,7 +234,7 @@ TEST_P(Contract, QuantisedRowsAreTheSameUnderJitter) {
     c.config.max_tokens = 8;
     c.config.hidden = packed ? 5120 : 7168;
     c.config.format = Format::fp8_e4m3({.power_of_two = packed, .packed = packed});
-    const std::vector<PreparedStep> steps = prepare_steps(c, 10);
+    const std::vector<PreparedStep> steps = prepare_steps(c, test::repeats(10));
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
       for (const PreparedStep& one : steps) dispatch_and_combine(exchange, c, one.step, one.expert_outputs);

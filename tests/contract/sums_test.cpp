@@ -10,6 +10,7 @@
 #include "harness/jitter.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/numbers.hpp"
+#include "repeats.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -162,7 +163,7 @@ TEST_P(Contract, SumsAreTheSameUnderJitter) {
     SyncExchange exchange(rank, c.config);
     DispatchRun dispatch(exchange, c, step);
     dispatch.run();
-    for (int repeat = 0; repeat < 1000; ++repeat) {
+    for (int repeat = 0; repeat < test::repeats(1000); ++repeat) {
       CombineRun(exchange, c, step, expert_outputs, dispatch.received().plan, dispatch.received().weight)
           .run();
     }

@@ -1,9 +1,15 @@
-"""usage: model_test.py quotes|model|mistakes
+"""usage: model_test.py quotes|model|mistakes|unchanged|record
 
 Checks lane.pml: the code contains its quotes; its assertions hold in every state and no state is a deadlock; each seeded
 mistake makes an assertion fail that is about it, or deadlocks.
+
+`model` and `mistakes` take a minute and a half, and nothing but lane.pml and the lists below changes their outcome. So `record` runs
+both and writes what they found to explored.json. `unchanged` fails if the model or the lists are not those of the record; it
+explores the smallest size again and compares.
 """
 
+import hashlib
+import json
 import pathlib
 import re
 import subprocess
@@ -11,6 +17,7 @@ import sys
 import tempfile
 
 MODEL = pathlib.Path(__file__).with_name("lane.pml")
+RECORD = MODEL.with_name("explored.json")
 SOURCES = MODEL.parents[2] / "src/backends/cuda"
 
 # Sizes of the model. They cover: buffers of both parities written again, with two deviations at once, of one rank or two;
@@ -78,12 +85,18 @@ def check_quotes():
     print(len(quotes), "quotes found")
 
 
+def states_of(size):
+    """Explores a size, whose assertions must hold in every state; returns the number of states."""
+    report = explore(size, "-O2")
+    complete = "Search not completed" not in report and "max search depth" not in report
+    assert complete and "errors: 0" in report, report
+    states = int(re.search(r"(\d+) states, stored", report)[1])
+    print(*size, f"{states} states", sep=", ")
+    return states
+
+
 def check_model():
-    for size in SIZES:
-        report = explore(size, "-O2")
-        print(*size, *re.findall(r"[\d.e+]+ states, stored|[\d.]+\ttotal actual memory usage", report), sep=", ")
-        complete = "Search not completed" not in report and "max search depth" not in report
-        assert complete and "errors: 0" in report, report
+    return {" ".join(size): states_of(size) for size in SIZES}
 
 
 def check_mistakes():
@@ -97,5 +110,33 @@ def check_mistakes():
         print(mistake, "is caught:", failure[0])
 
 
+def described():
+    """What decides the outcome of `model` and `mistakes`."""
+    return {
+        "lane.pml": hashlib.sha256(MODEL.read_bytes()).hexdigest(),
+        "mistakes": {"size": " ".join(SIZE_OF_MISTAKES), "fail": MISTAKES},
+    }
+
+
+def write_record():
+    states = check_model()
+    check_mistakes()
+    RECORD.write_text(json.dumps(described() | {"states": states}, indent=2) + "\n")
+
+
+def check_unchanged():
+    record = json.loads(RECORD.read_text())
+    states = record.pop("states")
+    assert record == described() and list(states) == [" ".join(size) for size in SIZES], (
+        f"the model has changed since {RECORD.name} was written: run tests/protocol/model_test.py record")
+    assert states_of(SIZES[0]) == states[" ".join(SIZES[0])]
+
+
 if __name__ == "__main__":
-    {"quotes": check_quotes, "model": check_model, "mistakes": check_mistakes}[sys.argv[1]]()
+    {
+        "quotes": check_quotes,
+        "model": check_model,
+        "mistakes": check_mistakes,
+        "unchanged": check_unchanged,
+        "record": write_record,
+    }[sys.argv[1]]()

@@ -4,6 +4,7 @@
 usage: page_test.py PATH_OF_write_sample
 """
 
+import functools
 import json
 import os
 import random
@@ -20,6 +21,24 @@ import check_page  # noqa: E402  (beside this file)
 SEED = int(os.environ.get("FERRY_SEED") or random.SystemRandom().randrange(2**63))
 SHAPES = {"one rank": (1, 8, 3), "small": (4, 16, 5), "usual": (8, 256, 200), "large": (64, 512, 3000)}
 WRITER = ""
+draw = check_page.drawn
+
+
+@functools.cache
+def drawn_once(text):
+    with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        return draw(file.name)
+
+
+def drawn(path):
+    """Starting the browser takes most of the time, and several tests look at the same page."""
+    with open(path, encoding="utf-8") as file:
+        return drawn_once(file.read())
+
+
+check_page.drawn = drawn
 
 
 class Sample:
