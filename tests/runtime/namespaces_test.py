@@ -155,6 +155,7 @@ def check_run(options, agent, network, directory):
                  "synth:decode:experts=16,top_k=4,tokens=64,layers=2", "--json", report]
     output_of(Job(options, agent, network, directory, *arguments, program=options.ferry), 60)
     run = json.loads(report.read_text())
+    assert run["configuration"]["hops"] == "two", run["configuration"]
     assert run["configuration"]["node_of_rank"] == [0, 0, 1, 1, 2, 2], run["configuration"]
     assert run["configuration"]["reduction_level"] == "node" and not run["configuration"]["simulated_nodes"]
     assert all(check["passed"] for check in run["checks"]["list"]), run["checks"]

@@ -42,12 +42,16 @@ void add_node(const Config& config, const Topology& topology, int source, int no
     combine(rank, relay) += here;
   }
   if (!relayed || rows == 0) return;
-  const bool adds = config.reduction == Reduction::partial && config.reduction_level == ReductionLevel::node;
   dispatch(source, relay) += 1;
-  combine(relay, source) += adds ? 1 : rows;
+  combine(relay, source) += relays_add(config) ? 1 : rows;
 }
 
 }  // namespace
+
+bool relays_add(const Config& config) {
+  return config.hops == Hops::two && config.reduction == Reduction::partial &&
+         config.reduction_level == ReductionLevel::node;
+}
 
 void add_planned_messages(const RunSpec& spec, const Config& config, const Topology& topology, int step,
                           std::span<std::int64_t> dispatch, std::span<std::int64_t> combine) {

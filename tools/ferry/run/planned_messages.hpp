@@ -9,6 +9,9 @@
 
 namespace ferry::app {
 
+// Whether relays add the sums of their nodes. `config` is as below.
+bool relays_add(const Config& config);
+
 // Adds the messages of one step, of all ranks. `config` is that of the exchange, which has chosen hops and
 // reduction level. Both arrays are [ranks][ranks], from and to; the diagonal counts what stays on its rank.
 void add_planned_messages(const RunSpec& spec, const Config& config, const Topology& topology, int step,
