@@ -235,8 +235,9 @@ class OtherCommandsTest(ProgramTest):
         self.assertEqual(len(ways), 4)
         self.assertEqual({(one["group"], one["ranks"]) for one in limits["barrier"]}, {("threads", 3), ("processes", 3)})
         for one in limits["flag_one_way"] + limits["barrier"]:
-            self.assertGreater(one["seconds"], 0)
-            self.assertLess(one["seconds"], 1)
+            self.assertTrue(0 < one["low"] <= one["seconds"] <= one["high"] < 1, one)
+        for one in limits["memcpy"]:
+            self.assertTrue(0 < one["low"] <= one["bytes_per_second"] <= one["high"], one)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ HostBenchRow run_host_point(const BenchPoint& point) {
   row.combine.wire_bytes = measured.sum(&RankCounts::combine_wire_bytes) / kSets;
   row.combine.moved_bytes =
       row.rows * static_cast<double>(point.token_bytes()) + 2 * row.combine.wire_bytes + results;
-  if (row.rank == 0) row.memcpy_bytes_per_second = memcpy_bytes_per_second(point.ranks);
+  if (row.rank == 0) row.memcpy_bytes_per_second = memcpy_bytes_per_second(point.ranks).median;
   return row;
 }
 

@@ -180,7 +180,7 @@ std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
   const bool one_host = me.topology.nodes() == 1 || me.topology.simulated();
   if (spec.config.backend == BackendKind::cuda || !one_host) return run;
   run.machine.memcpy_threads = ranks;
-  run.machine.memcpy_bytes_per_second = memcpy_bytes_per_second(ranks);
+  run.machine.memcpy_bytes_per_second = memcpy_bytes_per_second(ranks).median;
   return run;
 }
 
