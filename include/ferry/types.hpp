@@ -42,7 +42,7 @@ enum class Layout : int { expert_major = 0, expert_padded = 1, rank_major = 2 };
 /// How combine adds a token's rows: y = sum of w * v over its slots, with v an expert's row and w its weight.
 ///
 /// - `partial`: each rank adds its rows of the token in slot order and rounds once; the token's source rank
-///   adds these partial sums in rank order. Transfers the least.
+///   adds these partial sums as ReductionLevel says. Transfers the least.
 /// - `exact`: every row returns to the source rank, which adds them in slot order. The result does not depend
 ///   on the number of ranks or the placement.
 /// - `unreduced`: every row returns and is not added: the result is [N, K, H].
@@ -51,9 +51,9 @@ enum class Reduction : int { partial = 0, exact = 1, unreduced = 2 };
 /// In which steps `partial` adds the sums of the ranks. `exact` and `unreduced` ignore it.
 ///
 /// - `rank`: the source rank adds the sums of all ranks, in rank order.
-/// - `node`: the sums of a node's ranks are added first, in rank order, and rounded once; the source rank
-/// adds
-///   these node sums in node order.
+/// - `node`: the sums of a node's ranks are added first, in rank order, and rounded once to
+///   Config::combine_type. This holds for the source rank's own node too. The source rank then adds these
+///   node sums in node order.
 /// - `automatic`: `node` if the group has several nodes, else `rank`.
 enum class ReductionLevel : int { automatic = 0, rank = 1, node = 2 };
 

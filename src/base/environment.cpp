@@ -14,13 +14,26 @@ void read_variable(std::string& value, const char* name) {
 
 }  // namespace
 
+std::span<const EnvironmentVariable> environment_variables() {
+  static constexpr EnvironmentVariable kVariables[] = {
+      {"FERRY_HOST_ID", &Environment::host_id,
+       "any text; ranks of one host with different texts count as ranks of different hosts"},
+      {"FERRY_LAUNCH", &Environment::launch, "set by `ferry launch` for the ranks that it starts"},
+      {"FERRY_LOG", &Environment::log,
+       "1: a line on stderr when a rank joins, an exchange is made, or the group fails"},
+      {"FERRY_MPI_MODULE", &Environment::mpi_module,
+       "path of libferry_mpi.so, if it is not beside the library"},
+      {"FERRY_SHM_DIR", &Environment::shm_dir,
+       "folder on a tmpfs for the memory that processes share; default: files in memory (memfd)"},
+      {"FERRY_TRACES", &Environment::traces, "folder of recorded routing traces"},
+  };
+  return kVariables;
+}
+
 Environment Environment::read() {
   Environment environment;
-  read_variable(environment.shm_dir, "FERRY_SHM_DIR");
-  read_variable(environment.mpi_module, "FERRY_MPI_MODULE");
-  read_variable(environment.host_id, "FERRY_HOST_ID");
-  read_variable(environment.launch, "FERRY_LAUNCH");
-  read_variable(environment.traces, "FERRY_TRACES");
+  for (const EnvironmentVariable& variable : environment_variables())
+    read_variable(environment.*variable.value, variable.name);
 #ifdef FERRY_TEST_HOOKS
   std::string jitter = "0";
   read_variable(jitter, "FERRY_JITTER");

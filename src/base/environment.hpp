@@ -1,24 +1,14 @@
 // Every environment variable that the library reads.
 #pragma once
 
+#include <span>
 #include <string>
 
 namespace ferry {
 
 struct Environment {
-  // FERRY_SHM_DIR: a folder on a tmpfs for the files through which processes share memory. Empty: files in
-  // memory (memfd), which no rank can shrink.
-  std::string shm_dir;
-  // FERRY_MPI_MODULE: path of the MPI module. Empty: it is searched for beside the library.
-  std::string mpi_module;
-  // FERRY_HOST_ID: name of a simulated host. Ranks of one host with different names count as ranks of
-  // different hosts. Empty: none.
-  std::string host_id;
-  // FERRY_LAUNCH: set by `ferry launch` for the ranks that it starts (group/launch_protocol.hpp). Empty: this
-  // process was started otherwise.
-  std::string launch;
-  // FERRY_TRACES: folder of recorded routing traces. Empty: none.
-  std::string traces;
+  // An empty string: the variable is not set. environment_variables() says what each means.
+  std::string shm_dir, mpi_module, host_id, launch, traces, log;
 
 #ifdef FERRY_TEST_HOOKS
   // Fault injection in kernels, in test builds only: an inherited variable must not stop a production rank.
@@ -32,5 +22,14 @@ struct Environment {
   // Reads the variables. An empty variable counts as not set.
   static Environment read();
 };
+
+struct EnvironmentVariable {
+  const char* name;
+  std::string Environment::* value;
+  const char* meaning;  // one line, for users
+};
+
+// The variables for users, in the order in which they are listed.
+std::span<const EnvironmentVariable> environment_variables();
 
 }  // namespace ferry

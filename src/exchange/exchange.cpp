@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/checks.hpp"
@@ -192,6 +193,13 @@ Exchange::Exchange(Rank rank, const Config& config) {
   const auto lanes = static_cast<std::size_t>(agreed.lanes);
   state_.reset(
       new State{std::move(rank), std::move(agreed), std::move(backend), std::vector<ExchangeLane>(lanes)});
+  if (!log_enabled()) return;
+  const Config& made = state_->config;
+  log_line(str("rank ", state_->rank.index(), " of ", state_->rank.size(), " has made an exchange: backend ",
+               to_string(made.backend), ", experts ", made.experts, ", top_k ", made.top_k, ", hidden ",
+               made.hidden, ", max_tokens ", made.max_tokens, ", ", to_string(made.layout), ", capacity ",
+               capacity(), ", ", to_string(made.format), ", lanes ", made.lanes, ", ", sizes().total(),
+               " bytes"));
 }
 
 Exchange::~Exchange() = default;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/log.hpp"
 #include "base/text.hpp"
 
 namespace ferry {
@@ -119,6 +120,17 @@ bool ControlBlock::failed() const {
   return header().failed.load(std::memory_order_seq_cst) != 0;
 }
 
+// `reporter` is a rank, or `ranks` for the process that has started them.
+static void log_failure(int reporter, int ranks, const ErrorRecord& error) noexcept {
+  if (!log_enabled()) return;
+  try {
+    log_line(str("the group has failed: ", error.text, " (reported by ",
+                 reporter < ranks ? str("rank ", reporter) : "the launcher", ")"));
+  } catch (...) {  // no memory: the failure itself is what matters
+    return;
+  }
+}
+
 void ControlBlock::fail(int reporter, const ErrorRecord& error) noexcept {
   if (failed()) return;
   FailureSlot& slot = failure_slot(reporter);
@@ -129,8 +141,9 @@ void ControlBlock::fail(int reporter, const ErrorRecord& error) noexcept {
   slot.error = error;
   std::uint32_t none = 0;
   // Release: orders the slot before the number that names it.
-  header().failed.compare_exchange_strong(none, static_cast<std::uint32_t>(reporter + 1),
-                                          std::memory_order_seq_cst);
+  const bool first = header().failed.compare_exchange_strong(none, static_cast<std::uint32_t>(reporter + 1),
+                                                             std::memory_order_seq_cst);
+  if (first) log_failure(reporter, ranks_, error);
   wake_all_ranks();
 }
 

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/callback_scope.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
 #include "group/bootstrap_plane.hpp"
 #include "group/shared_memory_plane.hpp"
 
@@ -31,6 +33,11 @@ RankState::RankState(Membership membership, double deadline, std::shared_ptr<Eng
   for (int peer = 0; peer < control_->ranks(); ++peer)
     same_process_ &= control_->process_of(peer) == getpid();
   if (!same_process_) liveness_lock_.emplace(control_->liveness_lock(rank_));
+  if (log_enabled()) {
+    log_line(str("rank ", rank_, " of ", topology_.ranks(), " has joined: process ", getpid(),
+                 ", local rank ", topology_.local_rank_of(rank_), " of node ", topology_.node_of(rank_),
+                 ", nodes ", topology_.nodes(), topology_.simulated() ? " (simulated)" : ""));
+  }
 }
 
 void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {

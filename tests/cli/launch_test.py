@@ -40,6 +40,12 @@ class LaunchTest(ProgramTest):
         self.assertRegex(done.stderr, r"rank 1 \(process \d+\) exited with status 3\n")
         self.assertRegex(done.stderr, r"rank 2 \(process \d+\) exited with status 5\n")
 
+    def test_the_log_names_ranks_and_failures(self):
+        done = ferry("launch", "-n", 2, RANK, "gather", environment={"FERRY_LOG": "1"})
+        joined = r"ferry: rank \d of 2 has joined: process \d+, local rank \d of node 0, nodes 1\n"
+        self.assertRegex(done.stderr, rf"\A({joined}){{4}}\Z")
+        self.assertEqual(ferry("launch", "-n", 2, RANK, "gather", environment={"FERRY_LOG": "0"}).stderr, "")
+
     def test_signals_reach_the_ranks_and_nothing_is_left(self):
         command = [PROGRAM, "launch", "-n", "2", RANK, "ignore-signals"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -186,6 +187,14 @@ class OtherCommandsTest(ProgramTest):
                      "traces", "ok  cpu backend, threads", "ok  cpu backend, processes"]:
             self.assertIn(word, text)
 
+    def test_doctor_lists_the_variables_of_the_documentation(self):
+        page = (pathlib.Path(__file__).parents[2] / "docs/environment.md").read_text(encoding="utf-8")
+        text = self.succeed("doctor", environment={"FERRY_HOST_ID": "rack 7"}).split("Environment variables\n")[1]
+        listed = re.findall(r"^    (FERRY_\w+) +(.+)\n +(.+)$", text, re.MULTILINE)
+        documented = re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE)
+        self.assertEqual([(name, meaning) for name, _, meaning in listed], documented)
+        self.assertEqual([value for _, value, _ in listed], ["rack 7"] + 5 * ["not set"])
+
     def test_doctor_names_what_is_missing(self):
         text = self.succeed("doctor", environment={"FERRY_SHM_DIR": self.path("none")})
         self.assertRegex(text, r"(?m)^--  shared memory .* does not exist$")
@@ -226,8 +235,9 @@ class OtherCommandsTest(ProgramTest):
         self.assertEqual(len(ways), 4)
         self.assertEqual({(one["group"], one["ranks"]) for one in limits["barrier"]}, {("threads", 3), ("processes", 3)})
         for one in limits["flag_one_way"] + limits["barrier"]:
-            self.assertGreater(one["seconds"], 0)
-            self.assertLess(one["seconds"], 1)
+            self.assertTrue(0 < one["low"] <= one["seconds"] <= one["high"] < 1, one)
+        for one in limits["memcpy"]:
+            self.assertTrue(0 < one["low"] <= one["bytes_per_second"] <= one["high"], one)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ void run_nodes(const std::vector<int>& labels, const std::function<void(Rank)>& 
     EXPECT_EQ(error, "");
 }
 
-Config config_of(int ranks, Hops hops, int window = 0) {
+Config config_of(int ranks, Hops hops, int window = 0, ReductionLevel level = ReductionLevel::automatic) {
   return {.experts = 2 * ranks,
           .top_k = 3,
           .hidden = kHidden,
@@ -76,7 +76,8 @@ Config config_of(int ranks, Hops hops, int window = 0) {
           .window = window,
           .format = Format::fp32(),
           .combine_type = DType::fp32,
-          .reduction = Reduction::exact};
+          .reduction = Reduction::exact,
+          .reduction_level = level};
 }
 
 // The inputs of one rank.
@@ -89,7 +90,7 @@ struct Inputs {
       : count(tokens_of_rank), tokens(count * kHidden), weights(count * config.top_k) {
     std::uint32_t state = 2654435761u * static_cast<std::uint32_t>(rank + 1);
     auto next = [&] { return (state = state * 1664525u + 1013904223u) >> 8; };
-    for (float& value : tokens) value = static_cast<float>(next() % 1000) - 500;
+    for (float& value : tokens) value = static_cast<float>(next() % 1000) / 7 - 70;
     for (float& value : weights) value = static_cast<float>(next() % 64) / 16 - 2;
     for (std::int64_t i = 0; i < count * config.top_k; ++i)
       ids.push_back(static_cast<std::int32_t>(next() % static_cast<std::uint32_t>(config.experts + 1)) - 1);
@@ -149,10 +150,10 @@ Inputs inputs_of(const Config& config, int rank) {
 }
 
 // What every rank gets in one hop, in fused calls.
-std::vector<Outcome> in_one_hop(const std::vector<int>& labels) {
+std::vector<Outcome> in_one_hop(const std::vector<int>& labels, ReductionLevel level) {
   std::vector<Outcome> outcomes(labels.size());
   run_nodes(labels, [&](const Rank& rank) {
-    const Config config = config_of(rank.size(), Hops::one);
+    const Config config = config_of(rank.size(), Hops::one, 0, level);
     Exchange exchange(rank, config);
     outcomes[static_cast<std::size_t>(rank.index())] =
         step(exchange, inputs_of(config, rank.index()), Form::fused);
@@ -162,10 +163,13 @@ std::vector<Outcome> in_one_hop(const std::vector<int>& labels) {
 
 TEST(TwoHops, DeliverTheBytesOfOneHopInAnyWindowAndForm) {
   for (const Nodes& nodes : kNodes) {
-    const std::vector<Outcome> expected = in_one_hop(nodes.labels);
+    const std::vector<Outcome> by_rank = in_one_hop(nodes.labels, ReductionLevel::rank);
+    const std::vector<Outcome> by_node = in_one_hop(nodes.labels, ReductionLevel::node);
     run_nodes(nodes.labels, [&](const Rank& rank) {
       for (const int window : {0, 1, 7, 64}) {
-        const Config config = config_of(rank.size(), Hops::automatic, window);
+        const ReductionLevel level = window % 2 == 0 ? ReductionLevel::node : ReductionLevel::rank;
+        const std::vector<Outcome>& expected = level == ReductionLevel::node ? by_node : by_rank;
+        const Config config = config_of(rank.size(), Hops::automatic, window, level);
         Exchange exchange(rank, config);
         EXPECT_EQ(exchange.config().hops, Hops::two);
         const Inputs inputs = inputs_of(config, rank.index());
@@ -268,9 +272,15 @@ TEST(TwoHops, WireCountsAreWhatTheEngineCarries) {
 
 // Weights and values are words: a relay neither adds them nor looks at them.
 TEST(TwoHops, RouteValuesKeepEveryBit) {
-  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
-    run_nodes({0, 1, 1, 0, 0}, [&](const Rank& rank) {
-      const Config config = config_of(5, Hops::two, 7);
+  struct Case {
+    Reduction reduction;
+    ReductionLevel level;
+  };
+  for (const auto& [reduction, level] : {Case{Reduction::partial, ReductionLevel::rank},
+                                         {Reduction::partial, ReductionLevel::node},
+                                         {Reduction::exact, ReductionLevel::node}}) {
+    run_nodes({0, 1, 1, 0, 0}, [&, reduction = reduction, level = level](const Rank& rank) {
+      const Config config = config_of(5, Hops::two, 7, level);
       Exchange exchange(rank, config);
       const Inputs inputs = inputs_of(config, rank.index());
       const DispatchResult received = dispatch(exchange, inputs, Form::fused);

@@ -151,7 +151,9 @@ bool run_case(const Setup& setup, TestCase c) {
 }
 
 oracle::Travel travel_of(const SyncExchange& exchange) {
-  return {.topology = exchange.rank().topology(), .two_hops = exchange.config().hops == Hops::two};
+  return {.topology = exchange.rank().topology(),
+          .two_hops = exchange.config().hops == Hops::two,
+          .relays_add = exchange.config().reduction_level == ReductionLevel::node};
 }
 
 bool simulates_nodes(const Setup& setup) {

@@ -85,6 +85,8 @@ SentMessages combine_messages(const RowPositions& positions, const Travel& trave
       sent.between_nodes += rows;
     } else if (relay_of(travel, source, rank) != rank) {
       sent.within_node += rows;
+    } else if (travel.relays_add && reduction == Reduction::partial) {
+      sent.between_nodes += tokens_to_node(positions, travel, source, travel.topology.node_of(rank));
     } else {
       for (const int from : travel.topology.ranks_of(travel.topology.node_of(rank)))
         sent.between_nodes += returned_rows(positions, from, source, reduction);

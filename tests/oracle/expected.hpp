@@ -16,6 +16,7 @@ StepMetadata step_metadata(const std::vector<std::int32_t>& counts, int rank);
 struct Travel {
   Topology topology;
   bool two_hops = false;
+  bool relays_add = false;  // in two hops: ReductionLevel::node
 };
 
 // Messages that a rank sends to other ranks in a call, those that it forwards among them.
@@ -30,7 +31,8 @@ struct SentMessages {
 SentMessages dispatch_messages(const RowPositions& positions, const Travel& travel, int rank);
 
 // partial: one for each token of another rank with a route here; otherwise one for each kept row of another
-// rank. Two hops: rows for other nodes are also sent by the relay.
+// rank. Two hops: rows for other nodes are also sent by the relay; partial with relays_add: one for each
+// token of another node with a route on this one.
 SentMessages combine_messages(const RowPositions& positions, const Travel& travel, int rank,
                               Reduction reduction);
 

@@ -92,3 +92,22 @@ ferry.Group.processes(2).run(lambda rank: print("rank", rank.index))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert sorted(done.stdout.splitlines()) == ["parent", "rank 0", "rank 1"]
+
+
+def test_the_log_names_exchanges_and_failures():
+    code = """
+import os, ferry
+def body(rank):
+    ferry.Exchange(rank, experts=8, top_k=2, hidden=16, max_tokens=4).destroy()
+    rank.barrier()
+    if rank.index == 1:
+        os._exit(3)
+    rank.barrier()
+ferry.Group.processes(2).run(body)
+"""
+    environment = os.environ | {"FERRY_LOG": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ferry: ")]
+    made = "has made an exchange: backend cpu, experts 8, top_k 2, hidden 16, max_tokens 4, expert_major, capacity 16, bf16, lanes 1, "
+    assert sum(made in line for line in lines) == 2, done.stderr
+    assert sum("the group has failed: " in line for line in lines) == 1, done.stderr

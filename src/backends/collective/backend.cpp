@@ -59,6 +59,9 @@ Needs needs_of(const Config& config, const Topology& topology, int rank) {
               .combine = {.outbox = rows * shape.combine_row_bytes + gaps,
                           .inbox = shape.combine_rows * shape.combine_row_bytes + gaps}};
   if (!hops_of(config, topology).relays) return needs;
+  const std::int64_t row_bytes = shape.combine_row_bytes + static_cast<std::int64_t>(sizeof(cpu::SumHead));
+  needs.combine.outbox = rows * row_bytes + gaps;
+  needs.combine.inbox = shape.combine_rows * row_bytes + gaps;
   // What a relay holds: every token of the ranks that it is the relay of, for each rank of its node.
   const int node = topology.node_of(rank), node_ranks = static_cast<int>(topology.ranks_of(node).size());
   std::int64_t relayed_tokens = 0;
@@ -71,9 +74,9 @@ Needs needs_of(const Config& config, const Topology& topology, int rank) {
   needs.dispatch.second_outbox = relayed_tokens * copies * shape.message_bytes + gaps;
   needs.dispatch.second_inbox =
       std::int64_t{shape.ranks - node_ranks} * shape.max_tokens * shape.message_bytes + gaps;
-  needs.combine.inbox += relayed_tokens * rows_of_token * shape.combine_row_bytes;
-  needs.combine.second_outbox = relayed_tokens * rows_of_token * shape.combine_row_bytes + gaps;
-  needs.combine.second_inbox = shape.combine_rows * shape.combine_row_bytes + gaps;
+  needs.combine.inbox += relayed_tokens * rows_of_token * row_bytes;
+  needs.combine.second_outbox = relayed_tokens * rows_of_token * row_bytes + gaps;
+  needs.combine.second_inbox = shape.combine_rows * row_bytes + gaps;
   return needs;
 }
 

@@ -11,7 +11,7 @@
 
 #include "backends/collective/message_hops.hpp"
 #include "backends/collective/pair_blocks.hpp"
-#include "backends/cpu/peer_link.hpp"
+#include "backends/cpu/link/peer_link.hpp"
 #include "engine/engine.hpp"
 
 namespace ferry::collective {

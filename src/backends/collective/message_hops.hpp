@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "backends/collective/pair_blocks.hpp"
-#include "backends/cpu/peer_link.hpp"
+#include "backends/cpu/link/peer_link.hpp"
 #include "engine/engine.hpp"
 #include "ferry/topology.hpp"
 #include "memory/local_memory.hpp"

@@ -1,7 +1,7 @@
 // The CPU backend: lanes that share one region of symmetric memory.
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/host_backend.hpp"
-#include "backends/cpu/shared_link.hpp"
+#include "backends/cpu/link/shared_link.hpp"
 #include "backends/cpu/sizes.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"

@@ -22,7 +22,7 @@
 #include <limits>
 #include <vector>
 
-#include "backends/cpu/peer_link.hpp"
+#include "backends/cpu/link/peer_link.hpp"
 #include "layout/exchange_layout.hpp"
 
 namespace ferry::cpu {

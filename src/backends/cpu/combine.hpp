@@ -4,13 +4,16 @@
 //
 // Where a row lies depends on the link. In shared memory its place in the source rank's staging follows from
 // its token. Where messages are packed, the rows of a pair are in the order of the pair's messages, then
-// slots: first the values of all rows, then all tails. Both ranks go through the tokens in that order.
+// slots: first the values of all rows, then all tails. Both ranks go through the tokens in that order. In two
+// hops with sums by node, tails begin with a SumHead, and a rank of another node gets the rows of a whole
+// node from its relay, in the order of its tokens.
 #pragma once
 
 #include <vector>
 
 #include "backends/cpu/call_summary.hpp"
 #include "backends/cpu/chunk_schedule.hpp"
+#include "backends/cpu/combine_relay.hpp"
 #include "backends/cpu/lane.hpp"
 #include "layout/message.hpp"
 
@@ -24,7 +27,7 @@ struct StagedRow {
 
 class Combine {
  public:
-  explicit Combine(Lane& lane) : lane_(lane), context_(lane.context) {}
+  explicit Combine(Lane& lane) : lane_(lane), context_(lane.context), relay_(lane.context, *lane.link) {}
 
   // `split`: the caller may reuse outputs and weights after this, so rows of this rank's own tokens are
   // staged as well.
@@ -43,6 +46,7 @@ class Combine {
   void stage_sum(int source, std::int64_t message, std::int32_t token, bool last);
   void stage_rows(int source, std::int64_t message, std::int32_t token);
   void count_row(int source, std::int64_t bytes);
+  void write_sum_head(std::byte* tail, std::int32_t token, const std::int32_t* rows) const;
   void write_route_values_of_sum(std::byte* tail, const std::int32_t* rows) const;
 
   // combine_sum.cpp: used by both phases
@@ -57,6 +61,7 @@ class Combine {
   void start_receiving();
   void find_incoming_rows(std::int64_t token);
   StagedRow incoming_sum(int source, std::int32_t token);
+  StagedRow incoming_node_sum(std::int64_t entry, std::int32_t token);
   StagedRow incoming_route(std::int64_t route);
   void require_all_read();
   void receive_token(std::int64_t token, std::int64_t end);
@@ -102,7 +107,9 @@ class Combine {
   bool partial_ = true;
   bool carries_rows_ = true;  // false: the call carries row values only
   std::int64_t staged_rows_per_token_ = 0;
-  bool packs_ = false;                       // of the link
+  bool packs_ = false;       // of the link
+  bool relays_add_ = false;  // rows of other nodes come as sums by node
+  CombineRelay relay_;
   std::vector<PairRows> sent_, received_;    // [R]
   std::int64_t rows_end_ = 0;                // packed: every row that this rank sends is below it
   std::vector<std::int64_t> peer_rows_end_;  // [R] the peers' rows_end_

@@ -16,6 +16,7 @@ void Combine::receive() {
   if (packs_) {
     lane_.counts.count_combine(lane_.link->sent_within_node(), false);
     lane_.counts.count_combine(lane_.link->sent_between_nodes(), true);
+    for (const std::int64_t row : relay_.bad_rows()) lane_.record_bad_source(row);
   }
   start_receiving();
   auto receive = [&](std::int64_t chunk) {
@@ -68,7 +69,11 @@ void Combine::find_incoming_rows(std::int64_t token) {
       std::byte* row = received_[static_cast<std::size_t>(context_.me())].first + shared_offset(token, i);
       incoming_[i] = {row, row + layout_.tail_offset};
     } else if (partial_) {
-      incoming_[i] = incoming_sum(plan_.token_ranks[entry], static_cast<std::int32_t>(token));
+      const std::int32_t source = plan_.token_ranks[entry];
+      const bool of_node =
+          relays_add_ && source >= 0 && source < context_.ranks() && context_.other_node(source);
+      incoming_[i] = of_node ? incoming_node_sum(entry, static_cast<std::int32_t>(token))
+                             : incoming_sum(source, static_cast<std::int32_t>(token));
     } else {
       incoming_[i] = incoming_route(entry);
     }
@@ -84,9 +89,39 @@ StagedRow Combine::incoming_sum(int source, std::int32_t token) {
   const std::int32_t* sent = plan_.sent_tokens + first;
   // Only a damaged plan has a message whose token no longer goes there.
   while (rows.next < rows.count && sent[rows.next] < token) ++rows.next;
-  if (rows.next < rows.count && sent[rows.next] == token) return rows.row(rows.next);
+  if (rows.next < rows.count && sent[rows.next] == token) {
+    StagedRow row = rows.row(rows.next);
+    if (relays_add_) row.tail += sizeof(SumHead);
+    return row;
+  }
   lane_.record_bad_source(first + std::min<std::int64_t>(rows.next, context_.config.max_tokens - 1));
   return {};
+}
+
+// The sum of another node for the token, for a rank of that node in the token's list of ranks. The node's
+// first rank in the list stands for the node; the others have the tail alone, which holds the values of all
+// slots.
+StagedRow Combine::incoming_node_sum(std::int64_t entry, std::int32_t token) {
+  const Topology& topology = context_.rank.topology();
+  const int node = topology.node_of(plan_.token_ranks[entry]);
+  PairRows& rows = received_[static_cast<std::size_t>(topology.relay_of(context_.me(), node))];
+  SumHead head{.token = -1, .slots = 0};
+  while (rows.next < rows.count) {
+    std::memcpy(&head, rows.row(rows.next).tail, sizeof head);
+    if (head.token >= token) break;
+    ++rows.next;
+  }
+  if (rows.next == rows.count || head.token != token) {
+    lane_.record_bad_source(entry);  // of a damaged plan: no rank of the node has returned the token
+    return {};
+  }
+  StagedRow row = rows.row(rows.next);
+  row.tail += sizeof(SumHead);
+  for (std::int64_t other = token * staged_rows_per_token_; other < entry; ++other) {
+    const std::int32_t rank = plan_.token_ranks[other];
+    if (rank >= 0 && rank < context_.ranks() && topology.node_of(rank) == node) row.values = nullptr;
+  }
+  return row;
 }
 
 StagedRow Combine::incoming_route(std::int64_t route) {

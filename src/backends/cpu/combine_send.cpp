@@ -56,6 +56,9 @@ void Combine::write_summary(int peer) const {
 void Combine::start_sending() {
   const int ranks = context_.ranks();
   packs_ = lane_.link->packs();
+  relays_add_ =
+      partial_ && lane_.link->has_relays() && context_.config.reduction_level == ReductionLevel::node;
+  relay_.start();
   rows_end_ = 0;
   sent_.assign(static_cast<std::size_t>(ranks), {.value_bytes = carries_rows_ ? layout_.tail_offset : 0,
                                                  .tail_bytes = tail_bytes(call_.row_values != nullptr)});
@@ -69,7 +72,8 @@ void Combine::start_sending() {
     lane_.link->reserve(
         {.direction = Direction::to_sources,
          .message_bytes = std::max<std::int64_t>(1, sent_[0].value_bytes + sent_[0].tail_bytes),
-         .bytes = bytes_to_});
+         .bytes = bytes_to_,
+         .forwarder = relays_add_ ? &relay_ : nullptr});
   }
   for (int source = 0; source < ranks; ++source)
     sent_[static_cast<std::size_t>(source)].first = lane_.link->outgoing(Staging::combine, source);
@@ -94,7 +98,8 @@ std::int64_t Combine::count_rows(int source) {
 // Bytes of a packed row's tail.
 std::int64_t Combine::tail_bytes(bool values) const {
   if (!partial_) return sizeof(RouteTail);
-  return values ? std::int64_t{4} * context_.config.top_k : 0;
+  return (relays_add_ ? static_cast<std::int64_t>(sizeof(SumHead)) : 0) +
+         (values ? std::int64_t{4} * context_.config.top_k : 0);
 }
 
 StagedRow Combine::outgoing_row(int source, std::int64_t token, std::int64_t index) {
@@ -139,8 +144,12 @@ void Combine::stage_sum(int source, std::int64_t message, std::int32_t token, bo
   const int top_k = context_.config.top_k;
   const std::int32_t position = plan_.received_position[message];
   if (!lane_.valid_entry(position, staged_rows_per_token_, message) && !packs_) return;
-  const StagedRow row = outgoing_row(source, token, position);
+  StagedRow row = outgoing_row(source, token, position);
   const std::int32_t* rows = plan_.received_rows_of_message + message * top_k;
+  if (relays_add_) {
+    write_sum_head(row.tail, token, rows);
+    row.tail += sizeof(SumHead);
+  }
   // The rows of the next message lie in the segments of other experts, which no hardware prefetcher predicts;
   // the plan knows them.
   const std::int32_t* next_rows = last ? nullptr : rows + top_k;
@@ -148,6 +157,13 @@ void Combine::stage_sum(int source, std::int64_t message, std::int32_t token, bo
   if (call_.row_values != nullptr) write_route_values_of_sum(row.tail, rows);
   count_row(source,
             (carries_rows_ ? layout_.tail_offset : 0) + (call_.row_values != nullptr ? 4 * top_k : 0));
+}
+
+void Combine::write_sum_head(std::byte* tail, std::int32_t token, const std::int32_t* rows) const {
+  SumHead head{.token = token, .slots = 0};
+  for (int slot = 0; slot < context_.config.top_k; ++slot)
+    head.slots |= std::uint32_t{rows[slot] != -1} << slot;
+  std::memcpy(tail, &head, sizeof head);
 }
 
 void Combine::write_route_values_of_sum(std::byte* tail, const std::int32_t* rows) const {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
-#include "backends/cpu/peer_link.hpp"
+#include "backends/cpu/link/peer_link.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/lane_counts.hpp"

@@ -16,6 +16,7 @@
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/traffic.hpp"
 #include "tools/ferry/common/config.hpp"
+#include "tools/ferry/common/groups.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/report/units.hpp"
 
@@ -217,15 +218,6 @@ class SharedMeasurements {
   Mapping counts_, spans_;
 };
 
-// The ranks that mpirun has started, this process among them.
-Group mpi_group(int ranks) {
-  Group group = Group::mpi();
-  if (group.size() == ranks) return group;
-  throw UsageError(fmt::format(
-      "--backend collective: there {} {}: start ferry with mpirun -n {}, or pass --ranks {}",
-      group.size() == 1 ? "is" : "are", report::counted(group.size(), "rank"), ranks, group.size()));
-}
-
 }  // namespace
 
 HostBenchRow run_host_point(const BenchPoint& point) {
@@ -259,7 +251,7 @@ HostBenchRow run_host_point(const BenchPoint& point) {
   row.combine.wire_bytes = measured.sum(&RankCounts::combine_wire_bytes) / kSets;
   row.combine.moved_bytes =
       row.rows * static_cast<double>(point.token_bytes()) + 2 * row.combine.wire_bytes + results;
-  if (row.rank == 0) row.memcpy_bytes_per_second = memcpy_bytes_per_second(point.ranks);
+  if (row.rank == 0) row.memcpy_bytes_per_second = memcpy_bytes_per_second(point.ranks).median;
   return row;
 }
 

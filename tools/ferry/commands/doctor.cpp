@@ -181,6 +181,16 @@ void print(const Diagnosis& diagnosis) {
   if (!diagnosis.advice.empty()) fmt::print("    {:<24}{}\n", "", diagnosis.advice);
 }
 
+void print_environment() {
+  const Environment environment = Environment::read();
+  fmt::print("\nEnvironment variables\n");
+  for (const EnvironmentVariable& variable : environment_variables()) {
+    const std::string& value = environment.*variable.value;
+    fmt::print("    {:<24}{}\n", variable.name, value.empty() ? "not set" : value);
+    fmt::print("    {:<24}{}\n", "", variable.meaning);
+  }
+}
+
 void run_doctor() {
   fmt::print("ferry {}\n", version());
   // Processes first, because a process with threads cannot fork ranks.
@@ -192,6 +202,7 @@ void run_doctor() {
         check_engines(mpi), check_gpus(), check_traces(), threads, processes}) {
     print(diagnosis);
   }
+  print_environment();
   if (threads.state == State::broken)
     throw SystemError("the cpu backend cannot run here: " + threads.found, 0);
 }

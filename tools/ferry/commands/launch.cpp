@@ -41,7 +41,8 @@ void launch(const LaunchOptions& options, std::vector<std::string> command) {
 }  // namespace
 
 void add_launch(CLI::App& program) {
-  CLI::App* command = program.add_subcommand("launch", "start PROGRAM [ARGUMENTS] once for each rank on this host");
+  CLI::App* command =
+      program.add_subcommand("launch", "start PROGRAM [ARGUMENTS] once for each rank on this host");
   command->footer(kFooter);
   const auto options = std::make_shared<LaunchOptions>();
   command->add_option("-n,--ranks", options->ranks, "number of ranks, 1 to 1024")

@@ -35,6 +35,8 @@ barrier  time of a barrier of all ranks
 push     cuda: bytes per second out of each rank while all ranks write to all others, by SMs per rank
 launch   cuda: time of an empty kernel in a graph
 
+Each figure is a median. In brackets (JSON: low, high): between these values lie eight of ten measurements.
+
 Examples:
   ferry limits
   ferry limits --ranks 4 --json -
@@ -60,7 +62,7 @@ struct Mailbox {
 
 struct PingPong {
   Mailbox mailboxes[2];
-  double seconds;  // written by rank 0
+  Spread seconds;  // written by rank 0
 };
 
 void wait_spinning(const Mailbox& own, std::uint64_t value) {
@@ -85,9 +87,9 @@ void raise(Mailbox& peer, std::uint64_t value) {
   peer.event.ring();
 }
 
-// Calls signal(n) in batches, n = 1, 2, ...; returns the seconds of one call in the median batch.
+// Calls signal(n) in batches, n = 1, 2, ...; returns the seconds of one call, by batch.
 template <class Signal>
-double median_of_batches(Signal&& signal) {
+Spread seconds_of(Signal&& signal) {
   std::vector<double> batches;
   std::uint64_t number = 0;
   for (int batch = 0; batch < kBatches; ++batch) {
@@ -95,35 +97,34 @@ double median_of_batches(Signal&& signal) {
     for (int i = 0; i < kSignalsPerBatch; ++i) signal(++number);
     batches.push_back(std::chrono::duration<double>(Clock::now() - start).count() / kSignalsPerBatch);
   }
-  std::sort(batches.begin(), batches.end());
-  return batches[kBatches / 2];
+  return spread_of(std::move(batches));
 }
 
 // Seconds for a flag to travel one way between the two ranks of the group: half of a round trip. A spinning
 // rank polls the flag and yields its core now and then; a sleeping rank uses the futex of Ferry's own waits.
-double measure_flag(Group& group, Waiting waiting) {
+Spread measure_flag(Group& group, Waiting waiting) {
   const Mapping memory = Mapping::anonymous_shared(sizeof(PingPong));
   PingPong& shared = *reinterpret_cast<PingPong*>(memory.data());
   group.run([&](const Rank& rank) {
     const int me = rank.index();
     Mailbox& own = shared.mailboxes[me];
     rank.barrier();
-    const double round_trip = median_of_batches([&](std::uint64_t number) {
+    const Spread round_trip = seconds_of([&](std::uint64_t number) {
       if (me == 0) raise(shared.mailboxes[1], number);
       waiting == Waiting::spinning ? wait_spinning(own, number) : wait_sleeping(own, number);
       if (me == 1) raise(shared.mailboxes[0], number);
     });
-    if (me == 0) shared.seconds = round_trip / 2;
+    if (me == 0) shared.seconds = {round_trip.median / 2, round_trip.low / 2, round_trip.high / 2};
   });
   return shared.seconds;
 }
 
-double measure_barrier(Group& group) {
-  const Mapping memory = Mapping::anonymous_shared(sizeof(double));
-  double& seconds = *reinterpret_cast<double*>(memory.data());
+Spread measure_barrier(Group& group) {
+  const Mapping memory = Mapping::anonymous_shared(sizeof(Spread));
+  Spread& seconds = *reinterpret_cast<Spread*>(memory.data());
   group.run([&](const Rank& rank) {
-    const double median = median_of_batches([&](std::uint64_t) { rank.barrier(); });
-    if (rank.index() == 0) seconds = median;
+    const Spread measured = seconds_of([&](std::uint64_t) { rank.barrier(); });
+    if (rank.index() == 0) seconds = measured;
   });
   return seconds;
 }
@@ -132,19 +133,19 @@ double measure_barrier(Group& group) {
 
 struct MemcpyRate {
   int threads;
-  double bytes_per_second;
+  Spread bytes_per_second;
 };
 
 struct FlagTime {
   const char* group;
   const char* waiting;
-  double seconds;
+  Spread seconds;
 };
 
 struct BarrierTime {
   const char* group;
   int ranks;
-  double seconds;
+  Spread seconds;
 };
 
 struct HostLimits {
@@ -187,20 +188,28 @@ HostLimits measure_host_limits(int ranks) {
   return limits;
 }
 
+// The median, and in brackets the values between which eight of ten measurements lie.
+std::string in_time(const Spread& seconds) {
+  return fmt::format("{:>12}  ({} to {})", report::in_time(seconds.median * 1e6),
+                     report::in_time(seconds.low * 1e6), report::in_time(seconds.high * 1e6));
+}
+
 std::string table_of(const HostLimits& limits) {
   std::string text = fmt::format("Machine   {}, {}, {}\n", cpu_name(), report::counted(cores(), "core"),
                                  report::in_bytes(static_cast<double>(memory_bytes())));
   for (const MemcpyRate& one : limits.memcpy) {
-    text += fmt::format("memcpy    {:<23} {:>12}  read and written\n", report::counted(one.threads, "thread"),
-                        report::in_bytes_per_second(one.bytes_per_second));
+    text += fmt::format("memcpy    {:<23} {:>12}  ({} to {}) read and written\n",
+                        report::counted(one.threads, "thread"),
+                        report::in_bytes_per_second(one.bytes_per_second.median),
+                        report::in_bytes_per_second(one.bytes_per_second.low),
+                        report::in_bytes_per_second(one.bytes_per_second.high));
   }
   for (const FlagTime& one : limits.flags) {
-    text += fmt::format("flag      {:<10} {:<12} {:>12}  one way\n", one.group, one.waiting,
-                        report::in_time(one.seconds * 1e6));
+    text += fmt::format("flag      {:<10} {:<12} {} one way\n", one.group, one.waiting, in_time(one.seconds));
   }
   for (const BarrierTime& one : limits.barriers) {
-    text += fmt::format("barrier   {:<10} {:<12} {:>12}\n", one.group, report::counted(one.ranks, "rank"),
-                        report::in_time(one.seconds * 1e6));
+    text += fmt::format("barrier   {:<10} {:<12} {}\n", one.group, report::counted(one.ranks, "rank"),
+                        in_time(one.seconds));
   }
   return text;
 }
@@ -212,14 +221,24 @@ nlohmann::ordered_json json_of(const HostLimits& limits) {
       {"ferry_version", std::string(version())},
       {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};
   for (const MemcpyRate& one : limits.memcpy) {
-    json["memcpy"].push_back({{"threads", one.threads}, {"bytes_per_second", one.bytes_per_second}});
+    json["memcpy"].push_back({{"threads", one.threads},
+                              {"bytes_per_second", one.bytes_per_second.median},
+                              {"low", one.bytes_per_second.low},
+                              {"high", one.bytes_per_second.high}});
   }
   for (const FlagTime& one : limits.flags) {
-    json["flag_one_way"].push_back(
-        {{"group", one.group}, {"waiting", one.waiting}, {"seconds", one.seconds}});
+    json["flag_one_way"].push_back({{"group", one.group},
+                                    {"waiting", one.waiting},
+                                    {"seconds", one.seconds.median},
+                                    {"low", one.seconds.low},
+                                    {"high", one.seconds.high}});
   }
   for (const BarrierTime& one : limits.barriers) {
-    json["barrier"].push_back({{"group", one.group}, {"ranks", one.ranks}, {"seconds", one.seconds}});
+    json["barrier"].push_back({{"group", one.group},
+                               {"ranks", one.ranks},
+                               {"seconds", one.seconds.median},
+                               {"low", one.seconds.low},
+                               {"high", one.seconds.high}});
   }
   return json;
 }

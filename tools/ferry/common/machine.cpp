@@ -20,6 +20,7 @@
 
 #include "ferry/error.hpp"
 #include "memory/local_memory.hpp"
+#include "tools/report/summary.hpp"
 
 namespace ferry::app {
 
@@ -143,7 +144,7 @@ struct CopyBuffers {
   LocalMemory source, target;
 };
 
-double median_round_seconds(int threads, std::int64_t bytes) {
+std::vector<double> copy_rounds_seconds(int threads, std::int64_t bytes) {
   std::vector<double> rounds;
   Clock::time_point start, round_start;
   bool done = false;
@@ -173,20 +174,25 @@ double median_round_seconds(int threads, std::int64_t bytes) {
   std::vector<std::jthread> workers;
   for (int i = 0; i < threads; ++i) workers.emplace_back(work);
   workers.clear();  // joins
-  std::nth_element(rounds.begin(), rounds.begin() + static_cast<std::ptrdiff_t>(rounds.size() / 2),
-                   rounds.end());
-  return rounds[rounds.size() / 2];
+  return rounds;
 }
 
 }  // namespace
 
-double memcpy_bytes_per_second(int threads) {
-  static std::map<int, double> measured;
+Spread spread_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return {report::percentile(values, 50), report::percentile(values, 10), report::percentile(values, 90)};
+}
+
+Spread memcpy_bytes_per_second(int threads) {
+  static std::map<int, Spread> measured;
   const auto known = measured.find(threads);
   if (known != measured.end()) return known->second;
   const std::int64_t bytes = memcpy_buffer_bytes() / 2 / threads;
-  const double rate = 2.0 * static_cast<double>(bytes) * threads / median_round_seconds(threads, bytes);
-  return measured[threads] = rate;
+  std::vector<double> rates;
+  for (const double seconds : copy_rounds_seconds(threads, bytes))
+    rates.push_back(2.0 * static_cast<double>(bytes) * threads / seconds);
+  return measured[threads] = spread_of(std::move(rates));
 }
 
 }  // namespace ferry::app

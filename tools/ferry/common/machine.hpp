@@ -19,10 +19,17 @@ std::string utc_now();       // such as 2026-11-21T04:00:00Z
 // Throws SystemError if less than `bytes` of memory can be allocated. The message begins with `task`.
 void require_free_memory(double bytes, const std::string& task);
 
+// Of repeated measurements: the median, and between which values eight of ten lie.
+struct Spread {
+  double median, low, high;  // percentiles 50, 10 and 90
+};
+
+Spread spread_of(std::vector<double> values);  // at least one
+
 // Bytes read plus bytes written per second by `threads` threads that copy at once with memcpy, each between
-// two buffers of its own. Median of several rounds, each as long as its slowest thread. With fewer cores than
+// two buffers of its own, in several rounds, each as long as its slowest thread. With fewer cores than
 // threads the threads share the cores, as ranks do. The first call for a number of threads takes about 0.2 s;
 // later calls return the same value.
-double memcpy_bytes_per_second(int threads);
+Spread memcpy_bytes_per_second(int threads);
 
 }  // namespace ferry::app

@@ -1,7 +1,7 @@
 // The link of ranks that share memory: messages are written into the receiver's staging.
 #pragma once
 
-#include "backends/cpu/peer_link.hpp"
+#include "backends/cpu/link/peer_link.hpp"
 #include "layout/exchange_layout.hpp"
 #include "memory/symmetric_memory.hpp"
 

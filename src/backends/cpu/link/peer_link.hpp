@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
+#include "backends/cpu/link/forwarder.hpp"
 #include "exchange/lane_counts.hpp"
 #include "ferry/error.hpp"
 #include "group/channel.hpp"
@@ -18,33 +18,6 @@ enum class Staging { dispatch, combine };
 // Which way the messages of a call go: to the ranks of the experts, or from there to the source ranks. It
 // decides which rank is the relay between two nodes; see Topology::relay_of.
 enum class Direction { to_experts, to_sources };
-
-// Messages between two ranks that a relay holds. They are on their way from `origin` to `final`.
-struct HeldMessages {
-  int origin, final;
-  const std::byte* data;
-  std::int64_t bytes;
-};
-
-// Messages that a relay sends on, to `final`, which receives them as messages from `origin`.
-struct ForwardedMessages {
-  int origin, final;
-  std::int64_t bytes;
-  std::int64_t messages;
-};
-
-// What a relay does between the hops. The link calls it, maybe in a thread of its own, between post() and the
-// end of wait().
-class Forwarder {
- public:
-  virtual ~Forwarder() = default;
-
-  // Decides what to send on of `held`: all that has come here for ranks of other nodes, or from there.
-  // Messages to this rank from other nodes are sent on too, to this rank itself.
-  virtual std::vector<ForwardedMessages> plan(std::span<const HeldMessages> held) = 0;
-  // Writes messages that plan() has returned. Called once for each entry, after plan().
-  virtual void write(const ForwardedMessages& messages, std::byte* out) = 0;
-};
 
 // The messages of a call, as a link that packs needs to know them.
 struct Reservation {

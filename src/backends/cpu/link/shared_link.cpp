@@ -1,4 +1,4 @@
-#include "backends/cpu/shared_link.hpp"
+#include "backends/cpu/link/shared_link.hpp"
 
 namespace ferry::cpu {
 

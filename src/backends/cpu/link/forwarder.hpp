@@ -1,0 +1,38 @@
+// What a relay does with messages between the hops of a call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace ferry::cpu {
+
+// Messages between two ranks that a relay holds. They are on their way from `origin` to `final`.
+struct HeldMessages {
+  int origin, final;
+  const std::byte* data;
+  std::int64_t bytes;
+};
+
+// Messages that a relay sends on, to `final`, which receives them as messages from `origin`.
+struct ForwardedMessages {
+  int origin, final;
+  std::int64_t bytes;
+  std::int64_t messages;
+};
+
+// What a relay does between the hops. The link calls it, maybe in a thread of its own, between post() and the
+// end of wait().
+class Forwarder {
+ public:
+  virtual ~Forwarder() = default;
+
+  // Decides what to send on of `held`: all that has come here for ranks of other nodes, or from there.
+  // Messages to this rank from other nodes are sent on too, to this rank itself.
+  virtual std::vector<ForwardedMessages> plan(std::span<const HeldMessages> held) = 0;
+  // Writes messages that plan() has returned. Called once for each entry, after plan().
+  virtual void write(const ForwardedMessages& messages, std::byte* out) = 0;
+};
+
+}  // namespace ferry::cpu
