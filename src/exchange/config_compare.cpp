@@ -105,9 +105,7 @@ Config agree_on_config(const Rank& rank, const Config& given) {
   std::string mine;
   try {
     config = complete_config(given, rank.size());
-    if (config.reduction_level == ReductionLevel::automatic) {
-      config.reduction_level = rank.topology().nodes() > 1 ? ReductionLevel::node : ReductionLevel::rank;
-    }
+    config.reduction_level = chosen_level(config, rank.topology());
     mine = describe(config);
   } catch (const Error& error) {
     refusal = std::current_exception();

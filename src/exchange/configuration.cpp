@@ -113,6 +113,11 @@ Hops chosen_hops(const Config& config, const Topology& topology) {
   return several && config.backend == BackendKind::collective ? Hops::two : Hops::one;
 }
 
+ReductionLevel chosen_level(const Config& config, const Topology& topology) {
+  if (config.reduction_level != ReductionLevel::automatic) return config.reduction_level;
+  return topology.nodes() > 1 ? ReductionLevel::node : ReductionLevel::rank;
+}
+
 void check_rank(int rank, int ranks) {
   if (rank < 0 || rank >= ranks) throw UsageError(str("rank = ", rank, ", must be 0 to ", ranks - 1));
 }

@@ -19,6 +19,9 @@ Config complete_config(const Config& config, int ranks);
 // Config::hops with `automatic` resolved: one or two.
 Hops chosen_hops(const Config& config, const Topology& topology);
 
+// Config::reduction_level with `automatic` resolved: rank or node.
+ReductionLevel chosen_level(const Config& config, const Topology& topology);
+
 // Throws UsageError unless 0 <= rank < ranks.
 void check_rank(int rank, int ranks);
 

@@ -20,6 +20,8 @@
 namespace ferry::app {
 namespace {
 
+const Topology kOneNode = Topology::blocks(2, 1);
+
 RunOptions small_options(const std::string& layout, const std::string& format) {
   RunOptions options;
   options.ranks = 2;
@@ -155,7 +157,7 @@ class CombineProducts : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(CombineProducts, FindsOneWrongBit) {
-  const std::vector<std::byte> expected = expected_products(spec_, routes_, x_);
+  const std::vector<std::byte> expected = expected_products(spec_, kOneNode, routes_, x_);
   std::vector<std::byte> found = expected;
   CheckCounter right;
   check_rows(spec_, 0, 0, expected, found, right);
@@ -172,10 +174,10 @@ TEST_P(CombineProducts, FindsOneWrongBit) {
 }
 
 TEST_P(CombineProducts, RightSumsDependOnEveryRoute) {
-  const std::vector<std::byte> expected = expected_products(spec_, routes_, x_);
+  const std::vector<std::byte> expected = expected_products(spec_, kOneNode, routes_, x_);
   Routes other = routes_;
   other.ids[7] = (other.ids[7] + 1) % 8;
-  EXPECT_NE(expected_products(spec_, other, x_), expected);
+  EXPECT_NE(expected_products(spec_, kOneNode, other, x_), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Reductions, CombineProducts, testing::Values("partial", "exact", "unreduced"));
@@ -240,12 +242,12 @@ TEST(ReportOfChecks, SaysWhatFailedAndWhere) {
       (results.rank(rank).*counter).pass(10);
     }
   }
-  for (const report::Check& check : make_report(spec, results).checks)
+  for (const report::Check& check : make_report(spec, kOneNode, results).checks)
     EXPECT_TRUE(check.passed) << check.name;
 
   results.rank(1).combine.fail(2, "step 0, rank 1, row 3, column 4");
   results.rank(0).dispatch_wire_bytes = 16;  // more than any plan says
-  const std::vector<report::Check> checks = make_report(spec, results).checks;
+  const std::vector<report::Check> checks = make_report(spec, kOneNode, results).checks;
   EXPECT_TRUE(checks[0].passed);
   EXPECT_FALSE(checks[1].passed);
   EXPECT_EQ(checks[1].compared, 22);
@@ -256,7 +258,7 @@ TEST(ReportOfChecks, SaysWhatFailedAndWhere) {
 
 TEST(ReportOfChecks, NothingComparedIsNotPassed) {
   const RunSpec spec = make_run_spec(small_options("expert_major", "bf16"));
-  const std::vector<report::Check> checks = make_report(spec, SharedResults(2, 1, 8)).checks;
+  const std::vector<report::Check> checks = make_report(spec, kOneNode, SharedResults(2, 1, 8)).checks;
   for (int i = 0; i < 4; ++i) EXPECT_FALSE(checks[static_cast<std::size_t>(i)].passed);
 }
 

@@ -64,6 +64,22 @@ class RunTest(ProgramTest):
             self.assertEqual(threads["load"]["routes_per_expert"], other["load"]["routes_per_expert"])
             self.assertEqual(threads["load"]["rows_per_rank"], other["load"]["rows_per_rank"])
 
+    def test_simulated_hosts(self):
+        for hosts, level, group in [(1, "automatic", []), (2, "automatic", []), (2, "rank", ["--processes"]), (4, "node", [])]:
+            with self.subTest(hosts=hosts, level=level):
+                run = self.run_small("--ranks", 4, "--hosts", hosts, "--reduction-level", level, "--format", "fp32", *group)
+                self.check_report(run)
+                configuration = run["configuration"]
+                self.assertEqual(configuration["nodes"], hosts)
+                self.assertEqual(configuration["simulated_nodes"], hosts > 1)
+                self.assertEqual(configuration["node_of_rank"], [rank * hosts // 4 for rank in range(4)])
+                self.assertEqual(configuration["reduction_level"], "node" if hosts > 1 and level != "rank" else "rank")
+                between = sum(bytes_ for a, row in enumerate(run["dispatch"]["traffic_bytes"]) for b, bytes_ in enumerate(row)
+                              if a * hosts // 4 != b * hosts // 4)
+                self.assertEqual(run["dispatch"]["between_nodes_bytes"], between)
+        self.refuse(2, ["--hosts 3", "--ranks 4"], "run", *SMALL, "--ranks", "4", "--hosts", "3")
+        self.refuse(2, ["FERRY_HOST_ID"], "run", *SMALL, "--backend", "collective", "--hosts", "3")
+
     def test_layer_and_seed(self):
         first, second = self.run_small("--layer", "0"), self.run_small("--layer", "1")
         self.assertNotEqual(first["load"]["routes_per_expert"], second["load"]["routes_per_expert"])

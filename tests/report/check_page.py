@@ -21,7 +21,8 @@ import sys
 import tempfile
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-NOT_SHOWN = re.compile(r"schema|schema_version|load\.rank_of_expert\..*|timeline\.spans_us\..*\.[01]")
+NOT_SHOWN = re.compile(r"schema|schema_version|load\.rank_of_expert\..*|configuration\.node_of_rank\..*|"
+                       r"timeline\.spans_us\..*\.[01]")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 VOID = {"meta", "link", "br", "img", "input", "hr", "source", "wbr", "base"}
 
@@ -31,7 +32,7 @@ UNITS |= {"µs": ("time", 1), "ms": ("time", 1e3), "s": ("time", 1e6)}
 for name, size in {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}.items():
     UNITS |= {name: ("bytes", size), name + "/s": ("rate", size)}
 
-WORDS = {"passed": ("failed", "passed"), "synthesised": ("recorded", "synthesised")}
+WORDS = {"passed": ("failed", "passed"), "synthesised": ("recorded", "synthesised"), "simulated_nodes": ("real", "simulated")}
 
 
 class BrowserError(Exception):
@@ -166,7 +167,8 @@ def mark_problem(element, value, run):
         position = 100 * math.log(max(value, low) / low) / math.log(high / low)
         return None if near(element.style("left"), position, 1e-3) else f"lies at {element.get('style')}, expected {value}"
     if "cell" in element.classes():
-        rows = run[path.split(".")[0]]["traffic_bytes"]
+        direction, matrix = path.split(".")[:2]
+        rows = run[direction][matrix]
         most = max(bytes_ for f, row in enumerate(rows) for t, bytes_ in enumerate(row) if f != t)
         share = value / most if most else 0
         return None if near(element.style("--v"), share, 1e-4) else f"has shade {element.get('style')}, expected {value}"

@@ -22,6 +22,7 @@ TEST(ReportJson, ReadsBackWhatItWrote) {
     EXPECT_EQ(back.times, run.times);
     EXPECT_EQ(back.dispatch.traffic_bytes, run.dispatch.traffic_bytes);
     EXPECT_EQ(back.combine.traffic_bytes, run.combine.traffic_bytes);
+    EXPECT_EQ(back.configuration.node_of_rank, run.configuration.node_of_rank);
     EXPECT_EQ(back.load.routes_per_expert, run.load.routes_per_expert);
     EXPECT_EQ(back.load.rank_of_expert, run.load.rank_of_expert);
     EXPECT_EQ(back.checks.size(), run.checks.size());
@@ -46,6 +47,11 @@ TEST(ReportJson, EveryFieldOfTheReportReachesTheJson) {
   changed([](RunReport& r) { r.ferry_version += "9"; });
   changed([](RunReport& r) { r.workload = {.trace = "x", .seed = std::nullopt, .steps = 3}; });
   changed([](RunReport& r) { r.configuration.group += "!"; });
+  changed([](RunReport& r) { r.configuration.nodes = 2; });
+  changed([](RunReport& r) { r.configuration.nodes = 2, r.configuration.node_of_rank[1] = 1; });
+  changed([](RunReport& r) { r.configuration.simulated_nodes = true; });
+  changed([](RunReport& r) { r.configuration.hops = "two"; });
+  changed([](RunReport& r) { r.configuration.reduction_level = "node"; });
   changed([](RunReport& r) { r.configuration.expert_function.clear(); });
   changed([](RunReport& r) { r.machine.memcpy_bytes_per_second = 0; });
   changed([](RunReport& r) { r.machine.cores += 1; });

@@ -34,7 +34,7 @@ TEST(Percentile, IsTheValueAtTheRoundedIndex) {
 RunReport by_hand() {
   RunReport run;
   run.workload = {.tokens_per_rank = 10, .steps = 3};
-  run.configuration = {.ranks = 2, .experts = 3, .top_k = 1};
+  run.configuration = {.ranks = 2, .node_of_rank = {0, 0}, .experts = 3, .top_k = 1};
   run.machine.memcpy_bytes_per_second = 1e9;
   const auto times = [](double start, double dispatch, double experts, double combine) {
     StepTimes t;
@@ -72,6 +72,24 @@ TEST(Summary, FlowsExcludeTheDiagonal) {
   EXPECT_EQ(summary.dispatch.received_bytes, (std::vector<std::int64_t>{2, 1}));
   EXPECT_DOUBLE_EQ(summary.dispatch.bytes_per_second, 45'000 / 90e-6);
   EXPECT_DOUBLE_EQ(summary.dispatch.share_of_memcpy.value(), 0.5);
+}
+
+TEST(Summary, TrafficOfNodesIsTheSumOverTheirRanks) {
+  RunReport run = by_hand();
+  EXPECT_TRUE(summarise(run).dispatch.node_traffic_bytes.empty());
+  EXPECT_EQ(summarise(run).dispatch.between_nodes_bytes, 0);
+  run.configuration.ranks = 3;
+  run.configuration.nodes = 2;
+  run.configuration.node_of_rank = {0, 1, 0};
+  for (int i = 0; i < 3; ++i) run.times.push_back(run.times.back());
+  run.load.rows_per_rank.push_back(0);
+  run.combine.traffic_bytes.resize(9);
+  run.dispatch.traffic_bytes = {1, 2, 4, 8, 16, 32, 64, 128, 256};
+  const Flow flow = summarise(run).dispatch;
+  EXPECT_EQ(flow.node_traffic_bytes, (std::vector<std::int64_t>{1 + 4 + 64 + 256, 2 + 128, 8 + 32, 16}));
+  EXPECT_EQ(flow.between_nodes_bytes, 2 + 128 + 8 + 32);
+  run.configuration.node_of_rank = {0, 2, 0};
+  EXPECT_THROW(validate(run), UsageError);
 }
 
 TEST(Summary, BusiestIsRelativeToTheMean) {

@@ -30,6 +30,14 @@ class Maker {
   double unit() { return std::uniform_real_distribution<double>(0.0, 1.0)(random_); }
   double lognormal(double sigma) { return std::exp(std::normal_distribution<double>(0.0, sigma)(random_)); }
 
+  // Nodes of different sizes, with ranks that are not consecutive.
+  std::vector<int> nodes() const {
+    std::vector<int> node_of_rank(static_cast<std::size_t>(shape_.ranks), 0);
+    for (int rank = 0; shape_.ranks > 4 && rank < shape_.ranks; ++rank)
+      node_of_rank[static_cast<std::size_t>(rank)] = rank % 4 == 3 ? 1 : rank % 3;
+    return node_of_rank;
+  }
+
   void describe(std::uint64_t seed) {
     run_.ferry_version = "0.1.0";
     run_.command = "ferry run --ranks " + std::to_string(shape_.ranks) +
@@ -48,6 +56,10 @@ class Maker {
     run_.configuration = {.backend = "cpu",
                           .ranks = shape_.ranks,
                           .group = "threads",
+                          .nodes = shape_.ranks > 4 ? 3 : 1,
+                          .simulated_nodes = shape_.ranks > 4,
+                          .node_of_rank = nodes(),
+                          .hops = shape_.ranks > 4 ? "two" : "one",
                           .experts = shape_.experts,
                           .top_k = kTopK,
                           .hidden = kHidden,
@@ -55,6 +67,7 @@ class Maker {
                           .layout = "expert_major",
                           .format = "bf16",
                           .reduction = "partial",
+                          .reduction_level = shape_.ranks > 4 ? "node" : "rank",
                           .combine_type = "bf16",
                           .expert_function = "SwiGLU, 256 inner columns, fp32, OpenBLAS"};
     run_.machine = {.cpu = "AMD EPYC",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs mpi_ranks over three network namespaces, which stand for hosts: MPI between them goes over TCP.
+"""Runs programs over three network namespaces, which stand for hosts: MPI between them goes over TCP.
 
 Creates the namespaces and a bridge between them, and removes them at the end. Exits with 77 where it may not: that needs
 root, `ip` and Open MPI's mpirun.
@@ -7,6 +7,7 @@ root, `ip` and Open MPI's mpirun.
 
 import argparse
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -70,9 +71,9 @@ def namespaces(directory):
 
 
 class Job:
-    """mpi_ranks under mpirun, two ranks on each host."""
+    """A program under mpirun, on two slots of each host."""
 
-    def __init__(self, options, agent, network, directory, *arguments):
+    def __init__(self, options, agent, network, directory, *arguments, program=None, ranks=RANKS):
         environment = {
             **os.environ,
             "ASAN_OPTIONS": "detect_leaks=0",  # Open MPI leaks, and mpirun then waits for the ranks that fail at their end
@@ -89,10 +90,10 @@ class Job:
             "oob_tcp_if_include": network,
             "mpi_yield_when_idle": "1",
         }
-        command = ["mpirun", "--enable-recovery", "--host", slots, "-n", str(RANKS), "-x", "FERRY_MPI_MODULE"]
+        command = ["mpirun", "--enable-recovery", "--host", slots, "-n", str(ranks), "-x", "FERRY_MPI_MODULE"]
         for name, value in mca.items():
             command += ["--mca", name, str(value)]
-        command += [str(options.program), *map(str, arguments)]
+        command += [str(program or options.program), *map(str, arguments)]
         # Not a pipe: daemons that mpirun has lost would keep it open.
         self.output = directory / "output"
         with self.output.open("w") as output:
@@ -125,13 +126,39 @@ def survivors_errors(directory, ranks):
         yield rank, text
 
 
-def check_gather(options, agent, network, directory):
-    job = Job(options, agent, network, directory, "hosts", HOSTS)
+def output_of(job, seconds):
+    """What a job prints that ends with status 0."""
     try:
-        status = job.process.wait(timeout=40)
+        status = job.process.wait(timeout=seconds)
         assert status == 0, f"status {status}: {job.output.read_text()}"
+        return job.output.read_text()
     finally:
         job.kill()
+
+
+def check_gather(options, agent, network, directory):
+    output_of(Job(options, agent, network, directory, "hosts", HOSTS), 40)
+
+
+def check_contract(options, agent, network, directory):
+    """The suite has no groups of 6 ranks: 4 ranks on hosts of 2, 2 and none."""
+    tests = ("WeightedSums", "UnreducedRows", "RowValuesInBothDirections", "RankMajorRowsArePartialSums", "SumsAreWithin*")
+    arguments = ["--gtest_brief=1", "--gtest_color=no", "--gtest_filter=" + ":".join(f"*Contract.{test}/*" for test in tests)]
+    output = output_of(Job(options, agent, network, directory, *arguments, program=options.contract, ranks=4), 60)
+    assert f"[  PASSED  ] {len(tests)} tests" in output, output
+
+
+def check_run(options, agent, network, directory):
+    """`ferry run` checks every number itself."""
+    report = directory / "run.json"
+    arguments = ["run", "--backend", "collective", "--steps", 2, "--tokens", 9, "--hidden", 128, "--inner", 16, "--trace",
+                 "synth:decode:experts=16,top_k=4,tokens=64,layers=2", "--json", report]
+    output_of(Job(options, agent, network, directory, *arguments, program=options.ferry), 60)
+    run = json.loads(report.read_text())
+    assert run["configuration"]["hops"] == "two", run["configuration"]
+    assert run["configuration"]["node_of_rank"] == [0, 0, 1, 1, 2, 2], run["configuration"]
+    assert run["configuration"]["reduction_level"] == "node" and not run["configuration"]["simulated_nodes"]
+    assert all(check["passed"] for check in run["checks"]["list"]), run["checks"]
 
 
 def check_killed_rank(options, agent, network, directory):
@@ -164,6 +191,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--program", required=True, type=pathlib.Path)
     parser.add_argument("--module", required=True, type=pathlib.Path)
+    parser.add_argument("--contract", type=pathlib.Path, help="the contract suite on MPI")
+    parser.add_argument("--ferry", type=pathlib.Path, help="the command-line program")
     options = parser.parse_args()
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("mpirun"):
         print("skipped: needs root, ip and mpirun")
@@ -172,7 +201,10 @@ def main():
         print("skipped: this system does not allow network namespaces")
         return SKIPPED
     ip("netns", "del", host("probe"))
-    for check in (check_gather, check_killed_rank, check_cut_link):
+    checks = [check_gather, check_killed_rank, check_cut_link]
+    checks += [check_contract] if options.contract else []
+    checks += [check_run] if options.ferry else []
+    for check in checks:
         print(f"== {check.__name__}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             directory = pathlib.Path(folder)

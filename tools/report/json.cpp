@@ -43,6 +43,10 @@ Json json_of(const Configuration& configuration) {
   return {{"backend", configuration.backend},
           {"ranks", configuration.ranks},
           {"group", configuration.group},
+          {"nodes", configuration.nodes},
+          {"simulated_nodes", configuration.simulated_nodes},
+          {"node_of_rank", configuration.node_of_rank},
+          {"hops", configuration.hops},
           {"experts", configuration.experts},
           {"top_k", configuration.top_k},
           {"hidden", configuration.hidden},
@@ -50,6 +54,7 @@ Json json_of(const Configuration& configuration) {
           {"layout", configuration.layout},
           {"format", configuration.format},
           {"reduction", configuration.reduction},
+          {"reduction_level", configuration.reduction_level},
           {"combine_type", configuration.combine_type},
           {"expert_function", configuration.expert_function}};
 }
@@ -91,12 +96,16 @@ Json latency_json(const Summary& summary) {
   return json;
 }
 
-Json json_of(const Traffic& traffic, const Flow& flow) {
-  const auto ranks = static_cast<std::ptrdiff_t>(flow.sent_bytes.size());
+// `bytes` [n][n] as an array of rows.
+Json matrix_of(const std::vector<std::int64_t>& bytes, std::size_t n) {
   Json matrix = Json::array();
-  for (auto row = traffic.traffic_bytes.begin(); row != traffic.traffic_bytes.end(); row += ranks) {
-    matrix.push_back(Json(std::vector<std::int64_t>(row, row + ranks)));
+  for (auto row = bytes.begin(); row != bytes.end(); row += static_cast<std::ptrdiff_t>(n)) {
+    matrix.push_back(Json(std::vector<std::int64_t>(row, row + static_cast<std::ptrdiff_t>(n))));
   }
+  return matrix;
+}
+
+Json json_of(const Traffic& traffic, const Flow& flow, int nodes) {
   return {{"wire_bytes", traffic.wire_bytes},
           {"messages", traffic.messages},
           {"local_bytes", flow.local_bytes},
@@ -105,7 +114,9 @@ Json json_of(const Traffic& traffic, const Flow& flow) {
           {"share_of_memcpy", or_null(flow.share_of_memcpy)},
           {"sent_bytes", flow.sent_bytes},
           {"received_bytes", flow.received_bytes},
-          {"traffic_bytes", matrix}};
+          {"traffic_bytes", matrix_of(traffic.traffic_bytes, flow.sent_bytes.size())},
+          {"between_nodes_bytes", flow.between_nodes_bytes},
+          {"node_traffic_bytes", matrix_of(flow.node_traffic_bytes, static_cast<std::size_t>(nodes))}};
 }
 
 Json json_of(const Busiest& busiest) {
@@ -161,8 +172,8 @@ Json to_json(const RunReport& given, int most_steps) {
           {"checks", json_of(run.checks, summary.checks_passed)},
           {"tokens_per_second", summary.tokens_per_second},
           {"latency", latency_json(summary)},
-          {"dispatch", json_of(run.dispatch, summary.dispatch)},
-          {"combine", json_of(run.combine, summary.combine)},
+          {"dispatch", json_of(run.dispatch, summary.dispatch, run.configuration.nodes)},
+          {"combine", json_of(run.combine, summary.combine, run.configuration.nodes)},
           {"load", json_of(run.load, summary)},
           {"timeline", timeline_json(run, most_steps)}};
 }

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <charconv>
 #include <string>
+#include <vector>
 
 #include "ferry/error.hpp"
 #include "tools/report/json.hpp"
@@ -64,10 +66,20 @@ void read_workload(const Json& json, TraceUse& workload) {
   read(json, "steps", workload.steps);
 }
 
+// Reports without these fields are of one node.
+void read_nodes(const Json& json, Configuration& configuration) {
+  configuration.nodes = json.value("nodes", 1);
+  configuration.simulated_nodes = json.value("simulated_nodes", false);
+  const std::vector<int> one_node(static_cast<std::size_t>(std::max(configuration.ranks, 0)));
+  configuration.node_of_rank = json.value("node_of_rank", one_node);
+  configuration.hops = json.value("hops", "one");
+}
+
 void read_configuration(const Json& json, Configuration& configuration) {
   read(json, "backend", configuration.backend);
   read(json, "ranks", configuration.ranks);
   read(json, "group", configuration.group);
+  read_nodes(json, configuration);
   read(json, "experts", configuration.experts);
   read(json, "top_k", configuration.top_k);
   read(json, "hidden", configuration.hidden);
@@ -75,6 +87,7 @@ void read_configuration(const Json& json, Configuration& configuration) {
   read(json, "layout", configuration.layout);
   read(json, "format", configuration.format);
   read(json, "reduction", configuration.reduction);
+  configuration.reduction_level = json.value("reduction_level", "rank");
   read(json, "combine_type", configuration.combine_type);
   read(json, "expert_function", configuration.expert_function);
 }

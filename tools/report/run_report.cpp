@@ -37,6 +37,15 @@ void require_placement(const std::vector<int>& rank_of_expert, int ranks) {
   }
 }
 
+void require_nodes(const Configuration& configuration) {
+  for (std::size_t rank = 0; rank < configuration.node_of_rank.size(); ++rank) {
+    const int node = configuration.node_of_rank[rank];
+    if (node >= 0 && node < configuration.nodes) continue;
+    throw UsageError("run report: rank " + std::to_string(rank) + " is on node " + std::to_string(node) +
+                     " of " + std::to_string(configuration.nodes));
+  }
+}
+
 // False for NaN too.
 bool is_forward(const Span& span) {
   return std::isfinite(span.begin_us) && std::isfinite(span.end_us) && span.begin_us <= span.end_us;
@@ -75,6 +84,7 @@ void validate(const RunReport& run) {
   require_positive("experts", run.configuration.experts);
   require_positive("top_k", run.configuration.top_k);
   require_positive("steps", run.workload.steps);
+  require_positive("nodes", run.configuration.nodes);
   const auto ranks = static_cast<std::size_t>(run.configuration.ranks);
   const auto experts = static_cast<std::size_t>(run.configuration.experts);
 
@@ -84,6 +94,9 @@ void validate(const RunReport& run) {
   require_size("routes_per_expert", run.load.routes_per_expert.size(), experts);
   require_size("rank_of_expert", run.load.rank_of_expert.size(), experts);
   require_size("rows_per_rank", run.load.rows_per_rank.size(), ranks);
+
+  require_size("node_of_rank", run.configuration.node_of_rank.size(), ranks);
+  require_nodes(run.configuration);
 
   require_counts("dispatch traffic_bytes", run.dispatch.traffic_bytes);
   require_counts("combine traffic_bytes", run.combine.traffic_bytes);

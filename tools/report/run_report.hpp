@@ -28,16 +28,21 @@ struct TraceUse {
 };
 
 struct Configuration {
-  std::string backend{};        // names are those of ferry::to_string
-  int ranks = 0;                // R
-  std::string group{};          // what a rank is: threads, processes, mpi
-  int experts = 0;              // E
-  int top_k = 0;                // K
-  int hidden = 0;               // H
-  std::int64_t max_tokens = 0;  // T
+  std::string backend{};  // names are those of ferry::to_string
+  int ranks = 0;          // R
+  std::string group{};    // what a rank is: threads, processes, mpi
+  int nodes = 1;
+  bool simulated_nodes = false;     // the ranks do not really run on as many hosts
+  std::vector<int> node_of_rank{};  // [ranks]
+  std::string hops{};               // one or two
+  int experts = 0;                  // E
+  int top_k = 0;                    // K
+  int hidden = 0;                   // H
+  std::int64_t max_tokens = 0;      // T
   std::string layout{};
   std::string format{};
   std::string reduction{};
+  std::string reduction_level{};  // rank or node
   std::string combine_type{};
   std::string expert_function{};  // in words, such as "SwiGLU, 1024 inner columns, fp32, OpenBLAS"
 };

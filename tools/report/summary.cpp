@@ -50,8 +50,21 @@ double per_second(double amount, double us) {
   return us > 0 ? amount * 1e6 / us : 0.0;
 }
 
-Flow flow_of(const Traffic& traffic, int ranks, double us, double limit) {
-  const auto n = static_cast<std::size_t>(ranks);
+void add_node_traffic(const Traffic& traffic, const Configuration& configuration, Flow& flow) {
+  const auto ranks = static_cast<std::size_t>(configuration.ranks),
+             nodes = static_cast<std::size_t>(configuration.nodes);
+  if (nodes == 1) return;
+  flow.node_traffic_bytes.resize(nodes * nodes);
+  for (std::size_t i = 0; i < ranks * ranks; ++i) {
+    const auto from = static_cast<std::size_t>(configuration.node_of_rank[i / ranks]),
+               to = static_cast<std::size_t>(configuration.node_of_rank[i % ranks]);
+    flow.node_traffic_bytes[from * nodes + to] += traffic.traffic_bytes[i];
+    if (from != to) flow.between_nodes_bytes += traffic.traffic_bytes[i];
+  }
+}
+
+Flow flow_of(const Traffic& traffic, const Configuration& configuration, double us, double limit) {
+  const auto n = static_cast<std::size_t>(configuration.ranks);
   Flow flow{.sent_bytes = std::vector<std::int64_t>(n, 0), .received_bytes = std::vector<std::int64_t>(n, 0)};
   for (std::size_t from = 0; from < n; ++from) {
     for (std::size_t to = 0; to < n; ++to) {
@@ -64,6 +77,7 @@ Flow flow_of(const Traffic& traffic, int ranks, double us, double limit) {
       }
     }
   }
+  add_node_traffic(traffic, configuration, flow);
   flow.bytes_per_second = per_second(static_cast<double>(traffic.moved_bytes), us);
   if (limit > 0) flow.share_of_memcpy = flow.bytes_per_second / limit;
   return flow;
@@ -99,10 +113,11 @@ Summary summarise(const RunReport& run) {
       static_cast<double>(run.workload.tokens_per_rank) * run.configuration.ranks * run.workload.steps;
   summary.tokens_per_second = per_second(tokens, sum_of(steps));
 
-  const int ranks = run.configuration.ranks;
   const double limit = run.machine.memcpy_bytes_per_second;
-  summary.dispatch = flow_of(run.dispatch, ranks, sum_of(stage_lengths(run, StepStage::dispatch)), limit);
-  summary.combine = flow_of(run.combine, ranks, sum_of(stage_lengths(run, StepStage::combine)), limit);
+  summary.dispatch =
+      flow_of(run.dispatch, run.configuration, sum_of(stage_lengths(run, StepStage::dispatch)), limit);
+  summary.combine =
+      flow_of(run.combine, run.configuration, sum_of(stage_lengths(run, StepStage::combine)), limit);
 
   summary.expert = busiest_of(run.load.routes_per_expert);
   summary.rank = busiest_of(run.load.rows_per_rank);

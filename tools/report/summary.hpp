@@ -30,8 +30,12 @@ struct Flow {
   std::vector<std::int64_t> sent_bytes{};      // [ranks] to other ranks
   std::vector<std::int64_t> received_bytes{};  // [ranks] from other ranks
   std::int64_t local_bytes = 0;                // that stay on their rank
-  double bytes_per_second = 0.0;               // moved bytes over the sum of the slowest ranks' times
-  std::optional<double> share_of_memcpy{};     // bandwidth over memcpy's rate, if measured
+  // [nodes][nodes], indexed by sender, then receiver. The diagonal holds the bytes that stay in their node.
+  // Empty for one node.
+  std::vector<std::int64_t> node_traffic_bytes{};
+  std::int64_t between_nodes_bytes = 0;     // sum outside the diagonal
+  double bytes_per_second = 0.0;            // moved bytes over the sum of the slowest ranks' times
+  std::optional<double> share_of_memcpy{};  // bandwidth over memcpy's rate, if measured
 };
 
 // The largest of several loads, relative to their mean.

@@ -32,9 +32,16 @@ void add_workload(Buffer& out, const TraceUse& workload) {
 }
 
 void add_configuration(Buffer& out, const Configuration& at) {
-  line(out, "{:<10}{} backend, {} ({}), E {}, K {}, H {}, T {}", "Exchange", at.backend,
-       counted(at.ranks, "rank"), at.group, at.experts, at.top_k, at.hidden, at.max_tokens);
-  line(out, "{:10}{}, {}; combine {}, {} rows", "", at.layout, at.format, at.reduction, at.combine_type);
+  const std::string nodes =
+      at.nodes == 1
+          ? ""
+          : fmt::format(" on {}", counted(at.nodes, at.simulated_nodes ? "simulated node" : "node"));
+  const std::string level = at.reduction_level == "node" ? " by node" : "";
+  line(out, "{:<10}{} backend, {} ({}){}, E {}, K {}, H {}, T {}", "Exchange", at.backend,
+       counted(at.ranks, "rank"), at.group, nodes + (at.hops == "two" ? ", two hops" : ""), at.experts,
+       at.top_k, at.hidden, at.max_tokens);
+  line(out, "{:10}{}, {}; combine {}{}, {} rows", "", at.layout, at.format, at.reduction, level,
+       at.combine_type);
   line(out, "{:<10}{}", "Experts", at.expert_function);
 }
 
@@ -91,6 +98,12 @@ void add_flows(Buffer& out, const RunReport& run, const Summary& summary) {
        "of memcpy");
   add_flow(out, "dispatch", run.dispatch, summary.dispatch, run.workload.steps);
   add_flow(out, "combine", run.combine, summary.combine, run.workload.steps);
+  if (run.configuration.nodes == 1) return;
+  const auto per_step = [&](const Flow& flow) {
+    return in_bytes(static_cast<double>(flow.between_nodes_bytes) / run.workload.steps);
+  };
+  line(out, "{:10}between nodes: dispatch {}, combine {}", "", per_step(summary.dispatch),
+       per_step(summary.combine));
 }
 
 void add_ranks(Buffer& out, const RunReport& run, const Summary& summary) {

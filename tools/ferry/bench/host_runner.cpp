@@ -16,6 +16,7 @@
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/traffic.hpp"
 #include "tools/ferry/common/config.hpp"
+#include "tools/ferry/common/groups.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/report/units.hpp"
 
@@ -216,15 +217,6 @@ class SharedMeasurements {
   const BenchPoint& point_;
   Mapping counts_, spans_;
 };
-
-// The ranks that mpirun has started, this process among them.
-Group mpi_group(int ranks) {
-  Group group = Group::mpi();
-  if (group.size() == ranks) return group;
-  throw UsageError(fmt::format(
-      "--backend collective: there {} {}: start ferry with mpirun -n {}, or pass --ranks {}",
-      group.size() == 1 ? "is" : "are", report::counted(group.size(), "rank"), ranks, group.size()));
-}
 
 }  // namespace
 

@@ -3,10 +3,13 @@
 
 #include <limits>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "ferry/group.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/groups.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/output.hpp"
 #include "tools/ferry/common/traces.hpp"
@@ -37,12 +40,21 @@ Examples:
   ferry run --json - | python3 -m json.tool
   ferry run --html run.html --timeline run.trace.json
   ferry run --backend cuda --ranks 4 --hidden 7168
+  ferry run --ranks 8 --hosts 2 --reduction-level rank
+  mpirun -n 4 ferry run --backend collective --tokens 512
 )";
 
 void add_group_options(CLI::App& command, RunOptions& options) {
-  add_choice(command, "--backend", options.backend, "cpu (default), cuda, or reference (the oracle; slow)",
-             {"cpu", "reference", "cuda"});
-  add_number(command, "--ranks", options.ranks, "number of ranks, all on this machine; default 8", 1, 1024);
+  add_choice(
+      command, "--backend", options.backend,
+      "cpu (default), cuda, reference (the oracle; slow), or\ncollective: the ranks that mpirun has started",
+      {"cpu", "reference", "cuda", "collective"});
+  add_number(command, "--ranks", options.ranks,
+             "number of ranks, all on this machine; default 8;\ncollective: as many as mpirun has started", 1,
+             1024);
+  add_number(command, "--hosts", options.hosts,
+             "divide the ranks into so many simulated hosts, which\nchanges how combine adds; default 1", 1,
+             1024);
   command.add_flag("--processes", options.processes, "make each rank a process; default: a thread");
   add_count(command, "--deadline", options.deadline,
             "longest time, in seconds, that a rank waits for\nanother before the run fails; default 30");
@@ -76,6 +88,12 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
       ->type_name("NAME");
   add_choice(command, "--reduction", options.reduction, "partial (default), exact or unreduced",
              {"partial", "exact", "unreduced"});
+  add_choice(command, "--reduction-level", options.reduction_level,
+             "partial adds by rank, or first within each node, which\nis the default on several nodes",
+             {"automatic", "rank", "node"});
+  add_choice(command, "--hops", options.hops,
+             "collective: one, or two: between nodes by relays;\ndefault: two where nodes have several ranks",
+             {"automatic", "one", "two"});
   add_count(command, "--alignment", options.alignment,
             "an expert's first row is a multiple of this; default 1");
 }
@@ -95,29 +113,72 @@ struct OutputFiles {
   Output json, html, timeline;
 };
 
-report::RunReport run_ranks(const RunSpec& spec) {
-  const int ranks = spec.options.ranks;
-  Group group = spec.options.processes ? Group::processes(ranks) : Group::threads(ranks);
+Group make_group(const RunOptions& options) {
+  if (options.backend == "collective") {
+    if (options.processes || options.hosts > 1) {
+      throw UsageError(fmt::format(
+          "{} with --backend collective: its ranks are the processes that mpirun has started; to simulate "
+          "hosts, give them different values of FERRY_HOST_ID",
+          options.processes ? "--processes" : "--hosts"));
+    }
+    return mpi_group(options.ranks);
+  }
+  const int ranks = options.ranks > 0 ? options.ranks : 8;
+  if (ranks % options.hosts != 0)
+    throw UsageError(fmt::format("--hosts {}: must divide --ranks {}", options.hosts, ranks));
+  return options.processes ? Group::processes(ranks, options.hosts) : Group::threads(ranks, options.hosts);
+}
+
+// The nodes of the ranks that run in this process or in its children.
+Topology simulated_nodes(const RunOptions& options) {
+  return Topology::blocks(options.ranks, options.hosts, options.hosts > 1);
+}
+
+// Which rank of mpirun this process is, once the ranks have met. Otherwise it starts all ranks, and reports
+// as rank 0 does.
+struct Membership {
+  int rank = 0;
+  Topology topology;
+};
+
+void run_rank(const Rank& rank, const RunSpec& spec, RankRunner::Clock::time_point start,
+              const SharedResults& results, const RunProgress& progress) {
+  std::string stage = "while the ranks started";
+  try {
+    RankRunner(rank, spec, start, results, progress, stage).run();
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(fmt::format("{}, {} (--deadline sets how long a rank waits)", error.what(), stage),
+                       error.record);
+  }
+}
+
+// The report of all ranks; empty on the ranks of mpirun other than 0.
+std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
+  const int ranks = group.size();
+  const bool on_mpi = spec.config.backend == BackendKind::collective;
   group.set_deadline(spec.config.deadline);
   const SharedResults results(ranks, spec.options.steps, spec.config.experts);
+  Membership me{.topology = simulated_nodes(spec.options)};
   const std::string started_at = utc_now();
-  const RankRunner::Clock::time_point start = RankRunner::Clock::now();
+  RankRunner::Clock::time_point start = RankRunner::Clock::now();
   {
-    const RunProgress progress(spec.options);
+    const RunProgress progress(on_mpi ? 1 : ranks, spec.options.steps);
     group.run([&](const Rank& rank) {
-      std::string stage = "while the ranks started";
-      try {
-        RankRunner(rank, spec, start, results, progress, stage).run();
-      } catch (const TimeoutError& error) {
-        throw TimeoutError(fmt::format("{}, {} (--deadline sets how long a rank waits)", error.what(), stage),
-                           error.record);
-      }
+      if (!on_mpi) return run_rank(rank, spec, start, results, progress);
+      me = {.rank = rank.index(), .topology = rank.topology()};
+      rank.barrier();  // the clocks of hosts differ: times count from here
+      start = RankRunner::Clock::now();
+      run_rank(rank, spec, start, results, progress);
+      results.gather(rank);
     });
   }
+  if (me.rank != 0) return std::nullopt;
 
-  report::RunReport run = make_report(spec, results);
+  report::RunReport run = make_report(spec, me.topology, results);
   run.started_at = started_at;
-  if (spec.config.backend == BackendKind::cuda) return run;  // the CPU's memcpy is no limit for GPUs
+  // The memcpy of this host's CPU is no limit for GPUs and for ranks of other hosts.
+  const bool one_host = me.topology.nodes() == 1 || me.topology.simulated();
+  if (spec.config.backend == BackendKind::cuda || !one_host) return run;
   run.machine.memcpy_threads = ranks;
   run.machine.memcpy_bytes_per_second = memcpy_bytes_per_second(ranks).median;
   return run;
@@ -141,14 +202,17 @@ void throw_if_failed(const report::RunReport& run) {
   }
 }
 
-void run_trace(const RunOptions& options) {
+void run_trace(RunOptions options) {
   refuse_shared({{"--json", options.json}, {"--html", options.html}, {"--timeline", options.timeline}});
   const OutputFiles files(options);
   limit_blas_to_one_thread();
+  Group group = make_group(options);
+  options.ranks = group.size();
   const RunSpec spec = make_run_spec(options);
-  const report::RunReport report = run_ranks(spec);
-  write_outputs(report, spec, files);
-  throw_if_failed(report);
+  const std::optional<report::RunReport> report = run_ranks(spec, group);
+  if (!report) return;
+  write_outputs(*report, spec, files);
+  throw_if_failed(*report);
 }
 
 }  // namespace

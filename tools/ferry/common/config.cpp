@@ -49,6 +49,14 @@ Reduction reduction_of(const std::string& name) {
   return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
 }
 
+ReductionLevel reduction_level_of(const std::string& name) {
+  return named(std::array{ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node}, name);
+}
+
+Hops hops_of(const std::string& name) {
+  return named(std::array{Hops::automatic, Hops::one, Hops::two}, name);
+}
+
 Format format_of(const std::string& name) {
   const std::string choices = "must be bf16, fp16, fp32 or fp8[-columns][-pow2[-packed]]";
   if (name.starts_with("raw")) {
@@ -88,6 +96,8 @@ Config make_config(const ConfigOptions& options, const Trace& trace) {
   config.format = options.format;
   config.combine_type = token_type(options.format);
   config.reduction = options.reduction;
+  config.reduction_level = options.reduction_level;
+  config.hops = options.hops;
   config.deadline = options.deadline_seconds;
   size_of(config, options.ranks);  // throws what constructing the exchange would throw
   return config;

@@ -13,6 +13,8 @@ namespace ferry::app {
 BackendKind backend_of(const std::string& name);
 Layout layout_of(const std::string& name);
 Reduction reduction_of(const std::string& name);
+ReductionLevel reduction_level_of(const std::string& name);
+Hops hops_of(const std::string& name);
 // Refuses raw formats: the program's experts need values to compute with.
 Format format_of(const std::string& name);
 
@@ -33,6 +35,8 @@ struct ConfigOptions {
   Layout layout = Layout::expert_major;
   Format format = Format::bf16();
   Reduction reduction = Reduction::partial;
+  ReductionLevel reduction_level = ReductionLevel::automatic;
+  Hops hops = Hops::automatic;
   int alignment = 1;
   double deadline_seconds = 0;
 };

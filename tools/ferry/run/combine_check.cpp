@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "backends/cpu/kernels/kernels.hpp"
+#include "exchange/configuration.hpp"
 #include "tools/ferry/run/device_context.hpp"
 
 namespace ferry::app {
@@ -59,20 +61,36 @@ Row sum_exact(const RunSpec& spec, const Token& token) {
   return sum;
 }
 
-Row sum_partial(const RunSpec& spec, const Token& token) {
+// The sum of a rank's experts for the token, rounded to RunSpec::type; 0 without any.
+Row sum_on_rank(const RunSpec& spec, const Token& token, int rank) {
   Row sum(token.x.size());
-  for (int rank = 0; rank < spec.options.ranks; ++rank) {
-    Row part(sum.size());
-    bool any = false;
-    for (int slot = 0; slot < spec.config.top_k; ++slot) {
-      const int expert = token.ids[slot];
-      if (expert < 0 || spec.config.placement.location(expert).rank != rank) continue;
-      add(token.weights[slot], product(spec, token.x, expert), part);
-      any = true;
-    }
-    if (!any) continue;
+  for (int slot = 0; slot < spec.config.top_k; ++slot) {
+    const int expert = token.ids[slot];
+    if (expert < 0 || spec.config.placement.location(expert).rank != rank) continue;
+    add(token.weights[slot], product(spec, token.x, expert), sum);
+  }
+  round(spec.type, sum);
+  return sum;
+}
+
+// The sums of these ranks, added in their order. Adding the 0 of a rank without experts changes nothing.
+Row sum_of_ranks(const RunSpec& spec, const Token& token, const std::vector<int>& ranks) {
+  Row sum(token.x.size());
+  for (const int rank : ranks) add(1, sum_on_rank(spec, token, rank), sum);
+  return sum;
+}
+
+Row sum_partial(const RunSpec& spec, const Topology& topology, const Token& token) {
+  if (chosen_level(spec.config, topology) == ReductionLevel::rank) {
+    std::vector<int> all(at(topology.ranks()));
+    std::iota(all.begin(), all.end(), 0);
+    return sum_of_ranks(spec, token, all);
+  }
+  Row sum(token.x.size());
+  for (int node = 0; node < topology.nodes(); ++node) {
+    Row part = sum_of_ranks(spec, token, topology.ranks_of(node));
     round(spec.type, part);
-    for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += part[c];
+    add(1, part, sum);
   }
   return sum;
 }
@@ -113,7 +131,7 @@ double relative_error(const Row& found, const float* dense) {
 
 }  // namespace
 
-std::vector<std::byte> expected_products(const RunSpec& spec, const Routes& routes,
+std::vector<std::byte> expected_products(const RunSpec& spec, const Topology& topology, const Routes& routes,
                                          std::span<const float> x) {
   const std::int64_t top_k = spec.config.top_k, hidden = spec.config.hidden;
   std::vector<std::byte> expected(at(spec.result_bytes()));
@@ -126,7 +144,8 @@ std::vector<std::byte> expected_products(const RunSpec& spec, const Routes& rout
       write_unreduced(spec, token, to);
     } else {
       store(spec.type,
-            spec.config.reduction == Reduction::exact ? sum_exact(spec, token) : sum_partial(spec, token),
+            spec.config.reduction == Reduction::exact ? sum_exact(spec, token)
+                                                      : sum_partial(spec, topology, token),
             to);
     }
   }

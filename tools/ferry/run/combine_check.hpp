@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "ferry/topology.hpp"
 #include "tools/ferry/common/check_counter.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 
@@ -18,8 +19,9 @@ namespace ferry::app {
 inline constexpr double kTolerance = 2e-2;
 
 // Combine's result with scaling experts, exact to the bit: [N, hidden] of RunSpec::type; with Reduction::
-// unreduced [N, K, hidden].
-std::vector<std::byte> expected_products(const RunSpec& spec, const Routes& routes, std::span<const float> x);
+// unreduced [N, K, hidden]. `topology`: the nodes of the run.
+std::vector<std::byte> expected_products(const RunSpec& spec, const Topology& topology, const Routes& routes,
+                                         std::span<const float> x);
 
 // Compares rows of `hidden` values of RunSpec::type. `step` and `rank` only name where a value differs.
 void check_rows(const RunSpec& spec, int step, int rank, std::span<const std::byte> expected,

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "backends/cpu/combine_relay.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/version.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
@@ -11,6 +13,7 @@
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/run/combine_check.hpp"
+#include "tools/ferry/run/planned_messages.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 #include "trace/synth.hpp"
 
@@ -45,10 +48,21 @@ std::string expert_arithmetic(const RunSpec& spec) {
   return fmt::format("{} with fp32 accumulation, cuBLAS", to_string(spec.type));
 }
 
-report::Configuration configuration_of(const RunSpec& spec) {
+const char* group_of(const RunSpec& spec) {
+  if (spec.config.backend == BackendKind::collective) return "mpi";
+  return spec.options.processes ? "processes" : "threads";
+}
+
+report::Configuration configuration_of(const RunSpec& spec, const Topology& topology) {
+  std::vector<int> node_of_rank;
+  for (int rank = 0; rank < topology.ranks(); ++rank) node_of_rank.push_back(topology.node_of(rank));
   return {.backend = to_string(spec.config.backend),
           .ranks = spec.options.ranks,
-          .group = spec.options.processes ? "processes" : "threads",
+          .group = group_of(spec),
+          .nodes = topology.nodes(),
+          .simulated_nodes = topology.simulated(),
+          .node_of_rank = node_of_rank,
+          .hops = to_string(chosen_hops(spec.config, topology)),
           .experts = spec.config.experts,
           .top_k = spec.config.top_k,
           .hidden = spec.config.hidden,
@@ -56,6 +70,7 @@ report::Configuration configuration_of(const RunSpec& spec) {
           .layout = to_string(spec.config.layout),
           .format = to_string(spec.config.format),
           .reduction = to_string(spec.config.reduction),
+          .reduction_level = to_string(chosen_level(spec.config, topology)),
           .combine_type = to_string(spec.config.combine_type),
           .expert_function =
               fmt::format("SwiGLU, {} inner columns, {}", spec.options.inner, expert_arithmetic(spec))};
@@ -91,10 +106,13 @@ std::int64_t dispatch_message(const RunSpec& spec) {
                 : message_layout(parts, spec.config.top_k).bytes;
 }
 
-std::int64_t combine_message(const RunSpec& spec) {
-  const std::int64_t tail =
-      spec.config.reduction == Reduction::partial ? 0 : static_cast<std::int64_t>(sizeof(RouteTail));
-  return spec.row_bytes() + tail;
+std::int64_t combine_message(const RunSpec& spec, const Topology& topology) {
+  Config chosen = spec.config;
+  chosen.hops = chosen_hops(chosen, topology);
+  chosen.reduction_level = chosen_level(chosen, topology);
+  if (relays_add(chosen)) return spec.row_bytes() + static_cast<std::int64_t>(sizeof(cpu::SumHead));
+  const bool partial = chosen.reduction == Reduction::partial;
+  return spec.row_bytes() + (partial ? 0 : static_cast<std::int64_t>(sizeof(RouteTail)));
 }
 
 report::Traffic traffic_of(const RunSpec& spec, std::span<const std::int64_t> messages,
@@ -121,18 +139,19 @@ report::Check check_wire(const char* name, const report::Traffic& planned, std::
                              messages, planned.wire_bytes, planned.messages));
   }
   report::Check check =
-      check_of(name, counter, "messages that the exchange counted, against those that the plans imply");
+      check_of(name, counter, "messages that the exchange counted, against those that the routes imply");
   check.passed = same;
   return check;
 }
 
-void add_traffic(const RunSpec& spec, const SharedResults& results, report::RunReport& run) {
+void add_traffic(const RunSpec& spec, const Topology& topology, const SharedResults& results,
+                 report::RunReport& run) {
   const std::int64_t rows = sum_over_ranks(spec, results, &RankResults::rows);
   const std::int64_t rank_steps = std::int64_t{spec.options.steps} * spec.options.ranks;
   run.dispatch = traffic_of(spec, results.dispatch_messages(), dispatch_message(spec));
   run.dispatch.moved_bytes = rank_steps * spec.tokens() * spec.row_bytes() + 2 * run.dispatch.wire_bytes +
                              rows * received_row_bytes(spec.config);
-  run.combine = traffic_of(spec, results.combine_messages(), combine_message(spec));
+  run.combine = traffic_of(spec, results.combine_messages(), combine_message(spec, topology));
   run.combine.moved_bytes =
       rows * spec.row_bytes() + 2 * run.combine.wire_bytes + rank_steps * spec.result_bytes();
 }
@@ -183,14 +202,14 @@ void add_times(const SharedResults& results, report::RunReport& run) {
 
 }  // namespace
 
-report::RunReport make_report(const RunSpec& spec, const SharedResults& results) {
+report::RunReport make_report(const RunSpec& spec, const Topology& topology, const SharedResults& results) {
   report::RunReport run;
   run.ferry_version = version();
   run.command = command_line();
   run.workload = workload_of(spec);
-  run.configuration = configuration_of(spec);
+  run.configuration = configuration_of(spec, topology);
   run.machine = {.cpu = cpu_name(), .cores = cores(), .memory_bytes = memory_bytes()};
-  add_traffic(spec, results, run);
+  add_traffic(spec, topology, results, run);
   add_checks(spec, results, run);
   add_load(spec, results, run);
   add_times(results, run);

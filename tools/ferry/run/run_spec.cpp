@@ -63,17 +63,19 @@ double oracle_bytes(const RunOptions& options, const Config& config) {
 
 // Refuses a run that does not fit into memory, before the system kills it.
 void check_memory(const RunOptions& options, const Config& config) {
+  // A rank of mpirun checks its own memory: it does not know yet which ranks are on its host.
+  const int ranks = config.backend == BackendKind::collective ? 1 : options.ranks;
   double bytes = static_cast<double>(ExpertWeights::bytes(config.experts, config.hidden, options.inner));
-  bytes += options.ranks * oracle_bytes(options, config);
+  bytes += ranks * oracle_bytes(options, config);
   const bool on_host = config.backend != BackendKind::cuda;  // a failed GPU allocation is an error by itself
-  for (int rank = 0; on_host && rank < options.ranks; ++rank) {
+  for (int rank = 0; on_host && rank < ranks; ++rank) {
     const Sizes sizes = size_of(config, options.ranks, rank);
     bytes += static_cast<double>(sizes.total() - sizes.results);
   }
   // Only the received rows touch pages of the receive buffers. The experts' outputs take as much again. Rows
   // on a GPU are copied to host memory for the checks.
   const double row = config.hidden * static_cast<double>(bytes_of(config.combine_type));
-  bytes += 2.0 * options.ranks * options.tokens * config.top_k * row;
+  bytes += 2.0 * ranks * options.tokens * config.top_k * row;
   require_free_memory(
       bytes,
       fmt::format("{} of {}, hidden {}, with {} of {}", report::counted(options.ranks, "rank"),
@@ -112,6 +114,8 @@ Config checked_config(const RunOptions& options, const Trace& trace) {
                                      .layout = layout,
                                      .format = format_of(options.format),
                                      .reduction = reduction,
+                                     .reduction_level = reduction_level_of(options.reduction_level),
+                                     .hops = hops_of(options.hops),
                                      .alignment = options.alignment,
                                      .deadline_seconds = static_cast<double>(options.deadline)},
                                     trace);

@@ -17,7 +17,8 @@ namespace ferry::app {
 // The options of `ferry run`, with their defaults.
 struct RunOptions {
   std::string backend = "cpu";
-  int ranks = 8;
+  int ranks = 0;  // 0: 8; collective: as many as mpirun has started
+  int hosts = 1;  // simulated
   bool processes = false;
   int deadline = 30;  // seconds
 
@@ -34,6 +35,8 @@ struct RunOptions {
   std::string layout = "expert_major";
   std::string format = "bf16";
   std::string reduction = "partial";
+  std::string reduction_level = "automatic";
+  std::string hops = "automatic";
   int alignment = 1;
 
   std::string json, html, timeline;
@@ -56,7 +59,7 @@ struct RunSpec {
   }
 };
 
-// Opens the trace and creates the experts' weights.
+// Opens the trace and creates the experts' weights. RunOptions::ranks must not be 0.
 // @throws UsageError         options that contradict one another or the trace
 // @throws UnsupportedError   the backend is not in this build
 // @throws SystemError        the run would not fit into memory

@@ -8,6 +8,7 @@
 #include "tools/ferry/common/random.hpp"
 #include "tools/ferry/run/combine_check.hpp"
 #include "tools/ferry/run/dispatch_check.hpp"
+#include "tools/ferry/run/planned_messages.hpp"
 
 namespace ferry::app {
 
@@ -79,8 +80,8 @@ void RankRunner::check_exact(const Step& step, DispatchCheck& check, const std::
   check.run(me, context_->received(), own_results_.dispatch);
   context_->run_scaling_experts();
   combine_together();
-  check_rows(spec_, step.number, me, expected_products(spec_, step.inputs.routes, x), context_->result(),
-             own_results_.combine);
+  check_rows(spec_, step.number, me, expected_products(spec_, rank_.topology(), step.inputs.routes, x),
+             context_->result(), own_results_.combine);
 }
 
 void RankRunner::check_swiglu(const Step& step, const std::vector<float>& x) {
@@ -136,29 +137,18 @@ void RankRunner::time_step(const Step& step, report::StepTimes& times) {
   timed(report::StepStage::dispatch, [&] { context_->dispatch(); });
   timed(report::StepStage::experts, [&] { context_->run_swiglu_experts(); });
   timed(report::StepStage::combine, [&] { context_->combine(); });
-  count(context_->received());
+  count(step, context_->received());
   if (hash_of(context_->result()) == hashes_[static_cast<std::size_t>(step.number)])
     return own_results_.repeated.pass(1);
   own_results_.repeated.fail(1, fmt::format("step {}, rank {}", step.number, rank_.index()));
 }
 
-void RankRunner::count(const DispatchResult& received) {
+void RankRunner::count(const Step& step, const DispatchResult& received) {
   for (int group = 0; group < received.groups; ++group) own_results_.rows += received.counts[group];
   if (rank_.index() != 0) return;
   results_.dropped() += received.plan.dropped();
-  const int ranks = rank_.size(), experts = spec_.config.experts;
-  const std::span<const std::int32_t> tokens = received.plan.tokens_between(),
-                                      routes = received.plan.counts();
-  const std::span<std::int64_t> sent = results_.dispatch_messages(), returned = results_.combine_messages();
-  for (int i = 0; i < ranks * ranks; ++i) {
-    sent[at(i)] += tokens[at(i)];
-    if (spec_.config.reduction == Reduction::partial)
-      returned[at(i % ranks * ranks + i / ranks)] += tokens[at(i)];
-  }
-  if (spec_.config.reduction == Reduction::partial) return;
-  for (int i = 0; i < ranks * experts; ++i) {
-    returned[at(spec_.config.placement.location(i % experts).rank * ranks + i / experts)] += routes[at(i)];
-  }
+  add_planned_messages(spec_, context_->exchange().config(), rank_.topology(), step.number,
+                       results_.dispatch_messages(), results_.combine_messages());
 }
 
 double RankRunner::now_us() const {

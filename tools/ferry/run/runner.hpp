@@ -17,12 +17,12 @@ namespace ferry::app {
 
 class DispatchCheck;
 
-// Progress of all ranks together. Construct it before they start.
+// Progress of the ranks that this process starts, or of the rank that it is. Construct it before they start.
 struct RunProgress {
-  explicit RunProgress(const RunOptions& options)
-      : starting("starting, rank", options.ranks),
-        checking("checking, step", options.steps, std::int64_t{kChecksPerStep} * options.ranks),
-        timing("timing, step", options.steps, options.ranks) {}
+  RunProgress(int ranks, int steps)
+      : starting("starting, rank", ranks),
+        checking("checking, step", steps, std::int64_t{kChecksPerStep} * ranks),
+        timing("timing, step", steps, ranks) {}
 
   static constexpr int kChecksPerStep = 3;  // expected rows, scaling experts, SwiGLU experts
   Progress starting, checking, timing;
@@ -52,7 +52,7 @@ class RankRunner {
   void time_step(const Step& step, report::StepTimes& times);
 
   Step make_step(int number) const;
-  void count(const DispatchResult& received);
+  void count(const Step& step, const DispatchResult& received);
   double now_us() const;
 
   const Rank& rank_;

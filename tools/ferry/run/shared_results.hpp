@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <span>
 #include <type_traits>
+#include <vector>
 
 #include "base/os/mapping.hpp"
+#include "ferry/group.hpp"
 #include "tools/ferry/common/check_counter.hpp"
 #include "tools/report/run_report.hpp"
 
@@ -36,6 +38,17 @@ class SharedResults {
         experts_(experts),
         memory_(Mapping::anonymous_shared(results_bytes() + times_bytes() +
                                           (1 + 2 * pairs() + std::int64_t{experts}) * 8)) {}
+
+  // Collective. For ranks that share no memory: every rank gets the results and times of all.
+  void gather(const Rank& me) const {
+    const RankResults mine = rank(me.index());
+    me.all_gather(&mine, memory_.data(), sizeof mine);
+    std::vector<report::StepTimes> own_times, all_times(step_times().size());
+    for (int step = 0; step < steps_; ++step) own_times.push_back(times(step, me.index()));
+    me.all_gather(own_times.data(), all_times.data(), own_times.size() * sizeof own_times[0]);
+    for (std::size_t i = 0; i < all_times.size(); ++i)
+      times(static_cast<int>(i % at(steps_)), static_cast<int>(i / at(steps_))) = all_times[i];
+  }
 
   RankResults& rank(int rank) const { return reinterpret_cast<RankResults*>(memory_.data())[rank]; }
   report::StepTimes& times(int step, int rank) const { return step_times()[at(step * ranks_ + rank)]; }

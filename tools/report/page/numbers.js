@@ -33,6 +33,7 @@ const as = {
   text: (value) => value,
   passed: (value) => (value ? "passed" : "failed"),
   kind: (value) => (value ? "synthesised" : "recorded"),
+  simulated: (value) => (value ? "simulated" : "real"),
 };
 
 const shown = (path, kind) => {

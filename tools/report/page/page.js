@@ -82,10 +82,40 @@ function tickTime(us) {
 
 // ---- Traffic: a shade is the share of the largest number outside the diagonal
 
+const offDiagonal = (matrix) => matrix.flatMap((row, from) => row.filter((_, to) => to !== from));
+
+// "rank 3", or "rank 3 (node 1)" where there are several nodes.
+const rankWords = (rank) =>
+  `rank ${rank}${run.configuration.nodes > 1 ? ` (node ${run.configuration.node_of_rank[rank]})` : ""}`;
+
+function nodeMap(direction) {
+  const { nodes } = run.configuration;
+  if (nodes === 1) return "";
+  const matrix = run[direction].node_traffic_bytes;
+  const most = largest(offDiagonal(matrix));
+  const [size, unit] = unitOf(Math.max(most, 1), byteUnits);
+  const cell = (from, to) => {
+    const bytes = matrix[from][to];
+    const share = most > 0 ? bytes / most : 0;
+    const classes = from === to ? "local" : share > 0.55 ? "cell deep" : "cell";
+    const words = from === to ? `node ${from} keeps` : `node ${from} to node ${to}`;
+    return `<span role="cell" class="${classes}" style="--v:${share.toFixed(4)}" data-unit="${unit}"
+      data-path="${direction}.node_traffic_bytes.${from}.${to}" aria-label="${words}: ${as.bytes(bytes)}">` +
+      `${unit === "B" ? fixed[0].format(bytes) : threeDigits(bytes / size)}</span>`;
+  };
+  const header = (node) => `<span class="name" role="columnheader" data-label>node ${node}</span>`;
+  return `<div class="heat-frame"><div class="heat" role="table" aria-label="Bytes from node to node, ${direction}"
+      style="grid-template-columns:auto repeat(${nodes}, minmax(50px, 1fr));--cell:34px">
+    <div role="row"><span class="name">from ↓ to →</span>${indices(nodes).map(header).join("")}</div>
+    ${indices(nodes).map((from) => `<div role="row">${header(from)}${indices(nodes).map((to) => cell(from, to)).join("")}</div>`).join("")}
+    </div></div>
+    <p class="notes"><span>In ${unit}, from node to node.</span></p>`;
+}
+
 function heatMap(direction) {
   const flow = run[direction];
   const dense = R > 16;
-  const remote = largest(flow.traffic_bytes.flatMap((row, from) => row.filter((_, to) => to !== from)));
+  const remote = largest(offDiagonal(flow.traffic_bytes));
   const sums = largest([...flow.sent_bytes, ...flow.received_bytes]);
   const [size, unit] = unitOf(Math.max(remote, 1), byteUnits);
   const inUnit = (bytes) => (unit === "B" ? fixed[0].format(bytes) : threeDigits(bytes / size));
@@ -100,7 +130,7 @@ function heatMap(direction) {
   const header = (rank) => (dense && rank % 8 ? "<span></span>" : `<span class="name" role="columnheader" data-label>${rank}</span>`);
   const line = (from) => `<div role="row">${header(from)}` +
     flow.traffic_bytes[from].map((bytes, to) => cell(`traffic_bytes.${from}.${to}`, bytes, remote,
-      from === to ? "local" : "cell", from === to ? `rank ${from} keeps` : `rank ${from} to rank ${to}`)).join("") +
+      from === to ? "local" : "cell", from === to ? `${rankWords(from)} keeps` : `${rankWords(from)} to ${rankWords(to)}`)).join("") +
     cell(`sent_bytes.${from}`, flow.sent_bytes[from], sums, "sum", `rank ${from} sends`) + "</div>";
 
   const columns = dense ? `auto repeat(${R + 1}, minmax(0, 1fr))` : `auto repeat(${R}, minmax(38px, 1fr)) minmax(50px, 1fr)`;
@@ -116,12 +146,13 @@ function heatMap(direction) {
     <p class="notes"><span>${dense ? "Rows send, columns receive; the last column and row are the totals that a rank sends and receives."
       : `In ${unit}, over all steps. Rows send, columns receive.`}</span>
       <span>${number(`${direction}.wire_bytes`, "bytes")} on the wire in ${counted(`${direction}.messages`, "message")}</span>
+      <span>${number(`${direction}.between_nodes_bytes`, "bytes")} between nodes</span>
       <span>${number(`${direction}.moved_bytes`, "bytes")} moved</span></p>`;
 }
 
 function drawTraffic() {
   const directions = ["dispatch", "combine"];
-  byId("traffic").innerHTML = directions.map((d) => `<div id="traffic-${d}">${heatMap(d)}</div>`).join("");
+  byId("traffic").innerHTML = directions.map((d) => `<div id="traffic-${d}">${heatMap(d)}${nodeMap(d)}</div>`).join("");
   press("direction", "dispatch", (chosen) =>
     directions.forEach((d) => (byId(`traffic-${d}`).hidden = d !== chosen)));
 }
@@ -225,9 +256,12 @@ function drawFacts() {
     ]) +
     facts("Exchange", [
       ["Backend", "configuration.backend"], ["Ranks", "configuration.ranks", "count"], ["Ranks run as", "configuration.group"],
+      ["Nodes", "configuration.nodes", "count"], ["Nodes are", "configuration.simulated_nodes", "simulated"],
+      ["Hops", "configuration.hops"],
       ["Experts", "configuration.experts", "count"], ["Top k", "configuration.top_k", "count"],
       ["Hidden", "configuration.hidden", "count"], ["Maximum tokens", "configuration.max_tokens", "count", " per rank"],
       ["Layout", "configuration.layout"], ["Format", "configuration.format"], ["Reduction", "configuration.reduction"],
+      ["Reduction level", "configuration.reduction_level"],
       ["Combine type", "configuration.combine_type"], ["Expert function", "configuration.expert_function"],
     ]) +
     facts("Machine", [
