@@ -79,12 +79,10 @@ SentMessages combine_messages(const RowPositions& positions, const Travel& trave
   for (int source = 0; source < positions.size(); ++source) {
     const std::int64_t rows = source == rank ? 0 : returned_rows(positions, rank, source, reduction);
     const bool near = same_node(travel, rank, source);
-    if (near) {
+    if (near || (travel.two_hops && relay_of(travel, source, rank) != rank)) {
       sent.within_node += rows;
     } else if (!travel.two_hops) {
       sent.between_nodes += rows;
-    } else if (relay_of(travel, source, rank) != rank) {
-      sent.within_node += rows;
     } else if (travel.relays_add && reduction == Reduction::partial) {
       sent.between_nodes += tokens_to_node(positions, travel, source, travel.topology.node_of(rank));
     } else {

@@ -258,7 +258,7 @@ void Lane::add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches
 
 void Lane::add_wire(WireCounts& counts) const {
   const ScopedDevice device(exchange_.device);
-  WireCounts mine;
+  DeviceWireCounts mine;
   copy_blocking(&mine, &view_.state->wire, sizeof mine);
   counts.dispatch_bytes += mine.dispatch_bytes;
   counts.dispatch_messages += mine.dispatch_messages;

@@ -23,6 +23,12 @@ inline constexpr int kMaxExperts = 1024;  // a block's shared memory holds table
 inline constexpr int kMaxBlocks = 512;    // of any launch
 inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
 
+// What kernels count of WireCounts.
+struct DeviceWireCounts {
+  std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
+  std::int64_t combine_bytes = 0, combine_messages = 0;
+};
+
 // The mutable state of one lane, in device memory. Starts as zeros, except for the diagnostics and
 // lowest_bad_id.
 struct LaneState {
@@ -31,7 +37,7 @@ struct LaneState {
   unsigned long long error_claimed;   // last call in which a thread has claimed the error record
   std::uint32_t finished[kPayloads];  // blocks of the call that have sent everything; back to 0 with the last
   DeviceDiagnostics diagnostics;
-  WireCounts wire;
+  DeviceWireCounts wire;
   std::int64_t dispatches;
 
   // Of the call in flight, while its blocks count ids together; 0 and ~0 between calls.
