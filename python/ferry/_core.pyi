@@ -247,6 +247,34 @@ def capacity_of(config: Config, ranks: int, rank: int = 0) -> int:
 def plan_bytes(config: Config, ranks: int) -> int:
     """Bytes of a plan's storage, the same on every rank."""
 
+class Topology:
+    """
+    The nodes of a group: sets of ranks that share memory, numbered in the order of their lowest ranks.
+    """
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks in the group."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether nodes stand for hosts that the ranks do not really run on."""
+
+    def node_of(self, rank: int) -> int:
+        """The node of a rank."""
+
+    def local_rank_of(self, rank: int) -> int:
+        """The rank's number among the ranks of its node, from 0."""
+
+    def ranks_of(self, node: int) -> list[int]:
+        """The ranks of a node, in increasing order."""
+
+    def __repr__(self) -> str: ...
+
 class Rank:
     """
     One participant of a group. Use it only in the thread that received it.
@@ -263,6 +291,10 @@ class Rank:
     @property
     def same_process(self) -> bool:
         """Whether every rank of the group is a thread of this process."""
+
+    @property
+    def topology(self) -> Topology:
+        """Which ranks are on which node."""
 
     def barrier(self) -> None:
         """

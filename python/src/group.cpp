@@ -204,7 +204,51 @@ PyRank PyGroup::join() {
   return *joined_;
 }
 
+namespace {
+
+// The value, if it is in [0, count).
+int checked_index(const char* name, int value, int count) {
+  if (value < 0 || value >= count) throw UsageError(str(name, " = ", value, ", must be 0 to ", count - 1));
+  return value;
+}
+
+void bind_topology(nb::module_& module) {
+  nb::class_<Topology>(
+      module, "Topology",
+      "The nodes of a group: sets of ranks that share memory, numbered in the order of their "
+      "lowest ranks.")
+      .def_prop_ro("ranks", &Topology::ranks, "Number of ranks in the group.")
+      .def_prop_ro("nodes", &Topology::nodes, "Number of nodes.")
+      .def_prop_ro("simulated", &Topology::simulated,
+                   "Whether nodes stand for hosts that the ranks do not really run on.")
+      .def(
+          "node_of",
+          [](const Topology& self, int rank) {
+            return self.node_of(checked_index("rank", rank, self.ranks()));
+          },
+          "rank"_a, "The node of a rank.")
+      .def(
+          "local_rank_of",
+          [](const Topology& self, int rank) {
+            return self.local_rank_of(checked_index("rank", rank, self.ranks()));
+          },
+          "rank"_a, "The rank's number among the ranks of its node, from 0.")
+      .def(
+          "ranks_of",
+          [](const Topology& self, int node) {
+            return self.ranks_of(checked_index("node", node, self.nodes()));
+          },
+          "node"_a, "The ranks of a node, in increasing order.")
+      .def("__repr__", [](const Topology& self) {
+        return str("Topology(", self.ranks(), " ranks on ", self.nodes(),
+                   self.simulated() ? " simulated nodes)" : " nodes)");
+      });
+}
+
+}  // namespace
+
 void bind_group(nb::module_& module) {
+  bind_topology(module);
   nb::class_<PyRank>(module, "Rank",
                      "One participant of a group. Use it only in the thread that received it.")
       .def_prop_ro(
@@ -215,6 +259,9 @@ void bind_group(nb::module_& module) {
       .def_prop_ro(
           "same_process", [](const PyRank& self) { return self.checked().same_process(); },
           "Whether every rank of the group is a thread of this process.")
+      .def_prop_ro(
+          "topology", [](const PyRank& self) { return Topology(self.checked().topology()); },
+          "Which ranks are on which node.")
       .def(
           "barrier",
           [](const PyRank& self) {

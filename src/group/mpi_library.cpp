@@ -52,6 +52,7 @@ std::vector<fs::path> mpi_module_paths() {
                                  program.parent_path() / FERRY_LIBDIR / kModule};
   const fs::path installed = FERRY_FULL_LIBDIR;
   if (!installed.empty()) paths.push_back(installed / kModule);
+  paths.emplace_back(kModule);  // LD_LIBRARY_PATH, and the run path of what holds this code
   return paths;
 }
 

@@ -11,7 +11,8 @@
 
 namespace ferry {
 
-// The paths where the MPI module is looked for, in this order.
+// The paths where the MPI module is looked for, in this order. A name without a folder is looked up by the
+// dynamic loader.
 std::vector<std::filesystem::path> mpi_module_paths();
 
 // Why the file cannot be loaded as the module, in words of the system; empty: it can. Does not open MPI.

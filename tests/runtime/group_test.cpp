@@ -77,8 +77,11 @@ TEST_P(Groups, ReportWhetherAllRanksAreThreadsOfOneProcess) {
   });
 }
 
+using MakeGroup = Group (*)(int ranks, int nodes);
+constexpr MakeGroup kMakers[] = {Group::threads, Group::processes};
+
 TEST(Group, IsOneNodeUnlessNodesAreSimulated) {
-  for (const auto& make : {Group::threads, Group::processes}) {
+  for (const MakeGroup make : kMakers) {
     make(3, 1).run([](const Rank& rank) {
       const Topology& topology = rank.topology();
       FERRY_CHECK(topology == Topology({7, 7, 7}) && !topology.simulated(), str(topology.nodes()));
@@ -93,7 +96,7 @@ TEST(Group, IsOneNodeUnlessNodesAreSimulated) {
 
 TEST(Group, RefusesNodesThatDoNotDivideTheRanks) {
   for (const int nodes : {-1, 0, 3, 5}) {
-    for (const auto& make : {Group::threads, Group::processes}) {
+    for (const MakeGroup make : kMakers) {
       const auto error = expect_thrown<UsageError>([&] { make(4, nodes); });
       require_text(error, str("nodes = ", nodes, ", must divide the 4 ranks into nodes of equal size"));
     }

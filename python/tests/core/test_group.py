@@ -18,6 +18,41 @@ def test_run_returns_what_every_rank_returned():
     assert group.run(lambda rank: b"".join(rank.all_gather(bytes([rank.index] * 3)))) == [b"\0\0\0\1\1\1\2\2\2\3\3\3"] * 4
 
 
+def test_the_nodes_of_a_group():
+    def body(rank):
+        nodes = rank.topology
+        with pytest.raises(ferry.UsageError, match="rank = 6, must be 0 to 5"):
+            nodes.node_of(6)
+        with pytest.raises(ferry.UsageError, match="node = -1, must be 0 to"):
+            nodes.ranks_of(-1)
+        return (repr(nodes), nodes.simulated, [nodes.node_of(r) for r in range(6)], [nodes.local_rank_of(r) for r in range(6)],
+                [nodes.ranks_of(node) for node in range(nodes.nodes)])
+
+    assert ferry.Group.threads(6).run(body)[0] == ("Topology(6 ranks on 1 nodes)", False, [0] * 6, list(range(6)), [list(range(6))])
+    assert ferry.Group.threads(6, nodes=2).run(body)[5] == (
+        "Topology(6 ranks on 2 simulated nodes)", True, [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2], [[0, 1, 2], [3, 4, 5]])
+
+
+def test_partial_sums_by_node():
+    """Experts' rows of 256, 1 and 1 lie on ranks 0 to 2, and bf16 rounds 257 to 256."""
+
+    def sums(level, nodes):
+        def body(rank):
+            exchange = ferry.Exchange(
+                rank, experts=4, top_k=3, hidden=8, max_tokens=1, format="fp32", combine_type="bf16", reduction_level=level)
+            ids = np.array([[0, 1, 2]] if rank.index == 0 else np.zeros((0, 3)), np.int32)
+            rows = exchange.dispatch(np.ones((len(ids), 8), np.float32), ids)
+            outputs = rows.data[: rows.total] * np.float32(256 if rank.index == 0 else 1)
+            result = np.empty((len(ids), 8), np.float32)
+            exchange.combine(outputs, rows.plan, result=result)
+            return exchange.config.reduction_level, result.tolist()
+
+        return ferry.Group.threads(4, nodes=nodes).run(body)[0]
+
+    assert sums("automatic", 1) == sums("rank", 2) == ("rank", [[258.0] * 8])
+    assert sums("automatic", 2) == ("node", [[257.0] * 8])  # 256 + 1 on the first node, 1 on the second
+
+
 def test_all_gather_needs_equal_lengths():
     def body(rank):
         with pytest.raises(ferry.UsageError, match="rank 0 passes 3, rank 2 passes 5"):

@@ -65,8 +65,8 @@ def test_the_package_deep_ep(first):
 def test_the_package_deep_ep_is_an_extra():
     ours, package = ((REPOSITORY / file).read_text() for file in ("pyproject.toml", "python/deep_ep/pyproject.toml"))
     version = re.search(r"project\(ferry VERSION ([0-9.]+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
-    name = re.search(r'^name = "(.*)"', package, re.MULTILINE)[1]
-    assert f'deep_ep = ["{name}"]' in ours and f'version = "{version}"' in package
+    our_name, name = (re.search(r'^name = "([^"]*)"', text, re.MULTILINE)[1] for text in (ours, package))
+    assert f'deep_ep = ["{name}"]' in ours and f'dependencies = ["{our_name}"]' in package and f'version = "{version}"' in package
 
 
 def test_without_pytorch():

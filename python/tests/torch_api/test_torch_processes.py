@@ -297,6 +297,27 @@ def test_the_transport_of_a_torch_group(rng):
     run(check_all_to_all_v, rng)
 
 
+def check_simulated_hosts(rank, device, rng):
+    """Ranks of two hosts, which take turns, over the transport of the process group."""
+    import os
+
+    os.environ["FERRY_HOST_ID"] = f"host {rank % 2}"
+    me = ferry.Group.torch().join()
+    exchange = ferry.Exchange(me, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=MOST, backend="collective")
+    nodes = me.topology
+    assert nodes.simulated and [nodes.node_of(r) for r in range(RANKS)] == [r % 2 for r in range(RANKS)]
+    assert exchange.config.reduction_level == "node"
+    step = step_of(rng)
+    rows = exchange.dispatch(*inputs(step, rank, torch.device("cpu")))
+    expected = routes_to(step, rank)
+    assert bits(rows.data[:rows.total]) == b"".join(step.tokens[s][t].tobytes() for _, s, t, _ in expected)
+
+
+@pytest.mark.skipif(BACKEND != "gloo", reason="host memory, over gloo")
+def test_simulated_hosts_in_a_process_group(rng):
+    run(check_simulated_hosts, rng)
+
+
 def check_collective(rank, device, rng):
     """The backend 'collective' over that transport, on host memory, beside traffic of the program's own."""
     import torch.distributed as dist

@@ -101,9 +101,11 @@ Diagnosis check_openblas() {
 
 Diagnosis check_mpi() {
   for (const std::filesystem::path& path : mpi_module_paths()) {
-    if (!std::filesystem::exists(path)) continue;
+    const bool by_loader = !path.has_parent_path();
+    if (!by_loader && !std::filesystem::exists(path)) continue;
     const std::string fault = mpi_module_fault(path);
     if (fault.empty()) return {State::present, "MPI module", path.string()};
+    if (by_loader) continue;  // most likely it is in no folder of LD_LIBRARY_PATH
     return {State::broken, "MPI module", fault,
             "Ranks that mpirun starts need it, and so does the engine mpi. Install MPI, or build again."};
   }
