@@ -26,9 +26,16 @@ TransferThread::~TransferThread() {
   thread_.join();
 }
 
-std::future<void> TransferThread::submit(std::function<void()> transfer) {
-  std::packaged_task<void()> task(std::move(transfer));
-  std::future<void> done = task.get_future();
+std::future<std::exception_ptr> TransferThread::submit(std::function<void()> transfer) {
+  std::packaged_task<std::exception_ptr()> task([run = std::move(transfer)]() -> std::exception_ptr {
+    try {
+      run();
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
+  });
+  std::future<std::exception_ptr> done = task.get_future();
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(task));
@@ -42,7 +49,7 @@ void TransferThread::serve() {
   while (true) {
     changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    std::packaged_task<void()> task = std::move(queue_.front());
+    std::packaged_task<std::exception_ptr()> task = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     task();

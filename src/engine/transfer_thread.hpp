@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <future>
 #include <mutex>
@@ -18,15 +19,16 @@ class TransferThread {
   TransferThread(const TransferThread&) = delete;
   TransferThread& operator=(const TransferThread&) = delete;
 
-  // The future holds what `transfer` throws.
-  std::future<void> submit(std::function<void()> transfer);
+  // The future's value is what `transfer` throws; null if it returns. get() takes it out of the state that
+  // the future shares with the thread, so the exception ends in the caller's thread alone.
+  std::future<std::exception_ptr> submit(std::function<void()> transfer);
 
  private:
   void serve();
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::packaged_task<void()>> queue_;
+  std::deque<std::packaged_task<std::exception_ptr()>> queue_;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -105,6 +105,7 @@ Config agree_on_config(const Rank& rank, const Config& given) {
   std::string mine;
   try {
     config = complete_config(given, rank.size());
+    config.hops = chosen_hops(config, rank.topology());
     config.reduction_level = chosen_level(config, rank.topology());
     mine = describe(config);
   } catch (const Error& error) {
@@ -121,7 +122,6 @@ Config agree_on_config(const Rank& rank, const Config& given) {
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] != all[0]) throw_difference(all[0], all[r], static_cast<int>(r));
   }
-  config.hops = chosen_hops(config, rank.topology());
   return config;
 }
 

@@ -28,7 +28,8 @@ class LaunchTest(ProgramTest):
     def test_a_python_file_is_run_by_python(self):
         script = self.path("script.py")
         with open(script, "w", encoding="utf-8") as file:
-            file.write("import os, sys; print(os.environ['FERRY_LAUNCH'].split('@')[0], *sys.argv[1:])")
+            # In one piece, because both processes write to one pipe.
+            file.write("import os, sys; sys.stdout.write(os.environ['FERRY_LAUNCH'].split('@')[0] + f' {sys.argv[1]}\\n')")
         lines = self.succeed("launch", "-n", 2, script, "--flag").splitlines()
         self.assertEqual(sorted(lines), ["0/2 --flag", "1/2 --flag"])
 

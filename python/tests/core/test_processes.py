@@ -86,11 +86,12 @@ def test_a_group_of_processes_cannot_be_joined():
 
 def test_buffered_output_is_written_once():
     code = """
-import ferry
-print("parent")
-ferry.Group.processes(2).run(lambda rank: print("rank", rank.index))
+import sys, ferry
+sys.stdout.write("parent\\n")
+ferry.Group.processes(2).run(lambda rank: sys.stdout.write(f"rank {rank.index}\\n"))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert sorted(done.stdout.splitlines()) == ["parent", "rank 0", "rank 1"]
 
 

@@ -84,7 +84,7 @@ void EngineLink::post(bool split) {
 void EngineLink::wait() {
   if (started_.valid()) {
     wait_for_started();
-    started_.get();
+    if (const std::exception_ptr error = started_.get()) std::rethrow_exception(error);
     return;
   }
   const WaitLimit limit{.seconds = deadline_};

@@ -94,8 +94,8 @@ class EngineLink final : public cpu::PeerLink {
   bool begun_ = false;                  // and not posted yet
 
   const bool ordered_;
-  std::shared_ptr<TransferThread> thread_;  // null until needed
-  std::future<void> started_;               // the exchange that runs in the thread
+  std::shared_ptr<TransferThread> thread_;   // null until needed
+  std::future<std::exception_ptr> started_;  // the exchange that runs in the thread
 };
 
 }  // namespace ferry::collective

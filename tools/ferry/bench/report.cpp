@@ -99,6 +99,7 @@ nlohmann::ordered_json host_row_json(const HostBenchRow& row) {
   nlohmann::ordered_json json = point_json(point, row.routing);
   json["group"] = kind_of(point);
   json["reduction"] = to_string(point.config.reduction);
+  if (point.config.backend == BackendKind::collective) json["hops"] = to_string(point.config.hops);
   json["rows"] = row.rows;
   json["rows_checked"] = row.rows_checked;
   json["repetitions"] = point.repetitions;

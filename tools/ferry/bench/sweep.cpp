@@ -79,6 +79,7 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
                               .layout = layout_of(layout),
                               .format = format_of(format),
                               .reduction = reduction,
+                              .hops = hops_of(options.hops),
                               .deadline_seconds = on_gpus ? kGpuDeadlineSeconds : kHostDeadlineSeconds},
                              trace);
   point.type = point.config.combine_type;

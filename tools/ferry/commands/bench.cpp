@@ -75,6 +75,9 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
              "cpu (default); collective: the ranks that mpirun has\nstarted on this machine; cuda: ranks are "
              "threads,\nassigned to the GPUs round robin",
              {"cpu", "collective", "cuda"});
+  add_choice(command, "--hops", options.hops,
+             "collective: one, or two: between nodes by relays;\ndefault: two where nodes have several ranks",
+             {"automatic", "one", "two"});
   command.add_flag("--processes", options.processes, "make each rank a process; default: a thread");
   add_list(command, "--format", options.formats,
            "any of bf16 (default), fp16, fp32, and fp8 with any of\nthe suffixes -columns, -pow2, -packed");

@@ -88,8 +88,9 @@ void MeetingPoint::read(Connection& connection) {
   if (connection.rank >= 0 || connection.input.size() < sizeof rank) return;
   std::memcpy(&rank, connection.input.data(), sizeof rank);
   connection.input.erase(connection.input.begin(), connection.input.begin() + sizeof rank);
-  const bool taken = std::any_of(connections_.begin(), connections_.end(),
-                                 [rank](const auto& other) { return other->rank == rank; });
+  const bool taken = std::any_of(connections_.begin(), connections_.end(), [rank](const auto& other) {
+    return other->socket.valid() && other->rank == rank;
+  });
   if (rank < 0 || rank >= ranks_ || taken) {
     connection.socket = FileDescriptor();
   } else {
