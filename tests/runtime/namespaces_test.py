@@ -6,94 +6,30 @@ root, `ip` and Open MPI's mpirun.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 
-HOSTS = 3
-RANKS_PER_HOST = 2
-RANKS = HOSTS * RANKS_PER_HOST
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "harness"))
+from namespaces import HOSTS, RANKS, host, ip, mpirun_command, namespaces, why_not  # noqa: E402
+
 DEADLINE = 2  # seconds, as mpi_ranks sets it
 SKIPPED = 77
-
-
-def ip(*arguments, check=True):
-    return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True)
-
-
-def host(index):
-    return f"ferry{os.getpid()}h{index}"
-
-
-@contextlib.contextmanager
-def namespaces(directory):
-    """Yields when the hosts can reach each other and this namespace, where mpirun runs."""
-    # Names of interfaces have 15 characters at most.
-    bridge, number = f"fb{os.getpid()}", os.getpid() % 250
-    try:
-        ip("link", "add", bridge, "type", "bridge")
-        ip("addr", "add", f"10.{number}.77.254/24", "dev", bridge)
-        ip("link", "set", bridge, "up")
-        for index in range(HOSTS):
-            outer, inner = f"fo{os.getpid()}.{index}", f"fi{os.getpid()}.{index}"
-            ip("netns", "add", host(index))
-            ip("link", "add", outer, "type", "veth", "peer", "name", inner)
-            ip("link", "set", inner, "netns", host(index))
-            ip("link", "set", outer, "master", bridge, "up")
-            ip("-n", host(index), "addr", "add", f"10.{number}.77.{index + 1}/24", "dev", inner)
-            ip("-n", host(index), "link", "set", inner, "up")
-            ip("-n", host(index), "link", "set", "lo", "up")
-        # Stands where ssh would: enters the namespace of that name. The hosts share /tmp, where Open MPI's daemons of one
-        # job would write to the same folder.
-        agent = directory / "agent.sh"
-        agent.write_text(
-            f'#!/bin/sh\nhost=$1\nshift\nexport TMPDIR={directory}/$host\nmkdir -p "$TMPDIR"\n'
-            'exec ip netns exec "$host" sh -c "$*"\n'
-        )
-        agent.chmod(0o700)
-        yield agent, f"10.{number}.77.0/24"
-    finally:
-        for index in range(HOSTS):
-            for process in ip("netns", "pids", host(index), check=False).stdout.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
-            ip("netns", "del", host(index), check=False)
-            ip("link", "del", f"fo{os.getpid()}.{index}", check=False)  # removes both ends, if they are still there
-        ip("link", "del", bridge, check=False)
 
 
 class Job:
     """A program under mpirun, on two slots of each host."""
 
     def __init__(self, options, agent, network, directory, *arguments, program=None, ranks=RANKS):
-        environment = {
-            **os.environ,
-            "ASAN_OPTIONS": "detect_leaks=0",  # Open MPI leaks, and mpirun then waits for the ranks that fail at their end
-            "FERRY_MPI_MODULE": str(options.module),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        }
-        slots = ",".join(f"{host(index)}:{RANKS_PER_HOST}" for index in range(HOSTS))
-        mca = {
-            "plm": "rsh",
-            "plm_rsh_agent": agent,
-            "btl": "tcp,self",
-            "btl_tcp_if_include": network,
-            "oob_tcp_if_include": network,
-            "mpi_yield_when_idle": "1",
-        }
-        command = ["mpirun", "--enable-recovery", "--host", slots, "-n", str(ranks), "-x", "FERRY_MPI_MODULE"]
-        for name, value in mca.items():
-            command += ["--mca", name, str(value)]
-        command += [str(program or options.program), *map(str, arguments)]
+        command, environment = mpirun_command(agent, network, ranks)
+        environment["ASAN_OPTIONS"] = "detect_leaks=0"  # Open MPI leaks, and mpirun then waits for the ranks that fail at their end
+        environment["FERRY_MPI_MODULE"] = str(options.module)
+        command += ["-x", "FERRY_MPI_MODULE", str(program or options.program), *map(str, arguments)]
         # Not a pipe: daemons that mpirun has lost would keep it open.
         self.output = directory / "output"
         with self.output.open("w") as output:
@@ -194,13 +130,9 @@ def main():
     parser.add_argument("--contract", type=pathlib.Path, help="the contract suite on MPI")
     parser.add_argument("--ferry", type=pathlib.Path, help="the command-line program")
     options = parser.parse_args()
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("mpirun"):
-        print("skipped: needs root, ip and mpirun")
+    if reason := why_not():
+        print(f"skipped: {reason}")
         return SKIPPED
-    if ip("netns", "add", host("probe"), check=False).returncode != 0:
-        print("skipped: this system does not allow network namespaces")
-        return SKIPPED
-    ip("netns", "del", host("probe"))
     checks = [check_gather, check_killed_rank, check_cut_link]
     checks += [check_contract] if options.contract else []
     checks += [check_run] if options.ferry else []

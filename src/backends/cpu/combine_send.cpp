@@ -29,8 +29,9 @@ void Combine::send(const CombineCall& call, bool split) {
   staged_rows_per_token_ = partial_ ? plan_.header->shape.most_ranks() : context_.config.top_k;
   row_store_ = store_for(plan_.header->total * layout_.bytes);
   chunks_.start(context_.tokens_per_chunk, split, context_.ranks());
-  // The receiver reads a chunk while it is still in a cache, so chunks are written through the cache.
-  staging_store_ = split ? row_store_ : Store::cached;
+  // In shared memory the receiver reads a chunk while it is still in a cache, so chunks are written through
+  // the cache.
+  staging_store_ = split || lane_.link->packs() ? row_store_ : Store::cached;
   next_.assign(static_cast<std::size_t>(context_.ranks()), 0);
   start_sending();
   for (int peer = 0; peer < context_.ranks(); ++peer) write_summary(peer);

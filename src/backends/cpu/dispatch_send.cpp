@@ -27,7 +27,9 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   const std::int64_t max_messages = max_messages_to_peer();
   chunks_.start(context_.messages_per_chunk, split, context_.ranks());
   // The receiver reads a chunk while it is still in a cache, so chunks are written through the cache.
-  staging_store_ = split ? store_for(call.tokens.count * ranks_per_token * layout_.bytes) : Store::cached;
+  staging_store_ = split || lane_.link->packs()
+                       ? store_for(call.tokens.count * ranks_per_token * layout_.bytes)
+                       : Store::cached;
   for (int peer = 0; peer < context_.ranks(); ++peer) write_summary(peer, max_messages);
   reserve_messages();
   stage_chunk(0, chunks_.first_end());
