@@ -15,15 +15,29 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/ferryConfigVersion.cmake 
 install(FILES ${PROJECT_SOURCE_DIR}/cmake/ferryConfig.cmake ${PROJECT_BINARY_DIR}/ferryConfigVersion.cmake
         DESTINATION ${package_dir})
 
-# pkg-config: `ferry` is the shared library, `ferry-static` the static one with all that it needs.
+# The documents with the examples that they quote, and the links between them as in the repository.
+file(GLOB pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/*.md)
+macro(ferry_install_documents folder)
+  install(FILES ${pages} ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${folder} ${ARGN})
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples DESTINATION ${folder} ${ARGN}
+          PATTERN CMakeLists.txt EXCLUDE PATTERN __pycache__ EXCLUDE)
+endmacro()
+ferry_install_documents(${CMAKE_INSTALL_DOCDIR})
+ferry_install_documents(ferry/documents COMPONENT python EXCLUDE_FROM_ALL)
+
+# pkg-config: `ferry` is the shared library, `ferry-static` the static one with all that it needs. In a program that links
+# everything statically (cc -static, pkg-config --static), `ferry` is the static one too.
 if(TARGET ferry_shared)
   file(RELATIVE_PATH prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
-  set(libraries_of_ferry "-L\${libdir} -lferry")
-  set(libraries_of_ferry-static "-pthread -ldl -lstdc++ -lm")
+  set(needed "-pthread -ldl -lstdc++ -lm")
+  set(package_variables)
   if(FERRY_CUDA)
-    string(PREPEND libraries_of_ferry-static "${CUDA_cudart_static_LIBRARY} -lrt ")
+    # Where the toolkit is on the machine of the build; --define-variable=cudart=... says where it is on another.
+    set(package_variables "cudart=${CUDA_cudart_static_LIBRARY}\n")
+    string(PREPEND needed "\${cudart} -lrt ")
   endif()
-  string(PREPEND libraries_of_ferry-static "\${libdir}/libferry.a ")
+  set(libraries_of_ferry "-L\${libdir} -lferry\nLibs.private: ${needed}")
+  set(libraries_of_ferry-static "\${libdir}/libferry.a ${needed}")
   foreach(package IN ITEMS ferry ferry-static)
     set(package_libraries ${libraries_of_${package}})
     configure_file(${PROJECT_SOURCE_DIR}/cmake/ferry.pc.in ${PROJECT_BINARY_DIR}/${package}.pc @ONLY)

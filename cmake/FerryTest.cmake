@@ -98,6 +98,6 @@ function(ferry_mpi_test)
       TIMEOUT ${arg_TIMEOUT}
       LABELS processes
       ENVIRONMENT
-      "FERRY_MPI_MODULE=$<TARGET_FILE:ferry_mpi>;OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_mpi_yield_when_idle=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0${recovery}"
+      "OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_mpi_yield_when_idle=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0${recovery}"
   )
 endfunction()

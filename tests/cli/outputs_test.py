@@ -216,6 +216,7 @@ class OtherCommandsTest(ProgramTest):
         modules = [(self.path("none"), "--", "custom"), (self.path("no_library"), "!!", "custom")]
         if os.environ.get("MPI_MODULE_OF_THIS_BUILD"):
             modules.append((os.environ["MPI_MODULE_OF_THIS_BUILD"], "ok", "mpi, custom"))
+            modules.append(("", "ok", "mpi, custom"))  # programs of the build tree find it
         for module, state, engines in modules:
             text = self.succeed("doctor", environment={"FERRY_MPI_MODULE": module})
             self.assertRegex(text, rf"(?m)^{state}  MPI module ")
