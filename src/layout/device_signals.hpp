@@ -75,6 +75,16 @@ struct HeaderFacts {
 // Combine's sums of a rank's first kLLTokens tokens may travel as LL packets.
 inline constexpr std::int32_t kLLTokens = 32;
 
+// Where the things of one kind lie that each source rank stores: item `i` of `source` in the buffer of
+// `parity`. Bytes.
+struct SignalArray {
+  std::int64_t begin, parity_stride, source_stride, item_stride;
+
+  FERRY_HD constexpr std::int64_t at(int parity, int source, std::int32_t i = 0) const {
+    return begin + parity * parity_stride + source * source_stride + i * item_stride;
+  }
+};
+
 // Byte offsets of the signals in a lane's section. The host computes what needs divisions, so that device
 // code only adds and multiplies. Numbers of messages and rows fit 31 bits.
 struct DeviceSignals {
@@ -84,7 +94,11 @@ struct DeviceSignals {
   std::int32_t header_bytes;
   std::int32_t refusal_offset;  // in a header
   std::int32_t ll_rows;         // of one parity, for the first kLLTokens tokens
-  std::int64_t end_of_stream_begin, flags_begin, metadata_begin, combine_begin, ll_begin;
+  SignalArray headers;
+  SignalArray end_of_stream[kPayloads];
+  SignalArray flags;     // item: a message
+  SignalArray metadata;  // item: a message
+  std::int64_t combine_begin, ll_begin;
   std::int64_t ll_row_bytes;
   std::int64_t bytes;
 
@@ -103,11 +117,16 @@ struct DeviceSignals {
     s.refusal_offset = static_cast<std::int32_t>((kHeaderCounts + s.count_words) * kPacket);
     s.header_bytes =
         static_cast<std::int32_t>(lines(s.refusal_offset + static_cast<std::int64_t>(sizeof(ErrorRecord))));
-    const std::int64_t messages = 2 * std::int64_t{ranks} * max_tokens;
-    s.end_of_stream_begin = 2 * std::int64_t{ranks} * s.header_bytes;
-    s.flags_begin = lines(s.end_of_stream_begin + 8 * 2 * kPayloads * std::int64_t{ranks});
-    s.metadata_begin = s.flags_begin + kFlags * messages;
-    s.combine_begin = s.metadata_begin + kPacket * top_k * messages;
+    const std::int64_t messages = std::int64_t{ranks} * max_tokens, slots = kPacket * top_k;
+    s.headers = {0, std::int64_t{ranks} * s.header_bytes, s.header_bytes, 0};
+    std::int64_t end = 2 * s.headers.parity_stride;
+    for (SignalArray& payload : s.end_of_stream) {
+      payload = {end, 8 * std::int64_t{ranks}, 8, 0};
+      end += 2 * payload.parity_stride;
+    }
+    s.flags = {lines(end), kFlags * messages, kFlags * max_tokens, kFlags};
+    s.metadata = {s.flags.begin + 2 * s.flags.parity_stride, slots * messages, slots * max_tokens, slots};
+    s.combine_begin = s.metadata.begin + 2 * s.metadata.parity_stride;
     s.ll_begin = lines(s.combine_begin + 2 * kFlags * combine_rows);
     s.ll_rows = (max_tokens < kLLTokens ? max_tokens : kLLTokens) * (top_k < ranks ? top_k : ranks);
     s.ll_row_bytes = 2 * ((sum_bytes + 511) / 512 * 512);
@@ -115,18 +134,16 @@ struct DeviceSignals {
     return s;
   }
 
-  FERRY_HD constexpr std::int64_t header(int parity, int source) const {
-    return std::int64_t{parity * ranks + source} * header_bytes;
-  }
+  FERRY_HD constexpr std::int64_t header(int parity, int source) const { return headers.at(parity, source); }
   FERRY_HD constexpr std::int64_t end_of_stream_flag(int payload, int parity, int source) const {
-    return end_of_stream_begin + 8 * std::int64_t{(2 * payload + parity) * ranks + source};
+    return end_of_stream[payload].at(parity, source);
   }
   // Flags: of the first quarter; the others follow. Multiples of 32.
   FERRY_HD constexpr std::int64_t dispatch_flags(int parity, int source, std::int32_t i) const {
-    return flags_begin + 8 * kQuarters * std::int64_t{message(parity, source, i)};
+    return flags.at(parity, source, i);
   }
   FERRY_HD constexpr std::int64_t slot_metadata(int parity, int source, std::int32_t i) const {
-    return metadata_begin + static_cast<std::int64_t>(sizeof(LLPacket)) * top_k * message(parity, source, i);
+    return metadata.at(parity, source, i);
   }
   FERRY_HD constexpr std::int64_t combine_flags(int parity, std::int32_t row) const {
     return combine_begin + 8 * kQuarters * std::int64_t{parity * combine_rows + row};
@@ -134,11 +151,6 @@ struct DeviceSignals {
   // A row of combine that travels as LL packets.
   FERRY_HD constexpr std::int64_t ll_row(int parity, std::int32_t row) const {
     return ll_begin + ll_row_bytes * (parity * ll_rows + row);
-  }
-
- private:
-  FERRY_HD constexpr std::int32_t message(int parity, int source, std::int32_t i) const {
-    return (parity * ranks + source) * max_tokens + i;
   }
 };
 

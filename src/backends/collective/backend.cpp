@@ -128,8 +128,8 @@ Sizes collective_backend_sizes(const Config& config, const Topology& topology, i
   const bool relays = collective::hops_of(config, topology).relays;
   const int ranks = config.placement.ranks();
   const std::int64_t blocks =
-      PairBlocks<collective::BlockHeader>::bytes(
-          ranks, collective::EngineLink::content_bytes(call_summary_bytes(config), ranks, relays)) +
+      collective::EngineCall::block_bytes(call_summary_bytes(config), ranks,
+                                          collective::MessageHops::table_bytes(ranks, relays)) +
       PairBlocks<collective::SecondHopHeader>::bytes(relays ? ranks : 0,
                                                      collective::MessageHops::table_bytes(ranks, relays));
   Sizes sizes = cpu::local_sizes(config, rank);

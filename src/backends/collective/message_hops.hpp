@@ -13,7 +13,7 @@
 #include <functional>
 #include <vector>
 
-#include "backends/collective/pair_blocks.hpp"
+#include "backends/collective/message_carrier.hpp"
 #include "backends/cpu/link/peer_link.hpp"
 #include "engine/engine.hpp"
 #include "ferry/topology.hpp"
@@ -36,20 +36,13 @@ struct HopOptions {
   int window;   // Config::window
 };
 
-class MessageHops {
+class MessageHops final : public MessageCarrier {
  public:
-  // What a hop needs of the link.
-  struct Wire {
-    std::function<void(const AllToAllV&)> transfer;  // throws if the engine fails
-    std::function<void(int peer)> fail;              // throws: bytes of the peer are missing
-  };
-
   MessageHops(const Topology& topology, int rank, const HopOptions& options, const MessageMemory& bytes);
 
-  // Starts a call that carries no messages unless reserve() follows.
-  void clear();
+  void clear() override;
   void reserve(const cpu::Reservation& messages);
-  bool has_messages() const { return has_messages_; }
+  bool has_messages() const override { return has_messages_; }
   // Where the messages to a rank are written.
   std::byte* outgoing(int rank) const;
 
@@ -58,12 +51,10 @@ class MessageHops {
   static constexpr std::int64_t table_bytes(int ranks, bool relays) {
     return relays ? 8 * std::int64_t{ranks} : 0;
   }
-  // What this rank's block for `peer` says. `table`: see table_bytes().
-  FollowingMessages announce(int peer, std::int64_t* table) const;
-
-  // Collective. `following(p)` and `table(p)` are what the block of rank p said.
+  std::int64_t table_bytes() const override { return table_bytes(ranks_, options_.relays); }
+  FollowingMessages announce(int peer, std::int64_t* table) const override;
   void exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
-                const std::function<const std::int64_t*(int peer)>& table, const Wire& wire);
+                const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) override;
 
   // The messages from a rank, after exchange().
   const std::byte* incoming(int rank) const { return delivered_[static_cast<std::size_t>(rank)].data; }

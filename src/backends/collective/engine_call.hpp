@@ -1,0 +1,104 @@
+// One call of ranks that an engine connects: an exchange of blocks, then, if all ranks agree, one of
+// messages.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "backends/collective/message_carrier.hpp"
+#include "backends/collective/pair_blocks.hpp"
+#include "engine/engine.hpp"
+#include "exchange/lane_counts.hpp"
+#include "group/channel.hpp"
+
+namespace ferry::collective {
+
+// In a call all ranks exchange their blocks. If no rank has refused and all have made the same call, and it
+// carries messages, the messages follow (message_carrier.hpp). All ranks have the same blocks in view, so all
+// decide alike.
+//
+// The exchange runs in the caller's thread, in wait(). After a send phase it runs in a thread, and so does
+// that of a refusal, which its rank does not wait for. With ordered lanes every exchange runs in one thread
+// for all lanes.
+//
+// begin(), post() and wait() are called in this order for each call, and refuse() in place of post(); an
+// exception from begin() or wait() ends the call on this rank. One thread at a time.
+class EngineCall {
+ public:
+  // Throws to end a wait.
+  using Check = std::function<void()>;
+
+  // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: of a block's
+  // content that the user of this class fills in.
+  EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
+             std::unique_ptr<MessageCarrier> messages, double deadline,
+             std::shared_ptr<TransferThread> ordered);
+  // Bytes of all blocks.
+  static std::int64_t block_bytes(std::int64_t summary_bytes, int ranks, std::int64_t table_bytes);
+  // Waits for an exchange that has been started.
+  ~EngineCall();
+  EngineCall(const EngineCall&) = delete;
+  EngineCall& operator=(const EngineCall&) = delete;
+
+  // Takes the lane's next call number.
+  std::uint64_t begin(Operation operation, std::span<const CallOption> options);
+  std::uint64_t call() const { return call_; }
+  std::byte* summary_to(int peer) { return memory_->blocks.content_to(peer); }
+  const std::byte* summary_from(int peer) const;
+  // `split`: the caller goes on, and calls wait() in the receive phase. `prepare`, if given, runs first in
+  // the thread of the exchange: it finishes the messages and the summaries, and passes its argument to every
+  // wait.
+  void post(bool split, std::function<void(const Check&)> prepare = {});
+  // Blocks until the exchange is done.
+  void wait();
+  // As Channel::refuse.
+  void refuse(Operation operation, const Error& error) noexcept;
+
+ private:
+  // Owned together, because a transfer that was given up may still use it.
+  struct Memory {
+    PairBlocks<BlockHeader> blocks;
+    std::unique_ptr<MessageCarrier> messages;
+  };
+
+  void start_in_thread();
+  void finish_started();
+  void wait_for_started();
+  void exchange(const Check& check);
+  std::int64_t* table_in(const std::byte* block_content) const;
+  void write_headers();
+  void exchange_blocks(const Check& check);
+  void require_agreement() const;
+  void exchange_messages(const Check& check);
+  void transfer(const AllToAllV& transfer, const Check& check);
+  void check_group() const;
+  WaitRecord record() const;
+  [[noreturn]] void fail_transfer(int peer) const;
+  [[noreturn]] void fail_group(const std::exception_ptr& error) const;
+
+  const Rank rank_;
+  const int me_, ranks_, lane_;
+  const std::int64_t summary_bytes_;  // of a block's content; the carrier's table follows
+  const double deadline_;
+  const std::unique_ptr<Communicator> communicator_;
+  const std::shared_ptr<Memory> memory_;
+
+  // The current call.
+  std::uint64_t call_ = 0;
+  Operation operation_ = Operation::none;
+  std::vector<CallOption> options_;
+  std::optional<ErrorRecord> refusal_;  // this rank's
+  bool begun_ = false;                  // and not posted yet
+  std::function<void(const Check&)> prepare_;
+
+  const bool ordered_;
+  std::shared_ptr<TransferThread> thread_;   // null until needed
+  std::future<std::exception_ptr> started_;  // the exchange that runs in the thread
+};
+
+}  // namespace ferry::collective
