@@ -22,6 +22,7 @@ struct Config {
 
   BackendKind backend = BackendKind::cpu;
   EngineKind engine = EngineKind::automatic;  ///< collective: the engine that the group must have brought
+  MemoryKind memory = MemoryKind::automatic;  ///< of all arrays, which are the caller's
   Hops hops = Hops::automatic;  ///< results do not depend on it; `two` needs the backend `collective`
   /// collective: most messages from one rank to another in a round of a call. A smaller window bounds what
   /// the engine has in flight; every round costs a round trip. 0: a hop is one round. Results do not depend

@@ -14,7 +14,10 @@ struct EngineFunctions {
   /// buffers may be used again; reports a failure by throwing.
   ///
   /// The arrays are [R], in bytes. What p sends to q is as long as what q receives from p. Entries may be 0,
-  /// and this rank's own is always 0. Buffers are host memory and valid until the function returns.
+  /// and this rank's own is always 0. The arrays are host memory. Buffers are valid until the function
+  /// returns; they are host memory, or with `device_memory` in some calls memory of the rank's CUDA device,
+  /// the same on all ranks. The device has finished writing what is sent, and uses what is received only after
+  /// the return.
   ///
   /// `lane` is a number that the calls of one lane have on every rank. It counts the lanes of all exchanges
   /// of the group: if the first exchange has two lanes, the second begins with lane 2.
@@ -32,6 +35,9 @@ struct EngineFunctions {
   /// false: it is called for several lanes at once, from a thread for each, and calls of a lane meet whatever
   /// the order of the others.
   bool ordered_lanes = true;
+
+  /// true: all_to_all_v() also takes buffers in CUDA device memory, which Config::memory = device needs.
+  bool device_memory = false;
 };
 
 }  // namespace ferry

@@ -58,16 +58,20 @@ enum class Reduction : int { partial = 0, exact = 1, unreduced = 2 };
 enum class ReductionLevel : int { automatic = 0, rank = 1, node = 2 };
 
 /// The implementation that carries out an exchange: `reference` and `cpu` on ranks of one host, which share
-/// memory; `cuda` on the GPUs of one host; `collective` on host memory of ranks on any hosts, over an engine.
+/// memory; `cuda` on the GPUs of one host; `collective` on ranks of any hosts, over an engine.
 enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 };
 
 /// The transport between ranks that the backend `collective` uses: `mpi` is MPI, `custom` functions of the
 /// caller, `automatic` what the group brought.
 enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2 };
 
+/// Where an exchange takes and leaves its arrays: in host memory, or in the memory of the rank's CUDA device.
+/// `automatic` is `device` with the backend `cuda`, else `host`. Only `collective` has both.
+enum class MemoryKind : int { automatic = 0, host = 1, device = 2 };
+
 /// How messages reach ranks of other nodes: `one` sends them straight to each rank; `two` sends a token once
 /// to each node, to a relay that forwards it there. `automatic` is `two` with the backend `collective` where
-/// there are several nodes and one of them has several ranks, else `one`.
+/// there are several nodes and one of them has several ranks, else `one`. Device memory has only `one`.
 enum class Hops : int { automatic = 0, one = 1, two = 2 };
 
 /// Names as they are written above; "unknown" for a value that is not an enumerator. Static strings.
@@ -78,6 +82,7 @@ const char* to_string(ReductionLevel level);
 const char* to_string(BackendKind backend);
 const char* to_string(EngineKind engine);
 const char* to_string(Hops hops);
+const char* to_string(MemoryKind memory);
 
 /// A stream of a device backend (cuda: a `cudaStream_t`; null is the default stream). Host backends use none.
 struct Stream {

@@ -89,6 +89,11 @@ constexpr Setting kSettings[] = {
      [](Config& c, const std::string& k, nb::handle v) { c.backend = backend_named(text_value(k, v)); }},
     {"engine",
      [](Config& c, const std::string& k, nb::handle v) { c.engine = engine_named(text_value(k, v)); }},
+    {"memory",
+     [](Config& c, const std::string& k, nb::handle v) {
+       c.memory = enum_named(k.c_str(), text_value(k, v),
+                             std::array{MemoryKind::automatic, MemoryKind::host, MemoryKind::device});
+     }},
     {"hops",
      [](Config& c, const std::string& k, nb::handle v) {
        c.hops = enum_named(k.c_str(), text_value(k, v), std::array{Hops::automatic, Hops::one, Hops::two});
@@ -268,6 +273,7 @@ EngineKind engine_named(const std::string& name) {
 const char* const kOptionalSettings =
     "backend: typing.Literal['cpu', 'cuda', 'collective', 'reference'] = ..., "
     "engine: typing.Literal['automatic', 'mpi', 'custom'] = 'automatic', "
+    "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = "
     "..., "
     "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
@@ -302,6 +308,8 @@ Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required
 backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
                      'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
 engine               'mpi' or 'custom': the engine that the group must have brought; default 'automatic', any
+memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', else 'host'. Only
+                     'collective' has both
 hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
                      relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
 window               'collective': most messages from one rank to another in a round; default 0, no bound
@@ -352,6 +360,9 @@ checked by Exchange, size_of and capacity_of.)")
       .def_prop_ro(
           "engine", [](const Config& c) { return std::string(to_string(c.engine)); },
           "'automatic', or the engine that the group must have brought: 'mpi' or 'custom'.")
+      .def_prop_ro(
+          "memory", [](const Config& c) { return std::string(to_string(c.memory)); },
+          "'host' or 'device'; of a configuration that no exchange has taken also 'automatic'.")
       .def_prop_ro(
           "hops", [](const Config& c) { return std::string(to_string(c.hops)); },
           "'one' or 'two'; of a configuration that no exchange has taken also 'automatic'.")

@@ -35,6 +35,10 @@ const char* to_string(EngineKind engine) {
   return name_of(engine, {"automatic", "mpi", "custom"});
 }
 
+const char* to_string(MemoryKind memory) {
+  return name_of(memory, {"automatic", "host", "device"});
+}
+
 const char* to_string(Hops hops) {
   return name_of(hops, {"automatic", "one", "two"});
 }

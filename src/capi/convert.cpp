@@ -66,6 +66,7 @@ Config to_config(const ferry_config& given, int ranks) {
   config.backend =
       to_choice(given.backend, BackendKind::collective, "ferry_config.backend").value_or(defaults.backend);
   config.engine = to_enum(given.engine, EngineKind::custom, "ferry_config.engine");
+  config.memory = to_enum(given.memory, MemoryKind::device, "ferry_config.memory");
   config.hops = to_enum(given.hops, Hops::two, "ferry_config.hops");
   config.window = given.window;
   config.placement =
@@ -149,6 +150,7 @@ ferry_config to_c(const Config& config) {
   c.max_tokens = config.max_tokens;
   c.backend = static_cast<std::int32_t>(config.backend) + 1;
   c.engine = static_cast<std::int32_t>(config.engine);
+  c.memory = static_cast<std::int64_t>(config.memory);
   c.hops = static_cast<std::int32_t>(config.hops);
   c.window = config.window;
   c.layout = static_cast<std::int32_t>(config.layout);

@@ -47,6 +47,7 @@ EngineFunctions to_engine(const ferry_engine_functions* given) {
   };
   if (c.abort != nullptr) engine.abort = [c] { c.abort(c.user); };
   engine.ordered_lanes = c.unordered_lanes == 0;
+  engine.device_memory = c.device_memory != 0;
   return engine;
 }
 

@@ -47,6 +47,7 @@ class CustomEngine : public Engine {
 
   EngineKind kind() const override { return EngineKind::custom; }
   bool ordered_lanes() const override { return functions_->ordered_lanes; }
+  bool takes_device_memory() const override { return functions_->device_memory; }
 
   // Threads start here and not with the engine: a program may fork its ranks after it has made the group.
   std::vector<std::unique_ptr<Communicator>> communicators(int lanes) override {

@@ -21,6 +21,8 @@ struct AllToAllV {
   std::span<const std::int64_t> send_bytes, send_offsets;
   std::byte* receive;
   std::span<const std::int64_t> receive_bytes, receive_offsets;
+  // Both buffers are memory of the rank's CUDA device: finished before the transfer, and read after it.
+  bool device = false;
 };
 
 // One lane's connection to the same lane of all ranks. One thread at a time uses it. It may outlive its
@@ -48,6 +50,9 @@ class Engine {
 
   // Whether calls of different lanes must be made one at a time and in the same order on all ranks.
   virtual bool ordered_lanes() const = 0;
+
+  // Whether transfers may be of device memory. Transfers of host memory always may.
+  virtual bool takes_device_memory() const { return false; }
 
   // Collective: every rank calls it with the same number, and in the same order. Returns a communicator for
   // each lane of one exchange. Throws UnsupportedError if the engine cannot be used here.

@@ -9,6 +9,8 @@
 
 namespace ferry {
 
+class Engine;
+
 // What a lane's calls have found since the last check(), which raises it. A count of 0 means "none".
 struct CallDiagnostics {
   BadId bad_id;
@@ -109,11 +111,15 @@ std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& 
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config& config);
+// Its part for Config::memory = device.
+std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,
+                                                        Engine& engine);
 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, int rank);
 Sizes cuda_backend_sizes(const Config& config, int rank);
 Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank);
+Sizes device_collective_sizes(const Config& config, int rank);
 
 }  // namespace ferry

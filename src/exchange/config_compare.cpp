@@ -27,6 +27,7 @@ std::string describe(const Config& config) {
   auto field = [&](const char* name, const auto& value) { text += str(name, "\t", value, "\n"); };
   field("backend", to_string(config.backend));
   field("engine", to_string(config.engine));
+  field("memory", to_string(config.memory));
   field("hops", to_string(config.hops));
   field("window", config.window);
   field("experts", config.experts);

@@ -76,11 +76,23 @@ void check_alone(const Config& config) {
   }
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
   check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
+  check_range("memory", static_cast<std::int64_t>(config.memory), 0, 2);
+  const MemoryKind only = config.backend == BackendKind::cuda ? MemoryKind::device : MemoryKind::host;
+  if (config.backend != BackendKind::collective && config.memory != MemoryKind::automatic &&
+      config.memory != only) {
+    throw UnsupportedError(str("configuration: the backend ", to_string(config.backend), " works on ",
+                               to_string(only), " memory, and memory is ", to_string(config.memory),
+                               ": pass automatic, or use the backend collective"));
+  }
   check_range("hops", static_cast<std::int64_t>(config.hops), 0, 2);
   check_range("window", config.window, 0, 1 << 24);
   if (config.hops == Hops::two && config.backend != BackendKind::collective) {
     throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
                                " has no second hop: use the backend collective, or hops = one"));
+  }
+  if (config.hops == Hops::two && config.memory == MemoryKind::device) {
+    throw UnsupportedError(
+        "configuration: the backend collective has no second hop on device memory: pass hops = one");
   }
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
   check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);
@@ -102,15 +114,22 @@ Config complete_config(const Config& given, int ranks) {
                          config.placement.ranks(), " ranks, the exchange has ", config.experts, " on ",
                          ranks));
   }
+  config.memory = chosen_memory(config);
   check_capacity(config);
   check_memory(config);
   return config;
 }
 
+MemoryKind chosen_memory(const Config& config) {
+  if (config.memory != MemoryKind::automatic) return config.memory;
+  return config.backend == BackendKind::cuda ? MemoryKind::device : MemoryKind::host;
+}
+
 Hops chosen_hops(const Config& config, const Topology& topology) {
   if (config.hops != Hops::automatic) return config.hops;
   const bool several = topology.nodes() > 1 && topology.ranks() > topology.nodes();
-  return several && config.backend == BackendKind::collective ? Hops::two : Hops::one;
+  const bool relays = config.backend == BackendKind::collective && chosen_memory(config) == MemoryKind::host;
+  return several && relays ? Hops::two : Hops::one;
 }
 
 ReductionLevel chosen_level(const Config& config, const Topology& topology) {

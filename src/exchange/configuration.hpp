@@ -16,6 +16,9 @@ void check_alone(const Config& config);
 // Throws UsageError or UnsupportedError.
 Config complete_config(const Config& config, int ranks);
 
+// Config::memory with `automatic` resolved: host or device.
+MemoryKind chosen_memory(const Config& config);
+
 // Config::hops with `automatic` resolved: one or two.
 Hops chosen_hops(const Config& config, const Topology& topology);
 

@@ -17,6 +17,14 @@ std::unique_ptr<Backend> make_cuda_backend(const Rank&, const Config&) {
 Sizes cuda_backend_sizes(const Config&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
+
+std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Config&, Engine&) {
+  throw UnsupportedError(kNoCudaBackend);
+}
+
+Sizes device_collective_sizes(const Config&, int) {
+  throw UnsupportedError(kNoCudaBackend);
+}
 #endif
 
 const StepMetadata* Backend::metadata_from_device(const std::int32_t*, int, Stream) {
@@ -64,11 +72,12 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
                                " needs all ranks on one host; these ", rank.size(), " ranks are on ",
                                rank.topology().nodes(), " hosts: use the backend collective"));
   }
-  if (!entry.adds_by_node && config.reduction_level == ReductionLevel::node) {
-    throw UnsupportedError(
-        str("the backend ", to_string(config.backend),
-            " has no reduction_level node, the default of a group of several nodes (this one has ",
-            rank.topology().nodes(), "): pass reduction_level rank"));
+  const bool adds_by_node = entry.adds_by_node && config.memory == MemoryKind::host;
+  if (!adds_by_node && config.reduction_level == ReductionLevel::node) {
+    throw UnsupportedError(str("the backend ", to_string(config.backend),
+                               " on device memory has no reduction_level node, the default of a group of "
+                               "several nodes (this one has ",
+                               rank.topology().nodes(), "): pass reduction_level rank"));
   }
   return entry.make(rank, config);
 }

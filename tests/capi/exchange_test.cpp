@@ -71,6 +71,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.reduction_level = FERRY_LEVEL_NODE;
   given.hops = FERRY_ONE_HOP;
   given.window = 7;
+  given.memory = FERRY_HOST_MEMORY;
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, given);
     auto got = sized<ferry_config>();
@@ -99,6 +100,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     EXPECT_EQ(config.reduction_level, ReductionLevel::node);
     EXPECT_EQ(config.hops, Hops::one);
     EXPECT_EQ(config.window, 7);
+    EXPECT_EQ(config.memory, MemoryKind::host);
     auto sizes = sized<ferry_sizes>();
     ASSERT_EQ(ferry_exchange_sizes(exchange.get(), &sizes), FERRY_OK);
     expect_same_sizes(sizes, exchange->exchange.sizes());

@@ -43,6 +43,7 @@ EXPECT_AT(ferry_config, engine, 144);
 EXPECT_AT(ferry_config, reduction_level, 152);
 EXPECT_AT(ferry_config, hops, 160);
 EXPECT_AT(ferry_config, window, 164);
+EXPECT_AT(ferry_config, memory, 168);
 
 EXPECT_AT(ferry_sizes, dispatch_staging, 8);
 EXPECT_AT(ferry_sizes, total, 48);
@@ -112,7 +113,7 @@ EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
 // programs have not initialised.
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, error_number) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, window) + 4);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, memory) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, stream) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);

@@ -43,7 +43,7 @@ GuardedBuffer ids_of(const TestCase& c, const std::vector<std::int64_t>& ids) {
 
 // Compares the layout of one rank's ids, in the memory of the backend under test.
 void compare_layout(const TestCase& c, const StepInputs& step, int rank, int nodes) {
-  const bool on_device = c.config.backend == BackendKind::cuda;
+  const bool on_device = c.config.backend == BackendKind::cuda || c.config.memory == MemoryKind::device;
   const std::int64_t ranks = c.ranks, tokens = step.positions.tokens(rank);
   GuardedBuffer ids = ids_of(c, step.inputs.ranks[rank].ids);
   GuardedBuffer per_rank(4 * ranks), per_expert(4 * c.config.experts), in_rank(tokens * ranks),
@@ -57,7 +57,7 @@ void compare_layout(const TestCase& c, const StepInputs& step, int rank, int nod
                    .routes_per_expert = memory.translate(per_expert.as<std::int32_t>()),
                    .token_in_rank = memory.translate(in_rank.as<bool>()),
                    .tokens_per_node = nodes > 0 ? memory.translate(per_node.as<std::int32_t>()) : nullptr},
-                  nodes > 0 ? c.ranks / nodes : 0, c.config.backend, stream);
+                  nodes > 0 ? c.ranks / nodes : 0, on_device ? BackendKind::cuda : c.config.backend, stream);
   if (on_device) device::wait(stream);
   memory.download();
   const ExpectedLayout expected(step, c.config, rank, nodes);

@@ -49,6 +49,7 @@ TEST_P(Contract, BackendsProduceTheSameBytes) {
         for (const BackendKind backend : {BackendKind::reference, other}) {
           Config config = c.config;
           config.backend = backend;
+          if (backend != other) config.memory = MemoryKind::automatic;
           SyncExchange exchange(rank, config);
           DispatchRun dispatch(exchange, c, step);
           dispatch.run();
@@ -259,7 +260,7 @@ void run_trace(const Setup& setup, const Trace& trace, int ranks, Layout layout)
   TestCase c;
   c.seed = seed_of(ranks);
   c.ranks = ranks;
-  c.config.backend = setup.backend;
+  setup.choose_backend(c.config);
   c.config.experts = trace.experts;
   c.config.top_k = trace.top_k;
   c.config.hidden = 32;

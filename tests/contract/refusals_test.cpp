@@ -196,7 +196,7 @@ TEST_P(Contract, EmptyInputsMayBeNull) {
       SyncExchange exchange(rank, c.config);
       const bool no_tokens = rank.index() == 1, no_rows = rank.index() == 2;
       // Device backends provide memory for received weights only on ranks that pass weights.
-      const bool on_device = GetParam().backend == BackendKind::cuda;
+      const bool on_device = GetParam().on_device();
       DispatchRun dispatch(exchange, c, step);
       const DispatchResult rows =
           no_tokens

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness/device.hpp"
 #include "harness/thread_engine.hpp"
 #include "runtime/support.hpp"
 
@@ -17,9 +18,10 @@ bool mpi_process_ran = false;
 
 // `host_of`: names the host of a rank.
 void run_on_hosts(int ranks, const std::function<std::string(int rank)>& host_of,
-                  const std::function<void(Rank)>& body) {
+                  const std::function<void(Rank)>& body, bool device_memory = false) {
   const test::TestBootstrap meeting(ranks);
-  const test::ThreadEngine engine(ranks);
+  const test::ThreadEngine engine =
+      device_memory ? test::ThreadEngine(ranks, false, device::copy) : test::ThreadEngine(ranks);
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
@@ -41,8 +43,8 @@ void run_on_hosts(int ranks, const std::function<std::string(int rank)>& host_of
 
 }  // namespace
 
-void run_engine_threads(int ranks, const std::function<void(Rank)>& body) {
-  run_on_hosts(ranks, [](int) { return std::string(); }, body);
+void run_engine_threads(int ranks, const std::function<void(Rank)>& body, bool device_memory) {
+  run_on_hosts(ranks, [](int) { return std::string(); }, body, device_memory);
 }
 
 void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>& body) {

@@ -9,7 +9,8 @@ namespace ferry::contract {
 
 // Runs `body` as every rank of a group, each in a thread with a group of its own, connected by a
 // ThreadEngine. Throws the error that occurred first.
-void run_engine_threads(int ranks, const std::function<void(Rank)>& body);
+// `device_memory`: the engine takes it too.
+void run_engine_threads(int ranks, const std::function<void(Rank)>& body, bool device_memory = false);
 
 // The same on simulated hosts, one for each node.
 void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>& body);

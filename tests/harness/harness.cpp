@@ -24,7 +24,14 @@ std::string describe(const Setup& setup) {
                                     "threads with an engine",
                                     "threads with an engine on two simulated hosts",
                                     "processes of mpirun"};
-  return str(to_string(setup.backend), ", ", kRanks[static_cast<int>(setup.rank_kind)]);
+  return str(to_string(setup.backend), setup.memory == MemoryKind::device ? " on device memory" : "", ", ",
+             kRanks[static_cast<int>(setup.rank_kind)]);
+}
+
+void Setup::choose_backend(Config& config) const {
+  config.backend = backend;
+  config.memory = memory;
+  if (on_device()) config.reduction_level = ReductionLevel::rank;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {
@@ -32,9 +39,16 @@ std::vector<Setup> device_setups(RankKind rank_kind) {
   return {{BackendKind::cuda, rank_kind}};
 }
 
+std::vector<Setup> device_collective_setups() {
+  if (!device::is_built()) return {};
+  return {{BackendKind::collective, RankKind::engine_threads, MemoryKind::device},
+          {BackendKind::collective, RankKind::engine_hosts, MemoryKind::device}};
+}
+
 std::string skip_reason(const Setup& setup) {
-  if (setup.backend != BackendKind::cuda) return {};
-  const bool forks = setup.rank_kind != RankKind::threads && !program_ranks().is_rank();
+  if (!setup.on_device()) return {};
+  const bool forks = setup.rank_kind == RankKind::processes ||
+                     (setup.rank_kind == RankKind::persistent_processes && !program_ranks().is_rank());
   if (forks && device::driver_started()) return "this process has started the driver and cannot fork ranks";
   return device::skip_reason();
 }
@@ -57,8 +71,9 @@ std::int64_t draw_chunk_budget(const std::string& what) {
   return random.pick({std::int64_t{1}, std::int64_t{1} << random.between(10, 18), std::int64_t{8} << 20});
 }
 
-void run_group(RankKind kind, int ranks, const std::vector<int>& nodes,
+void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
                const std::function<void(Rank)>& body) {
+  const RankKind kind = setup.rank_kind;
   const Topology topology(nodes.empty() ? std::vector<int>(static_cast<std::size_t>(ranks)) : nodes);
   if (topology.nodes() > 1 && kind == RankKind::engine_threads) return run_engine_nodes(topology, body);
   switch (kind) {
@@ -69,7 +84,7 @@ void run_group(RankKind kind, int ranks, const std::vector<int>& nodes,
     case RankKind::persistent_processes:
       return program_ranks().run(ranks, body);
     case RankKind::engine_threads:
-      return run_engine_threads(ranks, body);
+      return run_engine_threads(ranks, body, setup.on_device());
     case RankKind::engine_hosts:
       return run_engine_hosts(ranks, body);
     case RankKind::mpi:
@@ -86,14 +101,14 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
     rank.state().set_chunk_budget(chunk_budget);
     try {
       std::optional<device::RankScope> scope;
-      if (setup.backend == BackendKind::cuda) scope.emplace(rank.topology().local_rank_of(rank.index()));
+      if (setup.on_device()) scope.emplace(rank.topology().local_rank_of(rank.index()));
       body(rank);
     } catch (const Mismatch& mismatch) {
       throw Mismatch(str("rank ", rank.index(), ": ", mismatch.what()));
     }
   };
   try {
-    run_group(setup.rank_kind, ranks, nodes, run_as_rank);
+    run_group(setup, ranks, nodes, run_as_rank);
   } catch (const std::exception& error) {
     ADD_FAILURE() << describe(setup) << ", FERRY_SEED=" << test::seed()
                   << ", FERRY_TEST_MEMORY=" << device::memory_kind() << ", chunks of " << chunk_budget
@@ -146,7 +161,7 @@ bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step) {
 }
 
 bool run_case(const Setup& setup, TestCase c) {
-  c.config.backend = setup.backend;
+  setup.choose_backend(c.config);
   return run_case(setup, c, make_inputs(c));
 }
 
@@ -157,7 +172,7 @@ oracle::Travel travel_of(const SyncExchange& exchange) {
 }
 
 bool simulates_nodes(const Setup& setup) {
-  if (setup.backend == BackendKind::cuda) return false;
+  if (setup.on_device()) return false;
   return setup.rank_kind == RankKind::threads || setup.rank_kind == RankKind::processes ||
          setup.rank_kind == RankKind::engine_threads;
 }
@@ -234,9 +249,8 @@ struct Sequence {
 bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases) {
   std::vector<Sequence> sequences;
   for (TestCase c : cases) {
-    c.config.backend = setup.backend;
+    setup.choose_backend(c.config);
     if (!simulates_nodes(setup)) c.nodes.clear();
-    if (setup.backend == BackendKind::cuda) c.config.reduction_level = ReductionLevel::rank;
     sequences.emplace_back(c);
   }
   const bool failed_before = testing::Test::HasFailure();
@@ -290,7 +304,7 @@ void Contract::run_added() {
 TestCase Contract::small_case(std::uint64_t number) const {
   TestCase c;
   c.seed = seed_of(number);
-  c.config.backend = GetParam().backend;
+  GetParam().choose_backend(c.config);
   return c;
 }
 

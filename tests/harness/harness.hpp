@@ -37,21 +37,28 @@ enum class RankKind {
   threads,
   processes,             // forked for one body
   persistent_processes,  // forked once for all tests (persistent_ranks.hpp)
-  engine_threads,        // threads that bring an engine (engine_ranks.hpp)
-  engine_hosts,          // the same, on two simulated hosts
-  mpi,                   // processes that mpirun has started, this one among them
+  engine_threads,  // threads that bring an engine (engine_ranks.hpp); it takes device memory if asked for
+  engine_hosts,    // the same, on two simulated hosts; the engine takes only host memory
+  mpi,             // processes that mpirun has started, this one among them
 };
 
 // What a test runs on.
 struct Setup {
   BackendKind backend = BackendKind::cpu;
   RankKind rank_kind = RankKind::threads;
+  MemoryKind memory = MemoryKind::automatic;  // with `collective`
+
+  bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
+  // Sets the backend and what it needs. Device backends do not add by node.
+  void choose_backend(Config& config) const;
 };
 
 std::string describe(const Setup& setup);
 
 // The cuda backend with ranks of this kind; empty if this build does not have it.
 std::vector<Setup> device_setups(RankKind rank_kind);
+// The backend collective on device memory; empty if this build does not have it.
+std::vector<Setup> device_collective_setups();
 
 // Why a setup cannot run here; empty if it can.
 std::string skip_reason(const Setup& setup);
@@ -118,7 +125,7 @@ class Contract : public testing::TestWithParam<Setup> {
   }
   // The same configuration for the backend under test.
   Config on_backend(Config config) const {
-    config.backend = GetParam().backend;
+    GetParam().choose_backend(config);
     return config;
   }
 

@@ -53,7 +53,7 @@ class SyncExchange : public ferry::Exchange {
     std::map<const StepMetadata*, StepMetadata> metadata;
   };
 
-  bool on_device() const { return config().backend == BackendKind::cuda; }
+  bool on_device() const { return config().memory == MemoryKind::device; }
   Stream stream() const;
   Lane& lane(int index);
   DeviceMirror& begin(int index);

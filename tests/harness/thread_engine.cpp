@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "base/text.hpp"
@@ -29,10 +30,12 @@ struct ThreadEngine::Shared {
     std::int64_t number = 0;  // transfers that have ended
   };
 
-  Shared(int of_ranks, bool in_order) : ranks(of_ranks), ordered_lanes(in_order), aborted(of_ranks) {}
+  Shared(int of_ranks, bool in_order, Copy copies)
+      : ranks(of_ranks), ordered_lanes(in_order), copy(std::move(copies)), aborted(of_ranks) {}
 
   const int ranks;
   const bool ordered_lanes;
+  const Copy copy;
   std::mutex mutex;
   std::condition_variable changed;
   std::map<int, Meeting> lanes;
@@ -64,7 +67,7 @@ struct ThreadEngine::Shared {
   }
 
  private:
-  static void copy_received(const Meeting& meeting, int rank) {
+  void copy_received(const Meeting& meeting, int rank) const {
     const Transfer& mine = meeting.posted[rank];
     for (int peer = 0; peer < static_cast<int>(meeting.posted.size()); ++peer) {
       const Transfer& from = meeting.posted[peer];
@@ -74,8 +77,13 @@ struct ThreadEngine::Shared {
                                      ", which expects ", mine.receive_bytes[peer]));
       }
       if (bytes == 0) continue;
-      std::memcpy(mine.receive + mine.receive_offsets[peer], from.send + from.send_offsets[rank],
-                  static_cast<std::size_t>(bytes));
+      std::byte* to = mine.receive + mine.receive_offsets[peer];
+      const std::byte* sent = from.send + from.send_offsets[rank];
+      if (copy) {
+        copy(to, sent, bytes);
+      } else {
+        std::memcpy(to, sent, static_cast<std::size_t>(bytes));
+      }
     }
   }
 
@@ -86,8 +94,8 @@ struct ThreadEngine::Shared {
   }
 };
 
-ThreadEngine::ThreadEngine(int ranks, bool ordered_lanes)
-    : shared_(std::make_shared<Shared>(ranks, ordered_lanes)) {}
+ThreadEngine::ThreadEngine(int ranks, bool ordered_lanes, Copy copy)
+    : shared_(std::make_shared<Shared>(ranks, ordered_lanes, std::move(copy))) {}
 
 EngineFunctions ThreadEngine::functions(int rank) const {
   EngineFunctions functions;
@@ -101,6 +109,7 @@ EngineFunctions ThreadEngine::functions(int rank) const {
   };
   functions.abort = [shared = shared_, rank] { shared->abort(rank); };
   functions.ordered_lanes = shared_->ordered_lanes;
+  functions.device_memory = static_cast<bool>(shared_->copy);
   return functions;
 }
 

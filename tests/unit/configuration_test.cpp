@@ -58,6 +58,18 @@ TEST(Configuration, RefusesWithTheNumbers) {
       {with([](Config& c) { c.lanes = 0; }), "lanes = 0"},
       {with([](Config& c) { c.deadline = 0; }), "deadline = 0"},
       {with([](Config& c) { c.window = -1; }), "window = -1"},
+      {with([](Config& c) { c.memory = MemoryKind::device; }), "the backend cpu works on host memory"},
+      {with([](Config& c) {
+         c.backend = BackendKind::cuda;
+         c.memory = MemoryKind::host;
+       }),
+       "the backend cuda works on device memory"},
+      {with([](Config& c) {
+         c.backend = BackendKind::collective;
+         c.memory = MemoryKind::device;
+         c.hops = Hops::two;
+       }),
+       "no second hop on device memory"},
       {with([](Config& c) { c.hops = Hops::two; }), "use the backend collective"},
       {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
       {with([](Config& c) { c.alignment = 8, c.capacity = 20; }), "capacity = 20"},

@@ -26,6 +26,9 @@ enum { FERRY_BACKEND_DEFAULT = 0, FERRY_REFERENCE = 1, FERRY_CPU = 2, FERRY_CUDA
 /// The engine that the group must have brought, with FERRY_COLLECTIVE: see ferry::EngineKind.
 enum { FERRY_ENGINE_AUTOMATIC = 0, FERRY_ENGINE_MPI = 1, FERRY_ENGINE_CUSTOM = 2 };
 
+/// Where an exchange takes and leaves its arrays: see ferry::MemoryKind.
+enum { FERRY_MEMORY_AUTOMATIC = 0, FERRY_HOST_MEMORY = 1, FERRY_DEVICE_MEMORY = 2 };
+
 /// How messages reach ranks of other nodes: see ferry::Hops.
 enum { FERRY_HOPS_AUTOMATIC = 0, FERRY_ONE_HOP = 1, FERRY_TWO_HOPS = 2 };
 
@@ -106,6 +109,7 @@ typedef struct ferry_config {
   int64_t reduction_level;  ///< FERRY_LEVEL_...; FERRY_CUDA: FERRY_LEVEL_RANK; default: FERRY_LEVEL_AUTOMATIC
   int32_t hops;             ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
   int32_t window;           ///< see ferry::Config::window; default 0: no bound
+  int64_t memory;           ///< default: FERRY_MEMORY_AUTOMATIC
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

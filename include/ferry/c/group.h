@@ -52,6 +52,8 @@ typedef struct ferry_engine_functions {
   /// it is called for several lanes at once, from a thread for each, and calls of a lane meet whatever the
   /// order of the others.
   int32_t unordered_lanes;
+  /// 1: all_to_all_v() also takes buffers in CUDA device memory: see ferry::EngineFunctions::device_memory.
+  int32_t device_memory;
 } ferry_engine_functions;
 
 // The constructors of a group. The caller destroys it with ferry_group_destroy().

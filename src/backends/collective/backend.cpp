@@ -116,10 +116,12 @@ std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config&
                          ", and the group has brought ", to_string(engine->kind()),
                          ": pass the same or automatic"));
   }
+  if (config.memory == MemoryKind::device) return make_device_collective_backend(rank, config, *engine);
   return std::make_unique<collective::CollectiveBackend>(rank, config, *engine);
 }
 
 Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  if (config.memory == MemoryKind::device) return device_collective_sizes(config, rank);
   using collective::PairBlocks;
   const collective::Needs needs = collective::needs_of(config, topology, rank);
   const auto bytes_of = [](const collective::MessageMemory& memory) {

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
+
+#include "backends/collective/message_rounds.hpp"
 
 namespace ferry::collective {
 namespace {
@@ -15,12 +16,6 @@ std::size_t at(int rank) {
 // Makes sure that the memory has at least `bytes`. It is mapped for what undamaged plans need.
 void grow(LocalMemory& memory, std::int64_t bytes) {
   if (memory.bytes() < bytes) memory = LocalMemory(bytes);
-}
-
-// Of `total` bytes in rounds of `per_round`: those of one round.
-std::int64_t bytes_in_round(std::int64_t total, std::int64_t per_round, std::int64_t round) {
-  return round == 0 ? std::min(total, per_round)
-                    : std::clamp<std::int64_t>(total - round * per_round, 0, per_round);
 }
 
 // Stands in place of a message's last bytes until they arrive. That a message really ends with these bits is
@@ -96,22 +91,13 @@ std::byte* MessageHops::outgoing(int rank) const {
   return outbox_.block(first_stop(rank)) + offset_to_[at(rank)];
 }
 
-// `most_bytes`: of this rank's messages to any other rank.
-FollowingMessages MessageHops::following_of(std::int64_t bytes, std::int64_t most_bytes) const {
-  const std::int64_t per_round =
-      options_.window > 0 ? options_.window * message_bytes_ : std::numeric_limits<std::int64_t>::max();
-  // Without a window all of it is one round.
-  const std::int64_t rounds = most_bytes > per_round ? (most_bytes + per_round - 1) / per_round : 1;
-  return {.bytes = bytes, .message_bytes = message_bytes_, .round_bytes = per_round, .rounds = rounds};
-}
-
 FollowingMessages MessageHops::announce(int peer, std::int64_t* table) const {
   std::int64_t most = 0;
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank != me_) most = std::max(most, outbox_.bytes[at(rank)]);
     if (options_.relays) table[rank] = first_stop(rank) == peer ? bytes_to_[at(rank)] : 0;
   }
-  return following_of(outbox_.bytes[at(peer)], most);
+  return following_of(outbox_.bytes[at(peer)], most, message_bytes_, options_.window);
 }
 
 void MessageHops::count(int to, std::int64_t messages, std::int64_t bytes) {
@@ -142,41 +128,32 @@ void MessageHops::exchange(std::uint64_t call, const std::function<FollowingMess
 void MessageHops::transfer(const Blocks& sent, const Blocks& received,
                            const std::vector<FollowingMessages>& following, std::uint64_t call,
                            const Wire& wire) {
-  std::int64_t rounds = 1;
-  for (const FollowingMessages& each : following) rounds = std::max(rounds, each.rounds);
-  std::vector<std::int64_t> send_bytes(at(ranks_)), receive_bytes(at(ranks_)),
-      send_offsets = sent.offsets, receive_offsets = received.offsets;
-  for (std::int64_t round = 0; round < rounds; ++round) {
+  const HopMemory hop = {.send = sent.memory.data(),
+                         .send_bytes = sent.bytes,
+                         .send_offsets = sent.offsets,
+                         .receive = received.memory.data(),
+                         .receive_bytes = received.bytes,
+                         .receive_offsets = received.offsets};
+  std::int64_t round = 0;
+  transfer_in_rounds(hop, me_, following, [&](const AllToAllV& each) {
     // Where the last eight bytes of a peer's round arrive; null if it has none. No message is shorter.
-    auto last_word = [&](int peer) -> std::byte* {
+    const auto last_word = [&](int peer) -> std::byte* {
       constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::uint64_t));
-      const std::int64_t bytes = receive_bytes[at(peer)];
-      return bytes < kWord ? nullptr : received.memory.data() + receive_offsets[at(peer)] + bytes - kWord;
+      const std::int64_t bytes = each.receive_bytes[at(peer)];
+      return bytes < kWord ? nullptr : each.receive + each.receive_offsets[at(peer)] + bytes - kWord;
     };
     for (int peer = 0; peer < ranks_; ++peer) {
-      const FollowingMessages &mine = following[at(me_)], &theirs = following[at(peer)];
-      if (round > 0) {
-        send_offsets[at(peer)] += send_bytes[at(peer)];
-        receive_offsets[at(peer)] += receive_bytes[at(peer)];
-      }
-      send_bytes[at(peer)] = peer == me_ ? 0 : bytes_in_round(sent.bytes[at(peer)], mine.round_bytes, round);
-      receive_bytes[at(peer)] =
-          peer == me_ ? 0 : bytes_in_round(received.bytes[at(peer)], theirs.round_bytes, round);
       const std::uint64_t mark = absence_mark(call, round, peer);
       if (std::byte* last = last_word(peer)) std::memcpy(last, &mark, sizeof mark);
     }
-    wire.transfer({.send = sent.memory.data(),
-                   .send_bytes = send_bytes,
-                   .send_offsets = send_offsets,
-                   .receive = received.memory.data(),
-                   .receive_bytes = receive_bytes,
-                   .receive_offsets = receive_offsets});
+    wire.transfer(each);
     for (int peer = 0; peer < ranks_; ++peer) {
       const std::uint64_t mark = absence_mark(call, round, peer);
       const std::byte* last = last_word(peer);
       if (last != nullptr && std::memcmp(last, &mark, sizeof mark) == 0) wire.fail(peer);
     }
-  }
+    ++round;
+  });
 }
 
 // Delivers the messages that have arrived where they belong. Returns those that this rank forwards.
@@ -252,7 +229,8 @@ void MessageHops::exchange_second(std::uint64_t call, const std::vector<Forward>
   }
   std::vector<std::int64_t> block_bytes, block_offsets;
   for (int peer = 0; peer < ranks_; ++peer) {
-    second_headers_.header_to(peer) = {call, following_of(second_outbox_.bytes[at(peer)], most)};
+    second_headers_.header_to(peer) = {
+        call, following_of(second_outbox_.bytes[at(peer)], most, message_bytes_, options_.window)};
     second_headers_.forget(peer);
     block_bytes.push_back(peer == me_ ? 0 : second_headers_.block_bytes());
     block_offsets.push_back(second_headers_.offset(peer));

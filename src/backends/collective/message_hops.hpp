@@ -84,7 +84,6 @@ class MessageHops final : public MessageCarrier {
 
   bool same_node(int a, int b) const { return topology_.node_of(a) == topology_.node_of(b); }
   int first_stop(int final) const;
-  FollowingMessages following_of(std::int64_t bytes, std::int64_t most_bytes) const;
   void count(int to, std::int64_t messages, std::int64_t bytes);
   void transfer(const Blocks& sent, const Blocks& received, const std::vector<FollowingMessages>& following,
                 std::uint64_t call, const Wire& wire);

@@ -14,6 +14,19 @@
 
 namespace ferry::cuda {
 
+// Rows that an engine carries, in the phases of a call. Senders pack them behind one another, first those for
+// rank 0. Each row carries its index in staging and its flags; once the rows have been transferred, the
+// source rank looks up where each index has arrived.
+struct PackedRows {
+  std::byte* outbox;  // null: no engine, rows are stored where the source rank reads them
+  std::int32_t row_bytes, flags_offset, index_offset;
+  const std::int32_t* first_row;  // [R, T] of each message, among the rows for its source rank
+  const std::int32_t* rows;       // [R] for each source rank
+  const LLPacket* arrived;        // by index in staging: the call in which the row has arrived, its address
+  const Flag* absent;             // the flags of a row that has not arrived
+  std::int64_t most_rows;         // in the outbox
+};
+
 struct CombineArguments {
   LaneView lane;
   Phase phase;
@@ -40,6 +53,7 @@ struct CombineArguments {
   bool weights_travel;  // topk_weights are first sent to the ranks that hold the rows, which sum there
   bool own_staged;      // rows of this rank's own tokens go through staging, like those of other ranks
   int senders;          // sender blocks of a fused launch of two or more blocks
+  PackedRows packed;
 };
 
 // Sets the kernels' shared memory limits on the current device. Call once before the first launch.

@@ -116,8 +116,24 @@ struct TokenReducer {
   __device__ std::int64_t first_row(const TokenEntry& entry) const {
     return std::int64_t{entry.token} * (partial() ? call.lane.most_ranks : call.lane.top_k);
   }
+  // [thread] Row `index` of staging. Packed: null if it has not arrived.
+  __device__ const std::byte* row_at(std::int64_t index) const {
+    if (!packs<Traits>(call)) return call.lane.combine_row(call.lane.rank, parity(), index);
+    const LLPacket arrived = call.packed.arrived[index];
+    return arrived.call == number ? reinterpret_cast<const std::byte*>(arrived.word) : nullptr;
+  }
+  // [thread] Its flags.
+  __device__ const Flag* flags_at(std::int64_t index) const {
+    if (!packs<Traits>(call)) return call.lane.combine_flags(call.lane.rank, parity(), index);
+    const std::byte* row = row_at(index);
+    return row != nullptr ? reinterpret_cast<const Flag*>(row + call.packed.flags_offset)
+                          : call.packed.absent;
+  }
+  // The row of this thread's position or slot; null if there is none.
   __device__ const std::byte* staged_row(const TokenEntry& entry) const {
-    return call.lane.combine_row(call.lane.rank, parity(), first_row(entry) + slot());
+    const int rows = partial() ? call.lane.most_ranks : call.lane.top_k;
+    if (packs<Traits>(call) && slot() >= rows) return nullptr;
+    return row_at(first_row(entry) + slot());
   }
 
   // [warp] Waits for the slice's quarters of the rows in `terms->staged`, and removes rows that their sender
@@ -139,10 +155,9 @@ struct TokenReducer {
       const int peer = __shfl_sync(~0u, sender, row % 32);
       if (row >= highest || (terms->staged >> row & 1) == 0) continue;
       // A thread acquires each flag: the sender stored the quarter before the flag.
-      const WaitResult result =
-          wait_flag(lane, lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,
-                    lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
-                    {Operation::combine, number, peer});
+      const WaitResult result = wait_flag(lane, flags_at(first_row(entry) + row) + quarter,
+                                          lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
+                                          {Operation::combine, number, peer});
       aborted = aborted || result == WaitResult::aborted;
       if (result != WaitResult::end_of_data) continue;
       missing |= 1u << row;
@@ -195,7 +210,7 @@ struct TokenReducer {
     } else if (entry.row != -1 && position == own_position) {
       if (terms.own.row >= 0) value = call.row_values[terms.own.row];
     } else if (entry.row != -1 && (terms.staged >> position & 1) != 0) {
-      const std::byte* sum = lane.combine_row(lane.rank, parity(), first_row(entry) + position);
+      const std::byte* sum = row_at(first_row(entry) + position);
       value = reinterpret_cast<const float*>(sum + call.row.tail_offset)[slot()];
     }
     call.route_values[route] = value;
@@ -204,7 +219,8 @@ struct TokenReducer {
   // The positions of `staged` whose sums arrive in LL packets. `rank`: at this thread's position.
   __device__ std::uint32_t packet_positions(const TokenEntry& entry, std::int32_t rank,
                                             std::uint32_t staged) const {
-    if (call.result == nullptr || (!Traits::kSpecialised && call.route_values != nullptr)) return 0;
+    if (call.result == nullptr || packs<Traits>(call)) return 0;
+    if (!Traits::kSpecialised && call.route_values != nullptr) return 0;
     const std::int32_t messages = __shfl_sync(~0u, sent_messages, max(rank, 0));
     return __ballot_sync(~0u, is_among(staged) && returns_as_packets(call.lane, messages, entry.token));
   }

@@ -82,8 +82,9 @@ struct ReceivedMessage {
 
 // The part of a message that this warp sends.
 struct ReturnedRows {
-  int destination;         // source rank of the token
-  std::int64_t first_row;  // of the token in the destination's staging
+  int destination;          // source rank of the token
+  std::int64_t first_row;   // of the token in the destination's staging
+  std::int64_t packed_row;  // packed: the message's first row in the outbox
   TokenRows rows;
   Quarters quarters;  // of each row
   bool as_packets;    // in LL packets instead of staging and flags
@@ -98,8 +99,10 @@ struct CombineSender {
   FlagPublisher<kCombineWarps>* publisher;
   std::byte* memory;  // SumStream::kBytes of shared memory
   std::uint64_t number;
-  std::int32_t total;       // rows on this rank
-  std::int32_t messages;    // from the rank with this thread's number
+  std::int32_t total;     // rows on this rank
+  std::int32_t messages;  // from the rank with this thread's number
+  std::int32_t
+      packed_before;        // packed: rows in the outbox before those for the rank with this thread's number
   int splits;               // 1 << splits warps share a row
   int item, stride, items;  // a work item is a slice of a message; `item` is the next one
   ReceivedMessage next_message;
@@ -124,7 +127,16 @@ struct CombineSender {
     messages = is_destination ? usable_messages(lane, received, slot(), lane.rank) : 0;
     splits = log2_segments_for(__reduce_add_sync(~0u, messages), workers);
     items = __reduce_max_sync(~0u, messages) * destinations() << splits;
+    packed_before = packs<Traits>(call) ? rows_before() : 0;
     next_message = read_next();
+  }
+
+  // [warp]
+  __device__ std::int32_t rows_before() const {
+    std::int32_t before = 0;
+    for (int rank = 0; rank < call.lane.ranks; ++rank)
+      if (rank < slot()) before += call.packed.rows[rank];
+    return before;
   }
 
   __device__ int destinations() const { return call.own_staged ? call.lane.ranks : call.lane.ranks - 1; }
@@ -177,15 +189,30 @@ struct CombineSender {
                                      ? std::int64_t{received.token} * lane.most_ranks + received.position
                                      : std::int64_t{received.token} * lane.top_k;
       const bool as_packets =
-          partial() && call.outputs != nullptr && !has_values() &&
+          partial() && call.outputs != nullptr && !has_values() && !packs<Traits>(call) &&
           returns_as_packets(lane, __shfl_sync(~0u, messages, received.source), received.token);
-      *out = {received.source, first, rows, Quarters::of(received.slice, splits), as_packets};
+      std::int64_t packed = 0;
+      if (packs<Traits>(call))
+        packed = __shfl_sync(~0u, packed_before, received.source) + call.packed.first_row[message];
+      // A damaged plan returns more rows than there can be.
+      if (packs<Traits>(call) &&
+          packed + max(__popc(static_cast<int>(rows.row_threads)), 1) > call.packed.most_rows) {
+        if (slot() == 0 && received.slice == 0) record_bad_source(lane, message);
+        continue;
+      }
+      *out = {received.source, first, packed, rows, Quarters::of(received.slice, splits), as_packets};
       return true;
     }
     return false;
   }
 
+  // The row of a token's sum, or of its slot `row`.
+  __device__ std::byte* packed_row(const ReturnedRows& to, int row) const {
+    const std::uint32_t before = partial() ? 0 : to.rows.row_threads & ((1u << row) - 1);
+    return call.packed.outbox + (to.packed_row + __popc(static_cast<int>(before))) * call.packed.row_bytes;
+  }
   __device__ std::byte* staged_row(const ReturnedRows& to, int row) const {
+    if (packs<Traits>(call)) return packed_row(to, row);
     return call.lane.combine_row(to.destination, static_cast<int>(number & 1), to.first_row + row);
   }
 
@@ -194,8 +221,11 @@ struct CombineSender {
                             static_cast<std::int32_t>(to.first_row));
   }
 
-  // The weights and values beside the rows.
+  // The weights and values beside the rows, and where packed rows belong.
   __device__ void write_tails(const ReturnedRows& to) const {
+    if (packs<Traits>(call) && (partial() ? slot() == 0 : is_among(to.rows.row_threads)))
+      *reinterpret_cast<std::int64_t*>(packed_row(to, slot()) + call.packed.index_offset) =
+          to.first_row + (partial() ? 0 : slot());
     const float value = has_values() && to.rows.row >= 0 ? call.row_values[to.rows.row] : 0.0f;
     if (!partial()) {
       if (is_among(to.rows.row_threads))
@@ -257,8 +287,10 @@ struct CombineSender {
     const LaneView& lane = call.lane;
     // Each thread sets the flags of its slot's row, or the first thread those of the token's sum.
     const bool wants = partial() ? slot() == 0 : is_among(to.rows.row_threads);
-    Flag* flags = lane.combine_flags(to.destination, static_cast<int>(number & 1),
-                                     to.first_row + (partial() ? 0 : slot()));
+    Flag* flags = packs<Traits>(call)
+                      ? reinterpret_cast<Flag*>(packed_row(to, slot()) + call.packed.flags_offset)
+                      : lane.combine_flags(to.destination, static_cast<int>(number & 1),
+                                           to.first_row + (partial() ? 0 : slot()));
     if (next_message.source >= 0) {
       publisher->enqueue(wants, flags + to.quarters.first, to.quarters.count());
     } else {

@@ -32,6 +32,13 @@ __device__ __forceinline__ bool weights_travel(const CombineArguments& call) {
   return call.weights_travel;
 }
 
+// Only phases are carried by an engine, and their kernel is generic.
+template <class Traits>
+__device__ __forceinline__ bool packs(const CombineArguments& call) {
+  if constexpr (Traits::kSpecialised) return false;
+  return call.packed.outbox != nullptr;
+}
+
 template <DType kType>
 using TypeConstant = std::integral_constant<DType, kType>;
 

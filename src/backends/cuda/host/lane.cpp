@@ -31,35 +31,41 @@ int current_device() {
   return device;
 }
 
-int blocks_of_rank(const DeviceSymmetricMemory& memory, int device, int lanes) {
+int blocks_of_rank(int ranks_on_device, int device, int lanes) {
   int processors = 0;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "count multiprocessors");
-  const int needed = memory.ranks_on_my_device() * lanes;
+  const int needed = ranks_on_device * lanes;
   if (processors < needed) {
-    throw UnsupportedError(str(memory.ranks_on_my_device(), " ranks with ", lanes,
-                               " lanes each share a device of ", processors,
-                               " multiprocessors: every lane needs at least one"));
+    throw UnsupportedError(str(ranks_on_device, " ranks with ", lanes, " lanes each share a device of ",
+                               processors, " multiprocessors: every lane needs at least one"));
   }
-  return std::min(processors / memory.ranks_on_my_device(), kMaxBlocks);
+  return std::min(processors / ranks_on_device, kMaxBlocks);
 }
 
-// For LaneStreams.
+// For LaneStreams. Over an engine no kernel waits for another rank's.
 const void* exchange_id(const ExchangeState& exchange) {
-  const bool shares_device = exchange.rank.same_process() && exchange.memory.ranks_on_my_device() > 1;
-  return shares_device ? exchange.memory.at(0, 0) : nullptr;
+  const bool shares_device = exchange.rank.same_process() && exchange.ranks_on_device > 1;
+  return shares_device && exchange.memory ? exchange.memory->at(0, 0) : nullptr;
 }
 
 }  // namespace
 
-ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_config)
+ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_config, Reach reach)
     : rank(this_rank),
       config(exchange_config),
       device(current_device()),
-      memory(this_rank, device_layout(exchange_config).bytes()),
       arrays(exchange_arrays(exchange_config)),
       tables(arrays.bytes),
-      report_memory(sizeof(HostSignals)),
-      blocks(blocks_of_rank(memory, device, exchange_config.lanes)) {
+      report_memory(sizeof(HostSignals)) {
+  if (reach == Reach::mapped) {
+    memory.emplace(rank, device_layout(config).bytes());
+    ranks_on_device = memory->ranks_on_my_device();
+  } else {
+    ranks_on_device = ranks_on_current_device(rank);
+    engine = engine_layout(config, rank.index());
+    engine_memory = DeviceMemory(config.lanes * engine->bytes);
+  }
+  blocks = blocks_of_rank(ranks_on_device, device, config.lanes);
   const Placement& placement = config.placement;
   std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
   const RoutingTables filled = RoutingTables::at(host.data(), config.experts, rank.size());
@@ -138,11 +144,15 @@ LaneView Lane::make_view() const {
   // A stalled rank must not time out itself: the test expects that its peers report it.
   if (view.fault_injection.stall != KernelPoint::none) view.deadline = ~0ull;
 #endif
-  for (int peer = 0; peer < view.ranks; ++peer)
-    view.symmetric[peer] = exchange_.memory.at(peer, index_ * layout.lane_bytes());
   view.signals = device_signals(config);
   view.exchange = layout.exchange;
-  view.receive_buffers = layout.exchange.lane_bytes();
+  if (over_engine()) {
+    place_engine_lane(*exchange_.engine, exchange_.engine_lane(index_), &view);
+  } else {
+    for (int peer = 0; peer < view.ranks; ++peer)
+      view.symmetric[peer] = exchange_.memory->at(peer, index_ * layout.lane_bytes());
+    view.receive_buffers = layout.exchange.lane_bytes();
+  }
 
   view.tables = exchange_.tables.data() + exchange_.arrays.routing;
   view.timeout_claimed =
@@ -172,20 +182,24 @@ int Lane::blocks_for(int sm_limit) const {
 }
 
 LaunchShape Lane::shape(int sm_limit) const {
-  const bool alone = exchange_.memory.ranks_on_my_device() == 1 && exchange_.config.lanes == 1;
+  const bool alone = exchange_.ranks_on_device == 1 && exchange_.config.lanes == 1;
   return {.blocks = blocks_for(sm_limit), .cooperative = alone};
 }
 
-void Lane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
+void Lane::route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
+                        Operation operation, Stream stream) {
   require_own_stream(Operation::route_values, stream);
   pointer_check_.require_usable("route_values", pointers_of_route_values(values, plan, row_values));
   RouteValuesArguments arguments{.lane = view_,
                                  .terms = AgreedOptions::of(Operation::route_values),
                                  .plan = plan.storage(),
                                  .values = values,
-                                 .row_values = row_values};
+                                 .row_values = row_values,
+                                 .phase = phase,
+                                 .operation = operation};
+  if (over_engine()) place_engine_messages(*exchange_.engine, 0, &arguments.lane);
   launch_route_values(arguments, shape(0), handle_of(stream));
-  ++calls_;
+  if (phase != Phase::send) ++calls_;
 }
 
 const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* device_count, Stream stream) {

@@ -4,9 +4,11 @@
 #include <optional>
 
 #include "backends/cuda/combine/combine.hpp"
+#include "backends/cuda/combine/packed_rows.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/host/call_pointers.hpp"
 #include "backends/cuda/host/diagnostics_reader.hpp"
+#include "backends/cuda/host/engine_layout.hpp"
 #include "backends/cuda/host/lane_streams.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
@@ -17,20 +19,29 @@
 
 namespace ferry::cuda {
 
+// How the kernels of one rank reach another rank's memory: directly, or not at all, because an engine carries
+// what they send.
+enum class Reach { mapped, engine };
+
 // State of an exchange that all its lanes use. Constant after construction.
 struct ExchangeState {
-  ExchangeState(const Rank& rank, const Config& config);
+  // Collective.
+  ExchangeState(const Rank& rank, const Config& config, Reach reach);
 
   Rank rank;
   Config config;
-  int device;  // that was current at construction
-  DeviceSymmetricMemory memory;
+  int device;                                   // that was current at construction
+  std::optional<DeviceSymmetricMemory> memory;  // mapped
+  std::optional<EngineLayout> engine;           // engine
+  DeviceMemory engine_memory;                   // of all lanes
+  int ranks_on_device;                          // this rank included
   ExchangeArrays arrays;
   DeviceMemory tables;  // ExchangeArrays
   PinnedMemory report_memory;
   int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
 
   int me() const { return rank.index(); }
+  std::byte* engine_lane(int lane) const { return engine_memory.data() + lane * engine->bytes; }
   HostSignals* report() const { return reinterpret_cast<HostSignals*>(report_memory.data()); }
 };
 
@@ -39,11 +50,14 @@ class Lane {
   Lane(const ExchangeState& exchange, int index);
 
   // Each enqueues one launch on the stream. Throws UsageError for bad arguments before it launches anything.
+  // Over an engine only phases are enqueued; a call counts when its receive phase is.
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
   DispatchResult dispatch_receive(Stream stream);
   void combine(const CombineCall& call, Phase phase, Stream stream);
   void combine_receive(Stream stream);
-  void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
+  // `operation`: on whose behalf the values travel.
+  void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
+                    Operation operation, Stream stream);
   const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
   // dispatch_counts in steps: enqueues the kernel; waits a while for its end, and returns whether it has
   // ended; returns whether it has counted, or was aborted; reads the counts.
@@ -61,6 +75,12 @@ class Lane {
   void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
   void add_wire(WireCounts& counts) const;
 
+  // Over an engine: notes where rows have arrived that `from` [R] holds. Before combine_receive().
+  void find_rows(const ArrivedRows* from, Stream stream) const;
+  // The memory of the step metadata, on the device.
+  StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
+  const LaneView& view() const { return view_; }
+
   // Working memory of this lane on its device (LaneArrays).
   const DeviceMemory& memory() const { return memory_; }
 
@@ -72,6 +92,8 @@ class Lane {
   // Blocks of a launch with this limit; sm_limit 0: the lane's whole part of the device.
   int blocks_for(int sm_limit) const;
   LaneView make_view() const;
+  void pack_rows(CombineArguments& arguments, Stream stream) const;
+  bool over_engine() const { return exchange_.engine.has_value(); }
   void require_own_stream(Operation operation, Stream stream) {
     streams_.require_own(operation, stream, calls_ + 1);
   }

@@ -132,8 +132,14 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
                      .has_metadata_blocks = arguments.few_token_blocks.metadata_blocks > 0,
                      .count_on_device = arguments.device_tokens != nullptr,
                      .tokens = arguments.tokens});
+  if (over_engine()) {
+    place_engine_messages(*exchange_.engine, arguments.message.bytes, &arguments.lane);
+    arguments.message.bytes =
+        static_cast<std::int32_t>(engine_message_bytes(arguments.message.bytes, view_.top_k));
+  }
   launch_dispatch(arguments, mode, shape, handle_of(stream));
-  result_.call = ++calls_;
+  result_.call = calls_ + 1;
+  if (!over_engine()) ++calls_;
   if (phase == Phase::send) {
     dispatch_ = arguments;
     phase_shape_ = shape;
@@ -152,9 +158,10 @@ void Lane::count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
                           .wide_ids = ids.type == IdType::int64,
                           .tokens = tokens,
                           .host = reinterpret_cast<HostCounts*>(counts_.data()),
-                          .call = ++counted_},
+                          .call = ++counted_,
+                          .posts_only = over_engine()},
                          handle_of(stream));
-  ++calls_;
+  if (!over_engine()) ++calls_;
 }
 
 bool Lane::await_dispatch_counts(Stream stream) const {
@@ -195,6 +202,7 @@ DispatchCounts Lane::dispatch_counts() const {
 
 DispatchResult Lane::dispatch_receive(Stream stream) {
   launch_dispatch(dispatch_, DispatchMode::receive_phase, phase_shape_, handle_of(stream));
+  if (over_engine()) ++calls_;
   return result_;
 }
 
@@ -227,8 +235,9 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   // Own rows go through staging where they are converted: the sender role then sums them like all others.
   arguments.own_staged = phase != Phase::fused || call.outputs.type != config.combine_type;
   arguments.senders = combine_senders(shape.blocks, config, call.reduction, arguments.own_staged);
+  if (over_engine()) pack_rows(arguments, stream);
   launch_combine(arguments, shape, handle_of(stream));
-  ++calls_;
+  if (!over_engine()) ++calls_;
   if (phase == Phase::send) {
     combine_ = arguments;
     combine_.phase = Phase::receive;
@@ -238,6 +247,44 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
 
 void Lane::combine_receive(Stream stream) {
   launch_combine(combine_, phase_shape_, handle_of(stream));
+  if (over_engine()) ++calls_;
+}
+
+// Places the rows that this rank will send, and says so in the arguments.
+void Lane::pack_rows(CombineArguments& arguments, Stream stream) const {
+  const EngineLayout& layout = *exchange_.engine;
+  std::byte* const memory = exchange_.engine_lane(index_);
+  auto* first_row = reinterpret_cast<std::int32_t*>(memory + layout.first_row);
+  auto* rows = reinterpret_cast<std::int32_t*>(memory + layout.rows);
+  launch_place_rows({.lane = view_,
+                     .plan = arguments.plan,
+                     .one_row = arguments.reduction == Reduction::partial,
+                     .first_row = first_row,
+                     .rows = rows},
+                    handle_of(stream));
+  arguments.packed = {.outbox = memory + layout.row_outbox,
+                      .row_bytes = layout.row_bytes,
+                      .flags_offset = layout.flags_offset,
+                      .index_offset = layout.index_offset,
+                      .first_row = first_row,
+                      .rows = rows,
+                      .arrived = reinterpret_cast<const LLPacket*>(memory + layout.arrived),
+                      .absent = reinterpret_cast<const Flag*>(memory + layout.absent),
+                      .most_rows = layout.sent_rows};
+}
+
+void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
+  const EngineLayout& layout = *exchange_.engine;
+  FindRowsArguments arguments{
+      .lane = view_,
+      .from = {},
+      .row_bytes = layout.row_bytes,
+      .flags_offset = layout.flags_offset,
+      .index_offset = layout.index_offset,
+      .arrived = reinterpret_cast<LLPacket*>(exchange_.engine_lane(index_) + layout.arrived),
+      .most = layout.received_rows};
+  std::copy_n(from, view_.ranks, arguments.from);
+  launch_find_rows(arguments, handle_of(stream));
 }
 
 }  // namespace ferry::cuda

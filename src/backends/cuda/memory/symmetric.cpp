@@ -105,6 +105,15 @@ void DeviceSymmetricMemory::check_access(const std::vector<DeviceInfo>& infos) c
   }
 }
 
+int ranks_on_current_device(const Rank& rank) {
+  CUuuid mine{};
+  run_on_all_ranks(rank, [&] { mine = uuid_of(initialise_device()); });
+  std::vector<CUuuid> all(static_cast<std::size_t>(rank.size()));
+  rank.all_gather(&mine, all.data(), sizeof mine);
+  return static_cast<int>(
+      std::count_if(all.begin(), all.end(), [&](const CUuuid& other) { return same(other, mine); }));
+}
+
 void DeviceSymmetricMemory::share_with_threads(const Rank& rank) {
   run_on_all_ranks(rank, [&] {
     const auto memory = Allocation::on_device(devices_[rank_], mapped_bytes_, false);

@@ -55,4 +55,7 @@ class DeviceSymmetricMemory {
   std::vector<std::shared_ptr<DeviceMapping>> regions_;  // [ranks]
 };
 
+// Collective. How many ranks have the device that is current here, this rank included.
+int ranks_on_current_device(const Rank& rank);
+
 }  // namespace ferry::cuda

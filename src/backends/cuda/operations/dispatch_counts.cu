@@ -98,7 +98,7 @@ __device__ bool exchange_counts(const CountArguments& call, std::uint64_t number
   if (thread < 32) {
     post_header(lane, number, state->header);
     HeaderFacts theirs;
-    const bool agreed = await_all_headers(lane, number, state->header, true, &theirs);
+    const bool agreed = !call.posts_only && await_all_headers(lane, number, state->header, true, &theirs);
     if (thread < lane.ranks) state->facts[thread] = theirs;
     if (thread == 0) state->agreed = agreed;
   }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kClusterThreads)
       store_packet_relaxed_sys(&call.host->ended, {call.call, static_cast<std::uint64_t>(result)});
     }
   }
-  store_call_number(lane, number);
+  if (!call.posts_only) store_call_number(lane, number);
 }
 
 }  // namespace

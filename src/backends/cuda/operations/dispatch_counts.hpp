@@ -30,6 +30,7 @@ struct CountArguments {
   std::int32_t tokens;
   HostCounts* host;
   std::uint64_t call;  // of dispatch_counts on this lane
+  bool posts_only;     // the kernel ends when it has posted this rank's counts; the call takes no number
 };
 
 void launch_dispatch_counts(const CountArguments& arguments, cudaStream_t stream);

@@ -87,7 +87,7 @@ __device__ void receive_values(const RouteValuesArguments& call, std::uint64_t n
     const std::int64_t where = std::int64_t{source} * lane.max_tokens + i;
     float value;
     const WaitResult result =
-        await_route_value(lane, Payload::rows, {Operation::route_values, number, source}, i, &value);
+        await_route_value(lane, Payload::rows, {call.operation, number, source}, i, &value);
     if (result == WaitResult::aborted) return;
     if (result == WaitResult::end_of_data) {
       if (slot == 0) record_bad_source(lane, where);
@@ -116,19 +116,21 @@ __device__ void run_route_values(const RouteValuesArguments& call, RouteValuesSt
   const LaneView& lane = call.lane;
   const int warp = threadIdx.x / 32, block = static_cast<int>(blockIdx.x),
             blocks = static_cast<int>(gridDim.x);
-  const bool coordinates = block == 0 && warp == 0;
+  const bool coordinates = block == 0 && warp == 0, sends = call.phase != Phase::receive,
+             receives = call.phase != Phase::send;
   if (coordinates) {
     if (threadIdx.x == 0) {
       state->header.terms = call.terms;
       state->header.terms.add(static_cast<std::int64_t>(plan.header->call));
-      state->header.facts = make_header_facts(Operation::route_values, plan.header->tokens);
+      state->header.facts = make_header_facts(call.operation, plan.header->tokens);
     }
     __syncwarp();
-    post_header(lane, state->number, state->header);
+    if (sends) post_header(lane, state->number, state->header);
     HeaderFacts theirs;
-    await_all_headers(lane, state->number, state->header, true, &theirs);
+    if (receives) await_all_headers(lane, state->number, state->header, true, &theirs);
   }
   if (warp < kValueSendWarps) {
+    if (!sends) return;
     if (!coordinates)
       send_route_values(lane, state->number, call.values,
                         RouteValueIterator(lane, messages_with(lane, plan, true),
@@ -138,6 +140,7 @@ __device__ void run_route_values(const RouteValuesArguments& call, RouteValuesSt
     if (threadIdx.x == 0) publish_end_of_stream(lane, state->number, blocks);
     return;
   }
+  if (!receives) return;
   constexpr int kReceiveWarps = kValueWarps - kValueSendWarps;
   const int worker = block * kReceiveWarps + warp - kValueSendWarps;
   zero_padding_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32),
@@ -167,10 +170,11 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
   if (state.fault == PlanFault::none) {
     run_route_values(call, &state, plan);
   } else if (blockIdx.x == 0) {
-    refuse_plan(lane, Operation::route_values, state.number, *plan.header, state.fault, -1, &state.refusal);
-    drain_headers(lane, state.number, Operation::route_values);
+    if (call.phase != Phase::receive)
+      refuse_plan(lane, call.operation, state.number, *plan.header, state.fault, -1, &state.refusal);
+    if (call.phase != Phase::send) drain_headers(lane, state.number, call.operation);
   }
-  store_call_number(lane, state.number);
+  if (call.phase != Phase::send) store_call_number(lane, state.number);
 }
 
 // --- refusal -----------------------------------------------------------------------------------------------

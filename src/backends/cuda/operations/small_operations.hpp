@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backends/cuda/device/phase.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 
@@ -24,6 +25,8 @@ struct RouteValuesArguments {
   void* plan;
   const float* values;  // [N, K]
   float* row_values;    // [total]
+  Phase phase = Phase::fused;
+  Operation operation = Operation::route_values;  // on whose behalf the values travel
 };
 
 void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,

@@ -1,0 +1,63 @@
+#include "backends/collective/device_messages.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "backends/collective/message_rounds.hpp"
+
+namespace ferry::collective {
+
+void DeviceMessages::clear() {
+  has_messages_ = false;
+  within_node_ = between_nodes_ = {};
+}
+
+void DeviceMessages::reserve(Outgoing messages) {
+  has_messages_ = true;
+  sent_ = std::move(messages);
+}
+
+FollowingMessages DeviceMessages::announce(int peer, std::int64_t*) const {
+  if (!has_messages_) return {};
+  std::int64_t most = 0;
+  for (std::size_t rank = 0; rank < sent_.bytes.size(); ++rank) {
+    if (static_cast<int>(rank) != me_) most = std::max(most, sent_.bytes[rank]);
+  }
+  return following_of(sent_.bytes[static_cast<std::size_t>(peer)], most, sent_.message_bytes, window_);
+}
+
+void DeviceMessages::exchange(std::uint64_t, const std::function<FollowingMessages(int peer)>& following,
+                              const std::function<const std::int64_t*(int peer)>&, const Wire& wire) {
+  const std::size_t ranks = sent_.bytes.size();
+  std::vector<FollowingMessages> all;
+  received_.assign(ranks, 0);
+  received_at_.assign(ranks, 0);
+  std::int64_t end = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const int peer = static_cast<int>(rank);
+    all.push_back(following(peer));
+    received_at_[rank] = sent_.slot_bytes > 0 ? peer * sent_.slot_bytes : end;
+    if (peer == me_) continue;
+    received_[rank] = all.back().bytes;
+    end += received_[rank];
+    if (received_[rank] < 0 || (sent_.slot_bytes > 0 && received_[rank] > sent_.slot_bytes)) wire.fail(peer);
+    Traffic& traffic = topology_.node_of(peer) == topology_.node_of(me_) ? within_node_ : between_nodes_;
+    traffic.messages += sent_.bytes[rank] / sent_.message_bytes;
+    traffic.bytes += sent_.bytes[rank];
+  }
+  if (sent_.slot_bytes == 0) sent_.receive = sent_.room_for(end);
+  transfer_in_rounds({.send = sent_.send,
+                      .send_bytes = sent_.bytes,
+                      .send_offsets = sent_.offsets,
+                      .receive = sent_.receive,
+                      .receive_bytes = received_,
+                      .receive_offsets = received_at_,
+                      .device = true},
+                     me_, all, wire.transfer);
+}
+
+const std::byte* DeviceMessages::incoming(int rank) const {
+  return sent_.receive + received_at_[static_cast<std::size_t>(rank)];
+}
+
+}  // namespace ferry::collective

@@ -1,0 +1,55 @@
+// Carries the messages of a call between memory of the ranks' devices, straight to their ranks.
+#pragma once
+
+#include <vector>
+
+#include "backends/collective/message_carrier.hpp"
+#include "exchange/lane_counts.hpp"
+#include "ferry/topology.hpp"
+
+namespace ferry::collective {
+
+class DeviceMessages final : public MessageCarrier {
+ public:
+  // The messages of a call. Lists are [R], in bytes.
+  struct Outgoing {
+    std::int64_t message_bytes;
+    const std::byte* send;
+    std::vector<std::int64_t> bytes, offsets;
+    // The messages of rank p are received at `receive + p * slot_bytes` and take at most slot_bytes. 0: those
+    // of all ranks follow one another in memory that `room_for` returns, of so many bytes.
+    std::byte* receive;
+    std::int64_t slot_bytes;
+    std::function<std::byte*(std::int64_t bytes)> room_for;
+  };
+
+  // `window`: Config::window.
+  DeviceMessages(const Topology& topology, int rank, int window)
+      : topology_(topology), me_(rank), window_(window) {}
+
+  void clear() override;
+  void reserve(Outgoing messages);
+  bool has_messages() const override { return has_messages_; }
+  FollowingMessages announce(int peer, std::int64_t* table) const override;
+  void exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
+                const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) override;
+
+  // After exchange(): what has come from other ranks.
+  const std::byte* incoming(int rank) const;
+  std::int64_t incoming_bytes(int rank) const { return received_[static_cast<std::size_t>(rank)]; }
+  // Of this rank in this call.
+  const Traffic& within_node() const { return within_node_; }
+  const Traffic& between_nodes() const { return between_nodes_; }
+
+ private:
+  const Topology topology_;
+  const int me_, window_;
+
+  // The current call.
+  bool has_messages_ = false;
+  Outgoing sent_{};
+  std::vector<std::int64_t> received_, received_at_;  // [R] bytes and offsets
+  Traffic within_node_, between_nodes_;
+};
+
+}  // namespace ferry::collective

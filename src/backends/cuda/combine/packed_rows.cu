@@ -1,0 +1,86 @@
+#include "backends/cuda/combine/packed_rows.hpp"
+
+#include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/protocol/plan_entries.cuh"
+#include "backends/cuda/protocol/plan_header.cuh"
+#include "backends/cuda/runtime/launch.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr int kPlaceThreads = 1024, kPlaceWarps = kPlaceThreads / 32;
+constexpr int kFindThreads = 256, kFindBlocks = 32;  // blocks for each source
+
+// [thread] Rows that a message returns.
+__device__ std::int32_t rows_of_message(const PlaceRowsArguments& call, std::int64_t message) {
+  if (call.one_row) return 1;
+  const LaneView& lane = call.lane;
+  const std::int32_t* row = call.plan.received_rows_of_message + message * lane.top_k;
+  std::int32_t rows = 0;
+  for (int slot = 0; slot < lane.top_k; ++slot) rows += row[slot] >= 0 && row[slot] < call.plan.header->total;
+  return lane.layout == Layout::rank_major ? min(rows, 1) : rows;
+}
+
+// A block for each source rank.
+__global__ void __launch_bounds__(kPlaceThreads)
+    place_rows_kernel(const __grid_constant__ PlaceRowsArguments call) {
+  __shared__ std::int32_t sums[kPlaceWarps];
+  const LaneView& lane = call.lane;
+  const int source = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  const bool usable = check_plan(lane, *call.plan.header, -1) == PlanFault::none;
+  const std::int32_t counted = call.plan.tokens_between[std::int64_t{source} * lane.ranks + lane.rank];
+  const std::int32_t messages = usable && counted >= 0 && counted <= lane.max_tokens ? counted : 0;
+  std::int32_t before = 0;
+  for (std::int32_t first = 0; first < messages; first += kPlaceThreads) {
+    const std::int64_t message = std::int64_t{source} * lane.max_tokens + first + thread;
+    const std::int32_t mine = first + thread < messages ? rows_of_message(call, message) : 0;
+    std::int32_t sum = mine;  // of the warp's threads up to this one
+    for (int step = 1; step < 32; step *= 2) {
+      const std::int32_t lower = __shfl_up_sync(~0u, sum, static_cast<unsigned>(step));
+      if (thread % 32 >= step) sum += lower;
+    }
+    if (thread % 32 == 31) sums[warp] = sum;
+    __syncthreads();
+    std::int32_t all = 0;
+    for (int other = 0; other < kPlaceWarps; ++other) {
+      if (other == warp) sum += all;
+      all += sums[other];
+    }
+    if (first + thread < messages) call.first_row[message] = before + sum - mine;
+    before += all;
+    __syncthreads();
+  }
+  if (thread == 0) call.rows[source] = before;
+}
+
+__global__ void __launch_bounds__(kFindThreads)
+    find_rows_kernel(const __grid_constant__ FindRowsArguments call) {
+  const int source = static_cast<int>(blockIdx.x) / kFindBlocks,
+            block = static_cast<int>(blockIdx.x) % kFindBlocks;
+  const ArrivedRows from = call.from[source];
+  // All blocks read it before the call's reducers, which come later on the stream, count the call.
+  const std::uint64_t number = call.lane.state->calls[0] + 1;
+  for (std::int64_t i = block * kFindThreads + static_cast<int>(threadIdx.x); i < from.count;
+       i += kFindBlocks * kFindThreads) {
+    const std::byte* row = from.rows + i * call.row_bytes;
+    if (*reinterpret_cast<const std::uint64_t*>(row + call.flags_offset) != number) continue;
+    const std::int64_t index = *reinterpret_cast<const std::int64_t*>(row + call.index_offset);
+    if (index < 0 || index >= call.most) continue;
+    call.arrived[index] = {number, reinterpret_cast<std::uint64_t>(row)};
+  }
+}
+
+}  // namespace
+
+void launch_place_rows(const PlaceRowsArguments& arguments, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&place_rows_kernel), const_cast<PlaceRowsArguments*>(&arguments),
+         kPlaceThreads, 0, {.blocks = arguments.lane.ranks}, stream, "placing the rows of a combine");
+}
+
+void launch_find_rows(const FindRowsArguments& arguments, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&find_rows_kernel), const_cast<FindRowsArguments*>(&arguments),
+         kFindThreads, 0, {.blocks = kFindBlocks * arguments.lane.ranks}, stream,
+         "finding the rows of a combine");
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,41 @@
+// What happens to packed rows (PackedRows) before they are sent and after they have been transferred.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::cuda {
+
+struct PlaceRowsArguments {
+  LaneView lane;
+  PlanView plan;
+  bool one_row;             // a message returns one row, a sum; otherwise one for each of its slots here
+  std::int32_t* first_row;  // [R, T], out: see PackedRows
+  std::int32_t* rows;       // [R], out
+};
+
+// Finds where the rows for each source rank begin. Of a damaged plan it counts the rows that the senders
+// send, or none.
+void launch_place_rows(const PlaceRowsArguments& arguments, cudaStream_t stream);
+
+// The rows of one rank that have arrived.
+struct ArrivedRows {
+  const std::byte* rows;
+  std::int64_t count;
+};
+
+struct FindRowsArguments {
+  LaneView lane;
+  ArrivedRows from[kMaxRanks];
+  std::int32_t row_bytes, flags_offset, index_offset;
+  LLPacket* arrived;  // out: see PackedRows
+  std::int64_t most;  // entries of `arrived`
+};
+
+// Notes in `arrived` which row has arrived where. Rows without this call's flags are skipped: their sender
+// has not written them.
+void launch_find_rows(const FindRowsArguments& arguments, cudaStream_t stream);
+
+}  // namespace ferry::cuda

@@ -1,0 +1,129 @@
+// The backend `collective` on device memory: the kernels of the cuda backend, with messages that an engine
+// carries.
+#include <algorithm>
+
+#include "backends/cuda/engine/engine_lane.hpp"
+#include "backends/cuda/engine/staged_communicator.hpp"
+#include "backends/cuda/host/cuda_backend.hpp"
+#include "backends/cuda/host/memory_layout.hpp"
+#include "backends/cuda/runtime/error.hpp"
+#include "base/text.hpp"
+#include "group/fault_points.hpp"
+
+namespace ferry {
+namespace cuda {
+namespace {
+
+class EngineBackend final : public CudaBackend {
+ public:
+  EngineBackend(const Rank& rank, const Config& config, Engine& engine)
+      : CudaBackend(rank, config, Reach::engine) {
+    std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
+    for (int index = 0; index < config.lanes; ++index) {
+      std::unique_ptr<Communicator>& made = communicators[static_cast<std::size_t>(index)];
+      if (!engine.takes_device_memory()) made = stage_device_memory(std::move(made));
+      lanes_.emplace_back(exchange_, lane(index), index, std::move(made),
+                          engine.ordered_lanes() ? engine.transfer_thread() : nullptr);
+    }
+  }
+
+  Sizes sizes() const override { return device_collective_sizes(exchange_.config, exchange_.me()); }
+
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
+    send_dispatch(call, false, stream);
+    return engine_lane(call.lane).dispatch_receive(stream);
+  }
+  void dispatch_send(const DispatchCall& call, Stream stream) override { send_dispatch(call, true, stream); }
+  DispatchResult dispatch_receive(int lane, Stream stream) override {
+    throw_if_failed(Operation::dispatch);
+    return engine_lane(lane).dispatch_receive(stream);
+  }
+
+  void combine(const CombineCall& call, Stream stream) override {
+    send_combine(call, false, stream);
+    engine_lane(call.lane).combine_receive(stream);
+  }
+  void combine_send(const CombineCall& call, Stream stream) override { send_combine(call, true, stream); }
+  void combine_receive(int lane, Stream stream) override {
+    throw_if_failed(Operation::combine);
+    engine_lane(lane).combine_receive(stream);
+  }
+
+  void route_values(const float* values, const Plan& plan, float* row_values, int lane,
+                    Stream stream) override {
+    run(Operation::route_values, FaultPoint::route_values_begin, lane, stream,
+        [&] { engine_lane(lane).route_values(values, plan, row_values, stream); });
+  }
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override {
+    return run(Operation::dispatch_counts, FaultPoint::dispatch_begin, lane, stream,
+               [&] { return engine_lane(lane).dispatch_counts(ids, tokens, stream); });
+  }
+  const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
+    return run(Operation::metadata, FaultPoint::metadata_begin, lane, stream,
+               [&] { return engine_lane(lane).metadata(count, nullptr, stream); });
+  }
+  const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream) override {
+    return run(Operation::metadata, FaultPoint::metadata_begin, lane, stream,
+               [&] { return engine_lane(lane).metadata(0, count, stream); });
+  }
+
+  void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
+    if (lane >= 0 && lane < exchange_.config.lanes) engine_lane(lane).refuse(operation, error);
+  }
+
+  WireCounts wire_counts() const override {
+    WireCounts sum;
+    for (const EngineLane& lane : lanes_) lane.add_wire(sum);
+    return sum;
+  }
+
+ private:
+  EngineLane& engine_lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
+
+  // The host reads how much it receives while a call runs.
+  void require_no_capture(Operation operation, Stream stream) const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
+    if (status == cudaStreamCaptureStatusNone) return;
+    throw UnsupportedError(str(to_string(operation),
+                               ": the backend collective cannot be captured into a CUDA ",
+                               "graph, because the host reads on rank ", exchange_.me(),
+                               " how much it receives: use the backend cuda"));
+  }
+
+  // Runs the first part of a call, which refuses to the peers what this rank refuses.
+  template <class Call>
+  std::invoke_result_t<Call> run(Operation operation, FaultPoint begin, int lane, Stream stream, Call call) {
+    throw_if_failed(operation);
+    fault_point(begin, exchange_.me());
+    try {
+      require_no_capture(operation, stream);
+    } catch (const UnsupportedError& error) {
+      refuse(operation, lane, error, stream);
+      throw;
+    }
+    return call();
+  }
+
+  void send_dispatch(const DispatchCall& call, bool split, Stream stream) {
+    run(Operation::dispatch, FaultPoint::dispatch_begin, call.lane, stream,
+        [&] { engine_lane(call.lane).dispatch_send(call, split, stream); });
+  }
+  void send_combine(const CombineCall& call, bool split, Stream stream) {
+    run(Operation::combine, FaultPoint::combine_begin, call.lane, stream,
+        [&] { engine_lane(call.lane).combine_send(call, split, stream); });
+  }
+
+  std::deque<EngineLane> lanes_;  // deque: EngineLane cannot be moved
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,
+                                                        Engine& engine) {
+  cuda::check_limits(config);
+  return std::make_unique<cuda::EngineBackend>(rank, config, engine);
+}
+
+}  // namespace ferry

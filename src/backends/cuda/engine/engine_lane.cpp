@@ -1,0 +1,327 @@
+#include "backends/cuda/engine/engine_lane.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "backends/cuda/runtime/current_device.hpp"
+#include "base/pause.hpp"
+#include "base/text.hpp"
+#include "exchange/call_options.hpp"
+#include "exchange/configuration.hpp"
+#include "layout/device_message.hpp"
+#include "plan/shapes.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr int kPollsBetweenChecks = 2'000;  // of an event: about a millisecond
+
+std::size_t at(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, handle_of(stream)),
+        "copy for an engine");
+}
+
+// `rows` rows of `bytes`.
+void copy_rows_async(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
+                     std::int64_t bytes, int rows, Stream stream) {
+  if (rows == 0) return;
+  check(cudaMemcpy2DAsync(to, static_cast<std::size_t>(to_stride), from,
+                          static_cast<std::size_t>(from_stride), static_cast<std::size_t>(bytes),
+                          static_cast<std::size_t>(rows), cudaMemcpyDefault, handle_of(stream)),
+        "copy call headers");
+}
+
+}  // namespace
+
+EngineLane::EngineLane(const ExchangeState& exchange, Lane& lane, int index,
+                       std::unique_ptr<Communicator> communicator, std::shared_ptr<TransferThread> ordered)
+    : exchange_(exchange),
+      lane_(lane),
+      index_(index),
+      messages_(
+          new collective::DeviceMessages(exchange.rank.topology(), exchange.me(), exchange.config.window)),
+      headers_(2 * exchange.rank.size() * exchange.engine->header_bytes),
+      scalars_(sizeof(Scalars)),
+      counts_(exchange.config.experts),
+      call_(exchange.rank, std::move(communicator), index, exchange.engine->header_bytes,
+            std::unique_ptr<collective::MessageCarrier>(messages_), exchange.config.deadline,
+            std::move(ordered)) {}
+
+// --- between the phases ------------------------------------------------------------------------------------
+
+// Word `i` of a header, which the call `call` of this lane's kernels has written; 0 if it has not.
+std::uint64_t EngineLane::header_word(const std::byte* header, int i, std::uint64_t call) const {
+  LLPacket packet;
+  std::memcpy(&packet, header + i * static_cast<std::int64_t>(sizeof packet), sizeof packet);
+  return packet.call == call ? packet.word : 0;
+}
+
+// Number `i` among a header's counts.
+std::int32_t EngineLane::header_count(const std::byte* header, int i) const {
+  LLPacket facts;
+  std::memcpy(&facts, header + kHeaderFacts * sizeof facts, sizeof facts);
+  return static_cast<std::int32_t>(header_word(header, kHeaderCounts + i / 2, facts.call) >> (32 * (i % 2)));
+}
+
+// Runs `launch`. If it throws a UsageError, refuses the call, so that the peers get the error instead of
+// waiting.
+template <class Launch>
+void EngineLane::launch_or_refuse(Operation operation, Launch launch) {
+  try {
+    launch();
+  } catch (const UsageError& error) {
+    refuse(operation, error);
+    throw;
+  }
+}
+
+// Enqueues copies of the headers for all ranks. The one for this rank lies in the inbox.
+void EngineLane::fetch_headers(Stream stream) {
+  const EngineLayout& to = layout();
+  copy_rows_async(headers_.data(), to.header_bytes, memory() + to.outbox, to.block_bytes, to.header_bytes,
+                  ranks(), stream);
+  copy_async(sent_header(me()), memory() + to.inbox + me() * to.block_bytes, to.header_bytes, stream);
+}
+
+// After the kernel of the send phase. `stored`: null if only headers travel.
+void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
+  fetch_headers(stream);
+  if (stored && stored->messages != nullptr)
+    copy_async(scalars().messages, stored->messages, 4 * std::int64_t{ranks()}, stream);
+  stored_.record(handle_of(stream));
+  call_.post(split, [this, stored](const collective::EngineCall::Check& check) {
+    wait_for_kernel(check);
+    if (stored) describe(*stored);
+    for (int peer = 0; peer < ranks(); ++peer)
+      std::memcpy(call_.summary_to(peer), sent_header(peer), static_cast<std::size_t>(layout().header_bytes));
+  });
+}
+
+void EngineLane::wait_for_kernel(const collective::EngineCall::Check& check) const {
+  for (int polls = 1; !stored_.done(); ++polls) {
+    pause_processor();
+    if (polls % kPollsBetweenChecks == 0) {
+      check();
+      std::this_thread::yield();
+    }
+  }
+}
+
+// Tells the carrier what to send to each rank.
+void EngineLane::describe(const Stored& stored) {
+  std::vector<std::int64_t> messages(at(ranks()), 0);
+  std::int64_t room = layout().sent_rows;  // of packed rows
+  // A kernel that refuses its call sends no messages.
+  LLPacket terms;
+  std::memcpy(&terms, sent_header((me() + 1) % ranks()) + kHeaderTerms * sizeof terms, sizeof terms);
+  for (int peer = 0; peer < ranks() && terms.word != 0; ++peer) {
+    const std::int64_t most = stored.packed ? room : lane_.view().max_tokens;
+    const std::int32_t count =
+        stored.messages != nullptr
+            ? scalars().messages[peer]
+            : header_count(sent_header((me() + 1) % ranks()), lane_.view().signals.first_messages + peer);
+    // Of a damaged plan. Kernels send no rows beyond the outbox, and take an impossible count as 0.
+    if (stored.packed) messages[at(peer)] = std::min<std::int64_t>(count, most);
+    if (!stored.packed && count >= 0 && count <= most) messages[at(peer)] = count;
+    room -= messages[at(peer)];
+  }
+  reserve(stored, messages);
+}
+
+void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& messages) {
+  const EngineLayout& to = layout();
+  collective::DeviceMessages::Outgoing out{.message_bytes = stored.message_bytes,
+                                           .send = memory(),
+                                           .bytes = {},
+                                           .offsets = {},
+                                           .receive = nullptr,
+                                           .slot_bytes = 0,
+                                           .room_for = {}};
+  std::int64_t row_end = to.row_outbox;
+  for (int peer = 0; peer < ranks(); ++peer) {
+    const std::int64_t bytes = messages[at(peer)] * stored.message_bytes;
+    out.bytes.push_back(bytes);
+    out.offsets.push_back(stored.packed ? row_end : to.outbox + peer * to.block_bytes + to.header_bytes);
+    row_end += bytes;
+  }
+  if (stored.packed) {
+    out.room_for = [this](std::int64_t bytes) {
+      if (bytes <= layout().received_rows * layout().row_bytes) return memory() + layout().row_inbox;
+      const ScopedDevice device(exchange_.device);
+      if (more_rows_.bytes() < bytes) more_rows_ = DeviceMemory(bytes);
+      return more_rows_.data();
+    };
+  } else {
+    out.receive = memory() + to.inbox + to.header_bytes;
+    out.slot_bytes = to.block_bytes;
+  }
+  messages_->reserve(std::move(out));
+}
+
+// Enqueues copies of the other ranks' headers to where kernels await them.
+void EngineLane::deliver_headers(Stream stream) {
+  const EngineLayout& to = layout();
+  for (int peer = 0; peer < ranks(); ++peer) {
+    std::memcpy(received_header(peer), call_.summary_from(peer), static_cast<std::size_t>(to.header_bytes));
+  }
+  const auto deliver = [&](int first, int end) {
+    copy_rows_async(memory() + to.inbox + first * to.block_bytes, to.block_bytes, received_header(first),
+                    to.header_bytes, to.header_bytes, end - first, stream);
+  };
+  deliver(0, me());
+  deliver(me() + 1, ranks());
+}
+
+// --- operations --------------------------------------------------------------------------------------------
+
+void EngineLane::dispatch_send(const DispatchCall& call, bool split, Stream stream) {
+  call_.begin(Operation::dispatch, options_of(call));
+  launch_or_refuse(Operation::dispatch, [&] { lane_.dispatch(call, Phase::send, stream); });
+  const PartList parts = parts_of(call.format, exchange_.config.hidden);
+  const std::int64_t message =
+      engine_message_bytes(device_message_layout(parts).bytes, exchange_.config.top_k);
+  const std::int32_t* by_plan = nullptr;
+  if (!call.plan.empty()) {
+    by_plan =
+        view_plan(call.plan.storage(), lane_.view().plan_shape).tokens_between + std::int64_t{me()} * ranks();
+  }
+  post(split, Stored{message, by_plan, false}, stream);
+}
+
+DispatchResult EngineLane::dispatch_receive(Stream stream) {
+  call_.wait();
+  counts_.count_dispatch(messages_->within_node(), false);
+  counts_.count_dispatch(messages_->between_nodes(), true);
+  deliver_headers(stream);
+  return lane_.dispatch_receive(stream);
+}
+
+// Sends the weights of this rank's tokens to the ranks that sum, and receives those of its rows.
+void EngineLane::send_weights(const CombineCall& call, Stream stream) {
+  auto* row_weights = reinterpret_cast<float*>(memory() + layout().row_weights);
+  const std::int32_t* messages =
+      view_plan(call.plan.storage(), lane_.view().plan_shape).tokens_between + std::int64_t{me()} * ranks();
+  launch_or_refuse(Operation::combine, [&] {
+    lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::send, Operation::combine, stream);
+  });
+  post(false, Stored{engine_message_bytes(0, exchange_.config.top_k), messages, false}, stream);
+  call_.wait();
+  deliver_headers(stream);
+  lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::receive, Operation::combine, stream);
+}
+
+void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream) {
+  const CallOptions options = options_of(call);
+  call_.begin(Operation::combine, options);
+  CombineCall with_row_weights = call;
+  if (call.reduction == Reduction::partial && call.topk_weights != nullptr) {
+    send_weights(call, stream);
+    with_row_weights.topk_weights = nullptr;
+    with_row_weights.row_weights = reinterpret_cast<const float*>(memory() + layout().row_weights);
+    call_.begin(Operation::combine, options);
+  }
+  launch_or_refuse(Operation::combine, [&] { lane_.combine(with_row_weights, Phase::send, stream); });
+  const auto* rows = reinterpret_cast<const std::int32_t*>(memory() + layout().rows);
+  post(split, Stored{layout().row_bytes, rows, true}, stream);
+}
+
+void EngineLane::combine_receive(Stream stream) {
+  call_.wait();
+  counts_.count_combine(messages_->within_node(), false);
+  counts_.count_combine(messages_->between_nodes(), true);
+  deliver_headers(stream);
+  // This rank's own rows stay where they were packed.
+  std::vector<ArrivedRows> rows;
+  std::int64_t before = 0;
+  for (int peer = 0; peer < ranks(); ++peer) {
+    const std::int64_t sent = std::min<std::int64_t>(scalars().messages[peer], layout().sent_rows - before);
+    if (peer == me()) {
+      rows.push_back({memory() + layout().row_outbox + before * layout().row_bytes, sent});
+    } else {
+      rows.push_back({messages_->incoming(peer), messages_->incoming_bytes(peer) / layout().row_bytes});
+    }
+    before += sent;
+  }
+  lane_.find_rows(rows.data(), stream);
+  lane_.combine_receive(stream);
+}
+
+void EngineLane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
+  call_.begin(Operation::route_values, {});
+  launch_or_refuse(Operation::route_values, [&] {
+    lane_.route_values(values, plan, row_values, Phase::send, Operation::route_values, stream);
+  });
+  const std::int32_t* messages =
+      view_plan(plan.storage(), lane_.view().plan_shape).tokens_between + std::int64_t{me()} * ranks();
+  post(false, Stored{engine_message_bytes(0, exchange_.config.top_k), messages, false}, stream);
+  call_.wait();
+  deliver_headers(stream);
+  lane_.route_values(values, plan, row_values, Phase::receive, Operation::route_values, stream);
+}
+
+DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, Stream stream) {
+  call_.begin(Operation::dispatch_counts, {});
+  launch_or_refuse(Operation::dispatch_counts, [&] { lane_.count_dispatch(ids, tokens, stream); });
+  post(false, std::nullopt, stream);
+  call_.wait();
+  const Placement& placement = exchange_.config.placement;
+  int first = 0;  // physical index of this rank's first expert
+  for (int rank = 0; rank < me(); ++rank) first += placement.local_experts(rank);
+  tokens_.assign(at(ranks()), 0);
+  routes_.assign(at(placement.local_experts(me())), 0);
+  std::int64_t messages = 0;
+  for (int source = 0; source < ranks(); ++source) {
+    const std::byte* header = source == me() ? sent_header(me()) : call_.summary_from(source);
+    LLPacket facts;
+    std::memcpy(&facts, header + kHeaderFacts * sizeof facts, sizeof facts);
+    tokens_[at(source)] = HeaderFacts::of(facts.word).count;
+    messages += header_count(header, lane_.view().signals.first_messages + me());
+    for (std::size_t expert = 0; expert < routes_.size(); ++expert)
+      routes_[expert] += header_count(header, first + static_cast<int>(expert));
+  }
+  DispatchCounts counts;
+  counts.tokens = tokens_;
+  counts.routes = routes_;
+  counts.total = total_rows(exchange_.config, me(), messages, counts.routes);
+  return counts;
+}
+
+const StepMetadata* EngineLane::metadata(std::int32_t count, const std::int32_t* device_count,
+                                         Stream stream) {
+  if (device_count != nullptr) copy_async(&scalars().count, device_count, sizeof count, stream);
+  // Also the copy from scalars() of the call before has then ended.
+  stored_.record(handle_of(stream));
+  const ScopedDevice device(exchange_.device);
+  check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
+  if (device_count != nullptr) count = scalars().count;
+  const std::int32_t most = std::numeric_limits<std::int32_t>::max() / ranks();
+  launch_or_refuse(Operation::metadata, [&] {
+    if (count < 0 || count > most)
+      throw UsageError(str("metadata: count = ", count, " on rank ", me(), ", must be 0 to ", most));
+  });
+  call_.begin(Operation::metadata, {});
+  for (int peer = 0; peer < ranks(); ++peer) std::memcpy(call_.summary_to(peer), &count, sizeof count);
+  call_.post(false);
+  call_.wait();
+  StepMetadata& all = scalars().metadata;
+  all = {};
+  for (int peer = 0; peer < ranks(); ++peer) {
+    std::int32_t theirs = 0;
+    std::memcpy(&theirs, call_.summary_from(peer), sizeof theirs);
+    all.sum += theirs;
+    if (peer < me()) all.prefix += theirs;
+    all.maximum = std::max(all.maximum, theirs);
+  }
+  copy_async(lane_.step_metadata(), &all, sizeof all, stream);
+  return lane_.step_metadata();
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,89 @@
+// A lane of the backend `collective` on device memory: launches the phases of a cuda lane, and moves by an
+// engine, between them, what they have stored for other ranks.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backends/collective/device_messages.hpp"
+#include "backends/collective/engine_call.hpp"
+#include "backends/cuda/host/lane.hpp"
+#include "backends/cuda/runtime/event.hpp"
+
+namespace ferry::cuda {
+
+// A call is: begin, the kernel of the send phase, copies of its call headers to the host; then, in the thread
+// of the exchange, the wait for that kernel, the blocks and the messages; then copies of the peers' headers
+// to the device and the kernel of the receive phase. Call headers travel in the blocks, so the host knows how
+// many bytes follow, and no kernel ever waits for a peer.
+//
+// After a send phase the calls are those of Backend; all throw what EngineCall throws.
+class EngineLane {
+ public:
+  // `ordered`: as of EngineCall. `lane` outlives this.
+  EngineLane(const ExchangeState& exchange, Lane& lane, int index, std::unique_ptr<Communicator> communicator,
+             std::shared_ptr<TransferThread> ordered);
+
+  // `split`: the receive phase comes later. Otherwise it must follow at once.
+  void dispatch_send(const DispatchCall& call, bool split, Stream stream);
+  DispatchResult dispatch_receive(Stream stream);
+  void combine_send(const CombineCall& call, bool split, Stream stream);
+  void combine_receive(Stream stream);
+  void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, Stream stream);
+  // `device_count`: or null.
+  const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
+  void refuse(Operation operation, const Error& error) noexcept { call_.refuse(operation, error); }
+
+  void add_wire(WireCounts& counts) const { counts_.add_to(counts); }
+
+ private:
+  // The messages that a send phase has stored.
+  struct Stored {
+    std::int64_t message_bytes;
+    const std::int32_t* messages;  // [R] for each rank, in device memory; null: the call headers say it
+    bool packed;                   // rows of a combine
+  };
+
+  // In pinned memory, beside the headers.
+  struct Scalars {
+    std::int32_t messages[kMaxRanks];
+    std::int32_t count;
+    StepMetadata metadata;
+  };
+
+  int me() const { return exchange_.me(); }
+  int ranks() const { return exchange_.rank.size(); }
+  const EngineLayout& layout() const { return *exchange_.engine; }
+  std::byte* memory() const { return exchange_.engine_lane(index_); }
+  std::byte* sent_header(int rank) const { return headers_.data() + rank * layout().header_bytes; }
+  std::byte* received_header(int rank) const { return sent_header(ranks() + rank); }
+  Scalars& scalars() const { return *reinterpret_cast<Scalars*>(scalars_.data()); }
+  std::uint64_t header_word(const std::byte* header, int i, std::uint64_t call) const;
+  std::int32_t header_count(const std::byte* header, int i) const;
+
+  template <class Launch>
+  void launch_or_refuse(Operation operation, Launch launch);
+  void fetch_headers(Stream stream);
+  void post(bool split, std::optional<Stored> stored, Stream stream);
+  void wait_for_kernel(const collective::EngineCall::Check& check) const;
+  void describe(const Stored& stored);
+  void reserve(const Stored& stored, const std::vector<std::int64_t>& messages);
+  void deliver_headers(Stream stream);
+  void send_weights(const CombineCall& call, Stream stream);
+
+  const ExchangeState& exchange_;
+  Lane& lane_;
+  const int index_;
+  collective::DeviceMessages* messages_;  // of call_
+  PinnedMemory headers_;                  // [2, R] sent and received
+  PinnedMemory scalars_;                  // Scalars
+  CudaEvent stored_;                      // the send phase has ended, and its headers are here
+  LaneCounts counts_;
+  DeviceMemory more_rows_;  // for rows that a damaged plan sends beyond what the inbox has room for
+  std::vector<std::int32_t> tokens_, routes_;  // of the last dispatch_counts: [R], [L]
+  collective::EngineCall call_;                // last: its destructor waits for a thread that uses the rest
+};
+
+}  // namespace ferry::cuda

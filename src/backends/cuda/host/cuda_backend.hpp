@@ -1,0 +1,77 @@
+// The CUDA backend: implements Backend by lanes that launch kernels over symmetric device memory.
+#pragma once
+
+#include <deque>
+#include <type_traits>
+
+#include "backends/cuda/host/lane.hpp"
+#include "backends/cuda/protocol/failure_monitor.hpp"
+#include "exchange/backend.hpp"
+
+namespace ferry::cuda {
+
+class CudaBackend : public Backend {
+ public:
+  // Collective.
+  CudaBackend(const Rank& rank, const Config& config, Reach reach = Reach::mapped);
+  // Kernels of this rank may still use its memory: waits for them before it is freed.
+  ~CudaBackend() override;
+
+  Capabilities capabilities() const override { return {.device_memory = true, .streams = true}; }
+  Sizes sizes() const override { return cuda_backend_sizes(exchange_.config, exchange_.me()); }
+
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
+    return dispatch(call, Phase::fused, stream);
+  }
+  void dispatch_send(const DispatchCall& call, Stream stream) override {
+    dispatch(call, Phase::send, stream);
+  }
+  DispatchResult dispatch_receive(int lane, Stream stream) override;
+  void combine(const CombineCall& call, Stream stream) override { combine(call, Phase::fused, stream); }
+  void combine_send(const CombineCall& call, Stream stream) override { combine(call, Phase::send, stream); }
+  void combine_receive(int lane, Stream stream) override;
+  void route_values(const float* values, const Plan& plan, float* row_values, int lane,
+                    Stream stream) override;
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override;
+  const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
+    return metadata(count, nullptr, lane, stream);
+  }
+  const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream) override {
+    return metadata(0, count, lane, stream);
+  }
+  void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
+  void synchronize(int lane, Stream stream) override;
+  void raise_device_error(int lane) override;
+  CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
+  LoadCounts load_counts() const override;
+  WireCounts wire_counts() const override;
+
+ protected:
+  Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
+
+  // Throws the group's failure, including one that the device has just reported.
+  void throw_if_failed(Operation operation);
+
+  // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
+  template <class Call>
+  std::invoke_result_t<Call> run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
+    try {
+      return call();
+    } catch (const UsageError& error) {
+      refuse(operation, lane, error, stream);
+      throw;
+    }
+  }
+
+  const ExchangeState exchange_;
+
+ private:
+  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
+  void combine(const CombineCall& call, Phase phase, Stream stream);
+  const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, int lane, Stream stream);
+
+  FailureMonitor monitor_;
+  std::deque<Lane> lanes_;  // deque: callers hold pointers into lanes, which must not move
+};
+
+}  // namespace ferry::cuda

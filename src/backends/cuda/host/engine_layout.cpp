@@ -1,0 +1,99 @@
+#include "backends/cuda/host/engine_layout.hpp"
+
+#include <algorithm>
+
+#include "backends/cuda/host/memory_layout.hpp"
+#include "exchange/backend.hpp"
+#include "exchange/configuration.hpp"
+#include "layout/device_message.hpp"
+
+namespace ferry {
+namespace cuda {
+namespace {
+
+constexpr std::int64_t kFlagBytes = 8 * kQuarters;
+
+}  // namespace
+
+std::int64_t engine_message_bytes(std::int64_t part_bytes, std::int32_t top_k) {
+  const std::int64_t metadata = static_cast<std::int64_t>(sizeof(LLPacket)) * top_k;
+  return align_up(align_up(part_bytes, 16) + metadata + kFlagBytes, kLine);
+}
+
+EngineLayout engine_layout(const Config& config, int rank) {
+  const DeviceLayout device = device_layout(config);
+  const ExchangeShape& shape = device.exchange.shape;
+  const std::int64_t ranks = shape.ranks, messages = ranks * shape.max_tokens;
+  EngineLayout layout{};
+  layout.header_bytes = align_up(device_signals(config).header_bytes + 8 * kPayloads, kLine);
+  layout.block_bytes =
+      layout.header_bytes + shape.max_tokens * engine_message_bytes(shape.message_bytes, shape.top_k);
+  layout.flags_offset = static_cast<std::int32_t>(align_up(shape.combine_row_bytes, 16));
+  layout.index_offset = layout.flags_offset + static_cast<std::int32_t>(kFlagBytes);
+  layout.row_bytes = static_cast<std::int32_t>(align_up(layout.index_offset + 8, kLine));
+  const std::int64_t rows = row_capacity(config, rank);
+  layout.sent_rows = config.reduction == Reduction::partial ? messages : std::max(messages, rows);
+  layout.received_rows = shape.combine_rows;
+
+  std::int64_t end = 0;
+  const auto take = [&](std::int64_t bytes) {
+    const std::int64_t begin = end;
+    end = align_up(begin + bytes, 256);
+    return begin;
+  };
+  layout.inbox = take(ranks * layout.block_bytes);
+  layout.outbox = take(ranks * layout.block_bytes);
+  layout.row_inbox = take(layout.received_rows * layout.row_bytes);
+  layout.row_outbox = take(layout.sent_rows * layout.row_bytes);
+  layout.signals_end = end;
+  layout.first_row = take(4 * messages);
+  layout.rows = take(4 * ranks);
+  layout.arrived = take(static_cast<std::int64_t>(sizeof(LLPacket)) * layout.received_rows);
+  layout.absent = take(kFlagBytes);
+  layout.row_weights = take(4 * rows);
+  layout.received = take(device.received);
+  layout.bytes = end;
+  return layout;
+}
+
+void place_engine_messages(const EngineLayout& layout, std::int64_t part_bytes, LaneView* view) {
+  const std::int64_t bytes = engine_message_bytes(part_bytes, view->top_k),
+                     metadata = layout.header_bytes + align_up(part_bytes, 16),
+                     flags = metadata + static_cast<std::int64_t>(sizeof(LLPacket)) * view->top_k;
+  view->signals.metadata = {metadata, 0, layout.block_bytes, bytes};
+  view->signals.flags = {flags, 0, layout.block_bytes, bytes};
+}
+
+// The address of what rank s stores for rank p is that of p plus s blocks. So p's address is shifted to bring
+// this rank's block to the p-th of the outbox.
+void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* view) {
+  for (int peer = 0; peer < view->ranks; ++peer)
+    view->symmetric[peer] = memory + layout.outbox + (peer - view->rank) * layout.block_bytes;
+  view->symmetric[view->rank] = memory + layout.inbox;
+  DeviceSignals& signals = view->signals;
+  signals.headers = {0, 0, layout.block_bytes, 0};
+  for (int payload = 0; payload < kPayloads; ++payload)
+    signals.end_of_stream[payload] = {signals.header_bytes + 8 * payload, 0, layout.block_bytes, 0};
+  // The view's messages_of() becomes header_bytes + source * block_bytes.
+  view->exchange.signals = layout.header_bytes;
+  view->exchange.dispatch = 0;
+  view->exchange.source = layout.block_bytes;
+  view->receive_buffers = layout.received - layout.inbox;
+}
+
+}  // namespace cuda
+
+Sizes device_collective_sizes(const Config& config, int rank) {
+  cuda::check_limits(config);
+  const cuda::EngineLayout layout = cuda::engine_layout(config, rank);
+  const std::int64_t lanes = config.lanes, received = layout.bytes - layout.received,
+                     working = layout.received - layout.signals_end;
+  return {.dispatch_staging = lanes * layout.row_inbox,
+          .combine_staging = lanes * (layout.signals_end - layout.row_inbox),
+          .signals = 0,
+          .results = lanes * received,
+          .plans = lanes * (cuda::lane_arrays(config, rank).bytes + working) +
+                   cuda::exchange_arrays(config).bytes};
+}
+
+}  // namespace ferry

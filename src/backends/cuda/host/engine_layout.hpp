@@ -1,0 +1,45 @@
+// The device memory of a lane whose messages an engine carries (backends/collective): nothing of it is
+// written by other ranks' kernels.
+//
+// A rank stores what it sends in an outbox, with a block for each rank: call header, end-of-stream flags,
+// messages. The engine moves the used part of each block to the same place of the receiver's inbox, where
+// kernels find it as if the sender had stored it there. The messages for the own rank are stored in the inbox
+// at once.
+//
+//   block    | header, end-of-stream flags | message | message ...
+//   message  | parts | slot metadata | flags |
+//
+// The rows of a combine are packed (PackedRows): an outbox and an inbox of rows, one behind another.
+#pragma once
+
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "ferry/config.hpp"
+
+namespace ferry::cuda {
+
+struct EngineLayout {
+  std::int64_t header_bytes;  // of a block, the flags included; messages begin here
+  std::int64_t block_bytes;
+  std::int32_t row_bytes, flags_offset, index_offset;  // of a packed row
+  std::int64_t sent_rows, received_rows;               // most packed rows
+
+  // Offsets in a lane's memory. Bytes.
+  std::int64_t inbox, outbox, row_inbox, row_outbox, signals_end;
+  std::int64_t first_row, rows, arrived, absent;  // see PackedRows
+  std::int64_t row_weights;                       // fp32 for each row here: weights that have travelled
+  std::int64_t received;                          // the lane's receive buffers
+  std::int64_t bytes;                             // of a lane
+};
+
+EngineLayout engine_layout(const Config& config, int rank);
+
+// Bytes of a message whose parts take `part_bytes`.
+std::int64_t engine_message_bytes(std::int64_t part_bytes, std::int32_t top_k);
+
+// Sets where the view's messages lie, whose parts take `part_bytes`.
+void place_engine_messages(const EngineLayout& layout, std::int64_t part_bytes, LaneView* view);
+
+// Sets the view's addresses. `memory`: of this lane.
+void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* view);
+
+}  // namespace ferry::cuda

@@ -1,0 +1,31 @@
+// An owned CUDA event, without timing.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/runtime/error.hpp"
+
+namespace ferry::cuda {
+
+// An event of the device that is current at construction.
+class CudaEvent {
+ public:
+  CudaEvent() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "create an event"); }
+  ~CudaEvent() { cudaEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  void record(cudaStream_t stream) const { check(cudaEventRecord(event_, stream), "record an event"); }
+  // Whether the work before the last record() is done. Throws SystemError if it failed.
+  bool done() const {
+    const cudaError_t state = cudaEventQuery(event_);
+    if (state == cudaErrorNotReady) return false;
+    check(state, "wait for a kernel");
+    return true;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace ferry::cuda
