@@ -80,7 +80,8 @@ TEST_F(CudaState, EachOfAMillionDelayedCallsReturnsTheOraclesBytes) {
 // The lanes of a CUDA exchange without the exchange, so that the test can read their memory.
 class BareLanes {
  public:
-  BareLanes(const Rank& rank, const TestCase& c) : shared_(rank, complete_config(c.config, c.ranks)) {
+  BareLanes(const Rank& rank, const TestCase& c)
+      : shared_(rank, complete_config(c.config, c.ranks), cuda::Reach::mapped) {
     for (int lane = 0; lane < c.config.lanes; ++lane) {
       lanes_.push_back(std::make_unique<cuda::Lane>(shared_, lane));
       plans_.emplace_back(plan_bytes(shared_.config, c.ranks));

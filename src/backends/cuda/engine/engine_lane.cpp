@@ -1,13 +1,10 @@
 #include "backends/cuda/engine/engine_lane.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <numeric>
-#include <thread>
+#include <limits>
 
 #include "backends/cuda/runtime/current_device.hpp"
-#include "base/pause.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
@@ -16,8 +13,6 @@
 
 namespace ferry::cuda {
 namespace {
-
-constexpr int kPollsBetweenChecks = 2'000;  // of an event: about a millisecond
 
 std::size_t at(int rank) {
   return static_cast<std::size_t>(rank);
@@ -98,21 +93,11 @@ void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
     copy_async(scalars().messages, stored->messages, 4 * std::int64_t{ranks()}, stream);
   stored_.record(handle_of(stream));
   call_.post(split, [this, stored](const collective::EngineCall::Check& check) {
-    wait_for_kernel(check);
+    stored_.wait(check);
     if (stored) describe(*stored);
     for (int peer = 0; peer < ranks(); ++peer)
       std::memcpy(call_.summary_to(peer), sent_header(peer), static_cast<std::size_t>(layout().header_bytes));
   });
-}
-
-void EngineLane::wait_for_kernel(const collective::EngineCall::Check& check) const {
-  for (int polls = 1; !stored_.done(); ++polls) {
-    pause_processor();
-    if (polls % kPollsBetweenChecks == 0) {
-      check();
-      std::this_thread::yield();
-    }
-  }
 }
 
 // Tells the carrier what to send to each rank.

@@ -67,7 +67,6 @@ class EngineLane {
   void launch_or_refuse(Operation operation, Launch launch);
   void fetch_headers(Stream stream);
   void post(bool split, std::optional<Stored> stored, Stream stream);
-  void wait_for_kernel(const collective::EngineCall::Check& check) const;
   void describe(const Stored& stored);
   void reserve(const Stored& stored, const std::vector<std::int64_t>& messages);
   void deliver_headers(Stream stream);

@@ -7,7 +7,6 @@
 #include "backends/cuda/runtime/cuda_stream.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/event.hpp"
-#include "base/pause.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -75,12 +74,8 @@ class StagedCommunicator final : public Communicator {
           "copy messages through pinned memory");
   }
   void finish_copies(const std::function<void()>& check_wait) {
-    constexpr int kPollsBetweenChecks = 2'000;
     copied_.record(stream_.get());
-    for (int polls = 1; !copied_.done(); ++polls) {
-      pause_processor();
-      if (polls % kPollsBetweenChecks == 0) check_wait();
-    }
+    copied_.wait(check_wait);
   }
 
   std::unique_ptr<Communicator> communicator_;

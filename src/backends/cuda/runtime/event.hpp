@@ -3,7 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
+#include <thread>
+
 #include "backends/cuda/runtime/error.hpp"
+#include "base/pause.hpp"
 
 namespace ferry::cuda {
 
@@ -22,6 +26,16 @@ class CudaEvent {
     if (state == cudaErrorNotReady) return false;
     check(state, "wait for a kernel");
     return true;
+  }
+  // Blocks until done(), and calls `check`, which may throw, about every millisecond.
+  void wait(const std::function<void()>& check) const {
+    constexpr int kPolls = 1'000;
+    for (int polls = 1; !done(); ++polls) {
+      pause_processor();
+      if (polls % kPolls != 0) continue;
+      check();
+      std::this_thread::yield();
+    }
   }
 
  private:
