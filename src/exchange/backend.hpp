@@ -21,6 +21,7 @@ struct CallDiagnostics {
 struct Capabilities {
   bool device_memory = false;  // tokens, ids, rows and plans are in device memory
   bool streams = false;        // calls are enqueued on a stream
+  bool late_errors = false;    // a call may end with an error after it has returned
 };
 
 // The arguments of a dispatch, checked, with every default filled in.

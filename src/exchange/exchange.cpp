@@ -99,14 +99,14 @@ struct Exchange::State {
     }
   }
 
-  // Runs a step of combine_backward's dispatch. On device backends the peers have already enqueued the
+  // Runs a step of combine_backward's dispatch. Where errors are late the peers have already enqueued the
   // combine that follows it when this rank throws, so the combine is refused as well.
   template <class Step>
   auto refusing_combine_too(int lane, Stream stream, Step step) {
     try {
       return step();
     } catch (const Error& error) {
-      if (plan_in() == PlanIn::device) backend->refuse(Operation::combine, lane, error, stream);
+      if (backend->capabilities().late_errors) backend->refuse(Operation::combine, lane, error, stream);
       throw;
     }
   }

@@ -195,8 +195,8 @@ struct CombineSender {
       if (packs<Traits>(call))
         packed = __shfl_sync(~0u, packed_before, received.source) + call.packed.first_row[message];
       // A damaged plan returns more rows than there can be.
-      if (packs<Traits>(call) &&
-          packed + max(__popc(static_cast<int>(rows.row_threads)), 1) > call.packed.most_rows) {
+      const int packed_rows = partial() ? 1 : __popc(static_cast<int>(rows.row_threads));
+      if (packs<Traits>(call) && packed + packed_rows > call.packed.most_rows) {
         if (slot() == 0 && received.slice == 0) record_bad_source(lane, message);
         continue;
       }

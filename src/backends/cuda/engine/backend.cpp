@@ -27,6 +27,7 @@ class EngineBackend final : public CudaBackend {
     }
   }
 
+  Capabilities capabilities() const override { return {.device_memory = true, .streams = true}; }
   Sizes sizes() const override { return device_collective_sizes(exchange_.config, exchange_.me()); }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {

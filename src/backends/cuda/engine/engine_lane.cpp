@@ -89,8 +89,12 @@ void EngineLane::fetch_headers(Stream stream) {
 // After the kernel of the send phase. `stored`: null if only headers travel.
 void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
   fetch_headers(stream);
+  sent_ = stored;
   if (stored && stored->messages != nullptr)
     copy_async(scalars().messages, stored->messages, 4 * std::int64_t{ranks()}, stream);
+  if (stored && stored->planned != nullptr)
+    copy_rows_async(scalars().planned, 4, stored->planned + me(), 4 * std::int64_t{ranks()}, 4, ranks(),
+                    stream);
   stored_.record(handle_of(stream));
   call_.post(split, [this, stored](const collective::EngineCall::Check& check) {
     stored_.wait(check);
@@ -151,6 +155,51 @@ void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& 
   messages_->reserve(std::move(out));
 }
 
+// What a call by a plan stores: a message of `part_bytes` for each that the plan has.
+EngineLane::Stored EngineLane::by_plan(const Plan& plan, std::int64_t part_bytes) const {
+  const std::int32_t* between = view_plan(plan.storage(), lane_.view().plan_shape).tokens_between;
+  return {.message_bytes = engine_message_bytes(part_bytes, exchange_.config.top_k),
+          .messages = between + std::int64_t{me()} * ranks(),
+          .packed = false,
+          .planned = between,
+          .metadata_offset = align_up(part_bytes, 16)};
+}
+
+// What a refused call has found is not reported for a later one.
+void EngineLane::wait() {
+  try {
+    call_.wait();
+  } catch (const UsageError&) {
+    lane_.take_diagnostics();
+    throw;
+  }
+}
+
+// Enqueues what the kernel of the receive phase needs of the exchange, which has ended.
+void EngineLane::deliver(Stream stream) {
+  deliver_headers(stream);
+  if (sent_ && sent_->planned != nullptr) clear_missing(stream);
+}
+
+// A damaged plan expects messages that have not come. In their place lies what an earlier call has received,
+// in which a kernel might see slot metadata of this call.
+void EngineLane::clear_missing(Stream stream) {
+  const EngineLayout& to = layout();
+  for (int source = 0; source < ranks(); ++source) {
+    const std::int64_t arrived =
+        source == me() ? scalars().messages[me()] : messages_->incoming_bytes(source) / sent_->message_bytes;
+    const std::int64_t first = std::max<std::int64_t>(arrived, 0),
+                       end = std::min(scalars().planned[source], lane_.view().max_tokens);
+    if (end <= first) continue;
+    std::byte* at = memory() + to.inbox + source * to.block_bytes + to.header_bytes +
+                    first * sent_->message_bytes + sent_->metadata_offset;
+    check(cudaMemset2DAsync(at, static_cast<std::size_t>(sent_->message_bytes), 0,
+                            static_cast<std::size_t>(sent_->message_bytes - sent_->metadata_offset),
+                            static_cast<std::size_t>(end - first), handle_of(stream)),
+          "clear messages that are missing");
+  }
+}
+
 // Enqueues copies of the other ranks' headers to where kernels await them.
 void EngineLane::deliver_headers(Stream stream) {
   const EngineLayout& to = layout();
@@ -170,36 +219,31 @@ void EngineLane::deliver_headers(Stream stream) {
 void EngineLane::dispatch_send(const DispatchCall& call, bool split, Stream stream) {
   call_.begin(Operation::dispatch, options_of(call));
   launch_or_refuse(Operation::dispatch, [&] { lane_.dispatch(call, Phase::send, stream); });
-  const PartList parts = parts_of(call.format, exchange_.config.hidden);
-  const std::int64_t message =
-      engine_message_bytes(device_message_layout(parts).bytes, exchange_.config.top_k);
-  const std::int32_t* by_plan = nullptr;
-  if (!call.plan.empty()) {
-    by_plan =
-        view_plan(call.plan.storage(), lane_.view().plan_shape).tokens_between + std::int64_t{me()} * ranks();
-  }
-  post(split, Stored{message, by_plan, false}, stream);
+  const std::int64_t part_bytes = device_message_layout(parts_of(call.format, exchange_.config.hidden)).bytes;
+  Stored stored{.message_bytes = engine_message_bytes(part_bytes, exchange_.config.top_k),
+                .messages = nullptr,
+                .packed = false};
+  if (!call.plan.empty()) stored = by_plan(call.plan, part_bytes);
+  post(split, stored, stream);
 }
 
 DispatchResult EngineLane::dispatch_receive(Stream stream) {
-  call_.wait();
+  wait();
   counts_.count_dispatch(messages_->within_node(), false);
   counts_.count_dispatch(messages_->between_nodes(), true);
-  deliver_headers(stream);
+  deliver(stream);
   return lane_.dispatch_receive(stream);
 }
 
 // Sends the weights of this rank's tokens to the ranks that sum, and receives those of its rows.
 void EngineLane::send_weights(const CombineCall& call, Stream stream) {
   auto* row_weights = reinterpret_cast<float*>(memory() + layout().row_weights);
-  const std::int32_t* messages =
-      view_plan(call.plan.storage(), lane_.view().plan_shape).tokens_between + std::int64_t{me()} * ranks();
   launch_or_refuse(Operation::combine, [&] {
     lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::send, Operation::combine, stream);
   });
-  post(false, Stored{engine_message_bytes(0, exchange_.config.top_k), messages, false}, stream);
-  call_.wait();
-  deliver_headers(stream);
+  post(false, by_plan(call.plan, 0), stream);
+  wait();
+  deliver(stream);
   lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::receive, Operation::combine, stream);
 }
 
@@ -215,14 +259,14 @@ void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream
   }
   launch_or_refuse(Operation::combine, [&] { lane_.combine(with_row_weights, Phase::send, stream); });
   const auto* rows = reinterpret_cast<const std::int32_t*>(memory() + layout().rows);
-  post(split, Stored{layout().row_bytes, rows, true}, stream);
+  post(split, Stored{.message_bytes = layout().row_bytes, .messages = rows, .packed = true}, stream);
 }
 
 void EngineLane::combine_receive(Stream stream) {
-  call_.wait();
+  wait();
   counts_.count_combine(messages_->within_node(), false);
   counts_.count_combine(messages_->between_nodes(), true);
-  deliver_headers(stream);
+  deliver(stream);
   // This rank's own rows stay where they were packed.
   std::vector<ArrivedRows> rows;
   std::int64_t before = 0;
@@ -244,11 +288,9 @@ void EngineLane::route_values(const float* values, const Plan& plan, float* row_
   launch_or_refuse(Operation::route_values, [&] {
     lane_.route_values(values, plan, row_values, Phase::send, Operation::route_values, stream);
   });
-  const std::int32_t* messages =
-      view_plan(plan.storage(), lane_.view().plan_shape).tokens_between + std::int64_t{me()} * ranks();
-  post(false, Stored{engine_message_bytes(0, exchange_.config.top_k), messages, false}, stream);
-  call_.wait();
-  deliver_headers(stream);
+  post(false, by_plan(plan, 0), stream);
+  wait();
+  deliver(stream);
   lane_.route_values(values, plan, row_values, Phase::receive, Operation::route_values, stream);
 }
 
@@ -256,7 +298,7 @@ DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, 
   call_.begin(Operation::dispatch_counts, {});
   launch_or_refuse(Operation::dispatch_counts, [&] { lane_.count_dispatch(ids, tokens, stream); });
   post(false, std::nullopt, stream);
-  call_.wait();
+  wait();
   const Placement& placement = exchange_.config.placement;
   int first = 0;  // physical index of this rank's first expert
   for (int rank = 0; rank < me(); ++rank) first += placement.local_experts(rank);
@@ -282,8 +324,7 @@ DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, 
 const StepMetadata* EngineLane::metadata(std::int32_t count, const std::int32_t* device_count,
                                          Stream stream) {
   if (device_count != nullptr) copy_async(&scalars().count, device_count, sizeof count, stream);
-  // Also the copy from scalars() of the call before has then ended.
-  stored_.record(handle_of(stream));
+  // Also for the copy from scalars() of the call before.
   const ScopedDevice device(exchange_.device);
   check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
   if (device_count != nullptr) count = scalars().count;

@@ -44,11 +44,16 @@ class EngineLane {
     std::int64_t message_bytes;
     const std::int32_t* messages;  // [R] for each rank, in device memory; null: the call headers say it
     bool packed;                   // rows of a combine
+    // By a plan: what it says of all messages, int32 [R, R] in device memory; and where slot metadata lies in
+    // a message.
+    const std::int32_t* planned = nullptr;
+    std::int64_t metadata_offset = 0;
   };
 
   // In pinned memory, beside the headers.
   struct Scalars {
     std::int32_t messages[kMaxRanks];
+    std::int32_t planned[kMaxRanks];  // messages from each rank, as the plan has it
     std::int32_t count;
     StepMetadata metadata;
   };
@@ -69,13 +74,18 @@ class EngineLane {
   void post(bool split, std::optional<Stored> stored, Stream stream);
   void describe(const Stored& stored);
   void reserve(const Stored& stored, const std::vector<std::int64_t>& messages);
+  Stored by_plan(const Plan& plan, std::int64_t part_bytes) const;
+  void wait();
+  void deliver(Stream stream);
   void deliver_headers(Stream stream);
+  void clear_missing(Stream stream);
   void send_weights(const CombineCall& call, Stream stream);
 
   const ExchangeState& exchange_;
   Lane& lane_;
   const int index_;
   collective::DeviceMessages* messages_;  // of call_
+  std::optional<Stored> sent_;            // in the current call
   PinnedMemory headers_;                  // [2, R] sent and received
   PinnedMemory scalars_;                  // Scalars
   CudaEvent stored_;                      // the send phase has ended, and its headers are here

@@ -17,7 +17,9 @@ class CudaBackend : public Backend {
   // Kernels of this rank may still use its memory: waits for them before it is freed.
   ~CudaBackend() override;
 
-  Capabilities capabilities() const override { return {.device_memory = true, .streams = true}; }
+  Capabilities capabilities() const override {
+    return {.device_memory = true, .streams = true, .late_errors = true};
+  }
   Sizes sizes() const override { return cuda_backend_sizes(exchange_.config, exchange_.me()); }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
