@@ -15,17 +15,21 @@
 namespace ferry::cuda {
 
 // Rows that an engine carries, in the phases of a call. Senders pack them behind one another, first those for
-// rank 0. Each row carries its index in staging and its flags; once the rows have been transferred, the
-// source rank looks up where each index has arrived.
+// rank 0. Each row carries a label with its index in staging; once the rows have been transferred, the source
+// rank notes where each index has arrived, and sets the row's flags.
 struct PackedRows {
   std::byte* outbox;  // null: no engine, rows are stored where the source rank reads them
-  std::int32_t row_bytes, flags_offset, index_offset;
+  std::int32_t row_bytes, label_offset;
   const std::int32_t* first_row;  // [R, T] of each message, among the rows for its source rank
   const std::int32_t* rows;       // [R] for each source rank
   const LLPacket* arrived;        // by index in staging: the call in which the row has arrived, its address
-  const Flag* absent;             // the flags of a row that has not arrived
   std::int64_t most_rows;         // in the outbox
 };
+
+// The label of a packed row: a row of an earlier call has another one, unless it is 2^32 calls older.
+FERRY_HD constexpr std::uint64_t packed_label(std::uint64_t call, std::int64_t index) {
+  return call << 32 | static_cast<std::uint32_t>(index);
+}
 
 struct CombineArguments {
   LaneView lane;

@@ -122,13 +122,6 @@ struct TokenReducer {
     const LLPacket arrived = call.packed.arrived[index];
     return arrived.call == number ? reinterpret_cast<const std::byte*>(arrived.word) : nullptr;
   }
-  // [thread] Its flags.
-  __device__ const Flag* flags_at(std::int64_t index) const {
-    if (!packs<Traits>(call)) return call.lane.combine_flags(call.lane.rank, parity(), index);
-    const std::byte* row = row_at(index);
-    return row != nullptr ? reinterpret_cast<const Flag*>(row + call.packed.flags_offset)
-                          : call.packed.absent;
-  }
   // The row of this thread's position or slot; null if there is none.
   __device__ const std::byte* staged_row(const TokenEntry& entry) const {
     const int rows = partial() ? call.lane.most_ranks : call.lane.top_k;
@@ -155,9 +148,10 @@ struct TokenReducer {
       const int peer = __shfl_sync(~0u, sender, row % 32);
       if (row >= highest || (terms->staged >> row & 1) == 0) continue;
       // A thread acquires each flag: the sender stored the quarter before the flag.
-      const WaitResult result = wait_flag(lane, flags_at(first_row(entry) + row) + quarter,
-                                          lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
-                                          {Operation::combine, number, peer});
+      const WaitResult result =
+          wait_flag(lane, lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,
+                    lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
+                    {Operation::combine, number, peer});
       aborted = aborted || result == WaitResult::aborted;
       if (result != WaitResult::end_of_data) continue;
       missing |= 1u << row;

@@ -224,8 +224,8 @@ struct CombineSender {
   // The weights and values beside the rows, and where packed rows belong.
   __device__ void write_tails(const ReturnedRows& to) const {
     if (packs<Traits>(call) && (partial() ? slot() == 0 : is_among(to.rows.row_threads)))
-      *reinterpret_cast<std::int64_t*>(packed_row(to, slot()) + call.packed.index_offset) =
-          to.first_row + (partial() ? 0 : slot());
+      *reinterpret_cast<std::uint64_t*>(packed_row(to, slot()) + call.packed.label_offset) =
+          packed_label(number, to.first_row + (partial() ? 0 : slot()));
     const float value = has_values() && to.rows.row >= 0 ? call.row_values[to.rows.row] : 0.0f;
     if (!partial()) {
       if (is_among(to.rows.row_threads))
@@ -273,7 +273,8 @@ struct CombineSender {
     inject_fault(lane, KernelPoint::row);
     if (to.quarters.first == 0) write_tails(to);
     if (call.outputs != nullptr) send_rows(to);
-    if (!to.as_packets) publish_flags(to);
+    // Packed rows are read by later kernels.
+    if (!to.as_packets && !packs<Traits>(call)) publish_flags(to);
     if (to.destination == lane.rank || to.quarters.first != 0) return;
     const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
     const unsigned rows =
@@ -287,10 +288,8 @@ struct CombineSender {
     const LaneView& lane = call.lane;
     // Each thread sets the flags of its slot's row, or the first thread those of the token's sum.
     const bool wants = partial() ? slot() == 0 : is_among(to.rows.row_threads);
-    Flag* flags = packs<Traits>(call)
-                      ? reinterpret_cast<Flag*>(packed_row(to, slot()) + call.packed.flags_offset)
-                      : lane.combine_flags(to.destination, static_cast<int>(number & 1),
-                                           to.first_row + (partial() ? 0 : slot()));
+    Flag* flags = lane.combine_flags(to.destination, static_cast<int>(number & 1),
+                                     to.first_row + (partial() ? 0 : slot()));
     if (next_message.source >= 0) {
       publisher->enqueue(wants, flags + to.quarters.first, to.quarters.count());
     } else {

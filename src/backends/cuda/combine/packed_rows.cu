@@ -1,5 +1,6 @@
 #include "backends/cuda/combine/packed_rows.hpp"
 
+#include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
@@ -63,10 +64,12 @@ __global__ void __launch_bounds__(kFindThreads)
   for (std::int64_t i = block * kFindThreads + static_cast<int>(threadIdx.x); i < from.count;
        i += kFindBlocks * kFindThreads) {
     const std::byte* row = from.rows + i * call.row_bytes;
-    if (*reinterpret_cast<const std::uint64_t*>(row + call.flags_offset) != number) continue;
-    const std::int64_t index = *reinterpret_cast<const std::int64_t*>(row + call.index_offset);
-    if (index < 0 || index >= call.most) continue;
+    const std::uint64_t label = *reinterpret_cast<const std::uint64_t*>(row + call.label_offset);
+    const auto index = static_cast<std::int32_t>(label);
+    if (index < 0 || index >= call.most || label != packed_label(number, index)) continue;
     call.arrived[index] = {number, reinterpret_cast<std::uint64_t>(row)};
+    Flag* flags = call.lane.combine_flags(call.lane.rank, 0, index);
+    for (int quarter = 0; quarter < kQuarters; ++quarter) store_relaxed_sys(flags + quarter, number);
   }
 }
 

@@ -29,13 +29,13 @@ struct ArrivedRows {
 struct FindRowsArguments {
   LaneView lane;
   ArrivedRows from[kMaxRanks];
-  std::int32_t row_bytes, flags_offset, index_offset;
+  std::int32_t row_bytes, label_offset;
   LLPacket* arrived;  // out: see PackedRows
   std::int64_t most;  // entries of `arrived`
 };
 
-// Notes in `arrived` which row has arrived where. Rows without this call's flags are skipped: their sender
-// has not written them.
+// Notes in `arrived` which row has arrived where, and sets its flags. Rows without a label of this call are
+// skipped: their sender has not written them.
 void launch_find_rows(const FindRowsArguments& arguments, cudaStream_t stream);
 
 }  // namespace ferry::cuda

@@ -17,7 +17,7 @@ constexpr std::int64_t kFlagBytes = 8 * kQuarters;
 
 std::int64_t engine_message_bytes(std::int64_t part_bytes, std::int32_t top_k) {
   const std::int64_t metadata = static_cast<std::int64_t>(sizeof(LLPacket)) * top_k;
-  return align_up(align_up(part_bytes, 16) + metadata + kFlagBytes, kLine);
+  return align_up(part_bytes, 16) + metadata;
 }
 
 EngineLayout engine_layout(const Config& config, int rank) {
@@ -26,11 +26,12 @@ EngineLayout engine_layout(const Config& config, int rank) {
   const std::int64_t ranks = shape.ranks, messages = ranks * shape.max_tokens;
   EngineLayout layout{};
   layout.header_bytes = align_up(device_signals(config).header_bytes + 8 * kPayloads, kLine);
-  layout.block_bytes =
-      layout.header_bytes + shape.max_tokens * engine_message_bytes(shape.message_bytes, shape.top_k);
-  layout.flags_offset = static_cast<std::int32_t>(align_up(shape.combine_row_bytes, 16));
-  layout.index_offset = layout.flags_offset + static_cast<std::int32_t>(kFlagBytes);
-  layout.row_bytes = static_cast<std::int32_t>(align_up(layout.index_offset + 8, kLine));
+  layout.flags = layout.header_bytes +
+                 align_up(shape.max_tokens * engine_message_bytes(shape.message_bytes, shape.top_k), kLine);
+  layout.block_bytes = align_up(layout.flags + shape.max_tokens * kFlagBytes, kLine);
+  layout.label_offset =
+      static_cast<std::int32_t>(combine_row_layout(config.combine_type, config.hidden, config.top_k).bytes);
+  layout.row_bytes = static_cast<std::int32_t>(align_up(layout.label_offset + 8, 16));
   const std::int64_t rows = row_capacity(config, rank);
   layout.sent_rows = config.reduction == Reduction::partial ? messages : std::max(messages, rows);
   layout.received_rows = shape.combine_rows;
@@ -49,7 +50,7 @@ EngineLayout engine_layout(const Config& config, int rank) {
   layout.first_row = take(4 * messages);
   layout.rows = take(4 * ranks);
   layout.arrived = take(static_cast<std::int64_t>(sizeof(LLPacket)) * layout.received_rows);
-  layout.absent = take(kFlagBytes);
+  layout.row_flags = take(kFlagBytes * layout.received_rows);
   layout.row_weights = take(4 * rows);
   layout.received = take(device.received);
   layout.bytes = end;
@@ -57,11 +58,8 @@ EngineLayout engine_layout(const Config& config, int rank) {
 }
 
 void place_engine_messages(const EngineLayout& layout, std::int64_t part_bytes, LaneView* view) {
-  const std::int64_t bytes = engine_message_bytes(part_bytes, view->top_k),
-                     metadata = layout.header_bytes + align_up(part_bytes, 16),
-                     flags = metadata + static_cast<std::int64_t>(sizeof(LLPacket)) * view->top_k;
-  view->signals.metadata = {metadata, 0, layout.block_bytes, bytes};
-  view->signals.flags = {flags, 0, layout.block_bytes, bytes};
+  const std::int64_t bytes = engine_message_bytes(part_bytes, view->top_k);
+  view->signals.metadata = {layout.header_bytes + align_up(part_bytes, 16), 0, layout.block_bytes, bytes};
 }
 
 // The address of what rank s stores for rank p is that of p plus s blocks. So p's address is shifted to bring
@@ -74,6 +72,9 @@ void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* 
   signals.headers = {0, 0, layout.block_bytes, 0};
   for (int payload = 0; payload < kPayloads; ++payload)
     signals.end_of_stream[payload] = {signals.header_bytes + 8 * payload, 0, layout.block_bytes, 0};
+  signals.flags = {layout.flags, 0, layout.block_bytes, kFlagBytes};
+  signals.combine_begin = layout.row_flags - layout.inbox;
+  signals.combine_rows = 0;  // both parities have the same flags
   // The view's messages_of() becomes header_bytes + source * block_bytes.
   view->exchange.signals = layout.header_bytes;
   view->exchange.dispatch = 0;

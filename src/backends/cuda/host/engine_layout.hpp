@@ -6,8 +6,8 @@
 // kernels find it as if the sender had stored it there. The messages for the own rank are stored in the inbox
 // at once.
 //
-//   block    | header, end-of-stream flags | message | message ...
-//   message  | parts | slot metadata | flags |
+//   block    | header, end-of-stream flags | message | message ... | flags of messages, which stay here |
+//   message  | parts | slot metadata |
 //
 // The rows of a combine are packed (PackedRows): an outbox and an inbox of rows, one behind another.
 #pragma once
@@ -20,15 +20,17 @@ namespace ferry::cuda {
 struct EngineLayout {
   std::int64_t header_bytes;  // of a block, the flags included; messages begin here
   std::int64_t block_bytes;
-  std::int32_t row_bytes, flags_offset, index_offset;  // of a packed row
-  std::int64_t sent_rows, received_rows;               // most packed rows
+  std::int64_t flags;                     // in a block
+  std::int32_t row_bytes, label_offset;   // of a packed row
+  std::int64_t sent_rows, received_rows;  // most packed rows
 
   // Offsets in a lane's memory. Bytes.
   std::int64_t inbox, outbox, row_inbox, row_outbox, signals_end;
-  std::int64_t first_row, rows, arrived, absent;  // see PackedRows
-  std::int64_t row_weights;                       // fp32 for each row here: weights that have travelled
-  std::int64_t received;                          // the lane's receive buffers
-  std::int64_t bytes;                             // of a lane
+  std::int64_t first_row, rows, arrived;  // see PackedRows
+  std::int64_t row_flags;                 // of combine's rows
+  std::int64_t row_weights;               // fp32 for each row here: weights that have travelled
+  std::int64_t received;                  // the lane's receive buffers
+  std::int64_t bytes;                     // of a lane
 };
 
 EngineLayout engine_layout(const Config& config, int rank);

@@ -197,7 +197,10 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
                                  .row_values = row_values,
                                  .phase = phase,
                                  .operation = operation};
-  if (over_engine()) place_engine_messages(*exchange_.engine, 0, &arguments.lane);
+  if (over_engine()) {
+    place_engine_messages(*exchange_.engine, 0, &arguments.lane);
+    if (phase == Phase::send) launch_clear_metadata(arguments.lane, handle_of(stream));
+  }
   launch_route_values(arguments, shape(0), handle_of(stream));
   if (phase != Phase::send) ++calls_;
 }

@@ -14,6 +14,7 @@
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
 #include "backends/cuda/operations/dispatch_counts.hpp"
+#include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
 #include "exchange/backend.hpp"
 
@@ -75,6 +76,9 @@ class Lane {
   void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
   void add_wire(WireCounts& counts) const;
 
+  // Over an engine: sets the flags of the messages that have arrived, `from` [R] of them from each rank.
+  // Before dispatch_receive().
+  void mark_arrived(const std::int32_t* from, Stream stream) const;
   // Over an engine: notes where rows have arrived that `from` [R] holds. Before combine_receive().
   void find_rows(const ArrivedRows* from, Stream stream) const;
   // The memory of the step metadata, on the device.

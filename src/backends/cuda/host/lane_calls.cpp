@@ -136,6 +136,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
     place_engine_messages(*exchange_.engine, arguments.message.bytes, &arguments.lane);
     arguments.message.bytes =
         static_cast<std::int32_t>(engine_message_bytes(arguments.message.bytes, view_.top_k));
+    if (arguments.by_plan) launch_clear_metadata(arguments.lane, handle_of(stream));
   }
   launch_dispatch(arguments, mode, shape, handle_of(stream));
   result_.call = calls_ + 1;
@@ -264,13 +265,17 @@ void Lane::pack_rows(CombineArguments& arguments, Stream stream) const {
                     handle_of(stream));
   arguments.packed = {.outbox = memory + layout.row_outbox,
                       .row_bytes = layout.row_bytes,
-                      .flags_offset = layout.flags_offset,
-                      .index_offset = layout.index_offset,
+                      .label_offset = layout.label_offset,
                       .first_row = first_row,
                       .rows = rows,
                       .arrived = reinterpret_cast<const LLPacket*>(memory + layout.arrived),
-                      .absent = reinterpret_cast<const Flag*>(memory + layout.absent),
                       .most_rows = layout.sent_rows};
+}
+
+void Lane::mark_arrived(const std::int32_t* from, Stream stream) const {
+  ArrivedMessages arguments{.lane = view_, .from = {}};
+  std::copy_n(from, view_.ranks, arguments.from);
+  launch_mark_arrived(arguments, handle_of(stream));
 }
 
 void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
@@ -279,8 +284,7 @@ void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
       .lane = view_,
       .from = {},
       .row_bytes = layout.row_bytes,
-      .flags_offset = layout.flags_offset,
-      .index_offset = layout.index_offset,
+      .label_offset = layout.label_offset,
       .arrived = reinterpret_cast<LLPacket*>(exchange_.engine_lane(index_) + layout.arrived),
       .most = layout.received_rows};
   std::copy_n(from, view_.ranks, arguments.from);

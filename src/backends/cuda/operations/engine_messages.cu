@@ -1,0 +1,51 @@
+#include "backends/cuda/operations/engine_messages.hpp"
+
+#include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/runtime/launch.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr int kThreads = 256, kBlocksForRank = 16;
+
+// The part of the work on one rank's messages that falls to this thread: every kStep-th item from `first` on.
+struct Share {
+  static constexpr int kStep = kBlocksForRank * kThreads;
+  int rank, first;
+
+  __device__ Share()
+      : rank(static_cast<int>(blockIdx.x) / kBlocksForRank),
+        first(static_cast<int>(blockIdx.x) % kBlocksForRank * kThreads + static_cast<int>(threadIdx.x)) {}
+};
+
+__global__ void __launch_bounds__(kThreads) clear_metadata_kernel(const __grid_constant__ LaneView lane) {
+  const Share share;
+  for (int i = share.first; i < lane.max_tokens * lane.top_k; i += Share::kStep) {
+    LLPacket* packets = lane.slot_metadata(share.rank, 0, lane.rank, i / lane.top_k);
+    packets[i % lane.top_k] = {0, 0};
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    mark_arrived_kernel(const __grid_constant__ ArrivedMessages call) {
+  const Share share;
+  const LaneView& lane = call.lane;
+  // The kernel of the receive phase, which counts the call, comes later on the stream.
+  const std::uint64_t number = lane.state->calls[0] + 1;
+  for (int i = share.first; i < call.from[share.rank] * kQuarters; i += Share::kStep)
+    store_relaxed_sys(lane.dispatch_flags(lane.rank, 0, share.rank, i / kQuarters) + i % kQuarters, number);
+}
+
+}  // namespace
+
+void launch_clear_metadata(const LaneView& lane, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&clear_metadata_kernel), const_cast<LaneView*>(&lane), kThreads, 0,
+         {.blocks = kBlocksForRank * lane.ranks}, stream, "clearing slot metadata");
+}
+
+void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&mark_arrived_kernel), const_cast<ArrivedMessages*>(&arguments),
+         kThreads, 0, {.blocks = kBlocksForRank * arguments.lane.ranks}, stream, "marking messages");
+}
+
+}  // namespace ferry::cuda
