@@ -273,7 +273,7 @@ void Lane::pack_rows(CombineArguments& arguments, Stream stream) const {
 }
 
 void Lane::mark_arrived(const std::int32_t* from, Stream stream) const {
-  ArrivedMessages arguments{.lane = view_, .from = {}};
+  ArrivedMessages arguments{.lane = dispatch_.lane, .from = {}};
   std::copy_n(from, view_.ranks, arguments.from);
   launch_mark_arrived(arguments, handle_of(stream));
 }

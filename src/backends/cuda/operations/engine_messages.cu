@@ -32,8 +32,12 @@ __global__ void __launch_bounds__(kThreads)
   const LaneView& lane = call.lane;
   // The kernel of the receive phase, which counts the call, comes later on the stream.
   const std::uint64_t number = lane.state->calls[0] + 1;
-  for (int i = share.first; i < call.from[share.rank] * kQuarters; i += Share::kStep)
-    store_relaxed_sys(lane.dispatch_flags(lane.rank, 0, share.rank, i / kQuarters) + i % kQuarters, number);
+  for (int i = share.first; i < call.from[share.rank]; i += Share::kStep) {
+    const LLPacket metadata = *lane.slot_metadata(lane.rank, 0, share.rank, i);
+    if (metadata.call >> SlotMetadata::kTokenBits != number) continue;
+    Flag* flags = lane.dispatch_flags(lane.rank, 0, share.rank, i);
+    for (int quarter = 0; quarter < kQuarters; ++quarter) store_relaxed_sys(flags + quarter, number);
+  }
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ struct ArrivedMessages {
   std::int32_t from[kMaxRanks];  // messages that have arrived from each rank
 };
 
-// Sets the flags of messages that have arrived, with the number of the lane's next call.
+// Sets the flags of messages that have arrived, with the number of the lane's next call. Messages without
+// slot metadata of this call are skipped: their sender has not stored them.
 void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream);
 
 }  // namespace ferry::cuda
