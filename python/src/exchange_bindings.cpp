@@ -44,8 +44,12 @@ Config config_or_refuse(const Rank& rank, const nb::object& given, const nb::kwa
   }
 }
 
+bool on_device(const Config& config) {
+  return config.backend == BackendKind::cuda || config.memory == MemoryKind::device;
+}
+
 Device device_or_refuse(const Rank& rank, const Config& config, std::optional<int> device) {
-  if (config.backend != BackendKind::cuda) return kHost;
+  if (!on_device(config)) return kHost;
   try {
     // current_device() also reports a missing backend, driver or GPU, so ask it even if `device` is given.
     return {nb::device::cuda::value, device.value_or(current_device())};
@@ -61,7 +65,7 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
   const Config checked = config_or_refuse(rank, config, settings, default_backend(group));
   // This module links its own CUDA runtime. Each runtime has its own current device of a
   // thread, so ask PyTorch's.
-  if (!device && checked.backend == BackendKind::cuda) device = current_torch_device();
+  if (!device && on_device(checked)) device = current_torch_device();
   const nb::gil_scoped_release unlocked;
   const Device where = device_or_refuse(rank, checked, device);
   const DeviceGuard guard(where);
