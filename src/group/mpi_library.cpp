@@ -1,6 +1,7 @@
 #include "group/mpi_library.hpp"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <sched.h>
 
 #include <cerrno>
@@ -31,10 +32,15 @@ constexpr std::chrono::milliseconds kCheckPeriod(5);
 constexpr std::chrono::milliseconds kYieldPeriod(100);
 constexpr std::chrono::microseconds kNap(50);
 
+// Empty where the library is linked into the program, whose name may be relative to a folder that has changed
+// since.
 fs::path directory_of_this_library() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&open_mpi), &info) == 0 || info.dli_fname == nullptr) return {};
-  return fs::path(info.dli_fname).parent_path();
+  link_map* loaded = nullptr;
+  if (dladdr1(reinterpret_cast<const void*>(&open_mpi), &info, reinterpret_cast<void**>(&loaded),
+              RTLD_DL_LINKMAP) == 0)
+    return {};
+  return fs::path(loaded->l_name).parent_path();
 }
 
 fs::path directory_of_this_program() {
@@ -48,10 +54,11 @@ std::vector<fs::path> mpi_module_paths() {
   const std::string named = Environment::read().mpi_module;
   if (!named.empty()) return {named};
   const fs::path program = directory_of_this_program();
-  std::vector<fs::path> paths = {directory_of_this_library() / kModule, program / kModule,
-                                 program.parent_path() / FERRY_LIBDIR / kModule};
-  const fs::path installed = FERRY_FULL_LIBDIR;
-  if (!installed.empty()) paths.push_back(installed / kModule);
+  std::vector<fs::path> paths;
+  for (const fs::path& folder : {directory_of_this_library(), program, program.parent_path() / FERRY_LIBDIR,
+                                 fs::path(FERRY_FULL_LIBDIR)}) {
+    if (!folder.empty()) paths.push_back(folder / kModule);
+  }
   paths.emplace_back(kModule);  // LD_LIBRARY_PATH, and the run path of what holds this code
   return paths;
 }

@@ -25,9 +25,9 @@ class Wheel(unittest.TestCase):
     def setUp(self):
         self.package = next(OPTIONS.environment.glob("lib/python3*/site-packages/ferry"))
 
-    def run_there(self, *command, status=0):
+    def run_there(self, *command, status=0, **variables):
         """In an empty folder, with nothing of the repository in the environment."""
-        settings = {"PATH": f"{OPTIONS.environment / 'bin'}:/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        settings = variables | {"PATH": f"{OPTIONS.environment / 'bin'}:/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=60)
@@ -50,6 +50,12 @@ class Wheel(unittest.TestCase):
         self.assertRegex(text, rf"(?m)^ok  MPI module +{self.package}/libferry_mpi.so$")
         self.assertRegex(text, r"(?m)^ok  OpenBLAS ")
         self.assertRegex(self.run_there("python", "-m", "ferry", "--version"), r"^ferry \d")
+
+    def test_its_own_mpi_module_comes_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "libferry_mpi.so").symlink_to(self.package / "libferry_mpi.so")
+            text = self.run_there("ferry", "doctor", LD_LIBRARY_PATH=folder)
+        self.assertRegex(text, rf"(?m)^ok  MPI module +{self.package}/libferry_mpi.so$")
 
     def test_an_example_runs(self):
         examples = self.package / "documents" / "examples"
