@@ -7,8 +7,10 @@ import sys
 from typing import NoReturn
 
 import ferry
+import ferry._core
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
+# Where the compiled parts are: the sources are elsewhere in an editable installation.
+PACKAGE = pathlib.Path(ferry._core.__file__).resolve().parent
 PROGRAM = PACKAGE / "ferry"
 
 # How to get what an installation lacks.
