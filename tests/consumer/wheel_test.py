@@ -4,6 +4,7 @@ usage: wheel_test.py WHEEL ENVIRONMENT [--cuda]    ENVIRONMENT is a virtual envi
 """
 
 import argparse
+import json
 import pathlib
 import re
 import shutil
@@ -80,6 +81,14 @@ class Wheel(unittest.TestCase):
         for file in [self.package / "ferry", *self.package.rglob("*.so"), *self.package.rglob("*.py")]:
             for name in re.findall(rb"docs/[\w/.-]+\.md", file.read_bytes()):
                 self.assertTrue((self.package / "documents" / name.decode()).exists(), f"{file.name} names {name}")
+
+    def test_licences_of_what_it_brings_along(self):
+        information = next(self.package.parent.glob("ferry_ep-*.dist-info"))
+        listed = json.loads((information / "sboms" / "auditwheel.cdx.json").read_text())["components"]
+        packages = [one["name"] for one in listed if one["purl"].startswith("pkg:deb/")]
+        self.assertIn("libfmt9", packages)
+        for name in ["nanobind", "libcli11-dev", "nlohmann-json3-dev", *packages]:
+            self.assertIn("opyright", (information / "licenses" / f"{name}.txt").read_text())
 
     def test_links_between_the_documents(self):
         self.assertTrue((self.package / "documents" / "README.md").exists())
