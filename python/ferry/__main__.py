@@ -27,6 +27,8 @@ def run_program() -> NoReturn:
     if not PROGRAM.exists():
         print(f"ferry: this installation has no program; {REMEDIES['program']}", file=sys.stderr)
         sys.exit(3)
+    # `ferry launch` runs scripts with the first python3 of PATH: this one, which has the package.
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     os.execv(PROGRAM, ["ferry", *sys.argv[1:]])
 
 

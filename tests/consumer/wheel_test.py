@@ -29,8 +29,8 @@ class Wheel(unittest.TestCase):
 
     def run_there(self, *command, status=0, **variables):
         """In an empty folder, with nothing of the repository in the environment."""
-        settings = variables | {"PATH": f"{OPTIONS.environment / 'bin'}:/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}  # fmt: skip
+        settings = {"PATH": f"{OPTIONS.environment / 'bin'}:/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"} | variables  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, status, done.stderr)
@@ -72,6 +72,13 @@ class Wheel(unittest.TestCase):
     def test_an_example_runs(self):
         examples = self.package / "documents" / "examples"
         self.assertEqual(self.run_there("python", examples / "first.py"), (examples / "first.txt").read_text())
+
+    def test_launched_scripts_run_in_its_python(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "script.py"
+            script.write_text("import ferry; print(ferry.Group.launched().join().size)")
+            text = self.run_there(OPTIONS.environment / "bin" / "ferry", "launch", "-n", "2", script, PATH="/usr/bin:/bin")
+        self.assertEqual(text, "2\n2\n")
 
     def test_ranks_of_mpirun(self):
         text = self.run_there("mpirun", "-n", "2", "python", "-c", MPI)
