@@ -69,6 +69,10 @@ namespace {
 // in one process.
 ferry_mpi_open_function load_module(const fs::path& path, MpiModuleFault& fault) {
   fault = {};
+  if (std::error_code error; path.has_parent_path() && !fs::exists(path, error)) {
+    fault.text = path.string() + " does not exist";
+    return nullptr;
+  }
   void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (module == nullptr) {
     fault.text = dlerror();

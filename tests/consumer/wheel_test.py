@@ -4,6 +4,7 @@ usage: wheel_test.py WHEEL ENVIRONMENT [--cuda]    ENVIRONMENT is a virtual envi
 """
 
 import argparse
+import json
 import pathlib
 import re
 import shutil
@@ -28,8 +29,8 @@ class Wheel(unittest.TestCase):
 
     def run_there(self, *command, status=0, **variables):
         """In an empty folder, with nothing of the repository in the environment."""
-        settings = variables | {"PATH": f"{OPTIONS.environment / 'bin'}:/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}  # fmt: skip
+        settings = {"PATH": f"{OPTIONS.environment / 'bin'}:/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"} | variables  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, status, done.stderr)
@@ -72,6 +73,13 @@ class Wheel(unittest.TestCase):
         examples = self.package / "documents" / "examples"
         self.assertEqual(self.run_there("python", examples / "first.py"), (examples / "first.txt").read_text())
 
+    def test_launched_scripts_run_in_its_python(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "script.py"
+            script.write_text("import ferry; print(ferry.Group.launched().join().size)")
+            text = self.run_there(OPTIONS.environment / "bin" / "ferry", "launch", "-n", "2", script, PATH="/usr/bin:/bin")
+        self.assertEqual(text, "2\n2\n")
+
     def test_ranks_of_mpirun(self):
         text = self.run_there("mpirun", "-n", "2", "python", "-c", MPI)
         self.assertEqual(text, "rank 0 of 2 rank 1 of 2\n")
@@ -80,6 +88,14 @@ class Wheel(unittest.TestCase):
         for file in [self.package / "ferry", *self.package.rglob("*.so"), *self.package.rglob("*.py")]:
             for name in re.findall(rb"docs/[\w/.-]+\.md", file.read_bytes()):
                 self.assertTrue((self.package / "documents" / name.decode()).exists(), f"{file.name} names {name}")
+
+    def test_licences_of_what_it_brings_along(self):
+        information = next(self.package.parent.glob("ferry_ep-*.dist-info"))
+        listed = json.loads((information / "sboms" / "auditwheel.cdx.json").read_text())["components"]
+        packages = [one["name"] for one in listed if one["purl"].startswith("pkg:deb/")]
+        self.assertIn("libfmt9", packages)
+        for name in ["nanobind", "libcli11-dev", "nlohmann-json3-dev", *packages]:
+            self.assertIn("opyright", (information / "licenses" / f"{name}.txt").read_text())
 
     def test_links_between_the_documents(self):
         self.assertTrue((self.package / "documents" / "README.md").exists())
