@@ -24,7 +24,8 @@ endif()
 
 if(FERRY_SANITIZE)
   add_compile_options(-fsanitize=${FERRY_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
-  add_link_options(-fsanitize=${FERRY_SANITIZE})
+  # The sanitizers' own dlopen() calls the system's: of a program's run paths only the old kind holds for such callers too.
+  add_link_options(-fsanitize=${FERRY_SANITIZE} LINKER:--disable-new-dtags)
   # GCC documents false positives of this warning in instrumented code.
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 endif()

@@ -22,7 +22,7 @@ macro(ferry_install_documents folder)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples DESTINATION ${folder} ${ARGN}
           PATTERN CMakeLists.txt EXCLUDE PATTERN __pycache__ EXCLUDE)
 endmacro()
-ferry_install_documents(${CMAKE_INSTALL_DOCDIR})
+ferry_install_documents(${CMAKE_INSTALL_DATAROOTDIR}/doc/ferry)
 ferry_install_documents(ferry/documents COMPONENT python EXCLUDE_FROM_ALL)
 
 # pkg-config: `ferry` is the shared library, `ferry-static` the static one with all that it needs. In a program that links

@@ -1,4 +1,4 @@
-# Shared by scripts/demo and scripts/test: sourced, not run. Leaves the caller in the repository's root.
+# Shared by scripts/demo, scripts/container and scripts/test: sourced, not run. Leaves the caller in the repository's root.
 # shellcheck shell=bash
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit

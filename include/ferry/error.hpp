@@ -119,6 +119,7 @@ struct WaitRecord {
   int peer = -1;               ///< the rank that it waited for; -1: any of them
   std::uint64_t expected = 0;  ///< flag value it waited for: a call number, or a chunk of the call
   std::uint64_t observed = 0;  ///< flag value it last read
+  int via = -1;                ///< the relay that forwards what it waited for; -1: none
 };
 
 /// One line: "rank 0 waited for rank 1 in dispatch 2 (expected 2, observed 1)".

@@ -7,17 +7,19 @@ import sys
 from typing import NoReturn
 
 import ferry
+import ferry._core
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
+# Where the compiled parts are: the sources are elsewhere in an editable installation.
+PACKAGE = pathlib.Path(ferry._core.__file__).resolve().parent
 PROGRAM = PACKAGE / "ferry"
 
 # How to get what an installation lacks.
 REMEDIES = {
-    "GPUs": "build where the CUDA toolkit is: pip install --config-settings=cmake.define.FERRY_CUDA=ON .",
+    "GPUs": "where the CUDA toolkit is, in the sources: pip install --config-settings=cmake.define.FERRY_CUDA=ON .",
     "program": "it needs CLI11, fmt and nlohmann-json when it is built (Debian: apt-get install libcli11-dev libfmt-dev "
-    "nlohmann-json3-dev libopenblas-dev), then pip install --force-reinstall --no-deps .",
+    "nlohmann-json3-dev libopenblas-dev), then in the sources: pip install --force-reinstall --no-deps .",
     "MPI module": "needed for Group.mpi() only: install MPI (Debian: apt-get install libopenmpi-dev openmpi-bin), "
-    "then pip install --force-reinstall --no-deps .",
+    "then in the sources: pip install --force-reinstall --no-deps .",
 }
 
 
@@ -25,6 +27,8 @@ def run_program() -> NoReturn:
     if not PROGRAM.exists():
         print(f"ferry: this installation has no program; {REMEDIES['program']}", file=sys.stderr)
         sys.exit(3)
+    # `ferry launch` runs scripts with the first python3 of PATH: this one, which has the package.
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     os.execv(PROGRAM, ["ferry", *sys.argv[1:]])
 
 

@@ -54,7 +54,7 @@ class Overflow(NamedTuple):
 
 class WaitRecord(NamedTuple):
     """A wait that failed: `rank` waited for `peer` in `operation`, call number `call` of its lane, for a flag to become
-    `expected`; the value last read is `observed`."""
+    `expected`; the value last read is `observed`. `via`: the relay that forwards what it waited for; -1: none."""
 
     operation: str
     call: int
@@ -62,6 +62,7 @@ class WaitRecord(NamedTuple):
     peer: int
     expected: int
     observed: int
+    via: int = -1
 
 
 class Error(Exception):

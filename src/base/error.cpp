@@ -48,7 +48,8 @@ const char* to_string(Operation operation) {
 
 std::string describe(const WaitRecord& record) {
   const std::string awaited = record.peer < 0 ? std::string("its peers") : str("rank ", record.peer);
-  return str("rank ", record.rank, " waited for ", awaited, " in ", to_string(record.operation), " ",
+  const std::string relay = record.via < 0 ? std::string() : str(" by way of rank ", record.via);
+  return str("rank ", record.rank, " waited for ", awaited, relay, " in ", to_string(record.operation), " ",
              record.call, " (expected ", record.expected, ", observed ", record.observed, ")");
 }
 

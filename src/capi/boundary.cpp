@@ -99,6 +99,7 @@ ferry_error_record c_record_of(const ErrorRecord& record) {
                 .needed = overflow.needed,
                 .dropped = overflow.dropped};
   c.error_number = record.error_number;
+  c.wait_via = record.wait.via;
   return c;
 }
 

@@ -24,6 +24,7 @@ struct alignas(64) ControlBlock::RankEntry {
   ErrorRecord error;  // valid once the status is `failed`
   GatherSlot gather_slot;
   CollectiveProgress progress;
+  EngineProgress engine_progress;
 };
 
 // A reporter writes its slot in full before Header::failed names it, so a reporter that is killed in between
@@ -65,6 +66,10 @@ GatherSlot& ControlBlock::gather_slot(int rank) const {
 
 CollectiveProgress& ControlBlock::progress(int rank) const {
   return entry(rank).progress;
+}
+
+EngineProgress& ControlBlock::engine_progress(int rank) const {
+  return entry(rank).engine_progress;
 }
 
 void ControlBlock::join(int rank) {
@@ -156,6 +161,7 @@ void ControlBlock::throw_failure(WaitRecord waiting) const {
   const bool reported_by_this_rank = error.wait.rank == waiting.rank;
   if (reported_by_this_rank) error.raise();
   waiting.peer = error.wait.peer;
+  waiting.via = error.wait.via;
   error.wait = waiting;
   error.raise(str("rank ", waiting.rank, " aborted ", to_string(waiting.operation), " ", waiting.call, ": "));
 }

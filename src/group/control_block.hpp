@@ -37,6 +37,14 @@ struct CollectiveProgress {
   std::atomic<std::uint64_t> done;
 };
 
+// How far a rank has come with calls whose messages an engine carries, by lane. collective/call_progress.hpp
+// says what an entry holds.
+struct EngineProgress {
+  static constexpr int kLanes = 64;
+
+  alignas(64) std::atomic<std::uint64_t> lanes[kLanes];
+};
+
 // A view of one block of shared memory that was zero before the first rank joined. Every rank has its own
 // view, and so does the launcher that forks processes.
 class ControlBlock {
@@ -48,6 +56,7 @@ class ControlBlock {
   WakeEvent& wake_event(int rank) const;
   GatherSlot& gather_slot(int rank) const;
   CollectiveProgress& progress(int rank) const;
+  EngineProgress& engine_progress(int rank) const;
 
   void join(int rank);             // the calling process runs this rank
   int process_of(int rank) const;  // 0 before the rank has joined
@@ -67,8 +76,8 @@ class ControlBlock {
   const ErrorRecord& failure() const;  // valid once failed()
   int launcher() const { return ranks_; }
 
-  // Throws the group's failure as the waiting rank's error: the type and the culprit (as WaitRecord::peer) of
-  // the failure, the rest of the record from `waiting`.
+  // Throws the group's failure as the waiting rank's error: the type and the culprit (WaitRecord::peer, via)
+  // of the failure, the rest of the record from `waiting`.
   [[noreturn]] void throw_failure(WaitRecord waiting) const;
 
  private:

@@ -1,6 +1,7 @@
 #include "group/mpi_library.hpp"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <sched.h>
 
 #include <cerrno>
@@ -31,10 +32,15 @@ constexpr std::chrono::milliseconds kCheckPeriod(5);
 constexpr std::chrono::milliseconds kYieldPeriod(100);
 constexpr std::chrono::microseconds kNap(50);
 
+// Empty where the library is linked into the program, whose name may be relative to a folder that has changed
+// since.
 fs::path directory_of_this_library() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&open_mpi), &info) == 0 || info.dli_fname == nullptr) return {};
-  return fs::path(info.dli_fname).parent_path();
+  link_map* loaded = nullptr;
+  if (dladdr1(reinterpret_cast<const void*>(&open_mpi), &info, reinterpret_cast<void**>(&loaded),
+              RTLD_DL_LINKMAP) == 0)
+    return {};
+  return fs::path(loaded->l_name).parent_path();
 }
 
 fs::path directory_of_this_program() {
@@ -48,38 +54,51 @@ std::vector<fs::path> mpi_module_paths() {
   const std::string named = Environment::read().mpi_module;
   if (!named.empty()) return {named};
   const fs::path program = directory_of_this_program();
-  std::vector<fs::path> paths = {directory_of_this_library() / kModule, program / kModule,
-                                 program.parent_path() / FERRY_LIBDIR / kModule};
-  const fs::path installed = FERRY_FULL_LIBDIR;
-  if (!installed.empty()) paths.push_back(installed / kModule);
+  std::vector<fs::path> paths;
+  for (const fs::path& folder : {directory_of_this_library(), program, program.parent_path() / FERRY_LIBDIR,
+                                 fs::path(FERRY_FULL_LIBDIR)}) {
+    if (!folder.empty()) paths.push_back(folder / kModule);
+  }
   paths.emplace_back(kModule);  // LD_LIBRARY_PATH, and the run path of what holds this code
   return paths;
 }
 
-std::string mpi_module_fault(const fs::path& path) {
-  // Never unloaded: MPI cannot be initialised twice in one process.
-  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (module == nullptr) return dlerror();
-  return dlsym(module, FERRY_MPI_OPEN) == nullptr ? str(path.string(), " has no ", FERRY_MPI_OPEN) : "";
-}
-
 namespace {
 
-// Never unloaded: MPI cannot be initialised twice in one process.
-void* load_module() {
+// Null, and why, if the file is no module that can be loaded. Never unloaded: MPI cannot be initialised twice
+// in one process.
+ferry_mpi_open_function load_module(const fs::path& path, MpiModuleFault& fault) {
+  fault = {};
+  if (std::error_code error; path.has_parent_path() && !fs::exists(path, error)) {
+    fault.text = path.string() + " does not exist";
+    return nullptr;
+  }
+  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) {
+    fault.text = dlerror();
+    fault.lacks_library = !fault.text.starts_with(path.string());
+    if (fault.lacks_library) fault.text = str(path.string(), " needs ", fault.text);
+    return nullptr;
+  }
+  void* open = dlsym(module, FERRY_MPI_OPEN);
+  if (open == nullptr) fault.text = str(path.string(), " has no ", FERRY_MPI_OPEN);
+  return reinterpret_cast<ferry_mpi_open_function>(open);
+}
+
+ferry_mpi_open_function find_module() {
   std::string tried;
   for (const fs::path& path : mpi_module_paths()) {
-    if (void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return module;
-    tried += str("\n  ", dlerror());
+    MpiModuleFault fault;
+    if (const ferry_mpi_open_function open = load_module(path, fault)) return open;
+    tried += "\n  " + fault.text;
   }
   throw UnsupportedError(
-      str("Group::mpi() needs the MPI module ", kModule,
+      str("Group::mpi() needs MPI (Debian: openmpi-bin) and the MPI module ", kModule,
           ", which is built where CMake finds MPI. Set FERRY_MPI_MODULE to its path. Tried:", tried));
 }
 
 ferry_mpi open_module() {
-  const auto open = reinterpret_cast<ferry_mpi_open_function>(dlsym(load_module(), FERRY_MPI_OPEN));
-  if (open == nullptr) throw UnsupportedError(str("the MPI module has no ", FERRY_MPI_OPEN, ": ", dlerror()));
+  const ferry_mpi_open_function open = find_module();
   char message[FERRY_MPI_MESSAGE_BYTES] = {};
   ferry_mpi mpi{};
   if (open(&mpi, message) != 0) throw UnsupportedError(str("MPI: ", message));
@@ -91,6 +110,12 @@ void check_result(int result, const char* message) {
 }
 
 }  // namespace
+
+MpiModuleFault mpi_module_fault(const fs::path& path) {
+  MpiModuleFault fault;
+  load_module(path, fault);
+  return fault;
+}
 
 const ferry_mpi& open_mpi() {
   static const ferry_mpi mpi = open_module();

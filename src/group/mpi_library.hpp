@@ -15,8 +15,14 @@ namespace ferry {
 // dynamic loader.
 std::vector<std::filesystem::path> mpi_module_paths();
 
-// Why the file cannot be loaded as the module, in words of the system; empty: it can. Does not open MPI.
-std::string mpi_module_fault(const std::filesystem::path& path);
+// Why a file cannot be loaded as the MPI module.
+struct MpiModuleFault {
+  std::string text;            // empty: it can be loaded
+  bool lacks_library = false;  // the module is there, and a library that it needs is not: most likely MPI's
+};
+
+// Loads the module if it can be loaded, for good. Does not open MPI.
+MpiModuleFault mpi_module_fault(const std::filesystem::path& path);
 
 // Loads the module and opens MPI, once for the process; the module stays loaded. Collective over all
 // processes of the MPI job. Throws UnsupportedError if the module or MPI cannot be used.

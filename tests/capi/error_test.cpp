@@ -220,6 +220,7 @@ TEST(Errors, ATimeoutNamesWhoWaitedForWhom) {
     EXPECT_EQ(record.wait.call, 2U);
     EXPECT_EQ(record.wait.expected, 2U);
     EXPECT_EQ(record.wait.observed, 1U);
+    EXPECT_EQ(record.wait_via, -1);
     EXPECT_TRUE(last_error_contains("rank 0 waited for rank 1"));
   });
 }

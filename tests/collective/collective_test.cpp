@@ -201,6 +201,33 @@ TEST(Collective, AnotherOrderOfOrderedLanesIsRefusedOnEveryRank) {
   }));
 }
 
+// Two exchanges whose blocks differ in size: an engine without lanes must not see two sizes in one transfer.
+TEST(Collective, AnotherOrderOfExchangesIsRefusedOnEveryRank) {
+  constexpr int kRanks = 3;
+  const ThreadEngine engine(kRanks, true);
+  expect_none(run_ranks(engine, kRanks, [&](Rank rank) {
+    Config large = fp32_config();
+    large.experts = 1500;
+    Exchange exchanges[] = {Exchange(rank, fp32_config()), Exchange(rank, large)};
+    Step steps[] = {Step(rank.index(), 0), Step(rank.index(), 0)};
+    const int first = rank.index() == 1 ? 1 : 0, second = 1 - first;
+    for (const int each : {first, second}) {
+      try {
+        steps[each].dispatch(exchanges[each]);
+        ADD_FAILURE() << "rank " << rank.index() << ": accepted";
+      } catch (const UsageError& error) {
+        EXPECT_NE(std::string(error.what()).find("of another exchange on rank"), std::string::npos)
+            << error.what();
+      }
+    }
+    for (const int each : {0, 1}) {
+      steps[each].dispatch(exchanges[each]);
+      steps[each].combine(exchanges[each]);
+      steps[each].expect_doubled();
+    }
+  }));
+}
+
 TEST(Collective, ARefusalEndsTheCallOfPeersInPhases) {
   constexpr int kRanks = 3;
   const ThreadEngine engine(kRanks);
@@ -261,6 +288,8 @@ TEST(Collective, WaitsEndAtTheDeadline) {
       } catch (const TimeoutError& error) {
         EXPECT_EQ(error.record.operation, Operation::dispatch);
         EXPECT_EQ(error.record.rank, rank.index());
+        EXPECT_EQ(error.record.peer, 2);
+        EXPECT_EQ(error.record.via, -1);
       } catch (const std::exception& error) {
         ADD_FAILURE() << error.what();
       }

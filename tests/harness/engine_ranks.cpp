@@ -30,7 +30,9 @@ void run_on_hosts(int ranks, const std::function<std::string(int rank)>& host_of
       try {
         Bootstrap bootstrap = meeting.bootstrap(rank);
         bootstrap.host_id = host_of(rank);
-        Group::custom(bootstrap, engine.functions(rank)).run(body);
+        Group group = Group::custom(bootstrap, engine.functions(rank));
+        group.set_deadline(meeting_deadline(ranks));
+        group.run(body);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!first) first = std::current_exception();
@@ -42,6 +44,10 @@ void run_on_hosts(int ranks, const std::function<std::string(int rank)>& host_of
 }
 
 }  // namespace
+
+double meeting_deadline(int ranks) {
+  return 30 + 0.25 * ranks;
+}
 
 void run_engine_threads(int ranks, const std::function<void(Rank)>& body, bool device_memory) {
   run_on_hosts(ranks, [](int) { return std::string(); }, body, device_memory);

@@ -7,6 +7,9 @@
 
 namespace ferry::contract {
 
+// Deadline of a group of threads, in seconds: hundreds of them take turns on a few processors.
+double meeting_deadline(int ranks);
+
 // Runs `body` as every rank of a group, each in a thread with a group of its own, connected by a
 // ThreadEngine. Throws the error that occurred first.
 // `device_memory`: the engine takes it too.

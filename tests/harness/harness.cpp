@@ -77,8 +77,11 @@ void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
   const Topology topology(nodes.empty() ? std::vector<int>(static_cast<std::size_t>(ranks)) : nodes);
   if (topology.nodes() > 1 && kind == RankKind::engine_threads) return run_engine_nodes(topology, body);
   switch (kind) {
-    case RankKind::threads:
-      return Group::threads(topology).run(body);
+    case RankKind::threads: {
+      Group group = Group::threads(topology);
+      group.set_deadline(meeting_deadline(ranks));
+      return group.run(body);
+    }
     case RankKind::processes:
       return Group::processes(topology).run(body);
     case RankKind::persistent_processes:

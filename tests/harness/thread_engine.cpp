@@ -46,8 +46,7 @@ struct ThreadEngine::Shared {
     Meeting& meeting = lanes.try_emplace(ordered_lanes ? 0 : lane, ranks).first->second;
     const std::int64_t number = meeting.number;
     meeting.posted[rank] = transfer;
-    ++meeting.arrived;
-    changed.notify_all();
+    if (++meeting.arrived == ranks) changed.notify_all();
     wait(lock, rank, [&] { return meeting.arrived == ranks; });
     lock.unlock();
     copy_received(meeting, rank);

@@ -46,9 +46,10 @@ TestBootstrap::TestBootstrap(int ranks) : ranks_(ranks) {
 
 // Yields, then naps longer and longer, so that many ranks leave a few processors to those that are awaited.
 template <class Condition>
-static void wait_for(Condition condition) {
+static void wait_for(int ranks, Condition condition) {
+  const double nap = 1e-5 * std::max(1, ranks / 64);
   for (int i = 0; !condition(); ++i)
-    i < 50 ? std::this_thread::yield() : sleep_seconds(std::min(i, 500) * 1e-5);
+    i < 50 ? std::this_thread::yield() : sleep_seconds(std::min(i, 500) * nap);
 }
 
 Bootstrap TestBootstrap::bootstrap(int rank) const {
@@ -59,10 +60,10 @@ Bootstrap TestBootstrap::bootstrap(int rank) const {
     if (bytes > kBytes) throw std::runtime_error("all_gather of more than kBytes bytes");
     const int use = *round / 2 + 1, parity = *round % 2;
     ++*round;
-    wait_for([&] { return shared->read[parity].load() >= (use - 1) * ranks; });
+    wait_for(ranks, [&] { return shared->read[parity].load() >= (use - 1) * ranks; });
     std::memcpy(shared->slot(parity, ranks, rank), mine, bytes);
     ++shared->written[parity];
-    wait_for([&] { return shared->written[parity].load() >= use * ranks; });
+    wait_for(ranks, [&] { return shared->written[parity].load() >= use * ranks; });
     for (int peer = 0; peer < ranks; ++peer) {
       std::memcpy(static_cast<std::byte*>(all) + peer * bytes, shared->slot(parity, ranks, peer), bytes);
     }

@@ -86,6 +86,7 @@ typedef struct ferry_error_record {
   ferry_bad_source bad_source;
   ferry_overflow overflow;
   int64_t error_number;  ///< FERRY_RECORD_SYSTEM: errno
+  int64_t wait_via;      ///< FERRY_RECORD_WAIT: the relay that forwards what the rank waited for; -1: none
 } ferry_error_record;
 
 /// Message of the last call that failed in this thread, with the numbers that matter; "" if none has. Calls

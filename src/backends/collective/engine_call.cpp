@@ -21,10 +21,20 @@ constexpr std::int64_t align_summary(std::int64_t bytes) {
   return (bytes + 7) / 8 * 8;
 }
 
+// With ordered lanes the first transfer of a call: enough for the counts of some hundred experts and ranks.
+constexpr std::int64_t kFirstBytes = 3072;
+static_assert(PairBlocks<BlockHeader>::kHeaderBytes <= kFirstBytes);
+
+// Of a block, at least so many that all blocks have a first transfer.
+std::int64_t content_bytes(std::int64_t summary_bytes, std::int64_t table_bytes) {
+  return std::max(align_summary(summary_bytes) + table_bytes,
+                  kFirstBytes - PairBlocks<BlockHeader>::kHeaderBytes);
+}
+
 }  // namespace
 
 std::int64_t EngineCall::block_bytes(std::int64_t summary_bytes, int ranks, std::int64_t table_bytes) {
-  return PairBlocks<BlockHeader>::bytes(ranks, align_summary(summary_bytes) + table_bytes);
+  return PairBlocks<BlockHeader>::bytes(ranks, content_bytes(summary_bytes, table_bytes));
 }
 
 EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane,
@@ -34,11 +44,14 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
       me_(rank_.index()),
       ranks_(rank_.size()),
       lane_(lane),
+      lane_number_(rank_.state().engine()->number_lane()),
+      progress_(rank_.state().control(), me_, lane_number_),
       summary_bytes_(align_summary(summary_bytes)),
       deadline_(deadline),
       communicator_(std::move(communicator)),
-      memory_(std::make_shared<Memory>(Memory{.blocks = {ranks_, summary_bytes_ + messages->table_bytes()},
-                                              .messages = std::move(messages)})),
+      memory_(std::make_shared<Memory>(
+          Memory{.blocks = {ranks_, content_bytes(summary_bytes, messages->table_bytes())},
+                 .messages = std::move(messages)})),
       ordered_(ordered != nullptr),
       thread_(std::move(ordered)) {}
 
@@ -59,6 +72,8 @@ std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption>
   refusal_.reset();
   memory_->messages->clear();
   prepare_ = {};
+  transfers_ = 0;
+  exchanging_ = overdue_ = false;
   begun_ = true;
   return call_;
 }
@@ -81,6 +96,7 @@ const std::byte* EngineCall::summary_from(int peer) const {
 void EngineCall::post(bool split, std::function<void(const Check&)> prepare) {
   begun_ = false;
   prepare_ = std::move(prepare);
+  progress_.reach(call_, 0);
   if (split || ordered_) start_in_thread();
 }
 
@@ -94,10 +110,7 @@ void EngineCall::wait() {
   Clock::time_point last_interrupt_check = Clock::now();
   exchange([&] {
     check_group();
-    if (limit.seconds_left() <= 0) {
-      rank_.state().time_out(record(), deadline_);
-      check_group();
-    }
+    if (limit.seconds_left() <= 0) time_out();
     if (Clock::now() - last_interrupt_check < kInterruptPeriod) return;
     last_interrupt_check = Clock::now();
     if (rank_.state().check_interrupt(record())) check_group();
@@ -111,6 +124,7 @@ void EngineCall::refuse(Operation operation, const Error& error) noexcept {
     memory_->messages->clear();
     prepare_ = {};
     begun_ = false;
+    progress_.reach(call_, 0);
     start_in_thread();
   } catch (...) {
     return;  // the group has failed: no peer waits for this call, and the next begin() throws the failure
@@ -119,7 +133,7 @@ void EngineCall::refuse(Operation operation, const Error& error) noexcept {
 
 void EngineCall::start_in_thread() {
   if (!thread_) thread_ = std::make_shared<TransferThread>();
-  started_ = thread_->submit([this] { exchange([this] { check_group(); }); });
+  started_ = thread_->submit([this] { exchange([this] { check_in_thread(); }); });
 }
 
 // The exchange itself has no deadline: a peer may start its send phase as late as it likes while nobody
@@ -129,7 +143,11 @@ void EngineCall::wait_for_started() {
   Clock::time_point last_interrupt_check = Clock::now();
   while (started_.wait_for(kCheckPeriod) != std::future_status::ready) {
     if (rank_.state().control().failed()) continue;
-    if (limit.seconds_left() <= 0) rank_.state().time_out(record(), deadline_);
+    if (limit.seconds_left() <= 0) {
+      // The thread knows which rank is missing, unless another lane's exchange keeps it.
+      overdue_ = true;
+      if (!exchanging_) rank_.state().time_out(record(), deadline_);
+    }
     if (Clock::now() - last_interrupt_check < kInterruptPeriod) continue;
     last_interrupt_check = Clock::now();
     rank_.state().check_interrupt(record());
@@ -137,6 +155,7 @@ void EngineCall::wait_for_started() {
 }
 
 void EngineCall::exchange(const Check& check) {
+  exchanging_ = true;
   if (prepare_) prepare_(check);
   write_headers();
   exchange_blocks(check);
@@ -155,6 +174,7 @@ void EngineCall::write_headers() {
   for (int peer = 0; peer < ranks_; ++peer) {
     BlockHeader& header = memory_->blocks.header_to(peer);
     header.lane = lane_;
+    header.lane_number = lane_number_;
     header.operation = operation_;
     header.call = call_;
     header.messages = memory_->messages->announce(peer, table_in(memory_->blocks.content_to(peer)));
@@ -168,33 +188,49 @@ void EngineCall::write_headers() {
 void EngineCall::exchange_blocks(const Check& check) {
   const PairBlocks<BlockHeader>& blocks = memory_->blocks;
   for (int peer = 0; peer < ranks_; ++peer) blocks.forget(peer);
-  std::vector<std::int64_t> bytes, offsets;
-  for (int peer = 0; peer < ranks_; ++peer) {
-    bytes.push_back(peer == me_ ? 0 : blocks.block_bytes());
-    offsets.push_back(blocks.offset(peer));
-  }
-  transfer({.send = blocks.sent(),
-            .send_bytes = bytes,
-            .send_offsets = offsets,
-            .receive = blocks.received(),
-            .receive_bytes = bytes,
-            .receive_offsets = offsets},
-           check);
+  const std::int64_t first = ordered_ ? kFirstBytes : blocks.block_bytes();
+  transfer_blocks(0, first, check);
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer != me_ && !blocks.arrived(peer)) fail_transfer(peer);
+  }
+  require_same_order();
+  if (first < blocks.block_bytes()) transfer_blocks(first, blocks.block_bytes() - first, check);
+}
+
+// Exchanges `bytes` bytes of all blocks, from byte `first` on.
+void EngineCall::transfer_blocks(std::int64_t first, std::int64_t bytes, const Check& check) {
+  const PairBlocks<BlockHeader>& blocks = memory_->blocks;
+  std::vector<std::int64_t> bytes_of_peer, offsets;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    bytes_of_peer.push_back(peer == me_ ? 0 : bytes);
+    offsets.push_back(blocks.offset(peer) + first);
+  }
+  transfer({.send = blocks.sent(),
+            .send_bytes = bytes_of_peer,
+            .send_offsets = offsets,
+            .receive = blocks.received(),
+            .receive_bytes = bytes_of_peer,
+            .receive_offsets = offsets},
+           check);
+}
+
+// Every rank has the headers of all, so all ranks throw if two have made different calls.
+void EngineCall::require_same_order() const {
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const BlockHeader& header = memory_->blocks.header_from(peer);
+    if (peer == me_ || (header.lane_number == lane_number_ && header.call == call_)) continue;
+    const bool other_exchange = header.lane_number - header.lane != lane_number_ - lane_;
+    throw UsageError(str("call ", call_, " of lane ", lane_, " on rank ", me_, " meets call ", header.call,
+                         " of lane ", header.lane, other_exchange ? " of another exchange" : "", " on rank ",
+                         peer,
+                         ": this engine needs the calls of all lanes and exchanges in the same order on all "
+                         "ranks"));
   }
 }
 
 // Throws if some rank has refused the call, or has made another one. Every rank has all blocks, and all ranks
 // throw if two blocks differ.
 void EngineCall::require_agreement() const {
-  for (int peer = 0; peer < ranks_; ++peer) {
-    const BlockHeader& header = memory_->blocks.header_from(peer);
-    if (peer == me_ || (header.lane == lane_ && header.call == call_)) continue;
-    throw UsageError(str("call ", call_, " of lane ", lane_, " on rank ", me_, " meets call ", header.call,
-                         " of lane ", header.lane, " on rank ", peer,
-                         ": this engine needs the calls of all lanes in the same order on all ranks"));
-  }
   for (int peer = 0; peer < ranks_; ++peer) {
     const BlockHeader& header = memory_->blocks.header_from(peer);
     if (peer != me_ && header.refused != 0)
@@ -229,6 +265,7 @@ void EngineCall::fail_transfer(int peer) const {
 }
 
 void EngineCall::transfer(const AllToAllV& transfer, const Check& check) {
+  progress_.reach(call_, ++transfers_);
   try {
     communicator_->all_to_all_v(transfer, memory_, check);
   } catch (...) {
@@ -243,6 +280,38 @@ WaitRecord EngineCall::record() const {
 // Throws if the group has failed.
 void EngineCall::check_group() const {
   if (rank_.state().check_peers(record())) rank_.state().control().throw_failure(record());
+}
+
+// In the thread that runs the exchange.
+void EngineCall::check_in_thread() const {
+  check_group();
+  if (overdue_) time_out();
+}
+
+// The rank that this one waits for in the current transfer; -1: not known, or more than one. A rank of this
+// host that has not begun the transfer is known. Otherwise the blocks tell: those that have not come are of
+// ranks that may not have called.
+int EngineCall::missing_rank() const {
+  int missing = -1, candidates = 0;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer == me_) continue;
+    const std::optional<bool> reached = progress_.has_reached(peer, call_, transfers_);
+    if (reached.has_value() && !*reached) return peer;
+    if (reached.has_value() || memory_->blocks.arrived(peer)) continue;
+    missing = peer;
+    ++candidates;
+  }
+  return candidates == 1 ? missing : -1;
+}
+
+// In the thread that runs the exchange, during a transfer.
+void EngineCall::time_out() const {
+  WaitRecord waited = record();
+  waited.peer = missing_rank();
+  // A relay that is late waits for the ranks behind it, or is itself what is missing.
+  if (memory_->messages->awaits_relays()) waited.via = std::exchange(waited.peer, -1);
+  rank_.state().time_out(waited, deadline_);
+  check_group();
 }
 
 // A failed transfer is final for the group. If the group has failed, its failure is what ended the transfer.

@@ -2,6 +2,7 @@
 // messages.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "backends/collective/call_progress.hpp"
 #include "backends/collective/message_carrier.hpp"
 #include "backends/collective/pair_blocks.hpp"
 #include "engine/engine.hpp"
@@ -24,7 +26,8 @@ namespace ferry::collective {
 //
 // The exchange runs in the caller's thread, in wait(). After a send phase it runs in a thread, and so does
 // that of a refusal, which its rank does not wait for. With ordered lanes every exchange runs in one thread
-// for all lanes.
+// for all lanes, and the first transfer of a call has the same size in all of them, whatever their exchanges
+// are: so ranks that call in different order learn of it from the first blocks.
 //
 // begin(), post() and wait() are called in this order for each call, and refuse() in place of post(); an
 // exception from begin() or wait() ends the call on this rank. One thread at a time.
@@ -73,16 +76,22 @@ class EngineCall {
   std::int64_t* table_in(const std::byte* block_content) const;
   void write_headers();
   void exchange_blocks(const Check& check);
+  void transfer_blocks(std::int64_t first, std::int64_t bytes, const Check& check);
+  void require_same_order() const;
   void require_agreement() const;
   void exchange_messages(const Check& check);
   void transfer(const AllToAllV& transfer, const Check& check);
   void check_group() const;
+  void check_in_thread() const;
+  int missing_rank() const;
+  void time_out() const;
   WaitRecord record() const;
   [[noreturn]] void fail_transfer(int peer) const;
   [[noreturn]] void fail_group(const std::exception_ptr& error) const;
 
   const Rank rank_;
-  const int me_, ranks_, lane_;
+  const int me_, ranks_, lane_, lane_number_;
+  const CallProgress progress_;
   const std::int64_t summary_bytes_;  // of a block's content; the carrier's table follows
   const double deadline_;
   const std::unique_ptr<Communicator> communicator_;
@@ -95,6 +104,9 @@ class EngineCall {
   std::optional<ErrorRecord> refusal_;  // this rank's
   bool begun_ = false;                  // and not posted yet
   std::function<void(const Check&)> prepare_;
+  int transfers_ = 0;                     // that the exchange has begun
+  std::atomic<bool> exchanging_ = false;  // the exchange has begun
+  std::atomic<bool> overdue_ = false;     // the deadline of a wait for the thread's exchange has passed
 
   const bool ordered_;
   std::shared_ptr<TransferThread> thread_;   // null until needed

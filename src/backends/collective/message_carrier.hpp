@@ -23,6 +23,8 @@ class MessageCarrier {
   // Starts a call that carries no messages until they are reserved.
   virtual void clear() = 0;
   virtual bool has_messages() const = 0;
+  // During exchange(): whether this rank waits for what relays forward.
+  virtual bool awaits_relays() const { return false; }
   // What this rank's block for `peer` says of the messages. A carrier may have a table of table_bytes() at
   // the end of each block; otherwise `table` is null.
   virtual std::int64_t table_bytes() const { return 0; }

@@ -58,7 +58,7 @@ MessageHops::MessageHops(const Topology& topology, int rank, const HopOptions& o
 }
 
 void MessageHops::clear() {
-  has_messages_ = false;
+  has_messages_ = in_second_hop_ = false;
   std::fill(bytes_to_.begin(), bytes_to_.end(), 0);
   std::fill(outbox_.bytes.begin(), outbox_.bytes.end(), 0);
   std::fill(delivered_.begin(), delivered_.end(), Delivered{});
@@ -218,6 +218,7 @@ void MessageHops::write_forwards(const std::vector<Forward>& forwards) {
 
 void MessageHops::exchange_second(std::uint64_t call, const std::vector<Forward>& forwards,
                                   const Wire& wire) {
+  in_second_hop_ = true;
   std::int64_t most = 0;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer != me_) most = std::max(most, second_outbox_.bytes[at(peer)]);

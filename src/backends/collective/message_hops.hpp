@@ -43,6 +43,7 @@ class MessageHops final : public MessageCarrier {
   void clear() override;
   void reserve(const cpu::Reservation& messages);
   bool has_messages() const override { return has_messages_; }
+  bool awaits_relays() const override { return in_second_hop_; }
   // Where the messages to a rank are written.
   std::byte* outgoing(int rank) const;
 
@@ -101,7 +102,7 @@ class MessageHops final : public MessageCarrier {
   PairBlocks<SecondHopHeader> second_headers_;  // with a table: bytes from each rank before the relay
 
   // The current call.
-  bool has_messages_ = false;
+  bool has_messages_ = false, in_second_hop_ = false;
   cpu::Direction direction_ = cpu::Direction::to_experts;
   cpu::Forwarder* forwarder_ = nullptr;
   std::int64_t message_bytes_ = 1;

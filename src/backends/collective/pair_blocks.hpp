@@ -23,7 +23,8 @@ struct FollowingMessages {
 
 struct BlockHeader {
   std::uint64_t call;
-  std::int32_t lane;
+  std::int32_t lane;         // of its exchange
+  std::int32_t lane_number;  // Engine::number_lane()
   Operation operation;
   FollowingMessages messages;
   std::int32_t refused;  // 1: `refusal` holds the error
@@ -42,6 +43,8 @@ struct SecondHopHeader {
 template <class Header>
 class PairBlocks {
  public:
+  static constexpr std::int64_t kHeaderBytes = (sizeof(Header) + 63) / 64 * 64;
+
   static constexpr std::int64_t block_bytes(std::int64_t content_bytes) {
     return kHeaderBytes + (content_bytes + 63) / 64 * 64;
   }
@@ -69,8 +72,6 @@ class PairBlocks {
   const std::byte* content_from(int peer) const { return received() + offset(peer) + kHeaderBytes; }
 
  private:
-  static constexpr std::int64_t kHeaderBytes = (sizeof(Header) + 63) / 64 * 64;
-
   int ranks_;
   std::int64_t block_;
   LocalMemory memory_;

@@ -103,11 +103,15 @@ Diagnosis check_mpi() {
   for (const std::filesystem::path& path : mpi_module_paths()) {
     const bool by_loader = !path.has_parent_path();
     if (!by_loader && !std::filesystem::exists(path)) continue;
-    const std::string fault = mpi_module_fault(path);
-    if (fault.empty()) return {State::present, "MPI module", path.string()};
+    const MpiModuleFault fault = mpi_module_fault(path);
+    if (fault.text.empty()) return {State::present, "MPI module", path.string()};
+    if (fault.lacks_library)
+      return {State::missing, "MPI module", fault.text,
+              "Needed only for ranks that mpirun starts and for the engine mpi. Install MPI (Debian: "
+              "openmpi-bin)."};
     if (by_loader) continue;  // most likely it is in no folder of LD_LIBRARY_PATH
-    return {State::broken, "MPI module", fault,
-            "Ranks that mpirun starts need it, and so does the engine mpi. Install MPI, or build again."};
+    return {State::broken, "MPI module", fault.text,
+            "Ranks that mpirun starts need it, and so does the engine mpi. Build Ferry again where MPI is."};
   }
   const char* found = "no MPI was found when this program was built";
   const char* remedy =

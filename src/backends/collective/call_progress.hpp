@@ -1,0 +1,52 @@
+// How far the ranks of this host have come with the calls of a lane.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "group/control_block.hpp"
+
+namespace ferry::collective {
+
+// In the control block each rank has an entry for a lane: the lane's number, a call, and how many transfers
+// of the call it has begun. Lanes share entries if there are many; then the entry speaks of one of them.
+class CallProgress {
+ public:
+  // `lane`: Engine::number_lane(). Collective: once all ranks have constructed it, the entries speak of it.
+  CallProgress(ControlBlock& control, int rank, int lane) : control_(control), rank_(rank), lane_(lane) {
+    reach(0, 0);
+  }
+
+  void reach(std::uint64_t call, int transfers) const {
+    // Release: whoever sees the entry sees what the rank has done before.
+    entry_of(rank_).store(entry(call, transfers), std::memory_order_release);
+  }
+
+  // Whether `peer` has come as far. Empty: unknown, as for every rank of another host.
+  std::optional<bool> has_reached(int peer, std::uint64_t call, int transfers) const {
+    const std::uint64_t seen = entry_of(peer).load(std::memory_order_acquire),
+                        wanted = entry(call, transfers);
+    if (seen >> kLaneShift != wanted >> kLaneShift) return std::nullopt;
+    return seen >= wanted;
+  }
+
+ private:
+  static constexpr int kLaneShift = 40, kCallShift = 8;  // 24 bits for the lane, 32 for the call, 8
+
+  // Never 0, which is the entry of a rank of another host.
+  std::uint64_t entry(std::uint64_t call, int transfers) const {
+    return (static_cast<std::uint64_t>(lane_) + 1) << kLaneShift | (call & 0xFFFFFFFFu) << kCallShift |
+           static_cast<std::uint64_t>(std::min(transfers, 255));
+  }
+  std::atomic<std::uint64_t>& entry_of(int rank) const {
+    EngineProgress& progress = control_.engine_progress(rank);
+    return progress.lanes[lane_ % EngineProgress::kLanes];
+  }
+
+  ControlBlock& control_;
+  const int rank_, lane_;
+};
+
+}  // namespace ferry::collective
