@@ -5,6 +5,7 @@
 
 #include "ferry/exchange.hpp"
 #include "ferry/placement.hpp"
+#include "ferry/topology.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry {
@@ -15,25 +16,25 @@ struct DispatchLayout {
   std::int32_t* tokens_per_rank = nullptr;    ///< [R] tokens with at least one expert on the rank
   std::int32_t* routes_per_expert = nullptr;  ///< [E]
   bool* token_in_rank = nullptr;  ///< [N, R] whether the token has an expert on the rank; null: not wanted
-  /// [R / ranks_per_node] tokens with at least one expert on the node; null: not wanted
+  /// [nodes] tokens with at least one expert on a rank of the node; null: not wanted
   std::int32_t* tokens_per_node = nullptr;
 };
 
 /// Counts the routes of ids [N, K] without sending anything. Local: no other rank takes part.
 ///
 /// Masked slots and ids out of range are not counted; dispatch reports the latter. An expert that a token
-/// lists twice counts as two routes and as one token. Node n has the ranks n * ranks_per_node and the
-/// ranks_per_node - 1 after it.
+/// lists twice counts as two routes and as one token.
 ///
 /// @param ids  in memory of the same kind as the results; may be empty if `tokens` is 0
 /// @param tokens  N
-/// @param ranks_per_node  needed with DispatchLayout::tokens_per_node; a divisor of R
+/// @param topology  the nodes of the R ranks, such as those of Rank::topology(); needed with
+/// DispatchLayout::tokens_per_node, otherwise null
 /// @param backend  cuda: enqueues one kernel on `stream`, of the current device, and returns; the inputs must
 /// stay unchanged until the stream has executed it. Others: the calling thread counts.
 /// @throws UsageError  an argument is null, out of range, or memory that the device cannot access
 /// @throws UnsupportedError  a build without the cuda backend, or more ranks or experts than it supports
 void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Placement& placement,
-                     const DispatchLayout& result, int ranks_per_node = 0,
+                     const DispatchLayout& result, const Topology* topology = nullptr,
                      BackendKind backend = BackendKind::cpu, Stream stream = {});
 
 }  // namespace ferry

@@ -260,6 +260,11 @@ class Topology:
     The nodes of a group: sets of ranks that share memory, numbered in the order of their lowest ranks.
     """
 
+    def __init__(self, node_of_rank: Sequence[int]) -> None:
+        """
+        `node_of_rank` [R]: ranks with equal numbers, which may be any, are on one node.
+        """
+
     @property
     def ranks(self) -> int:
         """Number of ranks in the group."""
@@ -467,12 +472,12 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
-def dispatch_layout(ids: ferry._typing.Array, placement: Placement, *, ranks_per_node: int = 0, stream: Any | None = None) -> tuple[Any, Any, Any, Any | None]:
+def dispatch_layout(ids: ferry._typing.Array, placement: Placement, *, topology: Topology | None = None, stream: Any | None = None) -> tuple[Any, Any, Any, Any | None]:
     """
     (tokens_per_rank, routes_per_expert, token_in_rank, tokens_per_node) of ids [N, K]. Not collective.
 
     int32 [R]: tokens with an expert on the rank; int32 [E]; bool [N, R]: whether the token has an expert on the rank; int32
-    [R / ranks_per_node], or None without ranks_per_node. Slots of -1 and ids out of range are not counted. For ids on a GPU
+    [nodes]: tokens with an expert on the node, or None without `topology`. Slots of -1 and ids out of range are not counted. For ids on a GPU
     the counts are made on `stream`, by default the current one of the ids' framework, without waiting for it.
     """
 

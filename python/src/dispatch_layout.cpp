@@ -17,7 +17,7 @@ using namespace nb::literals;
 
 namespace {
 
-nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, int ranks_per_node,
+nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, const Topology* topology,
                              const nb::object& stream) {
   const Array given = inspect(ids, "ids");
   if (given.element != kInt32 && given.element != kInt64)
@@ -27,7 +27,7 @@ nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, 
   require_dense(given, "ids");
   const Stream on = stream_of(stream, given.framework, given.device);
   PyDispatchLayout layout =
-      layout_of(given, placement, LayoutShapes(placement, given.shape[0]), ranks_per_node, on);
+      layout_of(given, placement, LayoutShapes(placement, given.shape[0]), topology, on);
   return nb::make_tuple(layout.tokens_per_rank, layout.routes_per_expert, layout.token_in_rank,
                         layout.tokens_per_node);
 }
@@ -35,7 +35,7 @@ nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, 
 }  // namespace
 
 PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const LayoutShapes& shapes,
-                           int ranks_per_node, Stream stream) {
+                           const Topology* topology, Stream stream) {
   DispatchLayout result;
   PyDispatchLayout layout;
   {
@@ -44,34 +44,32 @@ PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const L
     layout.tokens_per_rank = results.make(shapes.tokens_per_rank, result.tokens_per_rank);
     layout.routes_per_expert = results.make(shapes.routes_per_expert, result.routes_per_expert);
     layout.token_in_rank = results.make(shapes.token_in_rank, result.token_in_rank);
-    if (ranks_per_node != 0) {
-      const std::int64_t nodes = ranks_per_node > 0 ? placement.ranks() / ranks_per_node : 0;
-      layout.tokens_per_node = results.make({kInt32, {nodes}}, result.tokens_per_node);
-    }
+    if (topology != nullptr)
+      layout.tokens_per_node = results.make({kInt32, {topology->nodes()}}, result.tokens_per_node);
   }
   const Ids read = ids.element == kInt32 ? Ids(static_cast<const std::int32_t*>(ids.data))
                                          : Ids(static_cast<const std::int64_t*>(ids.data));
   const PartTimer timer(HostPart::exchange);
   const nb::gil_scoped_release unlocked;
   const DeviceGuard guard(ids.device);
-  dispatch_layout(read, ids.shape[0], static_cast<int>(ids.shape[1]), placement, result, ranks_per_node,
+  dispatch_layout(read, ids.shape[0], static_cast<int>(ids.shape[1]), placement, result, topology,
                   is_host(ids.device) ? BackendKind::cpu : BackendKind::cuda, stream);
   return layout;
 }
 
 void bind_dispatch_layout(nb::module_& module) {
   module.def(
-      "dispatch_layout", &dispatch_layout_of, "ids"_a, "placement"_a, nb::kw_only(), "ranks_per_node"_a = 0,
-      "stream"_a = nb::none(),
+      "dispatch_layout", &dispatch_layout_of, "ids"_a, "placement"_a, nb::kw_only(),
+      "topology"_a = nb::none(), "stream"_a = nb::none(),
       R"((tokens_per_rank, routes_per_expert, token_in_rank, tokens_per_node) of ids [N, K]. Not collective.
 
 int32 [R]: tokens with an expert on the rank; int32 [E]; bool [N, R]: whether the token has an expert on the rank; int32
-[R / ranks_per_node], or None without ranks_per_node. Slots of -1 and ids out of range are not counted. For ids on a GPU
+[nodes]: tokens with an expert on the node, or None without `topology`. Slots of -1 and ids out of range are not counted. For ids on a GPU
 the counts are made on `stream`, by default the current one of the ids' framework, without waiting for it.)",
-      nb::sig(
-          "def dispatch_layout(ids: ferry._typing.Array, placement: Placement, *, ranks_per_node: int = 0, "
-          "stream: typing.Any | None = None) -> tuple[typing.Any, typing.Any, typing.Any, "
-          "typing.Any | None]"));
+      nb::sig("def dispatch_layout(ids: ferry._typing.Array, placement: Placement, *, topology: Topology | "
+              "None = None, "
+              "stream: typing.Any | None = None) -> tuple[typing.Any, typing.Any, typing.Any, "
+              "typing.Any | None]"));
 }
 
 }  // namespace ferry::python

@@ -3,6 +3,7 @@
 
 #include "arrays/framework.hpp"
 #include "ferry/placement.hpp"
+#include "ferry/topology.hpp"
 
 namespace ferry::python {
 
@@ -21,8 +22,8 @@ struct PyDispatchLayout {
   nb::object tokens_per_node = nb::none();
 };
 
-// `ids`: a dense matrix of integers. `ranks_per_node` 0: without tokens_per_node.
+// `ids`: a dense matrix of integers. `topology` null: without tokens_per_node.
 PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const LayoutShapes& shapes,
-                           int ranks_per_node, Stream stream);
+                           const Topology* topology, Stream stream);
 
 }  // namespace ferry::python

@@ -24,8 +24,8 @@ void set_error(const char* name, const Error& error, const char* record, const F
 }
 
 void set_wait_error(const char* name, const Error& error, const WaitRecord& r) {
-  set_error(name, error, "WaitRecord", to_string(r.operation), r.call, r.rank, r.peer, r.expected,
-            r.observed, r.via);
+  set_error(name, error, "WaitRecord", to_string(r.operation), r.call, r.rank, r.peer, r.expected, r.observed,
+            r.via);
 }
 
 void set_exception(const std::exception_ptr& pointer) {

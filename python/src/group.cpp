@@ -217,6 +217,14 @@ void bind_topology(nb::module_& module) {
       module, "Topology",
       "The nodes of a group: sets of ranks that share memory, numbered in the order of their "
       "lowest ranks.")
+      .def(
+          "__init__",
+          [](Topology* self, const std::vector<int>& node_of_rank) {
+            if (node_of_rank.empty()) throw UsageError("Topology: node_of_rank is empty");
+            new (self) Topology(node_of_rank);
+          },
+          "node_of_rank"_a,
+          "`node_of_rank` [R]: ranks with equal numbers, which may be any, are on one node.")
       .def_prop_ro("ranks", &Topology::ranks, "Number of ranks in the group.")
       .def_prop_ro("nodes", &Topology::nodes, "Number of nodes.")
       .def_prop_ro("simulated", &Topology::simulated,

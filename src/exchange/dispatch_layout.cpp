@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
@@ -23,8 +24,12 @@ void check_layout(const DispatchLayoutCall& call) {
     throw UsageError(str("dispatch_layout: top_k = ", call.top_k, ", must be 1 to ", kMaxTopK));
   require(call.result.tokens_per_rank, "tokens_per_rank");
   require(call.result.routes_per_expert, "routes_per_expert");
-  if (call.tokens > 0) {
-    require(call.ids.data, "ids");
+  if (call.tokens > 0) require(call.ids.data, "ids");
+  if (call.result.tokens_per_node == nullptr) return;
+  require(call.topology, "topology");
+  if (call.topology->ranks() != call.placement.ranks()) {
+    throw UsageError(str("dispatch_layout: the topology has ", call.topology->ranks(),
+                         " ranks, and the placement ", call.placement.ranks()));
   }
 }
 
@@ -45,10 +50,10 @@ void count(const DispatchLayoutCall& call, const Id* ids) {
       in_rank[placement.location(static_cast<int>(id)).rank] = true;
     }
     for (std::size_t rank = 0; rank < ranks; ++rank) result.tokens_per_rank[rank] += in_rank[rank];
-    for (int node = 0; node < call.nodes; ++node) {
-      const bool* const first = in_rank + node * call.ranks_per_node;
+    for (int node = 0; node < call.nodes(); ++node) {
+      const std::vector<int>& on_node = call.topology->ranks_of(node);
       result.tokens_per_node[node] +=
-          std::any_of(first, first + call.ranks_per_node, [](bool on) { return on; });
+          std::any_of(on_node.begin(), on_node.end(), [&](int rank) { return in_rank[rank]; });
     }
   }
 }
@@ -58,7 +63,7 @@ void count(const DispatchLayoutCall& call, const Id* ids) {
 void dispatch_layout_on_host(const DispatchLayoutCall& call) {
   std::fill_n(call.result.tokens_per_rank, call.placement.ranks(), 0);
   std::fill_n(call.result.routes_per_expert, call.placement.experts(), 0);
-  if (call.nodes > 0) std::fill_n(call.result.tokens_per_node, call.nodes, 0);
+  if (call.topology != nullptr) std::fill_n(call.result.tokens_per_node, call.nodes(), 0);
   if (call.ids.type == IdType::int64) {
     count(call, static_cast<const std::int64_t*>(call.ids.data));
   } else {
@@ -73,17 +78,14 @@ void dispatch_layout_on_device(const DispatchLayoutCall&, Stream) {
 #endif
 
 void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Placement& placement,
-                     const DispatchLayout& result, int ranks_per_node, BackendKind backend, Stream stream) {
-  DispatchLayoutCall call{
-      .ids = ids, .tokens = tokens, .top_k = top_k, .placement = placement, .result = result};
-  if (result.tokens_per_node != nullptr) {
-    if (ranks_per_node < 1 || placement.ranks() % ranks_per_node != 0) {
-      throw UsageError(str("dispatch_layout: ranks_per_node = ", ranks_per_node,
-                           ", must be a divisor of the ", placement.ranks(), " ranks"));
-    }
-    call.ranks_per_node = ranks_per_node;
-    call.nodes = placement.ranks() / ranks_per_node;
-  }
+                     const DispatchLayout& result, const Topology* topology, BackendKind backend,
+                     Stream stream) {
+  const DispatchLayoutCall call{.ids = ids,
+                                .tokens = tokens,
+                                .top_k = top_k,
+                                .placement = placement,
+                                .result = result,
+                                .topology = result.tokens_per_node != nullptr ? topology : nullptr};
   check_layout(call);
   if (backend == BackendKind::cuda) return dispatch_layout_on_device(call, stream);
   dispatch_layout_on_host(call);

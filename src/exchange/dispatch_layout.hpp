@@ -12,8 +12,9 @@ struct DispatchLayoutCall {
   int top_k = 0;
   const Placement& placement;
   DispatchLayout result;
-  int nodes = 0;  // 0: tokens_per_node is not wanted
-  int ranks_per_node = 1;
+  const Topology* topology = nullptr;  // null: tokens_per_node is not wanted
+
+  int nodes() const { return topology != nullptr ? topology->nodes() : 0; }
 };
 
 void dispatch_layout_on_host(const DispatchLayoutCall& call);

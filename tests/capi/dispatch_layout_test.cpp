@@ -10,12 +10,12 @@
 namespace ferry::capi_test {
 namespace {
 
-constexpr int kTokens = 5, kTopK = 2, kExperts = 6, kRanks = 4, kRanksPerNode = 2;
+constexpr int kTokens = 5, kTopK = 2, kExperts = 6, kRanks = 4, kNodes = 2;
 
 struct Counts {
   std::vector<std::int32_t> per_rank = std::vector<std::int32_t>(kRanks, 7),
                             per_expert = std::vector<std::int32_t>(kExperts, 7),
-                            per_node = std::vector<std::int32_t>(kRanks / kRanksPerNode, 7);
+                            per_node = std::vector<std::int32_t>(kNodes, 7);
   std::vector<std::uint8_t> in_rank = std::vector<std::uint8_t>(kTokens * kRanks, 7);
 
   friend bool operator==(const Counts&, const Counts&) = default;
@@ -24,6 +24,7 @@ struct Counts {
 TEST(DispatchLayout, IsTheSameInBothInterfaces) {
   const std::vector<std::int64_t> ids = {0, 5, 3, 3, -1, 1, 9, 2, 4, -1};
   const std::vector<std::int32_t> rank_of = {3, 2, 1, 0, 0, 1}, local = {0, 0, 0, 0, 1, 1};
+  const std::vector<std::int32_t> node_of_rank = {7, 3, 7, 7};
   for (const bool own_placement : {false, true}) {
     Counts c, cpp;
     auto args = sized<ferry_dispatch_layout_args>();
@@ -38,9 +39,14 @@ TEST(DispatchLayout, IsTheSameInBothInterfaces) {
     args.routes_per_expert = c.per_expert.data();
     args.token_in_rank = c.in_rank.data();
     args.tokens_per_node = c.per_node.data();
-    args.ranks_per_node = kRanksPerNode;
+    if (own_placement) {
+      args.node_of_rank = node_of_rank.data();
+    } else {
+      args.ranks_per_node = kRanks / kNodes;
+    }
     ASSERT_EQ(ferry_dispatch_layout(&args), FERRY_OK) << ferry_last_error();
 
+    const Topology nodes = own_placement ? Topology(node_of_rank) : Topology::blocks(kRanks, kNodes);
     std::vector<ExpertLocation> locations;
     for (int e = 0; e < kExperts; ++e) locations.push_back({rank_of[e], local[e]});
     dispatch_layout(ids.data(), kTokens, kTopK,
@@ -49,10 +55,15 @@ TEST(DispatchLayout, IsTheSameInBothInterfaces) {
                      .routes_per_expert = cpp.per_expert.data(),
                      .token_in_rank = reinterpret_cast<bool*>(cpp.in_rank.data()),
                      .tokens_per_node = cpp.per_node.data()},
-                    kRanksPerNode);
+                    &nodes);
     EXPECT_EQ(c, cpp);
     EXPECT_EQ(c.per_expert, (std::vector<std::int32_t>{1, 1, 1, 2, 1, 1}));
 
+    args.node_of_rank = nullptr;
+    args.ranks_per_node = 3;
+    EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
+    EXPECT_NE(std::string(ferry_last_error()).find("ranks_per_node = 3"), std::string::npos);
+    args.ranks_per_node = 2;
     args.tokens_per_rank = nullptr;
     EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
     EXPECT_NE(std::string(ferry_last_error()).find("tokens_per_rank is null"), std::string::npos);

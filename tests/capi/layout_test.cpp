@@ -116,7 +116,7 @@ static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_vi
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
 static_assert(sizeof(ferry_config) == offsetof(ferry_config, memory) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, total) + 8);
-static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, stream) + 8);
+static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, device_count) + 8);
@@ -161,7 +161,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_combine_backward_args", 256},
       {"ferry_route_values_args", 56},
       {"ferry_step_metadata", 12},
-      {"ferry_dispatch_layout_args", 104},
+      {"ferry_dispatch_layout_args", 112},
       {"ferry_metadata_args", 40},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},

@@ -47,7 +47,17 @@ class BenchTest(ProgramTest):
                 self.assertEqual(point["group"], "processes")
                 self.check(point)
 
+    def test_simulated_hosts(self):
+        four_ranks = ["4" if before == "--ranks" else each for before, each in zip(["", *SMALL], SMALL)]
+        for group in [], ["--processes"]:
+            for point in json.loads(self.succeed("bench", *four_ranks, "--hosts", "2", *group))["points"]:
+                self.assertEqual((point["hosts"], point["group"]),
+                                 (2, f"{'processes' if group else 'threads'} on 2 simulated hosts"))
+                self.check(point)
+
     def test_refusals(self):
+        self.refuse(2, ["--hosts 2", "--ranks 3"], "bench", *SMALL, "--hosts", "2")
+        self.refuse(2, ["--hosts with --backend collective"], "bench", *SMALL, "--hosts", "3", "--backend", "collective")
         self.refuse(2, ["0"], "bench", *SMALL, "--ranks", "0")
         self.refuse(2, ["nonsense"], "bench", *SMALL, "--tokens", "nonsense")
 

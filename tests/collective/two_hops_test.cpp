@@ -165,6 +165,10 @@ TEST(TwoHops, DeliverTheBytesOfOneHopInAnyWindowAndForm) {
   for (const Nodes& nodes : kNodes) {
     const std::vector<Outcome> by_rank = in_one_hop(nodes.labels, ReductionLevel::rank);
     const std::vector<Outcome> by_node = in_one_hop(nodes.labels, ReductionLevel::node);
+    const std::vector<Outcome> on_one_host =
+        in_one_hop(std::vector<int>(nodes.labels.size()), ReductionLevel::rank);
+    for (std::size_t rank = 0; rank < nodes.labels.size(); ++rank)
+      EXPECT_TRUE(by_node[rank].exact == on_one_host[rank].exact) << nodes.name << ", rank " << rank;
     run_nodes(nodes.labels, [&](const Rank& rank) {
       for (const int window : {0, 1, 7, 64}) {
         const ReductionLevel level = window % 2 == 0 ? ReductionLevel::node : ReductionLevel::rank;

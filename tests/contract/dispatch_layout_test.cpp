@@ -1,6 +1,10 @@
 // dispatch_layout(): counts by rank, node and expert, and the ranks of every token.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+#include <vector>
+
 #include "ferry/dispatch_layout.hpp"
 #include "harness/device.hpp"
 #include "harness/harness.hpp"
@@ -8,26 +12,26 @@
 namespace ferry::contract {
 namespace {
 
-// What dispatch_layout() must write for one rank's ids. `nodes` 0: none.
+// What dispatch_layout() must write for one rank's ids. `node_of` [R]; empty: no counts by node.
 struct ExpectedLayout {
   std::vector<std::int32_t> tokens_per_rank, routes_per_expert, tokens_per_node;
   std::vector<std::uint8_t> token_in_rank;
 
-  ExpectedLayout(const StepInputs& step, const Config& config, int rank, int nodes)
-      : tokens_per_node(static_cast<std::size_t>(nodes)) {
+  ExpectedLayout(const StepInputs& step, const Config& config, int rank, const std::vector<int>& node_of) {
+    for (const int node : node_of)
+      tokens_per_node.resize(std::max(tokens_per_node.size(), static_cast<std::size_t>(node) + 1));
     const int ranks = step.positions.size();
     for (int to = 0; to < ranks; ++to)
       tokens_per_rank.push_back(step.positions.tokens_between[rank * ranks + to]);
     for (int expert = 0; expert < config.experts; ++expert)
       routes_per_expert.push_back(step.positions.counts[rank * config.experts + expert]);
     for (std::int64_t token = 0; token < step.positions.tokens(rank); ++token) {
-      std::vector<std::uint8_t> on_rank(static_cast<std::size_t>(ranks)),
-          on_node(static_cast<std::size_t>(nodes));
+      std::vector<std::uint8_t> on_rank(static_cast<std::size_t>(ranks)), on_node(tokens_per_node.size());
       for (int slot = 0; slot < config.top_k; ++slot) {
         const int to = step.positions.route(rank, token, slot).destination;
         if (to < 0) continue;
         on_rank[static_cast<std::size_t>(to)] = 1;
-        if (nodes > 0) on_node[static_cast<std::size_t>(to / (ranks / nodes))] = 1;
+        if (!node_of.empty()) on_node[static_cast<std::size_t>(node_of[static_cast<std::size_t>(to)])] = 1;
       }
       token_in_rank.insert(token_in_rank.end(), on_rank.begin(), on_rank.end());
       for (std::size_t node = 0; node < on_node.size(); ++node) tokens_per_node[node] += on_node[node];
@@ -42,12 +46,15 @@ GuardedBuffer ids_of(const TestCase& c, const std::vector<std::int64_t>& ids) {
 }
 
 // Compares the layout of one rank's ids, in the memory of the backend under test.
-void compare_layout(const TestCase& c, const StepInputs& step, int rank, int nodes) {
+void compare_layout(const TestCase& c, const StepInputs& step, int rank, const std::vector<int>& node_of) {
   const bool on_device = c.config.backend == BackendKind::cuda || c.config.memory == MemoryKind::device;
   const std::int64_t ranks = c.ranks, tokens = step.positions.tokens(rank);
+  const ExpectedLayout expected(step, c.config, rank, node_of);
+  std::optional<Topology> topology;
+  if (!node_of.empty()) topology.emplace(node_of);
   GuardedBuffer ids = ids_of(c, step.inputs.ranks[rank].ids);
   GuardedBuffer per_rank(4 * ranks), per_expert(4 * c.config.experts), in_rank(tokens * ranks),
-      per_node(4 * nodes);
+      per_node(4 * static_cast<std::int64_t>(expected.tokens_per_node.size()));
   DeviceMirror memory(on_device);
   memory.begin();
   const Stream stream = on_device ? device::stream(0) : Stream{};
@@ -56,16 +63,25 @@ void compare_layout(const TestCase& c, const StepInputs& step, int rank, int nod
                   {.tokens_per_rank = memory.translate(per_rank.as<std::int32_t>()),
                    .routes_per_expert = memory.translate(per_expert.as<std::int32_t>()),
                    .token_in_rank = memory.translate(in_rank.as<bool>()),
-                   .tokens_per_node = nodes > 0 ? memory.translate(per_node.as<std::int32_t>()) : nullptr},
-                  nodes > 0 ? c.ranks / nodes : 0, on_device ? BackendKind::cuda : c.config.backend, stream);
+                   .tokens_per_node = topology ? memory.translate(per_node.as<std::int32_t>()) : nullptr},
+                  topology ? &*topology : nullptr, on_device ? BackendKind::cuda : c.config.backend, stream);
   if (on_device) device::wait(stream);
   memory.download();
-  const ExpectedLayout expected(step, c.config, rank, nodes);
   per_rank.require_contents(bytes_of_values(expected.tokens_per_rank), 4, "tokens_per_rank");
   per_expert.require_contents(bytes_of_values(expected.routes_per_expert), 4, "routes_per_expert");
   in_rank.require_contents(bytes_of_values(expected.token_in_rank), 1, "token_in_rank");
   per_node.require_contents(bytes_of_values(expected.tokens_per_node), 4, "tokens_per_node");
   ids.require_guards("ids");
+}
+
+// The node of each rank: one node, nodes of 1, 2 and 5 ranks that are not consecutive, a node for each rank;
+// empty: without nodes.
+std::vector<int> nodes_of(int ranks) {
+  if (ranks == 3) return {0, 0, 0};
+  if (ranks == 8) return {0, 1, 2, 0, 2, 2, 1, 2};
+  std::vector<int> nodes;
+  for (int rank = 0; ranks == 32 && rank < ranks; ++rank) nodes.push_back(rank);
+  return nodes;
 }
 
 TEST_P(Contract, DispatchLayoutCountsTokensAndRoutes) {
@@ -88,8 +104,7 @@ TEST_P(Contract, DispatchLayoutCountsTokensAndRoutes) {
         c.config.placement = draw_placement(random, c.config.experts, ranks);
       }
       const StepInputs step = make_inputs(c);
-      const int nodes = ranks == 8 ? 2 : ranks == 32 ? 32 : ranks == 3 ? 1 : 0;
-      run(1, describe(c), [&](Rank) { compare_layout(c, step, ranks - 1, nodes); });
+      run(1, describe(c), [&](Rank) { compare_layout(c, step, ranks - 1, nodes_of(ranks)); });
     }
   }
 }
@@ -104,27 +119,29 @@ TEST_P(Contract, DispatchLayoutRefusesBadArguments) {
                               .token_in_rank = in_rank.as<bool>()};
     const auto require_refused = [&](const char* words, const Ids& given, std::int64_t tokens, int top_k,
                                      const Placement& where, const DispatchLayout& result,
-                                     int ranks_per_node) {
+                                     const Topology* topology = nullptr) {
       const std::string text = usage_error(
-          [&] { dispatch_layout(given, tokens, top_k, where, result, ranks_per_node, config.backend); });
+          [&] { dispatch_layout(given, tokens, top_k, where, result, topology, config.backend); });
       require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
     };
     const Ids right(ids.as<std::int32_t>());
-    require_refused("ids is null", {}, 3, 2, placement, good, 0);
-    require_refused("tokens = -1", right, -1, 2, placement, good, 0);
-    require_refused("top_k = 0", right, 3, 0, placement, good, 0);
-    require_refused("top_k = 33", right, 3, 33, placement, good, 0);
-    require_refused("the placement has no experts", right, 3, 2, {}, good, 0);
+    require_refused("ids is null", {}, 3, 2, placement, good);
+    require_refused("tokens = -1", right, -1, 2, placement, good);
+    require_refused("top_k = 0", right, 3, 0, placement, good);
+    require_refused("top_k = 33", right, 3, 33, placement, good);
+    require_refused("the placement has no experts", right, 3, 2, {}, good);
     DispatchLayout wrong = good;
     wrong.tokens_per_rank = nullptr;
-    require_refused("tokens_per_rank is null", right, 3, 2, placement, wrong, 0);
+    require_refused("tokens_per_rank is null", right, 3, 2, placement, wrong);
     wrong = good;
     wrong.routes_per_expert = nullptr;
-    require_refused("routes_per_expert is null", right, 3, 2, placement, wrong, 0);
+    require_refused("routes_per_expert is null", right, 3, 2, placement, wrong);
     wrong = good;
     wrong.tokens_per_node = counts.as<std::int32_t>();
-    require_refused("ranks_per_node = 3", right, 3, 2, placement, wrong, 3);
-    require_refused("ranks_per_node = 0", right, 3, 2, placement, wrong, 0);
+    const Topology of_three({0, 0, 1});
+    require_refused("topology is null", right, 3, 2, placement, wrong);
+    require_refused("the topology has 3 ranks, and the placement 4", right, 3, 2, placement, wrong,
+                    &of_three);
   });
 }
 

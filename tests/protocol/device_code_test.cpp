@@ -143,6 +143,7 @@ TEST(DeviceCode, OneLaneWritesTheTimeoutRecord) {
   for (int at = 1;; ++at) {
     Exchange exchange;
     DeviceLane lanes[] = {DeviceLane(exchange), DeviceLane(exchange)};
+    exchange.report.timeout.via = 0;  // as in zeroed memory
     std::optional<WaitRecord> first;
     const auto time_out = [&](int lane) {
       report_timeout(lanes[lane].view, {Operation::combine, kCall + static_cast<unsigned>(lane), lane}, 1);
@@ -155,6 +156,7 @@ TEST(DeviceCode, OneLaneWritesTheTimeoutRecord) {
         });
     const WaitRecord last = timeout_of(exchange.report).value();
     EXPECT_EQ(last.call, kCall + static_cast<unsigned>(last.peer)) << "mixed at access " << at;
+    EXPECT_EQ(last.via, -1);
     EXPECT_EQ(last.peer, first.value_or(last).peer) << "overwritten at access " << at;
     for (const DeviceLane& lane : lanes) EXPECT_TRUE(!ran || is_aborted(lane.view, kExchangeFailed));
     if (!ran) break;

@@ -51,7 +51,7 @@ class Buffer:
         self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         self.runtime = self.exchanges.group
         self._streams = _CallStreams()
-        self._normal = _NormalCalls(self._streams, self.exchanges, self.group_size)
+        self._normal = _NormalCalls(self._streams, self.exchanges, self.exchanges.rank.topology)
         self._low_latency = _LowLatencyCalls(self._streams, self.exchanges.first_low_latency)
 
     def destroy(self) -> None:
@@ -115,9 +115,10 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ):
-        """(num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, R], event)
+        """(num_tokens_per_rank int32 [R], num_tokens_per_rdma_rank int32 [nodes], num_tokens_per_expert int32 [E],
+        is_token_in_rank bool [T, R], event)
 
-        for ids [T, K], -1 for a masked slot. Other ids outside [0, E) are not counted; dispatch reports them.
+        num_tokens_per_rdma_rank is None if all ranks are on one node. For ids [T, K], -1 for a masked slot. Other ids outside [0, E) are not counted; dispatch reports them.
         """
         return self._normal.layout(topk_idx, num_experts, previous_event, async_finish)
 

@@ -30,8 +30,11 @@ struct NormalHandle {
 class NormalCalls {
  public:
   // `python`: the ferry.deep_ep._exchanges.Exchanges of the Buffer.
-  NormalCalls(nb::object streams, nb::object python, int ranks)
-      : streams_(std::move(streams)), python_(std::move(python)), ranks_(ranks) {}
+  NormalCalls(nb::object streams, nb::object python, const Topology& topology)
+      : streams_(std::move(streams)),
+        python_(std::move(python)),
+        topology_(topology),
+        ranks_(topology.ranks()) {}
 
   nb::tuple layout(const nb::object& topk_idx, const nb::object& experts, const nb::object& previous_event,
                    bool async_finish);
@@ -79,6 +82,7 @@ class NormalCalls {
                     const NewRoutes& given, StreamedCall& streamed, int num_sms);
 
   nb::object streams_, python_;
+  const Topology topology_;
   int ranks_;
   Current current_;
   std::vector<LayoutOf> layouts_;

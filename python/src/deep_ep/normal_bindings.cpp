@@ -50,14 +50,15 @@ nb::tuple NormalCalls::layout(const nb::object& topk_idx, const nb::object& expe
   timer.emplace(HostPart::arguments);
   if (!is_dense(ids)) ids = inspect_matrix(dense_array(topk_idx, ids), "topk_idx");
   const Stream stream = streamed ? streamed->stream() : stream_of(nb::none(), ids.framework, ids.device);
-  const PyDispatchLayout made = layout_of(ids, of.placement, of.shapes, 0, stream);
+  const bool by_node = topology_.nodes() > 1;
+  const PyDispatchLayout made =
+      layout_of(ids, of.placement, of.shapes, by_node ? &topology_ : nullptr, stream);
   timer.emplace(HostPart::results);
-  nb::object event =
-      streamed
-          ? streamed->finish({ids.owner}, {made.tokens_per_rank, made.routes_per_expert, made.token_in_rank})
-          : event_overlap(nb::none());
-  return nb::make_tuple(made.tokens_per_rank, nb::none(), made.routes_per_expert, made.token_in_rank,
-                        std::move(event));
+  std::vector<nb::object> results = {made.tokens_per_rank, made.routes_per_expert, made.token_in_rank};
+  if (by_node) results.push_back(made.tokens_per_node);
+  nb::object event = streamed ? streamed->finish({ids.owner}, results) : event_overlap(nb::none());
+  return nb::make_tuple(made.tokens_per_rank, made.tokens_per_node, made.routes_per_expert,
+                        made.token_in_rank, std::move(event));
 }
 
 namespace {
@@ -110,7 +111,7 @@ void bind_normal(nb::module_& module) {
     return str("def ", name, "(self, ", arguments, ", ", settings);
   };
   nb::class_<NormalCalls>(module, "_NormalCalls", "For ferry.deep_ep: normal mode of a Buffer.")
-      .def(nb::init<nb::object, nb::object, int>(), "streams"_a, "exchanges"_a, "ranks"_a)
+      .def(nb::init<nb::object, nb::object, const Topology&>(), "streams"_a, "exchanges"_a, "topology"_a)
       .def(
           "layout",
           [](NormalCalls& self, Object topk_idx, Object experts, Object previous_event, Object async_finish) {

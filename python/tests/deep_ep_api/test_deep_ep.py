@@ -24,6 +24,31 @@ def test_layout(rng):
         assert isinstance(event, deep_ep.EventOverlap)
 
 
+def test_layout_of_several_nodes(rng):
+    step = step_of(rng)
+
+    @on_ranks(4, nodes=2)
+    def _(me, buffer):
+        ids = step.ids[me]
+        _, per_rdma, _, in_rank, _ = buffer.get_dispatch_layout(ids, step.experts)
+        assert per_rdma.dtype == np.int32
+        assert per_rdma.tolist() == [int(in_rank[:, 2 * n:2 * n + 2].any(1).sum()) for n in range(2)]
+        assert len(layout_and_dispatch(buffer, step, me)[0]) == len(messages_to(step, me))
+
+
+def test_dispatch_layout_by_nodes(rng):
+    ids = np.array([[0, 1], [2, -1], [3, 0], [1, 2], [9, -1]])
+    placement = ferry.Placement.blocks(4, 4)
+    nodes = ferry.Topology([5, 0, 5, 5])
+    assert [nodes.ranks_of(n) for n in range(nodes.nodes)] == [[0, 2, 3], [1]]
+    assert ferry.dispatch_layout(ids, placement, topology=nodes)[3].tolist() == [4, 2]
+    assert ferry.dispatch_layout(ids, placement)[3] is None
+    with pytest.raises(ferry.UsageError, match="the topology has 3 ranks, and the placement 4"):
+        ferry.dispatch_layout(ids, placement, topology=ferry.Topology([0, 0, 1]))
+    with pytest.raises(ferry.UsageError, match="node_of_rank is empty"):
+        ferry.Topology([])
+
+
 @pytest.mark.parametrize("ids", [np.int32, np.int64])
 @pytest.mark.parametrize("alignment", [1, 8])
 def test_rows_of_normal_mode(rng, ids, alignment):

@@ -23,11 +23,11 @@ def full_step(rng, ranks=2):
     return type(step)(16, 3, tokens, ids, [rng.random((5, 3), np.float32) for _ in range(ranks)])
 
 
-def on_ranks(ranks):
+def on_ranks(ranks, nodes=1):
     """Runs a test's body on every rank, with a Buffer."""
 
     def decorate(body):
-        ferry.Group.threads(ranks).run(
+        ferry.Group.threads(ranks, nodes).run(
             lambda rank: body(rank.index, deep_ep.Buffer(rank, int(2e9), 0, explicitly_destroy=True)))
         return body
 

@@ -224,9 +224,9 @@ HostBenchRow run_host_point(const BenchPoint& point) {
   const BenchInputs inputs(point);
   SharedMeasurements measured(point);
   const bool on_mpi = point.config.backend == BackendKind::collective;
-  Group group = on_mpi            ? mpi_group(point.ranks)
-                : point.processes ? Group::processes(point.ranks)
-                                  : Group::threads(point.ranks);
+  const LocalGroup local{.ranks = point.ranks, .hosts = point.hosts, .processes = point.processes};
+  if (on_mpi) refuse_local_options(local);
+  Group group = on_mpi ? mpi_group(point.ranks) : local_group(local);
   group.set_deadline(point.config.deadline);
   HostBenchRow row;
   group.run([&](const Rank& rank) {

@@ -16,6 +16,7 @@ struct BenchPoint {
   const Trace* trace = nullptr;
   int ranks = 0;
   bool processes = false;
+  int hosts = 1;   // simulated
   int tokens = 0;  // per rank and call
   Config config;
   DType type = DType::bf16;  // of tokens, experts' rows and results

@@ -53,7 +53,8 @@ nlohmann::ordered_json report_json(const char* schema, int version_number) {
 
 std::string kind_of(const BenchPoint& point) {
   if (point.config.backend == BackendKind::collective) return "collective, processes of mpirun";
-  return point.processes ? "processes" : "threads";
+  const std::string ranks = point.processes ? "processes" : "threads";
+  return point.hosts > 1 ? fmt::format("{} on {} simulated hosts", ranks, point.hosts) : ranks;
 }
 
 // What a group of lines has in common.
@@ -99,7 +100,11 @@ nlohmann::ordered_json host_row_json(const HostBenchRow& row) {
   nlohmann::ordered_json json = point_json(point, row.routing);
   json["group"] = kind_of(point);
   json["reduction"] = to_string(point.config.reduction);
-  if (point.config.backend == BackendKind::collective) json["hops"] = to_string(point.config.hops);
+  if (point.config.backend == BackendKind::collective) {
+    json["hops"] = to_string(point.config.hops);
+  } else {
+    json["hosts"] = point.hosts;
+  }
   json["rows"] = row.rows;
   json["rows_checked"] = row.rows_checked;
   json["repetitions"] = point.repetitions;

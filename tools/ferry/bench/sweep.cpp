@@ -70,6 +70,7 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
   point.trace = &trace;
   point.ranks = ranks;
   point.processes = options.processes;
+  point.hosts = options.hosts;
   point.tokens = tokens;
   point.repetitions = options.repetitions;
   point.config = make_config({.backend = backend,
@@ -240,6 +241,8 @@ std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vec
 std::vector<GpuCase> gpu_cases(const BenchOptions& options, const std::vector<Trace>& traces) {
   if (options.processes)
     throw UsageError("--processes with --backend cuda: ranks of a GPU benchmark are threads");
+  if (options.hosts > 1)
+    throw UsageError("--hosts with --backend cuda: the ranks of a GPU benchmark are on one host");
   std::vector<GpuCase> cases;
   for (const int ranks : options.ranks) add_cases(options, traces, ranks, cases);
   if (cases.empty()) {

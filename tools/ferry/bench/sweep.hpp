@@ -24,6 +24,7 @@ struct BenchOptions {
   std::string nccl;  // path of the library; empty: searched
 
   bool processes = false;
+  int hosts = 1;  // simulated
   std::string hops = "automatic";
   int hidden = 7168;
   int experts = 0;  // 0: as the first recorded trace has, otherwise 256

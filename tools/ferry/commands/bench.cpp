@@ -78,6 +78,9 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
   add_choice(command, "--hops", options.hops,
              "collective: one, or two: between nodes by relays;\ndefault: two where nodes have several ranks",
              {"automatic", "one", "two"});
+  add_number(command, "--hosts", options.hosts,
+             "divide the ranks into so many simulated hosts, which\nchanges how combine adds; default 1", 1,
+             1024);
   command.add_flag("--processes", options.processes, "make each rank a process; default: a thread");
   add_list(command, "--format", options.formats,
            "any of bf16 (default), fp16, fp32, and fp8 with any of\nthe suffixes -columns, -pow2, -packed");

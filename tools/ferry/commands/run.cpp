@@ -114,19 +114,11 @@ struct OutputFiles {
 };
 
 Group make_group(const RunOptions& options) {
-  if (options.backend == "collective") {
-    if (options.processes || options.hosts > 1) {
-      throw UsageError(fmt::format(
-          "{} with --backend collective: its ranks are the processes that mpirun has started; to simulate "
-          "hosts, give them different values of FERRY_HOST_ID",
-          options.processes ? "--processes" : "--hosts"));
-    }
-    return mpi_group(options.ranks);
-  }
-  const int ranks = options.ranks > 0 ? options.ranks : 8;
-  if (ranks % options.hosts != 0)
-    throw UsageError(fmt::format("--hosts {}: must divide --ranks {}", options.hosts, ranks));
-  return options.processes ? Group::processes(ranks, options.hosts) : Group::threads(ranks, options.hosts);
+  const LocalGroup local{
+      .ranks = options.ranks > 0 ? options.ranks : 8, .hosts = options.hosts, .processes = options.processes};
+  if (options.backend != "collective") return local_group(local);
+  refuse_local_options(local);
+  return mpi_group(options.ranks);
 }
 
 // The nodes of the ranks that run in this process or in its children.

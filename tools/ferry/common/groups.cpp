@@ -15,4 +15,18 @@ Group mpi_group(int ranks) {
       group.size() == 1 ? "is" : "are", report::counted(group.size(), "rank"), ranks, group.size()));
 }
 
+Group local_group(const LocalGroup& options) {
+  const auto& [ranks, hosts, processes] = options;
+  if (ranks % hosts != 0) throw UsageError(fmt::format("--hosts {}: must divide --ranks {}", hosts, ranks));
+  return processes ? Group::processes(ranks, hosts) : Group::threads(ranks, hosts);
+}
+
+void refuse_local_options(const LocalGroup& options) {
+  if (!options.processes && options.hosts == 1) return;
+  throw UsageError(fmt::format(
+      "{} with --backend collective: its ranks are the processes that mpirun has started; to simulate "
+      "hosts, give them different values of FERRY_HOST_ID",
+      options.processes ? "--processes" : "--hosts"));
+}
+
 }  // namespace ferry::app

@@ -1,4 +1,4 @@
-// The group that mpirun has started.
+// The groups of ranks that commands run on.
 #pragma once
 
 #include "ferry/group.hpp"
@@ -10,5 +10,18 @@ namespace ferry::app {
 // @throws UsageError        mpirun has started another number
 // @throws UnsupportedError  as Group::mpi()
 Group mpi_group(int ranks);
+
+// Ranks that this command starts, on `hosts` simulated hosts.
+struct LocalGroup {
+  int ranks;
+  int hosts = 1;
+  bool processes = false;
+};
+
+// @throws UsageError  the number of hosts does not divide that of the ranks
+Group local_group(const LocalGroup& options);
+
+// @throws UsageError  options of LocalGroup with ranks that mpirun has started
+void refuse_local_options(const LocalGroup& options);
 
 }  // namespace ferry::app

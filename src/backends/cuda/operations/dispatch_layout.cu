@@ -17,8 +17,9 @@ namespace {
 struct LayoutArguments {
   const void* ids;
   bool wide_ids;  // int64
-  std::int32_t tokens, top_k, experts, ranks, nodes, ranks_per_node;
+  std::int32_t tokens, top_k, experts, ranks, nodes;
   DispatchLayout result;
+  std::uint32_t ranks_of[kMaxRanks];  // of each node: a bit for each of its ranks
   std::uint8_t rank_of[kMaxExperts];
 };
 
@@ -33,7 +34,6 @@ __global__ void __launch_bounds__(kClusterThreads)
   for (int i = thread; i < call.experts; i += kClusterThreads) rank_of[i] = call.rank_of[i];
   __syncthreads();
 
-  const std::uint32_t first_node = ~0u >> (32 - call.ranks_per_node);
   for_each_token(call.tokens, [&](std::int32_t token) {
     std::uint32_t ranks = 0;
     if (token >= 0) {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kClusterThreads)
     for (int rank = 0; rank < call.ranks; ++rank)
       count_threads((ranks >> rank & 1) != 0, &counts[of_ranks + rank]);
     for (int node = 0; node < call.nodes; ++node)
-      count_threads((ranks & first_node << node * call.ranks_per_node) != 0, &counts[of_nodes + node]);
+      count_threads((ranks & call.ranks_of[node]) != 0, &counts[of_nodes + node]);
   });
 
   synchronize_cluster();  // orders all blocks' counts before the reads
@@ -106,12 +106,14 @@ void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
                             .top_k = call.top_k,
                             .experts = call.placement.experts(),
                             .ranks = call.placement.ranks(),
-                            .nodes = call.nodes,
-                            .ranks_per_node = call.ranks_per_node,
+                            .nodes = call.nodes(),
                             .result = call.result,
+                            .ranks_of = {},
                             .rank_of = {}};
   for (int expert = 0; expert < call.placement.experts(); ++expert)
     arguments.rank_of[expert] = static_cast<std::uint8_t>(call.placement.location(expert).rank);
+  for (int rank = 0; call.topology != nullptr && rank < call.placement.ranks(); ++rank)
+    arguments.ranks_of[call.topology->node_of(rank)] |= 1u << rank;
   launch(reinterpret_cast<const void*>(&dispatch_layout_kernel), &arguments, kClusterThreads, 0,
          {.blocks = cluster_blocks(call.tokens), .cluster = true}, handle_of(stream),
          "launching dispatch_layout");

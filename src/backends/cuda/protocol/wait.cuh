@@ -63,6 +63,7 @@ static __device__ __noinline__ void report_timeout(const LaneView& lane, WaitTar
     record->peer = awaited.peer;
     record->expected = awaited.call;
     record->observed = seen;
+    record->via = -1;  // the report is memory that was zeroed
     // Release at system scope: the host reads the record after this word.
     store_release_sys(&lane.report->timed_out, 1);
   }
