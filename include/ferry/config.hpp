@@ -21,7 +21,8 @@ struct Config {
   int max_tokens = 0;  ///< T, 1 or more: most tokens of a rank in a call
 
   BackendKind backend = BackendKind::cpu;
-  EngineKind engine = EngineKind::automatic;  ///< collective: the engine that the group must have brought
+  EngineKind engine =
+      EngineKind::automatic;  ///< collective: `nccl`, or the engine that the group must have brought
   MemoryKind memory = MemoryKind::automatic;  ///< of all arrays, which are the caller's
   Hops hops = Hops::automatic;  ///< results do not depend on it; `two` needs the backend `collective`
   /// collective: most messages from one rank to another in a round of a call. A smaller window bounds what

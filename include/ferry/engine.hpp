@@ -16,8 +16,8 @@ struct EngineFunctions {
   /// The arrays are [R], in bytes. What p sends to q is as long as what q receives from p. Entries may be 0,
   /// and this rank's own is always 0. The arrays are host memory. Buffers are valid until the function
   /// returns; they are host memory, or with `device_memory` in some calls memory of the rank's CUDA device,
-  /// the same on all ranks. The device has finished writing what is sent, and uses what is received only after
-  /// the return.
+  /// the same on all ranks. The device has finished writing what is sent, and uses what is received only
+  /// after the return.
   ///
   /// `lane` is a number that the calls of one lane have on every rank. It counts the lanes of all exchanges
   /// of the group: if the first exchange has two lanes, the second begins with lane 2.

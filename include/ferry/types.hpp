@@ -62,11 +62,13 @@ enum class ReductionLevel : int { automatic = 0, rank = 1, node = 2 };
 enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 };
 
 /// The transport between ranks that the backend `collective` uses: `mpi` is MPI, `custom` functions of the
-/// caller, `automatic` what the group brought.
-enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2 };
+/// caller, `automatic` whichever of these the group brought. `nccl` is NCCL on device memory, in any group;
+/// it needs a GPU for each rank.
+enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2, nccl = 3 };
 
 /// Where an exchange takes and leaves its arrays: in host memory, or in the memory of the rank's CUDA device.
-/// `automatic` is `device` with the backend `cuda`, else `host`. Only `collective` has both.
+/// `automatic` is `device` with the backend `cuda` and with the engine `nccl`, else `host`. Only `collective`
+/// has both.
 enum class MemoryKind : int { automatic = 0, host = 1, device = 2 };
 
 /// How messages reach ranks of other nodes: `one` sends them straight to each rank; `two` sends a token once

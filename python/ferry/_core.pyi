@@ -70,8 +70,9 @@ class Config:
 
     backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
                          'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
-    engine               'mpi' or 'custom': the engine that the group must have brought; default 'automatic', any
-    memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', else 'host'. Only
+    engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engine that the group must have brought; default
+                         'automatic', any that it has brought
+    memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda' and 'nccl', else 'host'. Only
                          'collective' has both
     hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
                          relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
@@ -99,7 +100,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -160,7 +161,7 @@ class Config:
     @property
     def engine(self) -> str:
         """
-        'automatic', or the engine that the group must have brought: 'mpi' or 'custom'.
+        'nccl'; 'mpi' or 'custom', which the group must have brought; or 'automatic'.
         """
 
     @property

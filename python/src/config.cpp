@@ -267,12 +267,13 @@ BackendKind backend_named(const std::string& name) {
 }
 
 EngineKind engine_named(const std::string& name) {
-  return enum_named("engine", name, std::array{EngineKind::automatic, EngineKind::mpi, EngineKind::custom});
+  return enum_named("engine", name,
+                    std::array{EngineKind::automatic, EngineKind::mpi, EngineKind::custom, EngineKind::nccl});
 }
 
 const char* const kOptionalSettings =
     "backend: typing.Literal['cpu', 'cuda', 'collective', 'reference'] = ..., "
-    "engine: typing.Literal['automatic', 'mpi', 'custom'] = 'automatic', "
+    "engine: typing.Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', "
     "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = "
     "..., "
@@ -307,8 +308,9 @@ Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required
 
 backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
                      'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
-engine               'mpi' or 'custom': the engine that the group must have brought; default 'automatic', any
-memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', else 'host'. Only
+engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engine that the group must have brought; default
+                     'automatic', any that it has brought
+memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda' and 'nccl', else 'host'. Only
                      'collective' has both
 hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
                      relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
@@ -359,7 +361,7 @@ checked by Exchange, size_of and capacity_of.)")
           "'cpu', 'cuda', 'collective' or 'reference'.")
       .def_prop_ro(
           "engine", [](const Config& c) { return std::string(to_string(c.engine)); },
-          "'automatic', or the engine that the group must have brought: 'mpi' or 'custom'.")
+          "'nccl'; 'mpi' or 'custom', which the group must have brought; or 'automatic'.")
       .def_prop_ro(
           "memory", [](const Config& c) { return std::string(to_string(c.memory)); },
           "'host' or 'device'; of a configuration that no exchange has taken also 'automatic'.")

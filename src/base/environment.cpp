@@ -23,6 +23,8 @@ std::span<const EnvironmentVariable> environment_variables() {
        "1: a line on stderr when a rank joins, an exchange is made, or the group fails"},
       {"FERRY_MPI_MODULE", &Environment::mpi_module,
        "path of libferry_mpi.so, if it is not beside the library"},
+      {"FERRY_NCCL_LIBRARY", &Environment::nccl_library,
+       "path of libnccl.so.2, if neither the loader nor a Python installation has it"},
       {"FERRY_SHM_DIR", &Environment::shm_dir,
        "folder on a tmpfs for the memory that processes share; default: files in memory (memfd)"},
       {"FERRY_TRACES", &Environment::traces, "folder of recorded routing traces"},

@@ -32,7 +32,7 @@ const char* to_string(BackendKind backend) {
 }
 
 const char* to_string(EngineKind engine) {
-  return name_of(engine, {"automatic", "mpi", "custom"});
+  return name_of(engine, {"automatic", "mpi", "custom", "nccl"});
 }
 
 const char* to_string(MemoryKind memory) {

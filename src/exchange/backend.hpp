@@ -112,9 +112,9 @@ std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& 
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config& config);
-// Its part for Config::memory = device.
+// Its part for Config::memory = device. `engine`: the group's; null: NCCL.
 std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,
-                                                        Engine& engine);
+                                                        Engine* engine);
 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes reference_backend_sizes(const Config& config, int rank);

@@ -84,13 +84,20 @@ void check_alone(const Config& config) {
                                to_string(only), " memory, and memory is ", to_string(config.memory),
                                ": pass automatic, or use the backend collective"));
   }
+  check_range("engine", static_cast<std::int64_t>(config.engine), 0, 3);
+  if (config.engine == EngineKind::nccl && chosen_memory(config) == MemoryKind::host) {
+    throw UnsupportedError(
+        str("configuration: the engine nccl moves device memory with the backend collective; the backend is ",
+            to_string(config.backend), ", and memory is ", to_string(config.memory),
+            ": pass memory device, or another engine"));
+  }
   check_range("hops", static_cast<std::int64_t>(config.hops), 0, 2);
   check_range("window", config.window, 0, 1 << 24);
   if (config.hops == Hops::two && config.backend != BackendKind::collective) {
     throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
                                " has no second hop: use the backend collective, or hops = one"));
   }
-  if (config.hops == Hops::two && config.memory == MemoryKind::device) {
+  if (config.hops == Hops::two && chosen_memory(config) == MemoryKind::device) {
     throw UnsupportedError(
         "configuration: the backend collective has no second hop on device memory: pass hops = one");
   }
@@ -122,7 +129,8 @@ Config complete_config(const Config& given, int ranks) {
 
 MemoryKind chosen_memory(const Config& config) {
   if (config.memory != MemoryKind::automatic) return config.memory;
-  return config.backend == BackendKind::cuda ? MemoryKind::device : MemoryKind::host;
+  const bool nccl = config.backend == BackendKind::collective && config.engine == EngineKind::nccl;
+  return config.backend == BackendKind::cuda || nccl ? MemoryKind::device : MemoryKind::host;
 }
 
 Hops chosen_hops(const Config& config, const Topology& topology) {

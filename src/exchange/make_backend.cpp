@@ -18,7 +18,7 @@ Sizes cuda_backend_sizes(const Config&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
 
-std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Config&, Engine&) {
+std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Config&, Engine*) {
   throw UnsupportedError(kNoCudaBackend);
 }
 

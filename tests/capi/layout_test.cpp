@@ -142,7 +142,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 160},
       {"ferry_bootstrap", 40},
       {"ferry_format", 40},
-      {"ferry_config", 168},
+      {"ferry_config", 176},
       {"ferry_sizes", 56},
       {"ferry_plan", 16},
       {"ferry_source", 12},

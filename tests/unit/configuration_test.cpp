@@ -70,6 +70,13 @@ TEST(Configuration, RefusesWithTheNumbers) {
          c.hops = Hops::two;
        }),
        "no second hop on device memory"},
+      {with([](Config& c) { c.engine = EngineKind::nccl; }), "the backend is cpu, and memory is automatic"},
+      {with([](Config& c) {
+         c.backend = BackendKind::collective;
+         c.engine = EngineKind::nccl;
+         c.memory = MemoryKind::host;
+       }),
+       "and memory is host"},
       {with([](Config& c) { c.hops = Hops::two; }), "use the backend collective"},
       {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
       {with([](Config& c) { c.alignment = 8, c.capacity = 20; }), "capacity = 20"},

@@ -23,8 +23,8 @@ enum { FERRY_INT32 = 0, FERRY_INT64 = 1 };
 
 enum { FERRY_BACKEND_DEFAULT = 0, FERRY_REFERENCE = 1, FERRY_CPU = 2, FERRY_CUDA = 3, FERRY_COLLECTIVE = 4 };
 
-/// The engine that the group must have brought, with FERRY_COLLECTIVE: see ferry::EngineKind.
-enum { FERRY_ENGINE_AUTOMATIC = 0, FERRY_ENGINE_MPI = 1, FERRY_ENGINE_CUSTOM = 2 };
+/// The engine of FERRY_COLLECTIVE: NCCL, or the one that the group must have brought. See ferry::EngineKind.
+enum { FERRY_ENGINE_AUTOMATIC = 0, FERRY_ENGINE_MPI = 1, FERRY_ENGINE_CUSTOM = 2, FERRY_ENGINE_NCCL = 3 };
 
 /// Where an exchange takes and leaves its arrays: see ferry::MemoryKind.
 enum { FERRY_MEMORY_AUTOMATIC = 0, FERRY_HOST_MEMORY = 1, FERRY_DEVICE_MEMORY = 2 };

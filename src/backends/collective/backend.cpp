@@ -104,6 +104,7 @@ class CollectiveBackend final : public cpu::HostBackend {
 }  // namespace collective
 
 std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config& config) {
+  if (config.engine == EngineKind::nccl) return make_device_collective_backend(rank, config, nullptr);
   Engine* engine = rank.state().engine();
   if (engine == nullptr) {
     throw UnsupportedError(
@@ -116,7 +117,7 @@ std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config&
                          ", and the group has brought ", to_string(engine->kind()),
                          ": pass the same or automatic"));
   }
-  if (config.memory == MemoryKind::device) return make_device_collective_backend(rank, config, *engine);
+  if (config.memory == MemoryKind::device) return make_device_collective_backend(rank, config, engine);
   return std::make_unique<collective::CollectiveBackend>(rank, config, *engine);
 }
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/nccl_library.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/bench/gpu_inputs.hpp"
 #include "tools/ferry/bench/gpu_rows.hpp"
 #include "tools/ferry/bench/gpu_timer.hpp"
-#include "tools/ferry/bench/nccl_library.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/report/units.hpp"
 
@@ -220,6 +220,7 @@ BenchPoint without_quantisation(const BenchPoint& point) {
 }
 
 GpuTimes run_nccl_baseline(const BenchPoint& point, Work work, const std::string& path) try {
+  setenv("NCCL_NVLS_ENABLE", "0", 1);  // compared with Ferry's kernels, which do without multicast
   const Nccl& nccl = load_nccl(path);
   int gpus = 0;
   cuda::check(cudaGetDeviceCount(&gpus), "count the GPUs");

@@ -3,11 +3,13 @@
 #include <algorithm>
 
 #include "backends/cuda/engine/engine_lane.hpp"
+#include "backends/cuda/engine/nccl_device.hpp"
 #include "backends/cuda/engine/staged_communicator.hpp"
 #include "backends/cuda/host/cuda_backend.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
+#include "engine/nccl_engine.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry {
@@ -16,8 +18,11 @@ namespace {
 
 class EngineBackend final : public CudaBackend {
  public:
-  EngineBackend(const Rank& rank, const Config& config, Engine& engine)
+  // `given`: the engine that the group has brought; null: NCCL.
+  EngineBackend(const Rank& rank, const Config& config, Engine* given)
       : CudaBackend(rank, config, Reach::engine) {
+    if (given == nullptr) nccl_ = make_nccl_engine(rank, config.deadline, access_current_device());
+    Engine& engine = given != nullptr ? *given : *nccl_;
     std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
     for (int index = 0; index < config.lanes; ++index) {
       std::unique_ptr<Communicator>& made = communicators[static_cast<std::size_t>(index)];
@@ -115,6 +120,7 @@ class EngineBackend final : public CudaBackend {
         [&] { engine_lane(call.lane).combine_send(call, split, stream); });
   }
 
+  std::unique_ptr<Engine> nccl_;  // null: another engine is used
   std::deque<EngineLane> lanes_;  // deque: EngineLane cannot be moved
 };
 
@@ -122,7 +128,7 @@ class EngineBackend final : public CudaBackend {
 }  // namespace cuda
 
 std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,
-                                                        Engine& engine) {
+                                                        Engine* engine) {
   cuda::check_limits(config);
   return std::make_unique<cuda::EngineBackend>(rank, config, engine);
 }

@@ -105,13 +105,20 @@ void DeviceSymmetricMemory::check_access(const std::vector<DeviceInfo>& infos) c
   }
 }
 
+std::array<std::byte, 16> id_of_current_device() {
+  const CUuuid uuid = uuid_of(initialise_device());
+  std::array<std::byte, 16> id{};
+  static_assert(sizeof uuid == sizeof id);
+  std::memcpy(id.data(), &uuid, sizeof uuid);
+  return id;
+}
+
 int ranks_on_current_device(const Rank& rank) {
-  CUuuid mine{};
-  run_on_all_ranks(rank, [&] { mine = uuid_of(initialise_device()); });
-  std::vector<CUuuid> all(static_cast<std::size_t>(rank.size()));
+  std::array<std::byte, 16> mine{};
+  run_on_all_ranks(rank, [&] { mine = id_of_current_device(); });
+  std::vector<std::array<std::byte, 16>> all(static_cast<std::size_t>(rank.size()));
   rank.all_gather(&mine, all.data(), sizeof mine);
-  return static_cast<int>(
-      std::count_if(all.begin(), all.end(), [&](const CUuuid& other) { return same(other, mine); }));
+  return static_cast<int>(std::count(all.begin(), all.end(), mine));
 }
 
 void DeviceSymmetricMemory::share_with_threads(const Rank& rank) {

@@ -2,6 +2,7 @@
 // host.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,6 +55,9 @@ class DeviceSymmetricMemory {
   int ranks_on_my_device_ = 0;
   std::vector<std::shared_ptr<DeviceMapping>> regions_;  // [ranks]
 };
+
+// The UUID of the device that is current.
+std::array<std::byte, 16> id_of_current_device();
 
 // Collective. How many ranks have the device that is current here, this rank included.
 int ranks_on_current_device(const Rank& rank);

@@ -1,5 +1,5 @@
 // Loading NCCL: where it is searched, and the errors when it is missing.
-#include "tools/ferry/bench/nccl_library.hpp"
+#include "engine/nccl_library.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "ferry/error.hpp"
 
-namespace ferry::app {
+namespace ferry {
 namespace {
 
 std::string message_of(const std::string& path) {
@@ -32,10 +32,10 @@ TEST(NcclLibrary, AnotherLibraryIsNamedWithItsMissingFunction) {
   EXPECT_NE(message.find("ncclGetVersion"), std::string::npos) << message;
 }
 
-TEST(NcclLibrary, MulticastIsTurnedOffBeforeLoading) {
-  setenv("NCCL_NVLS_ENABLE", "1", 1);
-  message_of("/nowhere/libnccl.so.2");
-  EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
+TEST(NcclLibrary, AnOldVersionIsNamed) {
+  setenv("FAKE_NCCL_VERSION", "21705", 1);
+  const std::string message = message_of(FERRY_FAKE_NCCL);
+  EXPECT_NE(message.find("is NCCL 2.17.5: 2.18 or later is needed"), std::string::npos) << message;
 }
 
 TEST(NcclLibrary, IsSearchedInPythonInstallations) {
@@ -59,4 +59,4 @@ TEST(NcclLibrary, IsSearchedInPythonInstallations) {
 }
 
 }  // namespace
-}  // namespace ferry::app
+}  // namespace ferry

@@ -1,0 +1,227 @@
+#include "engine/nccl_engine.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "base/error_record.hpp"
+#include "base/keep_forever.hpp"
+#include "base/text.hpp"
+#include "engine/nccl_library.hpp"
+#include "ferry/error.hpp"
+#include "group/rank_state.hpp"
+
+namespace ferry {
+namespace {
+
+using NcclCheck = std::function<void()>;
+
+// Waits until a call of a non-blocking communicator, which has returned `status`, has ended. Throws what
+// `check` throws, and SystemError if the call failed.
+void settle_nccl(const Nccl& nccl, Nccl::Comm comm, int status, const char* function,
+                 const NcclCheck& check) {
+  constexpr auto kPause = std::chrono::microseconds(20);
+  while (status == Nccl::kInProgress) {
+    check();
+    std::this_thread::sleep_for(kPause);
+    nccl.require(nccl.async_error(comm, &status), "ncclCommGetAsyncError");
+  }
+  nccl.require(status, function);
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(const Nccl& nccl, Nccl::Comm comm, std::unique_ptr<DeviceStream> stream)
+      : nccl_(nccl), comm_(comm), stream_(std::move(stream)) {}
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  // A rank may end while its peers go on, so nothing here waits for them.
+  ~NcclCommunicator() override {
+    if (!failure_) nccl_.abort(comm_);
+  }
+
+  void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
+                    const NcclCheck& check) override {
+    if (failure_) std::rethrow_exception(failure_);
+    try {
+      if (transfer.device) {
+        exchange(transfer, check);
+      } else {
+        exchange_host_memory(transfer, check);
+      }
+    } catch (...) {
+      failure_ = std::current_exception();
+      nccl_.abort(comm_);
+      keep_forever(keep);
+      throw;
+    }
+  }
+
+ private:
+  void exchange(const AllToAllV& transfer, const NcclCheck& check) {
+    nccl_.require(nccl_.group_start(), "ncclGroupStart");
+    for (std::size_t peer = 0; peer < transfer.send_bytes.size(); ++peer) {
+      const int rank = static_cast<int>(peer);
+      if (const std::int64_t bytes = transfer.send_bytes[peer]; bytes > 0) {
+        settle(nccl_.send(transfer.send + transfer.send_offsets[peer], static_cast<std::size_t>(bytes),
+                          Nccl::kBytes, rank, comm_, stream_->handle()),
+               "ncclSend");
+      }
+      if (const std::int64_t bytes = transfer.receive_bytes[peer]; bytes > 0) {
+        settle(nccl_.receive(transfer.receive + transfer.receive_offsets[peer],
+                             static_cast<std::size_t>(bytes), Nccl::kBytes, rank, comm_, stream_->handle()),
+               "ncclRecv");
+      }
+    }
+    settle_nccl(nccl_, comm_, nccl_.group_end(), "ncclGroupEnd", check);
+    stream_->wait([&] {
+      check();
+      int status = Nccl::kSuccess;
+      nccl_.require(nccl_.async_error(comm_, &status), "ncclCommGetAsyncError");
+      if (status != Nccl::kInProgress) nccl_.require(status, "a transfer of NCCL");
+    });
+  }
+
+  // Within a group a call only notes what is to be done.
+  void settle(int status, const char* function) const {
+    if (status != Nccl::kInProgress) nccl_.require(status, function);
+  }
+
+  // The blocks of a call: a few kilobytes for each rank.
+  void exchange_host_memory(const AllToAllV& transfer, const NcclCheck& check) {
+    const std::int64_t sent = extent(transfer.send_bytes, transfer.send_offsets),
+                       received = extent(transfer.receive_bytes, transfer.receive_offsets);
+    std::byte* const memory = stream_->memory(sent + received);
+    AllToAllV on_device = transfer;
+    on_device.send = memory;
+    on_device.receive = memory + sent;
+    on_device.device = true;
+    stream_->copy(memory, transfer.send, sent);
+    exchange(on_device, check);
+    for (std::size_t peer = 0; peer < transfer.receive_bytes.size(); ++peer) {
+      const std::int64_t at = transfer.receive_offsets[peer];
+      stream_->copy(transfer.receive + at, on_device.receive + at, transfer.receive_bytes[peer]);
+    }
+    stream_->wait(check);
+  }
+
+  // Where the last of the pieces ends.
+  static std::int64_t extent(std::span<const std::int64_t> bytes, std::span<const std::int64_t> offsets) {
+    std::int64_t end = 0;
+    for (std::size_t peer = 0; peer < bytes.size(); ++peer) {
+      if (bytes[peer] > 0) end = std::max(end, offsets[peer] + bytes[peer]);
+    }
+    return end;
+  }
+
+  const Nccl& nccl_;
+  const Nccl::Comm comm_;
+  const std::unique_ptr<DeviceStream> stream_;
+  std::exception_ptr failure_;
+};
+
+class NcclEngine final : public Engine {
+ public:
+  NcclEngine(const Rank& rank, double deadline, DeviceAccess device)
+      : rank_(rank), deadline_(deadline), device_(std::move(device)) {}
+
+  EngineKind kind() const override { return EngineKind::nccl; }
+  bool ordered_lanes() const override { return true; }
+  bool takes_device_memory() const override { return true; }
+
+  std::vector<std::unique_ptr<Communicator>> communicators(int lanes) override {
+    const Nccl& nccl = library_of_all_ranks();
+    std::vector<std::unique_ptr<Communicator>> made;
+    for (int lane = 0; lane < lanes; ++lane) {
+      const Nccl::UniqueId id = id_of_rank_0(nccl);
+      made.push_back(std::make_unique<NcclCommunicator>(nccl, connect(nccl, id), device_.make_stream()));
+    }
+    return made;
+  }
+
+ private:
+  // What a rank tells the others before they connect.
+  struct Introduction {
+    DeviceId device;
+    int version;        // of NCCL; 0: it has none, and says why
+    char problem[496];  // ends with a zero
+  };
+
+  // Collective. Throws on all ranks what prevents one of them from connecting.
+  const Nccl& library_of_all_ranks() const {
+    Introduction mine{.device = device_.id, .version = 0, .problem = {}};
+    const Nccl* nccl = nullptr;
+    try {
+      nccl = &load_nccl();
+      mine.version = nccl->version_number();
+    } catch (const Error& error) {
+      std::strncpy(mine.problem, error.what(), sizeof mine.problem - 1);
+    }
+    std::vector<Introduction> all(static_cast<std::size_t>(rank_.size()));
+    rank_.all_gather(&mine, all.data(), sizeof mine);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].version == 0)
+        throw UnsupportedError(str("the engine nccl cannot be used on rank ", rank, ": ", all[rank].problem));
+      if (all[rank].version != all[0].version) {
+        throw UnsupportedError(str("the engine nccl: rank 0 has version ", all[0].version,
+                                   " of NCCL and rank ", rank, " has ", all[rank].version,
+                                   ": use the same on all ranks"));
+      }
+      for (std::size_t other = 0; other < rank; ++other) {
+        if (all[other].device != all[rank].device) continue;
+        throw UnsupportedError(str("the engine nccl needs a GPU for each rank, and ranks ", other, " and ",
+                                   rank, " share one: use a rank for each GPU, or the backend cuda"));
+      }
+    }
+    return *nccl;
+  }
+
+  Nccl::UniqueId id_of_rank_0(const Nccl& nccl) const {
+    Nccl::UniqueId mine{};
+    if (rank_.index() == 0) nccl.require(nccl.unique_id(&mine), "ncclGetUniqueId");
+    std::vector<Nccl::UniqueId> all(static_cast<std::size_t>(rank_.size()));
+    rank_.all_gather(&mine, all.data(), sizeof mine);
+    return all[0];
+  }
+
+  Nccl::Comm connect(const Nccl& nccl, const Nccl::UniqueId& id) const {
+    constexpr int kUndefined = std::numeric_limits<int>::min();
+    Nccl::Config config{.blocking = 0,
+                        .cga_cluster_size = kUndefined,
+                        .min_ctas = kUndefined,
+                        .max_ctas = kUndefined,
+                        .net_name = nullptr,
+                        .split_share = kUndefined};
+    Nccl::Comm comm = nullptr;
+    const int status = nccl.init_rank_config(&comm, rank_.size(), id, rank_.index(), &config);
+    const WaitLimit limit{.seconds = deadline_};
+    const WaitRecord record{Operation::none, 0, rank_.index(), -1, 0, 0};
+    try {
+      settle_nccl(nccl, comm, status, "ncclCommInitRankConfig", [&] {
+        RankState& state = rank_.state();
+        if (limit.seconds_left() <= 0) state.time_out(record, deadline_);
+        if (state.check_peers(record)) state.control().throw_failure(record);
+      });
+    } catch (...) {
+      if (comm != nullptr) nccl.abort(comm);
+      throw;
+    }
+    return comm;
+  }
+
+  const Rank rank_;
+  const double deadline_;
+  const DeviceAccess device_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_nccl_engine(const Rank& rank, double deadline, DeviceAccess device) {
+  return std::make_unique<NcclEngine>(rank, deadline, std::move(device));
+}
+
+}  // namespace ferry
