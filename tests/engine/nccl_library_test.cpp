@@ -34,7 +34,11 @@ TEST(NcclLibrary, AnotherLibraryIsNamedWithItsMissingFunction) {
 
 TEST(NcclLibrary, AnOldVersionIsNamed) {
   setenv("FAKE_NCCL_VERSION", "21705", 1);
-  const std::string message = message_of(FERRY_FAKE_NCCL);
+  // Another path, under which no other test has loaded it.
+  std::string path = "/proc/self/root";
+  path += FERRY_FAKE_NCCL;
+  const std::string message = message_of(path);
+  unsetenv("FAKE_NCCL_VERSION");
   EXPECT_NE(message.find("is NCCL 2.17.5: 2.18 or later is needed"), std::string::npos) << message;
 }
 

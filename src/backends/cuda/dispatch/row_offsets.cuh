@@ -59,7 +59,8 @@ struct CountSource {
     const LaneView& lane = call.lane;
     const int ranks = lane.ranks;
     const LLPacket* header = lane.header(lane.rank, static_cast<int>(number & 1), 0) + kHeaderCounts + i;
-    const std::int64_t step = lane.signals.headers.source_stride / static_cast<std::int64_t>(sizeof(LLPacket));
+    const std::int64_t step =
+        lane.signals.headers.source_stride / static_cast<std::int64_t>(sizeof(LLPacket));
 #pragma unroll 1
     for (int first = 0; first < ranks; first += kHeadersAtOnce, header += kHeadersAtOnce * step) {
       LLPacket loaded[kHeadersAtOnce];
