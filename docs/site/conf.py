@@ -1,0 +1,53 @@
+"""Configuration of the documentation site: scripts/site builds it from docs/, README.md and CHANGELOG.md."""
+
+import os
+import pathlib
+import re
+
+import ferry
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+project = "Ferry"
+author = copyright = "the Ferry developers"
+release = re.search(r"VERSION ([\d.]+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_heading_anchors = 4  # links to headings, as in the repository
+html_theme = "furo"
+html_title = f"Ferry {release}"
+html_show_sphinx = False
+html_extra_path = [os.environ["FERRY_SITE_EXTRA"]]  # the C++ reference, made by Doxygen
+autodoc_member_order = "bysource"
+
+# Modules have pages of their own, and some need PyTorch.
+ferry.__all__ = [name for name in ferry.__all__ if name not in ("deep_ep", "nvfuser", "torch")]
+
+# Pages that begin with a document of the repository's root.
+FROM_ROOT = {"index": "README.md", "site/changes": "CHANGELOG.md", "site/contributing": "CONTRIBUTING.md"}
+PAGE_OF = {document: f"docs/{page}.md" for page, document in FROM_ROOT.items()}
+
+
+def put_document_first(app, docname, source):
+    if docname not in FROM_ROOT:
+        return
+    folder = (REPOSITORY / "docs" / docname).parent
+
+    def moved(match):
+        target, anchor = match[1], match[2] or ""
+        to = REPOSITORY / PAGE_OF.get(target, target)
+        return f"]({os.path.relpath(to, folder)}{anchor})" if target else match[0]
+
+    text = (REPOSITORY / FROM_ROOT[docname]).read_text()
+    source[0] = re.sub(r"\]\((?!\w+:)([^)\s#]*)(#[^)\s]*)?\)", moved, text) + source[0]
+
+
+def keep_plain_text(app, what, name, object_, options, lines):
+    """Docstrings are plain text, some with tables of names: shown as they are written."""
+    if any(lines):
+        lines[:] = ["::", "", *("   " + line for line in lines), ""]
+
+
+def setup(app):
+    app.connect("source-read", put_document_first)
+    app.connect("autodoc-process-docstring", keep_plain_text)
