@@ -10,7 +10,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 project = "Ferry"
 author = copyright = "the Ferry developers"
-release = re.search(r"VERSION ([\d.]+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
+release = re.search(r"project\(ferry VERSION ([\d.]+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 4  # links to headings, as in the repository
@@ -42,10 +42,20 @@ def put_document_first(app, docname, source):
     source[0] = re.sub(r"\]\((?!\w+:)([^)\s#]*)(#[^)\s]*)?\)", moved, text) + source[0]
 
 
+def as_rst(paragraph):
+    """A paragraph of a docstring, which is plain text. Tables and code are shown as they are written."""
+    lines = paragraph.split("\n")
+    if any(line.startswith(" ") or re.search(r"\S {2,}\S", line) for line in lines):
+        return "\n".join([".. code-block:: text", "", *("   " + line for line in lines)])
+    pieces = re.split(r"(`[^`]+`)", paragraph)
+    plain = [re.sub(r"([\\*_|])", r"\\\1", piece) for piece in pieces[0::2]]
+    code = [f"`{piece}`" for piece in pieces[1::2]]
+    return "".join(text for pair in zip(plain, [*code, ""]) for text in pair)
+
+
 def keep_plain_text(app, what, name, object_, options, lines):
-    """Docstrings are plain text, some with tables of names: shown as they are written."""
-    if any(lines):
-        lines[:] = ["::", "", *("   " + line for line in lines), ""]
+    paragraphs = "\n".join(lines).strip("\n").split("\n\n")
+    lines[:] = "\n\n".join(as_rst(each) for each in paragraphs if each).split("\n") + [""]
 
 
 def setup(app):
