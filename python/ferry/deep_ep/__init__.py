@@ -16,13 +16,29 @@ import importlib.util
 from ferry.deep_ep._buffer import Buffer
 from ferry.deep_ep._config import Config
 from ferry.deep_ep._events import EventHandle, EventOverlap
+from ferry.error import UnsupportedError
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "install"]
 if importlib.util.find_spec("torch") is not None:
     __all__ += ["topk_idx_t"]
 
 
+# What later versions of DeepEP have and this package has not.
+_OTHER_INTERFACES = {
+    "ElasticBuffer": "the interface of DeepEP V2",
+    "HybridEPBuffer": "the interface of DeepEP's branch Hybrid-EP",
+}
+
+
+class MissingInterfaceError(UnsupportedError, AttributeError):
+    """A class of another version of DeepEP. An AttributeError, so that `hasattr(deep_ep, ...)` says that it is missing."""
+
+
 def __getattr__(name: str):
+    if name in _OTHER_INTERFACES:
+        raise MissingInterfaceError(
+            f"{__name__}.{name}: Ferry has the interface of DeepEP V1, deep_ep.Buffer, and not {name}, "
+            f"{_OTHER_INTERFACES[name]}: choose the backend of V1 where the caller lets you, or call ferry.Exchange")
     if name == "topk_idx_t":
         try:
             import torch

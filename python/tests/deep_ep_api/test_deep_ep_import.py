@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import ferry
 import ferry.deep_ep as deep_ep
 
 
@@ -98,3 +99,12 @@ def test_everything_public_is_documented():
     missing = [name for name, member in inspect.getmembers(deep_ep.Buffer, inspect.isfunction)
                if not name.startswith("_") and not member.__doc__]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", ["ElasticBuffer", "HybridEPBuffer"])
+def test_interfaces_of_other_versions_are_refused_by_name(name):
+    assert not hasattr(deep_ep, name)
+    with pytest.raises(ferry.UnsupportedError, match=f"V1, deep_ep.Buffer, and not {name}, the interface of DeepEP"):
+        getattr(deep_ep, name)
+    with pytest.raises(ImportError, match=name):
+        exec(f"from ferry.deep_ep import {name}")
