@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,16 @@ def test_ranks_of_mpirun(rng):
         pytest.skip("MPI is not installed, or Ferry was built without it")
     settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
     run_job(rng, "mpirun", ["mpirun", "-n", str(RANKS), sys.executable], os.environ | settings)
+
+
+def test_the_training_example():
+    example = pathlib.Path(__file__).parents[3] / "examples" / "torchrun_moe.py"
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(example)],
+                          capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    steps = re.findall(r"step (\d+): loss ([\d.]+), dense ([\d.]+), gradients agree", done.stdout)
+    assert [step for step, *_ in steps] == ["0", "19"]
+    assert all(loss == dense for _, loss, dense in steps) and float(steps[1][1]) < float(steps[0][1])
 
 
 def check(compiler, rank, device, rng):
