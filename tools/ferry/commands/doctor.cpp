@@ -11,6 +11,7 @@
 
 #include "backends/cpu/kernels/kernels.hpp"
 #include "base/environment.hpp"
+#include "engine/nccl_library.hpp"
 #include "ferry/config.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
@@ -129,8 +130,20 @@ Diagnosis check_mpi() {
                       remedy)};
 }
 
-Diagnosis check_engines(const Diagnosis& mpi) {
-  return {State::present, "engines", mpi.state == State::present ? "mpi, custom" : "custom"};
+Diagnosis check_nccl() {
+  try {
+    const Nccl& nccl = load_nccl();
+    return {State::present, "NCCL", fmt::format("{}, {}", nccl.version_text(), nccl.path)};
+  } catch (const Error& error) {
+    return {State::missing, "NCCL", error.what(), "Needed only for the engine nccl, which connects GPUs."};
+  }
+}
+
+Diagnosis check_engines(const Diagnosis& mpi, const Diagnosis& nccl) {
+  std::string engines = "custom";
+  if (mpi.state == State::present) engines += ", mpi";
+  if (nccl.state == State::present) engines += ", nccl";
+  return {State::present, "engines", engines};
 }
 
 Diagnosis check_gpus() {
@@ -200,10 +213,10 @@ void run_doctor() {
   // Processes first, because a process with threads cannot fork ranks.
   const Diagnosis processes = check_backend("processes", Group::processes(2));
   const Diagnosis threads = check_backend("threads", Group::threads(2));
-  const Diagnosis mpi = check_mpi();
+  const Diagnosis mpi = check_mpi(), nccl = check_nccl();
   for (const Diagnosis& diagnosis :
        {check_processor(), check_memory(), check_shared_memory(), check_huge_pages(), check_openblas(), mpi,
-        check_engines(mpi), check_gpus(), check_traces(), threads, processes}) {
+        nccl, check_engines(mpi, nccl), check_gpus(), check_traces(), threads, processes}) {
     print(diagnosis);
   }
   print_environment();
