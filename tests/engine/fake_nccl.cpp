@@ -52,8 +52,18 @@ struct Operation {
   std::atomic<int>* stream;
 };
 
-std::mutex meetings_mutex;
-std::map<std::string, std::shared_ptr<Meeting>> meetings;
+// Never freed: threads of abandoned transfers use them when the process ends.
+struct Shared {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Meeting>> meetings;
+  std::vector<std::unique_ptr<Comm>> comms;
+};
+
+Shared& shared() {
+  static auto* const made = new Shared;
+  return *made;
+}
+
 std::atomic<int> next_id = 1;
 thread_local std::vector<Operation> group;
 
@@ -123,11 +133,10 @@ int ncclGetUniqueId(UniqueId* id) {
 }
 
 int ncclCommInitRankConfig(void** comm, int, UniqueId id, int rank, void*) {
-  const std::lock_guard lock(meetings_mutex);
-  std::shared_ptr<Meeting>& meeting = meetings[id.bytes];
+  const std::lock_guard lock(shared().mutex);
+  std::shared_ptr<Meeting>& meeting = shared().meetings[id.bytes];
   if (!meeting) meeting = std::make_shared<Meeting>();
-  static std::vector<std::unique_ptr<Comm>> all;  // never freed: a thread may still use one
-  Comm* const made = all.emplace_back(std::make_unique<Comm>(meeting, rank)).get();
+  Comm* const made = shared().comms.emplace_back(std::make_unique<Comm>(meeting, rank)).get();
   made->polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   *comm = made;
   return kInProgress;

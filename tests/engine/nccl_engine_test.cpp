@@ -16,12 +16,12 @@
 namespace ferry::test {
 namespace {
 
-// Streams of host memory, as fake_nccl.cpp takes them. They stay, because abandoned transfers use them.
+// Streams of host memory, as fake_nccl.cpp takes them. Never freed, because abandoned transfers use them.
 std::atomic<int>* new_stream() {
-  static std::mutex mutex;
-  static std::deque<std::atomic<int>> streams;
-  const std::lock_guard lock(mutex);
-  return &streams.emplace_back(0);
+  static auto* const mutex = new std::mutex;
+  static auto* const streams = new std::deque<std::atomic<int>>;
+  const std::lock_guard lock(*mutex);
+  return &streams->emplace_back(0);
 }
 
 class HostStream final : public DeviceStream {
