@@ -26,14 +26,15 @@ function(ferry_precompiled_headers target)
   endif()
 endfunction()
 
-# ferry_test(NAME name SOURCES file... [LIBS library...] [LABELS label...] [TIMEOUT seconds] [OWN_MAIN])
+# ferry_test(NAME name SOURCES file... [LIBS library...] [LABELS label...] [TIMEOUT seconds] [OWN_MAIN] [ALONE])
 #
 # Builds a GoogleTest program and registers each of its tests with ctest. Sources may include from src/ and tests/.
-# TIMEOUT applies to each test, 120 s by default. OWN_MAIN: the sources define main().
+# TIMEOUT applies to each test, 120 s by default. OWN_MAIN: the sources define main(). ALONE: no other test runs beside these,
+# which would miss its deadlines.
 # Labels with a meaning: `threads` runs with the thread sanitizer too, `cuda` in the build with the CUDA backend too,
 # `slow` is not built with sanitizers, `long` only with `./scripts/test --long`.
 function(ferry_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "OWN_MAIN" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "OWN_MAIN;ALONE" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
     message(FATAL_ERROR "ferry_test: NAME and SOURCES are required; unknown arguments: '${arg_UNPARSED_ARGUMENTS}'")
   endif()
@@ -62,7 +63,7 @@ function(ferry_test)
 
   # Discovered at test time, so that the emulator set in FerryCompile is used for it.
   gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
-                       PROPERTIES TIMEOUT ${arg_TIMEOUT})
+                       PROPERTIES TIMEOUT ${arg_TIMEOUT} RUN_SERIAL ${arg_ALONE})
 
   # gtest_discover_tests would split a list of labels, so a file that ctest reads afterwards sets them.
   set(labels ${CMAKE_CURRENT_BINARY_DIR}/${arg_NAME}_labels.cmake)
