@@ -24,10 +24,11 @@ struct Config {
   EngineKind engine =
       EngineKind::automatic;  ///< collective: `nccl`, or the engine that the group must have brought
   MemoryKind memory = MemoryKind::automatic;  ///< of all arrays, which are the caller's
-  Hops hops = Hops::automatic;  ///< results do not depend on it; `two` needs the backend `collective`
-  /// collective: most messages from one rank to another in a round of a call. A smaller window bounds what
-  /// the engine has in flight; every round costs a round trip. 0: a hop is one round. Results do not depend
-  /// on it.
+  Hops hops = Hops::automatic;  ///< results do not depend on it; `two` needs `cpu` or `collective`
+  /// Bounds what one rank has on its way to another. Results do not depend on it.
+  /// collective: most messages of a round of a call; every round costs a round trip. 0: a hop is one round.
+  /// cpu in two hops: for how many of the largest messages a pair of ranks has staging. 0: 4 MiB a rank and
+  /// lane, and at least one message a pair.
   int window = 0;
   Placement placement{};  ///< of E experts on R ranks; empty: Placement::blocks(experts, ranks)
 
@@ -63,15 +64,19 @@ struct Config {
 
 /// Bytes that an exchange takes on one rank, by purpose.
 struct Sizes {
-  std::int64_t dispatch_staging = 0;  ///< symmetric memory: 2 * lanes * R*T messages
-  std::int64_t combine_staging = 0;   ///< symmetric memory: 2 * lanes * T*min(K, R) rows, or T*K
-  std::int64_t signals = 0;           ///< symmetric memory: flags, counts and refusals
-  // collective: the three above are memory of the rank's own. dispatch_staging: what a rank sends and
-  // receives, lanes * (R*T + T*min(K, R)) messages, and with two hops what it forwards and receives by
-  // relays. combine_staging: what combine needs beyond that.
-  std::int64_t results = 0;  ///< received rows and their arrays, all lanes
-  std::int64_t plans = 0;    ///< plans and working memory, all lanes
-  std::int64_t total() const { return dispatch_staging + combine_staging + signals + results + plans; }
+  // Symmetric memory, which peers write. `collective` has none. cpu in two hops: dispatch_staging is the
+  // windows of all lanes, which dispatch and combine share and which do not grow with T.
+  std::int64_t dispatch_staging = 0;  ///< 2 * lanes * R*T messages
+  std::int64_t combine_staging = 0;   ///< 2 * lanes * T*min(K, R) rows, or T*K
+  std::int64_t signals = 0;           ///< flags, counts and refusals
+  std::int64_t results = 0;           ///< received rows and their arrays, all lanes
+  std::int64_t plans = 0;             ///< plans and working memory, all lanes
+  /// collective, and cpu in two hops: what a rank packs, forwards and receives in memory of its own. About
+  /// lanes * (R*T + T*min(K, R)) messages, with two hops also what it passes on and receives by relays.
+  std::int64_t messages = 0;
+  std::int64_t total() const {
+    return dispatch_staging + combine_staging + signals + results + plans + messages;
+  }
 };
 
 /// The exact bytes that an exchange of this configuration maps on rank `rank` of `ranks`, which are on one
@@ -79,8 +84,7 @@ struct Sizes {
 /// @throws UsageError, UnsupportedError  whatever construction would refuse; a rank outside [0, ranks)
 Sizes size_of(const Config& config, int ranks, int rank = 0);
 
-/// The same for ranks on several nodes. They differ with the backend `collective`, where messages take two
-/// hops.
+/// The same for ranks on several nodes. They differ where messages take two hops.
 Sizes size_of(const Config& config, const Topology& topology, int rank = 0);
 
 /// Rows that `rank` can receive under this configuration (expert_padded: rows of one expert). Local.

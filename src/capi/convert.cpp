@@ -178,6 +178,7 @@ ferry_sizes to_c(const Sizes& sizes) {
   c.results = sizes.results;
   c.plans = sizes.plans;
   c.total = sizes.total();
+  c.messages = sizes.messages;
   return c;
 }
 

@@ -110,6 +110,8 @@ inline constexpr const char* kNoCudaBackend =
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
+// Its part for messages that take two hops.
+std::unique_ptr<Backend> make_relayed_cpu_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config& config);
 // Its part for Config::memory = device. `engine`: the group's; null: NCCL.
@@ -118,7 +120,8 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const 
 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes reference_backend_sizes(const Config& config, int rank);
-Sizes cpu_backend_sizes(const Config& config, int rank);
+Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
+Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes cuda_backend_sizes(const Config& config, int rank);
 Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes device_collective_sizes(const Config& config, int rank);

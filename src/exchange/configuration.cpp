@@ -54,6 +54,13 @@ void check_memory(const Config& config) {
   for (int rank = 0; rank < shape.ranks; ++rank) rows = std::max(rows, real(row_capacity(config, rank)));
   const double staging = 2 * config.lanes * (messages + sums);
   const double received = config.lanes * rows * real(shape.message_bytes);
+  const double largest = std::max(real(shape.message_bytes), real(shape.combine_row_bytes));
+  const bool has_windows = config.backend == BackendKind::cpu && config.hops == Hops::two;
+  const double windows = has_windows ? real(config.lanes) * shape.ranks * config.window * largest : 0;
+  if (windows > kMost) {
+    throw UsageError(str("configuration: needs ", windows, " bytes of windows for ", config.window,
+                         " messages, more than can be addressed (", kMost, "): reduce window or lanes"));
+  }
   if (staging > kMost || received > kMost) {
     throw UsageError(str("configuration: needs ", staging, " bytes of staging and ", received,
                          " for received rows, more than can be addressed (", kMost,
@@ -93,9 +100,10 @@ void check_alone(const Config& config) {
   }
   check_range("hops", static_cast<std::int64_t>(config.hops), 0, 2);
   check_range("window", config.window, 0, 1 << 24);
-  if (config.hops == Hops::two && config.backend != BackendKind::collective) {
+  const bool has_hops = config.backend == BackendKind::cpu || config.backend == BackendKind::collective;
+  if (config.hops == Hops::two && !has_hops) {
     throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
-                               " has no second hop: use the backend collective, or hops = one"));
+                               " has no second hop: use the backend cpu or collective, or hops = one"));
   }
   if (config.hops == Hops::two && chosen_memory(config) == MemoryKind::device) {
     throw UnsupportedError(
@@ -138,6 +146,10 @@ Hops chosen_hops(const Config& config, const Topology& topology) {
   const bool several = topology.nodes() > 1 && topology.ranks() > topology.nodes();
   const bool relays = config.backend == BackendKind::collective && chosen_memory(config) == MemoryKind::host;
   return several && relays ? Hops::two : Hops::one;
+}
+
+bool has_relays(const Config& config, const Topology& topology) {
+  return topology.nodes() > 1 && chosen_hops(config, topology) == Hops::two;
 }
 
 ReductionLevel chosen_level(const Config& config, const Topology& topology) {

@@ -22,6 +22,9 @@ MemoryKind chosen_memory(const Config& config);
 // Config::hops with `automatic` resolved: one or two.
 Hops chosen_hops(const Config& config, const Topology& topology);
 
+// Whether messages between nodes pass through relays: two hops, and several nodes.
+bool has_relays(const Config& config, const Topology& topology);
+
 // Config::reduction_level with `automatic` resolved: rank or node.
 ReductionLevel chosen_level(const Config& config, const Topology& topology);
 

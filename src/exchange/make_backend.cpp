@@ -51,7 +51,7 @@ Sizes on_one_host(const Config& config, const Topology&, int rank) {
 
 constexpr BackendEntry kBackends[] = {
     {BackendKind::reference, true, true, make_reference_backend, on_one_host<reference_backend_sizes>},
-    {BackendKind::cpu, true, true, make_cpu_backend, on_one_host<cpu_backend_sizes>},
+    {BackendKind::cpu, true, true, make_cpu_backend, cpu_backend_sizes},
     {BackendKind::cuda, true, false, make_cuda_backend, on_one_host<cuda_backend_sizes>},
     {BackendKind::collective, false, true, make_collective_backend, collective_backend_sizes},
 };

@@ -43,6 +43,9 @@ class RankState {
 
   void all_gather(const void* mine, void* all, std::size_t bytes);
 
+  // A number for a lane of an exchange, the same on every rank: lanes are constructed in the same order.
+  int number_lane() { return numbered_lanes_++; }
+
   // Forwarded to Waiter.
   void wait(const WaitCondition& condition, const WaitRecord& record, const WaitLimit& limit,
             int excused = -1) {
@@ -66,6 +69,7 @@ class RankState {
   std::shared_ptr<Engine> engine_;
   bool same_process_ = true;
   bool one_host_;
+  int numbered_lanes_ = 0;
   std::int64_t chunk_budget_ = 8 << 20;
   Waiter waiter_;
   std::unique_ptr<ControlPlane> plane_;

@@ -104,14 +104,10 @@ bool Waiter::spin(const WaitCondition& condition, std::uint64_t value) const {
 
 // Returns whether the condition is met. May return false early: after a wake-up, or spuriously.
 bool Waiter::sleep(const WaitCondition& condition, std::uint64_t value, double seconds, int excused) {
-  WakeEvent& event = control_.wake_event(rank_);
-  // The order that WakeEvent prescribes: register, load `rings`, check, sleep.
-  event.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  const std::uint32_t rings = event.rings.load(std::memory_order_seq_cst);
-  const bool reached = condition.reached(value);
+  bool reached = false;
   // A failure of the group rings too, so it is checked under the same registration as the flag.
-  if (!reached && !group_failed(excused)) futex_wait(event.rings, rings, seconds);
-  event.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  const auto is_over = [&] { return (reached = condition.reached(value)) || group_failed(excused); };
+  control_.wake_event(rank_).sleep_unless(is_over, seconds);
   return reached || condition.reached(value);
 }
 

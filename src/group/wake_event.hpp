@@ -25,6 +25,15 @@ struct alignas(64) WakeEvent {
     rings.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(rings);
   }
+
+  // The waiter's part: sleeps for at most `seconds`, but not if ready(), which must not throw, returns true.
+  template <class Ready>
+  void sleep_unless(const Ready& ready, double seconds) noexcept {
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t loaded = rings.load(std::memory_order_seq_cst);
+    if (!ready()) futex_wait(rings, loaded, seconds);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
 };
 
 }  // namespace ferry

@@ -16,6 +16,7 @@ void expect_same_sizes(const ferry_sizes& c, const Sizes& cpp) {
   EXPECT_EQ(c.results, cpp.results);
   EXPECT_EQ(c.plans, cpp.plans);
   EXPECT_EQ(c.total, cpp.total());
+  EXPECT_EQ(c.messages, cpp.messages);
 }
 
 TEST(Configuration, WithZerosHasEveryDefault) {

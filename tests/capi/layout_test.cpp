@@ -48,6 +48,7 @@ EXPECT_AT(ferry_config, memory, 168);
 
 EXPECT_AT(ferry_sizes, dispatch_staging, 8);
 EXPECT_AT(ferry_sizes, total, 48);
+EXPECT_AT(ferry_sizes, messages, 56);
 
 EXPECT_AT(ferry_plan_info, rank, 8);
 EXPECT_AT(ferry_plan_info, tokens, 24);

@@ -49,7 +49,10 @@ TEST_P(Contract, BackendsProduceTheSameBytes) {
         for (const BackendKind backend : {BackendKind::reference, other}) {
           Config config = c.config;
           config.backend = backend;
-          if (backend != other) config.memory = MemoryKind::automatic;
+          if (backend != other) {
+            config.memory = MemoryKind::automatic;
+            config.hops = Hops::automatic;
+          }
           SyncExchange exchange(rank, config);
           DispatchRun dispatch(exchange, c, step);
           dispatch.run();

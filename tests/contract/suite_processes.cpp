@@ -5,6 +5,9 @@ namespace ferry::contract {
 
 INSTANTIATE_TEST_SUITE_P(CpuProcesses, Contract,
                          testing::Values(Setup{BackendKind::cpu, RankKind::processes}));
+INSTANTIATE_TEST_SUITE_P(CpuProcessesInTwoHops, Contract,
+                         testing::Values(Setup{
+                             .rank_kind = RankKind::processes, .hops = Hops::two, .window = 1}));
 INSTANTIATE_TEST_SUITE_P(CudaProcesses, Contract,
                          testing::ValuesIn(device_setups(RankKind::persistent_processes)));
 

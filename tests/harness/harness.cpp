@@ -25,12 +25,15 @@ std::string describe(const Setup& setup) {
                                     "threads with an engine on two simulated hosts",
                                     "processes of mpirun"};
   return str(to_string(setup.backend), setup.memory == MemoryKind::device ? " on device memory" : "", ", ",
-             kRanks[static_cast<int>(setup.rank_kind)]);
+             kRanks[static_cast<int>(setup.rank_kind)],
+             setup.hops == Hops::two ? str(", two hops, window ", setup.window) : "");
 }
 
 void Setup::choose_backend(Config& config) const {
   config.backend = backend;
   config.memory = memory;
+  config.hops = hops;
+  config.window = window;
   if (on_device()) config.reduction_level = ReductionLevel::rank;
 }
 
@@ -74,7 +77,10 @@ std::int64_t draw_chunk_budget(const std::string& what) {
 void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
                const std::function<void(Rank)>& body) {
   const RankKind kind = setup.rank_kind;
-  const Topology topology(nodes.empty() ? std::vector<int>(static_cast<std::size_t>(ranks)) : nodes);
+  std::vector<int> labels = nodes;
+  for (int rank = 0; rank < ranks && nodes.empty(); ++rank)
+    labels.push_back(setup.hops == Hops::two && rank % 3 == 1 ? 1 : 0);
+  const Topology topology(labels);
   if (topology.nodes() > 1 && kind == RankKind::engine_threads) return run_engine_nodes(topology, body);
   switch (kind) {
     case RankKind::threads: {

@@ -47,6 +47,10 @@ struct Setup {
   BackendKind backend = BackendKind::cpu;
   RankKind rank_kind = RankKind::threads;
   MemoryKind memory = MemoryKind::automatic;  // with `collective`
+  // `two`: cases without nodes of their own run on two simulated ones, which differ in size from three ranks
+  // on, and whose ranks take turns.
+  Hops hops = Hops::automatic;
+  int window = 0;  // Config::window
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
   // Sets the backend and what it needs. Device backends do not add by node.

@@ -108,7 +108,7 @@ typedef struct ferry_config {
   int64_t engine;           ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
   int64_t reduction_level;  ///< FERRY_LEVEL_...; FERRY_CUDA: FERRY_LEVEL_RANK; default: FERRY_LEVEL_AUTOMATIC
   int32_t hops;             ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
-  int32_t window;           ///< see ferry::Config::window; default 0: no bound
+  int32_t window;           ///< see ferry::Config::window; default 0
   int64_t memory;           ///< default: FERRY_MEMORY_AUTOMATIC
 } ferry_config;
 
@@ -121,6 +121,7 @@ typedef struct ferry_sizes {
   int64_t results;           ///< received rows and their arrays, all lanes
   int64_t plans;             ///< plans and working memory, all lanes
   int64_t total;
+  int64_t messages;  ///< FERRY_COLLECTIVE, and FERRY_CPU in two hops: packed messages, all lanes
 } ferry_sizes;
 
 // Queries about an exchange of this configuration on rank `rank` of `ranks`. Local; they need no group and

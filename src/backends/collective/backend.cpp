@@ -1,7 +1,10 @@
-// The backend `collective`: the operations of the cpu backend, with messages that an engine carries.
+// The backend `collective`: the operations of the cpu backend, with messages that an engine carries. And the
+// backend `cpu` in two hops, which is the same with transfers through shared memory.
 #include <algorithm>
+#include <utility>
 
 #include "backends/collective/engine_link.hpp"
+#include "backends/collective/window_communicator.hpp"
 #include "backends/cpu/host_backend.hpp"
 #include "backends/cpu/sizes.hpp"
 #include "base/text.hpp"
@@ -28,9 +31,10 @@ cpu::CpuContext engine_context(const Rank& rank, const Config& config) {
           .kernels = cpu::kernels()};
 }
 
+// Windows in shared memory need no rounds.
 HopOptions hops_of(const Config& config, const Topology& topology) {
-  return {.relays = chosen_hops(config, topology) == Hops::two && topology.nodes() > 1,
-          .window = config.window};
+  return {.relays = has_relays(config, topology),
+          .window = config.backend == BackendKind::cpu ? 0 : config.window};
 }
 
 // The memory that the messages of a dispatch and of a combine need. Each uses it alone.
@@ -80,25 +84,51 @@ Needs needs_of(const Config& config, const Topology& topology, int rank) {
   return needs;
 }
 
+// Of a rank, without what a communicator takes.
+Sizes packed_sizes(const Config& config, const Topology& topology, int rank) {
+  const MessageMemory memory = needs_of(config, topology, rank).of_lane();
+  const bool relays = hops_of(config, topology).relays;
+  const int ranks = config.placement.ranks();
+  const std::int64_t table_bytes = MessageHops::table_bytes(ranks, relays);
+  const std::int64_t blocks = EngineCall::block_bytes(call_summary_bytes(config), ranks, table_bytes) +
+                              PairBlocks<SecondHopHeader>::bytes(relays ? ranks : 0, table_bytes);
+  Sizes sizes = cpu::local_sizes(config, rank);
+  sizes.messages =
+      config.lanes * (memory.outbox + memory.inbox + memory.second_outbox + memory.second_inbox + blocks);
+  return sizes;
+}
+
 class CollectiveBackend final : public cpu::HostBackend {
  public:
-  CollectiveBackend(const Rank& rank, const Config& config, Engine& engine)
+  // `communicators`: of each lane. `ordered`: as of EngineCall.
+  CollectiveBackend(const Rank& rank, const Config& config,
+                    std::vector<std::unique_ptr<Communicator>> communicators,
+                    const std::shared_ptr<TransferThread>& ordered)
       : HostBackend(engine_context(rank, config)) {
-    std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
     const HopOptions hops = hops_of(config, rank.topology());
     const MessageMemory memory = needs_of(config, rank.topology(), rank.index()).of_lane();
     for (int lane = 0; lane < config.lanes; ++lane) {
       add_lane(std::make_unique<EngineLink>(rank, std::move(communicators[static_cast<std::size_t>(lane)]),
                                             lane, call_summary_bytes(config), hops, memory, config.deadline,
-                                            engine.ordered_lanes() ? engine.transfer_thread() : nullptr));
+                                            ordered));
     }
     fault_point(FaultPoint::construct_mapped, rank.index());
   }
 
-  Sizes sizes() const override {
-    return collective_backend_sizes(context_.config, context_.rank.topology(), context_.me());
-  }
+  Sizes sizes() const override { return size_of(context_.config, context_.rank.topology(), context_.me()); }
 };
+
+// Without Config::window, all windows of a lane on a rank together.
+constexpr std::int64_t kWindowsBytes = 4 << 20;
+
+WindowLayout window_layout(const Config& config) {
+  const ExchangeShape shape = exchange_shape(config, 0);
+  const std::int64_t row_bytes = shape.combine_row_bytes + static_cast<std::int64_t>(sizeof(cpu::SumHead));
+  const std::int64_t largest = std::max(shape.message_bytes, row_bytes);
+  const std::int64_t window =
+      config.window > 0 ? config.window * largest : std::max(largest, kWindowsBytes / shape.ranks);
+  return {.ranks = shape.ranks, .lanes = config.lanes, .window_bytes = align_up(window, 64)};
+}
 
 }  // namespace
 }  // namespace collective
@@ -118,27 +148,30 @@ std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config&
                          ": pass the same or automatic"));
   }
   if (config.memory == MemoryKind::device) return make_device_collective_backend(rank, config, engine);
-  return std::make_unique<collective::CollectiveBackend>(rank, config, *engine);
+  return std::make_unique<collective::CollectiveBackend>(
+      rank, config, engine->communicators(config.lanes),
+      engine->ordered_lanes() ? engine->transfer_thread() : nullptr);
 }
 
 Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank) {
   if (config.memory == MemoryKind::device) return device_collective_sizes(config, rank);
-  using collective::PairBlocks;
-  const collective::Needs needs = collective::needs_of(config, topology, rank);
-  const auto bytes_of = [](const collective::MessageMemory& memory) {
-    return memory.outbox + memory.inbox + memory.second_outbox + memory.second_inbox;
-  };
-  const bool relays = collective::hops_of(config, topology).relays;
-  const int ranks = config.placement.ranks();
-  const std::int64_t blocks =
-      collective::EngineCall::block_bytes(call_summary_bytes(config), ranks,
-                                          collective::MessageHops::table_bytes(ranks, relays)) +
-      PairBlocks<collective::SecondHopHeader>::bytes(relays ? ranks : 0,
-                                                     collective::MessageHops::table_bytes(ranks, relays));
-  Sizes sizes = cpu::local_sizes(config, rank);
-  sizes.dispatch_staging = config.lanes * bytes_of(needs.dispatch);
-  sizes.combine_staging = config.lanes * bytes_of(needs.of_lane()) - sizes.dispatch_staging;
-  sizes.signals = config.lanes * blocks;
+  return collective::packed_sizes(config, topology, rank);
+}
+
+std::unique_ptr<Backend> make_relayed_cpu_backend(const Rank& rank, const Config& config) {
+  const collective::WindowLayout layout = collective::window_layout(config);
+  const auto memory = std::make_shared<const SymmetricMemory>(rank, layout.bytes());
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (int lane = 0; lane < config.lanes; ++lane)
+    communicators.push_back(std::make_unique<collective::WindowCommunicator>(rank, memory, layout, lane));
+  return std::make_unique<collective::CollectiveBackend>(rank, config, std::move(communicators), nullptr);
+}
+
+Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  const collective::WindowLayout layout = collective::window_layout(config);
+  Sizes sizes = collective::packed_sizes(config, topology, rank);
+  sizes.dispatch_staging = layout.lanes * layout.windows_bytes();
+  sizes.signals = layout.lanes * layout.pairs_bytes();
   return sizes;
 }
 

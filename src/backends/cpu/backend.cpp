@@ -1,4 +1,4 @@
-// The CPU backend: lanes that share one region of symmetric memory.
+// The CPU backend: lanes that share one region of symmetric memory. With two hops it is another class.
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/host_backend.hpp"
 #include "backends/cpu/link/shared_link.hpp"
@@ -46,6 +46,7 @@ class CpuBackend final : public HostBackend {
 }  // namespace cpu
 
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config) {
+  if (has_relays(config, rank.topology())) return make_relayed_cpu_backend(rank, config);
   return std::make_unique<cpu::CpuBackend>(rank, config);
 }
 

@@ -29,7 +29,8 @@ Sizes cpu_sizes(const Config& config, int rank) {
 
 }  // namespace cpu
 
-Sizes cpu_backend_sizes(const Config& config, int rank) {
+Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  if (has_relays(config, topology)) return relayed_cpu_backend_sizes(config, topology, rank);
   return cpu::cpu_sizes(config, rank);
 }
 

@@ -89,12 +89,10 @@ Sizes device_collective_sizes(const Config& config, int rank) {
   const cuda::EngineLayout layout = cuda::engine_layout(config, rank);
   const std::int64_t lanes = config.lanes, received = layout.bytes - layout.received,
                      working = layout.received - layout.signals_end;
-  return {.dispatch_staging = lanes * layout.row_inbox,
-          .combine_staging = lanes * (layout.signals_end - layout.row_inbox),
-          .signals = 0,
-          .results = lanes * received,
-          .plans = lanes * (cuda::lane_arrays(config, rank).bytes + working) +
-                   cuda::exchange_arrays(config).bytes};
+  return {.results = lanes * received,
+          .plans =
+              lanes * (cuda::lane_arrays(config, rank).bytes + working) + cuda::exchange_arrays(config).bytes,
+          .messages = lanes * layout.signals_end};
 }
 
 }  // namespace ferry

@@ -1,0 +1,169 @@
+#include "backends/collective/window_communicator.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "group/rank_state.hpp"
+
+namespace ferry::collective {
+namespace {
+
+// A sender publishes what it has written at least so often, so that the receiver copies meanwhile.
+constexpr std::int64_t kPieceBytes = 64 << 10;
+
+constexpr int kYieldsBeforeSleep = 50;
+constexpr double kSleepSeconds = 0.01;  // between two checks
+
+}  // namespace
+
+WindowCommunicator::WindowCommunicator(Rank rank, std::shared_ptr<const SymmetricMemory> memory,
+                                       const WindowLayout& layout, int lane)
+    : rank_(std::move(rank)),
+      me_(rank_.index()),
+      layout_(layout),
+      memory_(std::move(memory)),
+      begin_(lane * layout.lane_bytes()),
+      streams_(static_cast<std::size_t>(layout.ranks)) {}
+
+WindowCommunicator::Pair& WindowCommunicator::pair(int at, int peer) const {
+  return *reinterpret_cast<Pair*>(memory_->at(at, begin_ + peer * WindowLayout::kPairBytes));
+}
+
+std::byte* WindowCommunicator::window(int at, int from) const {
+  return memory_->at(at, begin_ + layout_.pairs_bytes() + from * layout_.window_bytes);
+}
+
+// Sequentially consistent, as all accesses to a Pair: WakeEvent requires it. A load of `read` orders what the
+// peer has copied out before what this rank writes there next; one of `written` orders the bytes before their
+// copy.
+std::int64_t WindowCommunicator::room_at(int peer) const {
+  const std::uint64_t read = pair(me_, peer).read.load(std::memory_order_seq_cst);
+  const std::uint64_t used = streams_[static_cast<std::size_t>(peer)].written - read;
+  return layout_.window_bytes - static_cast<std::int64_t>(used);
+}
+
+// Bytes of later transfers included.
+std::int64_t WindowCommunicator::bytes_from(int peer) const {
+  const std::uint64_t written = pair(me_, peer).written.load(std::memory_order_seq_cst);
+  return static_cast<std::int64_t>(written - streams_[static_cast<std::size_t>(peer)].read);
+}
+
+bool WindowCommunicator::can_move(int peer) const {
+  const Stream& stream = streams_[static_cast<std::size_t>(peer)];
+  return (stream.to_send > 0 && room_at(peer) > 0) || (stream.to_receive > 0 && bytes_from(peer) > 0);
+}
+
+bool WindowCommunicator::send_to(int peer, const AllToAllV& transfer) {
+  const auto p = static_cast<std::size_t>(peer);
+  Stream& stream = streams_[p];
+  if (stream.to_send == 0) return false;
+  const std::int64_t bytes = std::min({stream.to_send, room_at(peer), kPieceBytes});
+  if (bytes == 0) return false;
+  const std::byte* from =
+      transfer.send + transfer.send_offsets[p] + (transfer.send_bytes[p] - stream.to_send);
+  std::byte* const to = window(peer, me_);
+  const auto begin =
+      static_cast<std::int64_t>(stream.written % static_cast<std::uint64_t>(layout_.window_bytes));
+  const std::int64_t before_end = std::min(bytes, layout_.window_bytes - begin);
+  std::memcpy(to + begin, from, static_cast<std::size_t>(before_end));
+  std::memcpy(to, from + before_end, static_cast<std::size_t>(bytes - before_end));
+  stream.to_send -= bytes;
+  stream.written += static_cast<std::uint64_t>(bytes);
+  pair(peer, me_).written.store(stream.written, std::memory_order_seq_cst);
+  rank_.state().control().wake_event(peer).ring();
+  return true;
+}
+
+bool WindowCommunicator::receive_from(int peer, const AllToAllV& transfer) {
+  const auto p = static_cast<std::size_t>(peer);
+  Stream& stream = streams_[p];
+  if (stream.to_receive == 0) return false;
+  const std::int64_t bytes = std::min(stream.to_receive, bytes_from(peer));
+  if (bytes == 0) return false;
+  std::byte* const to =
+      transfer.receive + transfer.receive_offsets[p] + (transfer.receive_bytes[p] - stream.to_receive);
+  const std::byte* const from = window(me_, peer);
+  const auto begin =
+      static_cast<std::int64_t>(stream.read % static_cast<std::uint64_t>(layout_.window_bytes));
+  const std::int64_t before_end = std::min(bytes, layout_.window_bytes - begin);
+  std::memcpy(to, from + begin, static_cast<std::size_t>(before_end));
+  std::memcpy(to + before_end, from, static_cast<std::size_t>(bytes - before_end));
+  stream.to_receive -= bytes;
+  stream.read += static_cast<std::uint64_t>(bytes);
+  pair(peer, me_).read.store(stream.read, std::memory_order_seq_cst);
+  rank_.state().control().wake_event(peer).ring();
+  return true;
+}
+
+// Serves every peer once, beginning with the next rank, so that not all send to the same one.
+bool WindowCommunicator::move_any(const AllToAllV& transfer) {
+  bool moved = false;
+  for (int step = 1; step < layout_.ranks; ++step) {
+    const int peer = (me_ + step) % layout_.ranks;
+    moved |= send_to(peer, transfer);
+    moved |= receive_from(peer, transfer);
+  }
+  return moved;
+}
+
+bool WindowCommunicator::is_done() const {
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [](const Stream& stream) { return stream.to_send == 0 && stream.to_receive == 0; });
+}
+
+void WindowCommunicator::all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>&,
+                                      const std::function<void()>& check) {
+  if (failure_) std::rethrow_exception(failure_);
+  for (int peer = 0; peer < layout_.ranks; ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
+    streams_[p].to_send = transfer.send_bytes[p];
+    streams_[p].to_receive = transfer.receive_bytes[p];
+  }
+  try {
+    for (int idle = 0; !is_done();) {
+      if (move_any(transfer)) {
+        idle = 0;
+      } else if (++idle <= kYieldsBeforeSleep) {
+        sched_yield();
+      } else {
+        sleep(check);
+      }
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+}
+
+void WindowCommunicator::sleep(const std::function<void()>& check) {
+  const auto can_move_any = [&] {
+    for (int peer = 0; peer < layout_.ranks; ++peer) {
+      if (can_move(peer)) return true;
+    }
+    return false;
+  };
+  rank_.state().control().wake_event(me_).sleep_unless(can_move_any, kSleepSeconds);
+  try {
+    fail_if_peers_left();
+    check();
+  } catch (...) {
+    // A rank that has refused the call may depart once its bytes are here: they count. A failure of the group
+    // is final, so the next check() finds it again.
+    if (!can_move_any()) throw;
+  }
+}
+
+// A rank that leaves while bytes are missing from it, or are on their way to it, is lost.
+void WindowCommunicator::fail_if_peers_left() {
+  for (int peer = 0; peer < layout_.ranks; ++peer) {
+    const Stream& stream = streams_[static_cast<std::size_t>(peer)];
+    if (stream.to_send == 0 && stream.to_receive == 0) continue;
+    if (rank_.state().control().status_of(peer) != RankStatus::left || can_move(peer)) continue;
+    rank_.state().check_peers({Operation::none, 0, me_, peer, 0, 0});
+  }
+}
+
+}  // namespace ferry::collective

@@ -1,0 +1,84 @@
+// Carries transfers through shared memory, in windows whose size does not depend on what is transferred.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "engine/engine.hpp"
+#include "ferry/group.hpp"
+#include "memory/symmetric_memory.hpp"
+
+namespace ferry::collective {
+
+// On every rank, for each lane: the state of each pair with a peer, then a window for each peer.
+struct WindowLayout {
+  int ranks, lanes;
+  std::int64_t window_bytes;  // what a rank may have on its way to another one; a multiple of 64
+
+  static constexpr std::int64_t kPairBytes = 128;
+
+  constexpr std::int64_t pairs_bytes() const { return ranks * kPairBytes; }
+  constexpr std::int64_t windows_bytes() const { return ranks * window_bytes; }
+  constexpr std::int64_t lane_bytes() const { return pairs_bytes() + windows_bytes(); }
+  constexpr std::int64_t bytes() const { return lanes * lane_bytes(); }
+};
+
+// The ranks of one host. The bytes from one rank to another form one stream over all transfers of the lane,
+// which passes through a window in the receiver's memory: the sender writes as much as there is room for, and
+// the receiver copies it out and returns the room.
+//
+// Why every transfer ends, whatever the size of the window. A rank in a transfer serves all peers: it sends
+// whatever has room and takes whatever has come for this transfer. Of the ranks that have not finished, those
+// with the lowest transfer wait only for one another, since all others have sent and taken all bytes of it.
+// Two of them that wait for each other cannot both be stuck: a window that is full has bytes to take, and one
+// that is not full has room.
+class WindowCommunicator final : public Communicator {
+ public:
+  // Local. `memory`: layout.bytes() on every rank.
+  WindowCommunicator(Rank rank, std::shared_ptr<const SymmetricMemory> memory, const WindowLayout& layout,
+                     int lane);
+
+  // Copies in and out, so it never needs `keep`. A peer that has left the group fails it.
+  void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
+                    const std::function<void()>& check) override;
+
+ private:
+  // How far the two streams between a rank and a peer have come, in bytes. In the memory of that rank, and
+  // written by the peer.
+  struct Pair {
+    alignas(64) std::atomic<std::uint64_t> written;  // to the peer's window here
+    alignas(64) std::atomic<std::uint64_t> read;     // from this rank's window at the peer
+  };
+  static_assert(sizeof(Pair) == WindowLayout::kPairBytes);
+
+  // Both streams with a peer, as this rank knows them.
+  struct Stream {
+    std::uint64_t written = 0, read = 0;       // over all transfers
+    std::int64_t to_send = 0, to_receive = 0;  // of the current transfer
+  };
+
+  Pair& pair(int at, int peer) const;
+  std::byte* window(int at, int from) const;
+  std::int64_t room_at(int peer) const;
+  std::int64_t bytes_from(int peer) const;
+  bool can_move(int peer) const;
+  bool send_to(int peer, const AllToAllV& transfer);
+  bool receive_from(int peer, const AllToAllV& transfer);
+  bool move_any(const AllToAllV& transfer);
+  bool is_done() const;
+  void sleep(const std::function<void()>& check);
+  void fail_if_peers_left();
+
+  const Rank rank_;
+  const int me_;
+  const WindowLayout layout_;
+  const std::shared_ptr<const SymmetricMemory> memory_;
+  const std::int64_t begin_;     // of this lane's part of the memory
+  std::vector<Stream> streams_;  // [R]
+  std::exception_ptr failure_;   // of an earlier transfer
+};
+
+}  // namespace ferry::collective
