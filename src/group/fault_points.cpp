@@ -61,6 +61,8 @@ const char* to_string(FaultPoint point) {
       return "route_values_posted";
     case FaultPoint::route_values_waited:
       return "route_values_waited";
+    case FaultPoint::relay_holds:
+      return "relay_holds";
   }
   return "unknown";
 }

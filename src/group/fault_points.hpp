@@ -27,6 +27,7 @@ enum class FaultPoint : int {
   route_values_sent,
   route_values_posted,
   route_values_waited,
+  relay_holds,  // two hops: a rank has the messages of the first, and has forwarded none
 };
 
 inline constexpr std::array kFaultPoints = {
@@ -36,7 +37,7 @@ inline constexpr std::array kFaultPoints = {
     FaultPoint::combine_posted,      FaultPoint::combine_waited,      FaultPoint::combine_chunk_sent,
     FaultPoint::combine_done,        FaultPoint::metadata_begin,      FaultPoint::metadata_posted,
     FaultPoint::metadata_waited,     FaultPoint::route_values_begin,  FaultPoint::route_values_sent,
-    FaultPoint::route_values_posted, FaultPoint::route_values_waited,
+    FaultPoint::route_values_posted, FaultPoint::route_values_waited, FaultPoint::relay_holds,
 };
 
 const char* to_string(FaultPoint point);

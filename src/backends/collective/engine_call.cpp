@@ -57,7 +57,7 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
 
 EngineCall::~EngineCall() {
   try {
-    finish_started();
+    finish_started(operation_);
   } catch (...) {
     return;  // the group has failed, which every later call of the group reports
   }
@@ -65,7 +65,7 @@ EngineCall::~EngineCall() {
 
 std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption> options) {
   CallbackScope::require_none("an operation of an exchange");
-  finish_started();
+  finish_started(operation);
   ++call_;
   operation_ = operation;
   options_.assign(options.begin(), options.end());
@@ -79,14 +79,15 @@ std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption>
 }
 
 // Waits for the exchange of the call before, if one still runs. What ended that call was thrown by wait(), or
-// concerns only the peers; but if the group has failed, no call starts.
-void EngineCall::finish_started() {
+// concerns only the peers; but if the group has failed, no call starts. `next`: the operation of the call
+// that would.
+void EngineCall::finish_started(Operation next) {
   if (started_.valid()) {
     wait_for_started();
     started_ = {};
   }
   const ControlBlock& control = rank_.state().control();
-  if (control.failed()) control.throw_failure({operation_, call_ + 1, me_, -1, call_ + 1, call_});
+  if (control.failed()) control.throw_failure({next, call_ + 1, me_, -1, call_ + 1, call_});
 }
 
 const std::byte* EngineCall::summary_from(int peer) const {

@@ -70,7 +70,7 @@ class EngineCall {
   };
 
   void start_in_thread();
-  void finish_started();
+  void finish_started(Operation next);
   void wait_for_started();
   void exchange(const Check& check);
   std::int64_t* table_in(const std::byte* block_content) const;

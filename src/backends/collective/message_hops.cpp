@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backends/collective/message_rounds.hpp"
+#include "group/fault_points.hpp"
 
 namespace ferry::collective {
 namespace {
@@ -119,6 +120,7 @@ void MessageHops::exchange(std::uint64_t call, const std::function<FollowingMess
   transfer(outbox_, inbox_, first, call, wire);
   const std::vector<cpu::HeldMessages> held = hold(table);
   if (!options_.relays) return;
+  fault_point(FaultPoint::relay_holds, me_);
   const std::vector<Forward> forwards = plan_forwards(held, first);
   write_forwards(forwards);
   exchange_second(call, forwards, wire);
