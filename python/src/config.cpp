@@ -317,7 +317,8 @@ memory               'host' or 'device': where all arrays lie; default 'automati
                      'collective' has both
 hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
                      relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
-window               'collective': most messages from one rank to another in a round; default 0, no bound
+window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
+                     'cpu' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
 placement            a Placement; default: Placement.blocks(experts, ranks)
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
@@ -371,7 +372,7 @@ checked by Exchange, size_of and capacity_of.)")
       .def_prop_ro(
           "hops", [](const Config& c) { return std::string(to_string(c.hops)); },
           "'one' or 'two'; of a configuration that no exchange has taken also 'automatic'.")
-      .def_ro("window", &Config::window, "Most messages from a rank to another in a round; 0: no bound.")
+      .def_ro("window", &Config::window, "Most messages on their way from a rank to another; 0: the backend's default.")
       .def_prop_ro(
           "layout", [](const Config& c) { return std::string(to_string(c.layout)); },
           "'expert_major', 'expert_padded' or 'rank_major'.")

@@ -26,7 +26,7 @@ TestCase many_ranks_case(int ranks) {
 }
 
 void run_many_ranks(const Setup& setup, TestCase c, Hops hops) {
-  c.config.backend = setup.backend;
+  setup.choose_backend(c.config);
   c.config.hops = hops;
   const PreparedStep prepared = prepare(c);
   const auto body = [&](Rank rank) {

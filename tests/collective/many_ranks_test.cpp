@@ -19,5 +19,9 @@ TEST(ManyRanks, TwoHundredFiftySixOnSharedMemory) {
     run_many_ranks({backend, RankKind::threads}, many_ranks_case(256), Hops::one);
 }
 
+TEST(ManyRanks, TwoHundredFiftySixInTwoHopsOnSharedMemory) {
+  run_many_ranks({.rank_kind = RankKind::threads, .window = 16}, many_ranks_case(256), Hops::two);
+}
+
 }  // namespace
 }  // namespace ferry::contract

@@ -38,8 +38,8 @@ TEST(Windows, DoNotGrowWithTheTokens) {
   }
 }
 
-// 272 bytes: a combine's row of 64 fp32, its head, and what a relay adds of it, or a message with as many. No
-// window: 4 MiB a lane.
+// The largest message of a dispatch has a row of fp32, a head, and an id and a weight for each slot; a row of
+// combine is about as large. Without a window: 4 MiB a lane.
 TEST(Windows, HoldAsManyMessagesAsAreAskedFor) {
   const Topology topology({0, 0, 1, 1});
   Config config = windows_config(4, 64);

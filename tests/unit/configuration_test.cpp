@@ -77,7 +77,11 @@ TEST(Configuration, RefusesWithTheNumbers) {
          c.memory = MemoryKind::host;
        }),
        "and memory is host"},
-      {with([](Config& c) { c.hops = Hops::two; }), "use the backend collective"},
+      {with([](Config& c) {
+         c.backend = BackendKind::reference;
+         c.hops = Hops::two;
+       }),
+       "use the backend cpu or collective"},
       {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
       {with([](Config& c) { c.alignment = 8, c.capacity = 20; }), "capacity = 20"},
       {with([](Config& c) { c.alignment = 8, c.layout = Layout::rank_major; }), "alignment = 8"},
@@ -233,7 +237,10 @@ TEST(Configuration, DifferencesAreNamedOnEveryRank) {
 TEST(Configuration, TwoHopsAreChosenWhereANodeHasSeveralRanks) {
   const Topology one_node({0, 0, 0}), single_ranks({0, 1, 2}), uneven({0, 1, 0});
   Config config = valid_config();
-  EXPECT_EQ(chosen_hops(config, uneven), Hops::one);  // cpu
+  EXPECT_EQ(chosen_hops(config, uneven), Hops::one) << "cpu: nodes share memory";
+  config.hops = Hops::two;
+  EXPECT_EQ(chosen_hops(config, uneven), Hops::two);
+  config.hops = Hops::automatic;
   config.backend = BackendKind::collective;
   EXPECT_EQ(chosen_hops(config, one_node), Hops::one);
   EXPECT_EQ(chosen_hops(config, single_ranks), Hops::one);
