@@ -33,6 +33,28 @@ void settle_nccl(const Nccl& nccl, Nccl::Comm comm, int status, const char* func
   nccl.require(status, function);
 }
 
+// A group of sends and receives of this thread. NCCL would take every later call of the thread, on any
+// communicator, for a part of a group that stays open.
+class NcclGroup {
+ public:
+  explicit NcclGroup(const Nccl& nccl) : nccl_(nccl) { nccl_.require(nccl_.group_start(), "ncclGroupStart"); }
+  ~NcclGroup() {
+    if (open_) nccl_.group_end();  // a call of it has failed, so NCCL drops the others
+  }
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+
+  // Starts the transfers. Returns NCCL's status.
+  int end() {
+    open_ = false;
+    return nccl_.group_end();
+  }
+
+ private:
+  const Nccl& nccl_;
+  bool open_ = true;
+};
+
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(const Nccl& nccl, Nccl::Comm comm, std::unique_ptr<DeviceStream> stream)
@@ -63,7 +85,7 @@ class NcclCommunicator final : public Communicator {
 
  private:
   void exchange(const AllToAllV& transfer, const NcclCheck& check) {
-    nccl_.require(nccl_.group_start(), "ncclGroupStart");
+    NcclGroup group(nccl_);
     for (std::size_t peer = 0; peer < transfer.send_bytes.size(); ++peer) {
       const int rank = static_cast<int>(peer);
       if (const std::int64_t bytes = transfer.send_bytes[peer]; bytes > 0) {
@@ -77,7 +99,7 @@ class NcclCommunicator final : public Communicator {
                "ncclRecv");
       }
     }
-    settle_nccl(nccl_, comm_, nccl_.group_end(), "ncclGroupEnd", check);
+    settle_nccl(nccl_, comm_, group.end(), "ncclGroupEnd", check);
     stream_->wait([&] {
       check();
       int status = Nccl::kSuccess;

@@ -40,6 +40,9 @@ class RankState {
   double deadline() const { return deadline_; }
   ControlBlock& control() const { return *control_; }
   Engine* engine() const { return engine_.get(); }
+  // A number for a lane of an exchange over any engine, the same on every rank: lanes are constructed in the
+  // same order.
+  int number_lane() { return numbered_lanes_++; }
 
   void all_gather(const void* mine, void* all, std::size_t bytes);
 
@@ -64,6 +67,7 @@ class RankState {
   Topology topology_;
   double deadline_;
   std::shared_ptr<Engine> engine_;
+  int numbered_lanes_ = 0;
   bool same_process_ = true;
   bool one_host_;
   std::int64_t chunk_budget_ = 8 << 20;

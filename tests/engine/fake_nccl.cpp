@@ -66,6 +66,7 @@ Shared& shared() {
 
 std::atomic<int> next_id = 1;
 thread_local std::vector<Operation> group;
+thread_local int open_groups = 0;
 
 int number_in(const char* name, int otherwise) {
   const char* text = std::getenv(name);
@@ -111,7 +112,9 @@ void carry_out(const std::vector<Operation>& operations) {
   }
 }
 
+// FAKE_NCCL_SEND_FAILS: the rank whose sends are refused.
 int add(const Operation& operation) {
+  if (operation.sends && number_in("FAKE_NCCL_SEND_FAILS", -1) == operation.comm->rank) return kSystemError;
   group.push_back(operation);
   return kInProgress;
 }
@@ -172,12 +175,12 @@ const char* ncclGetErrorString(int status) {
 }
 
 int ncclGroupStart() {
-  group.clear();
+  if (open_groups++ == 0) group.clear();
   return kSuccess;
 }
 
 int ncclGroupEnd() {
-  if (group.empty()) return kSuccess;
+  if (--open_groups > 0 || group.empty()) return kSuccess;
   Comm& comm = *group[0].comm;
   comm.polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   if (number_in("FAKE_NCCL_FAILS", -1) == comm.rank) comm.status = kSystemError;
