@@ -80,8 +80,8 @@ TEST(NcclEngine, AnErrorOfNcclIsNamed) {
 TEST(NcclEngine, ASendThatFailsEndsItsGroup) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
   Group::threads(2).run([](Rank rank) {
-    const std::unique_ptr<Engine> engines[] = {make_nccl_engine(rank, 10.0, device_of(rank.index())),
-                                               make_nccl_engine(rank, 10.0, device_of(rank.index()))};
+    const std::shared_ptr<Engine> engines[] = {make_nccl_engine(rank.state(), 10.0, device_of(rank.index())),
+                                               make_nccl_engine(rank.state(), 10.0, device_of(rank.index()))};
     const auto failing = engines[0]->communicators(1), working = engines[1]->communicators(1);
     if (rank.index() == 0) {
       const Setting fails("FAKE_NCCL_SEND_FAILS", "0");
@@ -97,7 +97,7 @@ TEST(NcclEngine, ASendThatFailsEndsItsGroup) {
 TEST(NcclEngine, RanksThatShareADeviceAreNamed) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
   Group::threads(3).run([](Rank rank) {
-    const auto engine = make_nccl_engine(rank, 10.0, device_of(rank.index() == 2 ? 0 : rank.index()));
+    const auto engine = make_nccl_engine(rank.state(), 10.0, device_of(rank.index() == 2 ? 0 : rank.index()));
     try {
       engine->communicators(1);
       ADD_FAILURE() << "no error";
@@ -110,7 +110,7 @@ TEST(NcclEngine, RanksThatShareADeviceAreNamed) {
 TEST(NcclEngine, AMissingLibraryIsNamedOnEveryRank) {
   setenv("FERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", 1);
   Group::threads(2).run([](Rank rank) {
-    const auto engine = make_nccl_engine(rank, 10.0, device_of(rank.index()));
+    const auto engine = make_nccl_engine(rank.state(), 10.0, device_of(rank.index()));
     try {
       engine->communicators(1);
       ADD_FAILURE() << "no error";

@@ -56,7 +56,7 @@ inline DeviceAccess device_of(int number) {
 inline void run_nccl(int ranks, const std::function<void(int rank, Engine& engine)>& body) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
   Group::threads(ranks).run([&](Rank rank) {
-    const std::unique_ptr<Engine> engine = make_nccl_engine(rank, 10.0, device_of(rank.index()));
+    const std::shared_ptr<Engine> engine = make_nccl_engine(rank.state(), 10.0, device_of(rank.index()));
     body(rank.index(), *engine);
   });
 }
