@@ -58,9 +58,6 @@ class Engine {
   // each lane of one exchange. Throws UnsupportedError if the engine cannot be used here.
   virtual std::vector<std::unique_ptr<Communicator>> communicators(int lanes) = 0;
 
-  // A number for a lane of an exchange, the same on every rank: lanes are constructed in the same order.
-  int number_lane() { return numbered_lanes_++; }
-
   // The thread of all lanes of an engine with ordered lanes: their transfers start in the order of the
   // caller's calls. Started at the first use. One thread at a time.
   const std::shared_ptr<TransferThread>& transfer_thread() {
@@ -70,7 +67,6 @@ class Engine {
 
  private:
   std::shared_ptr<TransferThread> transfer_thread_;
-  int numbered_lanes_ = 0;
 };
 
 }  // namespace ferry

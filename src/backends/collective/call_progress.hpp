@@ -14,7 +14,8 @@ namespace ferry::collective {
 // of the call it has begun. Lanes share entries if there are many; then the entry speaks of one of them.
 class CallProgress {
  public:
-  // `lane`: Engine::number_lane(). Collective: once all ranks have constructed it, the entries speak of it.
+  // `lane`: RankState::number_lane(). Collective: once all ranks have constructed it, the entries speak of
+  // it.
   CallProgress(ControlBlock& control, int rank, int lane) : control_(control), rank_(rank), lane_(lane) {
     reach(0, 0);
   }

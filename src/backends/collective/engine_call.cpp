@@ -44,7 +44,7 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
       me_(rank_.index()),
       ranks_(rank_.size()),
       lane_(lane),
-      lane_number_(rank_.state().engine()->number_lane()),
+      lane_number_(rank_.state().number_lane()),
       progress_(rank_.state().control(), me_, lane_number_),
       summary_bytes_(align_summary(summary_bytes)),
       deadline_(deadline),

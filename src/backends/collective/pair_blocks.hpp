@@ -24,7 +24,7 @@ struct FollowingMessages {
 struct BlockHeader {
   std::uint64_t call;
   std::int32_t lane;         // of its exchange
-  std::int32_t lane_number;  // Engine::number_lane()
+  std::int32_t lane_number;  // RankState::number_lane()
   Operation operation;
   FollowingMessages messages;
   std::int32_t refused;  // 1: `refusal` holds the error
