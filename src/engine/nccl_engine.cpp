@@ -33,19 +33,46 @@ void settle_nccl(const Nccl& nccl, Nccl::Comm comm, int status, const char* func
   nccl.require(status, function);
 }
 
-class NcclCommunicator final : public Communicator {
+// A group of sends and receives of this thread. NCCL would take every later call of the thread, on any
+// communicator, for a part of a group that stays open.
+class NcclGroup {
  public:
-  NcclCommunicator(const Nccl& nccl, Nccl::Comm comm, std::unique_ptr<DeviceStream> stream)
-      : nccl_(nccl), comm_(comm), stream_(std::move(stream)) {}
-  NcclCommunicator(const NcclCommunicator&) = delete;
-  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  explicit NcclGroup(const Nccl& nccl) : nccl_(nccl) { nccl_.require(nccl_.group_start(), "ncclGroupStart"); }
+  ~NcclGroup() {
+    if (open_) nccl_.group_end();  // a call of it has failed, so NCCL drops the others
+  }
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+
+  // Starts the transfers. Returns NCCL's status.
+  int end() {
+    open_ = false;
+    return nccl_.group_end();
+  }
+
+ private:
+  const Nccl& nccl_;
+  bool open_ = true;
+};
+
+// A communicator of NCCL, with the stream of its transfers. One thread at a time.
+class NcclConnection {
+ public:
+  // `serial`: the same on every rank.
+  NcclConnection(const Nccl& nccl, Nccl::Comm comm, const DeviceAccess& device, std::int64_t serial)
+      : nccl_(nccl), comm_(comm), stream_(device.make_stream()), device_(device.id), serial_(serial) {}
+  NcclConnection(const NcclConnection&) = delete;
+  NcclConnection& operator=(const NcclConnection&) = delete;
   // A rank may end while its peers go on, so nothing here waits for them.
-  ~NcclCommunicator() override {
+  ~NcclConnection() {
     if (!failure_) nccl_.abort(comm_);
   }
 
-  void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
-                    const NcclCheck& check) override {
+  const DeviceId& device() const { return device_; }
+  std::int64_t serial() const { return serial_; }
+
+  // As Communicator::all_to_all_v.
+  void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep, const NcclCheck& check) {
     if (failure_) std::rethrow_exception(failure_);
     try {
       if (transfer.device) {
@@ -63,7 +90,7 @@ class NcclCommunicator final : public Communicator {
 
  private:
   void exchange(const AllToAllV& transfer, const NcclCheck& check) {
-    nccl_.require(nccl_.group_start(), "ncclGroupStart");
+    NcclGroup group(nccl_);
     for (std::size_t peer = 0; peer < transfer.send_bytes.size(); ++peer) {
       const int rank = static_cast<int>(peer);
       if (const std::int64_t bytes = transfer.send_bytes[peer]; bytes > 0) {
@@ -77,7 +104,7 @@ class NcclCommunicator final : public Communicator {
                "ncclRecv");
       }
     }
-    settle_nccl(nccl_, comm_, nccl_.group_end(), "ncclGroupEnd", check);
+    settle_nccl(nccl_, comm_, group.end(), "ncclGroupEnd", check);
     stream_->wait([&] {
       check();
       int status = Nccl::kSuccess;
@@ -121,25 +148,46 @@ class NcclCommunicator final : public Communicator {
   const Nccl& nccl_;
   const Nccl::Comm comm_;
   const std::unique_ptr<DeviceStream> stream_;
+  const DeviceId device_;
+  const std::int64_t serial_;
   std::exception_ptr failure_;
+};
+
+// A lane. All share the connection: transfers run one at a time in any case, and ranks that call their lanes
+// in different order meet there and learn of it, instead of waiting in different communicators.
+class NcclCommunicator final : public Communicator {
+ public:
+  explicit NcclCommunicator(std::shared_ptr<NcclConnection> connection)
+      : connection_(std::move(connection)) {}
+
+  void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
+                    const NcclCheck& check) override {
+    connection_->all_to_all_v(transfer, keep, check);
+  }
+
+ private:
+  const std::shared_ptr<NcclConnection> connection_;
 };
 
 class NcclEngine final : public Engine {
  public:
-  NcclEngine(const Rank& rank, double deadline, DeviceAccess device)
+  NcclEngine(RankState& rank, double deadline, DeviceAccess device)
       : rank_(rank), deadline_(deadline), device_(std::move(device)) {}
 
   EngineKind kind() const override { return EngineKind::nccl; }
   bool ordered_lanes() const override { return true; }
   bool takes_device_memory() const override { return true; }
 
+  // For the communicators that are made from now on.
+  void use(double deadline, DeviceAccess device) {
+    deadline_ = deadline;
+    device_ = std::move(device);
+  }
+
   std::vector<std::unique_ptr<Communicator>> communicators(int lanes) override {
-    const Nccl& nccl = library_of_all_ranks();
+    const std::shared_ptr<NcclConnection> connection = connection_of_all_ranks();
     std::vector<std::unique_ptr<Communicator>> made;
-    for (int lane = 0; lane < lanes; ++lane) {
-      const Nccl::UniqueId id = id_of_rank_0(nccl);
-      made.push_back(std::make_unique<NcclCommunicator>(nccl, connect(nccl, id), device_.make_stream()));
-    }
+    for (int lane = 0; lane < lanes; ++lane) made.push_back(std::make_unique<NcclCommunicator>(connection));
     return made;
   }
 
@@ -147,13 +195,19 @@ class NcclEngine final : public Engine {
   // What a rank tells the others before they connect.
   struct Introduction {
     DeviceId device;
-    int version;        // of NCCL; 0: it has none, and says why
-    char problem[496];  // ends with a zero
+    std::int64_t connection;  // that it still has, to this device; kNone: none
+    int version;              // of NCCL; 0: it has none, and says why
+    char problem[488];        // ends with a zero
   };
+  static constexpr std::int64_t kNone = -1;
 
-  // Collective. Throws on all ranks what prevents one of them from connecting.
-  const Nccl& library_of_all_ranks() const {
-    Introduction mine{.device = device_.id, .version = 0, .problem = {}};
+  int ranks() const { return rank_.topology().ranks(); }
+
+  // Collective. The connection that all ranks have, or a new one.
+  std::shared_ptr<NcclConnection> connection_of_all_ranks() {
+    std::shared_ptr<NcclConnection> connection = connection_.lock();
+    Introduction mine{.device = device_.id, .connection = kNone, .version = 0, .problem = {}};
+    if (connection && connection->device() == device_.id) mine.connection = connection->serial();
     const Nccl* nccl = nullptr;
     try {
       nccl = &load_nccl();
@@ -161,8 +215,21 @@ class NcclEngine final : public Engine {
     } catch (const Error& error) {
       std::strncpy(mine.problem, error.what(), sizeof mine.problem - 1);
     }
-    std::vector<Introduction> all(static_cast<std::size_t>(rank_.size()));
+    std::vector<Introduction> all(static_cast<std::size_t>(ranks()));
     rank_.all_gather(&mine, all.data(), sizeof mine);
+    require_connectable(all);
+    const bool all_have_it = std::all_of(all.begin(), all.end(), [&](const Introduction& each) {
+      return each.connection != kNone && each.connection == all[0].connection;
+    });
+    if (all_have_it) return connection;
+    const Nccl::UniqueId id = id_of_rank_0(*nccl);
+    connection = std::make_shared<NcclConnection>(*nccl, connect(*nccl, id), device_, connections_made_++);
+    connection_ = connection;
+    return connection;
+  }
+
+  // Throws on all ranks what prevents one of them from connecting.
+  static void require_connectable(const std::vector<Introduction>& all) {
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].version == 0)
         throw UnsupportedError(str("the engine nccl cannot be used on rank ", rank, ": ", all[rank].problem));
@@ -177,13 +244,12 @@ class NcclEngine final : public Engine {
                                    rank, " share one: use a rank for each GPU, or the backend cuda"));
       }
     }
-    return *nccl;
   }
 
   Nccl::UniqueId id_of_rank_0(const Nccl& nccl) const {
     Nccl::UniqueId mine{};
     if (rank_.index() == 0) nccl.require(nccl.unique_id(&mine), "ncclGetUniqueId");
-    std::vector<Nccl::UniqueId> all(static_cast<std::size_t>(rank_.size()));
+    std::vector<Nccl::UniqueId> all(static_cast<std::size_t>(ranks()));
     rank_.all_gather(&mine, all.data(), sizeof mine);
     return all[0];
   }
@@ -197,14 +263,13 @@ class NcclEngine final : public Engine {
                         .net_name = nullptr,
                         .split_share = kUndefined};
     Nccl::Comm comm = nullptr;
-    const int status = nccl.init_rank_config(&comm, rank_.size(), id, rank_.index(), &config);
+    const int status = nccl.init_rank_config(&comm, ranks(), id, rank_.index(), &config);
     const WaitLimit limit{.seconds = deadline_};
     const WaitRecord record{Operation::none, 0, rank_.index(), -1, 0, 0};
     try {
       settle_nccl(nccl, comm, status, "ncclCommInitRankConfig", [&] {
-        RankState& state = rank_.state();
-        if (limit.seconds_left() <= 0) state.time_out(record, deadline_);
-        if (state.check_peers(record)) state.control().throw_failure(record);
+        if (limit.seconds_left() <= 0) rank_.time_out(record, deadline_);
+        if (rank_.check_peers(record)) rank_.control().throw_failure(record);
       });
     } catch (...) {
       if (comm != nullptr) nccl.abort(comm);
@@ -213,15 +278,28 @@ class NcclEngine final : public Engine {
     return comm;
   }
 
-  const Rank rank_;
-  const double deadline_;
-  const DeviceAccess device_;
+  RankState& rank_;
+  double deadline_;
+  DeviceAccess device_;
+  // Owned by the lanes, so that it ends with the last exchange that uses it.
+  std::weak_ptr<NcclConnection> connection_;
+  std::int64_t connections_made_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Engine> make_nccl_engine(const Rank& rank, double deadline, DeviceAccess device) {
-  return std::make_unique<NcclEngine>(rank, deadline, std::move(device));
+std::shared_ptr<Engine> make_nccl_engine(RankState& rank, double deadline, DeviceAccess device) {
+  return std::make_shared<NcclEngine>(rank, deadline, std::move(device));
+}
+
+Engine& nccl_engine_of(RankState& rank, double deadline, DeviceAccess device) {
+  const std::shared_ptr<Engine>& known = rank.nccl_engine();
+  if (known) {
+    static_cast<NcclEngine&>(*known).use(deadline, std::move(device));
+  } else {
+    rank.set_nccl_engine(make_nccl_engine(rank, deadline, std::move(device)));
+  }
+  return *known;
 }
 
 }  // namespace ferry

@@ -5,15 +5,20 @@
 
 #include "engine/device_stream.hpp"
 #include "engine/engine.hpp"
-#include "ferry/group.hpp"
+#include "group/rank_state.hpp"
 
 namespace ferry {
 
-// Local; its communicators are made collectively. Transfers of host memory go through the device. `deadline`:
-// seconds for making a communicator.
+// The rank's engine `nccl`: made at the first call, and kept as long as the rank. All exchanges of a group
+// share a communicator, in which calls in another order meet. `deadline`: seconds for making it. `device`:
+// of the exchange that is being made.
 //
 // communicators() throws UnsupportedError on all ranks if one of them has no NCCL, or if two share a device,
-// which NCCL does not allow; TimeoutError or PeerLostError if a rank does not come.
-std::unique_ptr<Engine> make_nccl_engine(const Rank& rank, double deadline, DeviceAccess device);
+// which NCCL does not allow; TimeoutError or PeerLostError if a rank does not come. Transfers of host memory
+// go through the device.
+Engine& nccl_engine_of(RankState& rank, double deadline, DeviceAccess device);
+
+// One of its own. `rank` outlives it.
+std::shared_ptr<Engine> make_nccl_engine(RankState& rank, double deadline, DeviceAccess device);
 
 }  // namespace ferry

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
@@ -40,11 +41,14 @@ class RankState {
   double deadline() const { return deadline_; }
   ControlBlock& control() const { return *control_; }
   Engine* engine() const { return engine_.get(); }
+  // The engine of exchanges that ask for NCCL, whatever the group has brought; null until one has asked.
+  const std::shared_ptr<Engine>& nccl_engine() const { return nccl_engine_; }
+  void set_nccl_engine(std::shared_ptr<Engine> engine) { nccl_engine_ = std::move(engine); }
+  // A number for a lane of an exchange whose calls an engine or windows carry, the same on every rank: lanes
+  // are constructed in the same order.
+  int number_lane() { return numbered_lanes_++; }
 
   void all_gather(const void* mine, void* all, std::size_t bytes);
-
-  // A number for a lane of an exchange, the same on every rank: lanes are constructed in the same order.
-  int number_lane() { return numbered_lanes_++; }
 
   // Forwarded to Waiter.
   void wait(const WaitCondition& condition, const WaitRecord& record, const WaitLimit& limit,
@@ -66,10 +70,10 @@ class RankState {
   int rank_;
   Topology topology_;
   double deadline_;
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Engine> engine_, nccl_engine_;
+  int numbered_lanes_ = 0;
   bool same_process_ = true;
   bool one_host_;
-  int numbered_lanes_ = 0;
   std::int64_t chunk_budget_ = 8 << 20;
   Waiter waiter_;
   std::unique_ptr<ControlPlane> plane_;

@@ -52,11 +52,18 @@ struct Operation {
   std::atomic<int>* stream;
 };
 
+// The group of a thread.
+struct Group {
+  std::vector<Operation> operations;
+  int open = 0;
+};
+
 // Never freed: threads of abandoned transfers use them when the process ends.
 struct Shared {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Meeting>> meetings;
   std::vector<std::unique_ptr<Comm>> comms;
+  std::map<std::thread::id, Group> groups;
 };
 
 Shared& shared() {
@@ -64,8 +71,13 @@ Shared& shared() {
   return *made;
 }
 
+// Not thread_local: the thread sanitizer reports the memory of a library that was opened at run time.
+Group& group_of_thread() {
+  const std::lock_guard lock(shared().mutex);
+  return shared().groups[std::this_thread::get_id()];
+}
+
 std::atomic<int> next_id = 1;
-thread_local std::vector<Operation> group;
 
 int number_in(const char* name, int otherwise) {
   const char* text = std::getenv(name);
@@ -111,8 +123,10 @@ void carry_out(const std::vector<Operation>& operations) {
   }
 }
 
+// FAKE_NCCL_SEND_FAILS: the rank whose sends are refused.
 int add(const Operation& operation) {
-  group.push_back(operation);
+  if (operation.sends && number_in("FAKE_NCCL_SEND_FAILS", -1) == operation.comm->rank) return kSystemError;
+  group_of_thread().operations.push_back(operation);
   return kInProgress;
 }
 
@@ -172,18 +186,20 @@ const char* ncclGetErrorString(int status) {
 }
 
 int ncclGroupStart() {
-  group.clear();
+  Group& group = group_of_thread();
+  if (group.open++ == 0) group.operations.clear();
   return kSuccess;
 }
 
 int ncclGroupEnd() {
-  if (group.empty()) return kSuccess;
-  Comm& comm = *group[0].comm;
+  Group& group = group_of_thread();
+  if (--group.open > 0 || group.operations.empty()) return kSuccess;
+  Comm& comm = *group.operations[0].comm;
   comm.polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   if (number_in("FAKE_NCCL_FAILS", -1) == comm.rank) comm.status = kSystemError;
-  std::atomic<int>* const stream = group[0].stream;
+  std::atomic<int>* const stream = group.operations[0].stream;
   ++*stream;
-  std::thread([operations = group, stream] {
+  std::thread([operations = group.operations, stream] {
     carry_out(operations);
     --*stream;
   }).detach();

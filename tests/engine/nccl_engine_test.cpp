@@ -1,65 +1,15 @@
 // The engine `nccl`, with a library that stands in for NCCL and moves host memory.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <mutex>
-#include <thread>
 
-#include "engine/nccl_engine.hpp"
+#include "engine/nccl_ranks.hpp"
 #include "engine/transfers.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::test {
 namespace {
-
-// Streams of host memory, as fake_nccl.cpp takes them. Never freed, because abandoned transfers use them.
-std::atomic<int>* new_stream() {
-  static auto* const mutex = new std::mutex;
-  static auto* const streams = new std::deque<std::atomic<int>>;
-  const std::lock_guard lock(*mutex);
-  return &streams->emplace_back(0);
-}
-
-class HostStream final : public DeviceStream {
- public:
-  void* handle() const override { return pending_; }
-  std::byte* memory(std::int64_t bytes) override {
-    if (memory_.size() < static_cast<std::size_t>(bytes)) memory_.resize(static_cast<std::size_t>(bytes));
-    return memory_.data();
-  }
-  void copy(void* to, const void* from, std::int64_t bytes) override {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  }
-  void wait(const std::function<void()>& check) override {
-    while (*pending_ > 0) {
-      check();
-      std::this_thread::yield();
-    }
-  }
-
- private:
-  std::atomic<int>* const pending_ = new_stream();
-  std::vector<std::byte> memory_;
-};
-
-DeviceAccess device_of(int number) {
-  DeviceId id{};
-  id[0] = static_cast<std::byte>(number);
-  return {.id = id, .make_stream = [] { return std::make_unique<HostStream>(); }};
-}
-
-// Runs `body(rank, engine)` with an engine for each rank, on devices of their own.
-void run_nccl(int ranks, const std::function<void(int rank, Engine& engine)>& body) {
-  setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
-  Group::threads(ranks).run([&](Rank rank) {
-    const std::unique_ptr<Engine> engine = make_nccl_engine(rank, 10.0, device_of(rank.index()));
-    body(rank.index(), *engine);
-  });
-}
 
 // Device memory, which here is host memory too.
 class OnDevice final : public Communicator {
@@ -111,7 +61,7 @@ TEST(NcclEngine, ACheckThatThrowsAbortsTheTransferForGood) {
 }
 
 TEST(NcclEngine, AnErrorOfNcclIsNamed) {
-  setenv("FAKE_NCCL_FAILS", "0", 1);
+  const Setting failing("FAKE_NCCL_FAILS", "0");
   run_nccl(2, [](int rank, Engine& engine) {
     const auto lanes = engine.communicators(1);
     const auto memory =
@@ -126,10 +76,28 @@ TEST(NcclEngine, AnErrorOfNcclIsNamed) {
   });
 }
 
+// A group of NCCL that stays open would take in what this thread sends on other communicators.
+TEST(NcclEngine, ASendThatFailsEndsItsGroup) {
+  setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
+  Group::threads(2).run([](Rank rank) {
+    const std::shared_ptr<Engine> engines[] = {make_nccl_engine(rank.state(), 10.0, device_of(rank.index())),
+                                               make_nccl_engine(rank.state(), 10.0, device_of(rank.index()))};
+    const auto failing = engines[0]->communicators(1), working = engines[1]->communicators(1);
+    if (rank.index() == 0) {
+      const Setting fails("FAKE_NCCL_SEND_FAILS", "0");
+      const auto memory =
+          std::make_shared<RankTransfer>(std::vector<std::vector<std::int64_t>>{{0, 8}, {8, 0}}, 0);
+      EXPECT_THROW(failing[0]->all_to_all_v(memory->arguments(), memory, [] {}), SystemError);
+    }
+    rank.barrier();
+    exchange_random(*working[0], rank.index(), 2, 5000, seed());
+  });
+}
+
 TEST(NcclEngine, RanksThatShareADeviceAreNamed) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
   Group::threads(3).run([](Rank rank) {
-    const auto engine = make_nccl_engine(rank, 10.0, device_of(rank.index() == 2 ? 0 : rank.index()));
+    const auto engine = make_nccl_engine(rank.state(), 10.0, device_of(rank.index() == 2 ? 0 : rank.index()));
     try {
       engine->communicators(1);
       ADD_FAILURE() << "no error";
@@ -142,7 +110,7 @@ TEST(NcclEngine, RanksThatShareADeviceAreNamed) {
 TEST(NcclEngine, AMissingLibraryIsNamedOnEveryRank) {
   setenv("FERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", 1);
   Group::threads(2).run([](Rank rank) {
-    const auto engine = make_nccl_engine(rank, 10.0, device_of(rank.index()));
+    const auto engine = make_nccl_engine(rank.state(), 10.0, device_of(rank.index()));
     try {
       engine->communicators(1);
       ADD_FAILURE() << "no error";

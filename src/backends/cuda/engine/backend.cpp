@@ -21,8 +21,8 @@ class EngineBackend final : public CudaBackend {
   // `given`: the engine that the group has brought; null: NCCL.
   EngineBackend(const Rank& rank, const Config& config, Engine* given)
       : CudaBackend(rank, config, Reach::engine) {
-    if (given == nullptr) nccl_ = make_nccl_engine(rank, config.deadline, access_current_device());
-    Engine& engine = given != nullptr ? *given : *nccl_;
+    Engine& engine =
+        given != nullptr ? *given : nccl_engine_of(rank.state(), config.deadline, access_current_device());
     std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
     for (int index = 0; index < config.lanes; ++index) {
       std::unique_ptr<Communicator>& made = communicators[static_cast<std::size_t>(index)];
@@ -120,7 +120,6 @@ class EngineBackend final : public CudaBackend {
         [&] { engine_lane(call.lane).combine_send(call, split, stream); });
   }
 
-  std::unique_ptr<Engine> nccl_;  // null: another engine is used
   std::deque<EngineLane> lanes_;  // deque: EngineLane cannot be moved
 };
 
