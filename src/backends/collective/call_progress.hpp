@@ -10,8 +10,9 @@
 
 namespace ferry::collective {
 
-// In the control block each rank has an entry for a lane: the lane's number, a call, and how many transfers
-// of the call it has begun. Lanes share entries if there are many; then the entry speaks of one of them.
+// In the control block each rank has an entry for a lane: the lane's number, a call, and a step of it: 2 t
+// when it has begun transfer t, and 2 t + 1 when it has finished it. Transfers are numbered from 1. Lanes
+// share entries if there are many; then the entry speaks of one of them.
 class CallProgress {
  public:
   // `lane`: RankState::number_lane(). Collective: once all ranks have constructed it, the entries speak of
@@ -20,15 +21,14 @@ class CallProgress {
     reach(0, 0);
   }
 
-  void reach(std::uint64_t call, int transfers) const {
+  void reach(std::uint64_t call, int step) const {
     // Release: whoever sees the entry sees what the rank has done before.
-    entry_of(rank_).store(entry(call, transfers), std::memory_order_release);
+    entry_of(rank_).store(entry(call, step), std::memory_order_release);
   }
 
   // Whether `peer` has come as far. Empty: unknown, as for every rank of another host.
-  std::optional<bool> has_reached(int peer, std::uint64_t call, int transfers) const {
-    const std::uint64_t seen = entry_of(peer).load(std::memory_order_acquire),
-                        wanted = entry(call, transfers);
+  std::optional<bool> has_reached(int peer, std::uint64_t call, int step) const {
+    const std::uint64_t seen = entry_of(peer).load(std::memory_order_acquire), wanted = entry(call, step);
     if (seen >> kLaneShift != wanted >> kLaneShift) return std::nullopt;
     return seen >= wanted;
   }
@@ -37,9 +37,9 @@ class CallProgress {
   static constexpr int kLaneShift = 40, kCallShift = 8;  // 24 bits for the lane, 32 for the call, 8
 
   // Never 0, which is the entry of a rank of another host.
-  std::uint64_t entry(std::uint64_t call, int transfers) const {
+  std::uint64_t entry(std::uint64_t call, int step) const {
     return (static_cast<std::uint64_t>(lane_) + 1) << kLaneShift | (call & 0xFFFFFFFFu) << kCallShift |
-           static_cast<std::uint64_t>(std::min(transfers, 255));
+           static_cast<std::uint64_t>(std::min(step, 255));
   }
   std::atomic<std::uint64_t>& entry_of(int rank) const {
     EngineProgress& progress = control_.engine_progress(rank);

@@ -73,7 +73,7 @@ std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption>
   memory_->messages->clear();
   prepare_ = {};
   transfers_ = 0;
-  exchanging_ = overdue_ = false;
+  exchanging_ = overdue_ = exchanging_blocks_ = false;
   begun_ = true;
   return call_;
 }
@@ -114,7 +114,7 @@ void EngineCall::wait() {
     if (limit.seconds_left() <= 0) time_out();
     if (Clock::now() - last_interrupt_check < kInterruptPeriod) return;
     last_interrupt_check = Clock::now();
-    if (rank_.state().check_interrupt(record())) check_group();
+    if (rank_.state().check_interrupt(record())) rank_.state().control().throw_failure(record());
   });
 }
 
@@ -143,12 +143,13 @@ void EngineCall::wait_for_started() {
   const WaitLimit limit{.seconds = deadline_};
   Clock::time_point last_interrupt_check = Clock::now();
   while (started_.wait_for(kCheckPeriod) != std::future_status::ready) {
-    if (rank_.state().control().failed()) continue;
+    const bool failed = rank_.state().control().failed();
     if (limit.seconds_left() <= 0) {
       // The thread knows which rank is missing, unless another lane's exchange keeps it.
       overdue_ = true;
-      if (!exchanging_) rank_.state().time_out(record(), deadline_);
+      if (!exchanging_ && !failed) rank_.state().time_out(record(), deadline_);
     }
+    if (failed) continue;
     if (Clock::now() - last_interrupt_check < kInterruptPeriod) continue;
     last_interrupt_check = Clock::now();
     rank_.state().check_interrupt(record());
@@ -159,7 +160,9 @@ void EngineCall::exchange(const Check& check) {
   exchanging_ = true;
   if (prepare_) prepare_(check);
   write_headers();
+  exchanging_blocks_ = true;
   exchange_blocks(check);
+  exchanging_blocks_ = false;
   if (refusal_) return;
   require_agreement();
   if (memory_->messages->has_messages()) exchange_messages(check);
@@ -266,21 +269,32 @@ void EngineCall::fail_transfer(int peer) const {
 }
 
 void EngineCall::transfer(const AllToAllV& transfer, const Check& check) {
-  progress_.reach(call_, ++transfers_);
+  progress_.reach(call_, 2 * ++transfers_);
   try {
     communicator_->all_to_all_v(transfer, memory_, check);
   } catch (...) {
     fail_group(std::current_exception());
   }
+  progress_.reach(call_, 2 * transfers_ + 1);
 }
 
 WaitRecord EngineCall::record() const {
   return {operation_, call_, me_, -1, call_, call_ - 1};
 }
 
-// Throws if the group has failed.
+// Throws if the group has failed by a rank whose part of the current transfer is missing.
 void EngineCall::check_group() const {
-  if (rank_.state().check_peers(record())) rank_.state().control().throw_failure(record());
+  if (rank_.state().check_peers(record()) && !has_lost_finished_rank())
+    rank_.state().control().throw_failure(record());
+}
+
+// Whether the group has failed by a rank that had finished the current exchange of blocks. All others have
+// begun it then, since every rank sends blocks to every other one, and they find out the same: so all finish
+// it, and a rank that has refused the call may depart at once.
+bool EngineCall::has_lost_finished_rank() const {
+  if (!exchanging_blocks_) return false;
+  const int lost = rank_.state().control().failure().wait.peer;
+  return lost >= 0 && progress_.has_reached(lost, call_, 2 * transfers_ + 1).value_or(false);
 }
 
 // In the thread that runs the exchange.
@@ -296,7 +310,7 @@ int EngineCall::missing_rank() const {
   int missing = -1, candidates = 0;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer == me_) continue;
-    const std::optional<bool> reached = progress_.has_reached(peer, call_, transfers_);
+    const std::optional<bool> reached = progress_.has_reached(peer, call_, 2 * transfers_);
     if (reached.has_value() && !*reached) return peer;
     if (reached.has_value() || memory_->blocks.arrived(peer)) continue;
     missing = peer;
@@ -312,7 +326,7 @@ void EngineCall::time_out() const {
   // A relay that is late waits for the ranks behind it, or is itself what is missing.
   if (memory_->messages->awaits_relays()) waited.via = std::exchange(waited.peer, -1);
   rank_.state().time_out(waited, deadline_);
-  check_group();
+  rank_.state().control().throw_failure(record());
 }
 
 // A failed transfer is final for the group. If the group has failed, its failure is what ended the transfer.

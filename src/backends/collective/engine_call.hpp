@@ -82,9 +82,10 @@ class EngineCall {
   void exchange_messages(const Check& check);
   void transfer(const AllToAllV& transfer, const Check& check);
   void check_group() const;
+  bool has_lost_finished_rank() const;
   void check_in_thread() const;
   int missing_rank() const;
-  void time_out() const;
+  [[noreturn]] void time_out() const;
   WaitRecord record() const;
   [[noreturn]] void fail_transfer(int peer) const;
   [[noreturn]] void fail_group(const std::exception_ptr& error) const;
@@ -105,6 +106,7 @@ class EngineCall {
   bool begun_ = false;                  // and not posted yet
   std::function<void(const Check&)> prepare_;
   int transfers_ = 0;                     // that the exchange has begun
+  bool exchanging_blocks_ = false;        // no messages yet
   std::atomic<bool> exchanging_ = false;  // the exchange has begun
   std::atomic<bool> overdue_ = false;     // the deadline of a wait for the thread's exchange has passed
 

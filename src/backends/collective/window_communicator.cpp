@@ -146,14 +146,8 @@ void WindowCommunicator::sleep(const std::function<void()>& check) {
     return false;
   };
   rank_.state().control().wake_event(me_).sleep_unless(can_move_any, kSleepSeconds);
-  try {
-    fail_if_peers_left();
-    check();
-  } catch (...) {
-    // A rank that has refused the call may depart once its bytes are here: they count. A failure of the group
-    // is final, so the next check() finds it again.
-    if (!can_move_any()) throw;
-  }
+  fail_if_peers_left();
+  check();
 }
 
 // A rank that leaves while bytes are missing from it, or are on their way to it, is lost.
