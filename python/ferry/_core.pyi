@@ -76,7 +76,8 @@ class Config:
                          'collective' has both
     hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
                          relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
-    window               'collective': most messages from one rank to another in a round; default 0, no bound
+    window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
+                         'cpu' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1
@@ -178,7 +179,9 @@ class Config:
 
     @property
     def window(self) -> int:
-        """Most messages from a rank to another in a round; 0: no bound."""
+        """
+        Most messages on their way from a rank to another; 0: the backend's default.
+        """
 
     @property
     def layout(self) -> str:
@@ -236,6 +239,12 @@ class Sizes:
     @property
     def plans(self) -> int:
         """The lanes' plans and working memory."""
+
+    @property
+    def messages(self) -> int:
+        """
+        'collective', and 'cpu' in two hops: what a rank packs, forwards and receives in memory of its own.
+        """
 
     @property
     def total(self) -> int:

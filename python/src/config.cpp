@@ -372,7 +372,8 @@ checked by Exchange, size_of and capacity_of.)")
       .def_prop_ro(
           "hops", [](const Config& c) { return std::string(to_string(c.hops)); },
           "'one' or 'two'; of a configuration that no exchange has taken also 'automatic'.")
-      .def_ro("window", &Config::window, "Most messages on their way from a rank to another; 0: the backend's default.")
+      .def_ro("window", &Config::window,
+              "Most messages on their way from a rank to another; 0: the backend's default.")
       .def_prop_ro(
           "layout", [](const Config& c) { return std::string(to_string(c.layout)); },
           "'expert_major', 'expert_padded' or 'rank_major'.")

@@ -76,7 +76,8 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
              "threads,\nassigned to the GPUs round robin",
              {"cpu", "collective", "cuda"});
   add_choice(command, "--hops", options.hops,
-             "cpu, collective: one, or two: between nodes by relays;\ndefault of collective: two where nodes have several ranks",
+             "cpu, collective: one, or two: between nodes by relays;\ndefault of collective: two where nodes "
+             "have several ranks",
              {"automatic", "one", "two"});
   add_number(command, "--hosts", options.hosts,
              "divide the ranks into so many simulated hosts, which\nchanges how combine adds; default 1", 1,

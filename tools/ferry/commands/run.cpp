@@ -92,7 +92,8 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
              "partial adds by rank, or first within each node, which\nis the default on several nodes",
              {"automatic", "rank", "node"});
   add_choice(command, "--hops", options.hops,
-             "cpu, collective: one, or two: between nodes by relays;\ndefault of collective: two where nodes have several ranks",
+             "cpu, collective: one, or two: between nodes by relays;\ndefault of collective: two where nodes "
+             "have several ranks",
              {"automatic", "one", "two"});
   add_count(command, "--alignment", options.alignment,
             "an expert's first row is a multiple of this; default 1");
