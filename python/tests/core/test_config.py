@@ -36,7 +36,7 @@ def test_attributes_and_repr_of_a_configuration():
     assert ferry.Config(**SETTINGS, reduction_level="node").reduction_level == "node"
     assert "experts=8" in repr(config)
     sizes = ferry.size_of(config, 4)
-    assert f"plans={sizes.plans}, total={sizes.total})" in repr(sizes)
+    assert f"messages={sizes.messages}, total={sizes.total})" in repr(sizes)
     assert repr(ferry.Placement.blocks(8, 4)) == "Placement(8 experts on 4 ranks, version 0)"
     assert ferry.MAX_TOP_K == 32 and ferry.MAX_PARTS == 4
 
