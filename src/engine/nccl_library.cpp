@@ -127,10 +127,10 @@ std::vector<std::string> nccl_candidates() {
   return paths;
 }
 
-const Nccl& load_nccl(const std::string& given) {
+const Nccl& load_nccl(std::string_view given) {
   static std::mutex mutex;
   static std::map<std::string, Nccl> loaded;
-  const std::string path = given.empty() ? Environment::read().nccl_library : given;
+  const std::string path = given.empty() ? Environment::read().nccl_library : std::string(given);
   const std::lock_guard lock(mutex);
   const auto known = loaded.find(path);
   return known != loaded.end() ? known->second : loaded.emplace(path, open_any(path)).first->second;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ferry {
@@ -54,6 +55,6 @@ std::vector<std::string> nccl_candidates();
 // Loads the library from `path`. If that is empty, from FERRY_NCCL_LIBRARY; without that, searches with the
 // loader and then nccl_candidates(). It stays loaded. Any thread.
 // @throws UnsupportedError  the library or one of its functions was not found, or it is too old
-const Nccl& load_nccl(const std::string& path = {});
+const Nccl& load_nccl(std::string_view path = {});
 
 }  // namespace ferry
