@@ -129,6 +129,8 @@ TEST_F(CudaPhases, AnEventOrdersAReceivePhaseOnAnotherStream) {
       const auto delay = [&](const TestStream& stream) {
         if (random.chance(0.5)) device::delay(stream, random.between(0, 300));
       };
+      // Before any kernel awaits a peer: on a GPU that ranks share, copies to new memory would wait for it.
+      rank.barrier();
       for (int number = 0; number < kCalls; ++number) {
         const int set = number % kInputSets;
         device_run.load(set, sending.get());
