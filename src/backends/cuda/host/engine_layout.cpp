@@ -19,9 +19,9 @@ struct HopBytes {
   std::int64_t first_outbox = 0, first_inbox = 0, second_outbox = 0, second_inbox = 0;
 };
 
-HopBytes hop_bytes(const Config& config, const Topology& topology, int rank, const EngineLayout& layout) {
+HopBytes hop_bytes(const Config& config, const ExchangeShape& shape, const Topology& topology, int rank,
+                   const EngineLayout& layout) {
   if (!has_relays(config, topology)) return {};
-  const ExchangeShape shape = exchange_shape(config, 0);
   const std::int64_t tokens = shape.max_tokens,
                      message = engine_message_bytes(shape.message_bytes, shape.top_k),
                      payload = align_up(shape.message_bytes, 16), entry = message - payload + 16;
@@ -81,7 +81,7 @@ EngineLayout engine_layout(const Config& config, const Topology& topology, int r
   layout.outbox = take(ranks * layout.block_bytes);
   layout.row_inbox = take(layout.received_rows * layout.row_bytes);
   layout.row_outbox = take(layout.sent_rows * layout.row_bytes);
-  const HopBytes hops = hop_bytes(config, topology, rank, layout);
+  const HopBytes hops = hop_bytes(config, shape, topology, rank, layout);
   const auto take_region = [&](std::int64_t bytes) { return LaneRegion{take(bytes), bytes}; };
   layout.first_outbox = take_region(hops.first_outbox);
   layout.first_inbox = take_region(hops.first_inbox);
