@@ -20,7 +20,7 @@ namespace ferry::contract {
 namespace {
 
 TEST_P(Contract, BackendsProduceTheSameBytes) {
-  const Setup& setup = GetParam();
+  const auto& setup = GetParam();
   if (setup.rank_kind == RankKind::engine_hosts ||
       (setup.rank_kind == RankKind::engine_threads && setup.hops == Hops::two))
     GTEST_SKIP() << "the other backends need one host";
