@@ -4,10 +4,8 @@
 #include <utility>
 
 #include "backends/collective/message_rounds.hpp"
-#include "backends/cuda/combine/relay_sums.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "group/fault_points.hpp"
 
 namespace ferry::cuda {
 using collective::FollowingMessages;

@@ -7,7 +7,6 @@
 
 #include "backends/collective/device_messages.hpp"
 #include "backends/collective/pair_blocks.hpp"
-#include "backends/cuda/combine/packed_rows.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/operations/bundles.hpp"
 #include "backends/cuda/runtime/cuda_stream.hpp"

@@ -6,7 +6,6 @@
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "layout/device_message.hpp"
-#include "plan/shapes.hpp"
 
 namespace ferry {
 namespace cuda {
@@ -93,7 +92,7 @@ EngineLayout engine_layout(const Config& config, const Topology& topology, int r
   layout.arrived = take(static_cast<std::int64_t>(sizeof(LLPacket)) * layout.received_rows);
   layout.row_flags = take(kFlagBytes * layout.received_rows);
   layout.row_weights = take(4 * rows);
-  layout.token_ranks = take(4 * std::int64_t{shape.max_tokens} * plan_shape(config).most_ranks());
+  layout.token_ranks = take(4 * std::int64_t{shape.max_tokens} * std::min<std::int64_t>(shape.top_k, ranks));
   layout.route_rank = take(4 * std::int64_t{shape.max_tokens} * shape.top_k);
   if (has_relays(config, topology)) {
     const auto node_ranks = static_cast<std::int64_t>(topology.ranks_of(topology.node_of(rank)).size());
