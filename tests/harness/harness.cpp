@@ -34,7 +34,9 @@ void Setup::choose_backend(Config& config) const {
   config.memory = memory;
   config.hops = hops;
   config.window = window;
-  if (on_device()) config.reduction_level = ReductionLevel::rank;
+  if (!on_device()) return;
+  config.reduction_level = ReductionLevel::rank;
+  config.shared_experts = 0;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {

@@ -53,7 +53,7 @@ struct Setup {
   int window = 0;  // Config::window
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
-  // Sets the backend and what it needs. Device backends do not add by node.
+  // Sets the backend and what it needs. Device backends do not add by node and have no shared experts.
   void choose_backend(Config& config) const;
 };
 
