@@ -32,14 +32,20 @@ struct Config {
   int window = 0;
   Placement placement{};  ///< of E experts on R ranks; empty: Placement::blocks(experts, ranks)
 
+  /// S, 0 to kMaxSharedExperts: experts that every rank holds and every token goes to. Their rows never
+  /// travel and come first: groups 0 to S - 1 hold this rank's tokens in order. Combine adds their outputs
+  /// with weight
+  /// 1. Not with rank_major or raw formats. Backends on device memory do not have it yet.
+  int shared_experts = 0;
+
   Layout layout = Layout::expert_major;
   /// expert_major: each expert's rows start at a multiple of it. expert_padded: each expert's rows are padded
   /// to a multiple of it. rank_major: must be 1.
   int alignment = 1;
   /// Rows that a rank can receive in a call, a multiple of `alignment`: with expert_major all rows of its
-  /// experts, the padding between them included; with expert_padded the rows of each expert; with rank_major
-  /// one row for each token that has an expert here. Rows beyond it are dropped and reported by an
-  /// OverflowError. 0: enough for any routing in which no token lists an expert more than once; with
+  /// experts, shared ones and the padding between them included; with expert_padded the rows of each expert;
+  /// with rank_major one row for each token that has an expert here. Rows beyond it are dropped and reported
+  /// by an OverflowError. 0: enough for any routing in which no token lists an expert more than once; with
   /// `repeats`, enough for any routing. docs/contract.md has the formulas.
   std::int64_t capacity = 0;
   bool repeats = false;       ///< the default capacity has room for tokens that list an expert more than once

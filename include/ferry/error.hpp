@@ -80,12 +80,13 @@ class BadSourceError : public UsageError {
   const BadSource bad;
 };
 
-/// Routes that did not fit a rank's capacity. They were dropped, the last rows of the order first.
+/// Routes, or rows of shared experts, that did not fit a rank's capacity. They were dropped, the last rows of
+/// the order first.
 struct Overflow {
   int rank = -1;              ///< the rank that needs the most rows, among those that overflowed
   std::int64_t capacity = 0;  ///< rows that rank `rank` has (expert_padded: rows of one expert)
   std::int64_t needed = 0;    ///< rows that it would have needed, padding included
-  std::int64_t dropped = 0;   ///< routes dropped on all ranks together (rank_major: rows)
+  std::int64_t dropped = 0;   ///< routes and shared rows dropped on all ranks together (rank_major: rows)
 };
 
 /// Raised on every rank with the same numbers.

@@ -52,7 +52,7 @@ struct Ids {
 };
 
 /// Caller's memory for the arrays of a DispatchResult. Each null pointer selects the lane's own memory, which
-/// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: L * capacity).
+/// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 struct ReceiveBuffers {
   std::array<void*, kMaxParts> parts{};  ///< part p of `capacity` rows, aligned to 16 bytes
   float* weight = nullptr;               ///< [capacity]; rank_major: [capacity, K]
@@ -101,13 +101,14 @@ struct DispatchResult {
   const std::int32_t* counts = nullptr;         ///< [G] rows of each group, padding excluded
   const std::int32_t* row_offsets = nullptr;    ///< [G + 1] first row of each group
   const std::int32_t* total = nullptr;          ///< [1] row_offsets[G]
-  const std::int32_t* group_expert = nullptr;   ///< [G] global expert id of each group; rank_major: -1
-  const Source* source = nullptr;               ///< [total]
-  const float* weight = nullptr;                ///< [total]; rank_major: [total, K]; null without weights
-  const std::int32_t* local_ids = nullptr;      ///< rank_major: [total, K] local expert of each slot, or -1
-  const std::int32_t* group_of_row = nullptr;   ///< [total], -1 on padding; null unless memory was passed
-  const float* dots = nullptr;                  ///< [total]; null without DispatchOptions::dot_rows
-  const HostTotals* host = nullptr;             ///< in host memory
+  const std::int32_t* group_expert =
+      nullptr;  ///< [G] global expert id of each group; shared expert s: E + s; rank_major: -1
+  const Source* source = nullptr;              ///< [total]
+  const float* weight = nullptr;               ///< [total]; rank_major: [total, K]; null without weights
+  const std::int32_t* local_ids = nullptr;     ///< rank_major: [total, K] local expert of each slot, or -1
+  const std::int32_t* group_of_row = nullptr;  ///< [total], -1 on padding; null unless memory was passed
+  const float* dots = nullptr;                 ///< [total]; null without DispatchOptions::dot_rows
+  const HostTotals* host = nullptr;            ///< in host memory
   /// Call number on the lane. A captured call gets a new number in each replay: see HostTotals::call.
   std::uint64_t call = 0;
   Plan plan;  ///< pass it to combine()
@@ -155,6 +156,9 @@ struct CombineOptions {
   std::optional<Reduction> reduction{};  ///< default: Config::reduction
   const float* row_values = nullptr;     ///< [total] one fp32 of each row, returned to its source rank ...
   float* route_values = nullptr;         ///< ... as [N, K]; 0 where the slot is masked or was dropped
+  /// [S, N, H] of the result's type, dense: takes the outputs of the shared experts, which are then not
+  /// added. +0 where a shared row was dropped. `unreduced` needs it. Each rank may choose for itself.
+  void* shared_outputs = nullptr;
   int lane = 0;
   int sm_limit = 0;  ///< GPU backends: most thread blocks at once; 0: no limit
 };

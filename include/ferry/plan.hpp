@@ -11,7 +11,7 @@
 namespace ferry {
 
 /// Where a received row comes from. Padding rows have {-1, -1, -1}; rank_major rows, which stand for a whole
-/// token, have slot -1.
+/// token, have slot -1; rows of shared expert s have slot K + s and are this rank's own.
 struct Source {
   std::int32_t rank = -1;
   std::int32_t token = -1;
@@ -52,9 +52,9 @@ class Plan {
   int tokens() const;  ///< N of this rank
   std::uint64_t placement_version() const;
   std::int64_t total() const;    ///< rows on this rank, padding between groups included
-  std::int64_t dropped() const;  ///< routes dropped on all ranks together (rank_major: rows)
+  std::int64_t dropped() const;  ///< routes and shared rows dropped on all ranks together (rank_major: rows)
 
-  /// Routes of every rank to every expert, [R, E].
+  /// Routes of every rank to every expert, [R, E]. Shared experts have no routes.
   std::span<const std::int32_t> counts() const;
   /// Tokens that rank s sends to rank d, at [s, d] of [R, R].
   std::span<const std::int32_t> tokens_between() const;

@@ -5,7 +5,8 @@
 //   N  tokens of this rank in this call              R  ranks of the group
 //   T  most tokens of a rank in a call (max_tokens)  E  experts of the layer, on all ranks together
 //   K  experts that a token chooses (top_k)          L  experts of one rank (local experts)
-//   H  columns of a token (hidden)                   G  groups of received rows: L, or R with rank_major
+//   H  columns of a token (hidden)                   S  shared experts, which every rank holds
+//   G  groups of received rows: S + L, or R with rank_major
 //
 // A slot is one of a token's K choices. A route is a slot that holds an expert: (token, slot) -> expert.
 #pragma once
@@ -34,7 +35,7 @@ constexpr std::int64_t bytes_of(IdType type) {
 ///
 /// - `expert_major`: one array of rows, sorted by local expert, then source rank, source token and slot. The
 ///   rows of an expert start at a multiple of `Config::alignment`.
-/// - `expert_padded`: [L, capacity, H], with the same order inside each expert.
+/// - `expert_padded`: [G, capacity, H], with the same order inside each expert.
 /// - `rank_major`: one row for each (source rank, token) that has an expert on this rank, sorted by source
 ///   rank, then token. The caller sums a token's local experts before combine.
 enum class Layout : int { expert_major = 0, expert_padded = 1, rank_major = 2 };
@@ -91,7 +92,8 @@ struct Stream {
   void* handle = nullptr;
 };
 
-inline constexpr int kMaxTopK = 32;  ///< largest K
-inline constexpr int kMaxParts = 4;  ///< most parts of a row, see Format
+inline constexpr int kMaxTopK = 32;           ///< largest K
+inline constexpr int kMaxSharedExperts = 16;  ///< largest S
+inline constexpr int kMaxParts = 4;           ///< most parts of a row, see Format
 
 }  // namespace ferry

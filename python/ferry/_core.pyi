@@ -526,7 +526,7 @@ class DispatchResult:
 
     @property
     def data(self) -> Any:
-        """[capacity, H]; expert_padded [L, capacity, H]: the rows' values."""
+        """[capacity, H]; expert_padded [G, capacity, H]: the rows' values."""
 
     @property
     def scales(self) -> Any:

@@ -17,7 +17,7 @@ struct PendingCall {
 
 // Sizes of what a dispatch of the exchange returns, computed once, because that takes as long as a call.
 struct ReceiveSizes {
-  Shape shape{};  // shape of the rows: [capacity, H]; expert_padded [L, capacity, H]
+  Shape shape{};  // shape of the rows: [capacity, H]; expert_padded [G, capacity, H]
   std::int64_t rows = 0, groups = 0, plan_bytes = 0;
   PlanShape plan_shape{};
   // The arrays, apart from the rows, that an operator returns.

@@ -106,6 +106,11 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
         "dispatch: memory.rows is not supported with expert_padded, column_major scales or dot_rows: pass "
         "memory for the capacity");
   }
+  const std::int64_t shared = config.shared_experts * align_up(call.tokens.count, config.alignment);
+  if (rows < shared && call.plan.empty()) {
+    throw UsageError(str("dispatch: memory.rows = ", rows, " on rank ", rank, ", must be ", shared,
+                         " or more: the first ", shared, " rows are those of the shared experts"));
+  }
 }
 
 }  // namespace
@@ -121,6 +126,10 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   check_tokens(config, rank, "dispatch", call.ids, tokens);
   check_type("tokens", call.tokens.type);
   check_format(call.format, config.hidden, call.tokens.type);
+  if (call.format.is_raw() && config.shared_experts > 0) {
+    throw UsageError(str("dispatch: format ", to_string(call.format), " with shared_experts = ",
+                         config.shared_experts, ": combine cannot add raw rows: pass another format"));
+  }
   check_message_fits(config, call.format);
   check_row_arithmetic(config, rank, call);
   check_receive_buffers(config, rank, call);
@@ -160,6 +169,7 @@ std::string difference(const PlanShape& of_plan, const PlanShape& of_exchange) {
              differ("experts", of_plan.experts, of_exchange.experts),
              differ("top_k", of_plan.top_k, of_exchange.top_k),
              differ("max_tokens", of_plan.max_tokens, of_exchange.max_tokens),
+             differ("shared_experts", of_plan.shared_experts, of_exchange.shared_experts),
              differ("largest capacity", of_plan.capacity, of_exchange.capacity));
 }
 
@@ -211,6 +221,19 @@ void check_both(const char* first_name, const void* first, const char* second_na
                        " gives only ", first != nullptr ? first_name : second_name));
 }
 
+// unreduced on a rank that has a result needs them, because it adds nothing.
+void check_shared_outputs(const Config& config, int rank, const CombineCall& call) {
+  if (call.shared_outputs == nullptr) {
+    if (config.shared_experts == 0 || call.reduction != Reduction::unreduced || call.result.data == nullptr)
+      return;
+    throw UsageError(str("combine: unreduced adds nothing: pass shared_outputs for the ",
+                         config.shared_experts, " shared experts of rank ", rank));
+  }
+  if (config.shared_experts == 0)
+    throw UsageError(str("combine: shared_outputs on rank ", rank, ", but shared_experts is 0: pass null"));
+  check_rows("shared_outputs", rank, call.shared_outputs, 0, config.hidden * bytes_of(call.result.type));
+}
+
 }  // namespace
 
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in) {
@@ -252,9 +275,12 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
     check_rows("result", rank, call.result.data, call.result.stride,
                config.hidden * bytes_of(call.result.type));
   }
+  check_shared_outputs(config, rank, call);
   if (plan_in == PlanIn::device) return;
   if (call.plan.total() == 0 || call.plan.tokens() == 0) return;
   check_both("outputs", call.outputs.data, "result", call.result.data, rank);
+  if (call.shared_outputs != nullptr)
+    check_both("outputs", call.outputs.data, "shared_outputs", call.shared_outputs, rank);
   check_both("row_values", call.row_values, "route_values", call.route_values, rank);
 }
 

@@ -34,6 +34,7 @@ std::string describe(const Config& config) {
   field("top_k", config.top_k);
   field("hidden", config.hidden);
   field("max_tokens", config.max_tokens);
+  field("shared_experts", config.shared_experts);
   field("layout", to_string(config.layout));
   field("alignment", config.alignment);
   field("capacity", config.capacity);

@@ -16,6 +16,25 @@ void check_range(const char* name, std::int64_t value, std::int64_t lowest, std:
   }
 }
 
+void check_shared_experts(const Config& config) {
+  check_range("shared_experts", config.shared_experts, 0, kMaxSharedExperts);
+  if (config.shared_experts == 0) return;
+  if (chosen_memory(config) == MemoryKind::device) {
+    throw UnsupportedError(
+        str("configuration: the backend ", to_string(config.backend),
+            " on device memory has no shared experts yet, and shared_experts = ", config.shared_experts,
+            ": use host memory, or call the shared experts yourself"));
+  }
+  if (config.layout == Layout::rank_major) {
+    throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
+                         ", must be 0 with rank_major, whose rows are tokens: use an expert layout"));
+  }
+  if (config.format.is_raw()) {
+    throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
+                         ", must be 0 with a raw format: combine cannot add raw rows"));
+  }
+}
+
 void check_alignment(const Config& config) {
   if (config.layout == Layout::rank_major && config.alignment != 1) {
     throw UsageError(str("configuration: alignment = ", config.alignment,
@@ -114,6 +133,7 @@ void check_alone(const Config& config) {
   }
   check_format(config.format, config.hidden, accepted_input(config.format));
   check_alignment(config);
+  check_shared_experts(config);
 }
 
 Config complete_config(const Config& given, int ranks) {

@@ -23,7 +23,9 @@ namespace {
 
 std::string describe(const Overflow& overflow, const Config& config) {
   const bool by_expert = config.layout == Layout::expert_padded;
-  const char* unit = config.layout == Layout::rank_major ? "rows" : "routes";
+  const char* unit = config.layout == Layout::rank_major ? "rows"
+                     : config.shared_experts > 0         ? "routes and shared rows"
+                                                         : "routes";
   // The default capacity has room for any routing, unless a token lists an expert twice.
   const std::string remedy =
       config.capacity == 0
@@ -180,6 +182,7 @@ struct Exchange::State {
                      .reduction = options.reduction.value_or(config.reduction),
                      .row_values = options.row_values,
                      .route_values = options.route_values,
+                     .shared_outputs = options.shared_outputs,
                      .sm_limit = options.sm_limit};
     check_or_refuse(Operation::combine, call.lane, stream,
                     [&] { check_combine(config, rank.index(), call, split, plan_in()); });

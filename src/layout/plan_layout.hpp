@@ -15,6 +15,7 @@ struct PlanShape {
   std::int32_t experts = 0;
   std::int32_t top_k = 0;
   std::int32_t max_tokens = 0;
+  std::int32_t shared_experts = 0;
   std::int64_t capacity = 0;  // largest over the ranks: rows of all groups together
 
   friend bool operator==(const PlanShape&, const PlanShape&) = default;
@@ -32,7 +33,7 @@ struct PlanHeader {
   std::int32_t rank;
   std::int32_t tokens;   // N
   std::int64_t total;    // rows here: row_offsets[G]
-  std::int64_t dropped;  // routes (rank_major: rows) dropped on all ranks
+  std::int64_t dropped;  // routes and shared rows (rank_major: rows) dropped on all ranks
   std::uint64_t check;   // header_check() of all the above: a call with a damaged header is refused
 };
 
@@ -46,6 +47,7 @@ FERRY_HD constexpr std::uint64_t header_check(const PlanHeader& header) {
                                   static_cast<std::uint64_t>(header.shape.experts),
                                   static_cast<std::uint64_t>(header.shape.top_k),
                                   static_cast<std::uint64_t>(header.shape.max_tokens),
+                                  static_cast<std::uint64_t>(header.shape.shared_experts),
                                   static_cast<std::uint64_t>(header.shape.capacity),
                                   static_cast<std::uint64_t>(header.rank),
                                   static_cast<std::uint64_t>(header.tokens),
@@ -67,6 +69,7 @@ struct PlanView {
   Source* sources;               // [capacity] of every row here
   std::int32_t* counts;          // [R, E] routes of every rank to every expert
   std::int32_t* tokens_between;  // [R, R] tokens that rank s sends to rank d
+  std::int32_t* rank_tokens;     // [R] N of every rank; nothing without shared experts
   // This rank's tokens.
   std::int32_t* route_expert;  // [T, K] global id, -1 masked
   std::int32_t* route_rank;    // [T, K] destination, -1 masked
@@ -97,6 +100,7 @@ FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {
   view.sources = reinterpret_cast<Source*>(take(shape.capacity * static_cast<std::int64_t>(sizeof(Source))));
   view.counts = ints(ranks * shape.experts);
   view.tokens_between = ints(ranks * ranks);
+  view.rank_tokens = ints(shape.shared_experts > 0 ? ranks : 0);
   view.route_expert = ints(slots);
   view.route_rank = ints(slots);
   view.route_row = ints(slots);

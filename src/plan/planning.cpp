@@ -90,28 +90,32 @@ void RowOffsetTable::record_need(int rank, std::int64_t capacity, std::int64_t n
 
 void RowOffsetTable::compute_expert_rows(const Config& config, const PlanView& plan) {
   first_.resize(static_cast<std::size_t>(config.experts) * static_cast<std::size_t>(ranks_));
+  const auto shared = static_cast<std::size_t>(config.shared_experts);
+  const bool padded = layout_ == Layout::expert_padded;
   for (int rank = 0; rank < ranks_; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
     const std::vector<int>& experts = config.placement.experts_of(rank);
-    std::int64_t fullest = 0;
-    for (std::size_t g = 0; g < experts.size(); ++g) {
-      std::int64_t row = layout_ == Layout::expert_padded ? 0 : offset_[r][g];
-      const std::int64_t begin = row;
-      for (int source = 0; source < ranks_; ++source) {
-        first_[static_cast<std::size_t>(experts[g]) * static_cast<std::size_t>(ranks_) +
-               static_cast<std::size_t>(source)] = row;
-        row += plan.counts[std::int64_t{source} * config.experts + experts[g]];
+    for (std::size_t g = 0; g < shared + experts.size(); ++g) {
+      const std::int64_t begin = padded ? 0 : offset_[r][g];
+      std::int64_t row = begin;
+      if (g < shared) {
+        row += plan.rank_tokens[rank];
+      } else {
+        const int expert = experts[g - shared];
+        for (int source = 0; source < ranks_; ++source) {
+          first_[static_cast<std::size_t>(expert) * static_cast<std::size_t>(ranks_) +
+                 static_cast<std::size_t>(source)] = row;
+          row += plan.counts[std::int64_t{source} * config.experts + expert];
+        }
       }
       count_[r][g] = row - begin;
-      fullest = std::max(fullest, row - begin);
-      offset_[r][g + 1] =
-          layout_ == Layout::expert_padded ? offset_[r][g] + capacity_[r] : align_up(row, config.alignment);
+      offset_[r][g + 1] = padded ? offset_[r][g] + capacity_[r] : align_up(row, config.alignment);
     }
-    const bool padded = layout_ == Layout::expert_padded;
+    const std::int64_t fullest =
+        count_[r].empty() ? 0 : *std::max_element(count_[r].begin(), count_[r].end());
     record_need(rank, capacity_[r], padded ? align_up(fullest, config.alignment) : offset_[r].back());
-    for (std::size_t g = 0; g < experts.size(); ++g) {
+    for (std::size_t g = 0; g < count_[r].size(); ++g)
       overflow_.dropped += count_[r][g] - count(rank, static_cast<int>(g));
-    }
   }
 }
 
@@ -132,10 +136,10 @@ void RowOffsetTable::compute_rank_rows(const Config&, const PlanView& plan) {
   }
 }
 
-std::int32_t RowOffsetTable::row_or_dropped(int rank, int local_expert, std::int64_t row) const {
+std::int32_t RowOffsetTable::row_or_dropped(int rank, int group, std::int64_t row) const {
   const std::int64_t capacity = capacity_[static_cast<std::size_t>(rank)];
   if (row >= capacity) return -1;
-  return static_cast<std::int32_t>(layout_ == Layout::expert_padded ? local_expert * capacity + row : row);
+  return static_cast<std::int32_t>(layout_ == Layout::expert_padded ? group * capacity + row : row);
 }
 
 std::int64_t RowOffsetTable::count(int rank, int group) const {
@@ -172,8 +176,8 @@ void plan_rows(const Config& config, int rank, const RowOffsetTable& offsets, co
       }
       const int expert = plan.route_expert[route];
       const std::int64_t row = next[static_cast<std::size_t>(expert)]++;
-      plan.route_row[route] =
-          offsets.row_or_dropped(destination, config.placement.location(expert).local, row);
+      plan.route_row[route] = offsets.row_or_dropped(
+          destination, config.shared_experts + config.placement.location(expert).local, row);
     }
     if (!rank_major) continue;
     const std::int32_t* destinations = plan.token_ranks + token * plan.header->shape.most_ranks();
@@ -223,7 +227,7 @@ const std::int32_t* RowAssigner::assign(int source, std::int64_t i, int token, i
       rows[slot] = token_row;
       continue;
     }
-    rows[slot] = offsets_.row_or_dropped(rank_, local, next[local]++);
+    rows[slot] = offsets_.row_or_dropped(rank_, config_.shared_experts + local, next[local]++);
     if (rows[slot] >= 0) plan_.sources[rows[slot]] = {source, token, slot};
   }
   return rows;

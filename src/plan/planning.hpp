@@ -17,21 +17,21 @@ namespace ferry {
 void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, const PlanView& plan, BadId& bad);
 
 // Step 2, from the counts of all ranks: where the rows of each (expert, source) begin, or in rank_major those
-// of each (destination, source).
+// of each (destination, source). Rows of shared experts are counted here; SharedRows has their positions.
 class RowOffsetTable {
  public:
-  // Call it when `counts` and `tokens_between` of `plan` are complete.
+  // Call it when `counts`, `tokens_between` and `rank_tokens` of `plan` are complete.
   void compute(const Config& config, const PlanView& plan);
 
   // The first row, at the expert's rank, of the routes from `source`. It may be past the capacity, and in
-  // expert_padded it is relative to the expert: row_or_dropped() makes the final row of it.
+  // expert_padded it is relative to the group: row_or_dropped() makes the final row of it.
   std::int64_t first_row(int expert, int source) const {
     return first_[static_cast<std::size_t>(expert) * static_cast<std::size_t>(ranks_) +
                   static_cast<std::size_t>(source)];
   }
   std::int64_t first_row_from(int destination, int source) const { return first_row(destination, source); }
-  // The final row, or -1 if it is past the capacity.
-  std::int32_t row_or_dropped(int rank, int local_expert, std::int64_t row) const;
+  // The final row of a row of `group`, or -1 if it is past the capacity.
+  std::int32_t row_or_dropped(int rank, int group, std::int64_t row) const;
 
   // A group's rows within the capacity; its first row; the total of rows.
   std::int64_t count(int rank, int group) const;
@@ -50,7 +50,7 @@ class RowOffsetTable {
   Layout layout_ = Layout::expert_major;
   std::vector<std::int64_t> first_;  // [E, R] or, rank_major, [R destinations, R sources]
   std::vector<std::vector<std::int64_t>>
-      count_;  // by rank, by group: routes, those past the capacity included
+      count_;  // by rank, by group: routes or shared rows, those past the capacity included
   std::vector<std::vector<std::int64_t>> offset_;  // by rank, groups + 1: first rows, capacity not applied
   std::vector<std::int64_t> capacity_;             // by rank: rows; expert_padded: rows an expert
   Overflow overflow_;

@@ -21,7 +21,8 @@ PlanShape plan_shape(const Config& config) {
   PlanShape shape{.ranks = config.placement.ranks(),
                   .experts = config.experts,
                   .top_k = config.top_k,
-                  .max_tokens = config.max_tokens};
+                  .max_tokens = config.max_tokens,
+                  .shared_experts = config.shared_experts};
   for (int rank = 0; rank < shape.ranks; ++rank)
     shape.capacity = std::max(shape.capacity, row_capacity(config, rank));
   return shape;
@@ -41,12 +42,18 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
           .combine_rows = config.max_tokens * (partial ? ranks_of_token : std::int64_t{config.top_k})};
 }
 
-std::int64_t total_rows(const Config& config, int rank, std::int64_t messages,
+SharedRows shared_rows(const Config& config, int rank, std::int64_t tokens) {
+  return {.stride = config.layout == Layout::expert_padded ? group_capacity(config, rank)
+                                                           : align_up(tokens, config.alignment),
+          .capacity = row_capacity(config, rank)};
+}
+
+std::int64_t total_rows(const Config& config, int rank, std::int64_t tokens, std::int64_t messages,
                         std::span<const std::int32_t> routes) {
   const std::int64_t capacity = row_capacity(config, rank);
   if (config.layout == Layout::expert_padded) return capacity;
   if (config.layout == Layout::rank_major) return std::min(messages, capacity);
-  std::int64_t rows = 0;
+  std::int64_t rows = config.shared_experts * align_up(tokens, config.alignment);
   for (const std::int32_t of_expert : routes) rows += align_up(of_expert, config.alignment);
   return std::min(rows, capacity);
 }
@@ -66,7 +73,7 @@ std::int64_t row_capacity(const Config& config, int rank) {
   const int local = config.placement.local_experts(rank);
   switch (config.layout) {
     case Layout::expert_padded:
-      return local * group_capacity(config, rank);
+      return (config.shared_experts + local) * group_capacity(config, rank);
     case Layout::rank_major:
       return config.capacity > 0 ? config.capacity
                                  : std::int64_t{config.placement.ranks()} * config.max_tokens;
@@ -76,12 +83,13 @@ std::int64_t row_capacity(const Config& config, int rank) {
   if (config.capacity > 0) return config.capacity;
   // Groups start at multiples of the alignment, so the rows lost by rounding down could never be used.
   const std::int64_t most = most_routes(config, rank) + std::int64_t{local} * (config.alignment - 1);
-  return most / config.alignment * config.alignment;
+  return most / config.alignment * config.alignment +
+         config.shared_experts * align_up(config.max_tokens, config.alignment);
 }
 
 int groups_of(const Config& config, int rank) {
   return config.layout == Layout::rank_major ? config.placement.ranks()
-                                             : config.placement.local_experts(rank);
+                                             : config.shared_experts + config.placement.local_experts(rank);
 }
 
 std::uint64_t row_order_hash(const Config& config) {
@@ -92,7 +100,8 @@ std::uint64_t row_order_hash(const Config& config) {
   for (const std::int64_t value :
        {std::int64_t{config.experts}, std::int64_t{config.top_k}, std::int64_t{config.max_tokens},
         std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
-        std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats}}) {
+        std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats},
+        std::int64_t{config.shared_experts}}) {
     mix(static_cast<std::uint64_t>(value));
   }
   for (const ExpertLocation& location : config.placement.locations()) {

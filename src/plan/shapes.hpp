@@ -10,6 +10,7 @@
 #include "ferry/config.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/plan_layout.hpp"
+#include "plan/shared_rows.hpp"
 
 namespace ferry {
 
@@ -22,17 +23,20 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes);
 std::int64_t row_capacity(const Config& config, int rank);
 // expert_padded: rows that one expert of `rank` has memory for. Other layouts: row_capacity().
 std::int64_t group_capacity(const Config& config, int rank);
-// G: the local experts of `rank`; rank_major: the ranks.
+// G: the shared experts and the local experts of `rank`; rank_major: the ranks.
 int groups_of(const Config& config, int rank);
 
-// Rows of a rank: row_offsets[G] of a dispatch in which the ranks send it `messages` messages, and `routes`
-// [L] routes to its experts.
-std::int64_t total_rows(const Config& config, int rank, std::int64_t messages,
+// The positions of shared rows on `rank` in a dispatch of `tokens` tokens.
+SharedRows shared_rows(const Config& config, int rank, std::int64_t tokens);
+
+// Rows of a rank: row_offsets[G] of a dispatch of `tokens` tokens in which the ranks send it `messages`
+// messages, and `routes` [L] routes to its experts.
+std::int64_t total_rows(const Config& config, int rank, std::int64_t tokens, std::int64_t messages,
                         std::span<const std::int32_t> routes);
 
 // The call summary that a host backend sends to every peer in every call. Its fixed words: three about
-// optional arguments, three about rows. A dispatch appends int32 counts [E] and tokens [R].
-inline constexpr int kCallSummaryWords = 6;
+// optional arguments, three about rows, one about tokens. A dispatch appends int32 counts [E] and tokens [R].
+inline constexpr int kCallSummaryWords = 7;
 std::int64_t call_summary_bytes(const Config& config);
 
 // Hash of everything that decides the row of a route. Two exchanges may use each other's plans if theirs are

@@ -26,16 +26,19 @@ struct Table {
 
 std::vector<Table> tables_of(const PlanShape& shape, std::int64_t rows) {
   const std::int64_t ranks = shape.ranks, tokens = shape.max_tokens, slots = tokens * shape.top_k;
-  return {{"counts", &PlanView::counts, ranks * shape.experts, slots + 1},
-          {"tokens_between", &PlanView::tokens_between, ranks * ranks, tokens + 1},
-          {"route_expert", &PlanView::route_expert, slots, shape.experts},
-          {"route_rank", &PlanView::route_rank, slots, ranks},
-          {"route_row", &PlanView::route_row, slots, rows},
-          {"token_ranks", &PlanView::token_ranks, tokens * shape.most_ranks(), ranks},
-          {"sent_tokens", &PlanView::sent_tokens, ranks * tokens, tokens},
-          {"received_token", &PlanView::received_token, ranks * tokens, tokens},
-          {"received_position", &PlanView::received_position, ranks * tokens, shape.most_ranks()},
-          {"received_rows_of_message", &PlanView::received_rows_of_message, ranks * slots, rows}};
+  std::vector<Table> tables{
+      {"counts", &PlanView::counts, ranks * shape.experts, slots + 1},
+      {"tokens_between", &PlanView::tokens_between, ranks * ranks, tokens + 1},
+      {"route_expert", &PlanView::route_expert, slots, shape.experts},
+      {"route_rank", &PlanView::route_rank, slots, ranks},
+      {"route_row", &PlanView::route_row, slots, rows},
+      {"token_ranks", &PlanView::token_ranks, tokens * shape.most_ranks(), ranks},
+      {"sent_tokens", &PlanView::sent_tokens, ranks * tokens, tokens},
+      {"received_token", &PlanView::received_token, ranks * tokens, tokens},
+      {"received_position", &PlanView::received_position, ranks * tokens, shape.most_ranks()},
+      {"received_rows_of_message", &PlanView::received_rows_of_message, ranks * slots, rows}};
+  if (shape.shared_experts > 0) tables.push_back({"rank_tokens", &PlanView::rank_tokens, ranks, tokens + 1});
+  return tables;
 }
 
 // Runs a call by a damaged plan. Returns whether any rank reports the damage. Collective.
@@ -89,8 +92,9 @@ std::int64_t max_rows(const StepInputs& step) {
   return rows;
 }
 
-// One case for each layout and each way to combine it.
-std::vector<TestCase> cases_of_damage(const TestCase& small) {
+// One case for each layout and each way to combine it; those of expert_major have shared experts on host
+// memory.
+std::vector<TestCase> cases_of_damage(const TestCase& small, const Setup& setup) {
   std::vector<TestCase> cases;
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
@@ -99,6 +103,7 @@ std::vector<TestCase> cases_of_damage(const TestCase& small) {
       c.ranks = 3;
       c.config.experts = 6;
       c.config.layout = layout;
+      if (layout == Layout::expert_major && !setup.on_device()) c.config.shared_experts = 1;
       c.full = true;
       c.reduction = c.config.reduction = reduction;
       c.weights_from = WeightsFrom::none;
@@ -113,7 +118,7 @@ std::vector<TestCase> cases_of_damage(const TestCase& small) {
 }
 
 TEST_P(Contract, DamagedPlansAreReported) {
-  for (const TestCase& c : cases_of_damage(small_case(1))) {
+  for (const TestCase& c : cases_of_damage(small_case(1), GetParam())) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -140,7 +145,7 @@ TEST_P(Contract, DamagedPlansAreReported) {
 
 // A header whose checksum is right and whose numbers are not: a plan's bytes are the caller's.
 TEST_P(Contract, PlanHeadersOutOfRangeAreRefused) {
-  for (const TestCase& c : cases_of_damage(small_case(4))) {
+  for (const TestCase& c : cases_of_damage(small_case(4), GetParam())) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -196,7 +201,7 @@ TEST_P(Contract, WrongPlanEntriesStayWithinMemory) {
       << "two ranks may write sums to the same address, which the thread sanitizer reports as a race";
 #endif
   constexpr int kRounds = 12;
-  for (const TestCase& c : cases_of_damage(small_case(2))) {
+  for (const TestCase& c : cases_of_damage(small_case(2), GetParam())) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {

@@ -47,6 +47,8 @@ CombineRun::CombineRun(SyncExchange& exchange, const TestCase& c, const StepInpu
   if (expert_outputs.topk_weighted) options_.topk_weights = topk_weights_.as<float>();
   row_values_ = GuardedBuffer::of(expert_outputs.ranks[rank_].row_values);
   route_values_ = GuardedBuffer(tokens * c.config.top_k * 4);
+  shared_outputs_ = GuardedBuffer(c.config.shared_experts * tokens * result_row);
+  if (expert_outputs.shared_outputs) options_.shared_outputs = shared_outputs_.data();
   if (!c.row_values) return;
   options_.row_values = row_values_.as<float>();
   options_.route_values = route_values_.as<float>();
@@ -84,6 +86,7 @@ void CombineRun::require_guards() const {
   row_values_.require_guards("row_values");
   result_memory_.require_guards("result");
   route_values_.require_guards("route_values");
+  shared_outputs_.require_guards("shared_outputs");
 }
 
 void CombineRun::compare() const {
@@ -95,6 +98,11 @@ void CombineRun::compare() const {
         row, result_.stride, image.data());
     result_memory_.require_contents(image, static_cast<std::size_t>(bytes_of(expert_outputs_.result)),
                                     "result");
+  }
+  if (options_.shared_outputs != nullptr) {
+    shared_outputs_.require_contents(
+        oracle::returned_shared_rows(case_.config, step_.positions, expert_outputs_, rank_),
+        static_cast<std::size_t>(bytes_of(expert_outputs_.result)), "shared_outputs");
   }
   rows_.require_guards("outputs");
   if (options_.route_values == nullptr) return;

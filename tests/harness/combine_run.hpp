@@ -30,6 +30,7 @@ class CombineRun {
   Result& result() { return result_; }
   Outputs& outputs() { return outputs_; }
   const GuardedBuffer& result_memory() const { return result_memory_; }
+  const GuardedBuffer& shared_outputs() const { return shared_outputs_; }
 
  private:
   SyncExchange& exchange_;
@@ -38,7 +39,7 @@ class CombineRun {
   const oracle::ExpertOutputs& expert_outputs_;
   int rank_;
   Plan plan_;
-  GuardedBuffer rows_, weights_, topk_weights_, row_values_, result_memory_, route_values_;
+  GuardedBuffer rows_, weights_, topk_weights_, row_values_, result_memory_, route_values_, shared_outputs_;
   Outputs outputs_;
   Result result_;
   CombineOptions options_;

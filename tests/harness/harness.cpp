@@ -35,6 +35,7 @@ void Setup::choose_backend(Config& config) const {
   config.hops = hops;
   config.window = window;
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
+  if (on_device()) config.shared_experts = 0;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {

@@ -207,6 +207,7 @@ oracle::ExpertOutputs make_expert_outputs(const TestCase& c, const StepInputs& s
   expert_outputs.reduction = c.reduction;
   expert_outputs.weighted = c.weights_from == WeightsFrom::row_weights;
   expert_outputs.topk_weighted = c.weights_from == WeightsFrom::topk_weights;
+  expert_outputs.shared_outputs = c.shared_outputs && c.config.shared_experts > 0;
   for (int rank = 0; rank < c.ranks; ++rank) {
     oracle::RankOutputs outputs;
     outputs.rows = draw_outputs(c, step, rank);

@@ -89,7 +89,7 @@ void bound_memory(TestCase& c) {
   const std::int64_t row_bytes = 4 * c.config.hidden + 64;
   for (int rank = 0; rank < c.ranks; ++rank) {
     const bool padded = c.config.layout == Layout::expert_padded;
-    const std::int64_t groups = padded ? c.config.placement.local_experts(rank) : 1;
+    const std::int64_t groups = padded ? c.config.shared_experts + c.config.placement.local_experts(rank) : 1;
     const std::int64_t rows = oracle::capacity_of(c.config, c.config.placement, rank) * groups;
     if (rows * row_bytes <= kMaxBytes) continue;
     const std::int64_t fit =
@@ -171,6 +171,10 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
     config.reduction_level =
         random.pick({ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node});
   }
+  if (random.chance(0.3) && config.layout != Layout::rank_major && !config.format.is_raw()) {
+    config.shared_experts = random.pick({1, 1, 2, 5});
+    c.shared_outputs = c.reduction == Reduction::unreduced || random.chance(0.3);
+  }
   bound_memory(c);
   return c;
 }
@@ -195,6 +199,8 @@ std::string describe(const TestCase& c) {
   flag(c.apply_weights, "apply_weights");
   flag(c.dots, "dots");
   flag(c.row_values, "values");
+  if (g.shared_experts > 0) text += str(" S=", g.shared_experts);
+  flag(c.shared_outputs, "shared_outputs");
   flag(c.any_bits, "any_bits");
   flag(c.bad_ids > 0, "bad_ids");
   flag(c.ids == IdType::int64, "int64");

@@ -58,7 +58,8 @@ struct TestCase {
   DType outputs = DType::bf16;
   DType result = DType::bf16;
   WeightsFrom weights_from = WeightsFrom::row_weights;
-  bool row_values = false;  // CombineOptions::row_values is given: one fp32 per row
+  bool row_values = false;      // CombineOptions::row_values is given: one fp32 per row
+  bool shared_outputs = false;  // CombineOptions::shared_outputs is given, if there are shared experts
   std::int64_t output_gap = 0;
   std::int64_t result_gap = 0;
 };

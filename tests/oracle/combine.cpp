@@ -18,9 +18,10 @@ struct CombineView {
 
   std::int64_t hidden() const { return config.hidden; }
 
-  const std::byte* row_of(const RouteTarget& route) const {
-    return inputs.ranks[route.destination].rows.data() + route.row * hidden() * bytes_of(inputs.outputs);
+  const std::byte* row_on(int expert_rank, std::int64_t row) const {
+    return inputs.ranks[expert_rank].rows.data() + row * hidden() * bytes_of(inputs.outputs);
   }
+  const std::byte* row_of(const RouteTarget& route) const { return row_on(route.destination, route.row); }
 
   float weight(std::int64_t token, int slot) const {
     if (inputs.topk_weighted) return inputs.ranks[rank].topk_weights[token * positions.top_k + slot];
@@ -30,8 +31,7 @@ struct CombineView {
 };
 
 // An expert's row, rounded to the combine type.
-std::vector<float> rounded_row(const CombineView& view, const RouteTarget& route) {
-  const std::byte* row = view.row_of(route);
+std::vector<float> rounded_row(const CombineView& view, const std::byte* row) {
   std::vector<float> values(view.hidden());
   for (std::int64_t c = 0; c < view.hidden(); ++c) {
     values[c] =
@@ -41,7 +41,7 @@ std::vector<float> rounded_row(const CombineView& view, const RouteTarget& route
 }
 
 void add_weighted(const CombineView& view, std::int64_t token, int slot, std::vector<float>& sum) {
-  const std::vector<float> row = rounded_row(view, view.positions.route(view.rank, token, slot));
+  const std::vector<float> row = rounded_row(view, view.row_of(view.positions.route(view.rank, token, slot)));
   const float weight = view.weight(token, slot);
   for (std::size_t c = 0; c < sum.size(); ++c) sum[c] = std::fma(weight, row[c], sum[c]);
 }
@@ -63,7 +63,7 @@ std::vector<float> sum_on_rank(const CombineView& view, std::int64_t token, int 
     const RouteTarget& route = view.positions.route(view.rank, token, slot);
     if (route.destination != from || route.row < 0) continue;
     if (view.config.layout == Layout::rank_major)
-      return rounded_row(view, route);  // the caller has already summed over its experts
+      return rounded_row(view, view.row_of(route));  // the caller has already summed over its experts
     sum.resize(view.hidden());
     add_weighted(view, token, slot, sum);
   }
@@ -97,12 +97,29 @@ std::vector<float> partial_sum(const CombineView& view, std::int64_t token) {
   return sum;
 }
 
+// Adds the token's rows of the shared experts.
+void add_shared(const CombineView& view, std::int64_t token, std::vector<float>& sum) {
+  for (const std::vector<std::int64_t>& rows : view.positions.shared_rows[view.rank]) {
+    if (rows[token] < 0) continue;
+    const std::vector<float> row = rounded_row(view, view.row_on(view.rank, rows[token]));
+    for (std::size_t c = 0; c < sum.size(); ++c) sum[c] = std::fma(1.0f, row[c], sum[c]);
+  }
+}
+
+// Rounds an expert's row to the combine type, and converts it to the result's.
+void write_row(const CombineView& view, const std::byte* row, std::byte* out) {
+  std::vector<std::byte> as_combine_type(view.hidden() * bytes_of(view.config.combine_type));
+  convert(view.inputs.outputs, row, view.config.combine_type, as_combine_type.data(), view.hidden());
+  convert(view.config.combine_type, as_combine_type.data(), view.inputs.result, out, view.hidden());
+}
+
 std::vector<std::byte> reduced(const CombineView& view) {
   const std::int64_t tokens = view.positions.tokens(view.rank), size = bytes_of(view.inputs.result);
   std::vector<std::byte> result(tokens * view.hidden() * size);
   for (std::int64_t token = 0; token < tokens; ++token) {
     const bool exact = view.inputs.reduction == Reduction::exact;
-    const std::vector<float> sum = exact ? exact_sum(view, token) : partial_sum(view, token);
+    std::vector<float> sum = exact ? exact_sum(view, token) : partial_sum(view, token);
+    if (!view.inputs.shared_outputs) add_shared(view, token, sum);
     for (std::int64_t c = 0; c < view.hidden(); ++c) {
       store(view.inputs.result, sum[c], result.data() + (token * view.hidden() + c) * size);
     }
@@ -114,15 +131,11 @@ std::vector<std::byte> unreduced(const CombineView& view) {
   const std::int64_t tokens = view.positions.tokens(view.rank), top_k = view.positions.top_k;
   const std::int64_t row_bytes = view.hidden() * bytes_of(view.inputs.result);
   std::vector<std::byte> result(tokens * top_k * row_bytes);  // +0 where masked or dropped
-  std::vector<std::byte> as_combine_type(view.hidden() * bytes_of(view.config.combine_type));
   for (std::int64_t token = 0; token < tokens; ++token) {
     for (int slot = 0; slot < top_k; ++slot) {
       const RouteTarget& route = view.positions.route(view.rank, token, slot);
-      if (route.row < 0) continue;
-      convert(view.inputs.outputs, view.row_of(route), view.config.combine_type, as_combine_type.data(),
-              view.hidden());
-      convert(view.config.combine_type, as_combine_type.data(), view.inputs.result,
-              result.data() + (token * top_k + slot) * row_bytes, view.hidden());
+      if (route.row >= 0)
+        write_row(view, view.row_of(route), result.data() + (token * top_k + slot) * row_bytes);
     }
   }
   return result;
@@ -134,6 +147,21 @@ std::vector<std::byte> combined(const Config& config, const RowPositions& positi
                                 const ExpertOutputs& inputs, const Topology& topology, int rank) {
   const CombineView view{config, positions, inputs, topology, rank};
   return inputs.reduction == Reduction::unreduced ? unreduced(view) : reduced(view);
+}
+
+std::vector<std::byte> returned_shared_rows(const Config& config, const RowPositions& positions,
+                                            const ExpertOutputs& inputs, int rank) {
+  const Topology one_node = Topology::blocks(positions.size(), 1);
+  const CombineView view{config, positions, inputs, one_node, rank};
+  const std::int64_t row_bytes = view.hidden() * bytes_of(inputs.result);
+  std::vector<std::byte> all;
+  for (const std::vector<std::int64_t>& rows : positions.shared_rows[rank]) {
+    for (const std::int64_t row : rows) {
+      all.resize(all.size() + row_bytes);  // +0 if it was dropped
+      if (row >= 0) write_row(view, view.row_on(rank, row), all.data() + all.size() - row_bytes);
+    }
+  }
+  return all;
 }
 
 std::vector<float> returned_row_values(const RowPositions& positions, const ExpertOutputs& inputs, int rank) {
@@ -148,7 +176,7 @@ std::vector<float> values_at_rows(const RowPositions& positions,
                                   const std::vector<std::vector<float>>& values, int rank) {
   std::vector<float> at_rows;
   for (const RowInfo& row : positions.ranks[rank].rows) {
-    const bool kept = row.state == RowState::kept;
+    const bool kept = row.state == RowState::kept && row.source.slot < positions.top_k;
     const std::int64_t index = std::int64_t{row.source.token} * positions.top_k + row.source.slot;
     at_rows.push_back(kept ? values[row.source.rank][index] : 0.0f);
   }

@@ -24,8 +24,9 @@ struct ExpertOutputs {
   DType outputs = DType::bf16;  // type of the experts' rows
   DType result = DType::bf16;   // type of the result
   Reduction reduction = Reduction::partial;
-  bool weighted = false;       // the call has row_weights
-  bool topk_weighted = false;  // the call has topk_weights
+  bool weighted = false;        // the call has row_weights
+  bool topk_weighted = false;   // the call has topk_weights
+  bool shared_outputs = false;  // the call has shared_outputs
   std::vector<RankOutputs> ranks;
 };
 
@@ -34,11 +35,16 @@ struct ExpertOutputs {
 std::vector<std::byte> combined(const Config& config, const RowPositions& positions,
                                 const ExpertOutputs& inputs, const Topology& topology, int rank);
 
+// combine's shared_outputs on `rank`: the rows of the shared experts, [shared experts, tokens, hidden],
+// dense.
+std::vector<std::byte> returned_shared_rows(const Config& config, const RowPositions& positions,
+                                            const ExpertOutputs& inputs, int rank);
+
 // combine's route_values on `rank`: the value of each route's row, [tokens, top_k]; 0 if masked or dropped.
 std::vector<float> returned_row_values(const RowPositions& positions, const ExpertOutputs& inputs, int rank);
 
 // Exchange::route_values on `rank`: the value of each row's route, [total]. `values` [ranks][tokens, top_k].
-// Padding rows get 0; rows that are never written are undefined.
+// Padding rows and rows of shared experts get 0; rows that are never written are undefined.
 std::vector<float> values_at_rows(const RowPositions& positions,
                                   const std::vector<std::vector<float>>& values, int rank);
 

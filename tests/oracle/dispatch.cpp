@@ -26,6 +26,8 @@ void append_slots(const GlobalInputs& inputs, const RowPositions& positions, int
 }
 
 const float* weight_of(const GlobalInputs& inputs, const RowPositions& positions, const Source& source) {
+  static constexpr float kOne = 1.0f;
+  if (source.slot >= positions.top_k) return &kOne;  // of a shared expert
   return &inputs.ranks[source.rank].weights[std::int64_t{source.token} * positions.top_k + source.slot];
 }
 
@@ -109,6 +111,7 @@ std::vector<float> row_dots(const GlobalInputs& inputs, const RowPositions& posi
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r].state != RowState::kept) continue;
     const Source& source = rows[r].source;
+    if (source.slot >= positions.top_k) continue;  // of a shared expert
     const std::byte* x =
         inputs.ranks[source.rank].parts[0].data() + source.token * hidden * bytes_of(inputs.type);
     dots[r] = dot(loaded(inputs.type, x, hidden),

@@ -29,8 +29,8 @@ std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPosi
 void write_part(const GlobalInputs& inputs, const RowPositions& positions, int rank, int part,
                 std::byte* memory);
 
-// dots[row] = dot(x, v[row]); padding rows get 0. x is the row's token before apply_weights; v [total,
-// hidden] is dense, of type `type`.
+// dots[row] = dot(x, v[row]); padding rows and rows of shared experts get 0. x is the row's token before
+// apply_weights; v [total, hidden] is dense, of type `type`.
 std::vector<float> row_dots(const GlobalInputs& inputs, const RowPositions& positions, int rank,
                             const std::byte* v, DType type);
 

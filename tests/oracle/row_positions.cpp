@@ -6,13 +6,14 @@
 namespace ferry::oracle {
 namespace {
 
-// The sort key of one row: a route; in rank_major a (token, destination).
+// The sort key of one row: a route, or a token in the group of a shared expert; in rank_major a (token,
+// destination).
 struct RowKey {
   int destination;
-  int group;  // local expert; rank_major: source rank
+  int group;  // shared expert, or S + local expert; rank_major: source rank
   int source;
   std::int32_t token;
-  int slot;  // rank_major: -1
+  int slot;  // shared expert s: K + s; rank_major: -1
 
   auto order() const { return std::tie(destination, group, source, token, slot); }
   bool operator<(const RowKey& other) const { return order() < other.order(); }
@@ -44,7 +45,8 @@ void read_ids(const GlobalInputs& inputs, const Placement& placement, int rank, 
   }
 }
 
-std::vector<RowKey> sorted_row_keys(const RowPositions& positions, Layout layout) {
+std::vector<RowKey> sorted_row_keys(const RowPositions& positions, const Config& config) {
+  const Layout layout = config.layout;
   std::vector<RowKey> all;
   for (int source = 0; source < positions.size(); ++source) {
     for (std::int32_t token = 0; token < positions.tokens(source); ++token) {
@@ -54,9 +56,11 @@ std::vector<RowKey> sorted_row_keys(const RowPositions& positions, Layout layout
         if (layout == Layout::rank_major) {
           all.push_back({route.destination, source, source, token, -1});
         } else {
-          all.push_back({route.destination, route.local, source, token, slot});
+          all.push_back({route.destination, config.shared_experts + route.local, source, token, slot});
         }
       }
+      for (int shared = 0; shared < config.shared_experts; ++shared)
+        all.push_back({source, shared, source, token, positions.top_k + shared});
     }
   }
   std::sort(all.begin(), all.end());
@@ -65,6 +69,8 @@ std::vector<RowKey> sorted_row_keys(const RowPositions& positions, Layout layout
 }
 
 void set_row(RowPositions& positions, const RowKey& key, std::int64_t row) {
+  if (key.slot >= positions.top_k)
+    positions.shared_rows[key.source][key.slot - positions.top_k][key.token] = row;
   for (int slot = 0; slot < positions.top_k; ++slot) {
     RouteTarget& route = positions.routes[key.source][std::int64_t{key.token} * positions.top_k + slot];
     if (key.slot == slot || (key.slot < 0 && route.destination == key.destination)) route.row = row;
@@ -135,9 +141,10 @@ std::int64_t capacity_of(const Config& config, const Placement& placement, int r
   const std::int64_t slots = config.top_k, experts = placement.local_experts(rank), align = config.alignment;
   if (config.layout == Layout::rank_major) return tokens;
   if (config.layout == Layout::expert_padded) return round_up(tokens * (config.repeats ? slots : 1), align);
+  const std::int64_t shared = config.shared_experts * round_up(config.max_tokens, align);
   const std::int64_t most = config.repeats && experts > 0 ? slots : std::min(slots, experts);
   const std::int64_t rows = tokens * most;
-  return (rows + experts * (align - 1)) / align * align;
+  return (rows + experts * (align - 1)) / align * align + shared;
 }
 
 RowPositions find_row_positions(const GlobalInputs& inputs) {
@@ -148,21 +155,28 @@ RowPositions find_row_positions(const GlobalInputs& inputs) {
   positions.top_k = config.top_k;
   positions.ranks.resize(ranks);
   positions.routes.resize(ranks);
+  positions.shared_rows.resize(ranks);
   positions.bad_ids.resize(ranks);
   positions.counts.resize(std::size_t(ranks) * config.experts);
   positions.tokens_between.resize(std::size_t(ranks) * ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     positions.routes[rank].resize(inputs.ranks[rank].tokens * config.top_k);
     read_ids(inputs, placement, rank, positions);
+    positions.shared_rows[rank].resize(config.shared_experts,
+                                       std::vector<std::int64_t>(inputs.ranks[rank].tokens, -1));
   }
 
-  const std::vector<RowKey> keys = sorted_row_keys(positions, config.layout);
+  const std::vector<RowKey> keys = sorted_row_keys(positions, config);
   for (int rank = 0; rank < ranks; ++rank) {
     const bool by_source = config.layout == Layout::rank_major;
-    const int groups = by_source ? ranks : placement.local_experts(rank);
+    const int shared = config.shared_experts;
+    const int groups = by_source ? ranks : shared + placement.local_experts(rank);
     positions.ranks[rank].capacity = capacity_of(config, placement, rank);
     for (int g = 0; g < groups; ++g) {
-      positions.ranks[rank].group_expert.push_back(by_source ? -1 : placement.experts_of(rank)[g]);
+      const int expert = by_source    ? -1
+                         : g < shared ? config.experts + g
+                                      : placement.experts_of(rank)[g - shared];
+      positions.ranks[rank].group_expert.push_back(expert);
     }
     assign_rank(config, keys, rank, groups, positions);
   }

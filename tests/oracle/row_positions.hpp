@@ -32,7 +32,7 @@ struct RankRows {
   std::vector<std::int32_t> counts, row_offsets, group_expert;
   std::vector<RowInfo> rows;  // [total]
   std::int64_t needed = 0;    // the capacity that would hold all rows
-  std::int64_t dropped = 0;   // routes; rank_major: rows
+  std::int64_t dropped = 0;   // routes and shared rows; rank_major: rows
 };
 
 // Where a route goes.
@@ -46,10 +46,12 @@ struct RowPositions {
   int top_k = 0;
   std::vector<RankRows> ranks;
   std::vector<std::vector<RouteTarget>> routes;  // [source rank][tokens, top_k]
-  std::vector<std::int32_t> counts;              // [ranks, experts], drops included
-  std::vector<std::int32_t> tokens_between;      // [ranks, ranks], drops included
-  std::vector<BadId> bad_ids;                    // [ranks]; count 0: none
-  Overflow overflow;                             // rank -1: none
+  // [rank][shared expert][tokens] the row on the token's own rank; -1: dropped
+  std::vector<std::vector<std::vector<std::int64_t>>> shared_rows;
+  std::vector<std::int32_t> counts;          // [ranks, experts], drops included
+  std::vector<std::int32_t> tokens_between;  // [ranks, ranks], drops included
+  std::vector<BadId> bad_ids;                // [ranks]; count 0: none
+  Overflow overflow;                         // rank -1: none
 
   int size() const { return static_cast<int>(ranks.size()); }
   std::int64_t tokens(int rank) const { return static_cast<std::int64_t>(routes[rank].size()) / top_k; }

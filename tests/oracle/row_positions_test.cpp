@@ -109,6 +109,28 @@ TEST(OracleRowPositions, ExpertPaddedGivesEveryExpertItsOwnSegment) {
   EXPECT_EQ(tight.overflow.dropped, 1);
 }
 
+TEST(OracleRowPositions, SharedExpertsComeFirst) {
+  GlobalInputs inputs = tiny(Layout::expert_major, 2);
+  inputs.config.shared_experts = 2;
+  const RowPositions positions = find_row_positions(inputs);
+  EXPECT_EQ(positions.ranks[0].capacity, 22);  // 2*3*2 + 2*1, and 2*4 for the shared rows
+  EXPECT_EQ(positions.ranks[0].counts, (Ints{2, 2, 3, 2}));
+  EXPECT_EQ(positions.ranks[0].row_offsets, (Ints{0, 2, 4, 8, 10}));
+  EXPECT_EQ(positions.ranks[0].group_expert, (Ints{3, 4, 0, 1}));
+  EXPECT_EQ(positions.ranks[1].counts, (Ints{3, 3, 2}));
+  EXPECT_EQ(positions.ranks[1].row_offsets, (Ints{0, 4, 8, 10}));
+  EXPECT_EQ(positions.route(1, 0, 0).row, 5);
+  EXPECT_EQ(positions.route(0, 0, 0).row, 8);  // on rank 1, which has three tokens
+  EXPECT_EQ(positions.counts, (Ints{1, 1, 1, 2, 1, 1}));
+  const std::vector<std::vector<std::int64_t>> shared{{0, 1, 2}, {4, 5, 6}};
+  EXPECT_EQ(positions.shared_rows[1], shared);
+  const RowMetadata metadata = row_metadata(inputs, positions, 1);
+  const std::vector<Source> source{{1, 0, 2}, {1, 1, 2}, {1, 2, 2}, kPadding,  {1, 0, 3},
+                                   {1, 1, 3}, {1, 2, 3}, kPadding,  {0, 0, 0}, {1, 1, 0}};
+  EXPECT_EQ(metadata.source, source);
+  EXPECT_EQ(metadata.weight, (std::vector<float>{1, 1, 1, 0, 1, 1, 1, 0, 1.0f, 8.0f}));
+}
+
 TEST(OracleRowPositions, RankMajorHasOneRowForEachTokenOfARank) {
   const GlobalInputs inputs = tiny(Layout::rank_major, 1);
   const RowPositions positions = find_row_positions(inputs);
@@ -190,6 +212,23 @@ TEST(OracleCombine, PartialRoundsEachRanksSumAndExactDoesNot) {
   combine_inputs.reduction = Reduction::unreduced;
   EXPECT_EQ(first_column(combined(inputs.config, positions, combine_inputs, kOneNode, 1)),
             (std::vector<float>{1, 1.0f / 256, 7, 5, 0, 0}));
+}
+
+TEST(OracleCombine, SharedRowsAreAddedLast) {
+  GlobalInputs inputs = tiny(Layout::expert_major, 1);
+  inputs.config.shared_experts = 1;
+  const RowPositions positions = find_row_positions(inputs);
+  // Rank 1: its three shared rows, then (0,0,0) (1,1,0). Token 0 has its two routes on rank 0.
+  ExpertOutputs outputs =
+      inputs_of({{0, 0, 0.5f, 1.0f, 1.0f / 256, 3, 5}, {1.0f / 256, 16, 32, 1, 7}}, Reduction::partial);
+  // Token 0: 1 + 1/256 is rounded to 1 on rank 0; the shared row is added to it in fp32.
+  EXPECT_EQ(first_column(combined(inputs.config, positions, outputs, kOneNode, 1)),
+            (std::vector<float>{257.0f / 256, 28, 32}));
+  outputs.shared_outputs = true;
+  EXPECT_EQ(first_column(combined(inputs.config, positions, outputs, kOneNode, 1)),
+            (std::vector<float>{1, 12, 0}));
+  EXPECT_EQ(first_column(returned_shared_rows(inputs.config, positions, outputs, 1)),
+            (std::vector<float>{1.0f / 256, 16, 32}));
 }
 
 TEST(OracleCombine, NodesRoundTheSumsOfTheirRanks) {

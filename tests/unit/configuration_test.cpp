@@ -141,6 +141,38 @@ TEST(Configuration, SizesThatOverflowAreRefused) {
   EXPECT_NE(refusal(config).find("at most 2147483647 can be numbered"), std::string::npos);
 }
 
+TEST(Configuration, SharedExpertsNeedAnExpertLayoutAndRowsThatCanBeAdded) {
+  const auto refused = [](auto change) {
+    Config config = valid_config();
+    config.shared_experts = 2;
+    change(config);
+    return refusal(config);
+  };
+  EXPECT_NE(refused([](Config& c) { c.shared_experts = kMaxSharedExperts + 1; }).find("shared_experts = 17"),
+            std::string::npos);
+  EXPECT_NE(refused([](Config& c) { c.layout = Layout::rank_major; }).find("must be 0 with rank_major"),
+            std::string::npos);
+  EXPECT_NE(refused([](Config& c) { c.format = Format::raw({16}); }).find("must be 0 with a raw format"),
+            std::string::npos);
+  EXPECT_EQ(refused([](Config&) {}), "");
+}
+
+TEST(Configuration, DeviceMemoryHasNoSharedExpertsYet) {
+  for (const BackendKind backend : {BackendKind::cuda, BackendKind::collective}) {
+    Config config = valid_config();
+    config.shared_experts = 1;
+    config.backend = backend;
+    config.memory = MemoryKind::device;
+    try {
+      size_of(config, kRanks);
+      ADD_FAILURE() << to_string(backend) << " was not refused";
+    } catch (const UnsupportedError& error) {
+      EXPECT_NE(std::string(error.what()).find(str("the backend ", to_string(backend))), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 TEST(Configuration, UnknownEnumeratorsAreRefused) {
   const auto changed = [](auto Config::* field, int number) {
     Config config = valid_config();
@@ -185,6 +217,9 @@ TEST(Configuration, RowOrderHashCoversWhatDecidesRowPositions) {
   other.combine_type = DType::fp32;
   EXPECT_EQ(row_order_hash(config), row_order_hash(other));
   other.alignment = 2;
+  EXPECT_NE(row_order_hash(config), row_order_hash(other));
+  other = config;
+  other.shared_experts = 1;
   EXPECT_NE(row_order_hash(config), row_order_hash(other));
   other = config;
   other.placement =

@@ -49,7 +49,7 @@ typedef struct ferry_rows {
 } ferry_rows;
 
 /// Caller's memory for the arrays of a ferry_dispatch_result. Each NULL selects the lane's own memory, which
-/// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: L * capacity).
+/// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 typedef struct ferry_receive_buffers {
   void* parts[FERRY_MAX_PARTS];  ///< part p of `capacity` rows, aligned to 16 bytes
   float* weight;                 ///< [capacity]; rank_major: [capacity, K]

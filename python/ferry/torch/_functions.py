@@ -44,7 +44,7 @@ class DispatchResult(NamedTuple):
     """The received rows, in tensors of their own: capacity for C rows in G groups. Rows past the last one are zero."""
 
     data: torch.Tensor
-    """[C, H]; expert_padded [L, capacity, H]."""
+    """[C, H]; expert_padded [G, capacity, H]."""
     weight: torch.Tensor
     """float32 [C]: each row's router weight; 0 without weights."""
     counts: torch.Tensor

@@ -16,6 +16,7 @@
 #include "backends/cpu/combine_relay.hpp"
 #include "backends/cpu/lane.hpp"
 #include "layout/message.hpp"
+#include "plan/shapes.hpp"
 
 namespace ferry::cpu {
 
@@ -55,6 +56,13 @@ class Combine {
   int rows_to_prefetch(const std::int32_t* rows, const void** outputs) const;
   void sum_on_rank(void* out, const std::int32_t* rows, std::int64_t entry, Store store,
                    const std::int32_t* next_rows);
+
+  // combine_shared.cpp: on the token's own rank
+  const void* shared_output(int expert, std::int64_t token);
+  std::byte* kept_shared_row(int expert, std::int64_t token) const;
+  void save_shared_rows();
+  void copy_shared_row(int expert, std::int64_t token, const void* row);
+  int add_shared_rows(std::int64_t token, const void** rows, int count);
 
   // combine_receive.cpp: on the token's source rank
   void read_summaries();
@@ -98,12 +106,16 @@ class Combine {
   Lane& lane_;
   const CpuContext& context_;
 
+  // The rows of one sum: a token's routed rows, then its shared ones.
+  static constexpr int kMaxRows = kMaxTopK + kMaxSharedExperts;
+
   // The current call.
   CombineCall call_;
   bool split_ = false;
   PlanView plan_{};
   PlanHeader header_{};  // as it was checked: the caller may change its plan between the phases
   CombineRowLayout layout_{};
+  SharedRows shared_{};
   bool partial_ = true;
   bool carries_rows_ = true;  // false: the call carries row values only
   std::int64_t staged_rows_per_token_ = 0;
@@ -119,7 +131,7 @@ class Combine {
   ChunkSchedule chunks_;
   std::vector<std::int64_t> next_;  // [R] index of the next message to each source rank
   OptionalArgument rows_, values_, weights_;
-  std::vector<std::byte> scratch_;  // K rows of the combine type
+  std::vector<std::byte> scratch_;  // K + S rows of the combine type
 };
 
 }  // namespace ferry::cpu

@@ -209,15 +209,18 @@ void Combine::add_partial_sums(std::int64_t token, std::int64_t end) {
   // ranks.
   if (context_.config.reduction_level == ReductionLevel::node)
     add_within_nodes(context_, sums, scratch_.data() + layout_.bytes, layout_.bytes);
+  const void* rows[kMaxRows];
+  std::copy_n(sums.rows, sums.count, rows);
+  const int count = add_shared_rows(token, rows, sums.count);
   const void* next[kMaxTopK];
   const int next_count = token + 1 < end ? local_rows_to_prefetch(token + 1, next) : 0;
   context_.kernels.weighted_sum({.out = result_row(token),
                                  .out_type = call_.result.type,
-                                 .rows = sums.rows,
+                                 .rows = rows,
                                  .row_type = context_.config.combine_type,
                                  .combine_type = context_.config.combine_type,
                                  .weights = nullptr,
-                                 .count = sums.count,
+                                 .count = count,
                                  .columns = context_.config.hidden,
                                  .store = row_store_,
                                  .next = next,
@@ -250,8 +253,8 @@ float Combine::weight_of_route(std::int64_t route) const {
 
 void Combine::add_rows(std::int64_t token) {
   const int top_k = context_.config.top_k;
-  const void* rows[kMaxTopK];
-  float weights[kMaxTopK];
+  const void* rows[kMaxRows];
+  float weights[kMaxRows];
   int count = 0;
   for (int slot = 0; slot < top_k; ++slot) {
     const std::int64_t route = token * top_k + slot;
@@ -260,6 +263,9 @@ void Combine::add_rows(std::int64_t token) {
     rows[count] = row;
     weights[count++] = weight_of_route(route);
   }
+  const int routed = count;
+  count = add_shared_rows(token, rows, count);
+  std::fill(weights + routed, weights + count, 1.0f);
   context_.kernels.weighted_sum({.out = result_row(token),
                                  .out_type = call_.result.type,
                                  .rows = rows,

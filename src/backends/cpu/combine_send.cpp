@@ -19,7 +19,9 @@ void Combine::send(const CombineCall& call, bool split) {
   plan_ = view_plan(call.plan.storage(), context_.plan_shape);
   header_ = *plan_.header;
   plan_.header = &header_;
-  scratch_.resize(static_cast<std::size_t>(context_.config.top_k * layout_.bytes));
+  shared_ = shared_rows(context_.config, context_.me(), plan_.header->tokens);
+  scratch_.resize(
+      static_cast<std::size_t>((context_.config.top_k + context_.config.shared_experts) * layout_.bytes));
   carries_rows_ = call.outputs.data != nullptr || plan_.header->total == 0;
 
   CallOptions options = options_of(call);
@@ -38,6 +40,7 @@ void Combine::send(const CombineCall& call, bool split) {
   stage_chunk(0, chunks_.first_end());
   fault_point(FaultPoint::combine_rows_sent, context_.me());
   lane_.link->post(split);
+  save_shared_rows();
   fault_point(FaultPoint::combine_posted, context_.me());
 }
 

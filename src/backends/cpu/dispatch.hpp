@@ -55,11 +55,15 @@ class Dispatch {
   TokenData caller_token(std::int64_t token);
 
   // dispatch_result.cpp
+  void prepare_parts();
   void prepare_result();
+  void write_shared_rows();
   void write_groups();
+  void write_shared_metadata(std::int64_t begin, std::int64_t end);
   void write_expert_rows(const TokenData& token, const std::int32_t* rows);
   void write_rank_major_row(const TokenData& token, const std::int32_t* rows);
   void write_parts(const TokenData& token, const std::int32_t* rows, int count);
+  void write_weighted(const TokenData& token, std::int32_t row, float weight) const;
   void write_computed(const TokenData& token, std::int32_t row, float weight);
   void write_padding(std::int64_t begin, std::int64_t end);
 
@@ -82,7 +86,7 @@ class Dispatch {
   RowOffsetTable row_offsets_;
   DispatchResult result_;
   std::int64_t stored_rows_ = 0;            // rows from here on are not stored: ReceiveBuffers::rows
-  std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced by 0
+  std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced
   std::vector<std::byte> scratch_;          // one message
   std::vector<std::int64_t> bytes_to_;      // [R] of messages
 

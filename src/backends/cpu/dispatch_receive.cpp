@@ -42,6 +42,7 @@ void Dispatch::read_summary(int peer) {
   chunks_.add_rank(peer, summary.split != 0, summary.max_rows);
   if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks();
+  if (context_.config.shared_experts > 0) plan_.rank_tokens[peer] = summary.tokens;
   const auto* counts = reinterpret_cast<const std::int32_t*>(in + sizeof(SummaryHead));
   std::memcpy(plan_.counts + std::int64_t{peer} * experts, counts, 4 * static_cast<std::size_t>(experts));
   std::memcpy(plan_.tokens_between + std::int64_t{peer} * ranks, counts + experts,
@@ -69,7 +70,7 @@ void Dispatch::finish_plan() {
 void Dispatch::copy_valid_counts() {
   const std::int64_t max_count = std::int64_t{context_.config.max_tokens} * context_.config.top_k;
   const std::int64_t ranks = context_.ranks(), counts = ranks * context_.config.experts;
-  valid_counts_.resize(static_cast<std::size_t>(counts + ranks * ranks));
+  valid_counts_.resize(static_cast<std::size_t>(counts + ranks * ranks + ranks));
   std::int32_t* tokens = valid_counts_.data() + counts;
   for (std::int64_t i = 0; i < counts; ++i) {
     valid_counts_[static_cast<std::size_t>(i)] =
@@ -80,8 +81,16 @@ void Dispatch::copy_valid_counts() {
       tokens[source * ranks + destination] = lane_.message_count(plan_, source, destination);
     }
   }
+  // The rows of this rank's shared experts have already been written for the header's number of tokens.
+  std::int32_t* const rank_tokens = tokens + ranks * ranks;
+  for (int rank = 0; rank < ranks && context_.config.shared_experts > 0; ++rank) {
+    const std::int64_t most = rank == context_.me() ? header_.tokens : context_.config.max_tokens;
+    const bool valid = lane_.valid_entry(plan_.rank_tokens[rank], most + 1, rank);
+    rank_tokens[rank] = valid ? plan_.rank_tokens[rank] : 0;
+  }
   plan_.counts = valid_counts_.data();
   plan_.tokens_between = tokens;
+  plan_.rank_tokens = rank_tokens;
 }
 
 void Dispatch::receive_chunks() {

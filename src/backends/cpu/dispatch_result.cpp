@@ -5,10 +5,9 @@
 
 namespace ferry::cpu {
 
-void Dispatch::prepare_result() {
+void Dispatch::prepare_parts() {
   const Config& config = context_.config;
   const int me = context_.me();
-  const bool rank_major = config.layout == Layout::rank_major;
   const std::int64_t rows = row_capacity(config, me);
   const ReceiveBuffers& buffers = call_.memory;
   result_ = {};
@@ -23,6 +22,14 @@ void Dispatch::prepare_result() {
         .leading_dimension = leading_dimension(parts_.part[p], rows)};
   }
   result_.data = result_.parts[0].data;
+  stored_rows_ = by_plan_ || buffers.rows == 0 ? rows : buffers.rows;
+}
+
+void Dispatch::prepare_result() {
+  const Config& config = context_.config;
+  const int me = context_.me();
+  const bool rank_major = config.layout == Layout::rank_major;
+  const ReceiveBuffers& buffers = call_.memory;
   result_.groups = groups_of(config, me);
   result_.capacity = group_capacity(config, me);
   result_.counts =
@@ -46,8 +53,40 @@ void Dispatch::prepare_result() {
   result_.host = &lane_.totals;
   result_.call = lane_.link->call();
   result_.plan = by_plan_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));
-  stored_rows_ = by_plan_ || buffers.rows == 0 ? rows : buffers.rows;
   row_store_ = store_for(std::int64_t{plan_.header->total} * parts_.part[0].row_bytes);
+}
+
+// The rows of shared experts are this rank's tokens. Their positions follow from N, so they are written while
+// the messages are on their way, in the send phase.
+void Dispatch::write_shared_rows() {
+  const Config& config = context_.config;
+  const std::int64_t tokens = plan_.header->tokens;
+  const SharedRows shared = shared_rows(config, context_.me(), tokens);
+  row_store_ = store_for(config.shared_experts * tokens * parts_.part[0].row_bytes);
+  // A plan's rows may be fewer than the capacity: the caller has memory for those.
+  const std::int64_t end = by_plan_ ? header_.total : shared.capacity;
+  for (std::int32_t token = 0; token < tokens && config.shared_experts > 0; ++token) {
+    std::int32_t rows[kMaxSharedExperts];
+    int count = 0;
+    for (std::int32_t expert = 0; expert < config.shared_experts; ++expert) {
+      const std::int64_t row = shared.row(expert, token);
+      if (row < 0 || row >= end) continue;
+      rows[count++] = static_cast<std::int32_t>(row);
+      if (!by_plan_) plan_.sources[row] = {context_.me(), token, config.top_k + expert};
+    }
+    const TokenData data = caller_token(token);
+    if (!call_.apply_weights) write_parts(data, rows, count);
+    for (int i = 0; i < count && call_.apply_weights; ++i) write_weighted(data, rows[i], 1.0f);
+  }
+}
+
+// The weight of a shared row is 1, and its dot product 0.
+void Dispatch::write_shared_metadata(std::int64_t begin, std::int64_t end) {
+  end = std::min(end, plan_.header->total);
+  for (std::int64_t row = begin; row < end; ++row) {
+    if (result_.weight != nullptr) const_cast<float*>(result_.weight)[row] = 1;
+    if (result_.dots != nullptr) const_cast<float*>(result_.dots)[row] = 0;
+  }
 }
 
 // expert_major, expert_padded: writes the token to its row in the segment of each local expert. `rows` [K].
@@ -98,7 +137,7 @@ void Dispatch::write_parts(const TokenData& token, const std::int32_t* rows, int
         store_part_row(part, out.data, rows[i], out.leading_dimension, token.parts[p]);
       continue;
     }
-    void* outs[kMaxTopK];
+    void* outs[std::max(kMaxTopK, kMaxSharedExperts)];
     for (int i = 0; i < count; ++i) {
       outs[i] = static_cast<std::byte*>(out.data) + element_offset(part, rows[i], 0, out.leading_dimension);
     }
@@ -106,14 +145,17 @@ void Dispatch::write_parts(const TokenData& token, const std::int32_t* rows, int
   }
 }
 
+void Dispatch::write_weighted(const TokenData& token, std::int32_t row, float weight) const {
+  context_.kernels.apply_weight(static_cast<std::byte*>(result_.data) + row * parts_.part[0].row_bytes,
+                                token.parts[0], call_.tokens.type, weight, context_.config.hidden,
+                                row_store_);
+}
+
 // Backward of combine: writes the row times its weight, and its dot product with the row's expert output.
 void Dispatch::write_computed(const TokenData& token, std::int32_t row, float weight) {
   const DType type = call_.tokens.type;
   const std::int64_t hidden = context_.config.hidden;
-  if (call_.apply_weights) {
-    context_.kernels.apply_weight(static_cast<std::byte*>(result_.data) + row * parts_.part[0].row_bytes,
-                                  token.parts[0], type, weight, hidden, row_store_);
-  }
+  if (call_.apply_weights) write_weighted(token, row, weight);
   if (call_.dot_rows != nullptr) {
     const DType dot_type = context_.config.combine_type;
     const auto* output = static_cast<const std::byte*>(call_.dot_rows) + row * hidden * bytes_of(dot_type);
@@ -128,14 +170,19 @@ void Dispatch::write_groups() {
   auto* counts = const_cast<std::int32_t*>(result_.counts);
   auto* offsets = const_cast<std::int32_t*>(result_.row_offsets);
   auto* experts = lane_.array<std::int32_t>(lane_.arrays.group_expert);
+  const int shared = config.shared_experts;
   const bool padded = config.layout == Layout::expert_padded;
   for (int group = 0; group < result_.groups; ++group) {
     counts[group] = static_cast<std::int32_t>(row_offsets_.count(me, group));
     if (call_.memory.count_sums != nullptr) call_.memory.count_sums[group] += counts[group];
     offsets[group] = static_cast<std::int32_t>(row_offsets_.offset(me, group));
-    experts[group] = config.layout == Layout::rank_major
-                         ? -1
-                         : config.placement.experts_of(me)[static_cast<std::size_t>(group)];
+    if (config.layout == Layout::rank_major) {
+      experts[group] = -1;
+    } else {
+      experts[group] = group < shared
+                           ? config.experts + group
+                           : config.placement.experts_of(me)[static_cast<std::size_t>(group - shared)];
+    }
   }
   offsets[result_.groups] = static_cast<std::int32_t>(row_offsets_.total(me));
   for (int group = 0; group < result_.groups; ++group) {
@@ -148,6 +195,7 @@ void Dispatch::write_groups() {
       std::fill(call_.memory.group_of_row + std::min(begin, stored_rows_),
                 call_.memory.group_of_row + std::min(filled, stored_rows_), group);
     }
+    if (group < shared) write_shared_metadata(begin, filled);
     write_padding(filled, end);
   }
 }

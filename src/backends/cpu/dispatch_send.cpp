@@ -1,5 +1,5 @@
 // The send phase of dispatch: plans from this rank's ids, writes a message for each (token, rank) into the
-// receiver's staging, and posts the call.
+// receiver's staging, posts the call, and writes the rows of shared experts.
 #include <algorithm>
 #include <cstring>
 
@@ -35,6 +35,8 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   stage_chunk(0, chunks_.first_end());
   fault_point(FaultPoint::dispatch_rows_sent, context_.me());
   lane_.link->post(split);
+  prepare_parts();
+  write_shared_rows();
   fault_point(FaultPoint::dispatch_posted, context_.me());
 }
 
@@ -76,7 +78,8 @@ void Dispatch::write_summary(int peer, std::int64_t max_messages) const {
       .arguments = {given(call_.weights, call_.tokens.count > 0), Given::no, Given::no},
       .split = split_,
       .max_rows = static_cast<std::int32_t>(max_messages),
-      .rows_end = 0};
+      .rows_end = 0,
+      .tokens = plan_.header->tokens};
   if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks(), me = context_.me();
   auto* counts = reinterpret_cast<std::int32_t*>(out + sizeof(SummaryHead));

@@ -19,6 +19,8 @@ LocalArrays local_arrays(const Config& config, int rank) {
   arrays.local_ids = take(rank_major ? 4 * rows * config.top_k : 0);
   arrays.dots = take(rank_major ? 0 : 4 * rows);
   arrays.row_weights = take(rank_major ? 0 : 4 * rows);
+  arrays.shared_outputs =
+      take(config.shared_experts * config.max_tokens * config.hidden * bytes_of(config.combine_type));
   arrays.group_expert = take(4 * groups);
   arrays.counts = take(4 * groups);
   arrays.row_offsets = take(4 * (groups + 1));

@@ -71,7 +71,8 @@ void transfer_values(Lane& lane, const float* values, const Plan& handle, float*
   lane.link->wait();
   fault_point(FaultPoint::route_values_waited, me);
   for (std::int64_t row = 0; row < plan.header->total; ++row) {
-    if (plan.sources[row].rank < 0) row_values[row] = 0;
+    const Source& source = plan.sources[row];
+    if (source.rank < 0 || is_shared_slot(source.slot, lane.context.config.top_k)) row_values[row] = 0;
   }
   for (int source = 0; source < ranks; ++source) read_values(lane, plan, source, row_values);
 }
@@ -120,7 +121,7 @@ DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t
     for (std::size_t e = 0; e < experts.size(); ++e) lane.routes[e] += theirs[kCallSummaryWords + experts[e]];
     messages += theirs[kCallSummaryWords + config.experts + me];
   }
-  return {total_rows(config, me, messages, lane.routes), lane.routes, lane.tokens};
+  return {total_rows(config, me, tokens, messages, lane.routes), lane.routes, lane.tokens};
 }
 
 void exchange_metadata(Lane& lane, std::int32_t count) {

@@ -44,7 +44,7 @@ void Lane::combine_send(const CombineCall& call) {
   fault_point(FaultPoint::combine_posted, context_.me());
 }
 
-// The row positions that a combine needs: those of this rank's own routes. Skips invalid entries and counts
+// The row positions that a combine needs: those of this rank's own tokens. Skips invalid entries and counts
 // them as bad.
 oracle::RowPositions Lane::positions_of(const Plan& plan) {
   const PlanView view = view_plan(plan.storage(), plan_shape(context_.config));
@@ -52,6 +52,7 @@ oracle::RowPositions Lane::positions_of(const Plan& plan) {
   positions.top_k = context_.config.top_k;
   positions.ranks.resize(context_.ranks());
   positions.routes.resize(context_.ranks());
+  positions.shared_rows.resize(context_.ranks());
   std::vector<oracle::RouteTarget>& routes = positions.routes[context_.me()];
   routes.resize(plan.tokens() * std::int64_t{positions.top_k});
   for (std::size_t i = 0; i < routes.size(); ++i) {
@@ -60,6 +61,17 @@ oracle::RowPositions Lane::positions_of(const Plan& plan) {
     const bool exists = rank >= 0 && rank < context_.ranks() && row >= 0 && row < summary_of(rank).count;
     if (exists) routes[i] = {.destination = rank, .local = -1, .row = row};
     if (!exists) record_bad_source(static_cast<std::int64_t>(i));
+  }
+  const std::int64_t total = plan.total();
+  std::vector<std::vector<std::int64_t>>& shared = positions.shared_rows[context_.me()];
+  shared.resize(context_.config.shared_experts, std::vector<std::int64_t>(plan.tokens(), -1));
+  for (std::int64_t row = 0; row < total && !shared.empty(); ++row) {
+    const auto [rank, token, slot] = view.sources[row];
+    if (rank != context_.me() || slot < positions.top_k) continue;
+    const bool exists =
+        token >= 0 && token < plan.tokens() && slot - positions.top_k < context_.config.shared_experts;
+    if (exists) shared[slot - positions.top_k][token] = row;
+    if (!exists) record_bad_source(row);
   }
   return positions;
 }
@@ -70,6 +82,7 @@ oracle::ExpertOutputs Lane::read_combine_inputs(const CombineCall& call) const {
                                .reduction = call.reduction,
                                .weighted = call.topk_weights == nullptr,
                                .topk_weighted = call.topk_weights != nullptr,
+                               .shared_outputs = call.shared_outputs != nullptr,
                                .ranks = {}};
   const std::int64_t combine_row_bytes = context_.config.hidden * bytes_of(context_.config.combine_type);
   for (int peer = 0; peer < context_.ranks(); ++peer) {
@@ -108,6 +121,11 @@ void Lane::combine_receive() {
     for (std::size_t at = 0; at < result.size(); at += row_bytes, out += stride) {
       std::memcpy(out, result.data() + at, row_bytes);
     }
+  }
+  if (combine_.shared_outputs != nullptr) {
+    const std::vector<std::byte> rows =
+        returned_shared_rows(context_.config, positions, inputs, context_.me());
+    std::copy(rows.begin(), rows.end(), static_cast<std::byte*>(combine_.shared_outputs));
   }
   if (combine_.route_values != nullptr) {
     const std::vector<float> values = returned_row_values(positions, inputs, context_.me());

@@ -27,8 +27,10 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
   const std::span<const Source> sources = plan.sources();
   for (std::size_t row = 0; row < sources.size(); ++row) {
     const auto [rank, token, slot] = sources[row];
-    if (rank == -1) row_values[row] = 0;
-    if (rank == -1) continue;
+    const bool shared =
+        slot >= context_.config.top_k && slot < context_.config.top_k + context_.config.shared_experts;
+    if (rank == -1 || shared) row_values[row] = 0;
+    if (rank == -1 || shared) continue;
     const bool exists = rank >= 0 && rank < context_.ranks() && token >= 0 &&
                         token < summary_of(rank).count && slot >= 0 && slot < context_.config.top_k;
     if (!exists) {

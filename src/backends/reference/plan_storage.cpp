@@ -67,6 +67,8 @@ void write_plan(const oracle::GlobalInputs& inputs, const oracle::RowPositions& 
                 const PlanView& plan) {
   std::copy(positions.counts.begin(), positions.counts.end(), plan.counts);
   std::copy(positions.tokens_between.begin(), positions.tokens_between.end(), plan.tokens_between);
+  for (int source = 0; source < positions.size() && inputs.config.shared_experts > 0; ++source)
+    plan.rank_tokens[source] = static_cast<std::int32_t>(positions.tokens(source));
   write_routes(inputs, positions, rank, plan);
   write_send_lists(inputs, positions, rank, plan);
   for (int source = 0; source < positions.size(); ++source)

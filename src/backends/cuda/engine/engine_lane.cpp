@@ -331,7 +331,7 @@ DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, 
   DispatchCounts counts;
   counts.tokens = tokens_;
   counts.routes = routes_;
-  counts.total = total_rows(exchange_.config, me(), messages, counts.routes);
+  counts.total = total_rows(exchange_.config, me(), counts.tokens[at(me())], messages, counts.routes);
   return counts;
 }
 

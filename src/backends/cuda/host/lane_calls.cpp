@@ -196,7 +196,7 @@ DispatchCounts Lane::dispatch_counts() const {
   counts.tokens = {host->tokens(), ranks};
   counts.routes = {host->routes(view_.ranks), experts};
   counts.total =
-      total_rows(exchange_.config, view_.rank,
+      total_rows(exchange_.config, view_.rank, counts.tokens[static_cast<std::size_t>(view_.rank)],
                  std::accumulate(messages.begin(), messages.end(), std::int64_t{0}), counts.routes);
   return counts;
 }

@@ -1,0 +1,30 @@
+// Where the rows of shared experts lie on a rank: one function for the host planner and for kernels.
+//
+// Every rank holds the shared experts, so their rows are a rank's own tokens and never travel. Their groups
+// come before those of the routed experts, and a row's position follows from the rank's number of tokens
+// alone.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.hpp"
+
+namespace ferry {
+
+struct SharedRows {
+  std::int64_t stride;    // rows from one group to the next; expert_padded: rows that a group has room for
+  std::int64_t capacity;  // rows of the rank, all groups together
+
+  // The row of a token in the group of shared expert `expert`, or -1 if it is past the capacity.
+  FERRY_HD constexpr std::int64_t row(std::int64_t expert, std::int64_t token) const {
+    const std::int64_t row = expert * stride + token;
+    return token < stride && row < capacity ? row : -1;
+  }
+};
+
+// Whether the source slot of a row is that of a shared expert: K + s for shared expert s.
+FERRY_HD constexpr bool is_shared_slot(std::int32_t slot, std::int32_t top_k) {
+  return slot >= top_k;
+}
+
+}  // namespace ferry

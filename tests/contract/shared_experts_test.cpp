@@ -1,0 +1,274 @@
+// Shared experts: groups of a rank's own tokens, which come first, never travel, and are added last.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "harness/harness.hpp"
+#include "oracle/combine.hpp"
+#include "oracle/dispatch.hpp"
+#include "oracle/numbers.hpp"
+
+namespace ferry::contract {
+namespace {
+
+const std::vector<int> kTokens = {5, 0, 3, 7};
+
+// Four ranks with another number of tokens each.
+TestCase shared_case(TestCase c, int shared_experts) {
+  c.ranks = 4;
+  c.tokens = kTokens;
+  c.config.experts = 8;
+  c.config.top_k = 3;
+  c.config.max_tokens = 8;
+  c.config.hidden = 144;
+  c.config.alignment = 4;
+  c.config.shared_experts = shared_experts;
+  c.masked_tokens = 0.2;
+  return c;
+}
+
+TEST_P(Contract, SharedExpertsInEveryFormatAndReduction) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  for (const int shared : {1, 2}) {
+    for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
+      for (const Format& format : {Format::bf16(), Format::fp8_e4m3(), Format::fp32()}) {
+        TestCase c = shared_case(small_case(shared), shared);
+        c.config.layout = layout;
+        c.config.format = format;
+        c.config.zero_padding = shared == 2;
+        c.type = natural_type(format);
+        add(c);  // partial
+        c.split_phases = true;
+        c.caller_memory = false;
+        c.outputs = DType::fp32;
+        c.row_values = true;
+        c.any_bits = true;
+        add(c);
+        c.reduction = c.config.reduction = Reduction::exact;
+        c.result = DType::fp32;
+        add(c);
+        c.split_phases = false;
+        c.weights_from = WeightsFrom::topk_weights;
+        c.shared_outputs = shared == 2;
+        c.type = format.quantises() ? DType::fp16 : c.type;
+        add(c);
+        c.reduction = c.config.reduction = Reduction::unreduced;
+        c.weights_from = WeightsFrom::none;
+        c.shared_outputs = true;
+        add(c);
+        c.split_phases = true;
+        add(c);
+      }
+    }
+  }
+  run_added();
+}
+
+TEST_P(Contract, SharedRowsPastTheCapacityAreDropped) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
+    for (const bool shared_outputs : {false, true}) {
+      TestCase c = shared_case(small_case(3), 2);
+      c.config.layout = layout;
+      c.config.capacity = layout == Layout::expert_major ? 12 : 4;  // fewer than S * align(7), and than 7
+      c.shared_outputs = shared_outputs;
+      add(c);
+      c.split_phases = true;
+      c.any_bits = true;
+      add(c);
+    }
+  }
+  run_added();
+}
+
+TEST_P(Contract, SharedExpertsByPlanAndOnNodes) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  TestCase c = shared_case(small_case(4), 2);
+  c.tokens.clear();
+  run_sequences(GetParam(), {c});
+  c.split_phases = true;
+  c.nodes = {0, 1, 0, 0};
+  c.config.reduction_level = ReductionLevel::node;
+  c.result = DType::fp32;
+  run_sequences(GetParam(), {c});
+}
+
+// The case's received rows, results and traffic on one rank.
+struct Outcome {
+  std::vector<std::int32_t> counts, offsets, group_expert;
+  std::vector<Source> sources;
+  std::vector<std::byte> result, shared_outputs;
+  WireCounts wire;
+  std::int64_t counted_total = 0;
+};
+
+Outcome run_on_rank(const Rank& rank, const TestCase& c, const StepInputs& step,
+                    const oracle::ExpertOutputs& outputs) {
+  SyncExchange exchange(rank, c.config);
+  DispatchRun dispatch(exchange, c, step);
+  dispatch.run();
+  const DispatchResult& received = dispatch.received();
+  Outcome outcome;
+  outcome.counts.assign(received.counts, received.counts + received.groups);
+  outcome.offsets.assign(received.row_offsets, received.row_offsets + received.groups + 1);
+  outcome.group_expert.assign(received.group_expert, received.group_expert + received.groups);
+  outcome.sources.assign(received.source, received.source + *received.total);
+  CombineRun combine(exchange, c, step, outputs, received.plan, received.weight);
+  combine.run();
+  const auto bytes = [](const GuardedBuffer& buffer) {
+    return std::vector<std::byte>(buffer.span().begin(), buffer.span().end());
+  };
+  outcome.result = bytes(combine.result_memory());
+  outcome.shared_outputs = bytes(combine.shared_outputs());
+  outcome.wire = exchange.wire_counts();
+  outcome.counted_total = exchange.dispatch_counts(dispatch.ids(), step.positions.tokens(rank.index())).total;
+  return outcome;
+}
+
+// The groups of a rank with shared experts, worked out from those without.
+void require_shared_groups(const Outcome& with, const Outcome& without, const Config& config, int rank) {
+  const int shared = config.shared_experts, tokens = kTokens[rank];
+  const std::int32_t stride = (tokens + 3) / 4 * 4;
+  for (int s = 0; s < shared; ++s) {
+    require_equal(with.counts[s], tokens, "rows of shared expert ", s);
+    require_equal(with.offsets[s], s * stride, "first row of shared expert ", s);
+    require_equal(with.group_expert[s], config.experts + s, "id of shared expert ", s);
+    for (int token = 0; token < tokens; ++token) {
+      const Source source = with.sources[s * stride + token];
+      require(source == Source{rank, token, config.top_k + s}, "source of a row of shared expert ", s);
+    }
+  }
+  for (std::size_t g = 0; g < without.offsets.size(); ++g)
+    require_equal(with.offsets[shared + g], shared * stride + without.offsets[g], "offset of group ", g);
+  const std::vector<Source> routed(with.sources.begin() + shared * stride, with.sources.end());
+  require_equal(with.counted_total, std::int64_t{with.offsets.back()}, "total of dispatch_counts");
+  require(routed == without.sources, "the routed rows are others than without shared experts");
+}
+
+// The rows of outputs `with` shared experts without the shared groups.
+oracle::ExpertOutputs routed_only(oracle::ExpertOutputs outputs, const StepInputs& step,
+                                  const Config& config) {
+  outputs.shared_outputs = false;
+  for (std::size_t rank = 0; rank < outputs.ranks.size(); ++rank) {
+    const std::int64_t first = step.positions.ranks[rank].row_offsets[config.shared_experts];
+    auto& [rows, weights, topk_weights, values] = outputs.ranks[rank];
+    rows.erase(rows.begin(), rows.begin() + first * config.hidden * bytes_of(outputs.outputs));
+    if (!weights.empty()) weights.erase(weights.begin(), weights.begin() + first);
+    values.erase(values.begin(), values.begin() + first);
+  }
+  return outputs;
+}
+
+TEST_P(Contract, SharedRowsComeFirstAndDoNotTravel) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  for (const int shared : {1, 2}) {
+    for (const Format& format : {Format::bf16(), Format::fp8_e4m3()}) {
+      TestCase c = shared_case(small_case(5), shared);
+      c.config.format = format;
+      c.shared_outputs = true;
+      TestCase plain = c;
+      plain.config.shared_experts = 0;
+      const StepInputs step = make_inputs(c), plain_step = make_inputs(plain);
+      const oracle::ExpertOutputs outputs = make_expert_outputs(c, step),
+                                  plain_outputs = routed_only(outputs, step, c.config);
+      run(c.ranks, describe(c), [&](Rank rank) {
+        const Outcome with = run_on_rank(rank, c, step, outputs),
+                      without = run_on_rank(rank, plain, plain_step, plain_outputs);
+        require_shared_groups(with, without, c.config, rank.index());
+        require_equal(with.wire.dispatch_bytes, without.wire.dispatch_bytes, "dispatch bytes");
+        require_equal(with.wire.combine_bytes, without.wire.combine_bytes, "combine bytes");
+        require(with.result == without.result, "shared_outputs: the result differs from that without");
+        // All types are equal, so the rows come out unchanged.
+        const std::int64_t row_bytes = c.config.hidden * 2, rows = kTokens[rank.index()];
+        const std::int64_t stride = (rows + 3) / 4 * 4;
+        for (int s = 0; s < shared; ++s) {
+          const auto* in = outputs.ranks[rank.index()].rows.data() + s * stride * row_bytes;
+          const auto* out = with.shared_outputs.data() + s * rows * row_bytes;
+          require(std::memcmp(in, out, static_cast<std::size_t>(rows * row_bytes)) == 0,
+                  "shared rows differ");
+        }
+      });
+    }
+  }
+}
+
+// dy arrives at the shared rows times 1; their dots are 0, and no weight has a gradient from them.
+TEST_P(Contract, SharedExpertsBackward) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  const TestCase c = shared_case(small_case(6), 2);
+  const StepInputs forward = make_inputs(c), gradient = with_new_values(c, forward, 1);
+  TestCase backward_case = c;
+  backward_case.apply_weights = backward_case.dots = true;
+  StepInputs weighted = gradient;
+  weighted.inputs.apply_weights = true;
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, forward);
+  oracle::ExpertOutputs dots;
+  dots.ranks.resize(c.ranks);
+  for (int rank = 0; rank < c.ranks; ++rank) {
+    const std::vector<std::byte> v = make_dot_rows(backward_case, weighted, rank);
+    dots.ranks[rank].row_values =
+        oracle::row_dots(weighted.inputs, weighted.positions, rank, v.data(), c.config.combine_type);
+  }
+  run(c.ranks, describe(backward_case), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, forward, expert_outputs);
+    const std::vector<float> expected = oracle::returned_row_values(weighted.positions, dots, rank.index());
+    GuardedBuffer d_weights(static_cast<std::int64_t>(expected.size()) * 4);
+    DispatchRun backward(exchange, backward_case, weighted);
+    backward.run_backward(plan, d_weights.as<float>());
+    d_weights.require_contents(bytes_of_values(expected), sizeof(float), "d_weights");
+  });
+}
+
+void require_shared_refusal(const std::string& words, const std::function<void()>& call) {
+  const std::string text = usage_error(call);
+  require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
+}
+
+TEST_P(Contract, SharedExpertsRefuseBadCalls) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  TestCase c = shared_case(small_case(7), 1);
+  c.tokens = {5, 2, 3, 7};
+  c.config.format = Format::fp32();
+  c.type = DType::fp32;
+  c.config.reduction = Reduction::unreduced;
+  const StepInputs step = make_inputs(c);
+  const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const bool odd = rank.index() == 1;
+    const Plan plan = dispatch_and_combine(exchange, c, step, outputs);
+    require_shared_refusal("pass shared_outputs for the 1 shared experts of rank 1", [&] {
+      CombineRun combine(exchange, c, step, outputs, plan, nullptr);
+      combine.options().reduction = odd ? Reduction::unreduced : Reduction::partial;
+      combine.options().row_weights = nullptr;
+      combine.call();
+    });
+    require_shared_refusal("format raw", [&] {
+      DispatchRun dispatch(exchange, c, step);
+      if (odd) dispatch.options().format = Format::raw({16});
+      dispatch.call();
+    });
+    require_shared_refusal("memory.rows = 3 on rank 1, must be 4 or more", [&] {
+      DispatchRun dispatch(exchange, c, step);
+      if (odd) dispatch.options().memory.rows = 3;
+      dispatch.call();
+    });
+    dispatch_and_combine(exchange, c, step, outputs);
+  });
+}
+
+// The id of a shared expert is not a routed expert's.
+TEST_P(Contract, IdsOfSharedExpertsAreBadIds) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  TestCase c = shared_case(small_case(8), 2);
+  std::vector<std::vector<std::int64_t>> ids(4);
+  ids[2] = {0, c.config.experts, 5, -1, 1, 2};
+  run_case(c, inputs_from_ids(c, ids));
+}
+
+}  // namespace
+}  // namespace ferry::contract
