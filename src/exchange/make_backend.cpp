@@ -22,7 +22,7 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Confi
   throw UnsupportedError(kNoCudaBackend);
 }
 
-Sizes device_collective_sizes(const Config&, int) {
+Sizes device_collective_sizes(const Config&, const Topology&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
 #endif
