@@ -320,12 +320,17 @@ class Exchange {
   /// reports them.
   DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane = 0, Stream stream = {});
 
-  /// Computes sum, prefix sum and maximum of the ranks' counts. `count` is 0 to (2^31 - 1) / R. Returns a
-  /// fixed address of the lane, which is device memory with device backends.
-  const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {});
+  /// Computes sum, prefix sum and maximum of the ranks' counts. `count` is 0 to (2^31 - 1) / R.
+  ///
+  /// @param into  the caller's memory for them, int32 [3]; with device backends device memory, which a kernel
+  /// on `stream` writes. Null: memory of the lane, at a fixed address.
+  /// @return  `into`, or the lane's memory; of the same kind
+  const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {},
+                               StepMetadata* into = nullptr);
   /// Device backends: reads the count from device memory when the call runs.
   /// @throws UnsupportedError  host backends
-  const StepMetadata* metadata(const std::int32_t* device_count, int lane = 0, Stream stream = {});
+  const StepMetadata* metadata(const std::int32_t* device_count, int lane = 0, Stream stream = {},
+                               StepMetadata* into = nullptr);
 
   /// Takes part in the lane's next call by refusing it: the peers' call ends with `error`. For bindings that
   /// find arguments which they cannot convert. Has no effect where no call could start.

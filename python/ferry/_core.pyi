@@ -680,12 +680,12 @@ class Exchange:
         `tokens` is its N, needed where the storage is device memory.
         """
 
-    def metadata(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> Any:
+    def metadata(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: Any | None = None, out: ferry._typing.Array | None = None) -> Any:
         """
         [sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
 
-        `count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. The array's address is fixed for
-        the lane.
+        `count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. They are written to `out`, int32
+        [3], which is returned; without it to an array whose address is fixed for the lane.
         """
 
     def dispatch_counts(self, ids: ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> tuple[int, list[int], list[int]]:

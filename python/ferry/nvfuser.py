@@ -68,7 +68,7 @@ class Exchange:
         ranks = self._rank.size
         if ranks * max_tokens > _MOST_ROWS:
             raise ferry.UsageError(
-                f"nvfuser: max_tokens = {max_tokens} on {ranks} ranks, must be at most {_MOST_ROWS // ranks}")
+                f"nvfuser: max_tokens = {max_tokens} in a group of size {ranks}, must be at most {_MOST_ROWS // ranks}")
         common: Any = {"hidden": hidden, "format": dtype, "combine_type": dtype, "deadline": deadline}
         if backend is not None:
             common["backend"] = backend
@@ -208,7 +208,7 @@ class Exchange:
             most = tokens * min(self._top_k, ranks)
             if sum(counts[:ranks]) > most:
                 raise ferry.UsageError(
-                    f"combine: n_tokens_to_rank of rank {source} adds up to {sum(counts[:ranks])} rows, its {tokens} tokens "
+                    f"combine: n_tokens_to_rank of rank {source} adds up to {sum(counts[:ranks])} rows, its tokens, N = {tokens}, "
                     f"have at most {most}; pass tokens, N of the dispatch")
 
     def _fault_of(self, index: list[int], counts: list[int], tokens: int) -> str:

@@ -253,8 +253,8 @@ void bind_placement(nb::module_& module) {
       .def("__setstate__", &set_placement_state,
            nb::sig("def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None"))
       .def("__repr__", [](const Placement& self) {
-        return str("Placement(", self.experts(), " experts on ", self.ranks(), " ranks, version ",
-                   self.version(), ")");
+        return str("Placement(", counted(self.experts(), "expert"), " on ", counted(self.ranks(), "rank"),
+                   ", version ", self.version(), ")");
       });
 }
 

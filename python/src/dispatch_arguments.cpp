@@ -43,12 +43,14 @@ void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
       throw UsageError(str(name, ": expected rows, got shape ", shape_text(part.shape)));
     const std::int64_t bytes = bytes_of_row(part);
     if (sizes_given && in.format.part_bytes[p] != bytes) {
-      throw UsageError(str(name, ": expected rows of ", in.format.part_bytes[p], " bytes, got ", bytes));
+      throw UsageError(
+          str(name, ": expected rows of ", counted(in.format.part_bytes[p], "byte"), ", got ", bytes));
     }
     in.format.part_bytes[p] = bytes;
     const StridedRows rows = strided_rows(part, name.c_str(), part.shape.size() - 1);
     if (p > 0 && rows.count != in.tokens.count) {
-      throw UsageError(str(name, ": expected ", in.tokens.count, " rows as tokens[0] has, got ", rows.count));
+      throw UsageError(
+          str(name, ": expected ", counted(in.tokens.count, "row"), " as tokens[0] has, got ", rows.count));
     }
     in.tokens.count = rows.count;
     in.tokens.parts[p] = part.data;
@@ -118,7 +120,7 @@ void read_part_buffers(const Config& config, DispatchInput& in, const nb::object
     std::int64_t bytes = array.element_bytes();
     for (const std::int64_t length : array.shape) bytes *= length;
     const std::int64_t needed = part_bytes_total(parts.part[p], rows_written(parts.part[p], in));
-    if (bytes < needed) throw UsageError(str(name, ": expected ", needed, " bytes, got ", bytes));
+    if (bytes < needed) throw UsageError(str(name, ": expected ", counted(needed, "byte"), ", got ", bytes));
     in.options.memory.parts[p] = array.data;
   }
 }
@@ -172,7 +174,7 @@ void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std:
   std::int64_t needed = capacity;
   if (plan != nullptr) needed = std::min(needed, max_rows_touched(*plan));
   if (count >= needed) return;
-  throw UsageError(str(name, ": expected ", needed, " rows or more, got ", count));
+  throw UsageError(str(name, ": expected ", counted(needed, "row"), " or more, got ", count));
 }
 
 void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in) {

@@ -106,7 +106,8 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
   const Plan& plan = result.plan;
   const auto needed = static_cast<std::size_t>(view_plan(nullptr, result.shape).bytes);
   if (plan.bytes() < needed)
-    throw UsageError(str("storage: expected ", needed, " bytes or more (plan_bytes), got ", plan.bytes()));
+    throw UsageError(
+        str("storage: expected ", counted(needed, "byte"), " or more (plan_bytes), got ", plan.bytes()));
   const bool host = is_host(state.device);
   if (host && static_cast<const PlanHeader*>(array.data)->magic != kPlanMagic)
     throw UsageError("storage: does not hold a complete plan");
@@ -116,7 +117,7 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
   if (result.tokens < 0 || result.tokens > self.config().max_tokens)
     throw UsageError(str("tokens = ", result.tokens, ", must be 0 to ", self.config().max_tokens));
   if (host && result.tokens != plan.tokens())
-    throw UsageError(str("tokens = ", result.tokens, ", but the plan has ", plan.tokens(), " tokens"));
+    throw UsageError(str("tokens = ", result.tokens, ", but the plan has ", counted(plan.tokens(), "token")));
   return result;
 }
 

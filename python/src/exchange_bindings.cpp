@@ -108,11 +108,13 @@ nb::object wire_counts(const PyExchange& self) {
                           between.combine_bytes, between.combine_messages);
 }
 
-nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream) {
+nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream,
+                    const nb::object& out) {
   LaneCall call(self, lane);
   Arguments arguments(call.device());
   std::int32_t number = 0;
   const std::int32_t* on_device = nullptr;
+  StepMetadata* into = nullptr;
   call.read_or_refuse({Operation::metadata}, [&] {
     // Arrays of one element convert to an index too, so ask for __dlpack__ as well.
     if (PyIndex_Check(count.ptr()) != 0 && !nb::hasattr(count, "__dlpack__")) {
@@ -123,15 +125,21 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
     } else {
       on_device = static_cast<const std::int32_t*>(arguments.dense(count, "count", kInt32, {1}).data);
     }
+    if (!out.is_none()) {
+      const Array array = arguments.dense(out, "out", kInt32, {3});
+      require_writable(array, "out");
+      into = static_cast<StepMetadata*>(array.data);
+    }
     if (arguments.any()) self.set_framework(arguments.framework());
     call.set_stream(stream_of(stream, self.framework(), call.device()));
   });
   const StepMetadata* found = nullptr;
   {
     const nb::gil_scoped_release unlocked;
-    found = on_device != nullptr ? call.exchange().metadata(on_device, lane, call.stream())
-                                 : call.exchange().metadata(number, lane, call.stream());
+    found = on_device != nullptr ? call.exchange().metadata(on_device, lane, call.stream(), into)
+                                 : call.exchange().metadata(number, lane, call.stream(), into);
   }
+  if (into != nullptr) return out;
   return view_of(self.framework(), const_cast<StepMetadata*>(found), kInt32, {3}, {}, call.device(),
                  owner_of(self.shared()));
 }
@@ -271,13 +279,13 @@ void bind_exchange(nb::module_& module) {
            nb::sig("def plan_over(self, storage: ferry._typing.Array, tokens: int | None = None) -> Plan"))
       .def(
           "metadata", &metadata, "count"_a.none(), nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
+          "out"_a = nb::none(),
           R"([sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
 
-`count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. The array's address is fixed for
-the lane.)",
+`count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. They are written to `out`, int32
+[3], which is returned; without it to an array whose address is fixed for the lane.)",
           nb::sig("def metadata(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: typing.Any "
-                  "| None = None) -> "
-                  "typing.Any"))
+                  "| None = None, out: ferry._typing.Array | None = None) -> typing.Any"))
       .def("dispatch_counts", &dispatch_counts, "ids"_a.none(), nb::kw_only(), "lane"_a = 0,
            "stream"_a = nb::none(),
            R"((total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.

@@ -31,8 +31,8 @@ void gather(const nb::object& function, int ranks, const void* mine, void* all, 
   const nb::gil_scoped_acquire lock;
   const nb::object gathered = function(nb::bytes(mine, bytes));
   const auto wrong = [&](const std::string& got) {
-    throw UsageError(str("all_gather: expected a list of ", ranks, " bytes objects of ", bytes,
-                         " bytes each, by rank, got ", got));
+    throw UsageError(str("all_gather: expected a list of ", ranks, " bytes objects of ",
+                         counted(bytes, "byte"), " each, by rank, got ", got));
   };
   if (!nb::isinstance<nb::sequence>(gathered)) wrong("something that is not a list");
   auto* to = static_cast<std::byte*>(all);
@@ -41,7 +41,7 @@ void gather(const nb::object& function, int ranks, const void* mine, void* all, 
     if (++count > ranks) wrong(str("a list of more than ", ranks));
     nb::bytes bytes_of_rank;
     if (!nb::try_cast(nb::borrow(part), bytes_of_rank)) wrong("an item that is not a bytes object");
-    if (bytes_of_rank.size() != bytes) wrong(str("an item of ", bytes_of_rank.size(), " bytes"));
+    if (bytes_of_rank.size() != bytes) wrong(str("an item of ", counted(bytes_of_rank.size(), "byte")));
     std::memcpy(to, bytes_of_rank.data(), bytes);
     to += bytes;
   }
@@ -248,8 +248,8 @@ void bind_topology(nb::module_& module) {
           },
           "node"_a, "The ranks of a node, in increasing order.")
       .def("__repr__", [](const Topology& self) {
-        return str("Topology(", self.ranks(), " ranks on ", self.nodes(),
-                   self.simulated() ? " simulated nodes)" : " nodes)");
+        return str("Topology(", counted(self.ranks(), "rank"), " on ",
+                   counted(self.nodes(), self.simulated() ? "simulated node" : "node"), ")");
       });
 }
 

@@ -61,7 +61,7 @@ const Plan& PyPlan::checked() const {
   // The caller may have changed the storage since. N decides how long results are, so it must not change.
   if (header != nullptr && header->tokens != tokens)
     throw UsageError(
-        str("plan: had ", tokens, " tokens, but its memory now holds a plan of ", header->tokens));
+        str("plan: had ", counted(tokens, "token"), ", but its memory now holds a plan of ", header->tokens));
   return plan;
 }
 
@@ -148,8 +148,8 @@ Where only the device knows the total, calls then accept arrays of that many row
 larger, the call reads past the end of such an array.)")
       .def("copy", &copy, "Returns a copy, which no later dispatch overwrites.")
       .def("__repr__", [](const PyPlan& self) {
-        return str("Plan(", self.tokens, " tokens, ", self.shape.ranks, " ranks, ", self.shape.experts,
-                   " experts)");
+        return str("Plan(", counted(self.tokens, "token"), ", ", counted(self.shape.ranks, "rank"), ", ",
+                   counted(self.shape.experts, "expert"), ")");
       });
 }
 

@@ -60,8 +60,8 @@ void bind_statistics(nb::module_& module) {
       [](const nb::object& counts, const Placement& placement) {
         const std::vector<std::int64_t> experts = counts_of(counts);
         if (static_cast<int>(experts.size()) != placement.experts()) {
-          throw UsageError(str("counts: expected one for each of the placement's ", placement.experts(),
-                               " experts, got ", experts.size()));
+          throw UsageError(str("counts: expected one for each of the placement's ",
+                               counted(placement.experts(), "expert"), ", got ", experts.size()));
         }
         const std::vector<std::int64_t> ranks = rank_counts(experts, placement);
         return copied(ranks, kInt64, {static_cast<std::int64_t>(ranks.size())});

@@ -14,4 +14,10 @@ std::string str(const Parts&... parts) {
   return out.str();
 }
 
+// A number of things, `one` the word for one: "1 rank", "3 ranks".
+template <class Number>
+std::string counted(const Number& number, const char* one) {
+  return str(number, " ", one, number == 1 ? "" : "s");
+}
+
 }  // namespace ferry

@@ -35,7 +35,7 @@ ferry_status ferry_format_name(const ferry_format* format, char* name, size_t by
   return guarded([&] {
     const std::string text = to_string(to_format(required(format, "format")).value_or(Config().format));
     if (name == nullptr || bytes <= text.size())
-      throw UsageError(str("name: ", text.size() + 1, " bytes are needed for '", text, "', got ",
+      throw UsageError(str("name: ", counted(text.size() + 1, "byte"), " are needed for '", text, "', got ",
                            name == nullptr ? 0 : bytes));
     text.copy(name, text.size());
     name[text.size()] = '\0';

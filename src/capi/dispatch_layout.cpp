@@ -18,8 +18,8 @@ std::optional<Topology> topology_of(const ferry_dispatch_layout_args& args) {
     return Topology(std::vector<int>(args.node_of_rank, args.node_of_rank + args.ranks));
   if (args.ranks_per_node < 1 || args.ranks % args.ranks_per_node != 0) {
     throw UsageError(str("ferry_dispatch_layout: ranks_per_node = ", args.ranks_per_node,
-                         ", must be a divisor of the ", args.ranks,
-                         " ranks; or pass node_of_rank for nodes of any ranks"));
+                         ", must be a divisor of the ", counted(args.ranks, "rank"),
+                         "; or pass node_of_rank for nodes of any ranks"));
   }
   return Topology::blocks(args.ranks, args.ranks / args.ranks_per_node);
 }

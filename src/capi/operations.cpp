@@ -197,9 +197,10 @@ ferry_status ferry_metadata(ferry_exchange* handle, const ferry_metadata_args* g
     const auto args = read_sized(given, "ferry_metadata_args");
     auto& metadata = convert_or_refuse(exchange, Operation::metadata, args.lane,
                                        [&]() -> auto& { return required(args.metadata, "metadata"); });
+    auto* const into = reinterpret_cast<StepMetadata*>(args.into);
     const StepMetadata* computed = args.device_count != nullptr
-                                       ? exchange.metadata(args.device_count, args.lane, {args.stream})
-                                       : exchange.metadata(args.count, args.lane, {args.stream});
+                                       ? exchange.metadata(args.device_count, args.lane, {args.stream}, into)
+                                       : exchange.metadata(args.count, args.lane, {args.stream}, into);
     metadata = reinterpret_cast<const ferry_step_metadata*>(computed);
   });
 }

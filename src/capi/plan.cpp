@@ -54,8 +54,8 @@ ferry_status ferry_plan_copy(const ferry_plan* plan, void* storage, size_t bytes
     const auto needed = static_cast<std::size_t>(view_plan(nullptr, header.shape).bytes);
     required(copy, "copy");
     if (storage == nullptr || bytes < needed) {
-      throw UsageError(
-          str("plan: storage of ", storage == nullptr ? 0 : bytes, " bytes for a copy that takes ", needed));
+      throw UsageError(str("plan: storage of ", counted(storage == nullptr ? 0 : bytes, "byte"),
+                           " for a copy that takes ", needed));
     }
     check_plan_address(storage);
     std::memcpy(storage, plan->storage, needed);

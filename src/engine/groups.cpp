@@ -16,7 +16,7 @@ namespace ferry {
 Group Group::custom(Bootstrap bootstrap, EngineFunctions engine) {
   if (bootstrap.ranks < 1 || bootstrap.rank < 0 || bootstrap.rank >= bootstrap.ranks) {
     throw UsageError(
-        str("rank ", bootstrap.rank, " does not exist in a group of ", bootstrap.ranks, " ranks"));
+        str("rank ", bootstrap.rank, " does not exist in a group of ", counted(bootstrap.ranks, "rank")));
   }
   if (!bootstrap.all_gather || !bootstrap.barrier) {
     throw UsageError("Bootstrap::all_gather and Bootstrap::barrier must both be set");

@@ -38,6 +38,15 @@ struct DispatchCall {
   int sm_limit = 0;
 };
 
+// The arguments of a metadata call, checked.
+struct MetadataCall {
+  int lane = 0;
+  std::int32_t count = 0;
+  // Device backends only:
+  const std::int32_t* device_count = nullptr;  // given: the count is read from there when the call runs
+  StepMetadata* into = nullptr;                // null: memory of the lane
+};
+
 // The arguments of a combine, checked, with every default filled in.
 struct CombineCall {
   int lane = 0;
@@ -79,9 +88,7 @@ class Backend {
   virtual void combine_receive(int lane, Stream stream) = 0;
   virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
                             Stream stream) = 0;
-  virtual const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) = 0;
-  // Device backends: `count` is in device memory. Others throw UnsupportedError.
-  virtual const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream);
+  virtual const StepMetadata* metadata(const MetadataCall& call, Stream stream) = 0;
 
   // Blocks until the counts of all ranks are known; throws every error.
   virtual DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) = 0;

@@ -37,21 +37,21 @@ void check_rows(const char* name, int rank, const void* data, std::int64_t strid
   if (data == nullptr) throw UsageError(str(name, ": the address is null on rank ", rank));
   check_address(rank, data, name);
   if (stride != 0 && (stride < row_bytes || stride % kAlign != 0)) {
-    throw UsageError(str(name, ": stride = ", stride, " bytes on rank ", rank,
-                         ", must be 0 (dense), or at least the ", row_bytes,
-                         " bytes of a row and a multiple of ", kAlign));
+    throw UsageError(str(name, ": stride = ", counted(stride, "byte"), " on rank ", rank,
+                         ", must be 0 (dense), or at least the ", counted(row_bytes, "byte"),
+                         " of a row and a multiple of ", kAlign));
   }
   if (stride == 0 && row_bytes % kAlign != 0) {
-    throw UsageError(str(name, ": a row of ", row_bytes, " bytes on rank ", rank, " is no multiple of ",
-                         kAlign, ": pass a stride that is, or another type"));
+    throw UsageError(str(name, ": a row of ", counted(row_bytes, "byte"), " on rank ", rank,
+                         " is no multiple of ", kAlign, ": pass a stride that is, or another type"));
   }
 }
 
 // The number of tokens, and the type of their ids.
 void check_tokens(const Config& config, int rank, const char* call, const Ids& ids, std::int64_t tokens) {
   if (tokens < 0 || tokens > config.max_tokens) {
-    throw UsageError(str(call, ": ", tokens, " tokens on rank ", rank, ", max_tokens is ", config.max_tokens,
-                         ": pass fewer tokens, or configure more"));
+    throw UsageError(str(call, ": ", counted(tokens, "token"), " on rank ", rank, ", max_tokens is ",
+                         config.max_tokens, ": pass fewer tokens, or configure more"));
   }
   if (const auto number = static_cast<int>(ids.type); number < 0 || number > 1)
     throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
@@ -61,9 +61,10 @@ void check_message_fits(const Config& config, const Format& format) {
   const std::int64_t largest = message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
   const std::int64_t needed = message_layout(parts_of(format, config.hidden), config.top_k).bytes;
   if (needed > largest) {
-    throw UsageError(str("dispatch: a message of format ", to_string(format), " takes ", needed,
-                         " bytes, but the configuration's format ", to_string(config.format),
-                         " has room for ", largest, ": configure the larger format"));
+    throw UsageError(str("dispatch: a message of format ", to_string(format), " takes ",
+                         counted(needed, "byte"), ", but the configuration's format ",
+                         to_string(config.format), " has room for ", largest,
+                         ": configure the larger format"));
   }
 }
 
@@ -81,8 +82,8 @@ void check_row_arithmetic(const Config& config, int rank, const DispatchCall& ca
     }
   }
   if (call.apply_weights && call.weights == nullptr && call.tokens.count > 0) {
-    throw UsageError(str("dispatch: apply_weights needs weights for the ", call.tokens.count,
-                         " tokens of rank ", rank, ", but weights is null"));
+    throw UsageError(str("dispatch: apply_weights needs weights for the ",
+                         counted(call.tokens.count, "token"), " of rank ", rank, ", but weights is null"));
   }
 }
 
@@ -109,7 +110,7 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
   const std::int64_t shared = config.shared_experts * align_up(call.tokens.count, config.alignment);
   if (rows < shared && call.plan.empty()) {
     throw UsageError(str("dispatch: memory.rows = ", rows, " on rank ", rank, ", must be ", shared,
-                         " or more: the first ", shared, " rows are those of the shared experts"));
+                         " or more: the first ", counted(shared, "row"), " are those of the shared experts"));
   }
 }
 
@@ -118,7 +119,7 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
 void check_ids(const Config& config, int rank, const char* call, const Ids& ids, std::int64_t tokens) {
   check_tokens(config, rank, call, ids, tokens);
   if (tokens > 0 && ids.data == nullptr)
-    throw UsageError(str(call, ": ids is null for the ", tokens, " tokens of rank ", rank));
+    throw UsageError(str(call, ": ids is null for the ", counted(tokens, "token"), " of rank ", rank));
 }
 
 void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in) {
@@ -136,12 +137,12 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   if (!call.plan.empty()) {
     check_plan(config, rank, call.plan, plan_in);
     if (plan_in == PlanIn::host && call.plan.tokens() != tokens) {
-      throw UsageError(
-          str("dispatch: ", tokens, " tokens on rank ", rank, ", but its plan is for ", call.plan.tokens()));
+      throw UsageError(str("dispatch: ", counted(tokens, "token"), " on rank ", rank,
+                           ", but its plan is for ", call.plan.tokens()));
     }
   }
   if (call.tokens.device_count != nullptr && plan_in == PlanIn::host) {
-    throw UnsupportedError("dispatch: this backend cannot read device_count: set tokens.count instead");
+    throw UnsupportedError("dispatch: this backend cannot read the number of tokens from device memory (device_count; in Python count): pass it on the host, in Python as that many tokens");
   }
   if (tokens == 0) return;
   if (call.plan.empty()) check_ids(config, rank, "dispatch", call.ids, tokens);
@@ -183,8 +184,8 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
     PlanHeader header{};
     const bool readable = plan_in == PlanIn::host && plan.bytes() >= sizeof header;
     if (readable) std::memcpy(&header, plan.storage(), sizeof header);
-    throw UsageError(str("plan: storage of ", plan.bytes(), " bytes, this exchange's plans take ", bytes,
-                         is_intact(header) ? difference(header.shape, shape) : ""));
+    throw UsageError(str("plan: storage of ", counted(plan.bytes(), "byte"), ", this exchange's plans take ",
+                         bytes, is_intact(header) ? difference(header.shape, shape) : ""));
   }
   check_address(rank, plan.storage(), "plan: storage");
   if (plan_in == PlanIn::device) return;
@@ -204,8 +205,9 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
   const std::int64_t capacity = row_capacity(config, rank);
   if (header.shape != shape || header.tokens < 0 || header.tokens > config.max_tokens || header.total < 0 ||
       header.total > capacity) {
-    throw UsageError(str("plan: damaged on rank ", rank, ": its header says ", header.tokens, " tokens and ",
-                         header.total, " rows, must be 0 to ", config.max_tokens, " and 0 to ", capacity,
+    throw UsageError(str("plan: damaged on rank ", rank, ": its header says ",
+                         counted(header.tokens, "token"), " and ", counted(header.total, "row"),
+                         ", must be 0 to ", config.max_tokens, " and 0 to ", capacity,
                          difference(header.shape, shape)));
   }
 }

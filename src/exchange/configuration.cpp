@@ -50,7 +50,7 @@ void check_capacity(const Config& config) {
   for (int rank = 0; rank < config.placement.ranks(); ++rank) {
     const std::int64_t rows = row_capacity(config, rank);
     if (rows > std::numeric_limits<std::int32_t>::max()) {
-      throw UsageError(str("configuration: rank ", rank, " would have ", rows, " rows, at most ",
+      throw UsageError(str("configuration: rank ", rank, " would have ", counted(rows, "row"), ", at most ",
                            std::numeric_limits<std::int32_t>::max(),
                            " can be numbered: set a smaller capacity"));
     }
@@ -77,11 +77,12 @@ void check_memory(const Config& config) {
   const bool has_windows = config.backend == BackendKind::cpu && config.hops == Hops::two;
   const double windows = has_windows ? real(config.lanes) * shape.ranks * config.window * largest : 0;
   if (windows > kMost) {
-    throw UsageError(str("configuration: needs ", windows, " bytes of windows for ", config.window,
-                         " messages, more than can be addressed (", kMost, "): reduce window or lanes"));
+    throw UsageError(str("configuration: needs ", counted(windows, "byte"), " of windows for ",
+                         counted(config.window, "message"), ", more than can be addressed (", kMost,
+                         "): reduce window or lanes"));
   }
   if (staging > kMost || received > kMost) {
-    throw UsageError(str("configuration: needs ", staging, " bytes of staging and ", received,
+    throw UsageError(str("configuration: needs ", counted(staging, "byte"), " of staging and ", received,
                          " for received rows, more than can be addressed (", kMost,
                          "): reduce max_tokens, capacity or lanes"));
   }
@@ -129,7 +130,8 @@ void check_alone(const Config& config) {
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
   if (row_bytes % 16 != 0) {
     throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.combine_type),
-                         " values is ", row_bytes, " bytes, must be a multiple of 16: change hidden"));
+                         " values is ", counted(row_bytes, "byte"),
+                         ", must be a multiple of 16: change hidden"));
   }
   check_format(config.format, config.hidden, accepted_input(config.format));
   check_alignment(config);
@@ -141,9 +143,9 @@ Config complete_config(const Config& given, int ranks) {
   Config config = given;
   if (config.placement.empty()) config.placement = Placement::blocks(config.experts, ranks);
   if (config.placement.ranks() != ranks || config.placement.experts() != config.experts) {
-    throw UsageError(str("configuration: the placement is for ", config.placement.experts(), " experts on ",
-                         config.placement.ranks(), " ranks, the exchange has ", config.experts, " on ",
-                         ranks));
+    throw UsageError(
+        str("configuration: the placement is for ", counted(config.placement.experts(), "expert"), " on ",
+            counted(config.placement.ranks(), "rank"), ", the exchange has ", config.experts, " on ", ranks));
   }
   config.memory = chosen_memory(config);
   check_capacity(config);

@@ -28,8 +28,8 @@ void check_layout(const DispatchLayoutCall& call) {
   if (call.result.tokens_per_node == nullptr) return;
   require(call.topology, "topology");
   if (call.topology->ranks() != call.placement.ranks()) {
-    throw UsageError(str("dispatch_layout: the topology has ", call.topology->ranks(),
-                         " ranks, and the placement ", call.placement.ranks()));
+    throw UsageError(str("dispatch_layout: the topology has ", counted(call.topology->ranks(), "rank"),
+                         ", and the placement ", call.placement.ranks()));
   }
 }
 

@@ -34,7 +34,7 @@ std::string describe(const Overflow& overflow, const Config& config) {
           : str("configure capacity = ", overflow.needed,
                 " or more; 0 has room for any routing, with repeats = "
                 "true also for tokens that list an expert more than once");
-  return str("capacity of ", overflow.capacity, " rows", by_expert ? " for each expert" : "",
+  return str("capacity of ", counted(overflow.capacity, "row"), by_expert ? " for each expert" : "",
              " exceeded: ", by_expert ? "the fullest expert of " : "", "rank ", overflow.rank, " needs ",
              overflow.needed, "; ", unit, " dropped on all ranks: ", overflow.dropped, "; ", remedy);
 }
@@ -74,7 +74,8 @@ struct Exchange::State {
 
   ExchangeLane& lane(int index) {
     if (index < 0 || index >= config.lanes) {
-      throw UsageError(str("lane ", index, " does not exist: the exchange has ", config.lanes, " lanes"));
+      throw UsageError(
+          str("lane ", index, " does not exist: the exchange has ", counted(config.lanes, "lane")));
     }
     return lanes[static_cast<std::size_t>(index)];
   }
@@ -201,8 +202,8 @@ Exchange::Exchange(Rank rank, const Config& config) {
   log_line(str("rank ", state_->rank.index(), " of ", state_->rank.size(), " has made an exchange: backend ",
                to_string(made.backend), ", experts ", made.experts, ", top_k ", made.top_k, ", hidden ",
                made.hidden, ", max_tokens ", made.max_tokens, ", ", to_string(made.layout), ", capacity ",
-               capacity(), ", ", to_string(made.format), ", lanes ", made.lanes, ", ", sizes().total(),
-               " bytes"));
+               capacity(), ", ", to_string(made.format), ", lanes ", made.lanes, ", ",
+               counted(sizes().total(), "byte")));
 }
 
 Exchange::~Exchange() = default;
@@ -294,10 +295,12 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
     if (state_->plan_in() == PlanIn::device) return;
     const int me = state_->rank.index();
     if (values == nullptr && plan.tokens() > 0) {
-      throw UsageError(str("route_values: values is null for the ", plan.tokens(), " tokens of rank ", me));
+      throw UsageError(
+          str("route_values: values is null for the ", counted(plan.tokens(), "token"), " of rank ", me));
     }
     if (row_values == nullptr && plan.total() > 0) {
-      throw UsageError(str("route_values: row_values is null for the ", plan.total(), " rows of rank ", me));
+      throw UsageError(
+          str("route_values: row_values is null for the ", counted(plan.total(), "row"), " of rank ", me));
     }
   });
   state_->dropping_diagnostics_on_error(
@@ -318,7 +321,7 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
       const std::int64_t dense = config.hidden * bytes_of(config.combine_type);
       if (outputs.type != config.combine_type || (outputs.stride != 0 && outputs.stride != dense)) {
         throw UsageError(str("combine_backward: outputs must be dense rows of ",
-                             to_string(config.combine_type), ", ", dense, " bytes each; rank ",
+                             to_string(config.combine_type), ", ", counted(dense, "byte"), " each; rank ",
                              state_->rank.index(), " gives ", to_string(outputs.type),
                              ", stride = ", outputs.stride));
       }
@@ -345,7 +348,7 @@ DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, in
   return state_->backend->dispatch_counts(ids, static_cast<std::int32_t>(tokens), lane, stream);
 }
 
-const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stream) {
+const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) {
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     const int ranks = state_->rank.size();
@@ -358,15 +361,24 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
           str("metadata: a count of ", count, " on rank ", state_->rank.index(), ", must be 0 or more"));
     }
   });
-  return state_->backend->metadata(count, lane, stream);
+  const MetadataCall call{.lane = lane, .count = count, .into = into};
+  const StepMetadata* computed = state_->backend->metadata(call, stream);
+  if (into == nullptr || state_->plan_in() == PlanIn::device) return computed;
+  *into = *computed;
+  return into;
 }
 
-const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lane, Stream stream) {
+const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lane, Stream stream,
+                                       StepMetadata* into) {
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     if (device_count == nullptr) throw UsageError("metadata: the address of the count is null");
+    if (state_->plan_in() == PlanIn::host) {
+      throw UnsupportedError(
+          "metadata: this backend cannot read a count from device memory: pass the count itself");
+    }
   });
-  return state_->backend->metadata_from_device(device_count, lane, stream);
+  return state_->backend->metadata({.lane = lane, .device_count = device_count, .into = into}, stream);
 }
 
 void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {

@@ -27,11 +27,6 @@ Sizes device_collective_sizes(const Config&, const Topology&, int) {
 }
 #endif
 
-const StepMetadata* Backend::metadata_from_device(const std::int32_t*, int, Stream) {
-  throw UnsupportedError(
-      "metadata: this backend cannot read a count from device memory: pass the count itself");
-}
-
 namespace {
 
 // The backends of Ferry. A new one is a line here.
@@ -69,8 +64,9 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
   const BackendEntry& entry = entry_of(config.backend);
   if (entry.needs_one_host && !rank.state().one_host()) {
     throw UnsupportedError(str("the backend ", to_string(config.backend),
-                               " needs all ranks on one host; these ", rank.size(), " ranks are on ",
-                               rank.topology().nodes(), " hosts: use the backend collective"));
+                               " needs all ranks on one host; these ", counted(rank.size(), "rank"),
+                               " are on ", counted(rank.topology().nodes(), "host"),
+                               ": use the backend collective"));
   }
   if (!entry.adds_by_node && config.reduction_level == ReductionLevel::node) {
     throw UnsupportedError(str("the backend ", to_string(config.backend),

@@ -34,8 +34,8 @@ std::int64_t value_bytes(const Encoding& encoding, std::int64_t hidden) {
 void check_row_bytes(const Format& format, std::int64_t hidden, const char* stage, const char* type,
                      std::int64_t bytes) {
   if (bytes % kRowAlignment == 0) return;
-  throw UsageError(str("format ", to_string(format), ": a row of ", hidden, " ", type, " values is ", bytes,
-                       " bytes ", stage, ", must be a multiple of ", kRowAlignment));
+  throw UsageError(str("format ", to_string(format), ": a row of ", hidden, " ", type, " values is ",
+                       counted(bytes, "byte"), " ", stage, ", must be a multiple of ", kRowAlignment));
 }
 
 void check_raw(const Format& format) {
@@ -48,7 +48,7 @@ void check_raw(const Format& format) {
     }
     if (has_gap) throw UsageError(str("format raw: part ", p, " follows a part of 0 bytes: leave no gaps"));
     if (bytes <= 0 || bytes % kRowAlignment != 0 || bytes > kMaxPartBytes) {
-      throw UsageError(str("format raw: part ", p, " is ", bytes, " bytes, must be a multiple of ",
+      throw UsageError(str("format raw: part ", p, " is ", counted(bytes, "byte"), ", must be a multiple of ",
                            kRowAlignment, " from ", kRowAlignment, " to ", kMaxPartBytes));
     }
   }

@@ -23,7 +23,8 @@ Topology::Topology(const std::vector<int>& labels, bool simulated) : simulated_(
 Topology Topology::blocks(int ranks, int nodes, bool simulated) {
   if (ranks < 1) throw UsageError(str("a group needs at least one rank, not ", ranks));
   if (nodes < 1 || ranks % nodes != 0) {
-    throw UsageError(str("nodes = ", nodes, ", must divide the ", ranks, " ranks into nodes of equal size"));
+    throw UsageError(
+        str("nodes = ", nodes, ", must divide the ", counted(ranks, "rank"), " into nodes of equal size"));
   }
   std::vector<int> labels;
   for (int rank = 0; rank < ranks; ++rank) labels.push_back(rank / (ranks / nodes));

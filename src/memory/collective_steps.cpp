@@ -13,8 +13,8 @@ void require_same_size(const Rank& rank, std::int64_t bytes) {
   rank.all_gather(&bytes, sizes.data(), sizeof bytes);
   for (int peer = 0; peer < rank.size(); ++peer) {
     if (sizes[peer] == sizes[0]) continue;
-    throw UsageError(str("symmetric memory must have the same size on every rank: rank 0 asks for ", sizes[0],
-                         " bytes, rank ", peer, " for ", sizes[peer]));
+    throw UsageError(str("symmetric memory must have the same size on every rank: rank 0 asks for ",
+                         counted(sizes[0], "byte"), ", rank ", peer, " for ", sizes[peer]));
   }
 }
 

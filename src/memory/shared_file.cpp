@@ -44,10 +44,10 @@ std::int64_t allocated_bytes(int descriptor) {
 
 SystemError out_of_memory(const std::string& directory, std::int64_t needed, std::int64_t available,
                           int error) {
-  return system_error(
-      str("shared memory", directory.empty() ? "" : " in ", directory, " is too small: ", needed,
-          " bytes needed, ", available, " bytes free (FERRY_SHM_DIR names another directory)"),
-      error);
+  return system_error(str("shared memory", directory.empty() ? "" : " in ", directory,
+                          " is too small: ", counted(needed, "byte"), " needed, ", counted(available, "byte"),
+                          " free (FERRY_SHM_DIR names another directory)"),
+                      error);
 }
 
 }  // namespace

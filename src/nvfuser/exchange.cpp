@@ -44,8 +44,8 @@ Config dispatch_config(const Config& config) {
 // Rows return in a dispatch whose experts are the ranks.
 Config return_config(const Config& config, int ranks) {
   if (std::int64_t{ranks} * config.max_tokens > kMostRows) {
-    throw UsageError(str("nvfuser: max_tokens = ", config.max_tokens, " on ", ranks,
-                         " ranks, must be at most ", kMostRows / ranks));
+    throw UsageError(str("nvfuser: max_tokens = ", config.max_tokens, " on ", counted(ranks, "rank"),
+                         ", must be at most ", kMostRows / ranks));
   }
   return {.experts = ranks,
           .top_k = 1,
@@ -179,7 +179,7 @@ void Exchange::State::check_input(const CombineInput& input, std::int64_t tokens
   if (tokens < 0 || tokens > most)
     throw UsageError(str("tokens = ", tokens, ", must be 0 to max_tokens = ", most));
   if (result == nullptr && tokens > 0)
-    throw UsageError(str("result is null; it needs memory for ", tokens, " tokens"));
+    throw UsageError(str("result is null; it needs memory for ", counted(tokens, "token")));
   if (input.rows == nullptr && !input.recv_src_idx.empty())
     throw UsageError(str("rows is null; recv_src_idx has ", input.recv_src_idx.size(), " entries"));
   check_length("recv_src_rank", input.recv_src_rank, input.recv_src_idx.size());
@@ -192,8 +192,9 @@ void Exchange::State::check_input(const CombineInput& input, std::int64_t tokens
   for (std::size_t peer = 0; peer < ranks; ++peer) {
     const auto rows = std::ranges::count(input.recv_src_rank, static_cast<std::int64_t>(peer));
     if (rows != input.n_tokens_from_rank[peer]) {
-      throw UsageError(str("recv_src_rank has ", rows, " rows of rank ", peer, ", n_tokens_from_rank[", peer,
-                           "] = ", input.n_tokens_from_rank[peer], "; pass arrays of one dispatch"));
+      throw UsageError(str("recv_src_rank has ", counted(rows, "row"), " of rank ", peer,
+                           ", n_tokens_from_rank[", peer, "] = ", input.n_tokens_from_rank[peer],
+                           "; pass arrays of one dispatch"));
     }
   }
 }
@@ -230,8 +231,8 @@ void Exchange::State::check_counts(const std::vector<Numbers>& gathered) const {
     }
     const std::int64_t most = gathered[source][0] * std::min(there.config().top_k, rank.size());
     if (sum > most) {
-      throw UsageError(str("combine: n_tokens_to_rank of rank ", source, " adds up to ", sum, " rows, its ",
-                           gathered[source][0], " tokens have at most ", most,
+      throw UsageError(str("combine: n_tokens_to_rank of rank ", source, " adds up to ", counted(sum, "row"),
+                           ", its ", counted(gathered[source][0], "token"), " have at most ", most,
                            "; pass tokens, N of the dispatch"));
     }
   }

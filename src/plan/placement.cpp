@@ -7,8 +7,8 @@ namespace ferry {
 
 Placement Placement::blocks(int experts, int ranks) {
   if (experts < 1 || ranks < 1) {
-    throw UsageError(str("placement: needs at least one expert and one rank, got ", experts, " experts on ",
-                         ranks, " ranks"));
+    throw UsageError(str("placement: needs at least one expert and one rank, got ",
+                         counted(experts, "expert"), " on ", counted(ranks, "rank")));
   }
   std::vector<ExpertLocation> locations;
   locations.reserve(static_cast<std::size_t>(experts));
@@ -21,8 +21,8 @@ Placement Placement::blocks(int experts, int ranks) {
 
 Placement Placement::table(std::vector<ExpertLocation> locations, int ranks, std::uint64_t version) {
   if (locations.empty() || ranks < 1) {
-    throw UsageError(str("placement: needs at least one expert and one rank, got ", locations.size(),
-                         " experts on ", ranks, " ranks"));
+    throw UsageError(str("placement: needs at least one expert and one rank, got ",
+                         counted(locations.size(), "expert"), " on ", counted(ranks, "rank")));
   }
   std::vector<int> local_experts(static_cast<std::size_t>(ranks), 0);
   for (std::size_t e = 0; e < locations.size(); ++e) {

@@ -19,7 +19,8 @@ PlanView view_of(void* storage, std::size_t bytes) {
 std::int64_t route_index(const PlanHeader& header, int token, int slot) {
   if (token < 0 || token >= header.tokens || slot < 0 || slot >= header.shape.top_k) {
     throw UsageError(str("plan: token ", token, ", slot ", slot, " does not exist: the plan has ",
-                         header.tokens, " tokens with ", header.shape.top_k, " slots each"));
+                         counted(header.tokens, "token"), " with ", counted(header.shape.top_k, "slot"),
+                         " each"));
   }
   return std::int64_t{token} * header.shape.top_k + slot;
 }

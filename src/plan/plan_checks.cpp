@@ -41,7 +41,8 @@ const PlanHeader& checked_header(const void* storage, std::size_t bytes) {
   if (storage == nullptr) throw UsageError("plan: empty: it has no storage");
   check_plan_address(storage);
   if (bytes < sizeof(PlanHeader)) {
-    throw UsageError(str("plan: storage of ", bytes, " bytes, a plan takes at least ", sizeof(PlanHeader)));
+    throw UsageError(
+        str("plan: storage of ", counted(bytes, "byte"), ", a plan takes at least ", sizeof(PlanHeader)));
   }
   const PlanHeader& header = *static_cast<const PlanHeader*>(storage);
   if (!is_intact(header)) {
@@ -52,7 +53,8 @@ const PlanHeader& checked_header(const void* storage, std::size_t bytes) {
   check_number("tokens", header.tokens, 0, header.shape.max_tokens);
   check_number("total", header.total, 0, header.shape.capacity);
   const auto needed = static_cast<std::size_t>(view_plan(nullptr, header.shape).bytes);
-  if (bytes < needed) throw UsageError(str("plan: storage of ", bytes, " bytes, this plan takes ", needed));
+  if (bytes < needed)
+    throw UsageError(str("plan: storage of ", counted(bytes, "byte"), ", this plan takes ", needed));
   return header;
 }
 

@@ -43,7 +43,7 @@ void require_bytes(const std::string& file, const std::vector<std::byte>& conten
                    std::size_t bytes, const char* what) {
   const std::size_t left = content.size() - offset;
   if (left < bytes) {
-    fail(file, offset, str(what, ": expected ", bytes, " bytes, found ", left));
+    fail(file, offset, str(what, ": expected ", counted(bytes, "byte"), ", found ", left));
   }
 }
 
@@ -54,7 +54,8 @@ std::uint64_t count_elements(const std::string& file, std::size_t offset, const 
   for (const std::uint64_t dimension : header.shape) {
     if (dimension != 0 && size > most / dimension) {
       fail(file, offset,
-           str("expected a shape of at most ", most, " elements, found ", shape_text(header.shape)));
+           str("expected a shape of at most ", counted(most, "element"), ", found ",
+               shape_text(header.shape)));
     }
     size *= dimension;
   }
@@ -159,8 +160,8 @@ NpyArray::NpyArray(std::string file, std::vector<std::byte> content)
   const std::uint64_t found = content_.size() - data_offset_;
   if (found != expected) {
     fail(file_, data_offset_,
-         str("data of shape ", shape_text(shape_), ", type ", descr(type_), ": expected ", expected,
-             " bytes, found ", found));
+         str("data of shape ", shape_text(shape_), ", type ", descr(type_), ": expected ",
+             counted(expected, "byte"), ", found ", found));
   }
 }
 

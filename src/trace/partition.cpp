@@ -16,9 +16,9 @@ void check(const Trace& trace, const PartitionSpec& spec) {
     throw UsageError(str("partition of a trace: rank ", spec.rank, " of ", spec.ranks, " does not exist"));
   }
   if (spec.tokens_per_rank < 0 || spec.tokens_per_rank > kMaxTokens || spec.step < 0) {
-    throw UsageError(str("partition of a trace: expected 0 to ", kMaxTokens,
-                         " tokens per rank and step 0 or later, found ", spec.tokens_per_rank,
-                         " tokens, step ", spec.step));
+    throw UsageError(str("partition of a trace: expected 0 to ", counted(kMaxTokens, "token"),
+                         " per rank and step 0 or later, found ", counted(spec.tokens_per_rank, "token"),
+                         ", step ", spec.step));
   }
 }
 

@@ -84,9 +84,9 @@ void read_ids(const NpyArray& array, Trace& trace) {
     if (id < -1 || id >= trace.experts) {
       const auto k = static_cast<std::uint64_t>(trace.top_k);
       const auto tokens = static_cast<std::uint64_t>(trace.tokens);
-      throw UsageError(str(array.file(), ": expected ids from -1 to ", trace.experts - 1, " (", trace.experts,
-                           " experts), found ", id, " at layer ", i / k / tokens, ", token ", i / k % tokens,
-                           ", slot ", i % k));
+      throw UsageError(str(array.file(), ": expected ids from -1 to ", trace.experts - 1, " (",
+                           counted(trace.experts, "expert"), "), found ", id, " at layer ", i / k / tokens,
+                           ", token ", i / k % tokens, ", slot ", i % k));
     }
     trace.ids[i] = static_cast<std::int32_t>(id);
   }
@@ -114,14 +114,14 @@ void read_lengths(const NpyArray& array, Trace& trace) {
     const std::int64_t length = array.integer(i);
     if (length < 0 || length > left) {
       throw UsageError(str(array.file(), ": sequence ", i, ": expected a length from 0 to ", left,
-                           " (the ids have ", trace.tokens, " tokens), found ", length));
+                           " (the ids have ", counted(trace.tokens, "token"), "), found ", length));
     }
     trace.sequence_lengths.push_back(length);
     left -= length;
   }
   if (left != 0) {
-    throw UsageError(str(array.file(), ": expected lengths that sum to ", trace.tokens, " tokens, found ",
-                         trace.tokens - left));
+    throw UsageError(str(array.file(), ": expected lengths that sum to ", counted(trace.tokens, "token"),
+                         ", found ", trace.tokens - left));
   }
 }
 

@@ -76,8 +76,8 @@ int shared_experts(TokenIds a, TokenIds b) {
 
 void require_experts(const Placement& placement, std::size_t experts) {
   if (static_cast<std::size_t>(placement.experts()) == experts) return;
-  throw UsageError(
-      str("statistics: expected a placement of ", experts, " experts, found one of ", placement.experts()));
+  throw UsageError(str("statistics: expected a placement of ", counted(experts, "expert"), ", found one of ",
+                       placement.experts()));
 }
 
 }  // namespace

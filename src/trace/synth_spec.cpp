@@ -37,7 +37,7 @@ void check_groups(const SynthSpec& spec) {
   }
   const int reachable = spec.experts / kGroups * kGroupsOfToken;
   if (spec.top_k > reachable) {
-    fail(to_string(spec), str("grouped: expected top_k of at most the ", reachable, " experts in ",
+    fail(to_string(spec), str("grouped: expected top_k of at most the ", counted(reachable, "expert"), " in ",
                               kGroupsOfToken, " of ", kGroups, " groups, found ", spec.top_k));
   }
 }

@@ -138,7 +138,7 @@ TEST(Groups, UseTheCallersBootstrap) {
 
   bootstrap.rank = 1;
   EXPECT_EQ(ferry_group_custom(&bootstrap, nullptr, &made), FERRY_USAGE);
-  EXPECT_TRUE(last_error_contains("rank 1 does not exist in a group of 1 ranks"));
+  EXPECT_TRUE(last_error_contains("rank 1 does not exist in a group of 1 rank"));
   bootstrap.rank = 0;
   bootstrap.barrier = nullptr;
   EXPECT_EQ(ferry_group_custom(&bootstrap, nullptr, &made), FERRY_USAGE);

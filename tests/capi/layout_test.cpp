@@ -107,6 +107,7 @@ EXPECT_AT(ferry_dispatch_layout_args, stream, 96);
 EXPECT_AT(ferry_metadata_args, count, 8);
 EXPECT_AT(ferry_metadata_args, metadata, 24);
 EXPECT_AT(ferry_metadata_args, device_count, 32);
+EXPECT_AT(ferry_metadata_args, into, 40);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
 EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
@@ -128,7 +129,7 @@ static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, shared_
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
-static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, device_count) + 8);
+static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, into) + 8);
 static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
 static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
@@ -165,7 +166,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_route_values_args", 56},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},
-      {"ferry_metadata_args", 40},
+      {"ferry_metadata_args", 48},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},
       {"ferry_trace_info", 64},

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -220,6 +221,21 @@ TEST_P(Contract, CountsMayBeReadWhileCallsRun) {
   });
 }
 
+TEST_P(Contract, StepMetadataOfEveryRank) {
+  TestCase c = small_case(1);
+  c.ranks = 4;
+  run(4, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    constexpr std::int32_t kCounts[] = {3, 0, 5, 1}, kPrefixes[] = {0, 3, 3, 8};
+    GuardedBuffer mine(sizeof(StepMetadata));
+    const StepMetadata* got = exchange.metadata(kCounts[rank.index()], 0, mine.as<StepMetadata>());
+    require_equal(got->sum, 9, "sum");
+    require_equal(got->prefix, kPrefixes[rank.index()], "prefix");
+    require_equal(got->maximum, 5, "maximum");
+    mine.require_guards("step metadata");
+  });
+}
+
 TEST_P(Contract, StepMetadata) {
   for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
     TestCase c = small_case(ranks);
@@ -238,6 +254,10 @@ TEST_P(Contract, StepMetadata) {
         require_equal(got->maximum, expected.maximum, "maximum");
         require(address == nullptr || got == address, "the address changed");
         address = got;
+        GuardedBuffer mine(sizeof(StepMetadata));
+        got = exchange.metadata(counts[rank.index()], 0, mine.as<StepMetadata>());
+        require(std::memcmp(got, &expected, sizeof expected) == 0, "memory of the caller's");
+        mine.require_guards("step metadata");
       }
     });
   }

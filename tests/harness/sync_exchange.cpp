@@ -150,9 +150,9 @@ DispatchCounts SyncExchange::dispatch_counts(const Ids& ids, std::int64_t tokens
   return ferry::Exchange::dispatch_counts(begin(index).translate(ids), tokens, index, stream());
 }
 
-const StepMetadata* SyncExchange::metadata(std::int32_t count, int index) {
+const StepMetadata* SyncExchange::metadata(std::int32_t count, int index, StepMetadata* into) {
   begin(index);
-  const StepMetadata* at = ferry::Exchange::metadata(count, index, stream());
+  const StepMetadata* at = ferry::Exchange::metadata(count, index, stream(), into);
   if (!on_device()) return at;
   wait(index);
   StepMetadata& copy = lane(index).metadata[at];

@@ -40,7 +40,7 @@ class SyncExchange : public ferry::Exchange {
   DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane = 0);
 
   // On device backends, a host copy; equal device addresses give equal host addresses.
-  const StepMetadata* metadata(std::int32_t count, int lane = 0);
+  const StepMetadata* metadata(std::int32_t count, int lane = 0, StepMetadata* into = nullptr);
 
   const DispatchResult& last_dispatch_result(int lane = 0) const;
 

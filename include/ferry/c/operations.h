@@ -137,9 +137,10 @@ typedef struct ferry_metadata_args {
   int32_t count;  ///< of this rank, 0 or more
   int32_t lane;
   void* stream;
-  const ferry_step_metadata** metadata;  ///< receives a fixed address of the lane
+  const ferry_step_metadata** metadata;  ///< receives `into`, or a fixed address of the lane
   /// Device backends: address of the count in device memory, read when the call runs, instead of `count`.
   const int32_t* device_count;
+  ferry_step_metadata* into;  ///< see ferry::Exchange::metadata; may be null
 } ferry_metadata_args;
 
 /// Computes sum, prefix sum and maximum of the ranks' counts.

@@ -107,8 +107,8 @@ const Array& Arguments::rows(nb::handle object, const char* name, std::int64_t c
   require_element(array, name, elements);
   const std::size_t dimensions = array.shape.size();
   if (dimensions < 2 || dimensions > 3 || array.shape.back() != columns) {
-    throw UsageError(
-        str(name, ": expected rows of ", columns, " columns, got shape ", shape_text(array.shape)));
+    throw UsageError(str(name, ": expected rows of ", counted(columns, "column"), ", got shape ",
+                         shape_text(array.shape)));
   }
   return array;
 }

@@ -36,8 +36,8 @@ std::string name_of(Element element) {
   for (const ElementName& known : kElementNames) {
     if (known.element == element) return known.name;
   }
-  return str("DLPack type (", int{element.code}, ", ", int{element.bits}, " bits, ", element.lanes,
-             " lanes)");
+  return str("DLPack type (", int{element.code}, ", ", int{element.bits}, " bits, ",
+             counted(element.lanes, "lane"), ")");
 }
 
 bool is_named(Element element) {

@@ -13,8 +13,8 @@ namespace {
 void set_strides(Array& found, const std::vector<std::int64_t>& bytes, const char* name) {
   for (const std::int64_t stride : bytes) {
     if (stride % found.element_bytes() != 0) {
-      throw UsageError(str(name, ": a stride of ", stride, " bytes is not a multiple of the ",
-                           found.element_bytes(), " bytes of ", name_of(found.element)));
+      throw UsageError(str(name, ": a stride of ", counted(stride, "byte"), " is not a multiple of the ",
+                           counted(found.element_bytes(), "byte"), " of ", name_of(found.element)));
     }
     found.strides.push_back(stride / found.element_bytes());
   }

@@ -48,7 +48,8 @@ nb::object item_of(const nb::object& index, Py_ssize_t count,
                    const std::function<nb::object(Py_ssize_t)>& element) {
   if (!PySlice_Check(index.ptr())) {
     const auto given = nb::cast<Py_ssize_t>(index), at = given < 0 ? given + count : given;
-    if (at < 0 || at >= count) throw nb::index_error(str("handle: it has ", count, " elements").c_str());
+    if (at < 0 || at >= count)
+      throw nb::index_error(str("handle: it has ", counted(count, "element")).c_str());
     return element(at);
   }
   Py_ssize_t start = 0, stop = 0, step = 0;

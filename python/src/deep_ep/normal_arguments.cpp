@@ -58,7 +58,7 @@ InputRows read_bf16(const nb::object& x, DispatchInput& in) {
 
 InputRows read_quantised(const nb::object& x, DispatchInput& in) {
   const std::size_t count = nb::len(x);
-  if (count != 2) throw UsageError(str("x: expected (float8_e4m3fn, scales), got ", count, " arrays"));
+  if (count != 2) throw UsageError(str("x: expected (float8_e4m3fn, scales), got ", counted(count, "array")));
   const nb::object values = x[0];
   nb::object scales = x[1];
   const Array rows = inspect_matrix(values, "x[0]");

@@ -27,7 +27,8 @@ void check_rows(const nb::object& x, const NormalHandle& handle, std::int64_t hi
   const Array& array = in.arguments.rows(x, "x", hidden, {kBf16});
   const StridedRows rows = strided_rows(array, "x");
   const std::int64_t needed = max_rows_touched(handle.plan);
-  if (rows.count < needed) throw UsageError(str("x: expected ", needed, " rows or more, got ", rows.count));
+  if (rows.count < needed)
+    throw UsageError(str("x: expected ", counted(needed, "row"), " or more, got ", rows.count));
   in.outputs = {array.data, DType::bf16, rows.stride};
 }
 

@@ -236,7 +236,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
               .storage_writes = write_count(received.memory.plan)};
   if (counts == nullptr && is_host(call.device()) && plan.total() > rows) {
     throw UsageError(
-        str("dispatch: num_worst_tokens = ", rows, ", but ", plan.total(), " rows were received"));
+        str("dispatch: num_worst_tokens = ", rows, ", but ", counted(plan.total(), "row"), " were received"));
   }
   nb::object list = nb::list();
   NormalHandle handle{.owner = current.owner,

@@ -279,7 +279,7 @@ def test_an_object_that_is_not_a_group():
         ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None, abort=lambda: None)
     with pytest.raises(ferry.UsageError, match="a list of 2 bytes objects .* got a list of 1"):
         ferry.Group.custom(0, 2, lambda mine: [mine], lambda: None).join()
-    with pytest.raises(ferry.UsageError, match="got an item of 1 bytes"):
+    with pytest.raises(ferry.UsageError, match="got an item of 1 byte"):
         ferry.Group.custom(0, 1, lambda mine: [b"x"], lambda: None).join()
 
 

@@ -338,6 +338,11 @@ def test_metadata_load_and_wire_counts(rng):
         rows = exchange.dispatch(*inputs(step, rank))
         metadata = exchange.metadata(rank.index + 1)
         assert metadata.tolist() == [10, sum(range(rank.index + 1)), 4]
+        mine = np.full(3, -1, np.int32)
+        assert exchange.metadata(rank.index + 1, out=mine) is mine
+        assert mine.tolist() == metadata.tolist()
+        with pytest.raises(ferry.UsageError, match=r"out: expected an array of shape \[3\], got \[4\]"):
+            exchange.metadata(0, out=np.zeros(4, np.int32))
         load, wire = exchange.load_counts(), exchange.wire_counts()
         all_ids = np.concatenate([ids.ravel() for ids in step.ids])
         assert load.experts.tolist() == np.bincount(all_ids[all_ids >= 0], minlength=step.experts).tolist()

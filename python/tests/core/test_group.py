@@ -28,7 +28,7 @@ def test_the_nodes_of_a_group():
         return (repr(nodes), nodes.simulated, [nodes.node_of(r) for r in range(6)], [nodes.local_rank_of(r) for r in range(6)],
                 [nodes.ranks_of(node) for node in range(nodes.nodes)])
 
-    assert ferry.Group.threads(6).run(body)[0] == ("Topology(6 ranks on 1 nodes)", False, [0] * 6, list(range(6)), [list(range(6))])
+    assert ferry.Group.threads(6).run(body)[0] == ("Topology(6 ranks on 1 node)", False, [0] * 6, list(range(6)), [list(range(6))])
     assert ferry.Group.threads(6, nodes=2).run(body)[5] == (
         "Topology(6 ranks on 2 simulated nodes)", True, [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2], [[0, 1, 2], [3, 4, 5]])
 

@@ -107,7 +107,7 @@ def test_a_number_of_tokens_that_does_not_fit_is_refused_on_every_rank():
         exchange, x = case_exchange(rank), case_tokens(rank.index)
         received = exchange.dispatch(x, np.array([0, -1, -1, 2]))
         for tokens, pattern in ((5, "rank 1: tokens = 5, must be 0 to max_tokens = 4"),
-                                (1, "rank 1 adds up to 2 rows, its 1 tokens have at most 1; pass tokens"),
+                                (1, "rank 1 adds up to 2 rows, its tokens, N = 1, have at most 1; pass tokens"),
                                 (3, "rank 1: rank 1 returned a row of token 3, tokens = 3; check recv_src_idx there or pass tokens")):
             with pytest.raises(ferry.UsageError, match=pattern):
                 exchange.combine(received.recv_x, *received[2:], tokens=tokens if rank.index else None)
@@ -121,7 +121,7 @@ def test_bad_arguments_of_the_constructor_and_dispatch():
     def body(rank):
         with pytest.raises(ferry.UsageError, match="dtype: 'fp8' is not one of bf16, fp16, fp32"):
             case_exchange(rank, dtype="fp8")
-        with pytest.raises(ferry.UsageError, match="max_tokens = 8388609 on 2 ranks, must be at most 8388608"):
+        with pytest.raises(ferry.UsageError, match="max_tokens = 8388609 in a group of size 2, must be at most 8388608"):
             case_exchange(rank, max_tokens=(1 << 23) + 1)
         exchange, x = case_exchange(rank), case_tokens(rank.index)
         with pytest.raises(ferry.UsageError):

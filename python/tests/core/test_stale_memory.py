@@ -54,7 +54,7 @@ def test_plans_overwritten_by_the_caller():
         small = exchange.dispatch(X[:1], IDS[:1], memory=ferry.ReceiveBuffers(plan=memory)).plan
         rows = exchange.dispatch(X, IDS, memory=ferry.ReceiveBuffers(plan=other))
         memory[:] = other
-        with pytest.raises(ferry.UsageError, match=f"had 1 tokens, but its memory now holds a plan of {TOKENS}"):
+        with pytest.raises(ferry.UsageError, match=f"had 1 token, but its memory now holds a plan of {TOKENS}"):
             exchange.combine(rows.data, small)
         exchange.combine(rows.data, exchange.plan_over(memory))
 

@@ -49,9 +49,10 @@ DispatchCounts HostBackend::dispatch_counts(const Ids& ids, std::int32_t tokens,
   return exchange_dispatch_counts(operations(lane).lane, ids, tokens);
 }
 
-const StepMetadata* HostBackend::metadata(std::int32_t count, int lane, Stream) {
-  exchange_metadata(operations(lane).lane, count);
-  return &operations(lane).lane.metadata;
+const StepMetadata* HostBackend::metadata(const MetadataCall& call, Stream) {
+  Lane& lane = operations(call.lane).lane;
+  exchange_metadata(lane, call.count);
+  return &lane.metadata;
 }
 
 void HostBackend::refuse(Operation operation, int lane, const Error& error, Stream) noexcept {

@@ -22,7 +22,7 @@ class HostBackend : public Backend {
   void combine_receive(int lane, Stream) override;
   void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override;
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override;
-  const StepMetadata* metadata(std::int32_t count, int lane, Stream) override;
+  const StepMetadata* metadata(const MetadataCall& call, Stream) override;
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override;
   CallDiagnostics take_diagnostics(int lane) override;
   LoadCounts load_counts() const override;

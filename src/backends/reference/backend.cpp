@@ -65,8 +65,8 @@ class ReferenceBackend final : public Backend {
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override {
     return lanes_[lane].dispatch_counts(ids, tokens);
   }
-  const StepMetadata* metadata(std::int32_t count, int lane, Stream) override {
-    return lanes_[lane].metadata(count);
+  const StepMetadata* metadata(const MetadataCall& call, Stream) override {
+    return lanes_[call.lane].metadata(call.count);
   }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < context_.config.lanes) lanes_[lane].refuse(operation, error);

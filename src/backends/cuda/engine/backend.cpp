@@ -66,13 +66,9 @@ class EngineBackend final : public CudaBackend {
     return run(Operation::dispatch_counts, FaultPoint::dispatch_begin, lane, stream,
                [&] { return engine_lane(lane).dispatch_counts(ids, tokens, stream); });
   }
-  const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
-    return run(Operation::metadata, FaultPoint::metadata_begin, lane, stream,
-               [&] { return engine_lane(lane).metadata(count, nullptr, stream); });
-  }
-  const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream) override {
-    return run(Operation::metadata, FaultPoint::metadata_begin, lane, stream,
-               [&] { return engine_lane(lane).metadata(0, count, stream); });
+  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {
+    return run(Operation::metadata, FaultPoint::metadata_begin, call.lane, stream,
+               [&] { return engine_lane(call.lane).metadata(call, stream); });
   }
 
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {

@@ -335,13 +335,13 @@ DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, 
   return counts;
 }
 
-const StepMetadata* EngineLane::metadata(std::int32_t count, const std::int32_t* device_count,
-                                         Stream stream) {
-  if (device_count != nullptr) copy_async(&scalars().count, device_count, sizeof count, stream);
+const StepMetadata* EngineLane::metadata(const MetadataCall& call, Stream stream) {
+  std::int32_t count = call.count;
+  if (call.device_count != nullptr) copy_async(&scalars().count, call.device_count, sizeof count, stream);
   // Also for the copy from scalars() of the call before.
   const ScopedDevice device(exchange_.device);
   check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
-  if (device_count != nullptr) count = scalars().count;
+  if (call.device_count != nullptr) count = scalars().count;
   const std::int32_t most = std::numeric_limits<std::int32_t>::max() / ranks();
   launch_or_refuse(Operation::metadata, [&] {
     if (count < 0 || count > most)
@@ -360,8 +360,9 @@ const StepMetadata* EngineLane::metadata(std::int32_t count, const std::int32_t*
     if (peer < me()) all.prefix += theirs;
     all.maximum = std::max(all.maximum, theirs);
   }
-  copy_async(lane_.step_metadata(), &all, sizeof all, stream);
-  return lane_.step_metadata();
+  StepMetadata* const to = call.into != nullptr ? call.into : lane_.step_metadata();
+  copy_async(to, &all, sizeof all, stream);
+  return to;
 }
 
 }  // namespace ferry::cuda

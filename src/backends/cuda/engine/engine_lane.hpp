@@ -32,8 +32,7 @@ class EngineLane {
   void combine_receive(Stream stream);
   void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, Stream stream);
-  // `device_count`: or null.
-  const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
+  const StepMetadata* metadata(const MetadataCall& call, Stream stream);
   void refuse(Operation operation, const Error& error) noexcept { call_.refuse(operation, error); }
 
   void add_wire(WireCounts& counts) const { counts_.add_to(counts); }

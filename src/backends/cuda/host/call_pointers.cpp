@@ -58,9 +58,10 @@ CallPointers pointers_of_route_values(const float* values, const Plan& plan, con
   return pointers;
 }
 
-CallPointers pointers_of_metadata(const std::int32_t* device_count) {
+CallPointers pointers_of(const MetadataCall& call) {
   CallPointers pointers;
-  pointers.add("device_count", device_count, kWords);
+  pointers.add("device_count", call.device_count, kWords);
+  pointers.add("into", call.into, kWords);
   return pointers;
 }
 

@@ -12,6 +12,6 @@ namespace ferry::cuda {
 CallPointers pointers_of(const DispatchCall& call);
 CallPointers pointers_of(const CombineCall& call);
 CallPointers pointers_of_route_values(const float* values, const Plan& plan, const float* row_values);
-CallPointers pointers_of_metadata(const std::int32_t* device_count);
+CallPointers pointers_of(const MetadataCall& call);
 
 }  // namespace ferry::cuda

@@ -131,12 +131,11 @@ void CudaBackend::combine(const CombineCall& call, Phase phase, Stream stream) {
   run_or_refuse(Operation::combine, call.lane, stream, [&] { lane(call.lane).combine(call, phase, stream); });
 }
 
-const StepMetadata* CudaBackend::metadata(std::int32_t count, const std::int32_t* device_count, int lane,
-                                          Stream stream) {
+const StepMetadata* CudaBackend::metadata(const MetadataCall& call, Stream stream) {
   throw_if_failed(Operation::metadata);
   fault_point(FaultPoint::metadata_begin, exchange_.me());
-  return run_or_refuse(Operation::metadata, lane, stream,
-                       [&] { return this->lane(lane).metadata(count, device_count, stream); });
+  return run_or_refuse(Operation::metadata, call.lane, stream,
+                       [&] { return lane(call.lane).metadata(call, stream); });
 }
 
 }  // namespace cuda

@@ -35,12 +35,7 @@ class CudaBackend : public Backend {
   void route_values(const float* values, const Plan& plan, float* row_values, int lane,
                     Stream stream) override;
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override;
-  const StepMetadata* metadata(std::int32_t count, int lane, Stream stream) override {
-    return metadata(count, nullptr, lane, stream);
-  }
-  const StepMetadata* metadata_from_device(const std::int32_t* count, int lane, Stream stream) override {
-    return metadata(0, count, lane, stream);
-  }
+  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override;
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
   void synchronize(int lane, Stream stream) override;
   void raise_device_error(int lane) override;
@@ -70,7 +65,6 @@ class CudaBackend : public Backend {
  private:
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
   void combine(const CombineCall& call, Phase phase, Stream stream);
-  const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, int lane, Stream stream);
 
   FailureMonitor monitor_;
   std::deque<Lane> lanes_;  // deque: callers hold pointers into lanes, which must not move

@@ -22,8 +22,8 @@ const char* argument_name(Operation operation, int index) {
     case PlanFault::rank:
       throw UsageError(str("plan: made on rank ", error.theirs, ", used on rank ", error.mine));
     case PlanFault::tokens:
-      throw UsageError(
-          str("dispatch: ", error.mine, " tokens with a plan of ", error.theirs, " on rank ", error.peer));
+      throw UsageError(str("dispatch: ", counted(error.mine, "token"), " with a plan of ", error.theirs,
+                           " on rank ", error.peer));
     case PlanFault::outputs_and_result:
       throw UsageError("combine: outputs and result must both be given or both be absent");
     case PlanFault::values:

@@ -36,8 +36,9 @@ int blocks_of_rank(int ranks_on_device, int device, int lanes) {
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "count multiprocessors");
   const int needed = ranks_on_device * lanes;
   if (processors < needed) {
-    throw UnsupportedError(str(ranks_on_device, " ranks with ", lanes, " lanes each share a device of ",
-                               processors, " multiprocessors: every lane needs at least one"));
+    throw UnsupportedError(str(counted(ranks_on_device, "rank"), " with ", counted(lanes, "lane"),
+                               " each share a device of ", processors,
+                               " multiprocessors: every lane needs at least one"));
   }
   return std::min(processors / ranks_on_device, kMaxBlocks);
 }
@@ -175,8 +176,8 @@ int Lane::blocks_for(int sm_limit) const {
   if (sm_limit == 0) return part;
   // The kernels of all lanes must be resident at once, so each lane keeps to its part of the device.
   if (sm_limit > part && lanes > 1) {
-    throw UsageError(str("sm_limit = ", sm_limit, ": each of ", lanes, " lanes may use at most ", part,
-                         " multiprocessors of the device"));
+    throw UsageError(str("sm_limit = ", sm_limit, ": each of ", counted(lanes, "lane"), " may use at most ",
+                         part, " multiprocessors of the device"));
   }
   return std::min(sm_limit, part);
 }
@@ -205,14 +206,14 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
   if (phase != Phase::send) ++calls_;
 }
 
-const StepMetadata* Lane::metadata(std::int32_t count, const std::int32_t* device_count, Stream stream) {
+const StepMetadata* Lane::metadata(const MetadataCall& call, Stream stream) {
   require_own_stream(Operation::metadata, stream);
-  pointer_check_.require_usable("metadata", pointers_of_metadata(device_count));
-  auto* metadata = array<StepMetadata>(arrays_.metadata);
+  pointer_check_.require_usable("metadata", pointers_of(call));
+  StepMetadata* metadata = call.into != nullptr ? call.into : step_metadata();
   launch_metadata({.lane = view_,
                    .terms = AgreedOptions::of(Operation::metadata),
-                   .count = count,
-                   .device_count = device_count,
+                   .count = call.count,
+                   .device_count = call.device_count,
                    .metadata = metadata},
                   handle_of(stream));
   ++calls_;

@@ -62,7 +62,7 @@ class Lane {
   // `operation`: on whose behalf the values travel.
   void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
                     Operation operation, Stream stream);
-  const StepMetadata* metadata(std::int32_t count, const std::int32_t* device_count, Stream stream);
+  const StepMetadata* metadata(const MetadataCall& call, Stream stream);
   // dispatch_counts in steps: enqueues the kernel; waits a while for its end, and returns whether it has
   // ended; returns whether it has counted, or was aborted; reads the counts.
   void count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);

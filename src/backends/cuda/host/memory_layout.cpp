@@ -32,23 +32,24 @@ class OffsetAllocator {
 
 void check_limits(const Config& config) {
   if (config.placement.ranks() > kMaxRanks) {
-    throw UnsupportedError(
-        str("the cuda backend supports up to ", kMaxRanks, " ranks, got ", config.placement.ranks()));
+    throw UnsupportedError(str("the cuda backend supports up to ", counted(kMaxRanks, "rank"), ", got ",
+                               config.placement.ranks()));
   }
   if (config.experts > kMaxExperts) {
     throw UnsupportedError(
-        str("the cuda backend supports up to ", kMaxExperts, " experts, got ", config.experts));
+        str("the cuda backend supports up to ", counted(kMaxExperts, "expert"), ", got ", config.experts));
   }
   const std::int64_t message = wire_bytes(parts_of(config.format, config.hidden));
   if (message > kMostMessageBytes) {
-    throw UnsupportedError(
-        str("the cuda backend supports up to ", kMostMessageBytes, " bytes a token, got ", message));
+    throw UnsupportedError(str("the cuda backend supports up to ", counted(kMostMessageBytes, "byte"),
+                               " a token, got ", message));
   }
   if (config.max_tokens > SlotMetadata::kMostTokens ||
       std::int64_t{config.max_tokens} * config.top_k > SlotMetadata::kMostOrdinals) {
-    throw UnsupportedError(str("the cuda backend supports up to ", SlotMetadata::kMostTokens, " tokens of ",
-                               SlotMetadata::kMostOrdinals, " routes, got max_tokens = ", config.max_tokens,
-                               " with top_k = ", config.top_k));
+    throw UnsupportedError(str("the cuda backend supports up to ",
+                               counted(SlotMetadata::kMostTokens, "token"), " of ",
+                               counted(SlotMetadata::kMostOrdinals, "route"),
+                               ", got max_tokens = ", config.max_tokens, " with top_k = ", config.top_k));
   }
 }
 

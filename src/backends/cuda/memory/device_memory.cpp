@@ -23,7 +23,8 @@ DeviceMemory::DeviceMemory(std::int64_t bytes) : DeviceMemory() {
   check(cudaGetDevice(&device_), "find the current device");
   if (bytes == 0) return;
   void* data = nullptr;
-  check(cudaMalloc(&data, bytes), str("allocate ", bytes, " bytes of memory on device ", device_).c_str());
+  check(cudaMalloc(&data, bytes),
+        str("allocate ", counted(bytes, "byte"), " of memory on device ", device_).c_str());
   data_ = static_cast<std::byte*>(data);
   bytes_ = bytes;
   zero(data, bytes);
@@ -39,7 +40,7 @@ PinnedMemory::PinnedMemory(std::int64_t bytes) : PinnedMemory() {
   if (bytes == 0) return;
   void* data = nullptr;
   check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-        str("allocate ", bytes, " bytes of pinned memory").c_str());
+        str("allocate ", counted(bytes, "byte"), " of pinned memory").c_str());
   data_ = static_cast<std::byte*>(data);
   bytes_ = bytes;
   void* on_device = nullptr;

@@ -46,7 +46,7 @@ Allocation Allocation::on_device(int device, std::int64_t bytes, bool shared) {
   const CUmemAllocationProp wanted = allocation_properties(device, shared);
   CUmemGenericAllocationHandle handle = 0;
   check(driver().mem_create(&handle, bytes, &wanted, 0),
-        str("allocate ", bytes, " bytes of memory on device ", device).c_str());
+        str("allocate ", counted(bytes, "byte"), " of memory on device ", device).c_str());
   return Allocation(handle);
 }
 
@@ -76,7 +76,7 @@ DeviceMapping::DeviceMapping(const Allocation& allocation, std::int64_t bytes, s
     : bytes_(bytes) {
   try {
     check(driver().mem_address_reserve(&address_, bytes_, 0, 0, 0),
-          str("reserve ", bytes, " bytes of addresses").c_str());
+          str("reserve ", counted(bytes, "byte"), " of addresses").c_str());
     check(driver().mem_map(address_, bytes_, 0, allocation.handle(), 0), "map device memory");
     mapped_ = true;
     std::vector<CUmemAccessDesc> access(devices.size());

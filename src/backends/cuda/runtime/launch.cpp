@@ -15,10 +15,9 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
   check(cudaFuncGetAttributes(&attributes, kernel), "query a kernel's attributes");
   available -= static_cast<int>(attributes.sharedSizeBytes);
   if (bytes > available) {
-    throw UnsupportedError(
-        str("a block needs ", bytes,
-            " bytes of shared memory for the tables of all experts and ranks; this GPU has ", available,
-            ": configure fewer experts or ranks"));
+    throw UnsupportedError(str("a block needs ", counted(bytes, "byte"),
+                               " of shared memory for the tables of all experts and ranks; this GPU has ",
+                               available, ": configure fewer experts or ranks"));
   }
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, available),
         "raise a kernel's shared memory limit");
