@@ -44,7 +44,7 @@ ROOMS = {
     "backends/cuda/host": "base format group layout exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine",
     "backends/cuda/engine": "base engine exchange group layout plan backends/collective backends/cuda/runtime"
-                            " backends/cuda/memory backends/cuda/host",
+                            " backends/cuda/memory backends/cuda/operations backends/cuda/host",
     "nvfuser": "base format",
     "trace": "base",
     "capi": "base plan exchange",

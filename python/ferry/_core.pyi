@@ -78,6 +78,8 @@ class Config:
                          relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
     window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
                          'cpu' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
+    shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
+                         combine adds their outputs; at most 16, not on device memory; default 0
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1
@@ -101,7 +103,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -118,6 +120,10 @@ class Config:
     @property
     def max_tokens(self) -> int:
         """T, the most tokens of a rank in a call."""
+
+    @property
+    def shared_experts(self) -> int:
+        """Experts that every rank holds."""
 
     @property
     def placement(self) -> Placement:
@@ -641,7 +647,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:
@@ -772,7 +778,7 @@ class Exchange:
         The receive phase of dispatch: returns its result. May run in another thread or on another stream.
         """
 
-    def combine(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
+    def combine(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, shared_outputs: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
         """
         Returns the experts' outputs to their source ranks and sums them by token. Collective.
 
@@ -784,6 +790,8 @@ class Exchange:
         reduction      'partial', 'exact' or 'unreduced'; default: the exchange's
         row_values     float32 [rows]: one more number for each row
         result         [N, H], unreduced [N, K, H], to write to; default: a new array of outputs' type
+        shared_outputs [shared_experts, N, H] of the result's type, to which the outputs of the shared experts are written instead
+                       of being added; needed with 'unreduced'
         sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
         stream         'cuda': default the current stream of the arrays' framework
 
@@ -795,7 +803,7 @@ class Exchange:
         `lane`. Raises BadSourceError for a damaged plan.
         """
 
-    def combine_send(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
+    def combine_send(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, shared_outputs: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
         """
         The send phase of combine, with its arguments. `outputs` may be reused when it returns.
 

@@ -13,7 +13,7 @@ namespace ferry::python {
 struct PyCombineArguments {
   nb::object outputs, plan{}, row_weights = nb::none(), topk_weights = nb::none();
   std::optional<std::string> reduction{};
-  nb::object row_values = nb::none(), result = nb::none();
+  nb::object row_values = nb::none(), result = nb::none(), shared_outputs = nb::none();
   int lane = 0;
   int sm_limit = 0;
   nb::object stream = nb::none();

@@ -99,6 +99,8 @@ constexpr Setting kSettings[] = {
        c.hops = enum_named(k.c_str(), text_value(k, v), std::array{Hops::automatic, Hops::one, Hops::two});
      }},
     {"window", [](Config& c, const std::string& k, nb::handle v) { c.window = int_of(k, v); }},
+    {"shared_experts",
+     [](Config& c, const std::string& k, nb::handle v) { c.shared_experts = int_of(k, v); }},
     {"placement", [](Config& c, const std::string& k,
                      nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
     {"layout",
@@ -278,8 +280,8 @@ const char* const kOptionalSettings =
     "backend: typing.Literal['cpu', 'cuda', 'collective', 'reference'] = ..., "
     "engine: typing.Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', "
     "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
-    "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, placement: Placement = "
-    "..., "
+    "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, "
+    "shared_experts: int = 0, placement: Placement = ..., "
     "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
     "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
     "format: str = 'bf16', combine_type: typing.Literal['bf16', 'fp16', 'fp32'] = 'bf16', "
@@ -319,6 +321,8 @@ hops                 'one' or 'two': whether a token goes straight to each rank 
                      relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
 window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
                      'cpu' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
+shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
+                     combine adds their outputs; at most 16, not on device memory; default 0
 placement            a Placement; default: Placement.blocks(experts, ranks)
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
@@ -350,6 +354,7 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("top_k", &Config::top_k, "K, experts of a token: 1 to 32.")
       .def_ro("hidden", &Config::hidden, "H, columns of a token.")
       .def_ro("max_tokens", &Config::max_tokens, "T, the most tokens of a rank in a call.")
+      .def_ro("shared_experts", &Config::shared_experts, "Experts that every rank holds.")
       .def_ro("placement", &Config::placement, "Which rank holds which expert.")
       .def_ro("alignment", &Config::alignment, "Each expert's first row is a multiple of it.")
       .def_ro("capacity", &Config::capacity,

@@ -69,6 +69,11 @@ Config to_config(const ferry_config& given, int ranks) {
   config.memory = to_enum(given.memory, MemoryKind::device, "ferry_config.memory");
   config.hops = to_enum(given.hops, Hops::two, "ferry_config.hops");
   config.window = given.window;
+  if (given.shared_experts < 0 || given.shared_experts > kMaxSharedExperts) {
+    throw UsageError(
+        str("ferry_config.shared_experts = ", given.shared_experts, ", must be 0 to ", kMaxSharedExperts));
+  }
+  config.shared_experts = static_cast<int>(given.shared_experts);
   config.placement =
       to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
   config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
@@ -153,6 +158,7 @@ ferry_config to_c(const Config& config) {
   c.memory = static_cast<std::int64_t>(config.memory);
   c.hops = static_cast<std::int32_t>(config.hops);
   c.window = config.window;
+  c.shared_experts = config.shared_experts;
   c.layout = static_cast<std::int32_t>(config.layout);
   c.placement_version = config.placement.version();
   c.capacity = config.capacity;

@@ -106,6 +106,7 @@ CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
                         .reduction = to_reduction(args.reduction),
                         .row_values = args.row_values,
                         .route_values = args.route_values,
+                        .shared_outputs = args.shared_outputs,
                         .lane = args.lane,
                         .sm_limit = args.sm_limit},
             .stream = {args.stream}};

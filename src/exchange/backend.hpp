@@ -125,6 +125,6 @@ Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank
 Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes cuda_backend_sizes(const Config& config, int rank);
 Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank);
-Sizes device_collective_sizes(const Config& config, int rank);
+Sizes device_collective_sizes(const Config& config, const Topology& topology, int rank);
 
 }  // namespace ferry

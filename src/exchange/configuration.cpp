@@ -124,10 +124,6 @@ void check_alone(const Config& config) {
     throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
                                " has no second hop: use the backend cpu or collective, or hops = one"));
   }
-  if (config.hops == Hops::two && chosen_memory(config) == MemoryKind::device) {
-    throw UnsupportedError(
-        "configuration: the backend collective has no second hop on device memory: pass hops = one");
-  }
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
   check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);

@@ -22,7 +22,7 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Confi
   throw UnsupportedError(kNoCudaBackend);
 }
 
-Sizes device_collective_sizes(const Config&, int) {
+Sizes device_collective_sizes(const Config&, const Topology&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
 #endif
@@ -72,11 +72,10 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
                                " needs all ranks on one host; these ", rank.size(), " ranks are on ",
                                rank.topology().nodes(), " hosts: use the backend collective"));
   }
-  const bool adds_by_node = entry.adds_by_node && config.memory == MemoryKind::host;
-  if (!adds_by_node && config.reduction_level == ReductionLevel::node) {
+  if (!entry.adds_by_node && config.reduction_level == ReductionLevel::node) {
     throw UnsupportedError(str("the backend ", to_string(config.backend),
-                               " on device memory has no reduction_level node, the default of a group of "
-                               "several nodes (this one has ",
+                               " has no reduction_level node, the default of a group of several nodes (this "
+                               "one has ",
                                rank.topology().nodes(), "): pass reduction_level rank"));
   }
   return entry.make(rank, config);

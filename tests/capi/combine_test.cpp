@@ -9,6 +9,8 @@ struct CombineCase {
   const char* name;
   int reduction;
   bool row_weights, topk_weights, split;
+  int shared_experts = 0;
+  bool shared_outputs = false;
 };
 
 const CombineCase kCases[] = {
@@ -19,6 +21,8 @@ const CombineCase kCases[] = {
     {"exact", FERRY_EXACT, false, false, false},
     {"exact_topk_weights_split", FERRY_EXACT, false, true, true},
     {"unreduced", FERRY_UNREDUCED, false, false, false},
+    {"shared_experts", FERRY_PARTIAL, true, false, false, 2},
+    {"shared_outputs_unreduced_split", FERRY_UNREDUCED, false, false, true, 2, true},
 };
 
 class Combine : public testing::TestWithParam<CombineCase> {};
@@ -27,8 +31,13 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
   const CombineCase& which = GetParam();
   ferry_config config = small_config();
   config.reduction = FERRY_EXACT;  // room for all three reductions
+  config.shared_experts = which.shared_experts;
   run_threads(kRanks, [&](ferry_rank* rank) {
     Pair pair(rank, config);
+    auto taken = sized<ferry_config>();
+    ASSERT_EQ(ferry_exchange_config(pair.c.get(), &taken), FERRY_OK);
+    EXPECT_EQ(taken.shared_experts, which.shared_experts);
+    EXPECT_EQ(pair.cpp.config().shared_experts, which.shared_experts);
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     const DispatchResult rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
 
@@ -37,6 +46,8 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
     const std::int64_t results = std::int64_t{pair.in.count} * (unreduced ? config.top_k : 1);
     contract::GuardedBuffer c_result(results * stride), cpp_result(results * stride);
     contract::GuardedBuffer c_values(4 * pair.in.count * config.top_k), cpp_values(c_values.bytes());
+    contract::GuardedBuffer c_shared(2 * pair.in.count * config.hidden * which.shared_experts),
+        cpp_shared(c_shared.bytes());
 
     auto args = sized<ferry_combine_args>();
     args.outputs.data = pair.in.outputs.data();
@@ -47,7 +58,9 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
     args.row_values = pair.rows.weight;
     args.route_values = c_values.as<float>();
     args.reduction = which.reduction;
+    args.shared_outputs = which.shared_outputs ? c_shared.data() : nullptr;
     CombineOptions options;
+    options.shared_outputs = which.shared_outputs ? cpp_shared.data() : nullptr;
     options.row_weights = which.row_weights ? rows.weight : nullptr;
     options.topk_weights = which.topk_weights ? pair.in.weights.data() : nullptr;
     options.row_values = rows.weight;
@@ -57,7 +70,8 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
 
     const auto receive = sized<ferry_combine_receive_args>();
     for (int call = 0; call < 2; ++call) {
-      for (contract::GuardedBuffer* buffer : {&c_result, &cpp_result, &c_values, &cpp_values}) {
+      for (contract::GuardedBuffer* buffer :
+           {&c_result, &cpp_result, &c_values, &cpp_values, &c_shared, &cpp_shared}) {
         buffer->fill(contract::kPoison);
       }
       if (which.split) {
@@ -71,7 +85,9 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
       expect_same_array(c_result.data(), cpp_result.data(), c_result.bytes(), "result");
       expect_same_array(c_values.data(), cpp_values.data(), c_values.bytes(), "route values");
       c_result.require_guards("result");
+      expect_same_array(c_shared.data(), cpp_shared.data(), c_shared.bytes(), "shared outputs");
       c_values.require_guards("route values");
+      c_shared.require_guards("shared outputs");
       pair.in.outputs.assign(pair.in.outputs.rbegin(), pair.in.outputs.rend());
     }
   });

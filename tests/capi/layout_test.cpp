@@ -115,14 +115,16 @@ EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
 // programs have not initialised.
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_via) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, memory) + 8);
+static_assert(offsetof(ferry_config, shared_experts) == offsetof(ferry_config, memory) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, shared_experts) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, messages) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
-static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, stream) + 8);
+static_assert(offsetof(ferry_combine_args, shared_outputs) == offsetof(ferry_combine_args, stream) + 8);
+static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, shared_outputs) + 8);
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
@@ -143,7 +145,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 160},
       {"ferry_bootstrap", 40},
       {"ferry_format", 40},
-      {"ferry_config", 176},
+      {"ferry_config", 184},
       {"ferry_sizes", 64},
       {"ferry_plan", 16},
       {"ferry_source", 12},
@@ -157,7 +159,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_dispatch_result", 232},
       {"ferry_dispatch_args", 312},
       {"ferry_dispatch_receive_args", 32},
-      {"ferry_combine_args", 128},
+      {"ferry_combine_args", 136},
       {"ferry_combine_receive_args", 24},
       {"ferry_combine_backward_args", 256},
       {"ferry_route_values_args", 56},

@@ -12,7 +12,7 @@ INSTANTIATE_TEST_SUITE_P(CollectiveHosts, Contract,
                          testing::Values(Setup{BackendKind::collective, RankKind::engine_hosts}));
 #endif
 
-// On the memory of GPUs, with an engine that copies it, and with one for host memory.
+// On the memory of GPUs, with an engine that copies it, with one for host memory, and in two hops.
 INSTANTIATE_TEST_SUITE_P(CudaCollective, Contract, testing::ValuesIn(device_collective_setups()));
 
 }  // namespace ferry::contract

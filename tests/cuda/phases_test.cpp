@@ -129,6 +129,8 @@ TEST_F(CudaPhases, AnEventOrdersAReceivePhaseOnAnotherStream) {
       const auto delay = [&](const TestStream& stream) {
         if (random.chance(0.5)) device::delay(stream, random.between(0, 300));
       };
+      // Before any kernel awaits a peer: on a GPU that ranks share, copies to new memory would wait for it.
+      rank.barrier();
       for (int number = 0; number < kCalls; ++number) {
         const int set = number % kInputSets;
         device_run.load(set, sending.get());
@@ -149,6 +151,9 @@ TEST_F(CudaPhases, AnEventOrdersAReceivePhaseOnAnotherStream) {
         device_run.compare_on_device(set, number, receiving.get());
         done.record(receiving.get());
         done.order_before(sending.get());
+        // A rank that has filled the driver's queue would keep another one, on the same GPU, from adding to
+        // its own.
+        if (number % 10 == 9) sending.synchronize();
       }
       device_run.require_no_difference(receiving.get());
       exchange.check(c.lane);

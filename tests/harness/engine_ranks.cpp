@@ -53,9 +53,9 @@ void run_engine_threads(int ranks, const std::function<void(Rank)>& body, bool d
   run_on_hosts(ranks, [](int) { return std::string(); }, body, device_memory);
 }
 
-void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>& body) {
+void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>& body, bool device_memory) {
   const auto host_of = [&](int rank) { return "host " + std::to_string(topology.node_of(rank)); };
-  run_on_hosts(topology.ranks(), host_of, body);
+  run_on_hosts(topology.ranks(), host_of, body, device_memory);
 }
 
 void run_engine_hosts(int ranks, const std::function<void(Rank)>& body) {

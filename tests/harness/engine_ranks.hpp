@@ -16,7 +16,8 @@ double meeting_deadline(int ranks);
 void run_engine_threads(int ranks, const std::function<void(Rank)>& body, bool device_memory = false);
 
 // The same on simulated hosts, one for each node.
-void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>& body);
+void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>& body,
+                      bool device_memory = false);
 
 // The same on two simulated hosts. Of three ranks and more they differ in size, and their ranks take turns.
 void run_engine_hosts(int ranks, const std::function<void(Rank)>& body);

@@ -34,9 +34,8 @@ void Setup::choose_backend(Config& config) const {
   config.memory = memory;
   config.hops = hops;
   config.window = window;
-  if (!on_device()) return;
-  config.reduction_level = ReductionLevel::rank;
-  config.shared_experts = 0;
+  if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
+  if (on_device()) config.shared_experts = 0;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {
@@ -47,7 +46,8 @@ std::vector<Setup> device_setups(RankKind rank_kind) {
 std::vector<Setup> device_collective_setups() {
   if (!device::is_built()) return {};
   return {{BackendKind::collective, RankKind::engine_threads, MemoryKind::device},
-          {BackendKind::collective, RankKind::engine_hosts, MemoryKind::device}};
+          {BackendKind::collective, RankKind::engine_hosts, MemoryKind::device},
+          {BackendKind::collective, RankKind::engine_threads, MemoryKind::device, Hops::two, 7}};
 }
 
 std::string skip_reason(const Setup& setup) {
@@ -83,7 +83,8 @@ void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
   for (int rank = 0; rank < ranks && nodes.empty(); ++rank)
     labels.push_back(setup.hops == Hops::two && rank % 3 == 1 ? 1 : 0);
   const Topology topology(labels);
-  if (topology.nodes() > 1 && kind == RankKind::engine_threads) return run_engine_nodes(topology, body);
+  if (topology.nodes() > 1 && kind == RankKind::engine_threads)
+    return run_engine_nodes(topology, body, setup.on_device());
   switch (kind) {
     case RankKind::threads: {
       Group group = Group::threads(topology);
@@ -183,7 +184,7 @@ oracle::Travel travel_of(const SyncExchange& exchange) {
 }
 
 bool simulates_nodes(const Setup& setup) {
-  if (setup.on_device()) return false;
+  if (setup.backend == BackendKind::cuda) return false;
   return setup.rank_kind == RankKind::threads || setup.rank_kind == RankKind::processes ||
          setup.rank_kind == RankKind::engine_threads;
 }

@@ -53,7 +53,8 @@ struct Setup {
   int window = 0;  // Config::window
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
-  // Sets the backend and what it needs. Device backends do not add by node and have no shared experts.
+  // Sets the backend and what it needs. The backend `cuda` does not add by node, and no memory of devices has
+  // shared experts.
   void choose_backend(Config& config) const;
 };
 

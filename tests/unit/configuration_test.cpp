@@ -64,12 +64,6 @@ TEST(Configuration, RefusesWithTheNumbers) {
          c.memory = MemoryKind::host;
        }),
        "the backend cuda works on device memory"},
-      {with([](Config& c) {
-         c.backend = BackendKind::collective;
-         c.memory = MemoryKind::device;
-         c.hops = Hops::two;
-       }),
-       "no second hop on device memory"},
       {with([](Config& c) { c.engine = EngineKind::nccl; }), "the backend is cpu, and memory is automatic"},
       {with([](Config& c) {
          c.backend = BackendKind::collective;

@@ -14,6 +14,7 @@ extern "C" {
 
 #define FERRY_MAX_PARTS 4
 #define FERRY_MAX_TOP_K 32
+#define FERRY_MAX_SHARED_EXPERTS 16
 
 /// Value types.
 enum { FERRY_BF16 = 0, FERRY_FP16 = 1, FERRY_FP32 = 2 };
@@ -110,6 +111,7 @@ typedef struct ferry_config {
   int32_t hops;             ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
   int32_t window;           ///< see ferry::Config::window; default 0
   int64_t memory;           ///< default: FERRY_MEMORY_AUTOMATIC
+  int64_t shared_experts;   ///< S, 0 to FERRY_MAX_SHARED_EXPERTS: see ferry::Config::shared_experts
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

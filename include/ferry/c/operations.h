@@ -75,6 +75,9 @@ typedef struct ferry_combine_args {
   int32_t lane, sm_limit;
   int32_t reduction;  ///< FERRY_PARTIAL, ...; default: the configuration's
   void* stream;
+  /// [S, N, H] of the result's type, dense, or NULL: takes the outputs of the shared experts, which are then
+  /// not added. Needed by FERRY_UNREDUCED.
+  void* shared_outputs;
 } ferry_combine_args;
 
 typedef struct ferry_combine_receive_args {
@@ -87,8 +90,8 @@ typedef struct ferry_combine_receive_args {
 /// topk_weights to the experts' ranks first: then either all ranks pass them, ranks without tokens too, or
 /// none.
 ferry_status ferry_combine(ferry_exchange* exchange, const ferry_combine_args* args);
-/// The send phase of a combine. The plan, the result and topk_weights must live until the receive phase is
-/// done. topk_weights with FERRY_PARTIAL are refused.
+/// The send phase of a combine. The plan, the result, shared_outputs and topk_weights must live until the
+/// receive phase is done. topk_weights with FERRY_PARTIAL are refused.
 ferry_status ferry_combine_send(ferry_exchange* exchange, const ferry_combine_args* args);
 /// The receive phase of the lane's combine.
 ferry_status ferry_combine_receive(ferry_exchange* exchange, const ferry_combine_receive_args* args);

@@ -46,7 +46,9 @@ def _row_count(exchange):
 
 def _groups(exchange):
     config = exchange.config
-    return exchange.ranks if config.layout == "rank_major" else len(config.placement.experts_of(exchange.rank))
+    if config.layout == "rank_major":
+        return exchange.ranks
+    return config.shared_experts + len(config.placement.experts_of(exchange.rank))
 
 
 def _plan_memory(exchange, like):

@@ -350,3 +350,31 @@ def test_metadata_load_and_wire_counts(rng):
             (rank.index, t) in messages_to(step, r) for r in range(4) for t in range(len(step.ids[rank.index])))
 
     ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shared_experts(rng, backend, apart):
+    step = random_step(rng, 3)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, backend=backend, shared_experts=2, combine_type="fp32", reduction="exact")
+        assert exchange.config.shared_experts == 2
+        tokens, ids, weights = inputs(step, rank)
+        rows, count = exchange.dispatch(tokens, ids, weights), len(tokens)
+        assert list(rows.counts[:2]) == [count, count] and list(rows.group_expert[:2]) == [step.experts, step.experts + 1]
+        for shared in range(2):
+            assert same_bits(rows.data[shared * count:(shared + 1) * count], tokens)
+            assert rows.source[shared * count:(shared + 1) * count].tolist() == [
+                [rank.index, token, step.top_k + shared] for token in range(count)]
+        outputs = np.zeros((len(rows.data), HIDDEN), np.float32)  # of the routed experts; the shared ones return 1 and 2
+        outputs[:count], outputs[count:2 * count] = 1, 2
+        split = poisoned((2, count, HIDDEN), np.float32) if apart else None
+        result = exchange.combine(outputs, rows.plan, shared_outputs=split)
+        assert (result == (0 if apart else 3)).all()
+        if apart:
+            assert (split[0] == 1).all() and (split[1] == 2).all()
+        with pytest.raises(ferry.UsageError, match="shared_outputs"):
+            exchange.combine(outputs, rows.plan, shared_outputs=np.zeros((1, count, HIDDEN), np.float32))
+
+    ferry.Group.threads(3).run(body)

@@ -154,7 +154,7 @@ std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config&
 }
 
 Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank) {
-  if (config.memory == MemoryKind::device) return device_collective_sizes(config, rank);
+  if (config.memory == MemoryKind::device) return device_collective_sizes(config, topology, rank);
   return collective::packed_sizes(config, topology, rank);
 }
 

@@ -17,6 +17,13 @@ void DeviceMessages::reserve(Outgoing messages) {
   sent_ = std::move(messages);
 }
 
+// What this rank sends to `to`.
+void DeviceMessages::count(int to, std::int64_t messages, std::int64_t bytes) {
+  Traffic& traffic = same_node(me_, to) ? within_node_ : between_nodes_;
+  traffic.messages += messages;
+  traffic.bytes += bytes;
+}
+
 FollowingMessages DeviceMessages::announce(int peer, std::int64_t*) const {
   if (!has_messages_) return {};
   std::int64_t most = 0;
@@ -30,20 +37,18 @@ void DeviceMessages::exchange(std::uint64_t, const std::function<FollowingMessag
                               const std::function<const std::int64_t*(int peer)>&, const Wire& wire) {
   const std::size_t ranks = sent_.bytes.size();
   std::vector<FollowingMessages> all;
+  std::vector<std::int64_t> received_at(ranks, 0);
   received_.assign(ranks, 0);
-  received_at_.assign(ranks, 0);
   std::int64_t end = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const int peer = static_cast<int>(rank);
     all.push_back(following(peer));
-    received_at_[rank] = sent_.slot_bytes > 0 ? peer * sent_.slot_bytes : end;
+    received_at[rank] = sent_.slot_bytes > 0 ? peer * sent_.slot_bytes : end;
     if (peer == me_) continue;
     received_[rank] = all.back().bytes;
     end += received_[rank];
     if (received_[rank] < 0 || (sent_.slot_bytes > 0 && received_[rank] > sent_.slot_bytes)) wire.fail(peer);
-    Traffic& traffic = topology_.node_of(peer) == topology_.node_of(me_) ? within_node_ : between_nodes_;
-    traffic.messages += sent_.bytes[rank] / sent_.message_bytes;
-    traffic.bytes += sent_.bytes[rank];
+    count(peer, sent_.bytes[rank] / sent_.message_bytes, sent_.bytes[rank]);
   }
   if (sent_.slot_bytes == 0) sent_.receive = sent_.room_for(end);
   transfer_in_rounds({.send = sent_.send,
@@ -51,13 +56,11 @@ void DeviceMessages::exchange(std::uint64_t, const std::function<FollowingMessag
                       .send_offsets = sent_.offsets,
                       .receive = sent_.receive,
                       .receive_bytes = received_,
-                      .receive_offsets = received_at_,
+                      .receive_offsets = received_at,
                       .device = true},
                      me_, all, wire.transfer);
-}
-
-const std::byte* DeviceMessages::incoming(int rank) const {
-  return sent_.receive + received_at_[static_cast<std::size_t>(rank)];
+  incoming_.clear();
+  for (const std::int64_t at : received_at) incoming_.push_back(sent_.receive + at);
 }
 
 }  // namespace ferry::collective

@@ -9,7 +9,7 @@
 
 namespace ferry::collective {
 
-class DeviceMessages final : public MessageCarrier {
+class DeviceMessages : public MessageCarrier {
  public:
   // The messages of a call. Lists are [R], in bytes.
   struct Outgoing {
@@ -28,27 +28,33 @@ class DeviceMessages final : public MessageCarrier {
       : topology_(topology), me_(rank), window_(window) {}
 
   void clear() override;
-  void reserve(Outgoing messages);
+  virtual void reserve(Outgoing messages);
   bool has_messages() const override { return has_messages_; }
   FollowingMessages announce(int peer, std::int64_t* table) const override;
   void exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
                 const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) override;
 
   // After exchange(): what has come from other ranks.
-  const std::byte* incoming(int rank) const;
+  const std::byte* incoming(int rank) const { return incoming_[static_cast<std::size_t>(rank)]; }
   std::int64_t incoming_bytes(int rank) const { return received_[static_cast<std::size_t>(rank)]; }
   // Of this rank in this call.
   const Traffic& within_node() const { return within_node_; }
   const Traffic& between_nodes() const { return between_nodes_; }
 
- private:
+ protected:
+  bool same_node(int a, int b) const { return topology_.node_of(a) == topology_.node_of(b); }
+  void count(int to, std::int64_t messages, std::int64_t bytes);
+
   const Topology topology_;
   const int me_, window_;
 
   // The current call.
-  bool has_messages_ = false;
   Outgoing sent_{};
-  std::vector<std::int64_t> received_, received_at_;  // [R] bytes and offsets
+  std::vector<std::int64_t> received_;      // [R] bytes
+  std::vector<const std::byte*> incoming_;  // [R]
+
+ private:
+  bool has_messages_ = false;
   Traffic within_node_, between_nodes_;
 };
 

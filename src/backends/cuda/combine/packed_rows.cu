@@ -1,7 +1,8 @@
 #include "backends/cuda/combine/packed_rows.hpp"
 
 #include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/combine/row_flags.cuh"
+#include "backends/cuda/device/block_sums.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 #include "backends/cuda/runtime/launch.hpp"
@@ -9,7 +10,7 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr int kPlaceThreads = 1024, kPlaceWarps = kPlaceThreads / 32;
+constexpr int kPlaceThreads = 1024;
 constexpr int kFindThreads = 256, kFindBlocks = 32;  // blocks for each source
 
 // [thread] Rows that a message returns.
@@ -25,9 +26,9 @@ __device__ std::int32_t rows_of_message(const PlaceRowsArguments& call, std::int
 // A block for each source rank.
 __global__ void __launch_bounds__(kPlaceThreads)
     place_rows_kernel(const __grid_constant__ PlaceRowsArguments call) {
-  __shared__ std::int32_t sums[kPlaceWarps];
+  __shared__ BlockSums<kPlaceThreads> sums;
   const LaneView& lane = call.lane;
-  const int source = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  const int source = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const bool usable = check_plan(lane, *call.plan.header, -1) == PlanFault::none;
   const std::int32_t counted = call.plan.tokens_between[std::int64_t{source} * lane.ranks + lane.rank];
   const std::int32_t messages = usable && counted >= 0 && counted <= lane.max_tokens ? counted : 0;
@@ -35,21 +36,10 @@ __global__ void __launch_bounds__(kPlaceThreads)
   for (std::int32_t first = 0; first < messages; first += kPlaceThreads) {
     const std::int64_t message = std::int64_t{source} * lane.max_tokens + first + thread;
     const std::int32_t mine = first + thread < messages ? rows_of_message(call, message) : 0;
-    std::int32_t sum = mine;  // of the warp's threads up to this one
-    for (int step = 1; step < 32; step *= 2) {
-      const std::int32_t lower = __shfl_up_sync(~0u, sum, static_cast<unsigned>(step));
-      if (thread % 32 >= step) sum += lower;
-    }
-    if (thread % 32 == 31) sums[warp] = sum;
-    __syncthreads();
     std::int32_t all = 0;
-    for (int other = 0; other < kPlaceWarps; ++other) {
-      if (other == warp) sum += all;
-      all += sums[other];
-    }
-    if (first + thread < messages) call.first_row[message] = before + sum - mine;
+    const std::int32_t place = before + sums.before(mine, &all);
+    if (first + thread < messages) call.first_row[message] = place;
     before += all;
-    __syncthreads();
   }
   if (thread == 0) call.rows[source] = before;
 }
@@ -68,8 +58,7 @@ __global__ void __launch_bounds__(kFindThreads)
     const auto index = static_cast<std::int32_t>(label);
     if (index < 0 || index >= call.most || label != packed_label(number, index)) continue;
     call.arrived[index] = {number, reinterpret_cast<std::uint64_t>(row)};
-    Flag* flags = call.lane.combine_flags(call.lane.rank, 0, index);
-    for (int quarter = 0; quarter < kQuarters; ++quarter) store_relaxed_sys(flags + quarter, number);
+    set_row_flags(call.lane, index, number);
   }
 }
 

@@ -33,7 +33,9 @@ class EngineBackend final : public CudaBackend {
   }
 
   Capabilities capabilities() const override { return {.device_memory = true, .streams = true}; }
-  Sizes sizes() const override { return device_collective_sizes(exchange_.config, exchange_.me()); }
+  Sizes sizes() const override {
+    return device_collective_sizes(exchange_.config, exchange_.rank.topology(), exchange_.me());
+  }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
     send_dispatch(call, false, stream);

@@ -14,10 +14,6 @@
 namespace ferry::cuda {
 namespace {
 
-std::size_t at(int rank) {
-  return static_cast<std::size_t>(rank);
-}
-
 void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream) {
   if (bytes == 0) return;
   check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, handle_of(stream)),
@@ -41,8 +37,11 @@ EngineLane::EngineLane(const ExchangeState& exchange, Lane& lane, int index,
     : exchange_(exchange),
       lane_(lane),
       index_(index),
-      messages_(
-          new collective::DeviceMessages(exchange.rank.topology(), exchange.me(), exchange.config.window)),
+      hops_(has_relays(exchange.config, exchange.rank.topology()) ? new DeviceHops(exchange, lane, index)
+                                                                  : nullptr),
+      messages_(hops_ != nullptr ? hops_
+                                 : new collective::DeviceMessages(exchange.rank.topology(), exchange.me(),
+                                                                  exchange.config.window)),
       headers_(2 * exchange.rank.size() * exchange.engine->header_bytes),
       scalars_(sizeof(Scalars)),
       counts_(exchange.config.experts),
@@ -152,17 +151,26 @@ void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& 
     out.receive = memory() + to.inbox + to.header_bytes;
     out.slot_bytes = to.block_bytes;
   }
+  if (hops_ != nullptr) {
+    const auto payload = static_cast<std::int32_t>(stored.metadata_offset);
+    hops_->start(
+        {.rows = stored.packed,
+         .sizes = {.payload = payload, .metadata = static_cast<std::int32_t>(stored.message_bytes) - payload},
+         .sent_tokens = stored.sent_tokens,
+         .adds = lane_.adds_by_node()});
+  }
   messages_->reserve(std::move(out));
 }
 
 // What a call by a plan stores: a message of `part_bytes` for each that the plan has.
 EngineLane::Stored EngineLane::by_plan(const Plan& plan, std::int64_t part_bytes) const {
-  const std::int32_t* between = view_plan(plan.storage(), lane_.view().plan_shape).tokens_between;
+  const PlanView view = view_plan(plan.storage(), lane_.view().plan_shape);
   return {.message_bytes = engine_message_bytes(part_bytes, exchange_.config.top_k),
-          .messages = between + std::int64_t{me()} * ranks(),
+          .messages = view.tokens_between + std::int64_t{me()} * ranks(),
           .packed = false,
-          .planned = between,
-          .metadata_offset = align_up(part_bytes, 16)};
+          .metadata_offset = align_up(part_bytes, 16),
+          .sent_tokens = view.sent_tokens,
+          .planned = view.tokens_between};
 }
 
 // What a refused call has found is not reported for a later one.
@@ -218,12 +226,11 @@ void EngineLane::deliver_headers(Stream stream) {
 
 void EngineLane::dispatch_send(const DispatchCall& call, bool split, Stream stream) {
   call_.begin(Operation::dispatch, options_of(call));
-  launch_or_refuse(Operation::dispatch, [&] { lane_.dispatch(call, Phase::send, stream); });
+  Plan plan;
+  launch_or_refuse(Operation::dispatch, [&] { plan = lane_.dispatch(call, Phase::send, stream).plan; });
   const std::int64_t part_bytes = device_message_layout(parts_of(call.format, exchange_.config.hidden)).bytes;
-  Stored stored{.message_bytes = engine_message_bytes(part_bytes, exchange_.config.top_k),
-                .messages = nullptr,
-                .packed = false};
-  if (!call.plan.empty()) stored = by_plan(call.plan, part_bytes);
+  Stored stored = by_plan(plan, part_bytes);
+  if (call.plan.empty()) stored.messages = stored.planned = nullptr;  // the call headers say it
   post(split, stored, stream);
 }
 
@@ -286,6 +293,7 @@ void EngineLane::combine_receive(Stream stream) {
     before += sent;
   }
   lane_.find_rows(rows.data(), stream);
+  if (lane_.adds_by_node()) lane_.add_on_nodes(stream);
   lane_.combine_receive(stream);
 }
 

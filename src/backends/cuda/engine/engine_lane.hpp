@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "backends/collective/device_messages.hpp"
 #include "backends/collective/engine_call.hpp"
+#include "backends/cuda/engine/device_hops.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/event.hpp"
 
@@ -42,12 +42,12 @@ class EngineLane {
   // The messages that a send phase has stored.
   struct Stored {
     std::int64_t message_bytes;
-    const std::int32_t* messages;  // [R] for each rank, in device memory; null: the call headers say it
-    bool packed;                   // rows of a combine
-    // By a plan: what it says of all messages, int32 [R, R] in device memory; and where slot metadata lies in
-    // a message.
+    const std::int32_t* messages;      // [R] for each rank, in device memory; null: the call headers say it
+    bool packed;                       // rows of a combine
+    std::int64_t metadata_offset = 0;  // of slot metadata in a message
+    const std::int32_t* sent_tokens = nullptr;  // of the plan
+    // By a plan: what it says of all messages, int32 [R, R] in device memory.
     const std::int32_t* planned = nullptr;
-    std::int64_t metadata_offset = 0;
   };
 
   // In pinned memory, beside the headers.
@@ -84,11 +84,12 @@ class EngineLane {
   const ExchangeState& exchange_;
   Lane& lane_;
   const int index_;
-  collective::DeviceMessages* messages_;  // of call_
-  std::optional<Stored> sent_;            // in the current call
-  PinnedMemory headers_;                  // [2, R] sent and received
-  PinnedMemory scalars_;                  // Scalars
-  CudaEvent stored_;                      // the send phase has ended, and its headers are here
+  DeviceHops* const hops_;                      // of call_; null: one hop
+  collective::DeviceMessages* const messages_;  // of call_
+  std::optional<Stored> sent_;                  // in the current call
+  PinnedMemory headers_;                        // [2, R] sent and received
+  PinnedMemory scalars_;                        // Scalars
+  CudaEvent stored_;                            // the send phase has ended, and its headers are here
   LaneCounts counts_;
   DeviceMemory more_rows_;  // for rows that a damaged plan sends beyond what the inbox has room for
   std::vector<std::int32_t> tokens_, routes_;  // of the last dispatch_counts: [R], [L]

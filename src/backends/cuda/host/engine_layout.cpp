@@ -13,6 +13,40 @@ namespace {
 
 constexpr std::int64_t kFlagBytes = 8 * kQuarters;
 
+// What the hops of a call need at most, of messages or of rows. All 0 with one hop.
+struct HopBytes {
+  std::int64_t first_outbox = 0, first_inbox = 0, second_outbox = 0, second_inbox = 0;
+};
+
+HopBytes hop_bytes(const Config& config, const ExchangeShape& shape, const Topology& topology, int rank,
+                   const EngineLayout& layout) {
+  if (!has_relays(config, topology)) return {};
+  const std::int64_t tokens = shape.max_tokens,
+                     message = engine_message_bytes(shape.message_bytes, shape.top_k),
+                     payload = align_up(shape.message_bytes, 16), entry = message - payload + 16;
+  const int node = topology.node_of(rank);
+  const auto ranks_of = [&](int of) { return static_cast<std::int64_t>(topology.ranks_of(of).size()); };
+  std::int64_t relayed = 0;  // tokens of the ranks that this one is the relay of
+  for (int other = 0; other < shape.ranks; ++other) {
+    if (topology.node_of(other) != node && topology.relay_of(other, node) == rank) relayed += tokens;
+  }
+  HopBytes bytes;
+  for (int other = 0; other < topology.nodes(); ++other) {
+    if (other != node) bytes.first_outbox += tokens * (payload + ranks_of(other) * entry);
+  }
+  bytes.first_inbox = relayed * (payload + ranks_of(node) * entry);
+  bytes.second_outbox = relayed * ranks_of(node) * message;
+  bytes.second_inbox = (shape.ranks - ranks_of(node)) * tokens * message;
+  const bool partial = config.reduction == Reduction::partial;
+  const std::int64_t rows =
+      relayed * (partial ? std::min<std::int64_t>(config.top_k, ranks_of(node)) : config.top_k);
+  bytes.first_outbox = std::max(bytes.first_outbox, layout.sent_rows * layout.row_bytes);
+  bytes.first_inbox = std::max(bytes.first_inbox, (layout.received_rows + rows) * layout.row_bytes);
+  bytes.second_outbox = std::max(bytes.second_outbox, rows * layout.row_bytes);
+  bytes.second_inbox = std::max(bytes.second_inbox, layout.received_rows * layout.row_bytes);
+  return bytes;
+}
+
 }  // namespace
 
 std::int64_t engine_message_bytes(std::int64_t part_bytes, std::int32_t top_k) {
@@ -20,7 +54,7 @@ std::int64_t engine_message_bytes(std::int64_t part_bytes, std::int32_t top_k) {
   return align_up(part_bytes, 16) + metadata;
 }
 
-EngineLayout engine_layout(const Config& config, int rank) {
+EngineLayout engine_layout(const Config& config, const Topology& topology, int rank) {
   const DeviceLayout device = device_layout(config);
   const ExchangeShape& shape = device.exchange.shape;
   const std::int64_t ranks = shape.ranks, messages = ranks * shape.max_tokens;
@@ -46,12 +80,26 @@ EngineLayout engine_layout(const Config& config, int rank) {
   layout.outbox = take(ranks * layout.block_bytes);
   layout.row_inbox = take(layout.received_rows * layout.row_bytes);
   layout.row_outbox = take(layout.sent_rows * layout.row_bytes);
+  const HopBytes hops = hop_bytes(config, shape, topology, rank, layout);
+  const auto take_region = [&](std::int64_t bytes) { return LaneRegion{take(bytes), bytes}; };
+  layout.first_outbox = take_region(hops.first_outbox);
+  layout.first_inbox = take_region(hops.first_inbox);
+  layout.second_outbox = take_region(hops.second_outbox);
+  layout.second_inbox = take_region(hops.second_inbox);
   layout.signals_end = end;
   layout.first_row = take(4 * messages);
   layout.rows = take(4 * ranks);
   layout.arrived = take(static_cast<std::int64_t>(sizeof(LLPacket)) * layout.received_rows);
   layout.row_flags = take(kFlagBytes * layout.received_rows);
   layout.row_weights = take(4 * rows);
+  layout.token_ranks = take(4 * std::int64_t{shape.max_tokens} * std::min<std::int64_t>(shape.top_k, ranks));
+  layout.route_rank = take(4 * std::int64_t{shape.max_tokens} * shape.top_k);
+  if (has_relays(config, topology)) {
+    const auto node_ranks = static_cast<std::int64_t>(topology.ranks_of(topology.node_of(rank)).size());
+    layout.payload_of = take(4 * messages);
+    layout.row_of = take(4 * shape.max_tokens * node_ranks);
+    layout.place_of = take(4 * std::int64_t{shape.max_tokens});
+  }
   layout.received = take(device.received);
   layout.bytes = end;
   return layout;
@@ -84,9 +132,9 @@ void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* 
 
 }  // namespace cuda
 
-Sizes device_collective_sizes(const Config& config, int rank) {
+Sizes device_collective_sizes(const Config& config, const Topology& topology, int rank) {
   cuda::check_limits(config);
-  const cuda::EngineLayout layout = cuda::engine_layout(config, rank);
+  const cuda::EngineLayout layout = cuda::engine_layout(config, topology, rank);
   const std::int64_t lanes = config.lanes, received = layout.bytes - layout.received,
                      working = layout.received - layout.signals_end;
   return {.results = lanes * received,

@@ -14,8 +14,14 @@
 
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "ferry/config.hpp"
+#include "ferry/topology.hpp"
 
 namespace ferry::cuda {
+
+// A part of a lane's memory. Bytes.
+struct LaneRegion {
+  std::int64_t begin, bytes;
+};
 
 struct EngineLayout {
   std::int64_t header_bytes;  // of a block, the flags included; messages begin here
@@ -29,11 +35,16 @@ struct EngineLayout {
   std::int64_t first_row, rows, arrived;  // see PackedRows
   std::int64_t row_flags;                 // of combine's rows
   std::int64_t row_weights;               // fp32 for each row here: weights that have travelled
-  std::int64_t received;                  // the lane's receive buffers
-  std::int64_t bytes;                     // of a lane
+  std::int64_t token_ranks, route_rank;   // see AddOnNodesArguments
+  // Two hops (engine/device_hops.hpp); otherwise empty. A call uses them for messages or for rows.
+  LaneRegion first_outbox, first_inbox, second_outbox, second_inbox;
+  std::int64_t payload_of;        // see NumberPayloadsArguments
+  std::int64_t row_of, place_of;  // see RelaySumsArguments
+  std::int64_t received;          // the lane's receive buffers
+  std::int64_t bytes;             // of a lane
 };
 
-EngineLayout engine_layout(const Config& config, int rank);
+EngineLayout engine_layout(const Config& config, const Topology& topology, int rank);
 
 // Bytes of a message whose parts take `part_bytes`.
 std::int64_t engine_message_bytes(std::int64_t part_bytes, std::int32_t top_k);

@@ -62,7 +62,7 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
     ranks_on_device = memory->ranks_on_my_device();
   } else {
     ranks_on_device = ranks_on_current_device(rank);
-    engine = engine_layout(config, rank.index());
+    engine = engine_layout(config, rank.topology(), rank.index());
     engine_memory = DeviceMemory(config.lanes * engine->bytes);
   }
   blocks = blocks_of_rank(ranks_on_device, device, config.lanes);

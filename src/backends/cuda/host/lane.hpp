@@ -2,9 +2,12 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "backends/cuda/combine/combine.hpp"
+#include "backends/cuda/combine/node_sums.hpp"
 #include "backends/cuda/combine/packed_rows.hpp"
+#include "backends/cuda/combine/relay_sums.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/host/call_pointers.hpp"
 #include "backends/cuda/host/diagnostics_reader.hpp"
@@ -81,6 +84,13 @@ class Lane {
   void mark_arrived(const std::int32_t* from, Stream stream) const;
   // Over an engine: notes where rows have arrived that `from` [R] holds. Before combine_receive().
   void find_rows(const ArrivedRows* from, Stream stream) const;
+  // The same, where a combine adds by node: adds what has been found. Before combine_receive().
+  void add_on_nodes(Stream stream);
+  bool adds_by_node() const;
+  // The same, as a relay: `out` gets the sums of the `rows` for one source rank, `count`, in pinned memory,
+  // how many there are.
+  void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
+                     cudaStream_t stream) const;
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
   const LaneView& view() const { return view_; }

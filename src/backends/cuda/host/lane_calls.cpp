@@ -291,4 +291,50 @@ void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
   launch_find_rows(arguments, handle_of(stream));
 }
 
+bool Lane::adds_by_node() const {
+  return exchange_.config.reduction_level == ReductionLevel::node && combine_.reduction == Reduction::partial;
+}
+
+void Lane::add_on_nodes(Stream stream) {
+  const Topology& topology = exchange_.rank.topology();
+  const EngineLayout& layout = *exchange_.engine;
+  std::byte* const memory = exchange_.engine_lane(index_);
+  AddOnNodesArguments arguments{.lane = view_,
+                                .plan = combine_.plan,
+                                .node_of = {},
+                                .combine_type = combine_.combine_type,
+                                .row = combine_.row,
+                                .has_rows = combine_.result != nullptr,
+                                .has_values = combine_.route_values != nullptr,
+                                .relays_add = has_relays(exchange_.config, topology),
+                                .arrived = reinterpret_cast<LLPacket*>(memory + layout.arrived),
+                                .token_ranks = reinterpret_cast<std::int32_t*>(memory + layout.token_ranks),
+                                .route_rank = reinterpret_cast<std::int32_t*>(memory + layout.route_rank)};
+  for (int rank = 0; rank < view_.ranks; ++rank) arguments.node_of[rank] = topology.node_of(rank);
+  launch_add_on_nodes(arguments, handle_of(stream));
+  combine_.plan.token_ranks = arguments.token_ranks;
+  combine_.plan.route_rank = arguments.route_rank;
+}
+
+void Lane::add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
+                         cudaStream_t stream) const {
+  const EngineLayout& layout = *exchange_.engine;
+  std::byte* const memory = exchange_.engine_lane(index_);
+  RelaySumsArguments arguments{.lane = view_,
+                               .combine_type = combine_.combine_type,
+                               .row = combine_.row,
+                               .row_bytes = layout.row_bytes,
+                               .label_offset = layout.label_offset,
+                               .held = static_cast<int>(rows.size()),
+                               .from = {},
+                               .row_of = reinterpret_cast<std::int32_t*>(memory + layout.row_of),
+                               .place_of = reinterpret_cast<std::int32_t*>(memory + layout.place_of),
+                               .out = out,
+                               .count = count};
+  std::copy(rows.begin(), rows.end(), arguments.from);
+  const std::size_t bytes = 4 * rows.size() * static_cast<std::size_t>(view_.max_tokens);
+  check(cudaMemsetAsync(arguments.row_of, 0, bytes, stream), "clear a relay's table of rows");
+  launch_relay_sums(arguments, stream);
+}
+
 }  // namespace ferry::cuda

@@ -1,0 +1,30 @@
+// ReductionLevel::node over an engine: between the transfer of packed rows and the reducers, which then add
+// one row for each node of a token instead of one for each rank.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/combine/combine.hpp"
+
+namespace ferry::cuda {
+
+struct AddOnNodesArguments {
+  LaneView lane;
+  PlanView plan;
+  std::int32_t node_of[kMaxRanks];
+  DType combine_type;
+  CombineRowLayout row;
+  bool has_rows, has_values;  // what rows hold: values of a token's columns, values of its routes
+  bool relays_add;            // rows from other nodes are sums already (relay_sums.hpp)
+  LLPacket* arrived;          // see PackedRows. In: of a row for each rank. Out: of a row for each node
+  // Out: in place of the plan's, with the lowest rank of the token that each node has in place of all.
+  std::int32_t* token_ranks;  // [T, P]
+  std::int32_t* route_rank;   // [T, K]
+};
+
+// Adds the rows of a token that come from one node, in ascending order of its ranks. The sum, rounded to the
+// combine type, takes the place of the first of them; the sums lie in the order of the nodes. Rows of a token
+// with a row missing, or with an impossible rank in its plan, stay as they are: the reducers report them.
+void launch_add_on_nodes(const AddOnNodesArguments& arguments, cudaStream_t stream);
+
+}  // namespace ferry::cuda

@@ -1,0 +1,15 @@
+// The flags of rows that an engine has carried, which kernels set for the reducers.
+#pragma once
+
+#include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/protocol/lane_view.hpp"
+
+namespace ferry::cuda {
+
+// [thread] Row `index` of staging has arrived in the call `number`.
+__device__ inline void set_row_flags(const LaneView& lane, std::int64_t index, std::uint64_t number) {
+  Flag* flags = lane.combine_flags(lane.rank, 0, static_cast<std::int32_t>(index));
+  for (int quarter = 0; quarter < kQuarters; ++quarter) store_relaxed_sys(flags + quarter, number);
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,163 @@
+#include "backends/cuda/engine/device_hops.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "backends/collective/message_rounds.hpp"
+#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/error.hpp"
+
+namespace ferry::cuda {
+using collective::FollowingMessages;
+
+DeviceHops::DeviceHops(const ExchangeState& exchange, const Lane& lane, int index)
+    : DeviceMessages(exchange.rank.topology(), exchange.me(), exchange.config.window),
+      exchange_(exchange),
+      lane_(lane),
+      topology_(exchange.rank.topology()),
+      ranks_(exchange.rank.size()),
+      node_(topology_.node_of(exchange.me())),
+      layout_(*exchange.engine),
+      memory_(exchange.engine_lane(index)),
+      counts_(4 * std::int64_t{exchange.rank.size()}),
+      first_outbox_(region(layout_.first_outbox)),
+      first_inbox_(region(layout_.first_inbox)),
+      second_outbox_(region(layout_.second_outbox)),
+      second_inbox_(region(layout_.second_inbox)),
+      second_headers_(ranks_, table_bytes()),
+      payloads_(at(topology_.nodes()), 0) {}
+
+DeviceHops::Region DeviceHops::region(const LaneRegion& in) const {
+  return {.data = memory_ + in.begin, .bytes = in.bytes, .more = {}};
+}
+
+// Where the messages to `final` go in the first hop.
+int DeviceHops::first_stop(int final) const {
+  if (same_node(me_, final)) return final;
+  return kind_.rows ? topology_.relay_of(final, node_) : topology_.relay_of(me_, topology_.node_of(final));
+}
+
+// Whether this rank is the relay between its node and `rank` of another one.
+bool DeviceHops::relays_for(int rank) const {
+  return !same_node(me_, rank) && topology_.relay_of(rank, node_) == me_;
+}
+
+std::byte* DeviceHops::room_in(Region& region, std::int64_t bytes) const {
+  if (bytes <= region.bytes) return region.data;
+  if (region.more.bytes() < bytes) region.more = DeviceMemory(bytes);
+  return region.more.data();
+}
+
+DeviceHops::Blocks DeviceHops::empty_blocks(std::byte* base) const {
+  return {.base = base,
+          .bytes = std::vector<std::int64_t>(at(ranks_), 0),
+          .offsets = std::vector<std::int64_t>(at(ranks_), 0)};
+}
+
+// Places the blocks, whose bytes are known, one behind another.
+void DeviceHops::place(Blocks& blocks, Region& region) const {
+  std::int64_t end = 0;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    blocks.offsets[at(rank)] = end;
+    end += blocks.bytes[at(rank)];
+  }
+  blocks.base = room_in(region, end);
+}
+
+void DeviceHops::copy(void* to, const void* from, std::int64_t bytes) const {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_.get()),
+        "copy messages of a relay");
+}
+
+void DeviceHops::reserve(Outgoing messages) {
+  const ScopedDevice device(exchange_.device);
+  DeviceMessages::reserve(std::move(messages));
+  in_second_hop_ = false;
+  table_.assign(at(ranks_), 0);
+  received_.assign(at(ranks_), 0);
+  incoming_.assign(at(ranks_), nullptr);
+  second_ = empty_blocks(nullptr);
+  if (kind_.rows) {
+    pack_rows();
+  } else {
+    write_bundles();
+  }
+  stream_.synchronize();
+}
+
+FollowingMessages DeviceHops::announce(int peer, std::int64_t* table) const {
+  if (!has_messages()) return {};
+  std::int64_t most = 0;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rank != me_) most = std::max(most, first_.bytes[at(rank)]);
+    table[rank] = first_stop(rank) == peer ? table_[at(rank)] : 0;
+  }
+  return collective::following_of(first_.bytes[at(peer)], most, sent_.message_bytes, window_);
+}
+
+void DeviceHops::transfer(const Blocks& sent, const Blocks& received, const Following& following,
+                          const Wire& wire) const {
+  collective::transfer_in_rounds({.send = sent.base,
+                                  .send_bytes = sent.bytes,
+                                  .send_offsets = sent.offsets,
+                                  .receive = received.base,
+                                  .receive_bytes = received.bytes,
+                                  .receive_offsets = received.offsets,
+                                  .device = true},
+                                 me_, following, wire.transfer);
+}
+
+void DeviceHops::exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
+                          const Tables& table, const Wire& wire) {
+  const ScopedDevice device(exchange_.device);
+  Following first;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    first.push_back(following(peer));
+    // Only ranks of this node send rows in the first hop, and messages also those that this rank is the relay
+    // of.
+    const bool sends = same_node(me_, peer) || (!kind_.rows && relays_for(peer));
+    if (first.back().bytes < 0 || (!sends && first.back().bytes != 0)) wire.fail(peer);
+  }
+  if (kind_.rows) {
+    exchange_rows(call, first, table, wire);
+  } else {
+    exchange_messages(call, first, table, wire);
+  }
+}
+
+// The tables of second_headers_ are written.
+void DeviceHops::second_hop(std::uint64_t call, const Wire& wire) {
+  in_second_hop_ = true;
+  std::int64_t most = 0;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != me_) most = std::max(most, second_.bytes[at(peer)]);
+  }
+  std::vector<std::int64_t> block_bytes, block_offsets;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    second_headers_.header_to(peer) = {
+        call, collective::following_of(second_.bytes[at(peer)], most, sent_.message_bytes, window_)};
+    second_headers_.forget(peer);
+    block_bytes.push_back(peer == me_ ? 0 : second_headers_.block_bytes());
+    block_offsets.push_back(second_headers_.offset(peer));
+  }
+  wire.transfer({.send = second_headers_.sent(),
+                 .send_bytes = block_bytes,
+                 .send_offsets = block_offsets,
+                 .receive = second_headers_.received(),
+                 .receive_bytes = block_bytes,
+                 .receive_offsets = block_offsets});
+  Following following;
+  second_received_ = empty_blocks(nullptr);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != me_ && !second_headers_.arrived(peer)) wire.fail(peer);
+    following.push_back(peer == me_ ? second_headers_.header_to(me_).messages
+                                    : second_headers_.header_from(peer).messages);
+    if (following.back().bytes < 0) wire.fail(peer);
+    second_received_.bytes[at(peer)] = peer == me_ ? 0 : following.back().bytes;
+  }
+  place(second_received_, second_inbox_);
+  transfer(second_, second_received_, following, wire);
+}
+
+}  // namespace ferry::cuda

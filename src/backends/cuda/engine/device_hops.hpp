@@ -1,0 +1,103 @@
+// Carries the messages of a call between memory of the ranks' devices in two hops, by relays, as MessageHops
+// does between host memory. A token's payload travels once to each other node (operations/bundles.hpp).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backends/collective/device_messages.hpp"
+#include "backends/collective/pair_blocks.hpp"
+#include "backends/cuda/host/lane.hpp"
+#include "backends/cuda/operations/bundles.hpp"
+#include "backends/cuda/runtime/cuda_stream.hpp"
+
+namespace ferry::cuda {
+
+inline std::size_t at(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+class DeviceHops final : public collective::DeviceMessages {
+ public:
+  // What kind of messages a call has.
+  struct Kind {
+    bool rows;  // packed rows, to the tokens' source ranks; otherwise messages, to the experts
+    // Messages:
+    BundleSizes sizes;
+    const std::int32_t* sent_tokens;  // [R, T] of the plan, in device memory
+    // Rows:
+    bool adds;  // by node
+  };
+
+  // `lane`: number `index` of the exchange. Both outlive this.
+  DeviceHops(const ExchangeState& exchange, const Lane& lane, int index);
+
+  // Before reserve().
+  void start(const Kind& kind) { kind_ = kind; }
+  // Packs what goes to other nodes, and waits for it. What is sent must have been stored.
+  void reserve(Outgoing messages) override;
+
+  bool awaits_relays() const override { return in_second_hop_; }
+  std::int64_t table_bytes() const override { return 8 * std::int64_t{ranks_}; }
+  collective::FollowingMessages announce(int peer, std::int64_t* table) const override;
+  void exchange(std::uint64_t call, const std::function<collective::FollowingMessages(int peer)>& following,
+                const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) override;
+
+ private:
+  using Following = std::vector<collective::FollowingMessages>;
+  using Tables = std::function<const std::int64_t*(int peer)>;
+
+  // What this rank sends, or receives, in a hop: a block for each rank, at `base` + offset.
+  struct Blocks {
+    std::byte* base = nullptr;
+    std::vector<std::int64_t> bytes, offsets;  // [R]
+
+    std::byte* block(int rank) const { return base + offsets[static_cast<std::size_t>(rank)]; }
+  };
+  // Memory in the lane's, and beyond it for what damaged plans send.
+  struct Region {
+    std::byte* data;
+    std::int64_t bytes;
+    DeviceMemory more;
+  };
+
+  int first_stop(int final) const;
+  bool relays_for(int rank) const;
+  Region region(const LaneRegion& in) const;
+  std::byte* room_in(Region& region, std::int64_t bytes) const;
+  Blocks empty_blocks(std::byte* base) const;
+  void place(Blocks& blocks, Region& region) const;
+  void write_bundles();
+  void pack_rows();
+  void copy(void* to, const void* from, std::int64_t bytes) const;
+  void transfer(const Blocks& sent, const Blocks& received, const Following& following,
+                const Wire& wire) const;
+
+  void exchange_messages(std::uint64_t call, const Following& first, const Tables& table, const Wire& wire);
+  void open_bundles(const Blocks& received, const Tables& table, const Wire& wire);
+  void exchange_rows(std::uint64_t call, const Following& first, const Tables& table, const Wire& wire);
+  void forward_rows(const std::vector<std::vector<ArrivedRows>>& held);
+  void second_hop(std::uint64_t call, const Wire& wire);
+  void deliver(int rank, const std::byte* data, std::int64_t bytes, const Wire& wire);
+
+  const ExchangeState& exchange_;
+  const Lane& lane_;
+  const Topology& topology_;
+  const int ranks_, node_;
+  const EngineLayout& layout_;
+  std::byte* const memory_;  // of the lane
+  CudaStream stream_;
+  PinnedMemory counts_;  // int32 [R], which kernels write
+  Region first_outbox_, first_inbox_, second_outbox_, second_inbox_;
+  collective::PairBlocks<collective::SecondHopHeader> second_headers_;  // with a table: bytes from each rank
+
+  // The current call.
+  Kind kind_{};
+  bool in_second_hop_ = false;
+  Blocks first_;                        // sent in the first hop
+  std::vector<std::int64_t> table_;     // [R] bytes for each rank in the block for its first stop
+  std::vector<std::int64_t> payloads_;  // [nodes] in the bundle for it
+  Blocks second_, second_received_;     // in the second
+};
+
+}  // namespace ferry::cuda
