@@ -29,6 +29,7 @@ import check_documents
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 BLOCK = re.compile(r"^(?:<!-- code:(.*?) -->\n)?```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+STRAY_FENCE = re.compile(r"^\s*(```|~~~)", re.MULTILINE)
 PLACE = re.compile(r"^( *)(?://|#) BLOCK\n", re.MULTILINE)
 OWN_FILE = re.compile(r"(\./)?(scripts|bench|examples|python|tests)/")
 WITH_PARTS = ("scripts/gpu", "scripts/test")
@@ -144,6 +145,8 @@ CHECKS = {"cpp": check_cpp, "python": check_python, "sh": check_sh, "cmake": che
 def faults(given):
     for path in check_documents.documents(given.root):
         text = check_documents.QUOTE.sub(lambda quote: "\n" * quote[0].count("\n"), path.read_text())
+        for _ in STRAY_FENCE.finditer(BLOCK.sub("", text)):
+            yield f"{path.relative_to(given.root)}: a fence is indented, is not of ``` or has no end, so its block cannot be checked"
         for block in BLOCK.finditer(text):
             mark, language, code = block.groups()
             where = f"{path.relative_to(given.root)}:{text.count(chr(10), 0, block.start(2)) + 1}"

@@ -51,6 +51,9 @@ class CodeBlocksTest(unittest.TestCase):
     def test_mistakes_are_found(self):
         for block, message in {
                 "```\nx\n```": "README.md:3: a block of language ''",
+                "- item\n\n  ```sh\n  true\n  ```": "README.md: a fence is indented",
+                "~~~\nx\n~~~": "README.md: a fence is indented",
+                "```sh\ntrue": "has no end",
                 "```rust\nx\n```": "language 'rust'",
                 "<!-- code:frame.cpp -->\n```cpp\nreturn question();\n```": "README.md:4:",
                 "<!-- code:none.cpp -->\n```cpp\n```": "none.cpp",
