@@ -32,6 +32,7 @@ BLOCK = re.compile(r"^(?:<!-- code:(.*?) -->\n)?```(\S*)\n(.*?)^```$", re.DOTALL
 STRAY_FENCE = re.compile(r"^\s*(```|~~~)", re.MULTILINE)
 PLACE = re.compile(r"^( *)(?://|#) BLOCK\n", re.MULTILINE)
 OWN_FILE = re.compile(r"(\./)?(scripts|bench|examples|python|tests)/")
+FRAMES = "tests/documents"
 WITH_PARTS = ("scripts/gpu", "scripts/test")
 
 
@@ -143,12 +144,14 @@ CHECKS = {"cpp": check_cpp, "python": check_python, "sh": check_sh, "cmake": che
 
 
 def faults(given):
+    unused = {str(path.relative_to(given.root)) for path in given.root.glob(FRAMES + "/*")}
     for path in check_documents.documents(given.root):
         text = check_documents.QUOTE.sub(lambda quote: "\n" * quote[0].count("\n"), path.read_text())
         for _ in STRAY_FENCE.finditer(BLOCK.sub("", text)):
             yield f"{path.relative_to(given.root)}: a fence is indented, is not of ``` or has no end, so its block cannot be checked"
         for block in BLOCK.finditer(text):
             mark, language, code = block.groups()
+            unused.discard(mark)
             where = f"{path.relative_to(given.root)}:{text.count(chr(10), 0, block.start(2)) + 1}"
             if language.startswith("{") or given.language not in (None, language):  # { begins a directive of the documentation site
                 continue
@@ -161,6 +164,7 @@ def faults(given):
                 wrong = str(error)
             if wrong:
                 yield f"{where}: {wrong}"
+    yield from (f"{name}: no document has a block of it" for name in sorted(unused))
 
 
 def main():

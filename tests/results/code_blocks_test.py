@@ -48,6 +48,13 @@ class CodeBlocksTest(unittest.TestCase):
                       "<!-- file:frame.py -->\n```python\nnot Python\n```\n<!-- /file -->"):
             self.assertEqual(self.found(block), "", block)
 
+    def test_a_file_without_its_block_is_found(self):
+        frame = self.root / "tests/documents/frame.cpp"
+        frame.parent.mkdir(parents=True)
+        frame.write_text(FILES["frame.cpp"])
+        self.assertEqual(self.found("text"), "tests/documents/frame.cpp: no document has a block of it")
+        self.assertEqual(self.found("<!-- code:tests/documents/frame.cpp -->\n```cpp\nreturn answer();\n```"), "")
+
     def test_mistakes_are_found(self):
         for block, message in {
                 "```\nx\n```": "README.md:3: a block of language ''",
