@@ -125,7 +125,8 @@ def configured(given, code):
         project = pathlib.Path(folder)
         (project / "CMakeLists.txt").write_text(code)
         (project / "engine.cpp").touch()
-        (project / "ferry-config.cmake").write_text("foreach(name ferry shared)\n  add_library(ferry::${name} INTERFACE IMPORTED)\nendforeach()\n")
+        libraries = [f"add_library(ferry::{name} INTERFACE IMPORTED)\n" for name in ("ferry", "shared")]
+        (project / "ferry-config.cmake").write_text("".join(libraries))
         (project / "ferry-config-version.cmake").write_text("set(PACKAGE_VERSION_COMPATIBLE ON)\n")
         return run(["cmake", "-S", project, "-B", project / "build", "-D", f"ferry_DIR={folder}",
                     "-D", f"CMAKE_CXX_COMPILER={given.compiler}"])
