@@ -42,14 +42,28 @@ def test_ranks_of_mpirun(rng):
     run_job(rng, "mpirun", ["mpirun", "-n", str(RANKS), sys.executable], os.environ | settings)
 
 
-def test_the_training_example():
-    example = pathlib.Path(__file__).parents[3] / "examples" / "torchrun_moe.py"
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(example)],
+def output_of(example, ranks):
+    path = pathlib.Path(__file__).parents[3] / "examples" / f"{example}.py"
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(path)],
                           capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
-    steps = re.findall(r"step (\d+): loss ([\d.]+), dense ([\d.]+), gradients agree", done.stdout)
+    return done.stdout
+
+
+def test_the_training_example():
+    steps = re.findall(r"step (\d+): loss ([\d.]+), dense ([\d.]+), gradients agree", output_of("torchrun_moe", 4))
     assert [step for step, *_ in steps] == ["0", "19"]
     assert all(loss == dense for _, loss, dense in steps) and float(steps[1][1]) < float(steps[0][1])
+
+
+def test_the_example_of_decode():
+    how = "one CUDA graph" if GPUS else "no GPU, so no graph"
+    assert re.fullmatch(rf"20 steps on 2 ranks, \d+ tokens, {how}: as a dense layer\n", output_of("serve_decode", 2))
+
+
+def test_the_example_of_deep_ep():
+    assert output_of("deep_ep_swap", 2) == "".join(f"{mode} mode over ferry.deep_ep on 2 ranks: as a dense layer\n"
+                                                   for mode in ("normal", "low-latency"))
 
 
 def check(compiler, rank, device, rng):
