@@ -55,6 +55,13 @@ class BenchTest(ProgramTest):
                                  (2, f"{'processes' if group else 'threads'} on 2 simulated hosts"))
                 self.check(point)
 
+    def test_the_table_fits_100_columns(self):
+        small = [word for word in SMALL if word not in ("--json", "-")]
+        text = self.succeed("bench", *small, "--trace", "synth:decode", "--processes", "--json", self.path("bench.json"))
+        self.assertLessEqual(max(len(line) for line in text.splitlines() if "Wrote" not in line), 100, text)
+        self.assertEqual([line.split()[0] for line in text.splitlines() if " dispatch " in line], ["1", "6", "1", "6"])
+        self.assertTrue(text.endswith(f"\nWrote     {self.path('bench.json')}\n"), text)
+
     def test_refusals(self):
         self.refuse(2, ["--hosts 2", "--ranks 3"], "bench", *SMALL, "--hosts", "2")
         self.refuse(2, ["--hosts with --backend collective"], "bench", *SMALL, "--hosts", "3", "--backend", "collective")

@@ -1,4 +1,4 @@
-"""The outputs of the commands: table, JSON, page and timeline; how files are replaced; progress only on a terminal."""
+"""The outputs of the commands: table, JSON, page and timeline; how files are replaced; progress on a terminal and in a log."""
 
 import collections
 import json
@@ -12,7 +12,7 @@ import tempfile
 import time
 import unittest
 
-from program import PROGRAM, SMALL, ProgramTest, ferry
+from program import PROGRAM, PROGRESS, SMALL, ProgramTest, ferry
 
 CHECK_PAGE = os.environ["FERRY_CHECK_PAGE"]
 NO_BROWSER = 77
@@ -45,6 +45,9 @@ class ReportTest(ProgramTest):
         self.assertIn("synthesised, seed 1", table)
         self.assertIn(run["workload"]["recipe"], table)
         self.assertNotIn("docs/traces.md", table)  # a trace was named
+
+    def test_the_files_written_are_named(self):
+        self.assertTrue(self.table.endswith(f"Wrote     {self.json}\n          {self.page}\n          {self.timeline}\n"))
 
     def test_json_is_consistent(self):
         run = self.run_report
@@ -84,7 +87,8 @@ class OutputsTest(ProgramTest):
         path = self.path("run.json")
         with open(path, "w", encoding="ascii") as file:
             file.write("x" * 1_000_000)
-        self.succeed("run", *SMALL, "--json", path)
+        text = self.succeed("run", *SMALL, "--json", path)
+        self.assertTrue(text.endswith(f"\nWrote     {path}, replacing an older file\n"), text)
         with open(path, encoding="utf-8") as file:
             json.load(file)
 
@@ -160,9 +164,16 @@ class OutputsTest(ProgramTest):
         self.assertIn("1 layer of 1 token, 1 expert, top 1", text)
         self.assertIn("With 1 rank,", text)
 
-    def test_progress_only_on_a_terminal(self):
+    def test_progress_in_a_log(self):  # takes 2 s, as the first line does
+        with subprocess.Popen([PROGRAM, "run", *SMALL, "--steps", "100000"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True) as process:
+            line = process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            self.assertRegex(line, r"\Aferry: checking, step: \d+ of 100000\n\Z")
+            self.assertRegex(line, PROGRESS)
+
+    def test_progress_on_a_terminal(self):
         long_run = ["run", *SMALL, "--steps", "120", "--tokens", "32", "--hidden", "512"]
-        self.assertEqual(ferry(*long_run).stderr, "")
         terminal, other = os.openpty()
         done = subprocess.Popen([os.environ["FERRY_PROGRAM"], *long_run], stderr=other, stdout=subprocess.DEVNULL)
         os.close(other)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -9,14 +10,17 @@ import unittest
 PROGRAM = os.environ["FERRY_PROGRAM"]
 SMALL = ["--ranks", "3", "--steps", "2", "--tokens", "5", "--hidden", "128", "--inner", "16",
          "--trace", "synth:decode:experts=16,top_k=4,tokens=64,layers=2"]
+PROGRESS = re.compile(r"ferry: [a-z, ]+: \d+ of \d+\n")  # in a log, of commands that take over 2 s
 
 
 def ferry(*arguments, environment=None, stdout=subprocess.PIPE, timeout=200):
-    """The finished process. Recorded traces are found only if `environment` says so."""
+    """The finished process, without its lines of progress. Recorded traces are found only if `environment` says so."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("FERRY_")}
     variables.update(environment or {})
-    return subprocess.run([PROGRAM, *map(str, arguments)], env=variables, timeout=timeout, text=True,
+    done = subprocess.run([PROGRAM, *map(str, arguments)], env=variables, timeout=timeout, text=True,
                           stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    done.stderr = PROGRESS.sub("", done.stderr)
+    return done
 
 
 class ProgramTest(unittest.TestCase):

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "ferry/version.hpp"
@@ -20,6 +21,34 @@ std::string router_of(const BenchPoint& point) {
   const std::string& name = point.trace->name;
   return name.starts_with("synth:") ? name.substr(0, name.find(':', 6)) : name;
 }
+
+// Lines by their heading. Sections follow in the order of their first lines, so that a sweep's lines are
+// together.
+class Sections {
+ public:
+  explicit Sections(const char* columns) : columns_(columns) {}
+
+  void add(const std::string& heading, const std::string& lines) {
+    const auto same = [&](const Section& one) { return one.heading == heading; };
+    const auto found = std::find_if(sections_.begin(), sections_.end(), same);
+    (found == sections_.end() ? sections_.emplace_back(heading) : *found).lines += lines;
+  }
+
+  std::string text() const {
+    std::string text;
+    for (const Section& one : sections_) text += "\n" + one.heading + columns_ + one.lines;
+    return text;
+  }
+
+ private:
+  struct Section {
+    explicit Section(std::string text) : heading(std::move(text)) {}
+    std::string heading;
+    std::string lines{};
+  };
+  const char* columns_;
+  std::vector<Section> sections_{};
+};
 
 nlohmann::ordered_json point_json(const BenchPoint& point, const BenchRouting& routing) {
   return {{"ranks", point.ranks},
@@ -58,32 +87,31 @@ std::string kind_of(const BenchPoint& point) {
 }
 
 // What a group of lines has in common.
-std::string heading(const BenchPoint& point) {
-  return fmt::format("{} ({}), {}, {}, {}, hidden {}", report::counted(point.ranks, "rank"), kind_of(point),
-                     to_string(point.config.format), to_string(point.config.layout),
-                     to_string(point.config.reduction), point.config.hidden);
+std::string host_heading(const HostBenchRow& row) {
+  const Config& config = row.point.config;
+  return fmt::format("{} ({}), {}, {}, {}\n{}, E {}, K {}, hidden {}; memcpy {}\n",
+                     report::counted(row.point.ranks, "rank"), kind_of(row.point), to_string(config.format),
+                     to_string(config.layout), to_string(config.reduction), router_of(row.point),
+                     config.experts, config.top_k, config.hidden,
+                     report::in_bytes_per_second(row.memcpy_bytes_per_second));
 }
 
 constexpr const char* kHostColumns =
-    "tokens router                          E/K    routes   pairs  remote busiest |"
-    "  dispatch      p99     wire       GB/s of memcpy |   combine      p99     wire       GB/s of memcpy |"
-    "    memcpy\n";
+    "tokens    routes    pairs   remote busiest  call         time      p99     wire  bandwidth of memcpy\n";
 
-std::string call_figures(const HostCall& call, double memcpy) {
-  return fmt::format("{:>9} {:>8} {:>8} {:>5.1f} GB/s {:>9}", report::in_time(call.seconds.p50 * 1e6),
-                     report::in_time(call.seconds.p99 * 1e6), report::in_bytes(call.wire_bytes),
-                     call.bytes_per_second() * 1e-9, report::in_percent(call.bytes_per_second() / memcpy));
+std::string call_line(const char* name, const HostCall& call, double memcpy) {
+  return fmt::format("  {:<8} {:>8} {:>8} {:>8} {:>10} {:>9}\n", name,
+                     report::in_time(call.seconds.p50 * 1e6), report::in_time(call.seconds.p99 * 1e6),
+                     report::in_bytes(call.wire_bytes), report::in_bytes_per_second(call.bytes_per_second()),
+                     report::in_percent(call.bytes_per_second() / memcpy));
 }
 
-std::string host_line(const HostBenchRow& row) {
-  const BenchPoint& point = row.point;
+std::string host_lines(const HostBenchRow& row) {
   const BenchRouting& routing = row.routing;
-  return fmt::format("{:>6} {:<28} {:>4}/{:<2} {:>9} {:>7} {:>7} {:>7} | {} | {} | {:>5.1f} GB/s\n",
-                     point.tokens, router_of(point), point.config.experts, point.config.top_k, routing.routes,
+  return fmt::format("{:>6} {:>9} {:>8} {:>8} {:>7}{}{:42}{}", row.point.tokens, routing.routes,
                      routing.pairs, routing.remote_pairs, report::in_percent(routing.busiest_share),
-                     call_figures(row.dispatch, row.memcpy_bytes_per_second),
-                     call_figures(row.combine, row.memcpy_bytes_per_second),
-                     row.memcpy_bytes_per_second * 1e-9);
+                     call_line("dispatch", row.dispatch, row.memcpy_bytes_per_second), "",
+                     call_line("combine", row.combine, row.memcpy_bytes_per_second));
 }
 
 nlohmann::ordered_json call_json(const HostCall& call, double memcpy) {
@@ -117,32 +145,34 @@ nlohmann::ordered_json host_row_json(const HostBenchRow& row) {
 // ---- GPUs
 
 constexpr const char* kGpuColumns =
-    "work                  tokens router                  E/K    format layout        reduction weights SMs "
-    "launch |"
-    "      time       p99 |     wire        GB/s |     bound  x bound |     host\n";
+    "work                  tokens SMs call       time      p99    wire bandwidth    bound  ratio     host\n";
 
 std::string gpu_figures(const GpuTimes& times) {
   if (!times.skipped.empty()) return "skipped: " + times.skipped;
   const double bound = times.lower_bound_seconds();
-  return fmt::format("{:>9} {:>9} | {:>8} {:>6.1f} GB/s | {:>9} {:>8} | {:>8}",
-                     report::in_time(times.seconds.p50 * 1e6), report::in_time(times.seconds.p99 * 1e6),
-                     report::in_bytes(times.wire_bytes), times.wire_bytes_per_second() * 1e-9,
+  return fmt::format("{:>8} {:>8} {:>7} {:>9} {:>8} {:>6} {:>8}", report::in_time(times.seconds.p50 * 1e6),
+                     report::in_time(times.seconds.p99 * 1e6), report::in_bytes(times.wire_bytes),
+                     report::in_bytes_per_second(times.wire_bytes_per_second()),
                      bound > 0 ? report::in_time(bound * 1e6) : "-",
                      bound > 0 ? fmt::format("{:.2f}", times.seconds.p50 / bound) : "-",
                      times.host_seconds > 0 ? report::in_time(times.host_seconds * 1e6) : "-");
 }
 
+// What a group of lines has in common.
+std::string gpu_heading(const GpuBenchRow& row) {
+  const Config& config = row.point.config;
+  std::string text = fmt::format("{}, E {}, K {}", router_of(row.point), config.experts, config.top_k);
+  if (row.call.work == Work::metadata) return text + "\n";
+  text += fmt::format("; {}, {}", to_string(config.format), to_string(config.layout));
+  if (row.call.combines()) text += fmt::format(", {}", to_string(row.call.reduction));
+  return text + (row.call.weighted ? ", with weights\n" : ", without weights\n");
+}
+
 std::string gpu_line(const GpuBenchRow& row) {
   const TimedCall& call = row.call;
-  const Config& config = row.point.config;
-  const bool moves_rows = call.work != Work::metadata;
-  const std::string experts = fmt::format("{}/{}", config.experts, config.top_k);
-  return fmt::format("{:<21} {:>6} {:<23} {:<6} {:<6} {:<13} {:<9} {:<7} {:>3} {:<6} | {}\n",
+  return fmt::format("{:<21} {:>6} {:>3} {:<5} {}\n",
                      fmt::format("{}{}", to_string(call.work), call.in_phases ? ", phases" : ""),
-                     row.point.tokens, router_of(row.point), experts,
-                     moves_rows ? to_string(config.format) : "-", moves_rows ? to_string(config.layout) : "-",
-                     call.combines() ? to_string(call.reduction) : "-", call.weighted ? "with" : "without",
-                     call.sm_limit > 0 ? std::to_string(call.sm_limit) : "all",
+                     row.point.tokens, call.sm_limit > 0 ? std::to_string(call.sm_limit) : "all",
                      call.eager ? "eager" : "graph", gpu_figures(row.times));
 }
 
@@ -178,18 +208,12 @@ nlohmann::ordered_json gpu_row_json(const GpuBenchRow& row) {
 }  // namespace
 
 std::string host_bench_table(const std::vector<HostBenchRow>& rows) {
-  std::string text =
+  const std::string machine =
       fmt::format("Machine: {}, {}, {}. Figures are totals over all ranks.\n", cpu_name(),
                   report::counted(cores(), "core"), report::in_bytes(static_cast<double>(memory_bytes())));
-  std::string last;
-  for (const HostBenchRow& row : rows) {
-    if (const std::string head = heading(row.point); head != last) {
-      text += "\n" + head + "\n" + kHostColumns;
-      last = head;
-    }
-    text += host_line(row);
-  }
-  return text;
+  Sections sections(kHostColumns);
+  for (const HostBenchRow& row : rows) sections.add(host_heading(row), host_lines(row));
+  return machine + sections.text();
 }
 
 nlohmann::ordered_json host_bench_json(const std::vector<HostBenchRow>& rows) {
@@ -211,11 +235,10 @@ void GpuBenchReport::add(std::vector<GpuBenchRow> more) {
 std::string gpu_bench_table(const GpuBenchReport& report) {
   std::string text;
   for (const GpuLimits& limits : report.limits) {
-    text += fmt::format("{}\n", table_of(limits));
-    text += kGpuColumns;
+    Sections sections(kGpuColumns);
     for (const GpuBenchRow& row : report.rows)
-      if (row.point.ranks == limits.ranks) text += gpu_line(row);
-    text += "\n";
+      if (row.point.ranks == limits.ranks) sections.add(gpu_heading(row), gpu_line(row));
+    text += table_of(limits) + sections.text() + "\n";
   }
   return text;
 }

@@ -20,22 +20,22 @@ with those sent, and all bytes that combine writes with the exact sum. A JSON fi
 configuration, so that an interrupted run keeps its measurements.
 
 Columns on the CPU (totals over all ranks):
-E/K       experts and experts per token
+E, K      experts and experts per token
 routes    (token, expert) choices; pairs: distinct (token, rank); remote: pairs whose rank is not the token's own
 busiest   the busiest rank's share of the routes
-dispatch, combine   time of a call from the first rank's start to the last rank's end, median (p99: 99th percentile)
-          of the repetitions; 20 short calls are timed together; four sets of inputs alternate
+time      of a call from the first rank's start to the last rank's end, median (p99: 99th percentile) of the
+          repetitions; 20 short calls are timed together; four sets of inputs alternate
 wire      bytes written to other ranks' memory per call
-GB/s      dispatch: tokens read, wire bytes written and read, rows written; combine: rows read, wire bytes
+bandwidth dispatch: tokens read, wire bytes written and read, rows written; combine: rows read, wire bytes
           written and read, results written
 memcpy    bytes read and written per second by as many threads as ranks, measured once per number of ranks
 
 Columns with --backend cuda (one line per call that is timed):
 time      of a call on the slowest rank, in graphs of 20 consecutive calls; eager: without graphs
-wire      bytes that a rank writes to other ranks' memory per call; GB/s: these bytes over the time
+wire      bytes that a rank writes to other ranks' memory per call; bandwidth: these bytes over the time
 bound     lower bound of the time: the bytes that the busiest rank must send or receive, over the best push rate
           measured in this run with at most the line's SMs. Counts one row per (token, remote rank), and one per
-          remote route for exact and unreduced sums. x bound: the time divided by it
+          remote route for exact and unreduced sums. ratio: the time divided by it
 host      time of the calling thread in an eager call with an idle stream, median of 1,000
 nccl      baseline: sort rows by rank, exchange counts, all-to-all-v with one row per route; nccl_rows: the
           all-to-all-v alone
@@ -120,12 +120,14 @@ void run_on_host(const BenchOptions& options, const Output& json) {
     progress.show();
     for (const BenchPoint& point : points) {
       rows.push_back(run_host_point(point));
+      if (rows.back().rank != 0) progress.mute();
       progress.advance();
     }
   }
   if (rows.front().rank != 0) return;
   if (!json.to_stdout()) fmt::print("{}", host_bench_table(rows));
   if (json.wanted()) json.write(host_bench_json(rows).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}", written_files({&json}));
 }
 
 void run_on_gpus(const BenchOptions& options, const Output& json) {
@@ -142,8 +144,8 @@ void run_on_gpus(const BenchOptions& options, const Output& json) {
       progress.advance();
     }
   }
-  if (!json.to_stdout()) fmt::print("{}", gpu_bench_table(report));
-  if (json.to_stdout()) json.write(gpu_bench_json(report).dump(2) + "\n");
+  if (json.to_stdout()) return json.write(gpu_bench_json(report).dump(2) + "\n");
+  fmt::print("{}{}", gpu_bench_table(report), written_files({&json}));
 }
 
 void run_bench(const BenchOptions& options) {

@@ -247,12 +247,13 @@ void measure_limits(const std::string& backend, int ranks, const std::string& pa
   const Output json(path);
   if (backend == "cuda") {
     const GpuLimits limits = measure_gpu_limits(ranks);
-    if (!json.to_stdout()) fmt::print("{}", table_of(limits));
-    return json.write(json_of(limits).dump(2) + "\n");
+    json.write(json_of(limits).dump(2) + "\n");
+    if (!json.to_stdout()) fmt::print("{}{}", table_of(limits), written_files({&json}));
+    return;
   }
   const HostLimits limits = measure_host_limits(ranks);
-  if (!json.to_stdout()) fmt::print("{}", table_of(limits));
   json.write(json_of(limits).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}{}", table_of(limits), written_files({&json}));
 }
 
 }  // namespace

@@ -159,6 +159,7 @@ std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
     group.run([&](const Rank& rank) {
       if (!on_mpi) return run_rank(rank, spec, start, results, progress);
       me = {.rank = rank.index(), .topology = rank.topology()};
+      if (me.rank != 0) progress.mute();
       rank.barrier();  // the clocks of hosts differ: times count from here
       start = RankRunner::Clock::now();
       run_rank(rank, spec, start, results, progress);
@@ -185,6 +186,7 @@ void write_outputs(const report::RunReport& run, const RunSpec& spec, const Outp
   if (files.json.wanted()) files.json.write(report::to_json(run).dump(2) + "\n");
   if (files.html.wanted()) files.html.write(report::to_html(run));
   if (files.timeline.wanted()) files.timeline.write(report::to_trace_events(run));
+  if (!files.to_stdout()) fmt::print("{}", written_files({&files.json, &files.html, &files.timeline}));
 }
 
 void throw_if_failed(const report::RunReport& run) {

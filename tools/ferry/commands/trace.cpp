@@ -118,6 +118,7 @@ void info(const std::string& name, int ranks, const std::string& path) {
   const std::vector<LayerStatistics> layers = statistics_of(trace, ranks);
   if (!json.to_stdout()) print_info(trace, ranks, layers);
   json.write(json_of(trace, ranks, layers).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}", written_files({&json}));
 }
 
 void refuse_to_overwrite(const std::string& prefix) {

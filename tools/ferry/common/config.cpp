@@ -82,6 +82,28 @@ DType token_type(const Format& format) {
   return format.value_type().value_or(DType::bf16);
 }
 
+namespace {
+
+// Throws what constructing the exchange would throw. The message begins with --hidden where another number of
+// columns would be accepted.
+void check_config(const Config& config, int ranks) {
+  try {
+    size_of(config, ranks);
+  } catch (const UsageError& error) {
+    constexpr std::int64_t kAcceptedHidden = 1024;  // by every format
+    Config other = config;
+    other.hidden = kAcceptedHidden;
+    try {
+      size_of(other, ranks);
+    } catch (const UsageError&) {
+      throw error;
+    }
+    throw UsageError(fmt::format("--hidden {}: {}", config.hidden, error.what()));
+  }
+}
+
+}  // namespace
+
 Config make_config(const ConfigOptions& options, const Trace& trace) {
   Config config;
   config.experts = trace.experts;
@@ -99,7 +121,7 @@ Config make_config(const ConfigOptions& options, const Trace& trace) {
   config.reduction_level = options.reduction_level;
   config.hops = options.hops;
   config.deadline = options.deadline_seconds;
-  size_of(config, options.ranks);  // throws what constructing the exchange would throw
+  check_config(config, options.ranks);
   return config;
 }
 

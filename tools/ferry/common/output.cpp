@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -84,7 +85,8 @@ std::string regular_target(const std::string& path) {
 Output::Output(std::string path) : path_(std::move(path)) {
   if (!wanted() || to_stdout()) return;
   target_ = regular_target(path_);
-  if (target_.empty() || fs::exists(target_)) {
+  replaces_ = !target_.empty() && fs::exists(target_);
+  if (target_.empty() || replaces_) {
     if (access(path_.c_str(), W_OK) != 0) throw cannot_write(path_, errno);
   }
   if (!target_.empty()) const TemporaryFile attempt(path_, target_);
@@ -103,11 +105,22 @@ void Output::write(const std::string& text) const {
   temporary.replace_target();
 }
 
+std::string written_files(std::initializer_list<const Output*> outputs) {
+  std::string text;
+  for (const Output* output : outputs) {
+    if (!output->wanted() || output->to_stdout()) continue;
+    text += fmt::format("{:<10}{}{}\n", text.empty() ? "Wrote" : "", output->path(),
+                        output->replaces() ? ", replacing an older file" : "");
+  }
+  return text;
+}
+
 // ---- Progress
 
 namespace {
 
 constexpr std::int64_t kRefreshMs = 200;  // a shorter task shows nothing
+constexpr std::int64_t kFirstLogLineMs = 2'000, kLogLinesApartMs = 60'000;
 
 std::int64_t now_ms() {
   using std::chrono::milliseconds;
@@ -117,11 +130,12 @@ std::int64_t now_ms() {
 
 }  // namespace
 
-// All zeros is the initial state: no part done, no line printed.
 struct Progress::SharedState {
   std::atomic<std::int64_t> parts_done;
   std::atomic<std::int64_t> last_print_ms;
+  std::atomic<std::int64_t> wait_ms;  // from the last line to the next
   std::atomic<bool> printed;
+  std::atomic<bool> muted;
 };
 
 Progress::Progress(std::string task, std::int64_t total, std::int64_t parts)
@@ -131,6 +145,7 @@ Progress::Progress(std::string task, std::int64_t total, std::int64_t parts)
       terminal_(isatty(STDERR_FILENO) == 1),
       memory_(Mapping::anonymous_shared(sizeof(SharedState))) {
   state().last_print_ms = now_ms();
+  state().wait_ms = terminal_ ? kRefreshMs : kFirstLogLineMs;
 }
 
 Progress::~Progress() {
@@ -142,18 +157,28 @@ Progress::SharedState& Progress::state() const {
 }
 
 void Progress::show() const {
-  if (!terminal_) return;
+  if (!terminal_ || state().muted) return;
   state().printed = true;
-  std::string line = "\r\033[K" + task_;
-  if (total_ > 0) line += fmt::format(": {} of {}", state().parts_done / parts_, total_);
-  std::fputs(line.c_str(), stderr);
+  fmt::print(stderr, "\r\033[K{}", line());
   std::fflush(stderr);
+}
+
+std::string Progress::line() const {
+  if (total_ == 0) return task_;
+  return fmt::format("{}: {} of {}", task_, state().parts_done / parts_, total_);
 }
 
 void Progress::refresh() const {
   const std::int64_t now = now_ms();
   std::int64_t last = state().last_print_ms;
-  if (now - last >= kRefreshMs && state().last_print_ms.compare_exchange_strong(last, now)) show();
+  if (now - last < state().wait_ms || !state().last_print_ms.compare_exchange_strong(last, now)) return;
+  if (terminal_) return show();
+  state().wait_ms = std::min(2 * state().wait_ms, kLogLinesApartMs);
+  if (!state().muted) fmt::print(stderr, "ferry: {}\n", line());
+}
+
+void Progress::mute() const {
+  state().muted = true;
 }
 
 void Progress::advance() const {

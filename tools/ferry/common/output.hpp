@@ -1,7 +1,8 @@
-// Writes the program's output files, and its progress line on a terminal.
+// Writes the program's output files, and how far it is: a line on a terminal, lines in a log.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 
 #include "base/os/mapping.hpp"
@@ -19,15 +20,22 @@ class Output {
 
   bool wanted() const { return !path_.empty(); }
   bool to_stdout() const { return path_ == "-"; }
+  bool replaces() const { return replaces_; }  // a file existed at construction
+  const std::string& path() const { return path_; }
 
   void write(const std::string& text) const;  // @throws SystemError, for a full disk too
 
  private:
   std::string path_;    // as given
   std::string target_;  // the regular file that the path leads to; empty for anything else
+  bool replaces_ = false;
 };
 
-// One line on stderr that shows how much of a long task is done. Prints nothing unless stderr is a terminal.
+// A line for each file among `outputs` that says it was written, and whether it replaced an older file.
+std::string written_files(std::initializer_list<const Output*> outputs);
+
+// Shows on stderr how much of a long task is done: on a terminal one line that is rewritten, elsewhere a line
+// after 2 s, then after twice the time each, at most a minute apart. A shorter task leaves no line in a log.
 //
 // Construct it before the ranks start: threads and forked processes share its counter, and any of them may
 // print the line.
@@ -40,13 +48,15 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void show() const;     // prints the line now
-  void refresh() const;  // prints the line if 200 ms have passed since the last time
+  void show() const;     // on a terminal: prints the line now
+  void refresh() const;  // prints the line if its time has come
   void advance() const;  // counts one part, then refreshes
+  void mute() const;     // prints nothing from now on: for the ranks of mpirun other than 0
 
  private:
   struct SharedState;
   SharedState& state() const;
+  std::string line() const;
 
   std::string task_;
   std::int64_t total_, parts_;

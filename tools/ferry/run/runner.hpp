@@ -25,6 +25,9 @@ struct RunProgress {
         timing("timing, step", steps, ranks) {}
 
   static constexpr int kChecksPerStep = 3;  // expected rows, scaling experts, SwiGLU experts
+  void mute() const {
+    for (const Progress* one : {&starting, &checking, &timing}) one->mute();
+  }
   Progress starting, checking, timing;
 };
 
