@@ -142,7 +142,9 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
     }
   }
   if (call.tokens.device_count != nullptr && plan_in == PlanIn::host) {
-    throw UnsupportedError("dispatch: this backend cannot read the number of tokens from device memory (device_count; in Python count): pass it on the host, in Python as that many tokens");
+    throw UnsupportedError(
+        "dispatch: this backend cannot read the number of tokens from device memory (device_count; in Python "
+        "count): pass it on the host, in Python as that many tokens");
   }
   if (tokens == 0) return;
   if (call.plan.empty()) check_ids(config, rank, "dispatch", call.ids, tokens);
