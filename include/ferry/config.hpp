@@ -38,6 +38,14 @@ struct Config {
   /// 1. Not with rank_major or raw formats. Backends on device memory do not have it yet.
   int shared_experts = 0;
 
+  /// `replicated` takes the reduction `partial` at level rank only. Backends on device memory have only
+  /// `own`.
+  Input input = Input::own;
+  /// W, 0 to R; with replicated input and shared experts. Ranks r < W take tokens [r*N/W, (r+1)*N/W) as their
+  /// shared rows and the others none, so that the sum over all ranks holds the shared experts once. 0: every
+  /// rank takes all tokens.
+  int shared_split = 0;
+
   Layout layout = Layout::expert_major;
   /// expert_major: each expert's rows start at a multiple of it. expert_padded: each expert's rows are padded
   /// to a multiple of it. rank_major: must be 1.

@@ -58,6 +58,14 @@ enum class Reduction : int { partial = 0, exact = 1, unreduced = 2 };
 /// - `automatic`: `node` if the group has several nodes, else `rank`.
 enum class ReductionLevel : int { automatic = 0, rank = 1, node = 2 };
 
+/// Whose tokens the ranks pass to dispatch.
+///
+/// - `own`: each rank has tokens of its own.
+/// - `replicated`: every rank passes the same tokens and ids. Each keeps the routes to its own experts,
+/// nothing
+///   travels, and combine gives each rank its own sum, for an all-reduce of the caller's.
+enum class Input : int { own = 0, replicated = 1 };
+
 /// The implementation that carries out an exchange: `reference` and `cpu` on ranks of one host, which share
 /// memory; `cuda` on the GPUs of one host; `collective` on ranks of any hosts, over an engine.
 enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 };
@@ -82,6 +90,7 @@ const char* to_string(DType type);
 const char* to_string(Layout layout);
 const char* to_string(Reduction reduction);
 const char* to_string(ReductionLevel level);
+const char* to_string(Input input);
 const char* to_string(BackendKind backend);
 const char* to_string(EngineKind engine);
 const char* to_string(Hops hops);

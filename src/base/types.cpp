@@ -27,6 +27,10 @@ const char* to_string(ReductionLevel level) {
   return name_of(level, {"automatic", "rank", "node"});
 }
 
+const char* to_string(Input input) {
+  return name_of(input, {"own", "replicated"});
+}
+
 const char* to_string(BackendKind backend) {
   return name_of(backend, {"reference", "cpu", "cuda", "collective"});
 }

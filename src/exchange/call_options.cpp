@@ -7,9 +7,24 @@ namespace {
 
 constexpr const char* kPlanOption = "call that made the plan";
 
+// Replicated input: a hash of N and, in a call from ids, of their values (FNV-1a). Otherwise 0.
+std::int64_t hash_of_replicated(const Config& config, const DispatchCall& call) {
+  if (config.input == Input::own) return 0;
+  std::uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&](std::int64_t value) {
+    hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x100000001b3;
+  };
+  mix(call.tokens.count);
+  for (std::int64_t i = 0; i < call.tokens.count * config.top_k && call.plan.empty(); ++i) {
+    mix(call.ids.type == IdType::int64 ? static_cast<const std::int64_t*>(call.ids.data)[i]
+                                       : static_cast<const std::int32_t*>(call.ids.data)[i]);
+  }
+  return static_cast<std::int64_t>(hash);
+}
+
 }  // namespace
 
-CallOptions options_of(const DispatchCall& call) {
+CallOptions options_of(const Config& config, const DispatchCall& call) {
   const Format& format = call.format;
   CallOptions options;
   options.add("format", static_cast<std::int64_t>(format.kind));
@@ -22,6 +37,7 @@ CallOptions options_of(const DispatchCall& call) {
   options.add("bytes of part 3 of the format", format.part_bytes[3]);
   options.add("dispatch from a plan", !call.plan.empty());
   options.add("apply_weights", call.apply_weights);
+  options.add("hash of the replicated input's N and ids", hash_of_replicated(config, call));
   return options;
 }
 
@@ -42,7 +58,7 @@ void add_plan(const Plan& plan, CallOptions* options) {
 
 const char* option_name(Operation operation, int index) {
   CallOptions options;
-  if (operation == Operation::dispatch) options = options_of(DispatchCall{});
+  if (operation == Operation::dispatch) options = options_of(Config{}, DispatchCall{});
   if (operation == Operation::combine) options = options_of(CombineCall{});
   const auto i = static_cast<std::size_t>(index);
   return i < options.values().size() ? options.values()[i].name : kPlanOption;

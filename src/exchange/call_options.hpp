@@ -26,7 +26,7 @@ class CallOptions {
 
 // What the arguments alone decide. Backends append the plan (add_plan) last, because a device backend learns
 // only in the kernel which call made it.
-CallOptions options_of(const DispatchCall& call);
+CallOptions options_of(const Config& config, const DispatchCall& call);
 CallOptions options_of(const CombineCall& call);
 
 // The number of the call that made the plan, 0 without one: equal on every rank that uses plans of one

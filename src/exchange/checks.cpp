@@ -106,7 +106,7 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
         "dispatch: memory.rows is not supported with expert_padded, column_major scales or dot_rows: pass "
         "memory for the capacity");
   }
-  const std::int64_t shared = config.shared_experts * align_up(call.tokens.count, config.alignment);
+  const std::int64_t shared = config.shared_experts * shared_rows(config, rank, call.tokens.count).stride;
   if (rows < shared && call.plan.empty()) {
     throw UsageError(str("dispatch: memory.rows = ", rows, " on rank ", rank, ", must be ", shared,
                          " or more: the first ", shared, " rows are those of the shared experts"));
@@ -245,6 +245,11 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
         str("combine: reduction = ", number, ", must be 0 (partial), 1 (exact) or 2 (unreduced)"));
   }
   const bool returns_every_row = call.reduction != Reduction::partial;
+  if (returns_every_row && config.input == Input::replicated) {
+    throw UsageError(
+        str("combine: reduction ", to_string(call.reduction),
+            ": replicated input has the reduction partial only, because each rank has only its own rows"));
+  }
   if (returns_every_row && config.reduction == Reduction::partial) {
     throw UsageError(str("combine: ", to_string(call.reduction), " needs more staging than the configured ",
                          to_string(config.reduction), ": configure the larger one"));

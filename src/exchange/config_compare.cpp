@@ -35,6 +35,8 @@ std::string describe(const Config& config) {
   field("hidden", config.hidden);
   field("max_tokens", config.max_tokens);
   field("shared_experts", config.shared_experts);
+  field("input", to_string(config.input));
+  field("shared_split", config.shared_split);
   field("layout", to_string(config.layout));
   field("alignment", config.alignment);
   field("capacity", config.capacity);

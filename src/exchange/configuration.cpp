@@ -35,6 +35,32 @@ void check_shared_experts(const Config& config) {
   }
 }
 
+void check_input(const Config& config) {
+  check_range("input", static_cast<std::int64_t>(config.input), 0, 1);
+  if (config.input == Input::own) {
+    if (config.shared_split == 0) return;
+    throw UsageError(
+        str("configuration: shared_split = ", config.shared_split,
+            ", must be 0 unless input is replicated: ranks with tokens of their own share none"));
+  }
+  if (chosen_memory(config) == MemoryKind::device) {
+    throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
+                               " on device memory has no replicated input yet: use host memory"));
+  }
+  if (config.reduction != Reduction::partial || config.reduction_level == ReductionLevel::node) {
+    throw UsageError(str("configuration: replicated input with reduction ", to_string(config.reduction),
+                         " and reduction_level ", to_string(config.reduction_level),
+                         ", must be partial at level rank: each rank has only its own rows"));
+  }
+}
+
+void check_shared_split(const Config& config) {
+  check_range("shared_split", config.shared_split, 0, config.placement.ranks());
+  if (config.shared_split > 0 && config.shared_experts == 0)
+    throw UsageError(
+        str("configuration: shared_split = ", config.shared_split, ", must be 0 without shared_experts"));
+}
+
 void check_alignment(const Config& config) {
   if (config.layout == Layout::rank_major && config.alignment != 1) {
     throw UsageError(str("configuration: alignment = ", config.alignment,
@@ -134,6 +160,7 @@ void check_alone(const Config& config) {
   check_format(config.format, config.hidden, accepted_input(config.format));
   check_alignment(config);
   check_shared_experts(config);
+  check_input(config);
 }
 
 Config complete_config(const Config& given, int ranks) {
@@ -146,6 +173,7 @@ Config complete_config(const Config& given, int ranks) {
                          ranks));
   }
   config.memory = chosen_memory(config);
+  check_shared_split(config);
   check_capacity(config);
   check_memory(config);
   return config;
@@ -170,7 +198,7 @@ bool has_relays(const Config& config, const Topology& topology) {
 
 ReductionLevel chosen_level(const Config& config, const Topology& topology) {
   if (config.reduction_level != ReductionLevel::automatic) return config.reduction_level;
-  return topology.nodes() > 1 ? ReductionLevel::node : ReductionLevel::rank;
+  return topology.nodes() > 1 && config.input == Input::own ? ReductionLevel::node : ReductionLevel::rank;
 }
 
 void check_rank(int rank, int ranks) {

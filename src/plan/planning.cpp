@@ -43,6 +43,7 @@ void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, cons
       const IdKind kind = classify_id(id, config.experts);
       if (kind == IdKind::expert) {
         const std::int32_t destination = config.placement.location(static_cast<int>(id)).rank;
+        if (!keeps_route(config.input, destination, rank)) continue;
         plan.route_rank[route] = destination;
         plan.route_expert[route] = static_cast<std::int32_t>(id);
         ++counts[id];
@@ -99,7 +100,7 @@ void RowOffsetTable::compute_expert_rows(const Config& config, const PlanView& p
       const std::int64_t begin = padded ? 0 : offset_[r][g];
       std::int64_t row = begin;
       if (g < shared) {
-        row += plan.rank_tokens[rank];
+        row += shared_rows(config, rank, plan.rank_tokens[rank]).count;
       } else {
         const int expert = experts[g - shared];
         for (int source = 0; source < ranks_; ++source) {

@@ -7,12 +7,18 @@
 namespace ferry {
 namespace {
 
+// The most tokens that have rows on a rank.
+std::int64_t most_tokens(const Config& config) {
+  const std::int64_t sources = config.input == Input::replicated ? 1 : config.placement.ranks();
+  return sources * config.max_tokens;
+}
+
 // The most routes that any routing sends to `rank`. Without repeats, a token has at most one route to each
 // expert.
 std::int64_t most_routes(const Config& config, int rank) {
   const int local = config.placement.local_experts(rank);
   const int per_token = config.repeats ? (local > 0 ? config.top_k : 0) : std::min(config.top_k, local);
-  return std::int64_t{config.placement.ranks()} * config.max_tokens * per_token;
+  return most_tokens(config) * per_token;
 }
 
 }  // namespace
@@ -43,8 +49,15 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
 }
 
 SharedRows shared_rows(const Config& config, int rank, std::int64_t tokens) {
-  return {.stride = config.layout == Layout::expert_padded ? group_capacity(config, rank)
-                                                           : align_up(tokens, config.alignment),
+  std::int64_t first = 0, end = tokens;
+  if (const std::int64_t split = config.shared_split; split > 0) {
+    first = std::min<std::int64_t>(rank, split) * tokens / split;
+    end = std::min<std::int64_t>(rank + 1, split) * tokens / split;
+  }
+  const bool padded = config.layout == Layout::expert_padded;
+  return {.first = first,
+          .count = end - first,
+          .stride = padded ? group_capacity(config, rank) : align_up(end - first, config.alignment),
           .capacity = row_capacity(config, rank)};
 }
 
@@ -53,7 +66,7 @@ std::int64_t total_rows(const Config& config, int rank, std::int64_t tokens, std
   const std::int64_t capacity = row_capacity(config, rank);
   if (config.layout == Layout::expert_padded) return capacity;
   if (config.layout == Layout::rank_major) return std::min(messages, capacity);
-  std::int64_t rows = config.shared_experts * align_up(tokens, config.alignment);
+  std::int64_t rows = config.shared_experts * shared_rows(config, rank, tokens).stride;
   for (const std::int32_t of_expert : routes) rows += align_up(of_expert, config.alignment);
   return std::min(rows, capacity);
 }
@@ -65,7 +78,7 @@ std::int64_t call_summary_bytes(const Config& config) {
 std::int64_t group_capacity(const Config& config, int rank) {
   if (config.layout != Layout::expert_padded) return row_capacity(config, rank);
   if (config.capacity > 0) return config.capacity;
-  const std::int64_t most = std::int64_t{config.placement.ranks()} * config.max_tokens;
+  const std::int64_t most = most_tokens(config);
   return align_up(config.repeats ? most * config.top_k : most, config.alignment);
 }
 
@@ -75,8 +88,7 @@ std::int64_t row_capacity(const Config& config, int rank) {
     case Layout::expert_padded:
       return (config.shared_experts + local) * group_capacity(config, rank);
     case Layout::rank_major:
-      return config.capacity > 0 ? config.capacity
-                                 : std::int64_t{config.placement.ranks()} * config.max_tokens;
+      return config.capacity > 0 ? config.capacity : most_tokens(config);
     case Layout::expert_major:
       break;
   }
@@ -101,7 +113,8 @@ std::uint64_t row_order_hash(const Config& config) {
        {std::int64_t{config.experts}, std::int64_t{config.top_k}, std::int64_t{config.max_tokens},
         std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
         std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats},
-        std::int64_t{config.shared_experts}}) {
+        std::int64_t{config.shared_experts}, static_cast<std::int64_t>(config.input),
+        std::int64_t{config.shared_split}}) {
     mix(static_cast<std::uint64_t>(value));
   }
   for (const ExpertLocation& location : config.placement.locations()) {

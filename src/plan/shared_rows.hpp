@@ -12,13 +12,16 @@
 namespace ferry {
 
 struct SharedRows {
+  std::int64_t first;     // the rank's first token that has shared rows
+  std::int64_t count;     // how many tokens from there on have them
   std::int64_t stride;    // rows from one group to the next; expert_padded: rows that a group has room for
   std::int64_t capacity;  // rows of the rank, all groups together
 
-  // The row of a token in the group of shared expert `expert`, or -1 if it is past the capacity.
+  // The row of a token in the group of shared expert `expert`, or -1 if it is past the capacity or the token
+  // has its shared rows on another rank.
   FERRY_HD constexpr std::int64_t row(std::int64_t expert, std::int64_t token) const {
-    const std::int64_t row = expert * stride + token;
-    return token < stride && row < capacity ? row : -1;
+    const std::int64_t index = token - first, row = expert * stride + index;
+    return index >= 0 && index < count && index < stride && row < capacity ? row : -1;
   }
 };
 

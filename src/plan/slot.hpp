@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/host_device.hpp"
+#include "ferry/types.hpp"
 
 namespace ferry {
 
@@ -19,6 +20,12 @@ enum class IdKind : std::uint8_t {
 // for one kind compiles to the comparison of that kind alone.
 FERRY_HD constexpr IdKind classify_id(std::int64_t id, std::int32_t experts) {
   return id >= 0 && id < experts ? IdKind::expert : id == -1 ? IdKind::masked : IdKind::bad;
+}
+
+// Whether `rank` plans a route of its tokens to an expert of rank `destination`. Of replicated tokens every
+// rank keeps the routes to its own experts; to it the others are as if they were masked.
+FERRY_HD constexpr bool keeps_route(Input input, std::int32_t destination, std::int32_t rank) {
+  return input == Input::own || destination == rank;
 }
 
 // The kind of a slot, as seen from one rank.

@@ -1,6 +1,7 @@
 // Shared experts: groups of a rank's own tokens, which come first, never travel, and are added last.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -94,6 +95,27 @@ TEST_P(Contract, SharedExpertsByPlanAndOnNodes) {
   c.config.reduction_level = ReductionLevel::node;
   c.result = DType::fp32;
   run_sequences(GetParam(), {c});
+}
+
+// A caller may start the shared experts while the routed rows are on their way.
+TEST_P(Contract, SharedRowsAreThereAfterTheSendPhase) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  if (GetParam().backend == BackendKind::reference) GTEST_SKIP() << "writes all rows in the receive phase";
+  const TestCase c = shared_case(small_case(9), 2);
+  const StepInputs step = make_inputs(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    DispatchRun dispatch(exchange, c, step);
+    dispatch.send();
+    const std::vector<std::byte>& tokens = step.inputs.ranks[rank.index()].parts[0];
+    const std::int64_t stride = (kTokens[rank.index()] + 3) / 4 * 4 * c.config.hidden * 2;
+    for (int s = 0; s < 2; ++s) {
+      const std::byte* rows = dispatch.part_memory()[0].data() + s * stride;
+      require(std::equal(tokens.begin(), tokens.end(), rows), "rows of shared expert ", s, " are not there");
+    }
+    dispatch.receive();
+    dispatch.compare();
+  });
 }
 
 // The case's received rows, results and traffic on one rank.
@@ -196,9 +218,7 @@ TEST_P(Contract, SharedRowsComeFirstAndDoNotTravel) {
 }
 
 // dy arrives at the shared rows times 1; their dots are 0, and no weight has a gradient from them.
-TEST_P(Contract, SharedExpertsBackward) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
-  const TestCase c = shared_case(small_case(6), 2);
+void check_backward(const Setup& setup, const TestCase& c) {
   const StepInputs forward = make_inputs(c), gradient = with_new_values(c, forward, 1);
   TestCase backward_case = c;
   backward_case.apply_weights = backward_case.dots = true;
@@ -212,7 +232,7 @@ TEST_P(Contract, SharedExpertsBackward) {
     dots.ranks[rank].row_values =
         oracle::row_dots(weighted.inputs, weighted.positions, rank, v.data(), c.config.combine_type);
   }
-  run(c.ranks, describe(backward_case), [&](Rank rank) {
+  run_ranks(setup, c.ranks, describe(backward_case), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     const Plan plan = dispatch_and_combine(exchange, c, forward, expert_outputs);
     const std::vector<float> expected = oracle::returned_row_values(weighted.positions, dots, rank.index());
@@ -221,6 +241,16 @@ TEST_P(Contract, SharedExpertsBackward) {
     backward.run_backward(plan, d_weights.as<float>());
     d_weights.require_contents(bytes_of_values(expected), sizeof(float), "d_weights");
   });
+}
+
+TEST_P(Contract, SharedExpertsAndReplicatedInputBackward) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  TestCase c = shared_case(small_case(6), 2);
+  check_backward(GetParam(), c);
+  c.config.input = Input::replicated;
+  c.config.shared_split = 3;
+  c.tokens.assign(4, 7);
+  check_backward(GetParam(), c);
 }
 
 void require_shared_refusal(const std::string& words, const std::function<void()>& call) {

@@ -35,7 +35,9 @@ void Setup::choose_backend(Config& config) const {
   config.hops = hops;
   config.window = window;
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
-  if (on_device()) config.shared_experts = 0;
+  if (!on_device()) return;
+  config.shared_experts = config.shared_split = 0;
+  config.input = Input::own;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {

@@ -54,7 +54,7 @@ struct Setup {
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
   // Sets the backend and what it needs. The backend `cuda` does not add by node, and no memory of devices has
-  // shared experts.
+  // shared experts or replicated input.
   void choose_backend(Config& config) const;
 };
 

@@ -27,6 +27,11 @@ Random stream(const TestCase& c, RandomStream which, int step, int rank) {
   return Random::of({c.seed, which, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank)});
 }
 
+// The rank whose random sequence the inputs of `rank` come from: replicated inputs are the same everywhere.
+int source_of_inputs(const TestCase& c, int rank) {
+  return c.config.input == Input::replicated ? 0 : rank;
+}
+
 int draw_expert(const TestCase& c, Random& random, const Placement& placement) {
   const int experts = c.config.experts;
   const int favourite = static_cast<int>(c.seed % static_cast<std::uint64_t>(experts));
@@ -86,7 +91,8 @@ int draw_tokens(const TestCase& c, int step, int rank) {
 void draw_values(const TestCase& c, int step, oracle::GlobalInputs& all) {
   for (int rank = 0; rank < c.ranks; ++rank) {
     oracle::RankInputs& inputs = all.ranks[rank];
-    Random values = stream(c, kValues, step, rank), weights = stream(c, kWeights, step, rank);
+    const int drawn = source_of_inputs(c, rank);
+    Random values = stream(c, kValues, step, drawn), weights = stream(c, kWeights, step, drawn);
     const auto row_bytes = oracle::input_row_bytes(all.format, all.type, c.config.hidden);
     const bool raw = all.format.is_raw();
     for (std::size_t part = 0; part < row_bytes.size(); ++part) {
@@ -162,8 +168,9 @@ StepInputs make_inputs(const TestCase& c, int index) {
   std::vector<std::vector<std::int64_t>> ids;
   const Placement placement = oracle::placement_of(c.config, c.ranks);
   for (int rank = 0; rank < c.ranks; ++rank) {
-    Random random = stream(c, kIds, index, rank);
-    ids.push_back(draw_ids(c, random, draw_tokens(c, index, rank), placement));
+    const int drawn = source_of_inputs(c, rank);
+    Random random = stream(c, kIds, index, drawn);
+    ids.push_back(draw_ids(c, random, draw_tokens(c, index, drawn), placement));
   }
   return inputs_from_ids(c, ids, index);
 }

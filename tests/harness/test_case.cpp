@@ -175,6 +175,11 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
     config.shared_experts = random.pick({1, 1, 2, 5});
     c.shared_outputs = c.reduction == Reduction::unreduced || random.chance(0.3);
   }
+  if (config.reduction == Reduction::partial && random.chance(0.15)) {
+    config.input = Input::replicated;
+    config.reduction_level = ReductionLevel::automatic;
+    config.shared_split = config.shared_experts > 0 ? random.between(0, c.ranks) : 0;
+  }
   bound_memory(c);
   return c;
 }
@@ -201,6 +206,8 @@ std::string describe(const TestCase& c) {
   flag(c.row_values, "values");
   if (g.shared_experts > 0) text += str(" S=", g.shared_experts);
   flag(c.shared_outputs, "shared_outputs");
+  flag(g.input == Input::replicated, "replicated");
+  if (g.shared_split > 0) text += str(" split=", g.shared_split);
   flag(c.any_bits, "any_bits");
   flag(c.bad_ids > 0, "bad_ids");
   flag(c.ids == IdType::int64, "int64");

@@ -36,6 +36,7 @@ void read_ids(const GlobalInputs& inputs, const Placement& placement, int rank, 
       if (id < -1 || id >= experts) record_bad_id(positions, rank, token, slot, id);
       if (id < 0 || id >= experts) continue;
       const ExpertLocation expert = placement.location(static_cast<int>(id));
+      if (inputs.config.input == Input::replicated && expert.rank != rank) continue;  // another rank keeps it
       positions.routes[rank][std::int64_t{token} * positions.top_k + slot] = {expert.rank, expert.local, -1};
       positions.counts[rank * experts + id] += 1;
       is_destination[expert.rank] = true;
@@ -43,6 +44,14 @@ void read_ids(const GlobalInputs& inputs, const Placement& placement, int rank, 
     for (int to = 0; to < positions.size(); ++to)
       positions.tokens_between[rank * positions.size() + to] += is_destination[to];
   }
+}
+
+// Whether the rank takes the token for the shared experts: with shared_split = W rank r has those from r*N/W
+// up to (r+1)*N/W.
+bool has_shared_rows(const Config& config, int rank, std::int64_t token, std::int64_t tokens) {
+  const std::int64_t split = config.shared_split;
+  if (split == 0) return true;
+  return rank < split && token >= rank * tokens / split && token < (rank + 1) * tokens / split;
 }
 
 std::vector<RowKey> sorted_row_keys(const RowPositions& positions, const Config& config) {
@@ -59,6 +68,7 @@ std::vector<RowKey> sorted_row_keys(const RowPositions& positions, const Config&
           all.push_back({route.destination, config.shared_experts + route.local, source, token, slot});
         }
       }
+      if (!has_shared_rows(config, source, token, positions.tokens(source))) continue;
       for (int shared = 0; shared < config.shared_experts; ++shared)
         all.push_back({source, shared, source, token, positions.top_k + shared});
     }
@@ -137,7 +147,8 @@ Placement placement_of(const Config& config, int ranks) {
 
 std::int64_t capacity_of(const Config& config, const Placement& placement, int rank) {
   if (config.capacity > 0) return config.capacity;
-  const std::int64_t tokens = std::int64_t{placement.ranks()} * config.max_tokens;
+  const std::int64_t sources = config.input == Input::replicated ? 1 : placement.ranks();
+  const std::int64_t tokens = sources * config.max_tokens;
   const std::int64_t slots = config.top_k, experts = placement.local_experts(rank), align = config.alignment;
   if (config.layout == Layout::rank_major) return tokens;
   if (config.layout == Layout::expert_padded) return round_up(tokens * (config.repeats ? slots : 1), align);

@@ -173,6 +173,37 @@ TEST(Configuration, DeviceMemoryHasNoSharedExpertsYet) {
   }
 }
 
+TEST(Configuration, ReplicatedInputIsPartialAtLevelRank) {
+  const auto refused = [](auto change) {
+    Config config = valid_config();
+    config.input = Input::replicated;
+    change(config);
+    return refusal(config);
+  };
+  const std::string only = "must be partial at level rank";
+  EXPECT_NE(refused([](Config& c) { c.reduction = Reduction::exact; }).find(only), std::string::npos);
+  EXPECT_NE(refused([](Config& c) { c.reduction_level = ReductionLevel::node; }).find(only),
+            std::string::npos);
+  EXPECT_NE(refused([](Config& c) { c.shared_split = 1; }).find("must be 0 without shared_experts"),
+            std::string::npos);
+  EXPECT_NE(refused([](Config& c) {
+              c.shared_experts = 1;
+              c.shared_split = kRanks + 1;
+            }).find("shared_split = 5, must be 0 to 4"),
+            std::string::npos);
+  EXPECT_NE(refused([](Config& c) {
+              c.input = Input::own;
+              c.shared_experts = c.shared_split = 1;
+            }).find("must be 0 unless input is replicated"),
+            std::string::npos);
+  EXPECT_EQ(refused([](Config& c) { c.shared_experts = c.shared_split = 1; }), "");
+  Config config = valid_config();
+  config.input = Input::replicated;
+  EXPECT_EQ(chosen_level(config, Topology({0, 1})), ReductionLevel::rank);
+  config.backend = BackendKind::cuda;
+  EXPECT_THROW(size_of(config, kRanks), UnsupportedError);
+}
+
 TEST(Configuration, UnknownEnumeratorsAreRefused) {
   const auto changed = [](auto Config::* field, int number) {
     Config config = valid_config();

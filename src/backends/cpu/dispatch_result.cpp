@@ -60,12 +60,13 @@ void Dispatch::prepare_result() {
 // the messages are on their way, in the send phase.
 void Dispatch::write_shared_rows() {
   const Config& config = context_.config;
-  const std::int64_t tokens = plan_.header->tokens;
-  const SharedRows shared = shared_rows(config, context_.me(), tokens);
-  row_store_ = store_for(config.shared_experts * tokens * parts_.part[0].row_bytes);
+  const SharedRows shared = shared_rows(config, context_.me(), plan_.header->tokens);
+  row_store_ = store_for(config.shared_experts * shared.count * parts_.part[0].row_bytes);
   // A plan's rows may be fewer than the capacity: the caller has memory for those.
   const std::int64_t end = by_plan_ ? header_.total : shared.capacity;
-  for (std::int32_t token = 0; token < tokens && config.shared_experts > 0; ++token) {
+  const auto first = static_cast<std::int32_t>(shared.first),
+             last = static_cast<std::int32_t>(shared.first + shared.count);
+  for (std::int32_t token = first; token < last && config.shared_experts > 0; ++token) {
     std::int32_t rows[kMaxSharedExperts];
     int count = 0;
     for (std::int32_t expert = 0; expert < config.shared_experts; ++expert) {

@@ -17,7 +17,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   encoding_ = encoding_of(call.format);
   layout_ = message_layout(parts_, context_.config.top_k);
   weights_ = {};
-  CallOptions options = options_of(call);
+  CallOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
   const std::uint64_t number = lane_.link->begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, context_.me());

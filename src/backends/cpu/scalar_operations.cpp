@@ -118,6 +118,7 @@ DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t
   for (int peer = 0; peer < ranks; ++peer) {
     const auto* theirs = reinterpret_cast<const std::int32_t*>(lane.link->summary_from(peer));
     lane.tokens.push_back(theirs[0]);
+    if (config.input == Input::replicated && peer != me) continue;  // its tokens are this rank's
     for (std::size_t e = 0; e < experts.size(); ++e) lane.routes[e] += theirs[kCallSummaryWords + experts[e]];
     messages += theirs[kCallSummaryWords + config.experts + me];
   }

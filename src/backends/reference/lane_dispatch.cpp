@@ -13,7 +13,7 @@
 namespace ferry::reference {
 void Lane::dispatch_send(const DispatchCall& call) {
   dispatch_ = call;
-  CallOptions options = options_of(call);
+  CallOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
   // Peers read the rows as they are, so they must know their type.
   options.add("type of the tokens", static_cast<std::int64_t>(call.tokens.type));

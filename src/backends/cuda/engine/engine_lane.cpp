@@ -225,7 +225,7 @@ void EngineLane::deliver_headers(Stream stream) {
 // --- operations --------------------------------------------------------------------------------------------
 
 void EngineLane::dispatch_send(const DispatchCall& call, bool split, Stream stream) {
-  call_.begin(Operation::dispatch, options_of(call));
+  call_.begin(Operation::dispatch, options_of(exchange_.config, call));
   Plan plan;
   launch_or_refuse(Operation::dispatch, [&] { plan = lane_.dispatch(call, Phase::send, stream).plan; });
   const std::int64_t part_bytes = device_message_layout(parts_of(call.format, exchange_.config.hidden)).bytes;

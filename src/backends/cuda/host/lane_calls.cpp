@@ -28,7 +28,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   const Config& config = exchange_.config;
   DispatchArguments arguments{};
   arguments.lane = view_;
-  arguments.terms = agreed_options_of(Operation::dispatch, options_of(call));
+  arguments.terms = agreed_options_of(Operation::dispatch, options_of(exchange_.config, call));
   arguments.parts = parts_of(call.format, config.hidden);
   arguments.message = device_message_layout(arguments.parts);
   arguments.encoding = encoding_of(call.format);
