@@ -280,9 +280,9 @@ class Exchange {
   void combine(const Outputs& outputs, const Plan& plan, const Result& result,
                const CombineOptions& options = {}, Stream stream = {});
   /// The send phase of a combine. Waits for no peer's data. When it is done, outputs, row_weights and
-  /// row_values may be reused; the plan, the result, topk_weights and route_values must live until the
-  /// receive phase is done. Between the phases, the lane accepts only combine_receive(). topk_weights with
-  /// `partial` are refused, because they need a round trip of their own.
+  /// row_values may be reused; the plan, the result, shared_outputs, topk_weights and route_values must live
+  /// until the receive phase is done. Between the phases, the lane accepts only combine_receive().
+  /// topk_weights with `partial` are refused, because they need a round trip of their own.
   void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                     const CombineOptions& options = {}, Stream stream = {});
   /// The receive phase of the lane's combine: blocks and throws as combine().

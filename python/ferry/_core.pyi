@@ -80,6 +80,10 @@ class Config:
                          'cpu' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
     shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
                          combine adds their outputs; at most 16, not on device memory; default 0
+    input                'own', or 'replicated': every rank passes the same tokens and keeps the routes to its own experts; nothing
+                         travels, and combine gives each rank its own sum. 'partial' only, not on device memory; default 'own'
+    shared_split         with replicated input: how many ranks share the tokens' rows of shared experts among them; default 0,
+                         every rank takes all
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1
@@ -103,7 +107,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -124,6 +128,16 @@ class Config:
     @property
     def shared_experts(self) -> int:
         """Experts that every rank holds."""
+
+    @property
+    def input(self) -> str:
+        """'own' or 'replicated'."""
+
+    @property
+    def shared_split(self) -> int:
+        """
+        Ranks that share the rows of shared experts among them; 0: every rank takes all tokens.
+        """
 
     @property
     def placement(self) -> Placement:
@@ -647,7 +661,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:

@@ -101,6 +101,11 @@ constexpr Setting kSettings[] = {
     {"window", [](Config& c, const std::string& k, nb::handle v) { c.window = int_of(k, v); }},
     {"shared_experts",
      [](Config& c, const std::string& k, nb::handle v) { c.shared_experts = int_of(k, v); }},
+    {"input",
+     [](Config& c, const std::string& k, nb::handle v) {
+       c.input = enum_named(k.c_str(), text_value(k, v), std::array{Input::own, Input::replicated});
+     }},
+    {"shared_split", [](Config& c, const std::string& k, nb::handle v) { c.shared_split = int_of(k, v); }},
     {"placement", [](Config& c, const std::string& k,
                      nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
     {"layout",
@@ -281,7 +286,8 @@ const char* const kOptionalSettings =
     "engine: typing.Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', "
     "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, "
-    "shared_experts: int = 0, placement: Placement = ..., "
+    "shared_experts: int = 0, input: typing.Literal['own', 'replicated'] = 'own', shared_split: int = 0, "
+    "placement: Placement = ..., "
     "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
     "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
     "format: str = 'bf16', combine_type: typing.Literal['bf16', 'fp16', 'fp32'] = 'bf16', "
@@ -323,6 +329,10 @@ window               bounds what a rank has on its way to another one. 'collecti
                      'cpu' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
 shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
                      combine adds their outputs; at most 16, not on device memory; default 0
+input                'own', or 'replicated': every rank passes the same tokens and keeps the routes to its own experts; nothing
+                     travels, and combine gives each rank its own sum. 'partial' only, not on device memory; default 'own'
+shared_split         with replicated input: how many ranks share the tokens' rows of shared experts among them; default 0,
+                     every rank takes all
 placement            a Placement; default: Placement.blocks(experts, ranks)
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
@@ -355,6 +365,10 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("hidden", &Config::hidden, "H, columns of a token.")
       .def_ro("max_tokens", &Config::max_tokens, "T, the most tokens of a rank in a call.")
       .def_ro("shared_experts", &Config::shared_experts, "Experts that every rank holds.")
+      .def_prop_ro(
+          "input", [](const Config& c) { return std::string(to_string(c.input)); }, "'own' or 'replicated'.")
+      .def_ro("shared_split", &Config::shared_split,
+              "Ranks that share the rows of shared experts among them; 0: every rank takes all tokens.")
       .def_ro("placement", &Config::placement, "Which rank holds which expert.")
       .def_ro("alignment", &Config::alignment, "Each expert's first row is a multiple of it.")
       .def_ro("capacity", &Config::capacity,

@@ -74,6 +74,8 @@ Config to_config(const ferry_config& given, int ranks) {
         str("ferry_config.shared_experts = ", given.shared_experts, ", must be 0 to ", kMaxSharedExperts));
   }
   config.shared_experts = static_cast<int>(given.shared_experts);
+  config.input = to_enum(given.input, Input::replicated, "ferry_config.input");
+  config.shared_split = given.shared_split;
   config.placement =
       to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
   config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
@@ -159,6 +161,8 @@ ferry_config to_c(const Config& config) {
   c.hops = static_cast<std::int32_t>(config.hops);
   c.window = config.window;
   c.shared_experts = config.shared_experts;
+  c.input = static_cast<std::int32_t>(config.input);
+  c.shared_split = config.shared_split;
   c.layout = static_cast<std::int32_t>(config.layout);
   c.placement_version = config.placement.version();
   c.capacity = config.capacity;

@@ -96,6 +96,41 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
 INSTANTIATE_TEST_SUITE_P(All, Combine, testing::ValuesIn(kCases),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
+// Every rank passes the tokens of a rank with the same random numbers.
+TEST(ReplicatedInput, ReturnsTheSameBytes) {
+  ferry_config config = small_config();
+  config.shared_experts = 1;
+  config.input = FERRY_INPUT_REPLICATED;
+  config.shared_split = 2;
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    const ExchangeHandle c = make_exchange(rank, config);
+    Exchange cpp(rank->rank, capi::to_config(config, kRanks));
+    auto taken = sized<ferry_config>();
+    ASSERT_EQ(ferry_exchange_config(c.get(), &taken), FERRY_OK);
+    EXPECT_EQ(taken.input, FERRY_INPUT_REPLICATED);
+    EXPECT_EQ(taken.shared_split, 2);
+    contract::Random random(contract::seed_of(7));
+    Inputs in(config, random);
+    auto rows = sized<ferry_dispatch_result>();
+    auto args = sized<ferry_dispatch_args>();
+    args.tokens.parts[0] = in.values.data();
+    args.tokens.count = in.count;
+    args.ids = in.ids.data();
+    args.weights = in.weights.data();
+    args.result = &rows;
+    ASSERT_EQ(ferry_dispatch(c.get(), &args), FERRY_OK) << ferry_last_error();
+    const DispatchResult expected =
+        cpp.dispatch(Tokens::rows(in.values.data(), in.count), in.ids.data(), in.weights.data());
+    ASSERT_EQ(*rows.total, *expected.total);
+    expect_same_array(static_cast<const std::byte*>(rows.data), static_cast<const std::byte*>(expected.data),
+                      *expected.total * 2 * config.hidden, "rows");
+    expect_same_array(rows.source, expected.source, *expected.total, "sources");
+    auto wire = sized<ferry_wire_counts>();
+    ASSERT_EQ(ferry_get_wire_counts(c.get(), &wire), FERRY_OK);
+    EXPECT_EQ(wire.dispatch_bytes, 0);
+  });
+}
+
 TEST(CombineBackward, ReturnsTheSameBytes) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     const ferry_config config = small_config();

@@ -117,7 +117,8 @@ EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_via) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
 static_assert(offsetof(ferry_config, shared_experts) == offsetof(ferry_config, memory) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, shared_experts) + 8);
+static_assert(offsetof(ferry_config, input) == offsetof(ferry_config, shared_experts) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, shared_split) + 4);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, messages) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
@@ -146,7 +147,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 160},
       {"ferry_bootstrap", 40},
       {"ferry_format", 40},
-      {"ferry_config", 184},
+      {"ferry_config", 192},
       {"ferry_sizes", 64},
       {"ferry_plan", 16},
       {"ferry_source", 12},

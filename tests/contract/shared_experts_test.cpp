@@ -1,6 +1,7 @@
 // Shared experts: groups of a rank's own tokens, which come first, never travel, and are added last.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -94,6 +95,27 @@ TEST_P(Contract, SharedExpertsByPlanAndOnNodes) {
   c.config.reduction_level = ReductionLevel::node;
   c.result = DType::fp32;
   run_sequences(GetParam(), {c});
+}
+
+// A caller may start the shared experts while the routed rows are on their way.
+TEST_P(Contract, SharedRowsAreThereAfterTheSendPhase) {
+  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
+  if (GetParam().backend == BackendKind::reference) GTEST_SKIP() << "writes all rows in the receive phase";
+  const TestCase c = shared_case(small_case(9), 2);
+  const StepInputs step = make_inputs(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    DispatchRun dispatch(exchange, c, step);
+    dispatch.send();
+    const std::vector<std::byte>& tokens = step.inputs.ranks[rank.index()].parts[0];
+    const std::int64_t stride = (kTokens[rank.index()] + 3) / 4 * 4 * c.config.hidden * 2;
+    for (int s = 0; s < 2; ++s) {
+      const std::byte* rows = dispatch.part_memory()[0].data() + s * stride;
+      require(std::equal(tokens.begin(), tokens.end(), rows), "rows of shared expert ", s, " are not there");
+    }
+    dispatch.receive();
+    dispatch.compare();
+  });
 }
 
 // The case's received rows, results and traffic on one rank.

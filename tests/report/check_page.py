@@ -169,8 +169,9 @@ def mark_problem(element, value, run):
     if "cell" in element.classes():
         direction, matrix = path.split(".")[:2]
         rows = run[direction][matrix]
-        most = max(bytes_ for f, row in enumerate(rows) for t, bytes_ in enumerate(row) if f != t)
-        share = value / most if most else 0
+        between = [bytes_ for f, row in enumerate(rows) for t, bytes_ in enumerate(row) if f != t]
+        least, most = min(between), max(between)
+        share = (value - least) / (most - least) if most > least else 0
         return None if near(element.style("--v"), share, 1e-4) else f"has shade {element.get('style')}, expected {value}"
     return None
 

@@ -92,6 +92,25 @@ class PageTest(SampleTest):
         by_position = sorted(range(len(loads)), key=lambda expert: float(positions[str(expert)]))
         self.assertEqual([loads[expert] for expert in by_position], sorted(loads, reverse=True))
 
+    def drawn_part(self, name):
+        """What the script has drawn, without the script and its data."""
+        return check_page.drawn(self.sample(name).page).split('<script type="application/json"')[0]
+
+    def test_a_percentile_is_shown_only_of_a_hundred_steps(self):
+        self.assertFalse("latency.step.p99_us" in self.drawn_part("small"))
+        self.assertTrue("latency.step.p99_us" in self.drawn_part("usual"))
+
+    def test_ranks_that_share_cores_are_named(self):
+        said = r'ranks">4</span> ranks on <span data-path="machine.cores">2</span> cores: times include waiting for a core'
+        self.assertTrue(re.search(said, self.drawn_part("small")))
+        self.assertFalse("waiting for a core" in self.drawn_part("one rank"))
+
+    def test_only_an_uneven_load_is_red(self):
+        page = self.drawn_part("one rank")
+        self.assertTrue('<span class="">busiest: rank' in page)  # 1.00 of the mean
+        self.assertTrue(re.search(r'<rect class="" role="img"\s+data-path="load.rows_per_rank.0"', page))
+        self.assertTrue('<span class="hot">busiest: expert' in page)  # a popular one
+
     def test_large_pages_stay_small(self):
         self.assertLess(os.path.getsize(self.sample("large").page), 1_000_000)
 
@@ -119,8 +138,8 @@ CHANGES = {
         "dispatch.traffic_bytes.2.1: '1 B' is shown",
     """document.querySelector('[data-path="timeline.spans_us.2.3.1"]').setAttribute("width", 1)""":
         "timeline.spans_us.2.3.1: is drawn from",
-    """document.querySelector('i[data-path="latency.dispatch.p99_us"]').style.left = "50%" """:
-        "latency.dispatch.p99_us: lies at",
+    """document.querySelector('i[data-path="latency.dispatch.p90_us"]').style.left = "50%" """:
+        "latency.dispatch.p90_us: lies at",
     """document.querySelectorAll('[data-path="load.idle_experts"]').forEach((e) => e.remove())""":
         "load.idle_experts: is not shown",
     """byId("verdict").innerHTML += "<i>and 17 more</i>" """:

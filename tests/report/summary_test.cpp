@@ -59,10 +59,31 @@ TEST(Summary, TimesAreThoseOfTheSlowestRank) {
   EXPECT_DOUBLE_EQ(summary[StepStage::dispatch].mean_us, 30);
   EXPECT_DOUBLE_EQ(summary[StepStage::dispatch].max_us, 40);
   EXPECT_DOUBLE_EQ(summary[StepStage::experts].p50_us, 100);  // of 100, 100, 10
-  EXPECT_DOUBLE_EQ(summary[StepStage::combine].p99_us, 60);   // of 20, 60, 5
+  EXPECT_DOUBLE_EQ(summary[StepStage::combine].p90_us, 60);   // of 20, 60, 5
   EXPECT_DOUBLE_EQ(summary.step.p50_us, 130);                 // of 130, 150, 55
   EXPECT_DOUBLE_EQ(summary.step.max_us, 150);
   EXPECT_DOUBLE_EQ(summary.tokens_per_second, 60 / 335e-6);
+}
+
+TEST(Summary, ThePercentile99NeedsAHundredSteps) {
+  RunReport run = by_hand();
+  EXPECT_FALSE(summarise(run).step.p99_us);
+  const std::vector<StepTimes> three = run.times;
+  for (int more = 0; more < 32; ++more) run.times.insert(run.times.end(), three.begin(), three.end());
+  run.workload.steps = 99;
+  EXPECT_FALSE(summarise(run).step.p99_us);
+  run.times.insert(run.times.end(), three.begin(), three.begin() + 2);
+  run.workload.steps = 100;
+  EXPECT_DOUBLE_EQ(summarise(run).step.p99_us.value(), 150);
+}
+
+TEST(Summary, SharesAddUpToTheStep) {
+  const StepShares shares = summarise(by_hand()).shares;
+  EXPECT_DOUBLE_EQ(shares.dispatch_us, 115.0 / 6);
+  EXPECT_DOUBLE_EQ(shares.experts_us, 350.0 / 6);
+  EXPECT_DOUBLE_EQ(shares.combine_us, 130.0 / 6);
+  EXPECT_DOUBLE_EQ(shares.step_us, 335.0 / 3);
+  EXPECT_NEAR(shares.waiting_us, 12.5, 1e-9);
 }
 
 TEST(Summary, FlowsExcludeTheDiagonal) {

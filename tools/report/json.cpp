@@ -85,8 +85,16 @@ Json json_of(const Latency& latency) {
   return {{"mean_us", to_nanosecond(latency.mean_us)},
           {"p50_us", to_nanosecond(latency.p50_us)},
           {"p90_us", to_nanosecond(latency.p90_us)},
-          {"p99_us", to_nanosecond(latency.p99_us)},
+          {"p99_us", latency.p99_us ? Json(to_nanosecond(*latency.p99_us)) : Json(nullptr)},
           {"max_us", to_nanosecond(latency.max_us)}};
+}
+
+Json json_of(const StepShares& shares) {
+  return {{"dispatch_us", to_nanosecond(shares.dispatch_us)},
+          {"experts_us", to_nanosecond(shares.experts_us)},
+          {"combine_us", to_nanosecond(shares.combine_us)},
+          {"waiting_us", to_nanosecond(shares.waiting_us)},
+          {"step_us", to_nanosecond(shares.step_us)}};
 }
 
 Json latency_json(const Summary& summary) {
@@ -172,6 +180,7 @@ Json to_json(const RunReport& given, int most_steps) {
           {"checks", json_of(run.checks, summary.checks_passed)},
           {"tokens_per_second", summary.tokens_per_second},
           {"latency", latency_json(summary)},
+          {"mean_step", json_of(summary.shares)},
           {"dispatch", json_of(run.dispatch, summary.dispatch, run.configuration.nodes)},
           {"combine", json_of(run.combine, summary.combine, run.configuration.nodes)},
           {"load", json_of(run.load, summary)},

@@ -7,6 +7,8 @@
 namespace ferry::report {
 namespace {
 
+constexpr std::size_t kSamplesOfP99 = 100;
+
 double sum_of(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
@@ -39,11 +41,27 @@ std::vector<double> step_lengths(const RunReport& run) {
 
 Latency latency_of(std::vector<double> lengths) {
   std::sort(lengths.begin(), lengths.end());
-  return {.mean_us = sum_of(lengths) / static_cast<double>(lengths.size()),
-          .p50_us = percentile(lengths, 50),
-          .p90_us = percentile(lengths, 90),
-          .p99_us = percentile(lengths, 99),
-          .max_us = lengths.back()};
+  Latency latency{.mean_us = sum_of(lengths) / static_cast<double>(lengths.size()),
+                  .p50_us = percentile(lengths, 50),
+                  .p90_us = percentile(lengths, 90),
+                  .max_us = lengths.back()};
+  if (lengths.size() >= kSamplesOfP99) latency.p99_us = percentile(lengths, 99);
+  return latency;
+}
+
+StepShares shares_of(const RunReport& run, double mean_step_us) {
+  const auto mean = [&](StepStage stage) {
+    double sum = 0;
+    for (const StepTimes& times : run.times) sum += times[stage].length_us();
+    return sum / static_cast<double>(run.times.size());
+  };
+  StepShares shares{.dispatch_us = mean(StepStage::dispatch),
+                    .experts_us = mean(StepStage::experts),
+                    .combine_us = mean(StepStage::combine),
+                    .step_us = mean_step_us};
+  const double busy = shares.dispatch_us + shares.experts_us + shares.combine_us;
+  shares.waiting_us = std::max(0.0, shares.step_us - busy);  // below zero by rounding only
+  return shares;
 }
 
 double per_second(double amount, double us) {
@@ -108,6 +126,7 @@ Summary summarise(const RunReport& run) {
   }
   const std::vector<double> steps = step_lengths(run);
   summary.step = latency_of(steps);
+  summary.shares = shares_of(run, summary.step.mean_us);
 
   const double tokens =
       static_cast<double>(run.workload.tokens_per_rank) * run.configuration.ranks * run.workload.steps;

@@ -21,8 +21,17 @@ struct Latency {
   double mean_us = 0.0;
   double p50_us = 0.0;
   double p90_us = 0.0;
-  double p99_us = 0.0;
+  std::optional<double> p99_us{};  // of a hundred steps or more
   double max_us = 0.0;
+};
+
+// What a rank does in a step, mean over ranks and steps. The first four add up to the fifth.
+struct StepShares {
+  double dispatch_us = 0.0;
+  double experts_us = 0.0;
+  double combine_us = 0.0;
+  double waiting_us = 0.0;  // outside of the stages: from the step's begin, between them, and to its end
+  double step_us = 0.0;
 };
 
 // One direction, over all steps.
@@ -48,7 +57,8 @@ struct Busiest {
 struct Summary {
   std::array<Latency, kStages.size()> stages{};  // of each step's slowest rank
   Latency step{};                                // from the first rank's dispatch to the last rank's combine
-  double tokens_per_second = 0.0;                // of all ranks and steps, over the sum of the steps' times
+  StepShares shares{};
+  double tokens_per_second = 0.0;  // of all ranks and steps, over the sum of the steps' times
   Flow dispatch{};
   Flow combine{};
   Busiest expert{};

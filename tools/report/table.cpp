@@ -75,13 +75,17 @@ void add_checks(Buffer& out, const std::vector<Check>& checks) {
 
 void add_latency(Buffer& out, const char* name, const Latency& latency) {
   line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", name, in_time(latency.p50_us), in_time(latency.p90_us),
-       in_time(latency.p99_us), in_time(latency.max_us), in_time(latency.mean_us));
+       latency.p99_us ? in_time(*latency.p99_us) : "-", in_time(latency.max_us), in_time(latency.mean_us));
 }
 
 void add_latencies(Buffer& out, const Summary& summary) {
   line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", "Time", "p50", "p90", "p99", "max", "mean");
   for (const StepStage stage : kStages) add_latency(out, to_string(stage), summary[stage]);
   add_latency(out, "step", summary.step);
+  const StepShares& shares = summary.shares;
+  line(out, "{:10}mean of a rank: dispatch {} + experts {} + combine {} + waiting {} = step {}", "",
+       in_time(shares.dispatch_us), in_time(shares.experts_us), in_time(shares.combine_us),
+       in_time(shares.waiting_us), in_time(shares.step_us));
 }
 
 void add_flow(Buffer& out, const char* name, const Traffic& traffic, const Flow& flow, int steps) {

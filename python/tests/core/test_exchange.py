@@ -383,3 +383,22 @@ def test_shared_experts(rng, backend, apart):
             exchange.combine(outputs, rows.plan, shared_outputs=np.zeros((1, count, HIDDEN), np.float32))
 
     ferry.Group.threads(3).run(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_replicated_input(rng, backend):
+    step = random_step(rng, 3)
+    tokens, ids, weights = step.tokens[0], step.ids[0], step.weights[0]
+
+    def body(rank):
+        exchange = exchange_for(rank, step, backend=backend, input="replicated", shared_experts=1, shared_split=3)
+        assert (exchange.config.input, exchange.config.shared_split) == ("replicated", 3)
+        rows, count = exchange.dispatch(tokens, ids, weights), len(tokens)
+        first, end = rank.index * count // 3, (rank.index + 1) * count // 3
+        assert rows.counts[0] == end - first and same_bits(rows.data[:end - first], tokens[first:end])
+        received = rows.source[:int(rows.total)]
+        assert (received[:, 0] == rank.index).all()
+        assert exchange.wire_counts().dispatch_bytes == 0
+        assert exchange.combine(np.zeros((len(rows.data), HIDDEN), bf16), rows.plan).shape == tokens.shape
+
+    ferry.Group.threads(3).run(body)

@@ -52,6 +52,7 @@ const stages = ["dispatch", "experts", "combine"];
 const percent = (part, whole) => `${((100 * part) / whole).toFixed(3)}%`;
 const indices = (n) => Array.from({ length: n }, (_, i) => i);
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
+const smallest = (values) => (values.length === 0 ? 0 : values.reduce((a, b) => Math.min(a, b)));
 
 // At most `most` round numbers in (0, limit].
 function ticks(limit, most) {

@@ -8,12 +8,20 @@ function drawHeader() {
   byId("subtitle").innerHTML =
     `${counted("workload.steps", "step")} of ${counted("workload.tokens_per_rank", "token")} per rank, ` +
     `top ${number("configuration.top_k")} of ${counted("configuration.experts", "expert")}, ` +
-    `hidden ${number("configuration.hidden")}, ${text("configuration.backend")} backend`;
+    `hidden ${number("configuration.hidden")}, ${text("configuration.backend")} backend` + crowdedCores();
   const { passed, total } = run.checks;
   const verdict = byId("verdict");
   verdict.classList.toggle("failed", passed < total);
   verdict.innerHTML = total === 0 ? `Nothing was checked: ${number("checks.passed")} of ${number("checks.total")}`
     : `${passed === total ? "✓" : "✕"} ${number("checks.passed")} of ${number("checks.total")} checks passed`;
+}
+
+// Where ranks of one host have to take turns, their times say little about a rank with a core of its own.
+function crowdedCores() {
+  const { backend, nodes, simulated_nodes } = run.configuration;
+  const ranksPerCore = R / run.machine.cores;
+  if (backend === "cuda" || (nodes > 1 && !simulated_nodes) || !(ranksPerCore > 1)) return "";
+  return `. ${counted("configuration.ranks", "rank")} on ${counted("machine.cores", "core")}: times include waiting for a core`;
 }
 
 const figure = (name, value, note) =>
@@ -28,15 +36,17 @@ function flowFigure(direction, name) {
 
 function drawHeadline() {
   const p50 = (what) => number(`latency.${what}.p50_us`, "time");
-  const p99 = (what) => `${label("p99")} ${number(`latency.${what}.p99_us`, "time")}`;
+  const high = (what) => (run.latency[what].p99_us === null ? `largest ${number(`latency.${what}.max_us`, "time")}`
+    : `${label("p99")} ${number(`latency.${what}.p99_us`, "time")}`);
   byId("headline").innerHTML =
-    figure("Dispatch, median", p50("dispatch"), p99("dispatch")) +
-    figure("Combine, median", p50("combine"), p99("combine")) +
-    figure("Step, median", p50("step"), p99("step")) +
+    figure("Dispatch, median", p50("dispatch"), high("dispatch")) +
+    figure("Combine, median", p50("combine"), high("combine")) +
+    figure("Step, median", p50("step"), high("step")) +
     figure("Tokens per second", number("tokens_per_second"), "over all ranks") +
     flowFigure("dispatch", "Dispatch") +
     flowFigure("combine", "Combine") +
-    figure("Dispatch wire bytes", number("dispatch.wire_bytes", "bytes"), `combine ${number("combine.wire_bytes", "bytes")}`) +
+    figure("Dispatch wire bytes, all steps", number("dispatch.wire_bytes", "bytes"),
+           `combine ${number("combine.wire_bytes", "bytes")}`) +
     figure("Busiest rank", number("load.busiest_rank.over_mean", "times"),
            `rank ${number("load.busiest_rank.index")}, relative to the mean`);
 }
@@ -55,7 +65,7 @@ function drawLatency() {
     .filter((us) => us >= low && us <= high);
   const grid = marks.map((us) => `<s style="left:${place(us)}"></s>`).join("");
   const scale = marks.map((us) => `<span data-label style="left:${place(us)}">${tickTime(us)}</span>`).join("");
-  const figures = ["p50", "p90", "p99", "max", "mean"];
+  const figures = ["p50", "p90", ...(run.latency.step.p99_us === null ? [] : ["p99"]), "max", "mean"];
 
   const line = (row) => {
     const path = (figureName) => `latency.${row}.${figureName}_us`;
@@ -65,13 +75,17 @@ function drawLatency() {
     return `<div class="row ${row}" role="row"><span class="name" role="rowheader"><span class="swatch"></span>${row}</span>
       <div class="range" data-low="${low}" data-high="${high}">${grid}
         <u style="left:${place(p50_us)};right:calc(100% - ${place(max_us)})"></u>
-        ${["max", "p99", "p90", "p50"].map(mark).join("")}</div>` +
+        ${figures.filter((f) => f !== "mean").reverse().map(mark).join("")}</div>` +
       figures.map((f) => `<span class="number" role="cell"><small data-label>${f}</small>${number(path(f), "time")}</span>`).join("") +
       "</div>";
   };
+  byId("latency").style.setProperty("--figures", figures.length);
   byId("latency").innerHTML =
     `<div class="row head" role="row"><span></span><div class="range">${scale}</div>` +
     figures.map((f) => `<span class="number" data-label>${f}</span>`).join("") + "</div>" + rows.map(line).join("");
+  const share = (name) => `${name} ${number(`mean_step.${name}_us`, "time")}`;
+  byId("step-shares").innerHTML =
+    `A rank's mean step: ${[...stages, "waiting"].map(share).join(" + ")} = ${share("step")}.`;
 }
 
 // 200 µs, 1 ms: without trailing zeros.
@@ -80,9 +94,15 @@ function tickTime(us) {
   return `${+(us / size).toPrecision(12)} ${name}`;
 }
 
-// ---- Traffic: a shade is the share of the largest number outside the diagonal
+// ---- Traffic: shades go from the smallest to the largest number outside the diagonal
 
 const offDiagonal = (matrix) => matrix.flatMap((row, from) => row.filter((_, to) => to !== from));
+
+// 0 for the smallest of the values, 1 for the largest.
+const shadeIn = (values) => {
+  const [least, most] = [smallest(values), largest(values)];
+  return (bytes) => (most > least ? Math.min(Math.max((bytes - least) / (most - least), 0), 1) : 0);
+};
 
 // "rank 3", or "rank 3 (node 1)" where there are several nodes.
 const rankWords = (rank) =>
@@ -94,9 +114,10 @@ function nodeMap(direction) {
   const matrix = run[direction].node_traffic_bytes;
   const most = largest(offDiagonal(matrix));
   const [size, unit] = unitOf(Math.max(most, 1), byteUnits);
+  const shade = shadeIn(offDiagonal(matrix));
   const cell = (from, to) => {
     const bytes = matrix[from][to];
-    const share = most > 0 ? bytes / most : 0;
+    const share = shade(bytes);
     const classes = from === to ? "local" : share > 0.55 ? "cell deep" : "cell";
     const words = from === to ? `node ${from} keeps` : `node ${from} to node ${to}`;
     return `<span role="cell" class="${classes}" style="--v:${share.toFixed(4)}" data-unit="${unit}"
@@ -109,19 +130,21 @@ function nodeMap(direction) {
     <div role="row"><span class="name">from ↓ to →</span>${indices(nodes).map(header).join("")}</div>
     ${indices(nodes).map((from) => `<div role="row">${header(from)}${indices(nodes).map((to) => cell(from, to)).join("")}</div>`).join("")}
     </div></div>
-    <p class="notes"><span>In ${unit}, from node to node.</span></p>`;
+    <p class="notes"><span>In ${unit}, from node to node, over all steps.</span></p>`;
 }
 
 function heatMap(direction) {
   const flow = run[direction];
   const dense = R > 16;
-  const remote = largest(offDiagonal(flow.traffic_bytes));
-  const sums = largest([...flow.sent_bytes, ...flow.received_bytes]);
+  const between = offDiagonal(flow.traffic_bytes);
+  const remote = largest(between);
+  const cellShade = shadeIn(between);
+  const sumShade = shadeIn([...flow.sent_bytes, ...flow.received_bytes]);
   const [size, unit] = unitOf(Math.max(remote, 1), byteUnits);
   const inUnit = (bytes) => (unit === "B" ? fixed[0].format(bytes) : threeDigits(bytes / size));
 
-  const cell = (path, bytes, whole, classes, words) => {
-    const share = whole > 0 ? bytes / whole : 0;
+  const cell = (path, bytes, shadeOf, classes, words) => {
+    const share = shadeOf(bytes);
     const shade = classes === "cell" || (dense && classes === "sum") ? ` style="--v:${share.toFixed(4)}"` : "";
     const all = classes + (classes === "cell" && share > 0.55 ? " deep" : "") + (dense && classes === "sum" ? " shaded" : "");
     return `<span role="cell" class="${all}"${shade} data-path="${direction}.${path}" data-unit="${unit}" ` +
@@ -129,9 +152,9 @@ function heatMap(direction) {
   };
   const header = (rank) => (dense && rank % 8 ? "<span></span>" : `<span class="name" role="columnheader" data-label>${rank}</span>`);
   const line = (from) => `<div role="row">${header(from)}` +
-    flow.traffic_bytes[from].map((bytes, to) => cell(`traffic_bytes.${from}.${to}`, bytes, remote,
+    flow.traffic_bytes[from].map((bytes, to) => cell(`traffic_bytes.${from}.${to}`, bytes, cellShade,
       from === to ? "local" : "cell", from === to ? `${rankWords(from)} keeps` : `${rankWords(from)} to ${rankWords(to)}`)).join("") +
-    cell(`sent_bytes.${from}`, flow.sent_bytes[from], sums, "sum", `rank ${from} sends`) + "</div>";
+    cell(`sent_bytes.${from}`, flow.sent_bytes[from], sumShade, "sum", `rank ${from} sends`) + "</div>";
 
   const columns = dense ? `auto repeat(${R + 1}, minmax(0, 1fr))` : `auto repeat(${R}, minmax(38px, 1fr)) minmax(50px, 1fr)`;
   return `<div class="heat-frame"><div class="heat${dense ? " dense" : ""}" role="table" aria-label="Bytes from rank to rank, ${direction}"
@@ -139,11 +162,11 @@ function heatMap(direction) {
     <div role="row"><span class="name">${dense ? "" : "from ↓ to →"}</span>${indices(R).map(header).join("")}<span class="name">${dense ? "" : "sends"}</span></div>
     ${indices(R).map(line).join("")}
     <div role="row"><span class="name">${dense ? "" : "receives"}</span>` +
-    indices(R).map((to) => cell(`received_bytes.${to}`, flow.received_bytes[to], sums, "sum", `rank ${to} receives`)).join("") +
+    indices(R).map((to) => cell(`received_bytes.${to}`, flow.received_bytes[to], sumShade, "sum", `rank ${to} receives`)).join("") +
     `<span></span></div></div></div>
-    <div class="scale"><span>none</span><i></i><span data-label>${as.bytes(remote)}</span>
+    <div class="scale"><span data-label>${as.bytes(smallest(between))}</span><i></i><span data-label>${as.bytes(remote)}</span>
       <span><i class="local-mark"></i>stays on its rank: ${number(`${direction}.local_bytes`, "bytes")} in total</span></div>
-    <p class="notes"><span>${dense ? "Rows send, columns receive; the last column and row are the totals that a rank sends and receives."
+    <p class="notes"><span>${dense ? "Over all steps. Rows send, columns receive; the last column and row are the totals that a rank sends and receives."
       : `In ${unit}, over all steps. Rows send, columns receive.`}</span>
       <span>${number(`${direction}.wire_bytes`, "bytes")} on the wire in ${counted(`${direction}.messages`, "message")}</span>
       <span>${number(`${direction}.between_nodes_bytes`, "bytes")} between nodes</span>
@@ -159,7 +182,11 @@ function drawTraffic() {
 
 // ---- Load: bars whose height is the count; the SVG is one unit wide per bar
 
-function bars({ path, values, busiest, mean, words, odd }) {
+// A load this close to the mean needs no attention.
+const balancedBelow = 1.1;
+const hot = (busiest) => (busiest.over_mean < balancedBelow ? "" : "hot");
+
+function bars({ path, values, busiest, words, odd }) {
   const top = Math.max(1, largest(values)) * 1.04;
   const wide = values.length > 128 ? 1 : 0.8;
   const marks = ticks(top, 4);
@@ -169,10 +196,10 @@ function bars({ path, values, busiest, mean, words, odd }) {
       aria-label="${words}">
       <g transform="matrix(1 0 0 -1 0 ${top})">
         ${marks.map((t) => `<path class="grid" d="M0 ${t}H${values.length}"/>`).join("")}
-        ${values.map((value, i) => `<rect class="${i === busiest ? "busiest" : odd(i) ? "odd" : ""}" role="img"
+        ${values.map((value, i) => `<rect class="${i === busiest.index && hot(busiest) ? "busiest" : odd(i) ? "odd" : ""}" role="img"
           data-path="${path}.${i}" x="${i + (1 - wide) / 2}" width="${wide}" height="${value}"
           aria-label="${barWords(path, i, value)}"/>`).join("")}
-        <path class="mean" d="M0 ${mean}H${values.length}"/>
+        <path class="mean" d="M0 ${busiest.mean}H${values.length}"/>
       </g></svg>
     <div></div><div class="axis below"></div></div>`;
 }
@@ -187,9 +214,9 @@ const meanNote = (path, what) => `<span><span class="dash"></span>mean ${number(
 function drawExperts() {
   const { routes_per_expert, rank_of_expert, busiest_expert } = run.load;
   byId("experts").innerHTML = bars({
-    path: "load.routes_per_expert", values: routes_per_expert, busiest: busiest_expert.index, mean: busiest_expert.mean,
+    path: "load.routes_per_expert", values: routes_per_expert, busiest: busiest_expert,
     words: "Routes to each expert", odd: (i) => rank_of_expert[i] % 2 === 1,
-  }) + `<p class="notes"><span class="hot">busiest: expert ${number("load.busiest_expert.index")} on rank
+  }) + `<p class="notes"><span class="${hot(busiest_expert)}">busiest: expert ${number("load.busiest_expert.index")} on rank
       ${number(`load.rank_of_expert.${busiest_expert.index}`)}, ${number("load.busiest_expert.over_mean", "times")} the mean</span>
     ${meanNote("load.busiest_expert.mean", "routes")}
     <span>${number("load.idle_experts")} of ${counted("configuration.experts", "expert")} idle</span>
@@ -220,9 +247,9 @@ const tickBelow = (i, n) => {
 function drawRanks() {
   const { rows_per_rank, busiest_rank } = run.load;
   byId("ranks").innerHTML = bars({
-    path: "load.rows_per_rank", values: rows_per_rank, busiest: busiest_rank.index, mean: busiest_rank.mean,
+    path: "load.rows_per_rank", values: rows_per_rank, busiest: busiest_rank,
     words: "Rows received by each rank", odd: () => false,
-  }) + `<p class="notes"><span class="hot">busiest: rank ${number("load.busiest_rank.index")},
+  }) + `<p class="notes"><span class="${hot(busiest_rank)}">busiest: rank ${number("load.busiest_rank.index")},
       ${number("load.busiest_rank.over_mean", "times")} the mean</span>${meanNote("load.busiest_rank.mean", "rows")}</p>`;
   byId("ranks").querySelector(".axis").innerHTML =
     indices(R).filter((i) => R <= 16 || i % 8 === 0).map((i) => tickBelow(i, R)).join("");
