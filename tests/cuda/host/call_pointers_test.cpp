@@ -102,8 +102,8 @@ TEST(CallPointers, EveryPointerOfTheOtherOperationsIsListed) {
   const Plan plan = Plan::over(address(2), 1);
   EXPECT_EQ(names_of(pointers_of_route_values(address<float>(1), plan, address<float>(3))),
             (std::vector<std::string>{"values", "plan", "row_values"}));
-  EXPECT_EQ(names_of(pointers_of(MetadataCall{.device_count = address<std::int32_t>(1}))),
-            std::vector<std::string>{"device_count"});
+  const MetadataCall metadata{.device_count = address<std::int32_t>(1), .into = address<StepMetadata>(2)};
+  EXPECT_EQ(names_of(pointers_of(metadata)), (std::vector<std::string>{"device_count", "into"}));
 }
 
 // A rank without tokens passes any address as weights.
@@ -178,7 +178,7 @@ TEST(PointerCheck, RepeatedCallsCostNoQuery) {
 TEST(PointerCheck, RefusedPointersAreQueriedAgain) {
   MemoryFound found{Kind::pageable, -1, false};
   PointerCheck check(" on rank 0", 0, [&](const void*) { return found; });
-  const CallPointers pointers = pointers_of(MetadataCall{.device_count = address<std::int32_t>(1}));
+  const CallPointers pointers = pointers_of(MetadataCall{.device_count = address<std::int32_t>(1)});
   EXPECT_THROW(check.require_usable("metadata", pointers), UsageError);
   EXPECT_THROW(check.require_usable("metadata", pointers), UsageError);
   found = kUsable;
