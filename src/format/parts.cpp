@@ -32,10 +32,12 @@ std::int64_t value_bytes(const Encoding& encoding, std::int64_t hidden) {
 
 // `stage`: "before encoding" or "after encoding", for the message.
 void check_row_bytes(const Format& format, std::int64_t hidden, const char* stage, const char* type,
-                     std::int64_t bytes) {
+                     int value_bits) {
+  const std::int64_t bytes = hidden * value_bits / 8;
   if (bytes % kRowAlignment == 0) return;
   throw UsageError(str("format ", to_string(format), ": a row of ", hidden, " ", type, " values is ",
-                       counted(bytes, "byte"), " ", stage, ", must be a multiple of ", kRowAlignment));
+                       counted(bytes, "byte"), " ", stage, ", must be a multiple of ", kRowAlignment,
+                       ": make hidden a multiple of ", 8 * kRowAlignment / value_bits));
 }
 
 void check_raw(const Format& format) {
@@ -90,9 +92,8 @@ void check_format(const Format& format, std::int64_t hidden, DType input) {
   if (hidden <= 0)
     throw UsageError(str("format ", to_string(format), ": hidden = ", hidden, ", must be positive"));
   if (encoding.quantises())
-    check_row_bytes(format, hidden, "after encoding", name_of(encoding.element),
-                    value_bytes(encoding, hidden));
-  check_row_bytes(format, hidden, "before encoding", to_string(input), hidden * bytes_of(input));
+    check_row_bytes(format, hidden, "after encoding", name_of(encoding.element), bits_of(encoding.element));
+  check_row_bytes(format, hidden, "before encoding", to_string(input), static_cast<int>(8 * bytes_of(input)));
 }
 
 }  // namespace ferry

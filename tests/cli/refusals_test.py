@@ -40,7 +40,7 @@ class RefusalsTest(ProgramTest):
             (["raw:32"], ["run", "--format", "raw:32"]),
             (["--hidden 7: ", "7 bf16", "14 bytes", "16"], ["run", "--hidden", "7"]),
             (["--hidden 7: ", "14 bytes"], ["bench", "--hidden", "7"]),
-            (["--hidden 24: ", "24 bytes", "16"], ["run", "--hidden", "24", "--format", "fp8"]),
+            (["--hidden 24: ", "24 bytes", "make hidden a multiple of 16"], ["run", "--hidden", "24", "--format", "fp8"]),
             (["0", "alignment"], ["run", "--alignment", "0"]),
             (["rank_major", "alignment = 8"], ["run", "--layout", "rank_major", "--alignment", "8"]),
             (["exact", "rank_major"], ["run", "--layout", "rank_major", "--reduction", "exact"]),

@@ -161,11 +161,14 @@ TEST(CheckFormat, AcceptsValidFormats) {
 
 TEST(CheckFormat, RefusesWithTheNumbers) {
   EXPECT_EQ(refusal(Format::bf16(), 1001, DType::bf16),
-            "format bf16: a row of 1001 bf16 values is 2002 bytes before encoding, must be a multiple of 16");
+            "format bf16: a row of 1001 bf16 values is 2002 bytes before encoding, must be a multiple of 16: "
+            "make hidden a multiple of 8");
   EXPECT_EQ(refusal(Format::fp32(), 6, DType::fp32),
-            "format fp32: a row of 6 fp32 values is 24 bytes before encoding, must be a multiple of 16");
+            "format fp32: a row of 6 fp32 values is 24 bytes before encoding, must be a multiple of 16: make "
+            "hidden a multiple of 4");
   EXPECT_EQ(refusal(Format::fp8_e4m3(), 1000, DType::bf16),
-            "format fp8: a row of 1000 e4m3 values is 1000 bytes after encoding, must be a multiple of 16");
+            "format fp8: a row of 1000 e4m3 values is 1000 bytes after encoding, must be a multiple of 16: "
+            "make hidden a multiple of 16");
   EXPECT_EQ(refusal(Format::bf16(), 0, DType::bf16), "format bf16: hidden = 0, must be positive");
   EXPECT_EQ(refusal(Format::fp8_e4m3(), -16, DType::bf16), "format fp8: hidden = -16, must be positive");
   EXPECT_EQ(
