@@ -85,8 +85,9 @@ void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
   for (int rank = 0; rank < ranks && nodes.empty(); ++rank)
     labels.push_back(setup.hops == Hops::two && rank % 3 == 1 ? 1 : 0);
   const Topology topology(labels);
-  if (topology.nodes() > 1 && kind == RankKind::engine_threads)
-    return run_engine_nodes(topology, body, setup.on_device());
+  const bool engine_takes_device_memory = kind == RankKind::engine_threads && setup.on_device();
+  if (topology.nodes() > 1 && (kind == RankKind::engine_threads || kind == RankKind::engine_hosts))
+    return run_engine_nodes(topology, body, engine_takes_device_memory);
   switch (kind) {
     case RankKind::threads: {
       Group group = Group::threads(topology);
@@ -98,7 +99,7 @@ void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
     case RankKind::persistent_processes:
       return program_ranks().run(ranks, body);
     case RankKind::engine_threads:
-      return run_engine_threads(ranks, body, setup.on_device());
+      return run_engine_threads(ranks, body, engine_takes_device_memory);
     case RankKind::engine_hosts:
       return run_engine_hosts(ranks, body);
     case RankKind::mpi:
@@ -188,7 +189,7 @@ oracle::Travel travel_of(const SyncExchange& exchange) {
 bool simulates_nodes(const Setup& setup) {
   if (setup.backend == BackendKind::cuda) return false;
   return setup.rank_kind == RankKind::threads || setup.rank_kind == RankKind::processes ||
-         setup.rank_kind == RankKind::engine_threads;
+         setup.rank_kind == RankKind::engine_threads || setup.rank_kind == RankKind::engine_hosts;
 }
 
 namespace {
