@@ -25,6 +25,9 @@ std::span<const EnvironmentVariable> environment_variables() {
        "path of libferry_mpi.so, if it is not beside the library"},
       {"FERRY_NCCL_LIBRARY", &Environment::nccl_library,
        "path of libnccl.so.2, if neither the loader nor a Python installation has it"},
+      {"FERRY_NVTX", &Environment::nvtx,
+       "1: ranges of all calls for profilers that read NVTX, such as Nsight Systems; needs a build with "
+       "CUDA"},
       {"FERRY_SHM_DIR", &Environment::shm_dir,
        "folder on a tmpfs for the memory that processes share; default: files in memory (memfd)"},
       {"FERRY_TRACES", &Environment::traces, "folder of recorded routing traces"},

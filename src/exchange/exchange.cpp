@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/profiler_range.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/call_errors.hpp"
 #include "exchange/checks.hpp"
 #include "exchange/configuration.hpp"
 
@@ -18,49 +20,6 @@ struct ExchangeLane {
   PendingReceive pending = PendingReceive::none;
   DispatchResult last_result;
 };
-
-namespace {
-
-std::string describe(const Overflow& overflow, const Config& config) {
-  const bool by_expert = config.layout == Layout::expert_padded;
-  const char* unit = config.layout == Layout::rank_major ? "rows"
-                     : config.shared_experts > 0         ? "routes and shared rows"
-                                                         : "routes";
-  // The default capacity has room for any routing, unless a token lists an expert twice.
-  const std::string remedy =
-      config.capacity == 0
-          ? "some token lists an expert more than once: configure repeats = true, with which the default "
-            "capacity has room for that"
-          : str("configure capacity = ", overflow.needed,
-                " or more; 0 has room for any routing, with repeats = "
-                "true also for tokens that list an expert more than once");
-  return str("capacity of ", counted(overflow.capacity, "row"), by_expert ? " for each expert" : "",
-             " exceeded: ", by_expert ? "the fullest expert of " : "", "rank ", overflow.rank, " needs ",
-             overflow.needed, "; ", unit, " dropped on all ranks: ", overflow.dropped, "; ", remedy);
-}
-
-std::string describe(const CallDiagnostics& diagnostics, const Config& config) {
-  std::string text;
-  auto add = [&](const std::string& part) { text += text.empty() ? part : "; " + part; };
-  if (diagnostics.overflow.dropped > 0) add(describe(diagnostics.overflow, config));
-  if (const BadId& b = diagnostics.bad_id; b.count > 0) {
-    add(str(b.count, " expert ids out of range, the first on rank ", b.rank, ", token ", b.token, ", slot ",
-            b.slot, ": id ", b.id, "; they were skipped"));
-  }
-  if (const BadSource& b = diagnostics.bad_source; b.count > 0) {
-    add(str(b.count, " entries of the plan on rank ", b.rank, " point outside the exchange",
-            ", the first at index ", b.index, "; they were skipped: the plan is damaged"));
-  }
-  return text;
-}
-
-void raise(const CallDiagnostics& found, const Config& config) {
-  if (found.overflow.dropped > 0) throw OverflowError(describe(found, config), found.overflow);
-  if (found.bad_id.count > 0) throw BadIdError(describe(found, config), found.bad_id);
-  if (found.bad_source.count > 0) throw BadSourceError(describe(found, config), found.bad_source);
-}
-
-}  // namespace
 
 // A call's path: dispatch_call() collects the arguments, check_dispatch_call() checks them on this rank or
 // refuses the call, the backend carries it out, and check_after_call() raises what the call has found.
@@ -223,6 +182,7 @@ std::int64_t Exchange::capacity() const {
 
 DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
                                   const DispatchOptions& options, Stream stream) {
+  const ProfilerRange range("dispatch");
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.ids = ids;
   return state_->dispatch(call, stream);
@@ -230,6 +190,7 @@ DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids, const fl
 
 DispatchResult Exchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
                                   const DispatchOptions& options, Stream stream) {
+  const ProfilerRange range("dispatch");
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.plan = plan;
   return state_->dispatch(call, stream);
@@ -237,6 +198,7 @@ DispatchResult Exchange::dispatch(const Tokens& tokens, const Plan& plan, const 
 
 void Exchange::dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights,
                              const DispatchOptions& options, Stream stream) {
+  const ProfilerRange range("dispatch_send");
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.ids = ids;
   state_->dispatch_send(call, stream);
@@ -244,12 +206,14 @@ void Exchange::dispatch_send(const Tokens& tokens, const Ids& ids, const float* 
 
 void Exchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights,
                              const DispatchOptions& options, Stream stream) {
+  const ProfilerRange range("dispatch_send");
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.plan = plan;
   state_->dispatch_send(call, stream);
 }
 
 DispatchResult Exchange::dispatch_receive(int lane_index, Stream stream) {
+  const ProfilerRange range("dispatch_receive");
   ExchangeLane& lane = state_->lane(lane_index);
   if (lane.pending != PendingReceive::dispatch)
     throw UsageError(str("lane ", lane_index, ": no dispatch has been sent: call dispatch_send first"));
@@ -262,6 +226,7 @@ DispatchResult Exchange::dispatch_receive(int lane_index, Stream stream) {
 
 void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
                        const CombineOptions& options, Stream stream) {
+  const ProfilerRange range("combine");
   const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, false, stream);
   state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine(call, stream); });
   state_->check_after_call(options.lane);
@@ -269,12 +234,14 @@ void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& r
 
 void Exchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                             const CombineOptions& options, Stream stream) {
+  const ProfilerRange range("combine_send");
   const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, true, stream);
   state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine_send(call, stream); });
   state_->lane(options.lane).pending = PendingReceive::combine;
 }
 
 void Exchange::combine_receive(int lane_index, Stream stream) {
+  const ProfilerRange range("combine_receive");
   ExchangeLane& lane = state_->lane(lane_index);
   if (lane.pending != PendingReceive::combine)
     throw UsageError(str("lane ", lane_index, ": no combine has been sent: call combine_send first"));
@@ -286,6 +253,7 @@ void Exchange::combine_receive(int lane_index, Stream stream) {
 
 void Exchange::route_values(const float* values, const Plan& plan, float* row_values, int lane,
                             Stream stream) {
+  const ProfilerRange range("route_values");
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::route_values, lane, stream, [&] {
     check_plan(state_->config, state_->rank.index(), plan, state_->plan_in());
@@ -311,6 +279,7 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
 DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                           const Outputs& outputs, float* d_weights,
                                           const DispatchOptions& options, Stream stream) {
+  const ProfilerRange range("combine_backward");
   const Config& config = state_->config;
   state_->idle_lane(options.lane);
   const auto refusing_both = [&](auto step) {
@@ -341,6 +310,7 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
 }
 
 DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) {
+  const ProfilerRange range("dispatch_counts");
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::dispatch_counts, lane, stream, [&] {
     check_ids(state_->config, state_->rank.index(), "dispatch_counts", ids, tokens);
@@ -349,6 +319,7 @@ DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, in
 }
 
 const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) {
+  const ProfilerRange range("metadata");
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     const int ranks = state_->rank.size();
@@ -370,6 +341,7 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
 
 const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lane, Stream stream,
                                        StepMetadata* into) {
+  const ProfilerRange range("metadata");
   state_->idle_lane(lane);
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     if (device_count == nullptr) throw UsageError("metadata: the address of the count is null");

@@ -1,0 +1,62 @@
+#include "base/profiler_range.hpp"
+
+#include "base/environment.hpp"
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define FERRY_HAS_NVTX 1
+#endif
+
+namespace ferry {
+namespace {
+
+#ifdef FERRY_HAS_NVTX
+bool ranges_wanted() noexcept {
+  static const bool wanted = [] {
+    try {
+      const std::string value = Environment::read().nvtx;
+      return !value.empty() && value != "0";
+    } catch (...) {  // no memory
+      return false;
+    }
+  }();
+  return wanted;
+}
+
+// Never destroyed: a range may be open when the process ends.
+nvtxDomainHandle_t nvtx_domain() noexcept {
+  static const nvtxDomainHandle_t domain = nvtxDomainCreateA("ferry");
+  return domain;
+}
+
+void push_range(const char* name) noexcept {
+  nvtxEventAttributes_t attributes{};
+  attributes.version = NVTX_VERSION;
+  attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  attributes.message.ascii = name;
+  nvtxDomainRangePushEx(nvtx_domain(), &attributes);
+}
+
+void pop_range() noexcept {
+  nvtxDomainRangePop(nvtx_domain());
+}
+#else
+bool ranges_wanted() noexcept {
+  return false;
+}
+void push_range(const char*) noexcept {}
+void pop_range() noexcept {}
+#endif
+
+}  // namespace
+
+ProfilerRange::ProfilerRange(const char* name) noexcept : open_(ranges_wanted()) {
+  if (open_) push_range(name);
+}
+
+ProfilerRange::~ProfilerRange() {
+  if (open_) pop_range();
+}
+
+}  // namespace ferry

@@ -1,0 +1,52 @@
+#include "exchange/call_errors.hpp"
+
+#include <string>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+namespace {
+
+std::string describe(const Overflow& overflow, const Config& config) {
+  const bool by_expert = config.layout == Layout::expert_padded;
+  const char* unit = config.layout == Layout::rank_major ? "rows"
+                     : config.shared_experts > 0         ? "routes and shared rows"
+                                                         : "routes";
+  // The default capacity has room for any routing, unless a token lists an expert twice.
+  const std::string remedy =
+      config.capacity == 0
+          ? "some token lists an expert more than once: configure repeats = true, with which the default "
+            "capacity has room for that"
+          : str("configure capacity = ", overflow.needed,
+                " or more; 0 has room for any routing, with repeats = "
+                "true also for tokens that list an expert more than once");
+  return str("capacity of ", counted(overflow.capacity, "row"), by_expert ? " for each expert" : "",
+             " exceeded: ", by_expert ? "the fullest expert of " : "", "rank ", overflow.rank, " needs ",
+             overflow.needed, "; ", unit, " dropped on all ranks: ", overflow.dropped, "; ", remedy);
+}
+
+std::string describe(const CallDiagnostics& diagnostics, const Config& config) {
+  std::string text;
+  auto add = [&](const std::string& part) { text += text.empty() ? part : "; " + part; };
+  if (diagnostics.overflow.dropped > 0) add(describe(diagnostics.overflow, config));
+  if (const BadId& b = diagnostics.bad_id; b.count > 0) {
+    add(str(b.count, " expert ids out of range, the first on rank ", b.rank, ", token ", b.token, ", slot ",
+            b.slot, ": id ", b.id, "; they were skipped"));
+  }
+  if (const BadSource& b = diagnostics.bad_source; b.count > 0) {
+    add(str(b.count, " entries of the plan on rank ", b.rank, " point outside the exchange",
+            ", the first at index ", b.index, "; they were skipped: the plan is damaged"));
+  }
+  return text;
+}
+
+}  // namespace
+
+void raise(const CallDiagnostics& found, const Config& config) {
+  if (found.overflow.dropped > 0) throw OverflowError(describe(found, config), found.overflow);
+  if (found.bad_id.count > 0) throw BadIdError(describe(found, config), found.bad_id);
+  if (found.bad_source.count > 0) throw BadSourceError(describe(found, config), found.bad_source);
+}
+
+}  // namespace ferry
