@@ -1,5 +1,5 @@
-// Stands in for a profiler: NVTX loads it (NVTX_INJECTION64_PATH) and calls it for every range. Writes them to the file that
-// FERRY_TEST_RANGES names, "+ domain name" where one begins and "-" where it ends.
+// Stands in for a profiler: NVTX loads it (NVTX_INJECTION64_PATH) and calls it for every range. Writes them
+// to the file that FERRY_TEST_RANGES names, "+ domain name" where one begins and "-" where it ends.
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstdio>
@@ -47,7 +47,8 @@ extern "C" int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t export_table) {
   const auto* callbacks = static_cast<const NvtxExportTableCallbacks*>(export_table(NVTX_ETID_CALLBACKS));
   NvtxFunctionTable table = nullptr;
   unsigned size = 0;
-  if (file == nullptr || callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &size) == 0) return 0;
+  if (file == nullptr || callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &size) == 0)
+    return 0;
   replace(table, NVTX_CBID_CORE2_DomainCreateA, create_domain);
   replace(table, NVTX_CBID_CORE2_DomainRangePushEx, push_range);
   replace(table, NVTX_CBID_CORE2_DomainRangePop, pop_range);
