@@ -94,7 +94,8 @@ class Wheel(unittest.TestCase):
         listed = json.loads((information / "sboms" / "auditwheel.cdx.json").read_text())["components"]
         packages = [one["name"] for one in listed if one["purl"].startswith("pkg:deb/")]
         self.assertIn("libfmt9", packages)
-        for name in ["nanobind", "libcli11-dev", "nlohmann-json3-dev", *packages]:
+        runtime = ["cuda-runtime"] if OPTIONS.cuda else []
+        for name in ["nanobind", "libcli11-dev", "nlohmann-json3-dev", *runtime, *packages]:
             self.assertIn("opyright", (information / "licenses" / f"{name}.txt").read_text())
 
     def test_links_between_the_documents(self):

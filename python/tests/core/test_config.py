@@ -1,6 +1,7 @@
 """Configurations, sizes, placements, traces."""
 
 import copy
+import multiprocessing
 import pickle
 
 import numpy as np
@@ -54,6 +55,16 @@ def test_configurations_are_values(setting):
         for same in (pickle.loads(pickle.dumps(config)), copy.copy(config), copy.deepcopy(config)):
             assert same == config and hash(same) == hash(config) and repr(same) == repr(config)
     assert plain != other and plain != 3
+
+
+def text_of(config):
+    return repr(config), ferry.size_of(config, 4).total
+
+
+def test_a_configuration_reaches_another_process():
+    config = ferry.Config(**SETTINGS, layout="expert_padded", format="fp8", placement=ferry.Placement.blocks(8, 4))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(text_of, (config,)) == text_of(config)
 
 
 @pytest.mark.parametrize(
