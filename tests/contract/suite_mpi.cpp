@@ -13,6 +13,7 @@ namespace ferry::contract {
 
 INSTANTIATE_TEST_SUITE_P(CollectiveMpi, Contract,
                          testing::Values(Setup{BackendKind::collective, RankKind::mpi}));
+INSTANTIATE_TEST_SUITE_P(Nccl, Contract, testing::ValuesIn(nccl_setups()));
 
 namespace {
 

@@ -13,6 +13,9 @@ namespace ferry::contract::device {
 // Whether this build has a device backend.
 bool is_built();
 
+// GPUs of this machine. As skip_reason(), it does not ask the driver.
+int count();
+
 // Why tests on devices cannot run here; empty if they can. Looks at /dev instead of asking the driver,
 // because a process that has started the driver can no longer fork ranks.
 std::string skip_reason();

@@ -60,13 +60,18 @@ bool is_built() {
   return true;
 }
 
-std::string skip_reason() {
-  if (!std::filesystem::exists("/dev/nvidiactl")) return "no GPU driver here: there is no /dev/nvidiactl";
+int count() {
+  int gpus = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/dev")) {
     const std::string name = entry.path().filename();
-    if (name.size() > 6 && name.starts_with("nvidia") && name[6] >= '0' && name[6] <= '9') return {};
+    gpus += name.size() > 6 && name.starts_with("nvidia") && name[6] >= '0' && name[6] <= '9';
   }
-  return "no GPU here: there is no /dev/nvidia0";
+  return gpus;
+}
+
+std::string skip_reason() {
+  if (!std::filesystem::exists("/dev/nvidiactl")) return "no GPU driver here: there is no /dev/nvidiactl";
+  return count() > 0 ? "" : "no GPU here: there is no /dev/nvidia0";
 }
 
 bool driver_started() {

@@ -7,6 +7,10 @@ namespace ferry::contract::device {
 bool is_built() {
   return false;
 }
+int count() {
+  return 0;
+}
+
 std::string skip_reason() {
   return "this build has no device code";
 }

@@ -26,7 +26,8 @@ std::string describe(const Setup& setup) {
                                     "processes of mpirun"};
   return str(to_string(setup.backend), setup.memory == MemoryKind::device ? " on device memory" : "", ", ",
              kRanks[static_cast<int>(setup.rank_kind)],
-             setup.hops == Hops::two ? str(", two hops, window ", setup.window) : "");
+             setup.hops == Hops::two ? str(", two hops, window ", setup.window) : "",
+             setup.engine == EngineKind::nccl ? ", NCCL" : "");
 }
 
 void Setup::choose_backend(Config& config) const {
@@ -34,6 +35,7 @@ void Setup::choose_backend(Config& config) const {
   config.memory = memory;
   config.hops = hops;
   config.window = window;
+  config.engine = engine;
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
   if (!on_device()) return;
   config.shared_experts = config.shared_split = 0;
@@ -52,8 +54,17 @@ std::vector<Setup> device_collective_setups() {
           {BackendKind::collective, RankKind::engine_threads, MemoryKind::device, Hops::two, 7}};
 }
 
+std::vector<Setup> nccl_setups() {
+  if (!device::is_built()) return {};
+  return {{.backend = BackendKind::collective,
+           .rank_kind = RankKind::mpi,
+           .memory = MemoryKind::device,
+           .engine = EngineKind::nccl}};
+}
+
 std::string skip_reason(const Setup& setup) {
   if (!setup.on_device()) return {};
+  if (setup.engine == EngineKind::nccl && device::count() < 2) return "NCCL needs a GPU for each rank";
   const bool forks = setup.rank_kind == RankKind::processes ||
                      (setup.rank_kind == RankKind::persistent_processes && !program_ranks().is_rank());
   if (forks && device::driver_started()) return "this process has started the driver and cannot fork ranks";

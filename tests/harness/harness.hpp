@@ -51,6 +51,7 @@ struct Setup {
   // on, and whose ranks take turns.
   Hops hops = Hops::automatic;
   int window = 0;  // Config::window
+  EngineKind engine = EngineKind::automatic;
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
   // Sets the backend and what it needs. The backend `cuda` does not add by node, and no memory of devices has
@@ -59,6 +60,9 @@ struct Setup {
 };
 
 std::string describe(const Setup& setup);
+
+// `collective` over NCCL, with ranks that mpirun has started; empty if this build has no device backend.
+std::vector<Setup> nccl_setups();
 
 // The cuda backend with ranks of this kind; empty if this build does not have it.
 std::vector<Setup> device_setups(RankKind rank_kind);
