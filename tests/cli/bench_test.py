@@ -19,7 +19,10 @@ class BenchTest(ProgramTest):
         self.assertLessEqual(point["remote_pairs"], point["pairs"])
         self.assertGreater(point["rows_checked"], 0)
         for operation in (point["dispatch"], point["combine"]):
-            self.assertGreaterEqual(operation["p99_us"], operation["p50_us"])
+            if point["repetitions"] < 100:
+                self.assertIsNone(operation["p99_us"])
+            else:
+                self.assertGreaterEqual(operation["p99_us"], operation["p50_us"])
             self.assertGreater(operation["p50_us"], 0)
             self.assertGreaterEqual(operation["moved_bytes"], 2 * operation["wire_bytes"])
             rate = operation["moved_bytes"] / operation["p50_us"] * 1e6

@@ -65,7 +65,7 @@ class GpuTest(ProgramTest):
     def check_row(self, row, push):
         self.assertGreater(row["rows_checked"], 0, row)
         self.assertGreater(row["p50_us"], 0)
-        self.assertGreaterEqual(row["p99_us"], row["p50_us"])
+        self.assertTrue(row["p99_us"] is None or row["p99_us"] >= row["p50_us"])
         best = max(bytes for sms, bytes in push.items() if row["sm_limit"] == 0 or sms <= row["sm_limit"])
         self.assertAlmostEqual(row["push_bytes_per_second"] / best, 1, places=6)
         self.assertAlmostEqual(row["lower_bound_us"], row["lower_bound_bytes"] / best * 1e6, places=6)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,8 @@ struct BenchPoint {
 
 // Seconds of a call.
 struct BenchTimes {
-  double p50 = 0, p99 = 0;
+  double p50 = 0;
+  std::optional<double> p99{};  // of a hundred calls or more
 };
 
 // The value at index round(p * (n - 1)) of the sorted values, with .5 rounded up. There must be at least one.
@@ -45,7 +47,9 @@ inline double percentile(std::vector<double> values, double p) {
 }
 
 inline BenchTimes times_of(const std::vector<double>& seconds) {
-  return {.p50 = percentile(seconds, 0.5), .p99 = percentile(seconds, 0.99)};
+  BenchTimes times{.p50 = percentile(seconds, 0.5)};
+  if (seconds.size() >= 100) times.p99 = percentile(seconds, 0.99);
+  return times;
 }
 
 // Seconds of the slowest rank by replay. `seconds` is indexed by rank, then by replay.

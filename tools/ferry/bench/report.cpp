@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "ferry/version.hpp"
@@ -96,12 +98,20 @@ std::string host_heading(const HostBenchRow& row) {
                      report::in_bytes_per_second(row.memcpy_bytes_per_second));
 }
 
+std::string in_time_or_none(const std::optional<double>& seconds) {
+  return seconds ? report::in_time(*seconds * 1e6) : "-";
+}
+nlohmann::ordered_json microseconds_or_null(const std::optional<double>& seconds) {
+  if (!seconds) return nullptr;
+  return *seconds * 1e6;
+}
+
 constexpr const char* kHostColumns =
     "tokens    routes    pairs   remote busiest  call         time      p99     wire  bandwidth of memcpy\n";
 
 std::string call_line(const char* name, const HostCall& call, double memcpy) {
   return fmt::format("  {:<8} {:>8} {:>8} {:>8} {:>10} {:>9}\n", name,
-                     report::in_time(call.seconds.p50 * 1e6), report::in_time(call.seconds.p99 * 1e6),
+                     report::in_time(call.seconds.p50 * 1e6), in_time_or_none(call.seconds.p99),
                      report::in_bytes(call.wire_bytes), report::in_bytes_per_second(call.bytes_per_second()),
                      report::in_percent(call.bytes_per_second() / memcpy));
 }
@@ -116,7 +126,7 @@ std::string host_lines(const HostBenchRow& row) {
 
 nlohmann::ordered_json call_json(const HostCall& call, double memcpy) {
   return {{"p50_us", call.seconds.p50 * 1e6},
-          {"p99_us", call.seconds.p99 * 1e6},
+          {"p99_us", microseconds_or_null(call.seconds.p99)},
           {"wire_bytes", call.wire_bytes},
           {"moved_bytes", call.moved_bytes},
           {"bytes_per_second", call.bytes_per_second()},
@@ -151,7 +161,7 @@ std::string gpu_figures(const GpuTimes& times) {
   if (!times.skipped.empty()) return "skipped: " + times.skipped;
   const double bound = times.lower_bound_seconds();
   return fmt::format("{:>8} {:>8} {:>7} {:>9} {:>8} {:>6} {:>8}", report::in_time(times.seconds.p50 * 1e6),
-                     report::in_time(times.seconds.p99 * 1e6), report::in_bytes(times.wire_bytes),
+                     in_time_or_none(times.seconds.p99), report::in_bytes(times.wire_bytes),
                      report::in_bytes_per_second(times.wire_bytes_per_second()),
                      bound > 0 ? report::in_time(bound * 1e6) : "-",
                      bound > 0 ? fmt::format("{:.2f}", times.seconds.p50 / bound) : "-",
@@ -193,7 +203,7 @@ nlohmann::ordered_json gpu_row_json(const GpuBenchRow& row) {
   json["replays"] = row.point.repetitions;
   json["rows_checked"] = times.rows_checked;
   json["p50_us"] = times.seconds.p50 * 1e6;
-  json["p99_us"] = times.seconds.p99 * 1e6;
+  json["p99_us"] = microseconds_or_null(times.seconds.p99);
   json["wire_bytes"] = times.wire_bytes;
   json["wire_bytes_per_second"] = times.wire_bytes_per_second();
   json["lower_bound_bytes"] = times.lower_bound_bytes;

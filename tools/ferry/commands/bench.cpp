@@ -23,8 +23,8 @@ Columns on the CPU (totals over all ranks):
 E, K      experts and experts per token
 routes    (token, expert) choices; pairs: distinct (token, rank); remote: pairs whose rank is not the token's own
 busiest   the busiest rank's share of the routes
-time      of a call from the first rank's start to the last rank's end, median (p99: 99th percentile) of the
-          repetitions; 20 short calls are timed together; four sets of inputs alternate
+time      of a call from the first rank's start to the last rank's end, median (p99: 99th percentile, from
+          100 on) of the repetitions; 20 short calls are timed together; four sets of inputs alternate
 wire      bytes written to other ranks' memory per call
 bandwidth dispatch: tokens read, wire bytes written and read, rows written; combine: rows read, wire bytes
           written and read, results written
