@@ -164,5 +164,48 @@ TEST_P(Contract, RowsPastTheCallersMemoryAreNotStored) {
   }
 }
 
+// Every rank stores 20 rows fewer than it is sent. The outputs past them, which a combine must not read, are
+// NaN.
+TEST_P(Contract, CombineLeavesOutRowsThatWereNotStored) {
+  if (GetParam().on_device()) GTEST_SKIP() << "not known of device memory";
+  constexpr int kFewer = 20;
+  TestCase c = small_case(8);
+  c.ranks = 3;
+  c.config.hidden = 64;
+  c.config.max_tokens = 300;
+  c.config.own_receive_buffers = false;
+  c.config.reduction = Reduction::exact;
+  c.config.format = Format::fp32();
+  c.config.combine_type = c.type = DType::fp32;
+  c.full = true;
+  const StepInputs step = make_inputs(c);
+  const auto total = [&](int rank) { return step.positions.ranks[rank].row_offsets.back(); };
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    DispatchRun inputs(exchange, c, step);
+    const std::int64_t rows = total(rank.index()) - kFewer, tokens = inputs.tokens().count;
+    GuardedBuffer values(total(rank.index()) * 256, kNan), plan(plan_bytes(c.config, c.ranks)),
+        result(tokens * 256);
+    const DispatchResult received =
+        exchange.dispatch(inputs.tokens(), inputs.ids(), nullptr,
+                          {.memory = {.parts = {values.data()}, .plan = plan.data(), .rows = rows}});
+    for (const Reduction reduction : {Reduction::exact, Reduction::partial}) {
+      exchange.combine({.data = values.data(), .type = DType::fp32}, received.plan,
+                       {.data = result.data(), .type = DType::fp32}, {.reduction = reduction});
+      for (std::int64_t i = 0; i < tokens * 64; ++i) {
+        int stored = 0;
+        for (int slot = 0; slot < c.config.top_k; ++slot) {
+          const std::int64_t token = i / 64;
+          const std::int32_t to = received.plan.destination(token, slot),
+                             row = received.plan.row(token, slot);
+          stored += row >= 0 && row < total(to) - kFewer;
+        }
+        const float value = static_cast<const float*>(inputs.tokens().parts[0])[i];
+        require_equal(result.as<float>()[i], static_cast<float>(stored) * value, "value ", i);
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ferry::contract

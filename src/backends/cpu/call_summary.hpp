@@ -24,7 +24,7 @@ struct SummaryHead {
   Given arguments[3];     // dispatch: weights; combine: rows, values, row_weights
   std::int32_t split;     // 1: send phase and receive phase are separate calls
   std::int32_t max_rows;  // most rows this rank's chunks cover; see ChunkSchedule::add_rank
-  std::int32_t rows_end;  // combine, packed rows: every row that this rank sends is below it
+  std::int32_t rows_end;  // combine: every row that this rank sends is below it; -1: it sends all
   std::int32_t tokens;    // N
 };
 static_assert(sizeof(SummaryHead) == 4 * kCallSummaryWords);

@@ -70,6 +70,7 @@ class Combine {
   void find_incoming_rows(std::int64_t token);
   StagedRow incoming_sum(int source, std::int32_t token);
   StagedRow incoming_node_sum(std::int64_t entry, std::int32_t token);
+  bool was_left_out(std::int64_t route) const;
   StagedRow incoming_route(std::int64_t route);
   void require_all_read();
   void receive_token(std::int64_t token, std::int64_t end);
@@ -123,7 +124,7 @@ class Combine {
   bool relays_add_ = false;  // rows of other nodes come as sums by node
   CombineRelay relay_;
   std::vector<PairRows> sent_, received_;    // [R]
-  std::int64_t rows_end_ = 0;                // packed: every row that this rank sends is below it
+  std::int64_t rows_end_ = 0;                // as SummaryHead::rows_end
   std::vector<std::int64_t> peer_rows_end_;  // [R] the peers' rows_end_
   std::vector<std::int64_t> bytes_to_;       // [R] of packed rows
   StagedRow incoming_[kMaxTopK]{};  // of the current token, by position (partial) or slot; null: no row

@@ -68,6 +68,7 @@ void Combine::find_incoming_rows(std::int64_t token) {
     if (!packs_) {
       std::byte* row = received_[static_cast<std::size_t>(context_.me())].first + shared_offset(token, i);
       incoming_[i] = {row, row + layout_.tail_offset};
+      if (!partial_ && was_left_out(entry)) incoming_[i] = {};
     } else if (partial_) {
       const std::int32_t source = plan_.token_ranks[entry];
       const bool of_node =
@@ -124,10 +125,18 @@ StagedRow Combine::incoming_node_sum(std::int64_t entry, std::int32_t token) {
   return row;
 }
 
+// Whether the rank of the route's expert did not store its row.
+bool Combine::was_left_out(std::int64_t route) const {
+  const std::int32_t source = plan_.route_rank[route];
+  if (source < 0 || source >= context_.ranks()) return false;
+  const std::int64_t end = peer_rows_end_[static_cast<std::size_t>(source)];
+  return end >= 0 && plan_.route_row[route] >= end;
+}
+
 StagedRow Combine::incoming_route(std::int64_t route) {
   const std::int32_t row = plan_.route_row[route], source = plan_.route_rank[route];
   if (row == -1 || source < 0 || source >= context_.ranks() || is_local(route)) return {};
-  if (row >= peer_rows_end_[static_cast<std::size_t>(source)]) return {};  // the rank did not store the row
+  if (was_left_out(route)) return {};
   PairRows& rows = received_[static_cast<std::size_t>(source)];
   if (rows.next < rows.count) return rows.row(rows.next++);
   lane_.record_bad_source(route);

@@ -64,6 +64,11 @@ void Combine::start_sending() {
       partial_ && lane_.link->has_relays() && context_.config.reduction_level == ReductionLevel::node;
   relay_.start();
   rows_end_ = 0;
+  if (!packs_ && !*context_.leaves_out_rows) {
+    rows_end_ = -1;
+  } else if (!packs_) {
+    for (int source = 0; source < ranks; ++source) count_rows(source);
+  }
   sent_.assign(static_cast<std::size_t>(ranks), {.value_bytes = carries_rows_ ? layout_.tail_offset : 0,
                                                  .tail_bytes = tail_bytes(call_.row_values != nullptr)});
   if (packs_) {
@@ -83,8 +88,8 @@ void Combine::start_sending() {
     sent_[static_cast<std::size_t>(source)].first = lane_.link->outgoing(Staging::combine, source);
 }
 
-// A row that this rank has not stored (ReceiveBuffers::rows) is not in its plan, but in that of the source
-// rank, which learns from rows_end_ which ones these are.
+// Also finds rows_end_: a row that this rank has not stored (ReceiveBuffers::rows) is not in its plan, but in
+// that of the source rank.
 std::int64_t Combine::count_rows(int source) {
   const std::int64_t messages = lane_.message_count(plan_, source, context_.me());
   if (partial_) return messages;

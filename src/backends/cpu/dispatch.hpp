@@ -51,6 +51,7 @@ class Dispatch {
   void receive_messages(int source, std::int64_t begin, std::int64_t end, RowAssigner& assigner);
   void add_relay_diagnostics();
   void drop_rows(std::int32_t* rows) const;
+  void drop_own_rows(std::int32_t token) const;
   TokenData staged_token(const std::byte* message) const;
   TokenData caller_token(std::int64_t token);
 

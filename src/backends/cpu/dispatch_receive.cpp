@@ -143,7 +143,11 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
     }
     const std::int32_t* rows = by_plan_ ? plan_.received_rows_of_message + message * top_k
                                         : assigner.assign(source, i, head.token, head.position, token.ids);
-    if (stored_rows_ < result_.capacity) drop_rows(plan_.received_rows_of_message + message * top_k);
+    if (stored_rows_ < result_.capacity) {
+      drop_rows(plan_.received_rows_of_message + message * top_k);
+      // A fused combine reads this rank's own rows where its plan says that they are.
+      if (source == me) drop_own_rows(head.token);
+    }
     if (context_.config.layout == Layout::rank_major) {
       write_rank_major_row(token, rows);
     } else {
@@ -160,6 +164,14 @@ void Dispatch::add_relay_diagnostics() {
 void Dispatch::drop_rows(std::int32_t* rows) const {
   for (int slot = 0; slot < context_.config.top_k; ++slot) {
     if (rows[slot] >= stored_rows_) rows[slot] = -1;
+  }
+}
+
+void Dispatch::drop_own_rows(std::int32_t token) const {
+  for (int slot = 0; slot < context_.config.top_k; ++slot) {
+    const std::int64_t route = std::int64_t{token} * context_.config.top_k + slot;
+    if (plan_.route_rank[route] == context_.me() && plan_.route_row[route] >= stored_rows_)
+      plan_.route_row[route] = -1;
   }
 }
 

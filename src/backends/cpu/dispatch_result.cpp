@@ -23,6 +23,7 @@ void Dispatch::prepare_parts() {
   }
   result_.data = result_.parts[0].data;
   stored_rows_ = by_plan_ || buffers.rows == 0 ? rows : buffers.rows;
+  if (stored_rows_ < rows) *context_.leaves_out_rows = true;
 }
 
 void Dispatch::prepare_result() {

@@ -75,7 +75,8 @@ class Lane {
   PlanView open_plan();
   void finish_plan(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions,
                    const PlanView& plan);
-  void drop_rows(const oracle::RowPositions& positions, const PlanView& plan) const;
+  void drop_rows(const oracle::RowPositions& positions, const PlanView& plan);
+  std::int64_t stored_rows(const Plan& plan) const;
   void write_received(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions);
   void count_traffic(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions);
   void require_same(const char* operation, const char* argument,
@@ -93,6 +94,7 @@ class Lane {
   ReceivedData received_;
   DispatchResult result_;
   StepMetadata metadata_;
+  bool leaves_out_rows_ = false;               // a dispatch has not stored all of its rows
   std::vector<std::int32_t> routes_, tokens_;  // of the last dispatch_counts
   DispatchCall dispatch_;
   CombineCall combine_;

@@ -25,7 +25,8 @@ void Lane::combine_send(const CombineCall& call) {
   std::byte* staging = combine_staging(context_.me());
   auto* weights = reinterpret_cast<float*>(staging + context_.staging.max_rows * combine_row_bytes);
   float* values = weights + context_.staging.max_rows;
-  for (std::int64_t row = 0; row < total; ++row) {
+  const std::int64_t end = leaves_out_rows_ ? stored_rows(call.plan) : total;
+  for (std::int64_t row = 0; row < end; ++row) {
     if (rows != nullptr) {
       oracle::convert(call.outputs.type, rows + row * stride, context_.config.combine_type,
                       staging + row * combine_row_bytes, hidden);
@@ -36,12 +37,32 @@ void Lane::combine_send(const CombineCall& call) {
   const bool has_rows = total > 0, relevant = has_rows || call.plan.tokens() > 0;
   write_summary(
       {.count = total,
+       .rows_end = end,
        .weights_given = CallSummary::given(call.row_weights, has_rows),
        .rows_given = CallSummary::given(has_rows ? call.outputs.data : call.result.data, relevant),
        .values_given = CallSummary::given(has_rows ? call.row_values : call.route_values, relevant)});
   fault_point(FaultPoint::combine_rows_sent, context_.me());
   post_all();
   fault_point(FaultPoint::combine_posted, context_.me());
+}
+
+// The rows up to the last that the plan has an entry for: of a message that has come here, or of a shared
+// expert.
+std::int64_t Lane::stored_rows(const Plan& plan) const {
+  const Config& config = context_.config;
+  const PlanView view = view_plan(plan.storage(), plan_shape(config));
+  std::int64_t end = 0;
+  for (int source = 0; source < context_.ranks(); ++source) {
+    const std::int64_t messages = view.tokens_between[source * context_.ranks() + context_.me()];
+    const std::int32_t* rows =
+        view.received_rows_of_message + std::int64_t{source} * config.max_tokens * config.top_k;
+    for (std::int64_t i = 0; i < std::clamp<std::int64_t>(messages, 0, config.max_tokens) * config.top_k; ++i)
+      end = std::max(end, rows[i] + std::int64_t{1});
+  }
+  for (std::int64_t row = end; row < plan.total(); ++row) {
+    if (view.sources[row].slot >= config.top_k) end = row + 1;
+  }
+  return std::min(end, plan.total());
 }
 
 // The row positions that a combine needs: those of this rank's own tokens. Skips invalid entries and counts
@@ -59,6 +80,7 @@ oracle::RowPositions Lane::positions_of(const Plan& plan) {
     const std::int32_t rank = view.route_rank[i], row = view.route_row[i];
     if (rank == -1 || row == -1) continue;
     const bool exists = rank >= 0 && rank < context_.ranks() && row >= 0 && row < summary_of(rank).count;
+    if (exists && row >= summary_of(rank).rows_end) continue;  // the rank has not stored it
     if (exists) routes[i] = {.destination = rank, .local = -1, .row = row};
     if (!exists) record_bad_source(static_cast<std::int64_t>(i));
   }

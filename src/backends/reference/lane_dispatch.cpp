@@ -153,7 +153,8 @@ void Lane::finish_plan(const oracle::GlobalInputs& inputs, const oracle::RowPosi
 }
 
 // Drops the rows that the caller's memory has no room for.
-void Lane::drop_rows(const oracle::RowPositions& positions, const PlanView& plan) const {
+void Lane::drop_rows(const oracle::RowPositions& positions, const PlanView& plan) {
+  leaves_out_rows_ = true;
   const std::int64_t top_k = context_.config.top_k;
   for (int source = 0; source < context_.ranks(); ++source) {
     const std::int64_t messages = positions.tokens_between[source * context_.ranks() + context_.me()];
