@@ -128,7 +128,7 @@ def configured(given, code):
         libraries = [f"add_library(ferry::{name} INTERFACE IMPORTED)\n" for name in ("ferry", "shared")]
         (project / "ferry-config.cmake").write_text("".join(libraries))
         (project / "ferry-config-version.cmake").write_text("set(PACKAGE_VERSION_COMPATIBLE ON)\n")
-        return run(["cmake", "-S", project, "-B", project / "build", "-D", f"ferry_DIR={folder}",
+        return run(["cmake", "-G", "Ninja", "-S", project, "-B", project / "build", "-D", f"ferry_DIR={folder}",
                     "-D", f"CMAKE_CXX_COMPILER={given.compiler}"])
 
 
