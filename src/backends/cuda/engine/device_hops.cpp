@@ -14,7 +14,6 @@ DeviceHops::DeviceHops(const ExchangeState& exchange, const Lane& lane, int inde
     : DeviceMessages(exchange.rank.topology(), exchange.me(), exchange.config.window),
       exchange_(exchange),
       lane_(lane),
-      topology_(exchange.rank.topology()),
       ranks_(exchange.rank.size()),
       node_(topology_.node_of(exchange.me())),
       layout_(*exchange.engine),

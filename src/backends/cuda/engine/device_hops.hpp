@@ -82,7 +82,6 @@ class DeviceHops final : public collective::DeviceMessages {
 
   const ExchangeState& exchange_;
   const Lane& lane_;
-  const Topology& topology_;
   const int ranks_, node_;
   const EngineLayout& layout_;
   std::byte* const memory_;  // of the lane
