@@ -1,13 +1,10 @@
 """scripts/check_code_blocks.py: blocks that are right pass, and each kind of mistake is found at its line."""
 
-import pathlib
-import sys
-import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
+from small_repository import SmallRepository  # first, because it finds the scripts
 
-from check_code_blocks import Given, faults  # noqa: E402  (found by the line above)
+from check_code_blocks import Given, faults
 
 FILES = {
     "include/ferry/ferry.hpp": "inline int answer() { return 42; }\n",
@@ -22,14 +19,12 @@ FILES = {
 }
 
 
-class CodeBlocksTest(unittest.TestCase):
+class CodeBlocksTest(SmallRepository):
+    FILES = FILES
+
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-        for name, text in FILES.items():
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).write_text(text)
+        super().setUp()
+        for name in FILES:
             (self.root / name).chmod(0o755)
 
     def found(self, block):

@@ -7,12 +7,12 @@ import sys
 import tempfile
 import unittest
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
-SCRIPT = REPOSITORY / "scripts/gpu_tests.py"
-sys.path.insert(0, str(SCRIPT.parent))
+from small_repository import REPOSITORY, SmallRepository  # first, because it finds the scripts
 
-import gpu_tests  # noqa: E402  (found by the line above)
-from kernel_sources import hash_of_kernels  # noqa: E402
+import gpu_tests
+from kernel_sources import hash_of_kernels
+
+SCRIPT = REPOSITORY / "scripts/gpu_tests.py"
 
 FILES = {
     "src/backends/cuda/kernel.cu": "int a;\n",
@@ -37,14 +37,11 @@ PROCESSES = {"CudaProcesses/Contract": ["Rows", "Sums"]}
 OWN = {"Own": ["Test"], "All/Points": ["Test/One", "Test/Two"]}
 
 
-class GpuTestsTest(unittest.TestCase):
+class GpuTestsTest(SmallRepository):
+    FILES = FILES
+
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-        for name, text in FILES.items():
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).write_text(text)
+        super().setUp()
         self.day = 10
 
     def run_script(self, *arguments):

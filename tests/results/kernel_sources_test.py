@@ -1,14 +1,10 @@
 """scripts/kernel_sources.py: the hash changes with the code that a kernel is built from, and with nothing else."""
 
-import pathlib
-import sys
-import tempfile
 import unittest
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "scripts"))
+from small_repository import REPOSITORY, SmallRepository  # first, because it finds the scripts
 
-from kernel_sources import hash_of_kernels, kernel_sources  # noqa: E402  (found by the line above)
+from kernel_sources import hash_of_kernels, kernel_sources
 
 FILES = {
     "src/backends/cuda/kernel.cu": '#include "layout/row.hpp"\n#include <cuda.h>\n// copies\nint a = 1\'000; const char* s = "// x";\n',
@@ -18,14 +14,11 @@ FILES = {
 }
 
 
-class KernelSourcesTest(unittest.TestCase):
+class KernelSourcesTest(SmallRepository):
+    FILES = FILES
+
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-        for name, text in FILES.items():
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).write_text(text)
+        super().setUp()
         self.before = hash_of_kernels(self.root)
 
     def changed_by(self, name, old, new):

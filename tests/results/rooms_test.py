@@ -1,13 +1,10 @@
 """scripts/check_rooms.py: refuses an include against the arrows, a circle in the table and an arrow that nothing uses."""
 
-import pathlib
-import sys
-import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
+from small_repository import SmallRepository  # first, because it finds the scripts
 
-from check_rooms import faults  # noqa: E402  (found by the line above)
+from check_rooms import faults
 
 FILES = {
     "include/ferry/types.hpp": "",
@@ -18,14 +15,8 @@ FILES = {
 }
 
 
-class RoomsTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-        for name, text in FILES.items():
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).write_text(text)
+class RoomsTest(SmallRepository):
+    FILES = FILES
 
     def test_allowed_arrows_pass(self):
         self.assertEqual(list(faults(self.root, {"low": "", "high": "low"})), [])
