@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backends/collective/message_rounds.hpp"
+#include "backends/collective/second_hop.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::collective {
@@ -221,36 +222,16 @@ void MessageHops::write_forwards(const std::vector<Forward>& forwards) {
 void MessageHops::exchange_second(std::uint64_t call, const std::vector<Forward>& forwards,
                                   const Wire& wire) {
   in_second_hop_ = true;
-  std::int64_t most = 0;
-  for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != me_) most = std::max(most, second_outbox_.bytes[at(peer)]);
+  for (int peer = 0; peer < ranks_; ++peer)
     std::memset(second_headers_.content_to(peer), 0, static_cast<std::size_t>(table_bytes(ranks_, true)));
-  }
   for (const auto& [messages, data] : forwards) {
     auto* table = reinterpret_cast<std::int64_t*>(second_headers_.content_to(messages.final));
     table[messages.origin] = messages.bytes;
   }
-  std::vector<std::int64_t> block_bytes, block_offsets;
-  for (int peer = 0; peer < ranks_; ++peer) {
-    second_headers_.header_to(peer) = {
-        call, following_of(second_outbox_.bytes[at(peer)], most, message_bytes_, options_.window)};
-    second_headers_.forget(peer);
-    block_bytes.push_back(peer == me_ ? 0 : second_headers_.block_bytes());
-    block_offsets.push_back(second_headers_.offset(peer));
-  }
-  wire.transfer({.send = second_headers_.sent(),
-                 .send_bytes = block_bytes,
-                 .send_offsets = block_offsets,
-                 .receive = second_headers_.received(),
-                 .receive_bytes = block_bytes,
-                 .receive_offsets = block_offsets});
-  std::vector<FollowingMessages> following;
-  for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != me_ && !second_headers_.arrived(peer)) wire.fail(peer);
-    following.push_back(peer == me_ ? second_headers_.header_to(me_).messages
-                                    : second_headers_.header_from(peer).messages);
-    second_inbox_.bytes[at(peer)] = peer == me_ ? 0 : following.back().bytes;
-  }
+  const std::vector<FollowingMessages> following = exchange_second_headers(
+      second_headers_, {call, me_, second_outbox_.bytes, message_bytes_, options_.window}, wire);
+  for (int peer = 0; peer < ranks_; ++peer)
+    second_inbox_.bytes[at(peer)] = peer == me_ ? 0 : following[at(peer)].bytes;
   second_inbox_.place();
   transfer(second_outbox_, second_inbox_, following, call, wire);
   for (int relay = 0; relay < ranks_; ++relay) {

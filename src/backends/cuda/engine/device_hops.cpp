@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "backends/collective/message_rounds.hpp"
+#include "backends/collective/second_hop.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/error.hpp"
 
@@ -36,7 +37,7 @@ int DeviceHops::first_stop(int final) const {
   return kind_.rows ? topology_.relay_of(final, node_) : topology_.relay_of(me_, topology_.node_of(final));
 }
 
-// Whether this rank is the relay between its node and `rank` of another one.
+// Whether `rank` is on another node, and this rank passes on what it and this rank's node send each other.
 bool DeviceHops::relays_for(int rank) const {
   return !same_node(me_, rank) && topology_.relay_of(rank, node_) == me_;
 }
@@ -128,33 +129,11 @@ void DeviceHops::exchange(std::uint64_t call, const std::function<FollowingMessa
 // The tables of second_headers_ are written.
 void DeviceHops::second_hop(std::uint64_t call, const Wire& wire) {
   in_second_hop_ = true;
-  std::int64_t most = 0;
-  for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != me_) most = std::max(most, second_.bytes[at(peer)]);
-  }
-  std::vector<std::int64_t> block_bytes, block_offsets;
-  for (int peer = 0; peer < ranks_; ++peer) {
-    second_headers_.header_to(peer) = {
-        call, collective::following_of(second_.bytes[at(peer)], most, sent_.message_bytes, window_)};
-    second_headers_.forget(peer);
-    block_bytes.push_back(peer == me_ ? 0 : second_headers_.block_bytes());
-    block_offsets.push_back(second_headers_.offset(peer));
-  }
-  wire.transfer({.send = second_headers_.sent(),
-                 .send_bytes = block_bytes,
-                 .send_offsets = block_offsets,
-                 .receive = second_headers_.received(),
-                 .receive_bytes = block_bytes,
-                 .receive_offsets = block_offsets});
-  Following following;
+  const Following following = collective::exchange_second_headers(
+      second_headers_, {call, me_, second_.bytes, sent_.message_bytes, window_}, wire);
   second_received_ = empty_blocks(nullptr);
-  for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != me_ && !second_headers_.arrived(peer)) wire.fail(peer);
-    following.push_back(peer == me_ ? second_headers_.header_to(me_).messages
-                                    : second_headers_.header_from(peer).messages);
-    if (following.back().bytes < 0) wire.fail(peer);
-    second_received_.bytes[at(peer)] = peer == me_ ? 0 : following.back().bytes;
-  }
+  for (int peer = 0; peer < ranks_; ++peer)
+    second_received_.bytes[at(peer)] = peer == me_ ? 0 : following[at(peer)].bytes;
   place(second_received_, second_inbox_);
   transfer(second_, second_received_, following, wire);
 }

@@ -1,0 +1,41 @@
+#include "backends/collective/second_hop.hpp"
+
+#include <algorithm>
+
+#include "backends/collective/message_rounds.hpp"
+
+namespace ferry::collective {
+
+std::vector<FollowingMessages> exchange_second_headers(PairBlocks<SecondHopHeader>& headers,
+                                                       const SecondHop& hop,
+                                                       const MessageCarrier::Wire& wire) {
+  const int ranks = static_cast<int>(hop.bytes.size());
+  const auto bytes_to = [&](int peer) { return hop.bytes[static_cast<std::size_t>(peer)]; };
+  std::int64_t most = 0;
+  for (int peer = 0; peer < ranks; ++peer) {
+    if (peer != hop.me) most = std::max(most, bytes_to(peer));
+  }
+  std::vector<std::int64_t> block_bytes, block_offsets;
+  for (int peer = 0; peer < ranks; ++peer) {
+    headers.header_to(peer) = {hop.call, following_of(bytes_to(peer), most, hop.message_bytes, hop.window)};
+    headers.forget(peer);
+    block_bytes.push_back(peer == hop.me ? 0 : headers.block_bytes());
+    block_offsets.push_back(headers.offset(peer));
+  }
+  wire.transfer({.send = headers.sent(),
+                 .send_bytes = block_bytes,
+                 .send_offsets = block_offsets,
+                 .receive = headers.received(),
+                 .receive_bytes = block_bytes,
+                 .receive_offsets = block_offsets});
+  std::vector<FollowingMessages> following;
+  for (int peer = 0; peer < ranks; ++peer) {
+    if (peer != hop.me && !headers.arrived(peer)) wire.fail(peer);
+    following.push_back(peer == hop.me ? headers.header_to(peer).messages
+                                       : headers.header_from(peer).messages);
+    if (following.back().bytes < 0) wire.fail(peer);
+  }
+  return following;
+}
+
+}  // namespace ferry::collective
