@@ -48,4 +48,13 @@ Environment Environment::read() {
   return environment;
 }
 
+bool Environment::says_yes(std::string Environment::* variable) noexcept {
+  try {
+    const Environment environment = read();
+    return !(environment.*variable).empty() && environment.*variable != "0";
+  } catch (...) {
+    return false;
+  }
+}
+
 }  // namespace ferry

@@ -21,6 +21,8 @@ struct Environment {
 
   // Reads the variables. An empty variable counts as not set.
   static Environment read();
+  // Whether a variable of the process says yes: anything but "0". False if there is no memory to read it.
+  static bool says_yes(std::string Environment::* variable) noexcept;
 };
 
 struct EnvironmentVariable {

@@ -7,14 +7,7 @@
 namespace ferry {
 
 bool log_enabled() noexcept {
-  static const bool enabled = [] {
-    try {
-      const std::string value = Environment::read().log;
-      return !value.empty() && value != "0";
-    } catch (...) {  // no memory
-      return false;
-    }
-  }();
+  static const bool enabled = Environment::says_yes(&Environment::log);
   return enabled;
 }
 

@@ -12,14 +12,7 @@ namespace {
 
 #ifdef FERRY_HAS_NVTX
 bool ranges_wanted() noexcept {
-  static const bool wanted = [] {
-    try {
-      const std::string value = Environment::read().nvtx;
-      return !value.empty() && value != "0";
-    } catch (...) {  // no memory
-      return false;
-    }
-  }();
+  static const bool wanted = Environment::says_yes(&Environment::nvtx);
   return wanted;
 }
 
