@@ -64,11 +64,6 @@ void Combine::start_sending() {
       partial_ && lane_.link->has_relays() && context_.config.reduction_level == ReductionLevel::node;
   relay_.start();
   rows_end_ = 0;
-  if (!packs_ && !*context_.leaves_out_rows) {
-    rows_end_ = -1;
-  } else if (!packs_) {
-    for (int source = 0; source < ranks; ++source) count_rows(source);
-  }
   sent_.assign(static_cast<std::size_t>(ranks), {.value_bytes = carries_rows_ ? layout_.tail_offset : 0,
                                                  .tail_bytes = tail_bytes(call_.row_values != nullptr)});
   if (packs_) {
@@ -83,6 +78,10 @@ void Combine::start_sending() {
          .message_bytes = std::max<std::int64_t>(1, sent_[0].value_bytes + sent_[0].tail_bytes),
          .bytes = bytes_to_,
          .forwarder = relays_add_ ? &relay_ : nullptr});
+  } else if (*context_.leaves_out_rows) {
+    for (int source = 0; source < ranks; ++source) count_rows(source);
+  } else {
+    rows_end_ = -1;
   }
   for (int source = 0; source < ranks; ++source)
     sent_[static_cast<std::size_t>(source)].first = lane_.link->outgoing(Staging::combine, source);
