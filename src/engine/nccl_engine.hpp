@@ -11,7 +11,7 @@ namespace ferry {
 
 // The rank's engine `nccl`: made at the first call, and kept as long as the rank. All exchanges of a group
 // share a communicator, in which calls in another order meet. `deadline`: seconds for making it. `device`:
-// of the exchange that is being made.
+// that of the exchange under construction.
 //
 // communicators() throws UnsupportedError on all ranks if one of them has no NCCL, or if two share a device,
 // which NCCL does not allow; TimeoutError or PeerLostError if a rank does not come. Transfers of host memory

@@ -22,7 +22,8 @@ MemoryKind chosen_memory(const Config& config);
 // Config::hops with `automatic` resolved: one or two.
 Hops chosen_hops(const Config& config, const Topology& topology);
 
-// Whether messages between nodes pass through relays: two hops, and several nodes.
+// Whether relays pass on messages between nodes. They do if there are several nodes, and messages take two
+// hops.
 bool has_relays(const Config& config, const Topology& topology);
 
 // Config::reduction_level with `automatic` resolved: rank or node.

@@ -25,7 +25,7 @@ struct SharedRows {
   }
 };
 
-// Whether the source slot of a row is that of a shared expert: K + s for shared expert s.
+// Whether a row with this slot in its source is a row of a shared expert. Shared expert s has slot K + s.
 FERRY_HD constexpr bool is_shared_slot(std::int32_t slot, std::int32_t top_k) {
   return slot >= top_k;
 }

@@ -11,8 +11,9 @@
 namespace ferry::collective {
 
 // In the control block each rank has an entry for a lane: the lane's number, a call, and a step of it: 2 t
-// when it has begun transfer t, and 2 t + 1 when it has finished it. Transfers are numbered from 1. Lanes
-// share entries if there are many; then the entry speaks of one of them.
+// when it has begun transfer t, and 2 t + 1 when it has finished it. Transfers are numbered from 1. If a
+// rank has more lanes than entries, several lanes write one entry, which then holds what the last of them
+// wrote.
 class CallProgress {
  public:
   // `lane`: RankState::number_lane(). Collective: once all ranks have constructed it, the entries speak of

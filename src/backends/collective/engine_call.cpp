@@ -288,9 +288,9 @@ void EngineCall::check_group() const {
     rank_.state().control().throw_failure(record());
 }
 
-// Whether the group has failed by a rank that had finished the current exchange of blocks. All others have
-// begun it then, since every rank sends blocks to every other one, and they find out the same: so all finish
-// it, and a rank that has refused the call may depart at once.
+// Whether the rank whose loss has failed the group had finished the current exchange of blocks. Since every
+// rank sends a block to every other one, all of them have then begun that exchange. They all find this out
+// and finish it, so a rank that has refused the call may depart at once.
 bool EngineCall::has_lost_finished_rank() const {
   if (!exchanging_blocks_) return false;
   const int lost = rank_.state().control().failure().wait.peer;

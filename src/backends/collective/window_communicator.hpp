@@ -57,7 +57,7 @@ class WindowCommunicator final : public Communicator {
   // Both streams with a peer, as this rank knows them.
   struct Stream {
     std::uint64_t written = 0, read = 0;       // over all transfers
-    std::int64_t to_send = 0, to_receive = 0;  // of the current transfer
+    std::int64_t to_send = 0, to_receive = 0;  // bytes left of the current transfer
   };
 
   Pair& pair(int at, int peer) const;
@@ -76,7 +76,7 @@ class WindowCommunicator final : public Communicator {
   const int me_;
   const WindowLayout layout_;
   const std::shared_ptr<const SymmetricMemory> memory_;
-  const std::int64_t begin_;     // of this lane's part of the memory
+  const std::int64_t begin_;     // offset of this lane's part of the memory
   std::vector<Stream> streams_;  // [R]
   std::exception_ptr failure_;   // of an earlier transfer
 };

@@ -125,7 +125,7 @@ StagedRow Combine::incoming_node_sum(std::int64_t entry, std::int32_t token) {
   return row;
 }
 
-// Whether the rank of the route's expert did not store its row.
+// Whether the rank that holds the route's expert has not stored the row (ReceiveBuffers::rows).
 bool Combine::was_left_out(std::int64_t route) const {
   const std::int32_t source = plan_.route_rank[route];
   if (source < 0 || source >= context_.ranks()) return false;

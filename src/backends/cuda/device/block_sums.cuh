@@ -13,7 +13,7 @@ struct BlockSums {
   // [block] The sum of `mine` over the threads before this one. `all`: over all threads.
   __device__ std::int32_t before(std::int32_t mine, std::int32_t* all) {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-    std::int32_t sum = mine;  // of the warp's threads up to this one
+    std::int32_t sum = mine;  // grows to the sum over the warp's threads up to this one
     for (int step = 1; step < 32; step *= 2) {
       const std::int32_t lower = __shfl_up_sync(~0u, sum, static_cast<unsigned>(step));
       if (thread % 32 >= step) sum += lower;

@@ -84,7 +84,7 @@ class DeviceHops final : public collective::DeviceMessages {
   const Lane& lane_;
   const int ranks_, node_;
   const EngineLayout& layout_;
-  std::byte* const memory_;  // of the lane
+  std::byte* const memory_;  // the lane's memory
   CudaStream stream_;
   PinnedMemory counts_;  // int32 [R], which kernels write
   Region first_outbox_, first_inbox_, second_outbox_, second_inbox_;

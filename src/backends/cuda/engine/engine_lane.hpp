@@ -44,7 +44,7 @@ class EngineLane {
     const std::int32_t* messages;      // [R] for each rank, in device memory; null: the call headers say it
     bool packed;                       // rows of a combine
     std::int64_t metadata_offset = 0;  // of slot metadata in a message
-    const std::int32_t* sent_tokens = nullptr;  // of the plan
+    const std::int32_t* sent_tokens = nullptr;  // PlanView::sent_tokens
     // By a plan: what it says of all messages, int32 [R, R] in device memory.
     const std::int32_t* planned = nullptr;
   };
