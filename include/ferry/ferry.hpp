@@ -10,6 +10,8 @@
 //   format.hpp           the encoding in which rows are transferred, such as bf16 or fp8
 //   placement.hpp        which rank holds which expert
 //   error.hpp            the exceptions and the numbers they carry
+//   program.hpp          a layer as a value: steps over named values
+//   evaluator.hpp        runs programs
 //   nvfuser.hpp          dispatch and combine in the call shapes of nvFuser
 //   trace.hpp            recorded and synthetic routing
 //   types.hpp            enumerations, and the symbols N, K, T, E, R, L, H, G in which shapes are written
@@ -20,12 +22,14 @@
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/engine.hpp"
 #include "ferry/error.hpp"
+#include "ferry/evaluator.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/format.hpp"
 #include "ferry/group.hpp"
 #include "ferry/nvfuser.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/plan.hpp"
+#include "ferry/program.hpp"
 #include "ferry/topology.hpp"
 #include "ferry/trace.hpp"
 #include "ferry/types.hpp"

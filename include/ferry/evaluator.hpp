@@ -1,0 +1,86 @@
+// Runs programs (ferry/program.hpp) on the exchanges of a rank.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "ferry/exchange.hpp"
+#include "ferry/program.hpp"
+
+namespace ferry {
+
+/// A value while a program runs. Functions do not write what they take.
+struct ProgramValue {
+  ValueKind kind = ValueKind::tokens;
+  void* data = nullptr;      ///< tokens [rows, H], ids and weights [rows, K], outputs [rows, H]
+  std::int64_t rows = 0;     ///< N, also of a dispatch; outputs: for how many rows `data` has room
+  std::int64_t stride = 0;   ///< tokens, outputs: bytes from one row to the next; 0: dense
+  DType type = DType::bf16;  ///< tokens, outputs
+  IdType id_type = IdType::int32;
+  std::int32_t count = 0;
+  StepMetadata metadata{};
+  DispatchResult received{};
+
+  // Values to pass to Evaluator::run(). The memory is the caller's and is only read.
+  static ProgramValue tokens(const void* data, std::int64_t rows, DType type, std::int64_t stride = 0);
+  static ProgramValue ids(const Ids& ids, std::int64_t rows);
+  static ProgramValue weights(const float* data, std::int64_t rows);
+  static ProgramValue number(std::int32_t count);
+};
+
+/// A function of the caller, in the order of the step's inputs and outputs.
+///
+/// Outputs point to memory of the evaluator with room for the most tokens or rows that the step's exchange
+/// can have, tokens and outputs in its combine_type. The function may point `data` to other memory that lives
+/// until the run ends, such as that of an input, and then sets `type` and `stride`. The rows of tokens, ids
+/// and weights are those of the first such input, or 0; the function may set fewer or, up to max_tokens,
+/// more.
+using ProgramFunction =
+    std::function<void(std::span<const ProgramValue* const> inputs, std::span<ProgramValue* const> outputs)>;
+
+using ProgramFunctions = std::map<std::string, ProgramFunction, std::less<>>;
+using ProgramExchanges = std::map<std::string, Exchange*, std::less<>>;
+
+/// Runs a program, any number of times, on exchanges with host memory.
+///
+/// Every rank constructs its evaluator with the same program. The exchanges must outlive it; nothing else
+/// calls the lanes of the program while it runs. It allocates memory only when it is constructed.
+class Evaluator {
+ public:
+  /// Local. `exchange` takes every step.
+  /// @throws UsageError  as check(); a lane that the exchange does not have, a function that is missing, an
+  /// option of the exchange that a step cannot have. Names the step
+  /// @throws UnsupportedError  a step whose exchange has device memory, a raw format or unreduced combines
+  Evaluator(Program program, Exchange& exchange, ProgramFunctions functions = {});
+  /// The same with exchanges by the names that the steps give them; the empty name is that of steps which
+  /// name none.
+  Evaluator(Program program, const ProgramExchanges& exchanges, ProgramFunctions functions = {});
+  ~Evaluator();
+  Evaluator(Evaluator&&) noexcept;
+  Evaluator& operator=(Evaluator&&) noexcept;
+
+  const Program& program() const;
+
+  /// Collective. Runs the steps in order, in the calling thread, with the bits and errors of the same calls
+  /// made one by one. Blocks as they do.
+  ///
+  /// When a step fails, the run ends with its error: that of an exchange names the step in its message, that
+  /// of a function is passed on as it is. The rank refuses its calls that are left, so that the runs of the
+  /// peers end with a UsageError at the next call that needs this rank. After that the lanes are idle on all
+  /// ranks, and the program may be run again. TimeoutError and PeerLostError are final for the group.
+  ///
+  /// @param inputs  in the order of Program::inputs
+  /// @return  in the order of Program::outputs; memory of the evaluator, of a lane or of a function, valid
+  /// until the next run
+  std::span<const ProgramValue* const> run(std::span<const ProgramValue> inputs);
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ferry

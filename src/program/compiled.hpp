@@ -1,0 +1,56 @@
+// A program with its names resolved: what Evaluator needs to run it without looking anything up.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "ferry/evaluator.hpp"
+
+namespace ferry {
+
+// Memory of a value, uninitialised: pages that nothing touches cost nothing.
+struct ProgramMemoryDeleter {
+  void operator()(std::byte* memory) const;
+};
+using ProgramMemory = std::unique_ptr<std::byte, ProgramMemoryDeleter>;
+
+// A value's memory in the evaluator; values that come from elsewhere have none.
+struct CompiledValue {
+  ValueKind kind = ValueKind::tokens;
+  ProgramMemory memory{};
+  std::int64_t most_rows = 0;  // for which there is memory
+  std::int64_t row_bytes = 0;
+  DType type = DType::bf16;
+  // The value lies in the memory of a join, behind the parts before it: `join` is that value, -1 if there is
+  // none. Then it has no memory of its own.
+  int join = -1;
+  std::vector<int> parts_before{};
+};
+
+struct CompiledStep {
+  StepKind kind = StepKind::call;
+  std::string name;  // in messages
+  Exchange* exchange = nullptr;
+  int lane = 0;
+  std::vector<int> inputs, outputs;  // numbers of values
+  int result = -1;                   // combine, combine_send: the value that holds the result
+  int sender = -1;                   // receive phases: the step of the send phase
+  int index = 0, of = 1;
+  const ProgramFunction* function = nullptr;
+};
+
+struct CompiledProgram {
+  std::vector<CompiledValue> values;  // the program's inputs first
+  std::vector<CompiledStep> steps;
+  std::vector<int> outputs;
+};
+
+// Checks the program and all that its exchanges must have for it. The functions must stay where they are.
+// @throws as Evaluator's constructor
+CompiledProgram compile(const Program& program, const ProgramExchanges& exchanges,
+                        const ProgramFunctions& functions);
+
+}  // namespace ferry

@@ -1,0 +1,342 @@
+#include "ferry/evaluator.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <ranges>
+#include <utility>
+#include <vector>
+
+#include "base/error_record.hpp"
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+#include "program/compiled.hpp"
+#include "program/steps.hpp"
+
+namespace ferry {
+
+namespace {
+
+bool ends_group(const Error& error) {
+  return error.code() == ErrorCode::timeout || error.code() == ErrorCode::peer_lost;
+}
+
+// The operation that a step with a lane is a call of.
+Operation operation_of(StepKind kind) {
+  if (is_dispatch(kind)) return Operation::dispatch;
+  return is_combine(kind) ? Operation::combine : Operation::metadata;
+}
+
+}  // namespace
+
+class Evaluator::State {
+ public:
+  State(Program program, const ProgramExchanges& exchanges, ProgramFunctions functions)
+      : program_(std::move(program)),
+        functions_(std::move(functions)),
+        compiled_(compile(program_, exchanges, functions_)),
+        values_(compiled_.values.size()),
+        sent_(compiled_.steps.size()) {
+    for (std::size_t i = 0; i < values_.size(); ++i) values_[i].kind = compiled_.values[i].kind;
+    for (const CompiledStep& step : compiled_.steps) {
+      Operands& operands = operands_.emplace_back();
+      for (const int input : step.inputs) operands.inputs.push_back(&value(input));
+      for (const int output : step.outputs) operands.outputs.push_back(&value(output));
+    }
+    for (const int output : compiled_.outputs) outputs_.push_back(&value(output));
+  }
+
+  const Program& program() const { return program_; }
+
+  std::span<const ProgramValue* const> run(std::span<const ProgramValue> inputs) {
+    std::fill(sent_.begin(), sent_.end(), false);
+    step_ = 0;
+    try {
+      phase_ = Phase::binding;
+      bind(inputs);
+      for (; step_ < compiled_.steps.size(); ++step_) {
+        phase_ = Phase::before_call;
+        run_step(compiled_.steps[step_]);
+      }
+    } catch (const Error& error) {
+      if (!ends_group(error)) refuse_rest(error.what());
+      if (phase_ == Phase::in_function) throw;
+      ErrorRecord::of(error).raise_with(where() + error.what());
+    } catch (const std::exception& error) {
+      refuse_rest(error.what());
+      throw;
+    } catch (...) {
+      refuse_rest("an exception that does not derive from std::exception");
+      throw;
+    }
+    return outputs_;
+  }
+
+ private:
+  // How far the step is: in the call of an exchange the call's end is the same on all ranks.
+  enum class Phase { binding, before_call, in_call, in_function };
+
+  struct Operands {
+    std::vector<const ProgramValue*> inputs;
+    std::vector<ProgramValue*> outputs;
+  };
+
+  ProgramValue& value(int number) { return values_[static_cast<std::size_t>(number)]; }
+  const CompiledValue& compiled(int number) const {
+    return compiled_.values[static_cast<std::size_t>(number)];
+  }
+
+  std::string where() const {
+    if (phase_ == Phase::binding) return str("program ", program_.name, ": ");
+    return str("program ", program_.name, ", step ", compiled_.steps[step_].name, ": ");
+  }
+
+  void bind(std::span<const ProgramValue> inputs) {
+    if (inputs.size() != program_.inputs.size())
+      throw UsageError(str("run() was given ", counted(inputs.size(), "input"), ", the program has ",
+                           program_.inputs.size()));
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const ProgramName& input = program_.inputs[i];
+      if (inputs[i].kind != input.kind)
+        throw UsageError(str("input ", input.name, " is of kind ", to_string(inputs[i].kind),
+                             ", the program says ", to_string(input.kind)));
+      values_[i] = inputs[i];
+    }
+  }
+
+  void run_step(const CompiledStep& step) {
+    switch (step.kind) {
+      case StepKind::dispatch:
+      case StepKind::dispatch_send:
+        return run_dispatch(step);
+      case StepKind::dispatch_receive:
+        phase_ = Phase::in_call;
+        set_received(step, step.exchange->dispatch_receive(step.lane),
+                     compiled_.steps[static_cast<std::size_t>(step.sender)]);
+        return;
+      case StepKind::combine:
+      case StepKind::combine_send:
+        return run_combine(step);
+      case StepKind::combine_receive:
+        phase_ = Phase::in_call;
+        step.exchange->combine_receive(step.lane);
+        return;
+      case StepKind::metadata: {
+        ProgramValue& made = value(step.outputs.front());
+        phase_ = Phase::in_call;
+        step.exchange->metadata(value(step.inputs.front()).count, step.lane, {}, &made.metadata);
+        return;
+      }
+      case StepKind::call:
+        return run_function(step);
+      case StepKind::wait:
+        phase_ = Phase::in_call;
+        step.exchange->synchronize(step.lane);
+        step.exchange->check(step.lane);
+        value(step.outputs.front()) = value(step.inputs.front());
+        return;
+      case StepKind::part:
+        return take_part(step);
+      case StepKind::join:
+        return join(step);
+    }
+  }
+
+  void run_dispatch(const CompiledStep& step) {
+    const ProgramValue &rows = value(step.inputs[0]), &routes = value(step.inputs[1]);
+    if (routes.rows != rows.rows)
+      throw UsageError(str("the ", to_string(routes.kind), " are of ", counted(routes.rows, "token"),
+                           ", the rows of ", rows.rows));
+    const float* weights = step.inputs.size() > 2 ? weights_of(step.inputs[2], rows.rows) : nullptr;
+    const Tokens tokens = Tokens::rows(rows.data, rows.rows, rows.type, rows.stride);
+    const DispatchOptions options{.lane = step.lane};
+    const auto run = [&](const auto& given) {
+      phase_ = Phase::in_call;
+      if (step.kind == StepKind::dispatch)
+        return set_received(step, step.exchange->dispatch(tokens, given, weights, options), step);
+      step.exchange->dispatch_send(tokens, given, weights, options);
+      sent_[step_] = true;
+    };
+    if (routes.kind == ValueKind::received) return run(routes.received.plan);
+    routes.id_type == IdType::int64 ? run(Ids(static_cast<const std::int64_t*>(routes.data)))
+                                    : run(Ids(static_cast<const std::int32_t*>(routes.data)));
+  }
+
+  void set_received(const CompiledStep& step, const DispatchResult& received, const CompiledStep& sender) {
+    ProgramValue& made = value(step.outputs.front());
+    made.received = received;
+    made.rows = value(sender.inputs.front()).rows;
+  }
+
+  // A rank without tokens may have no array of weights, but says with an address that it takes part in them.
+  const float* weights_of(int number, std::int64_t tokens) {
+    static const float none = 0;
+    const ProgramValue& weights = value(number);
+    if (weights.rows != tokens)
+      throw UsageError(str("the weights are of ", counted(weights.rows, "token"), ", the rows of ", tokens));
+    return weights.data == nullptr && tokens == 0 ? &none : static_cast<const float*>(weights.data);
+  }
+
+  void run_combine(const CompiledStep& step) {
+    const ProgramValue &rows = value(step.inputs[0]), &received = value(step.inputs[1]);
+    CombineOptions options{.lane = step.lane};
+    if (step.inputs.size() > 2) {
+      const ProgramValue& third = value(step.inputs[2]);
+      if (third.kind == ValueKind::received)
+        options.row_weights = third.received.weight;
+      else
+        options.topk_weights = weights_of(step.inputs[2], received.rows);
+    }
+    const Outputs outputs{rows.data, rows.type, rows.stride};
+    prepare(step.result, received.rows);
+    const Result result{value(step.result).data, value(step.result).type};
+    phase_ = Phase::in_call;
+    if (step.kind == StepKind::combine)
+      return step.exchange->combine(outputs, received.received.plan, result, options);
+    step.exchange->combine_send(outputs, received.received.plan, result, options);
+    sent_[step_] = true;
+  }
+
+  // Points a value to its memory in the evaluator.
+  void prepare(int number, std::int64_t rows) {
+    const CompiledValue& made = compiled(number);
+    ProgramValue& set = value(number);
+    std::byte* memory = made.memory.get();
+    if (made.join >= 0) {
+      memory = compiled(made.join).memory.get();
+      for (const int part : made.parts_before) memory += value(part).rows * made.row_bytes;
+    }
+    set = {.kind = made.kind, .data = memory, .rows = rows, .type = made.type};
+  }
+
+  void run_function(const CompiledStep& step) {
+    std::int64_t tokens = 0;
+    for (const int input : std::views::reverse(step.inputs))
+      if (contains(kByToken, value(input).kind)) tokens = value(input).rows;
+    for (const int output : step.outputs) {
+      const bool by_token = contains(kByToken, compiled(output).kind);
+      prepare(output, by_token ? tokens : compiled(output).most_rows);
+    }
+    const Operands& operands = operands_[step_];
+    phase_ = Phase::in_function;
+    (*step.function)(operands.inputs, operands.outputs);
+    phase_ = Phase::before_call;
+    for (const int output : step.outputs) {
+      const std::int64_t rows = value(output).rows, most = compiled(output).most_rows;
+      if (rows < 0 || rows > most)
+        throw UsageError(str("the function has set ", rows, " rows of ", to_string(value(output).kind),
+                             "; 0 to ", most, " are possible"));
+    }
+  }
+
+  void take_part(const CompiledStep& step) {
+    const ProgramValue& whole = value(step.inputs.front());
+    const Config& config = step.exchange->config();
+    const std::int64_t first = step.index * whole.rows / step.of,
+                       end = (step.index + 1) * whole.rows / step.of;
+    std::int64_t row = config.top_k * (whole.kind == ValueKind::ids ? bytes_of(whole.id_type) : 4);
+    if (whole.kind == ValueKind::tokens) row = row_step(whole, config);
+    ProgramValue& part = value(step.outputs.front());
+    part = whole;
+    part.rows = end - first;
+    if (whole.data != nullptr) part.data = static_cast<std::byte*>(whole.data) + first * row;
+  }
+
+  static std::int64_t row_step(const ProgramValue& tokens, const Config& config) {
+    return tokens.stride != 0 ? tokens.stride : config.hidden * bytes_of(tokens.type);
+  }
+
+  void join(const CompiledStep& step) {
+    const int number = step.outputs.front();
+    prepare(number, 0);
+    ProgramValue& joined = value(number);
+    const std::int64_t row = compiled(number).row_bytes;
+    for (const int input : step.inputs) {
+      const ProgramValue& part = value(input);
+      if (part.type != joined.type)
+        throw UsageError(str("the parts are of ", to_string(part.type), ", the exchange's combine_type is ",
+                             to_string(joined.type)));
+      if (joined.rows + part.rows > compiled(number).most_rows)
+        throw UsageError(str("the parts have more than ", compiled(number).most_rows,
+                             " rows: max_tokens of the exchange for each"));
+      auto* const to = static_cast<std::byte*>(joined.data) + joined.rows * row;
+      const auto* const from = static_cast<const std::byte*>(part.data);
+      const std::int64_t stride = row_step(part, step.exchange->config());
+      if (from != to)
+        for (std::int64_t i = 0; i < part.rows; ++i)
+          std::memcpy(to + i * row, from + i * stride, static_cast<std::size_t>(row));
+      joined.rows += part.rows;
+    }
+  }
+
+  // Takes part in the calls that are left without doing them, so that each lane has had the same calls on
+  // every rank: receives what has been sent, and refuses the rest with the reason why the run ends.
+  void refuse_rest(const char* reason) noexcept {
+    const std::size_t failed = step_;
+    const UsageError error(where() + "failed on rank " + rank() + ": " + reason);
+    for (step_ += phase_ == Phase::in_call; step_ < compiled_.steps.size(); ++step_) {
+      const CompiledStep& step = compiled_.steps[step_];
+      if (shape_of(step.kind).has_lane) step.exchange->refuse(operation_of(step.kind), step.lane, error);
+      if (!is_receive_phase(step.kind) || !sent_[static_cast<std::size_t>(step.sender)]) continue;
+      try {
+        if (step.kind == StepKind::dispatch_receive) step.exchange->dispatch_receive(step.lane);
+        if (step.kind == StepKind::combine_receive) step.exchange->combine_receive(step.lane);
+      } catch (const Error& other) {
+        if (ends_group(other)) break;
+      }
+    }
+    step_ = failed;
+  }
+
+  std::string rank() const {
+    for (const CompiledStep& step : compiled_.steps)
+      if (step.exchange != nullptr) return std::to_string(step.exchange->rank().index());
+    return "?";
+  }
+
+  Program program_;
+  ProgramFunctions functions_;
+  CompiledProgram compiled_;
+  std::vector<ProgramValue> values_;
+  std::vector<Operands> operands_;
+  std::vector<const ProgramValue*> outputs_;
+  // Of the run.
+  std::size_t step_ = 0;
+  Phase phase_ = Phase::before_call;
+  std::vector<bool> sent_;  // by step: a send phase that has begun a call
+};
+
+ProgramValue ProgramValue::tokens(const void* data, std::int64_t rows, DType type, std::int64_t stride) {
+  return {.kind = ValueKind::tokens,
+          .data = const_cast<void*>(data),
+          .rows = rows,
+          .stride = stride,
+          .type = type};
+}
+ProgramValue ProgramValue::ids(const Ids& ids, std::int64_t rows) {
+  return {.kind = ValueKind::ids, .data = const_cast<void*>(ids.data), .rows = rows, .id_type = ids.type};
+}
+ProgramValue ProgramValue::weights(const float* data, std::int64_t rows) {
+  return {.kind = ValueKind::weights, .data = const_cast<float*>(data), .rows = rows};
+}
+ProgramValue ProgramValue::number(std::int32_t count) {
+  return {.kind = ValueKind::count, .count = count};
+}
+
+Evaluator::Evaluator(Program program, Exchange& exchange, ProgramFunctions functions)
+    : Evaluator(std::move(program), ProgramExchanges{{"", &exchange}}, std::move(functions)) {}
+Evaluator::Evaluator(Program program, const ProgramExchanges& exchanges, ProgramFunctions functions)
+    : state_(std::make_unique<State>(std::move(program), exchanges, std::move(functions))) {}
+Evaluator::~Evaluator() = default;
+Evaluator::Evaluator(Evaluator&&) noexcept = default;
+Evaluator& Evaluator::operator=(Evaluator&&) noexcept = default;
+
+const Program& Evaluator::program() const {
+  return state_->program();
+}
+
+std::span<const ProgramValue* const> Evaluator::run(std::span<const ProgramValue> inputs) {
+  return state_->run(inputs);
+}
+
+}  // namespace ferry

@@ -1,0 +1,177 @@
+// overlap(): a program in micro-batches that take turns.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+#include "program/steps.hpp"
+
+namespace ferry {
+
+namespace {
+
+class BatchedProgram {
+ public:
+  BatchedProgram(const Program& program, int batches) : program_(program), batches_(batches) {
+    for (const ProgramName& input : program.inputs) used_.insert(input.name);
+    for (const ProgramStep& step : program.steps)
+      for (const ProgramName& output : step.outputs) used_.insert(output.name);
+  }
+
+  Program make() {
+    check_program();
+    split_into_phases();
+    count_lanes();
+    made_.name = program_.name;
+    made_.inputs = program_.inputs;
+    made_.outputs = program_.outputs;
+    for (const ProgramName& input : program_.inputs) add_parts(input);
+    add_turns();
+    for (const std::string& output : std::set(program_.outputs.begin(), program_.outputs.end()))
+      add_join(output);
+    return std::move(made_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& where, const std::string& what) const {
+    throw UsageError(str("overlap of program ", program_.name, ", ", where, ": ", what));
+  }
+
+  void check_program() const {
+    if (batches_ < 1) fail("batches", str(batches_, ", at least 1 is needed"));
+    for (const ProgramName& input : program_.inputs)
+      if (!contains(kByToken, input.kind))
+        fail(str("input ", input.name),
+             str("is of kind ", to_string(input.kind), ", which has no rows to split"));
+    for (const ProgramStep& step : program_.steps)
+      if (step.kind == StepKind::metadata || step.kind == StepKind::part || step.kind == StepKind::join)
+        fail(str("step ", step.name()), "works on all tokens of the rank at once");
+    for (const std::string& output : program_.outputs) {
+      const ProgramStep* const maker = maker_of(program_.steps, output);
+      if (maker == nullptr) fail(str("output ", output), "is an input: take it from there");
+      const auto made = std::ranges::find(maker->outputs, output, &ProgramName::name);
+      if (made->kind != ValueKind::tokens)
+        fail(str("output ", output), str("is of kind ", to_string(made->kind), ", only tokens are joined"));
+    }
+  }
+
+  static const ProgramStep* maker_of(const std::vector<ProgramStep>& steps, const std::string& name) {
+    for (const ProgramStep& step : steps)
+      if (std::ranges::find(step.outputs, name, &ProgramName::name) != step.outputs.end()) return &step;
+    return nullptr;
+  }
+
+  // topk_weights may need a round trip of their own, which has no phases.
+  bool stays_whole(const ProgramStep& step) const {
+    if (step.kind == StepKind::dispatch) return false;
+    return step.kind != StepKind::combine ||
+           (step.inputs.size() > 2 && kind_of(step.inputs[2]) == ValueKind::weights);
+  }
+
+  ValueKind kind_of(const std::string& name) const {
+    const auto input = std::ranges::find(program_.inputs, name, &ProgramName::name);
+    if (input != program_.inputs.end()) return input->kind;
+    return std::ranges::find(maker_of(program_.steps, name)->outputs, name, &ProgramName::name)->kind;
+  }
+
+  void split_into_phases() {
+    for (const ProgramStep& step : program_.steps) {
+      if (stays_whole(step)) {
+        steps_.push_back(step);
+        continue;
+      }
+      const bool dispatch = step.kind == StepKind::dispatch;
+      ProgramStep send = step;
+      send.kind = dispatch ? StepKind::dispatch_send : StepKind::combine_send;
+      send.outputs = {{unused(step.outputs.front().name + ".sent"),
+                       dispatch ? ValueKind::sent_dispatch : ValueKind::sent_combine}};
+      ProgramStep receive{.kind = receive_phase_of(send.kind),
+                          .inputs = {send.outputs.front().name},
+                          .outputs = step.outputs};
+      steps_.push_back(std::move(send));
+      steps_.push_back(std::move(receive));
+    }
+  }
+
+  void count_lanes() {
+    for (const ProgramStep& step : steps_)
+      if (shape_of(step.kind).has_lane)
+        lanes_[step.exchange] = std::max(lanes_[step.exchange], step.lane + 1);
+  }
+
+  std::string unused(std::string name) {
+    while (!used_.insert(name).second) name += '_';
+    return name;
+  }
+
+  // The name of a value in a micro-batch.
+  const std::string& name_in(const std::string& name, int batch) {
+    auto& names = names_[name];
+    while (static_cast<int>(names.size()) < batches_) names.push_back(unused(str(name, ".", names.size())));
+    return names[static_cast<std::size_t>(batch)];
+  }
+
+  void add_parts(const ProgramName& input) {
+    const auto takes = [&](const ProgramStep& step) {
+      return std::ranges::count(step.inputs, input.name) > 0;
+    };
+    const auto user = std::ranges::find_if(steps_, takes);
+    if (user == steps_.end()) return;
+    for (int batch = 0; batch < batches_; ++batch)
+      made_.steps.push_back({.kind = StepKind::part,
+                             .inputs = {input.name},
+                             .outputs = {{name_in(input.name, batch), input.kind}},
+                             .exchange = user->exchange,
+                             .index = batch,
+                             .of = batches_});
+  }
+
+  // The steps up to the next receive phase, of each micro-batch in turn.
+  void add_turns() {
+    for (auto begin = steps_.begin(); begin != steps_.end();) {
+      const auto end = std::find_if(begin + 1, steps_.end(),
+                                    [](const ProgramStep& step) { return is_receive_phase(step.kind); });
+      for (int batch = 0; batch < batches_; ++batch)
+        for (auto step = begin; step != end; ++step) made_.steps.push_back(in_batch(*step, batch));
+      begin = end;
+    }
+  }
+
+  ProgramStep in_batch(ProgramStep step, int batch) {
+    for (std::string& input : step.inputs) input = name_in(input, batch);
+    for (ProgramName& output : step.outputs) output.name = name_in(output.name, batch);
+    if (shape_of(step.kind).has_lane) step.lane += batch * lanes_.at(step.exchange);
+    return step;
+  }
+
+  void add_join(const std::string& output) {
+    const ProgramStep* maker = maker_of(steps_, output);
+    while (!shape_of(maker->kind).has_exchange) maker = maker_of(steps_, maker->inputs.front());
+    ProgramStep join{.kind = StepKind::join, .outputs = {{output}}, .exchange = maker->exchange};
+    for (int batch = 0; batch < batches_; ++batch) join.inputs.push_back(name_in(output, batch));
+    made_.steps.push_back(std::move(join));
+  }
+
+  const Program& program_;
+  int batches_;
+  std::vector<ProgramStep> steps_;  // of one micro-batch, in phases
+  std::map<std::string, int, std::less<>> lanes_;
+  std::set<std::string, std::less<>> used_;
+  std::map<std::string, std::vector<std::string>, std::less<>> names_;
+  Program made_;
+};
+
+}  // namespace
+
+Program overlap(const Program& program, int batches) {
+  check(program);
+  Program filled = program;
+  fill_in_kinds(filled);
+  Program made = BatchedProgram(filled, batches).make();
+  check(made);
+  return made;
+}
+
+}  // namespace ferry

@@ -1,0 +1,222 @@
+// The evaluator: what it refuses before it runs, parts and joins, and that a run allocates nothing.
+#include "ferry/evaluator.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "ferry/error.hpp"
+
+namespace {
+thread_local long allocations = 0;  // of this thread
+}
+
+// Not inlined: the compiler would find malloc and delete, or new and free, side by side.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  ++allocations;
+  void* const memory = std::malloc(bytes == 0 ? 1 : bytes);
+  return memory != nullptr ? memory : throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace ferry::test {
+namespace {
+
+constexpr const char* kLayer = R"(
+  program moe
+  input x: tokens
+  input ids: ids
+  rows = dispatch(x, ids)
+  out: outputs = call experts(rows)
+  y = combine(out, rows)
+  output y
+)";
+
+Config layer_config() {
+  return {.experts = 4,
+          .top_k = 1,
+          .hidden = 4,
+          .max_tokens = 4,
+          .format = Format::fp32(),
+          .combine_type = DType::fp32};
+}
+
+// Passes the received rows on.
+void same_rows(std::span<const ProgramValue* const> inputs, std::span<ProgramValue* const> outputs) {
+  outputs[0]->data = inputs[0]->received.data;
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return std::string(to_string(error.code())) + ": " + error.what();
+  }
+  return "accepted";
+}
+
+void alone(const std::function<void(const Rank&)>& body) {
+  Group::threads(1).run(body);
+}
+
+std::string compiled(const std::string& text, const Config& config,
+                     const ProgramFunctions& functions = {{"experts", same_rows}}) {
+  std::string found;
+  alone([&](const Rank& rank) {
+    Exchange exchange(rank, config);
+    found = refusal([&] { Evaluator(parse_program(text), exchange, functions); });
+  });
+  return found;
+}
+
+TEST(Evaluator, RefusesWhatTheExchangeCannotDo) {
+  EXPECT_EQ(compiled(kLayer, layer_config()), "accepted");
+  EXPECT_EQ(compiled(kLayer, layer_config(), {}),
+            "usage: program moe, step out (call experts): no function experts was passed");
+  EXPECT_EQ(compiled("program moe\ninput x: tokens\ninput ids: ids\nrows = dispatch(x, ids) lane=1\n",
+                     layer_config()),
+            "usage: program moe, step rows (dispatch): lane 1 does not exist: its exchange has 1 lane; "
+            "construct it with 2");
+  Config config = layer_config();
+  config.own_receive_buffers = false;
+  EXPECT_EQ(compiled(kLayer, config),
+            "usage: program moe, step rows (dispatch): its exchange owns no receive buffers; set "
+            "Config::own_receive_buffers");
+  config = layer_config();
+  config.reduction = Reduction::unreduced;
+  EXPECT_EQ(compiled(kLayer, config),
+            "unsupported: program moe, step y (combine): its exchange does not reduce, so its results are no "
+            "tokens");
+  config = layer_config();
+  config.format = Format::raw({16});
+  EXPECT_EQ(compiled(kLayer, config),
+            "unsupported: program moe, step rows (dispatch): its exchange has a raw format, whose parts are "
+            "no tokens "
+            "value");
+  const std::string split = std::string("program moe\ninput x: tokens\ninput ids: ids\ninput w: weights\n") +
+                            "rows = dispatch(x, ids)\nout: outputs = call experts(rows)\n" +
+                            "sent = combine_send(out, rows, w)\ny = combine_receive(sent)\n";
+  EXPECT_EQ(compiled(split, layer_config()),
+            "usage: program moe, step sent (combine_send): topk_weights with the reduction partial need a "
+            "combine in one "
+            "piece, or the reduction exact");
+  alone([](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    EXPECT_EQ(refusal([&] {
+                Evaluator(parse_program(kLayer), ProgramExchanges{{"a", &exchange}},
+                          {{"experts", same_rows}});
+              }),
+              "usage: program moe, step rows (dispatch): names no exchange, and no exchange without a name "
+              "was passed");
+  });
+}
+
+TEST(Evaluator, RefusesInputsOfOtherKindsOnEveryRank) {
+  Group::threads(2).run([](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    Evaluator layer(parse_program(kLayer), exchange, {{"experts", same_rows}});
+    const std::vector<float> x(8, 1.0f + static_cast<float>(rank.index()));
+    const std::vector<std::int64_t> ids = {3, 0};
+    const auto right = {ProgramValue::tokens(x.data(), 2, DType::fp32), ProgramValue::ids(ids.data(), 2)};
+    const auto few = {ProgramValue::tokens(x.data(), 2, DType::fp32)};
+    const auto swapped = {ProgramValue::ids(ids.data(), 2), ProgramValue::tokens(x.data(), 2, DType::fp32)};
+    const auto uneven = {ProgramValue::tokens(x.data(), 2, DType::fp32), ProgramValue::ids(ids.data(), 1)};
+    const auto run = [&](const std::initializer_list<ProgramValue>& wrong) {
+      return refusal([&] { layer.run(std::span(rank.index() == 0 ? wrong : right)); });
+    };
+    const auto expect = [&](const std::string& found, const std::string& what,
+                            const std::string& prefix = "usage: program moe: ") {
+      EXPECT_NE(found.find(rank.index() == 0 ? prefix + what : "failed on rank 0: " + what),
+                std::string::npos)
+          << found;
+    };
+    expect(run(few), "run() was given 1 input, the program has 2");
+    expect(run(swapped), "input x is of kind ids, the program says tokens");
+    expect(run(uneven), "the ids are of 1 token, the rows of 2",
+           "usage: program moe, step rows (dispatch): ");
+    const auto y = layer.run(std::span(right))[0];
+    EXPECT_EQ(y->rows, 2);
+    EXPECT_EQ(static_cast<const float*>(y->data)[7], x[0]);
+  });
+}
+
+TEST(Evaluator, PartsAndJoinsInAnyOrder) {
+  alone([](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    const Program program = parse_program(R"(
+      program parts
+      input x: tokens
+      a = part(x) index=0 of=2
+      b = part(x) index=1 of=2
+      b2: tokens = call twice(b)
+      a2: tokens = call twice(a)
+      y = join(a2, b2)
+      z = join(b2, x, y)
+      output y
+      output z
+    )");
+    const ProgramFunction twice = [](auto inputs, auto outputs) {
+      for (std::int64_t i = 0; i < outputs[0]->rows * 4; ++i)
+        static_cast<float*>(outputs[0]->data)[i] =
+            2 * static_cast<const float*>(inputs[0]->data)[i / 4 * 8 + i % 4];
+    };
+    Evaluator evaluator(program, exchange, {{"twice", twice}});
+    const std::vector<float> x = {1, 1, 1, 1, 0, 0, 0, 0, 2, 2, 2, 2,
+                                  0, 0, 0, 0, 3, 3, 3, 3, 0, 0, 0, 0};  // every second row
+    const auto inputs = {ProgramValue::tokens(x.data(), 3, DType::fp32, 32)};
+    const auto outputs = evaluator.run(std::span(inputs));
+    const auto column = [](const ProgramValue& value) {
+      std::vector<float> found;
+      for (std::int64_t row = 0; row < value.rows; ++row)
+        found.push_back(static_cast<const float*>(value.data)[row * 4 + 3]);
+      return found;
+    };
+    EXPECT_EQ(column(*outputs[0]), (std::vector<float>{2, 4, 6}));
+    EXPECT_EQ(column(*outputs[1]), (std::vector<float>{4, 6, 1, 2, 3, 2, 4, 6}));
+  });
+}
+
+TEST(Evaluator, ARunAllocatesNothing) {
+  Group::threads(2).run([](const Rank& rank) {
+    Config config = layer_config();
+    config.lanes = 2;
+    Exchange exchange(rank, config);
+    Evaluator layer(overlap(parse_program(kLayer), 2), exchange, {{"experts", same_rows}});
+    const std::vector<float> x(16, 1.0f);
+    const std::vector<std::int32_t> ids = {3, 0, 1, 2};
+    const auto given = {ProgramValue::tokens(x.data(), 4, DType::fp32), ProgramValue::ids(ids.data(), 4)};
+    std::vector<float> y(16);
+    const auto eager = [&] {
+      for (int lane = 0; lane < 2; ++lane)
+        exchange.dispatch_send(Tokens::rows(x.data() + 8 * lane, 2, DType::fp32), ids.data() + 2 * lane,
+                               nullptr, {.lane = lane});
+      for (int lane = 0; lane < 2; ++lane) {
+        const DispatchResult rows = exchange.dispatch_receive(lane);
+        exchange.combine_send({rows.data, DType::fp32}, rows.plan, {y.data() + 8 * lane, DType::fp32},
+                              {.lane = lane});
+      }
+      for (int lane = 0; lane < 2; ++lane) exchange.combine_receive(lane);
+    };
+    const auto counted = [](const auto& work) {
+      work();  // the first run may allocate
+      const long before = allocations;
+      work();
+      return allocations - before;
+    };
+    const long of_calls = counted(eager), of_run = counted([&] { layer.run(std::span(given)); });
+    EXPECT_EQ(of_run, of_calls);
+    EXPECT_EQ(static_cast<const float*>(layer.run(std::span(given))[0]->data)[15], 1.0f);
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,233 @@
+// Programs as values: what check() refuses, the text form, the picture, the shape of micro-batches.
+#include "ferry/program.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "ferry/error.hpp"
+
+namespace ferry::test {
+namespace {
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string layer_of(const std::string& steps) {
+  return "program moe\ninput x: tokens\ninput ids: ids\ninput w: weights\ninput n: count\n" + steps;
+}
+
+// What parse_program() says of these steps, behind "program moe, ".
+std::string fault_of(const std::string& steps) {
+  const std::string found = refusal([&] { parse_program(layer_of(steps)); });
+  const std::string prefix = "program moe, ";
+  return found.rfind(prefix, 0) == 0 ? found.substr(prefix.size()) : found;
+}
+
+constexpr const char* kRows = "rows = dispatch(x, ids, w)\n";
+constexpr const char* kOutputs = "out: outputs = call experts(rows)\n";
+
+TEST(Program, AcceptsALayer) {
+  EXPECT_EQ(fault_of(std::string(kRows) + kOutputs + "y = combine(out, rows, rows)\noutput y\n"), "accepted");
+}
+
+TEST(Program, RefusesAValueBeforeItIsMade) {
+  EXPECT_EQ(fault_of(std::string(kOutputs) + kRows),
+            "step out (call experts): uses rows before step rows (dispatch) makes it: move that step up");
+  EXPECT_EQ(fault_of("y = combine(out, x)\n"),
+            "step y (combine): uses out, which is no input and which no step makes");
+}
+
+TEST(Program, RefusesCycles) {
+  EXPECT_EQ(fault_of("a: tokens = call f(b)\nb: tokens = call g(c)\nc: tokens = call h(a)\n"),
+            "step a (call f): uses b of step b (call g), which needs this step: a cycle");
+  EXPECT_EQ(fault_of("a: tokens = call f(a)\n"),
+            "step a (call f): uses a of step a (call f), which needs this step: a cycle");
+}
+
+TEST(Program, RefusesTwoOpenCallsOnALane) {
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = metadata(n)\nc = dispatch_receive(a)\n"),
+            "step b (metadata): lane 0 is between the phases of a (dispatch_send): receive that first, or "
+            "use another "
+            "lane");
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_send(x, ids) lane=1\n"
+                     "c = dispatch_receive(a)\nd = dispatch_receive(b)\n"),
+            "accepted");
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_send(x, ids) exchange=other\n"
+                     "c = dispatch_receive(a)\nd = dispatch_receive(b)\n"),
+            "accepted");
+}
+
+TEST(Program, RefusesPhasesWithoutPartner) {
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\n"),
+            "step a (dispatch_send): its receive phase is missing: add a step dispatch_receive(a)");
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a)\nc = dispatch_receive(a)\n"),
+            "step c (dispatch_receive): a has been received already");
+  EXPECT_EQ(fault_of(std::string(kRows) + "b = dispatch_receive(rows)\n"),
+            "step b (dispatch_receive): rows is of kind received, needed here: sent_dispatch");
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = combine_receive(a)\n"),
+            "step b (combine_receive): a is of kind sent_dispatch, needed here: sent_combine");
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a)\noutput a\n"),
+            "output a: is of kind sent_dispatch: receive it and return what that makes");
+}
+
+TEST(Program, RefusesKindsThatDoNotFit) {
+  EXPECT_EQ(fault_of("rows = dispatch(ids, x)\n"),
+            "step rows (dispatch): ids is of kind ids, needed here: tokens");
+  EXPECT_EQ(fault_of("rows = dispatch(x, w)\n"),
+            "step rows (dispatch): w is of kind weights, needed here: ids or received");
+  EXPECT_EQ(fault_of("rows = dispatch(x)\n"), "step rows (dispatch): takes 1 values, needs 2 or 3");
+  EXPECT_EQ(fault_of("m = metadata(n, n)\n"), "step m (metadata): takes 2 values, needs 1");
+  EXPECT_EQ(fault_of("a = join()\n"), "step a (join): takes 0 values, needs 1 or more");
+  EXPECT_EQ(fault_of("a = wait(x)\n"), "step a (wait): x is not made by an exchange: nothing to wait for");
+  EXPECT_EQ(fault_of("a: received = call f(x)\n"),
+            "step a (call f): a is of kind received: functions make tokens, ids, weights, outputs or count");
+  EXPECT_EQ(fault_of("input m: metadata\n"),
+            "input m: is of kind metadata: inputs are tokens, ids, weights or count");
+}
+
+TEST(Program, RefusesRowsThatALaterDispatchHasOverwritten) {
+  const std::string two = std::string(kRows) + "more = dispatch(x, ids)\n";
+  EXPECT_EQ(fault_of(two + kOutputs),
+            "step out (call experts): rows has lost its rows: step more (dispatch) has overwritten the "
+            "memory of lane "
+            "0; use another lane");
+  EXPECT_EQ(fault_of(two + "output rows\n"),
+            "output rows: has lost its rows: step more (dispatch) has overwritten the memory of lane 0; use "
+            "another "
+            "lane");
+  const std::string by_plan = std::string(kRows) + kOutputs + "more = dispatch(x, rows)\n";
+  EXPECT_EQ(fault_of(by_plan + "y = combine(out, rows)\n"), "accepted");  // reads only the plan, which stays
+  EXPECT_EQ(fault_of(by_plan + "y = combine(out, rows, rows)\n"),
+            "step y (combine): rows has lost its rows: step more (dispatch) has overwritten the memory of "
+            "lane 0; use "
+            "another lane");
+  // The plan of lane 1 is used while the call of lane 0 is open.
+  EXPECT_EQ(fault_of("rows = dispatch(x, ids) lane=1\n" + std::string(kOutputs) +
+                     "a = combine_send(out, rows)\nb = dispatch(x, ids) lane=1\ny = combine_receive(a)\n"),
+            "step y (combine_receive): a has lost its plan: step b (dispatch) has overwritten the memory of "
+            "lane 1; "
+            "use another lane");
+}
+
+TEST(Program, RefusesNamesAndFields) {
+  EXPECT_EQ(fault_of(std::string(kRows) + kRows),
+            "step rows (dispatch): rows exists already, made by step rows (dispatch): rename one");
+  EXPECT_EQ(fault_of("x = dispatch(x, ids)\n"),
+            "step x (dispatch): x exists already, as an input: rename one");
+  EXPECT_EQ(fault_of("input x: ids\n"), "input x: is there twice: rename one");
+  EXPECT_EQ(fault_of("output y\n"), "output y: no input has this name and no step makes it");
+  EXPECT_EQ(fault_of("rows = dispatch(x, ids) lane=-1\n"),
+            "step rows (dispatch): has lane -1: lanes start at 0");
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a) lane=1\n"),
+            "step b (dispatch_receive): has lane 1: it starts no call of a lane");
+  EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a) exchange=e\n"),
+            "step b (dispatch_receive): has an exchange, e: it works on that of its input");
+  EXPECT_EQ(fault_of("a = part(x) index=2 of=2\n"), "step a (part): is part 2 of 2: i is 0 to n - 1");
+  EXPECT_EQ(fault_of("a, b = dispatch(x, ids)\n"),
+            "step a, b (dispatch): makes 2 values: only calls make more than one");
+  EXPECT_EQ(refusal([] {
+              check({.name = "moe", .inputs = {}, .steps = {{.kind = StepKind::join}}, .outputs = {}});
+            }),
+            "program moe, step number 0: a join makes no value: name one");
+  EXPECT_EQ(
+      refusal([] { check({.name = "", .inputs = {}, .steps = {}, .outputs = {}}); }),
+      "program , program: its name is '': a name is a letter or _, then letters, digits, _ and ., but not "
+      "program, input or output");
+}
+
+TEST(Program, TextNamesTheLineAtFault) {
+  const auto fault = [](const std::string& text) { return refusal([&] { parse_program(text); }); };
+  EXPECT_EQ(fault("program a\nrows = despatch(x)\n"),
+            "program text, line 2: there is no kind of step 'despatch'; there are: dispatch, dispatch_send, "
+            "dispatch_receive, combine, combine_send, combine_receive, metadata, call, wait, part, join");
+  EXPECT_EQ(fault("program a\n\nx = join(a b)\n"), "program text, line 3: expected ',' before 'b)'");
+  EXPECT_EQ(fault("program a\nx = join(a) lane=two\n"),
+            "program text, line 2: lane is 'two', expected a number");
+  EXPECT_EQ(fault("program a\nx = join(a) speed=2\n"),
+            "program text, line 2: there is no attribute 'speed'; there are: exchange, lane, index, of");
+  EXPECT_EQ(fault("program a\nx = call f(a)\n"),
+            "program text, line 2: a call says the kinds of its values: x: outputs = call ...");
+  EXPECT_EQ(fault("program a\nx: tokens = join(a)\n"),
+            "program text, line 2: the kind of x follows from the step: leave it out");
+  EXPECT_EQ(fault("program a\nprogram b\n"), "program text, line 2: the program has a name already");
+  EXPECT_EQ(fault("program a\ninput x: tokens ids\n"),
+            "program text, line 2: what is 'ids'? The line should have ended before it");
+  EXPECT_EQ(fault("program a\nx = join(a"), "program text, line 2: expected ',' at the end");
+}
+
+TEST(Program, TextReadsBack) {
+  const std::string text =
+      "program moe\ninput x: tokens\ninput ids: ids\ninput n: count\n"
+      "sent = dispatch_send(x, ids) exchange=inner lane=3\n"
+      "m = metadata(n)\n"
+      "early: outputs, w: weights = call shared.gate(x, m) exchange=inner\n"
+      "rows = dispatch_receive(sent)\n"
+      "ready = wait(rows)\n"
+      "y = combine(early, ready, w) exchange=inner\n"
+      "half = part(y) index=1 of=2\n"
+      "z = join(y, half)\n"
+      "output z\noutput ready\n";
+  const Program program = parse_program(text);
+  EXPECT_EQ(to_string(program), text);
+  EXPECT_EQ(parse_program("# a comment\n\n  " + text + "\t# another\n"), program);
+  EXPECT_EQ(program.steps[4].outputs[0].kind, ValueKind::received);
+}
+
+TEST(Program, PictureHasABoxForEachStep) {
+  const Program program = parse_program(
+      layer_of(std::string(kRows) + kOutputs + "y = combine(out, rows, rows) lane=1\noutput y\n"));
+  const std::string picture = to_svg(program);
+  for (const char* const part :
+       {"rows (dispatch)", "out (call experts)", "y (combine)", "lane 0", "lane 1", "x: tokens", "</svg>"})
+    EXPECT_NE(picture.find(part), std::string::npos) << part;
+}
+
+TEST(Program, MicroBatchesTakeTurnsBeforeEachReceivePhase) {
+  const Program plain = parse_program(
+      "program moe\ninput x: tokens\ninput ids: ids\nrows = dispatch(x, ids)\n"
+      "out: outputs = call experts(rows)\ny = combine(out, rows)\noutput y\n");
+  EXPECT_EQ(to_string(overlap(plain, 2)),
+            "program moe\ninput x: tokens\ninput ids: ids\n"
+            "x.0 = part(x) index=0 of=2\n"
+            "x.1 = part(x) index=1 of=2\n"
+            "ids.0 = part(ids) index=0 of=2\n"
+            "ids.1 = part(ids) index=1 of=2\n"
+            "rows.sent.0 = dispatch_send(x.0, ids.0)\n"
+            "rows.sent.1 = dispatch_send(x.1, ids.1) lane=1\n"
+            "rows.0 = dispatch_receive(rows.sent.0)\n"
+            "out.0: outputs = call experts(rows.0)\n"
+            "y.sent.0 = combine_send(out.0, rows.0)\n"
+            "rows.1 = dispatch_receive(rows.sent.1)\n"
+            "out.1: outputs = call experts(rows.1)\n"
+            "y.sent.1 = combine_send(out.1, rows.1) lane=1\n"
+            "y.0 = combine_receive(y.sent.0)\n"
+            "y.1 = combine_receive(y.sent.1)\n"
+            "y = join(y.0, y.1)\n"
+            "output y\n");
+}
+
+TEST(Program, OverlapRefusesWhatHasNoRowsToSplit) {
+  const auto fault = [](const std::string& steps, int batches) {
+    return refusal(
+        [&] { overlap(parse_program("program moe\ninput x: tokens\ninput ids: ids\n" + steps), batches); });
+  };
+  EXPECT_EQ(fault("", 0), "overlap of program moe, batches: 0, at least 1 is needed");
+  EXPECT_EQ(fault("input n: count\n", 2),
+            "overlap of program moe, input n: is of kind count, which has no rows to split");
+  EXPECT_EQ(fault("n: count = call f(x)\nm = metadata(n)\n", 2),
+            "overlap of program moe, step m (metadata): works on all tokens of the rank at once");
+  EXPECT_EQ(fault("rows = dispatch(x, ids)\noutput rows\n", 2),
+            "overlap of program moe, output rows: is of kind received, only tokens are joined");
+  EXPECT_EQ(fault("output x\n", 2), "overlap of program moe, output x: is an input: take it from there");
+}
+
+}  // namespace
+}  // namespace ferry::test
