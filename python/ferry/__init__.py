@@ -19,6 +19,8 @@ from ferry._core import (
     LoadStatistics,
     Placement,
     Plan,
+    Program,
+    ProgramStep,
     Rank,
     ReceiveBuffers,
     Sizes,
@@ -35,6 +37,7 @@ from ferry._core import (
     size_of,
 )
 from ferry._counts import LoadCounts, WireCounts
+from ferry._evaluator import Evaluator
 from ferry.error import (
     BadIdError,
     BadSourceError,
@@ -55,6 +58,7 @@ __all__ = [
     "Config",
     "DispatchResult",
     "Error",
+    "Evaluator",
     "Exchange",
     "Group",
     "LoadCounts",
@@ -63,6 +67,8 @@ __all__ = [
     "PeerLostError",
     "Placement",
     "Plan",
+    "Program",
+    "ProgramStep",
     "Rank",
     "ReceiveBuffers",
     "Sizes",

@@ -710,11 +710,12 @@ class Exchange:
         rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before it on `stream`, and cannot be captured.
         """
 
-    def refuse(self, reason: str, *, lane: int = 0, stream: Any | None = None) -> None:
+    def refuse(self, reason: str, *, lane: int = 0, stream: Any | None = None, operation: Literal['dispatch', 'combine', 'metadata', 'route_values', 'dispatch_counts'] = 'dispatch') -> None:
         """
         Takes part in the lane's next call by refusing it: the peers' call ends with a UsageError that says `reason`.
 
-        For code between its caller and the exchange that finds out that it cannot make the call.
+        `operation` is what the peers call. For code between its caller and the exchange that finds out that it cannot make the
+        call.
         """
 
     def check(self, lane: int = 0) -> None:
@@ -840,6 +841,90 @@ class Exchange:
         d_weights, float32 [N, K], holds the dot products of d_result with `outputs`, the rows that combine was given: dense, of
         combine_type. Other arguments as dispatch.
         """
+
+class ProgramStep:
+    """A step of a Program."""
+
+    @property
+    def kind(self) -> str:
+        """Such as 'dispatch' or 'call'."""
+
+    @property
+    def name(self) -> str:
+        """As errors name the step: 'rows (dispatch)'."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the values that it takes."""
+
+    @property
+    def outputs(self) -> list[tuple[str, str]]:
+        """(name, kind) of each value that it makes."""
+
+    @property
+    def function(self) -> str:
+        """'call': name of the caller's function."""
+
+    @property
+    def exchange(self) -> str:
+        """Name of its exchange; '': the one without a name."""
+
+    @property
+    def lane(self) -> int: ...
+
+    @property
+    def index(self) -> int:
+        """'part': which part ..."""
+
+    @property
+    def of(self) -> int:
+        """... of how many."""
+
+class Program:
+    """
+    A layer, or several, as a value: steps over named values. Program(text) reads the text form and checks it.
+
+    str() gives the text back. Programs are equal if their texts are. ferry.Evaluator runs them; docs/programs.md
+    defines steps, values and text. Raises UsageError, which names the line or the step, the value and the remedy.
+    """
+
+    def __init__(self, text: str) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def inputs(self) -> list[tuple[str, str]]:
+        """(name, kind) of each input."""
+
+    @property
+    def steps(self) -> list[ProgramStep]:
+        """In the order in which they run."""
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the values that a run returns."""
+
+    def overlap(self, batches: int) -> Program:
+        """
+        The program in micro-batches: tokens [i*N/n, (i+1)*N/n) of each rank, on lanes of their own.
+
+        The micro-batches take turns before each receive phase, so that messages of one are on their way while the functions of
+        another run. The exchange needs `batches` times as many lanes. Results have the bytes of the plain program if nothing is
+        dropped and the functions treat each row alone. Raises UsageError where inputs are not tokens, ids or weights, or outputs
+        not tokens.
+        """
+
+    def svg(self) -> str:
+        """A drawing: a box for each step, a column for each lane."""
+
+    def __str__(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+    def __eq__(self, other: object | None) -> bool: ...
+
+    def __hash__(self) -> int: ...
 
 class Trace:
     """Which experts a router chose, token by token, recorded or synthesised."""

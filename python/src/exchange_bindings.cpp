@@ -170,12 +170,23 @@ nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, con
   return nb::make_tuple(counts.total, list_of(counts.routes), list_of(counts.tokens));
 }
 
+Operation refusable(const std::string& name) {
+  constexpr Operation kRefusable[] = {Operation::dispatch, Operation::combine, Operation::metadata,
+                                      Operation::route_values, Operation::dispatch_counts};
+  for (const Operation operation : kRefusable)
+    if (name == to_string(operation)) return operation;
+  throw UsageError(str("refuse: operation is '", name,
+                       "', expected 'dispatch', 'combine', 'metadata', 'route_values' or 'dispatch_counts'"));
+}
+
 // What this rank's peers are told instead of its next call.
-void refuse(PyExchange& self, const std::string& reason, int lane, const nb::object& stream) {
+void refuse(PyExchange& self, const std::string& reason, int lane, const nb::object& stream,
+            const std::string& name) {
+  const Operation refused = refusable(name);
   LaneCall call(self, lane);
   call.set_stream(stream_of(stream, self.framework(), call.device()));
   const nb::gil_scoped_release unlocked;
-  call.exchange().refuse(Operation::dispatch, lane, UsageError(reason), call.stream());
+  call.exchange().refuse(refused, lane, UsageError(reason), call.stream());
 }
 
 // Runs an operation of a lane that takes no arrays.
@@ -298,11 +309,14 @@ rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before i
                    "-> tuple[int, list[int], list[int]]"))
       .def(
           "refuse", &refuse, "reason"_a, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
+          "operation"_a = "dispatch",
           R"(Takes part in the lane's next call by refusing it: the peers' call ends with a UsageError that says `reason`.
 
-For code between its caller and the exchange that finds out that it cannot make the call.)",
-          nb::sig(
-              "def refuse(self, reason: str, *, lane: int = 0, stream: typing.Any | None = None) -> None"))
+`operation` is what the peers call. For code between its caller and the exchange that finds out that it cannot make the
+call.)",
+          nb::sig("def refuse(self, reason: str, *, lane: int = 0, stream: typing.Any | None = None, "
+                  "operation: typing.Literal['dispatch', 'combine', 'metadata', 'route_values', "
+                  "'dispatch_counts'] = 'dispatch') -> None"))
       .def(
           "check", &check, "lane"_a = 0,
           R"(Raises what the lane's calls found since the last check: BadIdError, OverflowError, BadSourceError.

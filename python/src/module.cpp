@@ -27,6 +27,7 @@ NB_MODULE(_core, module) {
   bind_dispatch_layout(module);
   bind_dispatch_result(module);
   bind_exchange(module);
+  bind_program(module);
   bind_operators(module);
   bind_trace(module);
   bind_deep_ep_streams(module);

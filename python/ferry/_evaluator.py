@@ -1,0 +1,196 @@
+"""Runs programs on the exchanges of a rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ferry.error import PeerLostError, TimeoutError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ferry._core import Exchange, Program, ProgramStep
+
+_SEND_PHASES = ("dispatch_send", "combine_send")
+_CALLS = ("dispatch", "combine", "metadata", *_SEND_PHASES)  # steps that start a call of a lane
+
+
+class Evaluator:
+    """Runs a program, any number of times.
+
+    program    the same on every rank
+    exchanges  an Exchange, which takes every step, or a dict of exchanges by the names that the steps give them, '' for steps
+               that name none
+    functions  the callables that the program's calls name: each takes the values of its step, in order, and returns one
+               value, or a tuple of them where the step makes several
+
+    Values are arrays of tokens [N, H], ids and weights [N, K], and outputs [rows, H], ints for counts, and DispatchResult.
+    With backends on GPUs all work is enqueued on the current stream of the arrays' framework, that of the functions too.
+
+    Raises UsageError for exchanges, lanes or functions that the program needs and that are not there.
+    """
+
+    def __init__(self, program: Program, exchanges: Exchange | Mapping[str, Exchange],
+                 functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        self.program = program
+        self._exchanges = exchanges if isinstance(exchanges, Mapping) else None
+        self._only = None if isinstance(exchanges, Mapping) else exchanges
+        self._functions = dict(functions or {})
+        self._steps: Sequence[ProgramStep] = program.steps
+        self._calls = {}  # value of a call of an exchange: (exchange, lane)
+        for step in self._steps:
+            self._bind(step)
+
+    def _bind(self, step):
+        if step.kind == "call":
+            if not callable(self._functions.get(step.function)):
+                self._refuse(step, f"no function {step.function} was passed")
+        elif step.kind in _CALLS:
+            exchange = self._only if self._exchanges is None else self._exchanges.get(step.exchange)
+            if exchange is None:
+                self._refuse(step, f"no exchange '{step.exchange}' was passed")
+            if step.lane >= exchange.config.lanes:
+                self._refuse(step, f"lane {step.lane} does not exist: its exchange has lanes={exchange.config.lanes}; "
+                                   f"construct it with lanes={step.lane + 1}")
+            self._calls[step.outputs[0][0]] = exchange, step.lane
+        elif step.kind not in ("part", "join"):  # receive phases, wait
+            self._calls[step.outputs[0][0]] = self._calls[step.inputs[0]]
+
+    def _refuse(self, step, what):
+        raise UsageError(f"program {self.program.name}, step {step.name}: {what}")
+
+    def run(self, *inputs: Any) -> tuple[Any, ...]:
+        """Runs the steps in order and returns the program's outputs. Collective.
+
+        `inputs` are in the order of Program.inputs. Received values are memory of their lane, valid until its next dispatch.
+
+        When a step fails, the run ends with its error, whose note names the step. The rank refuses its calls that are left, so
+        that the runs of the other ranks end with a UsageError at the next call that needs this rank (on GPUs: their
+        `Exchange.synchronize()`, or a step `wait`). After that the program may be run again. TimeoutError and PeerLostError
+        are final for the group.
+        """
+        run = _Run(self)
+        try:
+            run.bind(inputs)
+            for at, step in enumerate(self._steps):
+                run.at, run.in_call = at, False
+                run.step(step)
+        except BaseException as error:
+            if not isinstance(error, (TimeoutError, PeerLostError)):
+                run.refuse_rest(error)
+            if run.at is not None and hasattr(error, "add_note"):
+                error.add_note(f"program {self.program.name}, step {self._steps[run.at].name}")
+            raise
+        return tuple(run.values[name] for name in self.program.outputs)
+
+
+class _Run:
+    """One run: its values, and how far it has come."""
+
+    def __init__(self, evaluator):
+        self._program, self._steps = evaluator.program, evaluator._steps
+        self._functions, self._calls = evaluator._functions, evaluator._calls
+        self.values = {}
+        self._sent = set()  # send phases that have begun a call
+        self.at = None  # the step; None: no step has begun
+        self.in_call = False  # whether the step's call of an exchange has begun: then it ends alike on all ranks
+
+    def bind(self, inputs):
+        names = self._program.inputs
+        if len(inputs) != len(names):
+            raise UsageError(f"program {self._program.name}: run() was given {len(inputs)} inputs, the program has {len(names)}: "
+                             f"{', '.join(name for name, _ in names)}")
+        self.values.update(zip((name for name, _ in names), inputs))
+
+    def step(self, step):
+        made = getattr(self, "_" + step.kind)(step, *(self.values.get(name) for name in step.inputs))
+        self.values[step.outputs[0][0]] = made
+        if step.kind in _SEND_PHASES:
+            self._sent.add(step.outputs[0][0])
+
+    def _begin(self, step):
+        self.in_call = True
+        return self._calls[step.outputs[0][0]]
+
+    def _dispatch(self, step, tokens, routes, weights=None):
+        exchange, lane = self._begin(step)
+        return exchange.dispatch(tokens, getattr(routes, "plan", routes), weights, lane=lane)
+
+    def _dispatch_send(self, step, tokens, routes, weights=None):
+        exchange, lane = self._begin(step)
+        exchange.dispatch_send(tokens, getattr(routes, "plan", routes), weights, lane=lane)
+
+    def _dispatch_receive(self, step, _):
+        exchange, lane = self._begin(step)
+        return exchange.dispatch_receive(lane=lane)
+
+    def _combine(self, step, outputs, received, weights=None):
+        exchange, lane = self._begin(step)
+        return exchange.combine(outputs, received.plan, lane=lane, **self._weights(step, weights))
+
+    def _combine_send(self, step, outputs, received, weights=None):
+        exchange, lane = self._begin(step)
+        exchange.combine_send(outputs, received.plan, lane=lane, **self._weights(step, weights))
+
+    def _combine_receive(self, step, _):
+        exchange, lane = self._begin(step)
+        return exchange.combine_receive(lane=lane)
+
+    @staticmethod
+    def _weights(step, weights):
+        if len(step.inputs) < 3:
+            return {}
+        return {"row_weights": weights.weight} if hasattr(weights, "plan") else {"topk_weights": weights}
+
+    def _metadata(self, step, count):
+        exchange, lane = self._begin(step)
+        found = exchange.metadata(count, lane=lane)  # memory of the lane, which its next call overwrites
+        return found.clone() if hasattr(found, "clone") else found.copy()
+
+    def _wait(self, step, value):
+        exchange, lane = self._begin(step)
+        exchange.synchronize(lane=lane)
+        exchange.check(lane)
+        return value
+
+    def _part(self, step, whole):
+        rows = len(whole)
+        return whole[step.index * rows // step.of:(step.index + 1) * rows // step.of]
+
+    def _join(self, step, *parts):
+        framework = sys.modules[type(parts[0]).__module__.partition(".")[0]]  # numpy, torch or cupy
+        return framework.concatenate(parts)
+
+    def _call(self, step, *given):
+        made = self._functions[step.function](*given)
+        if len(step.outputs) == 1:
+            return made
+        if not isinstance(made, tuple) or len(made) != len(step.outputs):
+            raise UsageError(f"the function {step.function} has returned {made!r:.100}, not a tuple of {len(step.outputs)} values")
+        for (name, _), one in zip(step.outputs[1:], made[1:]):
+            self.values[name] = one
+        return made[0]
+
+    def refuse_rest(self, error):
+        """Takes part in the calls that are left without doing them: receives what has been sent, and refuses the others, so
+        that each lane has had the same calls on every rank."""
+        reason = f"program {self._program.name}"
+        if self.at is not None:
+            reason += f", step {self._steps[self.at].name}"
+        for step in self._steps[(self.at or 0) + self.in_call:]:
+            name = step.outputs[0][0]
+            if step.kind not in _CALLS and not (step.kind.endswith("_receive") and step.inputs[0] in self._sent):
+                continue
+            exchange, lane = self._calls[name]
+            try:
+                if step.kind.endswith("_receive"):
+                    getattr(exchange, step.kind)(lane=lane)
+                else:
+                    exchange.refuse(f"{reason}: failed on rank {exchange.rank}: {error}", lane=lane,
+                                    operation=step.kind.partition("_")[0])
+            except (TimeoutError, PeerLostError):
+                return
+            except Exception:  # of a call whose result this run does not need any more
+                continue

@@ -1,0 +1,192 @@
+"""Programs: the text form, and runs against the same calls made one by one."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ferry
+from oracle import random_step
+
+LAYER = """
+program moe
+input x: tokens
+input ids: ids
+input weights: weights
+rows = dispatch(x, ids, weights)
+outputs: outputs = call experts(rows)
+y = combine(outputs, rows, rows)
+output y
+"""
+
+
+def experts(rows):
+    factors = 1 + np.repeat(rows.group_expert, np.diff(rows.row_offsets))[:, None] % 5
+    return (rows.data[:rows.total] * factors).astype(rows.data.dtype)
+
+
+def exchange_of(rank, step, **settings):
+    given = {"experts": step.experts, "top_k": 2, "hidden": 16, "max_tokens": 9, "format": "fp32", "combine_type": "fp32"}
+    return ferry.Exchange(rank, **(given | settings))
+
+
+def weights_of(step, rank):
+    return (np.arange(step.ids[rank].size, dtype=np.float32).reshape(step.ids[rank].shape) % 7) / 8
+
+
+def step_of(rng, ranks, dtype=np.float32):
+    return random_step(rng, ranks, experts=2 * ranks + 1, top_k=2, hidden=16, most=9, dtype=dtype)
+
+
+def same(left, right):
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def test_a_program_is_a_value():
+    program = ferry.Program(LAYER)
+    assert program == ferry.Program(str(program)) and hash(program) == hash(ferry.Program(LAYER))
+    assert program != program.overlap(2) and program != LAYER
+    assert repr(program) == "<ferry.Program moe, 3 steps>"
+    assert (program.name, program.outputs) == ("moe", ["y"])
+    assert program.inputs == [("x", "tokens"), ("ids", "ids"), ("weights", "weights")]
+    step = program.steps[1]
+    assert (step.kind, step.name, step.inputs, step.outputs, step.function) == (
+        "call", "outputs (call experts)", ["rows"], [("outputs", "outputs")], "experts")
+    assert [(s.lane, s.index, s.of) for s in program.overlap(2).steps[1:8:6]] == [(0, 1, 2), (1, 0, 1)]
+    assert "outputs (call experts)" in program.svg()
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("program a\nx = spin(y)", "program text, line 2: there is no kind of step 'spin'"),
+    ("program a\ny = join(x)", "program a, step y (join): uses x, which is no input and which no step makes"),
+])
+def test_malformed_programs_are_refused(text, message):
+    with pytest.raises(ferry.UsageError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        ferry.Program(text)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_run_makes_the_bits_of_eager_calls(rng, ranks, dtype):
+    step, name = step_of(rng, ranks, dtype), {np.float32: "fp32"}.get(dtype, "bf16")
+
+    def body(rank):
+        x, ids, weights = step.tokens[rank.index], step.ids[rank.index], weights_of(step, rank.index)
+        plain = exchange_of(rank, step, format=name, combine_type=name)
+        layer = ferry.Evaluator(ferry.Program(LAYER), plain, {"experts": experts})
+        for batches in (1, 2, 3):
+            split = exchange_of(rank, step, format=name, combine_type=name, lanes=batches)
+            batched = ferry.Evaluator(layer.program.overlap(batches), {"": split}, {"experts": experts})
+            for _ in range(2):
+                rows = plain.dispatch(x, ids, weights)
+                y = plain.combine(experts(rows), rows.plan, row_weights=rows.weight)
+                assert same(layer.run(x, ids, weights)[0], y)
+                assert same(batched.run(x, ids, weights)[0], y)
+
+    ferry.Group.threads(ranks).run(body)
+
+
+def test_every_kind_of_step(rng):
+    step = step_of(rng, 2)
+    program = ferry.Program("""
+        program all
+        input x: tokens
+        input ids: ids
+        sent = dispatch_send(x, ids) exchange=inner lane=1
+        gates: weights, n: count = call gate(ids)
+        rows = dispatch_receive(sent)
+        m = metadata(n) exchange=inner
+        m2 = metadata(n) exchange=inner
+        ready = wait(rows)
+        outputs: outputs = call experts(ready) exchange=inner
+        back = combine_send(outputs, ready) exchange=inner lane=1
+        y = combine_receive(back)
+        again = dispatch(y, rows, gates) exchange=inner
+        outputs2: outputs = call experts(again) exchange=inner
+        z = combine(outputs2, again, gates) exchange=inner
+        output z
+        output m
+        output ready
+    """)
+
+    def gate(ids):
+        return (ids % 3 / 4).astype(np.float32), len(ids)
+
+    def body(rank):
+        x, ids = step.tokens[rank.index], step.ids[rank.index]
+        inner, eager = (exchange_of(rank, step, lanes=2) for _ in range(2))
+        z, m, ready = ferry.Evaluator(program, {"inner": inner}, {"experts": experts, "gate": gate}).run(x, ids)
+        rows = eager.dispatch(x, ids, lane=1)
+        y = eager.combine(experts(rows), rows.plan, lane=1)
+        again = eager.dispatch(y, rows.plan, gate(ids)[0])
+        assert same(z, eager.combine(experts(again), again.plan, topk_weights=gate(ids)[0]))
+        assert m.tolist() == eager.metadata(len(ids)).tolist()
+        assert same(ready.data[:ready.total], rows.data[:rows.total])
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_function_that_fails_ends_the_run_on_all_ranks(rng):
+    step = step_of(rng, 3)
+    program = ferry.Program(LAYER).overlap(2)
+
+    def body(rank):
+        x, ids, weights = step.tokens[rank.index], step.ids[rank.index], weights_of(step, rank.index)
+        calls_left = None
+
+        def failing(rows):
+            nonlocal calls_left
+            if calls_left is not None:
+                calls_left -= 1
+                if calls_left < 0:
+                    raise LookupError("no such expert")
+            return experts(rows)
+
+        layer = ferry.Evaluator(program, exchange_of(rank, step, lanes=2), {"experts": failing})
+        expected = layer.run(x, ids, weights)[0]
+        for call in range(2):
+            calls_left = call if rank.index == 1 else None
+            with pytest.raises(LookupError if rank.index == 1 else ferry.UsageError) as caught:
+                layer.run(x, ids, weights)
+            text = "no such expert" if rank.index == 1 else "failed on rank 1: no such expert"
+            assert text in str(caught.value)
+            if hasattr(caught.value, "__notes__"):
+                where = f"outputs.{call} (call experts)" if rank.index == 1 else f"y.{call} (combine_receive)"
+                assert caught.value.__notes__ == [f"program moe, step {where}"]
+            calls_left = None
+            assert same(layer.run(x, ids, weights)[0], expected)
+
+    ferry.Group.threads(3).run(body)
+
+
+def test_what_is_missing_is_refused(rng):
+    step = step_of(rng, 1)
+
+    def body(rank):
+        exchange, program = exchange_of(rank, step), ferry.Program(LAYER)
+        with pytest.raises(ferry.UsageError, match=r"step outputs \(call experts\): no function experts was passed"):
+            ferry.Evaluator(program, exchange)
+        with pytest.raises(ferry.UsageError, match=r"step rows \(dispatch\): no exchange '' was passed"):
+            ferry.Evaluator(program, {"inner": exchange}, {"experts": experts})
+        with pytest.raises(ferry.UsageError, match=r"lane 1 does not exist: its exchange has lanes=1"):
+            ferry.Evaluator(program.overlap(2), exchange, {"experts": experts})
+        layer = ferry.Evaluator(program, exchange, {"experts": experts})
+        with pytest.raises(ferry.UsageError, match="given 1 inputs, the program has 3: x, ids, weights"):
+            layer.run(step.tokens[0])
+        with pytest.raises(ferry.UsageError, match="operation is 'barrier'"):
+            exchange.refuse("no", operation="barrier")
+
+    ferry.Group.threads(1).run(body)
+
+
+def test_arrays_of_pytorch(rng):
+    torch = pytest.importorskip("torch")
+    step = step_of(rng, 2)
+
+    def body(rank):
+        given = [torch.from_numpy(array) for array in (step.tokens[rank.index], step.ids[rank.index], weights_of(step, rank.index))]
+        program = ferry.Program(LAYER.replace("call experts", "call twice"))
+        plain = ferry.Evaluator(program, exchange_of(rank, step), {"twice": lambda rows: rows.data[:rows.total] * 2})
+        batched = ferry.Evaluator(program.overlap(2), exchange_of(rank, step, lanes=2), plain._functions)
+        assert torch.equal(plain.run(*given)[0], batched.run(*given)[0])
+
+    ferry.Group.threads(2).run(body)
