@@ -1,6 +1,7 @@
 // Runs programs (ferry/program.hpp) on the exchanges of a rank.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -77,6 +78,10 @@ class Evaluator {
   /// @return  in the order of Program::outputs; memory of the evaluator, of a lane or of a function, valid
   /// until the next run
   std::span<const ProgramValue* const> run(std::span<const ProgramValue> inputs);
+
+  /// From now on run() calls `observer` with the number of each step before that step begins, and with the
+  /// number of steps after the last: for timelines. It must not throw. An empty function ends it.
+  void set_observer(std::function<void(std::size_t step)> observer);
 
  private:
   class State;

@@ -48,6 +48,8 @@ class Evaluator::State {
 
   const Program& program() const { return program_; }
 
+  void set_observer(std::function<void(std::size_t)> observer) { observer_ = std::move(observer); }
+
   std::span<const ProgramValue* const> run(std::span<const ProgramValue> inputs) {
     std::fill(sent_.begin(), sent_.end(), false);
     step_ = 0;
@@ -56,8 +58,10 @@ class Evaluator::State {
       bind(inputs);
       for (; step_ < compiled_.steps.size(); ++step_) {
         phase_ = Phase::before_call;
+        if (observer_) observer_(step_);
         run_step(compiled_.steps[step_]);
       }
+      if (observer_) observer_(step_);
     } catch (const Error& error) {
       if (!ends_group(error)) refuse_rest(error.what());
       if (phase_ == Phase::in_function) throw;
@@ -296,6 +300,7 @@ class Evaluator::State {
 
   Program program_;
   ProgramFunctions functions_;
+  std::function<void(std::size_t)> observer_;
   CompiledProgram compiled_;
   std::vector<ProgramValue> values_;
   std::vector<Operands> operands_;
@@ -337,6 +342,10 @@ const Program& Evaluator::program() const {
 
 std::span<const ProgramValue* const> Evaluator::run(std::span<const ProgramValue> inputs) {
   return state_->run(inputs);
+}
+
+void Evaluator::set_observer(std::function<void(std::size_t)> observer) {
+  state_->set_observer(std::move(observer));
 }
 
 }  // namespace ferry

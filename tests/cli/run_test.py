@@ -1,6 +1,7 @@
 """ferry run: every layout and format, with threads and processes; the report is consistent."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,18 @@ from program import PROGRAM, SMALL, ProgramTest
 LAYOUTS = ["expert_major", "expert_padded", "rank_major"]
 FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed"]
 REDUCTIONS = ["partial", "exact", "unreduced"]
+TWO_LAYERS = """program two_layers
+input x: tokens
+input ids: ids
+input weights: weights
+rows = dispatch(x, ids, weights)
+a: outputs = call experts(rows)
+y = combine(a, rows, rows)
+more = dispatch(y, rows, weights) lane=1
+b: outputs = call experts(more)
+z = combine(b, more, weights) lane=1
+output z
+"""
 
 
 class RunTest(ProgramTest):
@@ -41,6 +54,22 @@ class RunTest(ProgramTest):
                 run = self.run_small("--processes", "--layout", layout, "--format", form)
                 self.check_report(run)
                 self.assertEqual(run["configuration"]["group"], "processes")
+
+    def test_programs(self):
+        path, timeline = self.path("layers.txt"), self.path("timeline.json")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(TWO_LAYERS)
+        for batches, options in enumerate([["--layout", "rank_major"], ["--format", "fp8", "--processes"], ["--program", path]], 2):
+            with self.subTest(options=options):
+                table = self.succeed("run", *SMALL, "--overlap", batches, "--timeline", timeline, *options)
+                values = 3 * 2 * 5 * 128  # ranks, steps, tokens, columns
+                self.assertRegex(table, rf"\n{batches} micro-batches against the plain program +{values} values, all equal\n")
+                with open(timeline, encoding="utf-8") as file:
+                    events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+                self.assertEqual({event["pid"] for event in events}, {0, 1, 2})
+                self.assertLessEqual({0, batches - 1}, {event["tid"] for event in events})
+                self.assertGreaterEqual(min(event["dur"] for event in events), 0)
+        self.assertIn("a second time against the plain program", self.succeed("run", *SMALL, "--program", path))
 
     def test_reductions(self):
         for layout, reduction in itertools.product(LAYOUTS[:2], REDUCTIONS):

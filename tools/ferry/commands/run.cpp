@@ -13,6 +13,7 @@
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/output.hpp"
 #include "tools/ferry/common/traces.hpp"
+#include "tools/ferry/run/program_run.hpp"
 #include "tools/ferry/run/report.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/ferry/run/runner.hpp"
@@ -42,6 +43,8 @@ Examples:
   ferry run --backend cuda --ranks 4 --hidden 7168
   ferry run --ranks 8 --hosts 2 --reduction-level rank
   mpirun -n 4 ferry run --backend collective --tokens 512
+  ferry run --overlap 2 --ranks 2 --timeline overlap.trace.json
+  ferry run --program layer.txt
 )";
 
 void add_group_options(CLI::App& command, RunOptions& options) {
@@ -97,6 +100,15 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
              {"automatic", "one", "two"});
   add_count(command, "--alignment", options.alignment,
             "an expert's first row is a multiple of this; default 1");
+}
+
+void add_program_options(CLI::App& command, RunOptions& options) {
+  add_text(command, "--program", options.program,
+           "run this program (docs/programs.md) instead of one\ndispatch, experts and combine; its function "
+           "is experts",
+           "FILE");
+  add_number(command, "--overlap", options.overlap,
+             "run it also in so many micro-batches, compare the\nbytes, and time both", 1, 64);
 }
 
 void add_output_options(CLI::App& command, RunOptions& options) {
@@ -197,13 +209,43 @@ void throw_if_failed(const report::RunReport& run) {
   }
 }
 
+// Host memory only; the report of a plain run has no place for programs.
+void check_program_options(const RunOptions& options) {
+  const char* const option = options.program.empty() ? "--overlap" : "--program";
+  if (options.backend == "cuda")
+    throw UsageError(fmt::format("{} runs on host memory, not with --backend cuda", option));
+  if (!options.json.empty() || !options.html.empty())
+    throw UsageError(fmt::format("{} prints a table and writes --timeline, but no --json or --html", option));
+}
+
+void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& files) {
+  const Program plain = program_of(spec);
+  const Program batched = spec.options.overlap > 1 ? overlap(plain, spec.options.overlap) : plain;
+  const ProgramResults results(spec.options.ranks, spec.options.steps, plain.steps.size(),
+                               batched.steps.size());
+  group.set_deadline(spec.config.deadline);
+  int me = 0;
+  group.run([&](const Rank& rank) {
+    if (spec.config.backend == BackendKind::collective) me = rank.index();
+    run_programs(rank, spec, plain, batched, results);
+  });
+  if (me != 0) return;
+  if (!files.to_stdout()) fmt::print("{}", program_table(spec, plain, results));
+  if (files.timeline.wanted()) files.timeline.write(program_timeline(spec, plain, batched, results));
+  if (!files.to_stdout()) fmt::print("{}", written_files({&files.timeline}));
+  if (results.summary().sums.wrong + results.summary().batches.wrong > 0)
+    throw CheckFailed("check failed: results of the program differ");
+}
+
 void run_trace(RunOptions options) {
+  if (options.runs_program()) check_program_options(options);
   refuse_shared({{"--json", options.json}, {"--html", options.html}, {"--timeline", options.timeline}});
   const OutputFiles files(options);
   limit_blas_to_one_thread();
   Group group = make_group(options);
   options.ranks = group.size();
   const RunSpec spec = make_run_spec(options);
+  if (options.runs_program()) return run_program_trace(spec, group, files);
   const std::optional<report::RunReport> report = run_ranks(spec, group);
   if (!report) return;
   write_outputs(*report, spec, files);
@@ -220,6 +262,7 @@ void add_run(CLI::App& program) {
   add_group_options(*command, *options);
   add_trace_options(*command, *options);
   add_exchange_options(*command, *options);
+  add_program_options(*command, *options);
   add_output_options(*command, *options);
   command->callback([options] { run_trace(*options); });
 }

@@ -39,6 +39,10 @@ struct RunOptions {
   std::string hops = "automatic";
   int alignment = 1;
 
+  std::string program;  // a file; empty: the layer of dispatch, experts and combine
+  int overlap = 1;      // micro-batches of the program
+  bool runs_program() const { return !program.empty() || overlap > 1; }
+
   std::string json, html, timeline;
 };
 

@@ -1,0 +1,275 @@
+#include "tools/ferry/run/program_run.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "ferry/evaluator.hpp"
+#include "tools/ferry/common/config.hpp"
+#include "tools/ferry/common/machine.hpp"
+#include "tools/ferry/run/combine_check.hpp"
+#include "tools/ferry/run/dispatch_check.hpp"
+#include "tools/ferry/run/host_experts.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+std::string read_program(const std::string& path) {
+  std::ifstream file(path);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file) throw UsageError("--program " + path + ": " + std::strerror(errno));
+  return text;
+}
+
+int lanes_of(const Program& program) {
+  int lanes = 1;
+  for (const ProgramStep& step : program.steps) lanes = std::max(lanes, step.lane + 1);
+  return lanes;
+}
+
+Config with_lanes(Config config, int lanes) {
+  config.lanes = lanes;
+  return config;
+}
+
+// One rank's two evaluators on one exchange.
+class RankPrograms {
+ public:
+  RankPrograms(const Rank& rank, const RunSpec& spec, const Program& plain, const Program& batched,
+               const ProgramResults& results)
+      : rank_(rank),
+        spec_(spec),
+        results_(results),
+        exchange_(rank, with_lanes(spec.config, std::max(lanes_of(plain), lanes_of(batched)))),
+        plain_(plain, exchange_, functions()),
+        batched_(batched, exchange_, functions()) {
+    rank.barrier();  // times count from here
+    start_ = Clock::now();
+  }
+
+  void run() {
+    for (int step = 0; step < spec_.options.steps; ++step) check_step(step);
+    gather_checks();
+    swiglu_ = true;
+    time_steps();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Each call of a program has experts of its own: their outputs live until combine has sent them.
+  ProgramFunctions functions() {
+    return {{"experts",
+             [this](std::span<const ProgramValue* const> inputs, std::span<ProgramValue* const> outputs) {
+               if (inputs.size() != 1 || outputs.size() != 1 || inputs[0]->kind != ValueKind::received ||
+                   outputs[0]->kind != ValueKind::outputs)
+                 throw UsageError("experts takes one received value and makes one outputs value");
+               HostExperts& experts =
+                   experts_.try_emplace(outputs[0], spec_, rank_.index(), received_row_capacity(exchange_))
+                       .first->second;
+               swiglu_ ? experts.swiglu(inputs[0]->received) : experts.scale(inputs[0]->received);
+               outputs[0]->data = const_cast<void*>(experts.outputs().data);
+             }}};
+  }
+
+  struct StepInputs {
+    std::vector<std::byte> tokens;
+    Routes routes;
+    std::vector<ProgramValue> values;
+  };
+
+  StepInputs inputs_of(int step) const {
+    StepInputs made{make_tokens(spec_, step, rank_.index()), make_routes(spec_, step, rank_.index()), {}};
+    for (const ProgramName& input : plain_.program().inputs) {
+      if (input.kind == ValueKind::tokens)
+        made.values.push_back(ProgramValue::tokens(made.tokens.data(), spec_.tokens(), spec_.type));
+      if (input.kind == ValueKind::ids)
+        made.values.push_back(ProgramValue::ids(made.routes.ids.data(), spec_.tokens()));
+      if (input.kind == ValueKind::weights)
+        made.values.push_back(ProgramValue::weights(made.routes.weights.data(), spec_.tokens()));
+    }
+    return made;
+  }
+
+  std::span<const std::byte> bytes_of_rows(const ProgramValue& tokens) const {
+    return {static_cast<const std::byte*>(tokens.data), at(tokens.rows * spec_.row_bytes())};
+  }
+
+  void check_step(int step) {
+    const StepInputs inputs = inputs_of(step);
+    const auto plain = plain_.run(inputs.values), batched = batched_.run(inputs.values);
+    const int me = rank_.index();
+    for (std::size_t i = 0; i < plain.size(); ++i)
+      if (plain[i]->kind == ValueKind::tokens)
+        check_rows(spec_, step, me, bytes_of_rows(*plain[i]), bytes_of_rows(*batched[i]), found_.batches);
+    if (!spec_.options.program.empty()) return;
+    DispatchCheck check(spec_, step);
+    const std::vector<float> x = check.expected_values(me);
+    check_rows(spec_, step, me, expected_products(spec_, rank_.topology(), inputs.routes, x),
+               bytes_of_rows(*plain[0]), found_.sums);
+  }
+
+  void gather_checks() {
+    std::vector<ProgramResults::Summary> all(at(rank_.size()));
+    rank_.all_gather(&found_, all.data(), sizeof found_);
+    if (rank_.index() != 0) return;
+    for (const ProgramResults::Summary& one : all) {
+      results_.summary().sums.add(one.sums);
+      results_.summary().batches.add(one.batches);
+    }
+  }
+
+  // Both programs take turns in going first.
+  void time_steps() {
+    const StepInputs first = inputs_of(0);
+    for (Evaluator* const program : {&plain_, &batched_}) program->run(first.values);  // warm
+    for (int step = 0; step < spec_.options.steps; ++step) {
+      const StepInputs inputs = inputs_of(step);
+      if (step + 1 == spec_.options.steps) observe();
+      if (step % 2 == 1) time_run(step, batched_, inputs);
+      time_run(step, plain_, inputs);
+      if (step % 2 == 0) time_run(step, batched_, inputs);
+    }
+    plain_times_.insert(plain_times_.end(), batched_times_.begin(), batched_times_.end());
+    gather_step_times(plain_times_);
+  }
+
+  void observe() {
+    plain_.set_observer([this](std::size_t) { plain_times_.push_back(now_us()); });
+    batched_.set_observer([this](std::size_t) { batched_times_.push_back(now_us()); });
+  }
+
+  void time_run(int step, Evaluator& program, const StepInputs& inputs) {
+    rank_.barrier();
+    const double begin = now_us();
+    program.run(inputs.values);
+    const double mine = now_us() - begin;
+    std::vector<double> all(at(rank_.size()));
+    rank_.all_gather(&mine, all.data(), sizeof mine);
+    if (rank_.index() == 0)
+      results_.times()[(&program == &batched_ ? spec_.options.steps : 0) + step] = std::ranges::max(all);
+  }
+
+  void gather_step_times(const std::vector<double>& mine) {
+    std::vector<double> all(mine.size() * at(rank_.size()));
+    rank_.all_gather(mine.data(), all.data(), mine.size() * sizeof(double));
+    if (rank_.index() == 0) std::ranges::copy(all, results_.step_times());
+  }
+
+  double now_us() const { return std::chrono::duration<double, std::micro>(Clock::now() - start_).count(); }
+
+  const Rank& rank_;
+  const RunSpec& spec_;
+  const ProgramResults& results_;
+  Clock::time_point start_;
+  Exchange exchange_;
+  std::map<const ProgramValue*, HostExperts> experts_;
+  bool swiglu_ = false;
+  Evaluator plain_, batched_;
+  ProgramResults::Summary found_{};
+  std::vector<double> plain_times_, batched_times_;  // when the steps of the last run began, and it ended
+};
+
+void require_known_inputs(const Program& program) {
+  for (const ProgramName& input : program.inputs)
+    if (input.kind == ValueKind::count)
+      throw UsageError(fmt::format("program {}, input {}: ferry run passes tokens, ids and weights only",
+                                   program.name, input.name));
+}
+
+void add_steps(nlohmann::json& events, int rank, const Program& program, const double* times) {
+  for (std::size_t i = 0; i < program.steps.size(); ++i)
+    events.push_back({{"ph", "X"},
+                      {"pid", rank},
+                      {"tid", program.steps[i].lane},
+                      {"ts", times[i]},
+                      {"dur", times[i + 1] - times[i]},
+                      {"name", program.steps[i].name()}});
+}
+
+}  // namespace
+
+Program program_of(const RunSpec& spec) {
+  if (!spec.options.program.empty()) {
+    Program program = parse_program(read_program(spec.options.program));
+    require_known_inputs(program);
+    return program;
+  }
+  const bool weights = combine_applies_weights(spec.config.layout, spec.config.reduction);
+  return parse_program(
+      fmt::format("program layer\ninput x: tokens\ninput ids: ids\ninput weights: weights\n"
+                  "rows = dispatch(x, ids, weights)\noutputs: outputs = call experts(rows)\n"
+                  "y = combine(outputs, rows{})\noutput y\n",
+                  weights ? ", rows" : ""));
+}
+
+ProgramResults::ProgramResults(int ranks, int runs, std::size_t plain, std::size_t batched)
+    : ranks_(ranks),
+      runs_(runs),
+      plain_(plain),
+      batched_(batched),
+      memory_(Mapping::anonymous_shared(static_cast<std::int64_t>(
+          sizeof(Summary) + (2 * at(runs_) + at(ranks_) * times_of_rank()) * sizeof(double)))) {}
+
+ProgramResults::Summary& ProgramResults::summary() const {
+  return *reinterpret_cast<Summary*>(memory_.data());
+}
+double* ProgramResults::times() const {
+  return reinterpret_cast<double*>(memory_.data() + sizeof(Summary));
+}
+double* ProgramResults::step_times() const {
+  return times() + 2 * at(runs_);
+}
+
+void run_programs(const Rank& rank, const RunSpec& spec, const Program& plain, const Program& batched,
+                  const ProgramResults& results) {
+  RankPrograms(rank, spec, plain, batched, results).run();
+}
+
+std::string program_table(const RunSpec& spec, const Program& plain, const ProgramResults& results) {
+  const RunOptions& options = spec.options;
+  std::string table = fmt::format("program {}, {} steps; {} ranks, {} tokens a rank, {} runs\n\n", plain.name,
+                                  plain.steps.size(), options.ranks, options.tokens, options.steps);
+  const auto check = [&](const char* what, const CheckCounter& counter) {
+    table += fmt::format("{:<44} {}\n", what,
+                         counter.wrong == 0 ? fmt::format("{} values, all equal", counter.compared)
+                                            : fmt::format("{} of {} wrong, {}", counter.wrong,
+                                                          counter.compared, counter.first_failure.data()));
+  };
+  const ProgramResults::Summary& found = results.summary();
+  if (options.program.empty()) check("sums with scaling experts, bit for bit", found.sums);
+  const std::string split_name =
+      options.overlap > 1 ? fmt::format("{} micro-batches", options.overlap) : "a second time";
+  check((split_name + " against the plain program").c_str(), found.batches);
+  const auto median = [&](const double* times) { return spread_of({times, times + options.steps}).median; };
+  const double whole = median(results.times()), split = median(results.times() + options.steps);
+  table += fmt::format("\n{:<44} {:.1f} us\n{:<44} {:.1f} us, {:.2f} of it\n",
+                       "median run, slowest rank: plain program", whole, split_name, split, split / whole);
+  return table;
+}
+
+std::string program_timeline(const RunSpec& spec, const Program& plain, const Program& batched,
+                             const ProgramResults& results) {
+  nlohmann::json events = nlohmann::json::array();
+  for (int rank = 0; rank < spec.options.ranks; ++rank) {
+    events.push_back({{"ph", "M"},
+                      {"pid", rank},
+                      {"tid", 0},
+                      {"name", "process_name"},
+                      {"args", {{"name", fmt::format("rank {}", rank)}}}});
+    const double* const times = results.step_times() + at(rank) * results.times_of_rank();
+    add_steps(events, rank, plain, times);
+    add_steps(events, rank, batched, times + plain.steps.size() + 1);
+  }
+  return nlohmann::json{{"displayTimeUnit", "ms"}, {"traceEvents", events}}.dump() + "\n";
+}
+
+}  // namespace ferry::app
