@@ -458,10 +458,11 @@ TEST_P(Contract, MicroBatchesMakeTheBytesOfThePlainProgram) {
   }
 }
 
-// The function fails on one rank, in a run of its own each; the other ranks get its text, and the next run is
-// as if nothing had happened.
+// The function fails on one rank, or on all; the other ranks get its text, and the next run is as if nothing
+// had happened.
 TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
   if (GetParam().on_device()) GTEST_SKIP() << "the C++ evaluator runs on host memory";
+  constexpr int kAll = 3;
   const Program batched = overlap(layers(true), 2);
   Random random(seed_of(3));
   Config config = on_backend(program_config(random, 3));
@@ -480,8 +481,9 @@ TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
     const auto expected = plain.run(given)[0];
     const auto* const values = static_cast<const float*>(expected->data);
     for (int call = 0; call < 4; ++call) {
-      for (const int failing : {1, 2}) {
-        calls_left = rank.index() == failing ? call : -1;
+      for (const int failing : {1, 2, kAll}) {
+        const bool fails = failing == kAll || rank.index() == failing;
+        calls_left = fails ? call : -1;
         std::string found;
         try {
           evaluator.run(given);
@@ -490,12 +492,13 @@ TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
         } catch (const UsageError& error) {
           found = error.what();
         }
-        const std::string wanted =
-            rank.index() == failing ? "no such expert" : str("failed on rank ", failing, ": no such expert");
-        require(found.find(wanted) != std::string::npos, "rank ", rank.index(), ", call ", call, ": '", found,
-                "'");
-        require(found.find("program layers, step ") == (rank.index() == failing ? std::string::npos : 0),
-                found);
+        if (fails) {
+          require_equal(found, "no such expert", "rank ", rank.index(), ", call ", call);
+        } else {
+          require(found.find(str("failed on rank ", failing, ": no such expert")) != std::string::npos &&
+                      found.starts_with("program layers, step "),
+                  "rank ", rank.index(), ", call ", call, ": '", found, "'");
+        }
         calls_left = -1;
         require_tokens(*evaluator.run(given)[0], Floats(values, values + expected->rows * kHidden),
                        "after the failure");

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <random>
 #include <string>
 
 #include "ferry/error.hpp"
+#include "repeats.hpp"
+#include "seed.hpp"
 
 namespace ferry::test {
 namespace {
@@ -179,6 +182,38 @@ TEST(Program, TextReadsBack) {
   EXPECT_EQ(to_string(program), text);
   EXPECT_EQ(parse_program("# a comment\n\n  " + text + "\t# another\n"), program);
   EXPECT_EQ(program.steps[4].outputs[0].kind, ValueKind::received);
+}
+
+// Whatever stands in a text, it is a program that reads back, or refused.
+TEST(Program, DamagedTextsAreRefusedOrReadBack) {
+  const std::string whole = to_string(
+      overlap(parse_program("program moe\ninput x: tokens\ninput ids: ids\nrows = dispatch(x, ids)\n"
+                            "out: outputs = call experts(rows)\ny = combine(out, rows)\noutput y\n"),
+              2));
+  std::mt19937_64 random(seed());
+  int accepted = 0;
+  for (int damaged = 0; damaged < repeats(5000); ++damaged) {
+    std::string text = whole;
+    for (auto edits = random() % 3; edits != ~0ULL; --edits) {
+      const auto at = random() % text.size();
+      if (random() % 3 == 0) {
+        text.erase(at, random() % 12);
+      } else if (random() % 2 == 0) {
+        text.insert(at, text.substr(random() % text.size(), random() % 12));
+      } else {
+        text[at] = static_cast<char>(random());
+      }
+      if (text.empty()) break;
+    }
+    try {
+      const Program program = parse_program(text);
+      EXPECT_EQ(parse_program(to_string(program)), program) << text;
+      EXPECT_FALSE(to_svg(program).empty());
+      ++accepted;
+    } catch (const UsageError&) {
+    }
+  }
+  EXPECT_GT(accepted, 0);
 }
 
 TEST(Program, PictureHasABoxForEachStep) {
